@@ -16,8 +16,8 @@ use pagewise_model::Bytes;
 use pagewise_proc::{ProcRoot, meminfo, pressure, vmstat};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use crate::LabError;
 use crate::error::While;
+use crate::{Bench, LabError};
 
 /// Mount point of the cgroup hierarchy.
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -84,9 +84,28 @@ pub(crate) fn available() -> Result<Bytes, LabError> {
     read.map_err(|why| LabError::Failed(why.to_string()))
 }
 
+/// A machine with swap on its first disk, and little memory for programs.
+pub(crate) struct ScarceMemory {
+    /// The parameter `share` of the memory that is left, in bytes: whole pages.
+    pub(crate) length: usize,
+    _locked: OwnedMapping,
+}
+
+impl ScarceMemory {
+    /// Leaves the memory of the parameter `room`, until the value is dropped.
+    pub(crate) fn make(bench: &Bench) -> Result<ScarceMemory, LabError> {
+        swap_on("/dev/vda")?;
+        // A page is read alone, as it is missed alone.
+        set("/proc/sys/vm/page-cluster", 0)?;
+        let (page, room) = (bench.page(), bench.size("room") << 20);
+        let length = (room / 100 * bench.size("share")).next_multiple_of(page);
+        Ok(ScarceMemory { length, _locked: leave(Bytes(room as u64), page)? })
+    }
+}
+
 /// Locks memory until programs can get only this much more, so that a small set of pages is too
 /// large for the machine. Returns the locked memory.
-pub(crate) fn leave(room: Bytes, page: usize) -> Result<OwnedMapping, LabError> {
+fn leave(room: Bytes, page: usize) -> Result<OwnedMapping, LabError> {
     // By default, the kernel keeps more than that free.
     set("/proc/sys/vm/min_free_kbytes", MIN_FREE.0 >> 10)?;
     let length = available()?.saturating_sub(room).0;

@@ -10,7 +10,7 @@ use super::RunExperiment;
 use super::compete::CompeteMemory;
 use crate::bench::count;
 use crate::guest::host_memory;
-use crate::guest_system::{GuestProcess, VmCounters, leave, set, stalled_us, swap_on};
+use crate::guest_system::{GuestProcess, ScarceMemory, VmCounters, set, stalled_us};
 use crate::{
     Bench, ExperimentAbout, ExperimentResults, GuestSetup, LabError, Need, ParameterAbout,
     Parameters, QuantityAbout,
@@ -25,6 +25,28 @@ const MGLRU: &str = "two programs, MGLRU";
 const SCAN_LRU: &str = "hot pages beside a scan, LRU";
 const SCAN_MGLRU: &str = "hot pages beside a scan, MGLRU";
 
+/// The machine, and the memory of the programs.
+pub(super) const MIB: ParameterAbout = ParameterAbout {
+    name: "mib",
+    meaning: "memory of the machine in MiB",
+    values: [256, 256, 512],
+};
+pub(super) const ROOM: ParameterAbout = ParameterAbout {
+    name: "room",
+    meaning: "memory that is left for programs, in MiB; the rest is locked",
+    values: [40, 40, 256],
+};
+pub(super) const SHARE: ParameterAbout = ParameterAbout {
+    name: "share",
+    meaning: "memory of each program as a share of that, in percent",
+    values: [60, 60, 60],
+};
+pub(super) const HOT: ParameterAbout = ParameterAbout {
+    name: "hot",
+    meaning: "number of hot pages, beside a scan",
+    values: [128, 128, 512],
+};
+
 static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "vm-compete",
     question: "What happens to the pages of two programs that together do not fit into a machine, and does MGLRU keep the right pages?",
@@ -36,26 +58,10 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     figures: "do_mem_access beside a competitor, 2 GiB of RAM: run time and major faults explode",
     needs: &[Need::VirtualMachine],
     parameters: &[
-        ParameterAbout {
-            name: "mib",
-            meaning: "memory of the machine in MiB",
-            values: [256, 256, 512],
-        },
-        ParameterAbout {
-            name: "room",
-            meaning: "memory that is left for programs, in MiB; the rest is locked",
-            values: [40, 40, 256],
-        },
-        ParameterAbout {
-            name: "share",
-            meaning: "memory of each program as a share of that, in percent",
-            values: [60, 60, 60],
-        },
-        ParameterAbout {
-            name: "hot",
-            meaning: "number of hot pages, beside a scan",
-            values: [128, 128, 512],
-        },
+        MIB,
+        ROOM,
+        SHARE,
+        HOT,
         ParameterAbout {
             name: "touches",
             meaning: "number of touches of a random page",
@@ -110,9 +116,6 @@ impl RunExperiment for VmCompete {
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
-        swap_on("/dev/vda")?;
-        // A page is read alone, as it is missed alone.
-        set("/proc/sys/vm/page-cluster", 0)?;
         if std::path::Path::new(SWITCH).exists() {
             set(SWITCH, if arm.ends_with("MGLRU") { "y" } else { "n" })?;
         } else if arm.ends_with("MGLRU") {
@@ -125,9 +128,8 @@ impl RunExperiment for VmCompete {
         }
         let page = bench.page();
         let touches = bench.size("touches");
-        let room = bench.size("room") << 20;
-        let _locked = leave(Bytes(room as u64), page)?;
-        let length = (room / 100 * bench.size("share")).next_multiple_of(page);
+        let scarce = ScarceMemory::make(bench)?;
+        let length = scarce.length;
         let memory = CompeteMemory::map(length, page, None)?;
         let is_scan = arm.starts_with("hot");
         let prepare = || {

@@ -9,10 +9,10 @@ use pagewise_model::report::{AxisUnit, Scale};
 
 use super::RunExperiment;
 use super::compete::CompeteMemory;
-use super::vm_compete::touch_beside_scan;
+use super::vm_compete::{HOT, MIB, ROOM, SHARE, touch_beside_scan};
 use crate::bench::count;
 use crate::guest::host_memory;
-use crate::guest_system::{GuestProcess, VmCounters, leave, set, swap_on};
+use crate::guest_system::{GuestProcess, ScarceMemory, VmCounters};
 use crate::{
     Bench, ComparedKernels, ExperimentAbout, ExperimentResults, GuestSetup, LabError, Need,
     ParameterAbout, Parameters, QuantityAbout,
@@ -35,26 +35,10 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     figures: "do_mem_access beside a competitor, five interleaved boots each: 378 ± 8 major faults without the patch, 357 ± 12 with it",
     needs: &[Need::VirtualMachine, Need::BuiltKernels],
     parameters: &[
-        ParameterAbout {
-            name: "mib",
-            meaning: "memory of the machine in MiB",
-            values: [256, 256, 512],
-        },
-        ParameterAbout {
-            name: "room",
-            meaning: "memory that is left for programs, in MiB; the rest is locked",
-            values: [40, 40, 256],
-        },
-        ParameterAbout {
-            name: "share",
-            meaning: "memory of each program as a share of that, in percent",
-            values: [60, 60, 60],
-        },
-        ParameterAbout {
-            name: "hot",
-            meaning: "number of hot pages, beside a scan",
-            values: [128, 128, 512],
-        },
+        MIB,
+        ROOM,
+        SHARE,
+        HOT,
         ParameterAbout {
             name: "touches",
             meaning: "number of touches of a random page",
@@ -104,14 +88,10 @@ impl RunExperiment for VmPatch {
     }
 
     fn run(&self, _arm: &str, bench: &mut Bench) -> Result<(), LabError> {
-        swap_on("/dev/vda")?;
-        // A page is read alone, as it is missed alone.
-        set("/proc/sys/vm/page-cluster", 0)?;
         let page = bench.page();
         let touches = bench.size("touches");
-        let room = bench.size("room") << 20;
-        let _locked = leave(Bytes(room as u64), page)?;
-        let length = (room / 100 * bench.size("share")).next_multiple_of(page);
+        let scarce = ScarceMemory::make(bench)?;
+        let length = scarce.length;
         let before = VmCounters::read()?;
         let private = || CompeteMemory::map(length, page, None);
         let shared = || CompeteMemory::map_shared(length, page);

@@ -14,7 +14,7 @@ use super::compete::CompeteMemory;
 use crate::bench::count;
 use crate::error::While;
 use crate::guest::host_memory;
-use crate::guest_system::{VmCounters, disk, leave, set, swap_on};
+use crate::guest_system::{ScarceMemory, VmCounters, disk, set};
 use crate::{
     Bench, ExperimentAbout, ExperimentResults, GuestSetup, LabError, Need, ParameterAbout,
     Parameters, QuantityAbout,
@@ -98,14 +98,11 @@ impl RunExperiment for VmSwappiness {
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
-        swap_on("/dev/vda")?;
-        set("/proc/sys/vm/page-cluster", 0)?;
         let swappiness = arm.rsplit(' ').next().unwrap_or_default();
         set("/proc/sys/vm/swappiness", swappiness)?;
         let page = bench.page();
-        let room = bench.size("room") << 20;
-        let _locked = leave(Bytes(room as u64), page)?;
-        let length = (room / 100 * bench.size("share")).next_multiple_of(page);
+        let scarce = ScarceMemory::make(bench)?;
+        let length = scarce.length;
         let anon = CompeteMemory::map(length, page, None)?;
         anon.fill();
         // The page cache of a disk is file pages, without a file system.
