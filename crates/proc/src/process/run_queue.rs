@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pagewise_model::evidence::CpuWaits;
-use pagewise_model::{Pid, Reading};
+use pagewise_model::{Absent, Pid, Reading};
 
 use crate::ProcRoot;
 use crate::text::number;
@@ -19,14 +19,20 @@ impl RunQueueTimes {
     /// Reads the times.
     ///
     /// # Errors
-    /// [`pagewise_model::Absent`] if the threads of the process cannot be listed.
+    /// [`Absent`] if the threads of the process cannot be listed, or none has its times.
     pub fn read(root: &ProcRoot, pid: Pid) -> Reading<RunQueueTimes> {
         let threads = root.tids(pid)?.into_iter().take(MAX_THREADS);
         let times = threads.filter_map(|tid| {
             let text = root.read(pid, &format!("task/{tid}/schedstat")).ok()?;
             Some((tid, parse(&text)?))
         });
-        Ok(RunQueueTimes(times.collect()))
+        let times: HashMap<Pid, CpuWaits> = times.collect();
+        if times.is_empty() {
+            return Err(Absent::NotSupported(
+                "no thread has a schedstat (CONFIG_SCHED_INFO)".into(),
+            ));
+        }
+        Ok(RunQueueTimes(times))
     }
 
     /// The times since an earlier reading, of the threads that are still there.
@@ -50,6 +56,8 @@ fn parse(text: &[u8]) -> Option<CpuWaits> {
 
 #[cfg(test)]
 mod tests {
+    use pagewise_skip::{Lack, skip};
+
     use super::*;
 
     #[test]
@@ -75,11 +83,9 @@ mod tests {
     fn the_cpu_time_of_this_process_grows_with_its_work() {
         let root = ProcRoot::live();
         let pid = root.ourselves().unwrap();
-        let before = RunQueueTimes::read(&root, pid).unwrap();
-        if before.0.is_empty() {
-            // A kernel without CONFIG_SCHED_INFO has no such file.
-            return;
-        }
+        let Ok(before) = RunQueueTimes::read(&root, pid) else {
+            return skip(&Lack::KernelFile("/proc/self/schedstat"));
+        };
         let mut sum = 0_u64;
         let since = loop {
             sum = (0..1_000_000).fold(sum, |sum, at| std::hint::black_box(sum ^ at));
