@@ -12,6 +12,7 @@ use std::time::Duration;
 use pagewise_model::mapping::MappingPages;
 use pagewise_model::{
     Absent, AddrRange, Backing, Bytes, Device, Mapping, PageSize, Pid, Prot, Reading, Sharing,
+    parallel,
 };
 use pagewise_proc::pages::{Pace, PageWalk, read, read_with};
 use pagewise_proc::{ProcError, ProcRoot};
@@ -398,6 +399,32 @@ fn mappings_out_of_order_are_all_filled_in() {
     read(&ProcRoot::live(), target.pid(), &mut mappings, page_size(), &Pace::FAST).unwrap();
     let unread = Err(Absent::NotCollected("".into()));
     assert!(mappings.iter().all(|mapping| mapping.pages != unread));
+}
+
+#[test]
+fn many_mappings_are_read_on_two_threads_with_the_same_result() {
+    if !has(ALL) {
+        return;
+    }
+    let target = KindsTarget::start();
+    let mut few: Vec<Mapping> =
+        entries(&target.text("smaps")).iter().map(ExpectedEntry::mapping).collect();
+    let copies = parallel::MIN_ROWS.div_ceil(few.len());
+    let mut many: Vec<Mapping> = (0..copies).flat_map(|_| few.clone()).collect();
+    let read = |mappings: &mut [Mapping], pace| {
+        read(&ProcRoot::live(), target.pid(), mappings, page_size(), pace).unwrap().total.unwrap()
+    };
+    let once = read(&mut few, &Pace::POLITE);
+    let all = read(&mut many, &Pace::FAST);
+    for (at, mapping) in many.iter().enumerate() {
+        assert_eq!(mapping.pages, few[at % few.len()].pages, "{at}: {:?}", mapping.range);
+    }
+    let copied = |bytes: Bytes| Bytes(bytes.0 * copies as u64);
+    let (one, total) = (once.breakdown, all.breakdown);
+    assert_eq!(total.resident(), copied(one.resident()));
+    assert_eq!(total.anon_exclusive, copied(one.anon_exclusive));
+    assert_eq!(total.file_co_mapped, copied(one.file_co_mapped));
+    assert_eq!((total.swapped, total.zero), (copied(one.swapped), copied(one.zero)));
 }
 
 #[test]
