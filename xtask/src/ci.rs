@@ -15,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::features::FEATURES_OF_TESTS;
+use crate::time_limit::{TEST_PROGRAM_LIMIT, wait_at_most};
 
 /// One cargo command that must succeed.
 struct CheckStep {
@@ -414,9 +415,12 @@ fn output_of(mut command: Command) -> Result<(Vec<u8>, bool)> {
     static FILES: AtomicUsize = AtomicUsize::new(0);
     let name = format!("output-{}-{}", process::id(), FILES.fetch_add(1, Ordering::Relaxed));
     let path = crate::root()?.join("target").join(name);
-    let file = fs::File::create(&path).with_context(|| path.display().to_string())?;
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    let status = command.status().with_context(|| format!("{command:?}"));
+    let mut file = fs::File::create(&path).with_context(|| path.display().to_string())?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?);
+    let child = command.spawn();
+    let status =
+        child.and_then(|mut child| wait_at_most(&mut child, TEST_PROGRAM_LIMIT, &mut file));
+    let status = status.with_context(|| format!("{command:?}"));
     let output = fs::read(&path)?;
     fs::remove_file(&path)?;
     Ok((output, status?.success()))

@@ -14,6 +14,7 @@ mod kernels;
 mod portable;
 mod prose;
 mod tidy;
+mod time_limit;
 mod words;
 
 use std::path::PathBuf;
