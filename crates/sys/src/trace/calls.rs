@@ -539,9 +539,14 @@ impl TracedProgram {
             }
             ThreadChange::Signal(signal) => return self.resume(tid, signal),
             _ if !self.tasks.contains_key(&tid) => {
-                self.early.insert(tid, maker_of(tid));
                 // It waits there while others are waited for.
                 let _ = wait::take_change(tid);
+                let maker = maker_of(tid);
+                self.early.insert(tid, maker);
+                if !maker.is_some_and(|maker| self.has_task_of(maker)) {
+                    // Its maker was killed before it could report the child.
+                    self.adopt(tid, maker.unwrap_or(tid));
+                }
                 return;
             }
             ThreadChange::GroupStop => go_on = StoppedResume::Listen,
@@ -631,6 +636,10 @@ impl TracedProgram {
         }
     }
 
+    fn has_task_of(&self, process: Tid) -> bool {
+        self.tasks.values().any(|task| task.process == process)
+    }
+
     /// Adds children of a process that can no longer report them.
     fn adopt_those_of(&mut self, process: Tid) {
         let theirs = self.early.iter().filter(|(_, maker)| **maker == Some(process));
@@ -668,11 +677,9 @@ impl TracedProgram {
     }
 
     fn end_all(&mut self) {
-        for tid in self.tasks.keys().chain(self.early.keys()) {
-            // SAFETY: this call uses numbers only. The task is a traced child that was not waited
-            // for, so the number is not reused.
-            unsafe { libc::kill(*tid, libc::SIGKILL) };
-        }
+        // Without its timer, a wait might go on beyond the limit.
+        let _ticks = self.interrupts.take().unwrap_or_else(signals::WaitInterrupts::catch_all);
+        self.tasks.keys().chain(self.early.keys()).for_each(|&tid| kill(tid));
         // Each stops once more before it ends, and stays stopped unless it is resumed.
         let until = Instant::now() + KILL_LIMIT;
         while Instant::now() < until {
@@ -681,7 +688,14 @@ impl TracedProgram {
                     self.tasks.remove(&tid);
                     self.early.remove(&tid);
                 }
-                Ok(Some((tid, _))) => ptrace::resume(tid, 0),
+                Ok(Some((tid, change))) => {
+                    let is_known = self.tasks.contains_key(&tid) || self.early.contains_key(&tid);
+                    if change == ThreadChange::Trap && !is_known {
+                        // A child that one of them made before it was killed.
+                        kill(tid);
+                    }
+                    ptrace::resume(tid, 0);
+                }
                 // A signal interrupted the wait: most likely that of the timer.
                 Ok(None) => {}
                 // No task is left.
@@ -775,6 +789,12 @@ impl Drop for TracedProgram {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+fn kill(tid: Tid) {
+    // SAFETY: this call uses numbers only. The task is a traced child that was not waited for, so
+    // the number is not reused.
+    unsafe { libc::kill(tid, libc::SIGKILL) };
 }
 
 fn threads(pid: Tid) -> io::Result<Vec<Tid>> {

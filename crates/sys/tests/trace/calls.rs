@@ -274,6 +274,43 @@ fn a_signal_while_remaining_processes_are_killed_leaves_none_of_them_stopped() {
 }
 
 #[test]
+fn a_trace_ends_although_a_process_is_killed_while_it_makes_children() {
+    within_patience(|| {
+        for milliseconds in 0..20 {
+            let words = ["-c".into(), "while :; do (:) & done".into()];
+            let mut watched = TracedProgram::spawn("sh".as_ref(), &words).unwrap().unwrap();
+            let pid = watched.pid();
+            let killer = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(20 + milliseconds));
+                kill(pid, "KILL");
+            });
+            all(&mut watched);
+            assert_eq!(watched.ending(), Some(TraceEnding::Killed { signal: 9, core: false }));
+            killer.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn killed_processes_that_make_children_leave_none_of_them() {
+    within_patience(|| {
+        // A name that no other process has.
+        let name = format!("50.{}", std::process::id());
+        let script = format!("(while :; do sleep {name} & done) & exit");
+        for _ in 0..10 {
+            let words = ["-c".into(), script.clone().into()];
+            let mut watched = TracedProgram::spawn("sh".as_ref(), &words).unwrap().unwrap();
+            while watched.ending().is_none() || watched.processes().len() < 20 {
+                watched.next().unwrap();
+            }
+            drop(watched);
+            let found = || Command::new("pgrep").args(["-f", &name]).output().unwrap();
+            until("all are gone", || found().stdout.is_empty());
+        }
+    });
+}
+
+#[test]
 fn a_missing_process_cannot_be_watched() {
     let error = TracedProgram::attach(u32::MAX, None, PAUSE).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(3));
