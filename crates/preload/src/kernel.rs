@@ -33,6 +33,23 @@ unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     }
 }
 
+/// As [`call`], and again if a signal interrupts it: a socket with a time limit is not restarted by
+/// the kernel. A program that gets signals without end does not keep us for ever.
+///
+/// # Safety
+/// As [`call`].
+unsafe fn call_through_signals(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
+    const MAX_CALLS: u32 = 10_000;
+    for _ in 1..MAX_CALLS {
+        // SAFETY: the caller vouches for the call with these arguments.
+        match unsafe { call(number, arguments) } {
+            Err(Errno(libc::EINTR)) => {}
+            other => return other,
+        }
+    }
+    Err(Errno(libc::EINTR))
+}
+
 /// A descriptor that is closed at the end.
 #[derive(Debug)]
 pub(crate) struct OwnedFile(i32);
@@ -123,7 +140,9 @@ impl OwnedFile {
         let length = size_of::<libc::sockaddr_un>();
         let at = (&raw const address).addr();
         // SAFETY: the address is on the stack, with the length that is passed.
-        unsafe { call(libc::SYS_connect, [socket.argument(), at, length, 0, 0, 0]) }?;
+        unsafe {
+            call_through_signals(libc::SYS_connect, [socket.argument(), at, length, 0, 0, 0])
+        }?;
         Ok(socket)
     }
 
@@ -153,10 +172,9 @@ impl OwnedFile {
         message.msg_control = (&raw const control).cast_mut().cast();
         message.msg_controllen = size_of::<Control>();
         let flags = libc::MSG_NOSIGNAL.cast_unsigned() as usize;
+        let arguments = [self.argument(), (&raw const message).addr(), flags, 0, 0, 0];
         // SAFETY: the message's parts lie here until the call returns.
-        unsafe {
-            call(libc::SYS_sendmsg, [self.argument(), (&raw const message).addr(), flags, 0, 0, 0])
-        }
+        unsafe { call_through_signals(libc::SYS_sendmsg, arguments) }
     }
 
     /// Sends bytes, all of them.
