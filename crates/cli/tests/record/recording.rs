@@ -116,7 +116,7 @@ fn a_recorder_that_is_killed_loses_no_sweep_and_the_gap_is_marked() {
     drop(first);
     let before = sweeps(&folder);
     assert!(before >= 3);
-    let second = Recorder::start(folder.path(), &[]);
+    let mut second = Recorder::start(folder.path(), &[]);
     wait_for(&folder, before + 1);
     let report = json(&["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"]);
     assert!(number(&report, "period.sweeps") > before);
@@ -128,9 +128,9 @@ fn a_recorder_that_is_killed_loses_no_sweep_and_the_gap_is_marked() {
     assert!(events.iter().any(is_gap), "{events:?}");
     // A second recorder would write between the first one's rows.
     let output = pagewise(&["record", "--dir", dir(&folder), "--for", "1s"]);
+    assert_eq!(second.child.try_wait().unwrap(), None, "it goes on");
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("another recorder"));
-    drop(second);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
         if let Some(own) = own.filter(|it| number(it, "growth") > 24 << 20) {
             break own;
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "no growth");
+        assert!(began.elapsed() < Duration::from_secs(300), "no growth");
         sleep(Duration::from_millis(300));
     };
     drop(recorder);
@@ -213,7 +213,7 @@ fn triggered(folder: &TempDir, text: &str) -> Value {
         if events.iter().any(is_it) {
             return report;
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "no trigger {text}: {events:?}");
+        assert!(began.elapsed() < Duration::from_secs(300), "no trigger {text}: {events:?}");
         sleep(Duration::from_millis(300));
     }
 }
@@ -251,7 +251,7 @@ fn a_cgroup_near_its_limit_has_a_snapshot_of_its_largest_process() {
         if let Some(saved) = saved() {
             break saved;
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "no snapshot: {report}");
+        assert!(began.elapsed() < Duration::from_secs(300), "no snapshot: {report}");
         sleep(Duration::from_millis(300));
     };
     drop(recorder);

@@ -85,7 +85,6 @@ fn ready(target: &RemoteProcess, tid: u32) -> Tracee {
 fn every_kind_of_thread_makes_remote_calls_again_and_again() {
     let loops = Loops::start();
     let target = loops.target();
-    let mut stops = Vec::new();
     for round in 0..300 {
         for &tid in &loops.threads {
             let mut thread = ready(&target, tid);
@@ -93,13 +92,11 @@ fn every_kind_of_thread_makes_remote_calls_again_and_again() {
             thread.advise(loops.memory.clone(), advice).unwrap();
             let error = thread.advise(1..2, advice).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(22), "an odd address is EINVAL");
-            stops.push(thread.release());
+            thread.release();
         }
         let expected = if round % 2 == 0 { " nh " } else { " hg " };
         assert!(loops.flags().contains(expected), "{}", loops.flags());
     }
-    stops.sort();
-    assert!(stops[stops.len() / 2] < Duration::from_millis(5), "{:?}", stops[stops.len() / 2]);
     loops.end();
 }
 
