@@ -32,9 +32,6 @@ use crate::{ProcError, ProcRoot};
 /// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
 const KERNEL_HALF: u64 = 1 << 63;
 
-/// Number of words of `pagemap` that are read at once.
-const WORDS: usize = 1 << 11;
-
 /// Parameters of the page scan.
 #[derive(Clone, Copy, Debug)]
 pub struct PageMapRequest {
@@ -68,13 +65,14 @@ pub fn read(
     let way = if features.pagemap_scan { look.way } else { PageTableWay::Pagemap };
     let features = Features { pagemap_scan: way != PageTableWay::Pagemap, ..features };
     let soft_dirty = soft_dirty();
+    let space = PageTables::open(&features, root, process.pid, page_size, &look.pace)?;
     let mut reader = PageReader {
-        space: PageTables::open(&features, root, process.pid, page_size, &look.pace)?,
+        words: space.chunk_words(),
+        space,
         hugetlb: Hugetlb::new(root, process.pid, page_size),
         guards: way == PageTableWay::Scan && pagewise_sys::probe::scans_guards(),
         huge_size: walk::huge_size().filter(|_| way == PageTableWay::Both),
         soft_dirty: soft_dirty.is_ok(),
-        words: vec![Word::default(); WORDS],
         read: NOTHING,
         detail: if look.detail { Detail::open(root.path(), features.frames) } else { None },
     };
@@ -200,7 +198,7 @@ impl PageReader {
             if !(self.read.start..self.read.end).contains(&at) {
                 let end = part_end.min(neighbours_end.max(range.end));
                 self.read = NOTHING;
-                let read = self.space.read_briskly(AddrRange { start: at, end }, &mut words)?;
+                let read = self.space.read(AddrRange { start: at, end }, &mut words)?;
                 let length = self.space.page_size().pages(read.len() as u64).0;
                 self.read = AddrRange { start: at, end: at + length };
             }

@@ -19,9 +19,6 @@ use crate::pages::flags::FrameFlagsFile;
 use crate::pages::space::PageTables;
 use crate::{ProcError, ProcRoot};
 
-/// Number of page-table entries that are read at once.
-const WORDS: usize = 8192;
-
 /// Folder with the kernel's counts of folios by size.
 const STATS: &str = "/sys/kernel/mm/transparent_hugepage";
 
@@ -110,7 +107,7 @@ fn survey(
     sizes: &mut FolioSizes,
 ) -> Result<(), ProcError> {
     let request = resident_request();
-    let mut words = vec![Word::default(); WORDS];
+    let mut words = space.chunk_words();
     for mapping in mappings.iter().filter(|mapping| is_anonymous(mapping)) {
         let mut runs = Vec::new();
         space.each_region(mapping.range, &request, |region: &ScanRegion| {
@@ -138,7 +135,7 @@ fn count(
     while !run.is_empty() {
         let most = page_size.pages(words.len() as u64).0;
         let end = run.end.min(run.start.saturating_add(most));
-        let read = space.read_briskly(AddrRange { start: run.start, end }, words)?;
+        let read = space.read(AddrRange { start: run.start, end }, words)?;
         let mut at = run.start;
         for frames in consecutive(read) {
             let count = frames.end - frames.start;

@@ -82,6 +82,12 @@ impl PageTables {
         self.pace.chunk.0
     }
 
+    /// A buffer for the words of one chunk.
+    pub(crate) fn chunk_words(&self) -> Vec<Word> {
+        let count = self.page_size.count(self.pace.chunk).max(1);
+        vec![Word::default(); usize::try_from(count).unwrap_or(1)]
+    }
+
     /// The longest system call so far.
     pub(crate) const fn longest(&self) -> Duration {
         self.longest
@@ -107,19 +113,6 @@ impl PageTables {
             0 => Err(ProcError::NoSuchProcess { pid: self.pid }),
             read => Ok(&words[..read]),
         }
-    }
-
-    /// As [`PageTables::read`], with a longer rest after a longer time instead of one after each
-    /// chunk.
-    pub(crate) fn read_briskly<'w>(
-        &mut self,
-        range: AddrRange,
-        words: &'w mut [Word],
-    ) -> Result<&'w [Word], ProcError> {
-        self.since_rest = 0;
-        let read = self.read(range, words)?.len();
-        self.rest_once_held_for(self.last);
-        Ok(&words[..read])
     }
 
     /// True if the page at `address` is mapped by a huge entry that is not the huge zero page's.
