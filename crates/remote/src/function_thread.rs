@@ -26,6 +26,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::Mapping;
+use pagewise_sys::priority::briefly_raised;
 
 use crate::process::on_tracer_thread;
 use crate::thread::spawn::ThreadMemory;
@@ -168,12 +169,14 @@ fn short_stop<T: Send>(
     longest: &mut Duration,
     act: impl FnOnce(&mut Tracee) -> Result<T, RemoteError> + Send,
 ) -> Result<T, RemoteError> {
-    on_tracer_thread(|| {
+    // The thread is stopped as long as we wait for a CPU.
+    let stop = || {
         let mut thread = target.any_thread()?;
         let done = act(&mut thread);
         *longest = thread.release().max(*longest);
         done
-    })
+    };
+    on_tracer_thread(|| briefly_raised(stop))
 }
 
 /// Bytes of thread-local variables of all files that are mapped, by their ELF headers in memory.

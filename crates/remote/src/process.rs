@@ -176,15 +176,14 @@ impl RemoteProcess {
             Err(_) if self.has_ended(tid) => return Ok(None),
             seized => seized.map_err(RemoteError::of_tracing)?,
         }
-        let since = Instant::now();
-        let deadline = since + STOP_LIMIT;
+        let deadline = Instant::now() + STOP_LIMIT;
         for _ in 0..ATTEMPTS {
             ptrace::interrupt(id);
-            match stopped_by(id, deadline) {
-                Ok(true) => {}
-                Ok(false) => return Ok(None),
+            let since = match stopped_by(id, deadline) {
+                Ok(Some(since)) => since,
+                Ok(None) => return Ok(None),
                 Err(_) => return Err(RemoteError::NotStopped(STOP_LIMIT)),
-            }
+            };
             let found = Tracee::seize(id, self.code, since);
             match found.and_then(|thread| Ok((thread.may_move()?, thread))) {
                 Ok((true, thread)) => {
@@ -206,7 +205,7 @@ impl RemoteProcess {
         }
         // It runs, and is stopped once more to be detached.
         ptrace::interrupt(id);
-        if let Ok(true) = stopped_by(id, Instant::now() + STOP_LIMIT) {
+        if let Ok(Some(_)) = stopped_by(id, Instant::now() + STOP_LIMIT) {
             ptrace::detach(id, 0);
         }
         Err(RemoteError::Restartable(tid))
@@ -424,7 +423,7 @@ impl Stopping<'_> {
 
     fn stop_one(&mut self, id: Tid, since: Instant, deadline: Instant) -> io::Result<()> {
         loop {
-            if !stopped_by(id, deadline)? {
+            if stopped_by(id, deadline)?.is_none() {
                 return Ok(());
             }
             let found = Tracee::seize(id, self.target.code, since);
@@ -458,21 +457,30 @@ impl Stopping<'_> {
         for &id in &self.seized[from..] {
             ptrace::interrupt(id);
             // One that does not stop now is detached when this thread ends.
-            if let Ok(true) = stopped_by(id, until) {
+            if let Ok(Some(_)) = stopped_by(id, until) {
                 ptrace::detach(id, 0);
             }
         }
     }
 }
 
-/// Waits until a thread that was interrupted is stopped. False where it is gone.
-fn stopped_by(id: Tid, deadline: Instant) -> io::Result<bool> {
+/// Waits until a thread that was interrupted is stopped. Returns the last time at which it was seen
+/// not to be: one that slept or waited for a CPU has lost nothing until then. `None` where it is
+/// gone.
+fn stopped_by(id: Tid, deadline: Instant) -> io::Result<Option<Instant>> {
+    let mut looked = Instant::now();
+    let mut since = looked;
+    let mut rest = |waited| {
+        since = looked;
+        thread::rest(waited);
+        looked = Instant::now();
+    };
     loop {
-        match thread::next(id, deadline, &mut thread::rest) {
+        match thread::next(id, deadline, &mut rest) {
             // It was about to receive a signal: that is delivered first.
             Ok(ThreadChange::Signal(signal)) => ptrace::resume(id, signal),
-            Ok(_) => return Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(false),
+            Ok(_) => return Ok(Some(since)),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
             Err(error) => return Err(error),
         }
     }

@@ -252,6 +252,8 @@ enum BorrowPhase {
     Prepared,
     /// It has run with registers of ours.
     Ran,
+    /// The same, and it is stopped at the end of a system call.
+    Called,
     /// It runs and was not seen to stop: it restores itself, and is detached when the tracing
     /// thread ends.
     Left,
@@ -477,6 +479,7 @@ impl Tracee {
                 return Err(error);
             }
         }
+        self.phase = BorrowPhase::Called;
         Registers::read_from(self.tid)?.result()
     }
 
@@ -703,7 +706,10 @@ impl Tracee {
         match phase {
             BorrowPhase::Left => return,
             BorrowPhase::Own => {}
-            BorrowPhase::Prepared => self.restore_registers(),
+            // The kernel restarts the call that the first stop had interrupted as it looks for
+            // signals, which a detached thread does before it runs on (`__ptrace_unlink`). A stop
+            // of its own for that would make the thread wait for a CPU once more.
+            BorrowPhase::Prepared | BorrowPhase::Called => self.restore_registers(),
             BorrowPhase::Ran => {
                 if let Err(error) = self.back_to_a_plain_stop() {
                     if error.kind() != io::ErrorKind::TimedOut {
@@ -737,8 +743,8 @@ impl Tracee {
         let _ = self.registers.write(self.tid);
     }
 
-    /// From the end of a system call into the kind of stop that the thread was in at first: from
-    /// there the kernel restarts the call that the first stop had interrupted.
+    /// From wherever the thread is into the kind of stop that it was in at first: there it is in no
+    /// system call of ours.
     fn back_to_a_plain_stop(&self) -> io::Result<()> {
         ptrace::interrupt(self.tid);
         let mut signal = 0;

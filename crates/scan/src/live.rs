@@ -33,7 +33,7 @@ use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::{ProcRoot, meminfo};
 use pagewise_remote::{RemoteError, RemoteProcess, StopPoint, Tracee, on_tracer_thread};
-use pagewise_sys::priority::briefly_raised;
+use pagewise_sys::priority::{briefly_raised, favored};
 use pagewise_sys::ptrace::expected_pause;
 use pagewise_sys::{remote, system};
 
@@ -117,7 +117,8 @@ pub fn copy_running(
             expected(plan, buffer, reader, threads)
         })?;
         (request.announce)(prepared.expected);
-        let copied = on_tracer_thread(|| prepared.copy(root, &target, request, &mut pauses))?;
+        let copied =
+            on_tracer_thread(|| favored(|| prepared.copy(root, &target, request, &mut pauses)))?;
         if let Some(copy) = copied {
             return Ok(copy);
         }
@@ -159,7 +160,8 @@ fn threads_of(root: &ProcRoot, pid: Pid) -> Vec<u32> {
     listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Expected pauses up to this have a raised priority: other threads need the CPU, too.
+/// Expected pauses up to this have a real-time priority. Other threads need the CPU, too: longer
+/// ones have the lowest niceness.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Stops of a process.

@@ -20,6 +20,7 @@ use pagewise_model::{Bytes, Mapping, Reading};
 use pagewise_proc::unused_stacks::MARGIN;
 use pagewise_remote::{RemoteError, StopPoint, TargetMemory, Tracee, on_tracer_thread};
 use pagewise_sys::madvise::Advice;
+use pagewise_sys::priority::briefly_raised;
 
 use super::around;
 use crate::hold::why;
@@ -47,7 +48,7 @@ const ATTEMPTS: u32 = 3;
 enum StackStop {
     /// This address is the end of the released range; the time that the thread was stopped for.
     Released(u64, Duration),
-    /// Nothing is left to release.
+    /// Nothing is left to release, or the thread has ended.
     Finished,
     /// The call stack cannot be followed at this point.
     NotFollowed,
@@ -125,8 +126,8 @@ impl StackRelease<'_> {
         let Some(thread) = self.stop(tid)? else { return Ok(None) };
         self.judge.read_files(thread);
         loop {
-            let Some(thread) = self.stop(tid)? else { return Ok(longest) };
-            match self.release_piece(thread, from)? {
+            // The thread is stopped as long as we wait for a CPU.
+            match briefly_raised(|| self.release_next(tid, from))? {
                 StackStop::Finished => return Ok(longest),
                 StackStop::Released(end, stopped) => {
                     from = end;
@@ -142,6 +143,14 @@ impl StackRelease<'_> {
         let stopped = self.calls.target().stop(tid);
         self.is_over |= matches!(stopped, Err(RemoteError::NotStopped(_)));
         stopped.map_err(|error| error.to_string())
+    }
+
+    /// Stops a thread, and has it release one piece of its stack, from an address on.
+    fn release_next(&mut self, tid: u32, from: u64) -> Result<StackStop, String> {
+        match self.stop(tid)? {
+            Some(thread) => self.release_piece(thread, from),
+            None => Ok(StackStop::Finished),
+        }
     }
 
     /// Has a stopped thread release one piece of its stack, from an address on.

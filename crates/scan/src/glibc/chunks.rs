@@ -102,6 +102,17 @@ struct SegmentState<'s> {
     runs: Vec<AddrRange>,
 }
 
+/// Reads a header that may follow later into the caches. The address of each header depends on the
+/// header before, so the CPU cannot read several at a time by itself. Chunks of one size often
+/// follow each other.
+#[inline]
+fn read_ahead(bytes: &[u8], offset: usize, size: u64) {
+    const CHUNKS: usize = 8;
+    let distance = usize::try_from(size).ok().and_then(|size| size.checked_mul(CHUNKS));
+    let ahead = distance.and_then(|distance| bytes.get(offset.checked_add(distance)?).copied());
+    std::hint::black_box(ahead);
+}
+
 impl<'a> ChunkWalk<'a> {
     pub(super) fn new(
         memory: &'a dyn Memory,
@@ -214,6 +225,7 @@ impl<'a> ChunkWalk<'a> {
             let Some(header) = bytes.get(offset..offset.saturating_add(16)) else { break };
             let word =
                 |at: usize| header[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+            read_ahead(bytes, offset, glibc_chunk::size(word(8)));
             self.add_chunk(state, word(0), word(8));
         }
     }

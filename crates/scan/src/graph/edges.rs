@@ -9,7 +9,7 @@ use std::thread;
 
 use pagewise_model::{AddrRange, Backing, Mapping};
 
-use super::index::BlockIndex;
+use super::index::{BlockIndex, WORD_GROUP};
 use super::roots::{RootSpan, RootSpanKind};
 use crate::blocks::BlockTable;
 use crate::memory::Memory;
@@ -539,8 +539,18 @@ impl BlockReader<'_> {
     #[inline]
     fn words(&mut self, bytes: &[u8]) {
         let source = u32::try_from(self.current - self.first).unwrap_or(u32::MAX);
-        for bytes in bytes.chunks_exact(8) {
-            let word = word_of(bytes);
+        let (groups, others) = bytes.as_chunks::<8>().0.as_chunks::<WORD_GROUP>();
+        for group in groups {
+            if self.pass.index.may_contain_any(group) {
+                self.pending_words(source, group);
+            }
+        }
+        self.pending_words(source, others);
+    }
+
+    #[inline]
+    fn pending_words(&mut self, source: u32, words: &[[u8; 8]]) {
+        for word in words.iter().map(|word| u64::from_le_bytes(*word)) {
             if self.pass.index.may_contain(word) {
                 self.pending.push((source, word));
                 if self.pending.len() == BATCH {

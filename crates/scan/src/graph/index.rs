@@ -12,6 +12,9 @@ const REGION_GAP: u64 = 1 << 20;
 /// Smallest bucket, as a power of two: glibc's smallest chunk has 32 bytes.
 const MIN_BUCKET_SHIFT: u32 = 5;
 
+/// Words that are compared at a time: a cache line.
+pub(super) const WORD_GROUP: usize = 8;
+
 /// A run of blocks.
 #[derive(Clone, Copy, Debug)]
 struct IndexRegion {
@@ -26,6 +29,8 @@ pub(super) struct BlockIndex<'a> {
     blocks: &'a BlockTable,
     low: u64,
     span: u64,
+    /// The upper half of `low`, and the number of values that this half has behind it.
+    upper: (u32, u32),
     regions: Vec<IndexRegion>,
     buckets: Vec<u32>,
     shift: u32,
@@ -57,7 +62,20 @@ impl<'a> BlockIndex<'a> {
             }
             buckets.push(number(next));
         }
-        BlockIndex { blocks, low, span: high - low, regions, buckets, shift }
+        let upper = (upper_half(low), upper_half(high) - upper_half(low));
+        BlockIndex { blocks, low, span: high - low, upper, regions, buckets, shift }
+    }
+
+    /// False if no block contains any of these words; true if one may. The upper halves decide:
+    /// any CPU compares several halves of a word at a time.
+    #[inline]
+    pub(super) fn may_contain_any(&self, words: &[[u8; 8]; WORD_GROUP]) -> bool {
+        let (low, span) = self.upper;
+        let is_inside = |word: &[u8; 8]| {
+            let [.., a, b, c, d] = *word;
+            u32::from(u32::from_le_bytes([a, b, c, d]).wrapping_sub(low) <= span)
+        };
+        words.iter().map(is_inside).fold(0, |any, it| any | it) != 0
     }
 
     /// False if no block contains `word`; true if one may.
@@ -102,6 +120,10 @@ impl<'a> BlockIndex<'a> {
         let block = self.blocks.get(found)?;
         (address.wrapping_sub(block.start) < block.size.max(1)).then_some(number(found))
     }
+}
+
+fn upper_half(word: u64) -> u32 {
+    u32::try_from(word >> 32).unwrap_or(u32::MAX)
 }
 
 /// Block numbers fit in 32 bits: [`super::PointerGraph`] takes no larger table.
@@ -171,6 +193,10 @@ mod tests {
             });
             for address in edges.chain(words) {
                 let found = index.may_contain(address).then(|| index.containing(address)).flatten();
+                let mut group = [[0xff; 8]; WORD_GROUP];
+                prop_assert!(!index.may_contain_any(&group));
+                group[usize::try_from(address % 8).unwrap()] = address.to_le_bytes();
+                prop_assert!(found.is_none() || index.may_contain_any(&group));
                 prop_assert_eq!(found.map(|it| it as usize), table.containing(address), "{:x}", address);
             }
         }
