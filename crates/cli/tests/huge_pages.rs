@@ -204,14 +204,16 @@ fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
 
     let fix = &thp(&running, &["--fix", "--yes"])["fix"];
     assert!(number(fix, "rss_before") >= 64 * MIB, "{fix}");
-    assert!(number(fix, "rss_after") < 5 * MIB, "{fix}");
+    // The range keeps the advice to use huge pages, so khugepaged may make some of its pages huge
+    // again on a busy machine, where the fix takes seconds.
+    assert!(number(fix, "rss_after") < 16 * MIB, "{fix}");
     assert_eq!((number(fix, "done"), number(fix, "failed")), (32, 0));
     // Advice from outside needs CAP_SYS_NICE; without it the process is stopped for a moment.
     if has_all_rights() {
         assert_eq!(number(fix, "longest_stop_ns"), 0, "splitting from outside stops nobody");
     }
     assert!(fix["seconds"].as_f64().unwrap() > 0.0);
-    assert!(running.counter("Rss") < 5 * MIB);
+    assert!(running.counter("Rss") < 16 * MIB);
     assert!(running.flags().contains(" hg "), "without --hold nothing is forbidden");
     running.end();
 }

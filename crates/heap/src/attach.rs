@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
-use pagewise_model::{AddrRange, Mapping, Pid};
+use pagewise_model::{Mapping, Pid};
 use pagewise_proc::elf::{is_of_32_bits, is_static_program};
 use pagewise_proc::target_file::{self, Refusal, TargetRoot};
 use pagewise_proc::{ProcRoot, maps, variables};
@@ -350,9 +350,10 @@ impl Attached {
     pub fn left_behind(pid: u32, max_pause: Duration) -> Result<Option<Attached>, AttachRefused> {
         let root = ProcRoot::live();
         let mappings = mappings(&root, pid)?;
-        let Some(AddrRange { start: tables, .. }) = crate::tables::mapping(&mappings) else {
+        let Some(tables) = crate::tables::mapping(&mappings) else {
             return Ok(None);
         };
+        let tables = tables.range.start;
         let process = AttachedProcess::open(pid, max_pause, PauseMeter::default())?;
         let head = |process: &AttachedProcess, number: usize| {
             let mut word = [0; 8];

@@ -15,8 +15,7 @@ use pagewise_model::heap_graph::{AllocationStacks, not_recorded};
 use pagewise_model::traced::Frame;
 use pagewise_model::watched::WatchedBlock;
 use pagewise_model::{Absent, AddrRange, Mapping, Pid, Reading};
-use pagewise_proc::target_file::{self, FileId};
-use pagewise_proc::{ProcRoot, elf, maps};
+use pagewise_proc::{ProcRoot, elf, maps, target_file};
 use pagewise_sys::remote;
 use pagewise_trace::FileSymbols;
 
@@ -24,7 +23,7 @@ use crate::attach::own_number;
 use crate::collector::Identity;
 use crate::layout::live::{self, LiveMapEntry};
 use crate::safe_call::is_recorder;
-use crate::tables::{self, SharedTables};
+use crate::tables::{self, MappedTables, SharedTables};
 
 /// Number of bytes of cells that are read at a time, and at most.
 const PIECE: u64 = 4 << 10;
@@ -111,7 +110,7 @@ fn numbered(sites: &[Option<u32>], asked: &[u32], stacks: Vec<Vec<Frame>>) -> Al
 struct RecordedProcess {
     process: LookupProcess,
     mappings: Vec<Mapping>,
-    tables: SharedTables,
+    tables: SharedTables<MappedTables>,
     cells: CellMap,
     /// Path of the program.
     program: Vec<u8>,
@@ -120,7 +119,7 @@ struct RecordedProcess {
 impl RecordedProcess {
     fn open(root: &ProcRoot, pid: Pid) -> Option<RecordedProcess> {
         let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
-        let tables = shared_tables(root, pid, &mappings)?;
+        let tables = shared_tables(pid, &mappings)?;
         if !is_recording(root, pid, &tables).ok()? {
             return None;
         }
@@ -166,11 +165,8 @@ impl RecordedProcess {
     }
 }
 
-fn shared_tables(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<SharedTables> {
-    let range = tables::mapping(mappings)?;
-    let shared = mappings.iter().find(|mapping| mapping.range == range)?;
-    let file = target_file::open_range(root, pid, range, FileId::of_mapping(shared)).ok()?;
-    SharedTables::open(file).ok()
+fn shared_tables(pid: Pid, mappings: &[Mapping]) -> Option<SharedTables<MappedTables>> {
+    SharedTables::open_mapped(pid.0, tables::mapping(mappings)?).ok()
 }
 
 /// Memory of a recorder in a process: its tables, its library, and memory that it has mapped.
@@ -178,25 +174,37 @@ fn shared_tables(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<Shar
 pub fn recorder_memory(root: &ProcRoot, pid: Pid) -> Vec<AddrRange> {
     let Ok(text) = root.read(pid, "maps") else { return Vec::new() };
     let mappings = maps::parse(&text).mappings;
-    let own = shared_tables(root, pid, &mappings).and_then(|tables| tables.own().ok()?);
+    let own = shared_tables(pid, &mappings).and_then(|tables| tables.own().ok()?);
     let own = own.unwrap_or_default().into_iter();
     let own = own.map(|(start, length)| AddrRange { start, end: start.saturating_add(length) });
-    own.chain(tables::mapping(&mappings)).chain(library(root, pid, &mappings)).collect()
+    let shared = tables::mapping(&mappings).map(|mapping| mapping.range);
+    own.chain(shared).chain(library(root, pid, &mappings)).collect()
 }
 
 /// The addresses of the recorder's library with the end of its `.bss`, to which the kernel may have
-/// joined other anonymous memory.
+/// joined other anonymous memory. Without that end if the file is gone.
 fn library(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<AddrRange> {
-    let first = mappings.iter().find(|mapping| is_recorder(&mapping.name))?;
-    let file = target_file::open_range(root, pid, first.range, FileId::of_mapping(first)).ok()?;
+    let mut parts = mappings.iter().filter(|mapping| is_recorder(&mapping.name));
+    let first = parts.next()?;
+    let of_parts = parts.next_back().unwrap_or(first).range.end;
+    let end = library_length(root, pid, first).and_then(|it| first.range.start.checked_add(it));
+    Some(AddrRange { start: first.range.start, end: end.unwrap_or(of_parts) })
+}
+
+/// Bytes from the first segment of a library to the end of its last one.
+fn library_length(root: &ProcRoot, pid: Pid, first: &Mapping) -> Option<u64> {
+    let file = target_file::open_mapped(root, pid, first).ok()?;
     let segments = elf::of_file(&file, false).ok()?.segments;
-    let length = segments.last()?.range.end.checked_sub(segments.first()?.range.start)?;
-    Some(AddrRange { start: first.range.start, end: first.range.start.checked_add(length)? })
+    segments.last()?.range.end.checked_sub(segments.first()?.range.start)
 }
 
 /// True if the recorder of a process records: tables that stay in a process after a recording no
 /// longer change.
-fn is_recording(root: &ProcRoot, pid: Pid, tables: &SharedTables) -> io::Result<bool> {
+fn is_recording(
+    root: &ProcRoot,
+    pid: Pid,
+    tables: &SharedTables<MappedTables>,
+) -> io::Result<bool> {
     let who = [
         tables.head(collector::PID)?,
         tables.head(collector::STARTED)?,

@@ -15,17 +15,53 @@ use pagewise_heaplog::tables::{
     thread,
 };
 use pagewise_heaplog::writer::LogWriter;
-use pagewise_model::{AddrRange, Mapping};
+use pagewise_model::Mapping;
+use pagewise_model::mapping::Device;
+use pagewise_proc::target_file::FileId;
+use pagewise_sys::remote::OpenMemory;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Pieces in which tables are read.
 const PIECE: usize = 1 << 20;
 /// Number of attempts to read records that change during the reading.
 const TRIES: usize = 5;
 
+/// Source of the bytes of tables.
+pub(crate) trait TableSource {
+    /// Fills a buffer with the bytes from an offset.
+    fn fill(&self, into: &mut [u8], at: u64) -> io::Result<()>;
+}
+
+/// The file that a recorder has sent.
+impl TableSource for File {
+    fn fill(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        self.read_exact_at(into, at)
+    }
+}
+
+/// Tables in the memory of a process that has mapped them. Opening the mapped file, which has no
+/// name, would need `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`; reading the memory needs only the
+/// rights that a scan needs anyway.
+#[derive(Debug)]
+pub(crate) struct MappedTables {
+    memory: OpenMemory,
+    start: u64,
+}
+
+impl TableSource for MappedTables {
+    // Entries in use are present pages of the file, so reading them makes the file no larger.
+    fn fill(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        let start = self.start.saturating_add(at);
+        let range = start..start.saturating_add(into.len() as u64);
+        let read = self.memory.read(std::slice::from_ref(&range), into)?;
+        if read == into.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+}
+
 /// Tables of a process, which may be gone: they stay as it left them.
 #[derive(Debug)]
-pub(crate) struct SharedTables {
-    file: File,
+pub(crate) struct SharedTables<S = File> {
+    source: S,
     known: TableLengths,
     moment: u32,
     bytes: Vec<u8>,
@@ -78,10 +114,15 @@ impl NewEntries {
     }
 }
 
-/// Address range at which a process has mapped a recorder's tables; `None` without a recorder.
-pub(crate) fn mapping(mappings: &[Mapping]) -> Option<AddrRange> {
-    let is_it = |it: &&Mapping| it.name.as_bytes().starts_with(b"/memfd:pagewise-heap");
-    mappings.iter().find(is_it).map(|it| it.range)
+/// Mapping of a recorder's tables in a process; `None` without a recorder.
+pub(crate) fn mapping(mappings: &[Mapping]) -> Option<&Mapping> {
+    mappings.iter().find(|it| it.name.as_bytes().starts_with(b"/memfd:pagewise-heap"))
+}
+
+/// The device of all memory files, which no other files have.
+fn memory_device() -> io::Result<Device> {
+    let file = memfd_create("pagewise-device", MemfdFlags::CLOEXEC)?;
+    Ok(FileId::of_metadata(&File::from(file).metadata()?).device)
 }
 
 /// Present counts.
@@ -150,49 +191,134 @@ fn settled(amount: LogAmount) -> LogAmount {
     LogAmount { bytes: settle(amount.bytes), blocks: settle(amount.blocks) }
 }
 
+impl SharedTables<MappedTables> {
+    /// Tables that a process has mapped; they can only be read.
+    ///
+    /// # Errors
+    /// Returns an error if the mapping is not of a recorder's tables, if these have another version,
+    /// or if the memory of the process may not be read.
+    pub(crate) fn open_mapped(
+        pid: u32,
+        mapping: &Mapping,
+    ) -> io::Result<SharedTables<MappedTables>> {
+        // A file on disk can have such a name too, and its file system may delay a read for ever.
+        if mapping.device != memory_device()? {
+            return Err(no_memory_file());
+        }
+        let whole = (tables::LENGTH as u64).next_multiple_of(rustix::param::page_size() as u64);
+        if mapping.offset != 0 || mapping.range.len().0 != whole {
+            return Err(another_version());
+        }
+        let memory = OpenMemory::open(pid)?;
+        SharedTables::checked(MappedTables { memory, start: mapping.range.start })
+    }
+}
+
 impl SharedTables {
     /// Tables in a file that a recorder has sent.
     ///
     /// # Errors
     /// Returns an error if the tables have another version, or cannot be read.
     pub(crate) fn open(file: File) -> io::Result<SharedTables> {
-        let tables =
-            SharedTables { file, known: TableLengths::default(), moment: 1, bytes: Vec::new() };
         // A memory file, which can be read without blocking, whoever sent it.
-        if rustix::fs::fcntl_get_seals(&tables.file).is_err() {
-            let words = "the recorder in the program shares no memory";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, words));
+        if rustix::fs::fcntl_get_seals(&file).is_err() {
+            return Err(no_memory_file());
         }
-        let length = tables.file.metadata()?.len();
-        if length != tables::LENGTH as u64 || tables.head(header::MAGIC)? != MAGIC {
-            let words = "the recorder in the program is of another version";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, words));
+        if file.metadata()?.len() != tables::LENGTH as u64 {
+            return Err(another_version());
         }
-        Ok(tables)
-    }
-
-    /// A word of the header.
-    pub(crate) fn head(&self, number: usize) -> io::Result<u64> {
-        let mut word = [0; 8];
-        self.file.read_exact_at(&mut word, (HEADER.at + number * 8) as u64)?;
-        Ok(u64::from_ne_bytes(word))
+        SharedTables::checked(file)
     }
 
     /// Answers in words of the header.
     pub(crate) fn answer(&self, number: usize, words: &[u64]) -> io::Result<()> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        self.file.write_all_at(&bytes, HEADER.place(number) as u64)
-    }
-
-    fn count(&self, number: usize, table: &TableRange) -> io::Result<usize> {
-        let count = usize::try_from(self.head(number)?).unwrap_or(usize::MAX);
-        Ok(count.min(table.room))
+        self.source.write_all_at(&bytes, HEADER.place(number) as u64)
     }
 
     /// Bytes of RAM that the tables take.
     pub(crate) fn resident(&self) -> io::Result<u64> {
         // Blocks of 512 bytes, whatever the file system's are.
-        Ok(self.file.metadata()?.blocks() * 512)
+        Ok(self.source.metadata()?.blocks() * 512)
+    }
+
+    /// New log entries since the last call. The recorder overwrites them from now on.
+    pub(crate) fn log(&mut self) -> io::Result<NewLog> {
+        let read = self.head(header::LOG_READ)?;
+        let written = self.head(header::LOG_WRITTEN)?;
+        let mut new = NewLog::default();
+        let count = usize::try_from(written.wrapping_sub(read)).unwrap_or(usize::MAX);
+        if count > LOG.room {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the log makes no sense"));
+        }
+        let first = usize::try_from(read % LOG.room as u64).unwrap_or(0);
+        let before_wrap = count.min(LOG.room - first);
+        for (first, count) in [(first, before_wrap), (0, count - before_wrap)] {
+            let bytes = self.entries(&LOG, first, first + count)?;
+            new.entries.extend(bytes.chunks_exact(LOG.entry).map(|entry| {
+                let entry: [u64; log::WORDS] = words_from_bytes(entry);
+                Logged {
+                    time: entry[log::TIME],
+                    address: entry[log::ADDRESS],
+                    size: entry[log::SIZE],
+                    site: entry[log::SITE].checked_sub(1).and_then(|it| u32::try_from(it).ok()),
+                }
+            }));
+        }
+        self.set_head(header::LOG_READ, written)?;
+        let first_lost = self.head(header::LOG_FIRST_LOST)?;
+        if first_lost != 0 {
+            // Later losses are recorded anew.
+            self.set_head(header::LOG_FIRST_LOST, 0)?;
+            new.lost = Some((first_lost, self.head(header::LOG_LAST_LOST)?));
+        }
+        Ok(new)
+    }
+
+    fn set_head(&self, number: usize, value: u64) -> io::Result<()> {
+        self.source.write_all_at(&value.to_ne_bytes(), (HEADER.at + number * 8) as u64)
+    }
+
+    /// Everything that is counted. With `mark` the recorder keeps what is live at this moment, so
+    /// that all sites are as they were at one time; without, the process must have ended.
+    pub(crate) fn state(&mut self, mark: bool) -> io::Result<CountedState> {
+        // A copy belongs to a time point that was announced: sites without a mark have their
+        // present values.
+        self.moment = self.moment.wrapping_add(1);
+        if mark {
+            let at = HEADER.place(header::EPOCHS) + 4;
+            self.source.write_all_at(&self.moment.to_ne_bytes(), at as u64)?;
+        }
+        let mut tries = 0;
+        loop {
+            let changes = self.head(header::CHANGES)?;
+            let state = self.read()?;
+            tries += 1;
+            let moved = changes % 2 == 1 || self.head(header::CHANGES)? != changes;
+            if !moved || !mark || tries == TRIES {
+                return Ok(state);
+            }
+        }
+    }
+}
+
+impl<S: TableSource> SharedTables<S> {
+    fn checked(source: S) -> io::Result<SharedTables<S>> {
+        let known = TableLengths::default();
+        let tables = SharedTables { source, known, moment: 1, bytes: Vec::new() };
+        if tables.head(header::MAGIC)? == MAGIC { Ok(tables) } else { Err(another_version()) }
+    }
+
+    /// A word of the header.
+    pub(crate) fn head(&self, number: usize) -> io::Result<u64> {
+        let mut word = [0; 8];
+        self.source.fill(&mut word, (HEADER.at + number * 8) as u64)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    fn count(&self, number: usize, table: &TableRange) -> io::Result<usize> {
+        let count = usize::try_from(self.head(number)?).unwrap_or(usize::MAX);
+        Ok(count.min(table.room))
     }
 
     /// Memory of the recorder itself in the process: addresses and lengths. `None` if there are too
@@ -203,7 +329,7 @@ impl SharedTables {
             return Ok(None);
         }
         let mut bytes = vec![0; count * OWN.entry];
-        self.file.read_exact_at(&mut bytes, OWN.at as u64)?;
+        self.source.fill(&mut bytes, OWN.at as u64)?;
         let ranges =
             bytes.chunks_exact(OWN.entry).map(words_from_bytes).map(|[at, length]| (at, length));
         Ok(Some(ranges.filter(|&(_, length)| length > 0).collect()))
@@ -221,7 +347,7 @@ impl SharedTables {
             return Ok(Vec::new());
         }
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
-        self.file.read_exact_at(&mut bytes, STRINGS.at as u64 + at)?;
+        self.source.fill(&mut bytes, STRINGS.at as u64 + at)?;
         Ok(bytes)
     }
 
@@ -229,7 +355,7 @@ impl SharedTables {
     fn entries(&mut self, table: &TableRange, first: usize, end: usize) -> io::Result<&[u8]> {
         let length = (end.saturating_sub(first)) * table.entry;
         self.bytes.resize(length, 0);
-        self.file.read_exact_at(&mut self.bytes, table.place(first) as u64)?;
+        self.source.fill(&mut self.bytes, table.place(first) as u64)?;
         Ok(&self.bytes)
     }
 
@@ -314,65 +440,6 @@ impl SharedTables {
     pub(crate) fn known_blocks(&self, mut blocks: Vec<LogBlock>) -> Vec<LogBlock> {
         blocks.retain(|block| (block.site as usize) < self.known.sites);
         blocks
-    }
-
-    /// New log entries since the last call. The recorder overwrites them from now on.
-    pub(crate) fn log(&mut self) -> io::Result<NewLog> {
-        let read = self.head(header::LOG_READ)?;
-        let written = self.head(header::LOG_WRITTEN)?;
-        let mut new = NewLog::default();
-        let count = usize::try_from(written.wrapping_sub(read)).unwrap_or(usize::MAX);
-        if count > LOG.room {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the log makes no sense"));
-        }
-        let first = usize::try_from(read % LOG.room as u64).unwrap_or(0);
-        let before_wrap = count.min(LOG.room - first);
-        for (first, count) in [(first, before_wrap), (0, count - before_wrap)] {
-            let bytes = self.entries(&LOG, first, first + count)?;
-            new.entries.extend(bytes.chunks_exact(LOG.entry).map(|entry| {
-                let entry: [u64; log::WORDS] = words_from_bytes(entry);
-                Logged {
-                    time: entry[log::TIME],
-                    address: entry[log::ADDRESS],
-                    size: entry[log::SIZE],
-                    site: entry[log::SITE].checked_sub(1).and_then(|it| u32::try_from(it).ok()),
-                }
-            }));
-        }
-        self.set_head(header::LOG_READ, written)?;
-        let first_lost = self.head(header::LOG_FIRST_LOST)?;
-        if first_lost != 0 {
-            // Later losses are recorded anew.
-            self.set_head(header::LOG_FIRST_LOST, 0)?;
-            new.lost = Some((first_lost, self.head(header::LOG_LAST_LOST)?));
-        }
-        Ok(new)
-    }
-
-    fn set_head(&self, number: usize, value: u64) -> io::Result<()> {
-        self.file.write_all_at(&value.to_ne_bytes(), (HEADER.at + number * 8) as u64)
-    }
-
-    /// Everything that is counted. With `mark` the recorder keeps what is live at this moment, so
-    /// that all sites are as they were at one time; without, the process must have ended.
-    pub(crate) fn state(&mut self, mark: bool) -> io::Result<CountedState> {
-        // A copy belongs to a time point that was announced: sites without a mark have their
-        // present values.
-        self.moment = self.moment.wrapping_add(1);
-        if mark {
-            let at = HEADER.place(header::EPOCHS) + 4;
-            self.file.write_all_at(&self.moment.to_ne_bytes(), at as u64)?;
-        }
-        let mut tries = 0;
-        loop {
-            let changes = self.head(header::CHANGES)?;
-            let state = self.read()?;
-            tries += 1;
-            let moved = changes % 2 == 1 || self.head(header::CHANGES)? != changes;
-            if !moved || !mark || tries == TRIES {
-                return Ok(state);
-            }
-        }
     }
 
     fn read(&mut self) -> io::Result<CountedState> {
@@ -599,6 +666,16 @@ fn words_from_bytes<const N: usize>(bytes: &[u8]) -> [u64; N] {
     words
 }
 
+fn no_memory_file() -> io::Error {
+    let words = "the recorder in the program shares no memory";
+    io::Error::new(io::ErrorKind::InvalidData, words)
+}
+
+fn another_version() -> io::Error {
+    let words = "the recorder in the program is of another version";
+    io::Error::new(io::ErrorKind::InvalidData, words)
+}
+
 /// The lower half of a word.
 fn low(word: u64) -> u32 {
     u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0)
@@ -615,7 +692,7 @@ fn name(words: &[u64]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::fs::ftruncate;
 
     use super::*;
 

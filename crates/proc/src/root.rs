@@ -279,9 +279,7 @@ impl ProcRoot {
         match Errno::from_io_error(error) {
             Some(Errno::SRCH) => Absent::Vanished,
             Some(Errno::PERM | Errno::ACCESS) => Absent::NotPermitted(PTRACE.into()),
-            Some(Errno::NOENT) if !self.live => {
-                Absent::NotCollected("not in the copied tree".into())
-            }
+            Some(Errno::NOENT) if !self.live => Absent::NotCollected(NOT_COPIED.into()),
             Some(Errno::NOENT) if path.parent().is_some_and(|folder| !folder.exists()) => {
                 Absent::Vanished
             }
@@ -317,6 +315,9 @@ fn ids(folder: &Path) -> io::Result<Vec<Pid>> {
 
 /// Rights needed to read another process's memory map.
 pub(crate) const PTRACE: &str = "the same user, or CAP_SYS_PTRACE";
+
+/// Reason for values that a copied tree lacks.
+pub(crate) const NOT_COPIED: &str = "not in the copied tree";
 
 /// Opens a regular file for reading, as all of `/proc` are; a FIFO or a device in a copied tree
 /// neither makes us wait nor never ends.

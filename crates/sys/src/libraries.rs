@@ -87,16 +87,30 @@ impl ReadOnlySegment {
         if !self.protect(usual | libc::PROT_WRITE) {
             return false;
         }
+        if !self.populate() {
+            self.write_each();
+        }
+        self.protect(usual)
+    }
+
+    /// Copies all pages at once (Linux 5.14), at half the cost of a page fault for each.
+    fn populate(&self) -> bool {
+        let start = std::ptr::with_exposed_provenance_mut(self.pages.start);
+        // SAFETY: the mapping is private and can be written now; each page keeps its contents.
+        unsafe { libc::madvise(start, self.pages.len(), libc::MADV_POPULATE_WRITE) == 0 }
+    }
+
+    /// Writes into each page what it contains.
+    fn write_each(&self) {
         for page in self.pages.clone().step_by(page_size()) {
             let byte = std::ptr::with_exposed_provenance_mut::<u8>(page);
             // SAFETY: the loader mapped the page, and it can be read.
             let value = unsafe { byte.read_volatile() };
-            // SAFETY: the mapping is private and can be written until the call below. Nothing else
+            // SAFETY: the mapping is private, and the caller has made it writable. Nothing else
             // writes to a read-only segment, so the byte stays what it is for whoever reads or runs
             // it meanwhile.
             unsafe { byte.write_volatile(value) };
         }
-        self.protect(usual)
     }
 
     fn protect(&self, flags: c_int) -> bool {

@@ -8,6 +8,7 @@ use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Reading};
 use pagewise_sys::system;
 
+use crate::root::NOT_COPIED;
 use crate::text::number;
 use crate::{ProcError, ProcRoot, buddyinfo, capture, vmstat};
 
@@ -58,7 +59,7 @@ pub(crate) fn size_folders(root: &ProcRoot) -> Reading<Vec<(Bytes, String)>> {
     let folder = root.sysfs_path(THP);
     let entries = std::fs::read_dir(&folder).map_err(|_| match root.is_live() {
         true => Absent::NotInThisKernel("".into()),
-        false => Absent::NotCollected("not in the copied tree".into()),
+        false => Absent::NotCollected(NOT_COPIED.into()),
     })?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut sizes: Vec<(Bytes, String)> = names

@@ -8,6 +8,7 @@ use pagewise_model::account::{HugetlbPool, ZramDevice};
 use pagewise_model::{Absent, Bytes, PageSize, Reading};
 
 use crate::ProcRoot;
+use crate::root::NOT_COPIED;
 use crate::text::{lines, number};
 
 /// Folder of the pools of huge pages in `/sys`.
@@ -83,7 +84,7 @@ pub(crate) fn balloon_in_total(root: &ProcRoot) -> Reading<bool> {
 fn names(root: &ProcRoot, folder: &str) -> Reading<Vec<String>> {
     let entries = fs::read_dir(root.sysfs_path(folder)).map_err(|_| match root.is_live() {
         true => Absent::NotInThisKernel("".into()),
-        false => Absent::NotCollected("not in the copied tree".into()),
+        false => Absent::NotCollected(NOT_COPIED.into()),
     })?;
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
 }

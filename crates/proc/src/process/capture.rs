@@ -15,10 +15,11 @@ use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading, SmapsCounter, 
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
 
-use self::memory::{MemoryReader, NOT_COPIED, ReadMemory};
+use self::memory::{MemoryReader, ReadMemory};
 use crate::mountinfo::Mount;
 use crate::pages::Pace;
 use crate::stat::PidStat;
+use crate::root::NOT_COPIED;
 use crate::stream::LongestRead;
 use crate::users::Users;
 use crate::{

@@ -8,8 +8,7 @@
 //! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead,
 //! unless the caller wishes otherwise.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -28,7 +27,8 @@ use pagewise_sys::{libraries, system};
 
 use crate::capture::Wish;
 use crate::pages::{self, Pace};
-use crate::root::{PTRACE, open};
+use crate::quick_reader::QuickReader;
+use crate::root::PTRACE;
 use crate::text::{field, kilobytes, lines, number};
 use crate::tmpfs::TmpfsDevices;
 use crate::users::Users;
@@ -47,7 +47,7 @@ pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, ProcError> {
     }
     let pids = root.pids()?;
     let machine = ListingShared::new(root, wish);
-    let (mut seen, hold) = machine.read_all(&pids);
+    let (mut seen, hold) = machine.read_all(&pids)?;
     seen.sort_unstable_by_key(|(pid, _)| *pid);
     let mut listing = Listing {
         processes: Vec::with_capacity(seen.len()),
@@ -106,26 +106,26 @@ impl<'a> ListingShared<'a> {
     }
 
     /// Reads the processes on every CPU, and says what the longest hold was.
-    fn read_all(&self, pids: &[Pid]) -> (Vec<(Pid, PidOutcome)>, u64) {
+    fn read_all(&self, pids: &[Pid]) -> Result<(Vec<(Pid, PidOutcome)>, u64), ProcError> {
         let next = AtomicUsize::new(0);
         let work = || {
-            let mut reader = ListingReader::new(self);
+            let mut reader = ListingReader::new(self)?;
             let mut seen = Vec::new();
             while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
                 seen.push((pid, reader.process(pid)));
             }
-            (seen, reader.longest_hold_ns)
+            Ok((seen, reader.longest_hold_ns))
         };
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         thread::scope(|scope| {
             let others: Vec<_> = (1..cpus).map(|_| scope.spawn(work)).collect();
-            let (mut seen, mut hold) = work();
+            let (mut seen, mut hold) = work()?;
             for other in others {
-                let (more, longest) = other.join().expect("a reader does not panic");
+                let (more, longest) = other.join().expect("a reader does not panic")?;
                 seen.extend(more);
                 hold = hold.max(longest);
             }
-            (seen, hold)
+            Ok((seen, hold))
         })
     }
 }
@@ -210,32 +210,33 @@ struct ListingMemory {
     quadrants: ByQuadrant,
 }
 
-/// One thread's reader, with the buffer that it uses again and again.
+/// One thread's reader.
 struct ListingReader<'a> {
     shared: &'a ListingShared<'a>,
-    buffer: Vec<u8>,
+    files: QuickReader,
     longest_hold_ns: u64,
 }
 
 impl<'a> ListingReader<'a> {
-    fn new(shared: &'a ListingShared<'a>) -> ListingReader<'a> {
-        ListingReader { shared, buffer: Vec::with_capacity(1 << 16), longest_hold_ns: 0 }
+    fn new(shared: &'a ListingShared<'a>) -> Result<ListingReader<'a>, ProcError> {
+        let files = QuickReader::whole(shared.root)?;
+        Ok(ListingReader { shared, files, longest_hold_ns: 0 })
     }
 
     fn process(&mut self, pid: Pid) -> PidOutcome {
-        match self.fill(pid, "status") {
-            Ok(()) => {}
+        let mut status = match self.status(pid) {
+            Ok(status) => status,
             Err(Absent::NotPermitted(_)) => return PidOutcome::Hidden,
             Err(_) => return PidOutcome::Vanished,
-        }
-        let mut status = ListingStatus::parse(&self.buffer);
+        };
         if status.is_kernel_thread() {
             return PidOutcome::KernelThread;
         }
         let ended = matches!(status.state, 'Z' | 'X');
         let holder = self.shared.root.holder(pid, ended, status.threads);
-        let memory = if holder != pid && self.fill(holder, "status").is_ok() {
-            status = status.with_memory_of(ListingStatus::parse(&self.buffer));
+        let of_holder = if holder == pid { None } else { self.status(holder).ok() };
+        let memory = if let Some(of_holder) = of_holder {
+            status = status.with_memory_of(of_holder);
             self.memory(holder, &status)
         } else if ended {
             Ok(nothing())
@@ -245,6 +246,10 @@ impl<'a> ListingReader<'a> {
         PidOutcome::Process(Box::new(self.summary(pid, holder, status, memory)))
     }
 
+    fn status(&mut self, pid: Pid) -> Reading<ListingStatus> {
+        self.files.read(pid, "status").map(ListingStatus::parse)
+    }
+
     fn summary(
         &mut self,
         pid: Pid,
@@ -252,11 +257,10 @@ impl<'a> ListingReader<'a> {
         status: ListingStatus,
         memory: Reading<ListingMemory>,
     ) -> ProcessSummary {
-        let root = self.shared.root;
-        let command = self.fill(holder, "cmdline").map(|()| split_names(&self.buffer));
+        let command = self.files.read(holder, "cmdline").map(split_names);
         // A first thread that has ended is in the root cgroup.
-        let group = self.fill(holder, "cgroup").and_then(|()| {
-            let member = cgroup::parse(&self.buffer);
+        let group = self.files.read(holder, "cgroup").and_then(|text| {
+            let member = cgroup::parse(text);
             member.map(|m| m.path).ok_or(Absent::NotInThisKernel("2.6.24".into()))
         });
         let user = self.shared.users.name(status.uid).cloned();
@@ -270,7 +274,7 @@ impl<'a> ListingReader<'a> {
             uid: status.uid,
             user,
             command,
-            exe: root.link(holder, "exe"),
+            exe: self.files.link(holder, "exe"),
             cgroup: group,
             memory: method,
             uss: memory.uss,
@@ -296,11 +300,10 @@ impl<'a> ListingReader<'a> {
 
     fn read_rollup(&mut self, pid: Pid, status: &ListingStatus) -> Reading<ListingMemory> {
         let begin = Instant::now();
-        let read = self.fill(pid, "smaps_rollup");
+        let read = self.files.read(pid, "smaps_rollup");
         self.longest_hold_ns = self.longest_hold_ns.max(nanoseconds(begin.elapsed()));
-        read?;
         // A process that ends while we read gives nothing, or half.
-        let rollup = smaps::parse_rollup(&self.buffer).ok_or(Absent::Vanished)?;
+        let rollup = smaps::parse_rollup(read?).ok_or(Absent::Vanished)?;
         let quadrants =
             Rollup::from_rollup(&rollup, status).and_then(|sums| self.quadrants(pid, &sums));
         Ok(ListingMemory {
@@ -374,8 +377,7 @@ impl<'a> ListingReader<'a> {
     }
 
     fn mappings(&mut self, pid: Pid) -> Reading<Vec<Mapping>> {
-        self.fill(pid, "maps")?;
-        let mut parsed = maps::parse(&self.buffer);
+        let mut parsed = maps::parse(self.files.records(pid, "maps")?);
         if let Some(torn) = parsed.torn {
             return Err(Absent::Ambiguous(torn.to_string().into()));
         }
@@ -394,18 +396,6 @@ impl<'a> ListingReader<'a> {
             pages::read_with(features, root, pid, mappings, *page_size, pace).map_err(why)?;
         self.longest_hold_ns = self.longest_hold_ns.max(walk.longest_hold_ns);
         Ok(walk)
-    }
-
-    /// Reads a file of the process into the buffer.
-    fn fill(&mut self, pid: Pid, name: &str) -> Reading<()> {
-        let root = self.shared.root;
-        let path = root.file(pid, name);
-        self.buffer.clear();
-        let read = open(&path).and_then(|mut file: File| file.read_to_end(&mut self.buffer));
-        read.map(|_| ()).map_err(|error: io::Error| match error.kind() {
-            io::ErrorKind::PermissionDenied => Absent::NotPermitted(PTRACE.into()),
-            _ => why(root.explain(pid, &path, error)),
-        })
     }
 }
 

@@ -3,16 +3,16 @@
 use std::fmt::Write;
 use std::os::fd::{AsFd, OwnedFd};
 
-use pagewise_model::{Absent, Pid, Reading};
-use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+use pagewise_model::{Absent, Name, Pid, Reading};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, readlinkat_raw, statat};
 use rustix::io::{Errno, pread, read};
 
-use crate::root::PTRACE;
+use crate::root::{NOT_COPIED, PTRACE};
 use crate::{ProcError, ProcRoot};
 
 /// Room for the files that are one record: the kernel then gives them in one read.
 const BUFFER: usize = 16 << 10;
-/// Files larger than this are cut: `cmdline` can have 2 MiB.
+/// Larger files are cut, unless the reader is [whole](QuickReader::whole): `cmdline` can have 2 MiB.
 const MAX_FILE: usize = 256 << 10;
 
 /// Reads files of processes, and of the machine, below one root.
@@ -21,6 +21,9 @@ pub struct QuickReader {
     root: OwnedFd,
     path: String,
     buffer: Vec<u8>,
+    limit: usize,
+    /// True for a copied tree, which can have anything in place of a file: a FIFO, a device.
+    is_copied: bool,
 }
 
 /// The sign by which the end of a file is known.
@@ -41,7 +44,21 @@ impl QuickReader {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(root.path(), flags, Mode::empty())
             .map_err(|error| ProcError::io(root.path(), error.into()))?;
-        Ok(QuickReader { root: folder, path: String::new(), buffer: vec![0; BUFFER] })
+        Ok(QuickReader {
+            root: folder,
+            path: String::new(),
+            buffer: vec![0; BUFFER],
+            limit: MAX_FILE,
+            is_copied: !root.is_live(),
+        })
+    }
+
+    /// A reader that cuts no file.
+    ///
+    /// # Errors
+    /// As [`QuickReader::new`].
+    pub fn whole(root: &ProcRoot) -> Result<QuickReader, ProcError> {
+        Ok(QuickReader { limit: usize::MAX, ..QuickReader::new(root)? })
     }
 
     /// Opens a file of a process. The descriptor belongs to this process for ever: once it has been
@@ -50,10 +67,14 @@ impl QuickReader {
     /// # Errors
     /// [`Absent`]
     pub fn open(&mut self, pid: Pid, name: &str) -> Reading<OwnedFd> {
-        self.path.clear();
-        write!(self.path, "{pid}/{name}").expect("a String takes all");
+        self.name(pid, name);
         let opened = self.open_path();
         opened.map_err(|error| self.absence(Some(pid), error))
+    }
+
+    fn name(&mut self, pid: Pid, name: &str) {
+        self.path.clear();
+        write!(self.path, "{pid}/{name}").expect("a String takes all");
     }
 
     /// Reads a file of a process that is one record, such as `status`: the kernel gives it in one
@@ -65,6 +86,32 @@ impl QuickReader {
         let file = self.open(pid, name)?;
         match self.fill(&file, FileEnd::ShortRead) {
             Ok(length) => Ok(&self.buffer[..length]),
+            Err(error) => Err(self.absence(Some(pid), error)),
+        }
+    }
+
+    /// Reads a file of a process that has several records, such as `maps`: the kernel gives it in
+    /// pieces.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub fn records(&mut self, pid: Pid, name: &str) -> Reading<&[u8]> {
+        let file = self.open(pid, name)?;
+        match self.fill(&file, FileEnd::EmptyRead) {
+            Ok(length) => Ok(&self.buffer[..length]),
+            Err(error) => Err(self.absence(Some(pid), error)),
+        }
+    }
+
+    /// Target of a symbolic link of a process.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub fn link(&mut self, pid: Pid, name: &str) -> Reading<Name> {
+        self.name(pid, name);
+        match readlinkat_raw(&self.root, self.path.as_str(), &mut self.buffer[..]) {
+            Ok(length) => Ok(Name::new(&self.buffer[..length])),
+            Err(Errno::NOENT) if self.is_copied => Err(Absent::NotCollected(NOT_COPIED.into())),
             Err(error) => Err(self.absence(Some(pid), error)),
         }
     }
@@ -95,7 +142,11 @@ impl QuickReader {
 
     fn open_path(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        openat(&self.root, self.path.as_str(), flags, Mode::empty())
+        let file = openat(&self.root, self.path.as_str(), flags, Mode::empty())?;
+        if self.is_copied && !FileType::from_raw_mode(fstat(&file)?.st_mode).is_file() {
+            return Err(Errno::INVAL);
+        }
+        Ok(file)
     }
 
     /// Reads the whole file into the buffer.
@@ -112,7 +163,7 @@ impl QuickReader {
                 return Ok(filled);
             }
             if filled == self.buffer.len() {
-                if filled >= MAX_FILE {
+                if filled >= self.limit {
                     return Ok(filled);
                 }
                 self.buffer.resize(filled * 2, 0);
@@ -173,5 +224,36 @@ mod tests {
         std::fs::write(tree.path().join("7/maps"), vec![b'x'; 3 * BUFFER]).unwrap();
         let mut reader = QuickReader::new(&ProcRoot::at(tree.path())).unwrap();
         assert_eq!(reader.read(Pid(7), "maps").unwrap().len(), 3 * BUFFER);
+    }
+
+    #[test]
+    fn a_whole_reader_cuts_no_file() {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::create_dir(tree.path().join("7")).unwrap();
+        std::fs::write(tree.path().join("7/cmdline"), vec![b'x'; MAX_FILE + 1]).unwrap();
+        let root = ProcRoot::at(tree.path());
+        let mut cutting = QuickReader::new(&root).unwrap();
+        assert_eq!(cutting.read(Pid(7), "cmdline").unwrap().len(), MAX_FILE);
+        let mut whole = QuickReader::whole(&root).unwrap();
+        assert_eq!(whole.read(Pid(7), "cmdline").unwrap().len(), MAX_FILE + 1);
+        assert_eq!(whole.records(Pid(7), "cmdline").unwrap().len(), MAX_FILE + 1);
+    }
+
+    #[test]
+    fn a_link_leads_to_the_program() {
+        let ourselves = Pid(std::process::id());
+        let mut reader = QuickReader::new(&ProcRoot::live()).unwrap();
+        let program = std::env::current_exe().unwrap().into_os_string().into_encoded_bytes();
+        assert_eq!(reader.link(ourselves, "exe"), Ok(Name::new(&program)));
+    }
+
+    #[test]
+    fn only_files_of_a_copied_tree_are_read() {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(tree.path().join("7/status")).unwrap();
+        let mut reader = QuickReader::new(&ProcRoot::at(tree.path())).unwrap();
+        assert!(matches!(reader.read(Pid(7), "status"), Err(Absent::NotSupported(_))));
+        assert!(matches!(reader.link(Pid(7), "exe"), Err(Absent::NotCollected(_))));
+        assert_eq!(reader.read(Pid(8), "status"), Err(Absent::Vanished));
     }
 }

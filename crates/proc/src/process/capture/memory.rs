@@ -12,7 +12,7 @@ use pagewise_sys::probe::Features;
 use crate::maps::ParsedMappings;
 use crate::mountinfo::Mount;
 use crate::pages::{self, Pace, PageWalk};
-use crate::root::PTRACE;
+use crate::root::{NOT_COPIED, PTRACE};
 use crate::stream::{LongestRead, stream};
 use crate::{ProcError, ProcRoot, maps, meminfo, numa, smaps};
 
@@ -265,7 +265,6 @@ const USE_FULL: &str = "only smaps has it: use --full";
 /// Reason for values that a full reading does not provide.
 const USE_PAGES: &str = "the page tables were not read: use --fast or --polite";
 const NO_PAGES: &str = "the copied tree has no page tables";
-pub(super) const NOT_COPIED: &str = "not in the copied tree";
 
 /// True if the file is not there while its process is.
 fn is_missing(error: &ProcError) -> bool {
