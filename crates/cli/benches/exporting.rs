@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 const PROCESSES: usize = 300;
@@ -71,9 +71,10 @@ fn scrape_ms(pid: u32, address: SocketAddr, scrapes: u32) -> f64 {
     (cpu_ms(pid) - before) / f64::from(scrapes)
 }
 
-fn export(every: &str) -> (Children, u32, SocketAddr) {
+fn export(args: &[&str]) -> (Children, u32, SocketAddr) {
     let mut child = Command::new(PAGEWISE)
-        .args(["export", "--listen", "127.0.0.1:0", "--every", every])
+        .args(["export", "--listen", "127.0.0.1:0"])
+        .args(args)
         .stderr(Stdio::piped())
         .spawn()
         .expect("pagewise was built");
@@ -97,7 +98,7 @@ fn main() {
     let _targets = Children((0..PROCESSES).map(start).collect());
     sleep(Duration::from_secs(15));
 
-    let (_exporter, pid, address) = export("1s");
+    let (exporter, pid, address) = export(&["--every", "1s"]);
     let text = page(address, "text/plain").expect("a scrape");
     let first = value(&text, "pagewise_sweep_cpu_seconds_total") * 1e3;
     let first_sweeps = value(&text, "pagewise_sweeps_total");
@@ -118,7 +119,29 @@ fn main() {
         memory_mib(pid, "VmHWM"),
         memory_mib(pid, "RssAnon")
     );
+    drop(exporter);
+    share();
     other();
+}
+
+/// Sweeps every 15 s, and more diagnoses than by default: one in the time that is measured, a
+/// minute.
+fn share() {
+    let (_exporter, pid, address) = export(&["--diagnose-every", "60s"]);
+    sleep(Duration::from_secs(20));
+    let counted = || {
+        let text = page(address, "text/plain").expect("a scrape");
+        (value(&text, "pagewise_sweep_cpu_seconds_total"), value(&text, "pagewise_sweeps_total"))
+    };
+    let (first, (began, before)) = (counted(), (Instant::now(), cpu_ms(pid)));
+    sleep(Duration::from_secs(60));
+    let used = (cpu_ms(pid) - before) / 1e3 / began.elapsed().as_secs_f64();
+    let last = counted();
+    println!(
+        "  sweeps every 15 s: {:.1} ms CPU each",
+        (last.0 - first.0) * 1e3 / (last.1 - first.1)
+    );
+    println!("  with a diagnosis each minute: {:.2} % of a core", used * 100.0);
 }
 
 /// process-exporter, if it is installed.

@@ -1,10 +1,12 @@
-//! A sweep without names, for a support request.
+//! A sweep and findings without names, for a support request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use pagewise_model::Name;
 use pagewise_model::sweep::{ProcessIdentity, Sweep};
+
+use crate::diagnosis::{ExportedFinding, FindingObject};
 
 /// Names that were replaced, with their replacements: the same name has one replacement.
 #[derive(Debug, Default)]
@@ -30,8 +32,7 @@ impl Replacements {
 
 /// Replaces names of processes, programs, users and cgroups, and removes command lines. The same
 /// name has the same replacement everywhere. Sizes, counters, PIDs and times stay.
-pub fn anonymous(sweep: &Sweep) -> Sweep {
-    let mut sweep = sweep.clone();
+pub fn anonymous(sweep: &mut Sweep, findings: &mut [ExportedFinding]) {
     let mut names = Replacements::default();
     for process in &mut sweep.processes {
         let identity = &process.identity;
@@ -53,5 +54,11 @@ pub fn anonymous(sweep: &Sweep) -> Sweep {
         // Readers look a cgroup up by its path.
         cgroups.sort_by(|a, b| a.path.cmp(&b.path));
     }
-    sweep
+    for finding in findings {
+        finding.object = match &finding.object {
+            FindingObject::Machine => FindingObject::Machine,
+            FindingObject::Process(name) => FindingObject::Process(names.replace("process", name)),
+            FindingObject::Cgroup(path) => FindingObject::Cgroup(names.path(path)),
+        };
+    }
 }

@@ -1,11 +1,14 @@
-//! The systemd unit, container and Kubernetes pod of a cgroup, by its path, and names of pods by
-//! the log files that the kubelet makes.
+//! The systemd unit, container and Kubernetes pod of a cgroup, by its path, and names of containers
+//! by the log files that the kubelet makes, or by a container runtime.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use crate::container_api;
 
 /// Digits of the ID of a container.
 const ID_DIGITS: usize = 64;
@@ -104,34 +107,71 @@ fn is_container_id(name: &[u8]) -> bool {
     name.len() == ID_DIGITS && name.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// Names of a container in Kubernetes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContainerNames {
+/// Names of a container; empty where they are unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ContainerNames {
     /// The pod.
-    pub pod: Vec<u8>,
+    pub(crate) pod: Vec<u8>,
     /// Its namespace.
-    pub namespace: Vec<u8>,
-    /// The container in the pod.
-    pub container: Vec<u8>,
+    pub(crate) namespace: Vec<u8>,
+    /// The container, in the pod if it has one.
+    pub(crate) container: Vec<u8>,
+    /// The image that it was made from.
+    pub(crate) image: Vec<u8>,
 }
 
-/// Names of the containers of a node, by their ID.
+/// Sources of the names of containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerSources {
+    /// Folder in which the kubelet makes a link for the log of each container.
+    pub logs: Option<PathBuf>,
+    /// Socket of a runtime with the API of Docker.
+    pub socket: Option<PathBuf>,
+}
+
+impl ContainerSources {
+    /// Tries the socket.
+    ///
+    /// # Errors
+    /// [`io::Error`] if there is a socket that does not answer as the API does.
+    pub fn check(&self) -> io::Result<()> {
+        self.socket.as_deref().map_or(Ok(()), |socket| container_api::read(socket).map(|_| ()))
+    }
+
+    /// True without any source.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.logs.is_none() && self.socket.is_none()
+    }
+}
+
+/// Names of the containers of a machine, by their ID.
 #[derive(Clone, Debug, Default)]
-pub struct ContainerNameTable(HashMap<Vec<u8>, Arc<ContainerNames>>);
+pub(crate) struct ContainerNameTable(HashMap<Vec<u8>, Arc<ContainerNames>>);
 
 impl ContainerNameTable {
-    /// Reads the names from `/var/log/containers`, where the kubelet makes a link
-    /// `POD_NAMESPACE_CONTAINER-ID.log` for each container. A folder that does not exist has none.
-    pub fn read(folder: &Path) -> ContainerNameTable {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let names = entries.take(MAX_LOG_FILES).filter_map(|entry| log_name(&entry.file_name()));
-        ContainerNameTable(names.collect())
+    /// Reads the names of all sources again. If a runtime does not answer, the names that it gave
+    /// before stay: series must not lose their labels while it restarts.
+    pub(crate) fn refresh(&mut self, sources: &ContainerSources) {
+        let named = sources.socket.as_deref().map(container_api::read);
+        if !matches!(named, Some(Err(_))) {
+            self.0.clear();
+        }
+        self.0.extend(sources.logs.iter().flat_map(|folder| of_log_files(folder)));
+        let named = named.into_iter().flatten().flatten();
+        self.0.extend(named.map(|(id, names)| (id, Arc::new(names))));
     }
 
     /// The names of a container.
-    pub fn get(&self, id: &[u8]) -> Option<&ContainerNames> {
+    pub(crate) fn get(&self, id: &[u8]) -> Option<&ContainerNames> {
         self.0.get(id).map(|it| &**it)
     }
+}
+
+/// The names in `/var/log/containers`, where the kubelet makes a link
+/// `POD_NAMESPACE_CONTAINER-ID.log` for each container. A folder that does not exist has none.
+fn of_log_files(folder: &Path) -> impl Iterator<Item = (Vec<u8>, Arc<ContainerNames>)> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.take(MAX_LOG_FILES).filter_map(|entry| log_name(&entry.file_name()))
 }
 
 /// The ID and the names in the name of a log file.
@@ -144,7 +184,8 @@ fn log_name(file: &OsStr) -> Option<(Vec<u8>, Arc<ContainerNames>)> {
     }
     let mut parts = names.splitn(3, |&b| b == b'_').map(<[u8]>::to_vec);
     let (pod, namespace, container) = (parts.next()?, parts.next()?, parts.next()?);
-    Some((id.to_vec(), Arc::new(ContainerNames { pod, namespace, container })))
+    let names = ContainerNames { pod, namespace, container, image: Vec::new() };
+    Some((id.to_vec(), Arc::new(names)))
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
 //! Successive sweeps become the texts that scrapes are answered with.
 
-use std::path::PathBuf;
-
 use pagewise_model::sweep::Sweep;
 
-use crate::container::ContainerNameTable;
+use crate::container::{ContainerNameTable, ContainerSources};
 use crate::diagnosis::ExportedDiagnosis;
 use crate::exposition::{ExpositionFormat, MetricFamily, write_end, write_families};
 use crate::families::{
@@ -21,8 +19,8 @@ pub struct ExporterOptions {
     pub rules: GroupRules,
     /// Bounds of the number of series.
     pub limits: SeriesLimits,
-    /// Folder in which the kubelet makes a link for the log of each container.
-    pub container_logs: Option<PathBuf>,
+    /// Sources of the names of containers.
+    pub containers: ContainerSources,
 }
 
 /// Turns successive sweeps into metrics.
@@ -51,11 +49,12 @@ pub struct ExportedSweep {
 impl Exporter {
     /// An exporter that has seen no sweep.
     pub fn new(options: ExporterOptions) -> Exporter {
-        let names = options.container_logs.as_deref().map(ContainerNameTable::read);
+        let mut names = ContainerNameTable::default();
+        names.refresh(&options.containers);
         let max_series = options.limits.max_series as u64;
         Exporter {
             options,
-            names: names.unwrap_or_default(),
+            names,
             assignment: GroupAssignment::default(),
             totals: GroupTotals::default(),
             counts: SweepCounts { max_series, ..SweepCounts::default() },
@@ -76,9 +75,13 @@ impl Exporter {
         self.counts.vanished += sweep.vanished;
         let limits = self.options.limits;
         let mut families = machine_families(&sweep);
-        families.extend(diagnosis_families(self.diagnosis.as_ref()));
         let fixed = count(&families) + count(&sweep_families(&sweep, self.counts)) + TAIL_SERIES;
         let left = limits.max_series.saturating_sub(fixed);
+        // Groups and cgroups need the others.
+        let (diagnosis, dropped) = diagnosis_families(self.diagnosis.as_ref(), left / 4);
+        self.counts.dropped_findings = dropped;
+        let left = left.saturating_sub(count(&diagnosis));
+        families.extend(diagnosis);
 
         // Groups leave half of the series to cgroups.
         let mut budget = SeriesBudget::new(left / 2);
@@ -98,9 +101,8 @@ impl Exporter {
         let cgroups = cgroup_families(&sweep, &self.names, limits.max_cgroups, &mut budget);
         self.counts.dropped_cgroup_series = budget.dropped;
         self.counts.left_out_cgroups = cgroups.left_out;
-        if let Some(folder) = self.options.container_logs.as_deref().filter(|_| cgroups.has_unnamed)
-        {
-            self.names = ContainerNameTable::read(folder);
+        if cgroups.has_unnamed && !self.options.containers.is_empty() {
+            self.names.refresh(&self.options.containers);
         }
 
         families.extend(groups.families);

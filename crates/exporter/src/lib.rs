@@ -6,6 +6,7 @@
 
 mod bundle;
 mod container;
+mod container_api;
 mod diagnosis;
 mod exporter;
 mod exposition;
@@ -18,8 +19,10 @@ mod otlp;
 mod textfile;
 
 pub use bundle::anonymous;
-pub use container::{CgroupOwner, ContainerNameTable, ContainerNames};
-pub use diagnosis::{ExportedDiagnosis, ExportedFinding, ExportedHeadroom};
+pub use container::{CgroupOwner, ContainerSources};
+pub use diagnosis::{
+    ExportedDiagnosis, ExportedFinding, ExportedFreeMemory, ExportedHeadroom, FindingObject,
+};
 pub use exporter::{ExportedSweep, Exporter, ExporterOptions, scrape_tail};
 pub use exposition::{
     ExpositionFormat, LabelSet, MetricFamily, MetricKind, MetricSample, MetricValue, write_end,

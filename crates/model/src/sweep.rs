@@ -174,6 +174,15 @@ pub struct SweepProcess {
 }
 
 impl SweepProcess {
+    /// The time since PSS and USS were read, in nanoseconds, if they are outdated: the process has
+    /// changed since. `now_ns` is the `boot_ns` of the sweep.
+    pub fn outdated_ns(&self, now_ns: u64) -> Option<u64> {
+        match self.pages {
+            PagesReading::Postponed(at) => Some(now_ns.saturating_sub(at)),
+            PagesReading::Now | PagesReading::Unchanged(_) | PagesReading::Never => None,
+        }
+    }
+
     /// True if the process has ended and waits for its parent.
     pub const fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
@@ -212,8 +221,8 @@ pub enum PagesReading {
     /// In an earlier sweep, at this `boot_ns`. The process has not changed since; the number of
     /// other processes with which it shares pages may have.
     Unchanged(u64),
-    /// In an earlier sweep, at this `boot_ns`. The process has changed since: reading it again
-    /// exceeds the budget.
+    /// In an earlier sweep, at this `boot_ns`. The process has changed since, or has not been
+    /// checked for a long time: reading it again exceeds the budget.
     Postponed(u64),
     /// Never: the readings have the reason.
     Never,

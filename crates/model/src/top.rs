@@ -151,7 +151,7 @@ impl TopColumn {
             TopColumn::Current => {
                 ("CURRENT", false, "Memory that the kernel charges to the cgroup.")
             }
-            TopColumn::Limit => ("LIMIT", false, "Memory limit of the cgroup or of one above it."),
+            TopColumn::Limit => ("LIMIT", false, "Memory limit of the cgroup itself."),
             TopColumn::Growth => {
                 ("GROW/MIN", false, "Change per minute, over the last minute at most.")
             }
@@ -210,6 +210,9 @@ pub struct TopRow {
     pub pss: Reading<Bytes>,
     /// Unique set size; the sum of a group.
     pub uss: Reading<Bytes>,
+    /// The time since `pss` and `uss` were read, in nanoseconds, if they are outdated; in a group,
+    /// that of the oldest of the outdated ones.
+    pub outdated_ns: Option<u64>,
     /// Resident set size; the sum of a group counts shared pages several times.
     pub rss: Reading<Bytes>,
     /// Bytes in swap.
@@ -257,12 +260,23 @@ pub struct TopTable {
     pub unreadable: Option<(u64, Absent)>,
     /// Number of processes whose memory was not read yet, to keep to the budget.
     pub postponed: u64,
+    /// Processes with outdated PSS and USS.
+    pub outdated: OutdatedProcesses,
     /// Columns for which at least one row has a value, in the order of [`TopColumn::ALL`].
     pub columns: Vec<TopColumn>,
     /// Figures of the machine, the most important first.
     pub machine: Vec<Fact>,
     /// Latest events, oldest first.
     pub events: Vec<TopEvent>,
+}
+
+/// Processes whose PSS and USS are of an earlier sweep, although they have changed since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutdatedProcesses {
+    /// Their number.
+    pub count: u64,
+    /// The time since the oldest of these values was read, in nanoseconds.
+    pub oldest_ns: u64,
 }
 
 /// An event of the last minutes.

@@ -280,6 +280,9 @@ impl TrackedProcess {
             return;
         }
         self.refreshed_ns = reader.now_ns;
+        // The budget has not sufficed since the last time: the values count as outdated, and the
+        // process is read before those that are only due.
+        self.is_stale |= self.is_due;
         self.is_due = true;
         self.read_all(reader, stat);
     }

@@ -24,6 +24,8 @@ use crate::process::{ProcessReader, SharedNames, TrackedProcess, TrackedTask};
 const FIRST_LARGE: Duration = Duration::from_millis(200);
 /// Time for which the CPU time for small processes adds up before large ones get the surplus.
 const SMALL_RESERVE: Duration = Duration::from_secs(30);
+/// Cgroups are few, and a limit can change without a change of the charge.
+const MAX_CGROUP_REFRESH: Duration = Duration::from_secs(60);
 /// A clock that differs by more than this from the time since boot was set; below, it was adjusted.
 const CLOCK_TOLERANCE_NS: u64 = 1_000_000_000;
 /// A sweep that is later than this number of intervals leaves a gap.
@@ -150,7 +152,7 @@ impl Sampler {
             .iter()
             .filter_map(|it| it.identity.cgroup.as_ref().ok())
             .any(|path| !self.cgroups.knows(path));
-        let refresh_ns = nanoseconds(self.options.refresh);
+        let refresh_ns = nanoseconds(self.options.refresh.min(MAX_CGROUP_REFRESH));
         let cgroups = self.cgroups.read(time.boot_ns, refresh_ns, has_unknown);
         let events = self.events(time, &machine, &cgroups, &mut tally);
         self.last = Some(LastSweep { time, machine: machine.clone(), cgroups: cgroups.clone() });

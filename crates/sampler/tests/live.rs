@@ -117,3 +117,18 @@ fn without_a_budget_a_changed_process_keeps_its_older_values_and_says_so() {
     assert!(after.rss > before.rss, "RSS is current");
     assert!(second.cost.postponed > 0);
 }
+
+#[test]
+fn an_idle_process_that_waits_too_long_for_its_next_reading_says_so() {
+    let sleeper = Sleeper::start();
+    std::thread::sleep(Duration::from_millis(300));
+    let options =
+        SamplerOptions { page_share: 0.0, refresh: Duration::ZERO, ..SamplerOptions::default() };
+    let mut sampler = sampler(options);
+    let first = sampler.sweep().unwrap().sweep;
+    let at = first.time.boot_ns;
+    let mut pages = || sleeper.of(&sampler.sweep().unwrap().sweep).unwrap().pages;
+    // It is due in each sweep, and is never read again.
+    assert_eq!(pages(), PagesReading::Unchanged(at));
+    assert_eq!(pages(), PagesReading::Postponed(at));
+}

@@ -8,6 +8,7 @@
 mod counters;
 mod zones;
 
+use pagewise_model::account::SystemReading;
 use pagewise_model::fragmentation::{FreeMemory, Zone};
 use pagewise_model::report::{
     Audience, CellValue, FactsShape, Label, NamedFacts, Paragraph, Report, ReportBlock,
@@ -42,6 +43,29 @@ pub fn allocatable(zone: &Zone, order: usize, page_size: PageSize) -> Bytes {
 /// the kernel's `unusable_index` in debugfs. `None` where nothing is free.
 pub fn unusable_index(free: Bytes, allocatable: Bytes) -> Option<f64> {
     allocatable.fraction_of(free).map(|usable| 1.0 - usable)
+}
+
+/// The free memory of a machine, and the part that huge pages can be made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeForHugePages {
+    /// All of it.
+    pub free: Bytes,
+    /// The part in free blocks that hold a huge page.
+    pub allocatable: Bytes,
+}
+
+/// Free memory in huge pages, over all zones of a machine.
+///
+/// # Errors
+/// [`Absent`] without the counts of free blocks or the size of a huge page.
+pub fn huge_of_free(reading: &SystemReading) -> Reading<FreeForHugePages> {
+    let page_size = reading.page_size;
+    let zones = reading.free_blocks.as_ref().map_err(Clone::clone)?;
+    let order = huge_order(reading.huge_size.clone()?, page_size)?;
+    Ok(FreeForHugePages {
+        free: zones.iter().map(|zone| free(zone, page_size)).sum(),
+        allocatable: zones.iter().map(|zone| allocatable(zone, order, page_size)).sum(),
+    })
 }
 
 /// Why a request of an order fails in a zone: towards 0 for lack of memory, towards 1 since what is

@@ -15,7 +15,7 @@ use crate::account::account;
 use crate::blocks::facts_of;
 use crate::cells::{float, text};
 use crate::explain::fact;
-use crate::fragmentation::{allocatable, free, huge_order, unusable_index};
+use crate::fragmentation::{FreeForHugePages, huge_of_free, unusable_index};
 use crate::headroom::{Headroom, headroom};
 use crate::oom;
 
@@ -271,25 +271,22 @@ fn per_second(rate: f64, unit: u64) -> u64 {
 }
 
 fn fragmentation(reading: &SystemReading) -> NamedFacts {
-    let page_size = reading.page_size;
-    let blocks = || -> Reading<(Bytes, Bytes)> {
-        let zones = reading.free_blocks.as_ref().map_err(Clone::clone)?;
-        let order = huge_order(reading.huge_size.clone()?, page_size)?;
-        let all = zones.iter().map(|zone| free(zone, page_size)).sum();
-        Ok((all, zones.iter().map(|zone| allocatable(zone, order, page_size)).sum()))
+    let value = |make: fn(FreeForHugePages) -> CellValue| {
+        CellValue::from_reading(huge_of_free(reading), make)
     };
-    let value = |make: fn((Bytes, Bytes)) -> CellValue| CellValue::from_reading(blocks(), make);
     let facts = vec![
         fact(
             "allocatable_huge",
             "free in huge pages",
-            value(|it| CellValue::Bytes(it.1.0)),
+            value(|it| CellValue::Bytes(it.allocatable.0)),
             "Huge pages that free blocks provide without compaction.",
         ),
         fact(
             "unusable_index",
             "free memory in smaller blocks",
-            value(|it| unusable_index(it.0, it.1).map_or(CellValue::None, CellValue::Share)),
+            value(|it| {
+                unusable_index(it.free, it.allocatable).map_or(CellValue::None, CellValue::Share)
+            }),
             "The share of free memory in blocks that are smaller than a huge page: see `pagewise fragmentation`.",
         ),
     ];

@@ -10,7 +10,8 @@ mod replay;
 mod rows;
 mod tree;
 
-use pagewise_model::top::{TopColumn, TopQuery, TopRow, TopSubject, TopTable};
+use pagewise_model::sweep::SweepProcess;
+use pagewise_model::top::{OutdatedProcesses, TopColumn, TopQuery, TopRow, TopSubject, TopTable};
 use pagewise_model::{Absent, Reading};
 
 pub use history::{MAX_SAMPLES, TopHistory};
@@ -27,7 +28,7 @@ pub fn table(history: &TopHistory, query: &TopQuery) -> Option<TopTable> {
     let (mut rows, missing) = match query.subject {
         TopSubject::Cgroups => rows::of_cgroups(history, sweep, query),
         TopSubject::Processes => match query.grouping {
-            Some(grouping) => (rows::of_groups(history, &members, grouping), None),
+            Some(grouping) => (rows::of_groups(history, sweep, &members, grouping), None),
             None => (rows::of_processes(history, sweep, &members), None),
         },
     };
@@ -48,6 +49,7 @@ pub fn table(history: &TopHistory, query: &TopQuery) -> Option<TopTable> {
         missing,
         unreadable: unreadable(&members),
         postponed: postponed(&members),
+        outdated: outdated(&members, sweep.time.boot_ns),
         columns,
         machine: machine::facts(history, sweep),
         events: events::of_history(history, sweep.time.boot_ns),
@@ -55,7 +57,7 @@ pub fn table(history: &TopHistory, query: &TopQuery) -> Option<TopTable> {
 }
 
 /// Processes whose pages could not be read.
-fn unreadable(members: &[&pagewise_model::sweep::SweepProcess]) -> Option<(u64, Absent)> {
+fn unreadable(members: &[&SweepProcess]) -> Option<(u64, Absent)> {
     let mut reasons = members.iter().filter_map(|it| match &it.pss {
         Err(Absent::NotPermitted(needs)) => Some(Absent::NotPermitted(needs.clone())),
         _ => None,
@@ -65,10 +67,18 @@ fn unreadable(members: &[&pagewise_model::sweep::SweepProcess]) -> Option<(u64, 
 }
 
 /// Number of processes whose pages the sampler has not read yet.
-fn postponed(members: &[&pagewise_model::sweep::SweepProcess]) -> u64 {
-    let is_postponed =
-        |it: &&&pagewise_model::sweep::SweepProcess| matches!(it.pss, Err(Absent::NotCollected(_)));
+fn postponed(members: &[&SweepProcess]) -> u64 {
+    let is_postponed = |it: &&&SweepProcess| matches!(it.pss, Err(Absent::NotCollected(_)));
     u64::try_from(members.iter().filter(is_postponed).count()).unwrap_or(u64::MAX)
+}
+
+/// Processes whose values are of an earlier sweep.
+fn outdated(members: &[&SweepProcess], now_ns: u64) -> OutdatedProcesses {
+    let ages = members.iter().filter_map(|it| it.outdated_ns(now_ns));
+    ages.fold(OutdatedProcesses::default(), |sum, age_ns| OutdatedProcesses {
+        count: sum.count + 1,
+        oldest_ns: sum.oldest_ns.max(age_ns),
+    })
 }
 
 /// The columns that apply to the rows and have a value in one of them. Those without a value in a

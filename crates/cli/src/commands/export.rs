@@ -13,8 +13,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use pagewise_exporter::{
-    ExportedDiagnosis, ExportedSweep, Exporter, ExporterOptions, GroupRules, OtlpEndpoint,
-    PublishedScrape, ScrapeServer, SeriesLimits, WebConfig, write_textfile,
+    ContainerSources, ExportedDiagnosis, ExportedSweep, Exporter, ExporterOptions, GroupRules,
+    OtlpEndpoint, PublishedScrape, ScrapeServer, SeriesLimits, WebConfig, write_textfile,
 };
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Name, Pid};
@@ -32,6 +32,11 @@ use crate::output::{note, to_stdout};
 const TURN: Duration = Duration::from_millis(250);
 /// Shortest time between two sweeps.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Sweeps after which a process that has not changed is read again: a twentieth of the processes in
+/// each sweep.
+const REFRESH_SWEEPS: u32 = 20;
+const MIN_REFRESH: Duration = Duration::from_secs(60);
+const MAX_REFRESH: Duration = Duration::from_secs(900);
 /// Time between two messages of trouble.
 const MESSAGE_EVERY: Duration = Duration::from_secs(3600);
 
@@ -44,7 +49,12 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     if args.every < MIN_INTERVAL {
         bail!("--every needs at least {}", humantime::format_duration(MIN_INTERVAL));
     }
-    let exporter = Exporter::new(options(args)?);
+    let options = options(args)?;
+    if let Some(socket) = &options.containers.socket {
+        let checked = options.containers.check();
+        checked.with_context(|| format!("cannot read containers from {}", socket.display()))?;
+    }
+    let exporter = Exporter::new(options);
     let sampler = sampler(args)?;
     if args.once { once(args, sampler, exporter) } else { serve(args, sampler, exporter) }
 }
@@ -65,7 +75,10 @@ fn options(args: &ExporterArgs) -> anyhow::Result<ExporterOptions> {
             max_groups: args.max_groups,
             max_cgroups: args.max_cgroups,
         },
-        container_logs: Some(args.container_logs.clone()),
+        containers: ContainerSources {
+            logs: Some(args.container_logs.clone()),
+            socket: args.container_socket.clone(),
+        },
     })
 }
 
@@ -79,6 +92,7 @@ fn sampler(args: &ExporterArgs) -> anyhow::Result<Sampler> {
     let options = SamplerOptions {
         interval: args.every,
         page_share: args.budget / 100.0,
+        refresh: args.every.saturating_mul(REFRESH_SWEEPS).clamp(MIN_REFRESH, MAX_REFRESH),
         ..SamplerOptions::default()
     };
     Ok(Sampler::new(&ProcRoot::live(), options)?)

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -94,6 +94,38 @@ fn sweeps_go_on_between_scrapes() {
     assert!(text.contains("pagewise_group_growth_bytes_per_second{"), "{text}");
 }
 
+/// Resident bytes of a process that are its own data.
+fn anonymous_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn a_thousand_clients_with_huge_requests_take_little_memory() {
+    let server = ServerProcess::export(&["--every", "1h", "--diagnose-every", "0s"]);
+    server.page("/metrics");
+    let before = anonymous_bytes(server.pid());
+    let huge = format!("GET /metrics HTTP/1.1\r\nX: {}", "x".repeat(64 << 10));
+    let mut highest = 0;
+    for _ in 0..10 {
+        // Each sends more than is read of a request, and reads nothing.
+        let clients: Vec<TcpStream> = (0..100)
+            .filter_map(|_| {
+                let mut stream = TcpStream::connect(server.address).ok()?;
+                stream.set_nonblocking(true).ok()?;
+                let _ = stream.write(huge.as_bytes());
+                Some(stream)
+            })
+            .collect();
+        highest = highest.max(anonymous_bytes(server.pid()));
+        drop(clients);
+    }
+    assert!(value(&server.page("/metrics"), "pagewise_sweeps_total") == Some(1.0));
+    let grown = highest.saturating_sub(before);
+    assert!(grown < 8 << 20, "{grown} bytes for 128 connections of 8 KiB");
+}
+
 #[test]
 fn the_account_of_the_slow_cycle_adds_up_and_a_growing_process_is_a_finding() {
     let name = format!("pwgrows{}", std::process::id());
@@ -171,6 +203,7 @@ fn wrong_files_and_addresses_are_named() {
     assert!(fails(&["--web-config", "/nonexistent"]).contains("/nonexistent"));
     assert!(fails(&["--listen", "127.0.0.1:x"]).contains("127.0.0.1:x"));
     assert!(fails(&["--otlp", "ftp://x"]).contains("ftp://x"));
+    assert!(fails(&["--container-socket", "/nonexistent"]).contains("/nonexistent"));
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
     fs::write(&config, "process_names: [{name: x}]").unwrap();
@@ -192,6 +225,16 @@ fn a_bundle_is_json_and_keeps_names_to_itself_on_request() {
     assert!(
         processes.iter().all(|it| it["identity"]["command"].as_array().is_none_or(Vec::is_empty))
     );
+    let account = &bundle["account"];
+    let owners = account["owners"].as_array().unwrap().iter();
+    let sum: i64 = owners.map(|it| it["bytes"].as_i64().unwrap()).sum();
+    assert_eq!(sum + account["unaccounted"].as_i64().unwrap(), account["total"].as_i64().unwrap());
+    for finding in bundle["findings"].as_array().unwrap() {
+        let object = finding["object"].as_str().unwrap();
+        let is_replaced = |it: &str| it.starts_with("process-") || it.starts_with("/");
+        assert!(object == "machine" || is_replaced(object), "{finding}");
+        assert!(finding["id"].is_string() && finding["severity"].is_string());
+    }
 }
 
 /// The text of a file of the repository.
@@ -249,4 +292,90 @@ fn systemd_accepts_the_service() {
     let said = String::from_utf8_lossy(&checked.stderr);
     let ours: Vec<&str> = said.lines().filter(|it| it.contains("pagewise-export")).collect();
     assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");
+}
+
+/// The instructions of a container file: the name and its text.
+fn instructions(text: &str) -> Vec<(&str, &str)> {
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    lines.map(|line| line.split_once(' ').unwrap()).collect()
+}
+
+/// The strings of a list such as `["export", "--listen"]`.
+fn words(list: &str) -> Vec<String> {
+    serde_json::from_str(list).unwrap()
+}
+
+/// The text between two others.
+fn between<'t>(text: &'t str, begin: &str, end: &str) -> &'t str {
+    let (_, rest) = text.split_once(begin).unwrap_or_else(|| panic!("{begin}"));
+    rest.split_once(end).unwrap_or_else(|| panic!("{end}")).0
+}
+
+/// Checks that `pagewise` accepts the options: it stops at the wrong address.
+fn accepts(args: &[&str]) {
+    let output = pagewise(args);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("cannot listen on nowhere"), "{args:?}: {error}");
+}
+
+#[test]
+fn the_container_file_builds_and_starts_what_the_repository_has() {
+    let text = file("deploy/container/Containerfile");
+    let all = instructions(&text);
+    let of = |name: &str| all.iter().filter(|it| it.0 == name).map(|it| it.1).collect::<Vec<_>>();
+    // The command that builds: its package and features are those of the manifest.
+    let manifest = file("crates/cli/Cargo.toml");
+    let build = of("RUN").join(" ");
+    assert!(manifest.contains(&format!("name = \"{}\"", between(&build, "-p ", " "))), "{build}");
+    let (_, features) = build.split_once("--features ").unwrap();
+    for feature in features.split(',') {
+        assert!(manifest.contains(&format!("\n{feature} = [")), "no feature {feature}");
+    }
+    // The release of Rust is at least the one that the workspace needs.
+    let needed = file("Cargo.toml");
+    let needed = between(&needed, "rust-version = \"1.", "\"").parse::<u32>().unwrap();
+    let [build_image, image] = of("FROM")[..] else { panic!("two stages: {text}") };
+    let tag = between(build_image, "rust:", " AS build");
+    let minor = tag.split(['.', '-']).nth(1).and_then(|it| it.parse::<u32>().ok());
+    assert!(tag.starts_with("1") && minor.is_none_or(|minor| minor >= needed), "{tag}");
+    // Both stages have the same Debian release, whose C library the program needs.
+    let release = tag.split('-').next_back().unwrap();
+    assert!(image.contains(&format!("debian:{release}")), "{image}");
+    // The built program goes to the path that is started.
+    let copies = of("COPY");
+    assert_eq!(copies[0], ". .");
+    let program = "/usr/local/bin/pagewise";
+    let folder = of("WORKDIR")[0];
+    assert_eq!(copies[1], format!("--from=build {folder}/target/release/pagewise {program}"));
+    assert_eq!(words(of("ENTRYPOINT")[0]), [program]);
+    let command = words(of("CMD")[0]);
+    let port = format!(":{}", of("EXPOSE")[0]);
+    assert!(command.iter().any(|it| it.ends_with(&port)), "{command:?}");
+    let address = command.iter().find(|it| it.ends_with(&port)).unwrap();
+    let args: Vec<&str> =
+        command.iter().map(|it| if it == address { "nowhere" } else { it.as_str() }).collect();
+    accepts(&args);
+    // The context of the build has no folder of build results.
+    let ignored = file(".dockerignore");
+    assert!(ignored.lines().any(|line| line == "target"));
+    assert!(ignored.lines().all(|line| !line.starts_with("crates")));
+}
+
+#[test]
+fn the_daemon_set_starts_the_image_with_options_that_exist() {
+    let text = file("deploy/kubernetes/daemonset.yaml");
+    let args = between(&text, "args: [", "]");
+    let args: Vec<&str> = args.split(", ").map(|it| it.trim_matches('\'')).collect();
+    let port = between(&text, "containerPort: ", "\n");
+    assert_eq!(args[..2], ["export", "--listen"]);
+    assert!(args[2].ends_with(&format!(":{port}")), "{args:?}");
+    assert!(text.contains(&format!("prometheus.io/port: '{port}'")));
+    accepts(&[&args[..2], &["nowhere"], &args[3..]].concat());
+    // The folders of the node that it mounts are those that it reads by default.
+    let help = String::from_utf8(pagewise(&["export", "--help"]).stdout).unwrap();
+    assert!(text.contains("mountPath: /var/log/containers\n"));
+    assert!(help.contains("[default: /var/log/containers]"), "{help}");
+    for hardened in ["readOnlyRootFilesystem: true", "drop: [ALL]", "hostNetwork: false"] {
+        assert!(text.contains(hardened), "{hardened}");
+    }
 }

@@ -6,6 +6,7 @@
 mod fixture;
 
 mod command;
+mod large_host;
 mod process_exporter;
 mod prometheus;
 mod server;

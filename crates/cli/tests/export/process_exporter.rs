@@ -11,7 +11,7 @@ use crate::fixture::ProcessGroup;
 use crate::server::{ServerProcess, free_address, wait};
 
 /// Configurations whose rules together use each kind of matcher and each field of names.
-const CONFIGURATIONS: [&str; 3] = [
+const CONFIGURATIONS: [&str; 5] = [
     r#"
 process_names:
   - name: "pwgroup:{{.Matches.Kind}}:{{.ExeBase}}"
@@ -43,6 +43,22 @@ process_names:
     cmdline: ['pwgroup']
   - exe: [pwgroup_exe]
 "#,
+    // Rules without a name have that of the program; one with a folder matches that folder alone.
+    r#"
+process_names:
+  - exe: [pwgroup-a]
+  - exe: [pwgroup_exe]
+  - exe: [/tmp/pwgroup_path]
+"#,
+    // A lazy quantifier, an end or a blank, and both with the name of the program.
+    r#"
+process_names:
+  - exe: [pwgroup_pg]
+    cmdline: ['-D\s+.+?(?P<Path>[^/]+)(?:$|\s)']
+    name: "{{.ExeBase}}:{{.Matches.Path}}"
+  - name: "pwgroup {{.Username}} {{.Matches.Word}}"
+    cmdline: ['\s(?P<Word>pwgroup-\S+)\s']
+"#,
 ];
 
 /// Number of processes of each group whose name has `pwgroup`.
@@ -70,6 +86,7 @@ fn groups_and_their_processes_are_those_of_process_exporter() {
         start("pwgroup_exe", "x"),
         start("/tmp/pwgroup_path", "x"),
         start("/opt/pwgroup_path", "x"),
+        start("pwgroup_pg", "-D /data/pwgroup7"),
     ];
     wait("the children", || {
         children.iter().all(|it| {
@@ -78,7 +95,7 @@ fn groups_and_their_processes_are_those_of_process_exporter() {
             fs::read_to_string(task).map_or(true, |it| !it.trim().is_empty())
         })
     });
-    for (rules, least) in CONFIGURATIONS.iter().zip([4, 4, 1]) {
+    for (rules, least) in CONFIGURATIONS.iter().zip([4, 4, 1, 3, 3]) {
         let Some((theirs, ours)) = both(rules) else {
             return skip(&Lack::Tool("prometheus-process-exporter"));
         };

@@ -45,6 +45,10 @@ impl ServerProcess {
         Some(ServerProcess { child: command.spawn().ok()?, address })
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits until a page is there.
     pub(crate) fn wait_for(&self, path: &str) {
         wait("the server", || get(self.address, path).is_some_and(|(status, _)| status == 200));

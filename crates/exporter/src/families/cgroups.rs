@@ -146,7 +146,7 @@ pub(crate) fn cgroup_families(
         let owner = CgroupOwner::of(cgroup.path.as_bytes());
         has_unnamed |= !owner.container_id.is_empty() && names.get(owner.container_id).is_none();
         append(&mut families, &labels(cgroup, &owner, names), values);
-        info.push(&Arc::new(info_labels(cgroup, &owner)), 1);
+        info.push(&Arc::new(info_labels(cgroup, &owner, names)), 1);
     }
     families.push(info);
     CgroupFamilies { families, left_out, has_unnamed }
@@ -170,13 +170,19 @@ fn labels(
     Arc::new(set)
 }
 
-fn info_labels(cgroup: &SweepCgroup, owner: &CgroupOwner<'_>) -> LabelSet {
+fn info_labels(
+    cgroup: &SweepCgroup,
+    owner: &CgroupOwner<'_>,
+    names: &ContainerNameTable,
+) -> LabelSet {
+    let image = names.get(owner.container_id).map_or(&b""[..], |it| it.image.as_slice());
     LabelSet::new()
         .with("cgroup", cgroup.path.as_bytes())
         .with("slice", owner.slice)
         .with("unit", owner.unit)
         .with("runtime", owner.runtime.as_bytes())
         .with("container_id", owner.container_id)
+        .with("image", image)
         .with("pod_uid", owner.pod_uid.as_bytes())
         .with("qos", owner.qos.as_bytes())
 }

@@ -8,7 +8,7 @@ use super::{RowMetric, empty, gauge, of_one};
 use crate::diagnosis::ExportedDiagnosis;
 use crate::exposition::{LabelSet, MetricFamily, MetricKind, MetricValue, label_text};
 
-const METRICS: [RowMetric<ExportedDiagnosis>; 4] = [
+const METRICS: [RowMetric<ExportedDiagnosis>; 6] = [
     gauge(
         "pagewise_diagnosis_timestamp_seconds",
         "seconds",
@@ -42,6 +42,18 @@ const METRICS: [RowMetric<ExportedDiagnosis>; 4] = [
             out.each("before", "oom", size(it.headroom.before_oom));
         },
     ),
+    gauge(
+        "pagewise_free_huge_bytes",
+        "bytes",
+        "Free memory that huge pages can be made of without compaction.",
+        |it, out| out.one(it.free.allocatable_huge.map(|it| it.0)),
+    ),
+    gauge(
+        "pagewise_free_unusable_ratio",
+        "ratio",
+        "Share of the free memory in blocks that are smaller than a huge page, from 0 to 1.",
+        |it, out| out.one(it.free.unusable_index),
+    ),
 ];
 
 #[expect(clippy::cast_precision_loss, reason = "sizes below 2^53 bytes")]
@@ -59,12 +71,18 @@ fn finding_family() -> MetricFamily {
     }
 }
 
-/// The families of a diagnosis; none before the first one.
-pub(crate) fn diagnosis_families(diagnosis: Option<&ExportedDiagnosis>) -> Vec<MetricFamily> {
-    let Some(diagnosis) = diagnosis else { return Vec::new() };
+/// The families of a diagnosis, with at most `max_series` series, and the number of findings that
+/// are left out; none before the first diagnosis.
+pub(crate) fn diagnosis_families(
+    diagnosis: Option<&ExportedDiagnosis>,
+    max_series: usize,
+) -> (Vec<MetricFamily>, u64) {
+    let Some(diagnosis) = diagnosis else { return (Vec::new(), 0) };
     let mut families = of_one(&METRICS, diagnosis);
+    let fixed: usize = families.iter().map(|it| it.samples.len()).sum();
+    let found = diagnosis.findings(max_series.saturating_sub(fixed));
     let mut findings = finding_family();
-    for finding in diagnosis.findings() {
+    for finding in &found.kept {
         let labels = LabelSet::new()
             .with("id", finding.id.as_bytes())
             .with("severity", finding.severity.key().as_bytes())
@@ -72,7 +90,7 @@ pub(crate) fn diagnosis_families(diagnosis: Option<&ExportedDiagnosis>) -> Vec<M
         findings.push(&Arc::new(labels), 1);
     }
     families.push(findings);
-    families
+    (families, found.dropped)
 }
 
 /// The families without series.

@@ -19,6 +19,8 @@ pub(crate) struct SweepCounts {
     /// Series of groups and of cgroups that the last sweep has not, because of the limits.
     pub(crate) dropped_group_series: u64,
     pub(crate) dropped_cgroup_series: u64,
+    /// Findings without a series.
+    pub(crate) dropped_findings: u64,
     /// Groups that are part of `other`.
     pub(crate) merged_groups: u64,
     /// Cgroups without series.
@@ -109,6 +111,7 @@ const METRICS: [RowMetric<OurRow>; 13] = [
         |it, out| {
             out.each("of", "groups", Some(it.counts.dropped_group_series));
             out.each("of", "cgroups", Some(it.counts.dropped_cgroup_series));
+            out.each("of", "findings", Some(it.counts.dropped_findings));
         },
     ),
 ];

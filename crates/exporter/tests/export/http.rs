@@ -19,6 +19,7 @@ use crate::sweeps::{export, process, sweep};
 /// A server in a thread, which ends with the value.
 struct RunningServer {
     address: SocketAddr,
+    published: Arc<PublishedScrape>,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -33,10 +34,11 @@ impl RunningServer {
             published.publish(&exported, Duration::ZERO);
         }
         let is_over = Arc::new(AtomicBool::new(false));
-        let mut server = ScrapeServer::new(vec![listener], published, web).unwrap();
+        let shared = Arc::clone(&published);
+        let mut server = ScrapeServer::new(vec![listener], shared, web).unwrap();
         let stop = Arc::clone(&is_over);
         let thread = thread::spawn(move || server.run(|| stop.load(Ordering::Relaxed)).unwrap());
-        RunningServer { address, is_over, thread: Some(thread) }
+        RunningServer { address, published, is_over, thread: Some(thread) }
     }
 
     fn connect(&self) -> TcpStream {
@@ -107,6 +109,33 @@ fn a_connection_answers_requests_one_after_the_other() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 2, "{answer}");
+}
+
+#[test]
+fn a_scrape_is_of_one_sweep_while_others_are_published() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    let sweep_of = |count: u32| {
+        let processes = (1..=count).map(|pid| process(pid, 0, &["job"], 1)).collect();
+        export(sweep(u64::from(count), processes, Vec::new()))
+    };
+    let sweeps: Vec<_> = (1..=40).map(sweep_of).collect();
+    thread::scope(|scope| {
+        let publishing = scope.spawn(|| {
+            for it in sweeps.iter().cycle().take(800) {
+                server.published.publish(it, Duration::ZERO);
+            }
+        });
+        while !publishing.is_finished() {
+            let answer = server.get("/metrics", "");
+            let series = parse(body(&answer), false).unwrap();
+            let value = |name: &str, labels: &[(&str, &str)]| {
+                let labels = labels.iter().map(|it| (it.0.to_owned(), it.1.to_owned())).collect();
+                series[&(name.to_owned(), labels)]
+            };
+            let all = value("pagewise_processes", &[]);
+            assert_eq!(value("pagewise_group_processes", &[("groupname", "job")]), all);
+        }
+    });
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use pagewise_exporter::{ExportedSweep, Exporter, ExporterOptions, GroupRules, SeriesLimits};
+use pagewise_exporter::{
+    ContainerSources, ExportedSweep, Exporter, ExporterOptions, GroupRules, SeriesLimits,
+};
 use pagewise_model::fragmentation::BootCounter;
 use pagewise_model::settings::PressureFigures;
 use pagewise_model::sweep::{
@@ -107,7 +109,7 @@ pub(crate) fn sweep(
 
 /// An exporter with these rules and limits.
 pub(crate) fn exporter(rules: GroupRules, limits: SeriesLimits) -> Exporter {
-    Exporter::new(ExporterOptions { rules, limits, container_logs: None })
+    Exporter::new(ExporterOptions { rules, limits, containers: ContainerSources::default() })
 }
 
 /// The metrics of one sweep with default rules.

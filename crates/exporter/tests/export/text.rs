@@ -1,10 +1,15 @@
 //! The text of sweeps.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 use pagewise_exporter::ExpositionFormat::{OpenMetrics, Prometheus};
-use pagewise_exporter::{GroupRules, SeriesLimits, anonymous, otlp_json, write_textfile};
+use pagewise_exporter::{
+    ContainerSources, ExportedDiagnosis, ExportedFinding, ExportedFreeMemory, Exporter,
+    ExporterOptions, FindingObject, GroupRules, SeriesLimits, anonymous, otlp_json, write_textfile,
+};
+use pagewise_model::report::Severity;
 use pagewise_model::{Absent, Bytes};
 use pagewise_skip::{Lack, skip};
 use proptest::prelude::*;
@@ -165,17 +170,106 @@ fn the_number_of_series_has_a_bound_and_the_rest_is_stated() {
 #[test]
 fn a_bundle_without_names_has_none_of_them() {
     let processes = vec![process(5, 1, &["/opt/secret/daemon", "--token=hunter2"], 10)];
-    let sweep = sweep(1, processes, vec![cgroup("/system.slice/web.service", 1, None)]);
-    let text = serde_json::to_string(&anonymous(&sweep)).unwrap();
+    let mut sweep = sweep(1, processes, vec![cgroup("/system.slice/web.service", 1, None)]);
+    let path = || "/system.slice/web.service".into();
+    let finding = |object| ExportedFinding { id: "growth", severity: Severity::Warning, object };
+    let mut findings = [
+        finding(FindingObject::Machine),
+        finding(FindingObject::Process("daemon".into())),
+        finding(FindingObject::Cgroup(path())),
+    ];
+    anonymous(&mut sweep, &mut findings);
+    let text = serde_json::to_string(&sweep).unwrap();
+    let objects = findings.each_ref().map(|it| it.object.label().escaped().into_owned());
     for word in ["secret", "daemon", "hunter2", "ann", "web", "system.slice"] {
         assert!(
             !text.contains(&format!("{word}\"")) && !text.contains(&format!("/{word}")),
             "{word}: {text}"
         );
+        assert!(!objects.iter().any(|it| it.contains(word)), "{word}: {objects:?}");
     }
-    let anonymous = anonymous(&sweep);
-    let cgroup = anonymous.processes[0].identity.cgroup.as_ref().unwrap();
-    assert!(anonymous.cgroup(cgroup).is_some(), "the process is still in its cgroup");
+    let identity = &sweep.processes[0].identity;
+    let cgroup = identity.cgroup.as_ref().unwrap();
+    assert!(sweep.cgroup(cgroup).is_some(), "the process is still in its cgroup");
+    // Findings have the same replacements.
+    assert_eq!(findings[0].object, FindingObject::Machine);
+    assert_eq!(findings[1].object, FindingObject::Process(identity.name.clone()));
+    assert_eq!(findings[2].object, FindingObject::Cgroup(cgroup.clone()));
+}
+
+/// A diagnosis with a number of warnings and one critical finding.
+fn diagnosis(warnings: usize) -> ExportedDiagnosis {
+    let of = |severity, name: String| ExportedFinding {
+        id: "growth",
+        severity,
+        object: FindingObject::Process(name.as_str().into()),
+    };
+    let mut findings: Vec<ExportedFinding> =
+        (0..warnings).map(|at| of(Severity::Warning, format!("p{at}"))).collect();
+    findings.push(of(Severity::Critical, "worst".into()));
+    ExportedDiagnosis {
+        unix_ns: 5_000_000_000,
+        free: ExportedFreeMemory {
+            allocatable_huge: Some(Bytes::mib(6)),
+            unusable_index: Some(0.25),
+        },
+        findings,
+        ..ExportedDiagnosis::default()
+    }
+}
+
+#[test]
+fn a_container_has_the_names_that_its_runtime_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("docker.sock");
+    let runtime = UnixListener::bind(&socket).unwrap();
+    let id = "0123456789abcdef".repeat(4);
+    let list = format!(r#"[{{"Id": "{id}", "Names": ["/web\"1"], "Image": "nginx:1.27"}}]"#);
+    // The second time, it does not answer as the interface does.
+    let answers = [format!("200 OK\r\n\r\n{list}"), "500 Oops\r\n\r\n".to_owned()];
+    let serving = std::thread::spawn(move || {
+        answers.map(|answer| {
+            let mut stream = runtime.accept().unwrap().0;
+            let mut request = [0; 256];
+            let length = stream.read(&mut request).unwrap();
+            stream.write_all(format!("HTTP/1.0 {answer}").as_bytes()).unwrap();
+            String::from_utf8_lossy(&request[..length]).into_owned()
+        })
+    });
+    let containers = ContainerSources { logs: None, socket: Some(socket) };
+    let options = ExporterOptions {
+        rules: GroupRules::by_comm(),
+        limits: SeriesLimits::default(),
+        containers: containers.clone(),
+    };
+    let mut exporter = Exporter::new(options);
+    assert!(containers.check().unwrap_err().to_string().contains("500"));
+    let requests = serving.join().unwrap();
+    assert!(requests.iter().all(|it| it.starts_with("GET /containers/json HTTP/1.0\r\n")));
+    let path = format!("/system.slice/docker-{id}.scope");
+    let series = series_of(&exporter.export(sweep(1, Vec::new(), vec![cgroup(&path, 9, None)])));
+    let labels = [("cgroup", path.as_str()), ("container", r#"web"1"#)];
+    assert_eq!(value(&series, "pagewise_cgroup_memory_bytes", &labels), Some((9 << 20) as f64));
+    let info = series.keys().find(|(name, _)| name == "pagewise_cgroup_info").unwrap();
+    assert!(info.1.contains(&("image".to_owned(), "nginx:1.27".to_owned())), "{info:?}");
+}
+
+#[test]
+fn findings_that_do_not_fit_are_counted_and_the_most_severe_stay() {
+    for (max_series, warnings) in [(10_000, 3), (10_000, 250), (100, 250)] {
+        let limits = SeriesLimits { max_series, ..SeriesLimits::default() };
+        let mut exporter = exporter(GroupRules::by_comm(), limits);
+        exporter.set_diagnosis(diagnosis(warnings));
+        let processes = vec![process(5, 1, &["job"], 10)];
+        let series = series_of(&exporter.export(sweep(1, processes, Vec::new())));
+        assert!(series.len() <= max_series, "{} of {max_series}", series.len());
+        let found = series.keys().filter(|(name, _)| name == "pagewise_finding").count();
+        let dropped = value(&series, "pagewise_dropped_series", &[("of", "findings")]);
+        assert_eq!(dropped, Some((warnings + 1 - found) as f64));
+        let worst = [("id", "growth"), ("severity", "critical"), ("object", "worst")];
+        assert_eq!(value(&series, "pagewise_finding", &worst), Some(1.0));
+        assert_eq!(value(&series, "pagewise_free_unusable_ratio", &[]), Some(0.25));
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use pagewise_model::units::nanoseconds;
 use pagewise_model::{
     Absent, Backing, Bytes, Mapping, PageSize, Pid, Reading, Smaps, SmapsCounter,
 };
+use pagewise_sys::priority::briefly_raised;
 use pagewise_sys::probe::Features;
 
 use crate::pages::{self, Pace};
@@ -55,7 +56,7 @@ impl PageSumReader {
         swap: &Reading<Bytes>,
     ) -> Reading<PageSums> {
         let begin = Instant::now();
-        let text = reader.read(pid, "smaps_rollup")?;
+        let text = briefly_raised(|| reader.read(pid, "smaps_rollup"))?;
         let hold = nanoseconds(begin.elapsed());
         // A process that ends meanwhile gives nothing, or half.
         let rollup = smaps::parse_rollup(text).ok_or(Absent::Vanished)?;

@@ -9,6 +9,9 @@ use super::canvas::width;
 /// A missing value. The reason is in the help and on the page of the process.
 pub(super) const ABSENT: &str = "–";
 
+/// Before a value of an earlier sweep that has changed since.
+pub(super) const OUTDATED: &str = "~";
+
 /// Heights of a trend.
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// A change of less than this share of the highest value is drawn lower than full height, so that
@@ -50,8 +53,15 @@ pub(super) fn rate(rate: f64) -> String {
 pub(super) fn age(ns: u64) -> String {
     match ns / 1_000_000_000 {
         0 => "now: ".to_owned(),
-        seconds if seconds < 60 => format!("{seconds} s ago: "),
-        seconds => format!("{} min ago: ", seconds / 60),
+        _ => format!("{} ago: ", duration(ns)),
+    }
+}
+
+/// A duration in whole seconds, or minutes from one minute on.
+pub(super) fn duration(ns: u64) -> String {
+    match ns / 1_000_000_000 {
+        seconds if seconds < 60 => format!("{seconds} s"),
+        seconds => format!("{} min", seconds / 60),
     }
 }
 

@@ -54,6 +54,13 @@ pub(super) fn lines(state: &TopState) -> Vec<StyledLine> {
         "The value is unknown: the page of the process states the reason.",
         columns,
     );
+    entry(
+        &mut lines,
+        super::cells::OUTDATED,
+        "PSS and USS of an earlier sample: the process has changed since, and reading it again \
+         waits for its share of CPU time.",
+        columns,
+    );
     lines
 }
 

@@ -123,6 +123,12 @@ fn status(canvas: &mut Canvas<'_>, state: &TopState, table: &TopTable, y: u16) {
     if table.postponed > 0 {
         parts.push((format!("PSS of {} not read yet", table.postponed), Paint::Plain));
     }
+    let outdated = table.outdated;
+    if outdated.count > 0 {
+        let age = cells::duration(outdated.oldest_ns);
+        let mark = cells::OUTDATED;
+        parts.push((format!("{mark}PSS of {} up to {age} old", outdated.count), Paint::Plain));
+    }
     if let Some((count, why)) = &table.unreadable {
         let why = match why {
             Absent::NotPermitted(needs) => format!("needs {needs}"),
@@ -193,8 +199,7 @@ fn cell(canvas: &mut Canvas<'_>, state: &TopState, row: &TopRow, span: &ColumnSp
             TopKey::Process(key) => right(&key.pid.0.to_string(), Paint::Plain),
             _ => right(&row.processes.to_string(), Paint::Plain),
         },
-        TopColumn::Pss => right(&sized(&row.pss), Paint::Bold),
-        TopColumn::Uss => right(&sized(&row.uss), Paint::Plain),
+        TopColumn::Pss | TopColumn::Uss => pages(canvas, row, span, y),
         TopColumn::Rss => right(&sized(&row.rss), Paint::Plain),
         TopColumn::Swap => right(&sized(&row.swap), Paint::Plain),
         TopColumn::Current => right(&sized(&row.current), Paint::Bold),
@@ -228,6 +233,22 @@ fn cell(canvas: &mut Canvas<'_>, state: &TopState, row: &TopRow, span: &ColumnSp
             canvas.put(span.x, y, span.width, &trend, Paint::Bar);
         }
         TopColumn::Name => name(canvas, state, row, span, y),
+    }
+}
+
+/// PSS or USS, with a mark if it is outdated. A value that fills its column leaves the mark to the
+/// gap before it.
+fn pages(canvas: &mut Canvas<'_>, row: &TopRow, span: &ColumnSpan, y: u16) {
+    let (reading, paint) = match span.column {
+        TopColumn::Pss => (&row.pss, Paint::Bold),
+        _ => (&row.uss, Paint::Plain),
+    };
+    let text = cells::reading(reading, |bytes| cells::bytes(bytes.0));
+    canvas.put_right(span.x, y, span.width, &text, paint);
+    let used = u16::try_from(width(&text)).unwrap_or(span.width).min(span.width);
+    if row.outdated_ns.is_some() && reading.is_ok() {
+        let x = (span.x + span.width - used).saturating_sub(1);
+        canvas.put(x, y, 1, cells::OUTDATED, Paint::Plain);
     }
 }
 

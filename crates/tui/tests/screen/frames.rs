@@ -31,6 +31,18 @@ fn the_table_fits_140_columns() {
 }
 
 #[test]
+fn values_of_an_earlier_sample_have_a_mark_and_their_age() {
+    let frame = MadeScreen::outdated(80, 10).frame();
+    assert_snapshot!(frame);
+    let screen = MadeScreen::outdated(60, 16);
+    let has_mark = |pid: &str| {
+        let frame = screen.frame();
+        frame.lines().any(|line| line.trim_start().starts_with(pid) && line.contains('~'))
+    };
+    assert!(has_mark("2042") && has_mark("1377") && !has_mark("733"), "{}", screen.frame());
+}
+
+#[test]
 fn the_tree_shows_children_below_parents() {
     let query = TopQuery { tree: true, sort: TopColumn::Growth, ..TopQuery::default() };
     assert_snapshot!(MadeScreen::with((100, 20), query, None).frame());

@@ -180,11 +180,12 @@ fn sweep(second: u64) -> Sweep {
     }
 }
 
-/// Sweeps of half a minute, the last one with an event.
-pub(crate) fn history() -> TopHistory {
+/// Sweeps of half a minute, the last one with an event, after a change of each.
+fn history(change: impl Fn(&mut Sweep)) -> TopHistory {
     let mut history = TopHistory::default();
     for second in 0..=30 {
-        let sweep = sweep(second);
+        let mut sweep = sweep(second);
+        change(&mut sweep);
         let kill = SweepEvent {
             time: sweep.time,
             event: SweepEventKind::OomKill {
@@ -216,6 +217,30 @@ impl MadeScreen {
         query: TopQuery,
         recording: Option<(u64, u64)>,
     ) -> MadeScreen {
+        MadeScreen::of(history(|_| ()), size, query, recording)
+    }
+
+    /// The pages of two processes were read in the first sweep only.
+    pub(crate) fn outdated(columns: u16, lines: u16) -> MadeScreen {
+        let first = sweep(0);
+        let history = history(|sweep| {
+            for process in &mut sweep.processes {
+                let before = first.process(process.key).unwrap();
+                if matches!(process.key.pid.0, 1377 | 2042) && sweep.time > first.time {
+                    process.pages = PagesReading::Postponed(first.time.boot_ns);
+                    (process.pss, process.uss) = (before.pss.clone(), before.uss.clone());
+                }
+            }
+        });
+        MadeScreen::of(history, (columns, lines), TopQuery::default(), None)
+    }
+
+    fn of(
+        history: TopHistory,
+        size: (u16, u16),
+        query: TopQuery,
+        recording: Option<(u64, u64)>,
+    ) -> MadeScreen {
         let state = TopState::new(TopOptions {
             size,
             color: true,
@@ -225,7 +250,7 @@ impl MadeScreen {
             recording,
             utc_offset: 0,
         });
-        let mut screen = MadeScreen { state, actions: Vec::new(), history: history(), size };
+        let mut screen = MadeScreen { state, actions: Vec::new(), history, size };
         screen.answer();
         screen
     }

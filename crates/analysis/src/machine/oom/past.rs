@@ -366,12 +366,14 @@ fn why_it(
     let rank = report.table.iter().filter(|it| it.adj != pagewise_model::oom::NEVER_KILLED);
     let better = rank.filter(|it| badness(it, page_size, total).0 > own.0).count();
     let processes = report.table.len();
+    let highest = match processes {
+        1 => "It was the only process in the table, with a badness of".to_owned(),
+        _ => format!("It had the highest badness of {processes} processes:"),
+    };
     match (better, own.1) {
-        (0, 0) => {
-            format!(". It had the highest badness of {processes} processes: {} pages. ", own.0)
-        }
+        (0, 0) => format!(". {highest} {} pages. ", own.0),
         (0, added) => format!(
-            ". It had the highest badness of {processes} processes: {} pages, of which oom_score_adj {} added {added}. ",
+            ". {highest} {} pages, of which oom_score_adj {} added {added}. ",
             own.0, row.adj
         ),
         (better, _) => format!(

@@ -4,9 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use pagewise_model::sweep::{
-    ProcessIdentity, ProcessKey, Sweep, SweepDelta, SweepEvent, SweepProcess, SweepTime,
+    PagesReading, ProcessIdentity, ProcessKey, Sweep, SweepDelta, SweepEvent, SweepProcess,
+    SweepTime,
 };
-use pagewise_model::{Absent, Name, Reading};
+use pagewise_model::{Absent, Bytes, Name, Reading};
 
 use crate::program_name::{ProgramName, program_name};
 use crate::sweeps::is_notable;
@@ -68,6 +69,8 @@ pub(super) struct ProcessSeries {
     pub(super) memory: MemorySeries,
     /// True if the values are PSS, false if they are RSS.
     is_pss: bool,
+    /// RSS at the last reading of the pages.
+    rss_at_reading: Option<Bytes>,
 }
 
 /// The last sweeps, reduced to the values of a live table.
@@ -102,12 +105,13 @@ impl TopHistory {
 
     fn add_processes(&mut self, sweep: &Sweep) {
         for process in &sweep.processes {
-            let (value, is_pss) = memory_of(process);
+            let (_, is_pss) = memory_of(process, None);
             let series = self.processes.entry(process.key).or_insert_with(|| ProcessSeries {
                 identity: process.identity.clone(),
                 shown: program_name(&process.identity),
                 memory: MemorySeries::default(),
                 is_pss,
+                rss_at_reading: None,
             });
             if series.is_pss != is_pss {
                 // PSS and RSS in one series would look like growth.
@@ -118,7 +122,10 @@ impl TopHistory {
                 series.shown = program_name(&process.identity);
                 series.identity = process.identity.clone();
             }
-            series.memory.push(value);
+            if matches!(process.pages, PagesReading::Now | PagesReading::Unchanged(_)) {
+                series.rss_at_reading = Some(process.rss);
+            }
+            series.memory.push(memory_of(process, series.rss_at_reading).0);
         }
         self.processes.retain(|key, series| {
             if sweep.process(*key).is_none() {
@@ -195,6 +202,14 @@ impl TopHistory {
 }
 
 /// PSS, or RSS if the pages may not be read; and whether it is PSS.
-fn memory_of(process: &SweepProcess) -> (u64, bool) {
-    process.pss_total().map_or((process.rss.0, false), |pss| (pss.0, true))
+///
+/// An outdated PSS is moved by the change of RSS since the reading: a large process that grows is
+/// seldom read, and would otherwise seem not to grow.
+fn memory_of(process: &SweepProcess, rss_at_reading: Option<Bytes>) -> (u64, bool) {
+    let Ok(pss) = process.pss_total() else { return (process.rss.0, false) };
+    let moved = match (process.pages, rss_at_reading) {
+        (PagesReading::Postponed(_), Some(before)) => pss + process.rss - before,
+        _ => pss,
+    };
+    (moved.0, true)
 }

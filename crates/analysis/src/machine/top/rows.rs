@@ -48,6 +48,7 @@ fn of_process(
         processes: 1,
         pss: process.pss_total(),
         uss: process.uss.clone(),
+        outdated_ns: process.outdated_ns(sweep.time.boot_ns),
         rss: Ok(process.rss),
         swap: process.swap.clone(),
         current: Err(not_a_cgroup()),
@@ -96,13 +97,14 @@ fn oom_ranks(processes: &[SweepProcess]) -> HashMap<ProcessKey, u64> {
 /// A row for each group of processes.
 pub(super) fn of_groups(
     history: &TopHistory,
+    sweep: &Sweep,
     members: &[&SweepProcess],
     grouping: TopGrouping,
 ) -> Vec<TopRow> {
     let mut groups: HashMap<Name, GroupSums> = HashMap::new();
     for process in members {
         let sums = groups.entry(group(&process.identity, grouping)).or_default();
-        sums.add(process, delta_of(history, process.key).ok());
+        sums.add(process, sweep.time.boot_ns, delta_of(history, process.key).ok());
     }
     for series in history.processes() {
         if let Some(sums) = groups.get_mut(&group(&series.identity, grouping)) {
@@ -118,6 +120,7 @@ struct GroupSums {
     processes: u64,
     pss: KnownSum,
     uss: KnownSum,
+    outdated_ns: Option<u64>,
     rss: Bytes,
     swap: KnownSum,
     minor: Option<f64>,
@@ -126,10 +129,11 @@ struct GroupSums {
 }
 
 impl GroupSums {
-    fn add(&mut self, process: &SweepProcess, delta: Option<&ProcessDelta>) {
+    fn add(&mut self, process: &SweepProcess, now_ns: u64, delta: Option<&ProcessDelta>) {
         self.processes += 1;
         self.pss.add(process.pss_total());
         self.uss.add(process.uss.clone());
+        self.outdated_ns = self.outdated_ns.max(process.outdated_ns(now_ns));
         self.rss += process.rss;
         self.swap.add(process.swap.clone());
         if let Some(delta) = delta {
@@ -149,6 +153,7 @@ impl GroupSums {
             processes: self.processes,
             pss: self.pss.reading(),
             uss: self.uss.reading(),
+            outdated_ns: self.outdated_ns,
             rss: Ok(self.rss),
             swap: self.swap.reading(),
             current: Err(not_a_cgroup()),
@@ -212,7 +217,7 @@ fn members_by_cgroup(sweep: &Sweep) -> HashMap<&[u8], GroupSums> {
         let Ok(path) = &process.identity.cgroup else { continue };
         let mut folder = path.as_bytes();
         loop {
-            members.entry(folder).or_default().add(process, None);
+            members.entry(folder).or_default().add(process, sweep.time.boot_ns, None);
             match folder.iter().rposition(|&b| b == b'/') {
                 Some(0) if folder.len() > 1 => folder = b"/",
                 Some(at) if at > 0 => folder = &folder[..at],

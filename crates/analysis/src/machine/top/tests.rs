@@ -282,6 +282,43 @@ fn cgroups_have_their_charge_and_the_processes_inside() {
 }
 
 #[test]
+fn a_process_whose_pss_is_outdated_grows_with_its_rss() {
+    let at = |seconds: u64, rss: u64, pages| {
+        let mut process = process(10, 1, 5000, "a", "/a");
+        (process.rss, process.pages) = (Bytes(rss), pages);
+        sweep(seconds, vec![process])
+    };
+    let read = PagesReading::Postponed(0);
+    let sweeps = vec![at(0, 9000, PagesReading::Now), at(10, 9500, read), at(20, 10_000, read)];
+    let table = shown(&history(sweeps), &TopQuery::default());
+    assert_eq!(table.rows[0].growth, Ok(3000));
+    assert_eq!(table.rows[0].trend, [Some(5000), Some(5500), Some(6000)]);
+    assert_eq!(table.rows[0].pss, Ok(Bytes(5000)), "it was read");
+}
+
+#[test]
+fn outdated_values_have_their_age_in_each_sum() {
+    let mut processes = three();
+    let second = 1_000_000_000;
+    processes[1].pages = PagesReading::Postponed(48 * second);
+    processes[2].pages = PagesReading::Unchanged(second);
+    let history = history(vec![sweep(60, processes)]);
+    let table = shown(&history, &TopQuery::default());
+    let age = Some(12 * second);
+    assert_eq!((table.outdated.count, table.outdated.oldest_ns), (1, 12 * second));
+    assert_eq!(row(&table, "sh").outdated_ns, age);
+    assert_eq!(row(&table, "app").outdated_ns, None, "it has not changed");
+    let groups = TopQuery { grouping: Some(TopGrouping::User), ..TopQuery::default() };
+    let groups = shown(&history, &groups);
+    assert_eq!(row(&groups, "even").outdated_ns, age);
+    assert_eq!(row(&groups, "odd").outdated_ns, None);
+    let cgroups = TopQuery { subject: TopSubject::Cgroups, ..TopQuery::default() };
+    let cgroups = shown(&history, &cgroups);
+    assert_eq!(row(&cgroups, "/a").outdated_ns, age);
+    assert_eq!(row(&cgroups, "/a/b").outdated_ns, None);
+}
+
+#[test]
 fn a_history_forgets_processes_that_ended_long_ago() {
     let mut history = TopHistory::default();
     for second in 0..200 {

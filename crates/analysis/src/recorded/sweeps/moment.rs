@@ -120,6 +120,9 @@ fn rate_of(machine: &MachineDelta, names: &[&str]) -> CellValue {
     }
 }
 
+/// The place of the age of PSS and USS among the columns of a process.
+const AFTER_USS: usize = 4;
+
 fn processes(sweep: &Sweep, delta: Option<&SweepDelta>, options: RecordOptions) -> ReportTable {
     let mut all: Vec<&SweepProcess> = sweep.processes.iter().collect();
     all.sort_by_key(|it| (Reverse(weight(it)), it.key));
@@ -173,6 +176,14 @@ fn processes(sweep: &Sweep, delta: Option<&SweepDelta>, options: RecordOptions) 
             each().map(|it| CellValue::from_reading(it.identity.cgroup.clone(), CellValue::Name)),
         )),
     ];
+    let outdated_ns = |it: &SweepProcess| it.outdated_ns(sweep.time.boot_ns);
+    let ages = values(
+        "outdated_ns",
+        "PSS AGE",
+        each().map(|it| outdated_ns(it).map_or(CellValue::None, CellValue::Nanos)),
+    );
+    let has_outdated = each().any(|it| outdated_ns(it).is_some());
+    columns.insert(AFTER_USS, if has_outdated { ages } else { for_programs(ages) });
     columns.extend(named(each().map(|it| &*it.identity)));
     list_table("processes", "Processes", columns, note)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagewise_model::fragmentation::BootCounter;
-use pagewise_model::report::{CellValue, Report, ReportBlock, ReportTable};
+use pagewise_model::report::{Audience, CellValue, Report, ReportBlock, ReportTable};
 use pagewise_model::settings::PressureFigures;
 use pagewise_model::sweep::{
     BytesByPageKind, CategoryBytes, CategorySample, PagesReading, ProcessIdentity, ProcessKey,
@@ -128,6 +128,30 @@ fn a_moment_has_rates_since_an_earlier_sweep() {
     let without = moment(&RecordedMoment { before: None, ..recorded }, OPTIONS);
     let processes = tables(&without, "processes")[0];
     assert_eq!(cell(processes, "rss_per_minute", 0), CellValue::None, "no rate is not 0");
+}
+
+#[test]
+fn a_moment_states_the_age_of_an_outdated_pss() {
+    let mut processes = vec![process(1, "db", Bytes::mib(100)), process(2, "web", Bytes::mib(50))];
+    let of = |processes: Vec<SweepProcess>| {
+        let sweep = sweep(2, processes);
+        let recorded = RecordedMoment {
+            asked_ns: sweep.time.unix_ns,
+            sweep: &sweep,
+            before: None,
+            events: &[],
+            categories: &[],
+        };
+        let report = moment(&recorded, OPTIONS);
+        let table = tables(&report, "processes")[0];
+        let column = table.columns.iter().find(|it| it.key == "outdated_ns").unwrap();
+        (column.audience, [0, 1].map(|row| cell(table, "outdated_ns", row)))
+    };
+    let none = [CellValue::None, CellValue::None];
+    assert_eq!(of(processes.clone()), (Audience::Programs, none));
+    processes[0].pages = PagesReading::Postponed(90_000_000_000);
+    let ages = [CellValue::Nanos(30_000_000_000), CellValue::None];
+    assert_eq!(of(processes), (Audience::Everyone, ages));
 }
 
 #[test]

@@ -23,7 +23,9 @@ pub(crate) struct ExportArgs {
 /// The subcommands of `export`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExportCommand {
-    /// Save what a support request needs: versions and one reading of all processes
+    /// Save what a support request needs: versions, one reading of all processes, findings
+    ///
+    /// Takes 5 seconds: some findings are rates.
     ///
     /// Examples:
     ///   pagewise export bundle -o bundle.json
@@ -83,6 +85,10 @@ pub(crate) struct ExporterArgs {
     /// Folder of the log files from whose names the names of pods and containers are read
     #[arg(long, value_name = "DIR", default_value = "/var/log/containers")]
     pub(crate) container_logs: PathBuf,
+    /// Read the names and images of containers from the runtime at SOCKET, which has the API of
+    /// Docker: /run/docker.sock, /run/podman/podman.sock
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) container_socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -1,22 +1,30 @@
-//! `pagewise export bundle`: versions and one sweep, as JSON.
+//! `pagewise export bundle`: versions, one sweep, findings and the account of the RAM, as JSON.
 
 use std::process::ExitCode;
 
-use anyhow::Context;
-use pagewise_exporter::anonymous;
+use anyhow::{Context, bail};
+use pagewise_exporter::{ExportedDiagnosis, ExportedFinding, anonymous};
 use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
+use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_sys::output_file::{self, FileReaders};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::args::BundleArgs;
+use super::slow;
 use crate::output::to_stdout;
 
 /// Saves or prints the bundle.
 pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
+    let interrupts = NotedInterrupts::note_all();
     let mut sampler = Sampler::new(&ProcRoot::live(), SamplerOptions::default())?;
-    let sweep = sampler.sweep()?.sweep;
-    let sweep = if args.anonymous { anonymous(&sweep) } else { sweep };
+    let mut sweep = sampler.sweep()?.sweep;
+    let Some(mut diagnosis) = slow::diagnosis(slow::OBSERVED, &|| interrupts.came()) else {
+        bail!("interrupted before the bundle was complete");
+    };
+    if args.anonymous {
+        anonymous(&mut sweep, &mut diagnosis.findings);
+    }
     let kernel = rustix::system::uname();
     let bundle = json!({
         "schema": "pagewise.bundle/1",
@@ -24,6 +32,8 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         "kernel": kernel.release().to_string_lossy(),
         "machine": kernel.machine().to_string_lossy(),
         "is_anonymous": args.anonymous,
+        "findings": diagnosis.findings.iter().map(finding).collect::<Vec<Value>>(),
+        "account": account(&diagnosis),
         "sweep": sweep,
     });
     let mut text = serde_json::to_string_pretty(&bundle).context("cannot write the bundle")?;
@@ -37,4 +47,23 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn finding(finding: &ExportedFinding) -> Value {
+    json!({
+        "id": finding.id,
+        "severity": finding.severity.key(),
+        "object": finding.object.label(),
+    })
+}
+
+/// The owners of the RAM; null if the machine could not be read.
+fn account(diagnosis: &ExportedDiagnosis) -> Value {
+    let Some(account) = &diagnosis.account else { return Value::Null };
+    let owners = account.owners.iter().map(|it| json!({"id": it.id, "bytes": it.bytes}));
+    json!({
+        "total": account.total,
+        "unaccounted": account.unaccounted,
+        "owners": owners.collect::<Vec<Value>>(),
+    })
 }

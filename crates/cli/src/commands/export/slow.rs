@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 
 use pagewise_analysis::account::account;
 use pagewise_analysis::diagnose::{TroubleSign, diagnose_machine};
+use pagewise_analysis::fragmentation;
 use pagewise_analysis::headroom::headroom;
 use pagewise_diagnose::{Budget, MachineObservation, ObservationRequest};
-use pagewise_exporter::{ExportedDiagnosis, ExportedFinding, ExportedHeadroom};
+use pagewise_exporter::{
+    ExportedDiagnosis, ExportedFinding, ExportedFreeMemory, ExportedHeadroom, FindingObject,
+};
 use pagewise_model::Name;
 use pagewise_model::account::SystemReading;
 use pagewise_model::machine_evidence::MachineEvidence;
@@ -20,7 +23,7 @@ use pagewise_sys::own_memory;
 use super::{TURN, now_ns};
 
 /// Time over which rates are observed.
-const OBSERVED: Duration = Duration::from_secs(5);
+pub(super) const OBSERVED: Duration = Duration::from_secs(5);
 /// CPU time of an observation: it reads counters only.
 const BUDGET: Budget = Budget { cpu: Duration::from_millis(500), pause: Duration::ZERO };
 
@@ -43,8 +46,8 @@ pub(super) fn run(
     }
 }
 
-/// One diagnosis; `None` if the exporter ends meanwhile.
-fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> Option<ExportedDiagnosis> {
+/// One diagnosis; `None` if `ends` becomes true meanwhile.
+pub(super) fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> Option<ExportedDiagnosis> {
     let root = ProcRoot::live();
     let request = ObservationRequest {
         duration: observed,
@@ -64,6 +67,7 @@ fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> Option<ExportedDiag
         unix_ns: now_ns(),
         account: reading.as_ref().map(account),
         headroom: reading.as_ref().map(exported_headroom).unwrap_or_default(),
+        free: reading.as_ref().map(free_memory).unwrap_or_default(),
         findings,
     })
 }
@@ -77,19 +81,29 @@ fn exported_headroom(reading: &SystemReading) -> ExportedHeadroom {
     }
 }
 
+fn free_memory(reading: &SystemReading) -> ExportedFreeMemory {
+    let blocks = fragmentation::huge_of_free(reading).ok();
+    ExportedFreeMemory {
+        allocatable_huge: blocks.map(|it| it.allocatable),
+        unusable_index: blocks
+            .and_then(|it| fragmentation::unusable_index(it.free, it.allocatable)),
+    }
+}
+
 fn findings(evidence: &MachineEvidence) -> Vec<ExportedFinding> {
     let found = diagnose_machine(evidence);
-    let of = |object: Name| {
+    let of = |object: FindingObject| {
         move |sign: &TroubleSign| ExportedFinding {
             id: sign.id,
             severity: sign.severity(),
             object: object.clone(),
         }
     };
-    let machine = found.machine.iter().map(of("machine".into()));
+    let process = |name: &Name| of(FindingObject::Process(name.clone()));
+    let cgroup = |path: &Name| of(FindingObject::Cgroup(path.clone()));
+    let machine = found.machine.iter().map(of(FindingObject::Machine));
     let processes =
-        found.processes.iter().flat_map(|it| it.signs.iter().map(of(it.subject.name.clone())));
-    let cgroups =
-        found.cgroups.iter().flat_map(|it| it.signs.iter().map(of(it.subject.path.clone())));
+        found.processes.iter().flat_map(|it| it.signs.iter().map(process(&it.subject.name)));
+    let cgroups = found.cgroups.iter().flat_map(|it| it.signs.iter().map(cgroup(&it.subject.path)));
     machine.chain(processes).chain(cgroups).collect()
 }

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::{JoinHandle, spawn};
 
 use pagewise_analysis::sweeps;
 use pagewise_model::civil::CivilTime;
@@ -22,12 +23,17 @@ const GROWING: usize = 10;
 const MIN_GROWTH: Bytes = Bytes::mib(1);
 /// Time after which all of them have been read.
 const ROUND_NS: u64 = 60_000_000_000;
-/// A process with more resident memory than this has too many pages to be read each minute.
-const MAX_RESIDENT: Bytes = Bytes::gib(1);
+/// A process with more resident memory than this is read in a thread of its own, and less often.
+const LARGE: Bytes = Bytes::gib(1);
+/// Time between two readings of a large process for each GiB: a GiB takes some 10 ms of CPU time.
+const LARGE_GIB_EVERY_NS: u64 = 120_000_000_000;
 
 /// Reads categories, some processes after each sweep.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CategoryRound {
+    /// Processes above this size are large.
+    large: Bytes,
+    large_reader: LargeReader,
     /// Processes that are still to be read, the next one last.
     queue: Vec<ProcessKey>,
     per_sweep: usize,
@@ -47,6 +53,62 @@ impl CategoryMark {
         CategoryMark {
             rss: process.rss,
             faults: process.minor_faults.saturating_add(process.major_faults),
+        }
+    }
+}
+
+/// Reads one large process at a time, in a thread of its own: the rests between two pieces of its
+/// memory would delay the next sweep.
+#[derive(Debug, Default)]
+struct LargeReader {
+    reading: Option<JoinHandle<Option<CategorySample>>>,
+    /// The beginning of the last reading of each process, and its counters then.
+    begun: HashMap<ProcessKey, (u64, CategoryMark)>,
+}
+
+impl LargeReader {
+    /// Takes the result of a reading that has ended, and begins the next one.
+    fn step(
+        &mut self,
+        root: &ProcRoot,
+        sweep: &Sweep,
+        processes: &[&SweepProcess],
+    ) -> Option<CategorySample> {
+        if self.reading.as_ref().is_some_and(|it| !it.is_finished()) {
+            return None;
+        }
+        let sample = self.reading.take().and_then(|it| it.join().ok()).flatten();
+        self.begun.retain(|key, _| sweep.process(*key).is_some());
+        let now = sweep.time.boot_ns;
+        let next = processes.iter().find(|it| self.is_due(it, now));
+        if let Some(process) = next {
+            let (root, time, key) = (root.clone(), sweep.time, process.key);
+            self.begun.insert(key, (now, CategoryMark::of(process)));
+            self.reading = Some(spawn(move || {
+                let categories = read_process(&root, key)?;
+                Some(CategorySample { time, process: key, categories })
+            }));
+        }
+        sample
+    }
+
+    fn is_due(&self, process: &SweepProcess, now_ns: u64) -> bool {
+        let Some((at, mark)) = self.begun.get(&process.key) else { return true };
+        let gib = process.rss.0 >> 30;
+        let passed = now_ns.saturating_sub(*at);
+        *mark != CategoryMark::of(process) && passed >= gib.saturating_mul(LARGE_GIB_EVERY_NS)
+    }
+}
+
+impl Default for CategoryRound {
+    fn default() -> CategoryRound {
+        CategoryRound {
+            large: LARGE,
+            large_reader: LargeReader::default(),
+            queue: Vec::new(),
+            per_sweep: 0,
+            begun_ns: None,
+            read: HashMap::new(),
         }
     }
 }
@@ -77,7 +139,17 @@ impl CategoryRound {
                 samples.push(CategorySample { time: sweep.time, process: key, categories });
             }
         }
+        samples.extend(self.large_reader.step(root, sweep, &self.large_ones(sweep)));
         samples
+    }
+
+    /// The large ones of the largest processes, the largest first.
+    fn large_ones<'s>(&self, sweep: &'s Sweep) -> Vec<&'s SweepProcess> {
+        let is_large = |it: &&SweepProcess| it.rss > self.large && !it.is_zombie();
+        let mut large: Vec<&SweepProcess> = sweep.processes.iter().filter(is_large).collect();
+        large.sort_by_key(|it| Reverse(it.rss));
+        large.truncate(LARGEST);
+        large
     }
 
     /// The largest processes, and those that grew most since they were read.
@@ -95,7 +167,7 @@ impl CategoryRound {
         others.truncate(GROWING);
         let all = all.into_iter().chain(others);
         let is_changed = |it: &&SweepProcess| {
-            it.rss <= MAX_RESIDENT && self.read.get(&it.key) != Some(&CategoryMark::of(it))
+            it.rss <= self.large && self.read.get(&it.key) != Some(&CategoryMark::of(it))
         };
         all.filter(is_changed).map(|it| it.key).collect()
     }
@@ -185,4 +257,49 @@ fn start(kind: &str, file: &Path, pid: Pid) -> std::io::Result<Child> {
     };
     command.arg("--save").arg(file);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use pagewise_sampler::{Sampler, SamplerOptions};
+
+    use super::*;
+
+    #[test]
+    fn large_processes_are_read_beside_the_sweeps() {
+        let root = ProcRoot::live();
+        let sweep = Sampler::new(&root, SamplerOptions::default()).unwrap().sweep().unwrap().sweep;
+        let ourselves = |it: &&SweepProcess| it.key.pid.0 == std::process::id();
+        let key = sweep.processes.iter().find(ourselves).unwrap().key;
+        let large = sweep.processes.iter().filter(ourselves).collect::<Vec<_>>();
+        let mut reader = LargeReader::default();
+        assert!(reader.step(&root, &sweep, &large).is_none(), "it has only begun");
+        let sample = loop {
+            if let Some(sample) = reader.step(&root, &sweep, &large) {
+                break sample;
+            }
+            sleep(Duration::from_millis(5));
+        };
+        assert_eq!((sample.process, sample.time), (key, sweep.time));
+        assert!(!sample.categories.is_empty());
+        assert!(reader.reading.is_none(), "it has not changed since");
+    }
+
+    #[test]
+    fn a_large_process_is_due_by_its_size() {
+        let root = ProcRoot::live();
+        let sweep = Sampler::new(&root, SamplerOptions::default()).unwrap().sweep().unwrap().sweep;
+        let mut process = sweep.processes[0].clone();
+        process.rss = Bytes::gib(4);
+        let mut reader = LargeReader::default();
+        assert!(reader.is_due(&process, 0), "it was never read");
+        reader.begun.insert(process.key, (0, CategoryMark::of(&process)));
+        assert!(!reader.is_due(&process, u64::MAX), "it has not changed");
+        process.minor_faults += 1;
+        assert!(!reader.is_due(&process, 4 * LARGE_GIB_EVERY_NS - 1));
+        assert!(reader.is_due(&process, 4 * LARGE_GIB_EVERY_NS));
+    }
 }

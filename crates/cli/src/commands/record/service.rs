@@ -21,8 +21,8 @@ const UNIT: &str = "pagewise-record.service";
 /// It exists if systemd is the init system.
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// The unit file. Its priority is the usual one on purpose: a reader that is preempted while the
-/// kernel holds a mmap lock for it makes the owner of the lock wait.
+/// The unit file. A reader that is preempted while the kernel holds a mmap lock for it makes the
+/// owner of the lock wait: `CAP_SYS_NICE` lets it raise its priority for the time of such a call.
 fn unit(program: &Path, every: &str) -> String {
     let program = program.display();
     format!(
@@ -41,8 +41,9 @@ OOMScoreAdjust=-500
 MemoryMax=512M
 LimitNOFILE=65536
 
-# Memory counters of all processes; page frame numbers, for PSS; tracepoints, for a diagnosis.
-CapabilityBoundingSet=CAP_SYS_PTRACE CAP_SYS_ADMIN CAP_DAC_READ_SEARCH CAP_PERFMON CAP_SYSLOG
+# Memory counters of all processes; page frame numbers, for PSS; tracepoints, for a diagnosis;
+# real-time priority for the system calls that hold the mmap lock of a process.
+CapabilityBoundingSet=CAP_SYS_PTRACE CAP_SYS_ADMIN CAP_DAC_READ_SEARCH CAP_PERFMON CAP_SYSLOG CAP_SYS_NICE
 NoNewPrivileges=yes
 ProtectSystem=strict
 ProtectHome=read-only
@@ -56,7 +57,6 @@ ProtectClock=yes
 ProtectHostname=yes
 RestrictAddressFamilies=AF_UNIX
 RestrictNamespaces=yes
-RestrictRealtime=yes
 RestrictSUIDSGID=yes
 LockPersonality=yes
 MemoryDenyWriteExecute=yes

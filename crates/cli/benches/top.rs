@@ -1,0 +1,109 @@
+//! CPU time of `pagewise top` with 300 and 3,000 sleeping processes more than those that run
+//! anyway.
+//!
+//! `cargo bench -p pagewise --bench top` (`PAGEWISE_BENCH_PROCESSES` sets another list of numbers,
+//! `PAGEWISE_BENCH_SECONDS` the time of each, 30 s). The goals are 1 % of a core for 300 processes
+//! and 3 % for 3,000, at one reading each second: `pagewise top` reads less often if it would take
+//! more, and the benchmark states that.
+
+#![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
+
+mod terminal;
+
+use std::fs;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{sleep, spawn};
+use std::time::{Duration, Instant};
+
+const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
+/// Time for the first sweep, which reads everything, and for the interval to settle.
+const WARM_UP: Duration = Duration::from_secs(12);
+/// Shown in the title if the interval is longer than the wanted one.
+const READS_LESS_OFTEN: &str = "to use little CPU time";
+
+/// Processes that end with the value.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+        }
+        for child in &mut self.0 {
+            let _ = child.wait();
+        }
+    }
+}
+
+fn main() {
+    let counts = std::env::var("PAGEWISE_BENCH_PROCESSES").unwrap_or("300,3000".into());
+    let seconds =
+        std::env::var("PAGEWISE_BENCH_SECONDS").map_or(30, |it| it.parse().expect("a number"));
+    for count in counts.split(',') {
+        let count = count.parse().expect("a list of numbers");
+        let start = |_| {
+            let mut command = Command::new("sleep");
+            command.arg("100000").stdin(Stdio::null()).spawn().expect("sleep is on every machine")
+        };
+        let _crowd = Children((0..count).map(start).collect());
+        sleep(Duration::from_secs(1));
+        watch(count, Duration::from_secs(seconds));
+    }
+}
+
+fn watch(count: usize, during: Duration) {
+    let mut script = terminal::start(&format!("{PAGEWISE} top"));
+    let mut output = script.stdout.take().expect("a pipe");
+    let script = Children(vec![script]);
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&shown);
+    spawn(move || {
+        let mut buffer = [0; 1 << 16];
+        while let Ok(length @ 1..) = output.read(&mut buffer) {
+            sink.lock().expect("no thread panics").extend_from_slice(&buffer[..length]);
+        }
+    });
+    sleep(WARM_UP);
+    let pid = child_of(script.0[0].id()).expect("top runs");
+    let drawn = shown.lock().expect("no thread panics").len();
+    assert!(drawn > 0, "top has drawn nothing");
+    let (began, cpu) = (Instant::now(), cpu_seconds(pid));
+    sleep(during);
+    let share = (cpu_seconds(pid) - cpu) / began.elapsed().as_secs_f64();
+    let text = String::from_utf8_lossy(&shown.lock().expect("no thread panics")).into_owned();
+    let goal = if count <= 300 { 0.01 } else { 0.03 };
+    let interval = if text.contains(READS_LESS_OFTEN) { "less often than" } else { "each" };
+    let is_met = share <= goal && !text.contains(READS_LESS_OFTEN);
+    println!(
+        "top, {count} processes more, read {interval} second: {:.2} % of a core (goal {}: {:.0} %), \
+         RSS {:.1} MiB",
+        share * 100.0,
+        if is_met { "met" } else { "MISSED" },
+        goal * 100.0,
+        resident_mib(pid),
+    );
+}
+
+/// The first child of a process.
+fn child_of(pid: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split(' ').next()?.parse().ok()
+}
+
+/// CPU time of all threads of a process.
+fn cpu_seconds(pid: u32) -> f64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("top runs");
+    let of = |task: fs::DirEntry| {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<f64>().ok()
+    };
+    tasks.flatten().filter_map(of).sum::<f64>() / 1e9
+}
+
+fn resident_mib(pid: u32) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
+    line.trim_matches([' ', '\t', 'k', 'B']).parse::<f64>().unwrap_or(0.0) / 1024.0
+}
