@@ -195,8 +195,8 @@ impl SharedTables<MappedTables> {
     /// Tables that a process has mapped; they can only be read.
     ///
     /// # Errors
-    /// Returns an error if the mapping is not of a recorder's tables, if these have another version,
-    /// or if the memory of the process may not be read.
+    /// Returns an error if the mapping is not of a recorder's tables, if these have another
+    /// version, or if the memory of the process may not be read.
     pub(crate) fn open_mapped(
         pid: u32,
         mapping: &Mapping,

@@ -18,8 +18,8 @@ use pagewise_sys::{libraries, system};
 use self::memory::{MemoryReader, ReadMemory};
 use crate::mountinfo::Mount;
 use crate::pages::Pace;
-use crate::stat::PidStat;
 use crate::root::NOT_COPIED;
+use crate::stat::PidStat;
 use crate::stream::LongestRead;
 use crate::users::Users;
 use crate::{

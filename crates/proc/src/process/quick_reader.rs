@@ -12,7 +12,8 @@ use crate::{ProcError, ProcRoot};
 
 /// Room for the files that are one record: the kernel then gives them in one read.
 const BUFFER: usize = 16 << 10;
-/// Larger files are cut, unless the reader is [whole](QuickReader::whole): `cmdline` can have 2 MiB.
+/// Larger files are cut, unless the reader is [whole](QuickReader::whole): `cmdline` can have
+/// 2 MiB.
 const MAX_FILE: usize = 256 << 10;
 
 /// Reads files of processes, and of the machine, below one root.
