@@ -619,7 +619,8 @@ impl Tracee {
                 self.finish_function(function.has(place.instruction))?;
                 return Ok(value);
             }
-            if limits.was_interrupted && place.waits_for_a_lock() {
+            // A signal that is about to be delivered must not be lost.
+            if signal == 0 && limits.was_interrupted && place.waits_for_a_lock() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use fixture::recorder::{begins_with_a_jump, by_function, heap, report};
 use fixture::{OtherGlibc, number};
 use pagewise_skip::{Lack, is_root, skip};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -431,6 +432,31 @@ fn a_program_that_changes_its_user_id_all_the_time_goes_on() {
     }
     drop(input);
     assert!(child.wait().unwrap().success());
+}
+
+/// The thread in glibc's setuid would wait for itself in the loader.
+#[test]
+fn a_thread_that_waits_in_setuid_is_not_made_to_load_the_recorder() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    flock(&file, FlockOperation::LockExclusive).unwrap();
+    let program = fixture::program("setuid_waits");
+    let mut waiting = BusyHeap::start_command(Command::new(program).arg(file.path()));
+    let tasks = format!("/proc/{}/task", waiting.pid());
+    let calls = || {
+        let tasks = std::fs::read_dir(&tasks).unwrap();
+        let calls = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("syscall")));
+        calls.map(|call| call.unwrap_or_default()).collect::<Vec<_>>()
+    };
+    let number_of = |call: &str| calls().iter().filter(|line| line.starts_with(call)).count();
+    let [flocks, futexes] = ["73 ", "202 "];
+    wait_until(|| number_of(flocks) == 2 && number_of(futexes) == 1);
+    let folder = tempfile::tempdir().unwrap();
+    let output = attach(&waiting, &folder.path().join("none.pwh"), &["--for", "10ms"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("no thread of process") && !output.status.success(), "{output:?}");
+    flock(&file, FlockOperation::Unlock).unwrap();
+    waiting.wait_for("done");
+    waiting.end();
 }
 
 /// `plugged`, which loads and unloads two libraries that are built here.

@@ -68,7 +68,7 @@ const BEGINNING: u64 = 64;
 /// in `clone` and `clone3` of glibc. Older ones move `%eax` to `%edi`, without the first byte.
 const ENDS_THREAD: [u8; 10] = [0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05];
 
-/// `mov $15, %rax; syscall`: the code to which signal handlers return in static programs.
+/// `mov $15, %rax; syscall`: the code to which signal handlers return, in the C library.
 const RETURNS_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
 /// Heaps of further arenas begin at multiples of this; their lock is in the first bytes.
@@ -135,7 +135,9 @@ impl Judge {
         // The loader may be waiting for a file.
         let in_loader =
             calls[..inner].iter().any(|call| name(call.wrapping_sub(1)).is_none_or(is_loader));
-        if in_loader {
+        if in_loader || calls[..inner].iter().any(|&call| returns_from_signal(target, call)) {
+            // The C library has handlers of its own: that of `setuid` in another thread, which
+            // holds a lock of the loader until each thread has come out of it.
             return false;
         }
         let is_in_poll = || calls[..inner].iter().any(|call| self.mallocs.poll.contains(call));
@@ -149,7 +151,13 @@ impl Judge {
             }
             Some((call::RESTART, _)) if may_be_in_malloc => is_in_poll(),
             Some((number, _)) if may_be_in_malloc => call::WAITS_FOR_EVENTS.contains(&number),
-            Some((call::FUTEX, word)) => self.is_nobodys_lock(pid, word),
+            // A word in the frame of a function of the C library is a wait within this function,
+            // which may hold a lock: so `setuid` waits for the other threads.
+            Some((call::FUTEX, word)) => {
+                let length = inner_frames(stack, calls[inner]);
+                let inner_frames = place.stack..place.stack.saturating_add(length);
+                !inner_frames.contains(&word) && self.is_nobodys_lock(pid, word)
+            }
             Some((number, _)) => call::WAITS.contains(&number),
         }
     }
@@ -209,14 +217,7 @@ impl Judge {
             return false;
         }
         let calls = self.call_stack(root, target.pid(), place, stack);
-        let returns_from_signal = |&call: &u64| {
-            let mut code = [0; RETURNS_FROM_SIGNAL.len()];
-            // Interrupted code is given as if behind a call.
-            let at = |at: u64, code: &mut [u8]| target.memory().read(at, code).is_ok();
-            let read = [call, call.wrapping_sub(1)].map(|from| at(from, &mut code).then_some(code));
-            read.contains(&Some(RETURNS_FROM_SIGNAL))
-        };
-        calls.is_some_and(|calls| !calls.iter().any(returns_from_signal))
+        calls.is_some_and(|calls| !calls.iter().any(|&call| returns_from_signal(target, call)))
     }
 
     /// Returns true if a futex word cannot belong to a lock of the C library or of an allocator.
@@ -230,6 +231,21 @@ impl Judge {
         let is_behind = region.inode == 0 && before.is_some_and(has_locks);
         !has_locks(region) && !is_behind && word % ARENA > HEAD
     }
+}
+
+/// Number of bytes at the start of a stack that belong to the functions below a return address.
+fn inner_frames(stack: &[u8], return_address: u64) -> u64 {
+    let words = stack.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+    words.take_while(|&word| word != return_address).count() as u64 * 8
+}
+
+/// Returns true if a call on a call stack is the return from the handler of a signal.
+fn returns_from_signal(target: &RemoteProcess, call: u64) -> bool {
+    let mut code = [0; RETURNS_FROM_SIGNAL.len()];
+    // Interrupted code is given as if behind a call.
+    let read = [call, call.wrapping_sub(1)]
+        .map(|from| target.memory().read(from, &mut code).is_ok().then_some(code));
+    read.contains(&Some(RETURNS_FROM_SIGNAL))
 }
 
 /// Returns true if a file descriptor is a pipe, a socket or a terminal. Allocators read only
