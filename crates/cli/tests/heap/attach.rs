@@ -175,8 +175,9 @@ fn a_program_whose_blocks_are_replaced_neither_leaks_nor_has_a_fragmented_heap()
 #[test]
 fn a_program_that_leaks_is_found_to() {
     let busy = steady("leaks");
-    // If the program does not run for a second, it does not leak all the time.
-    let found = (0..5).map(|_| findings_of(&busy, &[])).find(|(findings, _)| {
+    // If the program does not run for a second, it does not leak all the time. On a busy machine,
+    // that happens in most recordings.
+    let found = (0..15).map(|_| findings_of(&busy, &[])).find(|(findings, _)| {
         assert!(!findings.contains(&"held-unused".to_owned()), "{findings:?}");
         findings.contains(&"grows".to_owned())
     });
