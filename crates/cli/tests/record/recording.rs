@@ -55,11 +55,29 @@ fn sweeps(folder: &TempDir) -> u64 {
     number(&json(&["record", "status", "--dir", dir(folder), "--json"]), "recording.sweeps")
 }
 
+/// Kernel stack and system call of each thread of all recorders.
+fn waits_of_recorders() -> String {
+    let mut text = String::new();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let words = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        if !words.split(|&byte| byte == 0).any(|word| word == b"record") {
+            continue;
+        }
+        for task in fs::read_dir(process.path().join("task")).into_iter().flatten().flatten() {
+            let [stat, call, stack] = ["stat", "syscall", "stack"]
+                .map(|file| fs::read_to_string(task.path().join(file)).unwrap_or_default());
+            text.push_str(&format!("\n{stat}{call}{stack}"));
+        }
+    }
+    text
+}
+
 /// Waits until a recording has more sweeps. A busy machine takes its time.
 fn wait_for(folder: &TempDir, count: u64) {
     let began = Instant::now();
     while sweeps(folder) < count {
-        assert!(began.elapsed() < Duration::from_secs(300), "fewer than {count} sweeps");
+        let is_late = began.elapsed() >= Duration::from_secs(300);
+        assert!(!is_late, "fewer than {count} sweeps: {}", waits_of_recorders());
         sleep(Duration::from_millis(100));
     }
 }
@@ -213,7 +231,11 @@ fn triggered(folder: &TempDir, text: &str) -> Value {
         if events.iter().any(is_it) {
             return report;
         }
-        assert!(began.elapsed() < Duration::from_secs(300), "no trigger {text}: {events:?}");
+        assert!(
+            began.elapsed() < Duration::from_secs(300),
+            "no trigger {text}: {events:?} {}",
+            waits_of_recorders()
+        );
         sleep(Duration::from_millis(300));
     }
 }
