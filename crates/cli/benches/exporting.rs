@@ -5,12 +5,16 @@
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
+mod children;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use children::{Children, cpu_ms, memory_mib};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 const PROCESSES: usize = 300;
@@ -18,35 +22,6 @@ const PROCESSES: usize = 300;
 const MIB: usize = 2;
 const SCRAPES: u32 = 30;
 const SWEEPS: u32 = 10;
-
-/// Processes that end with the value.
-struct Children(Vec<Child>);
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// CPU time of all threads of a process, in milliseconds.
-fn cpu_ms(pid: u32) -> f64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs");
-    let of = |task: fs::DirEntry| {
-        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
-        text.split(' ').next()?.parse::<f64>().ok()
-    };
-    tasks.flatten().filter_map(of).sum::<f64>() / 1e6
-}
-
-/// A line of `status` in MiB.
-fn memory_mib(pid: u32, field: &str) -> f64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or("0");
-    line.trim_matches([':', ' ', '\t', 'k', 'B']).parse::<f64>().unwrap_or(0.0) / 1024.0
-}
 
 fn page(address: SocketAddr, accept: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;

@@ -8,36 +8,15 @@
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
+mod children;
+
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use children::Children;
 use rustix::process::{Pid, Signal, kill_process};
-
-/// Processes that sleep. They end with the value.
-struct SleepingProcesses(Vec<Child>);
-
-impl SleepingProcesses {
-    fn start(count: usize) -> SleepingProcesses {
-        let start = |_| {
-            let mut command = Command::new("sleep");
-            command.arg("100000").stdin(Stdio::null()).spawn().expect("sleep is on every machine")
-        };
-        SleepingProcesses((0..count).map(start).collect())
-    }
-}
-
-impl Drop for SleepingProcesses {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-        }
-        for child in &mut self.0 {
-            let _ = child.wait();
-        }
-    }
-}
 
 fn main() {
     record(300);
@@ -58,7 +37,7 @@ fn cpu_seconds(pid: u32) -> f64 {
 }
 
 fn record(count: usize) {
-    let _crowd = SleepingProcesses::start(count);
+    let _crowd = Children::sleeping(count);
     let start = |folder: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         command.args(["record", "--every", "5s", "--dir"]).arg(folder);

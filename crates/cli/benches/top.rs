@@ -8,14 +8,16 @@
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
+mod children;
 mod terminal;
 
 use std::fs;
 use std::io::Read;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
+
+use children::{Children, cpu_ms, memory_mib};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 /// Time for the first sweep, which reads everything, and for the interval to settle.
@@ -23,31 +25,13 @@ const WARM_UP: Duration = Duration::from_secs(12);
 /// Shown in the title if the interval is longer than the wanted one.
 const READS_LESS_OFTEN: &str = "to use little CPU time";
 
-/// Processes that end with the value.
-struct Children(Vec<Child>);
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-        }
-        for child in &mut self.0 {
-            let _ = child.wait();
-        }
-    }
-}
-
 fn main() {
     let counts = std::env::var("PAGEWISE_BENCH_PROCESSES").unwrap_or("300,3000".into());
     let seconds =
         std::env::var("PAGEWISE_BENCH_SECONDS").map_or(30, |it| it.parse().expect("a number"));
     for count in counts.split(',') {
         let count = count.parse().expect("a list of numbers");
-        let start = |_| {
-            let mut command = Command::new("sleep");
-            command.arg("100000").stdin(Stdio::null()).spawn().expect("sleep is on every machine")
-        };
-        let _crowd = Children((0..count).map(start).collect());
+        let _crowd = Children::sleeping(count);
         sleep(Duration::from_secs(1));
         watch(count, Duration::from_secs(seconds));
     }
@@ -69,9 +53,9 @@ fn watch(count: usize, during: Duration) {
     let pid = child_of(script.0[0].id()).expect("top runs");
     let drawn = shown.lock().expect("no thread panics").len();
     assert!(drawn > 0, "top has drawn nothing");
-    let (began, cpu) = (Instant::now(), cpu_seconds(pid));
+    let (began, cpu) = (Instant::now(), cpu_ms(pid));
     sleep(during);
-    let share = (cpu_seconds(pid) - cpu) / began.elapsed().as_secs_f64();
+    let share = (cpu_ms(pid) - cpu) / 1e3 / began.elapsed().as_secs_f64();
     let text = String::from_utf8_lossy(&shown.lock().expect("no thread panics")).into_owned();
     let goal = if count <= 300 { 0.01 } else { 0.03 };
     let interval = if text.contains(READS_LESS_OFTEN) { "less often than" } else { "each" };
@@ -82,7 +66,7 @@ fn watch(count: usize, during: Duration) {
         share * 100.0,
         if is_met { "met" } else { "MISSED" },
         goal * 100.0,
-        resident_mib(pid),
+        memory_mib(pid, "VmRSS"),
     );
 }
 
@@ -90,20 +74,4 @@ fn watch(count: usize, during: Duration) {
 fn child_of(pid: u32) -> Option<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     children.split(' ').next()?.parse().ok()
-}
-
-/// CPU time of all threads of a process.
-fn cpu_seconds(pid: u32) -> f64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("top runs");
-    let of = |task: fs::DirEntry| {
-        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
-        text.split(' ').next()?.parse::<f64>().ok()
-    };
-    tasks.flatten().filter_map(of).sum::<f64>() / 1e9
-}
-
-fn resident_mib(pid: u32) -> f64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
-    line.trim_matches([' ', '\t', 'k', 'B']).parse::<f64>().unwrap_or(0.0) / 1024.0
 }
