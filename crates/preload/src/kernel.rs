@@ -33,21 +33,28 @@ unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     }
 }
 
-/// As [`call`], and again if a signal interrupts it: a socket with a time limit is not restarted by
-/// the kernel. A program that gets signals without end does not keep us for ever.
+/// Nanoseconds for which a call that signals interrupt is made again.
+const SIGNALS_LIMIT_NS: u64 = 5_000_000_000;
+
+/// As [`call`], and again if a signal interrupts it: the kernel does not restart calls on a socket
+/// with a time limit, and each starts that limit anew.
 ///
 /// # Safety
 /// As [`call`].
 unsafe fn call_through_signals(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
-    const MAX_CALLS: u32 = 10_000;
-    for _ in 1..MAX_CALLS {
+    let mut first = None;
+    loop {
         // SAFETY: the caller vouches for the call with these arguments.
         match unsafe { call(number, arguments) } {
-            Err(Errno(libc::EINTR)) => {}
+            Err(Errno(libc::EINTR)) => {
+                let now = clock(libc::CLOCK_MONOTONIC);
+                if now.wrapping_sub(*first.get_or_insert(now)) >= SIGNALS_LIMIT_NS {
+                    return Err(Errno(libc::EINTR));
+                }
+            }
             other => return other,
         }
     }
-    Err(Errno(libc::EINTR))
 }
 
 /// A descriptor that is closed at the end.
@@ -183,25 +190,17 @@ impl OwnedFile {
         while !bytes.is_empty() {
             let arguments = [self.argument(), bytes.as_ptr().addr(), bytes.len(), flags, 0, 0];
             // SAFETY: the kernel reads what lies in `bytes`.
-            match unsafe { call(libc::SYS_sendto, arguments) } {
-                Ok(count) => bytes = bytes.get(count..).unwrap_or(&[]),
-                Err(Errno(libc::EINTR)) => {}
-                Err(error) => return Err(error),
-            }
+            let count = unsafe { call_through_signals(libc::SYS_sendto, arguments) }?;
+            bytes = bytes.get(count..).unwrap_or(&[]);
         }
         Ok(())
     }
 
     /// Reads into `bytes`; how many.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
-        loop {
-            let arguments = [self.argument(), bytes.as_mut_ptr().addr(), bytes.len(), 0, 0, 0];
-            // SAFETY: the kernel writes into `bytes`, as many as there are at most.
-            match unsafe { call(libc::SYS_read, arguments) } {
-                Err(Errno(libc::EINTR)) => {}
-                other => return other,
-            }
-        }
+        let arguments = [self.argument(), bytes.as_mut_ptr().addr(), bytes.len(), 0, 0, 0];
+        // SAFETY: the kernel writes into `bytes`, as many as there are at most.
+        unsafe { call_through_signals(libc::SYS_read, arguments) }
     }
 }
 
