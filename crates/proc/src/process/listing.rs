@@ -32,7 +32,7 @@ use crate::root::PTRACE;
 use crate::text::{field, kilobytes, lines, number};
 use crate::tmpfs::TmpfsDevices;
 use crate::users::Users;
-use crate::{ProcError, ProcRoot, cgroup, maps, meminfo, smaps};
+use crate::{ProcError, ProcRoot, cgroup, maps, meminfo};
 
 /// Reads every process.
 ///
@@ -299,11 +299,9 @@ impl<'a> ListingReader<'a> {
     }
 
     fn read_rollup(&mut self, pid: Pid, status: &ListingStatus) -> Reading<ListingMemory> {
-        let begin = Instant::now();
-        let read = self.files.read(pid, "smaps_rollup");
-        self.longest_hold_ns = self.longest_hold_ns.max(nanoseconds(begin.elapsed()));
-        // A process that ends while we read gives nothing, or half.
-        let rollup = smaps::parse_rollup(read?).ok_or(Absent::Vanished)?;
+        let (rollup, hold_ns) = self.files.rollup(pid);
+        self.longest_hold_ns = self.longest_hold_ns.max(hold_ns);
+        let rollup = rollup?;
         let quadrants =
             Rollup::from_rollup(&rollup, status).and_then(|sums| self.quadrants(pid, &sums));
         Ok(ListingMemory {

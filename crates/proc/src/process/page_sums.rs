@@ -1,19 +1,15 @@
 //! Sums of the pages of a process, for frequent readings of many processes: PSS by page kind, USS.
 
-use std::time::Instant;
-
 use pagewise_model::sweep::BytesByPageKind;
-use pagewise_model::units::nanoseconds;
 use pagewise_model::{
     Absent, Backing, Bytes, Mapping, PageSize, Pid, Reading, Smaps, SmapsCounter,
 };
-use pagewise_sys::priority::briefly_raised;
 use pagewise_sys::probe::Features;
 
 use crate::pages::{self, Pace};
 use crate::quick_reader::QuickReader;
 use crate::tmpfs::TmpfsDevices;
-use crate::{ProcError, ProcRoot, maps, smaps};
+use crate::{ProcError, ProcRoot, maps};
 
 /// Sums of pages, rounded down to KiB.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,12 +51,8 @@ impl PageSumReader {
         pid: Pid,
         swap: &Reading<Bytes>,
     ) -> Reading<PageSums> {
-        let begin = Instant::now();
-        let text = briefly_raised(|| reader.read(pid, "smaps_rollup"))?;
-        let hold = nanoseconds(begin.elapsed());
-        // A process that ends meanwhile gives nothing, or half.
-        let rollup = smaps::parse_rollup(text).ok_or(Absent::Vanished)?;
-        Ok(of_rollup(&rollup, swap, hold))
+        let (rollup, hold_ns) = reader.rollup(pid);
+        Ok(of_rollup(&rollup?, swap, hold_ns))
     }
 
     /// By the page tables, in pieces with rests between.
@@ -154,6 +146,7 @@ fn whole_kib(bytes: Bytes) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::smaps;
 
     #[test]
     fn a_rollup_has_shares_by_page_kind() {

@@ -2,13 +2,16 @@
 
 use std::fmt::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
-use pagewise_model::{Absent, Name, Pid, Reading};
+use pagewise_model::units::nanoseconds;
+use pagewise_model::{Absent, Name, Pid, Reading, Smaps};
+use pagewise_sys::priority::briefly_raised;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, readlinkat_raw, statat};
 use rustix::io::{Errno, pread, read};
 
 use crate::root::{NOT_COPIED, PTRACE};
-use crate::{ProcError, ProcRoot};
+use crate::{ProcError, ProcRoot, smaps};
 
 /// Room for the files that are one record: the kernel then gives them in one read.
 const BUFFER: usize = 16 << 10;
@@ -102,6 +105,19 @@ impl QuickReader {
             Ok(length) => Ok(&self.buffer[..length]),
             Err(error) => Err(self.absence(Some(pid), error)),
         }
+    }
+
+    /// The sums of `smaps_rollup`, and the time of the call in nanoseconds: the kernel holds the
+    /// mmap lock while it walks a mapping.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub(crate) fn rollup(&mut self, pid: Pid) -> (Reading<Smaps>, u64) {
+        let begin = Instant::now();
+        let read = briefly_raised(|| self.read(pid, "smaps_rollup"));
+        let hold_ns = nanoseconds(begin.elapsed());
+        // A process that ends meanwhile gives nothing, or half.
+        (read.and_then(|text| smaps::parse_rollup(text).ok_or(Absent::Vanished)), hold_ns)
     }
 
     /// Target of a symbolic link of a process.
