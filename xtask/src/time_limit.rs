@@ -61,7 +61,8 @@ fn wait_until(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitSta
 }
 
 fn pid_of(pid: u32) -> io::Result<Pid> {
-    Pid::from_raw(pid.cast_signed()).ok_or_else(|| io::Error::other(format!("{pid} is no PID")))
+    Pid::from_raw(pid.cast_signed())
+        .ok_or_else(|| io::Error::other(format!("not a process ID: {pid}")))
 }
 
 /// The parent of each process.

@@ -54,6 +54,13 @@ pub struct FreeForHugePages {
     pub allocatable: Bytes,
 }
 
+impl FreeForHugePages {
+    /// See [`unusable_index`].
+    pub fn unusable_index(self) -> Option<f64> {
+        unusable_index(self.free, self.allocatable)
+    }
+}
+
 /// Free memory in huge pages, over all zones of a machine.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ use crate::account::account;
 use crate::blocks::facts_of;
 use crate::cells::{float, text};
 use crate::explain::fact;
-use crate::fragmentation::{FreeForHugePages, huge_of_free, unusable_index};
+use crate::fragmentation::{FreeForHugePages, huge_of_free};
 use crate::headroom::{Headroom, headroom};
 use crate::oom;
 
@@ -284,9 +284,7 @@ fn fragmentation(reading: &SystemReading) -> NamedFacts {
         fact(
             "unusable_index",
             "free memory in smaller blocks",
-            value(|it| {
-                unusable_index(it.free, it.allocatable).map_or(CellValue::None, CellValue::Share)
-            }),
+            value(|it| it.unusable_index().map_or(CellValue::None, CellValue::Share)),
             "The share of free memory in blocks that are smaller than a huge page: see `pagewise fragmentation`.",
         ),
     ];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_analysis::account::account;
 use pagewise_analysis::diagnose::{TroubleSign, diagnose_machine};
-use pagewise_analysis::fragmentation;
+use pagewise_analysis::fragmentation::{FreeForHugePages, huge_of_free};
 use pagewise_analysis::headroom::headroom;
 use pagewise_diagnose::{Budget, MachineObservation, ObservationRequest};
 use pagewise_exporter::{
@@ -82,11 +82,10 @@ fn exported_headroom(reading: &SystemReading) -> ExportedHeadroom {
 }
 
 fn free_memory(reading: &SystemReading) -> ExportedFreeMemory {
-    let blocks = fragmentation::huge_of_free(reading).ok();
+    let blocks = huge_of_free(reading).ok();
     ExportedFreeMemory {
         allocatable_huge: blocks.map(|it| it.allocatable),
-        unusable_index: blocks
-            .and_then(|it| fragmentation::unusable_index(it.free, it.allocatable)),
+        unusable_index: blocks.and_then(FreeForHugePages::unusable_index),
     }
 }
 

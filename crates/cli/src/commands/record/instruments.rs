@@ -29,10 +29,8 @@ const LARGE: Bytes = Bytes::gib(1);
 const LARGE_GIB_EVERY_NS: u64 = 120_000_000_000;
 
 /// Reads categories, some processes after each sweep.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct CategoryRound {
-    /// Processes above this size are large.
-    large: Bytes,
     large_reader: LargeReader,
     /// Processes that are still to be read, the next one last.
     queue: Vec<ProcessKey>,
@@ -100,19 +98,6 @@ impl LargeReader {
     }
 }
 
-impl Default for CategoryRound {
-    fn default() -> CategoryRound {
-        CategoryRound {
-            large: LARGE,
-            large_reader: LargeReader::default(),
-            queue: Vec::new(),
-            per_sweep: 0,
-            begun_ns: None,
-            read: HashMap::new(),
-        }
-    }
-}
-
 impl CategoryRound {
     /// Reads the processes whose turn it is.
     pub(super) fn read(
@@ -139,17 +124,8 @@ impl CategoryRound {
                 samples.push(CategorySample { time: sweep.time, process: key, categories });
             }
         }
-        samples.extend(self.large_reader.step(root, sweep, &self.large_ones(sweep)));
+        samples.extend(self.large_reader.step(root, sweep, &large_ones(sweep)));
         samples
-    }
-
-    /// The large ones of the largest processes, the largest first.
-    fn large_ones<'s>(&self, sweep: &'s Sweep) -> Vec<&'s SweepProcess> {
-        let is_large = |it: &&SweepProcess| it.rss > self.large && !it.is_zombie();
-        let mut large: Vec<&SweepProcess> = sweep.processes.iter().filter(is_large).collect();
-        large.sort_by_key(|it| Reverse(it.rss));
-        large.truncate(LARGEST);
-        large
     }
 
     /// The largest processes, and those that grew most since they were read.
@@ -167,7 +143,7 @@ impl CategoryRound {
         others.truncate(GROWING);
         let all = all.into_iter().chain(others);
         let is_changed = |it: &&SweepProcess| {
-            it.rss <= self.large && self.read.get(&it.key) != Some(&CategoryMark::of(it))
+            it.rss <= LARGE && self.read.get(&it.key) != Some(&CategoryMark::of(it))
         };
         all.filter(is_changed).map(|it| it.key).collect()
     }
@@ -182,6 +158,15 @@ fn read_process(
     let snapshot = capture(&held, key.pid, &request).ok()?;
     let is_same = snapshot.process.start_ticks == key.start_ticks;
     is_same.then(|| sweeps::categories(&snapshot).ok()).flatten()
+}
+
+/// The large ones of the largest processes, the largest first.
+fn large_ones(sweep: &Sweep) -> Vec<&SweepProcess> {
+    let is_large = |it: &&SweepProcess| it.rss > LARGE && !it.is_zombie();
+    let mut large: Vec<&SweepProcess> = sweep.processes.iter().filter(is_large).collect();
+    large.sort_by_key(|it| Reverse(it.rss));
+    large.truncate(LARGEST);
+    large
 }
 
 /// A snapshot or a diagnosis that a process of its own makes.
