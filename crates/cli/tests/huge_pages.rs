@@ -128,6 +128,19 @@ impl Drop for RunningHuge {
     }
 }
 
+/// How many huge pages the kernel has made of small ones since boot, in any process.
+fn collapsed() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("thp_collapse_alloc "));
+    line.unwrap().parse().unwrap()
+}
+
+/// What khugepaged may have added to a process whose mappings ask for huge pages, since `collapsed`
+/// was `before`, in bytes: a run of it makes up to eight huge pages (`pages_to_scan`).
+fn added_by_khugepaged(before: u64) -> u64 {
+    (collapsed() - before) * HUGE
+}
+
 fn thp(running: &RunningHuge, options: &[&str]) -> Value {
     json(&[&["thp", &running.pid(), "--json"], options].concat())
 }
@@ -202,18 +215,21 @@ fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
     assert_eq!(number(plan, "change"), 64 * MIB - 32 * 4096);
     assert_eq!(running.counter("AnonHugePages"), 64 * MIB);
 
+    let before = collapsed();
     let fix = &thp(&running, &["--fix", "--yes"])["fix"];
     assert!(number(fix, "rss_before") >= 64 * MIB, "{fix}");
-    // The range keeps the advice to use huge pages, so khugepaged may make some of its pages huge
-    // again on a busy machine, where the fix takes seconds.
-    assert!(number(fix, "rss_after") < 16 * MIB, "{fix}");
-    assert_eq!((number(fix, "done"), number(fix, "failed")), (32, 0));
+    assert!(number(fix, "rss_after") < 5 * MIB + added_by_khugepaged(before), "{fix}");
+    // A range that khugepaged made huge again meanwhile counts as failed.
+    let failed = number(fix, "failed");
+    assert_eq!(number(fix, "done") + failed, 32, "{fix}");
+    assert!(failed <= collapsed() - before, "{fix}");
     // Advice from outside needs CAP_SYS_NICE; without it the process is stopped for a moment.
     if has_all_rights() {
         assert_eq!(number(fix, "longest_stop_ns"), 0, "splitting from outside stops nobody");
     }
     assert!(fix["seconds"].as_f64().unwrap() > 0.0);
-    assert!(running.counter("Rss") < 16 * MIB);
+    let rss = running.counter("Rss");
+    assert!(rss < 5 * MIB + added_by_khugepaged(before), "{rss}");
     assert!(running.flags().contains(" hg "), "without --hold nothing is forbidden");
     running.end();
 }
@@ -230,9 +246,10 @@ fn every_chosen_method_releases_zero_pages_and_keeps_written_ones() {
             skip_part(&Lack::Root);
             continue;
         }
+        let before = collapsed();
         let fix = &thp(&running, &["--fix", "--yes", "--method", method])["fix"];
         assert_eq!(fix["method"], method);
-        assert!(number(fix, "rss_after") < 8 * MIB, "{fix}");
+        assert!(number(fix, "rss_after") < 8 * MIB + added_by_khugepaged(before), "{fix}");
         let stops = number(fix, "longest_stop_ns");
         assert_eq!(stops > 0, method == "drop", "{method}: {stops}");
         running.end();
@@ -318,8 +335,10 @@ fn a_sparse_std_map_is_found_and_named() {
     let heap = rows.iter().find(|row| row["name"] == "[heap]").unwrap();
     assert_eq!(number(heap, "bloat"), bloat, "all of it is in the heap");
     assert_eq!(report["findings"][0]["evidence"]["worst"], "[heap]");
+    let before = collapsed();
     thp(&running, &["--fix", "--yes"]);
-    assert!(running.counter("Rss") < bloat / 4);
+    let rss = running.counter("Rss");
+    assert!(rss < bloat / 4 + added_by_khugepaged(before), "{rss} after {bloat}");
     running.end();
 }
 
