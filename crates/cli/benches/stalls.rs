@@ -2,11 +2,14 @@
 //! observer reads it.
 //!
 //! `cargo bench -p pagewise --bench stalls`: the program `churn` prints how long a round took at
-//! the median and in the tail, the share of time in rounds of more than 1 ms, the share in which
-//! the thread was blocked by the mmap lock, and the number of times that it was blocked for more
-//! than 1 ms. First each observer as it is used, beside runs without an observer and readers of
+//! the median and in the tail, the share of time in rounds of more than 1 ms, and the share in
+//! which the thread was blocked by the mmap lock, in all and in waits of more than 1 ms. A round
+//! also waits for other threads and for the hypervisor, so that the goals count only the lock.
+//! While the hypervisor runs another machine on a CPU, an observer on it can hold the lock for
+//! long, so that a goal is only judged if this took less than 0.5 % of the CPU time (*steal*).
+//! First each observer as it is used, beside runs without an observer and readers of
 //! `smaps_rollup`; then each command in a loop, on CPUs that are idle otherwise, and with four busy
-//! threads for each CPU, where a round also waits for its turn: there only the lock counts.
+//! threads for each CPU.
 //!
 //! `PAGEWISE_BENCH_PART=used` or `loops` runs one half. `PAGEWISE_BENCH_GIB` (8) is the size of the
 //! target, `PAGEWISE_BENCH_SECONDS` (60) the time of each observer of the first half.
@@ -28,13 +31,14 @@ const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 const LOOP_SECONDS: u64 = 10;
 /// The goal of the longest rounds.
 const MAX_P9999_NS: f64 = 1e6;
-/// The goal of an observer as it is used: share of time in rounds of more than a millisecond,
-/// beyond that of the runs without an observer.
+/// The goal of an observer as it is used: share of time in waits of more than 1 ms for the lock.
 const MAX_STALLED_USED: f64 = 0.002;
 /// The same for a command in a loop.
 const MAX_STALLED: f64 = 0.02;
-/// The goal on busy CPUs: the share of time in which the target waits for the lock.
-const MAX_BLOCKED: f64 = 0.02;
+/// Share of CPU time taken by the hypervisor from which on no goal is judged.
+const MAX_STEAL: f64 = 0.005;
+/// The key of this share among the figures.
+const STEAL: &str = "steal";
 /// Busy threads for each CPU.
 const BUSY: usize = 4;
 
@@ -57,7 +61,7 @@ fn main() {
             println!("\nin a loop, with {busy} busy threads on {cpus} CPUs");
             let _threads = BusyThreads::start(busy);
             let target = BenchTarget { churn: &churn, gib, seconds: LOOP_SECONDS };
-            in_a_loop(target, busy == 0);
+            in_a_loop(target);
         }
     }
 }
@@ -82,16 +86,22 @@ type ChurnFigures = Vec<(String, f64)>;
 
 fn heading() {
     println!(
-        "{:<28}{:>9}{:>9}{:>11}{:>12}{:>10}{:>10}{:>10}{:>12}{:>14}",
+        "{:28}{:>36}{:>30}{:>29}",
+        "", "rounds (us)", "share of time", "waits for the lock > 1 ms"
+    );
+    println!(
+        "{:<28}{:>8}{:>8}{:>9}{:>11}{:>10}{:>10}{:>10}{:>9}{:>9}{:>8}{:>12}",
         "observer",
-        "p50 us",
-        "p99 us",
-        "p99.99 us",
-        "longest us",
-        "stalled",
+        "p50",
+        "p99",
+        "p99.99",
+        "longest",
+        "> 1 ms",
         "running",
+        "steal",
         "blocked",
-        "blocked>1ms",
+        "share",
+        "count",
         "longest us",
     );
 }
@@ -100,14 +110,16 @@ fn line(name: &str, figures: &ChurnFigures) {
     let us = |key: &str| figure(figures, key) / 1e3;
     let percent = |key: &str| figure(figures, key) * 100.0;
     println!(
-        "{name:<28}{:>9.1}{:>9.1}{:>11.1}{:>12.1}{:>9.2}%{:>9.1}%{:>9.2}%{:>12}{:>14.1}",
+        "{name:<28}{:>8.1}{:>8.1}{:>9.1}{:>11.1}{:>9.2}%{:>9.1}%{:>9.2}%{:>8.2}%{:>8.3}%{:>8}{:>12.1}",
         us("churn.p50_ns"),
         us("churn.p99_ns"),
         us("churn.p9999_ns"),
         us("churn.longest_ns"),
         percent("churn.stalled_share"),
         percent("churn.ran_share"),
+        percent(STEAL),
         percent("churn.blocked_share"),
+        percent("churn.blocked_stalls_share"),
         figure(figures, "churn.blocked_stalls"),
         us("churn.longest_blocked_ns"),
     );
@@ -117,8 +129,22 @@ fn figure(figures: &ChurnFigures, key: &str) -> f64 {
     figures.iter().find(|(k, _)| k == key).map_or(f64::NAN, |(_, value)| *value)
 }
 
-const fn verdict(is_met: bool) -> &'static str {
-    if is_met { "met" } else { "MISSED" }
+fn verdict(is_met: bool, figures: &ChurnFigures) -> &'static str {
+    match is_met {
+        true => "met",
+        false if figure(figures, STEAL) > MAX_STEAL => "not judged (steal)",
+        false => "MISSED",
+    }
+}
+
+/// CPU time of the machine, and the part of it that the hypervisor took, in clock ticks.
+fn machine_ticks() -> [f64; 2] {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().next().unwrap_or_default();
+    // user, nice, system, idle, iowait, irq, softirq, steal
+    let ticks: Vec<f64> =
+        line.split_whitespace().skip(1).take(8).filter_map(|it| it.parse().ok()).collect();
+    [ticks.iter().sum(), ticks.get(7).copied().unwrap_or(0.0)]
 }
 
 /// Observers at the intervals at which they are used.
@@ -127,8 +153,7 @@ fn as_used(target: BenchTarget<'_>) {
     heading();
     let second = Duration::from_secs(1);
     let rollup = || "cat /proc/PID/smaps_rollup".to_owned();
-    let first = target.observed(&BenchObserver::Unobserved);
-    line("none", &first);
+    line("none", &target.observed(&BenchObserver::Unobserved));
     for (name, observer) in [
         ("smaps_rollup each second", BenchObserver::Again(rollup(), second)),
         ("smaps_rollup every 5 s", BenchObserver::Again(rollup(), 5 * second)),
@@ -156,34 +181,25 @@ fn as_used(target: BenchTarget<'_>) {
             (name, figures)
         })
         .collect();
-    let last = target.observed(&BenchObserver::Unobserved);
-    line("none", &last);
-    // Other work of the machine, and the hypervisor, stall a target without an observer.
-    let control = |key: &str| figure(&first, key).max(figure(&last, key));
+    line("none", &target.observed(&BenchObserver::Unobserved));
     for (name, figures) in seen {
-        let extra = figure(&figures, "churn.stalled_share") - control("churn.stalled_share");
-        let stalls = figure(&figures, "churn.blocked_stalls") - control("churn.blocked_stalls");
         let p9999 = figure(&figures, "churn.p9999_ns");
         println!(
             "goal {}: {name}: p99.99 {:.2} ms (<= 1 ms)",
-            verdict(p9999 <= MAX_P9999_NS),
+            verdict(p9999 <= MAX_P9999_NS, &figures),
             p9999 / 1e6
         );
+        let stalled = figure(&figures, "churn.blocked_stalls_share");
         println!(
-            "goal {}: {name}: {:.3} % of time in stalls beyond the control (<= 0.2 %)",
-            verdict(extra <= MAX_STALLED_USED),
-            extra.max(0.0) * 100.0
-        );
-        println!(
-            "goal {}: {name}: blocked for more than 1 ms {} times beyond the control (0)",
-            verdict(stalls <= 0.0),
-            stalls.max(0.0)
+            "goal {}: {name}: {:.3} % of time in waits of more than 1 ms for the lock (<= 0.2 %)",
+            verdict(stalled <= MAX_STALLED_USED, &figures),
+            stalled * 100.0
         );
     }
 }
 
 /// Commands without a rest.
-fn in_a_loop(target: BenchTarget<'_>, is_idle: bool) {
+fn in_a_loop(target: BenchTarget<'_>) {
     heading();
     let again = |line: &str| BenchObserver::Again(line.to_owned(), Duration::ZERO);
     let of = |command: &str| again(&format!("{PAGEWISE} {command}"));
@@ -209,17 +225,12 @@ fn in_a_loop(target: BenchTarget<'_>, is_idle: bool) {
         if !has_goal {
             continue;
         }
-        if is_idle {
-            let is_met = figure(&figures, "churn.p9999_ns") <= MAX_P9999_NS
-                && figure(&figures, "churn.stalled_share") <= MAX_STALLED;
-            println!(
-                "goal {}: {name}: p99.99 <= 1 ms, <= 2 % of time in rounds of more than 1 ms",
-                verdict(is_met)
-            );
-        } else {
-            let is_met = figure(&figures, "churn.blocked_share") <= MAX_BLOCKED;
-            println!("goal {}: {name}: <= 2 % of time blocked by the lock", verdict(is_met));
-        }
+        let stalled = figure(&figures, "churn.blocked_stalls_share");
+        println!(
+            "goal {}: {name}: {:.3} % of time in waits of more than 1 ms for the lock (<= 2 %)",
+            verdict(stalled <= MAX_STALLED, &figures),
+            stalled * 100.0
+        );
     }
 }
 
@@ -261,8 +272,11 @@ impl BenchTarget<'_> {
         let lines = BufReader::new(target.stdout.take().expect("stdout is a pipe")).lines();
         let mut lines = lines.map(|line| line.expect("the target prints text"));
         assert!(lines.any(|line| line == "ready"), "the target ended early");
-        let printed = observer
+        let [all, steal] = machine_ticks();
+        let mut printed: ChurnFigures = observer
             .during(target.id(), || lines.filter_map(|line| key_and_value(&line)).collect());
+        let [all_after, steal_after] = machine_ticks();
+        printed.push((STEAL.to_owned(), (steal_after - steal) / (all_after - all)));
         target.wait().expect("the target ends by itself");
         printed
     }

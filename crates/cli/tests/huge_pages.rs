@@ -128,15 +128,15 @@ impl Drop for RunningHuge {
     }
 }
 
-/// How many huge pages the kernel has made of small ones since boot, in any process.
+/// The number of huge pages that the kernel has made of small ones since boot, in any process.
 fn collapsed() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("thp_collapse_alloc "));
     line.unwrap().parse().unwrap()
 }
 
-/// What khugepaged may have added to a process whose mappings ask for huge pages, since `collapsed`
-/// was `before`, in bytes: a run of it makes up to eight huge pages (`pages_to_scan`).
+/// The bytes that khugepaged may have added, since `collapsed` was `before`, to a process whose
+/// mappings ask for huge pages: each of its runs makes up to eight (`pages_to_scan`).
 fn added_by_khugepaged(before: u64) -> u64 {
     (collapsed() - before) * HUGE
 }
