@@ -37,7 +37,7 @@ use crate::memory::Memory;
 use crate::span_tally::{FreePages, SlotUse, SpanTally, joined, resident_runs};
 use crate::walk::{AllocatorWalk, maps_library};
 use extent::{Extent, ExtentLayout, ExtentState, tree_extents};
-use extent_tree::{ExtentTree, anonymous_memory, extent_trees};
+use extent_tree::{anonymous_memory, find_extent_trees};
 use metadata::BaseBlocks;
 use size_classes::{CLASSES, MAX_SLOTS, PAGE, class_size};
 use thread_cache::{CachedBlock, ThreadCaches, thread_caches};
@@ -56,9 +56,8 @@ const UNKNOWN_USE: &str = "the data of its extent contradicts itself";
 /// O(n log n) in the number of cached blocks, O(n) in all others.
 pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<Option<AllocatorWalk>, ScanError> {
     let anonymous = anonymous_memory(memory.mappings());
-    let trees = extent_trees(memory, &anonymous);
     let mut log = CorruptionLog::default();
-    let structure = HeapStructure::read(memory, &anonymous, &trees, &mut log);
+    let structure = HeapStructure::read(memory, &anonymous, &mut log);
     let Some(layout) = ExtentLayout::detect(&structure.extents, memory) else {
         return match maps_library(memory.mappings(), b"libjemalloc") {
             false => Ok(None),
@@ -108,18 +107,17 @@ impl<'a> HeapStructure<'a> {
     fn read(
         memory: &'a dyn Memory,
         anonymous: &'a [AddrRange],
-        trees: &[ExtentTree],
         log: &mut CorruptionLog,
     ) -> HeapStructure<'a> {
         let mut base = BaseBlocks::new(memory, anonymous);
         let mut extents: Vec<Extent> = Vec::new();
         let (mut unread, mut roots) = (Vec::new(), Vec::new());
-        for tree in trees {
+        find_extent_trees(memory, anonymous, &mut |tree| {
             let mut own_log = CorruptionLog::default();
-            let found = tree_extents(memory, *tree, &mut own_log);
+            let found = tree_extents(memory, tree, &mut own_log);
             // Words that agree by chance lead to no extents.
             if ExtentLayout::detect(&found.extents, memory).is_none() {
-                continue;
+                return false;
             }
             log.count += own_log.count;
             log.entries.extend(own_log.entries);
@@ -129,7 +127,8 @@ impl<'a> HeapStructure<'a> {
             });
             extents.extend(found.extents);
             unread.extend(found.unread);
-        }
+            true
+        });
         retain_valid(&mut extents, memory, log);
         extents.iter().for_each(|extent| {
             base.find(extent.edata);

@@ -23,6 +23,8 @@ const BITMAP: u64 = 64;
 const BITMAP_WORDS: usize = 8;
 /// Number of extents by which the layout is detected.
 const MAX_VOTERS: usize = 4000;
+/// The size class of extents that hold no block (`SC_NSIZES`).
+const NO_CLASS: u64 = 232;
 
 /// Layout of extents, by version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +131,6 @@ impl Extent {
     /// True if its size class and number of free slots agree with what lies elsewhere.
     fn agrees(&self, layout: ExtentLayout, memory: &dyn Memory) -> bool {
         let class = layout.class(self);
-        // A free extent keeps the flag of the slab that it was.
         if class >= SMALL_CLASSES || !self.is_slab() {
             return class == layout.leaf_class(self);
         }
@@ -187,15 +188,24 @@ impl ExtentLayout {
 
     /// The layout with which most extents agree, if these are more than half.
     pub(super) fn detect(extents: &[Extent], memory: &dyn Memory) -> Option<ExtentLayout> {
-        let voters = &extents[..extents.len().min(MAX_VOTERS)];
-        let votes = |layout: ExtentLayout| {
-            voters.iter().filter(|extent| extent.agrees(layout, memory)).count()
+        let count = |layout: ExtentLayout| {
+            let agree = extents.iter().map(|extent| (extent, extent.agrees(layout, memory)));
+            // The tree keeps the class of the slab that a free extent was, or not.
+            let voters = agree.filter(|(extent, agrees)| *agrees || !layout.is_free(extent));
+            voters.take(MAX_VOTERS).fold((0, 0), |(votes, voters), (_, agrees)| {
+                (votes + usize::from(agrees), voters + 1)
+            })
         };
-        let counted = LAYOUTS.map(|layout| (votes(layout), layout));
-        let (best, layout) = counted.into_iter().max_by_key(|(votes, _)| *votes)?;
+        let counted = LAYOUTS.map(|layout| (count(layout), layout));
+        let ((votes, voters), layout) = counted.into_iter().max_by_key(|((votes, _), _)| *votes)?;
         let has_pad = extents.iter().any(|extent| layout.shows_pad(extent));
         let pad = if has_pad { PAGE } else { 0 };
-        (best * 2 > voters.len()).then_some(ExtentLayout { pad, ..layout })
+        (votes * 2 > voters).then_some(ExtentLayout { pad, ..layout })
+    }
+
+    /// True if an extent holds no block.
+    fn is_free(self, extent: &Extent) -> bool {
+        self.state(extent) != ExtentState::Active && self.class(extent) == NO_CLASS
     }
 
     /// True if an extent is longer than its block, or the block begins behind its first page.

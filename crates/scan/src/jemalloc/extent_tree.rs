@@ -34,6 +34,8 @@ const EXTENT_ALIGNMENT: u64 = 64;
 const MAX_ADDRESS: u64 = 1 << 57;
 /// Bytes of zeros that are read in all behind pointers that lead to no node.
 const MAX_SEARCH: u64 = 1 << 30;
+/// Number of refused trees that are remembered.
+const MAX_REFUSED: usize = 256;
 /// Shape of a tree, by the width of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TreeShape {
@@ -202,23 +204,34 @@ pub(crate) fn range_of(ranges: &[AddrRange], address: u64) -> Option<AddrRange> 
     ranges.get(at).copied().filter(|range| range.contains(address))
 }
 
-/// Finds all trees of a process: a program and a library can have one each.
-pub(super) fn extent_trees(memory: &dyn Memory, anonymous: &[AddrRange]) -> Vec<ExtentTree> {
+/// Finds all trees of a process: a program and a library can have one each. `accepts` reads a tree,
+/// and returns false if it is none: words can agree by chance. Such a tree is offered once.
+pub(super) fn find_extent_trees(
+    memory: &dyn Memory,
+    anonymous: &[AddrRange],
+    accepts: &mut dyn FnMut(ExtentTree) -> bool,
+) {
     let mut search = TreeSearch { memory, anonymous, left: MAX_SEARCH };
-    let mut trees: Vec<ExtentTree> = Vec::new();
+    let mut refused: Vec<ExtentTree> = Vec::new();
+    let mut last: Option<AddrRange> = None;
     for range in written_data(memory.mappings()) {
         memory.visit(range, &mut |address, bytes| {
             let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
             for (at, word) in (address..).step_by(8).zip(words) {
-                let is_in_tree = trees.last().is_some_and(|tree| tree.root_range().contains(at));
+                let is_in_tree = last.is_some_and(|tree| tree.contains(at));
                 if word == 0 || !word.is_multiple_of(NODE_ALIGNMENT) || is_in_tree {
                     continue;
                 }
-                trees.extend(search.tree_with_entry(at, word, range));
+                let tree = search.tree_with_entry(at, word, range);
+                let Some(tree) = tree.filter(|tree| !refused.contains(tree)) else { continue };
+                if accepts(tree) {
+                    last = Some(tree.root_range());
+                } else if refused.len() < MAX_REFUSED {
+                    refused.push(tree);
+                }
             }
         });
     }
-    trees
 }
 
 struct TreeSearch<'a> {

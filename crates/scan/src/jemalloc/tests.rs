@@ -206,6 +206,52 @@ fn the_layouts_of_all_versions_are_detected() {
 }
 
 #[test]
+fn a_heap_whose_slabs_are_mostly_freed_is_walked() {
+    const FREED: u64 = 40;
+    for version in VERSIONS {
+        let mut made = MadeHeap::new(version);
+        for (number, edata) in (0..FREED).zip((EDATA + 0x1000..).step_by(128)) {
+            let start = HEAP + 0x1_0000 + 0x1000 * number;
+            let [state, class] = [1, 232];
+            let freed =
+                MadeExtent { start, pages: 1, offset: 0, is_slab: true, state, class, free: 0 };
+            made.put_extent(edata, &freed);
+            // Its element still has the class of the slab.
+            made.put_element(start >> 12, edata, &MadeExtent { class: 4, ..freed });
+        }
+        let heap = made.walked().heap;
+        assert_eq!(heap.corruption, [], "{version:?}");
+        assert_eq!(heap.live().blocks, SLOTS - 4 + 1, "{version:?}");
+        assert_eq!(heap.trimmable().0, (FREED + 2) << 12, "{version:?}");
+    }
+}
+
+#[test]
+fn words_that_look_like_a_tree_by_chance_hide_no_tree() {
+    const FAKE: u64 = BASE + 0x7000;
+    for version in VERSIONS {
+        let mut made = MadeHeap::new(version);
+        let (node, leaf) = (BASE + (9 << 19), BASE + (10 << 19));
+        // The root would begin before the true one, and have the entries of that one.
+        let index = 0x100;
+        let (top, shift) = match version.element {
+            8 => (BASE + (4 << 20), 30),
+            _ => (node, 42),
+        };
+        made.image.store(LIBRARY + 8 * index, top);
+        made.image.store(node, leaf);
+        // The class in the tree is not that of the extent.
+        match version.element {
+            8 => made.image.store(top, 7 << 48 | FAKE),
+            _ => made.store_all(leaf, &[FAKE, 7 << 5]),
+        }
+        made.store_all(FAKE + 8, &[index << shift, 0x1000]);
+        let walk = made.walked();
+        assert_eq!(walk.heap.live().blocks, SLOTS - 4 + 1, "{version:?}");
+    }
+}
+
+#[test]
 fn a_process_without_a_tree_of_extents_uses_another_allocator() {
     let mut image = TestImage::default();
     image.map(LIBRARY, 0x1000, "/lib/libother.so");
