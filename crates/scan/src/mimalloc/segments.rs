@@ -16,6 +16,9 @@ use crate::slot_heap::MAX_ADDRESS;
 const MAX_INFO_SLICES: u64 = 16;
 /// No block is smaller.
 const MIN_BLOCK: u64 = 8;
+/// The block size of a free run that is in no queue: such runs are all that a segment has which is
+/// kept for later without an owner.
+const TAKEN_FROM_QUEUE: u64 = 1;
 
 /// A segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,6 +219,7 @@ impl SliceEntry<'_> {
         match page.block_size() {
             _ if is_info => SliceSpan::Page,
             0 => SliceSpan::Free,
+            TAKEN_FROM_QUEUE if page.capacity() == 0 => SliceSpan::Free,
             _ if half(entry, CAPACITY) & 0xffff == 0 => SliceSpan::Page,
             _ if page.is_sound() => SliceSpan::Page,
             _ => broken(CAPACITY, "a page whose blocks fit into its slices"),

@@ -278,3 +278,27 @@ fn any_bytes_are_walked_to_an_end() {
         }
     }
 }
+
+#[test]
+fn a_segment_that_is_kept_for_later_is_free() {
+    const KEPT: u64 = SEGMENT + (256 << 20);
+    for version in versions() {
+        let layout = version.layout;
+        let mappings = vec![
+            mapping(SEGMENT, 6 * SLICE, "", 0),
+            mapping(KEPT, SLICE, "", 0),
+            mapping(STACK, PAGE, "[stack]", 0),
+        ];
+        let mut heap = MadeHeap { made: MadeProcess::new(mappings, &[THREAD]), version };
+        heap.put_segment(SEGMENT, layout.max_entries(), false);
+        heap.put_span(SEGMENT, 1, layout.max_entries() - 1, 0);
+        heap.put_segment(KEPT, layout.max_entries(), false);
+        heap.made.put(KEPT + layout.thread, 0);
+        // Its only run of slices is in no queue.
+        heap.put_span(KEPT, 1, layout.max_entries() - 1, 1);
+        let walk = walked(&heap.made);
+        assert_eq!(walk.heap.corruption, [], "{version:?}");
+        let free: Vec<u64> = walk.heap.arenas.iter().map(|arena| arena.free.pages).collect();
+        assert_eq!(free, [(layout.max_entries() - 1) * SLICE; 2], "{version:?}");
+    }
+}
