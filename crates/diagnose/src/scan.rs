@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pagewise_model::evidence::ActivityPoint;
+use pagewise_model::heap_scan::WalkedHeap;
 use pagewise_model::{Absent, Bytes, Mapping};
 use pagewise_scan::sample::is_private_memory;
 
@@ -38,8 +39,7 @@ pub(crate) fn decide(
     cpu_left: Duration,
     pause: Duration,
 ) -> Result<Option<ScanChoice>, Absent> {
-    let own = || mappings.iter().filter(|it| is_private_memory(it));
-    let private: Bytes = own().filter_map(|it| it.rss().ok()).sum();
+    let private = private_memory(mappings);
     let growth = match activity {
         [first, .., last] => {
             let ends = last.anonymous.as_ref().ok().zip(first.anonymous.as_ref().ok());
@@ -51,7 +51,7 @@ pub(crate) fn decide(
         return Ok(None);
     }
     let gib = private.fraction_of(Bytes::gib(1)).unwrap_or(0.0);
-    let count = own().count();
+    let count = mappings.iter().filter(|it| is_private_memory(it)).count();
     let needed = CPU_PER_GIB.mul_f64(gib)
         + CPU_PER_MAPPING.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
     if needed > cpu_left {
@@ -71,10 +71,25 @@ pub(crate) fn decide(
     }))
 }
 
+fn private_memory(mappings: &[Mapping]) -> Bytes {
+    let own = mappings.iter().filter(|it| is_private_memory(it));
+    own.filter_map(|it| it.rss().ok()).sum()
+}
+
+/// The reason why a scan tells too little: an allocator could not be walked, and most of the
+/// private memory may be its. In such a scan nothing is leaked, and nothing is free.
+pub(crate) fn unseen_heap(heap: &WalkedHeap, mappings: &[Mapping]) -> Option<Absent> {
+    let refused = heap.refused.first()?;
+    let is_small = heap.resident().0 < private_memory(mappings).0 / 2;
+    let why = || format!("the heap of {} could not be walked: {}", refused.name, refused.why);
+    is_small.then(|| Absent::NotSupported(why().into()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use pagewise_model::heap_scan::{RefusedAllocator, WalkedArena};
     use pagewise_model::mapping::{Breakdown, MappingPages};
     use pagewise_proc::maps;
 
@@ -107,5 +122,22 @@ mod tests {
         let many = choose(62_500, Bytes::kib(2)).unwrap_err();
         assert!(many.to_string().contains("in 62500 mappings"), "{many}");
         assert_eq!(choose(100, Bytes::kib(2)), Ok(None), "a small heap");
+    }
+
+    #[test]
+    fn a_scan_without_most_of_the_heap_tells_nothing() {
+        let mappings = mappings(100, Bytes::mib(1));
+        let heap = |mib, refused: &[&str]| WalkedHeap {
+            arenas: vec![WalkedArena { resident: Bytes::mib(mib), ..WalkedArena::default() }],
+            refused: refused
+                .iter()
+                .map(|name| RefusedAllocator { name: (*name).into(), why: "no layout fits".into() })
+                .collect(),
+            ..WalkedHeap::default()
+        };
+        assert_eq!(unseen_heap(&heap(1, &[]), &mappings), None);
+        assert_eq!(unseen_heap(&heap(60, &["CPython"]), &mappings), None);
+        let why = unseen_heap(&heap(1, &["jemalloc"]), &mappings).unwrap().to_string();
+        assert!(why.contains("the heap of jemalloc could not be walked: no layout fits"), "{why}");
     }
 }

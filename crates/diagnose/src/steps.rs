@@ -348,8 +348,12 @@ impl<'a> Diagnosis<'a> {
                 (Err(_), Some(otherwise)) => (request.scan)(otherwise),
                 (scan, _) => scan,
             };
-            let pause = scan.as_ref().map_or(0, |scan| scan.copy.pause_ns);
-            (Gathered::from(scan.map(Box::new)), Duration::from_nanos(pause))
+            let pause = Duration::from_nanos(scan.as_ref().map_or(0, |scan| scan.copy.pause_ns));
+            let scan = scan.and_then(|scan| match scan::unseen_heap(&scan.heap, mappings) {
+                Some(why) => Err(why),
+                None => Ok(Box::new(scan)),
+            });
+            (Gathered::from(scan), pause)
         })
     }
 

@@ -83,14 +83,20 @@ fn verdict(scan: &HeapScan) -> Paragraph {
             (" of heap are resident, ", CellValue::text(format!("`{call}` would return ")))
         }
     };
-    let mut pieces = vec![
+    let mut pieces = Vec::new();
+    for refused in &heap.refused {
+        let words =
+            format!("The blocks of {} could not be found and are not counted. ", refused.name);
+        pieces.push(CellValue::text(words));
+    }
+    pieces.extend([
         CellValue::Bytes(resident.0),
         text(held),
         CellValue::Bytes(live.bytes),
         text(" of them live in "),
         CellValue::Count(live.blocks),
         text(" blocks. "),
-    ];
+    ]);
     if has_trim(heap) {
         let bytes = CellValue::Bytes(heap.trimmable().0);
         pieces.extend([trimmable, bytes, text(". ")]);
@@ -696,4 +702,32 @@ fn grown(earlier: &HeapScan, scan: &HeapScan, options: &HeapScanOptions) -> Repo
         ),
     ];
     ReportTable { note, ..table("grown", "Growth by usable size", Audience::Everyone, columns) }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::PageSize;
+    use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, MemoryCopy};
+
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn an_allocator_that_could_not_be_walked_is_in_the_first_sentence() {
+        let refused = RefusedAllocator { name: "jemalloc".into(), why: "no layout fits".into() };
+        let scan = HeapScan {
+            pagewise_heap_scan: HEAP_SCAN_VERSION,
+            process: sample::snapshot(Vec::new()).process,
+            moment: ProcessMoment::Running,
+            time_ns: 0,
+            page_size: PageSize::new(4096).unwrap(),
+            copy: MemoryCopy::default(),
+            took_ns: 0,
+            heap: WalkedHeap { refused: vec![refused], ..WalkedHeap::default() },
+            graph: None,
+        };
+        let first = verdict(&scan).pieces.swap_remove(0);
+        let expected = "The blocks of jemalloc could not be found and are not counted. ";
+        assert_eq!(first, CellValue::text(expected));
+    }
 }
