@@ -28,6 +28,8 @@ struct ReleaseRow {
     needs_no_thread_data: bool,
     /// True if the function returns an `int` that is 0 or an error number.
     returns_error: bool,
+    /// The allocator whose walk tells how much the function will release; `None` if no walk does.
+    estimated_by: Option<&'static str>,
 }
 
 const PLAIN: ReleaseRow = ReleaseRow {
@@ -37,23 +39,42 @@ const PLAIN: ReleaseRow = ReleaseRow {
     waits_free: false,
     needs_no_thread_data: false,
     returns_error: false,
+    estimated_by: None,
 };
 /// `MALLCTL_ARENAS_ALL` is 4096. The control takes no value: all other arguments are null.
-const MALLCTL: ReleaseRow =
-    ReleaseRow { text: Some("arena.4096.purge"), returns_error: true, ..PLAIN };
-
-/// The function of glibc.
-pub const GLIBC: &str = "malloc_trim";
+const MALLCTL: ReleaseRow = ReleaseRow {
+    text: Some("arena.4096.purge"),
+    returns_error: true,
+    estimated_by: Some("jemalloc"),
+    ..PLAIN
+};
 
 const RELEASES: [ReleaseRow; 6] = [
     // One arena after the other: it waits for a mutex only while it has locked none (malloc.c).
-    ReleaseRow { name: GLIBC, waits_free: true, needs_no_thread_data: true, ..PLAIN },
+    ReleaseRow {
+        name: "malloc_trim",
+        waits_free: true,
+        needs_no_thread_data: true,
+        estimated_by: Some("glibc"),
+        ..PLAIN
+    },
     ReleaseRow { name: "mallctl", ..MALLCTL },
     ReleaseRow { name: "je_mallctl", ..MALLCTL },
     ReleaseRow { name: "_rjem_mallctl", ..MALLCTL },
+    // It collects the pages of the calling thread, and those of threads that have ended.
     ReleaseRow { name: "mi_collect", arguments: [1, 0, 0, 0, 0], ..PLAIN },
-    ReleaseRow { name: "MallocExtension_ReleaseFreeMemory", ..PLAIN },
+    ReleaseRow {
+        name: "MallocExtension_ReleaseFreeMemory",
+        estimated_by: Some("tcmalloc"),
+        ..PLAIN
+    },
 ];
+
+/// The allocator whose walk tells how much a function will release, by its name in a scan. `None`
+/// if no walk does.
+pub fn estimated_by(function: &str) -> Option<&'static str> {
+    RELEASES.iter().find(|row| row.name == function)?.estimated_by
+}
 
 /// The names of functions that release free pages.
 fn names() -> Vec<&'static str> {
