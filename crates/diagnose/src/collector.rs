@@ -14,10 +14,11 @@ use pagewise_proc::capture::outline;
 use pagewise_proc::{ProcRoot, variables};
 use pagewise_scan::memory::Memory;
 use pagewise_scan::running::RunningMemory;
+use pagewise_sys::system::thread_cpu_time;
 
 /// Shortest interval of the readings.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A reading may take one part in this number of the time until the next.
+/// The CPU time of a reading may be one part in this number of the time until the next.
 const SHARE: u32 = 200;
 
 /// Memory of the runtime with the counters.
@@ -59,8 +60,10 @@ impl CollectorWatch {
         if at < self.next {
             return Duration::ZERO;
         }
+        // The time that a busy machine makes pagewise wait costs the target nothing.
+        let before = thread_cpu_time();
         let (point, pause) = source.read(root, snapshot);
-        let took = began.elapsed().saturating_sub(at);
+        let took = thread_cpu_time().saturating_sub(before);
         self.next = at + INTERVAL.max(took.saturating_mul(SHARE));
         let at_ns = nanoseconds(at);
         self.points.extend(point.map(|point| CollectorPoint { at_ns, ..point }));

@@ -4,6 +4,7 @@ use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::Instrument;
 use pagewise_model::faults::{FaultKind, FaultMapping, FaultRow};
 use pagewise_model::heap_graph::{HeapGraph, RetainingRoot, RootKind};
+use pagewise_model::heap_sample::BytesEstimate;
 use pagewise_model::heap_scan::{HeapScan, LiveAmount};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{CellValue, Fact};
@@ -306,6 +307,50 @@ pub(super) fn is_of_program(
     located.memory == GrownMemory::Malloc && !runtime.is_some_and(allocates)
 }
 
+/// Bytes of the header of a block of malloc.
+const BLOCK_HEADER: u64 = 8;
+
+/// Growth of live blocks: its middle estimate and its upper bound.
+struct LiveGrowth {
+    middle: f64,
+    high: f64,
+}
+
+/// The growth of live blocks; `None` without a sample of the heap at the beginning, and a scan or a
+/// sample at the end.
+fn live_growth(evidence: &CauseEvidence<'_>) -> Option<LiveGrowth> {
+    let middle = |live: BytesEstimate| f64::midpoint(float(live.low.0), float(live.high.0));
+    let before = evidence.all.first.heap_sample.as_ref().ok()?.live;
+    let scanned = graph(evidence).map(|graph| {
+        let blocks = graph.reachable.blocks.saturating_add(graph.leaked.blocks);
+        let usable = graph.reachable.bytes.saturating_add(graph.leaked.bytes);
+        let bytes = Bytes(usable.saturating_add(blocks.saturating_mul(BLOCK_HEADER)));
+        BytesEstimate { low: bytes, high: bytes }
+    });
+    let sampled = || Some(evidence.all.last.value()?.heap_sample.as_ref().ok()?.live);
+    let now = scanned.or_else(sampled)?;
+    let high = float(now.high.0) - float(before.low.0);
+    Some(LiveGrowth { middle: middle(now) - middle(before), high })
+}
+
+/// The verdict on growth that is free memory of the heap, as that of a full cache whose entries
+/// have many sizes. The upper bound excludes that an inexact sample hides the growth of live blocks.
+fn by_free_blocks(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict> {
+    const MOST: f64 = 0.9;
+    let live = live_growth(evidence)?;
+    let all = float(growth.bytes.0);
+    let is_free = live.middle < all * EXCLUDES && live.high < all * MOST;
+    is_free.then(|| {
+        Verdict::RuledOut(vec![
+            text("live blocks grew by at most "),
+            CellValue::Bytes(whole(live.high.max(0.0))),
+            text(": most of the growth of "),
+            CellValue::Bytes(growth.bytes.0),
+            text(" is free memory of the heap"),
+        ])
+    })
+}
+
 /// Growth of malloc that the program causes, with the function that touches it first.
 fn of_malloc<'a>(
     evidence: &CauseEvidence<'a>,
@@ -313,10 +358,11 @@ fn of_malloc<'a>(
     let located = located_growth(evidence)?;
     let function =
         evidence.allocating_function().or_else(|| growing_function(evidence, located.memory));
-    if is_of_program(evidence, &located, function.as_ref()) {
-        return Ok((located, function));
+    if !is_of_program(evidence, &located, function.as_ref()) {
+        let line = [text("the memory that grows does not come from malloc")];
+        return Err(Verdict::RuledOut(line.to_vec()));
     }
-    Err(Verdict::RuledOut(vec![text("the memory that grows does not come from malloc")]))
+    by_free_blocks(evidence, located.growth).map_or(Ok((located, function)), Err)
 }
 
 fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -540,7 +586,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
 }
 
 /// The variable of a root, if it has a name that the source code has too.
-fn variable(root: &RetainingRoot) -> Option<CauseObject> {
+pub(super) fn variable(root: &RetainingRoot) -> Option<CauseObject> {
     let is_variable = matches!(root.root.kind, RootKind::Variable | RootKind::ThreadLocal);
     let has_name = is_variable && !root.root.name.is_empty();
     has_name.then(|| CauseObject::Variable(root.root.name.clone(), root.root.module.clone()))
@@ -641,11 +687,11 @@ fn mapping_function<'a>(
 mod tests {
     use pagewise_model::evidence::{CpuWaits, Evidence, Gathered};
     use pagewise_model::heap_graph::LeakGroup;
-    use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, MemoryCopy, WalkedHeap};
+    use pagewise_model::heap_sample::HeapSample;
     use pagewise_model::report::CellValue;
 
     use super::*;
-    use crate::causes::made::{activity, evidence, verdict};
+    use crate::causes::made::{activity, add_graph, evidence, verdict};
     use crate::causes::made_recordings::{calls, faults};
     use crate::sample::{resident, snapshot};
     use pagewise_model::traced::Frame;
@@ -675,18 +721,7 @@ mod tests {
             reachable: amount(100 * MIB - leaked),
             ..HeapGraph::default()
         };
-        let scan = HeapScan {
-            pagewise_heap_scan: HEAP_SCAN_VERSION,
-            process: made.first.process.clone(),
-            moment: ProcessMoment::Running,
-            time_ns: 0,
-            page_size: made.first.provenance.page_size,
-            copy: MemoryCopy::default(),
-            took_ns: 0,
-            heap: WalkedHeap::default(),
-            graph: Some(graph),
-        };
-        made.scan = Gathered::Value(Box::new(scan));
+        add_graph(&mut made, graph);
         made
     }
 
@@ -746,6 +781,24 @@ mod tests {
         let made = with_graph(heap_of(|number| 50 + number), MIB);
         assert!(matches!(verdict(&made, "leak"), Verdict::RuledOut(_)));
         assert_eq!(found(&made, "unbounded-cache").confidence.key(), "likely");
+    }
+
+    #[test]
+    fn growth_of_free_blocks_is_no_container() {
+        let with = |low, high| {
+            let mut made = with_graph(heap_of(|number| 100 + number), MIB);
+            let live = BytesEstimate { low: Bytes::mib(low), high: Bytes::mib(high) };
+            let sample = HeapSample { live, ..HeapSample::default() };
+            made.first.heap_sample = Ok(sample);
+            made
+        };
+        // The scan finds live blocks of 112 MiB with their headers, and the heap has grown by 39 MiB.
+        let full = with(90, 125);
+        assert!(matches!(verdict(&full, "unbounded-cache"), Verdict::RuledOut(_)));
+        assert!(matches!(verdict(&full, "leak"), Verdict::RuledOut(_)));
+        found(&with(60, 64), "unbounded-cache");
+        // The sample is too inexact.
+        found(&with(40, 200), "unbounded-cache");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use pagewise_model::{Bytes, Name};
 use super::collector::{CollectedGrowth, SurvivalProof, collected_growth};
 use super::evidence::FunctionShare;
 use super::growth::{self, LocatedGrowth, growth_cost, growth_words, is_of_program};
+use super::responsible::acts_for_its_caller;
 use super::stacks::{locks, zero_part};
 use super::trend::{GrownMemory, MemoryTrend, SteadyGrowth, trend};
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
@@ -272,7 +273,8 @@ fn fragmented(evidence: &CauseEvidence<'_>) -> Verdict {
     sentence.push(text(" of the heap are free but share pages with live blocks, which take "));
     sentence.extend(estimate_words(sample.live));
     sentence.push(text(": heap fragmentation."));
-    let mut found = cause("fragmented-heap", arenas_of(sample), Confidence::Certain, sentence);
+    let object = main_keeper(evidence, sample).unwrap_or_else(|| arenas_of(sample));
+    let mut found = cause("fragmented-heap", object, Confidence::Certain, sentence);
     let unused = pinned.low + trimmable.low;
     found.cost = CauseCost::of_memory(unused, evidence.resident().unwrap_or_default());
     found.evidence = vec![
@@ -305,6 +307,13 @@ fn fragmentation(evidence: &CauseEvidence<'_>, sample: &HeapSample) -> Option<By
 
 /// Fewer bytes do not pin many pages.
 const SURVIVORS: Bytes = Bytes::kib(256);
+
+/// The variable that keeps more than half of the live blocks, which pin the free ones.
+fn main_keeper(evidence: &CauseEvidence<'_>, sample: &HeapSample) -> Option<CauseObject> {
+    let keeper = evidence.all.scan.value()?.graph.as_ref()?.retained.first()?;
+    let is_main = keeper.retained.bytes > sample.live.high.0 / 2;
+    growth::variable(keeper).filter(|_| is_main)
+}
 
 /// The variable that keeps most of the live blocks, and the function that allocates blocks now.
 fn survivors(evidence: &CauseEvidence<'_>) -> Vec<Fact> {
@@ -537,7 +546,11 @@ fn growing_runtime(
     sentence.extend(heap.words());
     let next = format!("pagewise diagnose {pid} --for 1m");
     let confidence = heap.confidence(runtime, next.into());
-    let object = CauseObject::Heap(format!("heap of {}", runtime.label()).into());
+    let of_program = function.filter(|function| allocates_by_itself(runtime, function));
+    let object = match of_program {
+        Some(function) => function.object(),
+        None => CauseObject::Heap(format!("heap of {}", runtime.label()).into()),
+    };
     let mut found = cause("foreign-heap", object, confidence, sentence);
     found.cost = growth_cost(evidence, growth, growth.bytes);
     found.evidence = vec![
@@ -553,6 +566,17 @@ fn growing_runtime(
     found.now = remedy_now("", [text(restart)], false);
     found.code = remedy_code([text(code)]);
     found
+}
+
+/// True if one function of the program first touches most of the growth. Go compiles programs to
+/// machine code, so that its call stacks have their functions; those of other runtimes have the
+/// functions of the interpreter or of the collector.
+fn allocates_by_itself(runtime: LanguageRuntime, function: &FunctionShare<'_>) -> bool {
+    const MOST: f64 = 0.5;
+    runtime == LanguageRuntime::Go
+        && function.share() >= MOST
+        && function.frame.function.is_some()
+        && !acts_for_its_caller(function.frame)
 }
 
 /// The type of objects with most bytes, if the heap was scanned.
@@ -609,10 +633,12 @@ fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str
 mod tests {
     use pagewise_model::evidence::{CollectorPoint, Gathered};
     use pagewise_model::faults::FaultKind;
+    use pagewise_model::heap_graph::{HeapGraph, HeapRoot, RetainingRoot, RootKind};
+    use pagewise_model::heap_scan::LiveAmount;
     use pagewise_model::{Quadrant, Snapshot};
 
     use super::*;
-    use crate::causes::made::{activity, evidence, present, verdict};
+    use crate::causes::made::{activity, add_graph, evidence, go_program, present, verdict};
     use crate::causes::made_recordings::faults;
     use crate::sample::{resident, snapshot};
 
@@ -661,6 +687,34 @@ mod tests {
         let cause = present(&made, "fragmented-heap");
         assert_eq!(cause.cost.bytes, Some(Bytes::mib(107)));
         assert!(matches!(verdict(&made, "trimmable-heap"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn the_variable_that_keeps_the_survivors_is_the_object() {
+        let with = |kept: u64| {
+            let mut made = evidence(with_sample(55, 52, 1), with_sample(55, 52, 1));
+            let root = HeapRoot {
+                kind: RootKind::Variable,
+                name: "pinned_rows".into(),
+                module: None,
+                source: None,
+                frame: None,
+                tid: None,
+                address: 0,
+            };
+            let keeper = RetainingRoot {
+                root,
+                retained: LiveAmount { blocks: 1000, bytes: kept * MIB },
+                path: Vec::new(),
+                roots: Vec::new(),
+                has_more_roots: false,
+            };
+            let graph = HeapGraph { retained: vec![keeper], ..HeapGraph::default() };
+            add_graph(&mut made, graph);
+            present(&made, "fragmented-heap").object
+        };
+        assert!(matches!(with(18), CauseObject::Variable(name, _) if name == "pinned_rows".into()));
+        assert!(matches!(with(6), CauseObject::Heap(_)));
     }
 
     /// A process with arenas of 120 MiB, of which this number of MiB is free.
@@ -742,6 +796,30 @@ mod tests {
         // A library of the program allocates.
         let native = with("/app/native.node");
         assert!(matches!(verdict(&native, "foreign-heap"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn the_function_of_a_go_program_that_touches_most_of_the_growth_is_the_object() {
+        let with = |function: &str| {
+            let go = |mib| {
+                let mut made = of_runtime("/usr/bin/app", mib);
+                made.objects.push(go_program());
+                made
+            };
+            let mut made = evidence(go(60), go(99));
+            made.activity = activity((60..100).map(|mib| mib * MIB));
+            let collections = Some(7);
+            let point = |at_ns| CollectorPoint { at_ns, collections, old: None };
+            made.collector = Gathered::Value(vec![point(0), point(9_000_000_000)]);
+            made.faults = faults(FaultKind::Anonymous, 300, "", Quadrant::PrivateAnonymous);
+            let Gathered::Value(recording) = &mut made.faults else { panic!("it was made") };
+            recording.frames[0].function = Some(function.to_owned());
+            let range = made.first.mappings.as_ref().unwrap()[0].range;
+            recording.mappings[0].range = range;
+            present(&made, "foreign-heap").object
+        };
+        assert_eq!(with("main.handle").function(), Some("main.handle"));
+        assert!(matches!(with("runtime.mallocgc"), CauseObject::Heap(_)));
     }
 
     #[test]

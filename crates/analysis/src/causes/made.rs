@@ -3,6 +3,9 @@
 use pagewise_model::evidence::{
     ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, MachinePoint,
 };
+use pagewise_model::heap_graph::HeapGraph;
+use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, HeapScan, MemoryCopy, WalkedHeap};
+use pagewise_model::machine::ProcessMoment;
 use pagewise_model::object::{Elf, ElfObject, ObjectSection, OnDisk};
 use pagewise_model::{Absent, AddrRange, Bytes, Device, Snapshot};
 
@@ -62,6 +65,21 @@ pub(super) fn activity(anonymous: impl IntoIterator<Item = u64>) -> Vec<Activity
         main_thread_waits: Ok(number * 100),
     };
     (0..).zip(anonymous).map(point).collect()
+}
+
+/// Adds a scan of the heap of the running process, with these pointers.
+pub(super) fn add_graph(made: &mut Evidence, graph: HeapGraph) {
+    made.scan = Gathered::Value(Box::new(HeapScan {
+        pagewise_heap_scan: HEAP_SCAN_VERSION,
+        process: made.first.process.clone(),
+        moment: ProcessMoment::Running,
+        time_ns: 0,
+        page_size: made.first.provenance.page_size,
+        copy: MemoryCopy::default(),
+        took_ns: 0,
+        heap: WalkedHeap::default(),
+        graph: Some(graph),
+    }));
 }
 
 /// The verdict on one cause.

@@ -84,16 +84,19 @@ const EXACT: &[&str] = &[
 
 /// True for a function that acts for its caller. It is only responsible if the callers are unknown.
 pub(super) fn acts_for_its_caller(frame: &Frame) -> bool {
-    let is_library = frame.module.as_ref().is_some_and(|module| {
-        LIBRARIES.iter().any(|library| module.base().starts_with(library.as_bytes()))
-    });
     let is_function = frame.function.as_deref().is_some_and(|name| {
         let is_plain = |beginning: &str| {
             ["mem", "str", "malloc", "free"].contains(&beginning) && !EXACT.contains(&name)
         };
         FUNCTIONS.iter().any(|it| name.starts_with(it) && !is_plain(it))
     });
-    is_library || is_function || passes_on(frame) || is_inlined_helper(frame)
+    is_of_library(frame) || is_function || passes_on(frame) || is_inlined_helper(frame)
+}
+
+fn is_of_library(frame: &Frame) -> bool {
+    frame.module.as_ref().is_some_and(|module| {
+        LIBRARIES.iter().any(|library| module.base().starts_with(library.as_bytes()))
+    })
 }
 
 /// Endings of the names of header files.
@@ -106,10 +109,14 @@ fn is_inlined_helper(frame: &Frame) -> bool {
     frame.inlined && file.is_some_and(is_header)
 }
 
-/// The innermost function of a call stack that does not act for its caller; the innermost one if
-/// all do.
+/// The innermost function of a call stack that does not act for its caller. If all do, as in a
+/// stack that was recorded in part, the function by which the innermost library was called.
 pub(super) fn responsible<'a>(stack: &[&'a Frame]) -> Option<&'a Frame> {
-    stack.iter().find(|frame| !acts_for_its_caller(frame)).or(stack.first()).copied()
+    let innermost = *stack.first()?;
+    let within =
+        stack.iter().take_while(|frame| is_of_library(frame) && frame.module == innermost.module);
+    let entry = within.filter(|frame| frame.function.is_some()).last();
+    stack.iter().find(|frame| !acts_for_its_caller(frame)).or(entry).copied().or(Some(innermost))
 }
 
 #[cfg(test)]
@@ -138,6 +145,18 @@ mod tests {
         ];
         let stack: Vec<&Frame> = frames.iter().collect();
         assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some("remember"));
+    }
+
+    #[test]
+    fn the_called_function_of_a_library_is_responsible_if_its_caller_is_unknown() {
+        let libc = "/lib/libc.so.6";
+        let unknown = Frame { function: None, ..frame("", libc) };
+        let names = ["sysmalloc", "_int_malloc", "malloc", "gaih_inet", "getaddrinfo"];
+        let frames: Vec<Frame> = names.iter().map(|name| frame(name, libc)).collect();
+        let stack: Vec<&Frame> = frames.iter().chain([&unknown]).collect();
+        assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some("getaddrinfo"));
+        assert_eq!(responsible(&[&unknown]), Some(&unknown));
+        assert_eq!(responsible(&[]), None);
     }
 
     #[test]

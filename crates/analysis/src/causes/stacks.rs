@@ -28,9 +28,9 @@ pub(super) const ROWS: &[CauseRow] = &[
     CauseRow {
         id: "oversized-stacks",
         title: "oversized stacks of threads",
-        meaning: "Many threads have touched stack pages that they do not use.",
+        meaning: "Many threads have touched stack pages that they do not use, or keep large local arrays on their stacks.",
         needs: &[Instrument::Snapshot, Instrument::Stacks],
-        excluded_by: "fewer than 4 threads with 1 MiB below the stack pointer, or less than 16 MiB or 10 % of RES in all",
+        excluded_by: "fewer than 4 threads with 1 MiB below the stack pointer, or less than 16 MiB or 10 % of RES in all; and stacks in use of less than half of RES",
         source: "pthread_attr_setstacksize(3); the remedy is carried out by pagewise trim",
         rule: oversized_stacks,
     },
@@ -190,6 +190,9 @@ fn oversized_stacks(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let unused = unused_of(stacks);
     if !are_many(evidence, stacks) || is_locked(evidence, stacks) {
+        if let Some(found) = stacks_in_use(evidence, stacks) {
+            return found.into();
+        }
         return Verdict::RuledOut(vec![
             CellValue::Count(stacks.len() as u64),
             text(" threads have 1 MiB or more below the stack pointer: "),
@@ -227,6 +230,48 @@ fn oversized_stacks(evidence: &CauseEvidence<'_>) -> Verdict {
     )]);
     found.into()
 }
+
+/// From this share of RES on, stacks in use are the main part of the memory.
+const MAIN_PART: f64 = 0.5;
+
+/// Large local arrays of many threads that wait or work in the functions which have them, if they
+/// make up most of the memory.
+fn stacks_in_use(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> Option<Cause> {
+    let used = |stack: &StackUse| stack.resident.saturating_sub(stack.unused);
+    let large: Vec<&StackUse> = stacks.iter().filter(|stack| used(stack) >= LARGE_FRAMES).collect();
+    let bytes: Bytes = large.iter().map(|stack| used(stack)).sum();
+    let share = bytes.fraction_of(evidence.resident()?)?;
+    let locked = locks(evidence, bytes);
+    if large.len() < MANY_STACKS || bytes < LARGE || share < MAIN_PART || locked {
+        return None;
+    }
+    let function = large.iter().find_map(|stack| function_of(stack))?;
+    let sentence = vec![
+        CellValue::Bytes(bytes.0),
+        text(" are on the stacks of "),
+        CellValue::Count(large.len() as u64),
+        text(" threads, each of which keeps a large local array, or deep calls, in "),
+        CellValue::Name(Name::new(crate::heap::frames::with_its_line(function).as_bytes())),
+        text("."),
+    ];
+    let pid = evidence.pid();
+    let confidence = Confidence::Likely(format!("pagewise pages {pid} --touched 10s").into());
+    let object = CauseObject::Function(function.clone());
+    let mut found = cause("oversized-stacks", object, confidence, sentence);
+    found.cost = CauseCost::of_memory(bytes, evidence.resident().unwrap_or_default());
+    found.evidence = vec![
+        fact("stacks", "large stacks", CellValue::Count(large.len() as u64), ""),
+        fact("used", "above the stack pointers", CellValue::Bytes(bytes.0), ""),
+    ];
+    found.code = remedy_code([text(
+        "Allocate the array by malloc with the size that a request needs, or share arrays between threads; start fewer \
+         threads.",
+    )]);
+    Some(found)
+}
+
+/// Stacks with smaller frames in use are usual.
+const LARGE_FRAMES: Bytes = Bytes::kib(512);
 
 /// The part of sampled mappings that is zero-filled.
 pub(super) fn zero_part(
@@ -350,6 +395,23 @@ mod tests {
         let cause = present(&made, "oversized-stacks");
         assert_eq!(cause.cost.bytes, Some(Bytes::mib(48)));
         assert!(matches!(verdict(&made, "deep-stack"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn large_local_arrays_of_many_threads_are_a_cause_if_they_are_most_of_the_memory() {
+        let in_use = |count: u32, mib: u64| {
+            let mut made = with_stacks(count, 0);
+            if let Gathered::Value(stacks) = &mut made.stacks {
+                stacks.iter_mut().for_each(|stack| stack.resident = Bytes::mib(mib));
+            }
+            made
+        };
+        let found = present(&in_use(80, 1), "oversized-stacks");
+        assert_eq!(found.object.function(), Some("parse_value"));
+        assert_eq!(found.cost.bytes, Some(Bytes::mib(80)));
+        for made in [in_use(2, 40), in_use(40, 1)] {
+            assert!(matches!(verdict(&made, "oversized-stacks"), Verdict::RuledOut(_)));
+        }
     }
 
     #[test]

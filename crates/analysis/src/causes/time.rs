@@ -86,10 +86,13 @@ fn is_memory_call(row: &CallProfileRow) -> bool {
     !["fork", "vfork"].contains(&row.call.as_str())
 }
 
-/// Memory system calls per second.
+/// Memory system calls per second. Events that were lost are such calls too: their number is in
+/// proportion to the recorded ones.
 fn memory_call_rate(profile: &CallProfile) -> f64 {
     let calls = profile.rows.iter().filter(|row| is_memory_call(row));
-    per_second(calls.map(|row| row.count).sum(), profile.took_ns)
+    let recorded: u64 = profile.rows.iter().map(|row| row.count).sum();
+    let with_lost = 1.0 + ratio(profile.lost, recorded).unwrap_or(0.0);
+    per_second(calls.map(|row| row.count).sum(), profile.took_ns) * with_lost
 }
 
 /// Memory system calls per second from which on they are a storm.
@@ -172,7 +175,7 @@ fn most_frequent<'a>(rows: impl Iterator<Item = &'a CallProfileRow>) -> String {
 
 fn call_advice(call: &str) -> &'static str {
     match call {
-        "mprotect" => {
+        "mprotect" | "pkey_mprotect" => {
             "Change the protection of a whole range at once, or use protection keys (pkey_set), which need no call."
         }
         "mmap" | "munmap" => {
@@ -182,6 +185,9 @@ fn call_advice(call: &str) -> &'static str {
             "Raise M_TOP_PAD and M_TRIM_THRESHOLD with mallopt, so that the heap grows and shrinks in larger steps."
         }
         "mremap" => "Grow buffers by doubling instead of by a constant.",
+        "mincore" => {
+            "Do not call mincore before each access: call it for a large range at once, or count the major faults of getrusage."
+        }
         _ => "Make the call for larger ranges at once, or less often.",
     }
 }
@@ -311,6 +317,18 @@ mod tests {
         assert!(is_ruled_out(&evidence, "fault-churn"));
         evidence.calls = calls(&[("mremap", 0, 400)], 0);
         assert!(is_ruled_out(&evidence, "memory-calls"));
+    }
+
+    #[test]
+    fn lost_events_count_as_calls() {
+        let mut evidence = steady(MIB);
+        evidence.calls = calls(&[("mincore", 0, 8000)], 0);
+        add_work(&mut evidence, 0, 0.08, 0.05);
+        assert!(is_ruled_out(&evidence, "memory-calls"));
+        let Gathered::Value(profile) = &mut evidence.calls else { panic!("it was made") };
+        profile.lost = 8000;
+        let found = present(&evidence, "memory-calls");
+        assert_eq!(found.object.function(), Some("do_mincore"));
     }
 
     #[test]
