@@ -5,17 +5,17 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentRun, Measured};
+use pagewise_model::{Bytes, Name};
 use pagewise_vm::{
     CgroupVersion, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmError, VmRequirement,
     VmResult,
 };
 
-use crate::LabError;
-use crate::about::Parameters;
+use crate::about::{Need, Parameters};
 use crate::bench::RunContext;
 use crate::error::While;
+use crate::{ComparedKernels, LabError, RunExperiment};
 
 /// The virtual machine of a condition.
 #[derive(Clone, Debug)]
@@ -82,6 +82,37 @@ pub(crate) fn is_guest() -> bool {
 /// The kernel of machines without another one.
 pub(crate) fn usual_kernel() -> Result<GuestKernel, LabError> {
     GuestKernel::find().ok_or_else(|| LabError::Failed(VmRequirement::Kernel.to_string()))
+}
+
+/// Releases of the kernels that the conditions of an experiment boot, each once. Experiments on the
+/// host have none.
+pub(crate) fn kernels_of(
+    experiment: &dyn RunExperiment,
+    parameters: &Parameters,
+    compared: Option<&ComparedKernels>,
+) -> Vec<Name> {
+    let about = experiment.about();
+    let needs = |need| about.needs.contains(&need);
+    let images: Vec<Option<PathBuf>> = match compared {
+        Some(it) if needs(Need::BuiltKernels) => {
+            vec![Some(it.plain.clone()), Some(it.patched.clone())]
+        }
+        _ if needs(Need::Emulator) => vec![None],
+        _ => {
+            let guests = about.arms.iter().filter_map(|arm| experiment.guest(arm, parameters));
+            guests.map(|guest| guest.kernel).collect()
+        }
+    };
+    let mut releases = Vec::new();
+    for image in images {
+        let kernel = image.map_or_else(GuestKernel::find, |it| GuestKernel::open(&it).ok());
+        let release = kernel.and_then(|kernel| kernel.release);
+        let release = Name::from(release.as_deref().unwrap_or("a kernel without a version"));
+        if !releases.contains(&release) {
+            releases.push(release);
+        }
+    }
+    releases
 }
 
 /// An error of a machine, with its cause.

@@ -39,5 +39,6 @@ pub(crate) fn outline(
         noise: None,
         took_ns: 0,
         rerun: rerun.into(),
+        kernels: Vec::new(),
     }
 }

@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::about::{ExperimentAbout, Parameters, Size};
 use crate::cgroup::{cgroups, limit};
 use crate::environment::{cpus, environment};
+use crate::guest::kernels_of;
 use crate::needs::{GivenResources, missing};
 use crate::outline::outline;
 use crate::results::ExperimentResults;
@@ -166,6 +167,7 @@ impl LabRunner<'_> {
             self.done += self.runs_of(about);
             return Ok(entry);
         }
+        entry.kernels = kernels_of(experiment, &parameters, self.plan.kernels.as_ref());
         let bounds = self.bounds((about.memory)(&parameters))?;
         self.turns(about, &parameters, &bounds, &mut entry, progress);
         self.journal.restore()?;

@@ -95,6 +95,9 @@ pub struct ExperimentRecord {
     pub took_ns: u64,
     /// The command that runs it again.
     pub rerun: Label,
+    /// Kernels of its virtual machines; none for an experiment on the machine itself.
+    #[serde(default)]
+    pub kernels: Vec<Name>,
 }
 
 /// A size that can be set.

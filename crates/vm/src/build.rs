@@ -312,7 +312,10 @@ impl<'a> BuildTree<'a> {
                 Some(status) => break Ok(status),
                 None if (self.interrupted)() => break Err("the build was interrupted".to_owned()),
                 None if Instant::now() > self.deadline => {
-                    break Err(format!("the build exceeded its time limit in the step {step}"));
+                    break Err(format!(
+                        "the build exceeded its time limit in the step {step}; the next one keeps \
+                         the files that are compiled"
+                    ));
                 }
                 None => thread::sleep(POLL),
             }

@@ -131,10 +131,14 @@ impl Outcome {
     }
 }
 
-/// Messages without numbers that differ from run to run.
+/// Messages without numbers and addresses that differ from run to run.
 fn clean(said: &str) -> String {
     let said = said.trim().trim_start_matches("pagewise: ");
     let words = said.split_whitespace().map(|word| {
+        if let Some(address) = word.strip_prefix("0x") {
+            let end = address.trim_start_matches(|sign: char| sign.is_ascii_hexdigit());
+            return format!("ADDRESS{end}");
+        }
         let digits = word.trim_matches(|sign: char| !sign.is_ascii_digit());
         if digits.len() > 1 && digits.bytes().all(|digit| digit.is_ascii_digit()) {
             word.replace(digits, "N")
@@ -145,13 +149,15 @@ fn clean(said: &str) -> String {
     words.collect::<Vec<_>>().join(" ").replace('`', "'")
 }
 
-/// Each reason of an absent value, but for values that other options of the command collect.
+/// Each reason of an absent value, but for values that other options of the command collect, and
+/// for those that depend on the target and not on the kernel.
 fn absences(value: &Value, reasons: &mut BTreeSet<String>) {
     match value {
         Value::Object(object) => {
             if let Some(Value::String(reason)) = object.get("absent") {
-                let is_option = reason.starts_with("not collected");
-                reasons.extend((!is_option).then(|| clean(reason)));
+                let is_other =
+                    ["not collected", "ambiguous"].iter().any(|it| reason.starts_with(it));
+                reasons.extend((!is_other).then(|| clean(reason)));
             }
             object.values().for_each(|value| absences(value, reasons));
         }
@@ -198,7 +204,7 @@ pub(super) fn update(before: &str, results: &[MachineResults]) -> Result<String>
         write!(out, "\n### {heading}\n\n")?;
         feature_table(&mut out, reader, results, &mut notes)?;
     }
-    out += "\nReasons, in the words of pagewise (N is a number):\n\n";
+    out += "\nReasons, in the words of pagewise (N is a number, ADDRESS an address):\n\n";
     for (number, note) in notes.texts.iter().enumerate() {
         writeln!(out, "{}. `{note}`", number + 1)?;
     }
@@ -324,10 +330,18 @@ mod tests {
     }
 
     #[test]
+    fn messages_of_two_runs_are_equal() {
+        let said = |at, pid| clean(&format!("pagewise: 8 bytes at {at}: process {pid} of `a`\n"));
+        assert_eq!(said("0x55ef1830bc80", 1234), "8 bytes at ADDRESS: process N of 'a'");
+        assert_eq!(said("0x7f00", 99), said("0x55ef1830bc80", 1234));
+    }
+
+    #[test]
     fn reasons_of_absent_values_are_kept() {
         let records = "feature\tps\troot\t0\t1\t\nreport\tps\troot\t\
                        {\"a\": [{\"absent\": \"needs root\"}], \"b\": {\"absent\": \"needs root\"}, \
-                       \"c\": {\"absent\": \"not collected: use --full\"}}\n";
+                       \"c\": {\"absent\": \"not collected: use --full\"}, \
+                       \"d\": {\"absent\": \"ambiguous: it has two\"}}\n";
         let results = machine("a", records);
         assert_eq!(results.features[0].outcome, Outcome::Without(["needs root".to_owned()].into()));
     }

@@ -275,8 +275,14 @@ fn for_outside(experiments: &[ExperimentRecord]) -> ReportTable {
         ),
         TableColumn::new("took_ns", "", values(&took)),
         TableColumn::new("rerun", "", values(&|e| CellValue::Text(e.rerun.clone()))),
+        TableColumn::new("kernels", "", values(&kernels)),
     ];
     table("experiments", "", Audience::Programs, columns)
+}
+
+/// Kernels of the virtual machines of an experiment.
+fn kernels(experiment: &ExperimentRecord) -> CellValue {
+    CellValue::List(experiment.kernels.iter().cloned().map(CellValue::Name).collect())
 }
 
 fn claim_record(claim: &ExperimentClaim) -> CellValue {
@@ -379,6 +385,9 @@ fn said(experiment: &ExperimentRecord) -> NamedFacts {
         text("figures", "measured before", &experiment.figures),
         fact("skipped", "skipped", skipped(experiment), "").hidden_if(experiment.skipped.is_none()),
         text("sizes", "sizes", &sizes),
+        fact("kernels", "kernel in the VM", kernels(experiment), "")
+            .for_people()
+            .hidden_if(experiment.kernels.is_empty()),
         text("rerun", "run it again", &experiment.rerun),
     ];
     NamedFacts { audience: Audience::People, ..facts_of("", "", FactsShape::List, facts) }

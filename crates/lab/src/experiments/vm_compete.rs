@@ -51,8 +51,9 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "vm-compete",
     question: "What happens to the pages of two programs that together do not fit into a machine, and does MGLRU keep the right pages?",
     expectation: "A program with 60 % of the free memory causes no major faults alone. Beside another one as large, a sixth of the memory of both is \
-        in swap at any time: programs that touch pages at random cause a major fault in at least one of about six touches, whatever the kernel \
-        keeps, so LRU and MGLRU are alike. A few hot pages that are touched again and again stay in memory, while the program also goes through more memory \
+        in swap at any time: of random touches at least one of about six is a major fault, on average over both programs. The kernel does not \
+        divide this evenly: while a program waits for a page, the other one uses its own, so the waiting program loses more and more of its pages. \
+        LRU and MGLRU are alike in this. A few hot pages that are touched again and again stay in memory, while the program also goes through more memory \
         than there is in a loop: then hardly any touch of a hot page is a major fault. \
         Counts of faults are the same on a fast and on a slow machine; times of an emulated machine mean nothing, so none are judged.",
     figures: "do_mem_access beside a competitor, 2 GiB of RAM: run time and major faults explode",
@@ -178,8 +179,8 @@ impl RunExperiment for VmCompete {
         vec![
             results.claim("Alone, the program reads no page from swap", "").at_most(0.001, value("missed", ALONE)),
             results
-                .claim("Beside another as large, about the share of touches that does not fit is a major fault", beside)
-                .at_least(outside * 0.4, value("missed", LRU)),
+                .claim("Beside another as large, at least the share of touches that does not fit is a major fault", beside)
+                .at_least(outside, value("missed", LRU)),
             results
                 .claim("and no page is read from swap that was not reclaimed before", "")
                 .at_least(0.9, results.times("refaults", "pswpin", LRU)),

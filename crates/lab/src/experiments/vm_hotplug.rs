@@ -56,14 +56,19 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     ],
     quantities: &[
         QuantityAbout {
-            name: "change",
+            name: "taken",
             unit: AxisUnit::Bytes,
-            meaning: "change of MemTotal by the balloon or by the new blocks",
+            meaning: "decrease of MemTotal by the balloon",
+        },
+        QuantityAbout {
+            name: "added",
+            unit: AxisUnit::Bytes,
+            meaning: "increase of MemTotal by the new blocks",
         },
         QuantityAbout {
             name: "left",
             unit: AxisUnit::Bytes,
-            meaning: "change of MemTotal that is left after the reverse operation",
+            meaning: "part of that decrease or increase that is left after the reverse operation",
         },
         QuantityAbout {
             name: "offline",
@@ -109,10 +114,10 @@ impl RunExperiment for VmHotplug {
                 .while_("cannot inflate the balloon")?;
             wait_until("the balloon takes its memory", || Ok(change()? <= -count(module.0)))
                 .or_else(|error| if change()? < -half { Ok(()) } else { Err(error) })?;
-            bench.record("change", change()?);
+            bench.record("taken", -change()?);
             GuestRequest::Balloon(boot).send().while_("cannot deflate the balloon")?;
             wait_until("the balloon gives the memory back", || Ok(change()? >= 0.0))?;
-            bench.record("left", change()?);
+            bench.record("left", -change()?);
             return Ok(());
         }
         let blocks = plug(module)?;
@@ -120,7 +125,7 @@ impl RunExperiment for VmHotplug {
         for block in &blocks {
             set(block.join("state"), zone)?;
         }
-        bench.record("change", change()?);
+        bench.record("added", change()?);
         let before = VmCounters::read()?;
         let is_offline = match arm {
             MOVABLE => {
@@ -150,11 +155,11 @@ impl RunExperiment for VmHotplug {
         vec![
             results
                 .claim("The balloon lowers MemTotal by its size", "drivers/virtio/virtio_balloon.c")
-                .near(-module, 0.05, value("change", BALLOON)),
+                .near(module, 0.05, value("taken", BALLOON)),
             results.claim("and all of it comes back", "").at_most(mib, value("left", BALLOON)),
             results
                 .claim("Blocks of plugged-in memory raise MemTotal when they are set online", "")
-                .near(module, 0.05, value("change", PLUG)),
+                .near(module, 0.05, value("added", PLUG)),
             results
                 .claim(
                     "Movable blocks can be taken offline while a program uses them",
@@ -171,7 +176,9 @@ impl RunExperiment for VmHotplug {
     }
 
     fn plots(&self) -> Vec<Plot> {
-        vec![Plot::Bars { quantity: "change".into(), scale: Scale::Linear }]
+        let bars =
+            |quantity: &'static str| Plot::Bars { quantity: quantity.into(), scale: Scale::Linear };
+        vec![bars("taken"), bars("added"), bars("left")]
     }
 }
 

@@ -14,6 +14,9 @@ use crate::root::read_all;
 use crate::text::{lines, number};
 use crate::{pressure, vmstat};
 
+/// Reason of the absent sizes of the root cgroup of v2.
+const NOT_OF_ROOT: &str = "the root cgroup of v2 does not count them; see `pagewise system`";
+
 impl CgroupHierarchy {
     /// Reads a cgroup and those below it, each after its parent.
     pub fn tree(&self, top: &Path) -> CgroupTree {
@@ -36,6 +39,10 @@ impl CgroupHierarchy {
         let is_v1 = self.version() == 1;
         let file = |name: &str| read_all(&folder.join(name)).ok();
         let size = |name: &str| bytes(&folder.join(name)).map(Bytes);
+        // Documentation/admin-guide/cgroup-v2.rst: every cgroup but the root has this file.
+        let is_root = !is_v1 && !folder.join("cgroup.type").exists();
+        let root = || Absent::NotSupported(NOT_OF_ROOT.into());
+        let missing = |why: Absent| if is_root { root() } else { why };
         let control = file("memory.oom_control").map(|text| vmstat::parse(&text));
         let flag = |name: &str| file(name).and_then(|text| number(&text)) == Some(1);
         CgroupNode {
@@ -43,15 +50,15 @@ impl CgroupHierarchy {
             depth,
             parent,
             processes: processes(folder),
-            current: usage(&folder.join(names.usage)),
-            peak: size(names.peak).ok_or_else(|| Absent::NotInThisKernel("5.19".into())),
+            current: usage(&folder.join(names.usage)).map_err(missing),
+            peak: size(names.peak).ok_or_else(|| missing(Absent::NotInThisKernel("5.19".into()))),
             limit: size(names.limit),
             high: size("memory.high").filter(|_| !is_v1),
             protected: match is_v1 {
                 true => size("memory.soft_limit_in_bytes"),
                 false => size("memory.min").max(size("memory.low")).filter(|it| !it.is_zero()),
             },
-            swap: swapped(folder, names),
+            swap: swapped(folder, names).map_err(missing),
             swap_limit: size(names.swap_limit),
             swappiness: file("memory.swappiness").and_then(|text| number(&text)),
             kills_all: flag("memory.oom.group"),
@@ -140,6 +147,7 @@ mod tests {
     fn both_versions_of_a_copied_tree_give_the_same_names() {
         let v2 = copied(&[
             ("cgroup.controllers", "cpu memory\n"),
+            ("a/cgroup.type", "domain\n"),
             ("a/cgroup.procs", "7\n9\n"),
             ("a/memory.current", "8192\n"),
             ("a/memory.max", "max\n"),
@@ -155,6 +163,9 @@ mod tests {
         assert_eq!((tree.nodes[1].limit, tree.nodes[2].limit), (None, Some(Bytes(4096))));
         assert_eq!((tree.nodes[2].parent, tree.nodes[2].depth), (Some(1), 2));
         assert!(tree.nodes[2].kills_all && !tree.nodes[1].kills_all);
+        let not_of_root = Err(Absent::NotSupported(NOT_OF_ROOT.into()));
+        assert_eq!([&tree.nodes[0].current, &tree.nodes[0].peak], [&not_of_root; 2]);
+        assert_eq!(tree.nodes[1].peak, Err(Absent::NotInThisKernel("5.19".into())));
         let v1 = copied(&[
             ("memory/cgroup.procs", ""),
             ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
