@@ -65,6 +65,7 @@ const CALLS: &[ProfiledCall] = &[
     call(libc::SYS_pkey_mprotect, "pkey_mprotect", Some(1), None),
     call(libc::SYS_madvise, "madvise", Some(1), Some(2)),
     call(libc::SYS_mincore, "mincore", Some(1), None),
+    call(libc::SYS_msync, "msync", Some(1), None),
     call(libc::SYS_mlock, "mlock", Some(1), None),
     call(libc::SYS_mlock2, "mlock2", Some(1), None),
     call(libc::SYS_munlock, "munlock", Some(1), None),

@@ -6,7 +6,9 @@ use pagewise_model::evidence::CollectorPoint;
 use pagewise_model::report::CellValue;
 
 use super::CauseEvidence;
-use super::trend::{MemoryTrend, SteadyGrowth, steady_growth_of, stepped_growth_of, trend};
+use super::trend::{
+    MemoryTrend, SteadyGrowth, steady_growth_of, stepped_growth, stepped_growth_of, trend,
+};
 use crate::cells::{float, text};
 
 /// Collections since the start of a program from which on its heap has been filled before: each
@@ -16,6 +18,9 @@ const ESTABLISHED: u64 = 3;
 /// collections is unknown.
 const MIN_SHARE: f64 = 0.03;
 const MIN_SHARE_UNCOUNTED: f64 = 0.1;
+/// The highest use between collections varies by less than this range of shares of the heap; a heap
+/// that is filled for the first time grows by more.
+const SHARE_OF_STEPS: std::ops::Range<f64> = 0.05..0.25;
 /// Promoted garbage fills a small old generation for the first time.
 const MIN_OLD: Bytes = Bytes::mib(24);
 /// A heap of Go that is larger has been collected, unless the collector is off: the first
@@ -92,7 +97,10 @@ pub(super) fn collected_growth(evidence: &CauseEvidence<'_>, memory: Bytes) -> C
             of_private_memory(evidence, SurvivalProof::NeverCollected)
         }
         (None, Some(count)) if count >= ESTABLISHED => {
-            of_private_memory(evidence, SurvivalProof::SinceStart(count))
+            match (of_private_memory(evidence, SurvivalProof::SinceStart(count)), during) {
+                (CollectedGrowth::Unknown, Some(during)) => in_steps(evidence, memory, during),
+                (found, _) => found,
+            }
         }
         (None, _) => CollectedGrowth::Unknown,
     }
@@ -149,6 +157,20 @@ fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> Coll
     match trend(evidence) {
         MemoryTrend::Steady(growth) => CollectedGrowth::Survivors(growth, proof),
         MemoryTrend::Bounded(..) | MemoryTrend::Unknown => CollectedGrowth::Unknown,
+    }
+}
+
+/// The growth of a heap that stands still after each collection, until the memory which it freed is
+/// used again. Without a collection in between, a step says nothing.
+fn in_steps(evidence: &CauseEvidence<'_>, memory: Bytes, during: u64) -> CollectedGrowth {
+    let fits = |growth: &SteadyGrowth| {
+        growth.bytes.fraction_of(memory).is_some_and(|share| SHARE_OF_STEPS.contains(&share))
+    };
+    match stepped_growth(evidence).filter(fits) {
+        Some(growth) if during > 0 => {
+            CollectedGrowth::Survivors(growth, SurvivalProof::Collections(during))
+        }
+        _ => CollectedGrowth::Unknown,
     }
 }
 
@@ -274,6 +296,34 @@ mod tests {
         assert_eq!(present(&go(0, 10), "foreign-heap").confidence.key(), "certain");
         assert!(matches!(verdict(&go(1, 30), "foreign-heap"), Verdict::RuledOut(_)), "it fills");
         assert!(matches!(verdict(&go(5, 0), "foreign-heap"), Verdict::RuledOut(_)), "no growth");
+    }
+
+    #[test]
+    fn a_heap_of_go_that_grows_in_steps_over_collections_is_a_cause() {
+        // Readings each 0.75 s of a Go service that keeps strings.
+        let steps = [150, 156, 156, 156, 156, 156, 156, 156, 156, 156, 156, 160, 165, 169];
+        // The same of a cache of fixed size that is filled.
+        let filling = [19, 20, 25, 35, 42, 49, 53, 53, 68, 71, 73, 73, 76, 76];
+        let go = |steps: [u64; 14], first_count: u64| {
+            let count = |second: u64| first_count + u64::from(second >= 2);
+            let grown = steps[13] - 60;
+            let mut made = growing("/usr/bin/app", grown, |second| (Some(count(second)), None));
+            let mib = |step: usize| steps[(step / 3).min(steps.len() - 1)] * MIB;
+            made.activity = activity((0..40).map(mib));
+            for taken in [Some(&mut made.first), last_of(&mut made.last)].into_iter().flatten() {
+                taken.objects.push(crate::causes::made::go_program());
+            }
+            made
+        };
+        assert_eq!(present(&go(steps, 9), "foreign-heap").confidence.key(), "likely");
+        for fills in [go(steps, 1), go(filling, 9)] {
+            assert!(matches!(verdict(&fills, "foreign-heap"), Verdict::RuledOut(_)), "it fills");
+        }
+        let mut without = go(steps, 9);
+        if let Gathered::Value(points) = &mut without.collector {
+            points.iter_mut().for_each(|point| point.collections = Some(9));
+        }
+        assert!(matches!(verdict(&without, "foreign-heap"), Verdict::RuledOut(_)), "one step");
     }
 
     fn last_of(

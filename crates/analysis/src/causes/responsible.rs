@@ -88,7 +88,8 @@ pub(super) fn acts_for_its_caller(frame: &Frame) -> bool {
         let is_plain = |beginning: &str| {
             ["mem", "str", "malloc", "free"].contains(&beginning) && !EXACT.contains(&name)
         };
-        FUNCTIONS.iter().any(|it| name.starts_with(it) && !is_plain(it))
+        // Go wraps the call of a `go` statement in a function of its own.
+        name.contains(".gowrap") || FUNCTIONS.iter().any(|it| name.starts_with(it) && !is_plain(it))
     });
     is_of_library(frame) || is_function || passes_on(frame) || is_inlined_helper(frame)
 }

@@ -74,6 +74,13 @@ pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
     }
 }
 
+/// The growth of the private memory in few large steps.
+pub(super) fn stepped_growth(evidence: &CauseEvidence<'_>) -> Option<SteadyGrowth> {
+    let values: Vec<f64> =
+        evidence.all.activity.iter().map(|point| float(private(point).0)).collect();
+    stepped_growth_of(&values, evidence.seconds()?)
+}
+
 /// The growth of a size that was read at equal distances of time, if it is steady.
 pub(super) fn steady_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGrowth> {
     if values.len() <= PARTS || seconds < MIN_SECONDS {
