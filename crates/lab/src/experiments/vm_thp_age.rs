@@ -192,7 +192,7 @@ struct Fragments {
     _pipes: Vec<(PipeReader, PipeWriter)>,
 }
 
-/// Leaves one page of this program in each block of the free memory, or pages of the kernel in each.
+/// Leaves one page of this program, or some pages of the kernel, in each block of free memory.
 fn fragment(page: usize, huge: usize, by_kernel: bool) -> Result<Fragments, LabError> {
     let free = memory("MemFree")?.saturating_sub(SPARED);
     let blocks = usize::try_from(free.0).unwrap_or(usize::MAX) / huge;
