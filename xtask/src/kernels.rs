@@ -11,6 +11,7 @@ mod table;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -21,7 +22,7 @@ use pagewise_vm::{
 };
 
 use crate::capture::{
-    CAPTURED, COPIES, WORK, add_captured_programs, compile, guest_command, keep_copies,
+    CAPTURED, COPIES, WORK, add_captured_programs, call, compile, guest_command, keep_copies,
     start_afresh,
 };
 use crate::{ci, portable};
@@ -68,7 +69,7 @@ const MACHINES: &[MachineKind] = &[
     },
 ];
 
-/// Test programs that read the kernel and need neither a compiler nor files of the project.
+/// Test programs that read the kernel and need no files of the project but their own.
 const TESTED: &[TestedProgram] = &[
     TestedProgram { package: "pagewise-sys", target: "pagewise_sys", options: "" },
     // Those of files parse ELF and core files.
@@ -81,6 +82,10 @@ const TESTED: &[TestedProgram] = &[
     TestedProgram { package: "pagewise-remote", target: "pagewise_remote", options: "" },
     TestedProgram { package: "pagewise-remote", target: "remote_calls", options: "" },
 ];
+
+/// C programs that these tests start.
+const TEST_SOURCES: &[&str] =
+    &["crates/proc/tests/programs/kinds.c", "crates/remote/tests/remote_calls/loops.c"];
 
 /// A test program, and its options besides the usual ones.
 struct TestedProgram {
@@ -220,6 +225,9 @@ impl GuestContents {
             None => portable::build(true)?,
         };
         let tests = if with_tests { tests()? } else { Vec::new() };
+        if with_tests {
+            compile_for_tests(&programs)?;
+        }
         Ok(GuestContents { pagewise, programs, tests })
     }
 
@@ -275,10 +283,28 @@ impl GuestContents {
                 machine.files.push(GuestFile::new(file.display().to_string(), 0o644, content));
             }
         }
+        for source in TEST_SOURCES {
+            let name = Path::new(source).file_stem().context(*source)?;
+            let guest = Path::new("/tests/programs").join(name).display().to_string();
+            let program = GuestProgram::new(&self.programs.join(name), guest);
+            machine.programs.push(GuestProgram { symbols: true, ..program });
+        }
         machine.files.push(GuestFile::new("/kernels/tests", 0o644, list));
         machine.files.push(GuestFile::new("/kernels/tests.sh", 0o644, TESTS));
         Ok(())
     }
+}
+
+/// Compiles [`TEST_SOURCES`] into `folder`.
+fn compile_for_tests(folder: &Path) -> Result<()> {
+    for source in TEST_SOURCES {
+        let name = Path::new(source).file_stem().context(*source)?;
+        let source = crate::root()?.join(source);
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-pthread", "-o"]).arg(folder.join(name)).arg(source);
+        call(&mut compiler)?;
+    }
+    Ok(())
 }
 
 /// Builds the test programs of [`TESTED`], with their options.

@@ -14,6 +14,7 @@ use pagewise_labmem::fork::{ForkedChild, fork};
 use pagewise_labmem::mapping::{MapRequest, OwnedMapping};
 use pagewise_model::Bytes;
 use pagewise_proc::{ProcRoot, meminfo, pressure, vmstat};
+use pagewise_sys::madvise::Advice;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::error::While;
@@ -24,6 +25,11 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Memory that the kernel keeps free if nearly all is used.
 const MIN_FREE: Bytes = Bytes::mib(2);
+
+/// Less memory than that is not locked.
+const MIN_LOCKED: Bytes = Bytes::kib(512);
+/// Number of mappings in which memory is locked.
+const MAX_LOCKED: usize = 10;
 
 /// An effect that does not show within this time does not come.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -88,7 +94,7 @@ pub(crate) fn available() -> Result<Bytes, LabError> {
 pub(crate) struct ScarceMemory {
     /// The parameter `share` of the memory that is left, in bytes: whole pages.
     pub(crate) length: usize,
-    _locked: OwnedMapping,
+    _locked: Vec<OwnedMapping>,
 }
 
 impl ScarceMemory {
@@ -105,15 +111,33 @@ impl ScarceMemory {
 
 /// Locks memory until programs can get only this much more, so that a small set of pages is too
 /// large for the machine. Returns the locked memory.
-fn leave(room: Bytes, page: usize) -> Result<OwnedMapping, LabError> {
+fn leave(room: Bytes, page: usize) -> Result<Vec<OwnedMapping>, LabError> {
+    shorten_cpu_lists()?;
     // By default, the kernel keeps more than that free.
     set("/proc/sys/vm/min_free_kbytes", MIN_FREE.0 >> 10)?;
-    let length = available()?.saturating_sub(room).0;
-    let length = usize::try_from(length).unwrap_or(usize::MAX) / page * page;
-    let mapping = OwnedMapping::map(&MapRequest { length, ..MapRequest::default() });
-    let mapping = mapping.while_("cannot map memory")?;
-    mapping.lock().while_("cannot lock memory")?;
-    Ok(mapping)
+    let mut locked = Vec::new();
+    // Pages of the lists of CPUs are not counted as available: the first mappings take them.
+    for _ in 0..MAX_LOCKED {
+        let length = available()?.saturating_sub(room);
+        if length < MIN_LOCKED {
+            break;
+        }
+        let length = usize::try_from(length.0).unwrap_or(usize::MAX) / page * page;
+        let mapping = OwnedMapping::map(&MapRequest { length, ..MapRequest::default() });
+        let mapping = mapping.while_("cannot map memory")?;
+        mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
+        mapping.lock().while_("cannot lock memory")?;
+        locked.push(mapping);
+    }
+    Ok(locked)
+}
+
+/// Leaves few free pages in the list of each CPU. Since 6.7 the kernel lets these lists grow to
+/// megabytes, which MemFree and MemAvailable do not count.
+pub(crate) fn shorten_cpu_lists() -> Result<(), LabError> {
+    // Since 5.14. The value is the number of parts of a zone of which a list may have one.
+    let path = Path::new("/proc/sys/vm/percpu_pagelist_high_fraction");
+    if path.exists() { set(path, 5000) } else { Ok(()) }
 }
 
 /// Microseconds in which at least one thread waited for memory, since boot.

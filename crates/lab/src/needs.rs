@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pagewise_model::Absent;
-use pagewise_vm::GuestArch;
+use pagewise_vm::{GuestArch, VmRequirement};
 
 use crate::about::Need;
 use crate::machine;
@@ -23,9 +23,17 @@ pub(crate) struct GivenResources {
 
 /// The first need that is not met.
 pub(crate) fn missing(needs: &[Need], given: &GivenResources) -> Option<Absent> {
-    let missing = needs.iter().find(|need| !is_met(**need, given))?;
-    let is_machine = matches!(missing, Need::VirtualMachine | Need::Emulator);
-    if let (true, Some(lack)) = (is_machine, pagewise_vm::missing_requirement()) {
+    let lack = missing_of_machine(needs);
+    let is_machine = |need: Need| matches!(need, Need::VirtualMachine | Need::Emulator);
+    let is_met = |need: Need| {
+        if is_machine(need) {
+            GuestArch::host().is_some() && lack.is_none()
+        } else {
+            is_met(need, given)
+        }
+    };
+    let missing = needs.iter().find(|need| !is_met(**need))?;
+    if let (true, Some(lack)) = (is_machine(*missing), lack) {
         return Some(Absent::NotSupported(lack.to_string().into()));
     }
     let why = format!("it needs {}", missing.describe()).into();
@@ -34,6 +42,14 @@ pub(crate) fn missing(needs: &[Need], given: &GivenResources) -> Option<Absent> 
         Need::ChangeSystem => Absent::NotCollected(why),
         _ => Absent::NotSupported(why),
     })
+}
+
+/// The first requirement of virtual machines that is not met. An experiment with built kernels
+/// needs no other kernel.
+fn missing_of_machine(needs: &[Need]) -> Option<VmRequirement> {
+    let lack = pagewise_vm::missing_requirement()?;
+    let is_other = lack == VmRequirement::Kernel && needs.contains(&Need::BuiltKernels);
+    (!is_other).then_some(lack)
 }
 
 fn is_met(need: Need, given: &GivenResources) -> bool {
@@ -46,9 +62,8 @@ fn is_met(need: Need, given: &GivenResources) -> bool {
         Need::File(path) => Path::new(path).exists(),
         Need::Program(name) => in_path(name),
         Need::StaticC => machine::links_statically(),
-        Need::VirtualMachine | Need::Emulator => {
-            GuestArch::host().is_some() && pagewise_vm::missing_requirement().is_none()
-        }
+        // See `missing_of_machine`.
+        Need::VirtualMachine | Need::Emulator => true,
         Need::BuiltKernels => given.kernels,
     }
 }

@@ -254,7 +254,7 @@ impl TrackedProcess {
             .and_then(|status| status.uid.ok_or_else(|| Absent::NotInThisKernel("".into())));
         let group = reader.files.read(pid, "cgroup").and_then(|text| {
             let member = cgroup::parse(text);
-            member.map(|it| it.path).ok_or_else(|| Absent::NotInThisKernel("2.6.24".into()))
+            member.map(|it| it.path).ok_or_else(cgroup::no_memory_cgroup)
         });
         let command = reader.files.read(self.memory, "cmdline").map(command);
         let exe = reader.root.link(self.memory, "exe");

@@ -90,6 +90,11 @@ impl TraceError {
             return None;
         };
         match error.raw_os_error() {
+            // Root lacks nothing but a kernel that permits it.
+            Some(libc::EPERM) if pagewise_sys::system::euid() == 0 => Some(
+                "root may not do this here: a kernel with lockdown=confidentiality, or the seccomp filter of a container, forbids it"
+                    .to_owned(),
+            ),
             Some(libc::EACCES | libc::EPERM) => Some(
                 "it needs root or CAP_PERFMON; kernel.perf_event_paranoid limits other users"
                     .to_owned(),

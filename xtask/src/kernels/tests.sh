@@ -14,6 +14,7 @@ while IFS=' ' read -r name folder options; do
         at=$work/$name-$reader
         mkdir -p $at && chmod 777 $at
         run="cd $folder; export CARGO_MANIFEST_DIR=$folder HOME=$at TMPDIR=$at PAGEWISE_SKIPS=$at/skips"
+        run="$run PAGEWISE_TEST_PROGRAMS=/tests/programs"
         run="$run; timeout 400 /tests/$name --test-threads 2 $options"
         begin=$(cut -d . -f 1 /proc/uptime)
         if [ $reader = root ]; then sh -c "$run"; else su -s /bin/sh -c "$run" $reader; fi \

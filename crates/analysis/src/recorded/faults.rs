@@ -191,7 +191,7 @@ fn untold(recording: &FaultRecording, kind: FaultKind) -> Option<Absent> {
         FaultKind::Zero | FaultKind::CopyOnWrite | FaultKind::WriteProtect | FaultKind::Huge
     );
     (recording.source == FaultSource::Counters && needs_tracepoints)
-        .then(|| Absent::NotPermitted("root (the tracepoint exceptions:page_fault_user)".into()))
+        .then(|| Absent::NotPermitted("root and a kernel without lockdown=confidentiality (the tracepoint exceptions:page_fault_user)".into()))
 }
 
 /// By kind: those that there are for people, all for programs.

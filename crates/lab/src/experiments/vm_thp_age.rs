@@ -13,7 +13,7 @@ use super::RunExperiment;
 use crate::bench::count;
 use crate::error::While;
 use crate::guest::host_memory;
-use crate::guest_system::{VmCounters, fill_pipes, memory, number, set};
+use crate::guest_system::{VmCounters, fill_pipes, memory, number, set, shorten_cpu_lists};
 use crate::{
     Bench, ExperimentAbout, ExperimentResults, GuestSetup, LabError, Need, ParameterAbout,
     Parameters, QuantityAbout,
@@ -123,6 +123,7 @@ impl RunExperiment for VmThpAge {
         set("/proc/sys/vm/compaction_proactiveness", 0)?;
         // With huge pages the kernel keeps up to 5 % of RAM free, where its pages would go first.
         set("/proc/sys/vm/min_free_kbytes", MIN_FREE.0 >> 10)?;
+        shorten_cpu_lists()?;
         let huge =
             usize::try_from(number(format!("{folder}/hpage_pmd_size"))?).unwrap_or(usize::MAX);
         let _age = match arm {
@@ -191,7 +192,7 @@ struct Fragments {
     _pipes: Vec<(PipeReader, PipeWriter)>,
 }
 
-/// Leaves one page of this program in each block of the free memory, or pages of the kernel in each.
+/// Leaves one page of this program, or some pages of the kernel, in each block of free memory.
 fn fragment(page: usize, huge: usize, by_kernel: bool) -> Result<Fragments, LabError> {
     let free = memory("MemFree")?.saturating_sub(SPARED);
     let blocks = usize::try_from(free.0).unwrap_or(usize::MAX) / huge;

@@ -310,6 +310,10 @@ mod tests {
         let (groups, quantities) = Groups::open(&options, &EventCatalogue::open()).unwrap();
         let names: Vec<&str> = quantities.iter().map(|quantity| &*quantity.name).collect();
         assert_eq!(names, ["page_faults", "r1ffffffffff", "minor_faults"]);
+        if let Some(Err(pagewise_model::Absent::NotPermitted(needs))) = groups.counts().next() {
+            let why = format!("this user may count no events: that needs {needs}");
+            return pagewise_skip::skip(&pagewise_skip::Lack::Machine(&why));
+        }
         let there: Vec<bool> = groups.counts().map(|count| count.is_ok()).collect();
         assert_eq!(there, [true, false, true]);
         assert_eq!(groups.groups.len(), 1, "one call switches both");

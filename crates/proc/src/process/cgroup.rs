@@ -32,6 +32,12 @@ pub struct Member {
     pub path: Name,
 }
 
+/// Reason why a process has no memory cgroup: memory cgroups of version 1 are an option of the
+/// kernel since 6.11 (CONFIG_MEMCG_V1), and `cgroup_disable=memory` turns all off.
+pub fn no_memory_cgroup() -> Absent {
+    Absent::NotSupported("no mounted cgroup hierarchy has the memory controller".into())
+}
+
 /// Reads a whole `cgroup`: the memory controller's line of v1, else the line of v2.
 pub fn parse(text: &[u8]) -> Option<Member> {
     member_of(text, MEMORY)

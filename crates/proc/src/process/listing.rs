@@ -261,7 +261,7 @@ impl<'a> ListingReader<'a> {
         // A first thread that has ended is in the root cgroup.
         let group = self.files.read(holder, "cgroup").and_then(|text| {
             let member = cgroup::parse(text);
-            member.map(|m| m.path).ok_or(Absent::NotInThisKernel("2.6.24".into()))
+            member.map(|m| m.path).ok_or_else(cgroup::no_memory_cgroup)
         });
         let user = self.shared.users.name(status.uid).cloned();
         let (method, memory) = match memory {

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::ErrorKind::TimedOut;
 use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -31,6 +31,14 @@ struct Loops {
 
 impl Loops {
     fn start() -> Loops {
+        Loops::run(&Loops::program())
+    }
+
+    /// Path of the program. A machine without a compiler gets the program built.
+    fn program() -> PathBuf {
+        if let Some(folder) = std::env::var_os("PAGEWISE_TEST_PROGRAMS") {
+            return PathBuf::from(folder).join("loops");
+        }
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("loops");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/remote_calls/loops.c");
         // Each test builds its own, so that none runs what another is writing.
@@ -38,6 +46,10 @@ impl Loops {
         let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", source, "-o"];
         let built = Command::new("cc").args(flags).arg(&program).status().unwrap();
         assert!(built.success(), "the tests need a C compiler called cc");
+        program
+    }
+
+    fn run(program: &Path) -> Loops {
         let mut command = Command::new(program);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
