@@ -334,12 +334,12 @@ fn live_growth(evidence: &CauseEvidence<'_>) -> Option<LiveGrowth> {
 }
 
 /// The verdict on growth that is free memory of the heap, as that of a full cache whose entries
-/// have many sizes. The upper bound excludes that an inexact sample hides the growth of live blocks.
+/// have many sizes. By the upper bound, an inexact sample cannot hide the growth of live blocks.
 fn by_free_blocks(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict> {
-    const MOST: f64 = 0.9;
+    const MAX_LIVE_SHARE: f64 = 0.9;
     let live = live_growth(evidence)?;
     let all = float(growth.bytes.0);
-    let is_free = live.middle < all * EXCLUDES && live.high < all * MOST;
+    let is_free = live.middle < all * EXCLUDES && live.high < all * MAX_LIVE_SHARE;
     is_free.then(|| {
         Verdict::RuledOut(vec![
             text("live blocks grew by at most "),
@@ -792,7 +792,7 @@ mod tests {
             made.first.heap_sample = Ok(sample);
             made
         };
-        // The scan finds live blocks of 112 MiB with their headers, and the heap has grown by 39 MiB.
+        // The scan finds 112 MiB of live blocks with headers, and the heap grew by 39 MiB.
         let full = with(90, 125);
         assert!(matches!(verdict(&full, "unbounded-cache"), Verdict::RuledOut(_)));
         assert!(matches!(verdict(&full, "leak"), Verdict::RuledOut(_)));

@@ -572,9 +572,9 @@ fn growing_runtime(
 /// machine code, so that its call stacks have their functions; those of other runtimes have the
 /// functions of the interpreter or of the collector.
 fn allocates_by_itself(runtime: LanguageRuntime, function: &FunctionShare<'_>) -> bool {
-    const MOST: f64 = 0.5;
+    const MIN_FUNCTION_SHARE: f64 = 0.5;
     runtime == LanguageRuntime::Go
-        && function.share() >= MOST
+        && function.share() >= MIN_FUNCTION_SHARE
         && function.frame.function.is_some()
         && !acts_for_its_caller(function.frame)
 }
