@@ -76,7 +76,7 @@ fn private_memory(mappings: &[Mapping]) -> Bytes {
     own.filter_map(|it| it.rss().ok()).sum()
 }
 
-/// The reason why a scan tells too little: an allocator could not be walked, and most of the
+/// The reason why a scan shows too little: an allocator could not be walked, and most of the
 /// private memory may be its. In such a scan nothing is leaked, and nothing is free.
 pub(crate) fn unseen_heap(heap: &WalkedHeap, mappings: &[Mapping]) -> Option<Absent> {
     let refused = heap.refused.first()?;

@@ -168,29 +168,29 @@ fn damage(scan: &HeapScan) -> u64 {
     if scan.may_be_in_change() { 0 } else { scan.heap.corrupted }
 }
 
-/// Walks the heap, if that tells how much each of the functions will release.
+/// Walks the heap, if that shows how much each of the functions will release.
 fn walk(
     root: &ProcRoot,
     snapshot: &Snapshot,
     functions: &[ReleaseFunction],
     max_pause: Duration,
 ) -> Reading<HeapScan> {
-    let untold = |function: &ReleaseFunction, why: &str| {
+    let unknown = |function: &ReleaseFunction, why: &str| {
         let file = function.file.escaped();
         let why = format!("{} of {file} {why}: --heap --yes measures it", function.name);
         Absent::NotSupported(why.into())
     };
-    let told = functions.iter().map(|it| (it, heap::estimated_by(&it.name)));
-    if let Some((function, _)) = told.clone().find(|(_, allocator)| allocator.is_none()) {
-        return Err(untold(function, "releases pages of one thread, which is not known before"));
+    let estimated = functions.iter().map(|it| (it, heap::estimated_by(&it.name)));
+    if let Some((function, _)) = estimated.clone().find(|(_, allocator)| allocator.is_none()) {
+        return Err(unknown(function, "releases pages of one thread, which is not known before"));
     }
     let pid = snapshot.process.pid;
     let scan = super::heap::scan::running(root, pid, CopyMethod::Stop, max_pause, None)
         .map_err(|error| Absent::NotSupported(format!("{error:#}").into()))?;
-    for (function, allocator) in told {
+    for (function, allocator) in estimated {
         let refused = scan.heap.refused.iter().find(|it| Some(it.name.as_str()) == allocator);
         if let Some(refused) = refused {
-            return Err(untold(
+            return Err(unknown(
                 function,
                 &format!("has an allocator that was not walked ({})", refused.why),
             ));
@@ -198,7 +198,7 @@ fn walk(
         let is_walked = scan.heap.allocators.iter().any(|it| Some(it.name.as_str()) == allocator);
         // The C library is in every process; it is not walked where another allocator replaces it.
         if !is_walked && allocator != Some("glibc") {
-            return Err(untold(function, "has an allocator whose heap was not found"));
+            return Err(unknown(function, "has an allocator whose heap was not found"));
         }
     }
     Ok(scan)

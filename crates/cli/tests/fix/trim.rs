@@ -245,8 +245,8 @@ fn jemalloc_releases_its_free_pages_itself() {
     assert_is_as_estimated(&report);
 }
 
-/// Asserts that the heap released what the walk of its allocator had told, but for what its threads
-/// allocated and freed meanwhile.
+/// Asserts that the heap released what the walk of its allocator had shown, apart from what its
+/// threads allocated and freed meanwhile.
 fn assert_is_as_estimated(report: &Value) {
     let [estimate, returned] =
         ["estimate", "returned"].map(|key| report[key]["heap"].as_i64().unwrap_or_default());

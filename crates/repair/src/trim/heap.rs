@@ -28,7 +28,7 @@ struct ReleaseRow {
     needs_no_thread_data: bool,
     /// True if the function returns an `int` that is 0 or an error number.
     returns_error: bool,
-    /// The allocator whose walk tells how much the function will release; `None` if no walk does.
+    /// The allocator whose walk shows how much the function will release; `None` if no walk does.
     estimated_by: Option<&'static str>,
 }
 
@@ -70,7 +70,7 @@ const RELEASES: [ReleaseRow; 6] = [
     },
 ];
 
-/// The allocator whose walk tells how much a function will release, by its name in a scan. `None`
+/// The allocator whose walk shows how much a function will release, by its name in a scan. `None`
 /// if no walk does.
 pub fn estimated_by(function: &str) -> Option<&'static str> {
     RELEASES.iter().find(|row| row.name == function)?.estimated_by

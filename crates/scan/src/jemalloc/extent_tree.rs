@@ -205,7 +205,7 @@ pub(crate) fn range_of(ranges: &[AddrRange], address: u64) -> Option<AddrRange> 
 }
 
 /// Finds all trees of a process: a program and a library can have one each. `accepts` reads a tree,
-/// and returns false if it is none: words can agree by chance. Such a tree is offered once.
+/// and returns false for words that look like a tree by chance. Such a tree is offered once.
 pub(super) fn find_extent_trees(
     memory: &dyn Memory,
     anonymous: &[AddrRange],
