@@ -101,14 +101,16 @@ pub(crate) const CAPTURED: &[&str] =
 
 /// Compiles fixture programs into `folder`.
 pub(crate) fn compile(folder: &Path, programs: &[&str]) -> Result<()> {
-    fs::create_dir_all(folder)?;
     let sources = crate::root()?.join("fixtures/programs");
-    for name in programs {
-        let source = sources.join(name).with_extension("c");
-        let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
-        call(Command::new("cc").args(flags).arg(folder.join(name)).arg(&source))?;
-    }
-    Ok(())
+    fs::create_dir_all(folder)?;
+    programs.iter().try_for_each(|it| compile_source(folder, &sources.join(it).with_extension("c")))
+}
+
+/// Compiles a C program into `folder`, under the name of its source.
+pub(crate) fn compile_source(folder: &Path, source: &Path) -> Result<()> {
+    let name = source.file_stem().context("a source has a name")?;
+    let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
+    call(Command::new("cc").args(flags).arg(folder.join(name)).arg(source))
 }
 
 /// Moves the captures in `out` to `fixtures/kernels/RELEASE-MACHINE-PAGE`, in place of older ones.

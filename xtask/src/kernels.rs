@@ -11,7 +11,6 @@ mod table;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -22,8 +21,8 @@ use pagewise_vm::{
 };
 
 use crate::capture::{
-    CAPTURED, COPIES, WORK, add_captured_programs, call, compile, guest_command, keep_copies,
-    start_afresh,
+    CAPTURED, COPIES, WORK, add_captured_programs, compile, compile_source, guest_command,
+    keep_copies, start_afresh,
 };
 use crate::{ci, portable};
 use table::MachineResults;
@@ -150,9 +149,9 @@ pub(crate) fn run(words: &[&str]) -> Result<()> {
 fn is_captured(release: &str) -> Result<bool> {
     let folder = crate::root()?.join("fixtures/kernels");
     let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
-    let names = entries.flatten().map(|entry| entry.file_name());
+    let mut names = entries.flatten().map(|entry| entry.file_name());
     let prefix = format!("{release}-");
-    Ok(names.into_iter().any(|name| name.to_string_lossy().starts_with(&prefix)))
+    Ok(names.any(|name| name.to_string_lossy().starts_with(&prefix)))
 }
 
 /// The work of one boot.
@@ -225,8 +224,8 @@ impl GuestContents {
             None => portable::build(true)?,
         };
         let tests = if with_tests { tests()? } else { Vec::new() };
-        if with_tests {
-            compile_for_tests(&programs)?;
+        for source in TEST_SOURCES.iter().filter(|_| with_tests) {
+            compile_source(&programs, &crate::root()?.join(source))?;
         }
         Ok(GuestContents { pagewise, programs, tests })
     }
@@ -293,18 +292,6 @@ impl GuestContents {
         machine.files.push(GuestFile::new("/kernels/tests.sh", 0o644, TESTS));
         Ok(())
     }
-}
-
-/// Compiles [`TEST_SOURCES`] into `folder`.
-fn compile_for_tests(folder: &Path) -> Result<()> {
-    for source in TEST_SOURCES {
-        let name = Path::new(source).file_stem().context(*source)?;
-        let source = crate::root()?.join(source);
-        let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-pthread", "-o"]).arg(folder.join(name)).arg(source);
-        call(&mut compiler)?;
-    }
-    Ok(())
 }
 
 /// Builds the test programs of [`TESTED`], with their options.

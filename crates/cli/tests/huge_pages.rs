@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use pagewise_skip::{Lack, has_all_rights, is_root, skip, skip_part};
 use serde_json::Value;
 
-use fixture::{json, number, pagewise, program, sum};
+use fixture::{json, number, pagewise, program, sum, vmstat};
 
 const MIB: u64 = 1 << 20;
 const HUGE: u64 = 2 * MIB;
@@ -130,9 +130,7 @@ impl Drop for RunningHuge {
 
 /// The number of huge pages that the kernel has made of small ones since boot, in any process.
 fn collapsed() -> u64 {
-    let text = fs::read_to_string("/proc/vmstat").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("thp_collapse_alloc "));
-    line.unwrap().parse().unwrap()
+    vmstat(&["thp_collapse_alloc"])
 }
 
 /// The bytes that khugepaged may have added, since `collapsed` was `before`, to a process whose

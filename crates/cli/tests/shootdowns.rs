@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use fixture::{
     as_nobody, interruptible, number, program, readable_copies, reported, skip_without_events, sum,
+    vmstat,
 };
 
 /// Time limit for a certain event on a busy machine.
@@ -341,16 +342,6 @@ impl Drop for ChangedSettings {
             let _ = fs::write(path, chosen);
         }
     }
-}
-
-/// The sum of some lines of /proc/vmstat.
-fn vmstat(names: &[&str]) -> u64 {
-    let text = fs::read_to_string("/proc/vmstat").unwrap();
-    let value = |line: &str| {
-        let (name, value) = line.split_once(' ')?;
-        names.contains(&name).then(|| value.parse::<u64>().ok()).flatten()
-    };
-    text.lines().filter_map(value).sum()
 }
 
 /// Makes the kernel act on a program's memory by itself, until the recording of the machine reports

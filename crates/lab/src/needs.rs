@@ -23,17 +23,9 @@ pub(crate) struct GivenResources {
 
 /// The first need that is not met.
 pub(crate) fn missing(needs: &[Need], given: &GivenResources) -> Option<Absent> {
-    let lack = missing_of_machine(needs);
-    let is_machine = |need: Need| matches!(need, Need::VirtualMachine | Need::Emulator);
-    let is_met = |need: Need| {
-        if is_machine(need) {
-            GuestArch::host().is_some() && lack.is_none()
-        } else {
-            is_met(need, given)
-        }
-    };
-    let missing = needs.iter().find(|need| !is_met(**need))?;
-    if let (true, Some(lack)) = (is_machine(*missing), lack) {
+    let missing = needs.iter().find(|need| !is_met(**need, needs, given))?;
+    let is_machine = matches!(missing, Need::VirtualMachine | Need::Emulator);
+    if let (true, Some(lack)) = (is_machine, missing_of_machine(needs)) {
         return Some(Absent::NotSupported(lack.to_string().into()));
     }
     let why = format!("it needs {}", missing.describe()).into();
@@ -52,7 +44,7 @@ fn missing_of_machine(needs: &[Need]) -> Option<VmRequirement> {
     (!is_other).then_some(lack)
 }
 
-fn is_met(need: Need, given: &GivenResources) -> bool {
+fn is_met(need: Need, needs: &[Need], given: &GivenResources) -> bool {
     match need {
         Need::Root => rustix::process::geteuid().is_root(),
         Need::Cpus(n) => given.cpus >= n,
@@ -62,8 +54,9 @@ fn is_met(need: Need, given: &GivenResources) -> bool {
         Need::File(path) => Path::new(path).exists(),
         Need::Program(name) => in_path(name),
         Need::StaticC => machine::links_statically(),
-        // See `missing_of_machine`.
-        Need::VirtualMachine | Need::Emulator => true,
+        Need::VirtualMachine | Need::Emulator => {
+            GuestArch::host().is_some() && missing_of_machine(needs).is_none()
+        }
         Need::BuiltKernels => given.kernels,
     }
 }

@@ -233,7 +233,7 @@ pub(super) fn growing_function<'a>(
 }
 
 /// The pointers of the heap, if they were searched.
-fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
+pub(super) fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
     evidence.all.scan.value().and_then(|scan| scan.graph.as_ref())
 }
 

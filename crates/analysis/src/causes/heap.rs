@@ -310,15 +310,14 @@ const SURVIVORS: Bytes = Bytes::kib(256);
 
 /// The variable that keeps more than half of the live blocks, which pin the free ones.
 fn main_keeper(evidence: &CauseEvidence<'_>, sample: &HeapSample) -> Option<CauseObject> {
-    let keeper = evidence.all.scan.value()?.graph.as_ref()?.retained.first()?;
+    let keeper = growth::graph(evidence)?.retained.first()?;
     let is_main = keeper.retained.bytes > sample.live.high.0 / 2;
     growth::variable(keeper).filter(|_| is_main)
 }
 
 /// The variable that keeps most of the live blocks, and the function that allocates blocks now.
 fn survivors(evidence: &CauseEvidence<'_>) -> Vec<Fact> {
-    let graph = evidence.all.scan.value().and_then(|scan| scan.graph.as_ref());
-    let keeper = graph.and_then(|graph| graph.retained.first());
+    let keeper = growth::graph(evidence).and_then(|graph| graph.retained.first());
     let keeper = keeper.filter(|it| !it.root.name.is_empty() && it.retained.bytes >= SURVIVORS.0);
     let mut facts = Vec::new();
     if let Some(keeper) = keeper {

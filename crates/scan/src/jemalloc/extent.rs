@@ -14,7 +14,7 @@
 use pagewise_model::AddrRange;
 
 use super::extent_tree::{ExtentTree, LeafElement};
-use super::size_classes::{MAX_SLOTS, PAGE, SMALL_CLASSES, class_size};
+use super::size_classes::{CLASSES, MAX_SLOTS, PAGE, SMALL_CLASSES, class_size};
 use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, words};
 
@@ -23,8 +23,6 @@ const BITMAP: u64 = 64;
 const BITMAP_WORDS: usize = 8;
 /// Number of extents by which the layout is detected.
 const MAX_VOTERS: usize = 4000;
-/// The size class of extents that hold no block (`SC_NSIZES`).
-const NO_CLASS: u64 = 232;
 
 /// Layout of extents, by version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +203,7 @@ impl ExtentLayout {
 
     /// True if an extent holds no block.
     fn is_free(self, extent: &Extent) -> bool {
-        self.state(extent) != ExtentState::Active && self.class(extent) == NO_CLASS
+        self.state(extent) != ExtentState::Active && self.class(extent) == CLASSES
     }
 
     /// True if an extent is longer than its block, or the block begins behind its first page.

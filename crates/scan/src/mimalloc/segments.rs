@@ -220,8 +220,7 @@ impl SliceEntry<'_> {
             _ if is_info => SliceSpan::Page,
             0 => SliceSpan::Free,
             TAKEN_FROM_QUEUE if page.capacity() == 0 => SliceSpan::Free,
-            _ if half(entry, CAPACITY) & 0xffff == 0 => SliceSpan::Page,
-            _ if page.is_sound() => SliceSpan::Page,
+            _ if page.capacity() == 0 || page.is_sound() => SliceSpan::Page,
             _ => broken(CAPACITY, "a page whose blocks fit into its slices"),
         }
     }
