@@ -16,7 +16,9 @@ use crate::{Absent, Bytes, Name, Pid, Reading};
 
 pub use category::{CategoryBytes, CategorySample};
 pub use delta::{CgroupDelta, CounterRate, MachineDelta, ProcessDelta, SweepDelta};
-pub use event::{GapReason, SweepEvent, SweepEventKind, SweepTrigger, TriggerTarget};
+pub use event::{
+    GapReason, PostMortemKind, SweepEvent, SweepEventKind, SweepTrigger, TriggerTarget,
+};
 
 /// All processes and memory cgroups of a machine at one time.
 ///

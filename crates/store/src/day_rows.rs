@@ -487,7 +487,8 @@ impl DayRows {
             }
             SweepEventKind::Gap { .. }
             | SweepEventKind::ClockSet { .. }
-            | SweepEventKind::Triggered { .. } => {
+            | SweepEventKind::Triggered { .. }
+            | SweepEventKind::NotSaved { .. } => {
                 row.detail = serde_json::to_string(event).ok();
             }
         }

@@ -1,7 +1,8 @@
 //! `pagewise record`: a recording of all processes, and reports of it.
 
 mod args;
-mod instruments;
+mod category_round;
+mod post_mortems;
 mod recorder;
 mod reports;
 mod service;

@@ -74,12 +74,21 @@ pub enum SweepEventKind {
         /// Change in nanoseconds; negative if it was set back.
         by_ns: i64,
     },
-    /// A trigger fired, and the recorder saved a snapshot.
+    /// A trigger fired, and the recorder makes a snapshot and a diagnosis.
     Triggered {
         /// The trigger.
         trigger: SweepTrigger,
         /// Its process or cgroup.
         target: TriggerTarget,
+    },
+    /// The snapshot or diagnosis after a trigger was not made.
+    NotSaved {
+        /// Snapshot or diagnosis.
+        kind: PostMortemKind,
+        /// Its process.
+        process: ProcessKey,
+        /// The reason, from the process that should have made it.
+        reason: Name,
     },
 }
 
@@ -95,6 +104,7 @@ impl SweepEventKind {
             SweepEventKind::Gap { .. } => "gap",
             SweepEventKind::ClockSet { .. } => "clock-set",
             SweepEventKind::Triggered { .. } => "triggered",
+            SweepEventKind::NotSaved { .. } => "not-saved",
         }
     }
 }
@@ -150,6 +160,26 @@ impl SweepTrigger {
             SweepTrigger::Growth => "growth",
             SweepTrigger::Pressure => "pressure",
             SweepTrigger::NearLimit => "near-limit",
+        }
+    }
+}
+
+/// File that the recorder saves after a trigger. Snapshots are made before diagnoses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PostMortemKind {
+    /// All mappings of the process, as `pagewise explain --save` saves them.
+    Snapshot,
+    /// The evidence of `pagewise diagnose --save`.
+    Diagnosis,
+}
+
+impl PostMortemKind {
+    /// The name in reports, in the database, and in names of files.
+    pub const fn key(self) -> &'static str {
+        match self {
+            PostMortemKind::Snapshot => "snapshot",
+            PostMortemKind::Diagnosis => "diagnosis",
         }
     }
 }

@@ -107,6 +107,11 @@ fn a_sweep_and_its_events_survive_json() {
             trigger: SweepTrigger::Growth,
             target: TriggerTarget::Process(before.processes[0].key),
         },
+        SweepEventKind::NotSaved {
+            kind: PostMortemKind::Diagnosis,
+            process: before.processes[0].key,
+            reason: Name::new(b"\xff\x1b"),
+        },
     ] {
         let event = SweepEvent { time: before.time, event };
         let json = serde_json::to_string(&event).unwrap();

@@ -17,7 +17,8 @@ pub const fn is_notable(event: &SweepEventKind) -> bool {
         | SweepEventKind::LimitHit { .. }
         | SweepEventKind::Gap { .. }
         | SweepEventKind::ClockSet { .. }
-        | SweepEventKind::Triggered { .. } => true,
+        | SweepEventKind::Triggered { .. }
+        | SweepEventKind::NotSaved { .. } => true,
     }
 }
 
@@ -87,6 +88,14 @@ pub(crate) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
             };
             [vec![text("trigger "), text(trigger.key()), text(" fired: ")], target].concat()
         }
+        SweepEventKind::NotSaved { kind, process, reason } => vec![
+            text("no "),
+            text(kind.key()),
+            text(" of process "),
+            pid(process),
+            text(" was saved: "),
+            CellValue::Name(reason.clone()),
+        ],
     }
 }
 

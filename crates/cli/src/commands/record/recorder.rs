@@ -15,7 +15,8 @@ use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_sys::system;
 
 use super::args::{RecorderArgs, TriggerArgs};
-use super::instruments::{CategoryRound, PostMortems};
+use super::category_round::CategoryRound;
+use super::post_mortems::{PostMortemResults, PostMortems};
 use super::times;
 use crate::output::note;
 
@@ -25,6 +26,8 @@ const TURN: Duration = Duration::from_millis(250);
 const RETENTION_EVERY: Duration = Duration::from_secs(600);
 /// Shortest time between two sweeps.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Events of triggers that are kept while the disk is full.
+const MAX_UNWRITTEN: usize = 4000;
 /// Time between two messages of the same trouble.
 const MESSAGE_EVERY: Duration = Duration::from_secs(3600);
 
@@ -51,6 +54,7 @@ pub(super) fn run(args: &RecorderArgs) -> anyhow::Result<ExitCode> {
         due = due.max(Instant::now());
         while !is_over() && Instant::now() < due {
             sleep(TURN.min(due.saturating_duration_since(Instant::now())));
+            recorder.post_mortems.advance(recorder.writer.folder());
         }
     }
     recorder.writer.close()?;
@@ -63,6 +67,8 @@ struct Recorder {
     triggers: Option<TriggerWatch>,
     categories: CategoryRound,
     post_mortems: PostMortems,
+    /// Events of triggers that are not in the recording yet: the disk was full.
+    unwritten: PostMortemResults,
     retention: RetentionLimits,
     retained: Option<Instant>,
     complained: Option<Instant>,
@@ -85,7 +91,8 @@ impl Recorder {
             sampler: Sampler::new(root, options)?,
             triggers: limits(&args.triggers).map(TriggerWatch::new),
             categories: CategoryRound::default(),
-            post_mortems: PostMortems::default(),
+            post_mortems: PostMortems::new(),
+            unwritten: PostMortemResults::default(),
             retention: RetentionLimits { days: args.keep.into(), size: max_size },
             retained: None,
             complained: None,
@@ -101,21 +108,29 @@ impl Recorder {
         let is_written = written.is_ok();
         self.complain(written.err());
         let samples = self.categories.read(root, &sweep, self.interval_ns);
-        let mut fired_events = Vec::new();
+        let unwritten = &mut self.unwritten;
         if let Some(triggers) = &mut self.triggers {
             for fired in triggers.check(&sweep) {
                 self.post_mortems.plan(&fired, sweep.time.unix_ns);
                 note(format_args!("trigger {}: {}", fired.trigger.key(), shown(&fired.target)));
                 let (trigger, target) = (fired.trigger, fired.target);
-                fired_events.push(SweepEventKind::Triggered { trigger, target });
+                unwritten.events.push(SweepEventKind::Triggered { trigger, target });
             }
         }
-        let saved: Vec<_> = self.post_mortems.step(self.writer.folder()).into_iter().collect();
-        let is_more = !(samples.is_empty() && fired_events.is_empty() && saved.is_empty());
-        if is_written && is_more {
-            let written = self.writer.append_to_last(&samples, &fired_events, &saved);
-            self.complain(written.err());
+        // A snapshot would not find room on a full disk either.
+        if is_written {
+            self.post_mortems.advance(self.writer.folder());
+            unwritten.append(self.post_mortems.take_results());
+            let PostMortemResults { saved, events } = unwritten;
+            if !(samples.is_empty() && events.is_empty() && saved.is_empty()) {
+                let written = self.writer.append_to_last(&samples, events, saved);
+                match written {
+                    Ok(()) => *unwritten = PostMortemResults::default(),
+                    Err(error) => self.complain(Some(error)),
+                }
+            }
         }
+        self.unwritten.events.truncate(MAX_UNWRITTEN);
         self.retain();
         Ok(())
     }

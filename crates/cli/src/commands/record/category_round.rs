@@ -1,19 +1,14 @@
-//! Instruments of a recorder beside sweeps: categories of processes, and snapshots and diagnoses by
-//! processes of their own.
+//! Categories of the processes of a recorder, read beside its sweeps.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::thread::{JoinHandle, spawn};
 
 use pagewise_analysis::sweeps;
-use pagewise_model::civil::CivilTime;
+use pagewise_model::Bytes;
 use pagewise_model::sweep::{CategorySample, ProcessKey, Sweep, SweepProcess};
-use pagewise_model::{Bytes, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_proc::capture::{CaptureRequest, Wish, capture};
-use pagewise_sampler::FiredTrigger;
 
 /// The largest processes whose categories are read.
 const LARGEST: usize = 20;
@@ -167,81 +162,6 @@ fn large_ones(sweep: &Sweep) -> Vec<&SweepProcess> {
     large.sort_by_key(|it| Reverse(it.rss));
     large.truncate(LARGEST);
     large
-}
-
-/// A snapshot or a diagnosis that a process of its own makes.
-#[derive(Debug)]
-struct SavingProcess {
-    child: Child,
-    kind: &'static str,
-    file: String,
-}
-
-/// Makes snapshots and diagnoses, one after the other.
-#[derive(Debug, Default)]
-pub(super) struct PostMortems {
-    running: Option<SavingProcess>,
-    queue: Vec<(&'static str, String, Pid)>,
-}
-
-/// Snapshots and diagnoses that wait: more fire only in a storm, whose first ones matter.
-const MAX_QUEUE: usize = 8;
-/// Duration of a diagnosis.
-const DIAGNOSIS: &str = "5s";
-
-impl PostMortems {
-    /// Plans a snapshot and a diagnosis.
-    pub(super) fn plan(&mut self, fired: &FiredTrigger, unix_ns: u64) {
-        let Some(process) = fired.process else { return };
-        if self.queue.len() + 2 > MAX_QUEUE {
-            return;
-        }
-        let seconds = i64::try_from(unix_ns / 1_000_000_000).unwrap_or(i64::MAX);
-        // The time is in UTC, as the names of the other files.
-        let time = CivilTime::new(seconds, 0).to_string().replace(' ', "T").replace(':', "-");
-        for kind in ["snapshot", "diagnosis"] {
-            let file = format!("{time}-{}-{}-{kind}.json", fired.trigger.key(), process.pid);
-            self.queue.push((kind, file, process.pid));
-        }
-    }
-
-    /// Starts the next one if none runs. Returns the kind and file of one that has been made.
-    pub(super) fn step(&mut self, folder: &Path) -> Option<(String, String)> {
-        let done = self.running.as_mut().and_then(|it| it.child.try_wait().ok().flatten());
-        let made = match done {
-            Some(_) => self.running.take(),
-            None => None,
-        };
-        if self.running.is_none() && !self.queue.is_empty() {
-            let (kind, file, pid) = self.queue.remove(0);
-            let child = start(kind, &folder.join(&file), pid);
-            self.running = child.ok().map(|child| SavingProcess { child, kind, file });
-        }
-        // Without a file, the process ended before, or could not be read.
-        made.filter(|it| folder.join(&it.file).exists()).map(|it| (it.kind.to_owned(), it.file))
-    }
-}
-
-impl Drop for PostMortems {
-    fn drop(&mut self) {
-        if let Some(running) = &mut self.running {
-            // SIGTERM: it puts back what it has changed.
-            if let Some(pid) = rustix::process::Pid::from_raw(running.child.id().cast_signed()) {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            }
-            let _ = running.child.wait();
-        }
-    }
-}
-
-fn start(kind: &str, file: &Path, pid: Pid) -> std::io::Result<Child> {
-    let mut command = Command::new("/proc/self/exe");
-    match kind {
-        "snapshot" => command.args(["explain", &pid.to_string()]),
-        _ => command.args(["diagnose", &pid.to_string(), "--for", DIAGNOSIS, "--json"]),
-    };
-    command.arg("--save").arg(file);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
 #[cfg(test)]
