@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use pagewise_model::Report;
@@ -140,6 +141,16 @@ fn write_file(
 /// elsewhere.
 pub(crate) fn note(text: impl Display) {
     write_stderr(&format!("pagewise: {text}\n"));
+}
+
+/// Prints that a recording has begun, and when it ends. From then on, no event is missed.
+pub(crate) fn note_begin(recorded: impl Display, during: Option<Duration>) {
+    match during {
+        Some(time) => {
+            note(format_args!("recording {recorded} for {}", humantime::format_duration(time)));
+        }
+        None => note(format_args!("recording {recorded}; Ctrl-C ends it")),
+    }
 }
 
 /// Prints text on standard error as it is; see [`note`].

@@ -525,7 +525,9 @@ fn end_of(mut recorder: Child) -> (Option<i32>, String) {
 }
 
 fn recording(args: &[&str]) -> Child {
-    interruptible().arg("shootdowns").args(args).stdout(Stdio::piped()).spawn().unwrap()
+    let mut command = interruptible();
+    command.arg("shootdowns").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
 }
 
 #[test]
@@ -534,8 +536,9 @@ fn a_running_process_is_recorded_until_ctrl_c_and_goes_on() {
         return;
     }
     let mut busy = FlushingProgram::start();
-    let recorder = recording(&["--json", &busy.pid()]);
-    until_it_records(&recorder);
+    let mut recorder = recording(&["--json", &busy.pid()]);
+    fixture::wait_until_recording(&mut recorder);
+    fixture::wait_for_work(busy.0.id());
     kill_process(Pid::from_raw(recorder.id().cast_signed()).unwrap(), Signal::INT).unwrap();
     let (code, text) = end_of(recorder);
     assert_eq!(code, Some(0));
@@ -579,8 +582,9 @@ fn a_process_that_ends_ends_its_recording() {
         return;
     }
     let busy = FlushingProgram::start();
-    let recorder = recording(&["--json", &busy.pid()]);
-    until_it_records(&recorder);
+    let mut recorder = recording(&["--json", &busy.pid()]);
+    fixture::wait_until_recording(&mut recorder);
+    fixture::wait_for_work(busy.0.id());
     drop(busy);
     let (code, text) = end_of(recorder);
     assert_eq!(code, Some(0));

@@ -213,9 +213,6 @@ const MAX_ACCEPTING: Duration = Duration::from_millis(5);
 /// Clients that are waited for at a time, and of those of one process.
 const MAX_CLIENTS: usize = 64;
 const MAX_CLIENTS_OF_A_PROCESS: usize = 4;
-/// Time limit for a client's request.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
-
 /// Rank of a client: of those that send nothing, the lowest are dropped first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
@@ -225,6 +222,17 @@ pub(crate) enum Rank {
     Ours,
     /// The process that is waited for.
     First,
+}
+
+impl Rank {
+    /// Time limit for a client's request. A recorder connects before it makes its tables, which
+    /// takes a process long that signals interrupt all the time on a busy machine.
+    const fn limit(self) -> Duration {
+        match self {
+            Rank::Stranger => Duration::from_secs(1),
+            Rank::Ours | Rank::First => Duration::from_secs(10),
+        }
+    }
 }
 
 /// A client whose request is not complete.
@@ -279,7 +287,7 @@ impl Client {
     }
 
     fn is_late(&self) -> bool {
-        self.since.elapsed() >= PATIENCE
+        self.since.elapsed() >= self.rank.limit()
     }
 }
 
@@ -505,7 +513,7 @@ mod tests {
     fn late_processes_are_killed() {
         let mut clients = Clients::default();
         let (mut late, _late) = client(7, Rank::First);
-        late.since = Instant::now().checked_sub(PATIENCE * 2).unwrap();
+        late.since = Instant::now().checked_sub(late.rank.limit() * 2).unwrap();
         clients.back(late, Heard::More);
         assert!(clients.is_empty());
         clients.back(client(7, Rank::First).0, Heard::More);

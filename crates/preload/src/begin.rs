@@ -333,11 +333,11 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
 }
 
 /// Sends the tables to the collector. Returns true if the collector records this process; `None` if
-/// it does not answer.
+/// it does not answer, or waits for this process no longer.
 fn is_accepted(connection: &OwnedFile, tables: &OwnedFile) -> Option<bool> {
     connection.send(&hello(), tables).ok()?;
     let mut answer = [0_u8];
-    if connection.read(&mut answer).is_err() {
+    if !matches!(connection.read(&mut answer), Ok(1)) {
         set_head(header::TROUBLE, trouble::LATE);
         return None;
     }

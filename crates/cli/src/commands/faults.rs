@@ -27,7 +27,7 @@ use crate::args::{Exports, MemoryArgs, OutputArgs, RowLimit, byte_count, limit};
 use crate::commands::heap::NO_LIBRARY;
 use crate::commands::not_recorded;
 use crate::commands::run_command::{NotRun, exit_code};
-use crate::output::{emit, emit_beside, export, save};
+use crate::output::{emit, emit_beside, export, note_begin, save};
 use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
@@ -226,6 +226,7 @@ fn watch(name: &str, args: &Faults) -> anyhow::Result<FaultRecording> {
     // It was opened by its id.
     root.check(pid)?;
     recorder.start()?;
+    note_begin(format_args!("page faults of process {pid}"), args.during);
     let begin = Instant::now();
     let lives = || {
         let stat = root.read(pid, "stat").ok().and_then(|text| stat::parse(&text).ok());

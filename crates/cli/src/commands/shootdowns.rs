@@ -27,7 +27,7 @@ use crate::args;
 use crate::args::{Exports, MemoryArgs, OutputArgs, RowLimit, limit};
 use crate::commands::not_recorded;
 use crate::commands::run_command::{NotRun, exit_code};
-use crate::output::{emit, emit_beside, export};
+use crate::output::{emit, emit_beside, export, note_begin};
 use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
@@ -186,6 +186,10 @@ fn watch(
     let interrupts = NotedInterrupts::note_all();
     let mut recorder = FlushRecorder::open(target, callers, around, limit)?;
     recorder.enable()?;
+    match &process {
+        Some((pid, _)) => note_begin(format_args!("TLB shootdowns of process {pid}"), during),
+        None => note_begin("TLB shootdowns of all processes", during),
+    }
     let deadline = during.map(|during| Instant::now() + during);
     let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
     while !interrupts.came() && !is_over() && !process.as_ref().is_some_and(|(_, fd)| has_ended(fd))

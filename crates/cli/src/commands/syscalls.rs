@@ -19,7 +19,7 @@ use pagewise_view::text::Units;
 
 use crate::args::{MemoryArgs, OutputArgs, RowLimit, limit};
 use crate::commands::run_command::{NotRun, exit_code};
-use crate::output::emit;
+use crate::output::{emit, note_begin};
 use crate::pause;
 use crate::terminal::TerminalLook;
 
@@ -117,6 +117,7 @@ fn watch(
         .map_err(|error| refused(pid.0, &error))?;
     // It was attached to by its id.
     root.check(pid)?;
+    note_begin(format_args!("memory system calls of process {pid}"), during);
     Ok(record(&mut watched, Vec::new(), limit)?)
 }
 

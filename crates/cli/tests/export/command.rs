@@ -50,26 +50,31 @@ fn the_values_of_a_process_are_those_of_the_kernel() {
     let config = folder.path().join("groups.yml");
     fs::write(&config, format!("process_names: [{{exe: [{name}]}}]\n")).unwrap();
     let read = || fs::read_to_string(format!("/proc/{}/smaps_rollup", target.pid())).unwrap();
-    // A page is private as soon as the last other process that maps it ends.
+    let field = |rollup: &str, name: &str| {
+        let line = rollup.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0
+    };
+    let of = |text: &str, metric: &str| {
+        value(text, &format!("{metric}{{groupname=\"{name}\"}}")).unwrap()
+    };
+    // A page is shared while another process maps it, and private when that ends: also between two
+    // equal values.
+    let mut seen = Vec::new();
     let (text, rollup) = (0..100)
         .find_map(|_| {
             let before = read();
             let text = once(&["--config", config.to_str().unwrap()]);
-            (read() == before).then_some((text, before))
+            let uss = field(&before, "Private_Clean:") + field(&before, "Private_Dirty:");
+            seen.push((of(&text, "pagewise_group_uss_bytes"), uss));
+            (read() == before && seen.last().is_some_and(|(ours, theirs)| ours == theirs))
+                .then_some((text, before))
         })
-        .expect("a moment without a change");
-    let field = |name: &str| {
-        let line = rollup.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0
-    };
-    let of = |metric: &str| value(&text, &format!("{metric}{{groupname=\"{name}\"}}")).unwrap();
-    assert_eq!(of("pagewise_group_processes"), 1.0);
-    let uss = field("Private_Clean:") + field("Private_Dirty:");
-    assert_eq!(of("pagewise_group_uss_bytes"), uss);
+        .unwrap_or_else(|| panic!("{seen:?}"));
+    assert_eq!(of(&text, "pagewise_group_processes"), 1.0);
     let anonymous = format!("pagewise_group_swap_bytes{{groupname=\"{name}\",kind=\"anonymous\"}}");
-    assert_eq!(value(&text, &anonymous).unwrap(), field("Swap:"));
+    assert_eq!(value(&text, &anonymous).unwrap(), field(&rollup, "Swap:"));
     let score = fs::read_to_string(format!("/proc/{}/oom_score", target.pid())).unwrap();
-    assert_eq!(of("pagewise_group_oom_score"), score.trim().parse::<f64>().unwrap());
+    assert_eq!(of(&text, "pagewise_group_oom_score"), score.trim().parse::<f64>().unwrap());
 }
 
 #[test]

@@ -10,7 +10,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 
 use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Pid, Signal, kill_process};
@@ -369,23 +368,6 @@ fn hear(out: &mut impl BufRead, what: &str) {
     }
 }
 
-/// Waits until a process has perf events open, that is, until it records.
-fn until_it_records(pid: u32) {
-    let is_event = |link: fs::DirEntry| {
-        fs::read_link(link.path()).is_ok_and(|to| to == Path::new("anon_inode:[perf_event]"))
-    };
-    let maps = || fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    for _ in 0..6000 {
-        let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        if fds.into_iter().any(is_event) && maps().contains("[perf_event]") {
-            // It enables them right then, and reads what is mapped.
-            return std::thread::sleep(Duration::from_millis(500));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it does not record");
-}
-
 #[test]
 fn a_running_process_is_recorded_until_ctrl_c_with_all_its_threads() {
     if !has_tracepoints() {
@@ -397,9 +379,10 @@ fn a_running_process_is_recorded_until_ctrl_c_with_all_its_threads() {
     let mut watcher = interruptible()
         .args(["faults", &child.id().to_string(), "--json", "--output"])
         .arg(&path)
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    until_it_records(watcher.id());
+    fixture::wait_until_recording(&mut watcher);
     child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     hear(&mut out, "touch.done");
     let pid = Pid::from_raw(watcher.id().cast_signed()).unwrap();
@@ -428,12 +411,13 @@ fn a_process_that_ends_ends_its_recording_and_one_that_is_not_there_is_said_so()
     }
     let (mut child, _out) = held(2);
     let pid = child.id().to_string();
-    let watcher = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+    let mut watcher = Command::new(env!("CARGO_BIN_EXE_pagewise"))
         .args(["faults", &pid])
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    until_it_records(watcher.id());
+    fixture::wait_until_recording(&mut watcher);
     child.kill().unwrap();
     child.wait().unwrap();
     let output = watcher.wait_with_output().unwrap();

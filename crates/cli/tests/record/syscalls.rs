@@ -465,13 +465,11 @@ fn ends_the_recording_only(signal: Signal) {
     let mut recording = interruptible()
         .args(["syscalls", &looping.pid(), "--output", file.to_str().unwrap()])
         .process_group(0)
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let status = format!("/proc/{}/status", looping.pid());
-    while fs::read_to_string(&status).unwrap().contains("TracerPid:\t0\n") {
-        std::thread::yield_now();
-    }
-    std::thread::sleep(Duration::from_millis(100));
+    fixture::wait_until_recording(&mut recording);
+    fixture::wait_for_work(looping.child.id());
     kill_process(Pid::from_raw(recording.id().cast_signed()).unwrap(), signal).unwrap();
     assert_eq!(recording.wait().unwrap().code(), Some(0));
     let text = fs::read_to_string(file).unwrap();

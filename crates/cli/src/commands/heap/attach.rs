@@ -22,7 +22,7 @@ use pagewise_sys::interrupt::NotedInterrupts;
 use super::record::{tell, tell_not_recorded, the_library, usual_name};
 use crate::commands::heap::args::{HeapAttach, RecordArgs};
 use crate::keeper::{KeeperProcess, has_ended};
-use crate::output::note;
+use crate::output::{note, note_begin};
 use crate::pause;
 
 /// Between looks at whether it is to end.
@@ -192,6 +192,7 @@ fn record_until_the_end(args: &HeapAttach, pauses: &PauseMeter) -> anyhow::Resul
             return Err(error.into());
         }
     };
+    note_begin(format_args!("the heap of process {pid}"), args.time);
     let deadline = args.time.map(|time| Instant::now() + time);
     let left = || {
         if interrupts.came() || has_ended(&root, pid) {
