@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, HeapScan, MemoryCopy, WalkedHeap};
 use pagewise_model::machine::{MachineSettings, ProcessMoment, Provenance, ReadMethod};
 use pagewise_model::process::{Process, Statm};
 use pagewise_model::report::{CellValue, ReportBlock, ReportTable};
@@ -151,4 +152,19 @@ pub(crate) fn table<'a>(report: &'a pagewise_model::Report, key: &str) -> &'a Re
 pub(crate) fn column(table: &ReportTable, key: &str) -> Vec<CellValue> {
     let column = table.columns.iter().find(|c| c.key == key).expect("the column is there");
     (0..table.rows()).map(|row| column.value(row)).collect()
+}
+
+/// A scan of a running process with this heap.
+pub(crate) fn heap_scan(heap: WalkedHeap) -> HeapScan {
+    HeapScan {
+        pagewise_heap_scan: HEAP_SCAN_VERSION,
+        process: snapshot(Vec::new()).process,
+        moment: ProcessMoment::Running,
+        time_ns: 0,
+        page_size: PageSize::new(4096).expect("a page size"),
+        copy: MemoryCopy::default(),
+        took_ns: 0,
+        heap,
+        graph: None,
+    }
 }

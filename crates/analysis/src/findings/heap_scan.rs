@@ -47,8 +47,8 @@ pub(crate) struct AllocatorAdvice {
     settings: &'static str,
     /// The change that makes thread caches smaller.
     caches: &'static str,
-    /// The setting for fewer arenas.
-    arenas: &'static str,
+    /// The setting for fewer arenas; `None` where threads have no arenas, or nothing limits them.
+    arenas: Option<&'static str>,
 }
 
 const ALLOCATORS: [AllocatorAdvice; 3] = [
@@ -57,22 +57,21 @@ const ALLOCATORS: [AllocatorAdvice; 3] = [
         release: "malloc_trim(0)",
         settings: "set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower",
         caches: "Set the tunable `glibc.malloc.tcache_count` lower (GLIBC_TUNABLES)",
-        arenas: "MALLOC_ARENA_MAX=2",
+        arenas: Some("MALLOC_ARENA_MAX=2"),
     },
     AllocatorAdvice {
         name: "jemalloc",
         release: "mallctl(\"arena.4096.purge\")",
         settings: "set `MALLOC_CONF=background_thread:true,dirty_decay_ms:1000`",
         caches: "Set `MALLOC_CONF=tcache_max:4096` (in 5.2 `lg_tcache_max:12`), call `mallctl(\"thread.tcache.flush\")` in threads that become idle",
-        arenas: "MALLOC_CONF=narenas:2",
+        arenas: Some("MALLOC_CONF=narenas:2"),
     },
     AllocatorAdvice {
         name: "tcmalloc",
         release: "MallocExtension_ReleaseFreeMemory()",
         settings: "set `TCMALLOC_RELEASE_RATE=10`",
         caches: "Set `TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES` lower",
-        // It has no arenas.
-        arenas: "",
+        arenas: None,
     },
 ];
 
@@ -81,17 +80,18 @@ pub(crate) fn can_release(allocator: &str) -> bool {
     ALLOCATORS.iter().any(|it| it.name == allocator)
 }
 
-/// Advice for the allocator with the most bytes by a measure; without any, for glibc.
+/// Advice for the allocator with the most bytes by a measure; `None` if it has no such settings.
+/// Scans of earlier versions name no allocator, and are of glibc.
 pub(crate) fn advice(
     heap: &WalkedHeap,
     measure: fn(&WalkedArena) -> u64,
-) -> &'static AllocatorAdvice {
+) -> Option<&'static AllocatorAdvice> {
     let bytes = |(index, _): &(usize, &HeapAllocator)| -> u64 {
         heap.arenas.iter().filter(|arena| arena.allocator == *index).map(measure).sum()
     };
     let largest = heap.allocators.iter().enumerate().rev().max_by_key(bytes);
-    let name = largest.map_or("", |(_, allocator)| allocator.name.as_str());
-    ALLOCATORS.iter().find(|it| it.name == name).unwrap_or(&ALLOCATORS[0])
+    let name = largest.map_or("glibc", |(_, allocator)| allocator.name.as_str());
+    ALLOCATORS.iter().find(|it| it.name == name)
 }
 
 fn is_large(scan: &HeapScan, amount: Bytes) -> bool {
@@ -148,7 +148,7 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
     }
     let resident = scan.heap.resident();
     let top: Bytes = scan.heap.arenas.iter().map(|arena| arena.trimmable_top).sum();
-    let AllocatorAdvice { release, settings, .. } = advice(&scan.heap, |arena| arena.trimmable.0);
+    let AllocatorAdvice { release, settings, .. } = advice(&scan.heap, |arena| arena.trimmable.0)?;
     Some(finding(
         "trimmable-heap",
         Severity::Warning,
@@ -195,7 +195,8 @@ fn leaked(scan: &HeapScan) -> Option<Finding> {
         bytes(leaked),
         text(" in "),
         CellValue::Count(graph.leaked.blocks),
-        text(" blocks are live, and no register, stack, variable or mapping leads to them."),
+        text(if graph.leaked.blocks == 1 { " block is live" } else { " blocks are live" }),
+        text(", and no register, stack, variable or mapping leads to them."),
     ];
     let function = first.stack.as_ref().ok().and_then(|stack| allocator(stack)).map(frame_cell);
     if let Some(function) = &function {
@@ -273,28 +274,38 @@ fn fragmented(scan: &HeapScan) -> Option<Finding> {
 /// Free blocks in caches of threads.
 fn cached(scan: &HeapScan) -> Option<Finding> {
     let cached = Bytes(scan.heap.free().tcache);
-    let caches = advice(&scan.heap, |arena| arena.free.tcache).caches;
+    let caches = advice(&scan.heap, |arena| arena.free.tcache).map(|it| it.caches);
     is_large(scan, cached).then(|| {
         finding(
             "thread-caches",
             Severity::Note,
             [bytes(cached), text(" of the heap are free blocks in thread caches, which other threads cannot use.")],
             [size("cached", "in thread caches", cached)],
-            vec![CellValue::text(format!(
-                "{caches}, or let idle threads end: a thread's cache is freed at its end."
-            ))],
+            vec![CellValue::text(match caches {
+                Some(caches) => format!(
+                    "{caches}, or let idle threads end: a thread's cache is freed at its end."
+                ),
+                None => "Let idle threads end: a thread's cache is freed at its end.".to_owned(),
+            })],
         )
     })
+}
+
+/// Free bytes of an arena that take memory. A core file does not record which pages were resident.
+fn resident_free(arena: &WalkedArena) -> Bytes {
+    let unused = arena.resident - arena.live_chunks - arena.own;
+    unused.min(Bytes(arena.free.total()))
 }
 
 /// Arenas whose free memory other threads cannot use.
 fn many_arenas(scan: &HeapScan) -> Option<Finding> {
     let others: Vec<&WalkedArena> =
         scan.heap.arenas.iter().filter(|arena| !arena.is_main).collect();
-    let free: u64 = others.iter().map(|arena| arena.free.total()).sum();
-    if (others.len() as u64) < MANY_ARENAS || !is_large(scan, Bytes(free)) {
+    let free: Bytes = others.iter().map(|arena| resident_free(arena)).sum();
+    if (others.len() as u64) < MANY_ARENAS || !is_large(scan, free) {
         return None;
     }
+    let setting = advice(&scan.heap, |arena| resident_free(arena).0)?.arenas?;
     let idle = others.iter().filter(|arena| arena.threads == 0).count() as u64;
     Some(finding(
         "arena-heavy",
@@ -302,17 +313,16 @@ fn many_arenas(scan: &HeapScan) -> Option<Finding> {
         [
             CellValue::Count(others.len() as u64),
             text(" thread arenas hold "),
-            CellValue::Bytes(free),
-            text(" of free memory, which threads of other arenas cannot use."),
+            bytes(free),
+            text(" of free resident memory, which threads of other arenas cannot use."),
         ],
         [
             fact("arenas", "thread arenas", CellValue::Count(others.len() as u64), ""),
             fact("idle", "arenas without a thread", CellValue::Count(idle), ""),
-            size("free", "free in them", Bytes(free)),
+            size("free", "free and resident in them", free),
         ],
         vec![CellValue::text(format!(
-            "Start the program with `{}`: less memory, more waiting for locks if many threads allocate at once.",
-            advice(&scan.heap, |arena| arena.free.total()).arenas
+            "Start the program with `{setting}`: less memory, more waiting for locks if many threads allocate at once."
         ))],
     ))
 }
@@ -338,4 +348,64 @@ fn not_walked(scan: &HeapScan) -> Option<Finding> {
             )],
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::heap_scan::FreeBytes;
+
+    use super::*;
+    use crate::sample;
+
+    /// Arenas of 32 MiB each, almost all of them free, of which `resident` bytes are resident.
+    fn arenas_of(allocator: &str, resident: Bytes) -> HeapScan {
+        let allocator = HeapAllocator { name: allocator.to_owned(), ..HeapAllocator::default() };
+        let arena = |index: u64| WalkedArena {
+            is_main: index == 0,
+            held: Bytes::mib(32),
+            resident,
+            live_chunks: Bytes::kib(40),
+            free: FreeBytes { pages: 31 << 20, ..FreeBytes::default() },
+            ..WalkedArena::default()
+        };
+        let arenas = (0..10).map(arena).collect();
+        let allocators = vec![allocator];
+        sample::heap_scan(WalkedHeap { arenas, allocators, ..WalkedHeap::default() })
+    }
+
+    fn next_step(finding: &Finding) -> String {
+        format!("{:?}", finding.next_step)
+    }
+
+    #[test]
+    fn fewer_arenas_are_advised_only_where_the_allocator_has_a_setting_for_them() {
+        let finding_of = |name| many_arenas(&arenas_of(name, Bytes::mib(16)));
+        let [glibc, jemalloc] = ["glibc", "jemalloc"].map(|name| finding_of(name).unwrap());
+        assert!(next_step(&glibc).contains("MALLOC_ARENA_MAX"));
+        assert!(next_step(&jemalloc).contains("narenas"));
+        for other in ["mimalloc", "tcmalloc", "musl"] {
+            assert!(finding_of(other).is_none(), "{other} has no such setting");
+        }
+    }
+
+    #[test]
+    fn free_memory_of_arenas_that_is_not_resident_is_no_trouble() {
+        assert!(many_arenas(&arenas_of("glibc", Bytes::kib(100))).is_none());
+    }
+
+    #[test]
+    fn no_call_of_one_allocator_is_advised_for_another() {
+        let cached = |name| {
+            let mut scan = arenas_of(name, Bytes::mib(32));
+            for arena in &mut scan.heap.arenas {
+                arena.free = FreeBytes { tcache: 30 << 20, ..FreeBytes::default() };
+                arena.trimmable = Bytes::mib(20);
+            }
+            (cached(&scan).unwrap(), trimmable(&scan))
+        };
+        let (caches, trim) = cached("glibc");
+        assert!(next_step(&caches).contains("glibc.malloc.tcache_count") && trim.is_some());
+        let (caches, trim) = cached("mimalloc");
+        assert!(!next_step(&caches).contains("glibc") && trim.is_none());
+    }
 }

@@ -52,7 +52,8 @@ fn verdict(graph: &HeapGraph) -> Paragraph {
             CellValue::Bytes(bytes),
             text(" in "),
             CellValue::Count(blocks),
-            text(" blocks are leaked: no register, stack, variable or mapping leads to them."),
+            text(if blocks == 1 { " block is leaked" } else { " blocks are leaked" }),
+            text(": no register, stack, variable or mapping leads to them."),
         ],
     };
     if !graph.unseen.is_zero() {

@@ -79,8 +79,11 @@ fn verdict(scan: &HeapScan) -> Paragraph {
             (" of heap are in the core file, ", text("Whole pages of free chunks hold "))
         }
         _ => {
-            let call = advice(heap, |arena| arena.trimmable.0).release;
-            (" of heap are resident, ", CellValue::text(format!("`{call}` would return ")))
+            let words = match advice(heap, |arena| arena.trimmable.0) {
+                Some(advice) => format!("`{}` would return ", advice.release),
+                None => "Whole free pages hold ".to_owned(),
+            };
+            (" of heap are resident, ", CellValue::text(words))
         }
     };
     let mut pieces = Vec::new();
@@ -706,26 +709,14 @@ fn grown(earlier: &HeapScan, scan: &HeapScan, options: &HeapScanOptions) -> Repo
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::PageSize;
-    use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, MemoryCopy};
-
     use super::*;
     use crate::sample;
 
     #[test]
     fn an_allocator_that_could_not_be_walked_is_in_the_first_sentence() {
         let refused = RefusedAllocator { name: "jemalloc".into(), why: "no layout fits".into() };
-        let scan = HeapScan {
-            pagewise_heap_scan: HEAP_SCAN_VERSION,
-            process: sample::snapshot(Vec::new()).process,
-            moment: ProcessMoment::Running,
-            time_ns: 0,
-            page_size: PageSize::new(4096).unwrap(),
-            copy: MemoryCopy::default(),
-            took_ns: 0,
-            heap: WalkedHeap { refused: vec![refused], ..WalkedHeap::default() },
-            graph: None,
-        };
+        let scan =
+            sample::heap_scan(WalkedHeap { refused: vec![refused], ..WalkedHeap::default() });
         let first = verdict(&scan).pieces.swap_remove(0);
         let expected = "The blocks of jemalloc could not be found and are not counted. ";
         assert_eq!(first, CellValue::text(expected));
