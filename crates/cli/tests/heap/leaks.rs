@@ -55,6 +55,18 @@ fn leaks_are_found_at_exit_each_under_its_head() {
     assert_eq!(number(&report, "leaked.blocks"), LEAKS.iter().map(|leak| leak.2).sum::<u64>());
 }
 
+/// glibc keeps the stack of a thread for the next one, and in it the only pointer to the thread's
+/// table of thread-local storage.
+#[test]
+fn the_table_of_a_thread_that_ended_is_not_lost() {
+    let program = program("after_threads");
+    let words = ["heap", "scan", "--leaks", "--json", "--", program.to_str().unwrap(), "t64u8"];
+    let output = pagewise(&words);
+    let report: Value = serde_json::from_slice(last_object(&output.stdout)).unwrap();
+    assert_eq!(leaked(&report), (0, 0), "{report}");
+    assert!(number(&report, "live.blocks") > 128, "its blocks and the table: {report}");
+}
+
 #[test]
 fn leaks_of_a_program_with_musl_are_the_same_with_the_requested_sizes() {
     for link in [FixtureLink::Musl, FixtureLink::MuslStatic] {

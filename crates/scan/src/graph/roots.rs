@@ -112,8 +112,11 @@ fn of_mapping(memory: &dyn Memory, at: usize, tls_bytes: u64) -> Vec<RootSpan> {
     let index = u32::try_from(at).unwrap_or(u32::MAX);
     let stacks = stacks(memory.threads(), mappings, at);
     if stacks.is_empty() {
-        if is_of_finished_thread(memory, at) {
-            return Vec::new();
+        if let Some(control_block) = finished_thread(memory, at) {
+            // All else is of the past. The next thread uses the table of thread-local storage.
+            let start = control_block.saturating_add(8);
+            let range = AddrRange { start, end: start.saturating_add(8) };
+            return vec![RootSpan { kind: RootSpanKind::Other(index), range }];
         }
         let kind = if is_data(mappings, at) {
             RootSpanKind::Data(index)
@@ -198,24 +201,26 @@ fn is_guarded(mappings: &[Mapping], at: usize) -> bool {
     below.is_some_and(|it| it.prot.is_none() && it.range.end == mappings[at].range.start)
 }
 
-/// True for the stack of a thread that ended: glibc keeps it for the next thread. A guard page lies
-/// below it, and its control block still points to itself at offsets 0 and 16 (`tcbhead_t`).
-fn is_of_finished_thread(memory: &dyn Memory, at: usize) -> bool {
+/// The control block of a thread that ended, in its stack: glibc keeps both for the next thread. A
+/// guard page lies below the stack, and the control block still points to itself at offsets 0 and
+/// 16 (`tcbhead_t`).
+fn finished_thread(memory: &dyn Memory, at: usize) -> Option<u64> {
     let mapping = &memory.mappings()[at];
     let is_large = mapping.range.len().0 >= CONTROL_BLOCK_SEARCH;
     if !(is_guarded(memory.mappings(), at) && is_large && mapping.backing() == Backing::Anonymous) {
-        return false;
+        return None;
     }
     let end = mapping.range.end;
     let search = AddrRange { start: (end - CONTROL_BLOCK_SEARCH).max(mapping.range.start), end };
     let is_live = |address| memory.threads().iter().any(|it| it.thread_pointer == address);
-    let mut found = false;
+    let mut found = None;
     memory.visit(search, &mut |start, bytes| {
         let words = (start..).step_by(8).zip(bytes.chunks_exact(8));
-        let mut own = words.filter(|(address, word)| address.to_le_bytes() == **word);
-        found |= own.any(|(address, _)| {
+        let own = words.filter(|(address, word)| address.to_le_bytes() == **word);
+        let is_control_block = |address: u64| {
             memory.word(address.saturating_add(16)) == Some(address) && !is_live(address)
-        });
+        };
+        found = found.or_else(|| own.map(|(address, _)| address).find(|it| is_control_block(*it)));
     });
     found
 }
