@@ -79,11 +79,11 @@ pub enum ProcError {
         name: Name,
     },
     /// Several processes have that name.
-    #[error("{} processes are called \"{}\": {}", candidates.len(), name.escaped(), list(candidates))]
+    #[error("{} processes are called \"{}\", the largest first:{}", candidates.len(), name.escaped(), list(candidates))]
     AmbiguousName {
         /// Requested name.
         name: Name,
-        /// Their ids and names.
+        /// Their ids and command lines, those with the most resident memory first.
         candidates: Vec<(Pid, Name)>,
     },
     /// A file is not a core file that can be read.
@@ -124,7 +124,7 @@ impl ProcError {
             }
             ProcError::NotMounted { .. } => Some("mount -t proc proc /proc".into()),
             ProcError::NotFound { .. } => Some("`pagewise ps` lists every process".into()),
-            ProcError::AmbiguousName { .. } => Some("name one by its pid".into()),
+            ProcError::AmbiguousName { .. } => Some("choose one by its PID".into()),
             ProcError::NotASnapshot { .. } => {
                 Some("`pagewise explain TARGET --save FILE` makes one".into())
             }
@@ -180,10 +180,10 @@ impl ProcError {
 fn list(candidates: &[(Pid, Name)]) -> String {
     const MAX_LISTED: usize = 12;
     let shown = candidates.iter().take(MAX_LISTED);
-    let mut words: Vec<String> =
-        shown.map(|(pid, name)| format!("{pid} {}", name.escaped())).collect();
+    let mut lines: String =
+        shown.map(|(pid, command)| format!("\n  {:>7}  {}", pid.0, command.escaped())).collect();
     if candidates.len() > MAX_LISTED {
-        words.push(format!("and {} more", candidates.len() - MAX_LISTED));
+        lines.push_str(&format!("\n  and {} more", candidates.len() - MAX_LISTED));
     }
-    words.join(", ")
+    lines
 }

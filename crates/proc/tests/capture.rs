@@ -329,6 +329,9 @@ fn a_name_finds_one_process_and_several_are_listed() {
             let mut expected = [one.pid(), two.pid()];
             expected.sort_unstable();
             assert_eq!(pids, expected);
+            let commands: Vec<String> =
+                candidates.iter().map(|(_, command)| command.escaped().into_owned()).collect();
+            assert!(commands.iter().all(|it| it.contains("pw-find-some ")), "{commands:?}");
         }
         other => panic!("{other:?}"),
     }

@@ -1,5 +1,7 @@
 //! Which process a user means: a pid, `self`, or a name.
 
+use std::cmp::Reverse;
+
 use pagewise_model::{Name, Pid};
 
 use crate::text::number;
@@ -43,8 +45,12 @@ pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, ProcError> {
     }
     match found.as_slice() {
         [] => Err(not_found()),
-        [(pid, _)] => Ok(*pid),
-        _ => Err(ProcError::AmbiguousName { name: text.into(), candidates: found }),
+        [one] => Ok(one.pid),
+        _ => {
+            found.sort_by_key(|it| Reverse(it.resident_pages));
+            let candidates = found.iter().map(|it| (it.pid, it.command_line())).collect();
+            Err(ProcError::AmbiguousName { name: text.into(), candidates })
+        }
     }
 }
 
@@ -53,26 +59,53 @@ fn pid(digits: &[u8]) -> Option<Pid> {
     number(digits).filter(|_| is_plain).and_then(|n| u32::try_from(n).ok()).map(Pid)
 }
 
+/// Longest part of a command line in a list, in bytes.
+const MAX_LINE: usize = 60;
+
 /// A process and the names it goes by.
 struct NamedProcess {
     pid: Pid,
     comm: Name,
     command: Name,
     exe: Option<Name>,
+    /// The words of the command, each with a NUL at its end.
+    words: Vec<u8>,
+    resident_pages: u64,
 }
 
 impl NamedProcess {
     /// `None` of a process that has just ended.
     fn read(root: &ProcRoot, pid: Pid) -> Option<NamedProcess> {
         let stat = stat::parse(&root.read(pid, "stat").ok()?).ok()?;
-        let command = root.read(pid, "cmdline").unwrap_or_default();
-        let first = command.split(|&b| b == 0).next().unwrap_or_default();
+        let words = root.read(pid, "cmdline").unwrap_or_default();
+        let first = words.split(|&b| b == 0).next().unwrap_or_default();
         Some(NamedProcess {
             pid,
             comm: stat.name,
             command: Name::new(first),
             exe: root.link(pid, "exe").ok(),
+            resident_pages: stat.resident_pages,
+            words,
         })
+    }
+
+    /// The beginning of the command line; a process without one has its name in brackets.
+    fn command_line(&self) -> Name {
+        let is_padding = |byte: &u8| *byte == 0 || byte.is_ascii_whitespace();
+        let end = self.words.iter().rposition(|byte| !is_padding(byte)).map_or(0, |last| last + 1);
+        let words = &self.words[..end];
+        if words.is_empty() {
+            return Name::new(&[b"[", self.comm.as_bytes(), b"]"].concat());
+        }
+        let line = words.iter().map(|&byte| if byte == 0 { b' ' } else { byte });
+        let mut line: Vec<u8> = line.collect();
+        if line.len() > MAX_LINE {
+            let is_in_character = |at: usize| line[at] & 0xc0 == 0x80;
+            let length = (0..=MAX_LINE).rev().find(|&at| !is_in_character(at));
+            line.truncate(length.unwrap_or(MAX_LINE));
+            line.extend_from_slice("…".as_bytes());
+        }
+        Name::new(&line)
     }
 
     fn fits(&self, test: &dyn Fn(&[u8]) -> bool) -> bool {
@@ -81,6 +114,6 @@ impl NamedProcess {
     }
 }
 
-fn fitting(named: &[NamedProcess], test: &dyn Fn(&[u8]) -> bool) -> Vec<(Pid, Name)> {
-    named.iter().filter(|n| n.fits(test)).map(|n| (n.pid, n.comm.clone())).collect()
+fn fitting<'n>(named: &'n [NamedProcess], test: &dyn Fn(&[u8]) -> bool) -> Vec<&'n NamedProcess> {
+    named.iter().filter(|it| it.fits(test)).collect()
 }
