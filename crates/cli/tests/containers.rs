@@ -209,7 +209,7 @@ fn a_process_in_a_container_is_inspected_from_outside() {
         // Its files are found in its own root.
         let findings = report["findings"].as_array().unwrap();
         assert!(!findings.iter().any(|it| it["id"] == "stale-files"), "{userland:?}: {findings:?}");
-        let scanned = pagewise(&["heap", "scan", pid, "--json"]);
+        let scanned = pagewise(&["heap", "scan", pid, "--json", "--max-pause", "1min"]);
         assert!(scanned.status.success(), "{userland:?}: {}", said(&scanned));
         let report: Value = serde_json::from_slice(&scanned.stdout).unwrap();
         // 200 blocks of the one thread live at any time.
@@ -316,7 +316,7 @@ fn one_file_works_inside_every_root() {
         }
         let report = container.json_inside(&["explain", "1", "--json"]);
         assert!(has_mapping(&report, "/busy_heap"), "{userland:?}: {report}");
-        let report = container.json_inside(&["heap", "scan", "1", "--json"]);
+        let report = container.json_inside(&["heap", "scan", "1", "--json", "--max-pause", "1min"]);
         assert!(number(&report, "live.blocks") >= 200, "{userland:?}: {report}");
         let diagnosed = container.inside(&["diagnose", "1", "--for", "300ms", "--json"]);
         assert!(is_diagnosed(&diagnosed), "{userland:?}: {}", said(&diagnosed));

@@ -164,8 +164,8 @@ fn commands(pid: &str) -> [Vec<&str>; 7] {
         vec!["faults", pid, "--for", "1s"],
         vec!["shootdowns", pid, "--user-wait", "--for", "1s"],
         vec!["watch", pid, "--symbol", "no_such_variable", "--for", "1s"],
-        vec!["heap", "attach", pid, "--for", "1s"],
-        vec!["heap", "scan", pid],
+        vec!["heap", "attach", pid, "--for", "1s", "--max-pause", "1min"],
+        vec!["heap", "scan", pid, "--max-pause", "1min"],
     ]
 }
 

@@ -284,6 +284,7 @@ fn the_roots_of_blocks_that_several_keep_are_named() {
     assert_eq!(kept["why"]["more_roots"], false);
     let pid = target.0.id().to_string();
     let words = ["heap", "scan", &pid, "--retained", "--top", "all", "--width", "300"];
+    let words = [&words[..], &["--max-pause", "1min"]].concat();
     let page = String::from_utf8(pagewise(&words).stdout).unwrap();
     let names = [
         "leaks.c: one (leaks), leaks.c: two (leaks)",
@@ -298,7 +299,8 @@ fn the_page_shows_what_each_root_retains() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html");
     let pid = target.0.id().to_string();
-    let output = pagewise(&["heap", "scan", &pid, "--retained", "--html", page.to_str().unwrap()]);
+    let words = ["heap", "scan", &pid, "--retained", "--max-pause", "1min", "--html"];
+    let output = pagewise(&[&words[..], &[page.to_str().unwrap()]].concat());
     assert!(output.status.success(), "{output:?}");
     let page = std::fs::read_to_string(page).unwrap();
     let data =

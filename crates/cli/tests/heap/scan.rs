@@ -1007,7 +1007,8 @@ impl QuietPython {
 
     fn scan(&self, more: &[&str]) -> Value {
         let pid = self.child.id().to_string();
-        json(&[&["heap", "scan", &pid, "--json", "--top", "all"], more].concat())
+        let usual = ["heap", "scan", &pid, "--json", "--top", "all", "--max-pause", "60s"];
+        json(&[&usual, more].concat())
     }
 
     /// Live blocks by size, as the interpreter counts them, of all interpreters of the process.
@@ -1092,7 +1093,7 @@ fn blocks_of_python_are_those_that_the_interpreter_counts() {
         assert!(counted.contains(&("Thing", 2000)) && counted.len() == 4, "{counted:?}");
         assert_eq!(counted.iter().map(|it| (it.0, objects(it.0))).collect::<Vec<_>>(), counted);
         assert_eq!(objects("Slotted"), 2000);
-        let forked = target.scan(&["--fork", "--max-pause", "60s"]);
+        let forked = target.scan(&["--fork"]);
         assert_eq!(forked["objects"], report["objects"]);
         // Those without pointers are not of the garbage collector.
         assert!(objects("dict") >= 2000 && objects("str") >= 5000 && objects("bytes") >= 4000);

@@ -47,7 +47,9 @@ impl Waiting {
     }
 
     fn scan(&self, more: &[&str]) -> Value {
-        json(&[&["heap", "scan", &self.pid(), "--json", "--top", "all"], more].concat())
+        let pid = self.pid();
+        let usual = ["heap", "scan", &pid, "--json", "--top", "all", "--max-pause", "1min"];
+        json(&[&usual, more].concat())
     }
 }
 
@@ -599,7 +601,7 @@ fn a_stripped_program_has_no_types_and_the_report_says_why() {
     let lacks = report["types_lack"].as_array().unwrap();
     let own = lacks.iter().find(|row| row["file"] == path.to_str().unwrap()).unwrap();
     assert_eq!(own["why"], "no debug information: install it, or build with -g");
-    let text = pagewise(&["heap", "scan", &target.pid(), "--types"]);
+    let text = pagewise(&["heap", "scan", &target.pid(), "--types", "--max-pause", "1min"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("no debug information: install it, or build with -g"), "{text}");
 }
