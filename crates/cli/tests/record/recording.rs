@@ -171,8 +171,8 @@ fn many_short_processes_between_two_sweeps_are_counted() {
 #[test]
 fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
     let folder = folder();
-    // It doubles a string until it has 32 MiB, after its input has ended. If its last command were a
-    // program, bash would become this program.
+    // It doubles a string until it has 32 MiB, after its input has ended. If its last command were
+    // a program, bash would become this program.
     let script =
         "s=$(printf '%1048576s'); read -r line; for i in 1 2 3 4 5; do s=$s$s; done; kill -STOP $$";
     let mut child =

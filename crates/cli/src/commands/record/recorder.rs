@@ -117,10 +117,9 @@ impl Recorder {
                 unwritten.events.push(SweepEventKind::Triggered { trigger, target });
             }
         }
-        // A snapshot would not find room on a full disk either.
+        self.post_mortems.advance(self.writer.folder());
+        unwritten.append(self.post_mortems.take_results());
         if is_written {
-            self.post_mortems.advance(self.writer.folder());
-            unwritten.append(self.post_mortems.take_results());
             let PostMortemResults { saved, events } = unwritten;
             if !(samples.is_empty() && events.is_empty() && saved.is_empty()) {
                 let written = self.writer.append_to_last(&samples, events, saved);
