@@ -119,13 +119,25 @@ fn only_the_last_program_of_a_chain_is_seen_at_its_exit() {
     });
 }
 
-/// Sums of the counters that `acts count` keeps in a file, and how many of them move.
+/// The counters that `acts count` keeps in a file, one for each thread.
 fn counters(file: &Path) -> Vec<u64> {
     let bytes = fs::read(file).unwrap_or_default();
     let words = bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
     words.take(4).collect()
 }
 
+/// Waits until each of the four threads has counted further.
+fn until_all_run(file: &Path) {
+    let mut before = counters(file);
+    // Before the file is there, none has counted.
+    before.resize(4, 0);
+    until("all its threads run", || {
+        let now = counters(file);
+        now.len() == 4 && now.iter().zip(&before).all(|(now, before)| now != before)
+    });
+}
+
+/// Number of threads that count within a tenth of a second.
 fn moving(file: &Path) -> usize {
     let before = counters(file);
     thread::sleep(Duration::from_millis(100));
@@ -144,12 +156,12 @@ fn at_a_time_all_threads_stop_and_run_on_after() {
             let deadline = begin + Duration::from_millis(200);
             assert_eq!(traced.run(Some(deadline)).unwrap(), Stopped::TimeIsUp);
             assert!(begin.elapsed() >= Duration::from_millis(200));
-            until("it runs until it is told to stop", || moving(&file) == 4);
+            until_all_run(&file);
             assert_eq!(traced.freeze().unwrap(), Stopped::AtTime);
             assert_eq!(moving(&file), 0);
             assert_memory_is_whole(traced.task());
             traced.thaw();
-            until("all its threads run on", || moving(&file) == 4);
+            until_all_run(&file);
         }
         kill(traced.pid(), "TERM");
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
@@ -207,7 +219,7 @@ fn a_command_that_is_let_go_runs_on_untraced() {
         traced.freeze().unwrap();
         let pid = traced.pid();
         traced.let_go();
-        until("all its threads run on", || moving(&file) == 4);
+        until_all_run(&file);
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         assert!(status.contains("TracerPid:\t0\n"), "{status}");
         kill(pid, "TERM");
@@ -225,7 +237,7 @@ fn a_command_that_is_dropped_runs_on_untraced() {
         let pid = traced.pid();
         traced.run(Some(Instant::now() + Duration::from_millis(100))).unwrap();
         drop(traced);
-        until("all its threads run", || moving(&file) == 4);
+        until_all_run(&file);
         kill(pid, "KILL");
     });
 }

@@ -12,7 +12,7 @@ use pagewise_skip::{Lack, skip};
 use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
 /// A hang is a failure with a name.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 static DYNAMIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-dynamic", &[]));
 static STATIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-static", &["-static"]));
