@@ -1,6 +1,7 @@
 //! `pagewise record` and `pagewise replay`: recordings of live processes.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -15,6 +16,7 @@ use crate::fixture::{Fixture, ProcessGroup, disk, json, number, pagewise};
 
 /// A recorder that runs. It is killed with the value.
 struct Recorder {
+    command: Command,
     child: Child,
 }
 
@@ -27,7 +29,18 @@ impl Recorder {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         command.args(["record", "--every", "200ms", "--dir"]).arg(folder);
         command.args(more).stdin(Stdio::null()).stdout(Stdio::null());
-        Recorder { child: command.spawn().unwrap() }
+        let child = command.spawn().unwrap();
+        Recorder { command, child }
+    }
+
+    /// Starts the recorder again if a signal has ended it: processes of other tests send signals
+    /// to processes whose PIDs may be used again meanwhile. It goes on with the recording.
+    fn keep_running(&mut self) {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            assert!(status.success() || status.signal().is_some(), "the recorder ended: {status}");
+            eprintln!("the recorder ended ({status}) and is started again");
+            self.child = self.command.spawn().unwrap();
+        }
     }
 
     fn pid(&self) -> u32 {
@@ -177,20 +190,27 @@ fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
         "s=$(printf '%1048576s'); read -r line; for i in 1 2 3 4 5; do s=$s$s; done; kill -STOP $$";
     let mut child =
         Command::new("bash").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
-    let recorder = Recorder::start(folder.path(), &[]);
+    let mut recorder = Recorder::start(folder.path(), &[]);
     wait_for(&folder, 2);
     drop(child.stdin.take());
     let began = Instant::now();
     let grown = loop {
+        recorder.keep_running();
         // Other programs grow by more.
         let report = ["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"];
         let report = json(&[&report[..], &["--rows", "all"]].concat());
         let rows = report["grew"].as_array().unwrap().clone();
         let own = rows.into_iter().find(|it| it["pid"] == child.id());
-        if let Some(own) = own.filter(|it| number(it, "growth") > 24 << 20) {
-            break own;
+        if let Some(own) = own.as_ref().filter(|it| number(it, "growth") > 24 << 20) {
+            break own.clone();
         }
-        assert!(began.elapsed() < Duration::from_secs(300), "no growth");
+        assert!(
+            began.elapsed() < Duration::from_secs(300),
+            "no growth: {own:?}; {} sweeps; {} {}",
+            sweeps(&folder),
+            fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default(),
+            waits_of_recorders()
+        );
         sleep(Duration::from_millis(300));
     };
     drop(recorder);
@@ -221,9 +241,10 @@ fn report_of(folder: &TempDir) -> Value {
 }
 
 /// Waits for a trigger whose event has a text. Returns the report.
-fn triggered(folder: &TempDir, text: &str) -> Value {
+fn triggered(recorder: &mut Recorder, folder: &TempDir, text: &str) -> Value {
     let began = Instant::now();
     loop {
+        recorder.keep_running();
         let report = report_of(folder);
         let events = report["events"].as_array().unwrap();
         let is_it = |it: &Value| {
@@ -254,13 +275,13 @@ fn a_cgroup_near_its_limit_has_a_snapshot_of_its_largest_process() {
         return skip(&Lack::Machine("no memory cgroup can be limited"));
     }
     let folder = folder();
-    let recorder =
+    let mut recorder =
         Recorder::with_triggers(folder.path(), &["--pressure", "100", "--growth", "64G"]);
     wait_for(&folder, 2);
     let report = report_of(&folder);
     assert!(!report["events"].to_string().contains(&cgroup.path()), "93 % of the limit");
     actor.push();
-    let report = triggered(&folder, &cgroup.path());
+    let report = triggered(&mut recorder, &folder, &cgroup.path());
     let file = format!("near-limit-{}-snapshot.json", actor.child.id());
     let saved = || {
         let report = report_of(&folder);
@@ -271,6 +292,7 @@ fn a_cgroup_near_its_limit_has_a_snapshot_of_its_largest_process() {
     };
     let began = Instant::now();
     let saved = loop {
+        recorder.keep_running();
         if let Some(saved) = saved() {
             break saved;
         }
@@ -310,7 +332,7 @@ fn tasks_that_wait_for_memory_are_a_trigger() {
     let folder = folder();
     let file = folder.path().join("file");
     fs::write(&file, vec![7; 10 << 20]).unwrap();
-    let recorder =
+    let mut recorder =
         Recorder::with_triggers(folder.path(), &["--pressure", "0.2", "--growth", "64G"]);
     wait_for(&folder, 2);
     // Each reads a file that is a little larger than the limit: its pages are reclaimed and needed
@@ -329,7 +351,7 @@ fn tasks_that_wait_for_memory_are_a_trigger() {
         }
         sleep(Duration::from_millis(200));
     }
-    triggered(&folder, "pressure");
+    triggered(&mut recorder, &folder, "pressure");
     drop((readers, recorder));
 }
 
