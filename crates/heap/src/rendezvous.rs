@@ -213,6 +213,7 @@ const MAX_ACCEPTING: Duration = Duration::from_millis(5);
 /// Clients that are waited for at a time, and of those of one process.
 const MAX_CLIENTS: usize = 64;
 const MAX_CLIENTS_OF_A_PROCESS: usize = 4;
+
 /// Rank of a client: of those that send nothing, the lowest are dropped first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {

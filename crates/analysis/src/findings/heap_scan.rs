@@ -293,8 +293,7 @@ fn cached(scan: &HeapScan) -> Option<Finding> {
 
 /// Free bytes of an arena that take memory. A core file does not record which pages were resident.
 fn resident_free(arena: &WalkedArena) -> Bytes {
-    let unused = arena.resident - arena.live_chunks - arena.own;
-    unused.min(Bytes(arena.free.total()))
+    (pinned(arena) + arena.trimmable).min(Bytes(arena.free.total()))
 }
 
 /// Arenas whose free memory other threads cannot use.

@@ -65,9 +65,9 @@ fn the_values_of_a_process_are_those_of_the_kernel() {
             let before = read();
             let text = once(&["--config", config.to_str().unwrap()]);
             let uss = field(&before, "Private_Clean:") + field(&before, "Private_Dirty:");
-            seen.push((of(&text, "pagewise_group_uss_bytes"), uss));
-            (read() == before && seen.last().is_some_and(|(ours, theirs)| ours == theirs))
-                .then_some((text, before))
+            let ours = of(&text, "pagewise_group_uss_bytes");
+            seen.push((ours, uss));
+            (read() == before && ours == uss).then_some((text, before))
         })
         .unwrap_or_else(|| panic!("{seen:?}"));
     assert_eq!(of(&text, "pagewise_group_processes"), 1.0);

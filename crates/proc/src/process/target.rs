@@ -68,7 +68,7 @@ struct NamedProcess {
     comm: Name,
     command: Name,
     exe: Option<Name>,
-    /// The words of the command, each with a NUL at its end.
+    /// The beginning of the command's words, each with a NUL at its end.
     words: Vec<u8>,
     resident_pages: u64,
 }
@@ -85,7 +85,8 @@ impl NamedProcess {
             command: Name::new(first),
             exe: root.link(pid, "exe").ok(),
             resident_pages: stat.resident_pages,
-            words,
+            // A command line can have megabytes.
+            words: words[..words.len().min(MAX_LINE + 1)].to_vec(),
         })
     }
 
