@@ -14,6 +14,8 @@ use crate::schema;
 
 /// Time for which a writer or reader waits for another one.
 const BUSY: Duration = Duration::from_secs(5);
+/// Page size of the files of recorders: the default of SQLite.
+const PAGE: u64 = 4 << 10;
 /// Bytes of the header of a file that have the page size and the versions of the format.
 const HEADER: usize = 20;
 const READ: OpenFlags = OpenFlags::SQLITE_OPEN_READ_ONLY.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
@@ -52,9 +54,14 @@ impl DayFile {
         Some(DayFile { day, part, path })
     }
 
+    /// The file and those that SQLite keeps beside it while it is open.
+    pub fn paths(&self) -> [PathBuf; 3] {
+        ["", "-wal", "-shm"].map(|end| self.beside(end))
+    }
+
     /// Bytes on disk, with the files that SQLite keeps beside it.
     pub fn size(&self) -> u64 {
-        let sizes = ["", "-wal", "-shm"].map(|end| fs::metadata(self.beside(end)));
+        let sizes = self.paths().map(fs::metadata);
         sizes.into_iter().flatten().map(|it| it.len()).sum()
     }
 
@@ -156,7 +163,13 @@ impl DayFile {
 
     /// A copy of the whole pages of a file whose last page was cut; `None` if it has whole pages
     /// only. SQLite would read zeros in place of the missing part, which look like values.
+    ///
+    /// Only a file that seems to be cut is opened here: when a file is closed, the kernel releases
+    /// the POSIX locks on it of all connections of this process.
     fn whole_pages(&self) -> io::Result<Option<Vec<u8>>> {
+        if fs::metadata(&self.path)?.len().is_multiple_of(PAGE) {
+            return Ok(None);
+        }
         let mut file = File::open(&self.path)?;
         let length = file.metadata()?.len();
         let mut bytes = vec![0; HEADER];

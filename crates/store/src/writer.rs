@@ -48,6 +48,7 @@ pub struct RecordWriter {
     last: Option<SweepTime>,
     /// Why the sweeps since then are missing.
     missing: Option<GapReason>,
+    on_open: Option<fn(&DayFile)>,
     /// Released when the recorder ends, in whatever way.
     _lock: File,
 }
@@ -81,8 +82,16 @@ impl RecordWriter {
             folder: folder.to_owned(),
             options,
             open: None,
+            on_open: None,
             _lock: lock,
         })
+    }
+
+    /// Calls a function with each file before it is opened. SQLite holds POSIX locks on the
+    /// [`DayFile::paths`] of the last one, so that this process must not open and close these files
+    /// otherwise: the kernel would release the locks.
+    pub fn on_open(&mut self, call: fn(&DayFile)) {
+        self.on_open = Some(call);
     }
 
     /// The folder.
@@ -203,7 +212,7 @@ impl RecordWriter {
         let file = DayFile::new(&self.folder, day, part);
         let opened = match is_large {
             true => None,
-            false => match open_rows(&file) {
+            false => match self.open_rows(&file) {
                 Ok(rows) => Some(rows),
                 Err(error) if error.is_damage() => None,
                 Err(error) => return Err(error),
@@ -214,16 +223,19 @@ impl RecordWriter {
             // The damaged one stays: readers take from it what is left.
             None => {
                 let file = DayFile::new(&self.folder, day, part + 1);
-                let rows = open_rows(&file)?;
+                let rows = self.open_rows(&file)?;
                 (file, rows)
             }
         };
         Ok(OpenDay { file, rows, full_ns: None, sweeps: 0 })
     }
-}
 
-fn open_rows(file: &DayFile) -> Result<DayRows, StoreError> {
-    DayRows::new(file.open()?).map_err(|error| StoreError::sqlite(&file.path, error))
+    fn open_rows(&self, file: &DayFile) -> Result<DayRows, StoreError> {
+        if let Some(call) = self.on_open {
+            call(file);
+        }
+        DayRows::new(file.open()?).map_err(|error| StoreError::sqlite(&file.path, error))
+    }
 }
 
 /// Takes the lock. [`is_recording`] has it for a moment; without success, it waits that long.

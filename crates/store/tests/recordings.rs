@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests may do it")]
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -321,6 +322,26 @@ fn a_recorder_that_was_killed_goes_on_and_marks_the_gap() {
     let events = RecordReader::open(copy.path()).unwrap().events(0, u64::MAX);
     let gap = SweepEventKind::Gap { from: sweeps[7].time, reason: GapReason::NotRunning };
     assert_eq!(events, [SweepEvent { time: sweeps[8].time, event: gap }]);
+}
+
+/// Number of POSIX locks of this process on a file.
+fn locks(path: &Path) -> usize {
+    let (pid, inode) = (std::process::id().to_string(), fs::metadata(path).unwrap().ino());
+    let text = fs::read_to_string("/proc/locks").unwrap();
+    let words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    words.filter(|it| it[4] == pid && it[5].ends_with(&format!(":{inode}"))).count()
+}
+
+#[test]
+fn a_reader_of_the_same_process_releases_no_lock_of_the_recorder() {
+    let folder = tempfile::tempdir().unwrap();
+    let writer = record(folder.path(), &made(8, 2));
+    let paths = writer.current().unwrap().paths();
+    let before: Vec<usize> = paths.iter().map(|path| locks(path)).collect();
+    assert_eq!(before, [1, 0, 1], "the database and its shared memory");
+    assert_eq!(read_all(folder.path()).0.len(), 2);
+    let after: Vec<usize> = paths.iter().map(|path| locks(path)).collect();
+    assert_eq!(after, before);
 }
 
 #[test]

@@ -30,6 +30,16 @@
 //! The last two cases cannot exclude a file that the target has put in place of the mapped one: it
 //! is then a regular file in its own root. Through `map_files` this cannot happen.
 //!
+//! # Files that this process has locked
+//!
+//! The kernel releases all POSIX locks of a process on a file when the process closes any
+//! descriptor of the file (fcntl(2)). A recorder holds such locks on its recording, and maps a part
+//! of it: without them, the next reader truncates that part, which ends the recorder by SIGBUS.
+//! [`keep_locks_of`] names the files, which are then never opened here: a descriptor that is opened
+//! with `O_PATH` releases nothing when it is closed.
+//!
+//! # Changes
+//!
 //! A file can be changed while it is read. Read with `read` and `pread` only: a mapping of a file
 //! that is truncated ends the process that reads it by SIGBUS.
 
@@ -41,6 +51,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use pagewise_model::Pid;
 use pagewise_model::mapping::{AddrRange, Device, Mapping};
@@ -57,6 +68,15 @@ pub const MAX_ELF_BYTES: u64 = 16 << 30;
 const OVERLAY: u64 = 0x794c_7630;
 /// Number of attempts to resolve a name that is renamed at the same time.
 const ATTEMPTS: usize = 8;
+
+/// The files of [`keep_locks_of`].
+static LOCKED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Names the files on which this process holds POSIX locks, or will: from now on they are not
+/// opened by this module. The files of the call before are opened again.
+pub fn keep_locks_of(paths: Vec<PathBuf>) {
+    *LOCKED.lock().unwrap_or_else(PoisonError::into_inner) = paths;
+}
 
 /// Why a file of a target was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +102,9 @@ pub enum Refusal {
         /// The limit.
         limit: u64,
     },
+    /// This process has locked it: see [`keep_locks_of`].
+    #[error("it is a file of pagewise itself, which pagewise has locked")]
+    Locked,
     /// It may not be opened.
     #[error("it may not be read")]
     NotPermitted,
@@ -173,6 +196,13 @@ impl FoundFile {
         fstatfs(&self.handle).is_ok_and(|it| it.f_type as u64 & 0xffff_ffff == OVERLAY)
     }
 
+    /// True if it is one of the files of [`keep_locks_of`].
+    fn is_locked(&self) -> bool {
+        let locked = LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |it: Metadata| FileId::of_metadata(&it) == self.id();
+        locked.iter().any(|path| std::fs::metadata(path).is_ok_and(is_it))
+    }
+
     /// Opens it for reading, if it is a regular file of at most `limit` bytes.
     ///
     /// # Errors
@@ -180,6 +210,9 @@ impl FoundFile {
     pub fn open(self, limit: u64) -> Result<File, Refusal> {
         if !FileType::from_raw_mode(self.stat.st_mode).is_file() {
             return Err(Refusal::NotRegular);
+        }
+        if self.is_locked() {
+            return Err(Refusal::Locked);
         }
         let bytes = u64::try_from(self.stat.st_size).unwrap_or(0);
         if bytes > limit {
@@ -589,6 +622,22 @@ mod tests {
         assert!(
             matches!(refused, Err(Refusal::TooLarge { bytes, limit }) if (bytes, limit) == expected)
         );
+    }
+
+    #[test]
+    fn a_file_that_this_process_has_locked_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("file"), folder.path().join("link"));
+        keep_locks_of(vec![path.clone()]);
+        fs::write(&path, b"text").unwrap();
+        fs::hard_link(&path, &link).unwrap();
+        let opened = CountedOpens::watch(&[&path]);
+        for name in [&path, &link] {
+            assert!(matches!(open_regular(name, 10), Err(Refusal::Locked)));
+        }
+        assert!(!opened.any());
+        keep_locks_of(Vec::new());
+        assert!(open_regular(&path, 10).is_ok());
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl CategoryRound {
     }
 }
 
-fn read_process(
+pub(super) fn read_process(
     root: &ProcRoot,
     key: ProcessKey,
 ) -> Option<Vec<pagewise_model::sweep::CategoryBytes>> {

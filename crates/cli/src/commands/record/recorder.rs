@@ -8,7 +8,7 @@ use anyhow::bail;
 use pagewise_model::Bytes;
 use pagewise_model::sweep::{SweepEventKind, TriggerTarget};
 use pagewise_model::units::nanoseconds;
-use pagewise_proc::ProcRoot;
+use pagewise_proc::{ProcRoot, target_file};
 use pagewise_sampler::{Sampler, SamplerOptions, SweepOutcome, TriggerLimits, TriggerWatch};
 use pagewise_store::{RecordWriter, RetentionLimits, WriterOptions, apply_retention};
 use pagewise_sys::interrupt::NotedInterrupts;
@@ -85,9 +85,13 @@ impl Recorder {
         let max_size = Bytes(args.max_size);
         // Files are deleted as a whole, so a part is small against the limit.
         let part_size = Bytes((args.max_size / 8).clamp(1 << 20, 1 << 28));
-        let writer = WriterOptions { part_size, ..WriterOptions::default() };
+        let options_of_writer = WriterOptions { part_size, ..WriterOptions::default() };
+        let mut writer = RecordWriter::open(&times::folder(&args.folder), options_of_writer)?;
+        // Categories are read of this process too, and of readers of the recording: both map a
+        // file on which this process has locks.
+        writer.on_open(|file| target_file::keep_locks_of(file.paths().into()));
         Ok(Recorder {
-            writer: RecordWriter::open(&times::folder(&args.folder), writer)?,
+            writer,
             sampler: Sampler::new(root, options)?,
             triggers: limits(&args.triggers).map(TriggerWatch::new),
             categories: CategoryRound::default(),
@@ -169,5 +173,51 @@ fn shown(target: &TriggerTarget) -> String {
         TriggerTarget::Process(key) => format!("process {}", key.pid),
         TriggerTarget::Cgroup(path) => format!("cgroup {}", path.escaped()),
         TriggerTarget::Machine => "the machine".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::super::category_round::read_process;
+    use super::*;
+
+    /// Number of locks of this process on each file of the recording.
+    fn locks(recorder: &Recorder) -> Vec<usize> {
+        let text = fs::read_to_string("/proc/locks").unwrap();
+        let pid = std::process::id().to_string();
+        let paths = recorder.writer.current().unwrap().paths();
+        let count = |path| {
+            let inode = format!(":{}", fs::metadata(path).unwrap().ino());
+            let is_of_it = |line: &&str| {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                words.get(4) == Some(&pid.as_str()) && words[5].ends_with(&inode)
+            };
+            text.lines().filter(is_of_it).count()
+        };
+        paths.map(count).to_vec()
+    }
+
+    #[test]
+    fn a_recorder_that_reads_its_own_process_keeps_its_locks() {
+        let folder = tempfile::tempdir().unwrap();
+        let command = RecorderArgs::augment_args(Command::new("record"));
+        let words = ["record", "--no-triggers", "--dir", folder.path().to_str().unwrap()];
+        let args = RecorderArgs::from_arg_matches(&command.get_matches_from(words)).unwrap();
+        let root = ProcRoot::live();
+        let mut recorder = Recorder::new(&root, &args).unwrap();
+        recorder.sweep(&root).unwrap();
+        let before = locks(&recorder);
+        // The database and its shared memory.
+        assert_eq!(before, [1, 0, 1]);
+        let sweep = recorder.sampler.sweep().unwrap().sweep;
+        let own = sweep.processes.iter().find(|it| it.key.pid.0 == std::process::id()).unwrap();
+        let categories = read_process(&root, own.key).unwrap();
+        assert!(!categories.is_empty());
+        assert_eq!(locks(&recorder), before);
     }
 }
