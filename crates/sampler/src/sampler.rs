@@ -76,6 +76,8 @@ pub struct Sampler {
     small: PageBudget,
     large: PageBudget,
     last: Option<LastSweep>,
+    /// CPU time that the last sweep spent on pages.
+    pages_cpu: Duration,
 }
 
 /// Values of the last sweep, from which the events follow.
@@ -124,8 +126,15 @@ impl Sampler {
             small: PageBudget::new(options.page_share * 0.7, Duration::ZERO),
             large: PageBudget::new(options.page_share * 0.3, FIRST_LARGE),
             last: None,
+            pages_cpu: Duration::ZERO,
             options,
         })
+    }
+
+    /// CPU time that the last sweep spent on reading pages of processes. Over time it is at most
+    /// [`SamplerOptions::page_share`]; one sweep may spend what the sweeps before it have saved.
+    pub fn pages_cpu(&self) -> Duration {
+        self.pages_cpu
     }
 
     /// Reads all processes and cgroups once.
@@ -146,6 +155,7 @@ impl Sampler {
         // the counters of the next one, which lists it.
         let machine = counters::read(&mut self.reader.files);
         self.read_tasks(&mut tally)?;
+        self.pages_cpu = Duration::ZERO;
         self.read_pages(is_first, &mut tally);
         let processes = self.processes();
         let has_unknown = processes
@@ -303,6 +313,7 @@ impl Sampler {
             let reader = &mut self.reader;
             let (hold, cost) = budget.meter(|| process.read_pages(reader));
             process.note_cost(cost);
+            self.pages_cpu += cost;
             tally.cost.pages_read += 1;
             tally.cost.longest_hold_ns = tally.cost.longest_hold_ns.max(hold);
         }

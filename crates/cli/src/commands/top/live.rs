@@ -31,8 +31,8 @@ use crate::terminal::TerminalLook;
 pub(super) enum LiveEvent {
     /// For the state.
     Screen(TuiEvent),
-    /// A sweep, and the events that it found.
-    Sweep(Arc<Sweep>, Vec<SweepEvent>),
+    /// A sweep, the events that it found, and its CPU time without that of pages.
+    Sweep { sweep: Arc<Sweep>, events: Vec<SweepEvent>, paced_cpu: Duration },
     /// The processes cannot be listed.
     SweepFailed(String),
     /// A signal.
@@ -157,10 +157,10 @@ impl LiveTop {
                     self.carry_out(action)?;
                 }
             }
-            LiveEvent::Sweep(sweep, mut events) => {
+            LiveEvent::Sweep { sweep, mut events, paced_cpu } => {
                 // This view was frozen or suspended, or reads less often: the machine has no gap.
                 events.retain(|it| !matches!(it.event, SweepEventKind::Gap { .. }));
-                self.add(sweep, &events);
+                self.add(sweep, &events, paced_cpu);
             }
             LiveEvent::SweepFailed(error) => {
                 self.state.apply(TuiEvent::Message(error));
@@ -173,9 +173,8 @@ impl LiveTop {
         Ok(None)
     }
 
-    fn add(&mut self, sweep: Arc<Sweep>, events: &[SweepEvent]) {
-        let read = Duration::from_nanos(sweep.cost.cpu_ns);
-        self.last_cost = Some((thread_cpu_time(), read, sweep.processes.len()));
+    fn add(&mut self, sweep: Arc<Sweep>, events: &[SweepEvent], paced_cpu: Duration) {
+        self.last_cost = Some((thread_cpu_time(), paced_cpu, sweep.processes.len()));
         self.history.push(sweep, events);
         self.show_table();
     }

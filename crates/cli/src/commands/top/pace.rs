@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::sampling::PAGE_SHARE;
+
 /// Share of one core for up to [`FEW_PROCESSES`].
 const SHARE: f64 = 0.01;
 /// The share grows with the number of processes from here on.
@@ -21,7 +23,8 @@ pub(super) struct SweepPace {
     wanted: Duration,
     actual: Duration,
     /// Average CPU time of a sweep, its table and its frame, in seconds. The first sweep, which
-    /// reads everything, does not count.
+    /// reads everything, does not count; neither do the pages of processes, which have a budget of
+    /// their own.
     cost: Option<f64>,
     sweeps: u64,
 }
@@ -41,7 +44,7 @@ impl SweepPace {
         self.actual
     }
 
-    /// Counts the cost of a sweep; returns the new interval if it changes.
+    /// Counts the cost of a sweep without that of pages; returns the new interval if it changes.
     pub(super) fn count(&mut self, cpu: Duration, processes: usize) -> Option<Duration> {
         self.sweeps += 1;
         if self.sweeps == 1 {
@@ -61,7 +64,7 @@ impl SweepPace {
     }
 
     fn fitting(&self, processes: f64) -> Option<Duration> {
-        let share = (SHARE * processes / FEW_PROCESSES).clamp(SHARE, MAX_SHARE);
+        let share = (SHARE * processes / FEW_PROCESSES).clamp(SHARE, MAX_SHARE) - PAGE_SHARE;
         let least = Duration::from_secs_f64((self.cost? / share).min(MAX_INTERVAL.as_secs_f64()));
         // Tenths of a second are shown.
         let tenths = u64::try_from(least.as_millis().div_ceil(100)).unwrap_or(u64::MAX);
@@ -77,7 +80,7 @@ mod tests {
     fn a_cheap_sweep_keeps_the_interval() {
         let mut pace = SweepPace::new(Duration::from_secs(1));
         for _ in 0..9 {
-            assert_eq!(pace.count(Duration::from_millis(8), 300), None);
+            assert_eq!(pace.count(Duration::from_millis(5), 300), None);
         }
         assert_eq!(pace.interval(), Duration::from_secs(1));
     }
@@ -87,10 +90,10 @@ mod tests {
         let mut pace = SweepPace::new(Duration::from_secs(1));
         pace.count(Duration::from_secs(9), 300);
         assert_eq!(pace.interval(), Duration::from_secs(1), "the first sweep does not count");
-        let longer = pace.count(Duration::from_millis(40), 300);
+        let longer = pace.count(Duration::from_millis(24), 300);
         assert_eq!(longer, Some(Duration::from_secs(4)));
         for _ in 0..30 {
-            pace.count(Duration::from_millis(5), 300);
+            pace.count(Duration::from_millis(3), 300);
         }
         assert_eq!(pace.interval(), Duration::from_secs(1));
     }
@@ -99,6 +102,6 @@ mod tests {
     fn many_processes_may_take_three_percent() {
         let mut pace = SweepPace::new(Duration::from_secs(1));
         pace.count(Duration::ZERO, 3000);
-        assert_eq!(pace.count(Duration::from_millis(60), 3000), Some(Duration::from_secs(2)));
+        assert_eq!(pace.count(Duration::from_millis(52), 3000), Some(Duration::from_secs(2)));
     }
 }

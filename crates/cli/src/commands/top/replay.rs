@@ -73,7 +73,7 @@ pub(crate) fn run<S: SweepSource>(
             LiveEvent::Signal(SIGCONT) => replay.screen.resume(&mut replay.state)?,
             LiveEvent::Signal(signal) => break Some(signal),
             LiveEvent::InputEnded => break None,
-            LiveEvent::Sweep(..) | LiveEvent::SweepFailed(_) => {}
+            LiveEvent::Sweep { .. } | LiveEvent::SweepFailed(_) => {}
         }
     };
     replay.screen.leave();

@@ -7,13 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagewise_proc::ProcRoot;
-use pagewise_sampler::{Sampler, SamplerOptions};
+use pagewise_sampler::{Sampler, SamplerOptions, SweepOutcome};
 
 use super::live::LiveEvent;
 
 /// Share of the CPU time of one core for the pages of processes: the rest of the budget is for
 /// counters, tables and frames.
-const PAGE_SHARE: f64 = 0.004;
+pub(super) const PAGE_SHARE: f64 = 0.004;
 
 /// A request to the thread that reads.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,11 @@ fn spawn(
                 Err(RecvTimeoutError::Timeout) if is_paused => {}
                 Err(RecvTimeoutError::Timeout) => {
                     let event = match sampler.sweep() {
-                        Ok(outcome) => LiveEvent::Sweep(Arc::new(outcome.sweep), outcome.events),
+                        Ok(SweepOutcome { sweep, events }) => {
+                            let cpu = Duration::from_nanos(sweep.cost.cpu_ns);
+                            let paced_cpu = cpu.saturating_sub(sampler.pages_cpu());
+                            LiveEvent::Sweep { sweep: Arc::new(sweep), events, paced_cpu }
+                        }
                         Err(error) => LiveEvent::SweepFailed(error.to_string()),
                     };
                     if sender.send(event).is_err() {
