@@ -98,7 +98,8 @@ pub fn cell(value: &CellValue) -> String {
     Wording { units: Units::Human, bare: true, notes: None }.value(value)
 }
 
-/// A clean text in at most `columns` columns, with `…` for the middle of a longer one.
+/// A clean text in at most `columns` columns, with `…` for the middle of a longer one, or for the
+/// end if it has words.
 pub fn cut(text: &str, columns: usize) -> String {
     let mut out = String::new();
     push_cut(&mut out, text, columns);

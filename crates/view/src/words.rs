@@ -43,11 +43,15 @@ pub(crate) fn split(text: &str, room: usize) -> (&str, &str) {
     text.split_at(end.map_or(text.len(), |(at, _)| at))
 }
 
-/// Pushes `text`, with `…` for its middle where it is wider than `room`. The end of a path says
-/// more than its start, so the end gets two thirds.
+/// Pushes `text`, with `…` where it is wider than `room`: for the end of a command line or a
+/// sentence, else for the middle. The end of a path says more than its start, so the end gets two
+/// thirds.
 pub(crate) fn push_cut(out: &mut String, text: &str, room: usize) {
     if width(text) <= room {
         out.push_str(text);
+    } else if room > 0 && text.contains(' ') && !text.starts_with(['/', '[']) {
+        out.push_str(split(text, room - 1).0);
+        out.push('…');
     } else if room > 0 {
         let head = (room - 1) / 3;
         out.push_str(split(text, head).0);

@@ -69,9 +69,14 @@ pub(crate) fn bracketed(name: &Name) -> Name {
 
 /// The name and the arguments of a process.
 pub fn program_name(identity: &ProcessIdentity) -> ProgramName {
-    let words = words(identity);
+    of_command(&identity.name, identity.command.as_deref().unwrap_or_default())
+}
+
+/// The name and the arguments of a process with this `comm` and this command line.
+pub(crate) fn of_command(comm: &Name, command: &[Name]) -> ProgramName {
+    let words = words(command);
     let Some((first, arguments)) = words.split_first() else {
-        return ProgramName { name: bracketed(&identity.name), arguments: Name::default() };
+        return ProgramName { name: bracketed(comm), arguments: Name::default() };
     };
     let first = first.strip_prefix(b"-").unwrap_or(first);
     let name = last_component(first);
@@ -89,8 +94,7 @@ pub fn program_name(identity: &ProcessIdentity) -> ProgramName {
 }
 
 /// The words of the command line. A program that writes a title there leaves one word with spaces.
-fn words(identity: &ProcessIdentity) -> Vec<&[u8]> {
-    let Ok(command) = &identity.command else { return Vec::new() };
+fn words(command: &[Name]) -> Vec<&[u8]> {
     let mut words: Vec<&[u8]> = command.iter().map(Name::as_bytes).collect();
     while words.last().is_some_and(|word| word.is_empty()) {
         words.pop();
@@ -125,7 +129,8 @@ fn without_options<'a>(program: &[u8], arguments: &'a [&'a [u8]]) -> &'a [&'a [u
     arguments
 }
 
-/// Appends an argument; an absolute path in it loses its folders.
+/// Appends an argument; an absolute path in it loses its folders, if its last part is a name:
+/// `/dev/fd/3` stays.
 fn push_short(text: &mut Vec<u8>, argument: &[u8]) {
     let start = match argument.iter().position(|&b| b == b'/') {
         Some(0) => 0,
@@ -134,9 +139,9 @@ fn push_short(text: &mut Vec<u8>, argument: &[u8]) {
     };
     let (head, path) = argument.split_at(start);
     text.extend_from_slice(head);
-    if !path.is_empty() {
-        text.extend_from_slice(last_component(path));
-    }
+    let base = last_component(path);
+    let is_name = base.iter().any(|b| !b.is_ascii_digit());
+    text.extend_from_slice(if is_name { base } else { path });
     text.truncate(MAX_BYTES);
 }
 
@@ -172,6 +177,7 @@ mod tests {
         assert_shown(&["-bash"], "bash", "");
         assert_shown(&["/"], "/", "");
         assert_shown(&["ls", "/"], "ls", "/");
+        assert_shown(&["bash", "/dev/fd/3", "/srv/1"], "bash", "/dev/fd/3 /srv/1");
     }
 
     #[test]

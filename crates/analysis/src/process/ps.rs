@@ -10,10 +10,10 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Bytes, Name, Reading};
 
-use crate::blocks::for_programs;
+use crate::blocks::{for_people, for_programs};
 use crate::explain::fact;
 use crate::filter::FilterError;
-use crate::program_name::{bracketed, joined};
+use crate::program_name::{self, bracketed, joined};
 
 /// Options of the report.
 #[derive(Clone, Debug)]
@@ -198,8 +198,14 @@ fn processes(listing: &Listing, options: &PsOptions) -> Result<ReportTable, Filt
     }));
     let names = shown.iter().map(|s| s.name.clone()).collect();
     columns.push(for_programs(TableColumn::new("name", "NAME", ColumnCells::Names(names))));
-    let commands = shown.iter().map(|s| command(s)).collect();
-    columns.push(TableColumn::new("command", "COMMAND", ColumnCells::Names(commands)));
+    let short = |s: &&ProcessSummary| {
+        let command = s.command.as_deref().unwrap_or_default();
+        Name::new(&program_name::of_command(&s.name, command).line())
+    };
+    let commands = ColumnCells::Names(shown.iter().map(|s| command(s)).collect());
+    columns.push(for_programs(TableColumn::new("command", "COMMAND", commands)));
+    let short = ColumnCells::Names(shown.iter().map(short).collect());
+    columns.push(for_people(TableColumn::new("command", "COMMAND", short)));
     let total = total_row(&columns, &sums(listing), format!("{} processes", rows.len()).into());
     Ok(table("processes", columns, total, note(listing, rows.len() - shown.len())))
 }
@@ -357,8 +363,9 @@ fn total_row(
         sum.map_or(CellValue::None, |(_, bytes)| CellValue::Bytes(bytes.0))
     };
     let mut row: Vec<CellValue> = columns.iter().map(value).collect();
-    if let Some(last) = row.last_mut() {
-        *last = CellValue::Text(words);
+    let last = columns.last().map(|it| it.key.clone());
+    for (cell, _) in row.iter_mut().zip(columns).filter(|(_, it)| Some(&it.key) == last.as_ref()) {
+        *cell = CellValue::Text(words.clone());
     }
     row
 }

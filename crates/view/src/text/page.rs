@@ -160,7 +160,7 @@ impl<'p> TextPage<'p> {
         self.column += width(words);
     }
 
-    /// Writes words, cut in the middle to what is left of this line.
+    /// Writes words, cut to what is left of this line.
     pub(super) fn ink_cut(&mut self, ink: Ink, words: &str) {
         let mut cut = String::new();
         push_cut(&mut cut, words, self.room());
