@@ -29,6 +29,10 @@ pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};
 
+/// Parts of a time before the hour.
+const YEAR: &str = "2026-";
+const MONTH_DAY: &str = "11-26 ";
+
 /// Options of reports about recordings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordOptions {
@@ -57,14 +61,27 @@ impl RecordOptions {
         ]
     }
 
-    /// Columns of times for people and programs; `None` is an empty cell.
+    /// Columns of times for people and programs; `None` is an empty cell. People see the parts in
+    /// which the times differ: the date if there is more than one, the year likewise.
     fn time_columns(
         self,
         key: &'static str,
         label: &'static str,
         times: &[Option<u64>],
     ) -> [TableColumn; 2] {
-        let people = times.iter().map(|it| it.map_or(CellValue::None, |it| self.time(it)));
+        let written: Vec<_> =
+            times.iter().map(|it| it.map(|it| self.civil(it).to_string())).collect();
+        let same = |length: usize| {
+            let mut starts = written.iter().flatten().map(|it| it.get(..length));
+            starts.next().is_none_or(|first| starts.all(|it| it == first))
+        };
+        let from = match (same(YEAR.len() + MONTH_DAY.len()), same(YEAR.len())) {
+            (true, _) => YEAR.len() + MONTH_DAY.len(),
+            (false, true) => YEAR.len(),
+            (false, false) => 0,
+        };
+        let shown = |it: &String| CellValue::text(it.get(from..).unwrap_or(it).to_owned());
+        let people = written.iter().map(|it| it.as_ref().map_or(CellValue::None, shown));
         let programs = times.iter().map(|it| it.map_or(CellValue::None, seconds));
         [
             for_people(TableColumn::new(key, label, ColumnCells::Values(people.collect()))),

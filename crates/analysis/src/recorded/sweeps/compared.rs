@@ -179,7 +179,7 @@ fn processes(compared: ComparedSweeps<'_>, options: RecordOptions) -> ReportTabl
         changes("pss_change", "CHANGE", |it| difference(&it.pss[0], &it.pss[1])),
         changes("rss_change", "RSS CHANGE", |it| CellValue::Change(change(it.rss[0], it.rss[1]))),
         changes("swap_change", "SWAP CHANGE", |it| difference(&it.swap[0], &it.swap[1])),
-        values("presence", "", all.iter().map(ComparedProcess::presence)),
+        values("presence", "STATE", all.iter().map(ComparedProcess::presence)),
         TableColumn::new(
             "command",
             if compared.same_host { "COMMAND" } else { "NAME" },

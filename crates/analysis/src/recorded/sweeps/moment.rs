@@ -9,15 +9,16 @@ use pagewise_model::sweep::{
     CategorySample, MachineDelta, ProcessDelta, Sweep, SweepCgroup, SweepDelta, SweepEvent,
     SweepEventKind, SweepProcess,
 };
-use pagewise_model::{Absent, Bytes, Reading};
+use pagewise_model::{Absent, Bytes, Name, Reading};
 
 use super::{
     RecordOptions, events, line, list_table, named, per_minute, pids, share_of, user, values,
     weight,
 };
-use crate::blocks::{facts_of, for_programs};
+use crate::blocks::{facts_of, for_people, for_programs};
 use crate::cells::text;
 use crate::explain::fact;
+use crate::pools::PoolKind;
 
 /// Values of a recording at one time.
 #[derive(Clone, Debug)]
@@ -188,6 +189,15 @@ fn processes(sweep: &Sweep, delta: Option<&SweepDelta>, options: RecordOptions) 
     list_table("processes", "Processes", columns, note)
 }
 
+/// Columns of categories for people: the label, and the size.
+const SHOWN_CATEGORIES: [(&str, &str); 2] = [("LARGEST CATEGORY", "RSS"), ("SECOND", "RSS")];
+
+/// The words for a category; its key if a later version has recorded it.
+fn category_label(key: &Name) -> CellValue {
+    let kind = PoolKind::ALL.iter().find(|it| it.id().as_bytes() == key.as_bytes());
+    kind.map_or(CellValue::Name(key.clone()), |it| text(it.label()))
+}
+
 /// Categories of the processes of the sweep, the latest of each.
 fn categories(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Option<ReportTable> {
     let mut latest: Vec<(&SweepProcess, &CategorySample)> = Vec::new();
@@ -210,17 +220,19 @@ fn categories(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Option<R
         });
         named.collect::<Vec<_>>()
     };
-    let people = latest
-        .iter()
-        .map(|(_, sample)| CellValue::Record(of(sample).into_iter().take(4).collect()));
     let all = latest.iter().map(|(_, sample)| CellValue::Record(of(sample)));
-    let mut columns = vec![
-        pids(latest.iter().map(|(process, _)| process.key.pid)),
-        crate::blocks::for_people(values("categories", "RESIDENT BY CATEGORY", people)),
-        for_programs(values("categories", "", all)),
-    ];
+    let mut columns = vec![pids(latest.iter().map(|(process, _)| process.key.pid))];
+    for (at, (label, size)) in SHOWN_CATEGORIES.into_iter().enumerate() {
+        let nth = || latest.iter().map(move |(_, sample)| sample.categories.get(at));
+        let labels = nth().map(|it| it.map_or(CellValue::None, |it| category_label(&it.category)));
+        let sizes =
+            nth().map(|it| it.map_or(CellValue::None, |it| CellValue::bytes(it.rss.clone())));
+        columns.push(for_people(values("largest", label, labels)));
+        columns.push(for_people(values("largest_rss", size, sizes)));
+    }
+    columns.push(for_programs(values("categories", "", all)));
     columns.extend(named(latest.iter().map(|(process, _)| &*process.identity)));
-    Some(list_table("categories", "Largest categories", columns, note))
+    Some(list_table("categories", "Memory by category", columns, note))
 }
 
 fn cgroup_table(

@@ -177,6 +177,11 @@ impl PeriodSummary {
     }
 
     fn add_process(&mut self, process: &SweepProcess, time: SweepTime) {
+        // Its memory is gone: the last values are those of the sweep before.
+        let has_ended = process.is_zombie() && process.rss.is_zero();
+        if has_ended && self.processes.contains_key(&process.key) {
+            return;
+        }
         let sample = ProcessSample::of(process, time);
         match self.processes.get_mut(&process.key) {
             Some(history) => {
@@ -308,7 +313,16 @@ pub fn period(
     blocks.extend(post_mortem(summary, options).map(ReportBlock::Table));
     let notable: Vec<&SweepEvent> =
         summary.events.iter().filter(|it| events::is_notable(&it.event)).collect();
-    blocks.push(ReportBlock::Table(events::table("Events", &notable, options)));
+    let mut listed = events::table("Events", &notable, options);
+    if notable.is_empty() {
+        let others = summary.events.len();
+        listed.note = format!(
+            "No OOM kill, reached limit, gap or trigger. Starts and ends of processes are left \
+             out ({others})."
+        )
+        .into();
+    }
+    blocks.push(ReportBlock::Table(listed));
     if !saved.is_empty() {
         blocks.push(ReportBlock::Table(saved_table(saved, options)));
     }

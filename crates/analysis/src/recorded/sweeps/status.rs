@@ -39,13 +39,20 @@ pub fn status(status: &RecordingStatus, options: RecordOptions) -> Report {
     let sweeps = status.files.iter().filter_map(|it| it.sweeps.as_ref().ok()).map(|it| it.2).sum();
     let mut facts = vec![
         fact("folder", "folder", CellValue::Name(status.folder.clone()), ""),
-        fact("recording", "a recorder runs", CellValue::Flag(status.is_recording), ""),
+        fact("recording", "", CellValue::Flag(status.is_recording), "").for_programs(),
+        fact(
+            "recording",
+            "recorder",
+            text(if status.is_recording { "running" } else { "not running" }),
+            "",
+        )
+        .for_people(),
         fact("sweeps", "sweeps", CellValue::Count(sweeps), ""),
         fact("size", "size", CellValue::Bytes(size), ""),
     ];
     if let Some(last) = last {
         let age = status.now_ns.saturating_sub(last.unix_ns);
-        facts.push(fact("last_age_ns", "last sweep before", CellValue::Nanos(age), ""));
+        facts.push(fact("last_age_ns", "time since the last sweep", CellValue::Nanos(age), ""));
     }
     let mut blocks = vec![line("recording", "", facts)];
     if !status.files.is_empty() {

@@ -202,6 +202,41 @@ fn a_period_names_growth_peaks_limits_and_what_an_oom_kill_ended() {
 }
 
 #[test]
+fn a_process_that_ended_has_grown_to_its_last_size() {
+    let mut ended = process(2, "web", Bytes::ZERO);
+    (ended.state, ended.peak_rss) = ('Z', Ok(Bytes::mib(90)));
+    let sizes = [20, 50, 90].map(|mib| process(2, "web", Bytes::mib(mib)));
+    let mut summary = PeriodSummary::new(Vec::new(), 5);
+    for (minute, process) in (0..).zip([&sizes[..], &[ended.clone(), ended]].concat()) {
+        summary.add(&sweep(minute, vec![process]));
+    }
+    let report = period(&summary, &[], &[], OPTIONS);
+    let growth = CellValue::Change(Bytes::mib(70).0.cast_signed());
+    assert_eq!(cell(tables(&report, "grew")[0], "growth", 0), growth);
+    let peaks = tables(&report, "peaks")[0];
+    assert_eq!(cell(peaks, "last_rss", 0), CellValue::Bytes(Bytes::mib(90).0));
+    assert_eq!(cell(peaks, "ended", 0), CellValue::text("yes"));
+    let events = tables(&report, "events")[0];
+    assert!((events.rows() == 0) && events.note.contains("No OOM kill"), "{:?}", events.note);
+}
+
+#[test]
+fn times_have_the_parts_that_differ() {
+    let hour = 3_600_000_000_000;
+    let day = 24 * hour;
+    let shown = |times: [u64; 2]| {
+        let columns = OPTIONS.time_columns("at", "AT", &times.map(Some));
+        [0, 1].map(|row| columns[0].value(row))
+    };
+    assert_eq!(shown([0, hour]), ["01:00:00", "02:00:00"].map(CellValue::text));
+    assert_eq!(shown([0, day]), ["01-01 01:00:00", "01-02 01:00:00"].map(CellValue::text));
+    assert_eq!(
+        shown([0, 365 * day]),
+        ["1970-01-01 01:00:00", "1971-01-01 01:00:00"].map(CellValue::text)
+    );
+}
+
+#[test]
 fn processes_of_one_host_are_compared_by_their_identity_and_of_two_by_name() {
     let before =
         sweep(0, vec![process(1, "web", Bytes::mib(10)), process(2, "web", Bytes::mib(30))]);

@@ -105,6 +105,7 @@ impl CategoryRound {
         if self.begun_ns.is_none_or(|at| now.saturating_sub(at) >= ROUND_NS) {
             self.begun_ns = Some(now);
             self.queue = self.chosen(sweep);
+            self.queue.reverse();
             let sweeps = (ROUND_NS / interval_ns.max(1)).max(1);
             let sweeps = usize::try_from(sweeps).unwrap_or(usize::MAX);
             self.per_sweep = self.queue.len().div_ceil(sweeps);

@@ -18,7 +18,7 @@ use super::args::{RecorderArgs, TriggerArgs};
 use super::category_round::CategoryRound;
 use super::post_mortems::{PostMortemResults, PostMortems};
 use super::times;
-use crate::output::note;
+use crate::output::{note, note_begin};
 
 /// Time between two checks for a signal.
 const TURN: Duration = Duration::from_millis(250);
@@ -43,6 +43,14 @@ pub(super) fn run(args: &RecorderArgs) -> anyhow::Result<ExitCode> {
     let interrupts = NotedInterrupts::note_all();
     system::open_more_files();
     let mut recorder = Recorder::new(&root, args)?;
+    note_begin(
+        format_args!(
+            "all processes every {} in {}",
+            humantime::format_duration(args.every),
+            recorder.writer.folder().display()
+        ),
+        args.during,
+    );
     let began = Instant::now();
     let is_over =
         || interrupts.came() || args.during.is_some_and(|during| began.elapsed() >= during);
