@@ -6,6 +6,7 @@ mod claims;
 mod facts;
 mod findings;
 mod page;
+mod series;
 mod table;
 
 use std::io::{self, Write};
@@ -17,6 +18,8 @@ use crate::cells::for_people;
 pub use crate::number::Units;
 use crate::words::{Wording, clean, push_cut};
 use page::{Ink, TextPage};
+
+pub use series::write_series_line;
 
 /// Style of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

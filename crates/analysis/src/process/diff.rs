@@ -74,14 +74,11 @@ pub fn diff(before: &Snapshot, after: &Snapshot, options: &SnapshotDiffOptions) 
 pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Report {
     let start = first.provenance.unix_seconds;
     let seconds = after.provenance.unix_seconds.saturating_sub(start);
-    let mut line = vec![fact("seconds", "+s", CellValue::Count(seconds))];
-    for total in &TOTALS {
+    let mut line = vec![fact("seconds", "s", CellValue::Count(seconds))];
+    for total in SERIES.iter().filter_map(|key| TOTALS.iter().find(|it| it.key == *key)) {
         let (a, b) = ((total.read)(before), (total.read)(after));
-        let key = format!("{}_change", total.key);
-        // People see a change only where there is one; programs always do.
-        let audience = if a == b { Audience::Programs } else { Audience::Everyone };
         line.push(fact(total.key, total.label, CellValue::bytes(b.clone())));
-        line.push(Fact { audience, ..fact(key, "", change(&a, &b)) });
+        line.push(fact(format!("{}_change", total.key), "CHANGE", change(&a, &b)));
     }
     if let (Ok(a), Ok(b)) = (DiffSide::new(before), DiffSide::new(after)) {
         line.extend(most_grown(&a, &b));
@@ -104,10 +101,18 @@ fn most_grown(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Fact> {
     else {
         return Vec::new();
     };
+    let label = CellValue::text(most.kind.label());
+    let grown = CellValue::Change(growth(most));
+    let words = match most.name.as_bytes() {
+        [] => label.clone(),
+        _ => CellValue::Name(most.name.clone()),
+    };
+    let words = CellValue::Sentence(vec![grown.clone(), CellValue::text(" "), words]);
     vec![
-        fact("grown_pool", "most in", CellValue::text(most.kind.label())),
-        fact("grown_name", "", CellValue::Name(most.name.clone())),
-        fact("grown", "", CellValue::Change(growth(most))),
+        fact("grown_pool", "", label).for_programs(),
+        fact("grown_name", "", CellValue::Name(most.name.clone())).for_programs(),
+        fact("grown", "", grown).for_programs(),
+        fact("grown", "GREW MOST", words).for_people(),
     ]
 }
 
@@ -454,6 +459,9 @@ struct Total {
     label: &'static str,
     read: fn(&Snapshot) -> Reading<Bytes>,
 }
+
+/// The totals of a series: those that a narrow terminal shows come first.
+const SERIES: [&str; 6] = ["res", "pss", "swap", "uss", "virt", "page_tables"];
 
 const TOTALS: [Total; 6] = [
     Total { key: "virt", label: "VIRT", read: |s| Ok(s.statm.clone()?.size) },

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use pagewise_analysis::diff::{self, SnapshotDiffOptions};
-use pagewise_model::Snapshot;
+use pagewise_model::Report;
+use pagewise_model::report::ReportBlock;
 use pagewise_proc::capture::{CaptureRequest, capture};
 use pagewise_proc::{ProcError, ProcRoot, saved, target};
-use pagewise_view::text::Units;
+use pagewise_view::text::{Units, write_series_line};
 
 use crate::args::{OutputArgs, ReadingArgs};
-use crate::output::emit;
+use crate::output::{emit, to_stdout};
 use crate::target::wish;
 use crate::terminal::TerminalLook;
 
@@ -43,6 +44,8 @@ pub(crate) struct Diff {
 
 /// Maximum number of pools and mappings in the text report; programs get all.
 const ROWS: usize = 15;
+/// Lines of a series after which the labels come again.
+const LABELS_EVERY: u32 = 20;
 
 /// Compares two files, or watches a process.
 pub(crate) fn run(args: &Diff, look: &TerminalLook) -> anyhow::Result<ExitCode> {
@@ -72,6 +75,7 @@ fn watch(
     let begin = Instant::now();
     let first = capture(&root, pid, &request)?;
     let mut last = first.clone();
+    let mut lines = 0;
     while args.during.is_none_or(|during| begin.elapsed() + every <= during) {
         thread::sleep(every);
         let now = match capture(&root, pid, &request) {
@@ -80,7 +84,13 @@ fn watch(
             Err(ProcError::NoSuchProcess { .. }) => break,
             Err(error) => return Err(error.into()),
         };
-        row(&first, &last, &now, args, look)?;
+        let line = diff::series_row(&first, &last, &now);
+        if args.output.json {
+            emit(&line, &args.output, look, Units::Human)?;
+        } else {
+            print_line(&line, lines % LABELS_EVERY == 0, args, look)?;
+        }
+        lines += 1;
         last = now;
     }
     if args.output.json {
@@ -90,12 +100,19 @@ fn watch(
     }
 }
 
-fn row(
-    first: &Snapshot,
-    before: &Snapshot,
-    now: &Snapshot,
+/// Prints one line of the series on standard output.
+fn print_line(
+    line: &Report,
+    has_labels: bool,
     args: &Diff,
     look: &TerminalLook,
 ) -> anyhow::Result<()> {
-    emit(&diff::series_row(first, before, now), &args.output, look, Units::Human)
+    let style = look.style(args.output.long, Units::Human);
+    let facts = line.blocks.iter().filter_map(|block| match block {
+        ReportBlock::Facts(facts) => Some(facts),
+        _ => None,
+    });
+    facts
+        .into_iter()
+        .try_for_each(|facts| to_stdout(|out| write_series_line(facts, &style, has_labels, out)))
 }
