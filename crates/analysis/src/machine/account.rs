@@ -189,8 +189,11 @@ impl Figures<'_> {
         self.meminfo("VmallocUsed") - stacks
     }
 
+    /// The first part, which boot has taken, is outside of `MemTotal`. If its size is unknown, so
+    /// is the rest: it stays unaccounted.
     fn percpu(&self) -> Bytes {
-        self.meminfo("Percpu") - self.0.percpu_at_boot.clone().unwrap_or_default()
+        let at_boot = self.0.percpu_at_boot.as_ref();
+        at_boot.map_or(Bytes::ZERO, |at_boot| self.meminfo("Percpu") - *at_boot)
     }
 
     fn per_cpu_lists(&self) -> Bytes {
@@ -246,7 +249,9 @@ pub fn account(reading: &SystemReading) -> MemoryAccount {
     let figures = Figures(reading);
     let owner = |text: &OwnerText| {
         let bytes = figures.owner(text.id);
-        let parts = parts(reading, text.id);
+        let mut parts = parts(reading, text.id);
+        // Page cache of a file system has mapped pages too, which belong to processes.
+        parts.retain(|part| part.bytes <= bytes);
         (!bytes.is_zero()).then(|| MemoryOwner { id: text.id.to_owned(), bytes, parts })
     };
     let owners: Vec<MemoryOwner> = OWNERS.iter().filter_map(owner).collect();

@@ -99,7 +99,11 @@ pub fn cgroups(
 ) -> Report {
     let order: Vec<usize> =
         depth_first(tree).into_iter().filter(|at| !is_empty(&tree.nodes[*at])).collect();
-    let (shown, note) = first(&order, options.rows, "--limit");
+    let (shown, more) = first(&order, options.rows, "--limit");
+    let note = match tree.version {
+        1 => format!("The kernel's memory is not charged to / in version 1. {more}").into(),
+        _ => more,
+    };
     let mut blocks = vec![
         ReportBlock::Facts(summary(tree, order.len())),
         ReportBlock::Findings(Findings {
@@ -238,7 +242,7 @@ fn nodes(tree: &CgroupTree, order: &[usize]) -> ReportTable {
         for_programs(column("path", "", "", cells(&|_, it| CellValue::Name(it.path.clone())))),
         for_people(column("tree", "Cgroup", "", cells(&|_, it| branch(it)))),
     ];
-    table("cgroups", "", Audience::Everyone, columns)
+    table("cgroups", "Cgroups, with those below them", Audience::Everyone, columns)
 }
 
 fn events(node: &CgroupNode) -> CellValue {

@@ -113,6 +113,13 @@ fn a_balloon_outside_of_the_total_owns_nothing() {
 }
 
 #[test]
+fn per_cpu_variables_of_unknown_part_in_the_total_are_unaccounted() {
+    let reading = machine(&[("MemTotal", 100), ("MemFree", 90), ("Percpu", 10)]);
+    let account = account(&reading);
+    assert_eq!((account.owner("percpu"), account.unaccounted), (None, 10 << 10));
+}
+
+#[test]
 fn parts_are_sorted_and_belong_to_their_owner() {
     let mut reading = machine(&[("MemTotal", 100), ("SReclaimable", 20), ("Hugetlb", 8)]);
     let slab = |name: &str, kib, reclaimable| SlabCache {

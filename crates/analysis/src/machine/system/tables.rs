@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use pagewise_model::account::{
     MemoryAccount, MemoryOwner, OwnerPart, ShmemKind, ShmemUse, SlabCache, SystemReading,
 };
+use pagewise_model::evidence::counter;
 use pagewise_model::report::{Audience, CellValue, ColumnCells, Label, ReportTable, TableColumn};
 use pagewise_model::{Bytes, Name};
 
@@ -56,11 +57,23 @@ fn unaccounted(bytes: i64) -> CellValue {
 
 /// Memory that may be part of what is unaccounted.
 fn suspects(reading: &SystemReading) -> CellValue {
-    match &reading.sockets {
-        Ok(bytes) if !bytes.is_zero() => {
-            CellValue::Sentence(vec![text("network buffers up to "), CellValue::Bytes(bytes.0)])
+    let mut pieces = Vec::new();
+    let mut add = |words: &'static str, bytes: Bytes| {
+        if !bytes.is_zero() {
+            let separator = if pieces.is_empty() { "" } else { ", " };
+            pieces.extend([text(separator), text(words), CellValue::Bytes(bytes.0)]);
         }
-        _ => text("pages of drivers and of the kernel without a counter"),
+    };
+    if let Ok(bytes) = &reading.sockets {
+        add("network buffers up to ", *bytes);
+    }
+    if reading.percpu_at_boot.is_err() {
+        let percpu = counter(&reading.meminfo, "Percpu").unwrap_or(0);
+        add("per-CPU variables up to ", Bytes(percpu));
+    }
+    match pieces.is_empty() {
+        true => text("pages of drivers and of the kernel without a counter"),
+        false => CellValue::Sentence(pieces),
     }
 }
 
