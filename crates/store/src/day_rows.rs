@@ -488,7 +488,8 @@ impl DayRows {
             SweepEventKind::Gap { .. }
             | SweepEventKind::ClockSet { .. }
             | SweepEventKind::Triggered { .. }
-            | SweepEventKind::NotSaved { .. } => {
+            | SweepEventKind::NotSaved { .. }
+            | SweepEventKind::OomReport { .. } => {
                 row.detail = serde_json::to_string(event).ok();
             }
         }

@@ -263,6 +263,7 @@ fn events_categories_and_files_come_back() {
         SweepEventKind::LimitHit { cgroup: "/a".into(), hits: 3, limit: Ok(None) },
         SweepEventKind::LimitHit { cgroup: "/a".into(), hits: 3, limit: Ok(Some(Bytes::kib(4))) },
         SweepEventKind::ClockSet { by_ns: -5 },
+        SweepEventKind::OomReport { explanation: Name::new(b"killed \xff") },
     ];
     let events: Vec<SweepEvent> =
         kinds.into_iter().map(|event| SweepEvent { time, event }).collect();

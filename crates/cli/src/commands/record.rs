@@ -2,6 +2,7 @@
 
 mod args;
 mod category_round;
+mod oom_reports;
 mod post_mortems;
 mod recorder;
 mod reports;

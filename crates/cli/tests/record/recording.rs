@@ -1,6 +1,7 @@
 //! `pagewise record` and `pagewise replay`: recordings of live processes.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -304,6 +305,47 @@ fn a_cgroup_near_its_limit_has_a_snapshot_of_its_largest_process() {
     drop(recorder);
     let snapshot = json(&["explain", "--from", &saved, "--json"]);
     assert_eq!(snapshot["process"]["pid"], actor.child.id());
+}
+
+#[test]
+fn an_oom_kill_is_recorded_with_the_report_of_the_kernel() {
+    if !is_root() {
+        return;
+    }
+    let Some(cgroup) = TestCgroup::make("killed") else {
+        return skip(&Lack::Machine("no memory cgroup can be made"));
+    };
+    if fs::File::open("/dev/kmsg").is_err() {
+        return skip(&Lack::Machine("the kernel log may not be read"));
+    }
+    let mut actor = Actor::start(&cgroup.folder, "anon=10 wait push=20 wait");
+    if cgroup.limit(8 << 20).is_none() {
+        return skip(&Lack::Machine("no memory cgroup can be limited"));
+    }
+    let folder = folder();
+    let mut recorder = Recorder::start(folder.path(), &[]);
+    wait_for(&folder, 2);
+    let _ = writeln!(actor.stdin);
+    let victim = format!("The kernel killed oomed ({})", actor.child.id());
+    let began = Instant::now();
+    loop {
+        recorder.keep_running();
+        let report = report_of(&folder);
+        let events = report["events"].as_array().unwrap();
+        let is_it = |it: &Value| {
+            it["kind"] == "oom-report"
+                && it["event"].as_str().is_some_and(|it| it.contains(&victim))
+        };
+        if events.iter().any(is_it) {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(300), "no report of {victim}: {events:?}");
+        sleep(Duration::from_millis(300));
+    }
+    drop(recorder);
+    let text = pagewise(&["record", "report", "--dir", dir(&folder), "--from", "10m"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("OOM kill before ") && text.contains(&cgroup.path()), "{text}");
 }
 
 #[test]

@@ -52,6 +52,11 @@ pub enum SweepEventKind {
         /// Number of kills.
         kills: u64,
     },
+    /// The kernel's report of an OOM kill, which its log had with the sweep that found the kill.
+    OomReport {
+        /// The report in words: who asked for memory, which limit was reached, who was killed.
+        explanation: Name,
+    },
     /// A cgroup reached its limit.
     LimitHit {
         /// The cgroup.
@@ -100,6 +105,7 @@ impl SweepEventKind {
             SweepEventKind::Exited { .. } => "exited",
             SweepEventKind::ShortLived { .. } => "short-lived",
             SweepEventKind::OomKill { .. } => "oom-kill",
+            SweepEventKind::OomReport { .. } => "oom-report",
             SweepEventKind::LimitHit { .. } => "limit-hit",
             SweepEventKind::Gap { .. } => "gap",
             SweepEventKind::ClockSet { .. } => "clock-set",

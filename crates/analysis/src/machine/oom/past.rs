@@ -73,15 +73,23 @@ fn badness(row: &OomTableRow, page_size: PageSize, total_pages: Option<u64>) -> 
     (own.cast_signed().saturating_add(added), added)
 }
 
-fn explained(report: &OomReport, later: &[OomReport], options: &OomOptions) -> Vec<ReportBlock> {
+/// A report in words: who asked for memory, which limit was reached, which process was killed and
+/// why. `later` are the reports after it, of which those of the same moment belong to it.
+pub fn explanation(report: &OomReport, later: &[OomReport]) -> Vec<CellValue> {
     let page_size = report.page_size.unwrap_or(USUAL_PAGE);
-    let total = total_pages(report, page_size);
     let mut pieces = asker(report, page_size);
     pieces.extend(limit(report));
-    pieces.extend(victim(report, page_size, total));
+    pieces.extend(victim(report, page_size, total_pages(report, page_size)));
     pieces.extend(followers(later));
     pieces.extend(damage(report));
     trim_end(&mut pieces);
+    pieces
+}
+
+fn explained(report: &OomReport, later: &[OomReport], options: &OomOptions) -> Vec<ReportBlock> {
+    let page_size = report.page_size.unwrap_or(USUAL_PAGE);
+    let total = total_pages(report, page_size);
+    let pieces = explanation(report, later);
     let mut blocks = vec![
         ReportBlock::Text(Paragraph {
             title: "The last OOM kill".into(),

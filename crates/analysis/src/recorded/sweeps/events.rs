@@ -14,6 +14,7 @@ pub const fn is_notable(event: &SweepEventKind) -> bool {
         | SweepEventKind::Exited { .. }
         | SweepEventKind::ShortLived { .. } => false,
         SweepEventKind::OomKill { .. }
+        | SweepEventKind::OomReport { .. }
         | SweepEventKind::LimitHit { .. }
         | SweepEventKind::Gap { .. }
         | SweepEventKind::ClockSet { .. }
@@ -56,6 +57,9 @@ pub(crate) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
             };
             let killed = if *kills == 1 { " process killed" } else { " processes killed" };
             [vec![text("OOM kill: "), CellValue::Count(*kills), text(killed)], place].concat()
+        }
+        SweepEventKind::OomReport { explanation } => {
+            vec![text("report of the kernel: "), CellValue::Name(explanation.clone())]
         }
         SweepEventKind::LimitHit { cgroup, hits, limit } => vec![
             text("cgroup "),

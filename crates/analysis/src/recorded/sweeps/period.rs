@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use pagewise_model::report::{
-    Axis, AxisUnit, CellValue, Chart, ChartLine, ColumnCells, Report, ReportBlock, ReportTable,
-    Scale, TableColumn,
+    Audience, Axis, AxisUnit, CellValue, Chart, ChartLine, ColumnCells, Paragraph, Report,
+    ReportBlock, ReportTable, Scale, TableColumn,
 };
 use pagewise_model::sweep::{
     CategorySample, ProcessIdentity, ProcessKey, Sweep, SweepEvent, SweepEventKind, SweepProcess,
@@ -311,6 +311,7 @@ pub fn period(
         blocks.push(ReportBlock::Table(cgroup_table(summary, options)));
     }
     blocks.extend(post_mortem(summary, options).map(ReportBlock::Table));
+    blocks.extend(kernel_reports(summary, options).map(ReportBlock::Text));
     let notable: Vec<&SweepEvent> =
         summary.events.iter().filter(|it| events::is_notable(&it.event)).collect();
     let mut listed = events::table("Events", &notable, options);
@@ -601,6 +602,26 @@ fn post_mortem(summary: &PeriodSummary, options: RecordOptions) -> Option<Report
         more => format!("{more} earlier OOM kills: --rows all"),
     };
     Some(list_table("oom", "Largest processes before OOM kills", columns, note))
+}
+
+/// The last reports of the kernel, in words. Programs find them among the events.
+fn kernel_reports(
+    summary: &PeriodSummary,
+    options: RecordOptions,
+) -> impl Iterator<Item = Paragraph> {
+    let reports = summary.events.iter().filter_map(|it| match &it.event {
+        SweepEventKind::OomReport { explanation } => Some((it.time, explanation)),
+        _ => None,
+    });
+    let reports: Vec<_> = reports.collect();
+    let first = reports.len().saturating_sub(options.rows);
+    let paragraph = move |(time, explanation): &(SweepTime, &Name)| Paragraph {
+        title: format!("OOM kill before {}", options.civil(time.unix_ns)).into(),
+        pieces: vec![CellValue::Name((*explanation).clone())],
+        audience: Audience::People,
+    };
+    let paragraphs: Vec<_> = reports[first..].iter().map(paragraph).collect();
+    paragraphs.into_iter()
 }
 
 fn saved_table(saved: &[(SweepTime, String, Name)], options: RecordOptions) -> ReportTable {

@@ -16,6 +16,7 @@ use pagewise_sys::system;
 
 use super::args::{RecorderArgs, TriggerArgs};
 use super::category_round::CategoryRound;
+use super::oom_reports::OomReports;
 use super::post_mortems::{PostMortemResults, PostMortems};
 use super::times;
 use crate::output::{note, note_begin};
@@ -75,6 +76,7 @@ struct Recorder {
     triggers: Option<TriggerWatch>,
     categories: CategoryRound,
     post_mortems: PostMortems,
+    oom_reports: OomReports,
     /// Events of triggers that are not in the recording yet: the disk was full.
     unwritten: PostMortemResults,
     retention: RetentionLimits,
@@ -104,6 +106,7 @@ impl Recorder {
             triggers: limits(&args.triggers).map(TriggerWatch::new),
             categories: CategoryRound::default(),
             post_mortems: PostMortems::new(),
+            oom_reports: OomReports::new(root),
             unwritten: PostMortemResults::default(),
             retention: RetentionLimits { days: args.keep.into(), size: max_size },
             retained: None,
@@ -121,6 +124,9 @@ impl Recorder {
         self.complain(written.err());
         let samples = self.categories.read(root, &sweep, self.interval_ns);
         let unwritten = &mut self.unwritten;
+        if events.iter().any(|it| matches!(it.event, SweepEventKind::OomKill { .. })) {
+            unwritten.events.extend(self.oom_reports.take(root));
+        }
         if let Some(triggers) = &mut self.triggers {
             for fired in triggers.check(&sweep) {
                 self.post_mortems.plan(&fired, sweep.time.unix_ns);

@@ -24,7 +24,7 @@ const SYSTEMD: &str = "/run/systemd/system";
 /// The unit file. A reader that is preempted while the kernel holds a mmap lock for it makes the
 /// owner of the lock wait: `CAP_SYS_NICE` lets it raise its priority for the time of such a call.
 fn unit(program: &Path, every: &str) -> String {
-    let program = program.display();
+    let program = quoted(program);
     format!(
         "[Unit]
 Description=Records the memory of all processes
@@ -41,14 +41,16 @@ OOMScoreAdjust=-500
 MemoryMax=512M
 LimitNOFILE=65536
 
-# Memory counters of all processes; page frame numbers, for PSS; tracepoints, for a diagnosis;
-# real-time priority for the system calls that hold the mmap lock of a process.
+# Memory counters of all processes; page frame numbers, for PSS; tracepoints, for a diagnosis; the
+# kernel log, for its reports of OOM kills; real-time priority for the system calls that hold the
+# mmap lock of a process.
 CapabilityBoundingSet=CAP_SYS_PTRACE CAP_SYS_ADMIN CAP_DAC_READ_SEARCH CAP_PERFMON CAP_SYSLOG CAP_SYS_NICE
 NoNewPrivileges=yes
 ProtectSystem=strict
 ProtectHome=read-only
 PrivateTmp=yes
-PrivateDevices=yes
+DevicePolicy=closed
+DeviceAllow=/dev/kmsg r
 PrivateNetwork=yes
 ProtectKernelTunables=yes
 ProtectKernelModules=yes
@@ -70,6 +72,13 @@ WantedBy=multi-user.target
     )
 }
 
+/// A path as a word of a unit file.
+fn quoted(path: &Path) -> String {
+    let path = path.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
+    let path = path.replace('%', "%%").replace('$', "$$");
+    if path.contains([' ', '\\', ';']) { format!("\"{path}\"") } else { path }
+}
+
 /// Installs the service, or prints its unit file.
 pub(super) fn install(args: &InstallArgs) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find the path of pagewise")?;
@@ -77,6 +86,9 @@ pub(super) fn install(args: &InstallArgs) -> anyhow::Result<ExitCode> {
     if args.print {
         to_stdout(|out| out.write_all(text.as_bytes()))?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if program.starts_with("/tmp") || program.starts_with("/var/tmp") {
+        bail!("the service cannot run {}: it has a /tmp of its own", program.display());
     }
     let path = args.unit_dir.join(UNIT);
     output_file::write(&path, FileReaders::Umask, |out| out.write_all(text.as_bytes()))
@@ -136,5 +148,7 @@ mod tests {
             )
         );
         assert!(text.contains("StateDirectory=pagewise\n"));
+        let text = unit(Path::new("/opt/my tools/100%/pagewise"), "5s");
+        assert!(text.contains("ExecStart=\"/opt/my tools/100%%/pagewise\" record"), "{text}");
     }
 }
