@@ -6,7 +6,7 @@ mod tables;
 use pagewise_model::account::{MemoryAccount, SystemReading};
 use pagewise_model::evidence::counter;
 use pagewise_model::report::{
-    Audience, CellValue, Fact, FactsShape, Findings, NamedFacts, Report, ReportBlock,
+    Audience, CellValue, Fact, FactsShape, Findings, NamedFacts, Report, ReportBlock, ReportTable,
 };
 use pagewise_model::settings::PressureFigures;
 use pagewise_model::{Absent, Bytes, Pid, Reading};
@@ -40,10 +40,9 @@ pub(crate) fn files_blocks(reading: &SystemReading, options: &SystemOptions) -> 
 pub fn system(reading: &SystemReading, options: &SystemOptions) -> Report {
     let account = account(reading);
     let room = headroom(&reading.meminfo, &reading.zones, reading.page_size);
-    let mut blocks = vec![
-        ReportBlock::Facts(totals(reading, &account)),
-        ReportBlock::Table(tables::owners_for_people(reading, &account)),
-        ReportBlock::Table(tables::owners_for_programs(&account)),
+    let mut blocks = vec![ReportBlock::Facts(totals(reading, &account))];
+    blocks.extend(owner_tables(reading, &account).map(ReportBlock::Table));
+    blocks.extend([
         ReportBlock::Findings(Findings {
             list: oom::machine_findings(reading, &account),
             none: "Nothing stands out.".into(),
@@ -55,7 +54,7 @@ pub fn system(reading: &SystemReading, options: &SystemOptions) -> Report {
         ReportBlock::Facts(fragmentation(reading)),
         ReportBlock::Facts(limits(reading)),
         ReportBlock::Facts(outside(reading)),
-    ];
+    ]);
     blocks.extend(tables::shmem(reading, options).map(ReportBlock::Table));
     blocks.extend(tables::slabs(reading, options).map(ReportBlock::Table));
     blocks.extend(files::blocks(reading, options));
@@ -68,6 +67,11 @@ pub fn system(reading: &SystemReading, options: &SystemOptions) -> Report {
         ],
         blocks,
     }
+}
+
+/// The owners of RAM for people and for programs.
+pub(crate) fn owner_tables(reading: &SystemReading, account: &MemoryAccount) -> [ReportTable; 2] {
+    [tables::owners_for_people(reading, account), tables::owners_for_programs(account)]
 }
 
 fn totals(reading: &SystemReading, account: &MemoryAccount) -> NamedFacts {

@@ -1,5 +1,6 @@
 //! Reports about recordings of all processes: one time, a period, two times.
 
+mod account;
 mod categories;
 mod compared;
 pub(crate) mod events;

@@ -71,6 +71,10 @@ fn suspects(reading: &SystemReading) -> CellValue {
         let percpu = counter(&reading.meminfo, "Percpu").unwrap_or(0);
         add("per-CPU variables up to ", Bytes(percpu));
     }
+    if reading.zones.is_err() {
+        let separator = if pieces.is_empty() { "" } else { ", " };
+        pieces.extend([text(separator), text("free pages in lists of CPUs")]);
+    }
     match pieces.is_empty() {
         true => text("pages of drivers and of the kernel without a counter"),
         false => CellValue::Sentence(pieces),

@@ -12,8 +12,8 @@ use pagewise_model::sweep::{
 use pagewise_model::{Absent, Bytes, Name, Reading};
 
 use super::{
-    RecordOptions, events, line, list_table, named, per_minute, pids, share_of, user, values,
-    weight,
+    RecordOptions, account, events, line, list_table, named, per_minute, pids, share_of, user,
+    values, weight,
 };
 use crate::blocks::{facts_of, for_people, for_programs};
 use crate::cells::text;
@@ -40,6 +40,7 @@ pub fn moment(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Report {
     let sweep = recorded.sweep;
     let delta = recorded.before.map(|before| SweepDelta::between(before, sweep));
     let mut blocks = vec![header(recorded, options), machine(sweep, delta.as_ref())];
+    blocks.extend(account::owners(sweep).into_iter().flatten().map(ReportBlock::Table));
     blocks.push(ReportBlock::Table(processes(sweep, delta.as_ref(), options)));
     blocks.extend(categories(recorded, options).map(ReportBlock::Table));
     if let Ok(cgroups) = &sweep.cgroups {

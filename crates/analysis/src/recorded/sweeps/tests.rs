@@ -16,7 +16,7 @@ use super::*;
 
 const OPTIONS: RecordOptions = RecordOptions { utc_offset: 3600, rows: 5 };
 
-fn process(pid: u32, name: &str, rss: Bytes) -> SweepProcess {
+pub(super) fn process(pid: u32, name: &str, rss: Bytes) -> SweepProcess {
     SweepProcess {
         key: ProcessKey { pid: Pid(pid), start_ticks: 1 },
         identity: Arc::new(ProcessIdentity {
@@ -49,7 +49,7 @@ fn process(pid: u32, name: &str, rss: Bytes) -> SweepProcess {
     }
 }
 
-fn sweep(minute: u64, processes: Vec<SweepProcess>) -> Sweep {
+pub(super) fn sweep(minute: u64, processes: Vec<SweepProcess>) -> Sweep {
     let counter = |name: &str, count| BootCounter { name: name.into(), count };
     let ns = minute * 60_000_000_000;
     Sweep {
