@@ -1,6 +1,6 @@
 //! Positions on the screen, from the size of the terminal alone: drawing and mouse share them.
 
-use pagewise_model::top::{TopColumn, TopQuery};
+use pagewise_model::top::{TopColumn, TopQuery, TopSubject};
 
 use crate::state::TopState;
 
@@ -120,13 +120,35 @@ const IMPORTANCE: [TopColumn; 14] = [
     TopColumn::User,
 ];
 
+/// The same of cgroups: a cgroup has pressure and a charge of its own, while RSS and the order of
+/// the OOM killer are those of its processes.
+const IMPORTANCE_OF_CGROUPS: [TopColumn; 13] = [
+    TopColumn::Pid,
+    TopColumn::Current,
+    TopColumn::Pss,
+    TopColumn::Growth,
+    TopColumn::Trend,
+    TopColumn::Limit,
+    TopColumn::Uss,
+    TopColumn::Swap,
+    TopColumn::Pressure,
+    TopColumn::OomRank,
+    TopColumn::Rss,
+    TopColumn::Major,
+    TopColumn::Minor,
+];
+
 /// The columns that fit: the column of the order first, then the most important ones.
 fn columns(width: u16, known: &[TopColumn], query: &TopQuery) -> Vec<ColumnSpan> {
     let is_wide = width >= WIDE;
     let name_width = if is_wide { WIDE_NAME_WIDTH } else { NAME_WIDTH };
     let mut room = width.saturating_sub(name_width);
     let mut chosen = vec![TopColumn::Name];
-    let by_importance = [query.sort].into_iter().chain(IMPORTANCE);
+    let importance: &[TopColumn] = match query.subject {
+        TopSubject::Processes => &IMPORTANCE,
+        TopSubject::Cgroups => &IMPORTANCE_OF_CGROUPS,
+    };
+    let by_importance = [query.sort].into_iter().chain(importance.iter().copied());
     for column in by_importance.filter(|column| known.contains(column)) {
         let needed = width_of(column, is_wide) + 1;
         if !chosen.contains(&column) && needed <= room {

@@ -86,14 +86,7 @@ fn outdated(members: &[&SweepProcess], now_ns: u64) -> OutdatedProcesses {
 fn columns(query: &TopQuery, rows: &[TopRow]) -> Vec<TopColumn> {
     let applies = |column: TopColumn| match query.subject {
         TopSubject::Processes => !matches!(column, TopColumn::Current | TopColumn::Limit),
-        TopSubject::Cgroups => !matches!(
-            column,
-            TopColumn::User
-                | TopColumn::OomRank
-                | TopColumn::Rss
-                | TopColumn::Minor
-                | TopColumn::Major
-        ),
+        TopSubject::Cgroups => column != TopColumn::User,
     };
     let has_value =
         |column: TopColumn| rows.is_empty() || rows.iter().any(|row| is_known(row, column));

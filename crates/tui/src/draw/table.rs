@@ -102,9 +102,13 @@ fn figures(canvas: &mut Canvas<'_>, facts: &[Fact], lines: u16) {
 fn status(canvas: &mut Canvas<'_>, state: &TopState, table: &TopTable, y: u16) {
     let query = &state.query;
     let mut parts: Vec<(String, Paint)> = Vec::new();
+    let is_one = table.rows.len() == 1;
     let objects = match (query.subject, query.grouping) {
+        (TopSubject::Cgroups, _) if is_one => "cgroup".to_owned(),
         (TopSubject::Cgroups, _) => "cgroups".to_owned(),
+        (TopSubject::Processes, Some(group)) if is_one => format!("group by {}", group.label()),
         (TopSubject::Processes, Some(group)) => format!("groups by {}", group.label()),
+        (TopSubject::Processes, None) if is_one => "process".to_owned(),
         (TopSubject::Processes, None) => "processes".to_owned(),
     };
     let tree = if query.tree && query.grouping.is_none() { " as a tree" } else { "" };
@@ -121,20 +125,26 @@ fn status(canvas: &mut Canvas<'_>, state: &TopState, table: &TopTable, y: u16) {
         parts.push((format!("filter {} hides {hidden}", query.filter), Paint::Bold));
     }
     if table.postponed > 0 {
-        parts.push((format!("PSS of {} not read yet", table.postponed), Paint::Plain));
+        parts.push((format!("{} PSS not read yet", table.postponed), Paint::Plain));
     }
     let outdated = table.outdated;
     if outdated.count > 0 {
         let age = cells::duration(outdated.oldest_ns);
         let mark = cells::OUTDATED;
-        parts.push((format!("{mark}PSS of {} up to {age} old", outdated.count), Paint::Plain));
+        parts.push((format!("{mark}{} PSS up to {age} old", outdated.count), Paint::Plain));
     }
     if let Some((count, why)) = &table.unreadable {
         let why = match why {
             Absent::NotPermitted(needs) => format!("needs {needs}"),
             why => why.to_string(),
         };
-        parts.push((plain(&format!("PSS of {count} unknown: {why}")), Paint::Rising));
+        parts.push((plain(&format!("{count} PSS unknown: {why}")), Paint::Rising));
+    }
+    // The reason, which comes last, stays whole: what is between makes way for it.
+    let columns = usize::from(canvas.size().0);
+    let length = |parts: &[(String, Paint)]| parts.iter().map(|it| width(&it.0) + 2).sum::<usize>();
+    while parts.len() > 2 && length(&parts) > columns + 2 {
+        parts.remove(parts.len() - 2);
     }
     let mut x = 0;
     for (text, paint) in parts {

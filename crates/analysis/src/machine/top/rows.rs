@@ -102,9 +102,10 @@ pub(super) fn of_groups(
     grouping: TopGrouping,
 ) -> Vec<TopRow> {
     let mut groups: HashMap<Name, GroupSums> = HashMap::new();
+    let ranks = oom_ranks(&sweep.processes);
     for process in members {
         let sums = groups.entry(group(&process.identity, grouping)).or_default();
-        sums.add(process, sweep.time.boot_ns, delta_of(history, process.key).ok());
+        sums.add(history, sweep, process, &ranks);
     }
     for series in history.processes() {
         if let Some(sums) = groups.get_mut(&group(&series.identity, grouping)) {
@@ -125,25 +126,34 @@ struct GroupSums {
     swap: KnownSum,
     minor: Option<f64>,
     major: Option<f64>,
+    /// The rank of the process that the kernel would kill first.
+    oom_rank: Option<u64>,
     memory: MemorySeries,
 }
 
 impl GroupSums {
-    fn add(&mut self, process: &SweepProcess, now_ns: u64, delta: Option<&ProcessDelta>) {
+    fn add(
+        &mut self,
+        history: &TopHistory,
+        sweep: &Sweep,
+        process: &SweepProcess,
+        ranks: &HashMap<ProcessKey, u64>,
+    ) {
         self.processes += 1;
+        let rank = ranks.get(&process.key).copied();
+        self.oom_rank = self.oom_rank.into_iter().chain(rank).min();
         self.pss.add(process.pss_total());
         self.uss.add(process.uss.clone());
-        self.outdated_ns = self.outdated_ns.max(process.outdated_ns(now_ns));
+        self.outdated_ns = self.outdated_ns.max(process.outdated_ns(sweep.time.boot_ns));
         self.rss += process.rss;
         self.swap.add(process.swap.clone());
-        if let Some(delta) = delta {
+        if let Ok(delta) = delta_of(history, process.key) {
             *self.minor.get_or_insert(0.0) += delta.minor_faults_per_second;
             *self.major.get_or_insert(0.0) += delta.major_faults_per_second;
         }
     }
 
     fn row(self, history: &TopHistory, name: Name) -> TopRow {
-        let not_a_process = || Absent::NotSupported("a group is not one process".into());
         TopRow {
             key: TopKey::Group(name.clone()),
             branches: Vec::new(),
@@ -162,8 +172,10 @@ impl GroupSums {
             trend: self.memory.last(TREND),
             minor: self.minor.ok_or_else(no_delta),
             major: self.major.ok_or_else(no_delta),
-            pressure: Err(not_a_process()),
-            oom_rank: Err(not_a_process()),
+            pressure: Err(Absent::NotSupported("a group is not one process".into())),
+            oom_rank: self.oom_rank.ok_or_else(|| {
+                Absent::NotSupported("the kernel kills none of these processes".into())
+            }),
         }
     }
 }
@@ -200,7 +212,7 @@ pub(super) fn of_cgroups(
         Ok(cgroups) => cgroups,
         Err(why) => return (Vec::new(), Some(why.clone())),
     };
-    let mut members = members_by_cgroup(sweep);
+    let mut members = members_by_cgroup(history, sweep);
     let is_wanted =
         |it: &&SweepCgroup| query.cgroup.as_ref().is_none_or(|cgroup| is_inside(&it.path, cgroup));
     let rows = cgroups.iter().filter(is_wanted).map(|cgroup| {
@@ -211,13 +223,14 @@ pub(super) fn of_cgroups(
 }
 
 /// Sums over the processes of each cgroup and of those below it.
-fn members_by_cgroup(sweep: &Sweep) -> HashMap<&[u8], GroupSums> {
+fn members_by_cgroup<'s>(history: &TopHistory, sweep: &'s Sweep) -> HashMap<&'s [u8], GroupSums> {
     let mut members: HashMap<&[u8], GroupSums> = HashMap::new();
+    let ranks = oom_ranks(&sweep.processes);
     for process in &sweep.processes {
         let Ok(path) = &process.identity.cgroup else { continue };
         let mut folder = path.as_bytes();
         loop {
-            members.entry(folder).or_default().add(process, sweep.time.boot_ns, None);
+            members.entry(folder).or_default().add(history, sweep, process, &ranks);
             match folder.iter().rposition(|&b| b == b'/') {
                 Some(0) if folder.len() > 1 => folder = b"/",
                 Some(at) if at > 0 => folder = &folder[..at],
