@@ -1,6 +1,6 @@
 //! Past sweeps, as `pagewise replay` reads them.
 
-use crate::sweep::{Sweep, SweepEvent};
+use crate::sweep::{CategorySample, Sweep, SweepEvent};
 
 /// Recorded sweeps in order of time. Times are nanoseconds since 1970.
 pub trait SweepSource {
@@ -30,6 +30,12 @@ pub trait SweepSource {
     /// # Errors
     /// The source cannot be read.
     fn events(&mut self, from_ns: u64, to_ns: u64) -> Result<Vec<SweepEvent>, Self::Error>;
+
+    /// Categories of processes from one time to another, both included, oldest first.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    fn categories(&mut self, from_ns: u64, to_ns: u64) -> Result<Vec<CategorySample>, Self::Error>;
 
     /// The first event after a time that is worth a jump: no start and no end of a process.
     ///

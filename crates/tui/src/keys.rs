@@ -220,7 +220,10 @@ pub(crate) fn hints(screen: KeyGroup, is_replay: bool) -> Vec<&'static KeyBindin
     let wanted = order.iter().filter(|(_, is_wanted)| *is_wanted).map(|(group, _)| *group);
     let groups =
         wanted.filter_map(|wanted| KEY_GROUPS.iter().find(|(_, group, _)| *group == wanted));
-    groups.flat_map(|(_, _, keys)| keys.iter()).filter(|it| !it.word.is_empty()).collect()
+    let needs_process =
+        |it: &KeyBinding| matches!(it.command, UserCommand::Run(_) | UserCommand::Save);
+    let is_hint = |it: &&KeyBinding| !(it.word.is_empty() || is_replay && needs_process(it));
+    groups.flat_map(|(_, _, keys)| keys.iter()).filter(is_hint).collect()
 }
 
 #[cfg(test)]

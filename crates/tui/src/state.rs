@@ -249,6 +249,9 @@ impl TopState {
             PageSubject::Cgroup(path) => path.escaped().into_owned(),
         });
         let mut page = OpenPage::new(subject.clone(), title);
+        if self.is_replay() {
+            page.keep_first_tab();
+        }
         let mut actions = vec![TuiAction::Open(subject)];
         if let Some(instrument) = instrument {
             actions.extend(page.start(instrument, self.size, self.units));

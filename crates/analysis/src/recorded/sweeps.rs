@@ -26,6 +26,7 @@ use crate::program_name::{program_name, whole_command};
 pub use categories::categories;
 pub use compared::{ComparedSweeps, compare};
 pub use events::is_notable;
+pub(crate) use moment::category_label;
 pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};

@@ -70,7 +70,7 @@ fn script() -> String {
 fn output_of_machine() -> Option<String> {
     let oomed = static_program("oomed")?;
     let mut machine = machine(&script())?;
-    machine.memory = Bytes::mib(320);
+    machine.memory = Bytes::mib(448);
     machine.cpus = 2;
     machine.programs.push(GuestProgram::new(&oomed, "/bin/oomed"));
     let result = machine.run(&|| false).unwrap();
@@ -105,7 +105,7 @@ fn whole_machines_kill_the_predicted_process() {
     assert!(lost <= total / 100, "{account}");
     let (mut right, mut wrong) = (0, Vec::new());
     for part in sent.split(BEGIN).skip(1) {
-        let (number, rest) = part.split_once('\n').unwrap();
+        let (number, rest) = part.split_once('\n').unwrap_or_else(|| panic!("{sent}"));
         let name = SCENARIOS[number.trim().parse::<usize>().unwrap()].name;
         let (forecast, log) = rest.split_once(KILLED).unwrap_or((rest, ""));
         let forecast: Value = serde_json::from_str(forecast.trim()).unwrap_or_default();

@@ -211,6 +211,11 @@ impl OpenPage {
         actions
     }
 
+    /// Leaves the first pane only: the others need the process itself.
+    pub(super) fn keep_first_tab(&mut self) {
+        self.tabs.truncate(1);
+    }
+
     pub(super) fn select(&mut self, tab: usize, size: (u16, u16), units: Units) {
         if tab < self.tabs.len() && tab != self.tab {
             self.tab = tab;

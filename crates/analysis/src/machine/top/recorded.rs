@@ -1,37 +1,75 @@
 //! The page of a process of a recording: its values at one time.
 
-use pagewise_model::report::{CellValue, Fact, FactsShape, Report, ReportBlock};
-use pagewise_model::sweep::{BytesByPageKind, PagesReading, ProcessKey, SweepProcess};
+use pagewise_model::report::{
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Report, ReportBlock, ReportTable,
+    TableColumn,
+};
+use pagewise_model::sweep::{
+    BytesByPageKind, CategoryBytes, CategorySample, PagesReading, ProcessKey, SweepProcess,
+    SweepTime,
+};
 use pagewise_model::{Absent, Bytes, Reading};
 
 use super::TopHistory;
-use crate::blocks::facts_of;
+use crate::blocks::{facts_of, table};
 use crate::cells::text;
 use crate::explain::fact;
 use crate::program_name::whole_command;
+use crate::sweeps::category_label;
 
 /// Name and version of the JSON form.
 const SCHEMA: &str = "pagewise.recorded-process/1";
 
-/// The values of a process at the last sweep; `None` if the sweep does not have it.
-pub fn recorded_process(history: &TopHistory, key: ProcessKey) -> Option<Report> {
+/// The values of a process at the last sweep, with its latest categories; `None` if the sweep does
+/// not have it.
+pub fn recorded_process(
+    history: &TopHistory,
+    key: ProcessKey,
+    categories: Option<&CategorySample>,
+) -> Option<Report> {
     let sweep = history.current()?;
     let process = sweep.process(key)?;
     let growth = history.process(key).map(|series| history.growth(&series.memory));
     let growth =
         growth.map_or(CellValue::None, |it| CellValue::from_reading(it, CellValue::Change));
-    Some(Report {
-        schema: SCHEMA,
-        title: vec![text("Recorded values of the process")],
-        blocks: vec![
-            block("memory", "Memory", memory(process, growth)),
-            block("pss", "PSS by page kind", kinds(&process.pss)),
-            block("rss", "RSS by page kind", kinds(&process.rss_by_kind)),
-            block("work", "Since its start", work(process)),
-            ReportBlock::Facts(facts_of("process", "", FactsShape::Line, identity(process))),
-            age(process, sweep.time.boot_ns),
-        ],
-    })
+    let mut blocks = vec![block("memory", "Memory", memory(process, growth))];
+    blocks.extend(categories.map(|it| by_category(it, process.rss, sweep.time)));
+    blocks.extend([
+        block("pss", "PSS by page kind", kinds(&process.pss)),
+        block("rss", "RSS by page kind", kinds(&process.rss_by_kind)),
+        block("work", "Since its start", work(process)),
+        ReportBlock::Facts(facts_of("process", "", FactsShape::Line, identity(process))),
+        age(process, sweep.time.boot_ns),
+    ]);
+    let title = vec![text("Recorded values of the process")];
+    Some(Report { schema: SCHEMA, title, blocks })
+}
+
+/// Memory by category, which is read each minute at most.
+fn by_category(sample: &CategorySample, rss: Bytes, now: SweepTime) -> ReportBlock {
+    let each = || sample.categories.iter();
+    let share = |it: &CategoryBytes| {
+        let share = it.rss.as_ref().ok().and_then(|it| it.fraction_of(rss));
+        share.map_or(CellValue::None, CellValue::Bar)
+    };
+    let columns = vec![
+        TableColumn::new(
+            "category",
+            "Category",
+            ColumnCells::Values(each().map(|it| category_label(&it.category)).collect()),
+        ),
+        TableColumn::bytes("rss", "RSS", each().map(|it| it.rss.clone())),
+        TableColumn::new("share", "Share", ColumnCells::Values(each().map(share).collect())),
+        TableColumn::bytes("pss", "PSS", each().map(|it| it.pss.clone())),
+        TableColumn::bytes("swap", "Swap", each().map(|it| it.swap.clone())),
+    ];
+    let age = now.boot_ns.saturating_sub(sample.time.boot_ns) / 1_000_000_000;
+    let note = match age {
+        0 => String::new(),
+        age => format!("Read {age} s before."),
+    };
+    let by = table("categories", "Memory by category", Audience::Everyone, columns);
+    ReportBlock::Table(ReportTable { note: note.into(), ..by })
 }
 
 fn block(key: &'static str, title: &'static str, facts: Vec<Fact>) -> ReportBlock {

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use pagewise_model::sweep::{CategorySample, ProcessKey};
 use pagewise_model::sweep_source::SweepSource;
 
 use super::history::{MAX_SAMPLES, TopHistory};
 
 /// Events of this time before a sweep are shown with it.
 const EVENTS_NS: u64 = 600_000_000_000;
+/// Categories of this time before a sweep are those of the sweep.
+const CATEGORIES_NS: u64 = 900_000_000_000;
 
 /// A recording, and a time in it.
 #[derive(Debug)]
@@ -42,6 +45,16 @@ impl<S: SweepSource> ReplayCursor<S> {
     /// Time of the sweep at the cursor.
     pub fn time(&self) -> u64 {
         self.history.current().map_or(self.span.0, |sweep| sweep.time.unix_ns)
+    }
+
+    /// The latest categories of a process at the time of the cursor, if it has some.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub fn categories(&mut self, process: ProcessKey) -> Result<Option<CategorySample>, S::Error> {
+        let now = self.time();
+        let samples = self.source.categories(now.saturating_sub(CATEGORIES_NS), now)?;
+        Ok(samples.into_iter().rfind(|it| it.process == process))
     }
 
     /// Goes to the last sweep at or before a time, or to the first sweep.

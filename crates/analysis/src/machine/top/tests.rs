@@ -4,17 +4,18 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use pagewise_model::fragmentation::BootCounter;
-use pagewise_model::report::CellValue;
+use pagewise_model::report::{CellValue, ReportBlock};
 use pagewise_model::settings::{Pressure, PressureFigures};
 use pagewise_model::sweep::{
-    BytesByPageKind, CgroupUsage, PagesReading, ProcessIdentity, ProcessKey, Sweep, SweepCgroup,
-    SweepCost, SweepEvent, SweepEventKind, SweepMachine, SweepProcess, SweepTime,
+    BytesByPageKind, CategoryBytes, CategorySample, CgroupUsage, PagesReading, ProcessIdentity,
+    ProcessKey, Sweep, SweepCgroup, SweepCost, SweepEvent, SweepEventKind, SweepMachine,
+    SweepProcess, SweepTime,
 };
 use pagewise_model::sweep_source::SweepSource;
 use pagewise_model::top::{TopColumn, TopGrouping, TopKey, TopQuery, TopRow, TopSubject, TopTable};
 use pagewise_model::{Absent, Bytes, Name, Pid};
 
-use super::{ReplayCursor, TopHistory, table};
+use super::{ReplayCursor, TopHistory, recorded_process, table};
 
 fn process(pid: u32, parent: u32, pss: u64, command: &str, cgroup: &str) -> SweepProcess {
     let words = command.split(' ').map(Name::from).collect();
@@ -350,6 +351,7 @@ fn starts_and_ends_of_processes_are_no_news() {
 struct MemorySource {
     sweeps: Vec<Sweep>,
     events: Vec<SweepEvent>,
+    categories: Vec<CategorySample>,
 }
 
 impl SweepSource for MemorySource {
@@ -374,6 +376,11 @@ impl SweepSource for MemorySource {
         Ok(self.events.iter().filter(inside).cloned().collect())
     }
 
+    fn categories(&mut self, from: u64, to: u64) -> Result<Vec<CategorySample>, Infallible> {
+        let inside = |it: &&CategorySample| (from..=to).contains(&it.time.unix_ns);
+        Ok(self.categories.iter().filter(inside).cloned().collect())
+    }
+
     fn next_event(&mut self, unix_ns: u64) -> Result<Option<SweepEvent>, Infallible> {
         Ok(self.events.iter().find(|it| it.time.unix_ns > unix_ns).cloned())
     }
@@ -391,7 +398,7 @@ fn a_cursor_steps_through_a_recording_and_jumps_to_events() {
         event: SweepEventKind::OomKill { cgroup: None, kills: 2 },
     };
     let times: Vec<u64> = sweeps.iter().map(|it| it.time.unix_ns).collect();
-    let source = MemorySource { sweeps, events: vec![kill] };
+    let source = MemorySource { sweeps, events: vec![kill], categories: Vec::new() };
     let mut cursor = ReplayCursor::new(source, Some(times[2] + 7)).unwrap().unwrap();
     assert_eq!(cursor.time(), times[2]);
     cursor.step_forward().unwrap();
@@ -415,6 +422,37 @@ fn a_cursor_steps_through_a_recording_and_jumps_to_events() {
 
 #[test]
 fn an_empty_recording_has_no_cursor() {
-    let source = MemorySource { sweeps: Vec::new(), events: Vec::new() };
+    let source = MemorySource { sweeps: Vec::new(), events: Vec::new(), categories: Vec::new() };
     assert!(ReplayCursor::new(source, None).unwrap().is_none());
+}
+
+#[test]
+fn the_page_of_a_recorded_process_has_its_latest_categories() {
+    let sweeps: Vec<Sweep> = (0..4).map(|n| sweep(n * 60, three())).collect();
+    let key = sweeps[0].processes[0].key;
+    let sample = |at: usize, mib| CategorySample {
+        time: sweeps[at].time,
+        process: key,
+        categories: vec![CategoryBytes {
+            category: "heap".into(),
+            rss: Ok(Bytes::mib(mib)),
+            pss: Ok(Bytes::mib(mib)),
+            swap: Ok(Bytes::ZERO),
+        }],
+    };
+    let categories = vec![sample(0, 1), sample(1, 2), sample(3, 4)];
+    let source = MemorySource { sweeps: sweeps.clone(), events: Vec::new(), categories };
+    let mut cursor = ReplayCursor::new(source, Some(sweeps[2].time.unix_ns)).unwrap().unwrap();
+    let latest = cursor.categories(key).unwrap().unwrap();
+    assert_eq!(latest.time, sweeps[1].time, "those of later are not known yet");
+    let page = recorded_process(cursor.history(), key, Some(&latest)).unwrap();
+    let table = page.blocks.iter().find_map(|block| match block {
+        ReportBlock::Table(table) => Some(table),
+        _ => None,
+    });
+    let table = table.unwrap();
+    assert_eq!(table.columns[0].value(0), CellValue::text("brk heap"));
+    assert_eq!(table.columns[1].value(0), CellValue::Bytes(2 << 20));
+    let other = sweeps[0].processes[1].key;
+    assert_eq!(cursor.categories(other), Ok(None));
 }

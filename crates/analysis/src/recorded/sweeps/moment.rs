@@ -194,7 +194,7 @@ fn processes(sweep: &Sweep, delta: Option<&SweepDelta>, options: RecordOptions) 
 const SHOWN_CATEGORIES: [(&str, &str); 2] = [("LARGEST CATEGORY", "RSS"), ("SECOND", "RSS")];
 
 /// The words for a category; its key if a later version has recorded it.
-fn category_label(key: &Name) -> CellValue {
+pub(crate) fn category_label(key: &Name) -> CellValue {
     let kind = PoolKind::ALL.iter().find(|it| it.id().as_bytes() == key.as_bytes());
     kind.map_or(CellValue::Name(key.clone()), |it| text(it.label()))
 }

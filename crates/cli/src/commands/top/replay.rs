@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use pagewise_analysis::top::{self, ReplayCursor};
-use pagewise_model::report::{CellValue, Report};
+use pagewise_model::report::Report;
 use pagewise_model::sweep_source::SweepSource;
 use pagewise_model::top::TopQuery;
 use pagewise_tui::{
@@ -60,7 +60,7 @@ pub(crate) fn run<S: SweepSource>(
         utc_offset,
     });
     let mut replay = ReplayTop { cursor, state, screen, open: None };
-    replay.show_table();
+    replay.show_table()?;
     let signal = loop {
         replay.screen.draw(&replay.state).context("cannot draw on the terminal")?;
         match receiver.recv().context("no source of events is left")? {
@@ -80,13 +80,9 @@ pub(crate) fn run<S: SweepSource>(
     ended(signal)
 }
 
-/// A page whose first pane has the recorded values; the others need the process itself.
+/// A page whose first pane, the only one of a recording, has the recorded values.
 fn page_of(overview: Report) -> LiveReports {
-    let absent = || Report {
-        schema: overview.schema,
-        title: vec![CellValue::text("A recording has no mappings and no threads of a process.")],
-        blocks: Vec::new(),
-    };
+    let absent = || Report { schema: overview.schema, title: Vec::new(), blocks: Vec::new() };
     LiveReports {
         explain: absent(),
         growth: absent(),
@@ -112,11 +108,11 @@ impl<S: SweepSource> ReplayTop<S> {
                 TuiAction::Quit => return Ok(true),
                 TuiAction::Suspend => self.screen.suspend(&mut self.state)?,
                 TuiAction::Redraw => self.screen.clear()?,
-                TuiAction::Query(_) => self.show_table(),
+                TuiAction::Query(_) => self.show_table()?,
                 TuiAction::Step(step) => self.step(step)?,
                 TuiAction::Open(subject) => {
                     self.open = Some(subject);
-                    self.show_page();
+                    self.show_page()?;
                 }
                 TuiAction::Close => self.open = None,
                 // A recording has no processes to read or to measure.
@@ -131,10 +127,13 @@ impl<S: SweepSource> ReplayTop<S> {
     }
 
     /// The page of the open object at the time of the cursor.
-    fn show_page(&mut self) {
-        let Some(subject) = self.open.clone() else { return };
+    fn show_page(&mut self) -> anyhow::Result<()> {
+        let Some(subject) = self.open.clone() else { return Ok(()) };
         let report = match &subject {
-            PageSubject::Process(key) => top::recorded_process(self.cursor.history(), *key),
+            PageSubject::Process(key) => {
+                let categories = self.cursor.categories(*key)?;
+                top::recorded_process(self.cursor.history(), *key, categories.as_ref())
+            }
             PageSubject::Cgroup(_) => None,
         };
         let event = match report {
@@ -148,13 +147,15 @@ impl<S: SweepSource> ReplayTop<S> {
             }
         };
         self.state.apply(event);
+        Ok(())
     }
 
-    fn show_table(&mut self) {
-        self.show_page();
+    fn show_table(&mut self) -> anyhow::Result<()> {
+        self.show_page()?;
         if let Some(table) = top::table(self.cursor.history(), self.state.query()) {
             self.state.apply(TuiEvent::Table(Arc::new(table)));
         }
+        Ok(())
     }
 
     fn step(&mut self, step: ReplayStep) -> anyhow::Result<()> {
@@ -178,7 +179,6 @@ impl<S: SweepSource> ReplayTop<S> {
         if !has_event {
             self.state.apply(TuiEvent::Message("no further event".to_owned()));
         }
-        self.show_table();
-        Ok(())
+        self.show_table()
     }
 }

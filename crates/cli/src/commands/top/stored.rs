@@ -1,7 +1,7 @@
 //! A recording of `pagewise record` as a source of sweeps.
 
 use pagewise_analysis::sweeps::is_notable;
-use pagewise_model::sweep::{Sweep, SweepEvent};
+use pagewise_model::sweep::{CategorySample, Sweep, SweepEvent};
 use pagewise_model::sweep_source::SweepSource;
 use pagewise_store::{RecordReader, StoreError};
 
@@ -60,6 +60,10 @@ impl SweepSource for StoredSweeps {
 
     fn events(&mut self, from_ns: u64, to_ns: u64) -> Result<Vec<SweepEvent>, StoreError> {
         Ok(self.0.events(from_ns, to_ns))
+    }
+
+    fn categories(&mut self, from_ns: u64, to_ns: u64) -> Result<Vec<CategorySample>, StoreError> {
+        Ok(self.0.categories(from_ns, to_ns))
     }
 
     fn next_event(&mut self, unix_ns: u64) -> Result<Option<SweepEvent>, StoreError> {
