@@ -14,15 +14,20 @@ use super::fixture::machine::machine;
 use super::fixture::static_program;
 use super::kills::SCENARIOS;
 
-/// Marks in the output of the machine.
+/// Marks in the output of the machine, each at the beginning of a line: a report can have the script
+/// in it, as the command line of a process.
 const BEGIN: &str = "=== scenario ";
 const KILLED: &str = "=== killed";
 
-/// Functions of the script of the machine.
+/// Functions of the script of the machine. The kernel never kills the shell, only the actors.
 const HEAD: &str = "\
 cd /tmp
+echo -1000 >/proc/$$/oom_score_adj
 actor() {
-    tail -f /dev/null | oomed $2 >/tmp/said.$1 2>&1 &
+    tail -f /dev/null | {
+        echo 0 >/proc/self/oom_score_adj
+        exec oomed $2
+    } >/tmp/said.$1 2>&1 &
     until grep -q ready /tmp/said.$1; do sleep 0.05; done
 }
 push() {
@@ -104,10 +109,10 @@ fn whole_machines_kill_the_predicted_process() {
     eprintln!("Linux {}: {lost} of {total} bytes unaccounted", account["kernel"]);
     assert!(lost <= total / 100, "{account}");
     let (mut right, mut wrong) = (0, Vec::new());
-    for part in sent.split(BEGIN).skip(1) {
+    for part in sent.split(&format!("\n{BEGIN}")).skip(1) {
         let (number, rest) = part.split_once('\n').unwrap_or_else(|| panic!("{sent}"));
         let name = SCENARIOS[number.trim().parse::<usize>().unwrap()].name;
-        let (forecast, log) = rest.split_once(KILLED).unwrap_or((rest, ""));
+        let (forecast, log) = rest.split_once(&format!("\n{KILLED}")).unwrap_or((rest, ""));
         let forecast: Value = serde_json::from_str(forecast.trim()).unwrap_or_default();
         let predicted = forecast["next"]["pid"].as_u64();
         let killed = killed(log);

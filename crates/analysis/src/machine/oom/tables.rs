@@ -77,7 +77,7 @@ pub(super) fn scopes(forecasts: &[OomForecast<'_>]) -> ReportTable {
         ),
         column(
             "kept",
-            "Kept",
+            "In use",
             "Used memory that the kernel cannot drop: without page cache and reclaimable slab.",
             cells(&|it| bytes(&it.kept)),
         ),
