@@ -299,6 +299,21 @@ fn systemd_accepts_the_service() {
     assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");
 }
 
+#[test]
+fn the_service_allows_every_kind_of_socket_that_the_exporter_opens() {
+    let text = file("deploy/systemd/pagewise-export.service");
+    let families = between(&text, "\nRestrictAddressFamilies=", "\n");
+    let families: BTreeSet<&str> = families.split(' ').collect();
+    assert_eq!(families, BTreeSet::from(["AF_INET", "AF_INET6", "AF_UNIX"]));
+    // A unit of type `simple` sends no state to systemd, which would be one more use of AF_UNIX.
+    assert!(!text.contains("Type=") && !text.contains("WatchdogSec="));
+    let help = String::from_utf8(pagewise(&["export", "--help"]).stdout).unwrap();
+    for option in text.lines().filter_map(|it| it.strip_prefix("#   --")) {
+        let option = option.split(' ').next().unwrap();
+        assert!(help.contains(&format!("--{option} <")), "{option}");
+    }
+}
+
 /// The instructions of a container file: the name and its text.
 fn instructions(text: &str) -> Vec<(&str, &str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
