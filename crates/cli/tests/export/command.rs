@@ -273,13 +273,34 @@ fn each_alert_has_a_runbook_that_ends_with_a_command() {
         rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() >= 10);
     for alert in alerts {
-        let anchor = format!("runbook: docs/alerts.md#{}\n", alert.to_lowercase());
+        let anchor = format!("runbook_url: docs/alerts.md#{}\n", alert.to_lowercase());
         assert!(rules.contains(&anchor), "{anchor}");
         assert!(tests.contains(&format!("alertname: {alert}\n")), "no test of {alert}");
         let section = guide.split("\n## ").find(|it| it.starts_with(&format!("{alert}\n")));
         let section = section.unwrap_or_else(|| panic!("no section {alert}"));
         let last = section.trim_end().lines().last().unwrap();
-        assert!(last.starts_with("    pagewise "), "{alert}: {last}");
+        let command =
+            last.strip_prefix("    pagewise ").unwrap_or_else(|| panic!("{alert}: {last}"));
+        has_options(command);
+        // The process of a PID of this alert has been killed.
+        assert!(alert != "PagewiseOomKill" || !command.contains("PID"), "{command}");
+    }
+    for command in ["oom", "system"] {
+        assert!(guide.contains(&format!("\n    pagewise {command}\n")), "{command}");
+    }
+}
+
+/// Checks that a command of the guide and its options exist.
+fn has_options(command: &str) {
+    let words: Vec<&str> = command.split(' ').collect();
+    let is_name = |it: &&str| it.bytes().all(|b| b.is_ascii_lowercase());
+    let name = words.iter().copied().take_while(is_name);
+    let output = pagewise(&name.chain(["--help"]).collect::<Vec<_>>());
+    assert!(output.status.success(), "{command}: {output:?}");
+    let help = String::from_utf8(output.stdout).unwrap();
+    let known: BTreeSet<&str> = help.split([' ', '\n', ',', '[']).collect();
+    for option in words.iter().filter(|it| it.starts_with("--")) {
+        assert!(known.contains(option), "{command}: {option}");
     }
 }
 
