@@ -96,6 +96,53 @@ fn rules_are_accepted_and_their_alerts_fire_and_stop() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
+/// Runs `promtool check config` on a text beside the rules; `None` if it is not installed.
+fn check_config(text: &str) -> Option<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = deploy("prometheus/pagewise.rules.yml");
+    fs::copy(rules, folder.path().join("pagewise.rules.yml")).unwrap();
+    let path = folder.path().join("prometheus.yml");
+    fs::write(&path, text).unwrap();
+    let output = Command::new("promtool").args(["check", "config"]).arg(path).output().ok()?;
+    assert!(output.status.success(), "{text}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(())
+}
+
+#[test]
+fn prometheus_accepts_the_configuration_with_each_store_of_the_guide() {
+    let text = fs::read_to_string(deploy("prometheus/scrape.yml")).unwrap();
+    let guide = fs::read_to_string(deploy("../docs/export.md")).unwrap();
+    let mut urls: Vec<&str> =
+        text.split_whitespace().filter(|it| it.contains("/api/v1/")).collect();
+    assert_eq!(urls.len(), 4);
+    for url in urls.clone() {
+        let path = url.split_once(".example").unwrap().1.replace("/0/", "/TENANT/");
+        assert!(guide.contains(&format!("| `http://HOST{path}`")), "{path}");
+    }
+    let first = urls.remove(0);
+    assert!(text.contains(&format!("- url: {first}\n")) && text.contains("external_labels:"));
+    if check_config(&text).is_none() {
+        return skip(&Lack::Tool("promtool"));
+    }
+    urls.iter().for_each(|url| check_config(&text.replace(first, url)).unwrap());
+}
+
+#[test]
+fn remote_write_leaves_out_only_what_no_rule_and_no_dashboard_uses() {
+    let text = fs::read_to_string(deploy("prometheus/scrape.yml")).unwrap();
+    let filter = text.lines().find_map(|it| it.trim().strip_prefix("regex: ")).unwrap();
+    let left_out: BTreeSet<&str> = filter.split('|').collect();
+    let catalogue = metric_catalogue();
+    assert!(
+        left_out.iter().all(|it| catalogue.iter().any(|family| family.name == *it)),
+        "{filter}"
+    );
+    let rules = fs::read_to_string(deploy("prometheus/pagewise.rules.yml")).unwrap();
+    for query in dashboards().iter().flat_map(|it| queries(&it.1)).chain([rules]) {
+        assert!(!metrics(&query).iter().any(|it| left_out.contains(it)), "{query}");
+    }
+}
+
 /// The result of an instant query.
 fn ask(prometheus: &ServerProcess, query: &str) -> Vec<Value> {
     let path = format!("/api/v1/query?query={}", url_encoded(query));
