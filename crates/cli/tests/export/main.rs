@@ -6,6 +6,7 @@
 mod fixture;
 
 mod command;
+mod dashboards;
 mod large_host;
 mod process_exporter;
 mod prometheus;
