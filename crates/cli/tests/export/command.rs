@@ -160,6 +160,27 @@ fn the_account_of_the_slow_cycle_adds_up_and_a_growing_process_is_a_finding() {
 }
 
 #[test]
+fn one_scrape_has_the_account_and_on_request_the_findings() {
+    let series = |text: &str, name: &str| {
+        let begins = |line: &&str| line.starts_with(&format!("pagewise_{name}"));
+        text.lines().filter(begins).count()
+    };
+    let text = once(&[]);
+    assert!(series(&text, "account_bytes{") > 5, "{text}");
+    let before_oom = "pagewise_headroom_bytes{before=\"oom\"}";
+    assert!(value(&text, before_oom).is_some(), "{text}");
+    assert_eq!(series(&text, "diagnosis_timestamp_seconds"), 0);
+    assert_eq!(series(&text, "finding{"), 0);
+    let folder = tempfile::tempdir().unwrap();
+    once(&["--diagnose-every", "1s", "--textfile", folder.path().to_str().unwrap()]);
+    let text = fs::read_to_string(folder.path().join("pagewise.prom")).unwrap();
+    assert!(value(&text, "pagewise_diagnosis_timestamp_seconds").is_some(), "{text}");
+    assert!(series(&text, "account_bytes{") > 5 && value(&text, before_oom).is_some());
+    let text = once(&["--diagnose-every", "0s"]);
+    assert_eq!(series(&text, "account_bytes{") + series(&text, "headroom_bytes{"), 0);
+}
+
+#[test]
 fn a_textfile_is_written_and_nothing_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let text = once(&["--textfile", folder.path().to_str().unwrap()]);

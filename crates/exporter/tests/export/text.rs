@@ -243,7 +243,7 @@ fn diagnosis(warnings: usize) -> ExportedDiagnosis {
             allocatable_huge: Some(Bytes::mib(6)),
             unusable_index: Some(0.25),
         },
-        findings,
+        findings: Some(findings),
         ..ExportedDiagnosis::default()
     }
 }

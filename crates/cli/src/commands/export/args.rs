@@ -42,9 +42,11 @@ pub(crate) struct ExporterArgs {
     /// Read all processes every TIME
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = humantime::parse_duration)]
     pub(crate) every: Duration,
-    /// Look for signs of trouble, and make the account of the RAM, every TIME; `0s` never
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration, conflicts_with = "once")]
-    pub(crate) diagnose_every: Duration,
+    /// Look for signs of trouble, and make the account of the RAM, every TIME; `0s` never. With
+    /// --once, look for signs of trouble once, for TIME but at most 5 s; without TIME, only make
+    /// the account [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) diagnose_every: Option<Duration>,
     /// Group processes by the rules of FILE, a configuration file of process-exporter. Without
     /// FILE, processes of the same name are a group
     #[arg(long, value_name = "FILE")]
