@@ -124,7 +124,8 @@ mod tests {
     }
 
     fn ranked(findings: Vec<ExportedFinding>, max_series: usize) -> RankedFindings {
-        ExportedDiagnosis { findings: Some(findings), ..ExportedDiagnosis::default() }.findings(max_series)
+        ExportedDiagnosis { findings: Some(findings), ..ExportedDiagnosis::default() }
+            .findings(max_series)
     }
 
     #[test]

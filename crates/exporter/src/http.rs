@@ -6,9 +6,11 @@
 //! read slowly lose their connection, and a scrape is still answered.
 
 mod auth;
+mod client_certificate;
 mod connection;
 mod request;
 mod response;
+mod tls;
 mod web_config;
 
 use std::io;

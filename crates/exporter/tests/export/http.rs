@@ -254,7 +254,9 @@ fn client_certificate(folder: &Path) -> Option<()> {
     openssl(folder, &format!("req -x509 {NEW_KEY} {authority}"))?;
     let request = "-keyout client-key.pem -out client.csr -subj /CN=client";
     openssl(folder, &format!("req {NEW_KEY} {request}"))?;
-    std::fs::write(folder.join("extensions"), "basicConstraints=critical,CA:FALSE\n").unwrap();
+    let extensions = "basicConstraints=critical,CA:FALSE\n\
+                      subjectAltName=DNS:scraper.example,IP:10.0.0.7\n";
+    std::fs::write(folder.join("extensions"), extensions).unwrap();
     let signed = "-in client.csr -out client.pem -days 2 -extfile extensions";
     openssl(folder, &format!("x509 -req {signed} -CA ca.pem -CAkey ca-key.pem -CAcreateserial"))
 }
@@ -298,6 +300,132 @@ fn tls_is_served_with_the_certificate_of_the_file() {
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.windows(8).any(|it| it == b"pagewise"), "{answer:?}");
+}
+
+/// A server with further keys in `tls_server_config`, or the error.
+fn serve_tls(folder: &Path, keys: &str) -> Result<RunningServer, String> {
+    let path = folder.join("web.yml");
+    let config = format!(
+        "tls_server_config: {{cert_file: cert.pem, key_file: key.pem, {keys}}}\n\
+         http_server_config: {{headers: {{X-Frame-Options: sameorigin}}}}\n"
+    );
+    std::fs::write(&path, config).unwrap();
+    let web = WebConfig::load(&path).map_err(|error| error.to_string())?;
+    Ok(RunningServer::start(web, true))
+}
+
+#[test]
+fn algorithms_of_tls_are_those_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    if certificate(folder).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let is_served = |server: &RunningServer, options: &str| {
+        tls_scrape(server, folder, options).starts_with("HTTP/1.1 200")
+    };
+    let suites = "cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256], \
+                  prefer_server_cipher_suites: false, curve_preferences: [CurveP384]";
+    let server = serve_tls(folder, suites).unwrap();
+    assert!(is_served(&server, "-tls1_2 -cipher ECDHE-ECDSA-AES128-GCM-SHA256"));
+    assert!(!is_served(&server, "-tls1_2 -cipher ECDHE-ECDSA-AES256-GCM-SHA384"));
+    assert!(is_served(&server, "-tls1_3 -groups P-384"));
+    assert!(!is_served(&server, "-tls1_3 -groups X25519"));
+    // Without a suite of TLS 1.2, that version is off.
+    let server = serve_tls(folder, "cipher_suites: [TLS_AES_128_GCM_SHA256]").unwrap();
+    assert!(is_served(&server, "-tls1_3") && !is_served(&server, "-tls1_2"));
+    let server = serve_tls(folder, "cipher_suites: [], curve_preferences: []").unwrap();
+    assert!(is_served(&server, "-tls1_2 -cipher ECDHE-ECDSA-AES256-GCM-SHA384"));
+
+    let error = |keys: &str| serve_tls(folder, keys).err().unwrap();
+    let old = error("cipher_suites: [TLS_RSA_WITH_AES_128_CBC_SHA]");
+    assert!(old.contains("found TLS_RSA_WITH_AES_128_CBC_SHA"), "{old}");
+    assert!(old.contains("TLS_AES_128_GCM_SHA256, ") && old.contains("CHACHA20"), "{old}");
+    let curve = error("curve_preferences: [CurveP521]");
+    assert!(curve.contains("of X25519, CurveP256, CurveP384, found CurveP521"), "{curve}");
+    let none = error("cipher_suites: [TLS_AES_128_GCM_SHA256], max_version: TLS12");
+    assert!(none.contains("cipher_suites: expected one of TLS 1.2"), "{none}");
+    assert!(error("min_version: TLS11").contains("found TLS11"));
+    assert!(error("min_version: TLS13, max_version: TLS12").contains("min_version up to"));
+}
+
+#[test]
+fn every_answer_has_the_headers_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("web.yml");
+    let hash = bcrypt::hash("secret", 4).unwrap();
+    let config = format!(
+        "http_server_config: {{headers: {{Strict-Transport-Security: max-age=60}}}}\n\
+         basic_auth_users:\n  ann: {hash}\n"
+    );
+    std::fs::write(&path, config).unwrap();
+    let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
+    let password = "Authorization: Basic YW5uOnNlY3JldA==\r\n";
+    let answers = [
+        (" 200 ", server.get("/metrics", password)),
+        (" 404 ", server.get("/x", password)),
+        (" 401 ", server.get("/metrics", "")),
+        (" 400 ", server.ask("\0\r\n\r\n")),
+    ];
+    for (status, answer) in answers {
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(status), "{head}");
+        assert!(head.contains("\r\nStrict-Transport-Security: max-age=60"), "{head}");
+        let length = format!("Content-Length: {}\r\n", body.len());
+        assert!(head.contains(&length), "{head}");
+    }
+}
+
+#[test]
+fn a_client_needs_one_of_the_names_in_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    if certificate(folder).and_then(|()| client_certificate(folder)).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let signed = "-cert client.pem -key client-key.pem";
+    let is_served = |names: &str, options: &str| {
+        let keys = format!(
+            "client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem, \
+             client_allowed_sans: [{names}]"
+        );
+        let server = serve_tls(folder, &keys).unwrap();
+        tls_scrape(&server, folder, options).starts_with("HTTP/1.1 200")
+    };
+    for version in ["-tls1_2", "-tls1_3"] {
+        let options = &format!("{version} {signed}");
+        assert!(is_served("x, scraper.example", options), "{version}");
+        assert!(is_served("10.0.0.7", options), "{version}");
+        assert!(!is_served("scraper.example.org", options), "{version}");
+        assert!(!is_served("localhost", &format!("{version} -cert cert.pem -key key.pem")));
+    }
+    // A client may write any name into a certificate that the server does not verify.
+    for kind in ["NoClientCert", "RequireAnyClientCert"] {
+        let keys = format!("client_auth_type: {kind}, client_allowed_sans: [x]");
+        let error = serve_tls(folder, &keys).err().unwrap();
+        assert!(error.contains("needs the client_auth_type RequireAndVerify"), "{error}");
+    }
+}
+
+#[test]
+fn a_certificate_that_is_not_verified_is_asked_for_but_proves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    if certificate(folder).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let is_served = |server: &RunningServer, options: &str| {
+        tls_scrape(server, folder, options).starts_with("HTTP/1.1 200")
+    };
+    let own = "-cert cert.pem -key key.pem";
+    for version in ["-tls1_2", "-tls1_3"] {
+        let server = serve_tls(folder, "client_auth_type: RequestClientCert").unwrap();
+        assert!(is_served(&server, version) && is_served(&server, &format!("{version} {own}")));
+        let server = serve_tls(folder, "client_auth_type: RequireAnyClientCert").unwrap();
+        assert!(!is_served(&server, version) && is_served(&server, &format!("{version} {own}")));
+    }
+    let error = serve_tls(folder, "client_ca_file: cert.pem").err().unwrap();
+    assert!(error.contains("client_ca_file needs the client_auth_type"), "{error}");
 }
 
 #[test]
