@@ -25,6 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::exporter::{ExportedSweep, scrape_tail};
 use crate::exposition::ExpositionFormat;
 use connection::{Connection, ConnectionState};
+pub(crate) use tls::read_certificates;
 pub use web_config::{WebConfig, WebConfigError};
 
 /// Connections at a time. A connection with TLS has buffers of its own.

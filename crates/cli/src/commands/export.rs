@@ -126,6 +126,26 @@ fn once(
     Ok(ExitCode::SUCCESS)
 }
 
+/// The collector that metrics are pushed to.
+fn collector(args: &ExporterArgs) -> anyhow::Result<Option<OtlpEndpoint>> {
+    let Some(url) = &args.otlp else { return Ok(None) };
+    let mut endpoint = OtlpEndpoint::new(url, args.otlp_ca.as_deref())?;
+    for header in &args.otlp_header {
+        let Some((name, value)) = header.split_once('=') else {
+            bail!("--otlp-header: expected NAME=VALUE, found no =");
+        };
+        let value = match value.strip_prefix('@') {
+            None => value.to_owned(),
+            Some(file) => {
+                let text = std::fs::read_to_string(file);
+                text.with_context(|| format!("cannot read {file}"))?.trim().to_owned()
+            }
+        };
+        endpoint = endpoint.with_header(name, &value).context("--otlp-header")?;
+    }
+    Ok(Some(endpoint))
+}
+
 fn cannot_write(folder: &std::path::Path) -> String {
     format!("cannot write to {}", folder.display())
 }
@@ -142,7 +162,7 @@ fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::R
         exporter,
         diagnosis: &diagnosis,
         args,
-        otlp: args.otlp.as_deref().map(OtlpEndpoint::parse).transpose()?,
+        otlp: collector(args)?,
         published,
         started_unix_ns: now_ns(),
         complained: None,

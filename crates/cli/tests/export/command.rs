@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Write;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -190,35 +190,6 @@ fn a_textfile_is_written_and_nothing_is_served() {
 }
 
 #[test]
-fn a_collector_gets_each_reading_as_json() {
-    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", collector.local_addr().unwrap());
-    let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
-        .args(["export", "--every", "1h", "--otlp", &url])
-        .spawn()
-        .unwrap();
-    let (mut stream, _) = collector.accept().unwrap();
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let (mut length, mut line) = (0, String::new());
-    while reader.read_line(&mut line).unwrap() > 2 {
-        if let Some(value) = line.strip_prefix("Content-Length: ") {
-            length = value.trim().parse().unwrap();
-        }
-        line.clear();
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).unwrap();
-    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").unwrap();
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let pushed: serde_json::Value = serde_json::from_slice(&body).unwrap();
-    let metrics = &pushed["resourceMetrics"][0]["scopeMetrics"][0]["metrics"];
-    let names: Vec<&str> =
-        metrics.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
-    assert!(names.contains(&"pagewise_group_uss_bytes"), "{names:?}");
-}
-
-#[test]
 fn wrong_files_and_addresses_are_named() {
     let fails = |args: &[&str]| {
         let output = pagewise(&[&["export", "--every", "1h"], args].concat());
@@ -229,6 +200,11 @@ fn wrong_files_and_addresses_are_named() {
     assert!(fails(&["--web-config", "/nonexistent"]).contains("/nonexistent"));
     assert!(fails(&["--listen", "127.0.0.1:x"]).contains("127.0.0.1:x"));
     assert!(fails(&["--otlp", "ftp://x"]).contains("ftp://x"));
+    assert!(fails(&["--otlp", "http://x", "--otlp-header", "a"]).contains("NAME=VALUE"));
+    assert!(
+        fails(&["--otlp", "http://x", "--otlp-header", "a=@/nonexistent"]).contains("/nonexistent")
+    );
+    assert!(fails(&["--otlp", "https://x", "--otlp-ca", "/nonexistent"]).contains("/nonexistent"));
     assert!(fails(&["--container-socket", "/nonexistent"]).contains("/nonexistent"));
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
