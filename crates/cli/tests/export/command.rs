@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -87,6 +87,36 @@ fn a_scrape_never_starts_a_sweep_and_sigterm_ends_cleanly() {
     let text = server.page("/metrics");
     assert_eq!(value(&text, "pagewise_scrapes_total"), Some(4.0));
     assert!(server.terminate().success());
+}
+
+#[test]
+fn a_scrape_under_way_is_completed_after_sigterm() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("groups.yml");
+    // A group for each process, with a long name: more than the buffers of the sockets hold.
+    let name = "x".repeat(900);
+    let rule = format!("process_names: [{{name: '{name}{{{{.PID}}}}', cmdline: ['.']}}]");
+    fs::write(&config, rule).unwrap();
+    let script = "for i in $(seq 400); do sleep 1000 & done; touch started; wait";
+    let mut shell = Command::new("sh");
+    let _targets = ProcessGroup::start(shell.args(["-c", script]).current_dir(folder.path()));
+    crate::server::wait("the processes", || folder.path().join("started").exists());
+    let config = config.to_str().unwrap();
+    let limits = ["--max-groups", "10000", "--max-series", "100000"];
+    let server =
+        ServerProcess::export(&[&["--every", "1h", "--config", config], &limits[..]].concat());
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n").unwrap();
+    let mut begin = [0; 1];
+    stream.read_exact(&mut begin).unwrap();
+    let ended = std::thread::spawn(|| server.terminate());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    let (head, body) = rest.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())), "{head}");
+    assert!(body.len() > 5 << 20 && body.contains("\npagewise_scrapes_total 1\n"), "{head}");
+    assert!(ended.join().unwrap().success());
 }
 
 #[test]

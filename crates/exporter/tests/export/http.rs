@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use pagewise_exporter::{PublishedScrape, ScrapeServer, WebConfig};
+use pagewise_exporter::{GroupRules, PublishedScrape, ScrapeServer, SeriesLimits, WebConfig};
 use pagewise_skip::{Lack, skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::parser::parse;
-use crate::sweeps::{export, process, sweep};
+use crate::sweeps::{export, exporter, named, process, sweep};
 
 /// A server in a thread, which ends with the value.
 struct RunningServer {
@@ -200,6 +200,56 @@ fn the_server_ends_while_clients_are_connected() {
     drop(server);
     assert!(began.elapsed() < Duration::from_secs(60));
     drop((idle, half));
+}
+
+/// Status line, and whether the body has the length that the head states.
+fn answer_of(stream: &mut TcpStream) -> (String, bool) {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let is_whole = head.contains(&format!("\r\nContent-Length: {}\r\n", body.len()));
+    (head.lines().next().unwrap().to_owned(), is_whole)
+}
+
+const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n";
+
+#[test]
+fn an_answer_under_way_is_completed_when_the_server_ends() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    // More than the buffers of the sockets hold.
+    let named = |pid: u32| named(process(pid, 1, &["x"], 1), format!("{pid}").as_bytes());
+    let limits = SeriesLimits { max_series: 1_000_000, max_groups: 100_000, max_cgroups: 1 };
+    let large = exporter(GroupRules::by_comm(), limits).export(sweep(
+        1,
+        (1..=10_000).map(named).collect(),
+        Vec::new(),
+    ));
+    server.published.publish(&large, Duration::ZERO);
+    let mut stream = server.connect();
+    stream.write_all(SCRAPE).unwrap();
+    let mut begin = [0; 16];
+    stream.read_exact(&mut begin).unwrap();
+    server.is_over.store(true, Ordering::Relaxed);
+    thread::sleep(Duration::from_millis(600));
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    let text = String::from_utf8([&begin[..], &rest].concat()).unwrap();
+    assert!(text.len() > 8 << 20 && text.ends_with("pagewise_scrapes_total 1\n"), "{}", text.len());
+}
+
+#[test]
+fn a_request_that_has_come_is_answered_when_the_server_ends() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let published = Arc::new(PublishedScrape::new(Duration::from_secs(15)));
+    let exported = export(sweep(1, vec![process(5, 1, &["job"], 10)], Vec::new()));
+    published.publish(&exported, Duration::ZERO);
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    stream.write_all(SCRAPE).unwrap();
+    let mut server = ScrapeServer::new(vec![listener], published, WebConfig::default()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| server.run(|| true).unwrap());
+        assert_eq!(answer_of(&mut stream), ("HTTP/1.1 200 OK".into(), true));
+    });
 }
 
 #[test]
