@@ -13,7 +13,7 @@ const MAX_FINDINGS: usize = 100;
 /// The account of a machine's RAM, and signs of trouble.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExportedDiagnosis {
-    /// Time of the diagnosis, in nanoseconds since 1970.
+    /// Time of the diagnosis or, without findings, of the account, in nanoseconds since 1970.
     pub unix_ns: u64,
     /// The account; `None` if the machine could not be read.
     pub account: Option<MemoryAccount>,
@@ -21,8 +21,8 @@ pub struct ExportedDiagnosis {
     pub headroom: ExportedHeadroom,
     /// Free memory, by the size of its blocks.
     pub free: ExportedFreeMemory,
-    /// Signs of trouble, in any order and number.
-    pub findings: Vec<ExportedFinding>,
+    /// Signs of trouble, in any order and number; `None` if nothing looked for them.
+    pub findings: Option<Vec<ExportedFinding>>,
 }
 
 /// Memory that programs can still allocate; `None` where it is unknown.
@@ -99,7 +99,7 @@ impl ExportedDiagnosis {
     /// The findings that have series, at most [`MAX_FINDINGS`] and `max_series`: the most severe.
     pub(crate) fn findings(&self, max_series: usize) -> RankedFindings {
         let mut highest: BTreeMap<(&'static str, Name), Severity> = BTreeMap::new();
-        for finding in &self.findings {
+        for finding in self.findings.iter().flatten() {
             let severity =
                 highest.entry((finding.id, finding.object.label())).or_insert(finding.severity);
             *severity = finding.severity.max(*severity);
@@ -124,7 +124,8 @@ mod tests {
     }
 
     fn ranked(findings: Vec<ExportedFinding>, max_series: usize) -> RankedFindings {
-        ExportedDiagnosis { findings, ..ExportedDiagnosis::default() }.findings(max_series)
+        ExportedDiagnosis { findings: Some(findings), ..ExportedDiagnosis::default() }
+            .findings(max_series)
     }
 
     #[test]

@@ -6,9 +6,11 @@
 //! read slowly lose their connection, and a scrape is still answered.
 
 mod auth;
+mod client_certificate;
 mod connection;
 mod request;
 mod response;
+mod tls;
 mod web_config;
 
 use std::io;
@@ -23,6 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::exporter::{ExportedSweep, scrape_tail};
 use crate::exposition::ExpositionFormat;
 use connection::{Connection, ConnectionState};
+pub(crate) use tls::read_certificates;
 pub use web_config::{WebConfig, WebConfigError};
 
 /// Connections at a time. A connection with TLS has buffers of its own.
@@ -33,7 +36,7 @@ const MAX_ACCEPTED: usize = 64;
 /// Longest wait, after which the server looks whether it has to end.
 const TURN: Duration = Duration::from_millis(250);
 /// Time for answers that have begun when the server ends.
-const MAX_END: Duration = Duration::from_secs(2);
+const MAX_END: Duration = Duration::from_secs(5);
 /// Number of intervals without a sweep after which `/healthz` reports an error.
 const UNHEALTHY_INTERVALS: u32 = 4;
 
@@ -118,26 +121,31 @@ impl ScrapeServer {
         Ok(ScrapeServer { listeners, published, web, connections: Vec::new() })
     }
 
-    /// Serves until `is_over`, and then ends the answers that have begun.
+    /// Serves until `is_over`, and then ends the answers that have begun, or whose requests have
+    /// come.
     ///
     /// # Errors
     /// [`io::Error`] if the sockets cannot be waited for.
     pub fn run(&mut self, mut is_over: impl FnMut() -> bool) -> io::Result<()> {
         while !is_over() {
-            self.turn(true)?;
+            self.turn(true, TURN)?;
+        }
+        // The first turn accepts the connections that have come, the second one reads the requests.
+        for _ in 0..2 {
+            self.turn(true, Duration::ZERO)?;
         }
         let end = Instant::now() + MAX_END;
         self.connections.retain(Connection::is_answering);
         while !self.connections.is_empty() && Instant::now() < end {
-            self.turn(false)?;
+            self.turn(false, TURN)?;
             self.connections.retain(Connection::is_answering);
         }
         Ok(())
     }
 
     /// Waits for sockets, and serves those that are ready.
-    fn turn(&mut self, accepts: bool) -> io::Result<()> {
-        let ready = self.wait(accepts)?;
+    fn turn(&mut self, accepts: bool, longest: Duration) -> io::Result<()> {
+        let ready = self.wait(accepts, longest)?;
         let now = Instant::now();
         for (connection, ready) in self.connections.iter_mut().zip(&ready) {
             if *ready || connection.has_work() {
@@ -159,7 +167,7 @@ impl ScrapeServer {
     }
 
     /// Readiness of each connection.
-    fn wait(&self, accepts: bool) -> io::Result<Vec<bool>> {
+    fn wait(&self, accepts: bool, longest: Duration) -> io::Result<Vec<bool>> {
         let mut fds: Vec<PollFd<'_>> = self
             .connections
             .iter()
@@ -172,7 +180,7 @@ impl ScrapeServer {
             );
         }
         let has_work = self.connections.iter().any(Connection::has_work);
-        let wait = if has_work { Duration::ZERO } else { TURN };
+        let wait = if has_work { Duration::ZERO } else { longest };
         let wait = Timespec::try_from(wait).expect("less than a second");
         match poll(&mut fds, Some(&wait)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

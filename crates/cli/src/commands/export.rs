@@ -37,6 +37,8 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 const REFRESH_SWEEPS: u32 = 20;
 const MIN_REFRESH: Duration = Duration::from_secs(60);
 const MAX_REFRESH: Duration = Duration::from_secs(900);
+/// Time between two diagnoses of the machine.
+const DIAGNOSE_EVERY: Duration = Duration::from_secs(300);
 /// Time between two messages of trouble.
 const MESSAGE_EVERY: Duration = Duration::from_secs(3600);
 
@@ -98,12 +100,21 @@ fn sampler(args: &ExporterArgs) -> anyhow::Result<Sampler> {
     Ok(Sampler::new(&ProcRoot::live(), options)?)
 }
 
-/// Prints the metrics of one sweep.
+/// Prints the metrics of one sweep, and of the part of the slow cycle that needs one reading. The
+/// signs of trouble need two, some seconds apart: they are looked for on request.
 fn once(
     args: &ExporterArgs,
     mut sampler: Sampler,
     mut exporter: Exporter,
 ) -> anyhow::Result<ExitCode> {
+    let diagnosis = match args.diagnose_every {
+        None => Some(slow::reading()),
+        Some(Duration::ZERO) => None,
+        Some(time) => slow::diagnosis(slow::OBSERVED.min(time), &|| false),
+    };
+    if let Some(diagnosis) = diagnosis {
+        exporter.set_diagnosis(diagnosis);
+    }
     let began = Instant::now();
     let exported = exporter.export(sampler.sweep()?.sweep);
     if let Some(folder) = &args.textfile {
@@ -113,6 +124,26 @@ fn once(
     let text = exported.scrape(args.format.into(), nanoseconds(began.elapsed()), 1);
     to_stdout(|out| out.write_all(text.as_bytes()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The collector that metrics are pushed to.
+fn collector(args: &ExporterArgs) -> anyhow::Result<Option<OtlpEndpoint>> {
+    let Some(url) = &args.otlp else { return Ok(None) };
+    let mut endpoint = OtlpEndpoint::new(url, args.otlp_ca.as_deref())?;
+    for header in &args.otlp_header {
+        let Some((name, value)) = header.split_once('=') else {
+            bail!("--otlp-header: expected NAME=VALUE, found no =");
+        };
+        let value = match value.strip_prefix('@') {
+            None => value.to_owned(),
+            Some(file) => {
+                let text = std::fs::read_to_string(file);
+                text.with_context(|| format!("cannot read {file}"))?.trim().to_owned()
+            }
+        };
+        endpoint = endpoint.with_header(name, &value).context("--otlp-header")?;
+    }
+    Ok(Some(endpoint))
 }
 
 fn cannot_write(folder: &std::path::Path) -> String {
@@ -131,7 +162,7 @@ fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::R
         exporter,
         diagnosis: &diagnosis,
         args,
-        otlp: args.otlp.as_deref().map(OtlpEndpoint::parse).transpose()?,
+        otlp: collector(args)?,
         published,
         started_unix_ns: now_ns(),
         complained: None,
@@ -139,10 +170,11 @@ fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::R
     // Troubles that no later sweep can mend end the command at once.
     sweeps.sweep()?;
     own_memory::release_unused();
+    let diagnose_every = args.diagnose_every.unwrap_or(DIAGNOSE_EVERY);
     thread::scope(|scope| {
         let sweeping = scope.spawn(|| sweeps.run(&is_over));
-        if !args.diagnose_every.is_zero() {
-            scope.spawn(|| slow::run(args.diagnose_every, &diagnosis, &is_over));
+        if !diagnose_every.is_zero() {
+            scope.spawn(|| slow::run(diagnose_every, &diagnosis, &is_over));
         }
         let mut has_ended = || interrupts.came() || sweeping.is_finished();
         let served = match &mut server {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -90,6 +90,36 @@ fn a_scrape_never_starts_a_sweep_and_sigterm_ends_cleanly() {
 }
 
 #[test]
+fn a_scrape_under_way_is_completed_after_sigterm() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("groups.yml");
+    // A group for each process, with a long name: more than the buffers of the sockets hold.
+    let name = "x".repeat(900);
+    let rule = format!("process_names: [{{name: '{name}{{{{.PID}}}}', cmdline: ['.']}}]");
+    fs::write(&config, rule).unwrap();
+    let script = "for i in $(seq 400); do sleep 1000 & done; touch started; wait";
+    let mut shell = Command::new("sh");
+    let _targets = ProcessGroup::start(shell.args(["-c", script]).current_dir(folder.path()));
+    crate::server::wait("the processes", || folder.path().join("started").exists());
+    let config = config.to_str().unwrap();
+    let limits = ["--max-groups", "10000", "--max-series", "100000"];
+    let server =
+        ServerProcess::export(&[&["--every", "1h", "--config", config], &limits[..]].concat());
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n").unwrap();
+    let mut begin = [0; 1];
+    stream.read_exact(&mut begin).unwrap();
+    let ended = std::thread::spawn(|| server.terminate());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    let (head, body) = rest.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())), "{head}");
+    assert!(body.len() > 5 << 20 && body.contains("\npagewise_scrapes_total 1\n"), "{head}");
+    assert!(ended.join().unwrap().success());
+}
+
+#[test]
 fn sweeps_go_on_between_scrapes() {
     let server = ServerProcess::export(&["--every", "200ms"]);
     crate::server::wait("three sweeps", || {
@@ -160,41 +190,33 @@ fn the_account_of_the_slow_cycle_adds_up_and_a_growing_process_is_a_finding() {
 }
 
 #[test]
+fn one_scrape_has_the_account_and_on_request_the_findings() {
+    let series = |text: &str, name: &str| {
+        let begins = |line: &&str| line.starts_with(&format!("pagewise_{name}"));
+        text.lines().filter(begins).count()
+    };
+    let text = once(&[]);
+    assert!(series(&text, "account_bytes{") > 5, "{text}");
+    let before_oom = "pagewise_headroom_bytes{before=\"oom\"}";
+    assert!(value(&text, before_oom).is_some(), "{text}");
+    assert_eq!(series(&text, "diagnosis_timestamp_seconds"), 0);
+    assert_eq!(series(&text, "finding{"), 0);
+    let folder = tempfile::tempdir().unwrap();
+    once(&["--diagnose-every", "1s", "--textfile", folder.path().to_str().unwrap()]);
+    let text = fs::read_to_string(folder.path().join("pagewise.prom")).unwrap();
+    assert!(value(&text, "pagewise_diagnosis_timestamp_seconds").is_some(), "{text}");
+    assert!(series(&text, "account_bytes{") > 5 && value(&text, before_oom).is_some());
+    let text = once(&["--diagnose-every", "0s"]);
+    assert_eq!(series(&text, "account_bytes{") + series(&text, "headroom_bytes{"), 0);
+}
+
+#[test]
 fn a_textfile_is_written_and_nothing_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let text = once(&["--textfile", folder.path().to_str().unwrap()]);
     assert!(text.is_empty());
     let written = fs::read_to_string(folder.path().join("pagewise.prom")).unwrap();
     assert!(value(&written, "pagewise_sweeps_total") == Some(1.0), "{written}");
-}
-
-#[test]
-fn a_collector_gets_each_reading_as_json() {
-    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", collector.local_addr().unwrap());
-    let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
-        .args(["export", "--every", "1h", "--otlp", &url])
-        .spawn()
-        .unwrap();
-    let (mut stream, _) = collector.accept().unwrap();
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let (mut length, mut line) = (0, String::new());
-    while reader.read_line(&mut line).unwrap() > 2 {
-        if let Some(value) = line.strip_prefix("Content-Length: ") {
-            length = value.trim().parse().unwrap();
-        }
-        line.clear();
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).unwrap();
-    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").unwrap();
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let pushed: serde_json::Value = serde_json::from_slice(&body).unwrap();
-    let metrics = &pushed["resourceMetrics"][0]["scopeMetrics"][0]["metrics"];
-    let names: Vec<&str> =
-        metrics.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
-    assert!(names.contains(&"pagewise_group_uss_bytes"), "{names:?}");
 }
 
 #[test]
@@ -208,6 +230,11 @@ fn wrong_files_and_addresses_are_named() {
     assert!(fails(&["--web-config", "/nonexistent"]).contains("/nonexistent"));
     assert!(fails(&["--listen", "127.0.0.1:x"]).contains("127.0.0.1:x"));
     assert!(fails(&["--otlp", "ftp://x"]).contains("ftp://x"));
+    assert!(fails(&["--otlp", "http://x", "--otlp-header", "a"]).contains("NAME=VALUE"));
+    assert!(
+        fails(&["--otlp", "http://x", "--otlp-header", "a=@/nonexistent"]).contains("/nonexistent")
+    );
+    assert!(fails(&["--otlp", "https://x", "--otlp-ca", "/nonexistent"]).contains("/nonexistent"));
     assert!(fails(&["--container-socket", "/nonexistent"]).contains("/nonexistent"));
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
@@ -273,13 +300,34 @@ fn each_alert_has_a_runbook_that_ends_with_a_command() {
         rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() >= 10);
     for alert in alerts {
-        let anchor = format!("runbook: docs/alerts.md#{}\n", alert.to_lowercase());
+        let anchor = format!("runbook_url: docs/alerts.md#{}\n", alert.to_lowercase());
         assert!(rules.contains(&anchor), "{anchor}");
         assert!(tests.contains(&format!("alertname: {alert}\n")), "no test of {alert}");
         let section = guide.split("\n## ").find(|it| it.starts_with(&format!("{alert}\n")));
         let section = section.unwrap_or_else(|| panic!("no section {alert}"));
         let last = section.trim_end().lines().last().unwrap();
-        assert!(last.starts_with("    pagewise "), "{alert}: {last}");
+        let command =
+            last.strip_prefix("    pagewise ").unwrap_or_else(|| panic!("{alert}: {last}"));
+        has_options(command);
+        // The process of a PID of this alert has been killed.
+        assert!(alert != "PagewiseOomKill" || !command.contains("PID"), "{command}");
+    }
+    for command in ["oom", "system"] {
+        assert!(guide.contains(&format!("\n    pagewise {command}\n")), "{command}");
+    }
+}
+
+/// Checks that a command of the guide and its options exist.
+fn has_options(command: &str) {
+    let words: Vec<&str> = command.split(' ').collect();
+    let is_name = |it: &&str| it.bytes().all(|b| b.is_ascii_lowercase());
+    let name = words.iter().copied().take_while(is_name);
+    let output = pagewise(&name.chain(["--help"]).collect::<Vec<_>>());
+    assert!(output.status.success(), "{command}: {output:?}");
+    let help = String::from_utf8(output.stdout).unwrap();
+    let known: BTreeSet<&str> = help.split([' ', '\n', ',', '[']).collect();
+    for option in words.iter().filter(|it| it.starts_with("--")) {
+        assert!(known.contains(option), "{command}: {option}");
     }
 }
 
@@ -297,6 +345,21 @@ fn systemd_accepts_the_service() {
     let said = String::from_utf8_lossy(&checked.stderr);
     let ours: Vec<&str> = said.lines().filter(|it| it.contains("pagewise-export")).collect();
     assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");
+}
+
+#[test]
+fn the_service_allows_every_kind_of_socket_that_the_exporter_opens() {
+    let text = file("deploy/systemd/pagewise-export.service");
+    let families = between(&text, "\nRestrictAddressFamilies=", "\n");
+    let families: BTreeSet<&str> = families.split(' ').collect();
+    assert_eq!(families, BTreeSet::from(["AF_INET", "AF_INET6", "AF_UNIX"]));
+    // A unit of type `simple` sends no state to systemd, which would be one more use of AF_UNIX.
+    assert!(!text.contains("Type=") && !text.contains("WatchdogSec="));
+    let help = String::from_utf8(pagewise(&["export", "--help"]).stdout).unwrap();
+    for option in text.lines().filter_map(|it| it.strip_prefix("#   --")) {
+        let option = option.split(' ').next().unwrap();
+        assert!(help.contains(&format!("--{option} <")), "{option}");
+    }
 }
 
 /// The instructions of a container file: the name and its text.

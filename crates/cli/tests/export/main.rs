@@ -6,7 +6,9 @@
 mod fixture;
 
 mod command;
+mod dashboards;
 mod large_host;
+mod otlp;
 mod process_exporter;
 mod prometheus;
 mod server;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
 
 use pagewise_skip::{Lack, skip};
 
@@ -11,7 +12,7 @@ use crate::fixture::ProcessGroup;
 use crate::server::{ServerProcess, free_address, wait};
 
 /// Configurations whose rules together use each kind of matcher and each field of names.
-const CONFIGURATIONS: [&str; 5] = [
+const CONFIGURATIONS: [&str; 6] = [
     r#"
 process_names:
   - name: "pwgroup:{{.Matches.Kind}}:{{.ExeBase}}"
@@ -59,16 +60,30 @@ process_names:
   - name: "pwgroup {{.Username}} {{.Matches.Word}}"
     cmdline: ['\s(?P<Word>pwgroup-\S+)\s']
 "#,
+    // The last one of two programs with the same last component counts. Scalars are texts.
+    r#"
+process_names:
+  - exe: [pwgroup_path, /opt/pwgroup_path]
+  - exe: [/nowhere/pwgroup_exe, pwgroup_exe]
+  - comm: [1, true, yes]
+    name: 7
+"#,
 ];
 
-/// Number of processes of each group whose name has `pwgroup`.
-fn groups(text: &str, metric: &str) -> BTreeMap<String, f64> {
+/// Number of processes of each group, without those that have none.
+fn all_groups(text: &str, metric: &str) -> BTreeMap<String, f64> {
     let line = |line: &str| {
         let rest = line.strip_prefix(metric)?.strip_prefix("{groupname=\"")?;
         let (name, count) = rest.split_once("\"} ")?;
-        name.contains("pwgroup").then(|| (name.to_owned(), count.parse().unwrap()))
+        Some((name.to_owned(), count.parse().unwrap()))
     };
-    text.lines().filter_map(line).collect()
+    text.lines().filter_map(line).filter(|it| it.1 > 0.0).collect()
+}
+
+/// Number of processes of each group whose name has `pwgroup`.
+fn groups(text: &str, metric: &str) -> BTreeMap<String, f64> {
+    let all = all_groups(text, metric).into_iter();
+    all.filter(|it| it.0.contains("pwgroup")).collect()
 }
 
 fn start(name: &str, args: &str) -> ProcessGroup {
@@ -95,7 +110,7 @@ fn groups_and_their_processes_are_those_of_process_exporter() {
             fs::read_to_string(task).map_or(true, |it| !it.trim().is_empty())
         })
     });
-    for (rules, least) in CONFIGURATIONS.iter().zip([4, 4, 1, 3, 3]) {
+    for (rules, least) in CONFIGURATIONS.iter().zip([4, 4, 1, 3, 3, 2]) {
         let Some((theirs, ours)) = both(rules) else {
             return skip(&Lack::Tool("prometheus-process-exporter"));
         };
@@ -104,20 +119,62 @@ fn groups_and_their_processes_are_those_of_process_exporter() {
     }
 }
 
+/// Rules for all processes of a machine: those of process-exporter's packages, and others that put
+/// processes of a program together by user.
+const WHOLE_MACHINE: [&str; 2] = [
+    "process_names: [{name: '{{.Comm}}', cmdline: ['.+']}]",
+    "process_names: [{name: '{{.ExeBase}} {{.Username}}', cmdline: ['^\\S+']}, {comm: [init]}]",
+];
+
+#[test]
+fn all_processes_of_the_machine_are_in_the_same_groups() {
+    let _targets = [start("pwwhole-a", "x"), start("/opt/pwwhole", "x")];
+    for rules in WHOLE_MACHINE {
+        let Some((other, ours)) = servers(rules, &["--every", "100ms", "--max-groups", "10000"])
+        else {
+            return skip(&Lack::Tool("prometheus-process-exporter"));
+        };
+        let our_groups = || all_groups(&ours.page("/metrics"), "pagewise_group_processes");
+        let mut last = Vec::new();
+        // Processes begin and end meanwhile: groups that differ between two of our readings, before
+        // and after, are not compared.
+        let is_same = (0..100).any(|_| {
+            let before = our_groups();
+            let theirs = all_groups(&other.page("/metrics"), "namedprocess_namegroup_num_procs");
+            // A reading that began after theirs.
+            std::thread::sleep(Duration::from_millis(300));
+            let after = our_groups();
+            let is_stable = |name: &&String| before.get(*name) == after.get(*name);
+            let names = before.keys().chain(theirs.keys()).filter(is_stable);
+            let differ = names.filter(|it| before.get(*it) != theirs.get(*it));
+            last = differ.cloned().collect();
+            last.is_empty() && before.keys().filter(is_stable).count() >= 3
+        });
+        assert!(is_same, "{rules}: {last:?}");
+    }
+}
+
 /// The groups by process-exporter, and ours; `None` if it is not installed.
 fn both(rules: &str) -> Option<(BTreeMap<String, f64>, BTreeMap<String, f64>)> {
+    let (other, ours) = servers(rules, &["--every", "1h"])?;
+    Some((
+        groups(&other.page("/metrics"), "namedprocess_namegroup_num_procs"),
+        groups(&ours.page("/metrics"), "pagewise_group_processes"),
+    ))
+}
+
+/// process-exporter and `pagewise export` with these rules; `None` if the first is not installed.
+fn servers(rules: &str, args: &[&str]) -> Option<(ServerProcess, ServerProcess)> {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
     fs::write(&config, rules).unwrap();
     let config = config.to_str().unwrap();
     let address = free_address();
     let listen = address.to_string();
-    let args = ["-config.path", config, "-web.listen-address", &listen];
-    let other = ServerProcess::other("prometheus-process-exporter", &args, address)?;
-    let ours = ServerProcess::export(&["--every", "1h", "--config", config]);
+    let other_args = ["-config.path", config, "-recheck", "-web.listen-address", &listen];
+    let other = ServerProcess::other("prometheus-process-exporter", &other_args, address)?;
+    let args = [&["--diagnose-every", "0s", "--config", config], args].concat();
+    let ours = ServerProcess::export(&args);
     other.wait_for("/metrics");
-    Some((
-        groups(&other.page("/metrics"), "namedprocess_namegroup_num_procs"),
-        groups(&ours.page("/metrics"), "pagewise_group_processes"),
-    ))
+    Some((other, ours))
 }

@@ -11,81 +11,16 @@ use pagewise_exporter::metric_catalogue;
 use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
+use crate::dashboards::{dashboards, metrics, queries};
 use crate::fixture::cgroup::{Actor, TestCgroup};
 use crate::server::{NamedProcess, ServerProcess, free_address, get, url_encoded, wait};
 
-fn deploy(path: &str) -> PathBuf {
+pub(crate) fn deploy(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../../deploy")
         .join(path)
         .canonicalize()
         .unwrap()
-}
-
-/// The dashboards with their file names.
-fn dashboards() -> Vec<(String, Value)> {
-    let files = fs::read_dir(deploy("grafana")).unwrap().map(|it| it.unwrap().path());
-    let read = |path: PathBuf| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        (name, serde_json::from_slice(&fs::read(&path).unwrap()).unwrap())
-    };
-    files.map(read).collect()
-}
-
-/// The queries of a dashboard.
-fn queries(dashboard: &Value) -> Vec<String> {
-    let panels = dashboard["panels"].as_array().unwrap();
-    let targets = panels.iter().flat_map(|it| it["targets"].as_array().unwrap());
-    targets.map(|it| it["expr"].as_str().unwrap().to_owned()).collect()
-}
-
-/// The metrics in a query.
-fn metrics(query: &str) -> Vec<&str> {
-    let parts = query.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
-    parts.filter(|it| it.starts_with("pagewise_")).collect()
-}
-
-#[test]
-fn dashboards_have_the_form_that_grafana_loads() {
-    let dashboards = dashboards();
-    assert_eq!(dashboards.len(), 4);
-    let mut uids = BTreeSet::new();
-    for (file, dashboard) in &dashboards {
-        assert!(uids.insert(dashboard["uid"].as_str().unwrap().to_owned()), "{file}: uid");
-        assert!(!dashboard["title"].as_str().unwrap().is_empty());
-        assert!(dashboard["schemaVersion"].as_u64().unwrap() >= 36);
-        // The viewer's theme, light or dark, is kept: no style, no color of one theme.
-        assert!(dashboard["style"].is_null(), "{file}: style");
-        assert!(!dashboard.to_string().contains("\"#"), "{file}: a color as hexadecimal digits");
-        let variables = dashboard["templating"]["list"].as_array().unwrap();
-        let variables: BTreeSet<&str> =
-            variables.iter().map(|it| it["name"].as_str().unwrap()).collect();
-        let mut cells = BTreeSet::new();
-        let mut ids = BTreeSet::new();
-        for panel in dashboard["panels"].as_array().unwrap() {
-            let title = panel["title"].as_str().unwrap();
-            assert!(ids.insert(panel["id"].as_u64().unwrap()), "{file}: {title}: id");
-            assert!(!panel["description"].as_str().unwrap().is_empty(), "{file}: {title}");
-            assert!(panel["fieldConfig"]["defaults"]["unit"].is_string(), "{file}: {title}: unit");
-            let side = |key: &str| panel["gridPos"][key].as_u64().unwrap();
-            assert!(side("x") + side("w") <= 24, "{file}: {title}: width");
-            for x in side("x")..side("x") + side("w") {
-                for y in side("y")..side("y") + side("h") {
-                    assert!(cells.insert((x, y)), "{file}: {title} overlaps another panel");
-                }
-            }
-            for target in panel["targets"].as_array().unwrap() {
-                assert_eq!(target["datasource"]["uid"], "${datasource}", "{file}: {title}");
-                let query = target["expr"].as_str().unwrap();
-                let used = query.split('$').skip(1).map(|it| it.trim_start_matches("__"));
-                for name in used {
-                    let end = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-                    let name = &name[..end.unwrap_or(name.len())];
-                    assert!(name == "rate_interval" || variables.contains(name), "{file}: ${name}");
-                }
-            }
-        }
-    }
 }
 
 #[test]
@@ -94,6 +29,53 @@ fn rules_are_accepted_and_their_alerts_fire_and_stop() {
     let output = Command::new("promtool").args(["test", "rules"]).arg(test).output();
     let Ok(output) = output else { return skip(&Lack::Tool("promtool")) };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Runs `promtool check config` on a text beside the rules; `None` if it is not installed.
+fn check_config(text: &str) -> Option<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = deploy("prometheus/pagewise.rules.yml");
+    fs::copy(rules, folder.path().join("pagewise.rules.yml")).unwrap();
+    let path = folder.path().join("prometheus.yml");
+    fs::write(&path, text).unwrap();
+    let output = Command::new("promtool").args(["check", "config"]).arg(path).output().ok()?;
+    assert!(output.status.success(), "{text}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(())
+}
+
+#[test]
+fn prometheus_accepts_the_configuration_with_each_store_of_the_guide() {
+    let text = fs::read_to_string(deploy("prometheus/scrape.yml")).unwrap();
+    let guide = fs::read_to_string(deploy("../docs/export.md")).unwrap();
+    let mut urls: Vec<&str> =
+        text.split_whitespace().filter(|it| it.contains("/api/v1/")).collect();
+    assert_eq!(urls.len(), 4);
+    for url in urls.clone() {
+        let path = url.split_once(".example").unwrap().1.replace("/0/", "/TENANT/");
+        assert!(guide.contains(&format!("| `http://HOST{path}`")), "{path}");
+    }
+    let first = urls.remove(0);
+    assert!(text.contains(&format!("- url: {first}\n")) && text.contains("external_labels:"));
+    if check_config(&text).is_none() {
+        return skip(&Lack::Tool("promtool"));
+    }
+    urls.iter().for_each(|url| check_config(&text.replace(first, url)).unwrap());
+}
+
+#[test]
+fn remote_write_leaves_out_only_what_no_rule_and_no_dashboard_uses() {
+    let text = fs::read_to_string(deploy("prometheus/scrape.yml")).unwrap();
+    let filter = text.lines().find_map(|it| it.trim().strip_prefix("regex: ")).unwrap();
+    let left_out: BTreeSet<&str> = filter.split('|').collect();
+    let catalogue = metric_catalogue();
+    assert!(
+        left_out.iter().all(|it| catalogue.iter().any(|family| family.name == *it)),
+        "{filter}"
+    );
+    let rules = fs::read_to_string(deploy("prometheus/pagewise.rules.yml")).unwrap();
+    for query in dashboards().iter().flat_map(|it| queries(&it.1)).chain([rules]) {
+        assert!(!metrics(&query).iter().any(|it| left_out.contains(it)), "{query}");
+    }
 }
 
 /// The result of an instant query.
@@ -195,22 +177,8 @@ fn alerts_fire_for_a_cgroup_that_leaks_and_whose_process_is_killed() {
     wait("the end of the alerts", || firing(&prometheus, &path).is_empty());
 }
 
-#[test]
-fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
-    let exporter = ServerProcess::export(&["--every", "500ms"]);
-    let folder = tempfile::tempdir().unwrap();
-    let rules = deploy("prometheus/pagewise.rules.yml");
-    let Some(prometheus) = start_prometheus(folder.path(), &exporter, &rules) else { return };
-    wait("five scrapes", || {
-        let counts = ask(&prometheus, "count_over_time(pagewise_sweeps_total[5m])");
-        counts
-            .first()
-            .is_some_and(|it| it["value"][1].as_str().unwrap().parse::<f64>().unwrap() >= 5.0)
-    });
-    // A scrape with an error has none of its series.
-    assert_eq!(ask(&prometheus, "up")[0]["value"][1], "1");
-
-    let scraped = exporter.page("/metrics");
+/// Asks every query of the dashboards.
+fn check_dashboards(prometheus: &ServerProcess, exporter: &ServerProcess) {
     let known: BTreeSet<String> = metric_catalogue()
         .iter()
         .flat_map(|it| [it.name.to_owned(), format!("{}_total", it.name)])
@@ -226,12 +194,36 @@ fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
                 .iter()
                 .fold(query.clone(), |query, name| query.replace(&format!("${name}"), ".*"))
                 .replace("$__rate_interval", "5m");
-            let result = ask(&prometheus, &query);
-            // Machines without PSI or a memory cgroup lack some metrics; few have a limit.
-            let has_all = metrics.iter().all(|it| scraped.contains(&format!("\n{it}{{")));
-            assert!(!result.is_empty() || !has_all || query.contains("< Inf"), "{file}: {query}");
+            // Machines without PSI or a memory cgroup lack some metrics; few have a limit. Findings
+            // come and go.
+            wait(&format!("{file}: {query}"), || {
+                let scraped = exporter.page("/metrics");
+                let has =
+                    |it: &str| ["{", " "].iter().any(|c| scraped.contains(&format!("\n{it}{c}")));
+                let has_all = metrics.iter().all(|it| has(it));
+                !ask(prometheus, &query).is_empty() || !has_all || query.contains("< Inf")
+            });
         }
     }
+}
+
+#[test]
+fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
+    let exporter = ServerProcess::export(&["--every", "500ms", "--diagnose-every", "5s"]);
+    let folder = tempfile::tempdir().unwrap();
+    let rules = deploy("prometheus/pagewise.rules.yml");
+    let Some(prometheus) = start_prometheus(folder.path(), &exporter, &rules) else { return };
+    wait("five scrapes", || {
+        let counts = ask(&prometheus, "count_over_time(pagewise_sweeps_total[5m])");
+        counts
+            .first()
+            .is_some_and(|it| it["value"][1].as_str().unwrap().parse::<f64>().unwrap() >= 5.0)
+    });
+    wait("the slow cycle", || !ask(&prometheus, "pagewise_account_bytes").is_empty());
+    // A scrape with an error has none of its series.
+    assert_eq!(ask(&prometheus, "up")[0]["value"][1], "1");
+
+    check_dashboards(&prometheus, &exporter);
     wait("an evaluation of the rules", || {
         let answer: Value = serde_json::from_str(&prometheus.page("/api/v1/rules")).unwrap();
         let groups = answer["data"]["groups"].as_array().unwrap();

@@ -13,7 +13,7 @@ const METRICS: [RowMetric<ExportedDiagnosis>; 6] = [
         "pagewise_diagnosis_timestamp_seconds",
         "seconds",
         "Time of the last diagnosis of the machine and of its account, in seconds since 1970.",
-        |it, out| out.one(Some(MetricValue::seconds(it.unix_ns))),
+        |it, out| out.one(it.findings.as_ref().map(|_| MetricValue::seconds(it.unix_ns))),
     ),
     gauge(
         "pagewise_account_bytes",

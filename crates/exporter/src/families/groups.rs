@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::ops::Add;
 use std::sync::Arc;
 
 use pagewise_model::sweep::{BytesByPageKind, PagesReading, Sweep, SweepProcess};
@@ -44,14 +45,13 @@ struct GroupSums {
     threads: u64,
     virt: Bytes,
     rss: Bytes,
-    rss_by_kind: Option<BytesByPageKind>,
-    pss: Option<BytesByPageKind>,
-    without_pss: u64,
+    rss_by_kind: PartialSum<BytesByPageKind>,
+    pss: PartialSum<BytesByPageKind>,
     pss_age_ns: u64,
-    uss: Option<Bytes>,
-    uss_anonymous: Option<Bytes>,
-    swap: Option<Bytes>,
-    swap_shmem: Option<Bytes>,
+    uss: PartialSum<Bytes>,
+    uss_anonymous: PartialSum<Bytes>,
+    swap: PartialSum<Bytes>,
+    swap_shmem: PartialSum<Bytes>,
     max_rss: Bytes,
     growth: Option<f64>,
     oom_score: Option<u64>,
@@ -61,7 +61,17 @@ struct GroupSums {
     counters: GroupCounters,
 }
 
-const METRICS: [RowMetric<GroupSums>; 19] = [
+/// A sum over the processes that have memory and whose value is known. A process that has ended and
+/// waits for its parent has no memory: its zeros would make a sum of unknown values look known.
+#[derive(Clone, Copy, Debug, Default)]
+struct PartialSum<T> {
+    /// `None` if no process has the value.
+    known: Option<T>,
+    /// Number of processes with memory whose value is not in the sum.
+    without: u64,
+}
+
+const METRICS: [RowMetric<GroupSums>; 20] = [
     gauge("pagewise_group_processes", "", "Number of processes.", |it, out| {
         out.one(Some(it.processes));
     }),
@@ -70,37 +80,52 @@ const METRICS: [RowMetric<GroupSums>; 19] = [
         "pagewise_group_pss_bytes",
         "bytes",
         "Proportional share of the resident pages, by kind of page.",
-        |it, out| kinds(out, it.pss),
+        |it, out| kinds(out, it.pss.known),
     ),
     gauge(
         "pagewise_group_processes_without_pss",
         "",
         "Number of processes whose PSS and USS are not in the sums, because they could not be read.",
-        |it, out| out.one(Some(it.without_pss)),
+        |it, out| out.one(Some(it.pss.without)),
+    ),
+    gauge(
+        "pagewise_group_processes_without_value",
+        "",
+        "Number of processes that are not in a sum, because their value is not known.",
+        |it, out| {
+            let mut lacking = |value, without: u64| {
+                out.each("value", value, Some(without).filter(|it| *it > 0));
+            };
+            lacking("rss", it.rss_by_kind.without);
+            lacking("uss", it.uss.without);
+            lacking("uss_anonymous", it.uss_anonymous.without);
+            lacking("swap_anonymous", it.swap.without);
+            lacking("swap_shmem", it.swap_shmem.without);
+        },
     ),
     gauge(
         "pagewise_group_pss_age_seconds",
         "seconds",
         "Age of the oldest PSS in the sum that was not read again because of the budget.",
-        |it, out| out.one(it.pss.map(|_| MetricValue::seconds(it.pss_age_ns))),
+        |it, out| out.one(it.pss.known.map(|_| MetricValue::seconds(it.pss_age_ns))),
     ),
     gauge(
         "pagewise_group_uss_bytes",
         "bytes",
         "Resident bytes that a single process maps.",
-        |it, out| bytes(out, it.uss),
+        |it, out| bytes(out, it.uss.known),
     ),
     gauge(
         "pagewise_group_uss_anonymous_bytes",
         "bytes",
         "Anonymous part of the USS.",
-        |it, out| bytes(out, it.uss_anonymous),
+        |it, out| bytes(out, it.uss_anonymous.known),
     ),
     gauge(
         "pagewise_group_rss_bytes",
         "bytes",
         "Resident bytes by kind of page. Pages that processes share count once for each process.",
-        |it, out| kinds(out, it.rss_by_kind),
+        |it, out| kinds(out, it.rss_by_kind.known),
     ),
     gauge(
         "pagewise_group_max_process_rss_bytes",
@@ -113,8 +138,8 @@ const METRICS: [RowMetric<GroupSums>; 19] = [
         "bytes",
         "Bytes in swap, by kind of page. Shared memory counts once for each process that maps it.",
         |it, out| {
-            out.each("kind", "anonymous", it.swap.map(|it| it.0));
-            out.each("kind", "shmem", it.swap_shmem.map(|it| it.0));
+            out.each("kind", "anonymous", it.swap.known.map(|it| it.0));
+            out.each("kind", "shmem", it.swap_shmem.known.map(|it| it.0));
         },
     ),
     gauge("pagewise_group_virtual_bytes", "bytes", "Size of the address spaces.", |it, out| {
@@ -241,7 +266,7 @@ pub(crate) fn group_families(
 }
 
 /// Highest number of series of a group.
-const MAX_ROW_SERIES: usize = METRICS.len() + 5;
+const MAX_ROW_SERIES: usize = METRICS.len() + 9;
 
 /// Bytes by which groups are ranked.
 fn size(members: &[&SweepProcess]) -> u64 {
@@ -262,6 +287,15 @@ impl GroupCounters {
         add(&mut self.minor_faults, |it| it.minor_faults);
         add(&mut self.major_faults, |it| it.major_faults);
         add(&mut self.cpu_ns, |it| it.cpu_ns);
+    }
+}
+
+impl<T: Copy> PartialSum<T> {
+    fn add(&mut self, value: &Reading<T>, plus: fn(T, T) -> T) {
+        match value {
+            Ok(value) => self.known = Some(self.known.map_or(*value, |sum| plus(sum, *value))),
+            Err(_) => self.without += 1,
+        }
     }
 }
 
@@ -293,20 +327,25 @@ impl GroupSums {
         self.virt += process.virt;
         self.rss += process.rss;
         self.max_rss = self.max_rss.max(process.rss);
-        self.rss_by_kind = add_kinds(self.rss_by_kind, &process.rss_by_kind);
-        self.pss = add_kinds(self.pss, &process.pss);
-        self.without_pss += u64::from(process.pss.is_err() && !process.is_zombie());
+        if !process.is_zombie() || !process.rss.is_zero() {
+            self.add_memory(process);
+        }
         if let PagesReading::Postponed(read_ns) = process.pages {
             self.pss_age_ns = self.pss_age_ns.max(sweep.time.boot_ns.saturating_sub(read_ns));
         }
-        self.uss = add_bytes(self.uss, &process.uss);
-        self.uss_anonymous = add_bytes(self.uss_anonymous, &process.uss_anonymous);
-        self.swap = add_bytes(self.swap, &process.swap);
-        self.swap_shmem = add_bytes(self.swap_shmem, &process.swap_shmem);
         self.oom_score = self.oom_score.max(process.oom_score.as_ref().ok().copied());
         self.oom_score_adj = self.oom_score_adj.max(process.oom_score_adj.as_ref().ok().copied());
         let started = process.identity.started_unix_ns;
         self.oldest_unix_ns = least(self.oldest_unix_ns, Some(started));
+    }
+
+    fn add_memory(&mut self, process: &SweepProcess) {
+        self.rss_by_kind.add(&process.rss_by_kind, add_kinds);
+        self.pss.add(&process.pss, add_kinds);
+        self.uss.add(&process.uss, Bytes::add);
+        self.uss_anonymous.add(&process.uss_anonymous, Bytes::add);
+        self.swap.add(&process.swap, Bytes::add);
+        self.swap_shmem.add(&process.swap_shmem, Bytes::add);
     }
 }
 
@@ -328,24 +367,12 @@ fn least(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     }
 }
 
-fn add_bytes(sum: Option<Bytes>, value: &Reading<Bytes>) -> Option<Bytes> {
-    match value {
-        Ok(value) => Some(sum.unwrap_or_default() + *value),
-        Err(_) => sum,
+fn add_kinds(a: BytesByPageKind, b: BytesByPageKind) -> BytesByPageKind {
+    BytesByPageKind {
+        anonymous: a.anonymous + b.anonymous,
+        file: a.file + b.file,
+        shmem: a.shmem + b.shmem,
     }
-}
-
-fn add_kinds(
-    sum: Option<BytesByPageKind>,
-    value: &Reading<BytesByPageKind>,
-) -> Option<BytesByPageKind> {
-    let Ok(value) = value else { return sum };
-    let sum = sum.unwrap_or_default();
-    Some(BytesByPageKind {
-        anonymous: sum.anonymous + value.anonymous,
-        file: sum.file + value.file,
-        shmem: sum.shmem + value.shmem,
-    })
 }
 
 /// The families without series.

@@ -86,8 +86,19 @@ fn read_rule(index: usize, rule: ConfigRule) -> Result<GroupRule, GroupConfigErr
     };
     let command = rule.cmdline.map(|list| list.into_iter().map(compile).collect());
     let command = command.transpose()?;
-    let exe = rule.exe.map(|list| list.into_iter().map(read_exe).collect());
+    let exe = rule.exe.map(read_programs);
     Ok(GroupRule { name, comm: rule.comm, exe, command })
+}
+
+/// The programs of a rule. process-exporter keeps the last one of several with the same last
+/// component: `[sh, /bin/sh]` is `/bin/sh` alone.
+fn read_programs(list: Vec<String>) -> Vec<ExeRule> {
+    let mut programs: Vec<ExeRule> = Vec::new();
+    for program in list.into_iter().map(read_exe) {
+        programs.retain(|it| it.base != program.base);
+        programs.push(program);
+    }
+    programs
 }
 
 fn read_exe(text: String) -> ExeRule {

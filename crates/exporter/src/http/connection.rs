@@ -134,6 +134,7 @@ impl Connection {
         let Some(request) = &self.request else { return };
         if !request.credentials().is_some_and(|it| web.verify(&it)) {
             self.response = unauthorized(request);
+            self.response.add_headers(web.headers());
             self.state = ConnectionState::Writing;
             self.request = None;
         }
@@ -164,7 +165,7 @@ impl Connection {
                     if !known {
                         return Ok(());
                     }
-                    self.respond(now, published);
+                    self.respond(now, published, web);
                 }
                 ConnectionState::Writing => {
                     if !self.send()? {
@@ -223,8 +224,8 @@ impl Connection {
     fn parse(&mut self, now: Instant, published: &PublishedScrape, web: &WebConfig) -> bool {
         match HttpRequest::parse(&self.input) {
             RequestParse::Partial if self.input.len() < MAX_HEAD_BYTES => return false,
-            RequestParse::Partial => self.start(now, refuse(431)),
-            RequestParse::Refused(status) => self.start(now, refuse(status)),
+            RequestParse::Partial => self.start(now, refuse(431), web),
+            RequestParse::Refused(status) => self.start(now, refuse(status), web),
             RequestParse::Whole(request, length) => {
                 self.input.drain(..length);
                 self.input.shrink_to(READ_BYTES);
@@ -233,20 +234,21 @@ impl Connection {
                     // `since` stays: the oldest request is checked first.
                     self.state = ConnectionState::Verify;
                 } else {
-                    self.respond(now, published);
+                    self.respond(now, published, web);
                 }
             }
         }
         true
     }
 
-    fn respond(&mut self, now: Instant, published: &PublishedScrape) {
+    fn respond(&mut self, now: Instant, published: &PublishedScrape, web: &WebConfig) {
         if let Some(request) = self.request.take() {
-            self.start(now, answer(&request, published));
+            self.start(now, answer(&request, published), web);
         }
     }
 
-    fn start(&mut self, now: Instant, response: HttpResponse) {
+    fn start(&mut self, now: Instant, mut response: HttpResponse, web: &WebConfig) {
+        response.add_headers(web.headers());
         self.response = response;
         (self.state, self.since) = (ConnectionState::Writing, now);
     }

@@ -34,6 +34,14 @@ impl HttpResponse {
         self.sent += count;
     }
 
+    /// Adds lines of headers to the head.
+    pub(super) fn add_headers(&mut self, lines: &str) {
+        // The empty line ends the head.
+        self.head.truncate(self.head.len() - b"\r\n".len());
+        self.head.extend_from_slice(lines.as_bytes());
+        self.head.extend_from_slice(b"\r\n");
+    }
+
     /// True if the connection ends with this answer.
     pub(super) fn closes(&self) -> bool {
         self.closes

@@ -8,14 +8,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::version::{TLS12, TLS13};
-use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
+use rustls::ServerConfig;
 use serde::Deserialize;
 
 use super::auth::{Credentials, UserTable};
+use super::tls::TlsSection;
 
 /// Time between two looks at the files.
 const RELOAD: Duration = Duration::from_secs(5);
@@ -57,6 +54,8 @@ pub struct WebConfig {
     path: Option<PathBuf>,
     tls: Option<Arc<ServerConfig>>,
     users: UserTable,
+    /// Lines of further headers of all answers.
+    headers: Arc<str>,
     /// The files and the time of their last change.
     files: Vec<(PathBuf, Option<SystemTime>)>,
     looked: Option<Instant>,
@@ -73,27 +72,30 @@ struct ConfigFile {
     basic_auth_users: Option<BTreeMap<String, String>>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TlsSection {
-    cert_file: PathBuf,
-    key_file: PathBuf,
-    #[serde(default)]
-    client_auth_type: String,
-    #[serde(default)]
-    client_ca_file: Option<PathBuf>,
-    #[serde(default)]
-    min_version: String,
-    #[serde(default)]
-    max_version: String,
-}
-
 /// This server has HTTP/1.1 only, so `http2` may have either value.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HttpSection {
     #[serde(default, rename = "http2")]
     _http2: Option<bool>,
+    #[serde(default)]
+    headers: Option<HeaderSection>,
+}
+
+/// Headers of all answers.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HeaderSection {
+    #[serde(default, rename = "Content-Security-Policy")]
+    content_security_policy: Option<String>,
+    #[serde(default, rename = "X-Frame-Options")]
+    x_frame_options: Option<String>,
+    #[serde(default, rename = "X-Content-Type-Options")]
+    x_content_type_options: Option<String>,
+    #[serde(default, rename = "X-XSS-Protection")]
+    x_xss_protection: Option<String>,
+    #[serde(default, rename = "Strict-Transport-Security")]
+    strict_transport_security: Option<String>,
 }
 
 impl WebConfig {
@@ -107,7 +109,8 @@ impl WebConfig {
         let file: Option<ConfigFile> = serde_norway::from_str(&text)
             .map_err(|error| WebConfigError::Yaml { path: path.into(), error })?;
         let file = file.unwrap_or_default();
-        let _ = file.http_server_config;
+        let headers = file.http_server_config.and_then(|it| it.headers).unwrap_or_default();
+        let headers = headers.read(path)?;
         let mut files = vec![path.to_path_buf()];
         let folder = path.parent().unwrap_or(Path::new(""));
         let tls = file.tls_server_config.map(|section| {
@@ -123,6 +126,7 @@ impl WebConfig {
             path: Some(path.into()),
             tls: tls.transpose()?,
             users: UserTable::new(users),
+            headers: headers.into(),
             files: files.into_iter().map(|it| (changed(&it), it)).map(|(a, b)| (b, a)).collect(),
             looked: None,
         })
@@ -134,6 +138,10 @@ impl WebConfig {
 
     pub(super) fn has_tls(&self) -> bool {
         self.tls.is_some()
+    }
+
+    pub(super) fn headers(&self) -> &str {
+        &self.headers
     }
 
     pub(super) fn has_users(&self) -> bool {
@@ -173,7 +181,7 @@ fn io_error(path: &Path, error: io::Error) -> WebConfigError {
     WebConfigError::Io { path: path.into(), error }
 }
 
-fn wrong(path: &Path, problem: impl Into<String>) -> WebConfigError {
+pub(super) fn wrong(path: &Path, problem: impl Into<String>) -> WebConfigError {
     WebConfigError::Value { path: path.into(), problem: problem.into() }
 }
 
@@ -190,77 +198,40 @@ fn check_hash(path: &Path, user: &str, hash: &str) -> Result<(), WebConfigError>
     Ok(())
 }
 
-impl TlsSection {
-    fn read(&self, path: &Path, folder: &Path) -> Result<Arc<ServerConfig>, WebConfigError> {
-        let certificates = read_certificates(&folder.join(&self.cert_file))?;
-        let key_file = folder.join(&self.key_file);
-        let key = PrivateKeyDer::from_pem_file(&key_file)
-            .map_err(|error| wrong(&key_file, format!("expected a private key in PEM: {error}")))?;
-        let versions = self.versions().ok_or_else(|| {
-            wrong(path, "tls_server_config: min_version, max_version: expected TLS12 or TLS13")
-        })?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(&versions)
-            .map_err(|error| wrong(path, format!("tls_server_config: {error}")))?;
-        let builder = match self.client_auth_type.as_str() {
-            "" | "NoClientCert" => builder.with_no_client_auth(),
-            kind @ ("RequireAndVerifyClientCert" | "VerifyClientCertIfGiven") => {
-                let file = self.client_ca_file.as_ref().ok_or_else(|| {
-                    wrong(path, format!("tls_server_config: {kind} needs client_ca_file"))
-                })?;
-                let mut roots = RootCertStore::empty();
-                roots.add_parsable_certificates(read_certificates(&folder.join(file))?);
-                let verifier =
-                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-                let verifier = match kind {
-                    "VerifyClientCertIfGiven" => verifier.allow_unauthenticated(),
-                    _ => verifier,
+impl HeaderSection {
+    /// The lines of the headers. Blank values leave a header out.
+    fn read(&self, path: &Path) -> Result<String, WebConfigError> {
+        let mut lines = String::new();
+        for (name, value, accepted) in self.values() {
+            let Some(value) = value.as_deref().filter(|it| !it.is_empty()) else { continue };
+            let is_plain = value.bytes().all(|b| (b' '..=b'~').contains(&b));
+            if !is_plain || !accepted.is_empty() && !accepted.contains(&value) {
+                let expected = match accepted {
+                    [] => "printable ASCII characters".to_owned(),
+                    _ => accepted.join(" or "),
                 };
-                let verifier = verifier.build();
-                builder.with_client_cert_verifier(
-                    verifier.map_err(|error| wrong(path, format!("client_ca_file: {error}")))?,
-                )
-            }
-            other => {
                 let problem = format!(
-                    "tls_server_config: client_auth_type: expected NoClientCert, \
-                     VerifyClientCertIfGiven or RequireAndVerifyClientCert, found {other}"
+                    "http_server_config: headers: {name}: expected {expected}, found {value:?}"
                 );
                 return Err(wrong(path, problem));
             }
-        };
-        let config = builder.with_single_cert(certificates, key);
-        config.map(Arc::new).map_err(|error| wrong(path, format!("tls_server_config: {error}")))
-    }
-
-    /// `None` if a version is unknown, or none is left.
-    fn versions(&self) -> Option<Vec<&'static SupportedProtocolVersion>> {
-        let number = |text: &str, default| match text {
-            "" => Some(default),
-            "TLS12" => Some(2),
-            "TLS13" => Some(3),
-            _ => None,
-        };
-        let (min, max) = (number(&self.min_version, 2)?, number(&self.max_version, 3)?);
-        let all = [(2, &TLS12), (3, &TLS13)];
-        let versions: Vec<_> =
-            all.into_iter().filter(|it| (min..=max).contains(&it.0)).map(|it| it.1).collect();
-        (!versions.is_empty()).then_some(versions)
-    }
-}
-
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, WebConfigError> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    match read {
-        Ok(list) => {
-            let list: Vec<CertificateDer<'static>> = list;
-            if list.is_empty() {
-                return Err(wrong(path, "expected a certificate in PEM, found none"));
+            // Each answer has it anyway.
+            if name != "X-Content-Type-Options" {
+                lines.push_str(&format!("{name}: {value}\r\n"));
             }
-            Ok(list)
         }
-        Err(error) => Err(wrong(path, format!("expected certificates in PEM: {error}"))),
+        Ok(lines)
+    }
+
+    /// Names, values, and the values that are accepted, if not all are.
+    fn values(&self) -> [(&'static str, &Option<String>, &'static [&'static str]); 5] {
+        [
+            ("Content-Security-Policy", &self.content_security_policy, &[]),
+            ("X-Frame-Options", &self.x_frame_options, &["deny", "sameorigin"]),
+            ("X-Content-Type-Options", &self.x_content_type_options, &["nosniff"]),
+            ("X-XSS-Protection", &self.x_xss_protection, &[]),
+            ("Strict-Transport-Security", &self.strict_transport_security, &[]),
+        ]
     }
 }
 
@@ -293,9 +264,28 @@ mod tests {
 
     #[test]
     fn a_key_that_is_not_supported_is_an_error() {
-        assert!(load("tls_server_config:\n  cipher_suites: [x]\n").is_err());
+        assert!(load("tls_server_config:\n  cert: x\n").is_err());
+        assert!(load("http_server_config: {headers: {Server: x}}\n").is_err());
         assert!(load("rate_limit: {}\n").is_err());
         let error = load("tls_server_config:\n  cert_file: a.pem\n  key_file: b.pem\n");
         assert!(error.expect_err("no such file").contains("a.pem"));
+    }
+
+    #[test]
+    fn headers_have_the_values_that_the_format_allows() {
+        let headers = |text: &str| {
+            let config = load(&format!("http_server_config: {{headers: {{{text}}}}}\n"));
+            config.map(|it| it.headers().to_owned())
+        };
+        let all = "Strict-Transport-Security: max-age=60, X-Frame-Options: deny, \
+                   X-Content-Type-Options: nosniff, X-XSS-Protection: '', \
+                   Content-Security-Policy: \"default-src 'none'\"";
+        let expected = "Content-Security-Policy: default-src 'none'\r\nX-Frame-Options: deny\r\n\
+                        Strict-Transport-Security: max-age=60\r\n";
+        assert_eq!(headers(all).as_deref(), Ok(expected));
+        let error = headers("X-Frame-Options: allow").expect_err("another value");
+        assert!(error.contains("X-Frame-Options: expected deny or sameorigin, found \"allow\""));
+        // A value cannot add a header of its own.
+        assert!(headers("X-XSS-Protection: \"0\\r\\nSet-Cookie: a=b\"").is_err());
     }
 }

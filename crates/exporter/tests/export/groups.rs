@@ -133,6 +133,106 @@ process_names:
     assert_eq!(names, ["databased:one", "/usr/local/bin/scraperd:5", "/srv/walk", ""]);
 }
 
+/// A configuration, command lines, and the groups that process-exporter gives them.
+type ConfigurationCase = (&'static str, &'static [(&'static [&'static str], &'static str)]);
+
+/// The configurations of process-exporter's tests, README and packages, in other words.
+const OWN_CONFIGURATIONS: [ConfigurationCase; 5] = [
+    // The default of the packages and of the Helm chart.
+    (
+        "process_names: [{name: '{{.Comm}}', cmdline: ['.+']}]",
+        &[(&["/usr/sbin/sshd", "-D"], "sshd"), (&["nginx: worker"], "nginx: worker"), (&[], "-")],
+    ),
+    // Programs: of any folder, and of one.
+    (
+        "process_names:\n  - exe: \n    - dash\n  - exe: \n    - zsh\n  - exe: \n    - /bin/fish\n",
+        &[(&["/bin/dash"], "dash"), (&["zsh"], "zsh"), (&["/bin/fish"], "fish"), (&["fish"], "-")],
+    ),
+    // An escape of YAML's double quotes, a lazy quantifier, and each property of a process.
+    (
+        r#"
+process_names:
+  - exe: 
+    - postmaster
+    cmdline: 
+    - "-D\\s+.+?(?P<Folder>[^/]+)(?:$|\\s)"
+    name: "{{.ExeBase}}:{{.Matches.Folder}}"
+  - exe: 
+    - scraper
+    name: "{{.ExeFull}}:{{.PID}}"
+  - comm:
+    - clock
+    name: "{{.StartTime}}"
+  - comm:
+    - here
+    name: "{{.Cwd}}"
+  - comm: [boxed]
+    name: "{{.Cgroups}}"
+"#,
+        &[
+            (&["/usr/bin/postmaster", "-D", "/srv/main"], "postmaster:main"),
+            (&["/opt/scraper"], "/opt/scraper:2"),
+            (&["/bin/clock"], "2024-02-29 12:00:00 +0000 UTC"),
+            (&["/bin/here"], ""),
+            (&["/bin/boxed"], "[/system.slice/web.service]"),
+        ],
+    ),
+    // Each kind of selector; a regular expression that begins with a dash.
+    (
+        r#"
+process_names:
+  - comm:
+    - bash
+  - exe:
+    - postgres
+    - /usr/local/bin/scraper
+  - name: "{{.ExeFull}}:{{.Matches.File}}"
+    exe:
+    - /usr/local/bin/exporter
+    cmdline:
+    - -config.path\s+(?P<File>\S+)
+"#,
+        &[
+            (&["-bash"], "-"),
+            (&["/bin/bash"], "bash"),
+            (&["/usr/lib/postgres", "-D", "x"], "postgres"),
+            (&["/opt/scraper"], "-"),
+            (
+                &["/usr/local/bin/exporter", "-config.path", "a.yml"],
+                "/usr/local/bin/exporter:a.yml",
+            ),
+            (&["/usr/local/bin/exporter"], "-"),
+        ],
+    ),
+    // A name without a field; comm has at most 15 bytes.
+    (
+        "process_names:\n  - comm:\n    - chromium-browse\n  - exe:\n    - /sbin/upstart\n    \
+         cmdline:\n    - --user\n    name: upstart:-user\n",
+        &[
+            (&["/usr/bin/chromium-browser"], "chromium-browser"),
+            (&["/sbin/upstart", "--user"], "upstart:-user"),
+            (&["/sbin/upstart", "--system"], "-"),
+        ],
+    ),
+];
+
+#[test]
+fn its_own_configurations_are_accepted_with_the_same_names() {
+    for (rules, expected) in OWN_CONFIGURATIONS {
+        let processes = (1..).zip(expected).map(|(pid, it)| process(pid, 0, it.0, 1)).collect();
+        let names: Vec<&str> = expected.iter().map(|it| it.1).collect();
+        assert_eq!(groups(rules, true, processes), names, "{rules}");
+    }
+}
+
+#[test]
+fn of_programs_with_the_same_last_component_the_last_one_counts() {
+    let rules = "process_names: [{exe: [sh, /bin/sh]}, {exe: [/bin/ksh, ksh], name: any}]";
+    let commands = ["sh", "/bin/sh", "/opt/sh", "ksh", "/opt/ksh"];
+    let processes = (1..).zip(commands).map(|(pid, it)| process(pid, 0, &[it], 1)).collect();
+    assert_eq!(groups(rules, false, processes), ["-", "sh", "-", "any", "any"]);
+}
+
 #[test]
 fn errors_name_the_rule_and_the_part() {
     let error = |text: &str| GroupRules::parse(text).unwrap_err().to_string();

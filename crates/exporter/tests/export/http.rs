@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use pagewise_exporter::{PublishedScrape, ScrapeServer, WebConfig};
+use pagewise_exporter::{GroupRules, PublishedScrape, ScrapeServer, SeriesLimits, WebConfig};
 use pagewise_skip::{Lack, skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::parser::parse;
-use crate::sweeps::{export, process, sweep};
+use crate::sweeps::{export, exporter, named, process, sweep};
 
 /// A server in a thread, which ends with the value.
 struct RunningServer {
@@ -202,6 +202,56 @@ fn the_server_ends_while_clients_are_connected() {
     drop((idle, half));
 }
 
+/// Status line, and whether the body has the length that the head states.
+fn answer_of(stream: &mut TcpStream) -> (String, bool) {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let is_whole = head.contains(&format!("\r\nContent-Length: {}\r\n", body.len()));
+    (head.lines().next().unwrap().to_owned(), is_whole)
+}
+
+const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n";
+
+#[test]
+fn an_answer_under_way_is_completed_when_the_server_ends() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    // More than the buffers of the sockets hold.
+    let named = |pid: u32| named(process(pid, 1, &["x"], 1), format!("{pid}").as_bytes());
+    let limits = SeriesLimits { max_series: 1_000_000, max_groups: 100_000, max_cgroups: 1 };
+    let large = exporter(GroupRules::by_comm(), limits).export(sweep(
+        1,
+        (1..=10_000).map(named).collect(),
+        Vec::new(),
+    ));
+    server.published.publish(&large, Duration::ZERO);
+    let mut stream = server.connect();
+    stream.write_all(SCRAPE).unwrap();
+    let mut begin = [0; 16];
+    stream.read_exact(&mut begin).unwrap();
+    server.is_over.store(true, Ordering::Relaxed);
+    thread::sleep(Duration::from_millis(600));
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    let text = String::from_utf8([&begin[..], &rest].concat()).unwrap();
+    assert!(text.len() > 8 << 20 && text.ends_with("pagewise_scrapes_total 1\n"), "{}", text.len());
+}
+
+#[test]
+fn a_request_that_has_come_is_answered_when_the_server_ends() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let published = Arc::new(PublishedScrape::new(Duration::from_secs(15)));
+    let exported = export(sweep(1, vec![process(5, 1, &["job"], 10)], Vec::new()));
+    published.publish(&exported, Duration::ZERO);
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    stream.write_all(SCRAPE).unwrap();
+    let mut server = ScrapeServer::new(vec![listener], published, WebConfig::default()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| server.run(|| true).unwrap());
+        assert_eq!(answer_of(&mut stream), ("HTTP/1.1 200 OK".into(), true));
+    });
+}
+
 #[test]
 fn a_changed_file_of_passwords_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -254,7 +304,9 @@ fn client_certificate(folder: &Path) -> Option<()> {
     openssl(folder, &format!("req -x509 {NEW_KEY} {authority}"))?;
     let request = "-keyout client-key.pem -out client.csr -subj /CN=client";
     openssl(folder, &format!("req {NEW_KEY} {request}"))?;
-    std::fs::write(folder.join("extensions"), "basicConstraints=critical,CA:FALSE\n").unwrap();
+    let extensions = "basicConstraints=critical,CA:FALSE\n\
+                      subjectAltName=DNS:scraper.example,IP:10.0.0.7\n";
+    std::fs::write(folder.join("extensions"), extensions).unwrap();
     let signed = "-in client.csr -out client.pem -days 2 -extfile extensions";
     openssl(folder, &format!("x509 -req {signed} -CA ca.pem -CAkey ca-key.pem -CAcreateserial"))
 }
@@ -298,6 +350,132 @@ fn tls_is_served_with_the_certificate_of_the_file() {
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.windows(8).any(|it| it == b"pagewise"), "{answer:?}");
+}
+
+/// A server with further keys in `tls_server_config`, or the error.
+fn serve_tls(folder: &Path, keys: &str) -> Result<RunningServer, String> {
+    let path = folder.join("web.yml");
+    let config = format!(
+        "tls_server_config: {{cert_file: cert.pem, key_file: key.pem, {keys}}}\n\
+         http_server_config: {{headers: {{X-Frame-Options: sameorigin}}}}\n"
+    );
+    std::fs::write(&path, config).unwrap();
+    let web = WebConfig::load(&path).map_err(|error| error.to_string())?;
+    Ok(RunningServer::start(web, true))
+}
+
+#[test]
+fn algorithms_of_tls_are_those_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    if certificate(folder).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let is_served = |server: &RunningServer, options: &str| {
+        tls_scrape(server, folder, options).starts_with("HTTP/1.1 200")
+    };
+    let suites = "cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256], \
+                  prefer_server_cipher_suites: false, curve_preferences: [CurveP384]";
+    let server = serve_tls(folder, suites).unwrap();
+    assert!(is_served(&server, "-tls1_2 -cipher ECDHE-ECDSA-AES128-GCM-SHA256"));
+    assert!(!is_served(&server, "-tls1_2 -cipher ECDHE-ECDSA-AES256-GCM-SHA384"));
+    assert!(is_served(&server, "-tls1_3 -groups P-384"));
+    assert!(!is_served(&server, "-tls1_3 -groups X25519"));
+    // Without a suite of TLS 1.2, that version is off.
+    let server = serve_tls(folder, "cipher_suites: [TLS_AES_128_GCM_SHA256]").unwrap();
+    assert!(is_served(&server, "-tls1_3") && !is_served(&server, "-tls1_2"));
+    let server = serve_tls(folder, "cipher_suites: [], curve_preferences: []").unwrap();
+    assert!(is_served(&server, "-tls1_2 -cipher ECDHE-ECDSA-AES256-GCM-SHA384"));
+
+    let error = |keys: &str| serve_tls(folder, keys).err().unwrap();
+    let old = error("cipher_suites: [TLS_RSA_WITH_AES_128_CBC_SHA]");
+    assert!(old.contains("found TLS_RSA_WITH_AES_128_CBC_SHA"), "{old}");
+    assert!(old.contains("TLS_AES_128_GCM_SHA256, ") && old.contains("CHACHA20"), "{old}");
+    let curve = error("curve_preferences: [CurveP521]");
+    assert!(curve.contains("of X25519, CurveP256, CurveP384, found CurveP521"), "{curve}");
+    let none = error("cipher_suites: [TLS_AES_128_GCM_SHA256], max_version: TLS12");
+    assert!(none.contains("cipher_suites: expected one of TLS 1.2"), "{none}");
+    assert!(error("min_version: TLS11").contains("found TLS11"));
+    assert!(error("min_version: TLS13, max_version: TLS12").contains("min_version up to"));
+}
+
+#[test]
+fn every_answer_has_the_headers_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("web.yml");
+    let hash = bcrypt::hash("secret", 4).unwrap();
+    let config = format!(
+        "http_server_config: {{headers: {{Strict-Transport-Security: max-age=60}}}}\n\
+         basic_auth_users:\n  ann: {hash}\n"
+    );
+    std::fs::write(&path, config).unwrap();
+    let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
+    let password = "Authorization: Basic YW5uOnNlY3JldA==\r\n";
+    let answers = [
+        (" 200 ", server.get("/metrics", password)),
+        (" 404 ", server.get("/x", password)),
+        (" 401 ", server.get("/metrics", "")),
+        (" 400 ", server.ask("\0\r\n\r\n")),
+    ];
+    for (status, answer) in answers {
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(status), "{head}");
+        assert!(head.contains("\r\nStrict-Transport-Security: max-age=60"), "{head}");
+        let length = format!("Content-Length: {}\r\n", body.len());
+        assert!(head.contains(&length), "{head}");
+    }
+}
+
+#[test]
+fn a_client_needs_one_of_the_names_in_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    if certificate(folder).and_then(|()| client_certificate(folder)).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let signed = "-cert client.pem -key client-key.pem";
+    let is_served = |names: &str, options: &str| {
+        let keys = format!(
+            "client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem, \
+             client_allowed_sans: [{names}]"
+        );
+        let server = serve_tls(folder, &keys).unwrap();
+        tls_scrape(&server, folder, options).starts_with("HTTP/1.1 200")
+    };
+    for version in ["-tls1_2", "-tls1_3"] {
+        let options = &format!("{version} {signed}");
+        assert!(is_served("x, scraper.example", options), "{version}");
+        assert!(is_served("10.0.0.7", options), "{version}");
+        assert!(!is_served("scraper.example.org", options), "{version}");
+        assert!(!is_served("localhost", &format!("{version} -cert cert.pem -key key.pem")));
+    }
+    // A client may write any name into a certificate that the server does not verify.
+    for kind in ["NoClientCert", "RequireAnyClientCert"] {
+        let keys = format!("client_auth_type: {kind}, client_allowed_sans: [x]");
+        let error = serve_tls(folder, &keys).err().unwrap();
+        assert!(error.contains("needs the client_auth_type RequireAndVerify"), "{error}");
+    }
+}
+
+#[test]
+fn a_certificate_that_is_not_verified_is_asked_for_but_proves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    if certificate(folder).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let is_served = |server: &RunningServer, options: &str| {
+        tls_scrape(server, folder, options).starts_with("HTTP/1.1 200")
+    };
+    let own = "-cert cert.pem -key key.pem";
+    for version in ["-tls1_2", "-tls1_3"] {
+        let server = serve_tls(folder, "client_auth_type: RequestClientCert").unwrap();
+        assert!(is_served(&server, version) && is_served(&server, &format!("{version} {own}")));
+        let server = serve_tls(folder, "client_auth_type: RequireAnyClientCert").unwrap();
+        assert!(!is_served(&server, version) && is_served(&server, &format!("{version} {own}")));
+    }
+    let error = serve_tls(folder, "client_ca_file: cert.pem").err().unwrap();
+    assert!(error.contains("client_ca_file needs the client_auth_type"), "{error}");
 }
 
 #[test]

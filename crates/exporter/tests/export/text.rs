@@ -102,6 +102,36 @@ fn an_absent_value_makes_no_series() {
 }
 
 #[test]
+fn a_sum_is_of_processes_with_memory_and_the_others_are_counted() {
+    let unknown = || Err(Absent::Ambiguous("swap".into()));
+    let mut shell = process(7, 1, &["bash"], 2);
+    shell.uss_anonymous = unknown();
+    // A process that has ended has zeros only.
+    let mut ended = process(8, 7, &["bash"], 0);
+    ended.state = 'Z';
+    let series = series_of(&export(sweep(1, vec![shell.clone(), ended.clone()], Vec::new())));
+    let name = "pagewise_group_uss_anonymous_bytes";
+    assert_eq!(group(&series, name, "bash"), None);
+    assert_eq!(group(&series, "pagewise_group_uss_bytes", "bash"), Some((2 << 20) as f64));
+    assert_eq!(group(&series, "pagewise_group_processes", "bash"), Some(2.0));
+    let without = |series: &ParsedSeries, of: &str| {
+        let labels = [("groupname", "bash"), ("value", of)];
+        value(series, "pagewise_group_processes_without_value", &labels)
+    };
+    assert_eq!(without(&series, "uss_anonymous"), Some(1.0));
+    assert_eq!(without(&series, "uss"), None);
+    let known = process(9, 1, &["bash"], 3);
+    let series = series_of(&export(sweep(1, vec![shell, ended.clone(), known], Vec::new())));
+    assert_eq!(group(&series, name, "bash"), Some((3 << 20) as f64));
+    assert_eq!(without(&series, "uss_anonymous"), Some(1.0));
+    // No process of the group has memory.
+    ended.pss = Err(Absent::Vanished);
+    let series = series_of(&export(sweep(1, vec![ended], Vec::new())));
+    assert_eq!(group(&series, "pagewise_group_uss_bytes", "bash"), None);
+    assert_eq!(group(&series, "pagewise_group_processes_without_pss", "bash"), Some(0.0));
+}
+
+#[test]
 fn counters_of_a_group_do_not_fall_when_a_process_ends() {
     let mut exporter = exporter(GroupRules::by_comm(), SeriesLimits::default());
     let at = |faults: u64, pid: u32| {
@@ -213,7 +243,7 @@ fn diagnosis(warnings: usize) -> ExportedDiagnosis {
             allocatable_huge: Some(Bytes::mib(6)),
             unusable_index: Some(0.25),
         },
-        findings,
+        findings: Some(findings),
         ..ExportedDiagnosis::default()
     }
 }

@@ -42,9 +42,11 @@ pub(crate) struct ExporterArgs {
     /// Read all processes every TIME
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = humantime::parse_duration)]
     pub(crate) every: Duration,
-    /// Look for signs of trouble, and make the account of the RAM, every TIME; `0s` never
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration, conflicts_with = "once")]
-    pub(crate) diagnose_every: Duration,
+    /// Look for signs of trouble, and make the account of the RAM, every TIME; `0s` never. With
+    /// --once, look for signs of trouble once, for TIME but at most 5 s; without TIME, only make
+    /// the account [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) diagnose_every: Option<Duration>,
     /// Group processes by the rules of FILE, a configuration file of process-exporter. Without
     /// FILE, processes of the same name are a group
     #[arg(long, value_name = "FILE")]
@@ -60,10 +62,18 @@ pub(crate) struct ExporterArgs {
     /// Nothing is served unless --listen is given
     #[arg(long, value_name = "DIR")]
     pub(crate) textfile: Option<PathBuf>,
-    /// Push the metrics to an OpenTelemetry collector after each reading (OTLP over HTTP, JSON).
+    /// Push the metrics to an OpenTelemetry collector after each reading (OTLP over HTTP or HTTPS,
+    /// JSON).
     /// Nothing is served unless --listen is given
     #[arg(long, value_name = "URL", conflicts_with = "once")]
     pub(crate) otlp: Option<String>,
+    /// Send a header with each push, for example `Authorization=Bearer TOKEN`; repeat for several.
+    /// `NAME=@FILE` reads the value from FILE: every user can read the command line
+    #[arg(long, value_name = "NAME=VALUE", requires = "otlp")]
+    pub(crate) otlp_header: Vec<String>,
+    /// Trust the certificates in FILE for a collector with TLS, instead of those of the machine
+    #[arg(long, value_name = "FILE", requires = "otlp")]
+    pub(crate) otlp_ca: Option<PathBuf>,
     /// Print the metrics of one reading
     #[arg(long, conflicts_with = "listen")]
     pub(crate) once: bool,

@@ -23,7 +23,8 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         bail!("interrupted before the bundle was complete");
     };
     if args.anonymous {
-        anonymous(&mut sweep, &mut diagnosis.findings);
+        let findings = diagnosis.findings.as_deref_mut();
+        anonymous(&mut sweep, findings.unwrap_or_default());
     }
     let kernel = rustix::system::uname();
     let bundle = json!({
@@ -32,7 +33,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         "kernel": kernel.release().to_string_lossy(),
         "machine": kernel.machine().to_string_lossy(),
         "is_anonymous": args.anonymous,
-        "findings": diagnosis.findings.iter().map(finding).collect::<Vec<Value>>(),
+        "findings": findings(&diagnosis),
         "account": account(&diagnosis),
         "sweep": sweep,
     });
@@ -47,6 +48,12 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The findings; null if the processes could not be observed.
+fn findings(diagnosis: &ExportedDiagnosis) -> Value {
+    let findings = diagnosis.findings.as_ref();
+    findings.map_or(Value::Null, |list| list.iter().map(finding).collect())
 }
 
 fn finding(finding: &ExportedFinding) -> Value {

@@ -59,17 +59,21 @@ pub(super) fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> Option<E
     if ends() {
         return None;
     }
-    let findings = evidence.as_ref().map(findings).unwrap_or_default();
+    Some(ExportedDiagnosis { findings: evidence.as_ref().map(findings), ..reading() })
+}
+
+/// The part of a diagnosis that needs one reading: the account, the headroom, and the free memory.
+pub(super) fn reading() -> ExportedDiagnosis {
     let request =
         SystemRequest { wish: Wish::Auto, sample: Duration::ZERO, largest: 0, files: None };
-    let reading = read(&root, &request).ok();
-    Some(ExportedDiagnosis {
+    let reading = read(&ProcRoot::live(), &request).ok();
+    ExportedDiagnosis {
         unix_ns: now_ns(),
         account: reading.as_ref().map(account),
         headroom: reading.as_ref().map(exported_headroom).unwrap_or_default(),
         free: reading.as_ref().map(free_memory).unwrap_or_default(),
-        findings,
-    })
+        findings: None,
+    }
 }
 
 fn exported_headroom(reading: &SystemReading) -> ExportedHeadroom {
