@@ -12,7 +12,7 @@ use pagewise_proc::{ProcRoot, target_file};
 use pagewise_sampler::{Sampler, SamplerOptions, SweepOutcome, TriggerLimits, TriggerWatch};
 use pagewise_store::{RecordWriter, RetentionLimits, WriterOptions, apply_retention};
 use pagewise_sys::interrupt::NotedInterrupts;
-use pagewise_sys::system;
+use pagewise_sys::{own_memory, system};
 
 use super::args::{RecorderArgs, TriggerArgs};
 use super::category_round::CategoryRound;
@@ -56,8 +56,15 @@ pub(super) fn run(args: &RecorderArgs) -> anyhow::Result<ExitCode> {
     let is_over =
         || interrupts.came() || args.during.is_some_and(|during| began.elapsed() >= during);
     let mut due = Instant::now();
+    // The code that parses options and opens the recording is not needed again.
+    own_memory::release_unused();
+    let mut is_first = true;
     while !is_over() {
         recorder.sweep(&root)?;
+        if std::mem::take(&mut is_first) {
+            // Neither is the memory of the first sweep, in which all processes are new.
+            own_memory::release_unused();
+        }
         due += args.every;
         // After a delay, as of a suspended machine, the missed sweeps are not made up for.
         due = due.max(Instant::now());
