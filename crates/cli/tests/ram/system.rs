@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use pagewise_skip::{Lack, has_all_rights, is_root, skip};
 use serde_json::Value;
 
 use super::fixture::cgroup::TestCgroup;
-use super::fixture::{Fixture, disk, json, number, pagewise, tool};
+use super::fixture::{Fixture, disk, json, number, pagewise, program, tool};
 
 /// `meminfo` in bytes.
 fn meminfo() -> BTreeMap<String, u64> {
@@ -235,6 +235,56 @@ fn kernel_memory_is_that_of_vmallocinfo_and_zoneinfo() {
         .filter_map(|line| line.trim().strip_prefix("count:")?.trim().parse::<u64>().ok());
     let counted = lists.sum::<u64>() * page;
     assert!(owner(&report, "free.per_cpu").abs_diff(counted) <= 64 << 20);
+}
+
+/// Growth of the owner of page tables by a process with 2,000 of them, and their size by the status
+/// of the process.
+fn growth_by_page_tables() -> (u64, u64) {
+    let before = owner(&system(), "page_tables");
+    // A page in each of 2,000 ranges that one page table maps.
+    let mut child = Command::new(program("oomed"))
+        .args(["tables=2000", "wait"])
+        .current_dir(disk())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let tables = status.lines().find_map(|line| line.strip_prefix("VmPTE:")).unwrap();
+    let tables: u64 = tables.trim().trim_end_matches(" kB").parse().unwrap();
+    let after = owner(&system(), "page_tables");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(tables >= 2000 * 4, "{status}");
+    (after.saturating_sub(before), tables << 10)
+}
+
+#[test]
+fn page_tables_of_a_process_are_owned_as_its_status_has_them() {
+    agrees(2 << 20, growth_by_page_tables);
+}
+
+#[test]
+fn stacks_of_the_kernel_are_those_of_all_threads() {
+    // The first PID namespace has this inode in all kernels.
+    if fs::read_link("/proc/self/ns/pid").is_ok_and(|it| it != Path::new("pid:[4026531836]")) {
+        return skip(&Lack::Machine("processes of other PID namespaces are not seen"));
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return skip(&Lack::Machine("the size of a stack depends on the kernel"));
+    }
+    let threads = || -> u64 {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let statuses = processes.map(|it| fs::read_to_string(it.path().join("status")));
+        let threads = statuses.flatten().filter_map(|status| {
+            let line = status.lines().find_map(|line| line.strip_prefix("Threads:"))?;
+            line.trim().parse::<u64>().ok()
+        });
+        threads.sum()
+    };
+    agrees(2 << 20, || (owner(&system(), "kernel.stacks"), threads() * (16 << 10)));
 }
 
 #[test]
