@@ -14,15 +14,16 @@ use super::fixture::machine::machine;
 use super::fixture::static_program;
 use super::kills::SCENARIOS;
 
-/// Marks in the output of the machine, each at the beginning of a line: a report can have the script
-/// in it, as the command line of a process.
+/// Marks in the output of the machine, each at the beginning of a line: a report can have the
+/// script in it, as the command line of a process.
 const BEGIN: &str = "=== scenario ";
 const KILLED: &str = "=== killed";
 
-/// Functions of the script of the machine. The kernel never kills the shell, only the actors.
+/// Functions of the script of the machine. The kernel kills the shell last. The last pushes are
+/// small, so that one kill frees enough for them.
 const HEAD: &str = "\
 cd /tmp
-echo -1000 >/proc/$$/oom_score_adj
+echo -500 >/proc/$$/oom_score_adj
 actor() {
     tail -f /dev/null | {
         echo 0 >/proc/self/oom_score_adj
@@ -31,7 +32,8 @@ actor() {
     until grep -q ready /tmp/said.$1; do sleep 0.05; done
 }
 push() {
-    tail -f /dev/null | oomed adj=-1000 push=6 wait >/tmp/pushed 2>&1 &
+    size=$(awk '/MemAvailable/ { print $2 > 40000 ? 6 : 1 }' /proc/meminfo)
+    tail -f /dev/null | oomed adj=-1000 push=$size wait >/tmp/pushed 2>&1 &
     tries=0
     until grep -q ready /tmp/pushed || [ $tries -ge 40 ]; do sleep 0.05; tries=$((tries + 1)); done
 }
@@ -61,7 +63,7 @@ fn script() -> String {
         let _ = writeln!(script, "echo '{BEGIN}{at}'");
         let _ = writeln!(script, "pagewise oom --json --for 0s --limit all >/tmp/forecast");
         let _ = writeln!(script, "tr -d '\\n' </tmp/forecast; echo");
-        let _ = writeln!(script, "for step in $(seq 80); do");
+        let _ = writeln!(script, "for step in $(seq 120); do");
         let _ = writeln!(script, "    push; dmesg | grep -q 'Killed process' && break");
         let _ = writeln!(script, "done");
         let _ = writeln!(script, "echo '{KILLED}'");
