@@ -20,7 +20,7 @@ use signal_hook::low_level::emulate_default_handler;
 
 use super::input;
 use super::instruments::InstrumentRuns;
-use super::pace::SweepPace;
+use super::pace::{SweepCpu, SweepPace};
 use super::reader::{self, PageReader};
 use super::sampling::SamplingThread;
 use super::screen::FullScreen;
@@ -31,8 +31,8 @@ use crate::terminal::TerminalLook;
 pub(super) enum LiveEvent {
     /// For the state.
     Screen(TuiEvent),
-    /// A sweep, the events that it found, and its CPU time without that of pages.
-    Sweep { sweep: Arc<Sweep>, events: Vec<SweepEvent>, paced_cpu: Duration },
+    /// A sweep, the events that it found, and its CPU time for pages.
+    Sweep { sweep: Arc<Sweep>, events: Vec<SweepEvent>, pages_cpu: Duration },
     /// The processes cannot be listed.
     SweepFailed(String),
     /// A signal.
@@ -53,7 +53,7 @@ pub(super) struct LiveTop {
     runs: InstrumentRuns,
     color: bool,
     /// CPU time before the work on the last sweep, CPU time of its reading, and its processes.
-    last_cost: Option<(Duration, Duration, usize)>,
+    last_cost: Option<(Duration, SweepCpu, usize)>,
     sender: Sender<LiveEvent>,
     receiver: Receiver<LiveEvent>,
 }
@@ -157,10 +157,10 @@ impl LiveTop {
                     self.carry_out(action)?;
                 }
             }
-            LiveEvent::Sweep { sweep, mut events, paced_cpu } => {
+            LiveEvent::Sweep { sweep, mut events, pages_cpu } => {
                 // This view was frozen or suspended, or reads less often: the machine has no gap.
                 events.retain(|it| !matches!(it.event, SweepEventKind::Gap { .. }));
-                self.add(sweep, &events, paced_cpu);
+                self.add(sweep, &events, pages_cpu);
             }
             LiveEvent::SweepFailed(error) => {
                 self.state.apply(TuiEvent::Message(error));
@@ -173,17 +173,19 @@ impl LiveTop {
         Ok(None)
     }
 
-    fn add(&mut self, sweep: Arc<Sweep>, events: &[SweepEvent], paced_cpu: Duration) {
-        self.last_cost = Some((thread_cpu_time(), paced_cpu, sweep.processes.len()));
+    fn add(&mut self, sweep: Arc<Sweep>, events: &[SweepEvent], pages_cpu: Duration) {
+        let others = Duration::from_nanos(sweep.cost.cpu_ns).saturating_sub(pages_cpu);
+        let cpu = SweepCpu { pages: pages_cpu, others };
+        self.last_cost = Some((thread_cpu_time(), cpu, sweep.processes.len()));
         self.history.push(sweep, events);
         self.show_table();
     }
 
     /// Adapts the time to the next sweep to the cost of the last one, its frame included.
     fn adapt(&mut self) {
-        let Some((before, read, processes)) = self.last_cost.take() else { return };
-        let cost = read + thread_cpu_time().saturating_sub(before);
-        if let Some(interval) = self.pace.count(cost, processes) {
+        let Some((before, mut cpu, processes)) = self.last_cost.take() else { return };
+        cpu.others += thread_cpu_time().saturating_sub(before);
+        if let Some(interval) = self.pace.count(cpu, processes) {
             self.set_interval(interval);
         }
     }

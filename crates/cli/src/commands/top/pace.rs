@@ -17,14 +17,23 @@ const WEIGHT: f64 = 0.3;
 /// Shorter times than this share of the last interval are not worth a change.
 const TOLERANCE: f64 = 0.8;
 
+/// CPU time of a sweep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SweepCpu {
+    /// Reading the pages of processes. It has a budget of its own, and one sweep may spend what
+    /// those before have saved: it counts as at most [`PAGE_SHARE`] of the interval.
+    pub(super) pages: Duration,
+    /// All else, with the table and its frame.
+    pub(super) others: Duration,
+}
+
 /// Chooses the interval from the cost of the last sweeps.
 #[derive(Debug)]
 pub(super) struct SweepPace {
     wanted: Duration,
     actual: Duration,
     /// Average CPU time of a sweep, its table and its frame, in seconds. The first sweep, which
-    /// reads everything, does not count; neither do the pages of processes, which have a budget of
-    /// their own.
+    /// reads everything, does not count.
     cost: Option<f64>,
     sweeps: u64,
 }
@@ -44,13 +53,14 @@ impl SweepPace {
         self.actual
     }
 
-    /// Counts the cost of a sweep without that of pages; returns the new interval if it changes.
-    pub(super) fn count(&mut self, cpu: Duration, processes: usize) -> Option<Duration> {
+    /// Counts the cost of a sweep; returns the new interval if it changes.
+    pub(super) fn count(&mut self, cpu: SweepCpu, processes: usize) -> Option<Duration> {
         self.sweeps += 1;
         if self.sweeps == 1 {
             return None;
         }
-        let cpu = cpu.as_secs_f64();
+        let pages = PAGE_SHARE * self.actual.as_secs_f64();
+        let cpu = cpu.others.as_secs_f64() + cpu.pages.as_secs_f64().min(pages);
         self.cost = Some(self.cost.map_or(cpu, |cost| cost + (cpu - cost) * WEIGHT));
         #[expect(clippy::cast_precision_loss, reason = "the number of processes is below 2^22")]
         let fitting = self.fitting(processes as f64)?;
@@ -64,7 +74,7 @@ impl SweepPace {
     }
 
     fn fitting(&self, processes: f64) -> Option<Duration> {
-        let share = (SHARE * processes / FEW_PROCESSES).clamp(SHARE, MAX_SHARE) - PAGE_SHARE;
+        let share = (SHARE * processes / FEW_PROCESSES).clamp(SHARE, MAX_SHARE);
         let least = Duration::from_secs_f64((self.cost? / share).min(MAX_INTERVAL.as_secs_f64()));
         // Tenths of a second are shown.
         let tenths = u64::try_from(least.as_millis().div_ceil(100)).unwrap_or(u64::MAX);
@@ -76,11 +86,15 @@ impl SweepPace {
 mod tests {
     use super::*;
 
+    fn cpu(pages: u64, others: u64) -> SweepCpu {
+        SweepCpu { pages: Duration::from_millis(pages), others: Duration::from_millis(others) }
+    }
+
     #[test]
     fn a_cheap_sweep_keeps_the_interval() {
         let mut pace = SweepPace::new(Duration::from_secs(1));
         for _ in 0..9 {
-            assert_eq!(pace.count(Duration::from_millis(5), 300), None);
+            assert_eq!(pace.count(cpu(900, 6), 300), None);
         }
         assert_eq!(pace.interval(), Duration::from_secs(1));
     }
@@ -88,12 +102,12 @@ mod tests {
     #[test]
     fn an_expensive_sweep_makes_the_interval_longer_and_a_cheap_one_shorter() {
         let mut pace = SweepPace::new(Duration::from_secs(1));
-        pace.count(Duration::from_secs(9), 300);
+        pace.count(cpu(0, 9000), 300);
         assert_eq!(pace.interval(), Duration::from_secs(1), "the first sweep does not count");
-        let longer = pace.count(Duration::from_millis(24), 300);
+        let longer = pace.count(cpu(0, 40), 300);
         assert_eq!(longer, Some(Duration::from_secs(4)));
         for _ in 0..30 {
-            pace.count(Duration::from_millis(3), 300);
+            pace.count(cpu(0, 5), 300);
         }
         assert_eq!(pace.interval(), Duration::from_secs(1));
     }
@@ -101,7 +115,7 @@ mod tests {
     #[test]
     fn many_processes_may_take_three_percent() {
         let mut pace = SweepPace::new(Duration::from_secs(1));
-        pace.count(Duration::ZERO, 3000);
-        assert_eq!(pace.count(Duration::from_millis(52), 3000), Some(Duration::from_secs(2)));
+        pace.count(cpu(0, 0), 3000);
+        assert_eq!(pace.count(cpu(0, 60), 3000), Some(Duration::from_secs(2)));
     }
 }

@@ -83,9 +83,8 @@ fn spawn(
                 Err(RecvTimeoutError::Timeout) => {
                     let event = match sampler.sweep() {
                         Ok(SweepOutcome { sweep, events }) => {
-                            let cpu = Duration::from_nanos(sweep.cost.cpu_ns);
-                            let paced_cpu = cpu.saturating_sub(sampler.pages_cpu());
-                            LiveEvent::Sweep { sweep: Arc::new(sweep), events, paced_cpu }
+                            let pages_cpu = sampler.pages_cpu();
+                            LiveEvent::Sweep { sweep: Arc::new(sweep), events, pages_cpu }
                         }
                         Err(error) => LiveEvent::SweepFailed(error.to_string()),
                     };
