@@ -32,10 +32,14 @@ actor() {
     until grep -q ready /tmp/said.$1; do sleep 0.05; done
 }
 push() {
-    size=$(awk '/MemAvailable/ { print $2 > 40000 ? 6 : 1 }' /proc/meminfo)
-    tail -f /dev/null | oomed adj=-1000 push=$size wait >/tmp/pushed 2>&1 &
+    tail -f /dev/null | oomed adj=-1000 push=$1 wait >/tmp/pushed 2>&1 &
     tries=0
     until grep -q ready /tmp/pushed || [ $tries -ge 40 ]; do sleep 0.05; tries=$((tries + 1)); done
+}
+fill() {
+    for step in $(seq $(awk '/MemAvailable/ { print int($2 / 16384 - 2) }' /proc/meminfo)); do
+        push 16
+    done
 }
 finish() {
     dmesg -c | grep -E 'Killed process|] [[][ 0-9]*] '
@@ -63,8 +67,9 @@ fn script() -> String {
         let _ = writeln!(script, "echo '{BEGIN}{at}'");
         let _ = writeln!(script, "pagewise oom --json --for 0s --limit all >/tmp/forecast");
         let _ = writeln!(script, "tr -d '\\n' </tmp/forecast; echo");
+        let _ = writeln!(script, "fill");
         let _ = writeln!(script, "for step in $(seq 120); do");
-        let _ = writeln!(script, "    push; dmesg | grep -q 'Killed process' && break");
+        let _ = writeln!(script, "    push 1; dmesg | grep -q 'Killed process' && break");
         let _ = writeln!(script, "done");
         let _ = writeln!(script, "echo '{KILLED}'");
         let _ = writeln!(script, "finish");

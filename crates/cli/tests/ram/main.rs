@@ -9,4 +9,5 @@ mod fixture;
 mod kills;
 mod machines;
 mod oom;
+mod owners;
 mod system;
