@@ -190,6 +190,12 @@ impl SweepProcess {
         matches!(self.state, 'Z' | 'X')
     }
 
+    /// True if the process has ended and its memory is gone. A process whose first thread has ended
+    /// is a zombie too, with the memory of its other threads.
+    pub fn has_lost_memory(&self) -> bool {
+        self.is_zombie() && self.rss.is_zero()
+    }
+
     /// The proportional share, all page kinds together.
     pub fn pss_total(&self) -> Reading<Bytes> {
         self.pss.as_ref().map(BytesByPageKind::total).map_err(Absent::clone)

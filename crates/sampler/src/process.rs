@@ -301,7 +301,7 @@ impl TrackedProcess {
 
     /// Reads the pages. Returns the longest time for which the mmap lock may have been held.
     pub(crate) fn read_pages(&mut self, reader: &mut ProcessReader) -> u64 {
-        let sums = if self.values.is_zombie() && self.values.rss.is_zero() {
+        let sums = if self.values.has_lost_memory() {
             Ok(nothing())
         } else if self.is_large() {
             reader.pages.politely(&reader.root, self.memory)

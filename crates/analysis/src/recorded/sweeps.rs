@@ -31,6 +31,8 @@ pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};
 
+/// Categories that were read in this time before a sweep are those of the sweep.
+pub const CATEGORIES_NS: u64 = 900_000_000_000;
 /// Parts of a time before the hour.
 const YEAR: &str = "2026-";
 const MONTH_DAY: &str = "11-26 ";

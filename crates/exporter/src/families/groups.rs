@@ -327,7 +327,7 @@ impl GroupSums {
         self.virt += process.virt;
         self.rss += process.rss;
         self.max_rss = self.max_rss.max(process.rss);
-        if !process.is_zombie() || !process.rss.is_zero() {
+        if !process.has_lost_memory() {
             self.add_memory(process);
         }
         if let PagesReading::Postponed(read_ns) = process.pages {

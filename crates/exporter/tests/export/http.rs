@@ -364,6 +364,11 @@ fn serve_tls(folder: &Path, keys: &str) -> Result<RunningServer, String> {
     Ok(RunningServer::start(web, true))
 }
 
+/// True if a client with these options of openssl gets the metrics.
+fn serves(server: &RunningServer, folder: &Path, options: &str) -> bool {
+    tls_scrape(server, folder, options).starts_with("HTTP/1.1 200")
+}
+
 #[test]
 fn algorithms_of_tls_are_those_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -371,9 +376,7 @@ fn algorithms_of_tls_are_those_of_the_file() {
     if certificate(folder).is_none() {
         return skip(&Lack::Tool("openssl"));
     }
-    let is_served = |server: &RunningServer, options: &str| {
-        tls_scrape(server, folder, options).starts_with("HTTP/1.1 200")
-    };
+    let is_served = |server: &RunningServer, options: &str| serves(server, folder, options);
     let suites = "cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256], \
                   prefer_server_cipher_suites: false, curve_preferences: [CurveP384]";
     let server = serve_tls(folder, suites).unwrap();
@@ -440,7 +443,7 @@ fn a_client_needs_one_of_the_names_in_the_file() {
              client_allowed_sans: [{names}]"
         );
         let server = serve_tls(folder, &keys).unwrap();
-        tls_scrape(&server, folder, options).starts_with("HTTP/1.1 200")
+        serves(&server, folder, options)
     };
     for version in ["-tls1_2", "-tls1_3"] {
         let options = &format!("{version} {signed}");
@@ -464,9 +467,7 @@ fn a_certificate_that_is_not_verified_is_asked_for_but_proves_nothing() {
     if certificate(folder).is_none() {
         return skip(&Lack::Tool("openssl"));
     }
-    let is_served = |server: &RunningServer, options: &str| {
-        tls_scrape(server, folder, options).starts_with("HTTP/1.1 200")
-    };
+    let is_served = |server: &RunningServer, options: &str| serves(server, folder, options);
     let own = "-cert cert.pem -key key.pem";
     for version in ["-tls1_2", "-tls1_3"] {
         let server = serve_tls(folder, "client_auth_type: RequestClientCert").unwrap();
@@ -496,9 +497,7 @@ fn a_client_needs_a_certificate_of_the_authority_in_the_file() {
     let signed = "-cert client.pem -key client-key.pem";
     // The server's certificate is of another authority.
     let foreign = "-cert cert.pem -key key.pem";
-    let is_served = |server: &RunningServer, options: &str| {
-        tls_scrape(server, folder.path(), options).starts_with("HTTP/1.1 200")
-    };
+    let is_served = |server: &RunningServer, options: &str| serves(server, folder.path(), options);
     let server = serve("RequireAndVerifyClientCert");
     for version in ["-tls1_2", "-tls1_3"] {
         assert!(is_served(&server, &format!("{version} {signed}")), "{version}");

@@ -57,27 +57,20 @@ fn unaccounted(bytes: i64) -> CellValue {
 
 /// Memory that may be part of what is unaccounted.
 fn suspects(reading: &SystemReading) -> CellValue {
-    let mut pieces = Vec::new();
-    let mut add = |words: &'static str, bytes: Bytes| {
-        if !bytes.is_zero() {
-            let separator = if pieces.is_empty() { "" } else { ", " };
-            pieces.extend([text(separator), text(words), CellValue::Bytes(bytes.0)]);
-        }
+    let percpu = counter(&reading.meminfo, "Percpu").filter(|_| reading.percpu_at_boot.is_err());
+    let sizes = [
+        ("network buffers up to ", reading.sockets.clone().ok()),
+        ("per-CPU variables up to ", percpu.map(Bytes)),
+    ];
+    let sized = |(words, bytes): (&'static str, Option<Bytes>)| {
+        let bytes = bytes.filter(|it| !it.is_zero())?;
+        Some(vec![text(words), CellValue::Bytes(bytes.0)])
     };
-    if let Ok(bytes) = &reading.sockets {
-        add("network buffers up to ", *bytes);
-    }
-    if reading.percpu_at_boot.is_err() {
-        let percpu = counter(&reading.meminfo, "Percpu").unwrap_or(0);
-        add("per-CPU variables up to ", Bytes(percpu));
-    }
-    if reading.zones.is_err() {
-        let separator = if pieces.is_empty() { "" } else { ", " };
-        pieces.extend([text(separator), text("free pages in lists of CPUs")]);
-    }
-    match pieces.is_empty() {
+    let lists = reading.zones.is_err().then(|| vec![text("free pages in lists of CPUs")]);
+    let known: Vec<_> = sizes.into_iter().filter_map(sized).chain(lists).collect();
+    match known.is_empty() {
         true => text("pages of drivers and of the kernel without a counter"),
-        false => CellValue::Sentence(pieces),
+        false => CellValue::Sentence(known.join(&text(", "))),
     }
 }
 

@@ -6,11 +6,10 @@ use pagewise_model::sweep::{CategorySample, ProcessKey};
 use pagewise_model::sweep_source::SweepSource;
 
 use super::history::{MAX_SAMPLES, TopHistory};
+use crate::sweeps::CATEGORIES_NS;
 
 /// Events of this time before a sweep are shown with it.
 const EVENTS_NS: u64 = 600_000_000_000;
-/// Categories of this time before a sweep are those of the sweep.
-const CATEGORIES_NS: u64 = 900_000_000_000;
 
 /// A recording, and a time in it.
 #[derive(Debug)]

@@ -177,9 +177,8 @@ impl PeriodSummary {
     }
 
     fn add_process(&mut self, process: &SweepProcess, time: SweepTime) {
-        // Its memory is gone: the last values are those of the sweep before.
-        let has_ended = process.is_zombie() && process.rss.is_zero();
-        if has_ended && self.processes.contains_key(&process.key) {
+        // The last values are those of the sweep before.
+        if process.has_lost_memory() && self.processes.contains_key(&process.key) {
             return;
         }
         let sample = ProcessSample::of(process, time);

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use pagewise_analysis::sweeps::{
-    self, ComparedSweeps, PeriodSummary, RecordOptions, RecordedMoment,
+    self, CATEGORIES_NS, ComparedSweeps, PeriodSummary, RecordOptions, RecordedMoment,
 };
 use pagewise_model::sweep::{CategorySample, Sweep};
 use pagewise_model::units::nanoseconds;
@@ -23,8 +23,6 @@ use crate::terminal::TerminalLook;
 
 /// Events this long before and after a time are shown with it.
 const AROUND_NS: u64 = 300_000_000_000;
-/// Categories this long before a time are those of the time.
-const CATEGORIES_NS: u64 = 900_000_000_000;
 /// The usual time between two sweeps, to estimate their number.
 const USUAL_INTERVAL_NS: u64 = 5_000_000_000;
 
