@@ -7,7 +7,9 @@ use std::ffi::{CStr, c_char, c_long};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::perf_event::PerfCounter;
+use crate::descriptor_holder::{DescriptorHolder, HolderReport};
+use crate::perf_event::{PerfCounter, PerfScope};
+use crate::perf_ring::{self, Sampling};
 
 /// Maximum number of copied bytes: the bytes that four breakpoints watch.
 pub const MAX_COPIED_BYTES: usize = 4 * 8;
@@ -131,14 +133,12 @@ impl Copies {
     }
 }
 
-/// A program that writes one sample for each uprobe hit, on the CPU of the hit. Dropping it removes
-/// the uprobes.
+/// A program that writes one sample for each uprobe hit, on the CPU of the hit, as long as this
+/// value exists: with the last descriptor of the map, the kernel forgets the events in it.
 #[derive(Debug)]
 pub struct UprobeSamples {
     program: OwnedFd,
     outputs: OwnedFd,
-    links: Vec<OwnedFd>,
-    events: Vec<PerfCounter>,
 }
 
 /// Method of attaching the program of [`UprobeSamples`].
@@ -162,7 +162,7 @@ impl UprobeSamples {
             Attachment::Events => 0,
         };
         let program = load(KPROBE, attach_type, &sample_program(outputs.as_raw_fd()))?;
-        Ok(UprobeSamples { program, outputs, links: Vec::new(), events: Vec::new() })
+        Ok(UprobeSamples { program, outputs })
     }
 
     /// Sets the event that writes the samples of a CPU: an
@@ -177,18 +177,18 @@ impl UprobeSamples {
 
     /// Places uprobes at these offsets of a file, or at the return of the functions that begin
     /// there: in one process (Linux 6.10; before, only its first thread runs the program), or in
-    /// every process that executes the file.
+    /// every process that executes the file. They exist as long as the returned value.
     ///
     /// # Errors
     /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not lead to a file; `ESRCH` if
-    /// the process does not exist.
+    /// the process does not exist; those of [`DescriptorHolder`].
     pub fn link(
-        &mut self,
+        &self,
         path: &CStr,
         offsets: &[u64],
         at_return: bool,
         pid: Option<u32>,
-    ) -> io::Result<()> {
+    ) -> io::Result<DescriptorHolder> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let link = MultiLink {
             program: self.program.as_raw_fd().unsigned_abs(),
@@ -204,19 +204,32 @@ impl UprobeSamples {
             pid: pid.unwrap_or(0),
             pad: 0,
         };
-        // SAFETY: `path` is a string and `offsets` has `count` numbers; the kernel copies both.
-        self.links.push(unsafe { bpf(LINK_CREATE, &link) }?);
-        Ok(())
+        let open = |_: &mut HolderReport| {
+            // SAFETY: `path` is a string and `offsets` has `count` numbers; the kernel copies both.
+            unsafe { raw_bpf(LINK_CREATE, &link) }.map(|_| ())
+        };
+        // SAFETY: `open` makes one system call.
+        unsafe { DescriptorHolder::start(open) }.map(|(holder, _)| holder)
     }
 
-    /// Runs the program at each hit of a uprobe event, on whichever CPU, and keeps the event open.
+    /// Opens uprobe events on one CPU and runs the program at each hit, on whichever CPU. They
+    /// exist as long as the returned value.
     ///
     /// # Errors
-    /// Those of `ioctl`.
-    pub fn run_at(&mut self, uprobe: PerfCounter) -> io::Result<()> {
-        uprobe.control(IOC_SET_BPF, self.program.as_raw_fd().unsigned_abs().into())?;
-        self.events.push(uprobe);
-        Ok(())
+    /// Those of [`perf_ring::open`], `ioctl` and [`DescriptorHolder`].
+    pub fn run_at(&self, uprobes: &[Sampling], cpu: u32) -> io::Result<DescriptorHolder> {
+        let program = self.program.as_raw_fd().unsigned_abs();
+        let open = |_: &mut HolderReport| {
+            uprobes.iter().try_for_each(|uprobe| {
+                let uprobe = perf_ring::open(uprobe, PerfScope::Cpu(cpu))?;
+                uprobe.control(IOC_SET_BPF, program.into())?;
+                // The end of the child closes it.
+                std::mem::forget(uprobe);
+                Ok(())
+            })
+        };
+        // SAFETY: `open` makes system calls only.
+        unsafe { DescriptorHolder::start(open) }.map(|(holder, _)| holder)
     }
 }
 

@@ -5,8 +5,8 @@
 pub mod bpf;
 pub mod cache;
 pub mod cpuid;
+pub mod descriptor_holder;
 pub mod interrupt;
-pub mod last_closer;
 pub mod launch;
 pub mod libraries;
 pub mod madvise;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::descriptor_holder::{DescriptorHolder, HolderReport};
 use crate::perf_event::{
     FORMAT_TOTAL_TIME_ENABLED, FORMAT_TOTAL_TIME_RUNNING, Mode, PerfCounter, PerfEvent,
     PerfEventAttr, PerfScope,
@@ -151,6 +152,37 @@ pub fn id(counter: &PerfCounter) -> io::Result<u64> {
 pub fn redirect(counter: &PerfCounter, to: &PerfCounter) -> io::Result<()> {
     let fd = to.as_fd().as_raw_fd();
     counter.control(IOC_SET_OUTPUT, fd.unsigned_abs().into())
+}
+
+/// A sampled event that a [`DescriptorHolder`] opens.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldEvent<'c> {
+    /// The event and its fields.
+    pub sampling: Sampling,
+    /// The CPU.
+    pub cpu: u32,
+    /// The counter whose ring receives the records.
+    pub ring: &'c PerfCounter,
+}
+
+/// Opens events in a child process. They exist as long as the returned value. Returns their
+/// identifiers, as of [`id`], too.
+///
+/// # Errors
+/// Those of [`open`], [`redirect`] and [`DescriptorHolder`].
+pub fn open_held(events: &[HeldEvent<'_>]) -> io::Result<(DescriptorHolder, Vec<u64>)> {
+    let open = |report: &mut HolderReport| {
+        events.iter().try_for_each(|HeldEvent { sampling, cpu, ring }| {
+            let counter = open(sampling, PerfScope::Cpu(*cpu))?;
+            redirect(&counter, ring)?;
+            report.number(id(&counter)?);
+            // The end of the child closes it.
+            std::mem::forget(counter);
+            Ok(())
+        })
+    };
+    // SAFETY: `open` makes system calls only.
+    unsafe { DescriptorHolder::start(open) }
 }
 
 /// A record's first word: what it is (`PERF_RECORD_*`), and of which mode.

@@ -7,9 +7,9 @@ use std::io;
 use std::time::Duration;
 
 use pagewise_sys::bpf::{Attachment, Copies, UprobeSamples};
-use pagewise_sys::last_closer::LastCloser;
+use pagewise_sys::descriptor_holder::DescriptorHolder;
 use pagewise_sys::perf_event::{Mode, PerfCounter, PerfEvent, PerfScope, PerfType};
-use pagewise_sys::perf_ring::{self, Carries, PerfRecordHeader, PerfRing, Sampling};
+use pagewise_sys::perf_ring::{self, Carries, HeldEvent, PerfRecordHeader, PerfRing, Sampling};
 use pagewise_sys::system;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -136,10 +136,10 @@ pub struct TraceSession {
     /// Events of all that runs: what programs in the kernel write, and what cannot be inherited.
     others: Vec<PerfCounter>,
     copies: Option<Copies>,
-    uprobes: Vec<UprobeSamples>,
-    /// True once a uprobe was placed, by whichever method.
-    has_uprobes: bool,
-    /// Which event they are.
+    /// The child processes that have the descriptors of uprobes, and the programs that the uprobes
+    /// run.
+    uprobes: Vec<(DescriptorHolder, Option<UprobeSamples>)>,
+    /// Which event the copies are.
     copied: Option<usize>,
     events: HashMap<u64, u16>,
     carried: Vec<Carried>,
@@ -157,16 +157,11 @@ pub struct TraceSession {
     handed_on: u64,
     lost: u64,
     torn: u64,
-    /// Closes the file descriptors of uprobes last. Fields are dropped in their order, so this one
-    /// stays behind all that have file descriptors.
-    last_closer: Option<LastCloser>,
 }
 
 impl Drop for TraceSession {
     fn drop(&mut self) {
-        // Without a child, the uprobes are removed unless pagewise is killed at this moment.
-        let has_uprobes = self.has_uprobes;
-        self.last_closer = has_uprobes.then(|| LastCloser::start().ok()).flatten();
+        self.uprobes.iter().for_each(|(holder, _)| holder.release());
     }
 }
 
@@ -204,7 +199,6 @@ impl TraceSession {
             others: Vec::new(),
             copies: None,
             uprobes: Vec::new(),
-            has_uprobes: false,
             copied: None,
             events: HashMap::new(),
             carried: Vec::new(),
@@ -216,7 +210,6 @@ impl TraceSession {
             handed_on: 0,
             lost: 0,
             torn: 0,
-            last_closer: None,
         };
         let mut known = BTreeSet::new();
         loop {
@@ -347,7 +340,6 @@ impl TraceSession {
     /// # Errors
     /// Returns the error of the kernel: this needs CAP_BPF, and Linux 5.5.
     pub fn copy(&mut self, which: usize, address: u64, length: usize) -> io::Result<()> {
-        self.has_uprobes = true;
         let cpus = cpus().map_err(|_| io::Error::from_raw_os_error(libc::ENOENT))?;
         let highest = cpus.iter().copied().max().unwrap_or(0);
         let copies = Copies::for_address(address, length, highest.saturating_add(1))?;
@@ -398,18 +390,20 @@ impl TraceSession {
         which: usize,
         uprobes: &Uprobes<'_>,
     ) -> Result<(), TraceError> {
-        let failed = |error| TraceError::NotWatched { what: uprobes.name.to_owned(), error };
-        self.has_uprobes = true;
-        for &offset in uprobes.offsets {
+        let cpus = cpus()?;
+        let rings = &self.counters[..self.rings.len()];
+        let of_offset = |&offset: &u64| {
             let sampling = sampling(uprobes.event(offset), uprobes.carries);
-            for (at, cpu) in (0..self.rings.len()).zip(cpus()?) {
-                let counter = perf_ring::open(&sampling, PerfScope::Cpu(cpu)).map_err(failed)?;
-                perf_ring::redirect(&counter, &self.counters[at]).map_err(failed)?;
-                let id = perf_ring::id(&counter).map_err(failed)?;
-                self.know(id, Carried { which, carries: uprobes.carries });
-                self.others.push(counter);
-            }
+            let rings = rings.iter().zip(&cpus);
+            rings.map(move |(ring, &cpu)| HeldEvent { sampling, cpu, ring })
+        };
+        let events: Vec<HeldEvent<'_>> = uprobes.offsets.iter().flat_map(of_offset).collect();
+        let failed = |error| TraceError::NotWatched { what: uprobes.name.to_owned(), error };
+        let (holder, ids) = perf_ring::open_held(&events).map_err(failed)?;
+        for id in ids {
+            self.know(id, Carried { which, carries: uprobes.carries });
         }
+        self.uprobes.push((holder, None));
         Ok(())
     }
 
@@ -422,7 +416,7 @@ impl TraceSession {
     ) -> io::Result<()> {
         let cpus = cpus().map_err(|_| io::Error::from_raw_os_error(libc::ENOENT))?;
         let highest = cpus.iter().copied().max().unwrap_or(0);
-        let mut samples = UprobeSamples::load(attachment, highest.saturating_add(1))?;
+        let samples = UprobeSamples::load(attachment, highest.saturating_add(1))?;
         let output = sampling(PerfEvent::OUTPUT, uprobes.carries);
         let mut outputs = Vec::new();
         for (&cpu, ring) in cpus.iter().zip(&self.counters[..self.rings.len()]) {
@@ -431,28 +425,26 @@ impl TraceSession {
             samples.write_to(cpu, &output)?;
             outputs.push((perf_ring::id(&output)?, output));
         }
-        match attachment {
+        let holder = match attachment {
             Attachment::Link => {
                 let pid = uprobes.pid.filter(|_| links_choose_processes());
-                samples.link(uprobes.path, uprobes.offsets, uprobes.at_return, pid)?;
+                samples.link(uprobes.path, uprobes.offsets, uprobes.at_return, pid)?
             }
             Attachment::Events => {
+                let event = |&offset: &u64| Sampling {
+                    every: 0,
+                    ..sampling(uprobes.event(offset), Carries::default())
+                };
+                let events: Vec<Sampling> = uprobes.offsets.iter().map(event).collect();
                 // The program runs at each hit, on whichever CPU.
-                let cpu = cpus.first().copied().unwrap_or(0);
-                for &offset in uprobes.offsets {
-                    let event = Sampling {
-                        every: 0,
-                        ..sampling(uprobes.event(offset), Carries::default())
-                    };
-                    samples.run_at(perf_ring::open(&event, PerfScope::Cpu(cpu))?)?;
-                }
+                samples.run_at(&events, cpus.first().copied().unwrap_or(0))?
             }
-        }
+        };
         for (id, output) in outputs {
             self.know(id, Carried { which, carries: uprobes.carries });
             self.others.push(output);
         }
-        self.uprobes.push(samples);
+        self.uprobes.push((holder, Some(samples)));
         Ok(())
     }
 
