@@ -97,6 +97,9 @@ pub struct OomProcess {
 pub struct OomReport {
     /// Time of the report in seconds since boot, if the log has it.
     pub at_seconds: Option<f64>,
+    /// Seconds from the report to the reading of the log, if the log is of the running kernel.
+    #[serde(default)]
+    pub age_seconds: Option<f64>,
     /// The process that asked for memory.
     pub asker: Option<OomAsker>,
     /// `CONSTRAINT_NONE`, `CONSTRAINT_MEMCG`, `CONSTRAINT_CPUSET`, `CONSTRAINT_MEMORY_POLICY`.

@@ -7,9 +7,8 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use pagewise_analysis::oom::{OomOptions, oom, past, past_report};
-use pagewise_model::Reading;
 use pagewise_model::oom::OomReport;
-use pagewise_proc::{ProcRoot, kernel_log, oom_log, oom_reading};
+use pagewise_proc::{oom_log, oom_reading};
 use pagewise_view::text::Units;
 
 use crate::args::{OutputArgs, ReadingArgs, RowLimit, limit};
@@ -47,7 +46,7 @@ pub(crate) fn run(args: &OomArgs, look: &TerminalLook) -> anyhow::Result<ExitCod
         Some(path) => past_report(past::blocks(&Ok(reports_of(path)?), &options)),
         None => {
             let reading = oom_reading::read(&root, wish(&args.reading), args.during)?;
-            oom(&reading, &options, past::blocks(&reports(&root), &options))
+            oom(&reading, &options, past::blocks(&oom_log::of(&root), &options))
         }
     };
     emit(&report, &args.output, look, Units::Human)?;
@@ -57,8 +56,4 @@ pub(crate) fn run(args: &OomArgs, look: &TerminalLook) -> anyhow::Result<ExitCod
 fn reports_of(path: &Path) -> anyhow::Result<Vec<OomReport>> {
     let log = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(oom_log::parse(&log))
-}
-
-fn reports(root: &ProcRoot) -> Reading<Vec<OomReport>> {
-    kernel_log::of(root).map(|log| oom_log::parse(&log))
 }

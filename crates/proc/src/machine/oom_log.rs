@@ -6,9 +6,10 @@
 mod lines_of_report;
 
 use pagewise_model::oom::OomReport;
-use pagewise_model::{Name, PageSize};
+use pagewise_model::{Name, PageSize, Reading};
 
-use crate::kernel_log::split_line;
+use crate::ProcRoot;
+use crate::kernel_log::{self, split_line};
 use crate::text::lines;
 
 /// Reports that are kept: the last ones of a longer log.
@@ -39,6 +40,24 @@ struct OpenReport {
     pages: Vec<(Name, u64)>,
     /// The heading of the table was seen.
     has_heading: bool,
+}
+
+/// Reads all reports in the log of a machine, in order of time. Those of the running kernel have an
+/// age.
+///
+/// # Errors
+/// Those of [`kernel_log::of`].
+pub fn of(root: &ProcRoot) -> Reading<Vec<OomReport>> {
+    let mut reports = parse(&kernel_log::of(root)?);
+    if root.is_live() {
+        // The clock of the log stands still while the machine is suspended, as this one does.
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9;
+        for report in &mut reports {
+            report.age_seconds = report.at_seconds.map(|at| (now - at).max(0.0));
+        }
+    }
+    Ok(reports)
 }
 
 /// Reads all reports of a log, in order of time.

@@ -117,6 +117,7 @@ fn figures(
     };
     let facts = vec![
         fact("at_seconds", "", report.at_seconds.map_or(CellValue::None, CellValue::Number), ""),
+        fact("age_seconds", "", report.age_seconds.map_or(CellValue::None, CellValue::Number), ""),
         fact("explanation", "", CellValue::Sentence(pieces), ""),
         fact("asker", "", asker.map_or(CellValue::None, |it| CellValue::Name(it.name.clone())), ""),
         fact(
@@ -182,8 +183,11 @@ fn asker(report: &OomReport, page_size: PageSize) -> Vec<CellValue> {
         )];
     };
     let mut pieces = Vec::new();
-    if let Some(at) = report.at_seconds {
-        pieces.extend([super::forecast::duration(at), text(" after boot, ")]);
+    let times = [(report.age_seconds, "ago"), (report.at_seconds, "after boot")];
+    let known = times.into_iter().filter_map(|(seconds, what)| Some((seconds?, what)));
+    for (seconds, what) in known {
+        let after = if what == "ago" { ", " } else { ": " };
+        pieces.extend([super::forecast::duration(seconds), text(format!(" {what}{after}"))]);
     }
     pieces.push(CellValue::Name(asker.name.clone()));
     if let Some(pid) = asker.pid {
@@ -524,6 +528,7 @@ fn other_reports(reports: &[&OomReport], options: &OomOptions) -> Option<ReportT
         it.memory.map_or(CellValue::None, |it| CellValue::Bytes(it.into_iter().sum::<Bytes>().0))
     };
     let at = |it: &OomReport| it.at_seconds.map_or(CellValue::None, super::forecast::duration);
+    let age = |it: &OomReport| it.age_seconds.map_or(CellValue::None, super::forecast::duration);
     let asker = |it: &OomReport| {
         it.asker.as_ref().map_or(CellValue::None, |it| CellValue::Name(it.name.clone()))
     };
@@ -532,7 +537,7 @@ fn other_reports(reports: &[&OomReport], options: &OomOptions) -> Option<ReportT
         (None, Some(_)) => text("the machine"),
         (None, None) => CellValue::None,
     };
-    let columns = vec![
+    let mut columns = vec![
         TableColumn::new("at_seconds", "After boot", cells(&at)),
         TableColumn::new("victim_pid", "PID", victim(&|it| CellValue::Count(it.pid.0.into()))),
         TableColumn::new("memory", "Memory", victim(&memory)),
@@ -540,6 +545,9 @@ fn other_reports(reports: &[&OomReport], options: &OomOptions) -> Option<ReportT
         TableColumn::new("asker", "Asked by", cells(&asker)),
         TableColumn::new("cgroup", "Limit of", cells(&scope)),
     ];
+    if rows.iter().any(|it| it.age_seconds.is_some()) {
+        columns.insert(0, TableColumn::new("age_seconds", "Ago", cells(&age)));
+    }
     let other = table("past.others", "Other OOM kills", Audience::Everyone, columns);
     (!all.is_empty()).then_some(ReportTable { note, ..other })
 }
