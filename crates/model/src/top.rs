@@ -152,9 +152,7 @@ impl TopColumn {
                 ("CURRENT", false, "Memory that the kernel charges to the cgroup.")
             }
             TopColumn::Limit => ("LIMIT", false, "Memory limit of the cgroup itself."),
-            TopColumn::Growth => {
-                ("GROW/MIN", false, "Change per minute, over the last minute at most.")
-            }
+            TopColumn::Growth => ("GROW/MIN", false, "Change per minute, over the last 5 to 60 s."),
             TopColumn::Trend => ("TREND", false, "Memory at the last samples."),
             TopColumn::Minor => ("MINOR/S", false, "Minor page faults per second."),
             TopColumn::Major => {

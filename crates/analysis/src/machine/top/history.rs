@@ -16,6 +16,9 @@ use crate::sweeps::is_notable;
 pub const MAX_SAMPLES: usize = 60;
 /// Growth is the change over at most this time.
 const GROWTH_NS: u64 = 60_000_000_000;
+/// Growth is the change over at least this time: a program that begins allocates more in its first
+/// second than in any other, and a minute of that would be a false alarm.
+const MIN_GROWTH_NS: u64 = 5_000_000_000;
 /// Events that the history keeps.
 const MAX_EVENTS: usize = 8;
 
@@ -195,6 +198,9 @@ impl TopHistory {
                 false => sample,
             }),
         };
+        if elapsed < MIN_GROWTH_NS {
+            return Err(Absent::NotCollected("growth needs samples of at least 5 s".into()));
+        }
         let change = i128::from(last) - i128::from(value);
         let per_minute = change * i128::from(GROWTH_NS) / i128::from(elapsed.max(1));
         Ok(i64::try_from(per_minute).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX }))

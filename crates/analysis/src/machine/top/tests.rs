@@ -144,6 +144,8 @@ fn growth_is_per_minute_over_the_last_minute() {
     let query = TopQuery::default();
     let one = history(vec![at(0, 5000)]);
     assert!(matches!(shown(&one, &query).rows[0].growth, Err(Absent::NotCollected(_))));
+    let short = history(vec![at(0, 5000), at(4, 6000)]);
+    assert!(matches!(shown(&short, &query).rows[0].growth, Err(Absent::NotCollected(_))));
     let ten_seconds = history(vec![at(0, 5000), at(10, 6000)]);
     assert_eq!(shown(&ten_seconds, &query).rows[0].growth, Ok(6000));
     // The sample of the first second is older than a minute.
