@@ -47,7 +47,8 @@ pub fn diff(before: &Snapshot, after: &Snapshot, options: &SnapshotDiffOptions) 
         (Ok(a), Ok(b)) => {
             blocks.push(ReportBlock::Table(quadrant_table(before, after)));
             blocks.push(ReportBlock::Table(pool_table(&a, &b, options.largest)));
-            let pairs = pairs(&a, &b, is_same_process(before, after));
+            let same_memory = is_same_process(before, after) && !has_executed(before, after);
+            let pairs = pairs(&a, &b, same_memory);
             blocks.push(ReportBlock::Table(mapping_table(&pairs, options.largest)));
             if options.layout {
                 blocks.push(ReportBlock::Table(layout(&a, &b)));
@@ -80,7 +81,9 @@ pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Repo
         line.push(fact(total.key, total.label, CellValue::bytes(b.clone())));
         line.push(fact(format!("{}_change", total.key), "CHANGE", change(&a, &b)));
     }
-    if let (Ok(a), Ok(b)) = (DiffSide::new(before), DiffSide::new(after)) {
+    if has_executed(before, after) {
+        line.extend(executed(after));
+    } else if let (Ok(a), Ok(b)) = (DiffSide::new(before), DiffSide::new(after)) {
         line.extend(most_grown(&a, &b));
     }
     Report {
@@ -116,9 +119,31 @@ fn most_grown(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Fact> {
     ]
 }
 
-/// True if both are of the same process, so that addresses mean the same.
+/// The program that the process executes since: none of the memory before is left.
+fn executed(after: &Snapshot) -> Vec<Fact> {
+    let name = CellValue::Name(after.process.name.clone());
+    let words = CellValue::Sentence(vec![CellValue::text("executed "), name.clone()]);
+    vec![
+        fact("executed", "", name).for_programs(),
+        fact("executed", "GREW MOST", words).for_people(),
+    ]
+}
+
+/// True if both are of the same process.
 fn is_same_process(a: &Snapshot, b: &Snapshot) -> bool {
     (a.process.pid, a.process.start_ticks) == (b.process.pid, b.process.start_ticks)
+}
+
+/// True if the process has executed a program between the two snapshots: the kernel then maps a new
+/// stack, whose end is random and does not move while the program runs.
+fn has_executed(before: &Snapshot, after: &Snapshot) -> bool {
+    let stack_end = |it: &Snapshot| {
+        let mappings = it.mappings.as_ref().ok()?;
+        let stack = mappings.iter().rev().find(|it| it.name.as_bytes() == b"[stack]")?;
+        Some(stack.range.end)
+    };
+    is_same_process(before, after)
+        && stack_end(before).zip(stack_end(after)).is_some_and(|(before, after)| before != after)
 }
 
 /// A snapshot with what is worked out of it once.
@@ -650,10 +675,13 @@ fn layout(a: &DiffSide<'_>, b: &DiffSide<'_>) -> ReportTable {
 
 fn snapshot_facts(before: &Snapshot, after: &Snapshot) -> NamedFacts {
     let same = is_same_process(before, after);
-    let matched = if same {
-        "one process: mappings are matched by address"
-    } else {
-        "two processes: mappings are matched by name, offset and permissions"
+    let matched = match (same, has_executed(before, after)) {
+        (true, false) => "one process: mappings are matched by address",
+        (true, true) => {
+            "the process executed a program in between: mappings are matched by name, offset and \
+             permissions"
+        }
+        (false, _) => "two processes: mappings are matched by name, offset and permissions",
     };
     let (start, end) = (before.provenance.unix_seconds, after.provenance.unix_seconds);
     let apart = end.saturating_sub(start);
@@ -868,6 +896,26 @@ mod tests {
         assert_eq!(column(layout, "moved"), [true, true, true, true, false].map(CellValue::Flag));
         let shifts = [0x1000, 0x10_0000, 0x10_0000, 0x10_4000, 0].map(CellValue::Change);
         assert_eq!(column(layout, "shift"), shifts);
+    }
+
+    #[test]
+    fn a_line_of_a_series_names_the_program_that_was_executed() {
+        const STACK: &str = "7ffc00000000-7ffc00021000 rw-p 0 0 [stack]";
+        const MOVED: &str = "7ffd00000000-7ffd00021000 rw-p 0 0 [stack]";
+        const GROWN: &str = "7ffbffff0000-7ffc00021000 rw-p 0 0 [stack]";
+        let before = run(&[(HEAP, 4096), (STACK, 4096)]);
+        let value = |after: &Snapshot, key: &str| {
+            let ReportBlock::Facts(line) = &series_row(&before, &before, after).blocks[0] else {
+                panic!("a line of facts")
+            };
+            line.facts.iter().find(|f| f.key == key).map(|f| f.value.clone())
+        };
+        let after = run(&[(HEAP, 8192), (MOVED, 4096)]);
+        let name = CellValue::Name(after.process.name.clone());
+        assert_eq!(value(&after, "executed"), Some(name));
+        assert_eq!(value(&after, "grown"), None);
+        let grown = run(&[(HEAP, 8192), (GROWN, 4096)]);
+        assert_eq!(value(&grown, "executed"), None, "the stack grows at its start");
     }
 
     #[test]
