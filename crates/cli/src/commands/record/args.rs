@@ -172,8 +172,8 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Show TIME: `02:13`, `2026-11-25 02:13:05`, a duration before now (`2h`), or `now` for the
-    /// last sweep
+    /// Show the values of TIME: `02:13`, `2026-11-25 02:13:05`, a duration before now (`2h`), or
+    /// `now` for the last recorded values
     #[arg(long, value_name = "TIME", default_value = "now")]
     pub(crate) at: String,
     /// Compute rates over the TIME that ends at --at
