@@ -47,17 +47,17 @@ pub(crate) struct DiagnoseArgs {
     /// Rank causes that explain this trouble first
     #[arg(long, value_name = "SYMPTOM")]
     pub(crate) symptom: Option<SymptomArg>,
-    /// Stop the process for at most TIME at once
+    /// Stop the process for at most TIME at a time
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: Duration,
     /// Use at most PERCENT of the CPU time of the machine, or 0.5 s if that is more
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = crate::args::percent_above_zero)]
     pub(crate) budget: f64,
     /// Load the sampled heap recorder into the process for 3 s, to find the functions that allocate
-    /// the memory that grows. Without this option, diagnose asks on a terminal
+    /// the memory that grows. Without this option, diagnose asks for permission on the terminal
     #[arg(long, conflicts_with_all = ["from", "system"])]
     pub(crate) attach: bool,
-    /// Show all causes, and the figure that rules out each other cause
+    /// Show every cause that was found, and the figure that rules out each excluded cause
     #[arg(long)]
     pub(crate) all: bool,
     /// Read saved evidence instead of a process
@@ -79,7 +79,7 @@ pub(crate) enum SymptomArg {
     Growth,
     /// It is slow, or pauses
     Latency,
-    /// It or its neighbours are killed for lack of memory
+    /// It or other processes are killed for lack of memory
     Oom,
     /// It starts slowly
     Start,

@@ -28,7 +28,7 @@ pub(crate) enum Command {
     /// diagnose observes a running process for some seconds. It applies instruments in
     /// order of their cost, and only those that the results of cheaper ones make
     /// worthwhile. By default it uses at most 1 % of the CPU time of the machine and
-    /// stops the process for at most 5 ms at once.
+    /// stops the process for at most 5 ms at a time.
     ///
     /// If the target is a memory cgroup, diagnose observes its largest process, and
     /// reads the counters of its other processes. Without a target, it reads the
@@ -51,7 +51,8 @@ pub(crate) enum Command {
     Diagnose(diagnose::DiagnoseArgs),
     /// Explain where a process's memory goes and what can be reduced
     ///
-    /// Samples a large heap of glibc while the process runs, for about 50 ms at most.
+    /// If the process has a large glibc heap, explain reads samples of this heap while
+    /// the process runs, for about 50 ms at most.
     ///
     /// Examples:
     ///   pagewise explain self
@@ -81,7 +82,7 @@ pub(crate) enum Command {
     /// heap, `f` records its page faults, `?` shows all keys.
     ///
     /// top reads less often if it would otherwise use more than 1 % of a CPU core (3 %
-    /// with thousands of processes).
+    /// with 900 processes or more).
     ///
     /// Examples:
     ///   pagewise top
@@ -197,10 +198,10 @@ pub(crate) enum Command {
     System(system::SystemArgs),
     /// Show the process that the OOM killer would kill next
     ///
-    /// The order of processes is computed by the kernel's own rule, for the machine
-    /// and for each memory cgroup with a limit, with the memory that the kill would
-    /// free and the time that is left at the present growth. Then oom explains the
-    /// last report of the OOM killer in the kernel log.
+    /// oom lists processes in the order in which the kernel would kill them: for the
+    /// machine, and for each memory cgroup with a limit. The report also has the memory
+    /// that the kill would free, and the time until memory runs out at the present
+    /// growth. Then oom explains the last report of the OOM killer in the kernel log.
     ///
     /// Examples:
     ///   pagewise oom
@@ -259,7 +260,7 @@ pub(crate) enum Command {
     /// record reads all processes and memory cgroups every 5 s, and the categories of
     /// the largest processes every minute, into one SQLite file a day (docs/record.md
     /// documents its tables). When a process grows fast, tasks wait for memory, or a
-    /// cgroup has nearly reached its limit, it saves a snapshot and a diagnosis.
+    /// cgroup has nearly reached its limit, record saves a snapshot and a diagnosis.
     ///
     /// Large processes are read in small pieces, so that none waits for a time that
     /// grows with its size. Without root, processes of other users have no PSS.

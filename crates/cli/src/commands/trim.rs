@@ -52,7 +52,7 @@ pub(crate) struct Trim {
     /// Count page faults of the process for TIME after the release
     #[arg(long, value_name = "TIME", default_value = "10s", requires = "yes", value_parser = humantime::parse_duration)]
     pub(crate) settle: Duration,
-    /// Stop all threads for at most TIME to copy the heap for the estimate; let the heap's function
+    /// Stop all threads for at most TIME to copy the heap for the estimate, and let malloc_trim
     /// wait for a lock for at most TIME
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: Duration,

@@ -42,9 +42,9 @@ pub(crate) struct ExporterArgs {
     /// Read all processes every TIME
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = humantime::parse_duration)]
     pub(crate) every: Duration,
-    /// Look for signs of trouble, and make the account of the RAM, every TIME; `0s` never. With
-    /// --once, look for signs of trouble once, for TIME but at most 5 s; without TIME, only make
-    /// the account [default: 5m]
+    /// Look for signs of trouble, and make the account of the RAM, every TIME; `0s`: never. With
+    /// --once, observe the machine for TIME (at most 5 s) to find signs of trouble; without this
+    /// option, --once only makes the account [default: 5m]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) diagnose_every: Option<Duration>,
     /// Group processes by the rules of FILE, a configuration file of process-exporter. Without
@@ -92,7 +92,7 @@ pub(crate) struct ExporterArgs {
     /// Spend at most PERCENT of the time of one CPU on reading the pages of processes
     #[arg(long, value_name = "PERCENT", default_value = "0.3", value_parser = percent_above_zero)]
     pub(crate) budget: f64,
-    /// Folder of the log files from whose names the names of pods and containers are read
+    /// Read the names of pods and containers from the names of the log files in DIR
     #[arg(long, value_name = "DIR", default_value = "/var/log/containers")]
     pub(crate) container_logs: PathBuf,
     /// Read the names and images of containers from the runtime at SOCKET, which has the API of

@@ -90,11 +90,11 @@ pub(crate) struct TriggerArgs {
     /// least a fifth
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = byte_count, help_heading = "Triggers")]
     pub(crate) growth: u64,
-    /// Save them if tasks wait for memory for PERCENT of ten seconds
+    /// Save a snapshot and a diagnosis if tasks wait for memory for PERCENT of ten seconds
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = percent, help_heading = "Triggers")]
     pub(crate) pressure: f64,
-    /// Save them if a cgroup has PERCENT of its limit in use, without page cache that is easily
-    /// reclaimed
+    /// Save a snapshot and a diagnosis if a cgroup uses PERCENT of its limit. Page cache that is
+    /// easily reclaimed does not count
     #[arg(long, value_name = "PERCENT", default_value = "95", value_parser = percent, help_heading = "Triggers")]
     pub(crate) near_limit: f64,
     /// Save no snapshot and no diagnosis
@@ -172,11 +172,11 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Show TIME: `02:13`, `2026-11-25 02:13:05`, a duration before now (`2h`), or `now` for the
-    /// last sweep
+    /// Show the values of TIME: `02:13`, `2026-11-25 02:13:05`, a duration before now (`2h`), or
+    /// `now` for the last recorded values
     #[arg(long, value_name = "TIME", default_value = "now")]
     pub(crate) at: String,
-    /// Compute rates over TIME before
+    /// Compute rates over the TIME that ends at --at
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub(crate) over: Duration,
     #[command(flatten)]

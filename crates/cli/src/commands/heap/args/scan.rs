@@ -42,8 +42,8 @@ pub(crate) struct HeapScanArgs {
     /// Report the bytes that would be unreachable without each variable, stack or mapping
     #[arg(long, conflicts_with = "from")]
     pub(crate) retained: bool,
-    /// Report live blocks by type: classes with virtual functions, and what pointers of variables
-    /// lead to by debug information; also adds types to the other reports
+    /// Report live blocks by type, and add types to the other reports. Types come from the virtual
+    /// functions of C++ classes, and from debug information on the variables that point to blocks
     #[arg(long, conflicts_with = "from")]
     pub(crate) types: bool,
     /// Report the pointers that keep the block at ADDRESS (`0x55d0c0ffee00`) alive
@@ -53,7 +53,7 @@ pub(crate) struct HeapScanArgs {
     #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) top: Option<RowLimit>,
     /// Read the call stacks of leaked blocks from a recording that `pagewise heap attach` of this
-    /// process wrote and ended; they need no option while a recorder is in the process
+    /// process has completed. While a recorder is in the process, this option is not needed
     #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "command"])]
     pub(crate) recording: Option<PathBuf>,
     /// Run this command and scan its heap when it exits, while its memory is still mapped
