@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -38,8 +38,7 @@ impl KindsTarget {
 
     fn from(mut program: Command) -> KindsTarget {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let mut child =
-            program.arg(env!("CARGO_TARGET_TMPDIR")).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = program.arg(folder_of_files()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.starts_with("ready"), "{line:?}");
@@ -69,6 +68,12 @@ impl Drop for KindsTarget {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The folder of the build, whose files are on a disk; a machine that did not build has none.
+fn folder_of_files() -> PathBuf {
+    let of_build = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    if of_build.is_dir() { of_build.to_owned() } else { std::env::temp_dir() }
 }
 
 fn kinds() -> String {
