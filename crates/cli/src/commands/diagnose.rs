@@ -249,7 +249,7 @@ fn observe_group(cgroup: Option<&str>, args: &DiagnoseArgs) -> anyhow::Result<Sa
 fn recorder_question(pid: Pid, args: &DiagnoseArgs) -> String {
     format!(
         "the memory of process {pid} grows. Load the sampled heap recorder into it for 3 s, to find the function that allocates? \
-         It stops all threads twice, at the beginning for at most {}.",
+         It stops all threads several times, at the beginning for at most {} each time.",
         humantime::format_duration(args.max_pause)
     )
 }

@@ -38,7 +38,8 @@ pub(crate) enum Command {
     /// as a function, a mapping or a setting) and its remedies, then the causes that
     /// the evidence rules out, then the evidence that is missing.
     ///
-    /// Exit status: 0 if no trouble was found, 10 if trouble was found.
+    /// Exit status: 0 if no trouble was found, 10 if trouble was found, 1 if the process could
+    /// not be diagnosed.
     ///
     /// Examples:
     ///   pagewise diagnose 1234
