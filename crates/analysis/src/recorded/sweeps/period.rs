@@ -9,10 +9,10 @@ use pagewise_model::report::{
     ReportBlock, ReportTable, Scale, TableColumn,
 };
 use pagewise_model::sweep::{
-    CategorySample, ProcessIdentity, ProcessKey, Sweep, SweepEvent, SweepEventKind, SweepProcess,
-    SweepTime,
+    CategorySample, PagesReading, ProcessIdentity, ProcessKey, Sweep, SweepEvent, SweepEventKind,
+    SweepProcess, SweepTime,
 };
-use pagewise_model::{Bytes, Name, Reading};
+use pagewise_model::{Absent, Bytes, Name, Reading};
 
 use super::moment::{count, limit};
 use super::{
@@ -69,6 +69,8 @@ struct ProcessSample {
     boot_ns: u64,
     rss: Bytes,
     pss: Reading<Bytes>,
+    /// Time since boot to which `pss` belongs.
+    pss_boot_ns: u64,
     swap: Reading<Bytes>,
     minor_faults: u64,
     major_faults: u64,
@@ -118,6 +120,12 @@ impl ProcessSample {
             boot_ns: time.boot_ns,
             rss: process.rss,
             pss: process.pss_total(),
+            pss_boot_ns: match process.pages {
+                PagesReading::Postponed(at) => at.min(time.boot_ns),
+                PagesReading::Now | PagesReading::Unchanged(_) | PagesReading::Never => {
+                    time.boot_ns
+                }
+            },
             swap: process.swap.clone(),
             minor_faults: process.minor_faults,
             major_faults: process.major_faults,
@@ -423,6 +431,23 @@ fn growth_rate(history: &ProcessHistory) -> CellValue {
     }
 }
 
+/// The change of PSS; absent if its readings cover less than three quarters of the time over which
+/// RSS changed.
+fn pss_growth(history: &ProcessHistory) -> CellValue {
+    let (first, last) = (&history.first, &history.last);
+    let covered = last.pss_boot_ns.saturating_sub(first.pss_boot_ns.max(first.boot_ns));
+    let whole = last.boot_ns.saturating_sub(first.boot_ns);
+    match (&first.pss, &last.pss) {
+        (Ok(_), Ok(_)) if covered < whole / 4 * 3 => {
+            let age = (last.boot_ns - last.pss_boot_ns) / 1_000_000_000;
+            let why = format!("the pages were last read {age} s before the last sweep");
+            CellValue::Absent(Absent::NotCollected(why.into()))
+        }
+        (Ok(first), Ok(last)) => CellValue::Change(change(*first, *last)),
+        (_, Err(why)) | (Err(why), _) => CellValue::Absent(why.clone()),
+    }
+}
+
 fn growing(
     summary: &PeriodSummary,
     categories: &[CategorySample],
@@ -433,10 +458,6 @@ fn growing(
     all.sort_by_key(|(key, it)| (Reverse(growth(it)), **key));
     let (shown, note) = options.shown(all.len());
     all.truncate(shown);
-    let pss = |it: &ProcessHistory| match (&it.first.pss, &it.last.pss) {
-        (Ok(first), Ok(last)) => CellValue::Change(change(*first, *last)),
-        (_, Err(why)) | (Err(why), _) => CellValue::Absent(why.clone()),
-    };
     let each = || all.iter().map(|(_, it)| *it);
     let mut columns = vec![
         pids(all.iter().map(|(key, _)| key.pid)),
@@ -445,7 +466,7 @@ fn growing(
         values("last_rss", "LAST", each().map(|it| CellValue::Bytes(it.last.rss.0))),
         values("growth", "GROWTH", each().map(|it| CellValue::Change(growth(it)))),
         values("growth_per_minute", "PER MIN", each().map(growth_rate)),
-        values("pss_growth", "PSS GROWTH", each().map(pss)),
+        values("pss_growth", "PSS GROWTH", each().map(pss_growth)),
         values(
             "category",
             "GREW MOST",

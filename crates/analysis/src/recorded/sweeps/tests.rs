@@ -155,6 +155,27 @@ fn a_moment_states_the_age_of_an_outdated_pss() {
 }
 
 #[test]
+fn an_outdated_pss_is_no_growth() {
+    let at = |minute, pages| {
+        let grown = process(2, "web", Bytes::mib(50 + 10 * minute));
+        sweep(minute, vec![SweepProcess { pages, ..grown }])
+    };
+    let growth = |last| {
+        let mut summary = PeriodSummary::new(Vec::new(), 2);
+        summary.add(&at(0, PagesReading::Now));
+        summary.add(&at(4, last));
+        let report = period(&summary, &[], &[], OPTIONS);
+        cell(tables(&report, "grew")[0], "pss_growth", 0)
+    };
+    let minute = 60_000_000_000;
+    let grown = CellValue::Change(Bytes::mib(40).0.cast_signed());
+    assert_eq!(growth(PagesReading::Now), grown);
+    assert_eq!(growth(PagesReading::Postponed(3 * minute)), grown);
+    assert!(matches!(growth(PagesReading::Postponed(0)), CellValue::Absent(_)));
+    assert!(matches!(growth(PagesReading::Postponed(2 * minute)), CellValue::Absent(_)));
+}
+
+#[test]
 fn a_period_names_growth_peaks_limits_and_what_an_oom_kill_ended() {
     let web = |minute| process(2, "web", Bytes::mib(50 + 10 * minute));
     let mut sweeps: Vec<Sweep> =
