@@ -29,6 +29,9 @@ const CHART_POINTS: usize = 240;
 const SUSPECTS: usize = 5;
 /// A process that grew less is not listed as growing.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
+/// A process that was seen for a shorter time has no growth per minute: most processes allocate
+/// more in their first seconds than in any later minute.
+const MIN_RATE_SECONDS: f64 = 30.0;
 
 /// Sums over the sweeps of a period. Sweeps are added one after the other, so that they need not be
 /// in memory together.
@@ -423,12 +426,13 @@ fn growth(history: &ProcessHistory) -> i64 {
 /// Growth of RSS per minute.
 fn growth_rate(history: &ProcessHistory) -> CellValue {
     let ns = history.last.boot_ns.saturating_sub(history.first.boot_ns);
-    let minutes = float(ns) / 60e9;
-    match minutes > 0.0 {
-        #[expect(clippy::cast_precision_loss, reason = "a rate has three digits")]
-        true => per_minute(Ok(growth(history) as f64 / minutes)),
-        false => CellValue::None,
+    let seconds = float(ns) / 1e9;
+    if seconds < MIN_RATE_SECONDS {
+        let why = format!("it was seen for {seconds:.0} s only");
+        return CellValue::Absent(Absent::NotCollected(why.into()));
     }
+    #[expect(clippy::cast_precision_loss, reason = "a rate has three digits")]
+    per_minute(Ok(growth(history) as f64 / (seconds / 60.0)))
 }
 
 /// The change of PSS; absent if its readings cover less than three quarters of the time over which
