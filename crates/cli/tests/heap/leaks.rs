@@ -664,7 +664,11 @@ const WAITING: [WaitingProgram; 13] = [
     WaitingProgram(&["jq", "-c", ".a[] | {b: .}"], "{\"a\": [1, \"two\", [1, 2, 3]]}\n"),
     WaitingProgram(&["perl", "-ne", "$a{$_} = [split //]; print eval"], "2 + 3\n"),
     WaitingProgram(
-        &["python3", "-c", "import json, sys\nfor line in sys.stdin: print(json.loads(line))"],
+        &[
+            "/usr/bin/python3",
+            "-c",
+            "import json, sys\nfor line in sys.stdin: print(json.loads(line))",
+        ],
         "{\"a\": [1, 2, {}]}\n",
     ),
     WaitingProgram(&["bash"], "for i in {1..999}; do a[i]=x$i; done; echo ${#a[*]}; unset a\n"),

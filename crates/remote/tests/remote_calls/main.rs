@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pagewise_model::{Mapping, Pid};
 use pagewise_proc::{ProcRoot, target_file, variables};
@@ -20,6 +20,10 @@ use pagewise_remote::{
 use pagewise_sys::madvise::Advice;
 
 const SIZE: u64 = 4 << 20;
+/// Rounds of a test whose time is over.
+const MIN_ROUNDS: u32 = 20;
+/// Time of a test after which it ends early.
+const LONG: Duration = Duration::from_secs(60);
 
 /// `loops.c`, running.
 struct Loops {
@@ -97,7 +101,12 @@ fn ready(target: &RemoteProcess, tid: u32) -> Tracee {
 fn every_kind_of_thread_makes_remote_calls_again_and_again() {
     let loops = Loops::start();
     let target = loops.target();
+    let began = Instant::now();
     for round in 0..300 {
+        // An emulated machine is a hundred times slower.
+        if round >= MIN_ROUNDS && began.elapsed() > LONG {
+            break;
+        }
         for &tid in &loops.threads {
             let mut thread = ready(&target, tid);
             let advice = if round % 2 == 0 { Advice::NoHugePage } else { Advice::HugePage };
