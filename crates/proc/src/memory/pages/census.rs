@@ -49,7 +49,7 @@ pub(super) struct Census {
 
 /// Reliability of the exclusive bit of huge anonymous pages.
 ///
-/// The kernel gives all of a huge page the bit of its first small page. That is wrong where a
+/// Most kernels give all of a huge page the bit of its first small page. That is wrong where a
 /// relative shares the page in part: it split its own mapping by writing, and ours is still whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
@@ -225,9 +225,12 @@ impl Census {
             tally.anon_huge += size;
         }
         let is_counted = kind == PageOrigin::File || self.trust == Trust::Counts;
+        let exclusive = words.iter().filter(|word| is_exclusive(word)).count();
         match self.frames {
             // Co-mapped pages are counted one by one anyway.
-            Some(_) if !is_exclusive(&words[0]) => {}
+            Some(_) if exclusive == 0 => {}
+            // Linux 6.11 to 6.14 decide the bit for each small page.
+            _ if (1..words.len()).contains(&exclusive) => {}
             Some(_) if is_counted => self.ask(words, SharedPage { slot, kind, exclusive: true }),
             _ => self.doubtful = true,
         }
@@ -275,4 +278,77 @@ fn guess_co_mapped(
     tally.add_co_mapped(kind, co_mapped);
     tally.pss_hidden |= !co_mapped.is_zero();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use pagewise_model::mapping::Device;
+    use pagewise_model::{Absent, Breakdown, Pid, Prot};
+    use pagewise_skip::{Lack, skip};
+    use pagewise_sys::probe::Features;
+
+    use super::super::{Pace, read_with, walk};
+    use super::*;
+    use crate::ProcRoot;
+
+    const PAGE: PageSize = PageSize::new(4096).unwrap();
+    /// `PRESENT` and `EXCLUSIVE` of `entry`, and the first frame of the huge page.
+    const PRESENT: u64 = 1 << 63;
+    const EXCLUSIVE: u64 = 1 << 56;
+    const FRAME: u64 = 512;
+
+    fn words(values: impl Iterator<Item = u64>) -> Vec<u8> {
+        values.flat_map(u64::to_ne_bytes).collect()
+    }
+
+    /// Reads one huge page at the address of its size, whose exclusive bits and numbers of mappings
+    /// are given by the number of the small page.
+    fn read_huge(size: u64, is_exclusive: fn(u64) -> bool, mappers: fn(u64) -> u64) -> Breakdown {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: Vec<u8>| fs::write(folder.path().join(name), bytes);
+        let pages = size / PAGE.bytes();
+        let entry =
+            |page: u64| PRESENT | (FRAME + page) | if is_exclusive(page) { EXCLUSIVE } else { 0 };
+        let before = std::iter::repeat_n(0, usize::try_from(pages).unwrap());
+        fs::create_dir(folder.path().join("7")).unwrap();
+        write("7/pagemap", words(before.chain((0..pages).map(entry)))).unwrap();
+        let counts = (0..FRAME).map(|_| 0).chain((0..pages).map(mappers));
+        write("kpagecount", words(counts)).unwrap();
+        let mut mappings = [mapping(size)];
+        let features = Features { pagemap_scan: false, frames: true };
+        let root = ProcRoot::at(Path::new(folder.path()));
+        read_with(&features, &root, Pid(7), &mut mappings, PAGE, &Pace::FAST).unwrap();
+        mappings[0].pages.as_ref().unwrap().breakdown
+    }
+
+    fn mapping(size: u64) -> Mapping {
+        Mapping {
+            range: AddrRange { start: size, end: 2 * size },
+            prot: Prot { read: true, write: true, exec: false },
+            sharing: Sharing::Private,
+            offset: 0,
+            device: Device::default(),
+            inode: 0,
+            name: "".into(),
+            on_tmpfs: false,
+            smaps: Err(Absent::NotCollected("".into())),
+            pages: Err(Absent::NotCollected("".into())),
+        }
+    }
+
+    #[test]
+    fn a_huge_page_that_is_shared_in_part_counts_once() {
+        let Some(size) = walk::huge_size() else { return skip(&Lack::Machine("no huge pages")) };
+        // A relative wrote to the first small page and shares the others. Linux 6.11 to 6.14 decide
+        // the bit for each small page.
+        let mappers = |page| if page == 0 { 1 } else { 2 };
+        let pages = read_huge(size, |page| page == 0, mappers);
+        assert_eq!(pages.resident(), Bytes(size));
+        assert_eq!(pages.anon_exclusive, PAGE.pages(1));
+        let alone = read_huge(size, |_| true, |_| 1);
+        assert_eq!(alone.anon_exclusive, Bytes(size));
+    }
 }
