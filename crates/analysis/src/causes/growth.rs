@@ -124,7 +124,8 @@ fn located_growth(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict
     Ok(LocatedGrowth { growth, memory, kind })
 }
 
-/// Functions of language runtimes that map memory because the program asks for a mapping.
+/// Functions of language runtimes that map memory because the program asks for a mapping. A name
+/// that ends with a parenthesis is the beginning of a name of C++.
 const MAPPING_INTERFACES: &[&str] = &[
     // The module `mmap` of Python.
     "new_mmap_object",
@@ -135,7 +136,16 @@ const MAPPING_INTERFACES: &[&str] = &[
     // The packages `syscall` and `golang.org/x/sys/unix` of Go.
     "syscall.mmap",
     "golang.org/x/sys/unix.mmap",
+    // `WebAssembly.Memory` and resizable buffers of V8, which lie outside of its collected heap.
+    "v8::internal::BackingStore::TryAllocateAndPartiallyCommitMemory(",
 ];
+
+fn is_mapping_interface(function: &str) -> bool {
+    MAPPING_INTERFACES.iter().any(|name| match name.ends_with('(') {
+        true => function.starts_with(name),
+        false => function == *name,
+    })
+}
 
 /// True if most of the growth was mapped by a function of the runtime that maps memory at the
 /// request of the program.
@@ -144,9 +154,9 @@ fn maps_by_request(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
     let is_request = |stack: u32| {
         let stack = profile.stacks.get(stack as usize);
         let frames = stack.into_iter().flatten();
-        frames.filter_map(|frame| profile.frames.get(*frame as usize)).any(|frame| {
-            frame.function.as_deref().is_some_and(|name| MAPPING_INTERFACES.contains(&name))
-        })
+        frames
+            .filter_map(|frame| profile.frames.get(*frame as usize))
+            .any(|frame| frame.function.as_deref().is_some_and(is_mapping_interface))
     };
     let rows = profile.rows.iter().filter(|row| row.call == "mmap" && is_request(row.stack));
     let bytes: u64 = rows.map(|row| row.bytes).fold(0, u64::saturating_add);
@@ -994,3 +1004,7 @@ mod tests {
         assert!(leak.cost.risk > 0.9, "{:?}", leak.cost);
     }
 }
+        found(
+            &with("v8::internal::BackingStore::TryAllocateAndPartiallyCommitMemory(int)"),
+            "mapping-growth",
+        );
