@@ -7,7 +7,8 @@ use pagewise_model::report::CellValue;
 
 use super::CauseEvidence;
 use super::trend::{
-    MemoryTrend, SteadyGrowth, steady_growth_of, stepped_growth, stepped_growth_of, trend,
+    GrownMemory, MemoryTrend, SteadyGrowth, grown_most, steady_growth_of, stepped_growth,
+    stepped_growth_of, trend,
 };
 use crate::cells::{float, text};
 
@@ -153,9 +154,13 @@ fn rising(evidence: &CauseEvidence<'_>, points: &[CollectorPoint]) -> Option<Ste
     is_rising.then_some(SteadyGrowth { bytes, ..of_memory })
 }
 
+/// The growth of the private memory, unless it lies in malloc: the collector neither allocates nor
+/// frees blocks of malloc, such as those of C code that a program of Go calls.
 fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> CollectedGrowth {
+    let is_of_malloc = matches!(grown_most(evidence), Some((GrownMemory::Malloc, _)));
     match trend(evidence) {
-        MemoryTrend::Steady(growth) => CollectedGrowth::Survivors(growth, proof),
+        MemoryTrend::Steady(growth) if !is_of_malloc => CollectedGrowth::Survivors(growth, proof),
+        MemoryTrend::Steady(_) => CollectedGrowth::Unknown,
         MemoryTrend::Bounded(..) | MemoryTrend::Unknown => CollectedGrowth::Unknown,
     }
 }
@@ -296,6 +301,22 @@ mod tests {
         assert_eq!(present(&go(0, 10), "foreign-heap").confidence.key(), "certain");
         assert!(matches!(verdict(&go(1, 30), "foreign-heap"), Verdict::RuledOut(_)), "it fills");
         assert!(matches!(verdict(&go(5, 0), "foreign-heap"), Verdict::RuledOut(_)), "no growth");
+    }
+
+    #[test]
+    fn blocks_of_malloc_in_a_program_of_go_are_no_objects_of_its_heap() {
+        let heap = |mib: u64| {
+            let mut made = snapshot(vec![resident("5000000-15000000 rw-p 0 0 [heap]", mib * MIB)]);
+            made.process.exe = Ok("/usr/bin/app".into());
+            made.objects = vec![crate::causes::made::go_program(), crate::causes::made::glibc()];
+            made
+        };
+        for collections in [0, 28] {
+            let mut made = growing("/usr/bin/app", 40, |_| (Some(collections), None));
+            (made.first, made.last) = (heap(60), Gathered::Value(Box::new(heap(100))));
+            assert!(matches!(verdict(&made, "foreign-heap"), Verdict::RuledOut(_)));
+            present(&made, "leak");
+        }
     }
 
     #[test]

@@ -124,7 +124,8 @@ fn located_growth(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict
     Ok(LocatedGrowth { growth, memory, kind })
 }
 
-/// Functions of language runtimes that map memory because the program asks for a mapping.
+/// Functions of language runtimes that map memory because the program asks for a mapping. A name
+/// that ends with a parenthesis is the beginning of a name of C++.
 const MAPPING_INTERFACES: &[&str] = &[
     // The module `mmap` of Python.
     "new_mmap_object",
@@ -135,7 +136,16 @@ const MAPPING_INTERFACES: &[&str] = &[
     // The packages `syscall` and `golang.org/x/sys/unix` of Go.
     "syscall.mmap",
     "golang.org/x/sys/unix.mmap",
+    // `WebAssembly.Memory` and resizable buffers of V8, which lie outside of its collected heap.
+    "v8::internal::BackingStore::TryAllocateAndPartiallyCommitMemory(",
 ];
+
+fn is_mapping_interface(function: &str) -> bool {
+    MAPPING_INTERFACES.iter().any(|name| match name.ends_with('(') {
+        true => function.starts_with(name),
+        false => function == *name,
+    })
+}
 
 /// True if most of the growth was mapped by a function of the runtime that maps memory at the
 /// request of the program.
@@ -144,9 +154,9 @@ fn maps_by_request(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
     let is_request = |stack: u32| {
         let stack = profile.stacks.get(stack as usize);
         let frames = stack.into_iter().flatten();
-        frames.filter_map(|frame| profile.frames.get(*frame as usize)).any(|frame| {
-            frame.function.as_deref().is_some_and(|name| MAPPING_INTERFACES.contains(&name))
-        })
+        frames
+            .filter_map(|frame| profile.frames.get(*frame as usize))
+            .any(|frame| frame.function.as_deref().is_some_and(is_mapping_interface))
     };
     let rows = profile.rows.iter().filter(|row| row.call == "mmap" && is_request(row.stack));
     let bytes: u64 = rows.map(|row| row.bytes).fold(0, u64::saturating_add);
@@ -253,10 +263,27 @@ fn unreachable(evidence: &CauseEvidence<'_>) -> Option<LiveAmount> {
     Some(if knows_registers(scan) { graph.leaked } else { without_registers(evidence, graph) })
 }
 
-/// False if the lists of free blocks contradict themselves in a copy of a process that ran on: free
-/// blocks behind a broken link look like live blocks that nothing reaches.
-fn is_consistent(evidence: &CauseEvidence<'_>) -> bool {
-    evidence.all.scan.value().is_some_and(|scan| knows_registers(scan) || scan.heap.corrupted == 0)
+/// Usable bytes of the largest block that glibc may keep in fastbins, where free blocks look like
+/// live ones.
+const MAX_FASTBIN: u64 = 120;
+/// Most bytes of one thread's cache of free blocks: 64 sizes up to 1032 bytes, seven blocks of
+/// each.
+const MAX_THREAD_CACHE: u64 = 256 << 10;
+
+/// The part of the unreachable bytes that free blocks cannot explain. Lists of free blocks can
+/// contradict themselves in a copy of a process that ran on: free blocks behind a broken link look
+/// like live blocks that nothing reaches. The sample of the heap bounds their bytes.
+fn certainly_leaked(evidence: &CauseEvidence<'_>, leaked: LiveAmount) -> u64 {
+    let Some(scan) = evidence.all.scan.value() else { return 0 };
+    if knows_registers(scan) || scan.heap.corrupted == 0 {
+        return leaked.bytes;
+    }
+    let sample = evidence.heap_sample().filter(|sample| sample.allocator == "glibc");
+    let (Some(sample), Some(graph)) = (sample, scan.graph.as_ref()) else { return 0 };
+    let large = graph.leaks.iter().filter(|group| group.size > MAX_FASTBIN);
+    let large: u64 = large.map(|group| group.bytes).sum();
+    let caches = evidence.now.process.threads.max(1).saturating_mul(MAX_THREAD_CACHE);
+    leaked.bytes.min(large).saturating_sub(sample.free.high.0).saturating_sub(caches)
 }
 
 fn knows_registers(scan: &HeapScan) -> bool {
@@ -291,6 +318,12 @@ fn leaked_part(leaked: LiveAmount, growth: SteadyGrowth) -> f64 {
     float(leaked.bytes) / float(growth.bytes.0.max(1))
 }
 
+/// True if unreachable blocks, and not free ones, explain the growth.
+fn explains_growth(evidence: &CauseEvidence<'_>, leaked: LiveAmount, growth: SteadyGrowth) -> bool {
+    let certain = LiveAmount { bytes: certainly_leaked(evidence, leaked), ..leaked };
+    leaked_part(certain, growth) >= EXPLAINS
+}
+
 /// True if the memory that grows belongs to malloc, and not to a language runtime that allocates
 /// its objects by malloc.
 pub(super) fn is_of_program(
@@ -310,8 +343,9 @@ pub(super) fn is_of_program(
 /// Bytes of the header of a block of malloc.
 const BLOCK_HEADER: u64 = 8;
 
-/// Growth of live blocks: its middle estimate and its upper bound.
+/// Growth of live blocks: its bounds and its middle estimate.
 struct LiveGrowth {
+    low: f64,
     middle: f64,
     high: f64,
 }
@@ -329,8 +363,11 @@ fn live_growth(evidence: &CauseEvidence<'_>) -> Option<LiveGrowth> {
     });
     let sampled = || Some(evidence.all.last.value()?.heap_sample.as_ref().ok()?.live);
     let now = scanned.or_else(sampled)?;
-    let high = float(now.high.0) - float(before.low.0);
-    Some(LiveGrowth { middle: middle(now) - middle(before), high })
+    Some(LiveGrowth {
+        low: float(now.low.0) - float(before.high.0),
+        middle: middle(now) - middle(before),
+        high: float(now.high.0) - float(before.low.0),
+    })
 }
 
 /// The verdict on growth that is free memory of the heap, as that of a full cache whose entries
@@ -365,6 +402,28 @@ fn of_malloc<'a>(
     by_free_blocks(evidence, located.growth).map_or(Ok((located, function)), Err)
 }
 
+/// Growth that is a smaller part of the pinned free memory may be made by it: new blocks do not fit
+/// into the gaps.
+const SMALL_BESIDE_GAPS: f64 = 0.1;
+
+/// The verdict on slow growth of a fragmented heap, if live blocks may have stayed the same: its
+/// free memory is most of it, and grows as well.
+fn by_gaps(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict> {
+    let sample = evidence.heap_sample()?;
+    let before = evidence.all.first.heap_sample.as_ref().ok()?;
+    let live = live_growth(evidence)?;
+    let pinned = sample.pinned.low.min(before.pinned.low);
+    let is_mostly_free = sample.free.low > sample.live.high;
+    let may_be_none = live.low <= 0.0 && live.middle < float(growth.bytes.0) * EXPLAINS;
+    let is_small = float(growth.bytes.0) < float(pinned.0) * SMALL_BESIDE_GAPS;
+    (pinned >= LARGE && is_mostly_free && may_be_none && is_small).then(|| {
+        Verdict::Unknown(
+            "the heap is fragmented, and its growth is small beside its free memory: live blocks may have stayed the same".into(),
+            format!("pagewise diagnose {} --for 1m", evidence.pid()).into(),
+        )
+    })
+}
+
 fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     let (located, function) = match of_malloc(evidence) {
         Ok(found) => found,
@@ -374,7 +433,14 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     let pid = evidence.pid();
     let mut sentence = vec![text("Memory of malloc")];
     sentence.extend(growth_words(evidence, growth));
-    let (confidence, leaked) = match unreachable(evidence) {
+    let lost = unreachable(evidence);
+    let is_unclear = lost.is_none_or(|lost| {
+        leaked_part(lost, growth) >= EXCLUDES && !explains_growth(evidence, lost, growth)
+    });
+    if is_unclear && let Some(verdict) = by_gaps(evidence, growth) {
+        return verdict;
+    }
+    let (confidence, leaked) = match lost {
         Some(leaked) if leaked_part(leaked, growth) < EXCLUDES => {
             return Verdict::RuledOut(vec![
                 CellValue::Bytes(leaked.bytes),
@@ -382,7 +448,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
                 CellValue::Bytes(growth.bytes.0),
             ]);
         }
-        Some(leaked) if leaked_part(leaked, growth) >= EXPLAINS && is_consistent(evidence) => {
+        Some(leaked) if explains_growth(evidence, leaked, growth) => {
             sentence.extend([
                 text(": the program has lost all pointers to "),
                 CellValue::Count(leaked.blocks),
@@ -480,12 +546,11 @@ fn leak_remedies(mut found: Cause, pid: u32) -> Cause {
 /// Unreachable blocks that take much memory, but do not grow now.
 fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
     let (graph, amount) = (graph(evidence)?, unreachable(evidence)?);
-    if !is_consistent(evidence) {
-        return None;
-    }
     let leaked = Bytes(amount.bytes);
     let resident = evidence.resident()?;
-    if leaked < LARGE || leaked.fraction_of(resident).is_none_or(|part| part < PART_OF_RES) {
+    if Bytes(certainly_leaked(evidence, amount)) < LARGE
+        || leaked.fraction_of(resident).is_none_or(|part| part < PART_OF_RES)
+    {
         return None;
     }
     let pid = evidence.pid();
@@ -541,6 +606,9 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
     }
     if is_first_filling(evidence, growth) {
         return filling(evidence);
+    }
+    if let Some(verdict) = by_gaps(evidence, growth) {
+        return verdict;
     }
     let keeper = graph.retained.first().filter(|it| it.retained.bytes >= growth.bytes.0 / 2);
     let mut sentence = vec![text("Memory of malloc")];
@@ -875,6 +943,58 @@ mod tests {
     }
 
     #[test]
+    fn more_unreachable_blocks_than_free_ones_are_a_leak_of_a_copy_that_contradicts_itself() {
+        let with = |free: u64, size: u64| {
+            let mut made = with_graph(heap_of(|number| 50 + number), 80 * MIB);
+            let free = BytesEstimate { low: Bytes::ZERO, high: Bytes::mib(free) };
+            let sample =
+                HeapSample { allocator: "glibc".to_owned(), free, ..HeapSample::default() };
+            made.first.heap_sample = Ok(sample);
+            let Gathered::Value(scan) = &mut made.scan else { panic!("it was made") };
+            scan.heap.corrupted = 2;
+            scan.graph.as_mut().unwrap().leaks = vec![LeakGroup {
+                leaks: 80_000,
+                blocks: 80_000,
+                bytes: 80 * MIB,
+                size,
+                block_type: None,
+                address: 0,
+                first_bytes: Vec::new(),
+                stack: Err(pagewise_model::heap_graph::not_recorded()),
+            }];
+            found(&made, "leak").confidence
+        };
+        assert_eq!(with(4, 984), Confidence::Certain);
+        assert_eq!(with(70, 984).key(), "possible", "free blocks may explain it");
+        assert_eq!(with(4, 104).key(), "possible", "so may blocks in fastbins");
+    }
+
+    #[test]
+    fn slow_growth_of_a_fragmented_heap_may_be_its_gaps() {
+        let with = |mib: fn(u64) -> u64, most_live: u64| {
+            let mut made = with_graph(heap_of(mib), MIB / 10);
+            let size = |low, high| BytesEstimate { low: Bytes::mib(low), high: Bytes::mib(high) };
+            let sample = HeapSample {
+                live: size(3, most_live),
+                free: size(70, 97),
+                pinned: size(60, 90),
+                ..HeapSample::default()
+            };
+            made.first.heap_sample = Ok(sample.clone());
+            if let Gathered::Value(last) = &mut made.last {
+                last.heap_sample = Ok(sample);
+            }
+            let Gathered::Value(scan) = &mut made.scan else { panic!("it was made") };
+            scan.graph.as_mut().unwrap().reachable = LiveAmount { blocks: 1000, bytes: 17 * MIB };
+            made
+        };
+        let slow = with(|number| 100 + number / 10, 30);
+        assert!(matches!(verdict(&slow, "unbounded-cache"), Verdict::Unknown(..)));
+        found(&slow, "fragmented-heap");
+        found(&with(|number| 100 + number, 5), "unbounded-cache");
+    }
+
+    #[test]
     fn a_cache_that_is_full_after_a_while_is_healthy() {
         for full in [4, 10, 20, 28] {
             let made = heap_of(|number| 50 + number.min(full));
@@ -966,6 +1086,10 @@ mod tests {
         let mapped = with("new_mmap_object");
         assert_eq!(found(&mapped, "mapping-growth").object.function(), Some("new_mmap_object"));
         assert!(matches!(verdict(&mapped, "foreign-heap"), Verdict::RuledOut(_)));
+        found(
+            &with("v8::internal::BackingStore::TryAllocateAndPartiallyCommitMemory(int)"),
+            "mapping-growth",
+        );
         let objects = with("_PyObject_Arena");
         assert!(matches!(verdict(&objects, "mapping-growth"), Verdict::RuledOut(_)));
         found(&objects, "foreign-heap");

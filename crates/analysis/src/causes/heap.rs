@@ -11,7 +11,7 @@ use super::evidence::FunctionShare;
 use super::growth::{self, LocatedGrowth, growth_cost, growth_words, is_of_program};
 use super::responsible::acts_for_its_caller;
 use super::stacks::{locks, zero_part};
-use super::trend::{GrownMemory, MemoryTrend, SteadyGrowth, trend};
+use super::trend::{GrownMemory, MemoryTrend, SteadyGrowth, is_starved_filling, trend};
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
 use crate::explain::fact;
@@ -376,7 +376,10 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
     let is_outside = runtime.collects_garbage() && located.memory == GrownMemory::Malloc;
     let is_quiet = match is_outside {
         true => !is_established(&located, memory_of(evidence, GrownMemory::Malloc)),
-        false => is_first_filling(runtime, memory, &located),
+        false => {
+            is_first_filling(runtime, memory, &located)
+                || is_starved_filling(evidence, located.growth)
+        }
     };
     if !is_runtime || is_quiet {
         return Verdict::RuledOut(quiet_runtime(evidence, runtime, memory));
@@ -766,6 +769,21 @@ mod tests {
         for other in ["leak", "unbounded-cache", "mapping-growth"] {
             assert!(matches!(verdict(&made, other), Verdict::RuledOut(_)), "{other}");
         }
+    }
+
+    #[test]
+    fn a_small_heap_of_a_process_that_hardly_ran_may_be_filled() {
+        let with = |ran_ms: u64| {
+            let at = |mib| of_runtime("/usr/bin/python3", mib);
+            let mut made = evidence(at(20), at(30));
+            made.activity = activity((0..40).map(|step| 20 * MIB + step * MIB / 4));
+            let (ran_ns, waited_ns) = (ran_ms * 1_000_000, (5000 - ran_ms) * 1_000_000);
+            let waits = pagewise_model::evidence::CpuWaits { ran_ns, waited_ns };
+            made.cpu_waits = Gathered::Value(waits);
+            verdict(&made, "foreign-heap")
+        };
+        assert!(matches!(with(50), Verdict::RuledOut(_)));
+        assert!(matches!(with(1000), Verdict::Present(_)));
     }
 
     #[test]

@@ -20,9 +20,9 @@ pub(super) const ROWS: &[CauseRow] = &[
     CauseRow {
         id: "thp-bloat-requested",
         title: "sparse huge pages, requested by the program",
-        meaning: "The program requests huge pages (MADV_HUGEPAGE) for memory that it uses sparsely.",
+        meaning: "The program requests huge pages (MADV_HUGEPAGE, MADV_COLLAPSE) for memory that it uses sparsely.",
         needs: &[Instrument::Snapshot, Instrument::HugePages],
-        excluded_by: "less than 16 MiB, or less than 10 % of RES, of zero-filled pages in huge pages of mappings with the flag hg",
+        excluded_by: "less than 16 MiB, or less than 10 % of RES, of zero-filled pages in huge pages of mappings with the flag hg, or of all mappings without the setting `always`",
         source: "Documentation/admin-guide/mm/transhuge.rst; zero-filled base pages are counted in a sample",
         rule: requested,
     },
@@ -121,16 +121,16 @@ fn requested(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let function = advising_function(evidence, &found);
     let mut cause = bloat_cause(evidence, &found, "thp-bloat-requested");
-    cause
-        .sentence
-        .push(text("the program requests huge pages (MADV_HUGEPAGE) and uses them sparsely."));
+    cause.sentence.push(text(
+        "the program requests huge pages (MADV_HUGEPAGE or MADV_COLLAPSE) and uses them sparsely.",
+    ));
     if let Some(function) = function {
         let share = CellValue::Share(function.share());
         cause.evidence.push(fact("function_share", "calls or faults of the function", share, ""));
         cause.object = function.object();
     }
     cause.code = remedy_code([text(
-        "Do not call madvise(MADV_HUGEPAGE) for sparse memory, or only for the part that is filled.",
+        "Do not call madvise with MADV_HUGEPAGE or MADV_COLLAPSE for sparse memory, or only for the part that is filled.",
     )]);
     cause.into()
 }
@@ -189,8 +189,8 @@ fn bloat_cause(evidence: &CauseEvidence<'_>, found: &HugeBloat<'_>, id: &'static
     cause
 }
 
-/// Number of MADV_HUGEPAGE.
-const MADV_HUGEPAGE: u64 = 14;
+/// Numbers of MADV_HUGEPAGE and MADV_COLLAPSE.
+const REQUESTS: [u64; 2] = [14, 25];
 
 /// The function that advises huge pages; else the one that touches most of them.
 fn advising_function<'a>(
@@ -198,7 +198,7 @@ fn advising_function<'a>(
     found: &HugeBloat<'_>,
 ) -> Option<FunctionShare<'a>> {
     let advises =
-        || evidence.calling_function(|row| row.call == "madvise" && row.detail == MADV_HUGEPAGE);
+        || evidence.calling_function(|row| row.call == "madvise" && REQUESTS.contains(&row.detail));
     let touches = || {
         let range = found.worst.range;
         evidence.faulting_function(|row, mapping| {
@@ -345,6 +345,16 @@ mod tests {
         let made = with_huge("rd wr", Some("always"), 90);
         assert_eq!(present(&made, "thp-bloat-system").confidence, Confidence::Certain);
         assert!(matches!(verdict(&made, "thp-bloat-requested"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn huge_pages_that_the_setting_does_not_give_are_requested() {
+        // MADV_COLLAPSE leaves no flag.
+        for enabled in ["madvise", "never"] {
+            let made = with_huge("rd wr", Some(enabled), 90);
+            present(&made, "thp-bloat-requested");
+            assert!(matches!(verdict(&made, "thp-bloat-system"), Verdict::RuledOut(_)));
+        }
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::{Gathered, Instrument, StackUse, ZeroSample};
+use pagewise_model::process::Thread;
 use pagewise_model::report::{CellValue, Fact};
 use pagewise_model::traced::Frame;
-use pagewise_model::{Bytes, Name};
+use pagewise_model::{Bytes, Name, Reading};
 
 use super::evidence::FunctionShare;
 use super::heap::{LARGE, is_large};
@@ -84,6 +85,39 @@ pub(super) fn locks(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
     locked.is_some_and(|locked| locked >= LARGE && locked >= amount)
 }
 
+/// A stack is deep at one time if this part of its touched pages is in use.
+const DEEP_AGAIN: f64 = 0.5;
+
+/// True if a thread with a stack like the deepest one uses at least half of it, at the beginning or
+/// at the end. Threads with similar stacks do the same work.
+fn are_deep_again(evidence: &CauseEvidence<'_>, stacks: &[StackUse], deepest: &StackUse) -> bool {
+    let like = stacks.iter().filter(|stack| stack.resident.0 * 2 >= deepest.resident.0);
+    let used = |stack: &StackUse| {
+        // The unused part lies below the stack pointer at the beginning.
+        let used = stack.resident.saturating_sub(stack.unused) + descent(evidence, stack);
+        used.fraction_of(stack.resident).unwrap_or(0.0)
+    };
+    like.into_iter().any(|stack| used(stack) >= DEEP_AGAIN)
+}
+
+/// Bytes by which the stack pointer of a thread is deeper at the end than at the beginning.
+fn descent(evidence: &CauseEvidence<'_>, stack: &StackUse) -> Bytes {
+    let pointer = |threads: &Reading<Vec<Thread>>| {
+        let thread = threads.as_ref().ok()?.iter().find(|thread| thread.tid == stack.tid)?;
+        let pointer = thread.stack_pointer.clone().ok()?;
+        stack.range.contains(pointer).then_some(pointer)
+    };
+    let last = evidence.all.last.value().and_then(|last| pointer(&last.threads));
+    let first = pointer(&evidence.all.first.threads);
+    let descent = first.zip(last).map(|(first, last)| first.saturating_sub(last));
+    Bytes(descent.unwrap_or(0))
+}
+
+/// The verdict on stacks that are used as deeply again and again.
+fn deep_again() -> Verdict {
+    Verdict::RuledOut(vec![text("threads use the touched part of their stacks again")])
+}
+
 /// The function of a program that is on a stack most often, or that has the frame which is the
 /// largest.
 fn function_of(stack: &StackUse) -> Option<&Frame> {
@@ -104,6 +138,9 @@ fn deep_stack(evidence: &CauseEvidence<'_>) -> Verdict {
             CellValue::Bytes(deepest.unused.0),
             text(" below the stack pointer of a thread at most, or the same in many threads"),
         ]);
+    }
+    if are_deep_again(evidence, stacks, deepest) {
+        return deep_again();
     }
     let pid = evidence.pid();
     let mut sentence = vec![
@@ -198,6 +235,10 @@ fn oversized_stacks(evidence: &CauseEvidence<'_>) -> Verdict {
             text(" threads have 1 MiB or more below the stack pointer: "),
             CellValue::Bytes(unused.0),
         ]);
+    }
+    let deepest = stacks.iter().max_by_key(|stack| stack.unused);
+    if deepest.is_some_and(|deepest| are_deep_again(evidence, stacks, deepest)) {
+        return deep_again();
     }
     let sentence = [
         CellValue::Bytes(unused.0),
@@ -395,6 +436,31 @@ mod tests {
         let cause = present(&made, "oversized-stacks");
         assert_eq!(cause.cost.bytes, Some(Bytes::mib(48)));
         assert!(matches!(verdict(&made, "deep-stack"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn stacks_that_are_deep_again_at_the_end_are_in_use() {
+        for count in [1, 8] {
+            let made = |descent: u64| {
+                let mut made = with_stacks(count, 6);
+                let thread = |pointer: u64| Thread {
+                    tid: Pid(10),
+                    name: "worker".into(),
+                    stack_pointer: Ok(pointer),
+                };
+                let pointer = 0x7f00_0080_0000 - 8192;
+                made.first.threads = Ok(vec![thread(pointer)]);
+                if let Gathered::Value(last) = &mut made.last {
+                    last.threads = Ok(vec![thread(pointer - descent)]);
+                }
+                made
+            };
+            for id in ["deep-stack", "oversized-stacks"] {
+                assert!(matches!(verdict(&made(4 * MIB), id), Verdict::RuledOut(_)), "{id}");
+            }
+            let id = if count == 1 { "deep-stack" } else { "oversized-stacks" };
+            present(&made(MIB), id);
+        }
     }
 
     #[test]

@@ -204,9 +204,9 @@ fn milliseconds(share: f64) -> CellValue {
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::Quadrant;
     use pagewise_model::evidence::{CpuWaits, Evidence};
     use pagewise_model::faults::FaultKind;
+    use pagewise_model::{Bytes, Quadrant};
 
     use super::*;
     use crate::causes::made::{activity, present, verdict};
@@ -283,6 +283,28 @@ mod tests {
         let mut start = touching([20 * MIB; 17]);
         add_work(&mut start, 400, 0.05, 0.02);
         assert!(is_ruled_out(&start, "fault-churn"));
+    }
+
+    #[test]
+    fn pages_of_shared_memory_and_copies_of_file_pages_are_new_pages() {
+        let with = |kind, quadrant| {
+            let mut evidence = touching([20 * MIB; 17]);
+            evidence.faults = faults(kind, 40_000, "scratch", quadrant);
+            evidence
+        };
+        let shared = with(FaultKind::Anonymous, Quadrant::SharedAnonymous);
+        assert_eq!(present(&shared, "fault-churn").object.function(), Some("update"));
+        let mut growing = shared;
+        for (at, point) in (0..).zip(&mut growing.activity) {
+            point.shmem = Ok(Bytes(at * 10 * MIB));
+        }
+        assert!(is_ruled_out(&growing, "fault-churn"), "shared memory that grows");
+        let mut copies = with(FaultKind::CopyOnWrite, Quadrant::PrivateFile);
+        assert_eq!(present(&copies, "fault-churn").object.function(), Some("update"));
+        copies.calls = calls(&[("fork", 0, 4)], 0);
+        assert!(is_ruled_out(&copies, "fault-churn"), "copies after fork");
+        let files = with(FaultKind::File, Quadrant::SharedFile);
+        assert!(is_ruled_out(&files, "fault-churn"), "files that are read once");
     }
 
     /// The process got one part in ten of the CPU time that it asked for.

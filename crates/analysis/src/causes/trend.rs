@@ -125,7 +125,23 @@ const FILLING_SECONDS: f64 = 30.0;
 pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
     let Some(now) = evidence.all.activity.last().map(private) else { return false };
     let share = growth.bytes.fraction_of(now).unwrap_or(1.0);
-    now < ESTABLISHED && share > FILLING && growth.seconds < FILLING_SECONDS
+    let is_new = share > FILLING && growth.seconds < FILLING_SECONDS;
+    now < ESTABLISHED && (is_new || is_starved(evidence, growth, share))
+}
+
+/// Seconds for which a process must run undisturbed, so that its growth in them is more than a part
+/// of one period of its work.
+const MIN_OWN_SECONDS: f64 = 0.5;
+
+/// True if the process waited for CPUs nearly all the time while its memory grew notably.
+fn is_starved(evidence: &CauseEvidence<'_>, growth: SteadyGrowth, share: f64) -> bool {
+    share > FILLING / 2.0 && growth.seconds / evidence.demand() < MIN_OWN_SECONDS
+}
+
+/// True if a small heap grew while the process waited for CPUs nearly all the time.
+pub(super) fn is_starved_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
+    let Some(now) = evidence.all.activity.last().map(private) else { return false };
+    now < ESTABLISHED && is_starved(evidence, growth, growth.bytes.fraction_of(now).unwrap_or(1.0))
 }
 
 /// A program that has run for longer is a service, and not a piece of work such as the compilation

@@ -187,7 +187,7 @@ fn total(snapshot: &Snapshot, rows: &ThpRows<'_>, bloat: &Reading<ZeroEstimate>)
 /// Reason why the kernel gives huge pages to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HugeRequest {
-    /// The program called `madvise(MADV_HUGEPAGE)`.
+    /// The program called `madvise(MADV_HUGEPAGE)` or `madvise(MADV_COLLAPSE)`.
     Program,
     /// The setting of the system, `always`.
     System,
@@ -196,14 +196,16 @@ pub(crate) enum HugeRequest {
 }
 
 /// The reason of huge pages in a mapping: by its `VmFlags`, which only `smaps` has, or because the
-/// setting of the system gives huge pages only on request.
+/// setting of the system gives huge pages only on request. `MADV_COLLAPSE` leaves no flag.
 pub(crate) fn huge_request(snapshot: &Snapshot, mapping: &Mapping) -> HugeRequest {
     let flags = mapping.smaps.as_ref().ok().and_then(|smaps| smaps.flags.as_ref());
     let enabled = snapshot.machine.thp_enabled.as_ref().ok();
     match (flags, enabled) {
         (Some(flags), _) if flags.has("hg") => HugeRequest::Program,
+        (_, Some(enabled)) if [&b"madvise"[..], b"never"].contains(&enabled.as_bytes()) => {
+            HugeRequest::Program
+        }
         (Some(_), _) => HugeRequest::System,
-        (None, Some(enabled)) if enabled.as_bytes() == b"madvise" => HugeRequest::Program,
         (None, _) => HugeRequest::Unknown,
     }
 }

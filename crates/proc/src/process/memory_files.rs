@@ -17,7 +17,7 @@ const MAX_DESCRIPTORS: usize = 4000;
 /// Folders below that of shared memory that are read.
 const MAX_DEPTH: u32 = 3;
 /// Name of all System V segments together.
-const SEGMENTS: &str = "/SYSV segments";
+const SEGMENTS: &[u8] = b"/SYSV segments";
 /// Unit of the allocated blocks of a file.
 const BLOCK: u64 = 512;
 
@@ -26,15 +26,20 @@ const SHARED_MEMORY: &str = "root/dev/shm";
 
 /// Sizes of the files in memory of a process, by name, at one time.
 #[derive(Debug, Default)]
-pub struct MemoryFiles(HashMap<Name, FileGroup>);
+pub struct MemoryFiles(HashMap<GroupKey, FileGroup>);
 
-/// Files of one name.
-#[derive(Clone, Copy, Debug, Default)]
+/// Open files whose names differ by numbers only, or closed ones.
+#[derive(Clone, Debug, Default)]
 struct FileGroup {
+    /// The name of the file that was added last.
+    last: Name,
     size: Bytes,
     count: u64,
     is_closed: bool,
 }
+
+/// Key of a group: the name with `N` in place of each number, and true for closed files.
+type GroupKey = (Name, bool);
 
 impl MemoryFiles {
     /// Reads the sizes.
@@ -48,10 +53,12 @@ impl MemoryFiles {
         files
     }
 
-    fn add(&mut self, name: Name, size: Bytes) {
-        let group = self.0.entry(name).or_default();
+    fn add(&mut self, name: &[u8], size: Bytes, is_closed: bool) {
+        let group = self.0.entry((without_numbers(name), is_closed)).or_default();
+        group.last = Name::new(name);
         group.size += size;
         group.count += 1;
+        group.is_closed = is_closed;
     }
 
     /// Adds the open files; returns all by device and inode.
@@ -68,7 +75,8 @@ impl MemoryFiles {
             let is_memory = name.starts_with(b"/memfd:") || on_tmpfs.contains(&device(&file));
             let is_new = known.insert((file.dev(), file.ino()));
             if file.is_file() && is_memory && is_new {
-                self.add(group_name(name), allocated(&file));
+                let plain = name.strip_suffix(b" (deleted)").unwrap_or(name);
+                self.add(plain, allocated(&file), false);
             }
         }
         known
@@ -92,9 +100,7 @@ impl MemoryFiles {
                 if file.is_dir() && depth < MAX_DEPTH {
                     folders.push((entry.path(), [&path, &b"/"[..]].concat(), depth + 1));
                 } else if file.is_file() && !open.contains(&(file.dev(), file.ino())) {
-                    let name = without_numbers(&path);
-                    self.add(name.clone(), allocated(&file));
-                    self.0.entry(name).or_default().is_closed = true;
+                    self.add(&path, allocated(&file), true);
                 }
             }
         }
@@ -104,16 +110,21 @@ impl MemoryFiles {
         let Ok(text) = root.machine("sysvipc/shm") else { return };
         for (creator, size) in segments(&text) {
             if creator == u64::from(pid.0) {
-                self.add(SEGMENTS.into(), size);
+                self.add(SEGMENTS, size, false);
             }
         }
     }
 
-    /// The files now, with their sizes before.
+    /// The files now, with their sizes before. A single open file on a file system has its own
+    /// name, all others have the name of their group.
     pub fn since(self, before: &MemoryFiles) -> Vec<MemoryFile> {
-        let file = |(name, group): (Name, FileGroup)| {
-            let before = before.0.get(&name).map_or(Bytes::ZERO, |group| group.size);
-            let FileGroup { size: after, count, is_closed } = group;
+        let file = |(key, group): (GroupKey, FileGroup)| {
+            let earlier = before.0.get(&key);
+            let FileGroup { last, size: after, count, is_closed } = group;
+            let is_single = count == 1 && !is_closed && !last.as_bytes().starts_with(b"/memfd:");
+            let has_same_name = earlier.is_none_or(|it| it.count == 1 && it.last == last);
+            let name = if is_single && has_same_name { last } else { key.0 };
+            let before = earlier.map_or(Bytes::ZERO, |group| group.size);
             MemoryFile { name, before, after, count, is_closed }
         };
         let mut files: Vec<MemoryFile> = self.0.into_iter().map(file).collect();
@@ -139,13 +150,6 @@ fn segments(text: &[u8]) -> Vec<(u64, Bytes)> {
 
 fn allocated(file: &Metadata) -> Bytes {
     Bytes(file.blocks().saturating_mul(BLOCK))
-}
-
-/// The name without its digits at the end of words: `/memfd:frame-17` and `/memfd:frame-18` are one
-/// group.
-fn group_name(name: &[u8]) -> Name {
-    let plain = name.strip_suffix(b" (deleted)").unwrap_or(name);
-    if plain.starts_with(b"/memfd:") { without_numbers(plain) } else { Name::new(plain) }
 }
 
 /// The name with `N` in place of each number.
@@ -186,9 +190,25 @@ mod tests {
     }
 
     #[test]
-    fn memfds_that_differ_by_a_number_are_one_group() {
-        assert_eq!(group_name(b"/memfd:frame-17 (deleted)"), Name::from("/memfd:frame-N"));
-        assert_eq!(group_name(b"/dev/shm/log17"), Name::from("/dev/shm/log17"));
+    fn files_that_differ_by_a_number_are_one_group() {
+        let of = |names: &[&str], is_closed| {
+            let mut files = MemoryFiles::default();
+            names.iter().for_each(|name| files.add(name.as_bytes(), Bytes(100), is_closed));
+            files
+        };
+        let found = of(&["/memfd:frame-17"], false).since(&MemoryFiles::default());
+        assert_eq!(found[0].name, Name::from("/memfd:frame-N"));
+        let found = of(&["/dev/shm/log17"], false).since(&of(&["/dev/shm/log17"], false));
+        assert_eq!(found[0].name, Name::from("/dev/shm/log17"));
+        // A file that is replaced by one of another number does not grow.
+        let found = of(&["/dev/shm/tile8"], false).since(&of(&["/dev/shm/tile7"], false));
+        assert_eq!((found[0].before, found[0].after), (Bytes(100), Bytes(100)));
+        let names = ["/dev/shm/tile7", "/dev/shm/tile8", "/dev/shm/tile90"];
+        let found = of(&names, false).since(&of(&names[..1], false));
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].name, Name::from("/dev/shm/tileN"));
+        assert_eq!((found[0].before, found[0].after), (Bytes(100), Bytes(300)));
+        assert!(of(&names, true).since(&MemoryFiles::default())[0].is_closed);
     }
 
     #[test]

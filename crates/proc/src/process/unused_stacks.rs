@@ -102,7 +102,9 @@ fn unused_parts<'t>(
         let end = pointer.saturating_sub(MARGIN) / page * page;
         if end > stack.range.start {
             let range = AddrRange { start: stack.range.start, end };
-            parts.push((Mapping { range, ..stack.clone() }, thread));
+            // The values of `smaps` are those of the whole mapping.
+            let smaps = Err(Absent::NotCollected("of a part of a mapping".into()));
+            parts.push((Mapping { range, smaps, ..stack.clone() }, thread));
         }
     }
     (parts, running)
@@ -118,7 +120,7 @@ fn is_stack(mapping: &Mapping) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::Name;
+    use pagewise_model::{Bytes, Name};
 
     use crate::maps;
 
@@ -148,6 +150,17 @@ mod tests {
             [(1, 0x7ffc_0000_0000, 0x7ffc_000f_7000), (2, 0x7f00_0000_0000, 0x7f00_0007_8000)]
         );
         assert_eq!(running, 1);
+    }
+
+    #[test]
+    fn the_part_of_a_stack_has_no_values_of_the_whole_mapping() {
+        let text = b"7f0000000000-7f0000100000 rw-p 00000000 00:00 0\n\
+                     Rss:                1024 kB\nLocked:                0 kB\nVmFlags: rd wr mr mw me ac\n";
+        let mappings = crate::smaps::parse(text).mappings;
+        assert_eq!(mappings[0].rss(), Ok(Bytes::mib(1)));
+        let threads = [thread(1, Ok(0x7f00_0008_0000))];
+        let (parts, _) = unused_parts(&mappings, &threads, 4 << 10);
+        assert!(parts[0].0.rss().is_err(), "{:?}", parts[0].0);
     }
 
     #[test]

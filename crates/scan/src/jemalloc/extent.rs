@@ -11,6 +11,8 @@
 //!                                            free slots of the slab   26..36   28..38
 //! ```
 
+use std::cell::Cell;
+
 use pagewise_model::AddrRange;
 
 use super::extent_tree::{ExtentTree, LeafElement};
@@ -239,7 +241,12 @@ pub(super) struct TreeExtents {
     pub(super) unread: Vec<u64>,
 }
 
-/// Reads all extents of a tree.
+/// From this number of contradictions on, words with more contradictions than extents only look
+/// like a tree: a damaged tree has more extents.
+const MAX_CONTRADICTIONS: u64 = 1000;
+
+/// Reads all extents of a tree. Words that look like a tree by chance have none: they can lead to
+/// all memory of a process, which takes long to read.
 pub(super) fn tree_extents(
     memory: &dyn Memory,
     tree: ExtentTree,
@@ -248,13 +255,27 @@ pub(super) fn tree_extents(
     let mut found = TreeExtents::default();
     let mut overlaps = Vec::new();
     let is_compact = tree.shape.is_compact();
+    let (extents, contradictions) = (Cell::new(0), Cell::new(0));
+    let is_likely =
+        || contradictions.get() < MAX_CONTRADICTIONS || contradictions.get() <= extents.get();
     let nodes = tree.visit(
         memory,
-        &mut |element| found.add(memory, element, is_compact, log),
+        &mut |element| {
+            let known = log.count;
+            let is_stray = found.add(memory, element, is_compact, log);
+            contradictions.update(|it| it + (log.count - known) + u64::from(is_stray));
+            extents.set(found.extents.len() as u64);
+            is_likely()
+        },
         &mut |at, word| {
             overlaps.push((at, word));
+            contradictions.update(|it| it + 1);
+            is_likely()
         },
     );
+    if !is_likely() {
+        return TreeExtents::default();
+    }
     for (at, word) in overlaps {
         log.add(at, at, "the address of a node of its own in the tree of extents", word);
     }
@@ -262,31 +283,43 @@ pub(super) fn tree_extents(
     found
 }
 
+/// True if an address is in a mapping of the process.
+fn is_mapped(memory: &dyn Memory, address: u64) -> bool {
+    let mappings = memory.mappings();
+    let at = mappings.partition_point(|mapping| mapping.range.end <= address);
+    mappings.get(at).is_some_and(|mapping| mapping.range.contains(address))
+}
+
 impl TreeExtents {
     /// Adds the extent of an element. The elements of the first and the last page, and in slabs
-    /// those of all pages, have the address of the extent.
+    /// those of all pages, have the address of the extent. Returns true if that address is in no
+    /// mapping.
     fn add(
         &mut self,
         memory: &dyn Memory,
         element: LeafElement,
         is_compact: bool,
         log: &mut CorruptionLog,
-    ) {
+    ) -> bool {
         // The other bits of an element without an extent are those of one that was there.
         if element.edata == 0 {
-            return;
+            return false;
         }
         let LeafElement { page, edata, .. } = element;
         if let Some(last) = self.extents.last().filter(|last| last.pages.contains(page)) {
             if last.edata != edata {
                 log.add(page, edata, "an extent behind the last one", last.pages.start);
             }
-            return;
+            return false;
         }
         match Extent::read(memory, element, is_compact) {
             Ok(extent) => self.extents.push(extent),
-            Err(_) if words::<3>(memory, edata).is_none() => self.unread.push(page),
+            Err(_) if words::<3>(memory, edata).is_none() => {
+                self.unread.push(page);
+                return !is_mapped(memory, edata);
+            }
             Err(found) => log.add(page, edata + 8, "an extent that begins on this page", found),
         }
+        false
     }
 }

@@ -104,16 +104,16 @@ impl ExtentTree {
 
     /// Calls `each` for all elements that have an extent, in order of address. Returns the nodes.
     /// A node that overlaps another is not walked, and `overlapping` is called with the address of
-    /// its entry.
+    /// its entry. The visit ends when one of them returns false.
     pub(super) fn visit(
         self,
         memory: &dyn Memory,
-        each: &mut dyn FnMut(LeafElement),
-        overlapping: &mut dyn FnMut(u64, u64),
+        each: &mut dyn FnMut(LeafElement) -> bool,
+        overlapping: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Vec<AddrRange> {
         let root = TreeNode { address: self.root, levels: self.shape.levels, key: 0 };
-        let mut visit =
-            TreeVisit { shape: self.shape, memory, nodes: DisjointRanges::default(), each };
+        let nodes = DisjointRanges::default();
+        let mut visit = TreeVisit { shape: self.shape, memory, nodes, each, is_ended: false };
         visit.node(root, overlapping);
         visit.nodes.into_ranges()
     }
@@ -133,11 +133,12 @@ struct TreeVisit<'a> {
     memory: &'a dyn Memory,
     /// Nodes below the root that were visited. No memory is visited twice.
     nodes: DisjointRanges,
-    each: &'a mut dyn FnMut(LeafElement),
+    each: &'a mut dyn FnMut(LeafElement) -> bool,
+    is_ended: bool,
 }
 
 impl TreeVisit<'_> {
-    fn node(&mut self, node: TreeNode, overlapping: &mut dyn FnMut(u64, u64)) {
+    fn node(&mut self, node: TreeNode, overlapping: &mut dyn FnMut(u64, u64) -> bool) {
         let TreeVisit { shape, memory, .. } = *self;
         let entry = if node.levels == 0 { shape.element } else { 8 };
         let bytes = shape.node_bytes(node.levels);
@@ -145,6 +146,9 @@ impl TreeVisit<'_> {
         memory.visit(range, &mut |address, bytes| {
             let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
             for (at, word) in (address..).step_by(8).zip(words) {
+                if self.is_ended {
+                    return;
+                }
                 let offset = at - node.address;
                 if word == 0 || !offset.is_multiple_of(entry) {
                     continue;
@@ -153,11 +157,8 @@ impl TreeVisit<'_> {
                 if node.levels == 0 {
                     let second = if entry == 8 { 0 } else { memory.word(at + 8).unwrap_or(0) };
                     let page = (node.key + index) * PAGE;
-                    (self.each)(LeafElement {
-                        page,
-                        edata: shape.edata(word),
-                        raw: [word, second],
-                    });
+                    let edata = shape.edata(word);
+                    self.is_ended = !(self.each)(LeafElement { page, edata, raw: [word, second] });
                     continue;
                 }
                 let key = node.key + (index << (shape.level_bits * node.levels));
@@ -165,7 +166,7 @@ impl TreeVisit<'_> {
                 if self.enter(child) {
                     self.node(child, overlapping);
                 } else {
-                    overlapping(at, word);
+                    self.is_ended = !overlapping(at, word);
                 }
             }
         });

@@ -252,6 +252,20 @@ fn words_that_look_like_a_tree_by_chance_hide_no_tree() {
 }
 
 #[test]
+fn a_tree_with_many_contradictions_and_few_extents_is_none() {
+    let with = |contradictions: u64| {
+        let mut made = MadeHeap::new(VERSIONS[1]);
+        for page in 0x1000..0x1000 + contradictions {
+            made.image.store(LEAF + page * 8, HEAP + 0x8000 + page % 512 * 64);
+        }
+        walk(&made.image, PageSize::new(PAGE).unwrap())
+    };
+    let damaged = with(900).unwrap().unwrap();
+    assert!(damaged.heap.corrupted >= 900, "{}", damaged.heap.corrupted);
+    assert!(with(3000).unwrap_err().to_string().contains("tree of extents"));
+}
+
+#[test]
 fn a_process_without_a_tree_of_extents_uses_another_allocator() {
     let mut image = TestImage::default();
     image.map(LIBRARY, 0x1000, "/lib/libother.so");

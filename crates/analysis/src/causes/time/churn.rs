@@ -1,8 +1,8 @@
 //! Memory that is released to the kernel and touched again.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
-use pagewise_model::evidence::{CallProfileRow, Gathered, Instrument};
-use pagewise_model::faults::{FaultKind, FaultRecording};
+use pagewise_model::evidence::{ActivityPoint, CallProfileRow, Gathered, Instrument};
+use pagewise_model::faults::{FaultKind, FaultMapping, FaultRecording, FaultRow};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Bytes, Quadrant};
 
@@ -65,7 +65,7 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::RuledOut(line);
     }
     let page = float(evidence.now.provenance.page_size.bytes());
-    let Some(growth) = evidence.growth(private_memory) else {
+    let Some(growth) = evidence.growth(own_memory) else {
         let command = command(evidence, Instrument::Faults);
         return Verdict::Unknown("the private memory could not be read".into(), command.into());
     };
@@ -91,17 +91,37 @@ fn whole(bytes: f64) -> Bytes {
     Bytes(bytes.max(0.0) as u64)
 }
 
-/// Faults by which the process itself touched private anonymous pages first, per second.
+/// Private and shared memory of the process, without files.
+fn own_memory(point: &ActivityPoint) -> Option<Bytes> {
+    Some(private_memory(point)? + point.shmem.clone().unwrap_or_default())
+}
+
+/// True if a fault gave the process a page that lasts until the process releases it. A write to a
+/// private mapping of a file copies the page of the file; a process that forks copies its own pages
+/// of such mappings as well.
+fn adds_a_page(row: &FaultRow, mapping: Option<&FaultMapping>, forks: bool) -> bool {
+    let quadrant = mapping.and_then(|mapping| mapping.quadrant);
+    match (row.kind, quadrant) {
+        (FaultKind::Anonymous, Some(quadrant)) => {
+            matches!(quadrant, Quadrant::PrivateAnonymous | Quadrant::SharedAnonymous)
+        }
+        (FaultKind::CopyOnWrite, Some(Quadrant::PrivateFile)) => !forks,
+        _ => false,
+    }
+}
+
+/// True if the process forked during the recording of calls, or if its calls were not recorded.
+fn forks(evidence: &CauseEvidence<'_>) -> bool {
+    let calls = evidence.all.calls.value();
+    calls.is_none_or(|profile| profile.rows.iter().any(|row| row.call == "fork"))
+}
+
+/// Faults by which the process itself got new pages, per second.
 fn first_touches(evidence: &CauseEvidence<'_>, recording: &FaultRecording) -> f64 {
-    let own = is_own(evidence);
-    let is_private = |mapping: u32| {
-        let mapping = recording.mappings.get(mapping as usize);
-        mapping.is_some_and(|it| it.quadrant == Some(Quadrant::PrivateAnonymous))
-    };
-    let rows = recording
-        .rows
-        .iter()
-        .filter(|row| row.kind == FaultKind::Anonymous && own(row) && is_private(row.mapping));
+    let (own, forks) = (is_own(evidence), forks(evidence));
+    let rows = recording.rows.iter().filter(|row| {
+        own(row) && adds_a_page(row, recording.mappings.get(row.mapping as usize), forks)
+    });
     per_second(rows.map(|row| row.count).sum(), recording.took_ns)
 }
 
@@ -146,10 +166,8 @@ fn releases_a_block(function: &str) -> bool {
 }
 
 fn churn_cause(evidence: &CauseEvidence<'_>, touches: f64, lost: f64) -> Cause {
-    let touching = evidence.faulting_function(|row, mapping| {
-        let quadrant = mapping.and_then(|mapping| mapping.quadrant);
-        row.kind == FaultKind::Anonymous && quadrant == Some(Quadrant::PrivateAnonymous)
-    });
+    let forks = forks(evidence);
+    let touching = evidence.faulting_function(|row, mapping| adds_a_page(row, mapping, forks));
     let releasing = evidence.calling_function(releases);
     let process = &evidence.now.process;
     let object = touching
@@ -222,7 +240,8 @@ fn code(mechanism: ReleaseMechanism) -> &'static str {
              MIMALLOC_PURGE_DELAY, TCMALLOC_RELEASE_RATE."
         }
         ReleaseMechanism::Unknown => {
-            "Keep the memory and reuse it: no munmap and no MADV_DONTNEED on a path where time matters."
+            "Keep the memory and reuse it: no munmap, no MADV_DONTNEED, and no ftruncate or fallocate(FALLOC_FL_PUNCH_HOLE) of a \
+             file in memory on a path where time matters."
         }
     }
 }
