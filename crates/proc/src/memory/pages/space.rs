@@ -23,8 +23,8 @@ const LONG: Duration = Duration::from_micros(200);
 /// thread gets the lock within a quarter of a millisecond.
 const BRIEF: Duration = Duration::from_micros(170);
 
-/// The size of the next scan. A scan holds the lock for the whole range, and emptied page tables are
-/// walked too, so a scan grows only while its time does not grow with it.
+/// The size of the next scan. A scan holds the lock for the whole range, and emptied page tables
+/// are walked too, so a scan grows only while its time does not grow with it.
 #[derive(Debug)]
 struct ScanStride {
     /// The smallest size.
