@@ -116,7 +116,7 @@ const TRIALS: &[CauseTrial] = &[
         "foreign-heap", "foreign_java_oversized", None,
         Some(Started("smaller -Xms and -Xmx", &["JAVA_TOOL_OPTIONS=-Xms32m -Xmx32m -XX:-AlwaysPreTouch"])),
     ),
-    trial("thp-bloat-requested", "thpreq_sparse_table", Some(Trial::Command), Some(Remedied("Do not call madvise(MADV_HUGEPAGE)"))),
+    trial("thp-bloat-requested", "thpreq_sparse_table", Some(Trial::Command), Some(Remedied("Do not call madvise with MADV_HUGEPAGE"))),
     trial("thp-bloat-system", "thpsys_sparse_slots", Some(Trial::Command), Some(Remedied("prctl(PR_SET_THP_DISABLE"))),
     CauseTrial {
         figure: "small-pages",
