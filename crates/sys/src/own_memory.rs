@@ -74,9 +74,12 @@ mod tests {
 
     #[test]
     fn code_is_unmapped_and_still_runs() {
-        let before = resident("RssFile:");
-        release_unused();
-        let after = resident("RssFile:");
-        assert!(after < before, "{before} {after}");
+        // Other tests run meanwhile, and read code too.
+        let shrinks = || {
+            let before = resident("RssFile:");
+            release_unused();
+            resident("RssFile:") < before
+        };
+        assert!((0..20).any(|_| shrinks()));
     }
 }
