@@ -23,7 +23,7 @@ use pagewise_sys::probe::{Features, tracks_soft_dirty};
 use self::detail::Detail;
 use self::runs::RunCollector;
 use crate::pages::Pace;
-use crate::pages::entry::{self, EntryState, Word, is_soft_dirty};
+use crate::pages::entry::{self, EntryState, Word, are_empty, is_soft_dirty};
 use crate::pages::hugetlb::Hugetlb;
 use crate::pages::space::PageTables;
 use crate::pages::walk;
@@ -208,7 +208,7 @@ impl PageReader {
             };
             let end = range.end.min(part_end).min(self.read.end);
             let read = &words[index(at)..index(end)];
-            let is_empty = read.iter().all(|word| *word == Word::default());
+            let is_empty = are_empty(read);
             self.put_words(mapping, at, read, &mut runs)?;
             at += self.space.page_size().pages(read.len() as u64).0;
             if is_empty {

@@ -81,6 +81,12 @@ fn state(kind: u64) -> EntryState {
     }
 }
 
+/// True if nothing is mapped at any of the pages. Kernels with soft-dirty bits set them in holes
+/// too.
+pub(crate) fn are_empty(words: &[Word]) -> bool {
+    alike(0, words) == words.len()
+}
+
 /// True if a page was written since soft-dirty bits were cleared, where the kernel tracks it.
 pub(crate) fn is_soft_dirty(word: &Word) -> bool {
     u64::from_ne_bytes(*word) & SOFT_DIRTY != 0
@@ -99,6 +105,15 @@ pub(crate) fn is_exclusive(word: &Word) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn soft_dirty_holes_are_empty() {
+        let hole = SOFT_DIRTY.to_ne_bytes();
+        assert!(are_empty(&[hole; 21]) && are_empty(&[Word::default(); 8]));
+        for bit in [PRESENT, SWAP, GUARD, FILE, EXCLUSIVE] {
+            assert!(!are_empty(&[hole, (SOFT_DIRTY | bit).to_ne_bytes()]));
+        }
+    }
 
     #[test]
     fn runs_cover_every_word_and_part_where_the_kind_changes() {

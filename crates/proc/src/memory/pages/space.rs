@@ -23,35 +23,6 @@ const LONG: Duration = Duration::from_micros(200);
 /// thread gets the lock within a quarter of a millisecond.
 const BRIEF: Duration = Duration::from_micros(170);
 
-/// The size of the next scan. A scan holds the lock for the whole range, and emptied page tables
-/// are walked too, so a scan grows only while its time does not grow with it.
-#[derive(Debug)]
-struct ScanStride {
-    /// The smallest size.
-    chunk: u64,
-    size: u64,
-    /// Time that is short enough for any size.
-    quick: Duration,
-    /// The shortest time of a scan of the smallest size: that of the call itself, which alone is
-    /// longer than `quick` on a slow machine.
-    call: Duration,
-}
-
-impl ScanStride {
-    const fn new(chunk: u64, quick: Duration) -> ScanStride {
-        ScanStride { chunk, size: chunk, quick, call: Duration::MAX }
-    }
-
-    /// Takes the time of a scan of this size into account.
-    fn note(&mut self, took: Duration) {
-        if self.size == self.chunk {
-            self.call = self.call.min(took);
-        }
-        let is_quick = took < self.quick.max(self.call.saturating_mul(2));
-        self.size = if is_quick { self.size.saturating_mul(2) } else { self.chunk };
-    }
-}
-
 /// The page tables of one process.
 #[derive(Debug)]
 pub(crate) struct PageTables {
@@ -176,6 +147,8 @@ impl PageTables {
 
     /// Calls `each` with every run of pages of `range` that fits `request`, in order. A run can
     /// come in parts.
+    ///
+    /// Scans hold the lock for all they walk, so they grow longer only while they are quick.
     pub(crate) fn each_region(
         &mut self,
         range: AddrRange,
@@ -183,11 +156,11 @@ impl PageTables {
         mut each: impl FnMut(&ScanRegion),
     ) -> Result<(), ProcError> {
         let mut regions = [ScanRegion::default(); 256];
-        let (mut at, mut stride) = (range.start, ScanStride::new(self.chunk(), BRIEF));
+        let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
-            let end = range.end.min(at.saturating_add(stride.size));
+            let end = range.end.min(at.saturating_add(stride));
             let found = self.scan(AddrRange { start: at, end }, request, &mut regions)?;
-            stride.note(self.last);
+            stride = if self.last < BRIEF { stride.saturating_mul(2) } else { self.chunk() };
             self.rest_once_held_for(self.last);
             regions[..found.regions].iter().for_each(&mut each);
             at = if found.walk_end > at { found.walk_end } else { end };
@@ -209,13 +182,16 @@ impl PageTables {
             ..ScanRequest::default()
         };
         let mut region = [ScanRegion::default()];
-        let (mut at, mut stride) = (range.start, ScanStride::new(self.chunk(), LONG));
+        // A scan holds the lock for the whole range: no time without page tables, but emptied
+        // tables are walked too. So the stride grows only while scans are fast.
+        let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
-            let end = range.end.min(at.saturating_add(stride.size));
+            let end = range.end.min(at.saturating_add(stride));
             if self.scan(AddrRange { start: at, end }, &request, &mut region)?.regions > 0 {
                 return Ok(region[0].start);
             }
-            stride.note(self.last);
+            let quick = self.last < LONG;
+            stride = if quick { stride.saturating_mul(2) } else { self.chunk() };
             at = end;
         }
         Ok(range.end)
@@ -273,42 +249,5 @@ impl PageTables {
             self.since_rest = 0;
         }
         self.since_rest = self.since_rest.saturating_add(bytes);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const CHUNK: u64 = 2 << 20;
-
-    /// Number of scans of 16 TiB, each of which takes `time` for its size in bytes.
-    fn scans(time: impl Fn(u64) -> Duration) -> u32 {
-        let (mut stride, mut left, mut scans) = (ScanStride::new(CHUNK, LONG), 16_u64 << 40, 0);
-        while left > 0 {
-            let size = stride.size.min(left);
-            left -= size;
-            scans += 1;
-            stride.note(time(size));
-        }
-        scans
-    }
-
-    #[test]
-    fn nothing_is_scanned_in_few_calls_on_a_slow_machine_too() {
-        assert!(scans(|_| Duration::from_micros(1)) < 30);
-        assert!(scans(|_| Duration::from_millis(1)) < 30);
-    }
-
-    #[test]
-    fn a_scan_that_walks_tables_stays_short() {
-        let per_chunk = |size: u64| Duration::from_nanos(size / CHUNK * 10_000);
-        let mut stride = ScanStride::new(CHUNK, LONG);
-        let longest = (0..1000).map(|_| {
-            let took = per_chunk(stride.size);
-            stride.note(took);
-            took
-        });
-        assert!(longest.max() < Some(2 * LONG));
     }
 }

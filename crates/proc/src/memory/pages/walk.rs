@@ -8,7 +8,7 @@ use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
 use pagewise_sys::probe::Features;
 
 use super::census::{Census, Trust};
-use super::entry::Word;
+use super::entry::{Word, are_empty};
 use super::frames::FrameReader;
 use super::hugetlb::Hugetlb;
 use super::space::PageTables;
@@ -111,7 +111,7 @@ impl Walker {
             let words =
                 self.space.read(AddrRange { start: at, end: chunk_end }, &mut self.words)?;
             self.census.count(&mut self.space, open, at, words)?;
-            let is_empty = words.iter().all(|word| *word == Word::default());
+            let is_empty = are_empty(words);
             at += self.space.page_size().pages(words.len() as u64).0;
             if is_empty {
                 at = self.space.next_populated(AddrRange { start: at, end })?;
