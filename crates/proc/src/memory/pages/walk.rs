@@ -118,15 +118,18 @@ impl Walker {
             }
             open = self.close(open, at);
         }
-        // Only where the mappings were out of order is one still open.
+        // A mapping without addresses is still open.
         self.close(open, u64::MAX);
         Ok(length)
     }
 
-    /// True if the second of two mappings is read together with the first.
+    /// True if the second of two mappings is read together with the first: it lies right behind
+    /// it. Mappings that moved while they were listed are out of order.
     fn joins(&self, pair: &[Mapping]) -> bool {
         let gap = AddrRange { start: pair[0].range.end, end: pair[1].range.start };
-        gap.len() <= self.space.page_size().pages(BRIDGE) && self.is_read(&pair[1]) == Ok(true)
+        gap.start <= gap.end
+            && gap.len() <= self.space.page_size().pages(BRIDGE)
+            && self.is_read(&pair[1]) == Ok(true)
     }
 
     /// Fills in the mappings that end at `at` or before, and returns the others.
