@@ -123,10 +123,15 @@ const FILLING_SECONDS: f64 = 30.0;
 /// True if the memory that grows is mostly new, so that a cache that is filled up to its bound
 /// looks the same.
 pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
-    let Some(now) = evidence.all.activity.last().map(private) else { return false };
-    let share = growth.bytes.fraction_of(now).unwrap_or(1.0);
-    let is_new = share > FILLING && growth.seconds < FILLING_SECONDS;
-    now < ESTABLISHED && (is_new || is_starved(evidence, growth, share))
+    let is_new = |share| share > FILLING && growth.seconds < FILLING_SECONDS;
+    part_of_small_memory(evidence, growth)
+        .is_some_and(|share| is_new(share) || is_starved(evidence, growth, share))
+}
+
+/// The growth as a part of the private memory, if that is small.
+fn part_of_small_memory(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<f64> {
+    let now = evidence.all.activity.last().map(private)?;
+    (now < ESTABLISHED).then(|| growth.bytes.fraction_of(now).unwrap_or(1.0))
 }
 
 /// Seconds for which a process must run undisturbed, so that its growth in them is more than a part
@@ -140,8 +145,7 @@ fn is_starved(evidence: &CauseEvidence<'_>, growth: SteadyGrowth, share: f64) ->
 
 /// True if a small heap grew while the process waited for CPUs nearly all the time.
 pub(super) fn is_starved_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
-    let Some(now) = evidence.all.activity.last().map(private) else { return false };
-    now < ESTABLISHED && is_starved(evidence, growth, growth.bytes.fraction_of(now).unwrap_or(1.0))
+    part_of_small_memory(evidence, growth).is_some_and(|share| is_starved(evidence, growth, share))
 }
 
 /// A program that has run for longer is a service, and not a piece of work such as the compilation

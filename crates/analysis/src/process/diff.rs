@@ -137,11 +137,7 @@ fn is_same_process(a: &Snapshot, b: &Snapshot) -> bool {
 /// True if the process has executed a program between the two snapshots: the kernel then maps a new
 /// stack, whose end is random and does not move while the program runs.
 fn has_executed(before: &Snapshot, after: &Snapshot) -> bool {
-    let stack_end = |it: &Snapshot| {
-        let mappings = it.mappings.as_ref().ok()?;
-        let stack = mappings.iter().rev().find(|it| it.name.as_bytes() == b"[stack]")?;
-        Some(stack.range.end)
-    };
+    let stack_end = |it: &Snapshot| Some(named(mappings(it).ok()?, b"[stack]")?.range.end);
     is_same_process(before, after)
         && stack_end(before).zip(stack_end(after)).is_some_and(|(before, after)| before != after)
 }
@@ -588,19 +584,19 @@ const LANDMARKS: [Landmark; 7] = [
         key: "stack",
         label: "stack end",
         meaning: "The stack grows down from here.",
-        find: |side| Some(named(side, b"[stack]")?.range.end),
+        find: |side| Some(named(side.mappings, b"[stack]")?.range.end),
     },
     Landmark {
         key: "vdso",
         label: "vdso",
         meaning: "The kernel's code for fast system calls.",
-        find: |side| Some(named(side, b"[vdso]")?.range.start),
+        find: |side| Some(named(side.mappings, b"[vdso]")?.range.start),
     },
     Landmark {
         key: "vsyscall",
         label: "vsyscall",
         meaning: "An old page at a fixed address: never moves.",
-        find: |side| Some(named(side, b"[vsyscall]")?.range.start),
+        find: |side| Some(named(side.mappings, b"[vsyscall]")?.range.start),
     },
 ];
 
@@ -617,13 +613,13 @@ fn first(side: &DiffSide<'_>, fits: impl Fn(&Mapping, PoolKind) -> bool) -> Opti
     Some(side.mappings[index].range.start)
 }
 
-fn named<'a>(side: &DiffSide<'a>, name: &[u8]) -> Option<&'a Mapping> {
-    side.mappings.iter().find(|m| m.name.as_bytes() == name)
+fn named<'a>(mappings: &'a [Mapping], name: &[u8]) -> Option<&'a Mapping> {
+    mappings.iter().find(|m| m.name.as_bytes() == name)
 }
 
 /// The end of the last mapping below the stack that the kernel did not put there itself.
 fn mmap_base(side: &DiffSide<'_>) -> Option<u64> {
-    let stack = named(side, b"[stack]")?.range.start;
+    let stack = named(side.mappings, b"[stack]")?.range.start;
     let below = side
         .mappings
         .iter()

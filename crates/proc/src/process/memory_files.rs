@@ -35,7 +35,6 @@ struct FileGroup {
     last: Name,
     size: Bytes,
     count: u64,
-    is_closed: bool,
 }
 
 /// Key of a group: the name with `N` in place of each number, and true for closed files.
@@ -58,7 +57,6 @@ impl MemoryFiles {
         group.last = Name::new(name);
         group.size += size;
         group.count += 1;
-        group.is_closed = is_closed;
     }
 
     /// Adds the open files; returns all by device and inode.
@@ -120,10 +118,11 @@ impl MemoryFiles {
     pub fn since(self, before: &MemoryFiles) -> Vec<MemoryFile> {
         let file = |(key, group): (GroupKey, FileGroup)| {
             let earlier = before.0.get(&key);
-            let FileGroup { last, size: after, count, is_closed } = group;
+            let (group_name, is_closed) = key;
+            let FileGroup { last, size: after, count } = group;
             let is_single = count == 1 && !is_closed && !last.as_bytes().starts_with(b"/memfd:");
             let has_same_name = earlier.is_none_or(|it| it.count == 1 && it.last == last);
-            let name = if is_single && has_same_name { last } else { key.0 };
+            let name = if is_single && has_same_name { last } else { group_name };
             let before = earlier.map_or(Bytes::ZERO, |group| group.size);
             MemoryFile { name, before, after, count, is_closed }
         };

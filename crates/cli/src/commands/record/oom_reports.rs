@@ -5,7 +5,7 @@ use pagewise_analysis::oom::past::explanation;
 use pagewise_model::Name;
 use pagewise_model::oom::OomReport;
 use pagewise_model::sweep::SweepEventKind;
-use pagewise_proc::{ProcRoot, oom_log};
+use pagewise_proc::{ProcRoot, kernel_log, oom_log};
 use pagewise_view::text::inline;
 
 /// Reports that one sweep adds at most. The kernel prints ten in five seconds.
@@ -28,7 +28,8 @@ impl OomReports {
 
     /// The events of reports since the last call; none if the log cannot be read.
     pub(super) fn take(&mut self, root: &ProcRoot) -> Vec<SweepEventKind> {
-        let mut reports = oom_log::of(root).unwrap_or_default();
+        let log = kernel_log::of(root).unwrap_or_default();
+        let mut reports = oom_log::parse(&log);
         reports.retain(|it| it.at_seconds.is_some_and(|at| at > self.last_seconds));
         let times = reports.iter().filter_map(|it| it.at_seconds);
         self.last_seconds = times.fold(self.last_seconds, f64::max);
@@ -38,9 +39,7 @@ impl OomReports {
 }
 
 fn event(report: &OomReport) -> SweepEventKind {
-    // The event has a time of its own.
-    let report = OomReport { age_seconds: None, ..report.clone() };
-    let words = inline(&explanation(&report, &[]));
+    let words = inline(&explanation(report, &[]));
     SweepEventKind::OomReport { explanation: Name::new(words.as_bytes()) }
 }
 
