@@ -1,6 +1,7 @@
 //! `pagewise diagnose` as a user runs it: the report, the exit status, saved evidence, and remedies
 //! that are carried out.
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -214,19 +215,18 @@ fn the_report_for_people_fits_80_columns_and_25_lines() {
 #[test]
 fn the_machine_and_a_cgroup_are_reported_with_their_processes() {
     let sick = arenas();
+    let (before, created) = (processes_with_memory(), created_tasks());
     let output = pagewise(&["diagnose", "--system", "--for", "1s", "--json"]);
+    let created = created_tasks() - created;
+    let after = processes_with_memory();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{text}"));
     let is_healthy = report["healthy"].as_bool().unwrap();
     assert_eq!(output.status.code(), Some(if is_healthy { 0 } else { 10 }), "{report:#}");
-    let listed = std::fs::read_dir("/proc").unwrap().flatten();
-    // Kernel threads have no such line. Every user may read it, unlike the link `exe`.
-    let has_memory =
-        |text: std::io::Result<String>| text.is_ok_and(|text| text.contains("\nVmRSS:"));
-    let states = listed.map(|it| std::fs::read_to_string(it.path().join("status")));
-    let processes = states.map(has_memory).filter(|&it| it).count() as u64;
+    // Other tests start and end processes meanwhile.
+    let (least, most) = (before.intersection(&after).count(), before.len() + created);
     let seen = report["machine"]["processes_seen"].as_u64().unwrap();
-    assert!(seen >= processes / 2 && seen <= processes * 2, "{seen} of {processes}");
+    assert!((least as u64..=most as u64).contains(&seen), "{least} to {most}: {report:#}");
     assert!(report["processes"].is_array() && report["cgroups"].is_array());
     let Some(path) = cgroup_of(&sick.pid()) else { return };
     let output = pagewise(&["diagnose", &path, "--for", "1s", "--json"]);
@@ -236,6 +236,26 @@ fn the_machine_and_a_cgroup_are_reported_with_their_processes() {
     assert!(report["machine"]["cgroups_seen"].as_u64().unwrap() > 0, "{report:#}");
     let unknown = pagewise(&["diagnose", "/no/such/cgroup", "--for", "1s"]);
     assert_eq!(unknown.status.code(), Some(1));
+}
+
+/// The process id and the start time of each process that has memory of its own.
+fn processes_with_memory() -> HashSet<(u32, String)> {
+    let process = |pid: u32| {
+        // Kernel threads have no such line. Every user may read it, unlike the link `exe`.
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
+        status.contains("\nVmRSS:").then(|| (pid, started.to_owned()))
+    };
+    let listed = std::fs::read_dir("/proc").unwrap().flatten();
+    listed.filter_map(|it| process(it.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+/// Processes and threads that the machine created since its start.
+fn created_tasks() -> usize {
+    let text = std::fs::read_to_string("/proc/stat").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("processes ")).unwrap();
+    line.parse().unwrap()
 }
 
 /// The memory cgroup of a process, if it has one.
