@@ -1,7 +1,7 @@
 //! Builds the recorder that programs load, so that it can be part of this crate: a program that
 //! records needs no second file.
 //!
-//! It is built by a cargo of its own, in a folder of its own, always optimised: it runs inside the
+//! It is built by a cargo of its own, in a folder of its own, always optimized: it runs inside the
 //! malloc of others.
 
 #![forbid(unsafe_code)]

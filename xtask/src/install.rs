@@ -70,7 +70,7 @@ pub(crate) fn run(prefix: &Path, from: InstallFrom<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Builds with optimisation, and returns where it lies.
+/// Builds with optimization, and returns where it lies.
 fn build(more: &[&str]) -> Result<PathBuf> {
     let mut cargo = crate::cargo();
     cargo.args(["build", "--release", "-p", "pagewise-capi", "-p", "pagewise-malloc"]).args(more);

@@ -1,4 +1,4 @@
-//! Allocators with predictable behaviour, each for one pattern of use.
+//! Allocators with predictable behavior, each for one pattern of use.
 //!
 //! A pool takes large blocks from a [`Source`] and hands out small ones. It never asks the general
 //! allocator behind its user's back, and says `None` where its source has no more.

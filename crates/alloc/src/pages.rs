@@ -21,7 +21,7 @@
 //!  allocate ─┐                                          ┌─ free: a run, or some pages of one
 //!            ▼                                          ▼
 //!        runs at hand      <────── up to 1 MiB ───── runs at hand       of this thread
-//!        idle runs, by length                        merged with idle neighbours
+//!        idle runs, by length                        merged with idle neighbors
 //!        clean runs, by length   <─── memory ────    too much idle: the longest lose their memory
 //!        a new region            <── addresses ──    Source
 //! ```

@@ -17,9 +17,9 @@
 //!      ▲                    │
 //!  ┌───┴────────────────────▼───┐  freed blocks of small sizes, at most N of each: no block is touched
 //!  │ Front                      │
-//!  └───▲────────────────────┬───┘  one block at a time: its neighbours were fetched while others were freed
+//!  └───▲────────────────────┬───┘  one block at a time: its neighbors were fetched while others were freed
 //!  ┌───┴────────────────────▼───┐  two levels of bits lead to a free block that fits; what is freed becomes one block
-//!  │ Heap                       │  with its free neighbours
+//!  │ Heap                       │  with its free neighbors
 //!  └───▲────────────────────────┘
 //!      └── regions from a Source, each as large as all before, up to 16 MiB
 //! ```
@@ -219,7 +219,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
     }
 
-    /// Gives a block another size: where it is, if it shrinks or its right neighbour is free and
+    /// Gives a block another size: where it is, if it shrinks or its right neighbor is free and
     /// large enough; else elsewhere, with its contents. `None` leaves it as it is.
     ///
     /// # Safety

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn swapped_neighbours_are_one_slip() {
+    fn swapped_neighbors_are_one_slip() {
         let letters = |text: &str| text.chars().collect::<Vec<_>>();
         assert_eq!(distance(&letters("rsS"), &letters("rSs")), 1);
         assert_eq!(distance(&letters(""), &letters("abc")), 3);

@@ -16,7 +16,7 @@ const PIPE_WIDTH: u16 = 100;
 const WIDEST: u16 = 200;
 const NARROWEST: u16 = 60;
 
-/// Colour, width and units, before a command adds its own wishes.
+/// Color, width and units, before a command adds its own wishes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TerminalLook {
     color: bool,
@@ -62,7 +62,7 @@ impl TerminalLook {
         }
     }
 
-    /// The style of a page in a file: no terminal, so no colour.
+    /// The style of a page in a file: no terminal, so no color.
     pub(crate) fn for_file(self) -> TerminalLook {
         TerminalLook { color: false, ..self }
     }

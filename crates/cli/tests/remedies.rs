@@ -97,7 +97,7 @@ const TRIALS: &[CauseTrial] = &[
     ),
     trial("cgroup-limit", "cgroup_mapped_index", Some(Trial::Command), Some(Not("no program of the corpus can do with less"))),
     trial("cgroup-limit", "cgroup_oom_children", Some(Trial::Command), Some(Not("no program of the corpus can do with less"))),
-    trial("machine-short", "machine_short_neighbour", Some(Not("needs a machine with little memory")), Some(Not("needs a machine with little memory"))),
+    trial("machine-short", "machine_short_neighbor", Some(Not("needs a machine with little memory")), Some(Not("needs a machine with little memory"))),
     trial("swap-thrash", "swap_working_set", Some(Not("needs a machine with little memory")), Some(Not("needs a machine with little memory"))),
     trial("page-cache-charged", "pagecache_log_writer", Some(Not("changes an alert only")), Some(Remedied("POSIX_FADV_DONTNEED"))),
     CauseTrial {

@@ -136,7 +136,7 @@ const MAX_SCRIPT: Duration = Duration::from_secs(30);
 impl FuzzedRun {
     fn by_chance(seed: u64) -> FuzzedRun {
         let mut random = Random::new(seed);
-        // Neighbouring seeds begin alike only in their first number.
+        // Neighboring seeds begin alike only in their first number.
         random.next();
         let mut actions: Vec<String> = (0..random.below(9) + 2)
             .map(|_| {

@@ -166,7 +166,7 @@ impl FaultKind {
                 "Private memory of no file was read before it was written: the kernel's zero page is there now."
             }
             FaultKind::File => {
-                "A page of a file that was in memory already was mapped, and its neighbours with it."
+                "A page of a file that was in memory already was mapped, and its neighbors with it."
             }
             FaultKind::CopyOnWrite => {
                 "First write to a private page: it was copied, unless no other process mapped it."
@@ -188,7 +188,7 @@ impl FaultKind {
     }
 }
 
-/// A mapping in which there were faults. Neighbours of no file that the kernel made one are one
+/// A mapping in which there were faults. Neighbors of no file that the kernel made one are one
 /// here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultMapping {

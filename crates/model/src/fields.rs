@@ -186,7 +186,7 @@ fields! {
     "maps" {
         "address" "hex" ""
             "The first address and the one past the last, in hex."
-            "Neighbours with equal flags and backing are merged, so one line may be several mmap calls.";
+            "Neighbors with equal flags and backing are merged, so one line may be several mmap calls.";
         "perms" "letters" ""
             "r, w, x for read, write and execute; s for MAP_SHARED, p for MAP_PRIVATE."
             "p means that writes stay private; other processes may still map the same pages.";
@@ -1440,7 +1440,7 @@ fields! {
             "`--full` reads smaps.";
         "start" "address" ""
             "The first address of a mapping."
-            "Moves from run to run where addresses are randomised.";
+            "Moves from run to run where addresses are randomized.";
         "end" "address" ""
             "One past the last address of a mapping."
             "";
@@ -1772,7 +1772,7 @@ fields! {
             "";
         "line" "number" ""
             "The line of the source."
-            "Optimised code mixes lines: the one before may be meant.";
+            "Optimized code mixes lines: the one before may be meant.";
         "place" "text" ""
             "The file of the source, and the line."
             "";
@@ -2038,7 +2038,7 @@ fields! {
             "As symbols and debugging information name it; absent if no symbol covers the address.";
         "line" "number" ""
             "The line of the source."
-            "Optimised code mixes lines: the one before may be meant.";
+            "Optimized code mixes lines: the one before may be meant.";
         "module" "path" ""
             "The file of code that the function is in."
             "";

@@ -1,6 +1,6 @@
 //! Costs of commands: the measured runs, with every value as it was read.
 //!
-//! Nothing here is summarised: an analysis makes medians and rates of it.
+//! Nothing here is summarized: an analysis makes medians and rates of it.
 
 use serde::{Deserialize, Serialize};
 

@@ -65,7 +65,7 @@ pub struct MappedPages {
     /// The mapping, without any counter.
     pub mapping: Mapping,
     /// Its pages, or that part of them that was asked for: in order, without gap or overlap, and no
-    /// two neighbours alike.
+    /// two neighbors alike.
     pub runs: PageRuns,
 }
 
@@ -137,7 +137,7 @@ impl PageRuns {
         (run & PageRuns::MAX_LENGTH, index)
     }
 
-    /// Index of a state, which is added if there is space. Neighbours often alternate between two
+    /// Index of a state, which is added if there is space. Neighbors often alternate between two
     /// states.
     fn index_of(&mut self, state: PageState) -> Option<usize> {
         let mut recent = self.runs.iter().rev().take(2).map(|run| PageRuns::unpack(*run).1);

@@ -410,11 +410,11 @@ impl Severity {
 pub struct AddressMap {
     /// The heading.
     pub title: Label,
-    /// Clusters of neighbouring mappings: between two lie holes too wide to draw to scale.
+    /// Clusters of neighboring mappings: between two lie holes too wide to draw to scale.
     pub clusters: Vec<Cluster>,
 }
 
-/// Neighbouring mappings.
+/// Neighboring mappings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     /// From the first to the last.
@@ -428,7 +428,7 @@ pub struct Cluster {
 pub struct MapCell {
     /// Address range.
     pub range: AddrRange,
-    /// The id of its pool: views choose a colour by it.
+    /// The id of its pool: views choose a color by it.
     pub pool: &'static str,
     /// Description, in words and names.
     pub label: Vec<CellValue>,

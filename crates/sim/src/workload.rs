@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_a_chase_are_seldom_neighbours_in_memory() {
+    fn neighbors_in_a_chase_are_seldom_neighbors_in_memory() {
         let chase = PointerChase { bytes: 1 << 20, stride: 1, accesses: 1 << 20, seed: 7 };
         let all = addresses(|sink| chase.play(sink));
         let near = all.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 1000).count();

@@ -17,7 +17,7 @@ pub const MAX_COPIED_BYTES: usize = 4 * 8;
 const ROOM: i32 = -4 * 8;
 
 /// The two that the program uses are given to programs under the GPL only; as part of this project
-/// it is under both of the project's licences, and here under this one too.
+/// it is under both of the project's licenses, and here under this one too.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 
 /// `enum bpf_cmd`.

@@ -198,7 +198,7 @@ pub fn signal_info(tid: Tid) -> Option<SignalInfo> {
     let no_data = ptr::null_mut::<libc::c_void>();
     // SAFETY: this request writes one `siginfo_t` to its last argument, which points to one.
     let done = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, tid, no_data, info.as_mut_ptr()) };
-    // SAFETY: all its bytes are initialised, as zero or by the kernel, and any bytes are one.
+    // SAFETY: all its bytes are initialized, as zero or by the kernel, and any bytes are one.
     let info = unsafe { info.assume_init() };
     // SAFETY: any bytes are an address; signals without one have other numbers there.
     let address = unsafe { info.si_addr() };

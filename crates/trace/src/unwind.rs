@@ -164,7 +164,7 @@ struct KnownRows(Vec<Option<KnownRow>>);
 impl KnownRows {
     /// The entry of a place, which may be another's.
     fn at(&mut self, module: usize, address: u64) -> &mut Option<KnownRow> {
-        /// 2^64 by the golden ratio: neighbours come far apart.
+        /// 2^64 by the golden ratio: neighbors come far apart.
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
         if self.0.is_empty() {
             self.0.resize(ROWS, None);

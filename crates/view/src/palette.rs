@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use pagewise_model::report::AddressMap;
 
-/// The pools of a map, the widest first; each has its place as its colour and its pattern.
+/// The pools of a map, the widest first; each has its place as its color and its pattern.
 #[derive(Clone, Debug)]
 pub(crate) struct Palette {
     /// The ids.

@@ -1,4 +1,4 @@
-//! Text for terminals: never wider than asked, aligned, calm, and without colour unless asked.
+//! Text for terminals: never wider than asked, aligned, calm, and without color unless asked.
 
 mod address_map;
 mod chart;

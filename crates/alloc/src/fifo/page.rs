@@ -28,10 +28,10 @@ pub(super) const PAGE: usize = 1 << 16;
 /// Alignment and granularity of blocks in bytes.
 pub(super) const GRAIN: usize = 8;
 /// Capacity of a page in bytes, for any position of its header.
-pub(super) const CAPACITY: usize = PAGE - (COLOURS - 1) * LINE - size_of::<FifoPage>();
+pub(super) const CAPACITY: usize = PAGE - (COLORS - 1) * LINE - size_of::<FifoPage>();
 
 const LINE: usize = 64;
-const COLOURS: usize = 16;
+const COLORS: usize = 16;
 const GRAINS: usize = PAGE / GRAIN;
 /// Words of the marks.
 const WORDS: u8 = 128;
@@ -416,7 +416,7 @@ fn each_word(range: Range<usize>, mut each: impl FnMut(usize, u64)) {
 #[inline(always)]
 fn header_of(block: NonNull<u8>) -> NonNull<FifoPage> {
     let base = (block.addr().get() - 1) & !(PAGE - 1);
-    let header = base + ((base / PAGE) % COLOURS) * LINE;
+    let header = base + ((base / PAGE) % COLORS) * LINE;
     let header = block.as_ptr().with_addr(header).cast::<FifoPage>();
     // SAFETY: no page begins at address 0, where nothing is mapped.
     unsafe { NonNull::new_unchecked(header) }

@@ -1,4 +1,4 @@
-//! The heap behind the lock: runs are cut from regions, and merged with their free neighbours when
+//! The heap behind the lock: runs are cut from regions, and merged with their free neighbors when
 //! they come back.
 //!
 //! Free runs are of two kinds, which do not merge with each other. *Idle* ones were used, and may
@@ -520,7 +520,7 @@ impl<S: Source> PageHeap<S> {
                 let state = page.state.get();
                 assert!(
                     state == RunPageState::Used || state != before,
-                    "two free runs are neighbours"
+                    "two free runs are neighbors"
                 );
                 let length = if state == RunPageState::Used { 1 } else { page.pages.get() };
                 assert!(length > 0 && length <= pages - at, "a run leaves its region");
@@ -546,7 +546,7 @@ impl<S: Source> Drop for PageHeap<S> {
     }
 }
 
-/// Enters a run that came back, and makes one of it and its free neighbours of the same state.
+/// Enters a run that came back, and makes one of it and its free neighbors of the same state.
 #[inline]
 fn merge(runs: &mut FreeRuns, (mut first, mut pages): FreeRun) {
     if let Some((before, more)) = runs.take_before(first) {

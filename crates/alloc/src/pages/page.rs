@@ -8,9 +8,9 @@
 //! ```
 //!
 //! - Only the first and the last page of a free run have a state other than [`RunPageState::Used`];
-//!   all between them, all that is handed out, and the two edges have that. So a neighbour's state
+//!   all between them, all that is handed out, and the two edges have that. So a neighbor's state
 //!   says whether a free run ends, or begins, there.
-//! - The first and the last know the length of their run, the first its neighbours in a list.
+//! - The first and the last know the length of their run, the first its neighbors in a list.
 //! - A descriptor of zeros is one of a used page.
 //!
 //! A [`PageDescriptorRef`] is only made of a place where there is a descriptor, so that its methods

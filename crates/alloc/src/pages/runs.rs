@@ -35,7 +35,7 @@ impl FreeRuns {
         self.pages
     }
 
-    /// Enters a run, which has no free neighbour of this state.
+    /// Enters a run, which has no free neighbor of this state.
     #[inline(always)]
     pub(super) fn insert(&mut self, (first, pages): FreeRun) {
         let class = classes::class(pages as usize);

@@ -10,7 +10,7 @@
 //!        └──────┴──────┴──────────┴────────────────┴───────┘
 //!        word     size | FREE | AFTER_FREE | SPARE | WAITING, in debug builds a tag in upper bits
 //!        next     the next free block of the same class, and the previous
-//!        start    where this block starts: the next block finds its free neighbour here
+//!        start    where this block starts: the next block finds its free neighbor here
 //! ```
 //!
 //! - Payloads are aligned to GRANULE; words lie just before them.
@@ -20,8 +20,8 @@
 //!   rest cannot be a block: so the requested size is known without the user.
 //! - `WAITING` is set in a freed block that is in a bin and not merged yet. The pool itself does
 //!   not need the bit: it is for programs that read the pool from outside.
-//! - No two free blocks are neighbours. The first block of a region has no block before; its last
-//!   is a word of size 0 in use, so that nothing asks for a neighbour beyond.
+//! - No two free blocks are neighbors. The first block of a region has no block before; its last
+//!   is a word of size 0 in use, so that nothing asks for a neighbor beyond.
 //!
 //! A [`TlsfBlock`] is only made of a place where there is one, so that its methods may read and
 //! write its word.
@@ -68,7 +68,7 @@ const fn spare(size: usize, asked: usize) -> usize {
 #[repr(transparent)]
 pub(super) struct TlsfBlock(NonNull<usize>);
 
-/// Neighbours in the list of a class.
+/// Neighbors in the list of a class.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct FreeLinks {
@@ -244,7 +244,7 @@ impl TlsfBlock {
         self.set_word(self.word() & !WAITING);
     }
 
-    /// Its neighbours in the list of its class.
+    /// Its neighbors in the list of its class.
     #[inline]
     pub(super) fn links(self) -> FreeLinks {
         // SAFETY: only asked of free blocks in a list, which hold their links behind the word.

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - The payload of a freed block is filled until it leaves the quarantine.
-//! - A block that leaves it and becomes one with a free neighbour has no word any more, so that a
+//! - A block that leaves it and becomes one with a free neighbor has no word any more, so that a
 //!   second free is recognized.
 
 use core::ptr::NonNull;

@@ -7,7 +7,7 @@
 //!               └─> the region before it
 //! ```
 //!
-//! Free neighbours are one block at all times. Nothing here takes longer for a larger heap, save
+//! Free neighbors are one block at all times. Nothing here takes longer for a larger heap, save
 //! what says so.
 
 use core::alloc::Layout;
@@ -171,7 +171,7 @@ impl<S: Source> TlsfHeap<S> {
         watch::progress(&self.watch, PoolProgress { requests, requested, returned, size });
     }
 
-    /// Takes a block in use back, and makes one of it and its free neighbours.
+    /// Takes a block in use back, and makes one of it and its free neighbors.
     #[inline]
     pub(super) fn put(&mut self, block: TlsfBlock) {
         let (mut start, mut size) = (block, block.size());
@@ -380,7 +380,7 @@ impl<S: Source> TlsfHeap<S> {
                 assert_eq!(
                     block.is_after_free(),
                     behind_free.is_some(),
-                    "a block does not know its neighbour"
+                    "a block does not know its neighbor"
                 );
                 assert!(
                     behind_free.is_none_or(|before| block.before() == before),
@@ -388,7 +388,7 @@ impl<S: Source> TlsfHeap<S> {
                 );
                 assert!(
                     !(block.is_free() && behind_free.is_some()),
-                    "two free blocks are neighbours"
+                    "two free blocks are neighbors"
                 );
                 if self.is_guarded() && !block.is_free() {
                     let found = guard::find(self, block.payload());

@@ -682,7 +682,7 @@ fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[MapsColumnKey]) -> Vec<(C
 /// A column of smaps while it is filled.
 enum Filling<'a> {
     Measure(MappingReading, NumberColumn),
-    /// Neighbours often have the same flags, so what the last ones said is kept.
+    /// Neighbors often have the same flags, so what the last ones said is kept.
     Mode(Option<(&'a VmFlags, Reserve)>, Vec<Label>),
     /// A process has few different sets of flags, so each is spelled once.
     Flags(Vec<(&'a VmFlags, Name)>, Vec<Name>, Vec<(usize, Absent)>),

@@ -389,7 +389,7 @@ fn mapping_cell(pages: &MappedPages) -> MapCell {
     }
 }
 
-/// The pool whose colour a page has.
+/// The pool whose color a page has.
 const fn pool(kind: PageMapKind) -> &'static str {
     match kind {
         PageMapKind::Untouched | PageMapKind::Guard | PageMapKind::Zero => "reserve",

@@ -57,7 +57,7 @@ kinds! {
     Program "program" "program" "Mapping of the program's file; its ELF headers do not show which part.";
     ProgramText "program_text" "program text" "The program's machine code.";
     ProgramRodata "program_rodata" "program rodata" "The program's constants and ELF tables.";
-    ProgramData "program_data" "program data" "The program's initialised variables, those made read-only after relocation too.";
+    ProgramData "program_data" "program data" "The program's initialized variables, those made read-only after relocation too.";
     ProgramBss "program_bss" "program bss" "The program's variables that start as zero.";
     Library "library" "library" "A shared library: text, rodata, data and bss together.";
     Heap "heap" "brk heap" "The area that brk extends; malloc allocates small blocks from it.";
@@ -114,7 +114,7 @@ pub enum ElfPart {
     Text,
     /// Constants, ELF tables.
     Rodata,
-    /// Initialised variables, also those made read-only after relocation.
+    /// Initialized variables, also those made read-only after relocation.
     Data,
     /// Variables that start as zero. The tail of the last page of data is zeroed too and counts as
     /// data.
@@ -239,7 +239,7 @@ struct Sorter<'a> {
     /// The only pool of a kind whose mappings have no distinguishing mark.
     single: [Option<u32>; PoolKind::ALL.len()],
     marked: HashMap<(PoolKind, PoolMark), u32>,
-    /// The mark looked up last: neighbours are often of one file.
+    /// The mark looked up last: neighbors are often of one file.
     last: Option<((PoolKind, PoolMark), u32)>,
 }
 

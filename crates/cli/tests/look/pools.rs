@@ -175,7 +175,7 @@ fn explain_shows_the_memory_of_a_pool_as_its_own() {
     let ours = |pool: &&Value| pool["pool"] == "pagewise" && pool["name"] == "tlsf";
     let resident = pools.iter().find(ours).map_or(0, |pool| number(pool, "resident"));
     let held = pool.held() as u64;
-    // The kernel merges neighbours: a piece of it may lie in a mapping that is mostly another's.
+    // The kernel merges neighbors: a piece of it may lie in a mapping that is mostly another's.
     assert!((60 << 20..held + (8 << 20)).contains(&resident), "{resident} of {held}");
 }
 

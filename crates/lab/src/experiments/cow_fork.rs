@@ -140,9 +140,9 @@ fn requests(length: usize, page: usize) -> Vec<usize> {
     let mut random = fastrand::Rng::with_seed(2);
     let pages = length / page;
     let mut request = || {
-        let favourite = random.u8(..5) > 0;
-        let place = random.usize(..if favourite { pages.div_ceil(5) } else { pages });
-        // Favourites lie everywhere: a step that has no divisor with the number of pages visits
+        let favorite = random.u8(..5) > 0;
+        let place = random.usize(..if favorite { pages.div_ceil(5) } else { pages });
+        // Favorites lie everywhere: a step that has no divisor with the number of pages visits
         // all.
         place * 7919 % pages * page
     };
@@ -281,7 +281,7 @@ mod tests {
         assert!(writes.keys().all(|at| at % PAGE == 0 && *at < 1000 * PAGE));
         let mut often: Vec<usize> = writes.into_values().collect();
         often.sort_by(|a, b| b.cmp(a));
-        let favourites: usize = often[..200].iter().sum();
-        assert!((800..900).contains(&favourites), "{favourites} of 1000");
+        let favorites: usize = often[..200].iter().sum();
+        assert!((800..900).contains(&favorites), "{favorites} of 1000");
     }
 }

@@ -214,7 +214,7 @@ impl Id {
     }
 
     /// The slot before this one, and the one behind it.
-    fn neighbours(self) -> [Option<Id>; 2] {
+    fn neighbors(self) -> [Option<Id>; 2] {
         let behind = self.number + 1;
         let has_behind = (behind as usize) < slots_of(self.class, part_bits());
         [
@@ -757,7 +757,7 @@ pub(crate) fn each_live(mut look: impl FnMut(Id)) {
 /// is.
 pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     let here = find(address)?;
-    let [before, behind] = here.neighbours();
+    let [before, behind] = here.neighbors();
     let distance = |id: &Id| {
         let slot = id.slot();
         let start = slot.address.load(Relaxed);
@@ -771,7 +771,7 @@ pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     };
     let candidates = [Some(here), before, behind].into_iter().flatten();
     let known = candidates.filter_map(|id| distance(&id).map(|distance| (id, distance)));
-    // An object that is live is a likelier neighbour than one that was freed, unless the access was
+    // An object that is live is a likelier neighbor than one that was freed, unless the access was
     // to that one itself.
     known.min_by_key(|&(id, distance)| {
         let is_live = id.slot().state.load(Relaxed) == state::LIVE;

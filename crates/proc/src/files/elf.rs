@@ -56,7 +56,7 @@ pub(crate) fn objects(
     let mut last = None;
     let files = mappings.iter().filter(|mapping| {
         let key = (mapping.device, mapping.inode);
-        // Neighbours are often of one file: a look-up for each of 65,000 would cost more than the
+        // Neighbors are often of one file: a look-up for each of 65,000 would cost more than the
         // rest.
         mapping.inode != 0
             && (mapping.prot.exec || mapping.backing() == Backing::File)

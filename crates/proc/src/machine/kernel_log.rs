@@ -86,7 +86,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 
 /// A line of a log without what the logger put in front, and its time in seconds since boot.
 ///
-/// Known loggers: `dmesg` with and without times and colours, `/dev/kmsg`, the journal, syslog, and
+/// Known loggers: `dmesg` with and without times and colors, `/dev/kmsg`, the journal, syslog, and
 /// serial consoles.
 pub(crate) fn split_line(line: &[u8]) -> (Option<f64>, &[u8]) {
     let line = line.strip_suffix(b"\r").unwrap_or(line);

@@ -79,8 +79,8 @@ pub fn read(
     let frames = reader.frames(look.detail);
     let mut gaps = Vec::new();
     let mut all = Vec::new();
-    let ends = ends_of_neighbours(&mappings, page_size);
-    for (mapping, neighbours_end) in mappings.into_iter().zip(ends) {
+    let ends = ends_of_neighbors(&mappings, page_size);
+    for (mapping, neighbors_end) in mappings.into_iter().zip(ends) {
         let range = within.map_or(Some(mapping.range), |within| mapping.range.intersection(within));
         let Some(range) = range.filter(|range| range.end <= KERNEL_HALF) else { continue };
         if reader.hugetlb.holds(&mapping) == Ok(true) {
@@ -91,7 +91,7 @@ pub fn read(
         let runs = match way {
             PageTableWay::Scan => reader.scan(&mapping, range)?,
             PageTableWay::Both | PageTableWay::Pagemap => {
-                reader.runs_from_words(&mapping, range, neighbours_end)?
+                reader.runs_from_words(&mapping, range, neighbors_end)?
             }
         };
         let runs = reader.refine(runs)?;
@@ -136,7 +136,7 @@ const NOTHING: AddrRange = AddrRange { start: 0, end: 0 };
 
 /// For each mapping, the end of the last one that follows it, or another of these, so closely that
 /// one read of both is cheaper than two.
-fn ends_of_neighbours(mappings: &[Mapping], page_size: PageSize) -> Vec<u64> {
+fn ends_of_neighbors(mappings: &[Mapping], page_size: PageSize) -> Vec<u64> {
     let bridge = page_size.pages(walk::BRIDGE).0;
     let mut ends: Vec<u64> = mappings.iter().map(|mapping| mapping.range.end).collect();
     for at in (1..mappings.len()).rev() {
@@ -181,12 +181,12 @@ impl PageReader {
     }
 
     /// The pages of a mapping by the words of `pagemap`, and scans for the rest. Words are read up
-    /// to `neighbours_end`, and kept for the mappings that follow.
+    /// to `neighbors_end`, and kept for the mappings that follow.
     fn runs_from_words(
         &mut self,
         mapping: &Mapping,
         range: AddrRange,
-        neighbours_end: u64,
+        neighbors_end: u64,
     ) -> Result<PageRuns, ProcError> {
         let mut runs = RunCollector::over(range);
         let most = self.space.page_size().pages(self.words.len() as u64).0;
@@ -196,7 +196,7 @@ impl PageReader {
             // Parts begin and end where huge pages do.
             let part_end = (at / most + 1).saturating_mul(most);
             if !(self.read.start..self.read.end).contains(&at) {
-                let end = part_end.min(neighbours_end.max(range.end));
+                let end = part_end.min(neighbors_end.max(range.end));
                 self.read = NOTHING;
                 let read = self.space.read(AddrRange { start: at, end }, &mut words)?;
                 let length = self.space.page_size().pages(read.len() as u64).0;

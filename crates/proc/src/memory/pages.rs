@@ -1,7 +1,7 @@
 //! `/proc/<pid>/pagemap`: what is mapped at every page, and from it what `smaps` would say.
 //!
 //! Never reads `smaps`, which holds the target's mmap lock for a whole mapping at a time.
-//! Pages are read in chunks over neighbouring mappings, with rests between; a read of
+//! Pages are read in chunks over neighboring mappings, with rests between; a read of
 //! `pagemap` holds the lock for one page-table page at a time, a scan for what it walks.
 
 mod census;

@@ -110,7 +110,7 @@ impl ParsedMappings {
     }
 }
 
-/// Makes mappings of lines, and lets neighbours share a name.
+/// Makes mappings of lines, and lets neighbors share a name.
 #[derive(Debug)]
 pub(crate) struct Builder {
     name: Name,

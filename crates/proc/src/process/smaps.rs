@@ -4,7 +4,7 @@
 //! in the same order for each mapping. So the parser keeps the lines of the entry before and first
 //! tries whether the next line starts like its counterpart there: then a line costs two comparisons
 //! and eight bytes of arithmetic. Anything else (a wider number, a new line, another kernel) goes
-//! the general way, with the same result. Neighbouring mappings often have equal entries: an entry
+//! the general way, with the same result. Neighboring mappings often have equal entries: an entry
 //! whose text equals a recent one is not parsed.
 
 use std::collections::VecDeque;
@@ -256,7 +256,7 @@ impl SmapsParser {
         }
     }
 
-    /// `VmFlags`, which neighbours often share.
+    /// `VmFlags`, which neighbors often share.
     fn flags(&mut self, codes: &[u8]) {
         if self.last_flags.0 != codes {
             self.last_flags = (codes.to_vec(), vm_flags(codes));

@@ -366,7 +366,7 @@ fn an_error_names_the_line_and_shows_no_escape_sequence() {
 }
 
 #[test]
-fn neighbours_with_one_name_share_it() {
+fn neighbors_with_one_name_share_it() {
     let line = |start: u32| {
         format!("{start:x}000-{start:x}fff r--p 00000000 08:01 7      /usr/lib/libc.so.6\n")
     };

@@ -488,7 +488,7 @@ impl<'a> ChunkWalk<'a> {
     }
 
     fn add_gap(&mut self, start: u64, end: u64, why: &'static str) {
-        /// Neighbouring gaps are one; no more than this are kept.
+        /// Neighboring gaps are one; no more than this are kept.
         const MAX_GAPS: usize = 100;
         let bytes = Bytes(end.saturating_sub(start));
         if !bytes.is_zero() && self.gaps.len() < MAX_GAPS {

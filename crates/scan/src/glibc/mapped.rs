@@ -2,7 +2,7 @@
 //! the main arena that were mapped because the brk heap could not grow.
 //!
 //! No list leads to either, so every known page of anonymous memory is examined. The kernel merges
-//! neighbouring mappings, so a block may begin at any page of one.
+//! neighboring mappings, so a block may begin at any page of one.
 
 use pagewise_heaplog::glibc_chunk::{
     self, FLAGS, HEADER, MAPPED, MIN_CHUNK, PREVIOUS_IN_USE, UNIT,

@@ -310,7 +310,7 @@ mod tests {
     use crate::made::mapping;
 
     #[test]
-    fn dead_ranges_are_left_out_and_neighbours_joined() {
+    fn dead_ranges_are_left_out_and_neighbors_joined() {
         let range = |start, end| AddrRange { start, end };
         let mut plan = CopyPlan { mappings: Vec::new(), ranges: Vec::new(), swapped: Bytes::ZERO };
         let dead = [range(10, 20), range(30, 40)];
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_move_are_copied_with_their_neighbours() {
+    fn pages_that_move_are_copied_with_their_neighbors() {
         let range = |start, end| AddrRange { start, end };
         let ranges = vec![range(0, 10), range(20, 30)];
         let mut plan = CopyPlan { mappings: Vec::new(), ranges, swapped: Bytes::ZERO };

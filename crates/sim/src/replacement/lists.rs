@@ -9,7 +9,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub(super) struct FrameLists<const COUNT: usize> {
     ends: [ListEnds; COUNT],
-    links: Vec<ListNeighbours>,
+    links: Vec<ListNeighbors>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ struct ListEnds {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct ListNeighbours {
+struct ListNeighbors {
     before: u32,
     after: u32,
     list: usize,
@@ -42,7 +42,7 @@ impl<const COUNT: usize> FrameLists<COUNT> {
     pub(super) fn push(&mut self, list: usize, frame: FrameNumber) {
         let ends = &mut self.ends[list];
         let number = u32::try_from(frame).unwrap_or(NONE);
-        let link = ListNeighbours { before: NONE, after: ends.first, list };
+        let link = ListNeighbors { before: NONE, after: ends.first, list };
         if frame == self.links.len() {
             self.links.push(link);
         } else {
@@ -72,7 +72,7 @@ impl<const COUNT: usize> FrameLists<COUNT> {
     }
 
     fn unlink(&mut self, frame: FrameNumber) {
-        let ListNeighbours { before, after, list } = self.links[frame];
+        let ListNeighbors { before, after, list } = self.links[frame];
         let ends = &mut self.ends[list];
         match before {
             NONE => ends.first = after,

@@ -161,34 +161,34 @@ fn start_timer() -> Option<libc::timer_t> {
     event.sigev_signo = TICK;
     event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_nonzero().get();
     let mut timer: libc::timer_t = ptr::null_mut();
-    // SAFETY: `event` is initialised and `timer` may be written.
+    // SAFETY: `event` is initialized and `timer` may be written.
     let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
     if made == -1 {
         return None;
     }
     let interval = libc::timespec { tv_sec: 0, tv_nsec: TICK_NANOSECONDS };
     let times = libc::itimerspec { it_interval: interval, it_value: interval };
-    // SAFETY: `timer` was made above, `times` is initialised, and a null old value is not written.
+    // SAFETY: `timer` was made above, `times` is initialized, and a null old value is not written.
     unsafe { libc::timer_settime(timer, 0, &raw const times, ptr::null_mut()) };
     Some(timer)
 }
 
 fn set_of(signals: &[c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the call initialises the set that it is given.
+    // SAFETY: the call initializes the set that it is given.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     for &signal in signals {
-        // SAFETY: `set` was initialised above.
+        // SAFETY: `set` was initialized above.
         unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
     }
-    // SAFETY: `sigemptyset` cannot fail, so `set` is initialised.
+    // SAFETY: `sigemptyset` cannot fail, so `set` is initialized.
     unsafe { set.assume_init() }
 }
 
 /// Changes this thread's signal mask, and returns the one before.
 fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = set_of(&[]);
-    // SAFETY: both pointers are to initialised sets; the second may be written.
+    // SAFETY: both pointers are to initialized sets; the second may be written.
     unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
     before
 }
@@ -196,6 +196,6 @@ fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
 /// Consumes one pending signal of a set that this thread blocks; `false` if none is pending.
 fn take_pending(set: &libc::sigset_t) -> bool {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `set` and `now` are initialised, and a null `siginfo_t` is not written.
+    // SAFETY: `set` and `now` are initialized, and a null `siginfo_t` is not written.
     unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const now) > 0 }
 }

@@ -24,7 +24,7 @@ static char **arguments;
 
 static int number(int i) { return atoi(arguments[i]); }
 
-/* 16 MiB between guards, so that no neighbour is merged with it; 8 MiB of it touched. */
+/* 16 MiB between guards, so that no neighbor is merged with it; 8 MiB of it touched. */
 static void touch(void) {
     char *guarded = mmap(0, 18 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(guarded != MAP_FAILED);

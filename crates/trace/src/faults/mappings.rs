@@ -1,7 +1,7 @@
 //! The mappings in which there were faults, each with a number.
 //!
 //! A file has one number wherever it is mapped. Memory of no file changes its bounds while it is
-//! used, as the kernel makes one mapping of neighbours: those that touch or overlap in one program
+//! used, as the kernel makes one mapping of neighbors: those that touch or overlap in one program
 //! are one.
 
 use std::collections::{BTreeMap, HashMap};
@@ -269,7 +269,7 @@ mod tests {
             })
             .collect();
         let nowhere = mappings.number(7, 1, None).0;
-        // Neighbours that became one count together.
+        // Neighbors that became one count together.
         let joined = mappings.number(7, 1, Some(&region(10, 2000, 0))).0;
         let mut weights = vec![1; mappings.len()];
         weights[numbers[7] as usize] = 100;
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_no_file_are_one_and_a_file_is_one_everywhere() {
+    fn neighbors_of_no_file_are_one_and_a_file_is_one_everywhere() {
         let mut mappings = Mappings::new();
         let mut number = |program, start, end, inode| {
             mappings.number(7, program, Some(&region(start, end, inode))).0

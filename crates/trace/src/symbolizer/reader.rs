@@ -2,7 +2,7 @@
 //!
 //! A mapping of the file would be faster to write, but whoever may truncate the file could end this
 //! process by SIGBUS, and bytes that change while code reads them as `&[u8]` are undefined
-//! behaviour. A piece that was read stays as it is.
+//! behavior. A piece that was read stays as it is.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};

@@ -63,7 +63,7 @@
         const base = module.slice(module.lastIndexOf("/") + 1);
         const text = name >= 0 ? data.names[name] : base ? "[" + base + "]" : "[unknown]";
         known.set(words, keys.length);
-        // One colour for each file of code, a little different for each function.
+        // One color for each file of code, a little different for each function.
         keys.push({ text, module, base, hue: (hueOf(base) + (hueOf(text) % 50)) % 360 });
       }
       return known.get(words);

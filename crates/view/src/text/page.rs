@@ -167,7 +167,7 @@ impl<'p> TextPage<'p> {
         self.ink(ink, &cut);
     }
 
-    /// Changes how what follows looks, where colour is wanted. A line ends plain.
+    /// Changes how what follows looks, where color is wanted. A line ends plain.
     pub(super) fn dip(&mut self, ink: Ink) {
         if !self.style.color || self.dipped == ink {
             return;

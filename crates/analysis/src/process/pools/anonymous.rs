@@ -138,7 +138,7 @@ const GO_HEAP: u64 = 0xc0_0000_0000;
 /// heapArenaBytes of 64-bit Go: it reserves its heap in multiples of this, so aligned.
 const GO_ARENA: Bytes = Bytes::mib(64);
 
-/// Go's heap: neighbours that together are whole arenas, in a Go program or at Go's old address.
+/// Go's heap: neighbors that together are whole arenas, in a Go program or at Go's old address.
 fn go(sorter: &mut Sorter<'_>) {
     let mappings = sorter.mappings;
     let is_go_program = has_section(sorter, b".gopclntab");

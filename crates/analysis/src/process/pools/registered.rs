@@ -1,6 +1,6 @@
 //! Mappings that pools of pagewise's allocators say are theirs.
 //!
-//! The kernel merges neighbours, so that a mapping may hold blocks of several pools and other
+//! The kernel merges neighbors, so that a mapping may hold blocks of several pools and other
 //! memory too. It goes to the pool that has most of it, where pools have more than half.
 
 use std::ops::Range;

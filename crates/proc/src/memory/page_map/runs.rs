@@ -3,7 +3,7 @@
 use pagewise_model::AddrRange;
 use pagewise_model::page_map::{PageRuns, PageState};
 
-/// Collects runs in order: what is left out between them is untouched, and neighbours alike become
+/// Collects runs in order: what is left out between them is untouched, and neighbors alike become
 /// one.
 #[derive(Debug)]
 pub(super) struct RunCollector {

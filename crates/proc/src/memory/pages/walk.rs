@@ -1,4 +1,4 @@
-//! The walk over an address space: neighbouring mappings together, holes skipped.
+//! The walk over an address space: neighboring mappings together, holes skipped.
 
 use std::fs;
 use std::time::Duration;

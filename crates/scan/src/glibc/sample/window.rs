@@ -85,7 +85,7 @@ fn pages(
     })
 }
 
-/// The use of a chunk, as its neighbours and its contents show it.
+/// The use of a chunk, as its neighbors and its contents show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkUse {
     Live,
@@ -296,7 +296,7 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
                 return None;
             }
             let chunk = self.chunk(at);
-            // Free neighbours are coalesced.
+            // Free neighbors are coalesced.
             let chunk = chunk.filter(|chunk| !(was_free && chunk.used_as == ChunkUse::Free));
             let Some(chunk) = chunk else {
                 // All chunks of a long chain lead to the same contradiction.

@@ -60,7 +60,7 @@ impl<'a> TextRows<'a> {
     }
 }
 
-/// Neighbouring columns of numbers, or one column of anything.
+/// Neighboring columns of numbers, or one column of anything.
 enum ColumnRun<'a> {
     Numbers(Vec<NumberField<'a>>),
     Other(&'a TextLane<'a>, GapCursor<'a>),
