@@ -1,5 +1,4 @@
-//! Kinds of memory of the operating system, looked at from outside: by the kernel's own account of
-//! each mapping.
+//! Kinds of memory of the operating system, checked against the kernel's report on each mapping.
 
 #![cfg(all(feature = "os", not(miri)))]
 
@@ -17,7 +16,7 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
-/// Takes a block, has a look, and gives it back.
+/// Takes a block, calls `look` with it, and returns it to the source.
 fn with_block<T>(source: &impl Source, size: usize, look: impl FnOnce(SourceBlock) -> T) -> T {
     let block = source.take(layout(size, 1)).unwrap();
     let seen = look(block);
