@@ -32,7 +32,8 @@ pub(crate) fn build(optimized: bool) -> Result<PathBuf> {
         "the static C library is missing: install libc6-dev (Debian, Ubuntu) or glibc-static (Fedora, RHEL)"
     );
     let root = crate::root()?;
-    // The option is for the last step alone: all libraries are those of any other build.
+    // `cargo rustc` passes `crt-static` only to the last step: all libraries are those of any other
+    // build.
     let mut cargo = crate::cargo();
     cargo.args(["rustc", "-p", "pagewise", "--bin", "pagewise"]);
     if optimized {
@@ -45,7 +46,7 @@ pub(crate) fn build(optimized: bool) -> Result<PathBuf> {
     let built = target.join(if optimized { "release" } else { "debug" }).join("pagewise");
     let kept = target.join("static").join("pagewise");
     fs::create_dir_all(kept.parent().context("it is in a folder")?)?;
-    // Not over a file that is being executed.
+    // Removed, not overwritten: the file may be executed now.
     let _ = fs::remove_file(&kept);
     fs::copy(&built, &kept).with_context(|| built.display().to_string())?;
     ensure!(is_static_program(&fs::read(&kept)?), "{} still needs a loader", kept.display());

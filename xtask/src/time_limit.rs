@@ -37,7 +37,7 @@ pub(crate) fn wait_at_most(
         log.write_all(process_state(pid).as_bytes())?;
     }
     for &pid in &processes {
-        // One that has ended meanwhile needs no signal.
+        // Fails if the process has ended.
         let _ = kill_process(pid_of(pid)?, Signal::KILL);
     }
     if let Some(status) = wait_until(child, Instant::now() + TIME_TO_FAIL)? {

@@ -25,12 +25,12 @@ pub(crate) struct TerminalLook {
 }
 
 impl TerminalLook {
-    /// For what goes to standard output.
+    /// For output to standard output.
     pub(crate) fn resolve(args: &args::LookArgs) -> TerminalLook {
         TerminalLook::on(args, &io::stdout())
     }
 
-    /// For what goes to standard error, since standard output is a command's.
+    /// For output to standard error, if standard output is used by a command.
     pub(crate) fn on_stderr(args: &args::LookArgs) -> TerminalLook {
         TerminalLook::on(args, &io::stderr())
     }
@@ -75,7 +75,7 @@ pub(crate) fn can_ask() -> bool {
 
 /// A question without an answer counts as refused after this time.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// Between tests for an interrupt.
+/// Interval of checks for an interrupt.
 const POLL_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Asks a question on the terminal; true only if the answer is `y` or `yes`.

@@ -36,7 +36,7 @@ impl RunningHuge {
         running
     }
 
-    /// `huge.c`; `None`, with a word, where it could get no huge page.
+    /// `huge.c`; `None`, after recording a skip, if the kernel gave it too few huge pages.
     fn huge(mib: u64, period_kib: u64) -> Option<RunningHuge> {
         let arguments = [mib, period_kib].map(|n| n.to_string());
         let running = RunningHuge::start(Command::new(program("huge")).args(arguments));
@@ -170,9 +170,9 @@ fn bloat_is_what_was_never_written_to_the_byte() {
 }
 
 #[test]
-fn looking_changes_nothing() {
+fn a_report_changes_nothing() {
     let Some(running) = RunningHuge::huge(32, 2048) else { return };
-    // It would touch pages of its own meanwhile.
+    // A running program would touch its own pages meanwhile.
     running.stop();
     let seen = || {
         let names = ["Rss", "AnonHugePages", "Anonymous", "Swap"];
@@ -189,11 +189,11 @@ fn looking_changes_nothing() {
 }
 
 #[test]
-fn a_sample_says_between_what_the_truth_lies() {
+fn the_interval_of_a_sample_contains_the_true_value() {
     let Some(running) = RunningHuge::huge(64, 16) else { return };
     let truth = 64 * MIB / 4 * 3;
-    // 95 of 100 intervals contain it; evenly spread samples do better. Fewer than 15 of 20 is far
-    // below either.
+    // 95 % of the intervals contain the true value, and more with evenly spread samples. Fewer than
+    // 15 of 20 would be far below.
     let good = (0..20).filter(|_| {
         let report = thp(&running, &["--sample", "2000"]);
         let total = &report["total"];
@@ -206,7 +206,7 @@ fn a_sample_says_between_what_the_truth_lies() {
 }
 
 #[test]
-fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
+fn a_plan_changes_nothing_and_a_fix_releases_zero_pages() {
     let Some(running) = RunningHuge::huge(64, 2048) else { return };
     let plan = &thp(&running, &["--fix"])["plan"];
     assert_eq!((number(plan, "ranges"), number(plan, "bytes")), (32, 64 * MIB));
@@ -421,7 +421,7 @@ fn unused_pages_go_to_swap() {
     let fix = &thp(&big, &[&page_out[..], &["--yes"]].concat())["fix"];
     assert!(number(fix, "rss_after") < 16 * MIB, "{fix}");
     assert!(big.counter("Swap") >= 48 * MIB);
-    // One that is in use is left alone.
+    // Memory that is in use is left alone.
     let Some(busy) = RunningHuge::huge(16, 4) else { return };
     let plan = &thp(&busy, &page_out)["plan"];
     assert!(number(plan, "spared") >= 16 * MIB, "{plan}");

@@ -213,7 +213,7 @@ impl CauseTrial {
         format!("{} ({})", self.cause, self.program)
     }
 
-    /// Carries out the remedies; the number of those.
+    /// Carries out the remedies, and returns their number.
     fn carry_out(&self, labels: &[Label]) -> Result<usize, String> {
         let is_left_out = |trial: &Option<Trial>| matches!(trial, None | Some(Not(_)));
         if is_left_out(&self.now) && is_left_out(&self.code) {

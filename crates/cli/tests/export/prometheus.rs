@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes the exporter, and is asked the queries of dashboards and rules.
+//! A real Prometheus scrapes the exporter, and answers the queries of dashboards and rules.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::fixture::cgroup::{Actor, TestCgroup};
 use crate::fixture::{Fixture, ProcessGroup, disk, json, number, pagewise};
 
-/// A recorder that runs. It is killed with the value.
+/// A running recorder, which is killed when this value is dropped.
 struct Recorder {
     command: Command,
     child: Child,
@@ -38,7 +38,7 @@ impl Recorder {
     /// recording. An error or a crash of the recorder is a failure.
     fn keep_running(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
-            // It ends without an error at SIGINT, SIGTERM and SIGHUP.
+            // The recorder ends with success at SIGINT, SIGTERM and SIGHUP.
             let is_ended_by_signal = status.success() || status.signal() == Some(9);
             assert!(is_ended_by_signal, "the recorder ended: {status}");
             eprintln!("the recorder ended ({status}) and is started again");
@@ -133,7 +133,7 @@ fn a_recorded_process_has_the_kernels_numbers() {
     close("uss", rollup["Private_Clean"] + rollup["Private_Dirty"], shared);
     assert_eq!(process["name"], "big");
     assert_eq!(process["command"], "big 8");
-    // It records itself too.
+    // The recorder records itself too.
     assert!(process_of(&report, recorder.pid()).is_some());
     let status = json(&["record", "status", "--dir", dir(&folder), "--json"]);
     assert_eq!(status["recording"]["recording"], true);
@@ -187,8 +187,8 @@ fn many_short_processes_between_two_sweeps_are_counted() {
 #[test]
 fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
     let folder = folder();
-    // It doubles a string until it has 32 MiB, after its input has ended. If its last command were
-    // a program, bash would become this program.
+    // The program doubles a string until it has 32 MiB, after its input has ended. If its last
+    // command were a program, bash would become this program.
     let script =
         "s=$(printf '%1048576s'); read -r line; for i in 1 2 3 4 5; do s=$s$s; done; kill -STOP $$";
     let mut child =
@@ -423,7 +423,7 @@ fn full_disk(folder: &TempDir) {
     let mut recorder = Recorder::start(folder.path(), &[]);
     wait_for(folder, 2);
     let filler = folder.path().join("filler");
-    // It writes until the disk is full.
+    // The write fails when the disk is full.
     let _ = fs::write(&filler, vec![1_u8; 4 << 20]);
     sleep(Duration::from_millis(1500));
     assert!(recorder.child.try_wait().unwrap().is_none(), "the recorder has ended");
@@ -469,7 +469,7 @@ fn the_unit_file_is_one_that_systemd_accepts() {
     let Ok(checked) = Command::new("systemd-analyze").arg("verify").arg(&unit).output() else {
         return skip(&Lack::Tool("systemd-analyze"));
     };
-    // It complains of units that are not on this machine too.
+    // systemd-analyze also reports units that this machine lacks.
     let said = String::from_utf8_lossy(&checked.stderr);
     let ours: Vec<&str> = said.lines().filter(|it| it.contains("pagewise-record")).collect();
     assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");

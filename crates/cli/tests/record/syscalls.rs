@@ -49,7 +49,7 @@ fn calls_program() -> String {
     program("calls").to_str().unwrap().to_owned()
 }
 
-/// By call: how many, and how many of them failed.
+/// Number of calls, and of failed calls, by name.
 fn counts(report: &Value) -> BTreeMap<String, (u64, u64)> {
     let rows = report["by_name"].as_array().unwrap().iter();
     let named = rows.filter(|row| row["name"] != "execve");
@@ -137,7 +137,7 @@ fn each_call_has_the_effect_that_it_is_known_to_have() {
     }
     let told = told(&[&calls_program(), "known"]);
     let mine = calls(&told.report, |call| call["phase"] == "program");
-    // Behind the page that the constructor maps. Name, start of the arguments after the address,
+    // The calls after that of the constructor: name, start of the arguments after the address,
     // bytes, effect.
     let expected = [
         (
@@ -227,7 +227,8 @@ fn start_up_by_the_linker_is_separate_from_the_program() {
     let of = |phase: &str| calls(&told.report, |call| call["phase"] == phase);
     assert_eq!(of("exec").len(), 1);
     let start_up = of("start-up");
-    // Whoever links dynamically maps the C library; the program is what comes after.
+    // The start-up of a dynamically linked program maps the C library; calls of the program come
+    // after it.
     assert!(start_up.iter().any(|call| call["args"].as_str().unwrap().contains("libc.so")));
     assert!(start_up.iter().all(|call| call["by"].as_str().unwrap().contains("/ld")));
     let program = of("program");
@@ -380,7 +381,7 @@ struct Looping {
 }
 
 impl Looping {
-    /// `None`, with a word, where only a process's parent may trace it.
+    /// `None`, after recording a skip, if only the parent of a process may trace it.
     fn start() -> Option<Looping> {
         let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
         if !matches!(scope.trim(), "" | "0") && !rustix::process::geteuid().is_root() {
@@ -483,7 +484,7 @@ fn without_the_privilege_for_a_filter_the_counts_are_the_same() {
         return;
     }
     let pagewise = env!("CARGO_BIN_EXE_pagewise");
-    // Which capabilities are left, and at what the command is stopped.
+    // Without CAP_SYS_ADMIN, the command is stopped at every system call.
     let program = calls_program();
     let usual = counts(&told(&[&program, "known"]).report);
     let tracer = ["setpriv", "--bounding-set", "-sys_admin", pagewise];
