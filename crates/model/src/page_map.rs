@@ -1,4 +1,4 @@
-//! The state of every page of a process, as runs of pages alike.
+//! The state of every page of a process, as runs of pages with equal states.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::{AddrRange, Bytes, Mapping, PageSize, Reading};
 
 /// State of every page of some mappings.
 ///
-/// Not atomic: pages come and go while others are looked at.
+/// Not atomic: pages change while others are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageMap {
     /// The process.
@@ -64,12 +64,12 @@ impl PageTableWay {
 pub struct MappedPages {
     /// The mapping, without any counter.
     pub mapping: Mapping,
-    /// Its pages, or that part of them that was asked for: in order, without gap or overlap, and no
-    /// two neighbors alike.
+    /// Its pages, or the requested part of them, in order. Runs have no gaps or overlaps, and
+    /// neighboring runs differ in their states.
     pub runs: PageRuns,
 }
 
-/// Pages in a row that are alike.
+/// Consecutive pages with equal states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRun {
     /// Address range.
@@ -104,8 +104,9 @@ impl PageRuns {
         PageRuns { start, end: start, ..PageRuns::default() }
     }
 
-    /// Appends `length` bytes of pages in the same state. Pages in more different states than the
-    /// table holds lose the properties of their frames.
+    /// Appends `length` bytes of pages in the same state. If the table of states is full, a
+    /// new state is stored without the properties of frames, or as the first state of the table if
+    /// the table does not contain the reduced state.
     pub fn push(&mut self, length: u64, state: PageState) {
         if length == 0 {
             return;
@@ -210,7 +211,7 @@ pub struct PageState {
     pub written: Option<bool>,
     /// Mapped by no other page table.
     pub exclusive: Option<bool>,
-    /// By how many page tables it is mapped.
+    /// Number of page tables that map it.
     pub mappers: Option<u32>,
     /// Merged with equal pages of this or other processes.
     pub ksm: Option<bool>,
@@ -224,7 +225,7 @@ pub struct PageState {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum PageMapKind {
-    /// Nothing, and nothing was yet or any more.
+    /// Not present: never accessed, or discarded.
     #[default]
     Untouched,
     /// Anonymous memory.
@@ -235,9 +236,9 @@ pub enum PageMapKind {
     Shmem,
     /// The kernel's zero page: read and never written.
     Zero,
-    /// Nothing: it is in swap, or on its way between NUMA nodes.
+    /// Not present: in swap, or in migration between NUMA nodes.
     Swapped,
-    /// Nothing: a guard region (`MADV_GUARD_INSTALL`).
+    /// Not present: a guard region (`MADV_GUARD_INSTALL`).
     Guard,
 }
 
@@ -272,7 +273,7 @@ impl PageMapKind {
     }
 }
 
-/// Which memory a process used in an interval.
+/// Memory that a process accessed in an interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TouchedMemory {
     /// The process.
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn more_states_than_the_table_holds_lose_only_the_properties_of_frames() {
+    fn states_beyond_the_table_are_stored_as_an_existing_state() {
         let mut runs = PageRuns::new(0);
         let states = u32::try_from(PageRuns::MAX_STATES).unwrap();
         for mappers in 0..states + 10 {
