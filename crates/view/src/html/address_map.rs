@@ -1,4 +1,5 @@
-//! The address map in HTML: one SVG a cluster, drawn to scale, with what each mapping is on hover.
+//! The address map in HTML: one SVG for each cluster, drawn to scale, with the details of each
+//! mapping on hover.
 
 use std::collections::BTreeMap;
 
@@ -31,8 +32,8 @@ impl HtmlPage<'_> {
         self.end_section();
     }
 
-    /// The colors and what they stand for. A hue is its pool's place times the golden angle, so
-    /// that any number of pools have hues far apart.
+    /// The colors of the pools. A hue is the index of the pool times the golden angle, so that any
+    /// number of pools have hues far apart.
     fn legend(&mut self, palette: &Palette) {
         self.html.push_str("<style>\n");
         for place in 0..palette.pools.len() {
@@ -44,7 +45,7 @@ impl HtmlPage<'_> {
             let pool = escaped(&pool.replace('_', " "));
             self.html.push_str(&format!("<li class=\"p{place}\">{pool}</li>\n"));
         }
-        self.html.push_str("</ul>\n<p class=\"note\">What is resident has the strong color; the rest of each mapping is pale.</p>\n");
+        self.html.push_str("</ul>\n<p class=\"note\">The resident part of each mapping has the strong color; the rest is pale.</p>\n");
     }
 
     fn cluster(&mut self, cluster: &Cluster, palette: &Palette) {
@@ -88,7 +89,7 @@ impl HtmlPage<'_> {
         });
     }
 
-    /// Neighbors as one, in the color of the pool that has most of them.
+    /// Draws neighbors as one, in the color of the pool with the most bytes.
     fn map_group(&mut self, cluster: &Cluster, cells: &[MapCell], palette: &Palette) {
         let ([first, ..], [.., last]) = (cells, cells) else { return };
         let range = AddrRange { start: first.range.start, end: last.range.end };

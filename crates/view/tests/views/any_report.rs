@@ -162,8 +162,7 @@ fn same(a: &Json, b: &Json) -> bool {
     match (a, b) {
         (Json::Number(a), Json::Number(b)) => {
             let (x, y) = (a.as_f64().unwrap(), b.as_f64().unwrap());
-            // The reader of numbers may be off by the last digit, of which the least numbers have
-            // no other.
+            // The parser may be off by the last digit; the smallest numbers have only this digit.
             let last_digit = (x.abs() * 2.0 * f64::EPSILON).max(f64::from_bits(4));
             a == b || (a.is_f64() || b.is_f64()) && (x - y).abs() <= last_digit
         }

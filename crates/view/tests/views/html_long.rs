@@ -128,7 +128,7 @@ fn every_cell_of_a_long_table_is_in_its_data() {
     assert_eq!(page.matches("</script>").count(), 2, "no name ends the data");
 }
 
-/// Actions of a reader, as a script: its words end in an element of their own.
+/// Actions of a reader, as a script that writes its results into an element of its own.
 const ACTS: &str = r#"<script>
 const says = [];
 const body = document.querySelector("tbody");
