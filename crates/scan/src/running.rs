@@ -79,8 +79,7 @@ impl<'m> RunningMemory<'m> {
                 && self.copy(address, into) == into.len()
     }
 
-    /// Runs of pages that are present and lack the bit `excluded`, of at most [`PIECE`] bytes from
-    /// the page of `start` on.
+    /// Runs of pages in a range that are present and lack the bit `excluded`.
     fn present(&self, range: AddrRange, excluded: u64) -> Vec<AddrRange> {
         let start = range.start - range.start % self.page;
         let pages = (range.end - start).div_ceil(self.page);
