@@ -1,4 +1,4 @@
-//! Whole readings of live processes, of copied trees, and of what is in the way of both.
+//! Complete readings of live processes and of copied trees, and their errors.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic anywhere")]
 
 use std::fs;
@@ -410,7 +410,7 @@ fn a_copied_tree_gives_what_was_copied_and_says_what_was_not() {
 }
 
 #[test]
-fn a_copied_tree_tells_an_age_where_it_has_the_uptime() {
+fn a_copied_tree_has_an_age_where_it_has_the_uptime() {
     let sleeper = Sleeper::start(Path::new("/bin/sleep"));
     let tree = copied(&sleeper, &["stat"]);
     let age = || {

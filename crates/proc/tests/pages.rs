@@ -181,7 +181,7 @@ fn page_size() -> PageSize {
     PageSize::new(system::page_size()).unwrap()
 }
 
-/// Asserts what never takes a privilege.
+/// Asserts the values that need no privilege.
 fn assert_counts(pages: &MappingPages, entry: &ExpectedEntry) {
     let parts = &pages.breakdown;
     assert_eq!(parts.resident(), entry.bytes(&["Rss"]), "Rss of {}", entry.header);

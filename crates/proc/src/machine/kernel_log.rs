@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use crate::ProcRoot;
 use crate::text::number;
 
-/// The log that is kept of what `/dev/kmsg` has: the last part of a longer one.
+/// Maximum bytes of the log of `/dev/kmsg`: the last part of a longer log is kept.
 const MAX_LOG: usize = 32 << 20;
-/// No record of the kernel is longer.
+/// Maximum length of a record of the kernel.
 const RECORD: usize = 16 << 10;
 
 /// The log of a machine; a copied tree has it in `DIR/kmsg`.

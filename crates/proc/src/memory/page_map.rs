@@ -35,7 +35,7 @@ const KERNEL_HALF: u64 = 1 << 63;
 /// Parameters of the page scan.
 #[derive(Clone, Copy, Debug)]
 pub struct PageMapRequest {
-    /// Which interface to ask; where the kernel has no `PAGEMAP_SCAN`, `pagemap` alone.
+    /// Kernel interface to use. Without `PAGEMAP_SCAN` in the kernel, `pagemap` is used.
     pub way: PageTableWay,
     /// Look up frames as well, page by page.
     pub detail: bool,
@@ -43,7 +43,7 @@ pub struct PageMapRequest {
     pub pace: Pace,
 }
 
-/// Looks at the pages of `mappings`, or of those parts of them that lie in `within`.
+/// Reads the pages of `mappings`, or of those parts of them that lie in `within`.
 ///
 /// # Errors
 /// [`ProcError::NotPermitted`] where we may not trace the process, [`ProcError::NoSuchProcess`]
@@ -134,8 +134,8 @@ struct PageReader {
 
 const NOTHING: AddrRange = AddrRange { start: 0, end: 0 };
 
-/// For each mapping, the end of the last one that follows it, or another of these, so closely that
-/// one read of both is cheaper than two.
+/// For each mapping, the end of its group. Each mapping of a group follows the one before so
+/// closely that one read of both is cheaper than two.
 fn ends_of_neighbors(mappings: &[Mapping], page_size: PageSize) -> Vec<u64> {
     let bridge = page_size.pages(walk::BRIDGE).0;
     let mut ends: Vec<u64> = mappings.iter().map(|mapping| mapping.range.end).collect();
@@ -246,8 +246,8 @@ impl PageReader {
         Ok(())
     }
 
-    /// Adds resident pages that are alike by their words: what is mapped by huge entries, and what
-    /// is the zero page.
+    /// Adds resident pages with equal words. Scans find those that huge entries map, and the zero
+    /// page.
     fn put_scanned(
         &mut self,
         range: AddrRange,
@@ -255,7 +255,7 @@ impl PageReader {
         huge_size: u64,
         runs: &mut RunCollector,
     ) -> Result<(), ProcError> {
-        // The zero page is never called exclusive, and anonymous by its mapping.
+        // By its word, the zero page is an anonymous page that is not exclusive.
         if state.kind == PageMapKind::Anonymous && state.exclusive == Some(false) {
             return self.put_shared_anonymous(range, state, runs);
         }

@@ -126,8 +126,8 @@ fn of_rollup(rollup: &Smaps, swap: &Reading<Bytes>, longest_hold_ns: u64) -> Pag
 
 /// Exclusive anonymous pages, if the sums alone determine them.
 ///
-/// A co-mapped page adds at most half of itself to `Pss_Anon`, more than what rounding takes: where
-/// that equals `Anonymous` no anonymous page is co-mapped.
+/// A co-mapped page adds at most half of its size to `Pss_Anon`, and rounding takes less than that.
+/// So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
 fn anonymous_exclusive(rollup: &Smaps, exclusive: Reading<Bytes>) -> Reading<Bytes> {
     let (exclusive, anonymous) = (exclusive?, rollup.bytes(SmapsCounter::Anonymous)?);
     let is_all = rollup.bytes(SmapsCounter::PssAnon)? == anonymous

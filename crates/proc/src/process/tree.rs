@@ -5,11 +5,12 @@ use pagewise_model::Pid;
 use crate::ProcRoot;
 use crate::text::number;
 
-/// As many processes as anyone would call a command.
+/// Maximum number of processes whose children are read.
 const MAX_PROCESSES: usize = 1 << 16;
 
 /// A process, its children, theirs, and so on; those that end meanwhile may be missing, and so are
-/// those whose parent has ended. Alone where the kernel lists no children (CONFIG_PROC_CHILDREN).
+/// those whose parent has ended. Only the process itself if the kernel lists no children
+/// (CONFIG_PROC_CHILDREN).
 pub fn with_descendants(root: &ProcRoot, pid: Pid) -> Vec<Pid> {
     let mut found = vec![pid];
     let mut at = 0;

@@ -150,7 +150,7 @@ fn address_space() -> impl Strategy<Value = Vec<Mapping>> {
     })
 }
 
-/// Which lines a kernel has: some counters with `Rss`, perhaps a line of the future, perhaps flags.
+/// Lines of a kernel: some counters with `Rss`, perhaps a line of the future, perhaps flags.
 fn kernels() -> impl Strategy<Value = (Vec<SmapsCounter>, bool, bool)> {
     let some = prop::sample::subsequence(SmapsCounter::ALL.to_vec(), 0..=SmapsCounter::ALL.len());
     (some, any::<bool>(), any::<bool>())
