@@ -7,10 +7,10 @@ use crate::explain::{ExplainSubject, fact};
 use crate::maps::mode;
 use crate::quadrants::counts_in_virt;
 
-/// A wider hole splits: to scale, it would leave its neighbors no room.
+/// A wider hole splits: drawn to scale, it would leave little width for its neighbors.
 const WIDE_HOLE: Bytes = Bytes::mib(64);
 
-/// A narrower hole splits too where it is this many times what its cluster holds so far.
+/// A narrower hole splits too if it is wider than this multiple of the larger of its neighbors.
 const HOLE_TO_CLUSTER: u64 = 16;
 
 /// Draws the address space of a process.
