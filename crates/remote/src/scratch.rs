@@ -1,7 +1,7 @@
 //! A mapping of ours in a target, for stacks of functions and for saved contexts.
 //!
-//! Its address is chosen, and written down by a [`Keeper`] outside of the target, before it is
-//! mapped: whoever finds the note unmaps it.
+//! Its address is chosen, and noted by a [`Keeper`] outside of the target, before it is mapped. If
+//! we are killed, the process that finds the note unmaps it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,9 +38,9 @@ pub struct MappingUndo {
 /// A thread that makes calls, and the address of the word by which the last one returns to a saved
 /// context.
 ///
-/// The word is on the thread's own stack. While it is there, and the thread is not above it, calls
-/// are still to be made: the thread may be in a signal handler, where its registers do not show
-/// them.
+/// The word is on the thread's own stack. While the word is unchanged and the stack pointer is not
+/// above it, the calls are still to be made: the thread may be in a signal handler, where its
+/// registers do not show them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Returning {
     /// The thread.
@@ -182,7 +182,7 @@ impl Scratch {
         Scratch::map_with(target, thread, length, false, keeper)?.kept(thread, keeper)
     }
 
-    /// The same, executable: it is filled through [`RemoteProcess::memory`].
+    /// As [`Scratch::map`], but executable: the code is written through [`RemoteProcess::memory`].
     ///
     /// # Errors
     /// As [`Scratch::map`].
@@ -241,7 +241,7 @@ impl Scratch {
         }
     }
 
-    /// Keeps it from children that are forked meanwhile: they have no use for it.
+    /// Excludes the mapping from children that are forked meanwhile (`MADV_DONTFORK`).
     pub(crate) fn keep_from_children(&self, thread: &mut Tracee) -> Result<(), RemoteError> {
         let kept = thread.keep_from_children(self.undo.range.start..self.undo.range.end);
         kept.map_err(RemoteError::system("it cannot map memory"))
@@ -321,8 +321,8 @@ mod tests {
         }
     }
 
-    /// Has a thread map memory when it goes on, and notes that, up to the moment when this process
-    /// is killed.
+    /// Prepares a thread to map memory when it runs on, and leaves it as a killed tracer does.
+    /// Returns the note of the mapping.
     fn left_behind(target: &RemoteProcess, is_masked: bool) -> MappingUndo {
         let length = 16 * page_size();
         let range = free_range(&target.mappings().unwrap(), length, page_size()).unwrap();

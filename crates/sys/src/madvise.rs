@@ -31,29 +31,30 @@ pub enum Advice {
     PopulateRead = 22,
     /// Fill page tables as writing would (Linux 5.14).
     PopulateWrite = 23,
-    /// Not used soon (Linux 5.4). On a part of a huge page it splits it.
+    /// Not used soon (Linux 5.4). For a part of a huge page, the kernel splits the page.
     Cold = 20,
     /// Reclaim now (Linux 5.4).
     PageOut = 21,
-    /// Make huge pages of it now, whatever the settings say (Linux 6.1).
+    /// Collapse into huge pages now, regardless of the settings (Linux 6.1).
     Collapse = 25,
 }
 
 /// The most ranges that one call takes (`UIO_MAXIOV`).
 pub const MAX_RANGES: usize = 1024;
 
-/// A process that keeps its identity while this lives: its id is not given to another meanwhile.
+/// A process by its pidfd, which never refers to another process, even if the kernel reuses the
+/// PID.
 #[derive(Debug)]
 pub struct PidfdProcess(OwnedFd);
 
-/// Calls `madvise` of the C library for no memory at all: what the call itself takes.
+/// Calls `madvise` of the C library with a length of 0, to measure the cost of the call itself.
 pub fn nothing() {
-    // SAFETY: of no bytes at no address nothing is advised.
+    // SAFETY: a length of 0 affects no memory.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_NORMAL) };
 }
 
 impl PidfdProcess {
-    /// Takes hold of a process.
+    /// Opens the pidfd of a process.
     ///
     /// # Errors
     /// `ESRCH` where it is gone, `ENOSYS` before Linux 5.3.
@@ -63,8 +64,8 @@ impl PidfdProcess {
         Ok(PidfdProcess(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Gives advice on up to [`MAX_RANGES`] ranges. Returns how many bytes were advised: the kernel
-    /// goes on to the next range only after success, so it stops at the first it cannot serve.
+    /// Gives advice on up to [`MAX_RANGES`] ranges. Returns the number of advised bytes: the kernel
+    /// stops at the first range that it cannot serve.
     ///
     /// # Errors
     /// `EINVAL` for advice that the kernel does not take for another process, `EPERM` without
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_that_loses_data_of_other_processes_is_refused() {
+    fn advice_that_is_not_for_other_processes_is_refused() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = PidfdProcess::open(child.id()).unwrap();
         let range = 0x1000..0x2000;

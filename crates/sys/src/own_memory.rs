@@ -52,8 +52,8 @@ fn release_segment(start: u64, size: u64) {
     else {
         return;
     };
-    // SAFETY: the pages are a private mapping of a file without written copies, since the segment
-    // is not writable: the next access reads the same bytes from the file.
+    // SAFETY: the pages are a private mapping of a file, and a private copy has the same bytes,
+    // since the segment is not writable: the next access reads them from the file.
     unsafe {
         libc::madvise(ptr::without_provenance_mut(first), length, libc::MADV_DONTNEED);
     }

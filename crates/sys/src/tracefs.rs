@@ -1,5 +1,5 @@
-//! tracefs: where the kernel says which tracepoints it has. Found where it is mounted, else opened
-//! without being mounted.
+//! tracefs, the file system that lists the tracepoints of the kernel: the mounted one, or a
+//! detached mount.
 
 use std::fs::File;
 use std::io::{self, Read};

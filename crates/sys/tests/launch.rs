@@ -63,7 +63,7 @@ fn a_large_parent_does_not_make_the_command_large() {
     assert!(outcome.usage.max_rss < 16 << 20, "{outcome:?}");
     assert!(outcome.floor <= outcome.usage.max_rss && outcome.floor < 8 << 20, "{outcome:?}");
     assert!(before.floor < 8 << 20, "{before:?}");
-    // One that is forked too late has the floor of its parent, and says so.
+    // A launcher that is forked too late has the floor of its parent, and reports it.
     let late = run(&mut start("true", &[], None).unwrap()).unwrap();
     assert!(late.floor > 256 << 20 && late.usage.max_rss >= late.floor, "{late:?}");
 }

@@ -20,7 +20,7 @@ use pagewise_remote::{
 use pagewise_sys::madvise::Advice;
 
 const SIZE: u64 = 4 << 20;
-/// Rounds of a test whose time is over.
+/// Minimum number of rounds of a test, even if its time is over.
 const MIN_ROUNDS: u32 = 20;
 /// Time of a test after which it ends early.
 const LONG: Duration = Duration::from_secs(60);
@@ -38,7 +38,8 @@ impl Loops {
         Loops::run(&Loops::program())
     }
 
-    /// Path of the program. A machine without a compiler gets the program built.
+    /// Path of the program. A machine without a compiler has the built program in
+    /// `PAGEWISE_TEST_PROGRAMS`.
     fn program() -> PathBuf {
         if let Some(folder) = std::env::var_os("PAGEWISE_TEST_PROGRAMS") {
             return PathBuf::from(folder).join("loops");
@@ -90,7 +91,7 @@ impl Loops {
     }
 }
 
-/// Stops a thread that can make calls; one on its way through the C library is tried again.
+/// Stops a thread, and prepares it to make calls.
 fn ready(target: &RemoteProcess, tid: u32) -> Tracee {
     let mut thread = target.stop(tid).unwrap().expect("it lives");
     target.prepare(&mut thread).unwrap();

@@ -1,4 +1,4 @@
-//! When a command stops, and what can be read then.
+//! Stops of a traced command, and the memory that can be read at each.
 
 use std::fs;
 use std::path::Path;

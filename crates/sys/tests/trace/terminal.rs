@@ -69,8 +69,8 @@ fn an_interrupt_that_kills_the_command_leaves_us_to_report_it() {
 
 #[test]
 fn a_terminal_stop_stops_both_and_a_continue_wakes_both() {
-    // Without a child: a shell that waits in vfork cannot stop before the child has become another
-    // program, and a child that stops first does not.
+    // The script starts no child: a shell that waits in vfork cannot stop before the child has
+    // called `exec`, and a child that stops first never does.
     let mut job = Job::start("echo; n=0; while [ $n -lt 1500000 ]; do n=$((n+1)); done; exit 6");
     job.ready();
     let command = job.command();
