@@ -1,6 +1,6 @@
-/* pagewise/measure.h from C: known costs, absences, every error. Ends with 0, or says which line
- * was not so. With an argument, costs may be higher than they should be: a program that watches
- * this one has costs of its own. */
+/* pagewise/measure.h from C: known costs, absences, every error. Exits with 0, or prints the failed
+ * check. With an argument, costs may be higher than expected: a checker that observes this program
+ * has costs of its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pagewise/measure.h>

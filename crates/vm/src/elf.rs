@@ -20,7 +20,7 @@ impl<'a> ElfHeaders<'a> {
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// Offset, type, offset of the content and size in the file of each program header.
+    /// Type, offset of the content and size in the file of each program header.
     fn segments(&self) -> impl Iterator<Item = (u32, usize, usize)> {
         let table = self.number::<8>(0x20).and_then(|at| usize::try_from(at).ok());
         let count = self.number::<2>(0x38).unwrap_or_default();
@@ -62,7 +62,7 @@ pub(crate) fn without_symbols(mut file: Vec<u8>) -> Vec<u8> {
         return file;
     }
     file.truncate(end);
-    // The table of sections, and the number of sections, the index of their names.
+    // `e_shoff`, `e_shnum` and `e_shstrndx`: the file has no sections any more.
     file[0x28..0x30].fill(0);
     file[0x3c..0x40].fill(0);
     file
