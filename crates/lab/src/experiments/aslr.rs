@@ -1,5 +1,5 @@
-//! Address space layout randomization: the same program is started again and again, and says where
-//! its memory lies.
+//! Address space layout randomization: the same program is started again and again, and prints its
+//! mappings.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -78,7 +78,7 @@ fn library(maps: &[Mapping]) -> Option<u64> {
     Some(maps.iter().find(is_other)?.range.start)
 }
 
-/// From the end of the program, which its last mapping of that name is, to the heap.
+/// Bytes from the end of the program, including its `.bss`, to the heap.
 fn gap(maps: &[Mapping]) -> Option<u64> {
     let heap = named(maps, b"[heap]")?;
     let below = maps.iter().take_while(|mapping| mapping.range.start < heap).last()?;
@@ -167,8 +167,8 @@ impl RunExperiment for Aslr {
     }
 }
 
-/// In how many bits addresses differ: the logarithm of the range that they come from, of which a
-/// few leave out little.
+/// Number of bits in which addresses differ: the logarithm of their range in pages, which is close
+/// to that of all possible addresses.
 fn bits(addresses: &BTreeSet<u64>, page: f64) -> f64 {
     let ends = addresses.first().zip(addresses.last());
     ends.map_or(0.0, |(first, last)| (count(last - first) / page).max(1.0).log2())

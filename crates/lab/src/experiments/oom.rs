@@ -1,4 +1,5 @@
-//! Three processes in a cgroup that is too small for them: the smallest asks for more. Who dies?
+//! Three processes in a cgroup that is too small for them: the smallest asks for more. Which one
+//! does the kernel kill?
 
 use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -154,7 +155,7 @@ pub(super) fn start(at: usize, limit: Bytes, adjusted: i64, page: usize) -> Resu
     Ok(OomProcess { child: child.while_("cannot start a process")?, ready, go })
 }
 
-/// Waits for a word, then takes memory and says so.
+/// Waits for a message, then touches memory and answers.
 fn when_told(mut told: &PipeReader, mut done: &PipeWriter, length: usize, page: usize) -> std::io::Result<OwnedMapping> {
     told.read_exact(&mut [0])?;
     let length = length.next_multiple_of(page);
@@ -169,7 +170,7 @@ fn part(whole: Bytes, share: f64) -> usize {
     (count(whole.0) * share) as usize
 }
 
-/// No process waits for a message that does not come.
+/// A process that waits for a message must not outlive its parent.
 impl Drop for OomProcess {
     fn drop(&mut self) {
         self.child.kill();
@@ -185,7 +186,7 @@ impl OomProcess {
         self.go.write_all(&[0]).while_("cannot continue a process")
     }
 
-    /// Has it go on, and waits until it did.
+    /// Sends a message, and waits until the process has its memory.
     pub(super) fn go_on(&mut self) -> Result<(), LabError> {
         self.tell()?;
         self.ready.read_exact(&mut [0]).while_("a process did not get its memory")
