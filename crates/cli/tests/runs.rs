@@ -129,9 +129,9 @@ const MAX_BEYOND: Duration = Duration::from_secs(2);
 /// A run that took longer is repeated alone so often at most.
 const REPEATS: u32 = 5;
 /// A program that was stopped goes on within this.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(60);
 /// The program has done all within this, if it is not stopped.
-const MAX_SCRIPT: Duration = Duration::from_secs(30);
+const MAX_SCRIPT: Duration = Duration::from_secs(120);
 
 impl FuzzedRun {
     fn by_chance(seed: u64) -> FuzzedRun {

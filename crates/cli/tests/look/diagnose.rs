@@ -120,7 +120,7 @@ fn on_a_terminal_the_recorder_of_allocations_is_loaded_only_after_the_answer_yes
     let Ok(growing) = label.start(ProgramForm::Sick, false).unwrap() else { return };
     let pid = growing.pid;
     let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let words = format!("diagnose {pid} --for 3s");
+    let words = format!("diagnose {pid} --for 5s --max-pause 10s");
     let Some(child) = on_a_terminal(&words) else { return };
     let refused = answered(child, "n\n");
     assert!(!maps().contains("libpagewise_preload"), "{refused}");
