@@ -64,7 +64,7 @@ fn a_large_parent_does_not_make_the_command_large() {
     assert!(outcome.usage.max_rss < 16 << 20, "{outcome:?}");
     assert!(outcome.floor <= outcome.usage.max_rss && outcome.floor < 8 << 20, "{outcome:?}");
     assert!(before.floor < 8 << 20, "{before:?}");
-    // One that is forked too late has the floor of its parent, and says so. A part of that may be in
+    // One that is forked too late has the floor of its parent, and says so. A part of it may be in
     // swap.
     let late = run(&mut start("true", &[], None).unwrap()).unwrap();
     assert!(late.floor > 200 << 20 && late.usage.max_rss >= late.floor, "{late:?}");
