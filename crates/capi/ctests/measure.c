@@ -145,7 +145,7 @@ int main(int argc, char **argv)
 {
     (void)argv;
     watched = argc > 1;
-    alarm(60);
+    alarm(300);
     costs_are_known();
     what_cannot_be_counted_says_why();
     names_are_listed_in_order();

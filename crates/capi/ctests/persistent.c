@@ -125,7 +125,7 @@ static void a_kill_loses_nothing_that_was_committed(int times)
         pid_t child = fork();
         if (child == 0) {
             pw_persistent heap;
-            alarm(60);
+            alarm(300);
             CHECK(pw_persistent_open(&heap, path, &small) == 0);
             for (;;) {
                 pw_rel old = pw_persistent_root(&heap, "count");

@@ -29,7 +29,7 @@ use fixture::victim::{Calls, EndedCommand, KILL, KillStep, Random, Victim, Whom,
 /// Size of the huge pages, and of the program's other mappings, in MiB.
 const MIB: u64 = 16;
 /// A command ends within this time after a signal, or when its own time is up.
-const MAX_END: Duration = Duration::from_secs(30);
+const MAX_END: Duration = Duration::from_secs(180);
 /// Number of times that `pagewise keep` is run: each waits thirty seconds.
 const KEEP_TRIES: u32 = 3;
 /// Exit status of `diagnose` that found trouble.

@@ -128,9 +128,9 @@ const MAX_BEYOND: Duration = Duration::from_secs(2);
 /// Maximum number of times that a run which took longer is repeated alone.
 const REPEATS: u32 = 5;
 /// Time limit for a stopped program to continue.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(60);
 /// Time limit for all actions of the program, if it is not stopped.
-const MAX_SCRIPT: Duration = Duration::from_secs(30);
+const MAX_SCRIPT: Duration = Duration::from_secs(120);
 
 impl FuzzedRun {
     fn by_chance(seed: u64) -> FuzzedRun {

@@ -341,8 +341,9 @@ fn two_interleaved_commands_are_distinguished() {
 #[test]
 fn runs_go_on_until_the_median_is_known_or_time_is_up() {
     let report =
-        json(&["stat", "-n", "auto", "--precision", "50", "--json", "--", "sleep", "0.005"]);
-    assert_eq!(report["runs"], 10, "a steady command is known after the fewest");
+        json(&["stat", "-n", "auto", "--precision", "100", "--json", "--", "sleep", "0.005"]);
+    let runs = report["runs"].as_u64().unwrap();
+    assert!((10..100).contains(&runs), "the median is known after few runs: {runs}");
     let report = json(&[
         "stat",
         "-n",

@@ -98,6 +98,8 @@ impl PageRuns {
     const MAX_LENGTH: u64 = (1 << PageRuns::LENGTH_BITS) - 1;
     const MAX_STATES: usize = 1 << (u64::BITS - PageRuns::LENGTH_BITS);
     const FEW_STATES: usize = 8;
+    /// Places for states without properties of frames, of which there are 7 x 3^5.
+    const RESERVED_STATES: usize = 2048;
 
     /// No runs, at an address.
     pub fn new(start: u64) -> PageRuns {
@@ -111,10 +113,13 @@ impl PageRuns {
         if length == 0 {
             return;
         }
-        let index = self.index_of(state).unwrap_or_else(|| {
-            let known = PageState { mappers: None, folio: None, ..state };
-            self.index_of(known).unwrap_or(0)
+        let unreserved = PageRuns::MAX_STATES - PageRuns::RESERVED_STATES;
+        let index = self.index_of(state, unreserved).or_else(|| {
+            let reduced = PageState { mappers: None, folio: None, ..state };
+            self.index_of(reduced, PageRuns::MAX_STATES)
         });
+        // The reserved places suffice for every reduced state.
+        let index = index.unwrap_or_default();
         self.end = self.end.saturating_add(length);
         let last = self.runs.last().copied().map(PageRuns::unpack);
         let mut rest = length;
@@ -138,9 +143,9 @@ impl PageRuns {
         (run & PageRuns::MAX_LENGTH, index)
     }
 
-    /// Index of a state, which is added if there is space. Neighbors often alternate between two
-    /// states.
-    fn index_of(&mut self, state: PageState) -> Option<usize> {
+    /// Index of a state, which is added if the table holds fewer than `limit` states. Adjacent runs
+    /// often alternate between two states.
+    fn index_of(&mut self, state: PageState, limit: usize) -> Option<usize> {
         let mut recent = self.runs.iter().rev().take(2).map(|run| PageRuns::unpack(*run).1);
         let recent = recent.find(|index| self.states.get(*index) == Some(&state));
         let known = || match self.indices.is_empty() {
@@ -151,7 +156,7 @@ impl PageRuns {
             return Some(index);
         }
         let index = self.states.len();
-        if index == PageRuns::MAX_STATES {
+        if index >= limit {
             return None;
         }
         self.states.push(state);
@@ -322,6 +327,9 @@ mod tests {
         }
         let last = runs.iter().last().unwrap();
         assert_eq!(last.range.end, u64::from(states) + 10);
-        assert_eq!((last.state.kind, last.state.mappers), (PageMapKind::Anonymous, Some(0)));
+        assert_eq!((last.state.kind, last.state.mappers), (PageMapKind::Anonymous, None));
+        let swapped = PageState { kind: PageMapKind::Swapped, ..PageState::default() };
+        runs.push(1, PageState { folio: Some(1), ..swapped });
+        assert_eq!(runs.iter().last().unwrap().state, swapped);
     }
 }

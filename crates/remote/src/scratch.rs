@@ -290,7 +290,7 @@ mod tests {
         /// Starts it, and waits until its C library is loaded.
         fn start(command: &mut Command) -> (ScratchChild, RemoteProcess) {
             let child = ScratchChild(command.spawn().unwrap());
-            let ready = (0..1000).find_map(|_| {
+            let ready = (0..30_000).find_map(|_| {
                 sleep(Duration::from_millis(2));
                 RemoteProcess::open(child.0.id(), None)
                     .ok()
@@ -360,7 +360,7 @@ mod tests {
         let error = undo.carry_out(Duration::from_millis(100)).unwrap_err();
         assert!(matches!(error, RemoteError::NotStopped(_)), "{error}");
         sleeper.signal("CONT");
-        assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
+        assert!(undo.carry_out(Duration::from_secs(60)).unwrap());
         assert!(!undo.is_mapped(&target).unwrap());
         drop(sleeper);
         assert!(!undo.carry_out(Duration::from_secs(1)).unwrap(), "it has ended");
@@ -394,7 +394,7 @@ mod tests {
         let undo = left_behind(&target, false);
         child.signal("CONT");
         child.wait_for("S");
-        assert!(undo.carry_out(Duration::from_secs(20)).unwrap(), "it waits for the handler");
+        assert!(undo.carry_out(Duration::from_secs(60)).unwrap(), "it waits for the handler");
         assert!(!undo.is_mapped(&target).unwrap());
     }
 

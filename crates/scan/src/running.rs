@@ -142,6 +142,7 @@ impl Memory for RunningMemory<'_> {
 #[cfg(test)]
 mod tests {
     use pagewise_proc::capture::outline;
+    use pagewise_sys::madvise::Advice;
     use pagewise_sys::region::AlignedRegion;
     use pagewise_sys::system;
 
@@ -152,6 +153,7 @@ mod tests {
         let page = system::page_size();
         let length = usize::try_from(page).unwrap();
         let mut region = AlignedRegion::map(64 * length, length).unwrap();
+        region.advise(Advice::NoHugePage).unwrap();
         let start = region.start();
         region.bytes()[3 * length..5 * length].fill(7);
         let (root, pid) = (ProcRoot::live(), Pid(std::process::id()));

@@ -150,6 +150,8 @@ mod tests {
 
     #[test]
     fn copied_libraries_are_not_mapped_from_files_any_more() {
+        let pages = &crate::own_memory::CODE_PAGES;
+        let _alone = pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let segments = segments();
         if segments.is_empty() {
             return skip(&Lack::Machine("the test program is linked statically"));

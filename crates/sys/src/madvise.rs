@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 /// Advice on a range. The numbers are those of every supported architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,10 +57,14 @@ impl PidfdProcess {
     /// Opens the pidfd of a process.
     ///
     /// # Errors
-    /// `ESRCH` where it is gone, `ENOSYS` before Linux 5.3.
+    /// `EINVAL` for the own process, `ESRCH` where it is gone, `ENOSYS` before Linux 5.3.
     pub fn open(pid: u32) -> io::Result<PidfdProcess> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        // From Linux 6.13 on, `process_madvise` discards memory of the caller.
+        if pid == getpid() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
         Ok(PidfdProcess(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
@@ -79,9 +83,8 @@ impl PidfdProcess {
                 iov_len: size(range.end.saturating_sub(range.start)),
             })
             .collect();
-        // SAFETY: the kernel reads `pieces`, which outlives the call; the addresses in it are those
-        // of the other process, of which any advice that loses data is refused unless it is
-        // ourselves.
+        // SAFETY: the kernel reads `pieces`, which outlives the call. The addresses in it are those
+        // of another process, for which the kernel refuses any advice that loses data.
         let advised = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -129,7 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_an_error() {
+    fn the_own_process_and_a_missing_one_are_errors() {
+        let own = PidfdProcess::open(std::process::id()).unwrap_err();
+        assert_eq!(own.raw_os_error(), Some(libc::EINVAL));
         assert_eq!(PidfdProcess::open(0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         assert_eq!(PidfdProcess::open(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }

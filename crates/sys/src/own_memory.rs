@@ -59,6 +59,10 @@ fn release_segment(start: u64, size: u64) {
     }
 }
 
+/// Held by tests that compare the code pages of this process before and after they replace them.
+#[cfg(test)]
+pub(crate) static CODE_PAGES: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -74,6 +78,7 @@ mod tests {
 
     #[test]
     fn code_is_unmapped_and_still_runs() {
+        let _alone = CODE_PAGES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Other tests run meanwhile, and read code too.
         let shrinks = || {
             let before = resident("RssFile:");

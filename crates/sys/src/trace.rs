@@ -30,9 +30,15 @@ use crate::ptrace::{self, Tid};
 const OPTIONS: i32 =
     libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
 
-/// Time limit for every thread to stop. One that needs longer waits inside the kernel (for a disk,
-/// or in vfork for its child) and runs no code of its own.
+/// Time limit for every thread to stop. A thread that needs longer waits inside the kernel (for a
+/// disk, or in vfork for its child), where it runs no code of its own, or waits for a CPU.
 const SETTLE: Duration = Duration::from_millis(100);
+
+/// Time limit for a thread that waits for a CPU.
+const MAX_SETTLE: Duration = Duration::from_secs(5);
+
+/// Interval between two looks at threads that are late.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Number of the system call that ends a whole process, by `AUDIT_ARCH_*` of `linux/audit.h`.
 const EXIT_GROUP: [(u32, u32); 5] = [
@@ -338,22 +344,30 @@ impl Traced {
         for (&tid, _) in self.threads.iter().filter(|(_, phase)| phase.is_free()) {
             ptrace::interrupt(tid);
         }
-        let settled = Instant::now() + SETTLE;
-        loop {
-            let mark = wait::mark();
-            self.take_changes()?;
-            if !self.threads.values().any(|phase| phase.is_free())
-                || !self.sleep(mark, Some(settled))
-            {
-                break;
-            }
-        }
+        self.settle(LaunchPhase::is_free)?;
         Ok(match self.ending {
             Some(ending) => Stopped::Ended(ending),
             None if self.is_ending() => Stopped::AtExit,
             None if self.is_traced() => Stopped::AtTime,
             None => Stopped::TimeIsUp,
         })
+    }
+
+    /// Waits for the stops of threads in a phase. A late thread is waited for while it is runnable.
+    fn settle(&mut self, is_awaited: fn(LaunchPhase) -> bool) -> io::Result<()> {
+        let began = Instant::now();
+        loop {
+            let mark = wait::mark();
+            self.take_changes()?;
+            let elapsed = began.elapsed();
+            let is_late = elapsed >= SETTLE;
+            let mut awaited = self.threads.iter().filter(|(_, phase)| is_awaited(**phase));
+            if elapsed >= MAX_SETTLE || !awaited.any(|(&tid, _)| !is_late || is_runnable(tid)) {
+                return Ok(());
+            }
+            let end = if is_late { Instant::now() + SETTLE_INTERVAL } else { began + SETTLE };
+            self.sleep(mark, Some(end));
+        }
     }
 
     /// Resumes every stopped thread, also those in their last stop. [`Traced::run`] does it too.
@@ -384,7 +398,8 @@ impl Traced {
         }
     }
 
-    /// Lets the command run on by itself: it is not stopped again, not even at its exit.
+    /// Lets the command run on by itself: it is not stopped again, not even at its exit. A thread
+    /// that runs is stopped once more, since the kernel releases stopped threads only.
     pub fn let_go(&mut self) {
         // From here on stop signals reach us too; one that the command ignored must not be among
         // them.
@@ -401,6 +416,8 @@ impl Traced {
                 }
             }
         }
+        // If a wait fails, the end of this thread or process releases the rest.
+        let _ = self.settle(|phase| phase == LaunchPhase::Stranger);
     }
 
     /// Lets the command go and waits for its end.
@@ -598,6 +615,12 @@ impl Traced {
         let line = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid)).ok()?;
         line.split(' ').next()?.parse().ok()
     }
+}
+
+/// True if a thread has a CPU or waits for one.
+fn is_runnable(tid: Tid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('R'))
 }
 
 impl Drop for Traced {

@@ -118,10 +118,14 @@ fn a_debug_link_leads_to_the_debug_file_and_to_nothing_that_is_not_a_regular_fil
     fs::remove_file(&debug).unwrap();
 
     symlink("/dev/zero", &debug).unwrap();
-    let opened = HostileOpens::watch(Path::new("/dev/zero"));
-    let (places, _stacks) = place_at(&program, device(&program), at);
-    assert_eq!(name_of(&places), "?");
-    assert!(!opened.any(), "a device was opened");
+    let opens_device = || {
+        let opened = HostileOpens::watch(Path::new("/dev/zero"));
+        let (places, _stacks) = place_at(&program, device(&program), at);
+        assert_eq!(name_of(&places), "?");
+        opened.any()
+    };
+    // Other programs open the device too, but not in each of many rounds.
+    assert!((0..100).any(|_| !opens_device()), "a device was opened");
     fs::remove_file(&debug).unwrap();
 
     File::create(&debug).unwrap().set_len(300 << 30).unwrap();

@@ -84,8 +84,12 @@ mod tests {
         assert!(bare.len() < length);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bare");
-        fs::write(&path, bare).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes the program: a child that another test forks meanwhile would keep
+        // a file open that this one writes, and nothing executes a file that is open for writing.
+        let data = folder.path().join("data");
+        fs::write(&data, bare).unwrap();
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(Command::new("cp").args([&data, &path]).status().unwrap().success());
         let listed = Command::new(&path).arg("--list").output().unwrap();
         assert!(String::from_utf8_lossy(&listed.stdout).contains("a_program_without_symbols_runs"));
     }

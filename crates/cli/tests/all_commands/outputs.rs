@@ -212,7 +212,7 @@ fn a_recording_is_complete_before_it_replaces_another() {
     command.args(["heap", "run", "-o", "r.pwh", "--", "sleep", "60"]).current_dir(folder.path());
     // The command is killed too: otherwise it would run on and keep its output open.
     let running = ProcessGroup::start(&mut command);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(180);
     let has_grown = || fs::metadata(file("r.pwh.part")).is_ok_and(|it| it.len() > 200);
     while !has_grown() {
         assert!(Instant::now() < deadline, "{:?}", names(folder.path()));

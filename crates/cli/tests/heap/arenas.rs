@@ -57,7 +57,7 @@ impl WaitingRecorded {
 
     /// Recording that contains a snapshot taken while the program waits.
     fn settled(&self) -> Value {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         let looks = |report: &Value| report["layouts"].as_array().unwrap().len();
         let before = looks(&report(&self.file));
         loop {
@@ -66,7 +66,11 @@ impl WaitingRecorded {
             if looks(&report) >= before + 2 {
                 return report;
             }
-            assert!(Instant::now() < deadline, "nobody looks at {}", self.file.display());
+            assert!(
+                Instant::now() < deadline,
+                "the collector does not look at {}",
+                self.file.display()
+            );
             // A report takes more CPU time than the wait for it, and the collector needs it too.
             std::thread::sleep(Duration::from_secs(1));
         }

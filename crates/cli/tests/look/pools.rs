@@ -275,7 +275,7 @@ fn heap_scan_walks_pools_and_counts_nested_memory_once() {
     stack.set_name("frames");
     stack.scope(|frame| {
         (0..1000).for_each(|_| _ = frame.allocate(layout).unwrap());
-        let report = report_of(&["heap", "scan", "--leaks"]);
+        let report = report_of(&["heap", "scan", "--leaks", "--max-pause", "10s"]);
         let arenas = report["arenas"].as_array().unwrap();
         let of = |kind: &str| arenas.iter().find(|it| it["kind"] == kind).unwrap();
         let tlsf = of("tlsf");

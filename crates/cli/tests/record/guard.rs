@@ -455,13 +455,16 @@ fn operators(name: &str, options: &[&str]) -> Option<PathBuf> {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/operators.cpp");
     let path = disk().join(name);
+    // Other tests build it at the same time.
+    let built = tempfile::NamedTempFile::new_in(disk()).unwrap().into_temp_path();
     let mut compiler = Command::new("c++");
     compiler.args(["-O1", "-g", "-w", "-std=c++17", "-fsized-deallocation", "-pthread"]);
-    compiler.args(["-fno-omit-frame-pointer", "-o"]).arg(&path).arg(source).args(options);
+    compiler.args(["-fno-omit-frame-pointer", "-o"]).arg(&built).arg(source).args(options);
     let is_built = compiler.output().is_ok_and(|output| output.status.success());
     if !is_built {
         skip(&Lack::Tool("c++"));
     }
+    is_built.then(|| built.persist(&path).unwrap());
     is_built.then_some(path)
 }
 

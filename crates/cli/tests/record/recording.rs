@@ -27,9 +27,13 @@ impl Recorder {
     }
 
     fn with_triggers(folder: &Path, more: &[&str]) -> Recorder {
+        Recorder::with_messages(folder, more, Stdio::inherit())
+    }
+
+    fn with_messages(folder: &Path, more: &[&str], messages: Stdio) -> Recorder {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         command.args(["record", "--every", "200ms", "--dir"]).arg(folder);
-        command.args(more).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages);
         let child = command.spawn().unwrap();
         Recorder { command, child }
     }
@@ -420,13 +424,20 @@ fn a_full_disk_ends_no_recorder_and_leaves_a_marked_gap() {
 }
 
 fn full_disk(folder: &TempDir) {
-    let mut recorder = Recorder::start(folder.path(), &[]);
+    let messages = tempfile::NamedTempFile::new().unwrap();
+    let stderr = Stdio::from(messages.reopen().unwrap());
+    let mut recorder = Recorder::with_messages(folder.path(), &["--no-triggers"], stderr);
     wait_for(folder, 2);
     let filler = folder.path().join("filler");
     // The write fails when the disk is full.
     let _ = fs::write(&filler, vec![1_u8; 4 << 20]);
-    sleep(Duration::from_millis(1500));
-    assert!(recorder.child.try_wait().unwrap().is_none(), "the recorder has ended");
+    let said = || fs::read_to_string(messages.path()).unwrap();
+    let begin = Instant::now();
+    while !said().contains("cannot write the sweep") {
+        assert!(begin.elapsed() < Duration::from_secs(180), "{}", said());
+        assert!(recorder.child.try_wait().unwrap().is_none(), "the recorder has ended");
+        sleep(Duration::from_millis(100));
+    }
     fs::remove_file(&filler).unwrap();
     let before = sweeps(folder);
     wait_for(folder, before + 2);

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::process::ProcessStatus;
 use pagewise_model::report::{Label, AxisUnit};
 use pagewise_model::{Absent, Bytes, Pid};
 use pagewise_proc::{ProcRoot, status};
@@ -75,7 +76,7 @@ impl RunExperiment for Oom {
         }
         let mut worst = Vec::new();
         for ((process, adjusted), (name, _)) in processes.iter().zip(adjusted).zip(PROCESSES) {
-            let badness = badness(process.child.pid(), adjusted, limit)?;
+            let badness = badness(status_of(process.child.pid())?, adjusted, limit)?;
             bench.record(name, count(badness));
             worst.push(badness);
         }
@@ -193,10 +194,14 @@ impl OomProcess {
     }
 }
 
-/// Badness in the kernel, in bytes: `oom_badness` of `mm/oom_kill.c`.
-fn badness(pid: u32, adjusted: i64, limit: Bytes) -> Result<u64, LabError> {
+/// Content of `/proc/PID/status`.
+fn status_of(pid: u32) -> Result<ProcessStatus, LabError> {
     let text = ProcRoot::live().read(Pid(pid), "status");
-    let status = status::parse(&text.map_err(|error| LabError::Failed(error.to_string()))?).status;
+    Ok(status::parse(&text.map_err(|error| LabError::Failed(error.to_string()))?).status)
+}
+
+/// Badness in the kernel, in bytes: `oom_badness` of `mm/oom_kill.c`.
+fn badness(status: ProcessStatus, adjusted: i64, limit: Bytes) -> Result<u64, LabError> {
     let parts = [status.rss_anon, status.rss_file, status.rss_shmem, status.vm_swap, status.vm_pte];
     let sum: Result<Bytes, Absent> = parts.into_iter().sum();
     let sum = sum.map_err(|absent| LabError::Failed(absent.to_string()))?.0;
@@ -229,7 +234,8 @@ mod tests {
 
     #[test]
     fn an_adjustment_is_a_share_of_the_limit() {
-        let own = |adjusted| badness(std::process::id(), adjusted, Bytes::mib(1000)).unwrap();
+        let status = status_of(std::process::id()).unwrap();
+        let own = |adjusted| badness(status.clone(), adjusted, Bytes::mib(1000)).unwrap();
         assert!(own(500) - own(0) > 490 << 20);
     }
 }

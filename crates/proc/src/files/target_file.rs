@@ -557,12 +557,16 @@ mod tests {
         symlink("/proc/self/exe", inside.join("magic")).unwrap();
         symlink("/etc/own", inside.join("link")).unwrap();
         fs::write(inside.join("etc/own"), b"its own").unwrap();
-        let opened = CountedOpens::watch(&[&secret, Path::new("/dev/zero")]);
         let root = TargetRoot::at(&inside).unwrap();
-        for name in ["/absolute", "/relative", "/device", "/magic", "/../../secret", "/etc"] {
-            assert!(root.open(Path::new(name), u64::MAX).is_err(), "{name}");
-        }
-        assert!(!opened.any());
+        let opens_any = || {
+            let opened = CountedOpens::watch(&[&secret, Path::new("/dev/zero")]);
+            for name in ["/absolute", "/relative", "/device", "/magic", "/../../secret", "/etc"] {
+                assert!(root.open(Path::new(name), u64::MAX).is_err(), "{name}");
+            }
+            opened.any()
+        };
+        // Other programs open the device too, but not in each of many rounds.
+        assert!((0..100).any(|_| !opens_any()));
         assert_eq!(
             io::read_to_string(root.open(Path::new("/link"), 10).unwrap()).unwrap(),
             "its own"

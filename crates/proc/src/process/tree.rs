@@ -42,12 +42,12 @@ mod tests {
 
     #[test]
     fn children_of_children_are_found() {
-        let script = "sh -c 'sleep 5; true' & sleep 5; true";
+        let script = "sh -c 'sleep 600; true' & sleep 600; true";
         let mut shell =
             Command::new("sh").args(["-c", script]).stdout(Stdio::null()).spawn().unwrap();
         let pid = Pid(shell.id());
         let root = ProcRoot::live();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(4);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let mut found = Vec::new();
         while found.len() < 4 && std::time::Instant::now() < deadline {
             found = with_descendants(&root, pid);
