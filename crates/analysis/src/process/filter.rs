@@ -384,8 +384,8 @@ fn number(text: &str) -> Option<u64> {
     let fraction = fraction.get(..fraction.len().min(9)).filter(|f| !f.is_empty())?;
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
     let whole = u128::from(whole.parse::<u64>().ok()?);
-    let scaled = (whole * scale + u128::from(fraction.parse::<u64>().ok()?)) << shift;
-    u64::try_from(scaled / scale).ok()
+    let scaled = whole * scale + u128::from(fraction.parse::<u64>().ok()?);
+    u64::try_from(scaled.checked_mul(1 << shift)? / scale).ok()
 }
 
 /// The power of two that a size suffix stands for.
@@ -608,6 +608,7 @@ mod tests {
             "filter, column 5: expected a size such as 4096 or 1.5M, found \"x1\"\n    rss>x1 && name~libc\n        ^"
         );
         for (filter, start) in [
+            ("rss>300000000000000000.123456789T", "filter, column 5: expected a size"),
             ("", "filter, column 1: expected a column, found the end"),
             ("rss", "filter, column 4: expected one of > >="),
             ("rss>", "filter, column 5: expected a value, found the end"),
