@@ -135,6 +135,13 @@ const DIAGNOSE_LEAK: KillCase = KillCase {
     arguments: "diagnose PID --for 300ms --max-pause 10s --budget 100 -o FILE",
     ..READS
 };
+/// Uprobes measure calls of the C library. The program has a C library of its own, as for a leak.
+const SHOOTDOWNS_WAIT: KillCase = KillCase {
+    name: "shootdowns, user wait",
+    memory: VictimMemory::Leaked,
+    arguments: "shootdowns PID --user-wait --for 1s -o FILE",
+    ..READS
+};
 const POOLS: KillCase = KillCase { name: "pools", arguments: "pools PID", ..READS };
 
 /// Commands that change their target, and commands that stop it.
@@ -542,6 +549,16 @@ impl Drop for RunningCommand {
 
 #[test]
 fn killed_while_its_uprobes_are_in_the_target_diagnose_leaves_the_code_as_it_was() {
+    kill_with_uprobes(&DIAGNOSE_LEAK);
+}
+
+#[test]
+fn killed_while_its_uprobes_are_in_the_target_shootdowns_leaves_the_code_as_it_was() {
+    kill_with_uprobes(&SHOOTDOWNS_WAIT);
+}
+
+/// Kills a command again and again while its uprobes are in the target, and looks for changed code.
+fn kill_with_uprobes(case: &KillCase) {
     if !is_root() {
         return;
     }
@@ -551,17 +568,20 @@ fn killed_while_its_uprobes_are_in_the_target_diagnose_leaves_the_code_as_it_was
     let (mut random, harm) = (Random::of_environment(), Harm::default());
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let file = folder.path().join("file");
-    let mut target = KillTarget::start_for(&DIAGNOSE_LEAK, &mut random);
+    let mut target = KillTarget::start_for(case, &mut random);
     let rounds = number_of_environment("PAGEWISE_ROUNDS", 4);
     let mut tries_left = 4 * rounds;
     let mut round = 0;
     while round < rounds {
         if tries_left == 0 {
-            skip_part(&Lack::Chance(&format!("diagnose placed probes in {round} rounds only")));
+            skip_part(&Lack::Chance(&format!(
+                "{} placed probes in {round} rounds only",
+                case.name
+            )));
             break;
         }
         tries_left -= 1;
-        let mut command = RunningCommand::start(&DIAGNOSE_LEAK, target.victim.pid, &file);
+        let mut command = RunningCommand::start(case, target.victim.pid, &file);
         let mut ended = None;
         while ended.is_none() && !target.before.has_own_code_changed() {
             ended = command.0.try_wait().unwrap();
@@ -576,10 +596,10 @@ fn killed_while_its_uprobes_are_in_the_target_diagnose_leaves_the_code_as_it_was
         std::thread::sleep(at_most.mul_f64(random.fraction()));
         drop(command);
         harm.tried.fetch_add(1, Ordering::Relaxed);
-        let found = target.before.harm(&mut target.victim, DIAGNOSE_LEAK.allowed, GRACE);
+        let found = target.before.harm(&mut target.victim, case.allowed, GRACE);
         if !found.is_empty() {
-            harm.note(&DIAGNOSE_LEAK, &format!("killed in round {round}"), &found);
-            target = KillTarget::start_for(&DIAGNOSE_LEAK, &mut random);
+            harm.note(case, &format!("killed in round {round}"), &found);
+            target = KillTarget::start_for(case, &mut random);
         }
         round += 1;
     }
