@@ -1,5 +1,5 @@
-//! The heap of a process from outside, at one time: its live blocks, and the free memory between
-//! them.
+//! The heap of a process, read from outside at one time: its live blocks, and the free memory
+//! between them.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,13 +8,13 @@ use crate::machine::ProcessMoment;
 use crate::process::Process;
 use crate::{Absent, Bytes, Name, PageSize};
 
-/// The version of the form in which scans are saved.
+/// Version of the file format in which scans are saved.
 pub const HEAP_SCAN_VERSION: u32 = 1;
 
 /// A scan of a heap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeapScan {
-    /// [`HEAP_SCAN_VERSION`] of the writer.
+    /// [`HEAP_SCAN_VERSION`] of the program that saved the scan.
     pub pagewise_heap_scan: u32,
     /// The process.
     pub process: Process,
@@ -26,25 +26,26 @@ pub struct HeapScan {
     pub page_size: PageSize,
     /// The copy of the memory that was scanned.
     pub copy: MemoryCopy,
-    /// Duration of copy and walk in nanoseconds.
+    /// Duration of the copy and of the walk in nanoseconds.
     pub took_ns: u64,
-    /// The walked heap.
+    /// Result of the heap walk.
     pub heap: WalkedHeap,
-    /// Pointers between the blocks, if they were searched.
+    /// Pointers between the blocks; absent if they were not searched.
     #[serde(default)]
     pub graph: Option<HeapGraph>,
 }
 
 impl HeapScan {
-    /// True if the process was neither stopped nor forked for the copy: blocks that it allocated or
-    /// freed meanwhile can appear unreachable.
+    /// True if the copy was read from the running process, which was not stopped and of which no
+    /// fork was read. Blocks that the process allocated or freed during the copy can appear
+    /// unreachable.
     pub fn was_moving(&self) -> bool {
         self.moment == ProcessMoment::Running
             && self.copy.stops == 0
             && self.copy.snapshot_ns.is_none()
     }
 
-    /// True if a thread may have been changing the heap at the time of the copy.
+    /// True if a thread may have been changing the heap when the memory was copied.
     pub fn may_be_in_change(&self) -> bool {
         self.copy.unsettled_threads > 0 || self.heap.arenas.iter().any(|arena| arena.is_locked)
     }
@@ -57,26 +58,26 @@ pub struct MemoryCopy {
     pub copied: Bytes,
     /// Bytes in swap, which were not copied.
     pub swapped: Bytes,
-    /// Resident bytes that could not be read.
+    /// Resident bytes that could not be copied.
     pub unread: Bytes,
-    /// The longest time for which the process was stopped, in nanoseconds, also for copies that
-    /// were discarded.
+    /// The longest time for which the process was stopped, in nanoseconds. Discarded copies count
+    /// too.
     pub pause_ns: u64,
-    /// The expected duration of the pause, in nanoseconds.
+    /// Expected duration of the stop in nanoseconds.
     pub expected_pause_ns: u64,
-    /// Number of times that the process was stopped: again if a thread was changing the heap.
+    /// Number of times that the process was stopped. A stop is repeated if a thread was changing
+    /// the heap.
     pub stops: u64,
-    /// Number of threads that may have been changing the heap at the time of the copy.
+    /// Number of threads that may have been changing the heap when the memory was copied.
     pub unsettled_threads: u64,
-    /// The time for which the snapshot lived that the process was made to fork, in nanoseconds;
-    /// `None` if the process itself was copied.
+    /// Lifetime of the forked child that served as a snapshot, in nanoseconds; `None` if the
+    /// process itself was copied.
     #[serde(default)]
     pub snapshot_ns: Option<u64>,
 }
 
 impl MemoryCopy {
-    /// This copy with the pause and the stops of an `earlier` copy that was discarded: the process
-    /// was stopped for it too.
+    /// Adds the stops of an `earlier` copy, which was discarded, and the longer of both pauses.
     #[must_use]
     pub fn after(self, earlier: MemoryCopy) -> MemoryCopy {
         let pause_ns = self.pause_ns.max(earlier.pause_ns);
@@ -84,30 +85,32 @@ impl MemoryCopy {
     }
 }
 
-/// The heap of a process: all of its allocators.
+/// Result of the walk of all heaps of a process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WalkedHeap {
-    /// The allocators, and their layouts as far as these were detected.
+    /// Allocators that were walked.
     #[serde(default)]
     pub allocators: Vec<HeapAllocator>,
-    /// Allocators that were found and could not be walked.
+    /// Allocators that were found but could not be walked.
     #[serde(default)]
     pub refused: Vec<RefusedAllocator>,
-    /// Arenas by allocator; of each the main arena first, then in order of address.
+    /// Arenas by allocator. The main arena of each allocator is the first; the other arenas follow
+    /// in order of address.
     pub arenas: Vec<WalkedArena>,
-    /// Blocks with mappings of their own.
+    /// Blocks with their own mappings.
     pub mapped: MappedBlocks,
     /// Live blocks by usable size, in order of size.
     pub sizes: Vec<LiveSize>,
     /// Live Python objects by type, most bytes first, up to a limit.
     #[serde(default)]
     pub objects: Vec<LiveType>,
-    /// Resident pages of arenas by their live share. Cell 0 counts pages without a live block, cell
-    /// *n* those of which more than *n* - 1 eighths are live and no more than *n*.
+    /// Number of resident pages of arenas by their live share. Cell 0 counts pages without a live
+    /// block. Cell *n* counts pages of which more than *n* - 1 eighths and at most *n* eighths are
+    /// live.
     pub density: Vec<u64>,
     /// Contradictions in the data of the allocator, up to a limit.
     pub corruption: Vec<HeapCorruption>,
-    /// Number of all contradictions.
+    /// Number of all contradictions, including those that are not listed.
     pub corrupted: u64,
     /// Parts of the heap that could not be walked, with the reason.
     pub gaps: Vec<HeapGap>,
@@ -121,29 +124,30 @@ pub struct WalkedHeap {
 pub struct UnreadLists {
     /// Number of threads whose cache could not be read.
     pub threads: u64,
-    /// Number of other lists of thread caches and fastbins that could not be read to their ends.
+    /// Number of other thread-cache lists and fastbins that could not be read to their ends.
     pub lists: u64,
-    /// Blocks that the allocator has marked as cached. They count as free.
+    /// Blocks that are free because the allocator marked them as cached.
     pub marked: LiveAmount,
-    /// The most live blocks that may be free blocks of these lists.
+    /// Upper bound of the blocks that count as live but may be free blocks of the unread lists.
     pub unclear: LiveAmount,
 }
 
 /// An allocator that was walked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapAllocator {
-    /// Its name.
+    /// Name of the allocator.
     pub name: String,
-    /// Layout of the thread caches; empty if no thread has one.
+    /// Layout of the thread caches; empty if no thread has a cache.
     pub thread_caches: String,
-    /// True if links of singly linked free lists are mangled (safe-linking); `None` if no list
-    /// shows it.
+    /// True if the links of singly linked free lists are mangled (safe-linking); `None` if the free
+    /// lists do not show it.
     pub mangles_links: Option<bool>,
-    /// Its live blocks, without those that hold the memory of another allocator.
+    /// Live blocks of the allocator, without the blocks that contain the memory of another
+    /// allocator.
     #[serde(default)]
     pub live: LiveAmount,
-    /// Live blocks of other allocators that hold its memory. The arenas of these allocators count
-    /// them.
+    /// Live blocks of other allocators that contain memory of this allocator. The arenas of the
+    /// other allocators count these blocks.
     #[serde(default)]
     pub nested: LiveAmount,
 }
@@ -151,9 +155,9 @@ pub struct HeapAllocator {
 /// An allocator that was found and not walked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedAllocator {
-    /// Its name.
+    /// Name of the allocator.
     pub name: String,
-    /// Why it was not walked.
+    /// Reason why the allocator was not walked.
     pub why: String,
 }
 
@@ -162,7 +166,7 @@ pub struct RefusedAllocator {
 pub struct LiveAmount {
     /// Number of blocks.
     pub blocks: u64,
-    /// Bytes that the program may use, as `malloc_usable_size` returns them.
+    /// Usable bytes, as `malloc_usable_size` returns them.
     pub bytes: u64,
 }
 
@@ -173,7 +177,7 @@ impl LiveAmount {
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
 
-    /// This amount without a part of it.
+    /// Subtracts `part`, which is a part of this amount.
     #[must_use]
     pub fn without(self, part: LiveAmount) -> LiveAmount {
         LiveAmount {
@@ -183,37 +187,37 @@ impl LiveAmount {
     }
 }
 
-/// Free bytes by the list that holds them, headers of chunks included.
+/// Free bytes by the list that contains them. The bytes include the headers of chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeBytes {
-    /// In thread caches (tcache).
+    /// Bytes in thread caches (tcache).
     pub tcache: u64,
-    /// In fastbins.
+    /// Bytes in fastbins.
     pub fastbins: u64,
-    /// In the unsorted bin.
+    /// Bytes in the unsorted bin.
     pub unsorted: u64,
-    /// In small bins.
+    /// Bytes in small bins.
     pub small_bins: u64,
-    /// In large bins.
+    /// Bytes in large bins.
     pub large_bins: u64,
-    /// In the last chunk (`top`).
+    /// Bytes of the last chunk (`top`).
     pub top: u64,
-    /// Free by their headers, and in no list.
+    /// Bytes of chunks that their headers mark as free and that are in no list.
     pub unlisted: u64,
-    /// In pages whose slots all have one size (slabs, spans, pools), beside other slots.
+    /// Free bytes of pages that are divided into slots of one size (slabs, spans, pools).
     #[serde(default)]
     pub slots: u64,
-    /// In runs of whole free pages that the allocator keeps.
+    /// Bytes in runs of whole free pages that the allocator keeps.
     #[serde(default)]
     pub pages: u64,
     /// Address space that the allocator keeps without memory: released pages, and pages that were
-    /// never touched. It is not part of the total.
+    /// never accessed. `total` excludes it.
     #[serde(default)]
     pub retained: u64,
 }
 
 impl FreeBytes {
-    /// Sum over all lists; `retained` does not count.
+    /// Sum over all lists, without `retained`.
     pub fn total(&self) -> u64 {
         let FreeBytes { tcache, fastbins, unsorted, small_bins, large_bins, .. } = *self;
         let FreeBytes { top, unlisted, slots, pages, .. } = *self;
@@ -222,7 +226,7 @@ impl FreeBytes {
             .fold(0, u64::saturating_add)
     }
 
-    /// Adds others.
+    /// Adds another set of free bytes.
     pub fn add(&mut self, other: &FreeBytes) {
         let sum = |own: &mut u64, other: u64| *own = own.saturating_add(other);
         sum(&mut self.tcache, other.tcache);
@@ -238,74 +242,78 @@ impl FreeBytes {
     }
 }
 
-/// An arena.
+/// An arena that was walked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WalkedArena {
-    /// Index of its allocator in [`WalkedHeap::allocators`].
+    /// Index of the arena's allocator in [`WalkedHeap::allocators`].
     #[serde(default)]
     pub allocator: usize,
-    /// Its kind and name, if it is another arena than those of malloc.
+    /// Kind and name of the arena; empty for an arena of `malloc`.
     #[serde(default)]
     pub label: String,
-    /// Start of its first part.
+    /// First address of the arena's first part.
     pub start: u64,
-    /// Address of its `malloc_state`.
+    /// Address of the arena's `malloc_state`.
     pub state: u64,
-    /// True for the main arena.
+    /// True if the arena is the main arena.
     pub is_main: bool,
-    /// Number of its parts: heaps, or ranges of the main arena.
+    /// Number of parts of the arena: heaps, or address ranges of the main arena.
     pub parts: u64,
-    /// Bytes of its parts.
+    /// Total bytes of the parts.
     pub held: Bytes,
-    /// Resident part of these.
+    /// Resident bytes of the parts.
     pub resident: Bytes,
-    /// Bytes that it has from the system by its own count (`system_mem`).
+    /// Bytes that the arena got from the system, by its own count (`system_mem`).
     pub system: Bytes,
-    /// Live blocks.
+    /// Live blocks of the arena.
     pub live: LiveAmount,
-    /// Bytes of the chunks of live blocks: with headers and rounding.
+    /// Bytes of the chunks of live blocks, with headers and rounding.
     pub live_chunks: Bytes,
-    /// Free bytes.
+    /// Free bytes of the arena.
     pub free: FreeBytes,
-    /// Bytes of the allocator itself: thread caches, the state of the arena, end marks.
+    /// Bytes that the allocator itself uses: thread caches, the state of the arena, end marks.
     pub own: Bytes,
     /// Resident bytes that `malloc_trim(0)` would return.
     pub trimmable: Bytes,
-    /// Part of these at the end of the arena (`top`), which `malloc_trim(PAD)` keeps up to PAD.
+    /// Part of `trimmable` at the end of the arena (`top`). `malloc_trim(PAD)` keeps up to PAD
+    /// bytes of it.
     pub trimmable_top: Bytes,
-    /// Length of the longest range between two live blocks.
+    /// Length of the longest range between two live blocks, in bytes.
     pub largest_gap: Bytes,
-    /// Number of threads that allocate from it.
+    /// Number of threads that allocate from the arena.
     pub threads: u64,
-    /// True if this number was counted in the data of the threads; false if it is the count of the
-    /// arena.
+    /// True if `threads` was counted in the data of the threads; false if the arena counted them.
     pub threads_seen: bool,
-    /// True if a thread was working on the arena at the time of the scan (its lock was held).
+    /// True if the arena's lock was held at the time of the scan, so a thread was changing the
+    /// arena.
     pub is_locked: bool,
 }
 
-/// Blocks with mappings of their own.
+/// Blocks with their own mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappedBlocks {
-    /// Live blocks.
+    /// Live blocks with their own mappings.
     pub live: LiveAmount,
-    /// Free blocks in thread caches, which hold such blocks since glibc 2.43.
+    /// Free blocks with their own mappings that are in thread caches (since glibc 2.43).
     #[serde(default)]
     pub cached: LiveAmount,
-    /// Bytes of the mappings of both.
+    /// Bytes of the mappings of live and cached blocks.
     pub held: Bytes,
-    /// Resident part of these.
+    /// Resident bytes of these mappings.
     pub resident: Bytes,
-    /// Number and bytes by the allocator's own count; `None` if it was not found.
+    /// Number and bytes of the blocks by the allocator's own count; `None` if the count was not
+    /// found.
     pub counted: Option<LiveAmount>,
 }
 
 impl MappedBlocks {
-    /// Adds those of another allocator.
+    /// Adds the blocks of another allocator.
     pub fn add(&mut self, other: &MappedBlocks) {
-        // A sum is known only if each allocator with such blocks has counted its own.
-        let count =
-            |of: &MappedBlocks| of.counted.or((of.live.blocks == 0).then(LiveAmount::default));
+        // The sum of counts is known only if each allocator with such blocks has a count.
+        let count = |of: &MappedBlocks| {
+            let has_none = of.live.blocks == 0 && of.cached.blocks == 0;
+            of.counted.or(has_none.then(LiveAmount::default))
+        };
         self.counted = match (self.counted, other.counted) {
             (None, None) => None,
             _ => count(self).zip(count(other)).map(|(mut own, other)| {
@@ -314,6 +322,7 @@ impl MappedBlocks {
             }),
         };
         self.live.add(other.live);
+        self.cached.add(other.cached);
         self.held += other.held;
         self.resident += other.resident;
     }
@@ -322,42 +331,43 @@ impl MappedBlocks {
 /// Live blocks of one usable size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveSize {
-    /// Usable bytes of each.
+    /// Usable bytes of each block.
     pub size: u64,
     /// Number of blocks.
     pub blocks: u64,
 }
 
-/// Live objects of an interpreter that have one type.
+/// Live objects of one type of an interpreter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveType {
-    /// Its name.
+    /// Name of the type.
     pub name: Name,
-    /// The blocks of the objects; other blocks that an object owns do not count.
+    /// Blocks that contain the objects. Blocks that the objects own are excluded.
     pub live: LiveAmount,
 }
 
 /// A contradiction in the data of an allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapCorruption {
-    /// Address of the block, as the allocator returned it; of other data its address.
+    /// Address of the block, as the allocator returned it; address of the contradictory data if no
+    /// block contains the data.
     pub block: u64,
-    /// Address of the word that contradicts.
+    /// Address of the contradictory word.
     pub address: u64,
-    /// Expected value, in words.
+    /// Description of the expected value.
     pub expected: String,
-    /// The word.
+    /// Value of the word.
     pub found: u64,
 }
 
 /// A part of a heap that was not walked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapGap {
-    /// Its first address.
+    /// First address of the part.
     pub start: u64,
-    /// Its length.
+    /// Length of the part.
     pub bytes: Bytes,
-    /// Why.
+    /// Reason why the part was not walked.
     pub why: Absent,
 }
 
@@ -396,7 +406,8 @@ impl WalkedHeap {
         self.unread_lists.add(other.unread_lists);
     }
 
-    /// Live blocks of all arenas and mappings, without those that hold the memory of an allocator.
+    /// Live blocks of all arenas and mappings, without the blocks that contain the memory of
+    /// another allocator.
     pub fn live(&self) -> LiveAmount {
         let all = self.arenas.iter().fold(self.mapped.live, |mut sum, arena| {
             sum.add(arena.live);
@@ -418,13 +429,13 @@ impl WalkedHeap {
         self.arenas.iter().map(|arena| arena.trimmable).sum()
     }
 
-    /// Resident bytes of all arenas and mappings.
+    /// Resident bytes of all arenas, and of the mappings of single blocks.
     pub fn resident(&self) -> Bytes {
         self.arenas.iter().map(|arena| arena.resident).sum::<Bytes>() + self.mapped.resident
     }
 }
 
-/// Both lists as one, in order of size.
+/// Merges two lists into one in order of size; equal sizes are added.
 fn merged_sizes(one: &[LiveSize], other: &[LiveSize]) -> Vec<LiveSize> {
     let mut all = [one, other].concat();
     all.sort_by_key(|it| it.size);
@@ -450,6 +461,7 @@ mod tests {
             arenas: vec![WalkedArena::default()],
             mapped: MappedBlocks {
                 live: amount(counted.unwrap_or(2)),
+                cached: amount(1),
                 counted: counted.map(amount),
                 ..MappedBlocks::default()
             },
@@ -470,6 +482,7 @@ mod tests {
         let sizes: Vec<(u64, u64)> = merged.sizes.iter().map(|it| (it.size, it.blocks)).collect();
         assert_eq!(sizes, [(8, 1), (16, 7), (32, 1)]);
         assert_eq!(merged.density, [2; 9]);
+        assert_eq!(merged.mapped.cached, LiveAmount { blocks: 2, bytes: 16 });
         assert_eq!(merged.mapped.counted.unwrap().blocks, 7);
     }
 
