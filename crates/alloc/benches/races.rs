@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Features of the benchmarks that need any.
+/// Names of benchmarks that need cargo features, each with these features.
 const FEATURES: &[(&str, &str)] = &[
     ("fifo", "ablation"),
     ("pages", "ablation"),
@@ -19,7 +19,7 @@ const FEATURES: &[(&str, &str)] = &[
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, without `--bench`.
+    // `cargo test --all-targets` also runs this program, but without `--bench`.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
@@ -46,7 +46,7 @@ fn manifest() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/allocators/Cargo.toml")
 }
 
-/// The binaries of the package, by name.
+/// Returns the names of the binaries of the benchmark package.
 fn races() -> Vec<String> {
     let folder = manifest().with_file_name("src/bin");
     let files =

@@ -1,9 +1,9 @@
-//! Cost of statistics: each pool in its own pattern, with the feature `stats` and without it,
-//! interleaved.
+//! Cost of statistics: measures a pattern of calls on each pool, interleaved with and without the
+//! feature `stats`.
 //!
-//! Cargo builds one of the two, and the bench has cargo build the other; each turn is a process of
-//! one of them. With words (`cargo bench --bench stats -- persistent`), only the patterns whose
-//! names contain one of the words run.
+//! Cargo builds one variant of this bench, which calls cargo to build the other variant. Each round
+//! is a process of one variant. With words (`cargo bench --bench stats -- persistent`), only the
+//! patterns whose names contain one of the words run.
 
 #![allow(
     clippy::unwrap_used,
@@ -38,7 +38,8 @@ const PATTERNS: &[Pattern] = &[
     ("persistent: random replace, 16-512 B", persistent),
 ];
 
-/// Variable with the index of a pattern: the process runs it, and prints nanoseconds per request.
+/// Environment variable with the index of a pattern: a process with this variable runs only that
+/// pattern, and prints nanoseconds per request.
 const TURN: &str = "PAGEWISE_BENCH_TURN";
 
 fn main() {
@@ -69,7 +70,7 @@ fn main() {
     }
 }
 
-/// Builds this bench with the feature or without it, and returns its path.
+/// Builds this bench with the feature `stats` or without it, and returns the path of the program.
 fn built(with: bool) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["bench", "-q", "--no-run", "--bench", "stats", "--message-format=json"]);
@@ -80,7 +81,7 @@ fn built(with: bool) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let path = text.rsplit("\"executable\":\"").next().unwrap().split('"').next().unwrap();
-    // Cargo may build the two under one name.
+    // Cargo may give both variants the same file name.
     let copy = format!("{path}-{}", if with { "with" } else { "without" });
     std::fs::copy(path, &copy).unwrap();
     copy
@@ -150,7 +151,7 @@ fn fifo() -> u64 {
         queue.push_back((pool.allocate(size).unwrap(), size));
         if queue.len() > 4096 {
             let (block, size) = queue.pop_front().unwrap();
-            // SAFETY: it came from there with this layout and is used no more.
+            // SAFETY: the block came from this pool with this layout, and is not used any more.
             unsafe { pool.free(block, size) };
         }
     }
@@ -180,7 +181,7 @@ fn tlsf() -> u64 {
             live.push((block, size));
         } else {
             let (old, old_size) = std::mem::replace(&mut live[chance.below(4096)], (block, size));
-            // SAFETY: it came from there with this layout and is used no more.
+            // SAFETY: the block came from this pool with this layout, and is not used any more.
             unsafe { pool.free(old, old_size) };
         }
     }
@@ -199,7 +200,7 @@ fn pages() -> u64 {
             live.push((run, size));
         } else {
             let (old, old_size) = std::mem::replace(&mut live[chance.below(256)], (run, size));
-            // SAFETY: it came from there with this layout and is used no more.
+            // SAFETY: the run came from this pool with this size, and is not used any more.
             unsafe { pool.free(old, old_size.size()) };
         }
     }

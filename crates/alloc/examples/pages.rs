@@ -11,9 +11,9 @@ static PAGES: Pages<Os> = Pages::new(Os);
 pub(crate) fn main() {
     let mebibyte = Layout::array::<u8>(1 << 20).expect("small");
     let run = PAGES.allocate(mebibyte).expect("the system has memory");
-    // SAFETY: the run is twice as long.
+    // SAFETY: the run is 1 << 20 bytes long, so its middle is inside.
     let half = unsafe { run.add(1 << 19) };
-    // SAFETY: the second half of the run is used no more; the first stays.
+    // SAFETY: the second half of the run is not used any more; the first half stays allocated.
     unsafe { PAGES.free_part(half, 1 << 19) };
     let mut pool: Tlsf<&Pages<Os>> = Tlsf::new(&PAGES);
     let block = pool.allocate(Layout::new::<[u64; 100]>());

@@ -1,4 +1,4 @@
-//! A job that one thread makes and another does, and frees with all that belongs to it.
+//! A job that one thread creates. Another thread does the job, and frees all memory of it at once.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 

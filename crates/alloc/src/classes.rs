@@ -1,5 +1,5 @@
-//! A bitmap of size classes in two levels: the next larger class that is not empty is found in a
-//! fixed number of steps.
+//! A bitmap of size classes in two levels. The next larger size class that is not empty is found in
+//! a fixed number of steps.
 //!
 //! ```text
 //!  levels  ..10110    one bit a level with a class in use     each level covers twice the sizes of the one before
@@ -7,47 +7,47 @@
 //! ```
 //!
 //! - A bit of `levels` is set if and only if a bit of its row is set.
-//! - Sizes are numbers of granules. Below [`EXACT`] each size is a size class: the first two
-//!   levels. From there on a size class is 1/32 of a power of two wide.
+//! - Sizes are numbers of granules. Below [`EXACT`], in the first two levels, each size is a size
+//!   class. From [`EXACT`] on, the width of a size class is 1/32 of a power of two.
 
-/// Size classes of a level, and bits of its row.
+/// Number of size classes of a level, and number of bits of its row.
 pub(crate) const ROW: usize = u32::BITS as usize;
 
 /// Number of size classes that contain exactly one size, and the limit of these sizes.
 pub(crate) const EXACT: usize = 2 * ROW;
 
-/// Number of levels of sizes below a limit, a power of two.
+/// Number of levels for sizes below `limit`, which is a power of two.
 pub(crate) const fn levels(limit: usize) -> usize {
     (limit.trailing_zeros() - EXACT.trailing_zeros() + 2) as usize
 }
 
-/// The size class of a size: its level x `ROW`, plus its bit in the row.
+/// Returns the size class of a size: its level times `ROW`, plus its bit in the row.
 #[inline(always)]
 pub(crate) const fn class(size: usize) -> usize {
     let shift = shift(size);
     shift as usize * ROW + (size >> shift)
 }
 
-/// The first size class whose sizes are all at least this size.
+/// Returns the first size class whose sizes are all at least `size`.
 #[inline(always)]
 pub(crate) const fn class_above(size: usize) -> usize {
     class(size + (1 << shift(size)) - 1)
 }
 
-/// Width of the size class of a size, as a power of two.
+/// Returns the binary logarithm of the width of the size class of a size.
 #[inline(always)]
 const fn shift(size: usize) -> u32 {
     (size | ROW).ilog2() - ROW.trailing_zeros()
 }
 
-/// The bits from `place` on; 0 from 32 on.
+/// Returns a word in which the bits from number `place` on are set; 0 if `place` is 32 or more.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the lower half is what is meant")]
 const fn from(place: usize) -> u32 {
     (u64::MAX << place) as u32
 }
 
-/// The size classes that are not empty.
+/// Set of the size classes that are not empty.
 #[derive(Clone, Debug)]
 pub(crate) struct SizeClassBitmap<const LEVELS: usize> {
     levels: u32,
@@ -55,7 +55,7 @@ pub(crate) struct SizeClassBitmap<const LEVELS: usize> {
 }
 
 impl<const LEVELS: usize> SizeClassBitmap<LEVELS> {
-    /// All size classes are empty.
+    /// A bitmap in which all size classes are empty.
     pub(crate) const EMPTY: Self = {
         assert!(LEVELS <= u32::BITS as usize);
         SizeClassBitmap { levels: 0, rows: [0; LEVELS] }
@@ -78,7 +78,7 @@ impl<const LEVELS: usize> SizeClassBitmap<LEVELS> {
         }
     }
 
-    /// The first size class from this one on that is not empty.
+    /// Returns the first size class, from `class` on, that is not empty.
     #[inline(always)]
     pub(crate) fn first_from(&self, class: usize) -> Option<usize> {
         let level = class / ROW;
@@ -91,7 +91,7 @@ impl<const LEVELS: usize> SizeClassBitmap<LEVELS> {
         Some(level * ROW + self.rows[level].trailing_zeros() as usize)
     }
 
-    /// The last size class that is not empty.
+    /// Returns the last size class that is not empty.
     pub(crate) fn last(&self) -> Option<usize> {
         let level = self.levels.checked_ilog2()? as usize;
         Some(level * ROW + self.rows[level].checked_ilog2()? as usize)

@@ -1,4 +1,4 @@
-//! Common code of the pools that are allocators of collections, by the traits of `allocator-api2`.
+//! Code shared by all pools that implement the traits of `allocator-api2` for collections.
 
 #[cfg(feature = "allocator-api2-04")]
 mod api04;
@@ -11,7 +11,7 @@ use allocator_api2::alloc::AllocError;
 #[cfg(feature = "allocator-api2-04")]
 pub use api04::Api04;
 
-/// A block as the functions of the trait return it: a slice of exactly the requested size.
+/// Returns a block in the form that the trait requires: a slice of exactly the requested size.
 pub(crate) fn slice(
     block: Option<NonNull<u8>>,
     layout: Layout,
@@ -19,21 +19,20 @@ pub(crate) fn slice(
     Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
 }
 
-/// Copies the contents, as far as both blocks have room for them.
+/// Copies the contents of the old block to the new block, up to the smaller of both sizes.
 ///
 /// # Safety
-/// Each has the size of its layout, and they do not overlap.
+/// Each block has the size of its layout, and the blocks do not overlap.
 pub(crate) unsafe fn carry_over(old: (NonNull<u8>, Layout), new: (NonNull<u8>, Layout)) {
     let kept = old.1.size().min(new.1.size());
-    // SAFETY: the caller guarantees that the old block has `kept` bytes; the new one has as many
-    // and is another.
+    // SAFETY: the caller guarantees that both blocks have at least `kept` bytes and do not overlap.
     unsafe { new.0.copy_from_nonoverlapping(old.0, kept) };
 }
 
-/// Defines `grow` and `shrink`, both by one call that resizes a block.
+/// Defines `grow` and `shrink`, both by the expression `resize`, which resizes a block.
 ///
-/// The call is unsafe like these functions: the caller passes a block of this pool with the old
-/// layout.
+/// The expression is unsafe for the same reason as `grow` and `shrink`: the caller passes a block
+/// of this pool with its old layout.
 macro_rules! resize_by {
     (|$pool:ident, $block:ident, $old:ident, $new:ident| $resize:expr) => {
         $crate::collections::resize_by!(grow | $pool, $block, $old, $new | $resize);

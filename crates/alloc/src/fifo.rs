@@ -1,5 +1,4 @@
-//! A pool for blocks that are freed about in the order in which they were asked for: messages,
-//! jobs, queues.
+//! A pool for blocks that are freed in about the order of their allocation: messages, jobs, queues.
 //!
 //! Blocks follow one another in pages, without headers of their own. A page without a live block is
 //! used again, or released.
@@ -31,7 +30,7 @@
 //!                         `---------------------------------------------------------------------------´
 //! ```
 //!
-//! - An allocation moves `next`. The unused rest of the current page counts as live in it.
+//! - An allocation moves `next`. The unused bytes of the current page count as live in that page.
 //! - Freeing subtracts the size from the page's `live`, and extends the page's recorded hole over
 //!   the block.
 //! - The slow path runs only if the page is full, if the last live block of a page is freed, or if
@@ -63,8 +62,8 @@ use crate::{Discipline, DisciplinedAllocator, Source};
 use page::{FifoPageRef, GRAIN, rounded};
 use pool::{FifoCore, FifoHot, free_slow};
 
-/// A pool for blocks that are freed about in order of age. It belongs to one thread, as do its
-/// blocks.
+/// A pool for blocks that are freed in about the order of their allocation. The pool and its blocks
+/// belong to one thread.
 ///
 /// Blocks may be freed in any order: holes are filled if that saves memory. Live blocks stay valid
 /// when the pool is dropped; each page is released with its last live block.
@@ -74,24 +73,24 @@ pub struct Fifo<S: Source> {
 }
 
 impl<S: Source> Fifo<S> {
-    /// A pool whose memory comes from `source`; `None` if the source has too little memory for the
-    /// pool itself. Guarded in debug builds.
+    /// Creates a pool whose memory comes from `source`; `None` if the source has too little memory
+    /// for the pool itself. The pool is guarded in debug builds.
     pub fn new(source: S) -> Option<Fifo<S>> {
         Fifo::create(source, cfg!(debug_assertions), policy::FifoPolicy::default())
     }
 
-    /// A pool with canaries around each block. A free panics if a canary was overwritten or if the
-    /// block was freed before, and fills the freed block with a pattern.
+    /// Creates a pool with canaries around each block. A free panics if a canary was overwritten or
+    /// if the block was freed before, and fills the freed block with a pattern.
     pub fn guarded(source: S) -> Option<Fifo<S>> {
         Fifo::create(source, true, policy::FifoPolicy::default())
     }
 
-    /// A pool without guards, also in debug builds.
+    /// Creates a pool without guards, also in debug builds.
     pub fn unguarded(source: S) -> Option<Fifo<S>> {
         Fifo::create(source, false, policy::FifoPolicy::default())
     }
 
-    /// A pool with other policies, to measure their effect.
+    /// Creates a pool with other policies, for measurements of their effect.
     #[cfg(feature = "ablation")]
     pub fn with_policy(source: S, policy: FifoPolicy) -> Option<Fifo<S>> {
         Fifo::create(source, false, policy)
@@ -101,13 +100,15 @@ impl<S: Source> Fifo<S> {
         Some(Fifo { pool: FifoCore::create(source, guarded, policy)? })
     }
 
-    /// Uninitialized memory of this size and alignment; `None` if the source has no more.
+    /// Allocates uninitialized memory of this size and alignment; `None` if the source is
+    /// exhausted.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         let last = last_byte(layout);
         if self.hot().is_aligned(layout.align()) && last < self.hot().room() {
-            // SAFETY: the room is a multiple of `GRAIN`, as `last + 1` is, so it reaches that far.
+            // SAFETY: the free space has more than `last` bytes, and its size and `last + 1` are
+            // multiples of `GRAIN`, so it has at least `last + 1` bytes.
             return Some(unsafe { self.hot().bump(last + 1) });
         }
         self.allocate_slow(layout)
@@ -136,7 +137,8 @@ impl<S: Source> Fifo<S> {
         self.allocate_at(layout, CallSite::caller())
     }
 
-    /// As [`Fifo::allocate`], for a call site that the compiler does not know: one in C.
+    /// As [`Fifo::allocate`], with an explicit call site: for calls from C, which the compiler of
+    /// Rust cannot record.
     #[doc(hidden)]
     pub fn allocate_at(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
         let whole = rounded(layout.size());
@@ -160,7 +162,7 @@ impl<S: Source> Fifo<S> {
         let block = self.allocate_at(layout, site)?;
         if !self.pool().is_zeroed(block) {
             let size = layout.size();
-            // The fast path clears whole blocks too.
+            // The fast path clears the block up to its rounded size, so the slow path does too.
             let size = if self.hot().is_guarded() { size } else { rounded(size) };
             // SAFETY: the block is new and has `size` bytes.
             unsafe { block.write_bytes(0, size) };
@@ -168,7 +170,8 @@ impl<S: Source> Fifo<S> {
         Some(block)
     }
 
-    /// Takes a block back, in any order. For blocks that may outlive their pool there is [`free`].
+    /// Frees a block, in any order. A block that may outlive its pool is freed by the function
+    /// [`free`].
     ///
     /// # Safety
     /// `block` came from this pool, with this layout, and was not freed since.
@@ -180,29 +183,30 @@ impl<S: Source> Fifo<S> {
         }
         // SAFETY: the caller passes a live block.
         if !unsafe { is_next_hole(block, layout) } {
-            // SAFETY: the caller passes a live block of this pool; a pool begins with its hot
-            // fields.
+            // SAFETY: the caller passes a live block of this pool; the memory of a pool begins with
+            // its hot fields.
             unsafe { free_slow(self.pool.cast(), block, layout, CallSite::caller()) }
         }
     }
 
-    /// Called by inlined functions, including those in C, if a freed block is not the next in order
-    /// of age in its page.
+    /// Slow path of a free, called by inlined functions, including those in C: for a block that is
+    /// not the next in order of age in its page.
     ///
     /// # Safety
-    /// As for [`Fifo::free`] of the pool of this address, or for [`free`] and the pool of the
-    /// block's page.
+    /// As for [`Fifo::free`] of the pool at this address, or as for [`free`] with the address of
+    /// the pool of the block's page.
     #[doc(hidden)]
     pub unsafe fn free_slow(pool: NonNull<u8>, block: NonNull<u8>, size: usize, site: CallSite) {
-        // SAFETY: 1 is a power of two, and a live block is small enough.
+        // SAFETY: 1 is a power of two, and the size of a live block fits into a layout.
         let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
-        // SAFETY: the caller passes a live block of this pool; a pool begins with its hot fields.
+        // SAFETY: the caller passes a live block of this pool; the memory of a pool begins with its
+        // hot fields.
         unsafe { free_slow(pool.cast(), block, layout, site) }
     }
 
     /// Resizes a block: in place if it shrinks or if enough free space follows it, else by moving
-    /// it. Its alignment stays. Returns `None` if the source has no more memory: then the block is
-    /// unchanged.
+    /// it. The alignment of the block stays. Returns `None`, and leaves the block unchanged, if the
+    /// source is exhausted.
     ///
     /// # Safety
     /// `block` came from this pool, with this layout, and was not freed since.
@@ -217,7 +221,8 @@ impl<S: Source> Fifo<S> {
         let (was, now) = (rounded(old.size()), rounded(size));
         let is_last = !self.hot().is_guarded() && self.hot().is_last(block, was);
         if is_last && now <= was + self.hot().room() {
-            // SAFETY: the block ends at `next`, and the room behind it begins there.
+            // SAFETY: the block ends at `next`, where the free space begins, so the new end is in
+            // the page.
             self.hot().move_last(unsafe { block.add(now) });
             return Some(block);
         }
@@ -227,17 +232,18 @@ impl<S: Source> Fifo<S> {
             return Some(block);
         }
         let moved = self.allocate(new)?;
-        // SAFETY: both are ours, as large as the smaller of the two sizes, and do not overlap.
+        // SAFETY: the pool owns both blocks; they are at least as large as the smaller of the two
+        // sizes, and do not overlap.
         unsafe { moved.copy_from_nonoverlapping(block, old.size().min(size)) };
-        // SAFETY: the caller has given it up, now that it moved.
+        // SAFETY: the caller gives up the old block, whose contents were copied.
         unsafe { self.free(block, old) };
         Some(moved)
     }
 
-    /// Moves a value into the pool, or gives it back where the source has no more memory.
+    /// Moves a value into a block of the pool.
     ///
     /// # Errors
-    /// Returns the value if no memory is available for it.
+    /// Returns the value if the source is exhausted.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn boxed<T>(&self, value: T) -> Result<Boxed<T>, T>
     where
@@ -251,25 +257,25 @@ impl<S: Source> Fifo<S> {
         }
     }
 
-    /// Adds canaries to a pool from which nothing was allocated yet, as [`Fifo::guarded`] does.
+    /// Adds canaries, as [`Fifo::guarded`] does, to a pool that has not allocated anything yet.
     /// Returns true if the pool is guarded now.
     pub fn guard(&self) -> bool {
         self.pool().guard()
     }
 
-    /// The address of the pool, for code that does not know its type: `pw_fifo` in C. The pool is
-    /// not dropped.
+    /// Returns the address of the pool, for code that does not know its type: `pw_fifo` in C. Does
+    /// not drop the pool.
     pub const fn into_raw(self) -> NonNull<u8> {
         let pool = self.pool.cast();
         core::mem::forget(self);
         pool
     }
 
-    /// The pool of an address.
+    /// Returns the pool at an address.
     ///
     /// # Safety
-    /// The address came from [`Fifo::into_raw`] of a pool of this type, and what this returns is
-    /// dropped once.
+    /// [`Fifo::into_raw`] of a pool of this type returned the address, and at most one of the pools
+    /// that this function returns for the address is dropped.
     pub const unsafe fn from_raw(raw: NonNull<u8>) -> Fifo<S> {
         Fifo { pool: raw.cast() }
     }
@@ -279,7 +285,7 @@ impl<S: Source> Fifo<S> {
         self.pool().set_name(name);
     }
 
-    /// Bytes that the pool has from its source.
+    /// Number of bytes that the pool has taken from its source and not returned.
     pub fn held(&self) -> usize {
         self.pool().held()
     }
@@ -306,19 +312,19 @@ impl<S: Source> Fifo<S> {
 
 impl<S: Source> Drop for Fifo<S> {
     fn drop(&mut self) {
-        // SAFETY: no other reference to it exists, so no allocation can follow.
+        // SAFETY: `drop` has the only reference to the pool, so no allocation can follow.
         unsafe { FifoCore::close(self.pool) };
     }
 }
 
-/// The last byte of a block of this layout, counted from 0. A size of 0 gives `usize::MAX`, which
-/// exceeds any free space, so that the slow paths handle it.
+/// Returns the index of the last byte of a block of this layout. For a size of 0 it returns
+/// `usize::MAX`, which exceeds any free space, so that the slow paths handle this size.
 #[inline(always)]
 const fn last_byte(layout: Layout) -> usize {
     layout.size().wrapping_sub(1) | (GRAIN - 1)
 }
 
-/// Frees a block of a pool that may have been dropped since.
+/// Frees a block whose pool may have been dropped since.
 ///
 /// # Safety
 /// `block` came from a [`Fifo`] of this thread, with this layout, and was not freed since.
@@ -335,10 +341,10 @@ pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
 }
 
 /// Frees a block by extending the recorded hole of its page over it. Returns false, and frees
-/// nothing, if the block is not adjacent to the hole or is the last live one of its page.
+/// nothing, if the block is not adjacent to the hole or is the last live block of its page.
 ///
 /// # Safety
-/// It is a live block, which is not used any more.
+/// `block` is a live block with this layout, and is not used any more if the function returns true.
 #[inline(always)]
 unsafe fn is_next_hole(block: NonNull<u8>, layout: Layout) -> bool {
     // SAFETY: the caller passes a live block of this layout.
@@ -346,8 +352,8 @@ unsafe fn is_next_hole(block: NonNull<u8>, layout: Layout) -> bool {
     layout.size() != 0 && page.extend_hole(block, last_byte(layout))
 }
 
-// SAFETY: a block is part of a page's free space, or of a block of the source; it counts as live
-// and is allocated once.
+// SAFETY: a block is part of a page's free space, or of a separate block of the source. It counts
+// as live until it is freed, so no other allocation returns it.
 unsafe impl<S: Source> DisciplinedAllocator for Fifo<S> {
     const NAME: &'static str = "fifo";
     const FREES: Discipline = Discipline::Fifo;

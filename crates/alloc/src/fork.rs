@@ -1,5 +1,5 @@
-//! Locks that `fork` takes before it forks and releases afterwards: the child has only the thread
-//! that forked, so a lock that another thread held would stay taken there.
+//! Locks that `fork` takes before it forks and releases afterwards. The child has only the thread
+//! that forked, so a lock that another thread held would never be released in the child.
 //!
 //! The locks are taken in the order of [`ForkOrder`], which is the order in which pools nest them.
 
@@ -8,40 +8,45 @@ use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-/// Position of a lock among those of a fork: a pool holds its lock while it asks its source.
+/// Position of a lock in the order in which a fork takes locks. A pool holds its lock while it
+/// calls its source, so the lock of the pool precedes that of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ForkOrder {
     /// A pool of blocks.
     Blocks,
     /// A pool of pages.
     Pages,
-    /// The pool of pages behind the system's source.
+    /// The pool of pages of the source `Os`.
     System,
 }
 
 const ORDERS: usize = 3;
-/// Maximum number of locks of an order. Children of `fork` must not use further pools.
+/// Maximum number of registered locks at each position of the order. Children of `fork` must not
+/// use pools beyond this number.
 const MAX_LOCKS: usize = 16;
 
-/// Registered locks: in each row the first ones, then null pointers.
+/// Registered locks: a row for each [`ForkOrder`]. In each row the locks precede the null pointers.
 static LOCKS: [[AtomicPtr<AtomicBool>; MAX_LOCKS]; ORDERS] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; MAX_LOCKS] }; ORDERS];
 
-/// Locks of each row that the running fork has taken.
+/// Number of locks of each row that the running fork has taken.
 static HELD: [AtomicUsize; ORDERS] = [const { AtomicUsize::new(0) }; ORDERS];
 
-/// Makes each fork take a lock. The caller holds no lock, since the C library may allocate here.
+/// Makes each fork take a lock. Requires that the caller holds no lock, since the C library may
+/// allocate in this function.
 ///
-/// A pool that lies in no loaded object, such as a local variable, may move: it is left out.
+/// Ignores a lock that is not in a loaded object, such as that of a local variable, because its
+/// pool may move.
 #[cold]
 pub(crate) fn register(lock: &AtomicBool, order: ForkOrder) {
     if cfg!(miri) {
-        // Miri has neither forks nor the loader's tables.
+        // Miri supports neither `fork` nor `dladdr`.
         return;
     }
     static HANDLED: AtomicBool = AtomicBool::new(false);
     let address = ptr::from_ref(lock).cast_mut();
-    // The system's pool is static, also where the loader has no tables: in a static program.
+    // The pool of the system's source is always static, but `dladdr` does not find it in a
+    // statically linked program.
     if order != ForkOrder::System && !is_static(address) {
         return;
     }
@@ -63,12 +68,12 @@ fn is_static(address: *const AtomicBool) -> bool {
     unsafe { libc::dladdr(address.cast::<c_void>(), info.as_mut_ptr()) != 0 }
 }
 
-/// The locks of a row, up to the first empty slot.
+/// Returns the locks of a row.
 fn row(order: usize) -> impl Iterator<Item = &'static AtomicBool> {
     let registered = LOCKS[order].iter().map(|slot| slot.load(Ordering::Acquire));
     registered.take_while(|lock| !lock.is_null()).map(|lock| {
-        // SAFETY: only locks of static pools are registered. A library that contains a pool must
-        // not be unloaded: Rust libraries stay loaded.
+        // SAFETY: only locks of static pools are registered, and the library that contains a pool
+        // is never unloaded.
         unsafe { &*lock }
     })
 }

@@ -41,35 +41,35 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::NonNull;
 
-/// Calls of a tracer. By default nothing happens.
+/// Functions that a tracer implements; the default implementations do nothing.
 ///
 /// A hook runs in the thread that calls the allocator. It must not allocate from the same
 /// allocator, and must not panic.
 pub trait AllocationHooks {
-    /// A block was allocated.
+    /// Called after a block was allocated.
     fn allocated(&self, block: NonNull<u8>, layout: Layout) {
         let _ = (block, layout);
     }
 
-    /// A block is freed next: it still has its contents.
+    /// Called before a block is freed: the block still has its contents.
     fn freed(&self, block: NonNull<u8>, layout: Layout) {
         let _ = (block, layout);
     }
 
-    /// A block was resized, in place or by moving it. By default it is reported as freed and
-    /// allocated.
+    /// Called after a block was resized, in place or by moving it. By default it calls `freed` for
+    /// the old block and `allocated` for the new one.
     fn resized(&self, old: (NonNull<u8>, Layout), new: (NonNull<u8>, Layout)) {
         self.freed(old.0, old.1);
         self.allocated(new.0, new.1);
     }
 
-    /// No memory was available for a layout.
+    /// Called after an allocation failed because memory was exhausted.
     fn refused(&self, layout: Layout) {
         let _ = layout;
     }
 }
 
-/// A global allocator with hooks.
+/// A global allocator that reports each call to hooks.
 #[derive(Debug)]
 pub struct Hooked<A, H> {
     allocator: A,
@@ -77,17 +77,17 @@ pub struct Hooked<A, H> {
 }
 
 impl<A, H> Hooked<A, H> {
-    /// Reports the calls of `allocator` to `hooks`.
+    /// Creates an allocator that reports the calls of `allocator` to `hooks`.
     pub const fn new(allocator: A, hooks: H) -> Hooked<A, H> {
         Hooked { allocator, hooks }
     }
 
-    /// The allocator, of which direct calls are not reported.
+    /// Returns the underlying allocator. Direct calls of this allocator are not reported.
     pub const fn allocator(&self) -> &A {
         &self.allocator
     }
 
-    /// The hooks.
+    /// Returns the hooks.
     pub const fn hooks(&self) -> &H {
         &self.hooks
     }
@@ -103,7 +103,7 @@ impl<A, H: AllocationHooks> Hooked<A, H> {
     }
 }
 
-// SAFETY: every call goes to the allocator, which keeps the contract.
+// SAFETY: every call goes to the underlying allocator, which keeps the contract of `GlobalAlloc`.
 unsafe impl<A: GlobalAlloc, H: AllocationHooks> GlobalAlloc for Hooked<A, H> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller passes what the allocator requires.

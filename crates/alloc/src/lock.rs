@@ -7,21 +7,21 @@ use core::sync::atomic::{AtomicBool, Ordering};
 /// Number of spins on a taken lock before the thread yields, if the operating system is available.
 const LOOKS: u32 = 64;
 
-/// Something that one thread at a time may use.
+/// A value that one thread at a time may use.
 #[derive(Debug)]
 pub(crate) struct Locked<T> {
     taken: AtomicBool,
-    /// True once [`Locked::survive_fork`] has registered it, or has found that it cannot.
+    /// True if [`Locked::survive_fork`] has run: it registers the lock if that is possible.
     #[cfg(feature = "os")]
     forks: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is only reached with the lock taken, by one thread at a time, and may go from
-// one to another.
+// SAFETY: the value is accessed only by the thread that holds the lock, and `T: Send` permits
+// accesses from different threads one after the other.
 unsafe impl<T: Send> Sync for Locked<T> {}
 
-/// A held lock. Dropping this releases the lock.
+/// A held lock; dropping this guard releases the lock.
 struct SpinGuard<'a>(&'a AtomicBool);
 
 impl Drop for SpinGuard<'_> {
@@ -41,8 +41,8 @@ impl<T> Locked<T> {
         }
     }
 
-    /// Makes a fork take the lock, so that the child finds it free, if the value is in static
-    /// memory. The caller does not hold the lock.
+    /// Makes each fork take the lock, if the value is in static memory, so that the lock is free in
+    /// the child. Requires that the caller does not hold the lock.
     #[cfg(feature = "os")]
     #[inline]
     pub(crate) fn survive_fork(&self, order: crate::fork::ForkOrder) {
@@ -51,8 +51,8 @@ impl<T> Locked<T> {
         }
     }
 
-    /// Calls `body` with the value and the lock held. `body` must not use this value: it would wait
-    /// forever.
+    /// Calls `body` with the value while the lock is held. `body` must not call `with` on the same
+    /// value: the call would wait forever.
     #[inline]
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         let _held = self.lock();
@@ -67,7 +67,7 @@ impl<T> Locked<T> {
     }
 }
 
-/// Takes a lock, once it is free.
+/// Waits until a lock is free, and takes it.
 #[inline]
 pub(crate) fn take(lock: &AtomicBool) {
     while lock.swap(true, Ordering::Acquire) {
@@ -75,7 +75,7 @@ pub(crate) fn take(lock: &AtomicBool) {
     }
 }
 
-/// Waits until the lock looks free.
+/// Waits until the lock is free. Another thread may take the lock before the caller does.
 #[cold]
 fn wait(lock: &AtomicBool) {
     let mut looks = 0_u32;
@@ -90,7 +90,7 @@ fn wait(lock: &AtomicBool) {
 
 #[cfg(feature = "os")]
 fn let_others_run() {
-    // SAFETY: the call touches no memory of ours.
+    // SAFETY: the call takes no arguments and accesses no memory of this process.
     unsafe { libc::sched_yield() };
 }
 

@@ -13,10 +13,11 @@ use core::panic::Location;
 pub struct CallSite(usize);
 
 impl CallSite {
-    /// No location.
+    /// An unknown call site.
     pub const NONE: CallSite = CallSite(0);
 
-    /// The caller of the function that calls this one, in debug builds.
+    /// Returns the source location of the caller of the calling function in debug builds, and
+    /// [`CallSite::NONE`] in release builds.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn caller() -> CallSite {
@@ -27,17 +28,17 @@ impl CallSite {
         }
     }
 
-    /// A return address.
+    /// Returns the call site of a return address.
     pub const fn return_address(address: usize) -> CallSite {
         CallSite(address << SHIFT | IS_ADDRESS)
     }
 
-    /// The call site in a word.
+    /// Returns the call site that a word encodes.
     pub(crate) const fn from_word(word: usize) -> CallSite {
         CallSite(word)
     }
 
-    /// The word, for checksums.
+    /// Returns the word that encodes the call site, for checksums.
     pub(crate) const fn word(self) -> usize {
         self.0
     }
@@ -51,17 +52,19 @@ impl CallSite {
             return None;
         }
         let location = core::ptr::with_exposed_provenance::<Location<'static>>(self.0);
-        // SAFETY: zero, or the address of a location of the program, which stays.
+        // SAFETY: the word is zero or the address of a `Location` of the program, which lives
+        // forever.
         unsafe { location.as_ref() }
     }
 }
 
-/// Tag bit of a return address. It is 0 in the address of a `Location`, which is aligned to words.
-/// The lowest bit is free for code that stores the word.
+/// Tag bit of a return address. This bit is 0 in the address of a `Location`, which is aligned to
+/// words. Bit 0 is unused, so that code that stores the word may use it.
 const IS_ADDRESS: usize = 2;
 const SHIFT: u32 = 2;
 
-/// `FILE:LINE:COLUMN`, or the address, and its file and offset for `addr2line`.
+/// Formats a source location as `FILE:LINE:COLUMN`, and a return address as the address followed by
+/// its file and offset for `addr2line`.
 impl fmt::Display for CallSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(location) = self.location() {
@@ -81,11 +84,12 @@ mod object {
     use core::ffi::{CStr, c_char};
     use core::fmt;
 
-    /// ` in FUNCTION (FILE+OFFSET)`, as far as it is known.
+    /// Writes ` in FUNCTION (FILE+OFFSET)`, without the parts that the dynamic linker does not
+    /// know.
     pub(super) fn write(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
         // SAFETY: every field is an address, which may be null.
         let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-        // A return address may be that of the next function.
+        // The return address of a call at the end of a function is the start of the next function.
         let inside = core::ptr::without_provenance(address.wrapping_sub(1));
         // SAFETY: the call reads tables of the dynamic linker and writes `info`.
         if unsafe { libc::dladdr(inside, &raw mut info) } == 0 {
@@ -93,14 +97,14 @@ mod object {
         }
         if !info.dli_sname.is_null() {
             f.write_str(" in ")?;
-            // SAFETY: the dynamic linker has a name for the address.
+            // SAFETY: the name is not NULL, and `dladdr` returns C strings.
             unsafe { name(f, info.dli_sname) }?;
         }
         if info.dli_fname.is_null() {
             return Ok(());
         }
         f.write_str(" (")?;
-        // SAFETY: the dynamic linker has a file for the address.
+        // SAFETY: the file name is not NULL, and `dladdr` returns C strings.
         unsafe { name(f, info.dli_fname) }?;
         write!(f, "+{:#x})", address.wrapping_sub(info.dli_fbase.addr()))
     }
@@ -121,7 +125,8 @@ pub enum MemoryError {
     NotABlock,
     /// The block was freed before.
     FreedBefore,
-    /// The block is freed or resized with this size, which it does not have.
+    /// The block was freed or resized with this size in bytes, which differs from its requested
+    /// size.
     WrongSize(usize),
     /// Bytes before or behind the block were overwritten.
     Overwritten,
@@ -132,43 +137,43 @@ pub enum MemoryError {
 /// A memory error in the use of a pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Misuse {
-    /// The kind of the pool.
+    /// Name of the kind of pool.
     pub pool: &'static str,
-    /// Address of the block.
+    /// Address that the caller passed.
     pub block: usize,
-    /// The error.
+    /// Kind of the error.
     pub error: MemoryError,
-    /// Requested size, where it is known.
+    /// Requested size of the block in bytes; `None` if the pool does not know it.
     pub size: Option<usize>,
-    /// Source locations of the block's allocation and of its free.
+    /// Call site that allocated the block, and call site that freed it.
     pub sites: [CallSite; 2],
 }
 
 impl Misuse {
-    /// An address that is not a block.
+    /// Returns the error of an address that is not a block.
     pub(crate) const fn not_a_block(pool: &'static str, block: usize) -> Misuse {
         let (error, sites) = (MemoryError::NotABlock, [CallSite::NONE; 2]);
         Misuse { pool, block, error, size: None, sites }
     }
 
-    /// A block that is free.
+    /// Returns the error of a block that is free already.
     pub(crate) const fn freed_before(pool: &'static str, block: usize) -> Misuse {
         let error = MemoryError::FreedBefore;
         Misuse { error, ..Misuse::not_a_block(pool, block) }
     }
 
-    /// Reports the error.
+    /// Reports the error by a panic.
     ///
     /// # Panics
-    /// Panics always.
+    /// Always panics.
     #[cold]
     #[track_caller]
     pub fn panic(self) -> ! {
         panic!("{self}")
     }
 
-    /// Reports the error without an allocation, and ends the process: for a global allocator, in
-    /// which no panic may unwind.
+    /// Prints the error without an allocation, and aborts the process: for a global allocator,
+    /// which must not unwind.
     #[cold]
     pub fn abort(self) -> ! {
         #[cfg(feature = "os")]
@@ -208,7 +213,7 @@ impl fmt::Display for Misuse {
     }
 }
 
-/// Text in a buffer; what exceeds it is cut off.
+/// Text in a buffer of fixed size; text beyond the size is cut off.
 #[cfg(feature = "os")]
 struct FixedText {
     bytes: [u8; 512],

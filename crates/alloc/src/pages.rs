@@ -1,4 +1,4 @@
-//! Runs of pages, for several threads: memory for other pools and for code that needs whole pages.
+//! Runs of pages for several threads: memory for other pools and for code that needs whole pages.
 //!
 //! ```
 //! use pagewise_alloc::{Pages, Tlsf, source::Os};
@@ -28,13 +28,13 @@
 //! - A run consists of consecutive pages. Nothing is written into or before it: page data is in
 //!   separate descriptors of 24 bytes, so that an untouched run needs no memory.
 //! - Each thread caches some freed runs of each length up to 1 MiB, and allocates them again
-//!   without the lock. Behind the cache, allocation and free take a fixed number of steps. In
-//!   addition, a free may return the memory of some runs to the source, on average of at most one,
-//!   if more than [`Pages::keep`] permits is idle and backed.
+//!   without the lock. Without the cache, an allocation or a free takes a fixed number of steps. If
+//!   more idle memory is backed than [`Pages::keep`] permits, a free also returns the memory of
+//!   idle runs to the source: on average at most one run for each free.
 //! - The lock is not for signal handlers. A child of `fork` may use a pool that is a static
 //!   variable.
-//! - If unused memory of the source costs nothing, regions are taken ahead of need: 64 MiB of
-//!   addresses first, then each time as many as the pool has.
+//! - If unused memory of the source costs nothing, the pool takes regions ahead of need: first 64
+//!   MiB of addresses, then each time as many bytes as the pool has.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -66,15 +66,15 @@ mod runs;
 #[cfg(feature = "ablation")]
 pub use policy::PagesPolicy;
 
-/// Bytes of a page of a run: 4 KiB, independent of the kernel's page size. With a larger kernel
-/// page, only whole kernel pages are returned.
+/// Bytes of a page of a run: 4 KiB, independent of the kernel's page size. If the kernel's pages
+/// are larger, the pool returns memory only in whole pages of the kernel.
 pub const PAGE: usize = 4 << 10;
 
-/// Pages of a thread's cache.
+/// Number of pages of the memory of a thread's cache.
 #[expect(clippy::cast_possible_truncation, reason = "a front has few pages")]
 const FRONT: u32 = size_of::<ThreadRunCache>().div_ceil(PAGE) as u32;
 
-/// Runs of pages of a source. Any thread may use them.
+/// A pool of runs of pages, which any thread may use.
 #[derive(Debug)]
 pub struct Pages<S: Source> {
     fronts: Fronts,
@@ -84,42 +84,42 @@ pub struct Pages<S: Source> {
     forks: ForkOrder,
 }
 
-/// Number of pages for a size in bytes, at least one; `None` if no run is this long.
+/// Returns the number of pages for a size in bytes, at least one; `None` if no run is this long.
 #[inline(always)]
 fn whole_pages(size: usize) -> Option<u32> {
     u32::try_from(size.div_ceil(PAGE).max(1)).ok().filter(|pages| *pages < runs::MAX_RUN_PAGES / 2)
 }
 
-/// Number of pages of a run for a size in bytes.
+/// Returns the number of pages of a run for a size in bytes; `None` if no run is this long.
 #[inline(always)]
 fn run_pages(size: usize) -> Option<u32> {
     whole_pages(size).map(front::rounded)
 }
 
-/// Length of a run for a size in bytes: whole pages, at most a sixteenth longer; `None` if no run
-/// is this long.
+/// Returns the length in bytes of a run for a size in bytes: whole pages, at most a sixteenth more
+/// than the size needs. Returns `None` if no run is this long.
 pub fn run_size(size: usize) -> Option<usize> {
     run_pages(size).map(|pages| pages as usize * PAGE)
 }
 
 impl<S: Source> Pages<S> {
-    /// A pool without pages. It takes nothing from the source before something is allocated.
-    /// Guarded in debug builds.
+    /// Creates a pool without pages, which takes nothing from the source before the first
+    /// allocation. The pool is guarded in debug builds.
     pub const fn new(source: S) -> Pages<S> {
         if cfg!(debug_assertions) { Pages::guarded(source) } else { Pages::unguarded(source) }
     }
 
-    /// A pool with a guard page behind each run, which is checked when the run is freed. Freed
-    /// pages are filled, if they are backed by memory. It panics on a double free, a wrong size, a
-    /// foreign address, and a write into the first 4 KiB behind a run; the message names where the
-    /// run was allocated and freed in debug builds. Threads have no caches. Under a memory checker
-    /// the pool is like an unguarded one.
+    /// Creates a pool with a guard page behind each run, which is checked when the run is freed.
+    /// Freed pages are filled, if they are backed by memory. The pool panics on a double free, a
+    /// wrong size, an address that is not one of its runs, and a write into the first 4 KiB behind
+    /// a run. In debug builds the message names the source locations that allocated and freed the
+    /// run. Threads have no caches. Under a memory checker the pool has no guards.
     pub const fn guarded(source: S) -> Pages<S> {
         let policy = PagesPolicy { at_hand: false, ..PagesPolicy::ALL };
         Pages::of_heap(PageHeap::new(source, policy), true)
     }
 
-    /// A pool without guards, also in debug builds.
+    /// Creates a pool without guards, also in debug builds.
     pub const fn unguarded(source: S) -> Pages<S> {
         Pages::of_heap(PageHeap::new(source, PagesPolicy::ALL), false)
     }
@@ -134,7 +134,7 @@ impl<S: Source> Pages<S> {
         }
     }
 
-    /// The pool behind the system's source.
+    /// Creates the pool of pages of the source `Os`.
     #[cfg(feature = "os")]
     pub(crate) const fn system(source: S) -> Pages<S> {
         let policy = PagesPolicy { hidden: true, ..PagesPolicy::ALL };
@@ -146,21 +146,22 @@ impl<S: Source> Pages<S> {
         }
     }
 
-    /// A pool with other policies, to measure their effect.
+    /// Creates a pool with other policies, for measurements of their effect.
     #[cfg(feature = "ablation")]
     pub const fn with_policy(source: S, policy: PagesPolicy) -> Pages<S> {
         Pages::of_heap(PageHeap::new(source, policy), false)
     }
 
-    /// A run of [`run_size`] bytes, aligned as asked and to pages at least; `None` where the source
-    /// has no more.
+    /// Allocates a run of [`run_size`] bytes, aligned to a page or to the alignment of `layout` if
+    /// that is larger. Returns `None` if the source is exhausted.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         Some(self.take_run(layout)?.start)
     }
 
-    /// Like [`Pages::allocate`], with every byte of `layout` 0. Unbacked pages stay unbacked.
+    /// Like [`Pages::allocate`], but every byte up to the size of `layout` is 0. Unbacked pages
+    /// stay unbacked.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         let taken = self.take_run(layout)?;
@@ -177,7 +178,8 @@ impl<S: Source> Pages<S> {
         self.guarded && !watch::checked()
     }
 
-    /// As [`Pages::allocate`], for a call site that the compiler does not know: one in C.
+    /// As [`Pages::allocate`], with an explicit call site: for calls from C, which the compiler of
+    /// Rust cannot record.
     #[doc(hidden)]
     pub fn allocate_at(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
         if self.is_guarded() {
@@ -218,15 +220,15 @@ impl<S: Source> Pages<S> {
                     PageHeap::allocate_run(heap, pages)
                 }
             };
-            // The cached runs of this thread may coalesce to one that is long enough, and is
-            // backed.
+            // The cached runs of this thread may coalesce to a run that is long enough and backed.
             if heap.is_mostly_backed()
                 && !heap.has_idle(pages, align)
                 && let Some(front) = self.fronts.mine()
             {
                 give_up(front, heap, 0);
             }
-            // If the source is exhausted, the runs cached by this thread and its cache may suffice.
+            // If the source is exhausted, the memory of this thread's cache and of its cached runs
+            // may suffice.
             let taken = take(heap).or_else(|| self.end_front(heap).then(|| take(heap))?)?;
             watch::counted(&heap.watch, pages as usize * PAGE);
             watch::opened(taken.start, pages as usize * PAGE);
@@ -235,15 +237,16 @@ impl<S: Source> Pages<S> {
         })
     }
 
-    /// Takes a run back.
+    /// Frees a run.
     ///
     /// # Safety
-    /// `start` is a run of this pool that was allocated, or last reallocated, with this size, and
+    /// This pool allocated the run at `start`, or last reallocated it, with this size, and the run
     /// is not used any more.
     ///
     /// # Panics
-    /// Panics if it is recognizably not a run of this pool, or free: in release builds if it is in
-    /// the cache of this thread or was merged; in debug builds if any page of it is free.
+    /// Panics if the pool detects that `start` is not an allocated run of this pool. Release builds
+    /// detect a free run in the cache of this thread or in the heap, but not in the cache of
+    /// another thread; debug builds detect every free page of the run.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free(&self, start: NonNull<u8>, size: usize) {
@@ -251,7 +254,7 @@ impl<S: Source> Pages<S> {
         unsafe { self.try_free(start, size) }.unwrap_or_else(|misuse| misuse.panic());
     }
 
-    /// As [`Pages::free`], and returns the memory error that the pool found.
+    /// As [`Pages::free`], but returns the memory error instead of a panic.
     ///
     /// # Safety
     /// As for [`Pages::free`].
@@ -277,7 +280,8 @@ impl<S: Source> Pages<S> {
         self.put_into_heap(start, pages, RunPart::Whole)
     }
 
-    /// As [`Pages::free`], for a call site that the compiler does not know: one in C.
+    /// As [`Pages::free`], with an explicit call site: for calls from C, which the compiler of Rust
+    /// cannot record.
     ///
     /// # Safety
     /// As for [`Pages::free`].
@@ -290,16 +294,16 @@ impl<S: Source> Pages<S> {
         unsafe { self.free(start, size) };
     }
 
-    /// Frees any whole pages of a run. The rest of the run, [`run_size`] in total, is freed in the
-    /// same way.
+    /// Frees some whole pages of a run. All pages of the run, [`run_size`] bytes in total, must be
+    /// freed by calls of this function.
     ///
     /// # Safety
-    /// As many pages as `size` bytes need, from `start` on, were allocated from this pool, and are
-    /// not used any more.
+    /// The pages from `start` on, as many as `size` bytes need, were allocated from this pool, and
+    /// are not used any more.
     ///
     /// # Panics
-    /// Panics if they are recognizably not pages of this pool; in debug builds, also if one is
-    /// free.
+    /// Panics if the pool detects that the pages are not its own, and in debug builds also if one
+    /// of the pages is free.
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free_part(&self, start: NonNull<u8>, size: usize) {
         if self.is_guarded() {
@@ -327,7 +331,7 @@ impl<S: Source> Pages<S> {
         })
     }
 
-    /// In debug builds: records that the user has these pages, or has freed them.
+    /// In debug builds, records that the user allocated or freed these pages.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     fn mark(&self, start: NonNull<u8>, pages: u32, handed_out: bool) -> Result<(), Misuse> {
@@ -338,7 +342,8 @@ impl<S: Source> Pages<S> {
         Ok(())
     }
 
-    /// Enforces the limits of the heap and of this thread's cache, and reports their counts.
+    /// Enforces the limits of the heap and of this thread's cache, and reports the counts of the
+    /// cache.
     fn tend(&self, heap: &mut PageHeap<S>) {
         let (cached, fronts) = self.fronts.total();
         heap.tell_retention(cached);
@@ -361,20 +366,20 @@ impl<S: Source> Pages<S> {
         give_up(front, heap, heap.at_hand() / fronts.max(1));
     }
 
-    /// Creates a cache for this thread, if it is small compared with the pool and not every call
-    /// must be observed.
+    /// Creates a cache for this thread, if the cache is small compared with the pool, a slot is
+    /// free, and no memory checker must observe every call.
     #[cold]
     fn begin_front(&self, heap: &mut PageHeap<S>) {
         if !heap.has_fronts() || watch::checked() || !self.fronts.vacancy() {
             return;
         }
         if let Some(taken) = heap.allocate_run(FRONT) {
-            // SAFETY: the run is long enough for it, and no other code uses it.
+            // SAFETY: the run is long enough for a cache, and no other code uses it.
             unsafe { self.fronts.claim(taken.start.cast()) };
         }
     }
 
-    /// Removes this thread's cache; returns true if it had one.
+    /// Removes this thread's cache; returns true if the thread had one.
     fn end_front(&self, heap: &mut PageHeap<S>) -> bool {
         if let Some(front) = self.fronts.mine() {
             give_up(front, heap, 0);
@@ -383,11 +388,13 @@ impl<S: Source> Pages<S> {
         ended.inspect(|front| _ = heap.put(front.cast(), FRONT, RunPart::Part)).is_some()
     }
 
-    /// Makes a run longer in its place, if the pages behind it are free. Their contents are not
-    /// known. Runs with guards stay as long as they are.
+    /// Makes a run longer in place, if the pages behind it are free; returns true if the run has at
+    /// least the new size. The contents of the added pages are undefined. Runs with guards are
+    /// never extended.
     ///
     /// # Safety
-    /// As for [`Pages::free`]; where it is `true`, the run has the new size from then on.
+    /// As for [`Pages::free`], except that the run stays in use. If the function returns true, the
+    /// run has the new size from then on.
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn extend(&self, start: NonNull<u8>, old: usize, new: usize) -> bool {
         let (Some(old), Some(new)) = (run_pages(old), run_pages(new)) else { return false };
@@ -412,10 +419,11 @@ impl<S: Source> Pages<S> {
     }
 
     /// Resizes a run: in place if it shrinks or if the pages behind it are free, else by moving its
-    /// contents. Returns `None` if memory is exhausted: then the run is unchanged.
+    /// contents. Returns `None`, and leaves the run unchanged, if memory is exhausted.
     ///
     /// # Safety
-    /// As for [`Pages::free`]. From then on the run has the new size and the old alignment.
+    /// As for [`Pages::free`]. After a successful call the run has the new size and the old
+    /// alignment.
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn reallocate(
         &self,
@@ -425,7 +433,7 @@ impl<S: Source> Pages<S> {
     ) -> Option<NonNull<u8>> {
         let (old, new) = (run_pages(layout.size())?, run_pages(size)?);
         if new < old {
-            // SAFETY: the run has more pages than this.
+            // SAFETY: the run has more than `new` pages.
             let unused = unsafe { start.add(new as usize * PAGE) };
             // SAFETY: the caller gives up the pages that the run loses.
             unsafe { self.free_part(unused, (old - new) as usize * PAGE) };
@@ -436,7 +444,7 @@ impl<S: Source> Pages<S> {
             return Some(start);
         }
         let moved = self.allocate(Layout::from_size_align(size, layout.align()).ok()?)?;
-        // SAFETY: the new run is longer, and they are apart.
+        // SAFETY: the new run is longer than the old run, and the runs do not overlap.
         unsafe { moved.copy_from_nonoverlapping(start, layout.size()) };
         // SAFETY: the caller passes a run of this pool with this layout; its contents were copied
         // to `moved`.
@@ -444,8 +452,9 @@ impl<S: Source> Pages<S> {
         Some(moved)
     }
 
-    /// Returns all unused memory to the source, and regions without a used page. The time is
-    /// proportional to the number of free runs. The caches of other threads stay.
+    /// Discards the memory of all free pages, and returns regions without a used page to the
+    /// source. The time is proportional to the number of free runs. Runs in the caches of other
+    /// threads stay.
     pub fn trim(&self) {
         self.heap.with(|heap| {
             self.tend(heap);
@@ -455,16 +464,16 @@ impl<S: Source> Pages<S> {
     }
 
     /// Sets the amount of free memory that the pool keeps, in percent of the high-water mark of the
-    /// last 16,384 to 32,768 allocations and frees; it is never less than 2 MiB. A higher
-    /// percentage saves page faults for runs that are freed and allocated again. The default is 20:
-    /// used and kept memory together are at most 1.2 times the high-water mark. Free memory that
-    /// was not needed in this time is released down to half of this percentage of the memory in
-    /// use.
+    /// memory in use during the last 16,384 to 32,768 allocations and frees; the amount is never
+    /// less than 2 MiB. A higher percentage saves page faults for runs that are freed and allocated
+    /// again. The default is 20: used and kept memory together are at most 1.2 times the high-water
+    /// mark. Free memory that was not needed during this number of operations is released, down to
+    /// half of the percentage of the memory in use.
     pub fn keep(&self, percent: u8) {
         self.heap.with(|heap| heap.keep(percent.into()));
     }
 
-    /// Memory of the pool in bytes.
+    /// Returns the numbers of used, idle and taken bytes of the pool.
     pub fn usage(&self) -> PagesUsage {
         self.heap.with(|heap| {
             let at_hand: usize =
@@ -479,12 +488,12 @@ impl<S: Source> Pages<S> {
         self.heap.with(|heap| watch::named(&heap.watch, name));
     }
 
-    /// Calls `body` with the source, while the pool is locked.
+    /// Calls `body` with the source, while the lock of the pool is held.
     pub fn with_source<T>(&self, body: impl FnOnce(&S) -> T) -> T {
         self.heap.with(|heap| body(heap.source()))
     }
 
-    /// Walks all regions, descriptors and lists.
+    /// Checks all regions, descriptors and lists.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -493,29 +502,30 @@ impl<S: Source> Pages<S> {
     }
 }
 
-/// Reduces a cache to at most this number of pages.
+/// Moves runs from a cache to the heap until the cache has at most `most` pages.
 fn give_up<S: Source>(front: &ThreadRunCache, heap: &mut PageHeap<S>, most: usize) {
     front.allow(most);
     while front.has_too_many() {
         let Some((run, pages)) = front.give_up() else { return };
-        // A run that was freed twice by different threads is in two caches: it is left out.
+        // A run that two threads have freed is in both of their caches; the heap rejects the second
+        // free.
         _ = heap.put(run, pages, RunPart::Whole);
     }
 }
 
-/// Memory of a pool of pages, in bytes.
+/// Numbers of bytes of a pool of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagesUsage {
-    /// Allocated.
+    /// Bytes of allocated runs.
     pub live: usize,
-    /// Free, and maybe backed by memory.
+    /// Bytes of free pages that may be backed by memory.
     pub idle: usize,
-    /// Taken from the source: address space, which need not be backed by memory.
+    /// Bytes of address space that the pool has taken from the source, backed by memory or not.
     pub held: usize,
 }
 
 // SAFETY: runs are cut from regions without overlap, and belong to their user until they are freed.
-// Only clean runs are reported as zeroed.
+// Runs are reported as zeroed only if their pages are clean.
 unsafe impl<S: Source> Source for Pages<S> {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let taken = self.take_run(layout)?;
@@ -524,12 +534,13 @@ unsafe impl<S: Source> Source for Pages<S> {
     }
 
     unsafe fn give_back(&self, block: SourceBlock) {
-        // SAFETY: the caller promises that the block came from here, and is not used any more.
+        // SAFETY: the caller promises that this pool allocated the block, and that it is not used
+        // any more.
         unsafe { self.free(block.start, block.size) };
     }
 }
 
-// SAFETY: runs are aligned to what is asked, do not overlap, and stay in use until freed.
+// SAFETY: runs have the requested alignment, do not overlap, and stay allocated until freed.
 unsafe impl<S: Source> DisciplinedAllocator for Pages<S> {
     const NAME: &'static str = "pages";
     const FREES: Discipline = Discipline::Any;

@@ -1,8 +1,8 @@
-//! A heap in a file. Its blocks persist when the file is closed and opened again, at whatever
-//! address it is mapped.
+//! A heap in a file. Its blocks persist when the file is closed and opened again, even if the file
+//! is then mapped at another address.
 //!
-//! All changes belong to transactions. If the process is killed, at any instruction, each committed
-//! transaction is complete, and any other has no effect.
+//! All changes belong to transactions. If the process is killed, at any instruction, all effects of
+//! each committed transaction persist, and an uncommitted transaction has no effect.
 //!
 //! ```
 //! use pagewise_alloc::persistent::{PersistentOptions, Persistent};
@@ -39,11 +39,11 @@
 //! `docs/persistent.md` describes each byte. Invariants, at every instruction:
 //!
 //! - Recovery undoes the log of the head's generation, and then frees the blocks that the log of
-//!   the generation before lists. The result would be a heap whose table, bitmaps and roots agree,
-//!   and that contains exactly the committed data.
-//! - The table marks the chunks inside of a run as free. The bitmap of a chunk of a size class has
-//!   the bits beyond its blocks set. Bitmaps of free chunks have no meaning.
-//! - Data outside of the file (the chunks with free blocks) is computed when the file is opened.
+//!   the generation before lists. After a recovery, table, bitmaps and roots would agree, and the
+//!   heap would contain exactly the committed data.
+//! - In the table, every chunk of a run but the first is marked as free. In the bitmap of a chunk
+//!   of a size class, the bits beyond its blocks are set. Bitmaps of free chunks have no meaning.
+//! - The index of the chunks with free blocks is not in the file; it is computed at each open.
 //!
 //! # Safety against kills and power failure, and its cost
 //!
@@ -81,12 +81,12 @@ pub use transaction::Tx;
 /// Failures that committed data survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Death of the process at any instruction, SIGKILL included: the kernel keeps the stored data.
-    /// No flush.
+    /// Death of the process at any instruction, also by SIGKILL: the kernel keeps the stored data.
+    /// Commits flush nothing.
     #[default]
     Process,
     /// Loss of power and a kernel crash as well: the log is flushed before the data that it
-    /// describes, and the data before the commit.
+    /// describes changes, and the data is flushed before the commit.
     Power,
 }
 
@@ -106,14 +106,14 @@ pub struct PersistentOptions {
     /// the old contents.
     pub log: usize,
     /// Store a hash over the contents of all blocks when the heap is closed, and compare it when a
-    /// heap that has one is opened. Both read all blocks, at some gigabytes per second. A heap that
-    /// was not closed has no such hash.
+    /// heap with such a hash is opened. Both operations read all blocks, at some gigabytes per
+    /// second. A heap that was not closed has no such hash.
     pub check_data: bool,
 }
 
 impl PersistentOptions {
-    /// Default options: a heap of up to 2^36 bytes that is created if missing, with a log of 2^20
-    /// bytes, safe against kills.
+    /// Default options: a heap with at most 2^36 bytes of blocks and a log of 2^20 bytes, which is
+    /// created if the file does not exist and survives kills of the process.
     pub const DEFAULT: PersistentOptions = PersistentOptions {
         create: true,
         wait: false,
@@ -130,43 +130,44 @@ impl Default for PersistentOptions {
     }
 }
 
-/// Memory of a heap.
+/// Numbers of blocks and bytes of a heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PersistentUsage {
     /// Number of allocated blocks.
     pub blocks: usize,
-    /// Their bytes: sizes are rounded up to those of size classes, or to whole chunks.
+    /// Bytes of the allocated blocks, after rounding up to size classes or whole chunks.
     pub bytes: usize,
     /// Size of the file in bytes, holes included.
     pub file: usize,
 }
 
-/// An open heap in a file. Dropping it closes it, which seals the heap with a hash over all of its
-/// metadata.
+/// An open heap in a file. Dropping this value closes the heap and seals it with a hash over all of
+/// its metadata.
 ///
-/// A child of `fork` must not use it, and is sent SIGSEGV where it does; dropping it there does
-/// nothing.
+/// A child of `fork` must not use the heap: an access raises SIGSEGV. Dropping the value in the
+/// child does nothing.
 #[derive(Debug)]
 pub struct Persistent {
-    /// Declared before the mapping, so that the end of the heap is reported before it is unmapped.
+    /// Declared before `mapping`, so that the end of the heap is reported before the heap is
+    /// unmapped.
     watched: watched::WatchedHeap,
     mapping: mapping::HeapFileMapping,
     shape: HeapShape,
-    /// Generation of the open transaction, or of the next one.
+    /// Generation of the open transaction, or of the next transaction if none is open.
     generation: u64,
     log: log::Log,
     index: index::ChunkIndex,
     durability: Durability,
     /// True if log entries need more work: flushes, or reports to a memory checker.
     careful: bool,
-    /// True if the contents of blocks are sealed too.
+    /// True if the hash of the contents of blocks is checked at the open and stored at the close.
     check_data: bool,
-    /// True once the seal in the file is cleared, so that closing writes a new one.
+    /// True once the seal in the file is cleared: closing then writes a new seal.
     opened: bool,
 }
 
 impl Persistent {
-    /// Opens a heap, recovers it where it was not closed, and checks it.
+    /// Opens a heap, recovers it if it was not closed, and checks it.
     ///
     /// # Errors
     /// [`PersistentError::Busy`] if the heap is open elsewhere and [`PersistentOptions::wait`] is
@@ -175,7 +176,7 @@ impl Persistent {
     /// of this format; [`PersistentError::Os`] if a system call fails.
     ///
     /// # Safety
-    /// The file is changed through this library only, while it is open.
+    /// While the file is open, only this library changes it.
     pub unsafe fn open(
         path: &CStr,
         options: &PersistentOptions,
@@ -183,7 +184,7 @@ impl Persistent {
         open::open(path, options)
     }
 
-    /// Begins a transaction. Dropping it undoes it.
+    /// Begins a transaction. Dropping the transaction undoes it.
     #[inline]
     pub fn begin(&mut self) -> Tx<'_> {
         if !self.log.is_empty() {
@@ -200,20 +201,20 @@ impl Persistent {
         Tx { heap: self }
     }
 
-    /// Target of a pointer.
+    /// Returns the value that a pointer refers to.
     ///
     /// # Errors
-    /// [`PersistentError::OutOfRange`] if the heap has no `T` at this address. It is not checked if
-    /// the block was freed since.
+    /// [`PersistentError::OutOfRange`] if the pointer is not aligned, or if the `T` is not within
+    /// the chunks of the heap. A block that was freed meanwhile is not detected.
     #[inline]
     pub fn get<T: PlainData>(&self, pointer: Rel<T>) -> Result<&T, PersistentError> {
         let place = self.resolve(pointer, 1)?;
-        // SAFETY: `resolve` checked the range and the alignment of the `T`; any bytes are a valid
-        // `T`; no store can happen while it is borrowed.
+        // SAFETY: `resolve` checked the range and the alignment of the `T`; every bit pattern is a
+        // valid `T`; no store can happen while the heap is borrowed.
         Ok(unsafe { place.as_ref() })
     }
 
-    /// Slice of `count` values from a pointer on.
+    /// Returns a slice of `count` values, of which the first is the target of the pointer.
     ///
     /// # Errors
     /// As [`Persistent::get`].
@@ -223,12 +224,13 @@ impl Persistent {
         count: usize,
     ) -> Result<&[T], PersistentError> {
         let place = self.resolve(pointer, count)?;
-        // SAFETY: `resolve` checked that `count` values of a `T` fit there and are aligned; any
-        // bytes are valid.
+        // SAFETY: `resolve` checked that `count` values of a `T` fit at this address and are
+        // aligned; every bit pattern is a valid `T`.
         Ok(unsafe { core::slice::from_raw_parts(place.as_ptr(), count) })
     }
 
-    /// The address of `count` values, while the heap is open. Checks their range and alignment.
+    /// Returns the address of `count` values, which is valid while the heap is open. Checks their
+    /// range and alignment.
     #[inline]
     fn resolve<T>(&self, pointer: Rel<T>, count: usize) -> Result<NonNull<T>, PersistentError> {
         let (place, end) = (pointer.place(), self.shape.with(self.index.chunks()));
@@ -237,15 +239,15 @@ impl Persistent {
         if !fits || !place.is_multiple_of(align_of::<T>()) || align_of::<T>() > CHUNK {
             return Err(PersistentError::OutOfRange);
         }
-        // SAFETY: the place lies before the end of the chunks, all of which are mapped.
+        // SAFETY: the offset is before the end of the chunks, all of which are mapped.
         Ok(unsafe { self.mapping.base.add(place) }.cast())
     }
 
-    /// The block with a name; `None` if the name does not exist.
+    /// Returns the block with a name; `None` if no block has the name.
     ///
     /// # Errors
     /// [`PersistentError::OutOfRange`] if the block is too small for a `T`;
-    /// [`PersistentError::Name`] if the name is not a valid one.
+    /// [`PersistentError::Name`] if the name is empty, too long, or contains a NUL.
     pub fn root<T: PlainData>(&self, name: &str) -> Result<Option<Rel<T>>, PersistentError> {
         let Some(at) = self.find_root(&root_name(name)?) else { return Ok(None) };
         let pointer = Rel::from_offset(self.root_at(at).offset);
@@ -269,17 +271,18 @@ impl Persistent {
             .any(|root| root != NamedRoot::NONE && root.offset == offset)
     }
 
-    /// Records in the index that the block at an offset has a name, so that it is not freed.
+    /// Records in the index that the block at an offset has a name, so that `free` refuses the
+    /// block.
     fn mark_named(&mut self, place: usize) -> Result<(), PersistentError> {
         let found = self.taken(place).ok_or(PersistentError::NotABlock)?;
         self.index.set_named(found);
         Ok(())
     }
 
-    /// Size of a block in bytes: at least the requested size.
+    /// Returns the size of a block in bytes, which is at least the requested size.
     ///
     /// # Errors
-    /// [`PersistentError::NotABlock`] where no block that is taken starts there.
+    /// [`PersistentError::NotABlock`] if no allocated block starts at the pointer.
     pub fn block_size<T>(&self, pointer: Rel<T>) -> Result<usize, PersistentError> {
         let size = self.size(pointer)?;
         self.open_up(pointer.place(), size);
@@ -290,7 +293,7 @@ impl Persistent {
         Ok(self.taken(pointer.place()).ok_or(PersistentError::NotABlock)?.size())
     }
 
-    /// Names the heap for `pagewise pools`; the first 32 bytes count.
+    /// Sets the name of the heap in `pagewise pools`; only the first 32 bytes are used.
     pub fn set_name(&mut self, name: &str) {
         self.watched.set_name(name);
     }
@@ -304,29 +307,30 @@ impl Persistent {
         self.audit()
     }
 
-    /// Waits until all that was committed would survive a loss of power: a checkpoint for heaps of
-    /// [`Durability::Process`].
+    /// Waits until all committed transactions would survive a loss of power: for heaps with
+    /// [`Durability::Process`], whose commits do not wait.
     ///
     /// # Errors
-    /// Returns the error of the system.
+    /// Returns the error of the system call.
     pub fn sync(&mut self) -> Result<(), PersistentError> {
         self.mapping.sync(0, self.shape.with(self.index.chunks()))
     }
 
-    /// Offsets between which the blocks lie. The end grows with the file.
+    /// Returns the range of offsets that contains all blocks. Its end grows with the file.
     pub fn range(&self) -> Range<u64> {
         self.shape.data() as u64..self.shape.with(self.index.chunks()) as u64
     }
 
-    /// Address at which the file is mapped while it is open.
+    /// Returns the address at which the file is mapped while it is open.
     pub fn base(&self) -> NonNull<u8> {
         self.mapping.base
     }
 
-    /// Closes the heap, as dropping it does, and returns the error of that.
+    /// Closes the heap, as dropping it does, and returns an error of closing.
     ///
     /// # Errors
-    /// Returns the error of the system. The heap is closed, and recovered at the next open.
+    /// Returns the error of the system call. The heap is closed nevertheless, and the next open
+    /// recovers it.
     pub fn close(mut self) -> Result<(), PersistentError> {
         self.seal()
     }
@@ -334,12 +338,12 @@ impl Persistent {
 
 impl Drop for Persistent {
     fn drop(&mut self) {
-        // Without a seal it is recovered at the next open.
+        // A heap without a seal is recovered at the next open.
         let _ = self.seal();
     }
 }
 
-/// A name as roots store it: padded with zeros.
+/// Returns a name in the form that roots store, padded with zeros.
 fn root_name(name: &str) -> Result<[u8; NAME], PersistentError> {
     let mut padded = [0; NAME];
     let fits = !name.is_empty() && !name.contains('\0');

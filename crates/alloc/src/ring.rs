@@ -1,5 +1,4 @@
-//! A ring: frames that one thread fills one after the other and seals, and that any thread
-//! releases.
+//! A ring: one thread fills and seals frames, one after the other, and any thread releases them.
 //!
 //! ```
 //! use pagewise_alloc::{Os, Ring};
@@ -29,8 +28,8 @@
 //!
 //! - One frame is open at a time. Allocating moves `next`, as in a stack.
 //! - A sealed frame does not change until it is released. Any thread may release it, at any time
-//!   and in any order. A release is an atomic subtraction, or two and an exchange if the frame has
-//!   several blocks, however many.
+//!   and in any order. A release is one atomic subtraction; for a frame with several blocks, two
+//!   subtractions and one exchange, independent of the number of blocks.
 //! - A block is used again when all frames in it were released. See `block` for the counting.
 //!
 //! The overhead of a frame is its alignment to a cache line, and 24 bytes if it has several blocks.
@@ -59,38 +58,38 @@ use crate::values;
 pub use policy::RingPolicy;
 pub use sealed::{Message, Sealed};
 
-/// Frames for others to release. See [the module](self).
+/// Allocates frames that other threads may release. See [the module](self).
 ///
-/// It may be sent to another thread, but not shared: allocating takes no lock. Frames may outlive
-/// it on any thread, so its source is `Send` and `'static`.
+/// A ring may be sent to another thread, but not shared: allocating takes no lock. Frames may
+/// outlive the ring on any thread, so its source is `Send` and `'static`.
 #[derive(Debug)]
 pub struct Ring<S: Source + Send + 'static> {
     core: NonNull<Core<S>>,
 }
 
-// SAFETY: its memory is accessed through it alone, except for the fields shared with frames, which
-// are atomic; its source may be sent.
+// SAFETY: the memory of a ring is accessed only through the ring, except for the fields shared with
+// frames, which are atomic; its source is `Send`.
 unsafe impl<S: Source + Send + 'static> Send for Ring<S> {}
 
 impl<S: Source + Send + 'static> Ring<S> {
-    /// A ring whose memory comes from `source`; `None` if the source has too little memory for the
-    /// ring itself. Guarded in debug builds.
+    /// Creates a ring whose memory comes from `source`; `None` if the source has too little memory
+    /// for the ring itself. The ring is guarded in debug builds.
     pub fn new(source: S) -> Option<Ring<S>> {
         Ring::create(source, cfg!(debug_assertions), policy::RingPolicy::default())
     }
 
-    /// A ring with a canary behind each allocation. Releasing a frame panics if a canary was
-    /// overwritten, and fills the frame with a pattern.
+    /// Creates a ring with a canary behind each allocation. Releasing a frame panics if a canary
+    /// was overwritten, and fills the frame with a pattern.
     pub fn guarded(source: S) -> Option<Ring<S>> {
         Ring::create(source, true, policy::RingPolicy::default())
     }
 
-    /// A ring without guards, also in debug builds.
+    /// Creates a ring without guards, also in debug builds.
     pub fn unguarded(source: S) -> Option<Ring<S>> {
         Ring::create(source, false, policy::RingPolicy::default())
     }
 
-    /// A ring with other policies, to measure their effect.
+    /// Creates a ring with other policies, for measurements of their effect.
     #[cfg(feature = "ablation")]
     pub fn with_policy(source: S, policy: RingPolicy) -> Option<Ring<S>> {
         Ring::create(source, false, policy)
@@ -100,14 +99,14 @@ impl<S: Source + Send + 'static> Ring<S> {
         Some(Ring { core: Core::create(source, guarded, policy)? })
     }
 
-    /// Opens a frame; `None` where the source has no more memory.
+    /// Opens a frame; `None` if the source is exhausted.
     #[inline]
     pub fn open(&mut self) -> Option<OpenRingFrame<'_, S>> {
         self.core().open()?;
         Some(OpenRingFrame { ring: self })
     }
 
-    /// Builds a value in a frame of its own.
+    /// Opens a frame, builds a value in it with `build`, and seals the frame.
     ///
     /// # Panics
     /// Panics if memory is exhausted.
@@ -118,45 +117,45 @@ impl<S: Source + Send + 'static> Ring<S> {
     ) -> Message<T> {
         let frame = self.open().unwrap_or_else(|| no_memory());
         let value = NonNull::from(build(&frame));
-        // SAFETY: `build` borrows the value for any lifetime of the frame, so the value lies in the
-        // frame or is static, and its borrow has ended.
+        // SAFETY: `build` must work for every lifetime of the frame, so the value lies in the frame
+        // or is static. The borrow of the value has ended.
         unsafe { Message::new(value, frame.seal()) }
     }
 
-    /// Returns empty blocks to the source.
+    /// Returns blocks without frames to the source.
     pub fn trim(&mut self) {
         self.core().trim();
     }
 
-    /// Bytes that the ring has taken from its source.
+    /// Number of bytes that the ring has taken from its source and not returned.
     pub fn held(&self) -> usize {
         self.core().held()
     }
 
-    /// Adds canaries to a ring in which nothing was allocated yet, as [`Ring::guarded`] does.
+    /// Adds canaries, as [`Ring::guarded`] does, to a ring that has not allocated anything yet.
     /// Returns true if the ring is guarded now.
     pub fn guard(&self) -> bool {
         self.core().guard()
     }
 
-    /// True if a frame is open: for code that knows the ring only by its address.
+    /// True if a frame is open: for C code, which has no [`OpenRingFrame`].
     pub fn is_open(&self) -> bool {
         self.core().is_open()
     }
 
-    /// The address of the ring, for code that does not know its type: `pw_ring` in C. The ring is
-    /// not dropped.
+    /// Returns the address of the ring, for code that does not know its type: `pw_ring` in C. Does
+    /// not drop the ring.
     pub const fn into_raw(self) -> NonNull<u8> {
         let core = self.core.cast();
         ::core::mem::forget(self);
         core
     }
 
-    /// The ring of an address.
+    /// Returns the ring at an address.
     ///
     /// # Safety
-    /// The address came from [`Ring::into_raw`] of a ring of this type, and what this returns is
-    /// dropped once.
+    /// [`Ring::into_raw`] of a ring of this type returned the address, and at most one of the rings
+    /// that this function returns for the address is dropped.
     pub const unsafe fn from_raw(raw: NonNull<u8>) -> Ring<S> {
         Ring { core: raw.cast() }
     }
@@ -176,21 +175,22 @@ impl<S: Source + Send + 'static> Ring<S> {
 
     #[inline(always)]
     fn core(&self) -> &Core<S> {
-        // SAFETY: it stays at least until the ring is dropped.
+        // SAFETY: the memory of the ring stays at least until the ring is dropped.
         unsafe { self.core.as_ref() }
     }
 }
 
 impl<S: Source + Send + 'static> Drop for Ring<S> {
     fn drop(&mut self) {
-        // SAFETY: no other code allocates in it.
+        // SAFETY: `drop` has the only reference to the ring, so no allocation can follow.
         unsafe { Core::close(self.core) };
     }
 }
 
-/// An open frame. Dropping it frees all that was allocated in it.
+/// An open frame. Dropping it frees all of its allocations.
 ///
-/// Its allocations can be used while it is open, and through pointers until it is released:
+/// References to its allocations are valid while the frame is open; pointers to them are valid
+/// until the frame is released:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Ring, Os};
@@ -201,8 +201,8 @@ impl<S: Source + Send + 'static> Drop for Ring<S> {
 /// *lost = 8;
 /// ```
 ///
-/// Releasing takes the same time for any content, so it runs no destructor. A type with a
-/// destructor does not compile here:
+/// Releasing a frame takes the same time for any content, because it runs no destructor. A value
+/// with a destructor does not compile:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Ring, Os};
@@ -214,7 +214,8 @@ pub struct OpenRingFrame<'r, S: Source + Send + 'static> {
 }
 
 impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
-    /// The open frame of a ring that was forgotten: not dropped, and not sealed.
+    /// Returns the open frame of a ring whose [`OpenRingFrame`] was forgotten: neither dropped nor
+    /// sealed.
     ///
     /// # Safety
     /// The ring has an open frame, and for each opened frame exactly one value of this type is
@@ -223,8 +224,8 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         OpenRingFrame { ring }
     }
 
-    /// Memory in the frame; `None` if the source has no more. Blocks of size 0 may share an
-    /// address.
+    /// Allocates memory in the frame; `None` if the source is exhausted. Blocks of size 0 may share
+    /// an address.
     ///
     /// Consecutive allocations are adjacent, except for alignment and at the end of a block.
     #[inline]
@@ -243,13 +244,13 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         Some(start)
     }
 
-    /// Resizes an allocation, and keeps its contents as far as they fit: in place if it is the last
-    /// one or does not grow. Returns `None` if memory is exhausted: then the allocation is
-    /// unchanged.
+    /// Resizes an allocation, and keeps its contents up to the smaller size: in place if it is the
+    /// last allocation or does not grow. Returns `None`, and leaves the allocation unchanged, if
+    /// memory is exhausted.
     ///
     /// # Safety
-    /// The block was allocated in this frame with `layout`, and is used through the returned
-    /// pointer only from now on. `new` has the same alignment.
+    /// The block was allocated in this frame with `layout`. After a successful call it is used only
+    /// through the returned pointer. `new` has the same alignment.
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn resize(
         &self,
@@ -263,7 +264,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
             return Some(block);
         }
         let moved = self.allocate(new)?;
-        // SAFETY: both are at least that long, and what is handed out does not overlap.
+        // SAFETY: both allocations have at least the old size, and allocations do not overlap.
         unsafe { block.copy_to_nonoverlapping(moved, layout.size()) };
         Some(moved)
     }
@@ -274,7 +275,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         Some(self.allocate(layout)?.cast())
     }
 
-    /// Moves a value into the frame; `None` without memory.
+    /// Moves a value into the frame; `None` if memory is exhausted.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
     #[cfg_attr(debug_assertions, track_caller)]
@@ -296,7 +297,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         self.try_alloc(value).unwrap_or_else(|| no_memory())
     }
 
-    /// A slice of `len` values: `value` returns the value of each index.
+    /// Allocates a slice of `len` values; `value` returns the value for each index.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
     #[cfg_attr(debug_assertions, track_caller)]
@@ -310,7 +311,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         unsafe { values::make(start, len, value) }
     }
 
-    /// A copy of a slice.
+    /// Copies a slice into the frame.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
     #[cfg_attr(debug_assertions, track_caller)]
@@ -321,7 +322,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         unsafe { values::copy(start, values) }
     }
 
-    /// A copy of a string.
+    /// Copies a string into the frame.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
     #[cfg_attr(debug_assertions, track_caller)]
@@ -331,7 +332,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         unsafe { str::from_utf8_unchecked_mut(bytes) }
     }
 
-    /// Ends the frame: its contents stay until it is released.
+    /// Ends the frame. Its contents stay until the returned value is dropped.
     #[inline]
     pub fn seal(self) -> Sealed {
         let ring = self.ring;

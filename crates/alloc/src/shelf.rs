@@ -1,7 +1,7 @@
-//! A pool with its live blocks behind a safe interface: experiments, which may not contain unsafe
-//! code, use any pool through it.
+//! A pool and its live blocks behind a safe interface, for experiments, which must not contain
+//! unsafe code.
 //!
-//! Invariant: each slot is empty or has a live block of the shelf's pool, which no other code has.
+//! Invariant: each slot is empty or owns a live block of the shelf's pool.
 //!
 //! ```text
 //! slots  [ block 7 | none | block 9 | ... ]        pool  [ ..7.. | ...9.. ]
@@ -18,8 +18,8 @@ use crate::{Discipline, DisciplinedAllocator};
 #[derive(Debug, Default)]
 pub struct ShelfSlot(Option<(NonNull<u8>, Layout)>);
 
-/// A pool whose blocks may be freed in any order, and its live blocks, each in a slot. Dropping it
-/// frees the blocks that are left.
+/// A pool whose blocks may be freed in any order, and slots for its live blocks. Dropping the shelf
+/// frees the blocks in its slots.
 ///
 /// ```
 /// use core::alloc::Layout;
@@ -36,20 +36,21 @@ pub struct TestShelf<'s, A: DisciplinedAllocator> {
 }
 
 impl ShelfSlot {
-    /// Without a block.
+    /// An empty slot.
     pub const EMPTY: ShelfSlot = ShelfSlot(None);
 }
 
 impl<'s, A: DisciplinedAllocator> TestShelf<'s, A> {
-    /// An empty shelf. Earlier contents of the slots are ignored: they belong to another shelf.
+    /// Creates an empty shelf. Earlier contents of the slots are discarded and not freed, because
+    /// they belong to another shelf.
     pub fn new(pool: A, slots: &'s mut [ShelfSlot]) -> TestShelf<'s, A> {
         const { assert!(!matches!(A::FREES, Discipline::Lifo), "a stack frees in no order but one") };
         slots.fill_with(ShelfSlot::default);
         TestShelf { slots, pool }
     }
 
-    /// Frees the block of a slot, allocates another one there, and writes its first byte. Returns
-    /// `false` if memory is exhausted: then the slot is empty.
+    /// Frees the block in a slot, allocates a new block for the slot, and writes the first byte of
+    /// the new block. Returns `false`, and leaves the slot empty, if memory is exhausted.
     ///
     /// # Panics
     /// Panics if the slot does not exist.
@@ -58,7 +59,8 @@ impl<'s, A: DisciplinedAllocator> TestShelf<'s, A> {
         self.free(slot);
         let Some(block) = self.pool.allocate(layout) else { return false };
         if layout.size() > 0 {
-            // SAFETY: the block has a byte, and is ours alone. Volatile, so that it is written.
+            // SAFETY: the block has at least one byte and belongs to this slot. The write is
+            // volatile, so that the compiler keeps it.
             unsafe { block.write_volatile(1) };
         }
         self.slots[slot] = ShelfSlot(Some((block, layout)));
@@ -72,8 +74,8 @@ impl<'s, A: DisciplinedAllocator> TestShelf<'s, A> {
     #[inline]
     pub fn free(&mut self, slot: usize) {
         if let Some((block, layout)) = self.slots[slot].0.take() {
-            // SAFETY: by the invariant the block is live and this pool's; it was taken out, and may
-            // be freed in any order.
+            // SAFETY: by the invariant the block is live and of this pool; the slot is empty now,
+            // and the pool permits frees in any order.
             unsafe { self.pool.free(block, layout) };
         }
     }
@@ -96,13 +98,14 @@ impl<A: DisciplinedAllocator> fmt::Debug for TestShelf<'_, A> {
     }
 }
 
-/// The C library's allocator, to compare pools with.
+/// The C library's `malloc`, for comparisons with pools.
 #[cfg(feature = "os")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemMalloc;
 
 #[cfg(feature = "os")]
-// SAFETY: blocks of the C library are aligned as asked, do not overlap, and stay until freed.
+// SAFETY: blocks of the C library have the requested alignment, do not overlap, and stay until
+// freed.
 unsafe impl DisciplinedAllocator for SystemMalloc {
     const NAME: &'static str = "malloc";
     const FREES: Discipline = Discipline::Any;
@@ -113,11 +116,11 @@ unsafe impl DisciplinedAllocator for SystemMalloc {
             // SAFETY: the call takes a number.
             unsafe { libc::malloc(layout.size()) }
         } else {
-            // SAFETY: the alignment of a layout is a power of two, and the size is made a multiple
-            // of it.
+            // SAFETY: the alignment of a layout is a power of two, and `pad_to_align` rounds the
+            // size up to a multiple of it.
             unsafe { libc::aligned_alloc(layout.align(), layout.pad_to_align().size()) }
         };
-        // The compiler would remove an unobserved allocation.
+        // The compiler would remove an allocation that no code uses.
         NonNull::new(core::hint::black_box(start).cast())
     }
 
@@ -136,13 +139,13 @@ mod tests {
 
     use super::*;
 
-    /// Allocates blocks of size 0 only; counts those that are live.
+    /// Allocates only blocks of size 0, and counts the live ones.
     struct CountingHeap<'c> {
         live: &'c Cell<isize>,
         left: usize,
     }
 
-    // SAFETY: only for layouts of no size, whose blocks may have one address.
+    // SAFETY: all blocks have size 0, so they may share an address.
     unsafe impl DisciplinedAllocator for CountingHeap<'_> {
         const NAME: &'static str = "counting";
         const FREES: Discipline = Discipline::Any;

@@ -23,31 +23,31 @@ pub use system::Os;
 /// Memory from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceBlock {
-    /// Its first byte, aligned as asked.
+    /// First byte of the block, with the requested alignment.
     pub start: NonNull<u8>,
-    /// Its size in bytes: at least what was asked for.
+    /// Size of the block in bytes: at least the requested size.
     pub size: usize,
     /// True if every byte is known to be 0.
     pub zeroed: bool,
 }
 
-/// Gives large blocks and takes them back.
+/// Provides large blocks of memory to pools.
 ///
 /// # Safety
-/// A block belongs to its owner alone until it is released: it is mapped for reading and writing,
-/// has the stated size and alignment, and is zero if it says so.
+/// A block belongs only to the caller of `take` until it is released. It is mapped for reading and
+/// writing, has the stated size and alignment, and contains only zeros if `zeroed` is true.
 pub unsafe trait Source {
-    /// A block of at least this size and alignment; `None` if memory is exhausted.
+    /// Allocates a block of at least this size and alignment; `None` if memory is exhausted.
     fn take(&self, layout: Layout) -> Option<SourceBlock>;
 
-    /// Takes a block back.
+    /// Releases a block.
     ///
     /// # Safety
     /// `block` came from [`Source::take`] of this source, and is not used any more.
     unsafe fn give_back(&self, block: SourceBlock);
 
-    /// Number of bytes of this alignment that may be taken in one piece ahead of need, because
-    /// unused memory costs nothing. 0 if all taken memory costs.
+    /// Number of bytes with this alignment that a pool may take as one block ahead of need, because
+    /// unused memory costs nothing. 0 if the source pays for all taken memory.
     fn ahead(&self, align: usize) -> usize {
         let _ = align;
         0
@@ -58,25 +58,26 @@ pub unsafe trait Source {
         false
     }
 
-    /// Discards the memory behind a part of a block, and keeps the addresses: every byte is 0
-    /// afterwards. Returns `false` if the contents are unchanged.
+    /// Discards the memory of a part of a block, and keeps its addresses: every byte of the part is
+    /// 0 afterwards. Returns `false` if the contents are unchanged.
     ///
     /// # Safety
-    /// The part consists of whole pages of a block of this source, and is not used at the same
-    /// time.
+    /// The part consists of whole pages of a block of this source, and no other code accesses it
+    /// during the call.
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
         let _ = (start, size);
         false
     }
 
-    /// Number of bytes of a part of a block that are backed by memory, as far as the source knows.
+    /// Number of bytes of a part of a block that are backed by memory. A source that cannot
+    /// determine it returns `size`.
     fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
         let _ = start;
         size
     }
 }
 
-// SAFETY: whatever the source promises holds through a reference to it.
+// SAFETY: all calls go to the source behind the reference, which keeps the contract.
 unsafe impl<S: Source + ?Sized> Source for &S {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         (**self).take(layout)
@@ -105,13 +106,14 @@ unsafe impl<S: Source + ?Sized> Source for &S {
     }
 }
 
-/// A mapping of whole pages of this size, aligned, with more flags for `mmap`.
+/// Maps whole pages of `page` bytes with the size and alignment of `layout`. `flags` are added to
+/// the flags of `mmap`.
 #[cfg(feature = "os")]
 fn map_aligned(layout: Layout, page: usize, flags: libc::c_int) -> Option<SourceBlock> {
     let size = layout.size().max(1).checked_next_multiple_of(page)?;
-    // Address space before the first aligned address and after the end is unmapped at once. The
-    // kernel aligns a mapping to its page size, huge pages of the reserve included; for a larger
-    // alignment, extra address space is mapped.
+    // The kernel aligns a mapping to its page size, or to the size of reserved huge pages. For a
+    // larger alignment the mapping is made longer, and the parts before the aligned address and
+    // after the end of the block are unmapped at once.
     let known = if flags & libc::MAP_HUGETLB == 0 { page_size() } else { page };
     let spare = layout.align().max(page).saturating_sub(known);
     let mapped = map(size.checked_add(spare)?, flags)?;
@@ -124,32 +126,32 @@ fn map_aligned(layout: Layout, page: usize, flags: libc::c_int) -> Option<Source
     Some(SourceBlock { start, size, zeroed: true })
 }
 
-/// Discards the memory behind whole pages; `false` if the kernel does not.
+/// Discards the memory of whole pages; returns `false` if the kernel refuses.
 ///
 /// # Safety
-/// They are pages of a private anonymous mapping, and not in use.
+/// The pages belong to a private anonymous mapping, and are not in use.
 #[cfg(feature = "os")]
 unsafe fn discard(start: NonNull<u8>, size: usize) -> bool {
     // SAFETY: the caller passes pages of a private anonymous mapping, which are not in use.
     unsafe { libc::madvise(start.as_ptr().cast(), size, libc::MADV_DONTNEED) == 0 }
 }
 
-/// Number of resident bytes of the first 256 pages of a range; all of these if the kernel does not
-/// report it.
+/// Number of resident bytes in the first 256 pages of a range. Counts all of these pages as
+/// resident if `mincore` fails.
 #[cfg(feature = "os")]
 fn resident(start: NonNull<u8>, size: usize) -> usize {
     const SEEN: usize = 256;
     let page = page_size();
     let mut seen = [1_u8; SEEN];
     let asked = size.min(SEEN * page);
-    // SAFETY: the kernel writes a byte for each page of `asked`, which are SEEN at most.
+    // SAFETY: the kernel writes one byte for each page of `asked`, at most SEEN bytes.
     unsafe { libc::mincore(start.as_ptr().cast(), asked, seen.as_mut_ptr()) };
     seen[..asked.div_ceil(page)].iter().filter(|page| **page & 1 == 1).count() * page
 }
 
 #[cfg(feature = "os")]
 fn page_size() -> usize {
-    // SAFETY: the call takes a number and touches no memory of ours.
+    // SAFETY: the call takes a number and accesses no memory of this process.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).expect("the kernel's page size is positive")
 }
@@ -170,18 +172,19 @@ fn map(size: usize, flags: libc::c_int) -> Option<NonNull<u8>> {
     NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED)
 }
 
-/// Unmaps whole pages that were mapped here and are not in use; does nothing for a size of 0.
+/// Unmaps whole pages that this module has mapped and that are not in use; does nothing for a size
+/// of 0.
 #[cfg(feature = "os")]
 fn unmap(start: NonNull<u8>, size: usize) {
     if size > 0 {
-        // SAFETY: callers are in this file and pass mappings of their own, or the unused ends of
-        // one.
+        // SAFETY: callers in this module pass a mapping of their own, or an unused end of such a
+        // mapping.
         unsafe { libc::munmap(start.as_ptr().cast(), size) };
     }
 }
 
-/// A buffer of the user's, allocated from front to back. Only the last block can be reused after it
-/// is released.
+/// A buffer that the user provides, allocated from front to back. A released block can be reused
+/// only if it is the last one.
 #[derive(Debug)]
 pub struct FixedBuffer<'a> {
     rest: Rest,
@@ -189,7 +192,7 @@ pub struct FixedBuffer<'a> {
 }
 
 impl<'a> FixedBuffer<'a> {
-    /// A source of this memory.
+    /// Creates a source of the memory of a buffer.
     pub const fn new(buffer: &'a mut [MaybeUninit<u8>]) -> FixedBuffer<'a> {
         let left = Cell::new(buffer.len());
         let next = Cell::new(buffer.as_mut_ptr().cast());
@@ -198,8 +201,8 @@ impl<'a> FixedBuffer<'a> {
 }
 
 impl FixedBuffer<'static> {
-    /// A source of a static variable, for static pools: a global allocator without an operating
-    /// system.
+    /// Creates a source of the memory of a static variable, for a static pool, such as a global
+    /// allocator without an operating system.
     ///
     /// ```
     /// use core::mem::MaybeUninit;
@@ -224,7 +227,8 @@ impl FixedBuffer<'static> {
     }
 }
 
-// SAFETY: `Rest` gives each byte to one block only; the buffer is borrowed.
+// SAFETY: `Rest` never has two live blocks with a common byte, and the buffer is borrowed
+// exclusively.
 unsafe impl Source for FixedBuffer<'_> {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.rest.take(layout)
@@ -239,8 +243,8 @@ unsafe impl Source for FixedBuffer<'_> {
     }
 }
 
-/// Unused part of a buffer. `next` moves forward over unused memory, at most by `left` bytes, or
-/// back over the last block.
+/// Unused part of a buffer: `left` bytes from `next` on. Taking a block moves `next` forward;
+/// releasing the last block moves `next` back to its start.
 #[repr(C)]
 #[derive(Debug)]
 struct Rest {
@@ -248,7 +252,8 @@ struct Rest {
     left: Cell<usize>,
 }
 
-// SAFETY: the buffer is accessed through this value only, so both may move to another thread.
+// SAFETY: the buffer is accessed only through this value, so value and buffer may move to another
+// thread.
 unsafe impl Send for Rest {}
 
 impl Rest {
@@ -256,7 +261,8 @@ impl Rest {
         let next = NonNull::new(self.next.get())?;
         let before = next.align_offset(layout.align());
         let left = self.left.get().checked_sub(before)?.checked_sub(layout.size())?;
-        // SAFETY: `before + size` is at most what is left of the buffer, by the two subtractions.
+        // SAFETY: the two subtractions checked that `before` and the block fit into the rest of the
+        // buffer.
         let start = unsafe { next.add(before) };
         // SAFETY: the block ends inside the buffer.
         self.next.set(unsafe { start.add(layout.size()) }.as_ptr());
@@ -277,13 +283,13 @@ impl Rest {
     }
 }
 
-/// The operating system or a buffer, chosen at run time, as C programs do. A value of all zeros is
-/// the operating system.
+/// The operating system or a buffer, chosen at run time by C programs. A value of all zeros is the
+/// operating system.
 #[cfg(feature = "os")]
 #[repr(C)]
 #[derive(Debug)]
 pub struct SystemOrBuffer {
-    /// Its address is NULL if the source is the operating system.
+    /// The buffer; its address is NULL if the source is the operating system.
     buffer: Rest,
 }
 
@@ -293,30 +299,31 @@ unsafe impl Send for SystemOrBuffer {}
 
 #[cfg(feature = "os")]
 impl SystemOrBuffer {
-    /// The operating system, as [`Os`].
+    /// Selects the operating system, as [`Os`] does.
     pub const fn system() -> SystemOrBuffer {
         SystemOrBuffer {
             buffer: Rest { next: Cell::new(core::ptr::null_mut()), left: Cell::new(0) },
         }
     }
 
-    /// A buffer, as [`FixedBuffer`].
+    /// Selects a buffer, as [`FixedBuffer`] does.
     ///
     /// # Safety
-    /// It is not used by other code while blocks of it exist.
+    /// The `size` bytes from `start` on are writable, and no other code uses them while blocks of
+    /// this source exist.
     pub const unsafe fn buffer(start: NonNull<u8>, size: usize) -> SystemOrBuffer {
         SystemOrBuffer { buffer: Rest { next: Cell::new(start.as_ptr()), left: Cell::new(size) } }
     }
 
-    /// True if it is the operating system.
+    /// True if this source is the operating system.
     pub fn is_system(&self) -> bool {
         self.buffer.next.get().is_null()
     }
 }
 
 #[cfg(feature = "os")]
-// SAFETY: the system's source keeps the rules, and `Rest` gives each byte of a buffer to one block
-// only; the caller of `buffer` guarantees that the buffer is ours.
+// SAFETY: [`Os`] keeps the contract. `Rest` never has two live blocks with a common byte, and the
+// caller of `buffer` guarantees that no other code uses the buffer.
 unsafe impl Source for SystemOrBuffer {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         if self.is_system() { Os.take(layout) } else { self.buffer.take(layout) }
@@ -350,7 +357,7 @@ unsafe impl Source for SystemOrBuffer {
     }
 }
 
-/// Another source that has no more memory after `n` blocks, for tests of exhausted memory.
+/// A source that fails after `n` blocks of another source, for tests of exhausted memory.
 #[derive(Debug)]
 pub struct FailAfter<S> {
     source: S,
@@ -358,13 +365,13 @@ pub struct FailAfter<S> {
 }
 
 impl<S> FailAfter<S> {
-    /// Gives `n` blocks of `source`.
+    /// Creates a source that provides at most `n` blocks of `source`.
     pub const fn new(source: S, n: usize) -> FailAfter<S> {
         FailAfter { source, left: Cell::new(n) }
     }
 }
 
-// SAFETY: what it gives is the source's.
+// SAFETY: every block is one of the underlying source, which keeps the contract.
 unsafe impl<S: Source> Source for FailAfter<S> {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.left.set(self.left.get().checked_sub(1)?);
@@ -408,12 +415,12 @@ mod tests {
         for (size, align) in [(1, 1), (100_000, 8), (1 << 16, 1 << 21), (3 << 20, 1 << 22)] {
             let block = Os.take(layout(size, align)).unwrap();
             assert!(block.start.addr().get().is_multiple_of(align) && block.size >= size);
-            // SAFETY: the block is mapped and ours.
+            // SAFETY: the block is mapped, and the test owns it.
             let bytes =
                 unsafe { core::slice::from_raw_parts_mut(block.start.as_ptr(), block.size) };
             assert!(!block.zeroed || bytes.iter().all(|byte| *byte == 0));
             bytes.fill(7);
-            // SAFETY: it came from there and is used no more.
+            // SAFETY: the block came from this source, and is not used any more.
             unsafe { Os.give_back(block) };
         }
         assert_eq!(Os.take(layout(isize::MAX as usize - (1 << 12), 1)), None);
@@ -428,7 +435,7 @@ mod tests {
         assert!(second.start.addr().get().is_multiple_of(32));
         assert!(second.start.addr().get() - first.start.addr().get() >= 100);
         assert_eq!(fixed.take(layout(200, 1)), None);
-        // SAFETY: it came from there and is used no more.
+        // SAFETY: the block came from this source, and is not used any more.
         unsafe { fixed.give_back(second) };
         assert_eq!(fixed.take(layout(64, 32)), Some(second));
     }

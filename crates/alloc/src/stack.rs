@@ -1,5 +1,5 @@
-//! A stack: blocks of memory, filled from front to back, and emptied by whole frames, whatever was
-//! allocated in them.
+//! A stack allocator: memory is allocated from the front to the back of blocks, and whole frames
+//! are popped at once, whatever was allocated in them.
 //!
 //! ```
 //! use pagewise_alloc::{Stack, source::Os};
@@ -22,16 +22,16 @@
 //! ```
 //!
 //! Invariants between two calls:
-//! - `next` and `end` are in `block`, `next < end`, both are NULL without a block. Bytes from
+//! - `next` and `end` are in `block`, and `next < end`; without a block, both are NULL. Bytes from
 //!   `next` on are free, and so are all blocks after `block` in the list.
-//! - A frame's mark contains the values of `next` and `block` from when it was pushed. That block
-//!   is in the list, at or before the block of any later mark, since a block in use is never moved.
-//!   Popping the frame restores both values.
-//! - An allocation ends before `end`, never at it: then the same comparison also sends an
-//!   allocation of size 0 without a block to the slow path.
-//! - A guarded stack has `next == end`, so that every call takes the slow path: see `canary`. Both
-//!   are also NULL while the stack has blocks but no allocation. The fast paths, which are also
-//!   inlined into C programs, do not handle canaries.
+//! - A frame's mark contains the values of `next` and `block` from when the frame was pushed. The
+//!   block of the mark is in the list, at or before the block of any later mark, since a block in
+//!   use is never moved. Popping the frame restores both values.
+//! - An allocation ends before `end`, never at `end`. With this rule the same comparison also sends
+//!   an allocation of size 0 to the slow path if the stack has no block.
+//! - A guarded stack has `next == end`, so that every call takes the slow path: see `canary`.
+//!   `next` and `end` are also NULL while a guarded stack has blocks but no allocation. The fast
+//!   paths, which are also inlined into C programs, do not handle canaries.
 //!
 //! `pw_stack` in `pagewise/stack.h` has the same layout, and its inline functions have the same
 //! effect, byte for byte.
@@ -65,31 +65,33 @@ pub use scope::{Owned, Scope, StackFrame};
 
 #[cfg(feature = "ablation")]
 pub mod old {
-    //! Policies that are worse, so that benchmarks can show by how much.
+    //! Policies that are worse than `Usual`, so that benchmarks can measure the difference.
     pub use super::policy::old::{Greedy, NoFollow, NotInPlace, Rounded, SmallBlocks};
 }
 
 /// A stack of frames in blocks of `S`.
 ///
-/// Its memory goes back to the source when it is dropped, or with [`Stack::trim`]. It may be sent
-/// to another thread, but not shared: an allocation takes no lock.
+/// Dropping the stack, or [`Stack::trim`], returns memory to the source. A stack may be sent to
+/// another thread, but not shared: an allocation takes no lock.
 ///
 /// # Complexity
-/// Allocating and popping take the same few instructions, whatever is in a frame. An allocation
-/// that does not fit into the block searches the free ones, as [`StackPolicy`] describes.
+/// An allocation and a pop take a constant number of instructions, independent of the content of
+/// the frame. An allocation that does not fit into the current block searches the free blocks, as
+/// [`StackPolicy`] describes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Stack<S: Source, P: StackPolicy = Usual> {
-    /// The first free byte.
+    /// Address of the first free byte.
     next: Cell<*mut u8>,
     /// End of the part of the block that allocations may use.
     end: Cell<*mut u8>,
     /// The current block; if the stack is guarded, the last canary.
     block: Cell<*mut StackBlockHeader>,
-    /// Fields that fast paths do not use; in the first block, NULL without a block.
+    /// Fields that fast paths do not use. They lie in the first block; NULL without a block.
     cold: Cell<*mut Cold>,
-    /// The innermost linked frame, see `link`. Not beside `block`: compilers would load both at
-    /// once when a frame is pushed, and this load would wait for a recent store to this field.
+    /// The innermost linked frame, see `link`. This field is not adjacent to `block`: compilers
+    /// would load both with one instruction when a frame is pushed, and that load would wait for a
+    /// recent store to this field.
     frame: Cell<*const FrameLink>,
     /// Not 0 if the stack has canaries.
     guarded: Cell<usize>,
@@ -97,8 +99,8 @@ pub struct Stack<S: Source, P: StackPolicy = Usual> {
     policy: PhantomData<P>,
 }
 
-// SAFETY: blocks are accessed through one stack alone, so they move with it to another thread; its
-// source may be sent.
+// SAFETY: the blocks of a stack are accessed only through the stack, so they may move with it to
+// another thread; its source is `Send`.
 unsafe impl<S: Source + Send, P: StackPolicy> Send for Stack<S, P> {}
 
 /// Position of a stack when a frame was pushed.
@@ -132,25 +134,26 @@ const _: () = {
 };
 
 impl<S: Source> Stack<S> {
-    /// A stack without memory: it takes its first block when it must. Guarded in debug builds.
+    /// Creates a stack without memory, which takes its first block at the first allocation. The
+    /// stack is guarded in debug builds.
     pub const fn new(source: S) -> Stack<S> {
         Stack::with_policy(source, cfg!(debug_assertions))
     }
 
-    /// A stack with a canary behind each allocation. Popping a frame panics if a canary was
+    /// Creates a stack with a canary behind each allocation. Popping a frame panics if a canary was
     /// overwritten, and fills the popped memory with a pattern.
     pub const fn guarded(source: S) -> Stack<S> {
         Stack::with_policy(source, true)
     }
 
-    /// A stack without guards, also in debug builds.
+    /// Creates a stack without guards, also in debug builds.
     pub const fn unguarded(source: S) -> Stack<S> {
         Stack::with_policy(source, false)
     }
 }
 
 impl<S: Source, P: StackPolicy> Stack<S, P> {
-    /// A stack of any policy, guarded or not.
+    /// Creates a stack with policy `P`, guarded or not.
     pub const fn with_policy(source: S, guarded: bool) -> Stack<S, P> {
         Stack {
             next: Cell::new(ptr::null_mut()),
@@ -176,8 +179,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.guarded.get() != 0
     }
 
-    /// Memory in the innermost frame; `None` if the source has no more. Blocks of size 0 may share
-    /// an address.
+    /// Allocates memory in the innermost frame; `None` if the source is exhausted. Blocks of size 0
+    /// may share an address.
     ///
     /// Consecutive allocations in a block are adjacent, except for alignment.
     #[inline]
@@ -189,8 +192,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// As [`Stack::allocate`], for values and arrays: layouts whose size is a multiple of their
-    /// alignment.
+    /// As [`Stack::allocate`], for values and arrays. Requires that the size of `layout` is a
+    /// multiple of its alignment.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     fn allocate_array(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -200,16 +203,16 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// The fast path: memory of this block.
+    /// The fast path: allocates in the current block; `None` if the layout does not fit into it.
     #[inline(always)]
     fn bump(&self, layout: Layout) -> Option<NonNull<u8>> {
         let start = self.start(layout);
         self.hand_out(start, start.wrapping_add(layout.size()))
     }
 
-    /// As `bump`, with one step less between `next` and its new value, for which an allocation that
-    /// follows at once waits: it aligns the sum, not the start. The size is a multiple of the
-    /// alignment.
+    /// As `bump`, but aligns the sum of `next` and the size instead of the start. The dependency
+    /// chain from `next` to its new value, for which a following allocation waits, is one
+    /// instruction shorter. Requires that the size is a multiple of the alignment.
     #[inline(always)]
     fn bump_array(&self, layout: Layout) -> Option<NonNull<u8>> {
         let mask = layout.align() - 1;
@@ -217,8 +220,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.hand_out(self.start(layout), after)
     }
 
-    /// Address of the next allocation. No overflow: memory ends below 2^63, and a layout is
-    /// smaller, also when it is rounded up to its alignment.
+    /// Returns the address of the next allocation. The sum cannot overflow: memory ends below 2^63,
+    /// and a layout is smaller than 2^63, also when rounded up to its alignment.
     #[inline(always)]
     fn start(&self, layout: Layout) -> usize {
         self.next.get().addr().wrapping_add(layout.align() - 1) & !(layout.align() - 1)
@@ -250,7 +253,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.bump(layout)
     }
 
-    /// Present position of the stack: the argument of [`Stack::rewind`].
+    /// Returns the present position of the stack, for [`Stack::rewind`].
     #[inline(always)]
     pub fn mark(&self) -> Mark {
         Mark { next: self.next.get(), block: self.block.get() }
@@ -258,8 +261,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
 
     /// Pops all that was allocated since `mark`.
     ///
-    /// # Safety
-    /// The mark is of this stack, which was not rewound to an earlier one since; allocations after
+    /// The mark is of this stack, and the stack was not rewound to an earlier mark since.
+    /// Allocations after the mark are not used any more.
     /// the mark are not used any more.
     #[inline(always)]
     pub unsafe fn rewind(&self, mark: Mark) {
@@ -270,13 +273,13 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Resizes an allocation, and keeps its contents as far as they fit: in place if it is the last
-    /// one or does not grow. Returns `None` if memory is exhausted: then the allocation is
-    /// unchanged. The returned allocation belongs to the innermost frame.
+    /// Resizes an allocation, and keeps its contents up to the smaller size: in place if it is the
+    /// last allocation or does not grow. Returns `None`, and leaves the allocation unchanged, if
+    /// memory is exhausted. The returned allocation belongs to the innermost frame.
     ///
     /// # Safety
-    /// The block was allocated in this stack with `layout` and was not popped; it is used through
-    /// the returned pointer only from now on.
+    /// The block was allocated in this stack with `layout` and was not popped. After a successful
+    /// call it is used only through the returned pointer.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn resize(
@@ -291,7 +294,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         if P::IN_PLACE && self.is_last(block, layout) && is_aligned && fits {
             let next = self.next.get();
             self.next.set(next.with_addr(after));
-            // Not `block` itself: its provenance may cover only the old bytes.
+            // The returned pointer is derived from `next`, since the provenance of `block` may
+            // cover only the old bytes.
             return NonNull::new(next.with_addr(block.addr().get()));
         }
         // SAFETY: the caller passes a block of this stack with this layout.
@@ -317,12 +321,14 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
             return Some(block);
         }
         let moved = self.allocate(new)?;
-        // SAFETY: both are at least that long, and what is handed out does not overlap.
+        // SAFETY: both allocations have at least the smaller of the two sizes, and allocations do
+        // not overlap.
         unsafe { block.copy_to_nonoverlapping(moved, layout.size().min(new.size())) };
         Some(moved)
     }
 
-    /// Frees the last allocation; any other one stays until its frame is popped.
+    /// Frees the block if it is the last allocation. Any other block stays until its frame is
+    /// popped.
     ///
     /// # Safety
     /// The block was allocated in this stack with `layout`, was not popped, and is not used any
@@ -336,15 +342,15 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// True if a block ends at the address of the next allocation. Never with canaries: a canary is
-    /// in between.
+    /// True if a block ends at the address of the next allocation. Always false with canaries,
+    /// because a canary lies behind the block.
     #[inline(always)]
     fn is_last(&self, block: NonNull<u8>, layout: Layout) -> bool {
         block.addr().get() + P::shape(layout).size() == self.next.get().addr()
     }
 
-    /// Prepares a single block for the next `size` bytes, including alignment, so that no
-    /// allocation until then crosses the end of a block: best for a stack without memory, in which
+    /// Prepares a single block for the next `size` bytes of allocations, including alignment, so
+    /// that none of these allocations crosses the end of a block. If the stack has no memory yet,
     /// all of them are then contiguous. Returns `false` without any change if the source is
     /// exhausted. The block stays until [`Stack::trim`].
     #[must_use]
@@ -355,7 +361,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Layout::from_size_align(size, 1).is_ok_and(|layout| self.make_room(layout))
     }
 
-    /// Returns empty blocks to the source.
+    /// Returns the free blocks behind the current block to the source.
     pub fn trim(&self) {
         if let Some(current) = self.current() {
             while let Some(free) = current.take_next() {
@@ -364,7 +370,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Returns all memory to the source: the stack is like a new one.
+    /// Returns all memory to the source. The stack is then as it was when it was created.
     ///
     /// # Panics
     /// Panics if a canary was overwritten, or if a frame of the C API is open.
@@ -383,13 +389,13 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.cold().map_or(0, |cold| cold.taken.get())
     }
 
-    /// Source of the memory.
+    /// Returns the source of the memory.
     pub const fn source(&self) -> &S {
         &self.source
     }
 
-    /// Sets the name in statistics; allocates the first block for that, and does nothing if that
-    /// fails.
+    /// Sets the name of the stack in statistics. Allocates the first block for this, and does
+    /// nothing if the source is exhausted.
     pub fn set_name(&self, name: &str) {
         let none = self.allocate(Layout::new::<()>());
         if let Some(cold) = self.cold().filter(|_| none.is_some()) {
@@ -424,8 +430,8 @@ impl<S: Source, P: StackPolicy> Drop for Stack<S, P> {
     }
 }
 
-// SAFETY: `bump` moves `next` over each allocation, and only a caller that gives memory up moves it
-// back; blocks with allocations stay until the drop.
+// SAFETY: `bump` moves `next` over each allocation, and `next` moves back only when a caller frees
+// or pops the memory. Blocks with allocations stay until the stack is dropped.
 unsafe impl<S: Source, P: StackPolicy> DisciplinedAllocator for Stack<S, P> {
     const NAME: &'static str = "stack";
     const FREES: Discipline = Discipline::Lifo;

@@ -1,5 +1,5 @@
-//! TLSF, two-level segregated fit: any sizes, freed in any order, in a time that does not depend on
-//! the heap.
+//! TLSF (two-level segregated fit): blocks of any size, freed in any order, in a time that does not
+//! depend on the size of the heap.
 //!
 //! ```
 //! use core::alloc::Layout;
@@ -24,12 +24,12 @@
 //!      └── regions from a Source, each as large as all before, up to 16 MiB
 //! ```
 //!
-//! Worst cases: `free` merges one block. `allocate` removes one block from the lists; if none fits,
-//! it first merges the cached blocks (at most 32 N + 1), then asks the source. With N = 0 no block
-//! is cached: the usual case is slower, the worst case is shortest.
+//! Worst cases: `free` merges one block. `allocate` removes one block from the lists. If no block
+//! fits, `allocate` first merges the cached blocks (at most 32 N + 1), and then asks the source.
+//! With N = 0 no block is cached: the usual case is slower, but the worst case is shortest.
 //!
 //! The overhead of a block is one word, and the padding of its size to a multiple of 16. A pool
-//! does not return regions to its source until [`Tlsf::trim`] or its end.
+//! returns regions to its source only in [`Tlsf::trim`] and when it is dropped.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -56,54 +56,55 @@ use front::DeferredFrees;
 use heap::TlsfHeap;
 pub use locked::LockedTlsf;
 
-/// Size classes of a pool, for a cache in front of it: a request of any size of a class is served
-/// by each block of the class.
+/// Size classes of a pool, for a cache in front of the pool: each block of a size class is large
+/// enough for every request of that class.
 #[doc(hidden)]
 pub mod size_class {
     use super::bins::SizeBin;
 
-    /// The class of a request; `None` if it is larger than any.
+    /// Returns the size class of a request of `size` bytes; `None` if the size exceeds all classes.
     #[inline]
     pub fn of(size: usize) -> Option<usize> {
         SizeBin::of(size).map(SizeBin::index)
     }
 
-    /// Usable bytes of a block of a class.
+    /// Returns the usable bytes of a block of a size class.
     #[inline]
     pub fn capacity(class: usize) -> usize {
         SizeBin::at(class).capacity()
     }
 }
 
-/// Alignments up to which the size of a block is rounded up to its alignment.
+/// Maximum alignment up to which the size of a block is rounded up to a multiple of the alignment.
 const PADDED: usize = 128;
 
-/// A pool of blocks of any size. N blocks of each small size class are cached. In C programs,
-/// `pw_tlsf` is the start of one with N = 32.
+/// A pool of blocks of any size. It caches N freed blocks of each small size class. In C, `struct
+/// pw_tlsf` declares the first fields of a pool with N = 32.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Tlsf<S: Source, const N: usize = 32> {
-    /// Comes first: C programs know it.
+    /// First field, because C programs access it.
     front: DeferredFrees<N>,
     heap: TlsfHeap<S>,
 }
 
 impl<S: Source, const N: usize> Tlsf<S, N> {
-    /// An empty pool. It takes nothing from the source before something is allocated. Guarded in
-    /// debug builds.
+    /// Creates an empty pool, which takes nothing from the source before the first allocation. The
+    /// pool is guarded in debug builds.
     pub const fn new(source: S) -> Tlsf<S, N> {
         Tlsf::create(source, cfg!(debug_assertions))
     }
 
-    /// A pool with a canary behind each block, which is checked when the block is freed. Freed
-    /// blocks are filled and wait in a quarantine. It panics on a double free, a wrong size, a
-    /// foreign address, and a write beyond a block or after its free; in debug builds the message
-    /// names where the block was allocated and freed.
+    /// Creates a pool with a canary behind each block, which is checked when the block is freed.
+    /// Freed blocks are filled and stay in a quarantine. The pool panics on a double free, a wrong
+    /// size, an address that is not one of its blocks, and a write beyond a block or after its
+    /// free. In debug builds the message names the source locations that allocated and freed the
+    /// block.
     pub const fn guarded(source: S) -> Tlsf<S, N> {
         Tlsf::create(source, true)
     }
 
-    /// A pool without guards, also in debug builds.
+    /// Creates a pool without guards, also in debug builds.
     pub const fn unguarded(source: S) -> Tlsf<S, N> {
         Tlsf::create(source, false)
     }
@@ -113,8 +114,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         Tlsf { front, heap: TlsfHeap::new(source, guarded) }
     }
 
-    /// Guards a pool from which nothing was allocated yet, as [`Tlsf::guarded`] does; returns true
-    /// if it is guarded now.
+    /// Adds guards, as [`Tlsf::guarded`] does, to a pool that has not allocated anything yet.
+    /// Returns true if the pool is guarded now.
     pub fn guard(&mut self) -> bool {
         let guarded = self.heap.guard();
         if guarded {
@@ -123,8 +124,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         guarded
     }
 
-    /// Memory of this size and alignment, from the pool or else from the source; `None` if the
-    /// source has no more. A size of 0 is a block like any other.
+    /// Allocates memory of this size and alignment; `None` if the source is exhausted. A block of
+    /// size 0 has an address of its own.
     ///
     /// # Panics
     /// Panics if the pool is guarded and a freed block was written to.
@@ -134,7 +135,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         self.try_allocate(layout).unwrap_or_else(|misuse| misuse.panic())
     }
 
-    /// As [`Tlsf::allocate`], and returns the memory error that the pool found.
+    /// As [`Tlsf::allocate`], but returns the memory error instead of a panic.
     ///
     /// # Errors
     /// Returns the error if the pool is guarded and a freed block was written to.
@@ -144,7 +145,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         allocate(&mut self.front, &mut self.heap, layout, CallSite::caller())
     }
 
-    /// As [`Tlsf::try_allocate`], for a call site that the compiler does not know: one in C.
+    /// As [`Tlsf::try_allocate`], with an explicit call site: for calls from C, which the compiler
+    /// of Rust cannot record.
     ///
     /// # Errors
     /// As [`Tlsf::try_allocate`].
@@ -161,16 +163,16 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_zeroed(&mut self, layout: Layout) -> Option<NonNull<u8>> {
         let block = self.allocate(layout)?;
-        // SAFETY: the block has this size and is the caller's alone.
+        // SAFETY: the block has this size, and no other code uses it.
         unsafe { block.write_bytes(0, layout.size()) };
         Some(block)
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     ///
     /// # Safety
-    /// `block` came from this pool with `layout`, as it was allocated or last reallocated, and is
-    /// not used any more.
+    /// This pool allocated `block`, or last reallocated it, with `layout`, and the block is not
+    /// used any more.
     ///
     /// # Panics
     /// Panics if the pool is guarded and finds a memory error.
@@ -182,13 +184,14 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         freed.unwrap_or_else(|misuse| misuse.panic());
     }
 
-    /// As [`Tlsf::free`], and returns the memory error that the pool found.
+    /// As [`Tlsf::free`], but returns the memory error instead of a panic.
     ///
     /// # Safety
     /// As for [`Tlsf::free`].
     ///
     /// # Errors
-    /// Returns the error if the pool is guarded and the block is not what the caller promises.
+    /// Returns the error if the pool is guarded and detects that a requirement of `# Safety` is
+    /// violated.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn try_free(&mut self, block: NonNull<u8>, layout: Layout) -> Result<(), Misuse> {
@@ -197,8 +200,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
     }
 
-    /// As [`Tlsf::try_free`], without the size, for a call site that the compiler does not know:
-    /// one in C.
+    /// As [`Tlsf::try_free`], but without the size, and with an explicit call site: for calls from
+    /// C, which the compiler of Rust cannot record.
     ///
     /// # Safety
     /// As for [`Tlsf::free`].
@@ -212,19 +215,19 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         block: NonNull<u8>,
         site: CallSite,
     ) -> Result<(), Misuse> {
-        // SAFETY: the caller passes a block of this pool in use.
+        // SAFETY: the caller passes a block of this pool that is in use.
         let size = unsafe { self.try_size_of(block) }?;
         let size = if self.front.is_closed() { size } else { DeferredFrees::<N>::within(size) };
-        // SAFETY: the caller passes a block of this pool, which suits this size.
+        // SAFETY: the caller passes a block of this pool, and `size` is a valid size of it.
         unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
     }
 
-    /// Resizes a block: in place if it shrinks or if its right neighbor is free and large enough,
-    /// else by moving its contents. Returns `None` if memory is exhausted: then the block is
-    /// unchanged.
+    /// Resizes a block: in place if it shrinks or if the next block is free and large enough, else
+    /// by moving its contents. Returns `None`, and leaves the block unchanged, if memory is
+    /// exhausted.
     ///
     /// # Safety
-    /// As for [`Tlsf::free`]. From then on the block has the layout of `size` and the old
+    /// As for [`Tlsf::free`]. After a successful call the block has the size `size` and the old
     /// alignment.
     ///
     /// # Panics
@@ -241,7 +244,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         resized.unwrap_or_else(|misuse| misuse.panic())
     }
 
-    /// As [`Tlsf::reallocate`], and returns the memory error that the pool found.
+    /// As [`Tlsf::reallocate`], but returns the memory error instead of a panic.
     ///
     /// # Safety
     /// As for [`Tlsf::reallocate`].
@@ -259,7 +262,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { self.try_reallocate_at((block, layout), size, CallSite::caller()) }
     }
 
-    /// As [`Tlsf::try_reallocate`], for a call site that the compiler does not know: one in C.
+    /// As [`Tlsf::try_reallocate`], with an explicit call site: for calls from C, which the
+    /// compiler of Rust cannot record.
     ///
     /// # Safety
     /// As for [`Tlsf::reallocate`].
@@ -277,22 +281,22 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { reallocate(&mut self.front, &mut self.heap, (block, layout), (size, site)) }
     }
 
-    /// The size of a block in use: the requested size, rounded up to a size class, or exact if the
-    /// pool is guarded. It is valid wherever the requested size is needed, and all of it may be
-    /// used.
+    /// Returns the usable size of a block in use: the requested size, rounded up to a size class,
+    /// or exactly the requested size if the pool is guarded. Calls that require the requested size
+    /// also accept this size.
     ///
     /// # Safety
-    /// `block` is a block of this pool in use.
+    /// `block` is a block of this pool that is in use.
     ///
     /// # Panics
-    /// Panics if the pool is guarded and finds that it is not.
+    /// Panics if the pool is guarded and detects that the address is not one of a live block.
     #[inline]
     pub unsafe fn size_of(&self, block: NonNull<u8>) -> usize {
-        // SAFETY: the caller passes a block of this pool in use.
+        // SAFETY: the caller passes a block of this pool that is in use.
         unsafe { self.try_size_of(block) }.unwrap_or_else(|misuse| misuse.panic())
     }
 
-    /// As [`Tlsf::size_of`], and returns the memory error that the pool found.
+    /// As [`Tlsf::size_of`], but returns the memory error instead of a panic.
     ///
     /// # Safety
     /// As for [`Tlsf::size_of`].
@@ -310,7 +314,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         Ok(unsafe { TlsfBlock::from_payload(block) }.rounded_asked())
     }
 
-    /// Forgets all blocks and keeps the memory. Takes time for each region, not for each block.
+    /// Frees all blocks at once, and keeps the memory. The time is proportional to the number of
+    /// regions.
     ///
     /// # Safety
     /// No block of this pool is used any more.
@@ -331,17 +336,17 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         trim(&mut self.front, &mut self.heap);
     }
 
-    /// Bytes that the pool has taken from its source.
+    /// Number of bytes that the pool has taken from its source and not returned.
     pub const fn held(&self) -> usize {
         self.heap.held()
     }
 
-    /// Source of the memory.
+    /// Returns the source of the memory.
     pub const fn source(&self) -> &S {
         self.heap.source()
     }
 
-    /// Walks all blocks, lists and bits, in debug builds also the marks of each block.
+    /// Checks all blocks, lists and bits; in debug builds also the tag of each block.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -368,7 +373,7 @@ fn allocate<S: Source, const N: usize>(
     Ok(fetch(front, heap, layout, site))
 }
 
-/// A block from the bins or the heap.
+/// Allocates a block from the bins or from the heap.
 #[inline(never)]
 fn fetch<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
@@ -378,7 +383,7 @@ fn fetch<S: Source, const N: usize>(
 ) -> Option<NonNull<u8>> {
     let block = match front.pop_slow(layout.size(), layout.align()) {
         Some(block) => block,
-        // A memory checker was detected: from this first block on the front is closed.
+        // The first allocation of this pool has detected a memory checker, which closes the front.
         None if heap.is_guarded() => return fetch_guarded(front, heap, layout, site).ok()?,
         None => {
             let size = size_for(DeferredFrees::<N>::rounded(layout.size()))?;
@@ -398,7 +403,8 @@ fn fetch_size<S: Source, const N: usize>(
     align: usize,
 ) -> Option<NonNull<u8>> {
     if align > GRANULE {
-        // The free block behind it then begins with the same alignment, so that it is usable whole.
+        // With this size, the free block behind the new block begins at the same alignment, so that
+        // an aligned allocation can use all of it.
         let size = if align <= PADDED { size.next_multiple_of(align) } else { size };
         return fetch_with(front, heap, |heap| heap.take_aligned(size, align), size, align);
     }
@@ -408,7 +414,8 @@ fn fetch_size<S: Source, const N: usize>(
     }
 }
 
-/// A block with a guard, which is reported to checkers. Every call comes here from then on.
+/// Allocates a block with a guard, and reports it to memory checkers. Closes the front, so that
+/// every later allocation takes this path.
 #[cold]
 fn fetch_guarded<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
@@ -422,7 +429,7 @@ fn fetch_guarded<S: Source, const N: usize>(
     let mut fetch = || {
         let size = size_for(layout.size().checked_add(guard::GUARD)?)?;
         let payload = fetch_size(front, heap, size, layout.align())?;
-        // SAFETY: the block was handed out just now.
+        // SAFETY: `payload` is the payload of a block that was allocated just now.
         guard::set(unsafe { TlsfBlock::from_payload(payload) }, layout.size(), site);
         watch::allocated(&heap.watch, payload, layout.size());
         heap.count_guarded(layout.size(), 0);
@@ -433,7 +440,7 @@ fn fetch_guarded<S: Source, const N: usize>(
     Ok(fetch())
 }
 
-/// A block from the heap; merges the cached blocks and grows the heap as needed.
+/// Allocates a block from the heap. If no free block fits, merges cached blocks or grows the heap.
 #[cold]
 fn fetch_with<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
@@ -475,7 +482,7 @@ unsafe fn free<S: Source, const N: usize>(
     Ok(())
 }
 
-/// Frees a block that does not fit into the cache.
+/// Frees a block for which the arrays of cached blocks have no free entry.
 #[inline(never)]
 fn retire<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
@@ -487,7 +494,7 @@ fn retire<S: Source, const N: usize>(
     front.put(heap, block, size);
 }
 
-/// Frees a guarded block: it waits in the quarantine. Valgrind reports a double free itself.
+/// Frees a guarded block: moves it into the quarantine. Valgrind itself reports a double free.
 #[cold]
 fn retire_guarded<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
@@ -507,15 +514,16 @@ fn retire_guarded<S: Source, const N: usize>(
     Ok(())
 }
 
-/// Calls `look`, which may read memory that is marked as inaccessible.
+/// Calls `look`, which may read memory that is marked as inaccessible, with reports of checkers
+/// disabled.
 fn with_quiet<T>(look: impl FnOnce() -> T) -> T {
     let _quiet = watch::quiet();
     look()
 }
 
 /// # Safety
-/// `payload` came from this front and heap with this layout, and is not used any more where another
-/// is returned.
+/// `payload` came from this front and heap with this layout, and is not used any more if the
+/// function returns another block.
 unsafe fn reallocate<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
     heap: &mut TlsfHeap<S>,
@@ -535,11 +543,12 @@ unsafe fn reallocate<S: Source, const N: usize>(
     }
     let Ok(new) = Layout::from_size_align(size, layout.align()) else { return Ok(None) };
     let Some(moved) = allocate(front, heap, new, site)? else { return Ok(None) };
-    // SAFETY: only a larger size cannot be resized in place, so both blocks have at least the old
+    // SAFETY: a block that cannot be resized in place grows, so both blocks have at least the old
     // size; they do not overlap.
     unsafe { moved.copy_from_nonoverlapping(payload, layout.size()) };
-    // In C the size is that of the whole block, so it is read from the block's header word. Memory
-    // checkers forbid this read, but they close the cache.
+    // For calls from C, `layout` has the usable size of the block, so the requested size is read
+    // from the block's header word. Memory checkers forbid this read, but with a checker the front
+    // is closed.
     let size = match front.is_closed() {
         true => layout.size(),
         false => DeferredFrees::<N>::within(block.rounded_asked()),
@@ -550,7 +559,8 @@ unsafe fn reallocate<S: Source, const N: usize>(
     Ok(Some(moved))
 }
 
-/// Resizes a block in place, if possible; `None` if no block can have this size.
+/// Resizes a block in place; `Some(false)` if that is impossible, `None` if no block can have this
+/// size.
 fn resize<S: Source, const N: usize>(
     heap: &mut TlsfHeap<S>,
     block: TlsfBlock,
@@ -577,8 +587,8 @@ fn trim<S: Source, const N: usize>(front: &mut DeferredFrees<N>, heap: &mut Tlsf
     heap.trim();
 }
 
-// SAFETY: blocks are cut from regions without overlap, their payloads aligned, and stay in use
-// until freed.
+// SAFETY: blocks are cut from regions without overlap, their payloads have the requested alignment,
+// and blocks stay allocated until freed.
 unsafe impl<S: Source, const N: usize> DisciplinedAllocator for Tlsf<S, N> {
     const NAME: &'static str = "tlsf";
     const FREES: Discipline = Discipline::Any;

@@ -1,4 +1,4 @@
-//! Writes values into memory of a frame, for stacks and rings.
+//! Functions that write values into the memory of a frame, for stacks and rings.
 
 use core::ptr::{self, NonNull};
 use core::slice;
@@ -11,7 +11,7 @@ use core::slice;
 pub(crate) unsafe fn put<'f, T>(place: NonNull<T>, value: T) -> &'f mut T {
     // SAFETY: the caller guarantees memory for a `T`.
     unsafe { place.write(value) };
-    // SAFETY: the caller guarantees memory for a `T` as long as `'f`, and it is initialized.
+    // SAFETY: the caller guarantees that the memory is valid for `'f`, and the value was written.
     unsafe { &mut *place.as_ptr() }
 }
 
@@ -26,13 +26,13 @@ pub(crate) unsafe fn make<'f, T>(
     mut value: impl FnMut(usize) -> T,
 ) -> &'f mut [T] {
     for at in 0..len {
-        // SAFETY: the memory is for `len` of them.
+        // SAFETY: the memory has space for `len` values, and `at` is less than `len`.
         let place = unsafe { start.add(at) };
         // SAFETY: the caller guarantees memory for `len` values.
         unsafe { place.write(value(at)) };
     }
-    // SAFETY: the caller guarantees memory for `len` values as long as `'f`, and all are
-    // initialized.
+    // SAFETY: the caller guarantees that the memory is valid for `'f`, and all `len` values were
+    // written.
     unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
 }
 
@@ -43,9 +43,9 @@ pub(crate) unsafe fn make<'f, T>(
 #[inline(always)]
 pub(crate) unsafe fn copy<'f, T: Copy>(start: NonNull<T>, values: &[T]) -> &'f mut [T] {
     let start = start.as_ptr();
-    // SAFETY: the caller guarantees new memory for as many values, which does not overlap theirs.
+    // SAFETY: the caller guarantees new memory for `values.len()` values, which does not overlap
+    // `values`.
     unsafe { ptr::copy_nonoverlapping(values.as_ptr(), start, values.len()) };
-    // SAFETY: the caller guarantees memory for as many values as long as `'f`, and all are
-    // initialized.
+    // SAFETY: the caller guarantees that the memory is valid for `'f`, and all values were written.
     unsafe { slice::from_raw_parts_mut(start, values.len()) }
 }

@@ -3,10 +3,10 @@
 //!
 //! Fast paths do not report, nor do their copies that are inlined into C programs. Two rules
 //! compensate for this:
-//! - A pool under a checker ([`checked`]) keeps its fast paths closed: every call finds no free
-//!   space and takes a slow path, which reports each block.
-//! - Statistics alone leave the fast paths open. Pools with calls of a few instructions report
-//!   their [`PoolProgress`] when a slow path is taken anyway; slower pools count each call.
+//! - If a memory checker is present ([`checked`]), the fast paths of a pool stay closed: every call
+//!   finds no free space and takes a slow path, which reports each block.
+//! - Statistics alone leave the fast paths open. A pool whose calls take a few instructions reports
+//!   its [`PoolProgress`] only in slow paths; a slower pool counts each call.
 
 mod checker;
 #[cfg(feature = "stats")]
@@ -27,29 +27,28 @@ pub use entry::{PoolEntry, SAMPLES, SIZES};
 #[cfg(feature = "stats")]
 pub use table::{MAGIC, PoolTable};
 
-/// Identity of a pool for checkers and statistics. Fast paths do not access the memory where it
-/// lies.
+/// Identity of a pool for checkers and statistics. Fast paths do not access this value.
 #[derive(Debug)]
 pub struct WatchedPool {
-    /// The pool's identifier for valgrind; 0 before the first report.
+    /// Identifier of the pool in requests to valgrind; 0 before the first report.
     id: Cell<usize>,
     #[cfg(feature = "stats")]
     kind: &'static str,
     #[cfg(feature = "stats")]
     entry: Cell<Option<&'static PoolEntry>>,
-    /// Bytes that may be allocated, and freed, before the next report.
+    /// Countdowns of the bytes that the pool may allocate, or free, before the next report.
     #[cfg(feature = "stats")]
     asked: Countdown,
     #[cfg(feature = "stats")]
     returned: Countdown,
 }
 
-/// Bytes until the next report. Below 0 the report is overdue.
+/// Number of bytes until the next report. If `left` is below 0, the report is due.
 #[cfg(feature = "stats")]
 #[derive(Debug)]
 struct Countdown {
     left: Cell<isize>,
-    /// Value of `left` at the beginning.
+    /// Value of `left` at the last restart.
     span: Cell<isize>,
 }
 
@@ -67,7 +66,8 @@ impl Countdown {
         left < 0
     }
 
-    /// Restarts the countdown; returns the bytes that were counted since the last restart.
+    /// Restarts the countdown with `span` bytes. Returns the number of bytes that were counted
+    /// since the last restart.
     fn restart(&self, span: usize) -> u64 {
         let span = isize::try_from(span).unwrap_or(isize::MAX);
         let since = self.span.replace(span).wrapping_sub(self.left.replace(span));
@@ -75,8 +75,8 @@ impl Countdown {
     }
 }
 
-// SAFETY: its entry belongs to this pool alone; the thread that uses the pool writes it, one thread
-// at a time.
+// SAFETY: the table entry belongs to this pool alone, and only the thread that uses the pool writes
+// it, one thread at a time.
 unsafe impl Send for WatchedPool {}
 
 /// Events of a pool since its last report.
@@ -84,15 +84,15 @@ unsafe impl Send for WatchedPool {}
 pub struct PoolProgress {
     /// Number of requested blocks.
     pub requests: usize,
-    /// Their bytes, with or without alignment padding.
+    /// Total size of the requested blocks in bytes, with or without alignment padding.
     pub requested: usize,
-    /// Freed bytes.
+    /// Number of freed bytes.
     pub returned: usize,
-    /// The size of one block, as a sample of all: the block that is requested at the report.
+    /// Size in bytes of the block that is requested at the report, as a sample of all requests.
     pub size: usize,
 }
 
-/// Record of a new pool of this kind.
+/// Creates the record of a new pool of this kind.
 #[inline(always)]
 pub const fn created(kind: &'static str) -> WatchedPool {
     #[cfg(not(feature = "stats"))]
@@ -110,13 +110,13 @@ pub const fn created(kind: &'static str) -> WatchedPool {
     }
 }
 
-/// Record of a new pool that statistics do not list, because other pools count its memory.
+/// Creates the record of a pool that statistics do not list, because other pools count its memory.
 #[inline(always)]
 pub const fn hidden_pool() -> WatchedPool {
     created("")
 }
 
-/// Sets the name of a pool; the first 32 bytes count.
+/// Sets the name of a pool in statistics; only the first 32 bytes are used.
 pub fn named(pool: &WatchedPool, name: &str) {
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.enter() {
@@ -126,7 +126,8 @@ pub fn named(pool: &WatchedPool, name: &str) {
     let _ = (pool, name);
 }
 
-/// Reports the end of a pool, and of all its allocations. Its blocks were returned.
+/// Reports the end of a pool and of all its allocations. Requires that the pool has returned its
+/// blocks to the source.
 pub fn destroyed(pool: &WatchedPool) {
     checker::destroyed(&pool.id);
     #[cfg(feature = "stats")]
@@ -135,8 +136,8 @@ pub fn destroyed(pool: &WatchedPool) {
     }
 }
 
-/// A pool has obtained a block from its source: only the pool may access it, in slow paths. See
-/// [`ours`].
+/// Reports that a pool has taken a block from its source. Only slow paths of the pool may access
+/// the block, until [`ours`] is called for a part of it.
 pub fn taken(pool: &WatchedPool, block: SourceBlock) {
     checker::taken(&pool.id, block);
     #[cfg(feature = "stats")]
@@ -145,28 +146,28 @@ pub fn taken(pool: &WatchedPool, block: SourceBlock) {
     }
 }
 
-/// These bytes of a block belong to the pool, and fast paths access them too.
+/// Reports that the pool uses these bytes of a block, and that its fast paths access them too.
 pub fn ours(start: NonNull<u8>, size: usize) {
     checker::defined(start, size);
 }
 
-/// These bytes were [`ours`], and are inaccessible now.
+/// Reports that bytes for which [`ours`] was called are inaccessible again.
 pub fn hidden(start: NonNull<u8>, size: usize) {
     checker::hidden(start, size);
 }
 
-/// Memory was allocated to a user that divides it further: that memory is not a block, and its
-/// contents are undefined.
+/// Reports that memory with undefined contents was allocated to another pool, which divides it into
+/// blocks: the memory itself is not a block.
 pub fn opened(start: NonNull<u8>, size: usize) {
     checker::given_back(SourceBlock { start, size, zeroed: false });
 }
 
-/// Such memory, or a part of it, was freed.
+/// Reports that memory for which [`opened`] was called, or a part of it, was freed.
 pub fn closed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::taken(&pool.id, SourceBlock { start, size, zeroed: false });
 }
 
-/// A pool is about to return a block without allocations to its source.
+/// Reports that a pool is about to return a block without allocations to its source.
 pub fn given_back(pool: &WatchedPool, block: SourceBlock) {
     checker::given_back(block);
     #[cfg(feature = "stats")]
@@ -177,34 +178,36 @@ pub fn given_back(pool: &WatchedPool, block: SourceBlock) {
     let _ = pool;
 }
 
-/// Memory was allocated, with undefined contents. Called if [`checked`], and in slow paths.
+/// Reports that memory with undefined contents was allocated. Called in every slow path; if
+/// [`checked`], every call takes a slow path.
 pub fn allocated(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::allocated(&pool.id, start, size);
 }
 
-/// Zeroed memory was allocated. Called if [`checked`], and in slow paths.
+/// Reports that zeroed memory was allocated. Called like [`allocated`].
 pub fn allocated_zeroed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::allocated(&pool.id, start, size);
     checker::defined(start, size);
 }
 
-/// An allocation was resized in place. Called if [`checked`], and in slow paths.
+/// Reports that an allocation was resized in place. Called like [`allocated`].
 pub fn resized(pool: &WatchedPool, start: NonNull<u8>, old: usize, new: usize) {
     checker::resized(&pool.id, start, old, new);
 }
 
-/// An allocation was freed. Called if [`checked`], and in slow paths.
+/// Reports that an allocation was freed. Called like [`allocated`].
 pub fn freed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::freed(&pool.id, start, size);
 }
 
-/// An address was freed that is not a live block: checkers may report it with a call stack.
+/// Reports that an address was freed that is not one of a live block. A checker may then print a
+/// call stack.
 pub fn misused(pool: &WatchedPool, start: NonNull<u8>) {
     checker::misused(&pool.id, start);
 }
 
-/// Counts the events since the last call, for a pool that does not count each event. Called in slow
-/// paths.
+/// Counts the events since the last call, for a pool that does not count each event. Called only in
+/// slow paths.
 #[inline(always)]
 pub fn progress(pool: &WatchedPool, progress: PoolProgress) {
     #[cfg(feature = "stats")]
@@ -215,7 +218,8 @@ pub fn progress(pool: &WatchedPool, progress: PoolProgress) {
     let _ = (pool, progress);
 }
 
-/// Counts an allocated block: decrements a countdown, and reports only when it is below 0.
+/// Counts an allocated block of `size` bytes. Reports to the statistics only when a countdown has
+/// fallen below 0.
 #[inline(always)]
 pub fn counted(pool: &WatchedPool, size: usize) {
     #[cfg(feature = "stats")]
@@ -226,7 +230,8 @@ pub fn counted(pool: &WatchedPool, size: usize) {
     let _ = (pool, size);
 }
 
-/// Counts of blocks for a pool with few sizes, which decides itself when to report them.
+/// Numbers of allocated and freed blocks by size class, for a pool with few block sizes. The pool
+/// decides when to report them.
 #[derive(Debug)]
 pub struct ClassCounts<const N: usize> {
     #[cfg(feature = "stats")]
@@ -247,7 +252,7 @@ impl<const N: usize> Default for ClassCounts<N> {
 }
 
 impl<const N: usize> ClassCounts<N> {
-    /// Counts an allocated block.
+    /// Counts an allocated block of a size class.
     #[inline(always)]
     pub fn asked(&self, class: usize) {
         #[cfg(feature = "stats")]
@@ -256,7 +261,7 @@ impl<const N: usize> ClassCounts<N> {
         let _ = class;
     }
 
-    /// Counts a freed block.
+    /// Counts a freed block of a size class.
     #[inline(always)]
     pub fn returned(&self, class: usize) {
         #[cfg(feature = "stats")]
@@ -265,7 +270,8 @@ impl<const N: usize> ClassCounts<N> {
         let _ = class;
     }
 
-    /// Reports all counts, for blocks of these sizes.
+    /// Reports all counts to the statistics, and sets them to 0. `size` returns the block size of a
+    /// size class.
     pub fn tell(&self, pool: &WatchedPool, size: impl Fn(usize) -> usize) {
         #[cfg(feature = "stats")]
         if let Some(entry) = pool.entry.get() {
@@ -286,7 +292,7 @@ impl<const N: usize> ClassCounts<N> {
     }
 }
 
-/// Counts a resized block.
+/// Counts a block whose size has changed from `old` to `new` bytes.
 #[inline(always)]
 pub fn recounted(pool: &WatchedPool, old: usize, new: usize) {
     #[cfg(feature = "stats")]
@@ -298,7 +304,7 @@ pub fn recounted(pool: &WatchedPool, old: usize, new: usize) {
     let _ = (pool, old, new);
 }
 
-/// Counts a freed block.
+/// Counts a freed block of `size` bytes.
 #[inline(always)]
 pub fn uncounted(pool: &WatchedPool, size: usize) {
     #[cfg(feature = "stats")]
@@ -322,7 +328,7 @@ pub fn forgotten(pool: &WatchedPool) {
     let _ = pool;
 }
 
-/// Counts a slow path that takes more than a few instructions longer.
+/// Counts a slow path that takes more than a few instructions.
 #[inline(always)]
 pub fn slow(pool: &WatchedPool) {
     #[cfg(feature = "stats")]
@@ -335,7 +341,8 @@ pub fn slow(pool: &WatchedPool) {
 
 #[cfg(feature = "stats")]
 impl WatchedPool {
-    /// The pool's entry in the table, which its first block or its name creates.
+    /// Returns the pool's entry in the table. The first block or the name of the pool creates the
+    /// entry.
     #[cold]
     fn enter(&self) -> Option<&'static PoolEntry> {
         if !self.kind.is_empty() {
@@ -344,8 +351,8 @@ impl WatchedPool {
         self.entry.get()
     }
 
-    /// Reports the events since the last report, and the size of one requested block, if there is
-    /// one.
+    /// Reports the bytes that were counted since the last report. `size` is the size of one
+    /// requested block as a sample, or 0 without a request.
     #[cold]
     #[inline(never)]
     fn tell(&self, size: usize) {

@@ -1,5 +1,5 @@
-//! `LockedTlsf` as the global allocator of a program: a memory error ends it with a message, and a
-//! child of `fork` can allocate, whatever other threads were doing.
+//! `LockedTlsf` as the global allocator of a program. A memory error aborts the program with a
+//! message, and a child of `fork` can allocate even if another thread held the lock at the fork.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 #![cfg(all(feature = "os", not(miri)))]
@@ -14,15 +14,15 @@ use pagewise_alloc::{LockedTlsf, Os};
 #[global_allocator]
 static POOL: LockedTlsf<Os> = LockedTlsf::guarded(Os);
 
-/// Set in a child that makes the memory error.
+/// Environment variable of a child process that makes the memory error.
 const CHILD: &str = "PAGEWISE_TEST_DOUBLE_FREE";
 
 fn free_twice() {
     let layout = Layout::new::<[u8; 100]>();
-    // SAFETY: the layout has a size.
+    // SAFETY: the size of the layout is not 0.
     let block = unsafe { POOL.alloc(layout) };
     for _ in 0..2 {
-        // SAFETY: none for the second time: the pool must find it.
+        // SAFETY: the second call violates the contract on purpose: the pool must detect it.
         unsafe { POOL.dealloc(block, layout) };
     }
 }
@@ -58,7 +58,7 @@ fn a_child_of_fork_allocates_while_other_threads_of_its_parent_do() {
             // SAFETY: the child only allocates, frees and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: the call sets a timer, whose signal ends the child.
+                // SAFETY: the call takes a number; the default action of SIGALRM ends the child.
                 unsafe { libc::alarm(20) };
                 let blocks: Vec<Vec<u8>> = (1..50).map(|size| vec![0; size * 100]).collect();
                 drop(blocks);
@@ -66,7 +66,7 @@ fn a_child_of_fork_allocates_while_other_threads_of_its_parent_do() {
                 unsafe { libc::_exit(0) };
             }
             let mut status = 0;
-            // SAFETY: the call writes the status.
+            // SAFETY: the call writes only to `status`.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert_eq!(status, 0, "the child could not allocate");
         }

@@ -1,5 +1,5 @@
-//! Memory errors and the pools that detect them: one row for each. A pool that was misused is
-//! forgotten, since its memory is in no known state.
+//! Memory errors and the pools that detect them, one `MisuseCase` for each. A misused pool is
+//! leaked, since the state of its memory is unknown.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 #![cfg(all(feature = "os", not(miri)))]
@@ -12,15 +12,15 @@ use std::ptr::NonNull;
 use pagewise_alloc::pages::PAGE;
 use pagewise_alloc::{Fifo, LockedTlsf, Os, Pages, Ring, Stack, Tlsf, misuse::Misuse};
 
-/// One memory error in the use of one pool.
+/// A memory error in the use of a pool.
 struct MisuseCase {
     pool: &'static str,
     error: &'static str,
-    /// Parts of the message.
+    /// Texts that the message must contain.
     says: &'static [&'static str],
     /// True if the message names the source location of the allocation in debug builds.
     names_site: bool,
-    /// False if only debug builds find it.
+    /// True if release builds detect the error too.
     in_release: bool,
     does: fn(),
 }
@@ -56,10 +56,11 @@ fn guarded_pages(body: impl FnOnce(&Pages<Os>, NonNull<u8>)) {
     body(&pool, run);
 }
 
-/// Writes the bytes from an offset on.
+/// Writes `size` bytes at an offset from a block.
 fn write(block: NonNull<u8>, offset: usize, size: usize) {
     for at in offset..offset + size {
-        // SAFETY: none for the pool's user: the memory is the pool's.
+        // SAFETY: violated on purpose if the offset is outside of the block; the memory still
+        // belongs to the pool.
         unsafe { block.as_ptr().wrapping_add(at).write(0x11) };
     }
 }
@@ -78,7 +79,8 @@ const CASES: &[MisuseCase] = &[
         in_release: true,
         does: || {
             tlsf(|pool, block| {
-                // SAFETY: none for the second: the pool must find it.
+                // SAFETY: the second call violates the contract on purpose: the pool must detect
+                // it.
                 (0..2).for_each(|_| unsafe { pool.free(block, BYTES) });
             });
         },
@@ -98,7 +100,8 @@ const CASES: &[MisuseCase] = &[
                     // SAFETY: the block is live.
                     unsafe { pool.free(other, BYTES) };
                 }
-                // SAFETY: none: the pool must find it.
+                // SAFETY: violated on purpose, since the block was freed before: the pool must
+                // detect it.
                 unsafe { pool.free(block, BYTES) };
             });
         },
@@ -139,7 +142,7 @@ const CASES: &[MisuseCase] = &[
         names_site: true,
         in_release: true,
         does: || {
-            // SAFETY: none: the pool must find it.
+            // SAFETY: violated on purpose by a wrong layout: the pool must detect it.
             tlsf(|pool, block| unsafe { pool.free(block, Layout::new::<u64>()) });
         },
     },
@@ -150,7 +153,7 @@ const CASES: &[MisuseCase] = &[
         names_site: false,
         in_release: true,
         does: || {
-            // SAFETY: none: the pool must find it.
+            // SAFETY: violated on purpose by a foreign address: the pool must detect it.
             tlsf(|pool, _| unsafe { pool.free(local(), BYTES) });
         },
     },
@@ -164,7 +167,8 @@ const CASES: &[MisuseCase] = &[
             let pool: ManuallyDrop<LockedTlsf<Os>> = ManuallyDrop::new(LockedTlsf::guarded(Os));
             let block = pool.with(|pool| pool.allocate(BYTES)).unwrap();
             let free = || -> Result<(), Misuse> {
-                // SAFETY: none for the second: the pool must find it.
+                // SAFETY: the second call violates the contract on purpose: the pool must detect
+                // it.
                 pool.with(|pool| unsafe { pool.try_free(block, BYTES) })
             };
             free().unwrap();
@@ -179,7 +183,8 @@ const CASES: &[MisuseCase] = &[
         in_release: true,
         does: || {
             fifo(|pool, block| {
-                // SAFETY: none for the second: the pool must find it.
+                // SAFETY: the second call violates the contract on purpose: the pool must detect
+                // it.
                 (0..2).for_each(|_| unsafe { pool.free(block, BYTES) });
             });
         },
@@ -205,7 +210,7 @@ const CASES: &[MisuseCase] = &[
         names_site: true,
         in_release: true,
         does: || {
-            // SAFETY: none: the pool must find it.
+            // SAFETY: violated on purpose by a wrong layout: the pool must detect it.
             fifo(|pool, block| unsafe { pool.free(block, Layout::new::<u64>()) });
         },
     },
@@ -216,7 +221,7 @@ const CASES: &[MisuseCase] = &[
         names_site: false,
         in_release: false,
         does: || {
-            // SAFETY: none: the pool must find it.
+            // SAFETY: violated on purpose by a foreign address: the pool must detect it.
             fifo(|pool, _| unsafe { pool.free(local(), BYTES) });
         },
     },
@@ -230,7 +235,7 @@ const CASES: &[MisuseCase] = &[
             let other = ManuallyDrop::new(Fifo::unguarded(Os).unwrap());
             let _older = other.allocate(BYTES);
             let block = other.allocate(BYTES).unwrap();
-            // SAFETY: none: the pool must find it.
+            // SAFETY: violated on purpose by a block of another pool: the pool must detect it.
             fifo(|pool, _| unsafe { pool.free(block, BYTES) });
         },
     },
@@ -273,7 +278,8 @@ const CASES: &[MisuseCase] = &[
         in_release: true,
         does: || {
             pages(|pool, run| {
-                // SAFETY: none for the second: the pool must find it.
+                // SAFETY: the second call violates the contract on purpose: the pool must detect
+                // it.
                 (0..2).for_each(|_| unsafe { pool.free(run, RUN.size()) });
             });
         },
@@ -285,7 +291,7 @@ const CASES: &[MisuseCase] = &[
         names_site: false,
         in_release: true,
         does: || {
-            // SAFETY: none: the pool must find it.
+            // SAFETY: violated on purpose by a foreign address: the pool must detect it.
             pages(|pool, _| unsafe { pool.free(local(), RUN.size()) });
         },
     },
@@ -314,7 +320,7 @@ const CASES: &[MisuseCase] = &[
             guarded_pages(|pool, run| {
                 write(run, RUN.size() + 100, 4);
                 let last = run.as_ptr().wrapping_add(RUN.size() - PAGE);
-                // SAFETY: the page is one of the live run.
+                // SAFETY: the page belongs to the live run.
                 unsafe { pool.free_part(NonNull::new(last).unwrap(), PAGE) };
             });
         },
@@ -326,7 +332,7 @@ const CASES: &[MisuseCase] = &[
         names_site: true,
         in_release: true,
         does: || {
-            // SAFETY: none: the pool must find it.
+            // SAFETY: violated on purpose by a wrong size: the pool must detect it.
             guarded_pages(|pool, run| unsafe { pool.free(run, 2 * PAGE) });
         },
     },
@@ -339,7 +345,8 @@ const CASES: &[MisuseCase] = &[
         does: || {
             guarded_pages(|pool, run| {
                 let inside = NonNull::new(run.as_ptr().wrapping_add(PAGE)).unwrap();
-                // SAFETY: none: the pool must find it.
+                // SAFETY: violated on purpose by an address inside of a run: the pool must detect
+                // it.
                 unsafe { pool.free(inside, RUN.size() - PAGE) };
             });
         },
@@ -352,7 +359,8 @@ const CASES: &[MisuseCase] = &[
         in_release: false,
         does: || {
             pages(|pool, run| {
-                // SAFETY: none for the second: the pool must find it.
+                // SAFETY: the second call violates the contract on purpose: the pool must detect
+                // it.
                 (0..2).for_each(|_| unsafe { pool.free_part(run, PAGE) });
             });
         },

@@ -1,4 +1,4 @@
-//! The stack of a thread.
+//! Tests of the stack of a thread.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -32,7 +32,7 @@ fn frames_of_a_thread_use_the_same_memory_again() {
     assert_ne!(elsewhere, t_scope(|scope| address(scope.alloc(1_u64))));
 }
 
-/// Resident bytes of this process.
+/// Number of resident bytes of this process.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
@@ -43,7 +43,7 @@ fn resident() -> usize {
 fn a_thread_that_ends_gives_its_memory_back() {
     let allocate = || t_scope(|scope| scope.alloc_slice_with(16 << 20, |_| 1_u8).len());
     let run = || std::thread::spawn(allocate).join().unwrap();
-    // The first threads leave arenas of the general allocator behind.
+    // The first threads make the C library create arenas, which stay resident.
     (0..4).for_each(|_| _ = run());
     let before = resident();
     let allocated: usize = (0..16).map(|_| run()).sum();

@@ -16,7 +16,7 @@ use core::ptr::NonNull;
 use allocator_api2::alloc::{AllocError as AllocErrorOf02, Allocator as AllocatorOf02};
 use allocator_api2_04::alloc::{AllocError, Allocator};
 
-/// An allocator of version 0.2 of the traits, as one of version 0.4.
+/// Adapts an allocator that implements version 0.2 of the traits to version 0.4.
 #[derive(Clone, Copy, Debug)]
 pub struct Api04<A>(pub A);
 
@@ -24,7 +24,7 @@ fn converted(result: Result<NonNull<[u8]>, AllocErrorOf02>) -> Result<NonNull<[u
     result.map_err(|AllocErrorOf02| AllocError)
 }
 
-/// Methods that change the size of a block.
+/// Defines a method that changes the size of a block.
 macro_rules! forward {
     ($($name:ident),*) => {$(
         unsafe fn $name(

@@ -26,7 +26,7 @@ use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
 
 impl<S: Source> Fifo<S> {
-    /// Resizes a block, also to a larger alignment.
+    /// Resizes a block; the new alignment may be larger than the old one.
     ///
     /// # Safety
     /// As for [`Fifo::reallocate`].
@@ -36,7 +36,7 @@ impl<S: Source> Fifo<S> {
             return unsafe { self.reallocate(block, old, new.size()) };
         }
         let moved = Fifo::allocate(self, new)?;
-        // SAFETY: both are as large as their layouts say, and do not overlap.
+        // SAFETY: each block has the size of its layout, and the blocks do not overlap.
         unsafe { carry_over((block, old), (moved, new)) };
         // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { self.free(block, old) };
@@ -44,8 +44,8 @@ impl<S: Source> Fifo<S> {
     }
 }
 
-// SAFETY: blocks stay where they are until they are freed, also when the pool moves; what is freed
-// has its layout.
+// SAFETY: blocks keep their address until they are freed, even if the pool moves. `free` receives
+// the layout of the block, as this trait requires.
 unsafe impl<S: Source> Allocator for &Fifo<S> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         slice(Fifo::allocate(self, layout), layout)

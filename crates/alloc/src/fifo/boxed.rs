@@ -5,18 +5,18 @@ use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
-/// A value that lives in a [`Fifo`](super::Fifo), and may outlive it: then the pool's memory goes
-/// with its last value.
+/// A value in a block of a [`Fifo`](super::Fifo). The value may outlive the pool: the pool's memory
+/// is then released with the last value.
 pub struct Boxed<T> {
     value: NonNull<T>,
 }
 
 impl<T> Boxed<T> {
     /// # Safety
-    /// `block` has the layout of a `T` and is used by no other code. It came from a pool whose
-    /// source lives as long as there are references to it.
+    /// `block` has the layout of a `T`, and no other code uses it. It came from a pool whose source
+    /// lives at least as long as the returned value.
     pub(super) unsafe fn new(block: NonNull<T>, value: T) -> Boxed<T> {
-        // SAFETY: the block is of the type's layout.
+        // SAFETY: the block has the layout of a `T`.
         unsafe { block.write(value) };
         Boxed { value: block }
     }
@@ -26,7 +26,7 @@ impl<T> Deref for Boxed<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: the value is ours until it is dropped.
+        // SAFETY: the value is initialized and belongs to this box until it is dropped.
         unsafe { self.value.as_ref() }
     }
 }
@@ -42,8 +42,8 @@ impl<T> Drop for Boxed<T> {
     fn drop(&mut self) {
         // SAFETY: the value is not accessed any more.
         unsafe { self.value.drop_in_place() };
-        // SAFETY: the block came from a pool of this thread, since a box cannot go to another, with
-        // this size.
+        // SAFETY: the block came from a pool of this thread, since a box cannot move to another
+        // thread, and has the layout of a `T`.
         unsafe { super::free(self.value.cast(), Layout::new::<T>()) };
     }
 }

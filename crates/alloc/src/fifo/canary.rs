@@ -19,7 +19,7 @@ use super::page::rounded;
 use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::watch;
 
-/// Canary byte after a block.
+/// Value of the canary bytes after a block.
 const EDGE: u8 = 0xca;
 /// Fill bytes of new memory and of freed memory.
 const NEW: u8 = 0xa5;
@@ -39,7 +39,8 @@ pub(super) struct FifoCanary {
     freed: CallSite,
 }
 
-/// Bytes before a block of this alignment, and bytes of the region in total.
+/// Returns the number of bytes before a block with this alignment, and the total size of its
+/// region, in bytes.
 pub(super) const fn around(size: usize, align: usize) -> (usize, usize) {
     let before = size_of::<FifoCanary>().next_multiple_of(align);
     (before, before.saturating_add(rounded(size.saturating_add(watch::GAP))))
@@ -57,7 +58,7 @@ unsafe fn fill(start: *mut u8, size: usize, byte: u8) {
 }
 
 impl FifoCanary {
-    /// Checksum of the canary's address and of its fields, except `freed`.
+    /// Returns the checksum of the canary's address and of its fields, except `freed`.
     fn seal(&self) -> usize {
         let at = core::ptr::from_ref(self).addr();
         let says = [at, self.region.addr().get(), self.whole, self.size, self.allocated.word()];
@@ -77,9 +78,10 @@ impl FifoCanary {
     ) {
         let at = block.as_ptr().wrapping_sub(size_of::<FifoCanary>()).cast::<FifoCanary>();
         let guard = FifoCanary { seal: 0, region, whole, size, allocated, freed: CallSite::NONE };
-        // SAFETY: the caller guarantees space before the block; blocks are aligned to 8.
+        // SAFETY: the caller guarantees space for a canary before the block; blocks are aligned to
+        // 8.
         unsafe { at.write(guard) };
-        // SAFETY: it was written just now.
+        // SAFETY: the canary was written just now, and no other reference to it exists.
         let guard = unsafe { &mut *at };
         guard.seal = guard.seal();
         // SAFETY: the caller passes a block of `size` bytes.
@@ -89,14 +91,15 @@ impl FifoCanary {
         unsafe { fill(end, edge, EDGE) };
     }
 
-    /// Checks the canaries of a block that is freed, and fills the block. Returns its region.
+    /// Checks the canaries of a block that is freed, and fills the block. Returns the region of the
+    /// block.
     ///
     /// # Panics
-    /// Panics if the address is not a block, if it was freed before, if it has another size, or if
-    /// memory around it was overwritten.
+    /// Panics if the address is not one of a block, if the block was freed before or has another
+    /// size, or if memory around it was overwritten.
     ///
     /// # Safety
-    /// The bytes before the block are readable; a canary there is of a pool that still exists.
+    /// The bytes before the address are readable. If they are a canary, its pool still exists.
     pub(super) unsafe fn release_guarded(
         block: NonNull<u8>,
         size: usize,
@@ -115,7 +118,7 @@ impl FifoCanary {
         (guard.region, guard.whole)
     }
 
-    /// The error in the free of a block with this size.
+    /// Returns the memory error of a free of the block with this size; `None` without an error.
     fn error(&self, size: usize) -> Option<MemoryError> {
         let seal = self.seal();
         match self.seal {
@@ -139,7 +142,7 @@ impl FifoCanary {
         Misuse { error, size: Some(self.size), sites: [self.allocated, self.freed], ..none }
     }
 
-    /// Start and size of the canary bytes.
+    /// Returns the address and the number of the canary bytes after the block.
     fn edge(&self) -> (*mut u8, usize) {
         let block = core::ptr::from_ref(self).addr() + size_of::<FifoCanary>();
         let end = block + self.size;

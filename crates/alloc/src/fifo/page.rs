@@ -1,5 +1,5 @@
-//! A page of a FIFO pool. Its header is near its start: masking the address of any block in the
-//! page leads to it.
+//! A page of a FIFO pool. The header is near the start of the page, and is found by masking the
+//! address of any block in the page.
 //!
 //! ```text
 //!  multiple of 64 KiB
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Invariants:
-//! - Each byte of the `CAPACITY` is either counted as live or lies in exactly one hole.
+//! - Each byte of the `CAPACITY` counts as live, or lies in exactly one hole.
 //! - A hole is either recorded in the header, and grows as blocks are freed in order of age, or
 //!   marked with a bit for each 8 bytes. The recorded hole and marked holes do not overlap.
 //! - A single block that is larger than a page has the same header, but neither holes nor marks.
@@ -33,12 +33,12 @@ pub(super) const CAPACITY: usize = PAGE - (COLORS - 1) * LINE - size_of::<FifoPa
 const LINE: usize = 64;
 const COLORS: usize = 16;
 const GRAINS: usize = PAGE / GRAIN;
-/// Words of the marks.
+/// Number of words of the marks.
 const WORDS: u8 = 128;
 const _: () = assert!(WORDS as usize == GRAINS / 64);
 
-/// A size rounded up to the granularity of blocks. A size of 0 becomes one grain, so that each
-/// block has its own address.
+/// Returns a size rounded up to the granularity of blocks. A size of 0 becomes one grain, so that
+/// each block has its own address.
 pub(super) const fn rounded(size: usize) -> usize {
     let size = if size == 0 { 1 } else { size };
     size.saturating_add(GRAIN - 1) & !(GRAIN - 1)
@@ -52,15 +52,14 @@ struct FifoPage {
     marks: [Cell<u64>; GRAINS / 64],
 }
 
-/// The header of a page. C knows its first three fields.
+/// Header of a page. The inline functions of the C API use its first three fields.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct FifoHeader {
-    /// End address of the recorded hole; 0 for a page with a single large block, in which no other
-    /// block begins.
+    /// End address of the recorded hole; 0 for a single large block, so that no address equals it.
     hole_end: Cell<usize>,
-    /// End address that the recorded hole would have if all live bytes were freed. A single large
-    /// block begins here.
+    /// End address that the recorded hole would have if all live bytes of the page became part of
+    /// it. For a single large block, the start of the block.
     empty_at: Cell<usize>,
     pub(super) pool: NonNull<FifoHot>,
     pub(super) next: Cell<Option<FifoPageRef>>,
@@ -69,25 +68,25 @@ pub(super) struct FifoHeader {
     block_size: usize,
     /// Start of the recorded hole, in grains.
     hole_start: Cell<u16>,
-    /// First grain of the next search for marked holes; `GRAINS` if the holes of this page are not
-    /// being filled.
+    /// First grain of the next search for marked holes. `GRAINS` if the pool is not filling the
+    /// holes of this page.
     scanned: Cell<u16>,
-    /// Grains that statistics count as allocated and not as freed.
+    /// Number of grains that statistics count as allocated and not freed.
     told: Cell<u16>,
-    /// True if memory of this page that was never allocated is zero.
+    /// True if the memory of this page that was never allocated is zero-filled.
     pub(super) zeroed: Cell<bool>,
-    /// First word of the marks that may not be 0.
+    /// Index of the first word of the marks that may differ from 0.
     marked: Cell<u8>,
 }
 
 const _: () = assert!(size_of::<FifoPage>() == LINE + GRAINS / 8 && GRAINS <= u16::MAX as usize);
 const _: () = assert!(core::mem::offset_of!(FifoPage, marks) == LINE);
-// As `struct pw_fifo_page_` declares them.
+// `struct pw_fifo_page_` of `pagewise/fifo.h` declares the same offsets.
 const _: () = assert!(core::mem::offset_of!(FifoHeader, empty_at) == 8);
 const _: () = assert!(core::mem::offset_of!(FifoHeader, pool) == 16);
 const _: () = assert!(CAPACITY == 62 << 10);
 
-/// A page that its pool holds.
+/// Reference to the start of a page that its pool has not released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FifoPageRef(NonNull<FifoPage>);
 
@@ -96,18 +95,18 @@ impl Deref for FifoPageRef {
 
     #[inline(always)]
     fn deref(&self) -> &FifoHeader {
-        // SAFETY: the header was written when the page was made, and a pool drops all references
-        // with the page.
+        // SAFETY: the header was written when the page was created, and a pool drops all references
+        // to a page when it releases the page.
         unsafe { self.0.cast().as_ref() }
     }
 }
 
 impl FifoPageRef {
-    /// Writes the header of the page that contains the byte before `data`, in a block of the
-    /// source.
+    /// Writes the header of the page that contains the byte before `data`. `block` is the block of
+    /// the source in which the page lies.
     ///
     /// # Safety
-    /// No other code uses `block`, and the header of that page lies in it.
+    /// No other code uses `block`, and it contains the header of this page.
     pub(super) unsafe fn create(
         block: SourceBlock,
         data: NonNull<u8>,
@@ -130,8 +129,8 @@ impl FifoPageRef {
             marked: Cell::new(if block.zeroed { WORDS } else { 0 }),
         };
         watch::ours(page.cast(), size_of::<FifoPage>());
-        // SAFETY: the header lies in the block, as the caller promises, at a multiple of its
-        // alignment.
+        // SAFETY: the caller promises that the header lies in the block; its address is a multiple
+        // of its alignment.
         unsafe { page.cast::<FifoHeader>().write(header) };
         let page = FifoPageRef(page);
         if alone {
@@ -142,57 +141,59 @@ impl FifoPageRef {
         page
     }
 
-    /// The page of a block.
+    /// Returns the page of a block.
     ///
     /// # Safety
-    /// `block` is a live block of a FIFO pool, as it was handed out.
+    /// `block` is the address of a live block of a FIFO pool.
     #[inline(always)]
     pub(super) unsafe fn containing(block: NonNull<u8>) -> FifoPageRef {
         FifoPageRef(header_of(block))
     }
 
-    /// True if an address lies in it.
+    /// True if an address lies in the block of the source that contains this page.
     pub(super) fn holds(self, block: NonNull<u8>) -> bool {
         let start = self.block_start.addr().get();
         (start..start + self.block_size).contains(&block.addr().get())
     }
 
-    /// Address of the first block.
+    /// Returns the address of the first byte for blocks.
     pub(super) fn data(self) -> usize {
         self.0.addr().get() + size_of::<FifoPage>()
     }
 
-    /// Pointer to an address in the page.
+    /// Returns the pointer to an address in the page.
     pub(super) fn at(self, address: usize) -> *mut u8 {
         self.0.cast::<u8>().as_ptr().with_addr(address)
     }
 
-    /// The header, for as long as the pool holds the page.
+    /// Returns the header, which is valid until the pool releases the page.
     pub(super) fn header<'a>(self) -> &'a FifoHeader {
-        // SAFETY: the header lives as long as its page; callers do not keep the reference longer.
+        // SAFETY: the header lives as long as its page, and callers do not keep the reference
+        // longer.
         unsafe { self.0.cast().as_ref() }
     }
 
-    /// The marks. The page is not a single large block.
+    /// Returns the marks. Requires that the page is not a single large block.
     fn marks(&self) -> &[Cell<u64>; GRAINS / 64] {
-        // SAFETY: the marks lie behind the header, and are in the page.
+        // SAFETY: the marks follow the header inside the page.
         let marks = unsafe { &raw const (*self.0.as_ptr()).marks };
-        // SAFETY: every bit pattern is a number; the page lives longer than this borrow.
+        // SAFETY: every bit pattern is a valid number, and the page outlives this borrow.
         unsafe { &*marks }
     }
 
-    /// True for a single block larger than a page.
+    /// True if this is a single block larger than a page.
     pub(super) fn is_alone(self) -> bool {
         self.hole_end.get() == 0
     }
 
-    /// Bytes that count as live: live blocks, and free space that the pool may still allocate here.
+    /// Number of bytes that count as live: in live blocks, and in free space that the pool may
+    /// still allocate.
     pub(super) fn live(self) -> usize {
         self.empty_at.get() - self.hole_end.get()
     }
 
     /// Extends the recorded hole over a block of `last + 1` bytes, if the hole ends where the block
-    /// begins and other bytes of the page are live. Returns true if it did.
+    /// begins and other bytes of the page are live. Returns true if the hole was extended.
     #[inline(always)]
     pub(super) fn extend_hole(self, block: NonNull<u8>, last: usize) -> bool {
         let start = block.addr().get();
@@ -204,7 +205,8 @@ impl FifoPageRef {
         is_next
     }
 
-    /// Resizes a block in place, if possible.
+    /// Resizes a block in place, if it shrinks or if it is a single large block with enough space.
+    /// Returns true if the block was resized.
     pub(super) fn resize(self, block: NonNull<u8>, was: usize, now: usize) -> bool {
         let start = block.addr().get();
         if self.is_alone() {
@@ -216,13 +218,13 @@ impl FifoPageRef {
         now <= was
     }
 
-    /// For statistics: adds bytes that were allocated here.
+    /// Adds a number of allocated bytes to the statistics of the page.
     pub(super) fn handed_out(self, bytes: usize) {
         self.told.set(self.told.get() + short(bytes / GRAIN));
     }
 
-    /// For statistics: subtracts freed bytes, at most `most`; returns the number of them that were
-    /// allocated.
+    /// Subtracts freed bytes from the statistics of the page: at most `most`, and at most as many
+    /// as were allocated. Returns the number of subtracted bytes.
     pub(super) fn came_back(self, most: usize) -> usize {
         let bytes = most.min(usize::from(self.told.get()) * GRAIN);
         self.told.set(self.told.get() - short(bytes / GRAIN));
@@ -239,25 +241,27 @@ impl FifoPageRef {
         self.block_start.addr().get() + self.block_size - self.empty_at.get()
     }
 
-    /// Block that the source provided.
+    /// Returns the block of the source that contains this page.
     pub(super) fn block(self) -> SourceBlock {
         SourceBlock { start: self.block_start, size: self.block_size, zeroed: false }
     }
 
-    /// Makes an empty page like a new one, except that it is not zeroed any more.
+    /// Resets an empty page to a page without holes. Its memory does not count as zero-filled any
+    /// more.
     pub(super) fn reset(self) {
         debug_assert_eq!(self.live(), 0, "blocks are alive here");
         self.zeroed.set(false);
         self.forget_holes();
     }
 
-    /// Counts all of it as live, for the pool to hand out.
+    /// Counts the whole page as live, and returns its address range, which the pool may allocate.
     pub(super) fn take_all(self) -> Range<usize> {
         self.empty_at.set(self.data() + CAPACITY);
         self.data()..self.data() + CAPACITY
     }
 
-    /// Counts a marked hole of at least `need` bytes as live, for the pool to hand out.
+    /// Counts a marked hole of at least `need` bytes as live, and returns its address range, which
+    /// the pool may allocate.
     pub(super) fn take_hole(self, need: usize) -> Option<Range<usize>> {
         let mut from = self.scanned.get().into();
         while let Some(start) = self.find(from, true) {
@@ -275,8 +279,8 @@ impl FifoPageRef {
         None
     }
 
-    /// Makes [`FifoPageRef::take_hole`] search all holes of the page from the start: marks the
-    /// recorded one too.
+    /// Converts the recorded hole to a marked one, and makes [`FifoPageRef::take_hole`] search all
+    /// holes of the page from its start.
     pub(super) fn look_again(self) {
         self.note(self.data()..self.data(), self.live());
         self.scanned.set(0);
@@ -293,8 +297,9 @@ impl FifoPageRef {
         self.absorb();
     }
 
-    /// Extends the recorded hole over a marked one that begins at its end, so that frees in order
-    /// of age are fast again. Does nothing while the marked holes of this page are being filled.
+    /// If a marked hole begins at the end of the recorded hole, extends the recorded hole over it,
+    /// so that frees in order of age take the fast path again. Does nothing while the pool is
+    /// filling the marked holes of this page.
     fn absorb(self) {
         let end = usize::from(self.grain(self.hole_end.get()));
         let is_marked = |grain: usize| {
@@ -319,13 +324,13 @@ impl FifoPageRef {
         self.mark(self.grains(&rest), true);
     }
 
-    /// Bytes in holes.
+    /// Number of bytes in holes.
     pub(super) fn holes(self) -> usize {
         let marked: u32 = self.marks().iter().map(|word| word.get().count_ones()).sum();
         marked as usize * GRAIN + self.hole_end.get() - self.hole_start()
     }
 
-    /// True if some of a range lies in a hole.
+    /// True if at least one byte of a range lies in a hole.
     pub(super) fn is_hole(self, range: &Range<usize>) -> bool {
         let mut found = range.start < self.hole_end.get() && range.end > self.hole_start();
         each_word(self.grains(range), |word, bits| found |= self.marks()[word].get() & bits != 0);
@@ -345,7 +350,8 @@ impl FifoPageRef {
         self.address(self.hole_start.get().into())
     }
 
-    /// Marks the recorded hole, and records `hole` instead, with `live` live bytes in the page.
+    /// Converts the recorded hole to a marked one, and records `hole` instead. `live` is the number
+    /// of live bytes in the page.
     fn note(self, hole: Range<usize>, live: usize) {
         self.mark(self.grains(&(self.hole_start()..self.hole_end.get())), true);
         self.hole_start.set(self.grain(hole.start));
@@ -353,7 +359,7 @@ impl FifoPageRef {
         self.empty_at.set(hole.end + live);
     }
 
-    /// Marks grains as a hole, or not.
+    /// Sets the marks of grains if `hole` is true, and clears them otherwise.
     fn mark(self, grains: Range<usize>, hole: bool) {
         if hole && !grains.is_empty() {
             self.marked.set(self.marked.get().min(word_of(grains.start)));
@@ -364,7 +370,8 @@ impl FifoPageRef {
         });
     }
 
-    /// The first grain from `from` on that is marked, or is not.
+    /// Returns the first grain, from `from` on, that is marked (`marked` is true) or not marked
+    /// (false).
     fn find(self, from: usize, marked: bool) -> Option<usize> {
         let flip = if marked { 0 } else { u64::MAX };
         let mut above = u64::MAX << (from % 64);
@@ -391,19 +398,20 @@ impl FifoPageRef {
     }
 }
 
-/// A number of grains in a page, as `u16`.
+/// Converts a number of grains in a page to `u16`.
 #[expect(clippy::cast_possible_truncation, reason = "a page has fewer than 2^16 grains")]
 const fn short(grain: usize) -> u16 {
     grain as u16
 }
 
-/// The word of the marks in which a grain has its bit.
+/// Returns the index of the word of the marks that contains the bit of a grain.
 #[expect(clippy::cast_possible_truncation, reason = "a page has 128 words of marks")]
 const fn word_of(grain: usize) -> u8 {
     (grain / 64) as u8
 }
 
-/// Calls `each` with every word of the marks that a range of grains touches, and its bits there.
+/// Calls `each` with the index of every word of the marks that contains bits of a range of grains,
+/// and with these bits.
 fn each_word(range: Range<usize>, mut each: impl FnMut(usize, u64)) {
     let mut from = range.start;
     while from < range.end {
@@ -414,8 +422,8 @@ fn each_word(range: Range<usize>, mut each: impl FnMut(usize, u64)) {
     }
 }
 
-/// Address of the header of a block's page. A block that begins at the end of a page belongs to the
-/// page before.
+/// Returns the address of the header of a block's page. A block that begins at the end of a page
+/// belongs to that page, not to the next one.
 #[inline(always)]
 fn header_of(block: NonNull<u8>) -> NonNull<FifoPage> {
     let base = (block.addr().get() - 1) & !(PAGE - 1);

@@ -1,5 +1,5 @@
-//! Policies of a FIFO pool for pages that are empty or nearly empty. A benchmark can select the old
-//! policies, to measure the gain.
+//! Policies of a FIFO pool for pages that are empty or nearly empty. A benchmark can switch each
+//! policy off, to measure its effect.
 
 use super::page::{CAPACITY, PAGE};
 
@@ -7,14 +7,15 @@ use super::page::{CAPACITY, PAGE};
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 #[derive(Clone, Copy, Debug)]
 pub struct FifoPolicy {
-    /// Keeps some empty pages.
+    /// The pool keeps some empty pages.
     pub spare: bool,
-    /// Makes a page that becomes empty the current one, if less than an eighth of the current one
-    /// is free.
+    /// A page that becomes empty replaces the current page, if less than an eighth of the current
+    /// page is free.
     pub replace: bool,
-    /// Fills holes where blocks are freed in no order.
+    /// The pool fills holes while blocks are freed in an order other than that of age.
     pub holes: bool,
-    /// Keeps blocks that are freed in no order on a shelf, for requests of their size.
+    /// While blocks are freed in an order other than that of age, the pool caches freed blocks by
+    /// size on a shelf, for requests of the same size.
     pub shelf: bool,
 }
 
@@ -26,7 +27,8 @@ impl Default for FifoPolicy {
 }
 
 impl FifoPolicy {
-    /// Constant at compile time, except in benchmarks.
+    /// Returns the policies in benchmarks with the feature `ablation`; otherwise all on, a constant
+    /// at compile time.
     fn chosen(self) -> FifoPolicy {
         if cfg!(feature = "ablation") { self } else { FifoPolicy::default() }
     }
@@ -35,7 +37,8 @@ impl FifoPolicy {
         self.chosen().spare
     }
 
-    /// Free bytes of the current page below which a page that becomes empty replaces it.
+    /// Returns the number of free bytes of the current page below which a page that becomes empty
+    /// replaces the current page.
     pub(super) fn little_room(self) -> usize {
         if self.chosen().replace { PAGE / 8 } else { 0 }
     }
@@ -49,5 +52,6 @@ impl FifoPolicy {
     }
 }
 
-/// Maximum number of live bytes of a page that is searched for holes: three quarters.
+/// Maximum number of live bytes of a page that is searched for holes: three quarters of its
+/// capacity.
 pub(super) const SPARSE: usize = CAPACITY / 4 * 3;

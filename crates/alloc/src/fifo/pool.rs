@@ -2,12 +2,13 @@
 //! page.
 //!
 //! Invariants between calls:
-//! - Memory between `next` and `end` is counted as live in the current page, so that its allocation
+//! - Memory between `next` and `end` counts as live in the current page, so that allocating it
 //!   accesses no page header.
 //! - A page is the current one, or an empty spare, or in the queue with live bytes.
-//! - While blocks are freed in no order, the shelf is open and `end` is `next`, so that allocations
-//!   search the shelf first. Blocks on the shelf count as live.
-//! - A closed pool has no current page and no spares. It is destroyed with its last page.
+//! - While blocks are freed in an order other than that of age, the shelf is open and `end` equals
+//!   `next`, so that allocations search the shelf first. Blocks on the shelf count as live.
+//! - A closed pool has no current page and no spares. It is destroyed when its last page is
+//!   released.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -25,55 +26,60 @@ use crate::{Source, SourceBlock, watch};
 
 /// Maximum number of pages that are searched for holes before a new page is allocated.
 const LOOKED_AT: usize = 8;
-/// After a search without a result, the pool takes one new page per this number of its pages, up to
-/// a maximum, before it searches again: a search reads page headers that are in no cache.
+/// After a search for holes without a result, the pool takes one new page for every
+/// `PAGES_A_SEARCH` of its pages, up to `MAX_UNSEARCHED`, before it searches again. A search reads
+/// page headers that are not in the CPU cache.
 const PAGES_A_SEARCH: usize = 16;
-/// One empty page is kept for this number of pages, up to a maximum: the number of live bytes of a
-/// queue varies, and a page of the source costs more than one that is kept.
+/// The pool keeps one empty page for every `PAGES_A_SPARE` of its pages, up to `MAX_SPARES`. The
+/// number of live bytes of a queue varies, and taking a page from the source costs more than
+/// keeping one.
 const PAGES_A_SPARE: usize = 16;
 const MAX_SPARES: usize = 16;
-/// Number of sparse pages among the oldest that show that frees come in no order.
+/// Number of sparse pages, among the oldest pages, from which on the pool assumes that blocks are
+/// freed in an order other than that of age.
 const SPARSE_PAGES: usize = 3;
 const MAX_UNSEARCHED: usize = 16;
 
-/// Fields that each call uses: one cache line. The C API knows the first three.
+/// Fields that each call uses, in one cache line. The inline functions of the C API use the first
+/// three.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct FifoHot {
-    /// Address of the next block; 0 without free space.
+    /// Address of the next block; NULL without free space.
     next: Cell<*mut u8>,
-    /// End of the free space.
+    /// End address of the free space that fast paths may use.
     end: Cell<usize>,
-    /// Not 0 where the room is known to be zeroed.
+    /// Not 0 if the free space is known to be zero-filled.
     zeroed: Cell<usize>,
-    /// Freed blocks that wait for reuse while frees come in no order.
+    /// Shelf of freed blocks that wait for reuse, while blocks are freed in an order other than
+    /// that of age.
     pub(super) shelf: Cell<Option<OpenShelf>>,
     current: Cell<Option<FifoPageRef>>,
     /// Callback for slow paths that do not know the source's type.
     call: unsafe fn(NonNull<FifoHot>, FifoEvent),
     /// True if there are guards around blocks.
     guarded: Cell<bool>,
-    /// End of the free space, whatever `end` contains.
+    /// End address of the free space, also while `end` hides it from fast paths.
     limit: Cell<usize>,
 }
 
 const _: () = assert!(size_of::<FifoHot>() == 64);
-// As `struct pw_fifo` has them.
+// `struct pw_fifo` of `pagewise/fifo.h` declares the same offsets.
 const _: () = assert!(offset_of!(FifoHot, end) == 8 && offset_of!(FifoHot, zeroed) == 16);
 
 /// Event handled by the callback.
 #[derive(Clone, Copy, Debug)]
 enum FifoEvent {
-    /// The last block of a page was freed: nothing is counted as live there any more.
+    /// The last block of a page was freed: no byte of the page counts as live any more.
     Emptied(FifoPageRef),
-    /// The shelf is to be emptied and closed.
+    /// The pool must empty and close the shelf.
     Drained,
-    /// A guarded block of this size is freed.
+    /// A guarded block of this size is freed by this call site.
     Freed(NonNull<u8>, usize, CallSite),
 }
 
 impl FifoHot {
-    /// Free bytes for the fast paths.
+    /// Number of free bytes that fast paths may use.
     #[inline(always)]
     pub(super) fn room(&self) -> usize {
         self.end.get().wrapping_sub(self.next.get().addr())
@@ -89,43 +95,45 @@ impl FifoHot {
         self.guarded.get()
     }
 
-    /// Bytes that the current page has left.
+    /// Number of free bytes of the current page.
     fn rest(&self) -> usize {
         self.limit.get() - self.next.get().addr()
     }
 
-    /// Shows the free space to the fast paths, unless the pool is guarded or its shelf is open.
+    /// Lets fast paths use the free space, unless the pool is guarded or its shelf is open.
     fn show_room(&self) {
         let is_closed = self.guarded.get() || self.shelf.get().is_some();
         self.end.set(if is_closed { self.next.get().addr() } else { self.limit.get() });
     }
 
-    /// True if the next block is aligned.
+    /// True if the address of the next block has this alignment.
     #[inline(always)]
     pub(super) fn is_aligned(&self, align: usize) -> bool {
         self.next.get().addr() & (align - 1) == 0
     }
 
-    /// True if a block of this size that begins here is the last that was handed out.
+    /// True if a block of this size at this address is the last that was allocated from the free
+    /// space.
     #[inline(always)]
     pub(super) fn is_last(&self, block: NonNull<u8>, size: usize) -> bool {
         self.next.get().addr() == block.addr().get().wrapping_add(size)
     }
 
-    /// Hands out the next `size` bytes.
+    /// Allocates the next `size` bytes of the free space.
     ///
     /// # Safety
     /// The current page has `size` bytes left, and `size` is a positive multiple of `GRAIN`.
     #[inline(always)]
     pub(super) unsafe fn bump(&self, size: usize) -> NonNull<u8> {
         let start = self.next.get();
-        // SAFETY: the free space has `size` bytes in one page, as the caller promises.
+        // SAFETY: the caller promises that the current page has `size` free bytes from `start` on.
         self.next.set(unsafe { start.add(size) });
-        // SAFETY: where there is room, `next` is an address in a page.
+        // SAFETY: a page has free space, so `next` is an address in that page.
         unsafe { NonNull::new_unchecked(start) }
     }
 
-    /// Moves the end of the last block to `next`, which lies in it or in the room behind it.
+    /// Moves the end of the last block to `next`, an address in that block or in the free space
+    /// behind it.
     pub(super) fn move_last(&self, next: NonNull<u8>) {
         if next.as_ptr() < self.next.get() {
             self.zeroed.set(0);
@@ -135,23 +143,23 @@ impl FifoHot {
     }
 }
 
-/// A pool, in a block of its own source.
+/// A pool, stored in a block of its own source.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct FifoCore<S> {
     pub(super) hot: FifoHot,
     queue: PageQueue,
-    /// In debug builds, the blocks that are larger than a page.
+    /// Blocks that are larger than a page; recorded in debug builds only.
     large: PageQueue,
-    /// Full pages until the oldest pages are searched for holes again.
+    /// Number of pages to be filled before the oldest pages are searched for holes again.
     unsearched: Cell<usize>,
     /// Empty pages, and their number.
     spares: PageQueue,
     spare_count: Cell<usize>,
     shelf_memory: Cell<Option<SourceBlock>>,
-    /// Start of the free space in use.
+    /// Start of the part of the free space whose allocation was not counted for statistics yet.
     room_start: Cell<usize>,
-    /// For statistics: bytes that were allocated and freed since the last report.
+    /// Numbers of bytes that were allocated and freed since the last report to the statistics.
     handed_out: Cell<usize>,
     came_back: Cell<usize>,
     pages: Cell<usize>,
@@ -164,7 +172,7 @@ pub(super) struct FifoCore<S> {
 }
 
 impl<S: Source> FifoCore<S> {
-    /// A pool without pages; `None` where the source has no memory for it.
+    /// Creates a pool without pages; `None` if the source has no memory for it.
     pub(super) fn create(
         source: S,
         guarded: bool,
@@ -179,7 +187,8 @@ impl<S: Source> FifoCore<S> {
             zeroed: Cell::new(0),
             current: Cell::new(None),
             call: |hot, event| {
-                // SAFETY: a pool begins with its hot part, and lives as long as it has pages.
+                // SAFETY: the memory of a pool begins with its hot fields, and a pool lives as long
+                // as it has pages.
                 unsafe { FifoCore::<S>::hear(hot.cast(), event) }
             },
             guarded: Cell::new(guarded || watch::checked()),
@@ -204,12 +213,12 @@ impl<S: Source> FifoCore<S> {
             source,
         };
         let start = block.start.cast::<FifoCore<S>>();
-        // SAFETY: the block is ours, and as large and aligned as a pool.
+        // SAFETY: the pool owns the block, which has the size and alignment of a pool.
         unsafe { start.write(pool) };
         Some(start)
     }
 
-    /// Adds canaries to a pool that has no page yet. Returns true if the pool has them.
+    /// Adds canaries to a pool that has no page yet. Returns true if the pool has canaries now.
     pub(super) fn guard(&self) -> bool {
         if self.pages.get() == 0 {
             self.hot.guarded.set(true);
@@ -217,7 +226,7 @@ impl<S: Source> FifoCore<S> {
         self.hot.guarded.get()
     }
 
-    /// In debug builds: looks for the page of a block, before its header is read.
+    /// In debug builds, searches for the page of a block before the page header is read.
     ///
     /// # Panics
     /// Panics if the address is in no page of this pool.
@@ -235,12 +244,12 @@ impl<S: Source> FifoCore<S> {
         watch::named(&self.watch, name);
     }
 
-    /// Bytes taken from the source.
+    /// Number of bytes that the pool has taken from the source and not returned.
     pub(super) fn held(&self) -> usize {
         self.held.get()
     }
 
-    /// Slow path of an allocation; `whole` is the size of the block in its page.
+    /// Slow path of an allocation. `whole` is the number of bytes that the block takes in its page.
     #[inline(never)]
     pub(super) fn allocate(
         &self,
@@ -270,7 +279,7 @@ impl<S: Source> FifoCore<S> {
         let (before, whole) = canary::around(size, align);
         let (block, region, whole) = if fits_page(whole, align) {
             let region = self.allocate_in_page(this, whole, align)?;
-            // SAFETY: the region is larger.
+            // SAFETY: `before` is less than the size of the region.
             (unsafe { region.add(before) }, region, whole)
         } else {
             let block = self.own_block(this, whole - before, align, size_of::<FifoCanary>())?;
@@ -286,14 +295,14 @@ impl<S: Source> FifoCore<S> {
     /// Frees a guarded block.
     ///
     /// # Safety
-    /// It is a live block of this pool.
+    /// `block` is a live block of this pool.
     unsafe fn free_guarded(&self, block: NonNull<u8>, size: usize, site: CallSite) {
         let _quiet = watch::quiet();
         // SAFETY: the caller passes a block with a canary.
         let (region, whole) = unsafe { FifoCanary::release_guarded(block, size, site) };
         watch::freed(&self.watch, block, size);
         watch::uncounted(&self.watch, size);
-        // SAFETY: the region is what was handed out for the block.
+        // SAFETY: the region is the memory that was allocated for the block, which is freed.
         unsafe { free_now(region, whole) };
     }
 
@@ -308,35 +317,36 @@ impl<S: Source> FifoCore<S> {
             self.refill(this, need)?;
         }
         self.pad(self.padding(align));
-        // SAFETY: the page has room for the padding and the block: it was checked, or `refill` made
-        // room for any padding.
+        // SAFETY: the page has space for the padding and the block: either `padding + size` was
+        // checked, or `refill` provided space for any padding.
         let block = unsafe { self.hot.bump(size) };
         self.hot.show_room();
         Some(block)
     }
 
-    /// True if a block that was handed out just now is known to be zeroed.
+    /// True if a block that was allocated just now is known to be zero-filled.
     pub(super) fn is_zeroed(&self, block: NonNull<u8>) -> bool {
         let is_fresh = !self.hot.guarded.get() && self.hot.shelf.get().is_none();
-        // SAFETY: it was handed out just now.
+        // SAFETY: the block was allocated just now, so it is live.
         is_fresh && unsafe { FifoPageRef::containing(block) }.zeroed.get()
     }
 
-    /// Bytes up to the next multiple of `align`.
+    /// Number of bytes from `next` to the next multiple of `align`.
     fn padding(&self, align: usize) -> usize {
         self.hot.next.get().addr().wrapping_neg() & (align - 1)
     }
 
-    /// Skips some bytes of the free space, and turns them into a hole.
+    /// Turns the next `size` bytes of the free space into a hole.
     fn pad(&self, size: usize) {
         if let Some(page) = self.hot.current.get().filter(|_| size > 0) {
-            // SAFETY: the caller checked that there is more free space than the padding.
+            // SAFETY: the caller checked that the free space is larger than the padding.
             let start = unsafe { self.hot.bump(size) }.addr().get();
             page.retire_rest(start..start + size);
         }
     }
 
-    /// A block that does not fit into a page, with `guard` bytes before it.
+    /// Takes a separate block of the source for a block that does not fit into a page. `guard`
+    /// bytes lie before the block.
     fn own_block(
         &self,
         this: NonNull<FifoHot>,
@@ -344,15 +354,15 @@ impl<S: Source> FifoCore<S> {
         align: usize,
         guard: usize,
     ) -> Option<NonNull<u8>> {
-        // Its header lies in the page that ends where the block begins, or in which it begins.
+        // The header lies in the page in which the block begins, or in the page that ends there.
         let header = PAGE - CAPACITY + guard;
         let before = if align < PAGE { header.next_multiple_of(align) } else { align };
         let layout = Layout::from_size_align(before.checked_add(size)?, align.max(PAGE)).ok()?;
         let block = self.take_page(layout)?;
-        // SAFETY: the block has `before` bytes, and then the data.
+        // SAFETY: the block of the source has `before` bytes before the data.
         let start = unsafe { block.start.add(before) };
-        // SAFETY: between the multiple of `PAGE` before `start` and `start` there is room for a
-        // header.
+        // SAFETY: the bytes from the last multiple of `PAGE` before `start` up to `start` include
+        // space for a header.
         let page = unsafe { FifoPageRef::create(block, start, this, true) };
         if cfg!(debug_assertions) {
             self.large.push(page);
@@ -361,7 +371,8 @@ impl<S: Source> FifoCore<S> {
         Some(start)
     }
 
-    /// Makes a page current that has `need` free bytes in one piece; `need` is at most `CAPACITY`.
+    /// Makes a page with a free range of `need` bytes the current one. `need` is at most
+    /// `CAPACITY`.
     fn refill(&self, this: NonNull<FifoHot>, need: usize) -> Option<()> {
         self.leave();
         self.tell(need);
@@ -373,14 +384,16 @@ impl<S: Source> FifoCore<S> {
         Some(())
     }
 
-    /// A page of the pool with free space that costs no memory, and this space.
+    /// Returns a page of the pool with a free range of `need` bytes, and this range, without taking
+    /// memory from the source.
     fn known_room(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         (self.rest_of_current(need))
             .or_else(|| self.empty_page())
             .or_else(|| self.hole_of(self.sparse_page()?, need))
     }
 
-    /// As `known_room`, after the blocks on the shelf became holes.
+    /// Turns the blocks on the shelf into holes, and repeats `known_room`; `None` if no shelf is
+    /// open.
     fn known_room_without_shelf(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         self.hot.shelf.get()?;
         self.clear_shelf();
@@ -388,14 +401,14 @@ impl<S: Source> FifoCore<S> {
         self.known_room(need)
     }
 
-    /// Opens the shelf for freed blocks, if there is memory for it.
+    /// Opens the shelf, if the source has memory for it.
     fn open_shelf(&self) {
         if self.hot.guarded.get() || !self.policy.has_shelf() {
             return;
         }
         let block = self.shelf_memory.get().or_else(|| self.take(OpenShelf::LAYOUT));
         self.shelf_memory.set(block);
-        // SAFETY: the block is for the shelf, and only one shelf exists.
+        // SAFETY: the block is reserved for the shelf, and the pool has only one shelf.
         let shelf = block.map(|block| unsafe { OpenShelf::create(block, self.pages.get()) });
         self.hot.shelf.set(shelf);
     }
@@ -410,8 +423,8 @@ impl<S: Source> FifoCore<S> {
         self.hot.show_room();
     }
 
-    /// All of the current page if nothing is alive in it, or a further hole if holes are being
-    /// filled there.
+    /// Returns the whole current page if it contains no live block. Otherwise returns a further
+    /// hole of it, if the pool is filling the holes of this page.
     fn rest_of_current(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         let page = self.hot.current.get()?;
         if page.live() == 0 {
@@ -424,7 +437,7 @@ impl<S: Source> FifoCore<S> {
         Some((page, hole))
     }
 
-    /// Makes a page the current one; its free space is `room`.
+    /// Makes a page the current one, with `room` as its free space.
     fn enter(&self, page: FifoPageRef, room: Range<usize>) {
         let left = self.hot.current.replace(Some(page));
         left.filter(|left| *left != page).inspect(|left| self.put(*left));
@@ -447,7 +460,8 @@ impl<S: Source> FifoCore<S> {
         self.hot.end.set(0);
     }
 
-    /// Records the bytes that were allocated in the current page.
+    /// Counts, for statistics, the bytes that were allocated in the current page since the last
+    /// call.
     fn note_handed_out(&self) {
         if let Some(page) = self.hot.current.get() {
             let next = self.hot.next.get().addr();
@@ -457,18 +471,19 @@ impl<S: Source> FifoCore<S> {
         }
     }
 
-    /// Records freed bytes of a page, if they were allocated.
+    /// Counts, for statistics, freed bytes of a page that were counted as allocated.
     fn note_came_back(&self, page: FifoPageRef, bytes: usize) {
         self.came_back.set(self.came_back.get() + page.came_back(bytes));
     }
 
-    /// Reports statistics, when a request of `size` bytes does not fit.
+    /// Reports to the statistics. Called when a request of `size` bytes does not fit into the free
+    /// space.
     fn tell(&self, size: usize) {
         let (handed_out, returned) = (self.handed_out.take(), self.came_back.take());
         let served = self.hot.shelf.get().map_or(0, OpenShelf::take_served);
         let requested = handed_out + served;
         let (requests, returned) = (requested / size, returned + served);
-        // With canaries, each call is counted.
+        // A pool with canaries counts each call instead.
         if !self.hot.guarded.get() {
             watch::progress(
                 &self.watch,
@@ -486,14 +501,14 @@ impl<S: Source> FifoCore<S> {
 
     fn new_page(&self, this: NonNull<FifoHot>) -> Option<(FifoPageRef, Range<usize>)> {
         let block = self.take_page(Layout::from_size_align(PAGE, PAGE).ok()?)?;
-        // SAFETY: one byte into a block of a page is inside it.
+        // SAFETY: the block has the size of a page, so its second byte is inside.
         let inside = unsafe { block.start.add(1) };
-        // SAFETY: the block is a page.
+        // SAFETY: the block has the size and alignment of a page, and no other code uses it.
         let page = unsafe { FifoPageRef::create(block, inside, this, false) };
         Some((page, page.take_all()))
     }
 
-    /// A hole of a page of the queue, which leaves the queue.
+    /// Returns a hole of `need` bytes in a page of the queue, and removes the page from the queue.
     fn hole_of(&self, page: FifoPageRef, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         page.look_again();
         let hole = page.take_hole(need)?;
@@ -502,9 +517,9 @@ impl<S: Source> FifoCore<S> {
         Some((page, hole))
     }
 
-    /// A page of the queue whose holes are worth filling. If blocks are freed in about the order of
-    /// age, only the oldest two pages are partly free, and should stay so; [`SPARSE_PAGES`] such
-    /// pages show that frees come in no order.
+    /// Returns a page of the queue whose holes are worth filling. If blocks are freed in about the
+    /// order of age, only the oldest two pages are partly free, and their holes are not filled.
+    /// [`SPARSE_PAGES`] sparse pages show that blocks are freed in another order.
     fn sparse_page(&self) -> Option<FifoPageRef> {
         if let Some(left) = self.unsearched.get().checked_sub(1) {
             self.unsearched.set(left);
@@ -539,7 +554,7 @@ impl<S: Source> FifoCore<S> {
     }
 
     /// # Safety
-    /// The event is one of this pool.
+    /// `this` is a live pool, and the block or page of the event belongs to it.
     #[cold]
     unsafe fn hear(this: NonNull<FifoCore<S>>, event: FifoEvent) {
         // SAFETY: a pool lives as long as it has pages.
@@ -553,7 +568,7 @@ impl<S: Source> FifoCore<S> {
             FifoEvent::Emptied(page) => pool.take_back(page),
         }
         if pool.closed.get() && pool.pages.get() == 0 {
-            // SAFETY: it was closed, and this was its last page.
+            // SAFETY: the pool was closed, and its last page was released.
             unsafe { FifoCore::destroy(this) };
         }
     }
@@ -590,7 +605,7 @@ impl<S: Source> FifoCore<S> {
         if page.live() == 0 { self.keep(page) } else { self.queue.push(page) }
     }
 
-    /// Keeps an empty page as a spare, or gives it back.
+    /// Keeps an empty page as a spare, or returns it to the source.
     fn keep(&self, page: FifoPageRef) {
         let count = self.spare_count.get();
         let most = (self.pages.get() / PAGES_A_SPARE).clamp(1, MAX_SPARES);
@@ -622,18 +637,19 @@ impl<S: Source> FifoCore<S> {
         unsafe { self.source.give_back(block) };
     }
 
-    /// Returns a page to the source. It is in no list, and not the current one.
+    /// Returns a page to the source. Requires that the page is in no list and is not the current
+    /// one.
     fn release(&self, page: FifoPageRef) {
         self.pages.set(self.pages.get() - 1);
         self.give_back(page.block());
     }
 
-    /// Releases the empty pages, and the others once they are empty.
+    /// Releases the empty pages. A page with live blocks is released when its last block is freed.
     ///
     /// # Safety
     /// No allocation from the pool follows.
     pub(super) unsafe fn close(this: NonNull<FifoCore<S>>) {
-        // SAFETY: a pool lives until it was closed.
+        // SAFETY: a pool lives until it is closed.
         let pool = unsafe { this.as_ref() };
         pool.clear_shelf();
         pool.shelf_memory.take().inspect(|block| pool.give_back(*block));
@@ -644,7 +660,7 @@ impl<S: Source> FifoCore<S> {
         }
         pool.hot.current.take().inspect(|page| pool.put(*page));
         if pool.pages.get() == 0 {
-            // SAFETY: it has no page, and no allocation from it follows.
+            // SAFETY: the pool has no page, and no allocation from it follows.
             unsafe { FifoCore::destroy(this) };
         }
     }
@@ -652,10 +668,10 @@ impl<S: Source> FifoCore<S> {
     /// # Safety
     /// The pool is not used any more.
     unsafe fn destroy(this: NonNull<FifoCore<S>>) {
-        // SAFETY: the pool is read for the last time, and forgotten.
+        // SAFETY: the pool is read for the last time, and the read value is not dropped.
         let FifoCore { source, block, watch, .. } = unsafe { this.read() };
         watch::destroyed(&watch);
-        // SAFETY: the block came from there, and the pool was all that lay in it.
+        // SAFETY: the block came from this source, and contained only the pool.
         unsafe { source.give_back(block) };
     }
 
@@ -685,7 +701,7 @@ impl<S: Source> FifoCore<S> {
 /// The slow path of freeing a block.
 ///
 /// # Safety
-/// It is a live block of this pool and layout, which is not used any more.
+/// `block` is a live block of this pool with this layout, and is not used any more.
 #[inline(never)]
 pub(super) unsafe fn free_slow(
     pool: NonNull<FifoHot>,
@@ -705,14 +721,16 @@ pub(super) unsafe fn free_slow(
     }
 }
 
+/// Panics with the message for an address that is not one of a block of the pool.
+///
 /// # Panics
-/// Panics: the address is not one of a block of the pool.
+/// Always panics.
 #[cold]
 fn foreign(block: NonNull<u8>) -> ! {
     Misuse::not_a_block("fifo", block.addr().get()).panic();
 }
 
-/// As [`free_slow`], for a block that the shelf does not take.
+/// Frees a block, as [`free_slow`] does, if the shelf does not take it.
 ///
 /// # Safety
 /// As for [`free_slow`].
@@ -725,22 +743,22 @@ unsafe fn free_slower(pool: NonNull<FifoHot>, block: NonNull<u8>, layout: Layout
         return unsafe { (hot.call)(pool, FifoEvent::Freed(block, layout.size(), site)) };
     }
     if hot.shelf.get().is_some_and(OpenShelf::is_over) {
-        // SAFETY: a pool begins with its hot fields.
+        // SAFETY: the memory of a pool begins with its hot fields.
         unsafe { (hot.call)(pool, FifoEvent::Drained) };
     }
     // SAFETY: the caller passes a live block of this size.
     unsafe { free_now(block, rounded(layout.size())) }
 }
 
-/// True if a page has room for a block with any alignment padding.
+/// True if a page has space for a block of this size with any padding for this alignment.
 fn fits_page(size: usize, align: usize) -> bool {
     size.saturating_add(align - GRAIN) <= CAPACITY
 }
 
-/// Records freed bytes, a multiple of `GRAIN`.
+/// Subtracts freed bytes, a multiple of `GRAIN`, from the live bytes of their page.
 ///
 /// # Safety
-/// They are a live block of a pool, with its guard, which is not used any more.
+/// The bytes are a live block of a pool, including its guard, and are not used any more.
 unsafe fn free_now(block: NonNull<u8>, size: usize) {
     // SAFETY: the caller passes a live block.
     let page = unsafe { FifoPageRef::containing(block) };
@@ -754,6 +772,6 @@ unsafe fn free_now(block: NonNull<u8>, size: usize) {
     }
     // SAFETY: a pool lives as long as it has pages.
     let call = unsafe { page.pool.as_ref() }.call;
-    // SAFETY: the pool made the page, and this was its last block.
+    // SAFETY: the page belongs to this pool, and its last block was freed.
     unsafe { call(page.pool, FifoEvent::Emptied(page)) };
 }

@@ -6,7 +6,7 @@ use core::iter::successors;
 
 use super::page::FifoPageRef;
 
-/// A list through the headers of its pages, each in it once.
+/// A list of pages, linked through their headers. A page is in the list at most once.
 #[derive(Debug, Default)]
 pub(super) struct PageQueue {
     first: Cell<Option<FifoPageRef>>,
@@ -33,7 +33,7 @@ impl PageQueue {
         self.next_of(last).set(Some(page));
     }
 
-    /// Removes a page that is in the list.
+    /// Removes a page. Requires that the page is in the list.
     pub(super) fn remove(&self, page: FifoPageRef) {
         let (previous, next) = (page.previous.take(), page.next.take());
         self.next_of(previous).set(next);

@@ -1,5 +1,5 @@
-//! Freed blocks that wait for requests of the same size, for as long as blocks are freed in no
-//! order.
+//! A shelf: freed blocks that wait for requests of the same size, while blocks are freed in an
+//! order other than that of age.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -9,55 +9,58 @@ use core::ptr::NonNull;
 use super::page::{GRAIN, PAGE};
 use crate::SourceBlock;
 
-/// The largest block on a shelf, in bytes.
+/// Maximum size in bytes of a block on a shelf.
 const LARGEST: usize = 512;
 const SIZES: usize = LARGEST / GRAIN;
-/// Maximum number of waiting blocks of a size.
+/// Maximum number of waiting blocks of each size.
 const DEPTH: usize = 64;
-/// Number of pages per waiting block of a size: waiting blocks are then an eighth of the pool at
-/// most.
+/// Number of pages of the pool for each block of a size that may wait: then waiting blocks take at
+/// most an eighth of the pool.
 const PAGES_FOR_ONE: usize = LARGEST / 2 * SIZES * 8 / PAGE;
-/// After this number of frees without an allocation the pool is probably being emptied, and waiting
-/// ends.
+/// Number of frees without an allocation after which the shelf is closed, since the pool is
+/// probably being emptied.
 const PATIENCE: u8 = 32;
 
 const _: () = assert!(PAGES_FOR_ONE == 2);
 
-/// An open shelf, in memory of its own. Blocks on it count as live, and are not touched.
+/// An open shelf, in memory of its own. Its blocks count as live, and the shelf does not access
+/// their memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpenShelf(NonNull<Shelves>);
 
 #[repr(C)]
 struct Shelves {
     counts: ShelfCounts,
-    /// Blocks by size, the last that came on top.
+    /// Stacks of blocks by size; the block that was added last is on top.
     blocks: [[Cell<MaybeUninit<NonNull<u8>>>; DEPTH]; SIZES],
 }
 
 struct ShelfCounts {
-    /// Maximum number of waiting blocks of a size.
+    /// Maximum number of waiting blocks of each size in this pool.
     most: u8,
-    /// Frees since the last request.
+    /// Number of frees since the last request.
     frees: Cell<u8>,
     waiting: [Cell<u8>; SIZES],
-    /// For statistics: bytes of blocks that were put here and allocated again.
+    /// For statistics: total size in bytes of the blocks that were allocated from this shelf since
+    /// the last report.
     served: Cell<usize>,
 }
 
 impl OpenShelf {
-    /// The memory that a shelf needs.
+    /// Layout of the memory of a shelf.
     pub(super) const LAYOUT: Layout = Layout::new::<Shelves>();
 
-    /// An empty shelf for a pool of this number of pages.
+    /// Creates an empty shelf for a pool with this number of pages.
     ///
     /// # Safety
-    /// `block` is ours, and of the layout.
+    /// No other code uses `block`, which has the size and alignment of `LAYOUT`.
     pub(super) unsafe fn create(block: SourceBlock, pages: usize) -> OpenShelf {
         #[expect(clippy::cast_possible_truncation, reason = "it is at most `DEPTH`")]
         let most = (pages / PAGES_FOR_ONE).clamp(1, DEPTH) as u8;
         let waiting = [const { Cell::new(0) }; SIZES];
         let shelves = block.start.cast::<Shelves>();
-        // SAFETY: the block is as large, and begins with the counts; the rest need not be written.
+        // SAFETY: the block has the layout of the shelf, which begins with the counts; the stacks
+        // of blocks may stay uninitialized.
         unsafe {
             shelves.cast().write(ShelfCounts {
                 most,
@@ -71,11 +74,12 @@ impl OpenShelf {
 
     #[inline(always)]
     fn shelves(&self) -> &Shelves {
-        // SAFETY: the counts are written, and the rest may have any value.
+        // SAFETY: the counts were written, and the stacks of blocks may be uninitialized.
         unsafe { self.0.as_ref() }
     }
 
-    /// Puts a block of `size` bytes here. `false` if it cannot wait.
+    /// Adds a block of `size` bytes. Returns `false` if the block is too large, or if the shelf is
+    /// full for this size.
     #[inline(always)]
     pub(super) fn put(self, block: NonNull<u8>, size: usize) -> bool {
         let Shelves { counts, blocks } = self.shelves();
@@ -103,7 +107,7 @@ impl OpenShelf {
         is_over
     }
 
-    /// Takes the block of this size that came last, if it is aligned as asked.
+    /// Removes the last added block of this size, if it has this alignment.
     #[inline(always)]
     pub(super) fn pop_aligned(self, size: usize, align: usize) -> Option<NonNull<u8>> {
         let Shelves { counts, blocks } = self.shelves();
@@ -112,7 +116,7 @@ impl OpenShelf {
         if align > GRAIN
             && let Some(last) = waiting.checked_sub(1)
         {
-            // SAFETY: as many blocks of this size were written as wait.
+            // SAFETY: `waiting` blocks of this size were written, and the index is less.
             let block = unsafe { blocks[index][usize::from(last)].get().assume_init() };
             if block.addr().get() & (align - 1) != 0 {
                 return None;
@@ -121,7 +125,7 @@ impl OpenShelf {
         self.pop_block(size)
     }
 
-    /// Takes the block of this size that came last.
+    /// Removes the last added block of this size.
     #[inline(always)]
     fn pop_block(self, size: usize) -> Option<NonNull<u8>> {
         let Shelves { counts, blocks } = self.shelves();
@@ -132,16 +136,16 @@ impl OpenShelf {
         if cfg!(feature = "stats") {
             counts.served.set(counts.served.get() + size);
         }
-        // SAFETY: as many blocks of this size were written as wait.
+        // SAFETY: `waiting` blocks of this size were written before the count fell to this index.
         Some(unsafe { blocks[index][usize::from(waiting)].get().assume_init() })
     }
 
-    /// Bytes of blocks that were allocated again since the last call.
+    /// Returns the total size in bytes of the blocks that were allocated again since the last call.
     pub(super) fn take_served(self) -> usize {
         self.shelves().counts.served.take()
     }
 
-    /// Takes any block; returns it with its size.
+    /// Removes any block, and returns its address and size.
     pub(super) fn take_any(self) -> Option<(NonNull<u8>, usize)> {
         let index = self.shelves().counts.waiting.iter().position(|waiting| waiting.get() > 0)?;
         let size = (index + 1) * GRAIN;
@@ -152,7 +156,7 @@ impl OpenShelf {
         let Shelves { counts, blocks } = self.shelves();
         let index = size / GRAIN - 1;
         let waiting = &blocks[index][..counts.waiting[index].get().into()];
-        // SAFETY: as many blocks of this size were written as wait.
+        // SAFETY: all blocks that `waiting` counts were written.
         waiting.iter().any(|other| unsafe { other.get().assume_init() } == block)
     }
 }

@@ -1,5 +1,5 @@
-//! Pages as the allocator of collections: for few and large ones. A small collection occupies a
-//! page.
+//! A pool of pages as the allocator of collections: suited to few and large collections, since each
+//! allocation takes at least a page.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -10,7 +10,8 @@ use super::Pages;
 use crate::collections::slice;
 use crate::source::Source;
 
-// SAFETY: runs stay until they are freed or the pool ends, and the pool outlives this reference.
+// SAFETY: runs keep their address until they are freed or the pool ends, and the pool outlives this
+// reference.
 unsafe impl<S: Source> Allocator for &Pages<S> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         slice((**self).allocate(layout), layout)

@@ -1,4 +1,4 @@
-//! Cache of a thread: for each common length, some freed runs that the thread allocates again
+//! Cache of a thread: for each common length, some freed runs, which the thread allocates again
 //! without the lock.
 //!
 //! ```text
@@ -7,10 +7,11 @@
 //!                       │ 1 page │ 2 pages │ 3 pages │ .. │ 240 │ 256 pages      KEPT of each; the last in is the first out
 //! ```
 //!
-//! - A slot belongs to the thread whose thread pointer it holds. Live threads have different thread
-//!   pointers; a new thread with the pointer of an ended one takes over its slot. So only one
-//!   thread at a time accesses a cache, without atomic read-modify-write instructions.
-//! - For the heap, cached runs are allocated.
+//! - The `owner` of a slot is the thread pointer of its thread. Live threads have different thread
+//!   pointers; a new thread with the thread pointer of an ended thread takes over the slot of the
+//!   ended thread. So only one thread at a time accesses a cache, without atomic read-modify-write
+//!   instructions.
+//! - Cached runs count as allocated in the heap.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -19,28 +20,30 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 /// Maximum number of cached runs of each length.
 const KEPT: usize = 24;
 
-/// Maximum number of frees between two reports of a cache: the pool counts time in operations.
+/// Maximum number of frees between two reports of a cache: the pool measures time by the number of
+/// allocations and frees.
 const FREES: u32 = 1 << 10;
 
-/// Approximate number of cached runs that are sampled for the share of backed pages.
+/// Approximate number of cached runs that are sampled to estimate the share of backed pages.
 const SAMPLES: usize = 8;
 
-/// The longest run that is cached, in pages: 1 MiB.
+/// Maximum length of a cached run in pages: 1 MiB.
 pub(super) const MAX_CACHED_PAGES: u32 = 256;
 
-/// Run lengths per power of two: longer runs are rounded up to one of these.
+/// Number of run lengths per power of two. From 32 pages on, run lengths are rounded up to one of
+/// these.
 const STEPS: u32 = 16;
 
 const CLASSES: usize = class(MAX_CACHED_PAGES) + 1;
 
-/// Rounding of a length, as a power of two.
+/// Returns the binary logarithm of the unit to which a length is rounded up.
 #[inline(always)]
 const fn shift(pages: u32) -> u32 {
     (pages | STEPS).ilog2() - STEPS.ilog2()
 }
 
-/// The size class of a length that [`rounded`] has returned; `usize::MAX` for a longer run than any
-/// in a cache.
+/// Returns the size class of a length that [`rounded`] has returned; `usize::MAX` for a length
+/// above `MAX_CACHED_PAGES`.
 #[inline(always)]
 const fn class(pages: u32) -> usize {
     if pages > MAX_CACHED_PAGES {
@@ -50,8 +53,8 @@ const fn class(pages: u32) -> usize {
     (shift * STEPS + (pages >> shift)) as usize
 }
 
-/// Length of a run for a number of pages: at most a sixteenth longer, and exact below 32 pages and
-/// above `MAX_CACHED_PAGES`.
+/// Returns the length of the run for a number of pages: at most a sixteenth more, and exactly this
+/// number below 32 pages and above `MAX_CACHED_PAGES`.
 #[inline(always)]
 pub(super) const fn rounded(pages: u32) -> u32 {
     if pages > MAX_CACHED_PAGES {
@@ -61,7 +64,8 @@ pub(super) const fn rounded(pages: u32) -> u32 {
     (pages + low) & !low
 }
 
-/// Events of a cache since its last report: in pages, except for the number of runs.
+/// Events of a cache since its last report: number of allocated runs, of allocated pages and of
+/// freed pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PublishedCounts {
     pub(super) runs: usize,
@@ -74,17 +78,17 @@ pub(super) struct PublishedCounts {
 pub(super) struct ThreadRunCache {
     counts: [Cell<u8>; CLASSES],
     runs: [[Cell<Option<NonNull<u8>>>; KEPT]; CLASSES],
-    /// Cached pages. The only field that other threads read.
+    /// Number of cached pages. Other threads read only this field.
     pages: AtomicUsize,
     /// Maximum number of cached pages.
     most: Cell<usize>,
-    /// Frees until the next report.
+    /// Number of frees before the next report.
     left: Cell<u32>,
     told: Cell<PublishedCounts>,
 }
 
 impl ThreadRunCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub(super) const fn new() -> ThreadRunCache {
         ThreadRunCache {
             counts: [const { Cell::new(0) }; CLASSES],
@@ -96,7 +100,8 @@ impl ThreadRunCache {
         }
     }
 
-    /// A cached run of a rounded length.
+    /// Removes and returns the run that was cached last, with a length of `pages`, which is
+    /// rounded.
     #[inline(always)]
     pub(super) fn pop(&self, pages: u32) -> Option<NonNull<u8>> {
         let class = class(pages);
@@ -108,7 +113,8 @@ impl ThreadRunCache {
         Some(run)
     }
 
-    /// The last cached run of a rounded length whose start has this alignment.
+    /// Removes and returns the run that was cached last among those with this rounded length whose
+    /// start has this alignment.
     #[inline]
     pub(super) fn pop_aligned(&self, pages: u32, align: usize) -> Option<NonNull<u8>> {
         let class = class(pages);
@@ -132,7 +138,7 @@ impl ThreadRunCache {
         self.told.set(PublishedCounts { runs: runs + 1, taken: taken + pages as usize, freed });
     }
 
-    /// Keeps a run of a rounded length, if there is room.
+    /// Adds a run of a rounded length. Returns false if the cache is full or its report is due.
     #[inline(always)]
     pub(super) fn push(&self, run: NonNull<u8>, pages: u32) -> bool {
         let class = class(pages);
@@ -152,7 +158,7 @@ impl ThreadRunCache {
         true
     }
 
-    /// Removes one of the longest cached runs.
+    /// Removes and returns one of the longest cached runs.
     pub(super) fn give_up(&self) -> Option<(NonNull<u8>, u32)> {
         let class = self.counts.iter().rposition(|count| count.get() > 0)?;
         let last = self.counts[class].get() - 1;
@@ -162,8 +168,8 @@ impl ThreadRunCache {
         Some((self.runs[class][usize::from(last)].get()?, pages))
     }
 
-    /// Some cached runs, of lengths that are far apart: each with its length, and the number of
-    /// cached pages of this length.
+    /// Returns about `SAMPLES` cached runs of different lengths: each with its length in pages, and
+    /// the total number of cached pages in runs of this length.
     pub(super) fn samples(&self) -> impl Iterator<Item = (NonNull<u8>, u32, usize)> {
         let cached = (0..CLASSES).filter(|class| self.counts[*class].get() > 0);
         let apart = (cached.clone().count() / SAMPLES).max(1);
@@ -174,7 +180,7 @@ impl ThreadRunCache {
         })
     }
 
-    /// True if a run of a rounded length is here.
+    /// True if the cache contains this run of a rounded length.
     #[inline(always)]
     pub(super) fn holds(&self, run: NonNull<u8>, pages: u32) -> bool {
         let class = class(pages);
@@ -199,14 +205,14 @@ impl ThreadRunCache {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// Events since the last report.
+    /// Returns the events since the last report, and starts a new count.
     pub(super) fn told(&self) -> PublishedCounts {
         self.left.set(FREES);
         self.told.take()
     }
 }
 
-/// The length of the runs of a size class.
+/// Returns the length in pages of the runs of a size class.
 #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 100 classes")]
 const fn length(class: usize) -> u32 {
     let class = class as u32;
@@ -219,14 +225,14 @@ const fn length(class: usize) -> u32 {
 
 /// Maximum number of threads with a cache.
 const SLOTS: usize = 64;
-/// Number of slots that may be those of a thread.
+/// Number of slots that a thread may take: those from its hash on.
 const LOOKED_AT: usize = 4;
 
-/// The caches of all threads.
+/// The slots for the caches of all threads.
 #[derive(Debug)]
 pub(super) struct Fronts {
     slots: [CacheSlot; SLOTS],
-    /// A bit for each slot with an owner.
+    /// Bitmap of the slots that have an owner.
     owned: AtomicU64,
 }
 
@@ -234,7 +240,7 @@ const _: () = assert!(SLOTS == u64::BITS as usize);
 
 #[derive(Debug)]
 struct CacheSlot {
-    /// Thread pointer of the thread; 0 for a free slot.
+    /// Thread pointer of the thread that owns the slot; 0 for a free slot.
     owner: AtomicUsize,
     front: AtomicPtr<ThreadRunCache>,
 }
@@ -250,15 +256,16 @@ impl Fronts {
         Fronts { slots: [const { CacheSlot::nobodys() }; SLOTS], owned: AtomicU64::new(0) }
     }
 
-    /// The slots that may be those of a thread.
+    /// Returns the slots that a thread may take.
     #[inline(always)]
     fn slots_of_thread(&self, thread: usize) -> impl Iterator<Item = &CacheSlot> {
-        // Thread pointers differ in their middle bits.
+        // The multiplication mixes the middle bits, in which thread pointers differ, into the upper
+        // bits.
         let first = (thread >> 6).wrapping_mul(usize::MAX / 11) >> (usize::BITS - SLOTS.ilog2());
         (first..first + LOOKED_AT).map(|slot| &self.slots[slot % SLOTS])
     }
 
-    /// Records if a slot has an owner. The caller holds the lock.
+    /// Records if a slot has an owner. Requires that the caller holds the lock.
     fn set_owned(&self, slot: &CacheSlot, owned: bool) {
         if let Some(at) = self.slots.iter().position(|other| ptr::eq(other, slot)) {
             let slots = self.owned.load(Ordering::Relaxed);
@@ -267,24 +274,25 @@ impl Fronts {
         }
     }
 
-    /// Cached pages of all threads, and the number of threads.
+    /// Returns the number of cached pages of all threads, and the number of threads with a cache.
     pub(super) fn total(&self) -> (usize, usize) {
         let pages: usize = self.all().map(ThreadRunCache::pages).sum();
         (pages, self.owned.load(Ordering::Relaxed).count_ones() as usize)
     }
 
-    /// The cache of this thread.
+    /// Returns the cache of this thread; `None` if it has none.
     #[inline(always)]
     pub(super) fn mine(&self) -> Option<&ThreadRunCache> {
         let thread = thread()?;
         let mut slots = self.slots_of_thread(thread);
         let slot = slots.find(|slot| slot.owner.load(Ordering::Relaxed) == thread)?;
-        // SAFETY: a slot that has an owner has a cache, which lives until this thread gives it up.
+        // SAFETY: a slot with an owner has a cache, and only the owner, which is this thread,
+        // removes it.
         unsafe { slot.front.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// True if a slot for this thread is free. The caller holds the lock, also until it claims the
-    /// slot.
+    /// True if a slot for this thread is free. Requires that the caller holds the lock until it
+    /// calls [`Fronts::claim`].
     pub(super) fn vacancy(&self) -> bool {
         self.vacant().is_some()
     }
@@ -298,7 +306,7 @@ impl Fronts {
     /// # Safety
     /// `front` is memory for a cache that no other code uses until [`Fronts::leave`].
     pub(super) unsafe fn claim(&self, front: NonNull<ThreadRunCache>) {
-        // SAFETY: the caller passes memory for it.
+        // SAFETY: the caller passes memory for a cache.
         unsafe { front.write(ThreadRunCache::new()) };
         if let (Some(slot), Some(thread)) = (self.vacant(), thread()) {
             slot.front.store(front.as_ptr(), Ordering::Relaxed);
@@ -318,8 +326,8 @@ impl Fronts {
         NonNull::new(slot.front.swap(ptr::null_mut(), Ordering::Relaxed))
     }
 
-    /// The caches of all threads. The caller holds the lock, so that no cache is removed, and reads
-    /// only the fields that other threads may read.
+    /// Returns the caches of all threads. Requires that the caller holds the lock, so that no cache
+    /// is removed, and reads only the fields that other threads may read.
     pub(super) fn all(&self) -> impl Iterator<Item = &ThreadRunCache> {
         let mut left = self.owned.load(Ordering::Acquire);
         let owned = core::iter::from_fn(move || {
@@ -327,20 +335,20 @@ impl Fronts {
             left &= left - 1;
             Some(slot)
         });
-        // SAFETY: a slot that has an owner has a cache, and the caller makes sure that none is
-        // removed.
+        // SAFETY: a slot with an owner has a cache, and no cache is removed while the caller holds
+        // the lock.
         owned.filter_map(|slot| unsafe { slot.front.load(Ordering::Relaxed).as_ref() })
     }
 }
 
-/// Value that no other live thread has: the address of its control block. `None` if no single
-/// instruction returns it.
+/// Returns the address of this thread's control block, which differs between all live threads.
+/// `None` if the target has no single instruction that returns this address.
 #[cfg(all(feature = "os", target_os = "linux", target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn thread() -> Option<usize> {
     let thread: usize;
-    // SAFETY: the first word of the control block holds its address, as the ABI of thread-local
-    // storage says.
+    // SAFETY: by the ABI of thread-local storage, the first word of the control block is its own
+    // address.
     unsafe {
         core::arch::asm!("mov {}, fs:[0]", out(reg) thread, options(pure, readonly, nostack, preserves_flags));
     }
@@ -351,7 +359,7 @@ fn thread() -> Option<usize> {
 #[inline(always)]
 fn thread() -> Option<usize> {
     let thread: usize;
-    // SAFETY: reading the register touches no memory.
+    // SAFETY: the instruction reads a register and accesses no memory.
     unsafe {
         core::arch::asm!("mrs {}, tpidr_el0", out(reg) thread, options(pure, nomem, nostack, preserves_flags));
     }

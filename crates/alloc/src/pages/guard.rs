@@ -1,12 +1,13 @@
-//! Guards of a pool of pages: behind each run lies a page that its user may not write to, and freed
-//! pages are filled.
+//! Guards of a pool of pages. Behind each run lies a guard page, which the user must not write to.
+//! Freed pages are filled.
 //!
 //! ```text
 //!  ├── run, whole pages ──┤ canary ................ trailer ├── next run
 //!                         ├──────── one page ──────────────┤
 //! ```
 //!
-//! Only pages that are backed by memory are filled, so that an untouched run stays untouched.
+//! Only pages that are backed by memory are filled, so that pages that were never written stay
+//! unbacked.
 
 use core::ptr::NonNull;
 
@@ -14,12 +15,12 @@ use super::PAGE;
 use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::source::Source;
 
-/// Canary byte behind a run, and fill byte of freed pages.
+/// Value of the canary bytes behind a run, and of the bytes in filled pages.
 const CANARY: u8 = 0xca;
 const FREED: u8 = 0xdd;
 /// Initial value of a seal.
 const SEAL: usize = 0x9a6e_5ea1;
-/// Pages whose residency is asked for at once.
+/// Maximum number of pages in one query of the resident pages.
 const ASKED: usize = 64;
 
 /// A guard page.
@@ -40,23 +41,25 @@ impl PageGuard {
     /// Makes a page the guard of a run for which `asked` bytes were requested.
     ///
     /// # Safety
-    /// The page is not used by other code.
+    /// No other code uses the page.
     pub(super) unsafe fn place(page: NonNull<u8>, asked: usize, allocated: CallSite) {
-        // SAFETY: the caller passes a page.
+        // SAFETY: the caller passes a page, which is longer than the canary.
         unsafe { page.write_bytes(CANARY, CANARIES) };
-        // SAFETY: the page is initialized up to its last words, which are written next.
+        // SAFETY: the canary was written, every bit pattern is valid for the words behind it, and
+        // they are written next.
         let guard = unsafe { page.cast::<PageGuard>().as_mut() };
         (guard.asked, guard.allocated) = (asked, allocated);
         (guard.is_freed, guard.freed) = (0, CallSite::NONE);
         guard.seal = guard.seal();
     }
 
-    /// The guard at a page, if there is one of a live or a freed run.
+    /// Returns the guard that a page contains, of a live or a freed run; `None` if the seal is
+    /// wrong.
     ///
     /// # Safety
-    /// The page is one of a region, and no other reference to it exists.
+    /// The page lies in a region, and no other reference to it exists.
     pub(super) unsafe fn at<'a>(page: NonNull<u8>) -> Option<&'a mut PageGuard> {
-        // SAFETY: pages of regions are mapped, aligned, and any bits are valid for a guard.
+        // SAFETY: pages of regions are mapped and aligned, and every bit pattern is a valid guard.
         let guard = unsafe { page.cast::<PageGuard>().as_mut() };
         (guard.seal == guard.seal()).then_some(guard)
     }
@@ -83,26 +86,26 @@ impl PageGuard {
         (self.is_freed, self.freed) = (1, freed);
     }
 
-    /// An error in the use of the run that starts at an address.
+    /// Returns an error for the run that starts at an address, with the data of this guard.
     pub(super) fn misuse(&self, run: NonNull<u8>, error: MemoryError) -> Misuse {
         let none = Misuse::not_a_block("pages", run.addr().get());
         Misuse { error, size: Some(self.asked), sites: [self.allocated, self.freed], ..none }
     }
 
-    /// Compares the canary.
+    /// Checks the canary.
     ///
     /// # Errors
-    /// Returns the error if it was overwritten.
+    /// Returns the error if the canary was overwritten.
     pub(super) fn check(&self, run: NonNull<u8>) -> Result<(), Misuse> {
         let intact = self.canary.iter().all(|byte| *byte == CANARY);
         if intact { Ok(()) } else { Err(self.misuse(run, MemoryError::Overwritten)) }
     }
 }
 
-/// Fills freed pages, as far as they are backed by memory.
+/// Fills those freed pages that are backed by memory.
 ///
 /// # Safety
-/// The pages are the pool's, and not in use.
+/// The pages belong to the pool, and are not in use.
 pub(super) unsafe fn fill(source: &impl Source, start: NonNull<u8>, pages: usize) {
     for first in (0..pages).step_by(ASKED) {
         let count = ASKED.min(pages - first);
@@ -110,7 +113,7 @@ pub(super) unsafe fn fill(source: &impl Source, start: NonNull<u8>, pages: usize
         let part = unsafe { start.add(first * PAGE) };
         let resident = source.resident(part, count * PAGE);
         for page in (0..count).filter(|_| resident > 0) {
-            // SAFETY: the page is one of this part.
+            // SAFETY: `page` is less than the number of pages of this part.
             let page = unsafe { part.add(page * PAGE) };
             if resident >= count * PAGE || source.resident(page, PAGE) > 0 {
                 // SAFETY: the caller passes pages that are not in use.

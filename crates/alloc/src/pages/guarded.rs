@@ -1,4 +1,4 @@
-//! The calls of a guarded pool: each takes the lock, and places, checks and moves the guard pages.
+//! The calls of a guarded pool. Each call takes the lock and places, checks or moves guard pages.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -12,7 +12,7 @@ use crate::source::Source;
 use crate::watch;
 
 impl<S: Source> Pages<S> {
-    /// A run with a guard behind it.
+    /// Allocates a run with a guard page behind it.
     pub(super) fn take_guarded(&self, layout: Layout, site: CallSite) -> Option<Taken> {
         let pages = run_pages(layout.size())?;
         #[cfg(feature = "os")]
@@ -20,7 +20,7 @@ impl<S: Source> Pages<S> {
         let taken = self.heap.with(|heap| {
             heap.count(1);
             let taken = heap.allocate_guarded(pages, layout.align())?;
-            // SAFETY: the run has this number of pages, and one for the guard.
+            // SAFETY: the allocated run has `pages` pages and one more for the guard.
             unsafe { PageGuard::place(behind(taken.start, pages), layout.size(), site) };
             watch::counted(&heap.watch, pages as usize * PAGE);
             self.tend(heap);
@@ -31,7 +31,7 @@ impl<S: Source> Pages<S> {
         Some(taken)
     }
 
-    /// Frees a run whose guard is intact, and fills it.
+    /// Checks the guard of a run, and frees and fills the run.
     pub(super) fn free_guarded(
         &self,
         start: NonNull<u8>,
@@ -45,7 +45,8 @@ impl<S: Source> Pages<S> {
         })
     }
 
-    /// Frees any pages of a run. If they are its last, its guard moves.
+    /// Frees some pages of a run. If they include the last page of the run, the guard moves to the
+    /// first freed page.
     pub(super) fn free_part_guarded(
         &self,
         start: NonNull<u8>,
@@ -68,32 +69,33 @@ impl<S: Source> Pages<S> {
             let asked = guard.asked().saturating_sub(pages as usize * PAGE);
             let allocated = guard.allocated();
             guard.set_freed(site);
-            // SAFETY: the page was freed just now, and stays with the rest of the run.
+            // SAFETY: the page was freed just now, and becomes the guard of the rest of the run.
             unsafe { PageGuard::place(start, asked, allocated) };
-            // SAFETY: the run has at least one page here, and the old guard behind the last.
+            // SAFETY: at least one page was freed, and the old guard lies behind the freed pages.
             heap.put_filled(unsafe { start.add(PAGE) }, pages - 1, pages)
         })
     }
 }
 
-/// The page behind a run.
+/// Returns the page behind a run.
 fn behind(start: NonNull<u8>, pages: u32) -> NonNull<u8> {
-    // SAFETY: callers pass a run and its length, and a guard lies behind it.
+    // SAFETY: callers pass a range of pages in a region that continues with at least one more page.
     unsafe { start.add(pages as usize * PAGE) }
 }
 
 impl<S: Source> PageHeap<S> {
-    /// The guard behind pages, of a live or a freed run, if there is one.
+    /// Returns the guard in the page behind a range of pages, of a live or a freed run; `None` if
+    /// the page contains no guard.
     fn guard_at<'a>(&self, start: NonNull<u8>, pages: u32) -> Option<&'a mut PageGuard> {
         self.find(start, pages + 1)?;
-        // SAFETY: the page lies in a region, as was checked, and the lock is held.
+        // SAFETY: `find` checked that the page lies in a region, and the lock is held.
         unsafe { PageGuard::at(behind(start, pages)) }
     }
 
-    /// The first page of a live run of this length with an intact guard.
+    /// Returns the first page of a live run of this length, after a check of its guard.
     ///
     /// # Errors
-    /// Returns the error if the address, the size or the guard is wrong.
+    /// Returns the memory error if the address, the size or the guard is wrong.
     fn guarded_run(
         &self,
         start: NonNull<u8>,
@@ -117,8 +119,8 @@ impl<S: Source> PageHeap<S> {
         }
     }
 
-    /// The error in a free with another size than the allocation's, or of a run whose guard was
-    /// overwritten.
+    /// Returns the memory error of a free with a size other than that of the allocation, or of a
+    /// run whose guard was overwritten.
     #[cold]
     fn wrong_size(&self, start: NonNull<u8>, (pages, size): (u32, usize)) -> Misuse {
         let none = Misuse::not_a_block("pages", start.addr().get());
@@ -151,14 +153,14 @@ impl<S: Source> PageHeap<S> {
 
     /// Fills the first `filled` of the freed pages, and returns all `pages` to the heap.
     fn put_filled(&mut self, start: NonNull<u8>, filled: u32, pages: u32) -> Result<(), Misuse> {
-        // SAFETY: the pages were freed, and belong to no one until they are handed out again.
+        // SAFETY: the pages were freed and not allocated again, so no other code uses them.
         unsafe { guard::fill(self.source(), start, filled as usize) };
         self.count(1);
         watch::uncounted(&self.watch, filled as usize * PAGE);
         self.put(start, pages, RunPart::Part)
     }
 
-    /// A run and a page behind it.
+    /// Allocates a run and one more page for its guard.
     fn allocate_guarded(&mut self, pages: u32, align: usize) -> Option<Taken> {
         let taken = if align > PAGE {
             self.allocate_aligned(pages + 1, align)

@@ -1,13 +1,14 @@
-//! The heap behind the lock: runs are cut from regions, and coalesce with their free neighbors when
-//! they are freed.
+//! The heap behind the lock. Runs are cut from regions, and freed runs coalesce with their free
+//! neighbors.
 //!
-//! Free runs are of two kinds, which do not coalesce with each other. *Idle* ones were used, and
-//! may be backed by memory: they are allocated first. *Clean* ones are not backed: the source has
-//! discarded their memory, or never provided it.
+//! Free runs are idle or clean, and an idle run does not coalesce with a clean one. *Idle* runs
+//! were used, and may be backed by memory: they are allocated first. *Clean* runs are not backed,
+//! because the source has discarded their memory or never provided it.
 //!
-//! The heap does not know which part of the idle runs is backed, since touches are not reported to
-//! it. It samples: for one window of freed pages in [`EVERY`] it queries the source, and it
-//! estimates the total from these. [`Retention`] says how much backed memory may be idle.
+//! The heap does not know which idle pages are backed, since users do not report accesses. It
+//! samples: after each [`EVERY`] freed pages it queries the source about a window of freed pages,
+//! and estimates the total from these samples. [`Retention`] limits the backed memory that may be
+//! idle.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -22,27 +23,28 @@ use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::source::{Source, SourceBlock};
 use crate::watch;
 
-/// Minimum number of pages that are cleaned at once, if a run has as many.
+/// Minimum number of pages that are cleaned at once, if the run is long enough.
 const AT_ONCE: usize = 64;
 
-/// Freed pages between two samples: 64 MiB.
+/// Number of freed pages between two samples: 64 MiB.
 const EVERY: usize = (64 << 20) / PAGE;
-/// Maximum number of pages of a sample.
+/// Maximum number of pages in a sample.
 const WINDOW: u32 = 16;
-/// Unit of shares: this value is the share of all pages.
+/// Denominator of shares: this value is a share of 100 %.
 const ALL: usize = 1 << 8;
 
-/// Size of the first region, if unused memory of the source costs nothing: 64 MiB.
+/// Size in bytes of the first region, if unused memory of the source costs nothing.
 const AHEAD: usize = 64 << 20;
-/// The smallest and the largest region that is taken ahead of need, if unused memory costs.
+/// Minimum and maximum size in bytes of a region that is taken ahead of need, if unused memory of
+/// the source costs something.
 const PAID: core::ops::RangeInclusive<usize> = 1 << 18..=1 << 24;
 
-/// Freed pages.
+/// Extent of freed pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunPart {
-    /// A run, as it was allocated.
+    /// A whole run, as it was allocated.
     Whole,
-    /// Any pages of a run.
+    /// Some pages of a run.
     Part,
 }
 
@@ -59,23 +61,23 @@ pub(super) struct PageHeap<S: Source> {
     idle: FreeRuns,
     clean: FreeRuns,
     regions: PageRegions,
-    /// Allocated pages.
+    /// Number of allocated pages, including cached runs.
     live: usize,
     /// Number of pages to be freed before the next sample.
     unseen: usize,
     retention: Retention,
-    /// Runs that were allocated and freed since the last report to the retention.
+    /// Number of allocations and frees of runs since the last report to the retention.
     operations: usize,
     /// Estimated share of the idle pages that are backed, in units of 1/[`ALL`].
     backed: usize,
     policy: PagesPolicy,
-    /// Number of guard pages behind runs of a guarded pool.
+    /// Number of guard pages; 0 in a pool without guards.
     pub(super) guards: usize,
     pub(super) watch: watch::WatchedPool,
     source: S,
 }
 
-// SAFETY: its pointers lead to memory that the source gave to this heap alone.
+// SAFETY: the pointers refer to memory that the source provided to this heap alone.
 unsafe impl<S: Source + Send> Send for PageHeap<S> {}
 
 impl<S: Source> PageHeap<S> {
@@ -100,22 +102,22 @@ impl<S: Source> PageHeap<S> {
         &self.source
     }
 
-    /// Bytes of all regions.
+    /// Number of bytes in all regions.
     pub(super) const fn held(&self) -> usize {
         self.regions.held()
     }
 
-    /// Allocated bytes.
+    /// Number of allocated bytes.
     pub(super) const fn live(&self) -> usize {
         self.live * PAGE
     }
 
-    /// Bytes that are free and may be backed by memory.
+    /// Number of bytes that are free and may be backed by memory.
     pub(super) const fn idle(&self) -> usize {
         self.idle.pages() * PAGE
     }
 
-    /// A run of this length: a free one, or one of a new region.
+    /// Allocates a run of this length: a free run, or a part of a new region.
     #[inline]
     pub(super) fn allocate_run(&mut self, pages: u32) -> Option<Taken> {
         match self.take_free(pages) {
@@ -124,14 +126,15 @@ impl<S: Source> PageHeap<S> {
         }
     }
 
-    /// True if an idle run is long enough, wherever an aligned one would begin in it.
+    /// True if an idle run is long enough for `pages` pages at any position of its first aligned
+    /// page.
     #[inline]
     pub(super) fn has_idle(&self, pages: u32, align: usize) -> bool {
         let spare = u32::try_from(align / PAGE).unwrap_or(u32::MAX).saturating_sub(1);
         self.idle.has_run(pages.saturating_add(spare).min(MAX_RUN_PAGES / 2))
     }
 
-    /// A free run: an idle one first, since a clean one costs page faults.
+    /// Allocates a free run: an idle run if possible, since a clean run costs page faults.
     #[inline]
     fn take_free(&mut self, pages: u32) -> Option<Taken> {
         if let Some(run) = self.idle.remove_run(pages) {
@@ -145,7 +148,7 @@ impl<S: Source> PageHeap<S> {
         self.hand_out(run, pages, RunPageState::Clean)
     }
 
-    /// As [`PageHeap::allocate_run`], with a start that has an alignment above that of pages.
+    /// As [`PageHeap::allocate_run`], for an alignment above that of pages.
     pub(super) fn allocate_aligned(&mut self, pages: u32, align: usize) -> Option<Taken> {
         let spare = u32::try_from(align / PAGE - 1).ok()?;
         let longer = pages.checked_add(spare).filter(|pages| *pages < MAX_RUN_PAGES / 2)?;
@@ -162,7 +165,7 @@ impl<S: Source> PageHeap<S> {
         }
     }
 
-    /// An aligned part of a free run of a state. The rest stays free.
+    /// Allocates an aligned part of a free run with this state. The rest of the run stays free.
     fn take_aligned(
         &mut self,
         (pages, longer): (u32, u32),
@@ -184,7 +187,8 @@ impl<S: Source> PageHeap<S> {
         self.hand_out((aligned, whole - before), pages, state)
     }
 
-    /// Allocates the first pages of a run that was taken out of its list. The rest stays free.
+    /// Allocates the first pages of a run that was removed from its list. The rest of the run stays
+    /// free.
     #[inline]
     fn hand_out(&mut self, run: FreeRun, pages: u32, state: RunPageState) -> Option<Taken> {
         self.cut(run, pages, state);
@@ -194,7 +198,7 @@ impl<S: Source> PageHeap<S> {
         Some(Taken { start, zeroed: state == RunPageState::Clean })
     }
 
-    /// Frees the pages of a run beyond the given number.
+    /// Adds the pages of a run behind the first `pages` to the free runs.
     #[inline]
     fn cut(&mut self, (first, whole): FreeRun, pages: u32, state: RunPageState) {
         if whole > pages {
@@ -208,7 +212,7 @@ impl<S: Source> PageHeap<S> {
         if state == RunPageState::Clean { &mut self.clean } else { &mut self.idle }
     }
 
-    /// A run for which a new region is needed, or for which all idle runs are cleaned so that they
+    /// Allocates a run after taking a new region, or after cleaning all idle runs, so that they
     /// coalesce with clean ones.
     #[cold]
     fn take_more(&mut self, pages: u32) -> Option<Taken> {
@@ -221,8 +225,8 @@ impl<S: Source> PageHeap<S> {
         None
     }
 
-    /// The page at an address, if it and those that follow are pages of this heap, and the index of
-    /// its region.
+    /// Returns the descriptor of the page at an address, and the index of its region; `None` if the
+    /// `pages` pages from this address on are not in one region.
     pub(super) fn find(&self, start: NonNull<u8>, pages: u32) -> Option<(u8, PageDescriptorRef)> {
         self.regions.find(start, pages)
     }
@@ -230,7 +234,8 @@ impl<S: Source> PageHeap<S> {
     /// Frees a run, or a part of one.
     ///
     /// # Errors
-    /// Returns the error if they are not pages of this heap, or if a whole run is not in use.
+    /// Returns the error if the pages are not in one region of this heap, or if a whole run is
+    /// free.
     #[inline]
     pub(super) fn put(
         &mut self,
@@ -252,8 +257,8 @@ impl<S: Source> PageHeap<S> {
         Ok(())
     }
 
-    /// Cleans idle runs beyond the limits: after pages were freed, and after an allocation that no
-    /// idle run satisfied.
+    /// Cleans idle runs if they exceed the limits. Called after pages were freed, and after an
+    /// allocation that no idle run satisfied.
     #[inline]
     pub(super) fn keep_within_limits(&mut self) {
         if self.keeps_too_much() {
@@ -261,14 +266,14 @@ impl<S: Source> PageHeap<S> {
         }
     }
 
-    /// Counts runs that were allocated or freed.
+    /// Counts allocations and frees of runs.
     #[inline]
     pub(super) const fn count(&mut self, operations: usize) {
         self.operations += operations;
     }
 
-    /// Reports to the retention the operations since the last call, while `cached` pages are in
-    /// caches.
+    /// Reports the number of operations since the last call to the retention. `cached` is the
+    /// number of pages in caches of threads.
     #[inline]
     pub(super) fn tell_retention(&mut self, cached: usize) {
         let operations = core::mem::take(&mut self.operations);
@@ -276,12 +281,12 @@ impl<S: Source> PageHeap<S> {
         self.retention.passed(operations, [used, cached, self.backed_of(self.idle.pages())]);
     }
 
-    /// In debug builds and guarded pools: records that the user of this pool has pages, or has
-    /// freed them.
+    /// In debug builds and guarded pools, records that the user has allocated pages (`handed_out`
+    /// is true) or freed them.
     ///
     /// # Errors
-    /// Returns the error if some of them have this state already, or if they are not pages of this
-    /// heap.
+    /// Returns the error if a page has this state already, or if the pages are not in one region of
+    /// this heap.
     pub(super) fn mark(
         &mut self,
         start: NonNull<u8>,
@@ -305,8 +310,8 @@ impl<S: Source> PageHeap<S> {
         Ok(())
     }
 
-    /// Sets the number of backed pages that are kept beyond the recent maximum in use, in percent
-    /// of it.
+    /// Sets the number of backed free pages that are kept, in percent of the recent maximum number
+    /// of pages in use.
     pub(super) const fn keep(&mut self, percent: usize) {
         self.retention.keep(percent);
     }
@@ -316,12 +321,12 @@ impl<S: Source> PageHeap<S> {
         (self.retention.cached() * ALL / self.backed.max(1)).min(self.live)
     }
 
-    /// True if threads have caches: if the pool is so large that the cached pages are a small part.
+    /// True if threads may have caches: the pool must be large compared with the cached pages.
     pub(super) const fn has_fronts(&self) -> bool {
         self.policy.at_hand && (self.policy.hidden || self.live >= KEPT)
     }
 
-    /// Allocates the pages behind a run as well, if they are free.
+    /// Allocates the `more` pages behind a run, if they are free.
     pub(super) fn extend(&mut self, start: NonNull<u8>, pages: u32, more: u32) -> bool {
         let Some((_, first)) = self.regions.find(start, pages) else { return false };
         let behind = first.add(pages);
@@ -348,13 +353,13 @@ impl<S: Source> PageHeap<S> {
         backed > self.retention.idle(self.live) || backed > 0 && self.retention.surplus() > 0
     }
 
-    /// Estimated number of idle pages, of this many, that are backed.
+    /// Estimates the number of backed pages among `pages` idle pages.
     #[inline]
     const fn backed_of(&self, pages: usize) -> usize {
         pages * self.backed / ALL
     }
 
-    /// Number of idle pages to be cleaned at once: those beyond the limits, but at least
+    /// Number of idle pages to clean at once: the pages beyond the limits, but at least
     /// [`AT_ONCE`].
     fn too_many(&self) -> usize {
         let beyond =
@@ -362,15 +367,15 @@ impl<S: Source> PageHeap<S> {
         (beyond.max(self.retention.surplus()) * ALL / self.backed.max(1)).max(AT_ONCE)
     }
 
-    /// Estimates the share of freed pages that are backed, from a run that is freed now. The
-    /// probability that a run is sampled is proportional to its length.
+    /// Updates the estimate of the share of backed pages by a sample of a run that is freed now.
+    /// The probability that a run is sampled is proportional to its length.
     #[cold]
     pub(super) fn look(&mut self, start: NonNull<u8>, pages: u32) {
         self.look_at([(start, pages, pages as usize)].into_iter());
     }
 
-    /// As `look`, from some cached runs, each with its length and its weight. An estimate that is
-    /// too low costs memory, so it rises faster than it falls.
+    /// As `look`, with samples of cached runs, each with its length in pages and its weight. An
+    /// estimate that is too low costs memory, so the estimate rises faster than it falls.
     #[cold]
     pub(super) fn look_at(&mut self, runs: impl Iterator<Item = (NonNull<u8>, u32, usize)>) {
         self.unseen = EVERY;
@@ -389,12 +394,12 @@ impl<S: Source> PageHeap<S> {
         self.backed = if rises { (old + seen).div_ceil(2) } else { (3 * old + seen) / 4 };
     }
 
-    /// Share of a window of a run that is backed, in [`ALL`].
+    /// Returns the share of backed pages in a window of a run, in units of 1/[`ALL`].
     fn backed_share(&self, start: NonNull<u8>, pages: u32) -> usize {
         let window = pages.min(WINDOW);
-        // A pseudo-random position in the run.
+        // Pseudo-random position of the window in the run.
         let at = self.live.wrapping_mul(usize::MAX / 11) % (pages - window + 1) as usize;
-        // SAFETY: the window is in the run.
+        // SAFETY: the window lies in the run.
         let start = unsafe { start.add(at * PAGE) };
         self.source.resident(start, window as usize * PAGE) / PAGE * ALL / window as usize
     }
@@ -405,27 +410,28 @@ impl<S: Source> PageHeap<S> {
         self.backed > ALL / 2
     }
 
-    /// Cleans some of the longest idle runs: on average not more than one for each freed run, since
-    /// each idle run was a freed one.
+    /// Cleans some of the longest idle runs. On average it cleans at most one run for each freed
+    /// run, since each idle run was freed before.
     #[cold]
     fn clean_some(&mut self) {
         watch::slow(&self.watch);
         while self.keeps_too_much() && self.clean_longest(self.too_many()) {}
     }
 
-    /// Returns the memory of all idle runs; `false` without idle runs, or if the source cannot
-    /// discard memory.
+    /// Discards the memory of all idle runs. Returns `false` if no run is idle, or if the source
+    /// cannot discard memory.
     pub(super) fn clean_all(&mut self) -> bool {
         let some = self.clean_longest(usize::MAX);
         while self.clean_longest(usize::MAX) {}
         some
     }
 
-    /// Discards the memory behind one of the longest idle runs, or behind its last pages: at most
-    /// `most` pages.
+    /// Discards the memory of the last pages of one of the longest idle runs, at most `most` pages.
+    /// Returns `true` if these pages are clean now.
     fn clean_longest(&mut self, most: usize) -> bool {
         if !self.source.discards() {
-            // Cleaning has no effect, whatever share is backed.
+            // The source cannot discard memory, so the limits must not count any idle page as
+            // backed.
             self.backed = 0;
             return false;
         }
@@ -444,10 +450,12 @@ impl<S: Source> PageHeap<S> {
         clean
     }
 
-    /// Obtains a region from the source that has a run of this length. If memory costs nothing
-    /// until it is used, the region is as large as all earlier ones together.
+    /// Takes a region from the source that has a run of this length. If unused memory of the source
+    /// costs nothing, the region is at least as large as all earlier ones together. Returns `false`
+    /// if the source is exhausted.
     fn grow(&mut self, pages: u32) -> bool {
-        // A size class may be 1/32 of the length wide, and the search begins at the next one.
+        // A size class may be 1/32 of the length wide, and `remove_run` starts at the next size
+        // class.
         let least = pages.checked_add(pages / 16).and_then(region::layout);
         let Some(least) = least.filter(|_| self.regions.has_room()).map(|layout| layout.size())
         else {
@@ -466,7 +474,7 @@ impl<S: Source> PageHeap<S> {
         }
     }
 
-    /// Preferred size of a region, whatever the request.
+    /// Returns the preferred size of a region in bytes, independent of the request.
     fn ahead(&self) -> usize {
         let free = self.source.ahead(PAGE) / PAGE * PAGE;
         if free > 0 {
@@ -478,8 +486,8 @@ impl<S: Source> PageHeap<S> {
     fn add(&mut self, given: SourceBlock) -> bool {
         watch::taken(&self.watch, given);
         watch::ours(given.start, region::head_of(given));
-        // SAFETY: the source gave it to this heap alone, as it was asked: aligned, and large
-        // enough.
+        // SAFETY: the source provided the block to this heap alone, with the requested alignment
+        // and at least the size of a region.
         let Some(region) = (unsafe { self.regions.add(given) }) else { return false };
         let clean = given.zeroed && self.source.discards();
         let state = if clean { RunPageState::Clean } else { RunPageState::Idle };
@@ -506,7 +514,7 @@ impl<S: Source> PageHeap<S> {
         unsafe { self.source.give_back(block) };
     }
 
-    /// Walks all regions and lists.
+    /// Checks all regions and lists.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -549,7 +557,7 @@ impl<S: Source> Drop for PageHeap<S> {
     }
 }
 
-/// Coalesces a freed run with its free neighbors of the same state, and adds it to the list.
+/// Coalesces a freed run with its free neighbors of the same state, and adds the result to `runs`.
 #[inline]
 fn merge(runs: &mut FreeRuns, (mut first, mut pages): FreeRun) {
     if let Some((before, more)) = runs.take_before(first) {

@@ -1,4 +1,5 @@
-//! Descriptors of the pages, apart from the pages themselves, which stay untouched.
+//! Descriptors of pages. They are stored apart from the pages, whose memory the pool does not
+//! access.
 //!
 //! ```text
 //!  pages of a region    |  used   used   used |  free   free   free   free |  used |
@@ -10,9 +11,9 @@
 //! - Only the first and the last page of a free run have a state other than [`RunPageState::Used`].
 //!   The pages between them, allocated pages and the two edges are `Used`. So the state of a
 //!   neighbor shows if a free run ends or begins there.
-//! - The first and the last page have the length of their run, the first also its neighbors in a
-//!   list.
-//! - A descriptor of zeros is one of a used page.
+//! - The descriptors of the first and of the last page contain the length of their run. The
+//!   descriptor of the first page also contains the links of a list of free runs.
+//! - A descriptor of zeros is that of a used page.
 //!
 //! A [`PageDescriptorRef`] always points to a descriptor, so that its methods may read and write
 //! it.
@@ -23,32 +24,33 @@ use core::ptr::NonNull;
 
 use crate::misuse::CallSite;
 
-/// State of a page that is the first or last of its run.
+/// State of a page; in a free run, only the first and the last page have the state of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum RunPageState {
-    /// Allocated, or inside of a free run.
+    /// Allocated, an edge, or neither the first nor the last page of a free run.
     Used = 0,
     /// Free, and maybe backed by memory.
     Idle = 1,
-    /// Free, and not backed by memory: it reads 0.
+    /// Free, and not backed by memory: reads return 0.
     Clean = 2,
 }
 
-/// One page.
+/// Descriptor of one page.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct PageDescriptor {
     pub(super) next: Cell<Option<PageDescriptorRef>>,
     pub(super) previous: Cell<Option<PageDescriptorRef>>,
-    /// Length of the run.
+    /// Number of pages of the run, in its first and its last page.
     pub(super) pages: Cell<u32>,
     pub(super) state: Cell<RunPageState>,
-    /// The index of its region.
+    /// Index of the region, in the first page of a run.
     pub(super) region: Cell<u8>,
-    /// In debug builds and guarded pools: true while the user has the page.
+    /// In debug builds and guarded pools: true from the allocation of the page to its free by the
+    /// user.
     pub(super) handed_out: Cell<bool>,
-    /// True for the first page of a run that is allocated, or in a cache.
+    /// True for the first page of a run that is allocated or in a cache.
     pub(super) starts_run: Cell<bool>,
     /// In debug builds: the call sites that allocated and freed the run that begins here.
     #[cfg(debug_assertions)]
@@ -56,7 +58,7 @@ pub(super) struct PageDescriptor {
 }
 
 impl PageDescriptor {
-    /// A page that is not free.
+    /// Returns the descriptor of a page that is not free.
     pub(super) const fn used() -> PageDescriptor {
         PageDescriptor {
             next: Cell::new(None),
@@ -72,20 +74,21 @@ impl PageDescriptor {
     }
 }
 
-/// The descriptor of a page.
+/// Reference to the descriptor of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct PageDescriptorRef(NonNull<PageDescriptor>);
 
 impl PageDescriptorRef {
     /// # Safety
-    /// The descriptor exists as long as this reference, and so do all others up to the edges of its
-    /// region. One thread at a time uses them.
+    /// This descriptor and all others of its region, including both edges, exist as long as the
+    /// returned reference. One thread at a time uses them.
     pub(super) const unsafe fn at(page: NonNull<PageDescriptor>) -> PageDescriptorRef {
         PageDescriptorRef(page)
     }
 
-    /// Records a source location of the run that begins here: 0 for its allocation, 1 for its free.
+    /// Records the source location of the allocation (`which` is 0) or of the free (1) of the run
+    /// that begins here.
     pub(super) fn set_site(self, which: usize, site: CallSite) {
         #[cfg(debug_assertions)]
         {
@@ -97,7 +100,7 @@ impl PageDescriptorRef {
         let _ = (which, site);
     }
 
-    /// The recorded source locations.
+    /// Returns the source locations of the allocation and of the free of the run that begins here.
     pub(super) fn noted_sites(self) -> [CallSite; 2] {
         #[cfg(debug_assertions)]
         return self.sites.get();
@@ -105,21 +108,22 @@ impl PageDescriptorRef {
         [CallSite::NONE; 2]
     }
 
-    /// The page `pages` further.
+    /// Returns the descriptor `pages` pages after this one.
     #[inline(always)]
     pub(super) fn add(self, pages: u32) -> PageDescriptorRef {
-        // SAFETY: callers go no further than to the edge of the region.
+        // SAFETY: callers pass a distance that is at most the distance to the edge of the region.
         PageDescriptorRef(unsafe { self.0.add(pages as usize) })
     }
 
-    /// The page `pages` before.
+    /// Returns the descriptor `pages` pages before this one.
     #[inline(always)]
     pub(super) fn sub(self, pages: u32) -> PageDescriptorRef {
-        // SAFETY: the descriptor is of the same region, as the caller of `sub` ensures.
+        // SAFETY: callers pass a distance that is at most the distance to the first edge of the
+        // region.
         PageDescriptorRef(unsafe { self.0.sub(pages as usize) })
     }
 
-    /// Distance in pages from another page of its region.
+    /// Number of pages from the page `first` of the same region to this page.
     #[inline(always)]
     pub(super) fn behind(self, first: PageDescriptorRef) -> usize {
         (self.0.addr().get() - first.0.addr().get()) / size_of::<PageDescriptor>()
@@ -131,7 +135,7 @@ impl Deref for PageDescriptorRef {
 
     #[inline(always)]
     fn deref(&self) -> &PageDescriptor {
-        // SAFETY: there is a descriptor, of which all that changes is in cells.
+        // SAFETY: the descriptor exists as long as this reference, and all fields are cells.
         unsafe { self.0.as_ref() }
     }
 }

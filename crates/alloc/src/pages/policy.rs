@@ -4,18 +4,18 @@
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 #[derive(Clone, Copy, Debug)]
 pub struct PagesPolicy {
-    /// Threads cache runs, and allocate them again without the lock.
+    /// Threads cache freed runs, and allocate them again without the lock.
     pub at_hand: bool,
-    /// The pool samples the share of freed pages that are backed by memory. Otherwise it assumes
-    /// that all are.
+    /// The pool samples the share of freed pages that are backed by memory. Without this policy it
+    /// assumes that all freed pages are backed.
     pub looks: bool,
-    /// Statistics do not list the pool, which is the system's source. Its threads have caches from
-    /// the start.
+    /// Policy of the pool behind the system's source: statistics do not list the pool, and its
+    /// threads have caches from the start.
     pub hidden: bool,
 }
 
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 impl PagesPolicy {
-    /// With caches and samples, and listed by statistics.
+    /// Policies with caches and samples; statistics list the pool.
     pub const ALL: PagesPolicy = PagesPolicy { at_hand: true, looks: true, hidden: false };
 }

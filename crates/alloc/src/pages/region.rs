@@ -15,11 +15,11 @@ use super::page::{PageDescriptor, PageDescriptorRef};
 use super::runs::{FreeRun, MAX_RUN_PAGES};
 use crate::source::SourceBlock;
 
-/// Maximum number of regions of a heap. Each is at least a quarter as large as all before, or 16
-/// MiB.
+/// Maximum number of regions of a heap. Each region is at least 16 MiB or a quarter as large as all
+/// earlier regions together, if the source has enough memory.
 const MAX_REGIONS: usize = 64;
 
-/// A region.
+/// A block of the source, with the descriptors of its pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageRegion {
     start: NonNull<u8>,
@@ -29,30 +29,32 @@ pub(super) struct PageRegion {
     block: SourceBlock,
 }
 
-/// Bytes of the descriptors for a number of pages, in whole pages.
+/// Returns the size in bytes of the descriptors for a number of pages and of the two edges, rounded
+/// up to whole pages.
 const fn head(pages: usize) -> usize {
     ((pages + 2) * size_of::<PageDescriptor>()).next_multiple_of(PAGE)
 }
 
-/// Layout to request from a source for a region with this number of pages.
+/// Returns the layout of a block for a region with at least this number of pages.
 pub(super) fn layout(pages: u32) -> Option<Layout> {
     let pages = pages as usize;
-    // As many pages as the head takes have descriptors too.
+    // The pages that contain the descriptors have descriptors too, so `head` gets more than
+    // `pages`.
     let size = pages.checked_mul(PAGE)?.checked_add(head(pages + pages / 64 + 2))?;
     Layout::from_size_align(size, PAGE).ok()
 }
 
-/// Bytes of the descriptors in a block.
+/// Returns the size in bytes of the descriptors at the start of a block.
 pub(super) fn head_of(block: SourceBlock) -> usize {
     head((block.size / PAGE).min(MAX_RUN_PAGES as usize))
 }
 
 impl PageRegion {
-    /// Makes a region with this index of a block.
+    /// Writes the descriptors of the pages of a block, and returns the region with this index.
     ///
     /// # Safety
-    /// The block is not used by other code, is aligned to pages, and is large enough for a page and
-    /// its descriptor.
+    /// No other code uses the block, which is aligned to pages and large enough for a page and its
+    /// descriptor.
     unsafe fn new(block: SourceBlock, index: u8) -> PageRegion {
         let units = (block.size / PAGE).min(MAX_RUN_PAGES as usize);
         let head = head_of(block);
@@ -60,42 +62,43 @@ impl PageRegion {
         let edge = block.start.cast::<PageDescriptor>();
         if !block.zeroed {
             for at in 0..pages as usize + 2 {
-                // SAFETY: the head has this number of descriptors.
+                // SAFETY: the head has space for this number of descriptors.
                 let page = unsafe { edge.add(at) };
-                // SAFETY: the address is inside the head, aligned as the block is, and not used by
-                // other code.
+                // SAFETY: the address lies in the head, is aligned because the block is, and no
+                // other code uses the head.
                 unsafe { page.write(PageDescriptor::used()) };
             }
         }
         // SAFETY: the pages lie behind the head, in the block.
         let start = unsafe { block.start.add(head) };
-        // SAFETY: behind the first edge.
+        // SAFETY: the head contains more descriptors than the first edge.
         let first = unsafe { edge.add(1) };
-        // SAFETY: descriptors of used pages were written, or are all 0; there is an edge before and
-        // one behind.
+        // SAFETY: the descriptors of all pages and of both edges were written, or are zero-filled,
+        // which is the descriptor of a used page.
         let first = unsafe { PageDescriptorRef::at(first) };
         first.region.set(index);
         PageRegion { start, first, pages, index, block }
     }
 
-    /// All its pages.
+    /// Returns the run of all pages of the region.
     pub(super) const fn whole(&self) -> FreeRun {
         (self.first, self.pages)
     }
 
-    /// Block that the source provided.
+    /// Returns the block that the source provided.
     pub(super) const fn block(&self) -> SourceBlock {
         self.block
     }
 
-    /// Address of a page.
+    /// Returns the address of a page.
     #[inline(always)]
     pub(super) fn address(&self, page: PageDescriptorRef) -> NonNull<u8> {
-        // SAFETY: the page is one of the region, so that it lies in the block.
+        // SAFETY: the page belongs to the region, so its address lies in the block.
         unsafe { self.start.add(page.behind(self.first) * PAGE) }
     }
 
-    /// The page at an address, if it and those that follow are pages of the region.
+    /// Returns the descriptor of the page at an address; `None` if the `pages` pages from there on
+    /// are not all in this region.
     #[inline(always)]
     fn page(&self, address: NonNull<u8>, pages: u32) -> Option<PageDescriptorRef> {
         let index = address.addr().get().wrapping_sub(self.start.addr().get()) / PAGE;
@@ -109,7 +112,8 @@ impl PageRegion {
 #[derive(Debug)]
 pub(super) struct PageRegions {
     regions: [Option<PageRegion>; MAX_REGIONS],
-    /// All entries from here on are empty.
+    /// Number of leading entries of `regions` that may be in use; the entries behind them are
+    /// empty.
     used: usize,
     held: usize,
 }
@@ -118,17 +122,17 @@ impl PageRegions {
     pub(super) const EMPTY: PageRegions =
         PageRegions { regions: [None; MAX_REGIONS], used: 0, held: 0 };
 
-    /// Bytes of all blocks.
+    /// Number of bytes in the blocks of all regions.
     pub(super) const fn held(&self) -> usize {
         self.held
     }
 
-    /// True if there may be one more.
+    /// True if another region can be added.
     pub(super) fn has_room(&self) -> bool {
         self.regions.iter().any(Option::is_none)
     }
 
-    /// Makes a region of a block, where there may be one more.
+    /// Makes a region of a block; `None` if the heap has the maximum number of regions.
     ///
     /// # Safety
     /// As for [`PageRegion::new`].
@@ -150,15 +154,16 @@ impl PageRegions {
         Some(region)
     }
 
-    /// The page at an address, where it and those that follow are of one region, and the index of
-    /// that. The newest regions are the largest: they come first.
+    /// Returns the descriptor of the page at an address, and the index of its region; `None` if the
+    /// `pages` pages from this address on are not in one region. The search starts with the newest
+    /// regions, which are the largest.
     #[inline(always)]
     pub(super) fn find(&self, address: NonNull<u8>, pages: u32) -> Option<(u8, PageDescriptorRef)> {
         let regions = self.regions[..self.used].iter().rev().flatten();
         regions.filter_map(|region| Some((region.index, region.page(address, pages)?))).next()
     }
 
-    /// The region of an index.
+    /// Returns the region with an index.
     #[inline(always)]
     pub(super) fn region_at(&self, index: u8) -> Option<&PageRegion> {
         self.regions.get(usize::from(index))?.as_ref()

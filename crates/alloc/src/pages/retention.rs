@@ -1,22 +1,24 @@
-//! Retention: the amount of free memory that a pool of pages keeps, by the recent needs of its
+//! Retention: limits the free memory that a pool of pages keeps, based on the recent needs of its
 //! users.
 //!
-//! Time is counted in operations: runs that were allocated or freed. A window has [`WINDOW`] of
-//! them.
+//! Time is counted in operations: allocations and frees of runs. A window consists of [`WINDOW`]
+//! operations.
 //!
-//! - At any time, pages in use and kept pages together are at most the maximum in use in this
-//!   window and the one before, plus [`PERCENT`] of it or 2 MiB, whichever is more.
-//! - At the end of a window, pages that were free all the time were not needed: they are released
-//!   down to half of that percentage of the pages in use.
+//! - At any time, the sum of pages in use and kept pages is at most the maximum number of pages in
+//!   use during this window and the one before, plus [`PERCENT`] of that maximum or 2 MiB,
+//!   whichever is more.
+//! - Pages that were free during a whole window were not needed. At the end of the window they are
+//!   released, down to half of [`PERCENT`] of the pages in use.
 //!
-//! No clock is read: an unused pool keeps its memory, until it is trimmed.
+//! The pool reads no clock: an unused pool keeps its memory until it is trimmed.
 
-/// Operations of a window.
+/// Number of operations in a window.
 pub(super) const WINDOW: usize = 1 << 14;
-/// Default of the pages that are kept beyond the maximum in use, in percent of it.
+/// Default number of free pages that are kept, in percent of the recent maximum number of pages in
+/// use.
 const PERCENT: usize = 20;
-/// Pages that are always kept, at most: 1 MiB in the caches of threads, 2 MiB (`ALWAYS`) in caches
-/// and heap together.
+/// Number of free pages that may be kept whatever the percentage: `KEPT` (1 MiB) in the caches of
+/// threads, `ALWAYS` (2 MiB) in the caches and the heap together.
 pub(super) const KEPT: usize = (1 << 20) / super::PAGE;
 const ALWAYS: usize = 2 * KEPT;
 
@@ -24,14 +26,14 @@ const ALWAYS: usize = 2 * KEPT;
 #[derive(Debug)]
 pub(super) struct Retention {
     percent: usize,
-    /// Operations until the window ends.
+    /// Number of operations until the window ends.
     left: usize,
-    /// Maximum number of pages in use, in this window and in the one before.
+    /// Maximum number of pages in use during this window, and during the one before.
     peak: usize,
     last_peak: usize,
-    /// Minimum number of free pages in this window.
+    /// Minimum number of free pages during this window.
     least_free: usize,
-    /// Pages to be released, whatever the limits permit.
+    /// Number of free pages that must be released although the limits permit them.
     surplus: usize,
 }
 
@@ -47,12 +49,12 @@ impl Retention {
         }
     }
 
-    /// Sets the percentage.
+    /// Sets the number of free pages that are kept, in percent of the recent maximum in use.
     pub(super) const fn keep(&mut self, percent: usize) {
         self.percent = percent;
     }
 
-    /// Recent maximum number of pages in use.
+    /// Maximum number of pages in use during this window and the one before.
     const fn most(&self) -> usize {
         if self.peak > self.last_peak { self.peak } else { self.last_peak }
     }
@@ -62,13 +64,14 @@ impl Retention {
         (self.most() * self.percent / 200).max(KEPT)
     }
 
-    /// Maximum number of idle pages in the heap while `out` pages are outside, in use or in caches.
+    /// Maximum number of idle pages in the heap while `out` pages are in use or in caches.
     pub(super) fn idle(&self, out: usize) -> usize {
         let most = self.most();
         (most * (100 + self.percent) / 100).max(most + ALWAYS).saturating_sub(out)
     }
 
-    /// Counts operations, after which this number of pages is in use, cached and idle.
+    /// Counts operations. `used`, `cached` and `idle` are the numbers of pages after these
+    /// operations.
     pub(super) fn passed(&mut self, operations: usize, [used, cached, idle]: [usize; 3]) {
         self.peak = self.peak.max(used);
         self.least_free = self.least_free.min(idle);
@@ -82,12 +85,12 @@ impl Retention {
         (self.left, self.peak, self.least_free) = (WINDOW, used, usize::MAX);
     }
 
-    /// Number of pages to be released although the limits permit them.
+    /// Number of free pages that must be released although the limits permit them.
     pub(super) const fn surplus(&self) -> usize {
         self.surplus
     }
 
-    /// Counts released pages.
+    /// Counts released pages against the surplus.
     pub(super) const fn released(&mut self, pages: usize) {
         self.surplus = self.surplus.saturating_sub(pages);
     }

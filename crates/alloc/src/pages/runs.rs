@@ -1,13 +1,13 @@
-//! Free runs of one state, by length: a size class, and a run in it, is found in a fixed number of
-//! steps.
+//! Free runs of one state, by length. The lookup of a size class, and of a run in it, takes a fixed
+//! number of steps.
 
 use super::page::{PageDescriptorRef, RunPageState};
 use crate::classes::{self, EXACT, ROW, SizeClassBitmap};
 
-/// Maximum length of a run: descriptors have 32 bits for it.
+/// Maximum number of pages of a run: descriptors have 32 bits for the number.
 pub(super) const MAX_RUN_PAGES: u32 = u32::MAX;
 
-/// Number of runs that are searched if not every run of a size class is long enough.
+/// Maximum number of runs that are searched in a size class whose runs may be too short.
 const LOOKED_AT: usize = 8;
 
 const LEVELS: usize = classes::levels(MAX_RUN_PAGES as usize + 1);
@@ -35,7 +35,7 @@ impl FreeRuns {
         self.pages
     }
 
-    /// Adds a run, which has no free neighbor of this state.
+    /// Adds a run. Requires that the run has no free neighbor of this state.
     #[inline(always)]
     pub(super) fn insert(&mut self, (first, pages): FreeRun) {
         let class = classes::class(pages as usize);
@@ -77,8 +77,8 @@ impl FreeRuns {
         }
     }
 
-    /// Removes a run of at least this number of pages: below `EXACT` one of this length, if
-    /// available; else one of the next wider size class, so that no list is searched.
+    /// Removes and returns a run of at least `pages` pages. Searches no list: every run of the
+    /// chosen size class is long enough.
     #[inline(always)]
     pub(super) fn remove_run(&mut self, pages: u32) -> Option<FreeRun> {
         let class = self.classes.first_from(classes::class_above(pages as usize))?;
@@ -88,14 +88,15 @@ impl FreeRuns {
         Some(run)
     }
 
-    /// True if [`FreeRuns::remove_run`] has a run.
+    /// True if [`FreeRuns::remove_run`] would return a run.
     #[inline(always)]
     pub(super) fn has_run(&self, pages: u32) -> bool {
         self.classes.first_from(classes::class_above(pages as usize)).is_some()
     }
 
-    /// Removes a run for which `fit` returns a value: one of the first few that may be long enough,
-    /// or one of `enough` pages, which always fits.
+    /// Removes and returns a run for which `fit` returns a value, with this value: one of the first
+    /// `LOOKED_AT` runs that may have `pages` pages, else a run of at least `enough` pages, for
+    /// which `fit` always returns a value.
     pub(super) fn remove_where<T>(
         &mut self,
         (pages, enough): (u32, u32),
@@ -111,7 +112,7 @@ impl FreeRuns {
         Some((run, fit(run)?))
     }
 
-    /// Runs of the size class of a length and of larger ones.
+    /// Returns the runs of the size class of a length, and then those of the larger size classes.
     fn candidates(&self, pages: u32) -> impl Iterator<Item = FreeRun> {
         let first_from = |class| self.classes.first_from(class);
         let classes =
@@ -125,7 +126,7 @@ impl FreeRuns {
         })
     }
 
-    /// Removes one of the longest runs.
+    /// Removes and returns one of the longest runs.
     pub(super) fn take_longest(&mut self) -> Option<FreeRun> {
         let class = self.classes.last()?;
         let first = self.heads[class / ROW][class % ROW]?;
@@ -157,10 +158,10 @@ impl FreeRuns {
         Some(run)
     }
 
-    /// Walks all lists.
+    /// Checks all lists.
     ///
     /// # Panics
-    /// Panics if a list, its bits or the class of a run are wrong.
+    /// Panics if a list, the bitmap or the size class of a run is wrong.
     pub(super) fn check(&self) {
         self.classes.check(|class| self.heads[class / ROW][class % ROW].is_some());
         let mut found = 0;

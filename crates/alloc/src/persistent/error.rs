@@ -4,59 +4,59 @@ use core::fmt;
 
 use super::format::{CHUNK, NAME, ROOT_COUNT, VERSION};
 
-/// Reason of a failed call. The heap is unchanged.
+/// Reason of a failed call. A failed call does not change the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PersistentError {
     /// A system call failed.
     Os {
-        /// System call.
+        /// Name of the system call.
         call: &'static str,
         /// Error number, as in `errno.h`.
         errno: i32,
     },
-    /// The heap is open elsewhere.
+    /// Another process or thread has the heap open.
     Busy,
     /// The file is not a heap.
     Foreign,
-    /// The file's format is not known to this version.
+    /// The file has a format version that this library does not know.
     Newer {
-        /// The version of the format.
+        /// Version of the format in the file.
         version: u32,
     },
-    /// The file is shorter than it says.
+    /// The file is shorter than its metadata requires.
     CutOff {
-        /// The bytes that it should have.
+        /// Required size of the file in bytes.
         expected: u64,
-        /// The bytes that it has.
+        /// Actual size of the file in bytes.
         found: u64,
     },
     /// The file was damaged, or not written by this library.
     Corrupt {
         /// Description of the problem.
         what: &'static str,
-        /// Offset in the file.
+        /// Offset of the damage in the file.
         place: u64,
     },
-    /// No memory for the index of the heap, which is not in the file.
+    /// Memory for the index of the heap, which is not in the file, is exhausted.
     OutOfMemory,
-    /// The heap has as many chunks as it may have.
+    /// The heap has its maximum number of chunks.
     Full,
-    /// The transaction changes more than the log holds.
+    /// The entries of the transaction do not fit into the log.
     LogFull,
-    /// The pointer is null, or not to an allocated block.
+    /// The pointer is null, or does not point to an allocated block.
     NotABlock,
     /// The block has a name: remove the name first.
     Named,
-    /// The range is not in the heap, or the pointer is not aligned for its type.
+    /// The range is not within the heap, or the pointer is not aligned for its type.
     OutOfRange,
-    /// More than the 16 KiB that blocks can be aligned to.
+    /// The requested alignment is above the maximum of 16 KiB.
     Alignment,
-    /// The name of a root is empty, longer than 40 bytes, or has a NUL.
+    /// The name of a root is empty, is longer than 40 bytes, or contains a NUL.
     Name,
-    /// There are 64 roots.
+    /// The heap already has the maximum of 64 roots.
     TooManyRoots,
-    /// The capacity or the size of the log is 0 or too large.
+    /// The requested capacity or log size is 0 or too large.
     Options,
 }
 

@@ -6,10 +6,10 @@ use core::mem::MaybeUninit;
 use super::PersistentError;
 use super::format::FixedHeader;
 
-/// The longest path of a folder, as PATH_MAX, with its NUL.
+/// Maximum length in bytes of the path of a folder, with its NUL: PATH_MAX.
 const PATH: usize = libc::PATH_MAX as usize;
 
-/// Calls `act` with the folder of a file.
+/// Calls `act` with the path of the folder that contains a file.
 fn in_folder<T>(
     path: &CStr,
     act: impl FnOnce(&CStr) -> Result<T, PersistentError>,
@@ -23,7 +23,7 @@ fn in_folder<T>(
     act(CStr::from_bytes_until_nul(&name).map_err(|_| too_long)?)
 }
 
-/// An open file that is closed, and with it unlocked, when dropped.
+/// An open file. Dropping this value closes the file and releases its lock.
 #[derive(Debug)]
 pub(super) struct LockedFile(libc::c_int);
 
@@ -31,17 +31,18 @@ impl LockedFile {
     /// Opens a file for reading and writing.
     pub(super) fn open(path: &CStr, flags: libc::c_int) -> Result<LockedFile, PersistentError> {
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
-        // SAFETY: the path is a string, and the mode is what O_CREAT and O_TMPFILE read.
+        // SAFETY: the path is a C string, and the call reads the mode only with O_CREAT and
+        // O_TMPFILE.
         let fd = unsafe { libc::open(path.as_ptr(), flags, 0o666) };
         if fd < 0 { Err(PersistentError::last("open")) } else { Ok(LockedFile(fd)) }
     }
 
-    /// Locks the file until it is closed. If it is locked elsewhere, waits or returns
-    /// [`PersistentError::Busy`].
+    /// Locks the file until it is closed. If another process or thread has locked the file, waits
+    /// (`wait` is true) or returns [`PersistentError::Busy`].
     pub(super) fn lock(&self, wait: bool) -> Result<(), PersistentError> {
         let flags = libc::LOCK_EX | if wait { 0 } else { libc::LOCK_NB };
         loop {
-            // SAFETY: the call takes numbers.
+            // SAFETY: the call takes numbers and accesses no memory of this process.
             if unsafe { libc::flock(self.0, flags) } == 0 {
                 return Ok(());
             }
@@ -53,11 +54,12 @@ impl LockedFile {
         }
     }
 
-    /// The file's size in bytes; an error if it is not a regular file.
+    /// Returns the size of the file in bytes; [`PersistentError::Foreign`] if it is not a regular
+    /// file.
     pub(super) fn size(&self) -> Result<usize, PersistentError> {
-        // SAFETY: all zeros are a valid `stat`.
+        // SAFETY: every field of `stat` is a number, for which all zeros are valid.
         let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-        // SAFETY: `stat` is written by the call and lives longer.
+        // SAFETY: the call writes only to `stat`.
         if unsafe { libc::fstat(self.0, &raw mut stat) } != 0 {
             return Err(PersistentError::last("fstat"));
         }
@@ -67,8 +69,8 @@ impl LockedFile {
         Ok(usize::try_from(stat.st_size).unwrap_or(0))
     }
 
-    /// Allocates disk blocks for a range of the file, so that no store to its mapping finds the
-    /// disk full.
+    /// Allocates disk blocks for a range of the file, so that no store to its mapping fails because
+    /// the disk is full.
     pub(super) fn allocate(&self, from: usize, to: usize) -> Result<(), PersistentError> {
         let call = "posix_fallocate";
         #[cfg(test)]
@@ -81,7 +83,7 @@ impl LockedFile {
             return Err(PersistentError::Os { call, errno: libc::EFBIG });
         }
         loop {
-            // SAFETY: the call takes numbers.
+            // SAFETY: the call takes numbers and accesses no memory of this process.
             match unsafe { libc::posix_fallocate(self.0, start, len) } {
                 0 => return Ok(()),
                 libc::EINTR => {}
@@ -90,7 +92,7 @@ impl LockedFile {
         }
     }
 
-    /// Makes a file without a name in the folder where `path` will be.
+    /// Creates a file without a name in the folder that `path` names.
     pub(super) fn open_nameless_beside(path: &CStr) -> Result<LockedFile, PersistentError> {
         in_folder(path, |folder| LockedFile::open(folder, libc::O_TMPFILE))
     }
@@ -102,7 +104,7 @@ impl LockedFile {
         if i64::try_from(longest()).is_ok_and(|longest| size > longest) {
             return Err(PersistentError::Os { call: "ftruncate", errno: libc::EFBIG });
         }
-        // SAFETY: the call takes numbers.
+        // SAFETY: the call takes numbers and accesses no memory of this process.
         if unsafe { libc::ftruncate(self.0, size) } == 0 {
             Ok(())
         } else {
@@ -110,13 +112,13 @@ impl LockedFile {
         }
     }
 
-    /// The first bytes of a heap; `None` if the file is shorter.
+    /// Reads the fixed header of a heap; `None` if the file is shorter.
     pub(super) fn fixed(&self) -> Result<Option<FixedHeader>, PersistentError> {
         let mut fixed = MaybeUninit::<FixedHeader>::zeroed();
         let size = size_of::<FixedHeader>();
         // SAFETY: the buffer has this length and is writable.
         let read = unsafe { libc::pread(self.0, fixed.as_mut_ptr().cast(), size, 0) };
-        // SAFETY: any bytes are numbers, and those that were not read are 0.
+        // SAFETY: every bit pattern is a valid header, and bytes that were not read are 0.
         let fixed = unsafe { fixed.assume_init() };
         match usize::try_from(read) {
             Ok(read) => Ok((read == size).then_some(fixed)),
@@ -124,29 +126,29 @@ impl LockedFile {
         }
     }
 
-    /// Links a file without a name to `path`; fails if this name exists.
+    /// Links a file without a name to `path`; fails if `path` exists.
     pub(super) fn link(&self, path: &CStr) -> Result<(), PersistentError> {
         let mut name = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
         let digits = name.get_mut(14..24).into_iter().flatten();
         let (mut left, mut divisor) = (self.0, 1_000_000_000);
         for digit in digits {
-            // Names in `/proc/self/fd` have no leading zeros: here they become slashes, which count
-            // as one.
+            // Names in `/proc/self/fd` have no leading zeros. Slashes replace the leading zeros,
+            // because the kernel treats several slashes as one.
             let figure = u8::try_from(left / divisor).unwrap_or(0);
             let leading = self.0 < divisor && divisor > 1;
             *digit = if leading { b'/' } else { b'0' + figure };
             (left, divisor) = (left % divisor, divisor / 10);
         }
         let (here, follow) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
-        // SAFETY: both are strings that end in NUL.
+        // SAFETY: both paths are strings that end in NUL.
         let linked =
             unsafe { libc::linkat(here, name.as_ptr().cast(), here, path.as_ptr(), follow) };
         if linked == 0 { Ok(()) } else { Err(PersistentError::last("linkat")) }
     }
 
-    /// Waits until what was written would survive a loss of power.
+    /// Waits until all data that was written to the file would survive a loss of power.
     pub(super) fn sync(&self) -> Result<(), PersistentError> {
-        // SAFETY: the call takes a number.
+        // SAFETY: the call takes a number and accesses no memory of this process.
         if unsafe { libc::fsync(self.0) } == 0 {
             Ok(())
         } else {
@@ -154,48 +156,50 @@ impl LockedFile {
         }
     }
 
-    /// Waits until the name of a file would survive a loss of power.
+    /// Waits until the directory entry of a file would survive a loss of power.
     pub(super) fn sync_name(path: &CStr) -> Result<(), PersistentError> {
         in_folder(path, |folder| {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-            // SAFETY: the path is a string.
+            // SAFETY: the path is a C string.
             let fd = unsafe { libc::open(folder.as_ptr(), flags) };
             if fd < 0 { Err(PersistentError::last("open")) } else { LockedFile(fd).sync() }
         })
     }
 
-    /// The file descriptor, which is valid while this exists.
+    /// Returns the file descriptor, which is valid until this value is dropped.
     pub(super) fn number(&self) -> libc::c_int {
         self.0
     }
 
-    /// Releases the lock, though a child of `fork` may have the file open as well.
+    /// Releases the lock at once: closing the file would not release it while a child of `fork` has
+    /// the file open.
     pub(super) fn unlock(&self) {
-        // SAFETY: the call takes numbers.
+        // SAFETY: the call takes numbers and accesses no memory of this process.
         unsafe { libc::flock(self.0, libc::LOCK_UN) };
     }
 }
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours, and used no more.
+        // SAFETY: this value owns the descriptor, which is not used any more.
         unsafe { libc::close(self.0) };
     }
 }
 
-/// Maximum size of a file: checked first, because a process that exceeds it is killed by SIGXFSZ.
+/// Returns RLIMIT_FSIZE, the maximum size of a file in bytes. Callers check it first, because
+/// SIGXFSZ kills a process that exceeds it.
 fn longest() -> usize {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the limit may be written.
+    // SAFETY: the call writes only to `limit`.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
 fn errno() -> i32 {
-    // SAFETY: `__errno_location` takes nothing, and returns an address that is valid in this
+    // SAFETY: `__errno_location` takes no arguments, and returns an address that is valid in this
     // thread.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: the thread's errno is there for as long as the thread.
+    // SAFETY: the address is that of this thread's `errno`, which lives as long as the thread.
     unsafe { *place }
 }
 

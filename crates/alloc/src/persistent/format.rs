@@ -1,4 +1,4 @@
-//! Layout of the file, and the encoding of words with a checksum. Reads and writes nothing.
+//! Layout of the file, and encoding of words with a checksum. The functions do not access the file.
 //!
 //! ```text
 //!        0  fixed part: magic, version, chunk size, capacity, size of a log, check. Never changes
@@ -10,49 +10,49 @@
 //!           chunks of 16 KiB: the blocks. The file grows here
 //! ```
 //!
-//! Each part starts at a multiple of 64 KiB, which every page size in use divides. All numbers are
-//! little-endian, as those of the machine; the file is mapped as a whole, which takes addresses of
-//! 64 bits.
+//! Each part starts at a multiple of 64 KiB, which is a multiple of every common page size. All
+//! numbers are little-endian, as on the supported machines. The file is mapped as a whole, which
+//! requires 64-bit addresses.
 
 use core::mem::offset_of;
 
 /// Unit of allocation: a chunk is free, or contains blocks of one size, or belongs to a run of
 /// chunks that is one block.
 pub(super) const CHUNK: usize = 1 << 14;
-/// Alignment of the parts of the file.
+/// Alignment of the parts of the file in bytes.
 pub(super) const AREA: usize = 1 << 16;
 /// The first bytes of every heap.
 pub(super) const MAGIC: [u8; 8] = *b"pwheap\r\n";
-/// The only supported format.
+/// Version of the only supported format.
 pub(super) const VERSION: u32 = 1;
-/// Offset of the number of the open transaction.
+/// Offset in the file of the generation of the open transaction.
 pub(super) const GENERATION: usize = 4 << 10;
-/// Offset of the number of chunks in the file.
+/// Offset in the file of the number of chunks.
 pub(super) const CHUNKS: usize = GENERATION + 8;
-/// Offset of the hash over the metadata of the heap; 0 while it is open.
+/// Offset in the file of the seal: a hash over the metadata of the heap; 0 while the heap is open.
 pub(super) const SEAL: usize = GENERATION + 16;
-/// Offset of the hash over the contents of all blocks, and of the seal with which it was made: the
-/// hash has no meaning with another seal.
+/// Offset in the file of the hash over the contents of all blocks. A copy of the seal follows this
+/// hash; if it differs from the seal, the hash has no meaning.
 pub(super) const DATA_SEAL: usize = GENERATION + 24;
 pub(super) const DATA_SEALED: usize = GENERATION + 32;
 /// Offset of the roots.
 pub(super) const ROOTS: usize = 1 << 13;
 /// Maximum number of roots.
 pub(super) const ROOT_COUNT: usize = 64;
-/// The longest name of a root in bytes.
+/// Maximum length of the name of a root in bytes.
 pub(super) const NAME: usize = 40;
 /// Offset of the logs.
 pub(super) const LOG: usize = AREA;
-/// The bytes of a chunk's bitmap.
+/// Number of bytes in the bitmap of a chunk.
 pub(super) const BITMAP: usize = 64;
-/// The most chunks that a heap may have: 256 GiB.
+/// Maximum number of chunks of a heap: 256 GiB.
 pub(super) const MAX_CHUNKS: usize = 1 << 24;
-/// The most bytes that each log may have: 2 GiB.
+/// Maximum number of bytes of each log: 2 GiB.
 pub(super) const MAX_LOG_BYTES: usize = 1 << 31;
 
 const _: () = assert!(ROOTS + ROOT_COUNT * size_of::<NamedRoot>() <= LOG);
 
-/// The part that never changes.
+/// First part of the file, which never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FixedHeader {
@@ -74,23 +74,23 @@ impl FixedHeader {
         FixedHeader { check: fixed.hash(), ..fixed }
     }
 
-    /// As the file has it.
+    /// Returns the words of the header in the order of the file.
     pub(super) fn as_words(&self) -> [u64; 5] {
         let sizes = u64::from(self.chunk) << 32 | u64::from(self.version);
         [u64::from_le_bytes(self.magic), sizes, self.capacity, self.log, self.check]
     }
 
-    /// Hash of everything but the checksum.
+    /// Returns the hash of all fields except `check`.
     pub(super) fn hash(&self) -> u64 {
         self.as_words()[..4].iter().fold(1, |hash, word| mix(hash, *word))
     }
 }
 
-/// A name of a block.
+/// A root: a named block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NamedRoot {
-    /// Name: ends at the first NUL; an empty name is a free entry.
+    /// Name, which ends at the first NUL. An empty name marks an unused entry.
     pub(super) name: [u8; NAME],
     pub(super) offset: u64,
     /// Reserved: 0.
@@ -121,13 +121,13 @@ impl NamedRoot {
         [a, b, c, d, e, self.offset, self.tag, self.check]
     }
 
-    /// Hash of everything but the checksum.
+    /// Returns the hash of all fields except `check`.
     pub(super) fn hash(&self) -> u64 {
         self.as_words()[..7].iter().fold(2, |hash, word| mix(hash, *word))
     }
 }
 
-/// A name as the words of a root.
+/// Returns a name as the words of a root.
 pub(super) fn words_of(name: &[u8; NAME]) -> [u64; NAME / 8] {
     let mut words = [0; NAME / 8];
     for (word, bytes) in words.iter_mut().zip(name.chunks_exact(8)) {
@@ -139,17 +139,17 @@ pub(super) fn words_of(name: &[u8; NAME]) -> [u64; NAME / 8] {
 /// Sizes and offsets of the parts of a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeapShape {
-    /// The most chunks that it may have.
+    /// Maximum number of chunks.
     pub(super) capacity: usize,
-    /// The bytes of each log: a multiple of `AREA`.
+    /// Number of bytes of each log, a multiple of `AREA`.
     pub(super) log: usize,
     bitmaps: usize,
     data: usize,
 }
 
 impl HeapShape {
-    /// Shape of a heap with a maximum number of chunks and logs of this size; `None` for impossible
-    /// values.
+    /// Returns the shape of a heap with this maximum number of chunks and this number of bytes per
+    /// log; `None` if a value is out of range.
     pub(super) fn new(capacity: usize, log: usize) -> Option<HeapShape> {
         let fits = (1..=MAX_CHUNKS).contains(&capacity) && (AREA..=MAX_LOG_BYTES).contains(&log);
         if !fits || !log.is_multiple_of(AREA) {
@@ -178,13 +178,13 @@ impl HeapShape {
         self.data
     }
 
-    /// Length of the file with this number of chunks.
+    /// Returns the size in bytes of a file with this number of chunks.
     #[inline]
     pub(super) fn with(self, chunks: usize) -> usize {
         self.data() + chunks * CHUNK
     }
 
-    /// Offset of a chunk's word.
+    /// Offset of the word of a chunk in the table.
     #[inline]
     pub(super) fn entry(self, chunk: usize) -> usize {
         self.table() + chunk * 8
@@ -203,31 +203,31 @@ impl HeapShape {
     }
 }
 
-/// The bits of a checked word that hold its value; those above hold the check.
+/// Mask of the bits of a checked word that contain its value. The bits above contain its check.
 pub(super) const VALUE: u64 = (1 << 52) - 1;
 
-/// A word with its 52-bit value and, in the upper 12 bits, a check over the value and its offset.
-/// It is stored by one instruction, so that it is never half written.
+/// Returns a checked word: a 52-bit value and, in the upper 12 bits, a check over the value and the
+/// word's offset in the file. One instruction stores the word, so that it is never half written.
 #[inline]
 pub(super) fn checked(place: usize, value: u64) -> u64 {
     let value = value & VALUE;
     value | mix(place as u64, value) & !VALUE
 }
 
-/// The generation `by` after another: numbers repeat after 2^52, when no log contains an entry of
-/// the first any more.
+/// Returns the generation `by` after `generation`. Generations repeat after 2^52; by then no log
+/// contains an entry of the earlier transaction.
 #[inline]
 pub(super) fn next(generation: u64, by: u64) -> u64 {
     generation.wrapping_add(by) & VALUE
 }
 
-/// Value of a word, if its checksum is right.
+/// Returns the value of a checked word; `None` if its check is wrong.
 pub(super) fn value(place: usize, word: u64) -> Option<u64> {
     (checked(place, word) == word).then_some(word & VALUE)
 }
 
-/// Continues a hash: combines the two halves of a product, so that each input bit changes half of
-/// the output bits.
+/// Adds a word to a hash: combines the two halves of a product, so that each input bit changes half
+/// of the output bits on average.
 #[inline]
 pub(super) fn mix(hash: u64, word: u64) -> u64 {
     let product =
@@ -240,16 +240,17 @@ pub(super) fn mix(hash: u64, word: u64) -> u64 {
 /// State of a chunk in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChunkState {
-    /// Free, or the inside of a run.
+    /// Free, or a chunk of a run other than its first chunk.
     Free,
-    /// Holds blocks of a class.
+    /// Contains blocks of this size class.
     Slab(usize),
-    /// The first of a run of this many chunks, which is one block.
+    /// The first chunk of a run of this number of chunks, which is one block.
     Run(usize),
 }
 
 impl ChunkState {
-    /// The word in the table at an offset in the file: 0 is free, as in a new file.
+    /// Returns the word of the table at an offset in the file. The word of a free chunk is 0, as in
+    /// a new file.
     pub(super) fn word(self, place: usize) -> u64 {
         match self {
             ChunkState::Free => 0,
@@ -258,7 +259,7 @@ impl ChunkState {
         }
     }
 
-    /// State in a word of the table, if it is a possible one.
+    /// Returns the state that a word of the table encodes; `None` if no state has this encoding.
     pub(super) fn read(place: usize, word: u64) -> Option<ChunkState> {
         if word == 0 {
             return Some(ChunkState::Free);
@@ -272,8 +273,8 @@ impl ChunkState {
     }
 }
 
-/// The sizes of blocks that share a chunk: from 64 on steps of an eighth to a quarter, from 2336 on
-/// the sizes that fit 7 to 2 times into a chunk.
+/// Sizes in bytes of blocks that share a chunk. From 64 on, each size exceeds the one before by an
+/// eighth to a quarter; from 2336 on, the sizes fit 7 to 2 times into a chunk.
 pub(super) const SIZES: [u16; CLASSES] = [
     32,
     48,
@@ -307,39 +308,40 @@ pub(super) const SIZES: [u16; CLASSES] = [
 ];
 /// Number of size classes.
 pub(super) const CLASSES: usize = 29;
-/// The largest block that shares a chunk.
+/// Maximum size in bytes of a block that shares a chunk.
 pub(super) const SHARED: usize = SIZES[CLASSES - 1] as usize;
 
 /// Precomputed values of a size class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChunkClass {
-    /// The bytes of a block.
+    /// Size of a block in bytes.
     pub(super) size: usize,
-    /// The blocks of a chunk.
+    /// Number of blocks in a chunk.
     pub(super) slots: usize,
-    /// The words of its bitmap.
+    /// Number of words in the bitmap of a chunk.
     pub(super) words: usize,
-    /// Those bits of the last word that stand for no block, and are always set.
+    /// Mask of the bits of the last word that correspond to no block. They are always set.
     pub(super) beyond: u64,
-    /// 2^24 / size, rounded up: multiplying by it replaces a division of an offset in a chunk.
+    /// 2^24 / size, rounded up. Multiplying an offset in a chunk by this value replaces a division.
     inverse: usize,
 }
 
 impl ChunkClass {
-    /// Number of the block that starts at an offset in a chunk.
+    /// Returns the index of the block that starts at an offset in a chunk; `None` if no block
+    /// starts there.
     #[inline]
     pub(super) fn slot(&self, offset: usize) -> Option<usize> {
         let slot = (offset * self.inverse) >> 24;
         (slot < self.slots && slot * self.size == offset).then_some(slot)
     }
 
-    /// A word of the bitmap of a chunk without allocated blocks.
+    /// Returns a word of the bitmap of a chunk in which no block is allocated.
     pub(super) fn empty(&self, word: usize) -> u64 {
         if word + 1 == self.words { self.beyond } else { 0 }
     }
 }
 
-/// A row for each size.
+/// Precomputed values of each size class.
 pub(super) static TABLE: [ChunkClass; CLASSES] = {
     let none = ChunkClass { size: 0, slots: 0, words: 0, beyond: 0, inverse: 0 };
     let mut table = [none; CLASSES];
@@ -355,7 +357,7 @@ pub(super) static TABLE: [ChunkClass; CLASSES] = {
     table
 };
 
-/// The class of each size in units of 16 bytes.
+/// Size class for each size; the index is the size in units of 16 bytes.
 const OF_SIZE: [u8; SHARED / 16 + 1] = {
     let mut classes = [0; SHARED / 16 + 1];
     let (mut units, mut class) = (0, 0);
@@ -371,7 +373,8 @@ const OF_SIZE: [u8; SHARED / 16 + 1] = {
     classes
 };
 
-/// The smallest size class for a size at an alignment; `None` if it takes whole chunks.
+/// Returns the smallest size class for a size and an alignment; `None` if the block takes whole
+/// chunks.
 #[inline]
 pub(super) fn class_of(size: usize, align: usize) -> Option<usize> {
     let class = usize::from(*OF_SIZE.get(size.div_ceil(16))?);
@@ -381,7 +384,8 @@ pub(super) fn class_of(size: usize, align: usize) -> Option<usize> {
     (class..CLASSES).find(|class| TABLE[*class].size.is_multiple_of(align))
 }
 
-/// Size in bytes of a block for a size and an alignment; `None` if no block can be that large.
+/// Returns the size in bytes of the block for a size and an alignment; `None` if the alignment or
+/// the size is too large.
 pub(super) fn rounded(size: usize, align: usize) -> Option<usize> {
     match class_of(size, align) {
         Some(class) => Some(TABLE[class].size),

@@ -1,5 +1,6 @@
-//! Fuzzed files: cut, flipped, invented, with right checksums and wrong ones. Opening reports the
-//! problem, or the heap is usable; nothing panics or hangs.
+//! Fuzzed files: cut, with flipped bits, or with invented content, with valid and invalid
+//! checksums. Opening a file either reports the problem or returns a usable heap; nothing panics or
+//! hangs.
 
 extern crate std;
 
@@ -20,7 +21,7 @@ use super::{Persistent, PersistentError, PersistentOptions, Rel};
 
 const ROOT: usize = size_of::<NamedRoot>();
 
-/// A heap with blocks of many sizes, runs, and roots.
+/// Creates a heap with blocks of many sizes, runs, and roots.
 fn filled() -> Persistent {
     let memory = MemoryFile::new(&empty(&SMALL));
     let mut heap = memory.open(&SMALL).unwrap();
@@ -38,21 +39,22 @@ fn filled() -> Persistent {
     heap
 }
 
-/// The file of a heap that was closed.
+/// Returns the content of the file of a heap that was closed.
 fn closed() -> Vec<u8> {
     let mut heap = filled();
     heap.seal().unwrap();
     image(heap)
 }
 
-/// The file of a heap as it is, as a killed process leaves it.
+/// Returns the content of the file of an open heap, as a killed process leaves it.
 fn image(mut heap: Persistent) -> Vec<u8> {
     heap.opened = false;
     let end = heap.mapping.file.size().unwrap();
     (0..end).step_by(8).flat_map(|place| heap.mapping.load(place).to_le_bytes()).collect()
 }
 
-/// Opens a file and, if it is accepted as a heap, uses it in every way.
+/// Opens a file with this content. If it is accepted as a heap, checks the heap and calls all of
+/// its functions.
 fn open(image: &[u8]) -> Result<(), PersistentError> {
     let memory = MemoryFile::new(image);
     let mut heap = memory.open(&SMALL)?;
@@ -86,7 +88,7 @@ fn open(image: &[u8]) -> Result<(), PersistentError> {
     memory.open(&SMALL).map(|_| ())
 }
 
-/// Ranges that the seal covers.
+/// Returns the ranges of the file that the seal covers.
 fn described(heap: &Persistent) -> Vec<Range<usize>> {
     let (shape, chunks) = (heap.shape, heap.index.chunks());
     let mut ranges = vec![
@@ -105,7 +107,7 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Offsets in the file: those of metadata are more frequent than those of blocks.
+/// Generates offsets in the file; offsets of metadata are more frequent than offsets of blocks.
 fn place() -> impl Strategy<Value = usize> {
     let heap = filled();
     let (shape, chunks) = (heap.shape, heap.index.chunks());
@@ -270,7 +272,7 @@ impl Lie {
                 let kind = [LogEntryKind::Bytes, LogEntryKind::Free, LogEntryKind::Take][kind - 1];
                 let len = if kind == LogEntryKind::Bytes { len & !7 } else { 0 };
                 let place = (place & !7).min(shape.with(heap.index.chunks()) - len);
-                // A full log has enough false entries.
+                // If the log is full, it contains enough false entries already.
                 let _ = heap.note(kind, place, len);
             }
             Lie::Commit => {

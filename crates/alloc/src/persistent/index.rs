@@ -1,19 +1,22 @@
-//! Free chunks and chunks with free blocks, in private memory: computed from the file when it is
-//! opened, checked afterwards, and never written to it. Its data about blocks is reliable, whatever
-//! the file contains.
+//! Index of the free chunks and of the chunks with free blocks, in private memory. It is computed
+//! from the file at the open, checked, and never written to the file. Its data about blocks is
+//! reliable, whatever the file contains.
 //!
 //! ```text
 //! infos:  a ChunkInfo for each possible chunk; those of a size class with free blocks are a queue
 //! free:   a bit for each chunk, set if it is free
 //! ```
 //!
-//! Invariants: `kind` is 0 for free chunks and those that the file does not have yet; a chunk is in
-//! the queue of its class where `free > 0`, and in no queue otherwise; no chunk before `hint` is
-//! free; no word of a bitmap before that chunk's `word` has a free block.
+//! Invariants:
+//! - `kind` is `FREE` for free chunks and for chunks that the file does not have yet.
+//! - A chunk is in the queue of its size class if `free > 0`, and in no queue otherwise.
+//! - No chunk before `hint` is free.
+//! - In the bitmap of a chunk, no word before the `word` of this chunk has a free block.
 //!
-//! Blocks are allocated in the first chunk of a queue until it is full. A full chunk in which a
-//! block is freed goes to the end of the queue: by its turn it has more free blocks. So chunks are
-//! seldom assigned and released, and consecutive allocations are adjacent.
+//! Blocks are allocated in the first chunk of a queue until this chunk is full. A full chunk in
+//! which a block is freed is added at the end of the queue: until it becomes the first chunk, more
+//! of its blocks are freed. So chunks are seldom assigned and released, and consecutive allocations
+//! are adjacent.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -21,7 +24,7 @@ use core::ptr::NonNull;
 use super::format::{CHUNK, CLASSES, ChunkClass, HeapShape, MAX_CHUNKS, TABLE};
 use crate::source::{Os, Source, SourceBlock};
 
-/// No chunk.
+/// Index that means that a queue has no further chunk.
 const NIL: u32 = u32::MAX;
 const FREE: u8 = 0;
 const RUN: u8 = 254;
@@ -29,16 +32,17 @@ const INSIDE: u8 = 255;
 
 #[derive(Clone, Copy, Debug)]
 struct ChunkInfo {
-    /// The next chunk in the queue; for a run, its length.
+    /// Index of the next chunk in the queue; for the first chunk of a run, number of chunks in the
+    /// run.
     next: u32,
     before: u32,
     /// Number of free blocks of a chunk.
     free: u16,
-    /// `FREE`, 1 + class, `RUN` or `INSIDE`.
+    /// `FREE`, 1 + size class, `RUN` (first chunk of a run) or `INSIDE` (other chunk of a run).
     kind: u8,
-    /// The first word of the bitmap that may have a free block.
+    /// Index of the first word of the bitmap that may have a free block.
     word: u8,
-    /// True if one of its blocks may have a name.
+    /// True if a block of this chunk may have a name.
     named: bool,
 }
 
@@ -54,17 +58,17 @@ struct ChunkQueue {
     last: u32,
 }
 
-/// A block at an offset.
+/// Position of a block in the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockLookup {
-    /// Shares a chunk with others of its size class. The bitmap shows if it is allocated.
+    /// A block in a chunk of a size class. The bitmap of the chunk shows if the block is allocated.
     Slot { chunk: usize, class: usize, slot: usize },
-    /// A run of this many chunks.
+    /// A block that is a run of chunks, with its first chunk and the number of chunks.
     Run { chunk: usize, chunks: usize },
 }
 
 impl BlockLookup {
-    /// Size in bytes.
+    /// Size of the block in bytes.
     #[inline]
     pub(super) fn size(self) -> usize {
         match self {
@@ -73,8 +77,8 @@ impl BlockLookup {
         }
     }
 
-    /// Packs the block into one word, which is stored and loaded by one instruction. Numbers and
-    /// counts of chunks have 24 bits, slots 16.
+    /// Packs the position into one word, which one instruction stores or loads. Indexes and counts
+    /// of chunks take 24 bits, slots 16 bits.
     #[inline]
     pub(super) fn pack(self) -> u64 {
         match self {
@@ -99,7 +103,7 @@ impl BlockLookup {
     }
 
     const RUN: u64 = 1 << 48;
-    /// A run of all chunks there may be is packed as 0.
+    /// Number of chunks of a run that is packed as 0.
     const MAX_RUN_CHUNKS: usize = MAX_CHUNKS;
 
     #[inline]
@@ -110,7 +114,7 @@ impl BlockLookup {
     }
 }
 
-/// State of the chunks.
+/// Index of all chunks.
 #[derive(Debug)]
 pub(super) struct ChunkIndex {
     infos: NonNull<ChunkInfo>,
@@ -124,7 +128,7 @@ pub(super) struct ChunkIndex {
 }
 
 impl ChunkIndex {
-    /// Index of a file without chunks; `None` without memory.
+    /// Creates the index of a file without chunks; `None` if memory is exhausted.
     pub(super) fn new(shape: HeapShape) -> Option<ChunkIndex> {
         let words = shape.capacity.div_ceil(64);
         let (infos, offset) = Layout::array::<u64>(words)
@@ -133,7 +137,7 @@ impl ChunkIndex {
             .ok()?;
         let block = Os.take(infos)?;
         let free = block.start.cast();
-        // SAFETY: the layout above has the infos there.
+        // SAFETY: `extend` computed `offset` as the offset of the infos in the block.
         let infos = unsafe { block.start.add(offset) }.cast();
         let queues = [ChunkQueue { first: NIL, last: NIL }; CLASSES];
         Some(ChunkIndex { infos, free, block, shape, chunks: 0, hint: 0, queues })
@@ -144,8 +148,8 @@ impl ChunkIndex {
         assert!(chunk < self.shape.capacity, "no such chunk");
         // SAFETY: `infos` has `capacity` elements, and `chunk` is less.
         let place = unsafe { self.infos.add(chunk) };
-        // SAFETY: zeroed memory is a valid value, no other reference to it exists, and it lives as
-        // long as the index.
+        // SAFETY: the memory was zero-filled, which is a valid value; no other reference to it
+        // exists, and it lives as long as the index.
         unsafe { &mut *place.as_ptr() }
     }
 
@@ -154,19 +158,20 @@ impl ChunkIndex {
         assert!(chunk < self.shape.capacity, "no such chunk");
         // SAFETY: `infos` has `capacity` elements, and `chunk` is less.
         let place = unsafe { self.infos.add(chunk) };
-        // SAFETY: zeroed memory is a valid value, and no write happens at the same time.
+        // SAFETY: the memory was zero-filled, which is a valid value, and no write happens at the
+        // same time.
         unsafe { place.read() }
     }
 
     fn bitmap_words(&self) -> &[u64] {
-        // SAFETY: this number of words was allocated there, and they were zeroed.
+        // SAFETY: the array has this number of words, and was zero-filled.
         unsafe { core::slice::from_raw_parts(self.free.as_ptr(), self.shape.capacity.div_ceil(64)) }
     }
 
     fn words_mut(&mut self) -> &mut [u64] {
         let words = self.shape.capacity.div_ceil(64);
-        // SAFETY: the array has this length and is initialized, and no other reference to it
-        // exists.
+        // SAFETY: the array has this number of words and was zero-filled, and no other reference to
+        // it exists.
         unsafe { core::slice::from_raw_parts_mut(self.free.as_ptr(), words) }
     }
 
@@ -175,14 +180,14 @@ impl ChunkIndex {
         self.chunks
     }
 
-    /// Sets the number of chunks in the file: new ones are free.
+    /// Sets the number of chunks in the file; the added chunks are free.
     pub(super) fn grow(&mut self, chunks: usize) {
         let first = self.chunks;
         self.chunks = chunks;
         self.release(first, chunks - first);
     }
 
-    /// Makes chunks free.
+    /// Marks chunks as free.
     pub(super) fn release(&mut self, first: usize, chunks: usize) {
         for chunk in first..first + chunks {
             *self.info(chunk) = ChunkInfo::NONE;
@@ -193,7 +198,7 @@ impl ChunkIndex {
         }
     }
 
-    /// The first of a run of free chunks, at the lowest possible index.
+    /// Returns the first chunk of the first sequence of `chunks` free chunks.
     pub(super) fn find(&mut self, chunks: usize) -> Option<usize> {
         let mut first = self.next(self.hint, |word| word)?;
         self.hint = first;
@@ -211,7 +216,8 @@ impl ChunkIndex {
         (0..self.chunks).rev().take_while(|chunk| self.peek(*chunk).kind == FREE).count()
     }
 
-    /// The next chunk from `from` on whose bit is set in `view` of its word.
+    /// Returns the first chunk, from `from` on, whose bit is set in `view(word)`, where `word` is
+    /// the bitmap word of the chunk.
     fn next(&self, from: usize, view: fn(u64) -> u64) -> Option<usize> {
         let words = self.bitmap_words();
         let head = view(*words.get(from / 64)?) & (!0 << (from % 64));
@@ -226,7 +232,7 @@ impl ChunkIndex {
         self.words_mut()[chunk / 64] &= !(1 << (chunk % 64));
     }
 
-    /// Makes free chunks a run.
+    /// Turns free chunks into a run.
     pub(super) fn set_run(&mut self, first: usize, chunks: usize) {
         let next = u32::try_from(chunks).unwrap_or(NIL);
         for chunk in first..first + chunks {
@@ -235,7 +241,7 @@ impl ChunkIndex {
         self.mark_used(first, ChunkInfo { next, kind: RUN, ..ChunkInfo::NONE });
     }
 
-    /// Assigns a free chunk to a class, with this number of free blocks.
+    /// Assigns a free chunk to a size class; `free` of its blocks are free.
     pub(super) fn set_slab(&mut self, chunk: usize, class: usize, free: usize) {
         let kind = u8::try_from(class + 1).unwrap_or(INSIDE);
         self.mark_used(chunk, ChunkInfo { kind, ..ChunkInfo::NONE });
@@ -244,8 +250,8 @@ impl ChunkIndex {
         }
     }
 
-    /// A chunk of a size class that has free blocks, and the first word of its bitmap that may have
-    /// one.
+    /// Returns a chunk of a size class that has free blocks, and the index of the first word of its
+    /// bitmap that may have a free block.
     #[inline]
     pub(super) fn with_room(&self, class: usize) -> Option<(usize, usize)> {
         let first = self.queues[class].first;
@@ -255,7 +261,8 @@ impl ChunkIndex {
         Some((first as usize, usize::from(self.peek(first as usize).word)))
     }
 
-    /// Records the allocation of the first free block of a chunk, in this word of its bitmap.
+    /// Records that the first free block of a chunk was allocated; its bit is in this word of the
+    /// bitmap.
     #[inline]
     pub(super) fn taken(&mut self, chunk: usize, class: usize, word: usize) {
         let info = self.info(chunk);
@@ -266,8 +273,9 @@ impl ChunkIndex {
         }
     }
 
-    /// Records freed blocks of a chunk, in this word of its bitmap or after it. Returns true if all
-    /// blocks are free, and other chunks of the class have free blocks.
+    /// Records that `blocks` blocks of a chunk were freed; `word` is the first word of the bitmap
+    /// with such a block. Returns true if all blocks of the chunk are free now and other chunks of
+    /// its size class have free blocks.
     #[inline]
     pub(super) fn freed(&mut self, chunk: usize, class: usize, word: usize, blocks: usize) -> bool {
         let info = self.info(chunk);
@@ -298,7 +306,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Takes a chunk out of the queue of its class.
+    /// Removes a chunk from the queue of its size class.
     #[inline]
     pub(super) fn unlink(&mut self, chunk: usize, class: usize) {
         let ChunkInfo { next, before, .. } = self.peek(chunk);
@@ -312,7 +320,7 @@ impl ChunkIndex {
         }
     }
 
-    /// The first word of a chunk's bitmap that may have a free block.
+    /// Returns the index of the first word of a chunk's bitmap that may have a free block.
     pub(super) fn word(&self, chunk: usize) -> usize {
         usize::from(self.peek(chunk).word)
     }
@@ -322,7 +330,7 @@ impl ChunkIndex {
         self.info(found.chunk()).named = true;
     }
 
-    /// True if a block may have a name.
+    /// True if a block of the same chunk has a name, or had one since the chunk was assigned.
     #[inline]
     pub(super) fn may_be_named(&self, found: BlockLookup) -> bool {
         self.peek(found.chunk()).named
@@ -333,19 +341,19 @@ impl ChunkIndex {
         usize::from(self.peek(chunk).free)
     }
 
-    /// The class of a chunk, where it has one.
+    /// Returns the size class of a chunk; `None` for free chunks and runs.
     pub(super) fn class(&self, chunk: usize) -> Option<usize> {
         let kind = usize::from(self.peek(chunk).kind);
         kind.checked_sub(1).filter(|class| *class < CLASSES)
     }
 
-    /// The length of the run that starts at a chunk.
+    /// Returns the number of chunks of the run that starts at a chunk.
     pub(super) fn run(&self, chunk: usize) -> Option<usize> {
         let info = self.peek(chunk);
         (info.kind == RUN).then_some(info.next as usize)
     }
 
-    /// The block that starts at an offset in the file.
+    /// Returns the block that starts at an offset in the file; `None` if no block can start there.
     #[inline]
     pub(super) fn locate(&self, place: usize) -> Option<BlockLookup> {
         let offset = place.checked_sub(self.shape.data())?;
@@ -398,14 +406,14 @@ impl ChunkIndex {
 
 impl Drop for ChunkIndex {
     fn drop(&mut self) {
-        // SAFETY: it came from there, and the index is used no more.
+        // SAFETY: the block came from this source, and the index is not used any more.
         unsafe { Os.give_back(self.block) };
     }
 }
 
-// SAFETY: its memory belongs to it alone, on whatever thread.
+// SAFETY: the memory belongs to the index alone, whichever thread uses it.
 unsafe impl Send for ChunkIndex {}
-// SAFETY: through a shared reference it is only read.
+// SAFETY: functions with a shared reference only read the memory.
 unsafe impl Sync for ChunkIndex {}
 
 const _: () = assert!(MAX_CHUNKS == 1 << 24 && CLASSES <= 1 << 8, "a block is packed into a word");

@@ -1,5 +1,5 @@
-//! The log of a transaction: the bytes that it overwrote, and the blocks that it frees once it is
-//! committed.
+//! The log of a transaction: the bytes that the transaction has overwritten, and the blocks that
+//! become free when it is committed.
 //!
 //! ```text
 //! +-------+----------------+-------------------+-----------+
@@ -7,24 +7,27 @@
 //! +-------+----------------+-------------------+-----------+
 //! ```
 //!
-//! Invariants: an entry is valid if its check is that of its bytes, its position and its
-//! transaction's generation. So the log ends at the first invalid entry, and a new generation
-//! empties it. `previous` is the position of the entry before. Generations use two logs in turn:
-//! the last committed one stays whole while the next one runs.
+//! Invariants:
+//! - An entry is valid if its check is computed from its bytes, its position and the generation of
+//!   its transaction. So the log ends at the first invalid entry, and a new generation empties the
+//!   log.
+//! - `previous` is the position of the preceding entry.
+//! - Two logs are used alternately: the log of the last committed generation stays unchanged while
+//!   the next transaction runs.
 
 use super::format::{AREA, HeapShape, LOG, mix};
 use super::index::BlockLookup;
 use super::mapping::{HeapFileMapping, barrier};
 
-/// Bytes of an entry before the old bytes.
+/// Number of bytes of an entry before its old bytes.
 const HEADER: usize = 24;
-/// Position of the kind in the word of the offset.
+/// Number of the bit at which the kind begins, in the word that also contains the offset.
 const KIND: u32 = 56;
 
 /// Purpose of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LogEntryKind {
-    /// The bytes that were at a place: copied back unless the transaction is committed.
+    /// The old bytes of a range; they are copied back unless the transaction is committed.
     Bytes = 1,
     /// A block that is freed once the transaction is committed.
     Free = 2,
@@ -36,16 +39,16 @@ pub(super) enum LogEntryKind {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LogEntry {
     pub(super) kind: LogEntryKind,
-    /// Offset in the file of the range or block that it describes.
+    /// Offset in the file of the range or block that the entry describes.
     pub(super) place: usize,
     pub(super) len: usize,
-    /// Offset in the file.
+    /// Offset of the entry in the file.
     at: usize,
     previous: usize,
 }
 
 impl LogEntry {
-    /// Copies the old bytes back.
+    /// Copies the old bytes back into their range.
     pub(super) fn undo(&self, mapping: &mut HeapFileMapping) {
         for offset in (0..self.len).step_by(8) {
             let old = mapping.load(self.at + HEADER + offset);
@@ -53,38 +56,40 @@ impl LogEntry {
         }
     }
 
-    /// The first word of the old bytes.
+    /// Returns the first word of the old bytes.
     pub(super) fn old(&self, mapping: &HeapFileMapping) -> u64 {
         mapping.load(self.at + HEADER)
     }
 }
 
-/// Bytes of log entries between two pauses of a writer.
+/// Number of bytes of log entries after which `append` fails once, so that its slow path reports
+/// counts.
 const PAUSE: usize = 4 << 10;
 
 const _: () = assert!(PAUSE <= AREA);
 
-/// Number of frees of a transaction that are known without reading its log again.
+/// Number of frees of a transaction that are stored in memory, so that the log need not be read
+/// again.
 const FEW: usize = 4;
 
-/// The log of the open transaction, and what it frees.
+/// The log of the open transaction, and its first frees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Log {
-    /// Offset in the file.
+    /// Offset of the log in the file.
     start: usize,
     end: usize,
-    /// Position of the next pause: `end` at the latest.
+    /// Offset in the file at which `append` fails the next time; at most `end`.
     pause: usize,
-    /// Position of the next entry, and distance of the last one from the start.
+    /// Offset in the file of the next entry, and offset of the last entry from `start`.
     next: usize,
     last: usize,
     frees: usize,
-    /// The first frees, as packed words.
+    /// The first frees, packed by [`BlockLookup::pack`].
     first_frees: [u64; FEW],
 }
 
 impl Log {
-    /// The empty log of a generation.
+    /// Creates the empty log of a generation.
     #[inline]
     pub(super) fn new(shape: HeapShape, generation: u64) -> Log {
         let start = start(shape, generation);
@@ -92,7 +97,7 @@ impl Log {
         Log { start, end, pause, next: start, last: 0, frees: 0, first_frees: [0; FEW] }
     }
 
-    /// Empties the log, for another generation.
+    /// Empties the log for another generation.
     #[inline]
     pub(super) fn begin(&mut self, shape: HeapShape, generation: u64) {
         self.start = start(shape, generation);
@@ -101,14 +106,14 @@ impl Log {
         (self.next, self.last, self.frees) = (self.start, 0, 0);
     }
 
-    /// True if the transaction has done nothing yet.
+    /// True if the transaction has logged nothing yet.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.next == self.start
     }
 
-    /// Called after a refusal of `append`. Sets the next pause, and returns true if an entry of
-    /// this length fits.
+    /// Called after `append` has returned false. If an entry with `len` old bytes fits into the
+    /// log, sets the next offset at which `append` fails, and returns true.
     pub(super) fn go_on(&mut self, len: usize) -> bool {
         let need = HEADER + len;
         let has_room = need <= self.end - self.next;
@@ -118,9 +123,10 @@ impl Log {
         has_room
     }
 
-    /// Logs data that is about to change. Offsets and lengths are multiples of 8. With a length
-    /// known at compile time this takes a few instructions. Returns `false` if a pause is due, or
-    /// if the log is full.
+    /// Adds an entry: for [`LogEntryKind::Bytes`], with the bytes of a range that is about to
+    /// change. Requires that `place` and `len` are multiples of 8. If `len` is known at compile
+    /// time, this takes a few instructions. Returns `false` if the log is full, or if the slow path
+    /// must report counts.
     #[inline(always)]
     pub(super) fn append(
         &mut self,
@@ -148,7 +154,7 @@ impl Log {
         true
     }
 
-    /// Records the block that the last entry frees.
+    /// Stores in memory the block that the last entry frees.
     #[inline]
     pub(super) fn remember(&mut self, found: BlockLookup) {
         if let Some(free) = self.first_frees.get_mut(self.frees) {
@@ -157,20 +163,20 @@ impl Log {
         self.frees += 1;
     }
 
-    /// Number of blocks to free, if it is small enough that all are known.
+    /// Returns the number of blocks to free, if all of them are stored in memory.
     #[inline]
     pub(super) fn few_frees(&self) -> Option<usize> {
         (self.frees <= FEW).then_some(self.frees)
     }
 
-    /// One of the frees that [`Log::few_frees`] counts.
+    /// Returns the free with an index below [`Log::few_frees`].
     #[inline]
     pub(super) fn free(&self, at: usize) -> BlockLookup {
         BlockLookup::unpack(self.first_frees[at])
     }
 }
 
-/// Offset of the log of a generation.
+/// Returns the offset in the file of the log of a generation.
 #[inline]
 fn start(shape: HeapShape, generation: u64) -> usize {
     LOG + if generation.is_multiple_of(2) { 0 } else { shape.log }
@@ -178,11 +184,11 @@ fn start(shape: HeapShape, generation: u64) -> usize {
 
 #[inline]
 fn begin(generation: u64, position: usize, what: u64, sizes: u64) -> u64 {
-    // Two products that do not wait for each other.
+    // The processor computes both products in parallel, since neither depends on the other.
     mix(generation, what) ^ mix(position as u64, sizes).rotate_left(32)
 }
 
-/// The entry at a position of a generation's log, where there is a valid one.
+/// Returns the entry at a position of a generation's log, if the entry is valid.
 fn read(
     mapping: &HeapFileMapping,
     shape: HeapShape,
@@ -209,12 +215,12 @@ fn read(
     (mapping.load(at) == hash).then_some(LogEntry { kind, place, len, at, previous })
 }
 
-/// The entries of a generation's log, from the first to the last.
+/// Iterates over the entries of a generation's log, from the first to the last.
 pub(super) fn forward(shape: HeapShape, generation: u64) -> Forward {
     Forward { shape, generation, position: 0, last: 0 }
 }
 
-/// Position in a log from which its entries are read forward.
+/// Iterator over the entries of a log, from the first to the last.
 #[derive(Debug)]
 pub(super) struct Forward {
     shape: HeapShape,
@@ -226,7 +232,8 @@ pub(super) struct Forward {
 impl Forward {
     pub(super) fn next(&mut self, mapping: &HeapFileMapping) -> Option<LogEntry> {
         let entry = read(mapping, self.shape, self.generation, self.position)?;
-        // In a hostile file, `previous` could lead a backward reader in circles, or far away.
+        // In a hostile file, `previous` could lead the iteration from last to first into a loop or
+        // outside of the log.
         if entry.previous != self.last {
             return None;
         }
@@ -236,7 +243,7 @@ impl Forward {
     }
 }
 
-/// The entries of a generation's log, from the last to the first.
+/// Iterates over the entries of a generation's log, from the last to the first.
 pub(super) fn backward(mapping: &HeapFileMapping, shape: HeapShape, generation: u64) -> Backward {
     let mut entries = forward(shape, generation);
     while entries.next(mapping).is_some() {}
@@ -244,7 +251,7 @@ pub(super) fn backward(mapping: &HeapFileMapping, shape: HeapShape, generation: 
     Backward { shape, generation, position }
 }
 
-/// Position in a log from which its entries are read backward.
+/// Iterator over the entries of a log, from the last to the first.
 #[derive(Debug)]
 pub(super) struct Backward {
     shape: HeapShape,

@@ -1,9 +1,9 @@
-//! The file in memory: every load, store and flush of the heap's own goes through here, checked to
-//! lie in the mapping.
+//! Mapping of the file. Every load, store and flush of the heap itself goes through this module,
+//! which checks that the range lies in the mapping.
 //!
-//! Invariants: `base` is aligned to a chunk; `len` bytes from there map the file from its start,
-//! shared, until the mapping is dropped; pages behind the file's end are mapped as well and touched
-//! only once the file has grown there.
+//! Invariants: `base` is aligned to a chunk. The `len` bytes from `base` on map the file from its
+//! start, shared, until the mapping is dropped. Pages behind the end of the file are mapped as
+//! well, and are accessed only after the file has grown.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -12,7 +12,7 @@ use super::PersistentError;
 use super::file::LockedFile;
 use super::format::{AREA, CHUNK};
 
-/// Reserved address space. Mappings inside of it are unmapped with it.
+/// Reserved address space. Dropping it also unmaps the file mapping inside it.
 #[derive(Debug)]
 struct Reserved {
     start: NonNull<u8>,
@@ -20,7 +20,7 @@ struct Reserved {
 }
 
 impl Reserved {
-    /// Reserves this number of bytes from a multiple of [`CHUNK`].
+    /// Reserves address space for `len` bytes that start at a multiple of [`CHUNK`].
     fn new(len: usize) -> Result<Reserved, PersistentError> {
         let len = len + CHUNK;
         let quiet = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -32,9 +32,10 @@ impl Reserved {
         }
     }
 
-    /// Maps a file there, shared. Returns the address of its first byte.
+    /// Maps a file into the reserved address space, shared. Returns the address of the first byte.
     fn map(&self, file: &LockedFile, len: usize) -> Result<NonNull<u8>, PersistentError> {
-        // SAFETY: an aligned address is less than a chunk away, and a chunk more was reserved.
+        // SAFETY: the aligned address is less than a chunk away, and one chunk more than `len` was
+        // reserved.
         let base = unsafe { self.start.add(self.start.align_offset(CHUNK)) };
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
@@ -43,42 +44,43 @@ impl Reserved {
         if found == libc::MAP_FAILED {
             return Err(PersistentError::last("mmap"));
         }
-        // Two processes must not change the heap: a child that does is sent SIGSEGV.
-        // SAFETY: the advice concerns children alone, and these pages.
+        // Two processes must not change the heap: with this advice, an access in a child raises
+        // SIGSEGV.
+        // SAFETY: the advice changes only the address space of children.
         unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
         Ok(base)
     }
 
     fn unmap(&self) {
-        // SAFETY: the range was mapped by `new`, and references into it do not outlive the heap.
+        // SAFETY: `new` mapped the range, and references into it do not outlive the heap.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
 fn process() -> libc::pid_t {
-    // SAFETY: `getpid` takes nothing and cannot fail.
+    // SAFETY: `getpid` takes no arguments and cannot fail.
     unsafe { libc::getpid() }
 }
 
-/// The file, mapped.
+/// Mapping of the file of a heap.
 #[derive(Debug)]
 pub(super) struct HeapFileMapping {
     pub(super) base: NonNull<u8>,
     len: usize,
-    /// Offset of the last word.
+    /// Offset of the last word of the mapping.
     last: usize,
     reserved: Reserved,
-    /// The process that created the mapping. A child of `fork` does not have it.
+    /// PID of the process that created the mapping. A child of `fork` does not have the mapping.
     owner: libc::pid_t,
     pub(super) file: LockedFile,
-    /// Every store and flush, in order, for tests that replay them.
+    /// All stores and flushes in order, for tests that replay them.
     #[cfg(test)]
     pub(super) tape: Option<super::replay::Tape>,
 }
 
 impl HeapFileMapping {
-    /// Maps a file with its maximum length; if the address space is too small, with less, but not
-    /// less than it `has`.
+    /// Maps a file with its maximum length. If the address space is too small for this length, maps
+    /// less, but at least the present size of the file.
     pub(super) fn new(
         file: LockedFile,
         has: usize,
@@ -108,7 +110,7 @@ impl HeapFileMapping {
         })
     }
 
-    /// True if this is the process that made it.
+    /// True if this process created the mapping.
     pub(super) fn is_ours(&self) -> bool {
         self.owner == process()
     }
@@ -118,62 +120,63 @@ impl HeapFileMapping {
         self.len
     }
 
-    /// The address of a range.
+    /// Returns the address of a range, after a check that the range is mapped.
     #[inline]
     fn at(&self, offset: usize, size: usize) -> NonNull<u8> {
         assert!(offset <= self.len && size <= self.len - offset, "outside of the heap");
-        // SAFETY: the range lies in the mapping, as was just checked.
+        // SAFETY: the assertion above checked that the range lies in the mapping.
         unsafe { self.base.add(offset) }
     }
 
-    /// The address of a word.
+    /// Returns the address of a word, after a check that the word is mapped.
     #[inline]
     fn word(&self, offset: usize) -> NonNull<u64> {
         assert!(offset <= self.last, "outside of the heap");
-        // SAFETY: the last mapped word is not earlier, as was just checked.
+        // SAFETY: the assertion above checked that the word is not behind the last mapped word.
         unsafe { self.base.add(offset) }.cast()
     }
 
-    /// A word of the file, at a multiple of 8.
+    /// Loads the word at an offset in the file, which is a multiple of 8.
     #[inline]
     pub(super) fn load(&self, offset: usize) -> u64 {
         let place = self.word(offset);
-        // SAFETY: `word` checked that it is mapped; callers pass multiples of 8 before the end of
-        // the file.
+        // SAFETY: `word` checked that the word is mapped; callers pass multiples of 8 before the
+        // end of the file.
         unsafe { place.read() }
     }
 
-    /// Stores a word at a multiple of 8. If the process is killed, the file has all of the word or
-    /// nothing of it. The store follows every earlier store of this function, and every store
-    /// before a [`barrier`].
+    /// Stores a word at an offset in the file, which is a multiple of 8. If the process is killed,
+    /// the file contains either the whole word or nothing of it. The store comes after every
+    /// earlier store by this function, and after every store before a [`barrier`].
     #[inline]
     pub(super) fn store(&mut self, offset: usize, word: u64) {
         let place = self.word(offset);
-        // SAFETY: `word` checked that it is mapped; callers pass multiples of 8 before the end of
-        // the file.
+        // SAFETY: `word` checked that the word is mapped; callers pass multiples of 8 before the
+        // end of the file.
         unsafe { place.write_volatile(word) };
         #[cfg(test)]
         self.record(offset, word);
     }
 
-    /// Stores words from a place on, in any order.
+    /// Stores words from an offset in the file on. The order of the stores is not defined.
     #[inline]
     pub(super) fn store_all<const N: usize>(&mut self, offset: usize, words: [u64; N]) {
         let place = self.at(offset, N * 8).cast::<[u64; N]>();
-        // SAFETY: `at` checked that it is mapped; callers pass multiples of 8 before the end of the
-        // file.
+        // SAFETY: `at` checked that the range is mapped; callers pass multiples of 8 before the end
+        // of the file.
         unsafe { place.write_volatile(words) };
         #[cfg(test)]
         words.into_iter().zip(0..).for_each(|(word, at)| self.record(offset + at * 8, word));
     }
 
-    /// Waits until a range, from a multiple of the page size, would survive a loss of power.
+    /// Waits until a range of the file would survive a loss of power. Requires that `from` is a
+    /// multiple of the page size.
     pub(super) fn sync(&mut self, from: usize, to: usize) -> Result<(), PersistentError> {
         let place = self.at(from, to - from);
         // memcheck reports a flush of memory that is marked as inaccessible.
         let _quiet = crate::watch::quiet();
         barrier();
-        // SAFETY: flushing changes no memory.
+        // SAFETY: `msync` changes no memory.
         let failed = unsafe { libc::msync(place.as_ptr().cast(), to - from, libc::MS_SYNC) } != 0;
         #[cfg(test)]
         self.record_sync(from, to);
@@ -181,8 +184,9 @@ impl HeapFileMapping {
     }
 }
 
-/// Keeps the compiler from moving stores to blocks across it. The processor may move them: a
-/// process that is killed has done all stores that came before, and none that come after.
+/// Prevents the compiler from moving stores to blocks across this call. The processor may move
+/// them, but a process that is killed has done all stores before the call in program order, and no
+/// store after its last instruction.
 #[inline]
 pub(super) fn barrier() {
     compiler_fence(Ordering::SeqCst);
@@ -190,7 +194,7 @@ pub(super) fn barrier() {
 
 impl Drop for HeapFileMapping {
     fn drop(&mut self) {
-        // In a child of `fork`, other mappings may have these addresses by now.
+        // In a child of `fork`, other mappings may have these addresses.
         if self.is_ours() {
             self.reserved.unmap();
             self.file.unlock();
@@ -198,7 +202,7 @@ impl Drop for HeapFileMapping {
     }
 }
 
-// SAFETY: the mapping belongs to its owner alone, on whatever thread.
+// SAFETY: the memory belongs to this value alone, whichever thread uses it.
 unsafe impl Send for HeapFileMapping {}
-// SAFETY: through a shared reference it is only read.
+// SAFETY: functions with a shared reference only read the memory.
 unsafe impl Sync for HeapFileMapping {}

@@ -1,5 +1,5 @@
-//! Opening and closing: no content of a file is trusted before it was checked, and nothing is
-//! written to a file before it is known to be a heap.
+//! Opening and closing. All content of a file is checked before it is used, and a file is not
+//! written before it is known to be a heap.
 
 use core::ffi::CStr;
 
@@ -26,7 +26,7 @@ impl HeapShape {
         HeapShape::new(capacity, log).ok_or(PersistentError::Options)
     }
 
-    /// Shape of the heap in a file with this header and this size.
+    /// Returns the shape of the heap in a file with this header and this size in bytes.
     fn read(first: Option<&FixedHeader>, size: usize) -> Result<HeapShape, PersistentError> {
         let fixed = first.filter(|fixed| fixed.magic == MAGIC).ok_or(PersistentError::Foreign)?;
         if fixed.version != VERSION {
@@ -60,7 +60,7 @@ pub(super) fn open(
     match found {
         Ok(file) => adopt(file, options),
         Err(error) if error == missing && options.create => match create(path, options) {
-            // Another process has created the file since.
+            // Another process has created the file meanwhile.
             Err(PersistentError::Os { call: "linkat", errno: libc::EEXIST }) => {
                 adopt(LockedFile::open(path, libc::O_NONBLOCK)?, options)
             }
@@ -70,8 +70,8 @@ pub(super) fn open(
     }
 }
 
-/// Creates a heap in a file without a name, and links it when it is complete: no kill leaves a
-/// partial heap.
+/// Creates a heap in a file without a name, and links the file when the heap is complete, so that a
+/// kill never leaves a partial heap.
 fn create(path: &CStr, options: &PersistentOptions) -> Result<Persistent, PersistentError> {
     let shape = HeapShape::from_options(options)?;
     let file = LockedFile::open_nameless_beside(path)?;
@@ -95,14 +95,14 @@ fn create(path: &CStr, options: &PersistentOptions) -> Result<Persistent, Persis
     ready(mapping, shape, options)
 }
 
-/// Opens an existing file.
+/// Opens a heap in an existing file.
 pub(super) fn adopt(
     file: LockedFile,
     options: &PersistentOptions,
 ) -> Result<Persistent, PersistentError> {
     let size = file.size()?;
     file.lock(options.wait)?;
-    // It may have grown meanwhile.
+    // The file may have grown before it was locked.
     let size = size.max(file.size()?);
     let shape = HeapShape::read(file.fixed()?.as_ref(), size)?;
     let longest = shape.with(shape.capacity);
@@ -158,7 +158,7 @@ fn ready(
     Ok(heap)
 }
 
-/// Value of a word with a checksum.
+/// Returns the value of a checked word; [`PersistentError::Corrupt`] if its check is wrong.
 fn word(
     mapping: &HeapFileMapping,
     place: usize,
@@ -168,8 +168,8 @@ fn word(
 }
 
 impl Persistent {
-    /// After a kill: undoes the transaction that was open, and frees again what the one before it
-    /// freed.
+    /// Recovers the heap after a kill: undoes the transaction that was open, and repeats the frees
+    /// of the last committed transaction.
     fn recover(&mut self, chunks: usize) -> Result<(), PersistentError> {
         let (shape, generation) = (self.shape, self.generation);
         let mut entries = log::forward(shape, generation);
@@ -190,12 +190,12 @@ impl Persistent {
                 self.free_again(entry.place, chunks);
             }
         }
-        // Also where there was nothing to undo: an entry behind a gap must not become valid with
-        // the next transaction.
+        // The log is emptied even if nothing was undone: otherwise the next transaction could make
+        // an entry valid that lies behind a gap in the log.
         self.forget(chunks)
     }
 
-    /// Frees a block, unless it is free. Ignores an offset at which no block starts.
+    /// Frees a block that is allocated. Ignores an offset at which no block starts.
     fn free_again(&mut self, place: usize, chunks: usize) {
         let Some(offset) = place.checked_sub(self.shape.data()) else { return };
         let (chunk, inside) = (offset / CHUNK, offset % CHUNK);
@@ -215,7 +215,8 @@ impl Persistent {
         }
     }
 
-    /// Hash over the metadata of the heap and its blocks, without the contents of blocks.
+    /// Returns the hash over the metadata of the heap and of its blocks, without the contents of
+    /// blocks.
     fn hash(&self, chunks: usize) -> u64 {
         let roots = (0..ROOT_COUNT * 8).map(|word| ROOTS + word * 8);
         let table = (0..chunks).map(|chunk| self.shape.entry(chunk));
@@ -239,7 +240,8 @@ impl Persistent {
         Ok(())
     }
 
-    /// Hash over the contents of all blocks. Four sums at a time do not wait for each other.
+    /// Returns the hash over the contents of all blocks. It consists of four independent sums, so
+    /// that the processor computes them in parallel.
     fn hash_data(&self, chunks: usize) -> u64 {
         let blocks = (0..chunks).flat_map(|chunk| self.blocks_of(chunk));
         let sums = blocks.fold([5, 6, 7, 8], |mut sums: [u64; 4], block| {
@@ -252,7 +254,7 @@ impl Persistent {
         sums.into_iter().fold(9, mix) | 1
     }
 
-    /// The allocated blocks of a chunk, as ranges of the file.
+    /// Returns the allocated blocks of a chunk, as ranges of the file.
     pub(super) fn blocks_of(&self, chunk: usize) -> impl Iterator<Item = core::ops::Range<usize>> {
         let start = self.shape.with(chunk);
         let (run, slab) = match self.state(chunk) {
@@ -285,7 +287,8 @@ impl Persistent {
         }
     }
 
-    /// Undoes the open transaction, and seals the heap so that the next open can check all of it.
+    /// Undoes the open transaction, and writes the seal, so that the next open can check all
+    /// metadata.
     pub(super) fn seal(&mut self) -> Result<(), PersistentError> {
         if !core::mem::take(&mut self.opened) || !self.mapping.is_ours() {
             return Ok(());
@@ -323,7 +326,7 @@ impl Persistent {
         Ok(())
     }
 
-    /// Marks in the index the blocks that have names.
+    /// Records in the index the blocks that have names.
     fn survey_roots(&mut self) -> Result<(), PersistentError> {
         for at in 0..ROOT_COUNT {
             let root = self.root_at(at);
@@ -334,7 +337,7 @@ impl Persistent {
         Ok(())
     }
 
-    /// A root, as the file has it.
+    /// Reads the root with an index from the file.
     pub(super) fn root_at(&self, at: usize) -> NamedRoot {
         let place = ROOTS + at * size_of::<NamedRoot>();
         NamedRoot::from_words(core::array::from_fn(|word| self.mapping.load(place + word * 8)))

@@ -1,31 +1,33 @@
-//! Types of values in a heap, and pointers that are offsets in the file, not addresses.
+//! Types of values in a heap, and pointers that are offsets in the file instead of addresses.
 
 use core::fmt;
 use core::marker::PhantomData;
 
-/// Type of values in a heap: any bytes are a valid value, and it has no pointers to the outside.
+/// Marks types of values in a heap: every bit pattern is a valid value, and no value contains a
+/// reference or pointer to memory outside of the heap.
 ///
 /// # Safety
-/// Any bit pattern is a value, the type has no padding, and no reference, pointer or lifetime is
-/// inside.
+/// Every bit pattern is a valid value, the type has no padding, and it contains no reference,
+/// pointer or lifetime.
 pub unsafe trait PlainData: Copy + 'static {}
 
 macro_rules! plain {
     ($($type:ty)*) => { $(
-        // SAFETY: a number, of which any bits are one.
+        // SAFETY: every bit pattern is a valid number, and a number has no padding.
         unsafe impl PlainData for $type {}
     )* };
 }
 
 plain!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);
 
-// SAFETY: an array has its items and nothing between.
+// SAFETY: an array consists of its elements, without padding between them.
 unsafe impl<T: PlainData, const N: usize> PlainData for [T; N] {}
-// SAFETY: a number of 64 bits; what it leads to is checked whenever it is followed.
+// SAFETY: the type is a number of 64 bits, and the heap checks the target whenever a pointer is
+// followed.
 unsafe impl<T: 'static> PlainData for Rel<T> {}
 
-/// A pointer to a `T` in a heap: the offset of the `T` in the file, so that the pointer may lie in
-/// the heap itself. 0 is null.
+/// A pointer to a `T` in a heap: the offset of the `T` in the file. Unlike an address, it stays
+/// valid when the file is mapped elsewhere, so it may be stored in the heap itself. 0 is null.
 #[repr(transparent)]
 pub struct Rel<T> {
     offset: u64,
@@ -33,25 +35,26 @@ pub struct Rel<T> {
 }
 
 impl<T> Rel<T> {
-    /// Points to nothing.
+    /// The null pointer.
     pub const NULL: Rel<T> = Rel { offset: 0, _to: PhantomData };
 
-    /// Pointer to an offset in the file. The target is checked when the pointer is followed.
+    /// Creates a pointer to an offset in the file. The target is checked when the pointer is
+    /// followed.
     pub const fn from_offset(offset: u64) -> Rel<T> {
         Rel { offset, _to: PhantomData }
     }
 
-    /// Distance from the start of the file.
+    /// Returns the offset of the target from the start of the file; 0 for the null pointer.
     pub const fn offset(self) -> u64 {
         self.offset
     }
 
-    /// True if it points to nothing.
+    /// True if this is the null pointer.
     pub const fn is_null(self) -> bool {
         self.offset == 0
     }
 
-    /// The same offset, as a pointer to a `U`.
+    /// Returns a pointer to a `U` at the same offset.
     pub const fn cast<U>(self) -> Rel<U> {
         Rel::from_offset(self.offset)
     }

@@ -1,5 +1,5 @@
-//! Tests that know every store: a heap's stores and flushes are recorded, and the heap is opened
-//! from what the file held after each of them, and after those that a loss of power may have left.
+//! Tests that record every store and flush of a heap. After each store, the tests open the heap
+//! from the content that the file had then, and from contents that a loss of power may have left.
 
 extern crate std;
 
@@ -22,7 +22,7 @@ pub(super) enum StoreEvent {
     Sync { from: usize, to: usize },
 }
 
-/// All stores and flushes, in order.
+/// Stores and flushes, in order.
 pub(super) type Tape = Vec<StoreEvent>;
 
 impl HeapFileMapping {
@@ -36,18 +36,19 @@ impl HeapFileMapping {
 }
 
 std::thread_local! {
-    /// True if mappings record from their start.
+    /// True if each new mapping records its stores and flushes.
     static RECORD: Cell<bool> = const { Cell::new(false) };
-    /// Number of times that the disk still accepts data.
+    /// Number of allocations of disk space that succeed before the simulated disk is full; `None`
+    /// without a limit.
     static ALLOWED: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The tape of a new mapping.
+/// Returns an empty tape for a new mapping, if mappings record.
 pub(super) fn new_tape() -> Option<Tape> {
     RECORD.get().then(Tape::new)
 }
 
-/// Fails if the simulated disk is full.
+/// Returns the error of a full disk if the simulated disk is full.
 pub(super) fn refuse(call: &'static str) -> Result<(), PersistentError> {
     let full = PersistentError::Os { call, errno: libc::ENOSPC };
     ALLOWED.get().map_or(Ok(()), |left| {
@@ -56,14 +57,14 @@ pub(super) fn refuse(call: &'static str) -> Result<(), PersistentError> {
     })
 }
 
-/// A file in memory, under a path that opens it.
+/// A file in memory, and a path that opens it.
 pub(super) struct MemoryFile {
     file: fs::File,
     path: CString,
 }
 
 impl MemoryFile {
-    /// A file of this length, with holes except for some words.
+    /// Creates a file of this length, with holes except for some words.
     pub(super) fn sparse(len: usize, words: impl Iterator<Item = (usize, u64)>) -> MemoryFile {
         let memory = MemoryFile::new(&[]);
         memory.file.set_len(len as u64).unwrap();
@@ -75,10 +76,10 @@ impl MemoryFile {
 
     pub(super) fn new(image: &[u8]) -> MemoryFile {
         use std::os::fd::{AsRawFd, FromRawFd};
-        // SAFETY: the name is a string.
+        // SAFETY: the name is a C string.
         let fd = unsafe { libc::memfd_create(c"heap".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: the descriptor was just opened and is not owned elsewhere.
+        // SAFETY: the descriptor was opened just now, and no other value owns it.
         let file = unsafe { fs::File::from_raw_fd(fd) };
         file.write_all_at(image, 0).unwrap();
         let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
@@ -100,7 +101,7 @@ impl MemoryFile {
 pub(super) const SMALL: PersistentOptions =
     PersistentOptions { capacity: Some(1 << 20), log: 1, ..PersistentOptions::DEFAULT };
 
-/// A new heap's file.
+/// Returns the content of the file of a new heap.
 pub(super) fn empty(options: &PersistentOptions) -> Vec<u8> {
     let name = format!(
         "/tmp/pagewise-replay-{}-{:?}.heap",
@@ -108,14 +109,14 @@ pub(super) fn empty(options: &PersistentOptions) -> Vec<u8> {
         std::thread::current().id()
     );
     let path = CString::new(name.clone()).unwrap();
-    // SAFETY: the file is the test's own.
+    // SAFETY: only this test uses the file.
     drop(unsafe { Persistent::open(&path, options) }.unwrap());
     let image = fs::read(&name).unwrap();
     fs::remove_file(name).unwrap();
     image
 }
 
-/// Stores a word of a block so that the tape has it.
+/// Stores a word of a block through the mapping, so that the tape records the store.
 fn set(tx: &mut Tx<'_>, block: Rel<u64>, index: usize, word: u64) {
     let place = block.place() + index * 8;
     tx.resolve(Rel::<u64>::from_offset(place as u64), 1).unwrap();
@@ -137,7 +138,7 @@ fn change(
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
     done: u64,
-    /// The size of each slot's block, and the word that it is filled with.
+    /// For each slot, the size of its block in bytes, and the word with which the block is filled.
     slots: [(usize, u64); SLOTS],
 }
 
@@ -148,7 +149,8 @@ fn random(seed: u64) -> u64 {
 }
 
 impl Model {
-    /// Effect of the next transaction: a slot gets a block of another size, or loses it.
+    /// Computes the effect of the next transaction: one slot gets a block of another size, or loses
+    /// its block.
     fn step(&mut self) -> (usize, usize) {
         self.done += 1;
         let dice = random(self.done);
@@ -164,7 +166,7 @@ impl Model {
     }
 }
 
-/// The ledger: {transactions, a pointer for each slot}.
+/// Returns the ledger: the number of transactions, and a pointer for each slot.
 fn ledger(heap: &Persistent) -> Option<Rel<u64>> {
     heap.root("ledger").unwrap()
 }
@@ -177,7 +179,7 @@ fn start(heap: &mut Persistent) {
     tx.commit().unwrap();
 }
 
-/// Does a transaction of the model; every fifth is aborted first.
+/// Executes a transaction of the model. Every fifth transaction is first aborted once.
 fn step(heap: &mut Persistent, model: &mut Model) {
     let ledger = ledger(heap).unwrap();
     if (model.done + 1).is_multiple_of(5) {
@@ -204,7 +206,7 @@ fn attempt<'h>(mut tx: Tx<'h>, ledger: Rel<u64>, model: &mut Model) -> Tx<'h> {
     tx
 }
 
-/// Panics unless a heap has exactly the content of the model.
+/// Panics unless the content of a heap equals that of the model.
 fn agrees(heap: &Persistent, model: &Model) {
     let PersistentUsage { blocks, .. } = heap.check().unwrap();
     let ledger = heap.slice(ledger(heap).unwrap(), 1 + SLOTS).unwrap();
@@ -221,8 +223,8 @@ fn agrees(heap: &Persistent, model: &Model) {
     assert_eq!(blocks, model.usage(), "after {}", model.done);
 }
 
-/// The file of a heap before its use, the tape of its use, and the models of its content, each with
-/// the tape position at which it was reached.
+/// The content of a heap's file before use, the tape of its use, and the model after each
+/// transaction, with the number of recorded events at that point.
 struct Story {
     before: Vec<u8>,
     tape: Tape,
@@ -235,7 +237,8 @@ impl Story {
         let memory = MemoryFile::new(&empty(&options));
         let mut heap = memory.open(&options).unwrap();
         start(&mut heap);
-        // Allocates all its chunks: growth extends the file, which is not a store.
+        // The file grows to its full size before the recording, since the tape does not record
+        // growth.
         let tx = heap.begin();
         tx.heap.allocate_place(60 << 14, 8).unwrap();
         tx.abort().unwrap();
@@ -252,8 +255,9 @@ impl Story {
         Story { before, tape, models }
     }
 
-    /// Checks that a heap with this file contains the transactions committed before a number of
-    /// events, or also the one that was being committed.
+    /// Checks that a heap with this file content has the effects of exactly the transactions that
+    /// were committed before event number `events`, with or without the transaction that was being
+    /// committed.
     fn reopens(&self, image: &[u8], options: &PersistentOptions, events: usize) -> Tape {
         let memory = MemoryFile::new(image);
         let mut heap =
@@ -265,7 +269,7 @@ impl Story {
         let found = candidates.iter().find(|(_, model)| model.done == done);
         let (_, model) = found.unwrap_or_else(|| panic!("after {events}: {done} transactions"));
         agrees(&heap, model);
-        // It must go on as if nothing had happened.
+        // The recovered heap must accept the next transaction like any other heap.
         let mut model = model.clone();
         step(&mut heap, &mut model);
         agrees(&heap, &model);
@@ -313,7 +317,7 @@ fn a_recovery_may_be_killed_after_every_prefix_of_its_own_stores() {
 }
 
 /// Possible contents of a disk after a power failure: the flushed data, and any part of the data
-/// stored since.
+/// that was stored since the flush.
 struct Disk {
     flushed: Vec<u8>,
     pending: Vec<StoreEvent>,
@@ -330,7 +334,8 @@ impl Disk {
         Vec::into_iter(flushed).for_each(|event| apply(&mut self.flushed, event));
     }
 
-    /// Contents with the pending stores that `kept` chooses by their number and offset.
+    /// Returns the flushed content with those pending stores for which `kept` returns true. `kept`
+    /// gets the index of a store and its offset.
     fn with(&self, kept: impl Fn(usize, usize) -> bool) -> Vec<u8> {
         let mut image = self.flushed.clone();
         for (number, event) in self.pending.iter().enumerate() {

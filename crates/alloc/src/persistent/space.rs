@@ -1,8 +1,8 @@
-//! Blocks: allocated and freed in a transaction, undone with it, and counted.
+//! Allocation and frees of blocks in a transaction, undoing them, and their counts.
 //!
-//! Invariants of the order of stores: the log entry of a range or block is stored (and, if power
-//! may fail, flushed) before any store to it. The generation is stored after all stores of the
-//! transaction. Blocks are freed after that.
+//! Invariants of the order of stores: the log entry of a range or block is stored before any store
+//! to it; with [`Durability::Power`] the entry is also flushed before. The generation is stored
+//! after all stores of the transaction. Blocks are freed after the generation is stored.
 
 use super::format::{
     CHUNK, CHUNKS, CLASSES, ChunkClass, ChunkState, GENERATION, TABLE, checked, class_of, next,
@@ -55,7 +55,7 @@ impl Persistent {
         let chunk = self.free_chunks(1)?;
         let entry = self.shape.entry(chunk);
         self.note(LogEntryKind::Bytes, entry, 8)?;
-        // The bitmap of a free chunk is never read, so it need not be in the log.
+        // The bitmap of a free chunk is never read, so its old content need not be logged.
         for word in 0..TABLE[class].words {
             self.mapping.store(self.shape.bitmap(chunk) + word * 8, TABLE[class].empty(word));
         }
@@ -85,14 +85,15 @@ impl Persistent {
         if need > self.shape.capacity {
             return Err(PersistentError::Full);
         }
-        // Grows by an eighth at least, so that growth is rare; if that fails, by the required
-        // number.
+        // The file grows by at least an eighth, so that growth is rare. If that fails, it grows
+        // only by the required number of chunks.
         let ample = need.max(has + has / 8).max(has + 16).min(self.shape.capacity);
         self.grow(ample).or_else(|_| self.grow(need))?;
         self.index.find(chunks).ok_or(PersistentError::Full)
     }
 
-    /// Extends the file. A kill in between leaves the file longer than recorded, which is harmless.
+    /// Extends the file by this number of chunks. If the process is killed meanwhile, the file is
+    /// longer than its recorded number of chunks, which is harmless.
     fn grow(&mut self, chunks: usize) -> Result<(), PersistentError> {
         let (shape, has) = (self.shape, self.index.chunks());
         if shape.with(chunks) > self.mapping.len() {
@@ -133,7 +134,7 @@ impl Persistent {
         self.note_after_a_pause(kind, place, len)
     }
 
-    /// For a large transaction: counts are reported in between.
+    /// Slow path of `note` if `append` has failed: reports counts, and tries again.
     #[cold]
     fn note_after_a_pause(
         &mut self,
@@ -147,7 +148,8 @@ impl Persistent {
         if done { Ok(()) } else { Err(PersistentError::LogFull) }
     }
 
-    /// Path for safety against power failure, and for checked accesses.
+    /// Slow path of `note` for [`Durability::Power`] and for memory checkers: flushes the entry,
+    /// and disables reports of checkers meanwhile.
     #[cold]
     fn note_with_care(
         &mut self,
@@ -165,7 +167,7 @@ impl Persistent {
         Ok(())
     }
 
-    /// Copies words one by one: memory checkers may know only a part of a block.
+    /// Copies words one by one, with accesses that memory checkers do not report.
     pub(super) fn copy(&mut self, from: usize, to: usize, len: usize) {
         let _quiet = self.watched.quiet();
         for offset in (0..len).step_by(8) {
@@ -174,7 +176,8 @@ impl Persistent {
         }
     }
 
-    /// The allocated block that starts at an offset, if there is one.
+    /// Returns the allocated block that starts at an offset; `None` if no allocated block starts
+    /// there.
     #[inline]
     pub(super) fn taken(&self, place: usize) -> Option<BlockLookup> {
         let found = self.index.locate(place)?;
@@ -187,7 +190,7 @@ impl Persistent {
         }
     }
 
-    /// Ends the open transaction: all that it did is now part of the heap.
+    /// Commits the open transaction.
     #[inline]
     pub(super) fn finish(&mut self) -> Result<(), PersistentError> {
         if self.log.is_empty() {
@@ -202,7 +205,8 @@ impl Persistent {
         Ok(())
     }
 
-    /// Freed blocks may be overwritten once the commit is durable.
+    /// Commits the open transaction with flushes. Frees its freed blocks only after the commit is
+    /// flushed, since they may then be overwritten.
     #[cold]
     fn finish_for_good(&mut self) -> Result<(), PersistentError> {
         self.mapping.sync(0, self.shape.with(self.index.chunks()))?;
@@ -223,7 +227,7 @@ impl Persistent {
         }
     }
 
-    /// Frees the blocks that a transaction which was just committed frees.
+    /// Frees the blocks that the transaction which was just committed has freed.
     #[inline]
     fn free_noted(&mut self, generation: u64, few: Option<usize>) {
         match few {
@@ -232,12 +236,12 @@ impl Persistent {
         }
     }
 
-    /// As [`Persistent::free_noted`], from the log of the transaction.
+    /// As [`Persistent::free_noted`], but reads the blocks from the log.
     #[cold]
     fn free_read(&mut self, generation: u64) {
         let mut entries = log::forward(self.shape, generation);
         while let Some(entry) = entries.next(&self.mapping) {
-            // `None` if the block was freed twice in its transaction.
+            // `taken` returns `None` if the transaction freed the block twice.
             if let Some(found) =
                 self.taken(entry.place).filter(|_| entry.kind == LogEntryKind::Free)
             {
@@ -247,7 +251,7 @@ impl Persistent {
         self.watched.tell();
     }
 
-    /// True if the open transaction frees a block.
+    /// True if the open transaction frees the block at an offset.
     pub(super) fn is_freed(&self, place: usize) -> bool {
         let mut entries = log::forward(self.shape, self.generation);
         while let Some(entry) = entries.next(&self.mapping) {
@@ -258,7 +262,8 @@ impl Persistent {
         false
     }
 
-    /// Makes a block free for the next transaction, unless it was freed twice in this one.
+    /// Marks a block as free. Does nothing if the block is free already, because its transaction
+    /// freed it twice.
     #[inline]
     fn put_back(&mut self, found: BlockLookup) {
         match found {
@@ -293,7 +298,7 @@ impl Persistent {
         }
     }
 
-    /// Releases a chunk without allocated blocks.
+    /// Releases a chunk of a size class without allocated blocks.
     #[cold]
     fn drop_slab(&mut self, chunk: usize, class: usize) {
         self.index.unlink(chunk, class);
@@ -301,7 +306,7 @@ impl Persistent {
         self.index.release(chunk, 1);
     }
 
-    /// Undoes all that the open transaction did.
+    /// Undoes the open transaction.
     #[inline]
     pub(super) fn undo(&mut self) -> Result<(), PersistentError> {
         if self.log.is_empty() { Ok(()) } else { self.undo_logged() }
@@ -328,8 +333,8 @@ impl Persistent {
         self.forget(self.index.chunks())
     }
 
-    /// After an undo: empties the log, also that of the generation before, whose blocks are free by
-    /// now.
+    /// Called after an undo. Empties the log of the undone generation, and the log of the
+    /// generation before, whose blocks have been freed.
     pub(super) fn forget(&mut self, chunks: usize) -> Result<(), PersistentError> {
         if self.durability == Durability::Power {
             self.mapping.sync(0, self.shape.with(chunks))?;
@@ -341,8 +346,8 @@ impl Persistent {
         }
     }
 
-    /// Keeps the index in step with an entry that is about to be undone: a chunk that was assigned
-    /// to a size class is free again.
+    /// Updates the index for an entry that is about to be undone: if the entry changed the table,
+    /// its chunk becomes free again.
     fn follow(&mut self, entry: &LogEntry) {
         let shape = self.shape;
         let changed = self.mapping.load(entry.place) != entry.old(&self.mapping);
@@ -355,7 +360,8 @@ impl Persistent {
         }
     }
 
-    /// Computes the index from the file, and checks that this library can have written the file.
+    /// Computes the index from the file, and checks that the file is one that this library can have
+    /// written.
     pub(super) fn survey(&mut self, chunks: usize) -> Result<(), PersistentError> {
         self.index.grow(chunks);
         let mut chunk = 0;
@@ -377,7 +383,7 @@ impl Persistent {
         Ok(())
     }
 
-    /// State of a chunk in the table.
+    /// Returns the state of a chunk in the table.
     pub(super) fn state(&self, chunk: usize) -> Result<ChunkState, PersistentError> {
         let place = self.shape.entry(chunk);
         ChunkState::read(place, self.mapping.load(place))
@@ -395,7 +401,7 @@ impl Persistent {
         }
     }
 
-    /// Number of free blocks of a chunk according to its bitmap.
+    /// Returns the number of free blocks of a chunk according to its bitmap.
     fn free_slots(&self, chunk: usize, class: usize) -> Result<usize, PersistentError> {
         let row: &ChunkClass = &TABLE[class];
         let bitmap = self.shape.bitmap(chunk);
@@ -411,7 +417,7 @@ impl Persistent {
         Ok(free)
     }
 
-    /// Walks the file as `survey` does, and compares the index with it.
+    /// Checks the file as `survey` does, and compares the index with it.
     pub(super) fn audit(&self) -> Result<PersistentUsage, PersistentError> {
         let mut usage = PersistentUsage {
             file: self.shape.with(self.index.chunks()),

@@ -1,4 +1,4 @@
-//! Interface of a transaction for users. Its effect in the file is in `space`.
+//! Transactions, as users call them. Their effects in the file are implemented in `space`.
 
 use core::alloc::Layout;
 use core::ops::Deref;
@@ -9,7 +9,8 @@ use super::log::LogEntryKind;
 use super::{Persistent, PersistentError, PlainData, Rel, root_name};
 use crate::{Discipline, DisciplinedAllocator};
 
-/// A transaction: all that it does becomes part of the heap when it is committed, or never.
+/// A transaction: all of its changes become part of the heap when it is committed. Without a
+/// commit, none of them does.
 #[derive(Debug)]
 pub struct Tx<'h> {
     pub(super) heap: &'h mut Persistent,
@@ -24,8 +25,8 @@ impl Deref for Tx<'_> {
 }
 
 impl Tx<'_> {
-    /// Allocates a block. Its contents are left over from an earlier block, and are not logged:
-    /// change them freely during this transaction.
+    /// Allocates a block. Its contents are those of an earlier block, and are not logged: this
+    /// transaction may change them without further calls.
     ///
     /// # Errors
     /// [`PersistentError::Full`], [`PersistentError::LogFull`], [`PersistentError::Alignment`];
@@ -52,10 +53,10 @@ impl Tx<'_> {
         Ok(pointer)
     }
 
-    /// Frees a block once the transaction is committed; until then it can be read.
+    /// Frees a block when the transaction is committed. Until then the block can be read.
     ///
     /// # Errors
-    /// [`PersistentError::NotABlock`] if no allocated block starts there;
+    /// [`PersistentError::NotABlock`] if no allocated block starts at the pointer;
     /// [`PersistentError::Named`]; [`PersistentError::LogFull`].
     #[inline]
     pub fn free<T>(&mut self, pointer: Rel<T>) -> Result<(), PersistentError> {
@@ -68,12 +69,12 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Resizes a block, and keeps its contents as far as they fit. Returns the same pointer if the
-    /// size class of the block is the right one, else that of a new block. Then the old block is
-    /// freed once the transaction is committed.
+    /// Resizes a block, and keeps its contents up to the smaller size. Returns the same pointer if
+    /// the size class stays, else the pointer to a new block. The old block is then freed when the
+    /// transaction is committed.
     ///
     /// # Errors
-    /// As [`Tx::alloc`] and [`Tx::free`]: then the block is unchanged.
+    /// As [`Tx::alloc`] and [`Tx::free`]. After an error the block is unchanged.
     pub fn resize<T>(
         &mut self,
         pointer: Rel<T>,
@@ -94,8 +95,8 @@ impl Tx<'_> {
         }
     }
 
-    /// Target of a pointer, to be changed: its old contents are restored unless the transaction is
-    /// committed.
+    /// Returns the value that a pointer refers to, for changes. Its old contents are restored
+    /// unless the transaction is committed.
     ///
     /// # Errors
     /// As [`Persistent::get`]; [`PersistentError::LogFull`].
@@ -103,12 +104,13 @@ impl Tx<'_> {
     pub fn change<T: PlainData>(&mut self, pointer: Rel<T>) -> Result<&mut T, PersistentError> {
         let mut place = self.heap.resolve(pointer, 1)?;
         self.keep::<T>(pointer.place())?;
-        // SAFETY: `resolve` checked that a `T` fits there and is aligned; any bytes are a valid
-        // `T`; no other reference into the heap exists while the transaction is borrowed.
+        // SAFETY: `resolve` checked that a `T` fits at this address and is aligned; every bit
+        // pattern is a valid `T`; no other reference into the heap exists while the transaction is
+        // borrowed.
         Ok(unsafe { place.as_mut() })
     }
 
-    /// As [`Tx::change`], of `count` values.
+    /// As [`Tx::change`], for `count` consecutive values.
     ///
     /// # Errors
     /// As [`Tx::change`].
@@ -119,12 +121,13 @@ impl Tx<'_> {
     ) -> Result<&mut [T], PersistentError> {
         let place = self.heap.resolve(pointer, count)?;
         self.keep_bytes(pointer.place(), size_of::<T>() * count)?;
-        // SAFETY: `resolve` checked that `count` values of a `T` fit there and are aligned; any
-        // bytes are valid, and the transaction is borrowed.
+        // SAFETY: `resolve` checked that `count` values of a `T` fit at this address and are
+        // aligned; every bit pattern is valid, and the transaction is borrowed exclusively.
         Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
     }
 
-    /// Values in a block that this transaction allocated. Their old contents are not logged.
+    /// Returns values in a block that this transaction allocated, for changes. Their old contents
+    /// are not logged.
     ///
     /// # Errors
     /// As [`Persistent::get`].
@@ -134,8 +137,8 @@ impl Tx<'_> {
         count: usize,
     ) -> Result<&mut [T], PersistentError> {
         let place = self.heap.resolve(pointer, count)?;
-        // SAFETY: `resolve` checked that `count` values of a `T` fit there and are aligned; any
-        // bytes are valid, and the transaction is borrowed.
+        // SAFETY: `resolve` checked that `count` values of a `T` fit at this address and are
+        // aligned; every bit pattern is valid, and the transaction is borrowed exclusively.
         Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
     }
 
@@ -143,13 +146,13 @@ impl Tx<'_> {
     #[inline]
     fn put<T: PlainData>(&mut self, pointer: Rel<T>, value: T) -> Result<(), PersistentError> {
         let place = self.heap.resolve(pointer, 1)?;
-        // SAFETY: `resolve` checked that a `T` has room there and is aligned.
+        // SAFETY: `resolve` checked that a `T` fits at this address and is aligned.
         unsafe { place.write(value) };
         Ok(())
     }
 
-    /// Logs the old bytes of a value, rounded to words: blocks consist of words, so the range stays
-    /// in its block.
+    /// Logs the old bytes of a value, rounded to whole words. Blocks consist of whole words, so the
+    /// range stays in its block.
     #[inline]
     fn keep<T>(&mut self, place: usize) -> Result<(), PersistentError> {
         let is_words = size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8);
@@ -165,8 +168,8 @@ impl Tx<'_> {
         if size == 0 { Ok(()) } else { self.heap.note(LogEntryKind::Bytes, start, len) }
     }
 
-    /// Gives a block a name, under which it is found when the heap is opened again. [`Rel::NULL`]
-    /// removes the name.
+    /// Sets the name of a block; [`Persistent::root`] finds the block by this name, also after the
+    /// heap is opened again. [`Rel::NULL`] removes the name.
     ///
     /// # Errors
     /// [`PersistentError::NotABlock`], [`PersistentError::Name`],
@@ -197,21 +200,21 @@ impl Tx<'_> {
     /// Commits the transaction, by a single store.
     ///
     /// # Errors
-    /// With [`Power`](super::Durability::Power), the error of a flush: then it is not known if the
-    /// transaction survives a loss of power.
+    /// With [`Power`](super::Durability::Power), the error of a flush. After such an error the
+    /// transaction may or may not survive a loss of power.
     #[inline]
     pub fn commit(self) -> Result<(), PersistentError> {
         self.heap.finish()
     }
 
-    /// Leaves the transaction open without a value of this type, for callers in other languages:
-    /// [`Persistent::resume`] resumes it, [`Persistent::begin`] and closing the heap undo it.
+    /// Leaves the transaction open without a value of this type, for callers in other languages.
+    /// [`Persistent::resume`] resumes it; [`Persistent::begin`] and closing the heap undo it.
     #[inline]
     pub fn pause(self) {
         core::mem::forget(self);
     }
 
-    /// Undoes the transaction, as dropping it does, and returns the error of that.
+    /// Undoes the transaction, as dropping it does, and returns an error of the undo.
     ///
     /// # Errors
     /// With [`Power`](super::Durability::Power), the error of a flush: the next transaction or the
@@ -223,14 +226,14 @@ impl Tx<'_> {
 
 impl Drop for Tx<'_> {
     fn drop(&mut self) {
-        // After a commit there is nothing to undo.
+        // After a commit the undo has no effect.
         let _ = self.heap.undo();
     }
 }
 
-// SAFETY: blocks are taken of chunks that are free, or of bits that are clear, so they do not
-// overlap; they are as aligned as their class; and the file stays where it is mapped while it is
-// open.
+// SAFETY: a block is allocated only from free chunks or from clear bits, so blocks do not overlap.
+// Blocks have the alignment of their size class, and the address of the mapping does not change
+// while the file is open.
 unsafe impl DisciplinedAllocator for Persistent {
     const NAME: &'static str = "persistent";
     const FREES: Discipline = Discipline::Any;
@@ -246,7 +249,8 @@ unsafe impl DisciplinedAllocator for Persistent {
     unsafe fn free(&mut self, block: NonNull<u8>, _layout: Layout) {
         let offset = block.addr().get() - self.base().addr().get();
         let mut tx = self.begin();
-        // `Tx::free` refuses an address that is not a block. The log was empty, so it has room.
+        // `Tx::free` rejects an address that is not one of a block. The transaction is new, so its
+        // log has space for the entry.
         let freed = tx.free(Rel::<u8>::from_offset(offset as u64)).and_then(|()| tx.commit());
         debug_assert_eq!(freed, Ok(()), "a block that is not of this heap was freed");
     }

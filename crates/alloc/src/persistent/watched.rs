@@ -1,8 +1,8 @@
-//! Reports of a heap to memory checkers and observers: each block, if accesses are checked, and
+//! Reports of a heap to memory checkers and statistics: each block if a checker is present, and
 //! counts.
 //!
-//! Blocks do not store their requested size. So counts use the sizes of blocks, and a block that
-//! existed when the heap was opened is accessible as a whole.
+//! The file does not contain the requested sizes of blocks. So the counts use the sizes of blocks,
+//! and checkers treat every byte of a block that existed at the open as accessible.
 
 use core::ptr::NonNull;
 
@@ -12,7 +12,8 @@ use super::{Persistent, PersistentError};
 use crate::source::SourceBlock;
 use crate::watch::{self, PoolProgress};
 
-/// Maximum number of unreported transactions, large ones excepted.
+/// Maximum number of transactions between two reports of counts. A large transaction is also
+/// reported before its end.
 const UNTOLD: u64 = 512;
 
 /// Identity of a heap for checkers and statistics.
@@ -21,25 +22,26 @@ pub(super) struct WatchedHeap {
     pool: watch::WatchedPool,
     /// Counts of blocks in shared chunks.
     pub(super) classes: watch::ClassCounts<CLASSES>,
-    /// Counts are reported when the generation has none of these bits: at most an eighth of all
-    /// transactions is unreported.
+    /// Mask of generation bits. Counts are reported when the generation has none of these bits, so
+    /// that at most an eighth of all transactions is unreported.
     between: u64,
-    /// Number of transactions at the last report.
+    /// Number of transactions before the last report.
     turns: u64,
-    /// True if accesses are checked.
+    /// True if a memory checker is present.
     closely: bool,
-    /// Start and length of the part of the file that was reported.
+    /// Start and length in bytes of the part of the mapping that was reported.
     first: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: what it points to belongs to the mapping beside it.
+// SAFETY: `first` points into the mapping of the heap, which moves to another thread together with
+// this value.
 unsafe impl Send for WatchedHeap {}
-// SAFETY: a shared reference reports nothing about the pool.
+// SAFETY: the functions that a shared reference to a heap may call do not access the pool.
 unsafe impl Sync for WatchedHeap {}
 
 impl WatchedHeap {
-    /// For a file that was just mapped: checkers know nothing about it yet.
+    /// Creates the record of a file that was mapped just now, about which nothing was reported yet.
     pub(super) fn new(first: NonNull<u8>) -> WatchedHeap {
         let pool = watch::created("persistent");
         WatchedHeap {
@@ -62,7 +64,8 @@ impl WatchedHeap {
         watch::named(&self.pool, name);
     }
 
-    /// Quiets checkers while the heap accesses words that are only partly in a block.
+    /// Disables reports of a memory checker while the returned value lives: the heap accesses words
+    /// that are only partly in a block.
     #[inline]
     pub(super) fn quiet(&self) -> Option<watch::Quiet> {
         self.closely.then(watch::quiet)
@@ -74,7 +77,7 @@ impl WatchedHeap {
         cfg!(feature = "stats") && generation & self.between == 0
     }
 
-    /// Reports the counts, and sets the time of the next report.
+    /// Reports the counts, and computes the generation of the next report.
     #[cold]
     pub(super) fn take_turn(&mut self) {
         self.tell();
@@ -82,22 +85,22 @@ impl WatchedHeap {
         self.between = (self.turns / 8).clamp(1, UNTOLD).next_power_of_two() - 1;
     }
 
-    /// Reports the counts.
+    /// Reports the counts to the statistics.
     #[cold]
     pub(super) fn tell(&self) {
         self.classes.tell(&self.pool, |class| TABLE[class].size);
     }
 
-    /// Counts an allocated or a freed run.
+    /// Counts an allocated or freed run of chunks, with its size in bytes; the other argument is 0.
     pub(super) fn count_run(&self, requested: usize, returned: usize) {
         let (requests, size) = ((requested > 0).into(), requested.max(returned));
         watch::progress(&self.pool, PoolProgress { requests, requested, returned, size });
     }
 
-    /// Records the new size of the chunks in the file.
+    /// Reports that the chunks in the file have grown to `len` bytes.
     fn grow(&mut self, len: usize) {
         if len > self.len {
-            // SAFETY: all of it is mapped.
+            // SAFETY: the mapping contains all chunks, and `self.len` is at most their length.
             let start = unsafe { self.first.add(self.len) };
             let block = SourceBlock { start, size: len - self.len, zeroed: false };
             watch::taken(&self.pool, block);
@@ -166,7 +169,7 @@ impl Persistent {
         self.watched.grow(self.index.chunks() * CHUNK);
     }
 
-    /// Makes a whole block accessible, since its user learns its size.
+    /// Makes a whole block accessible for checkers, since its user receives its full size.
     pub(super) fn open_up(&self, place: usize, size: usize) {
         if self.watched.closely {
             watch::ours(self.address(place), size);
@@ -175,7 +178,7 @@ impl Persistent {
 
     fn address(&self, place: usize) -> NonNull<u8> {
         assert!(place < self.mapping.len(), "outside of the heap");
-        // SAFETY: it is mapped, as was just checked.
+        // SAFETY: the assertion above checked that the address is mapped.
         unsafe { self.mapping.base.add(place) }
     }
 
@@ -204,8 +207,8 @@ impl Persistent {
     }
 }
 
-/// First address that checkers observe.
+/// Returns the address of the first byte that is reported to checkers.
 pub(super) fn first(base: NonNull<u8>, shape: HeapShape) -> NonNull<u8> {
-    // SAFETY: the chunks are mapped behind the metadata.
+    // SAFETY: the mapping contains the metadata, behind which the chunks begin.
     unsafe { base.add(shape.data()) }
 }

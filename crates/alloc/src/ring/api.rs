@@ -1,5 +1,5 @@
-//! Open frames as allocators of collections, which end before the frame is sealed; what they leak
-//! stays in it.
+//! Open frames as allocators of collections. Collections borrow the frame, so they end before it is
+//! sealed. A collection that is leaked stays in the frame.
 //!
 //! ```
 //! use allocator_api2::vec::Vec;
@@ -24,7 +24,7 @@ use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
 
 impl<S: Source + Send + 'static> OpenRingFrame<'_, S> {
-    /// Resizes an allocation, also to a larger alignment.
+    /// Resizes an allocation; the new alignment may be larger than the old one.
     ///
     /// # Safety
     /// As for [`OpenRingFrame::resize`].
@@ -34,14 +34,14 @@ impl<S: Source + Send + 'static> OpenRingFrame<'_, S> {
             return unsafe { self.resize(block, old, new) };
         }
         let moved = OpenRingFrame::allocate(self, new)?;
-        // SAFETY: both are as large as their layouts say, and do not overlap.
+        // SAFETY: each block has the size of its layout, and the blocks do not overlap.
         unsafe { carry_over((block, old), (moved, new)) };
         Some(moved)
     }
 }
 
-// SAFETY: blocks stay where they are until the frame is released, and this reference keeps the
-// frame open.
+// SAFETY: blocks keep their address until the frame is released, and this reference keeps the frame
+// open.
 unsafe impl<S: Source + Send + 'static> Allocator for &OpenRingFrame<'_, S> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         slice(OpenRingFrame::allocate(self, layout), layout)
@@ -51,7 +51,7 @@ unsafe impl<S: Source + Send + 'static> Allocator for &OpenRingFrame<'_, S> {
         slice(OpenRingFrame::allocate_zeroed(self, layout), layout)
     }
 
-    /// Contents of a frame are released with the frame.
+    /// Does nothing: the release of the frame frees all of its blocks.
     unsafe fn deallocate(&self, _block: NonNull<u8>, _layout: Layout) {}
 
     resize_by!(|pool, block, old, new| pool.reshape(block, old, new));

@@ -1,5 +1,5 @@
-//! Atomic numbers and pointers: those of `core`, or those of loom, which tries every order in which
-//! threads may run.
+//! Atomic numbers and pointers: those of `core`, or in tests those of loom, which tries every order
+//! in which threads may run.
 
 #[cfg(not(all(feature = "loom", test)))]
 pub(super) use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ pub(super) use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 #[cfg(all(feature = "loom", test))]
 pub(super) use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// For loom: detects concurrent reads and writes. Without effect in programs.
+/// With loom, detects concurrent reads and writes. Without loom, does nothing.
 #[derive(Debug)]
 pub(super) struct TouchCheck {
     #[cfg(all(feature = "loom", test))]

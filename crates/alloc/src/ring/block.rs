@@ -7,10 +7,11 @@
 //!  ^ LINE   ^ LINE                ^ LINE                   ^ LINE
 //! ```
 //!
-//! Frames that begin or end in a block use it. While the ring may still put frames there, `users`
-//! is [`MANY`] minus the number of released frames; the ring knows the number of frames, and
-//! corrects the counter when it leaves the block. So the ring touches the counter once per block,
-//! not once per frame, and threads that release frames do not wait for it.
+//! Frames that begin or end in a block are users of the block. While the ring may still put frames
+//! into the block, `users` is [`MANY`] minus the number of released frames. The ring itself knows
+//! the number of frames, and corrects the counter when it leaves the block. So the ring accesses
+//! the counter once per block, not once per frame, and threads that release frames do not wait for
+//! the ring.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -19,7 +20,7 @@ use super::atomic::{AtomicUsize, Ordering, TouchCheck};
 use super::shared::RingShared;
 use crate::source::SourceBlock;
 
-/// More than the number of frames of a block.
+/// Upper bound of the number of frames in a block.
 const MANY: usize = 1 << (usize::BITS - 2);
 
 /// Size of a cache line in bytes.
@@ -29,17 +30,19 @@ pub(super) const LINE: usize = 64;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct RingBlockHeader {
-    /// Number of frames that use it, plus [`MANY`] while further ones may follow.
+    /// Number of users of the block. While the ring may still put frames into the block: [`MANY`]
+    /// minus the number of released frames.
     users: AtomicUsize,
-    /// The ring's part that all threads see.
+    /// The fields of the ring that it shares with threads that release frames.
     pub(super) shared: NonNull<RingShared>,
-    /// The next block in its list: of its frame, of free blocks, or of returned blocks.
+    /// The next block in the list that contains this block: the blocks of a frame, the free blocks,
+    /// or the returned blocks.
     pub(super) next: Cell<*mut RingBlockHeader>,
-    /// The block of the same frame before it.
+    /// The preceding block of the same frame.
     pub(super) previous: Cell<*mut RingBlockHeader>,
-    /// Number of bytes in frames here, once the ring has left it.
+    /// Number of bytes of frames in this block, set when the ring leaves the block.
     pub(super) filled: Cell<usize>,
-    /// The block's size in bytes; it begins here.
+    /// Size of the block in bytes, including this header.
     size: usize,
     /// Unused, so that every byte of the header is initialized.
     reserved: [usize; 2],
@@ -49,7 +52,7 @@ pub(super) struct RingBlockHeader {
 #[cfg(not(all(feature = "loom", test)))]
 const _: () = assert!(size_of::<RingBlockHeader>() == LINE);
 
-/// A block that its ring holds.
+/// Reference to a block that its ring has not returned to the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockRef(NonNull<RingBlockHeader>);
 
@@ -58,8 +61,8 @@ impl core::ops::Deref for BlockRef {
 
     #[inline(always)]
     fn deref(&self) -> &RingBlockHeader {
-        // SAFETY: the header was written with the block, which stays until it is released, when no
-        // reference is left.
+        // SAFETY: the header was written when the block was created, and no reference exists when
+        // the block is returned to the source.
         unsafe { self.0.as_ref() }
     }
 }
@@ -68,7 +71,7 @@ impl BlockRef {
     /// Writes the header of a block.
     ///
     /// # Safety
-    /// The block is ours, aligned to a `LINE`, and larger than a header.
+    /// No other code uses the block, which is aligned to `LINE` and larger than a header.
     pub(super) unsafe fn create(block: SourceBlock, shared: NonNull<RingShared>) -> BlockRef {
         let header = RingBlockHeader {
             users: AtomicUsize::new(0),
@@ -81,12 +84,12 @@ impl BlockRef {
             contents: TouchCheck::new(),
         };
         let place = block.start.cast::<RingBlockHeader>();
-        // SAFETY: the caller passes memory for a header.
+        // SAFETY: the caller passes a block that is larger than a header.
         unsafe { place.write(header) };
         BlockRef(place)
     }
 
-    /// The block of this header.
+    /// Returns the block that begins with this header.
     #[inline(always)]
     pub(super) const fn from_header(header: NonNull<RingBlockHeader>) -> BlockRef {
         BlockRef(header)
@@ -102,9 +105,10 @@ impl BlockRef {
         self.0
     }
 
-    /// The header, for as long as the ring holds the block.
+    /// Returns the header, which is valid until the ring returns the block to the source.
     pub(super) fn header_ref<'a>(self) -> &'a RingBlockHeader {
-        // SAFETY: the header lives as long as its block; callers do not keep the reference longer.
+        // SAFETY: the header lives as long as its block, and callers do not keep the reference
+        // longer.
         unsafe { self.0.as_ref() }
     }
 
@@ -113,22 +117,22 @@ impl BlockRef {
         self.0.as_ptr()
     }
 
-    /// Address of the first frame.
+    /// Returns the address of the first frame.
     pub(super) fn begin(self) -> *mut u8 {
         self.0.as_ptr().wrapping_add(1).cast()
     }
 
-    /// End address.
+    /// Returns the end address of the block.
     pub(super) fn end(self) -> usize {
         self.0.addr().get() + self.size
     }
 
-    /// Block that the source provided.
+    /// Returns the block that the source provided.
     pub(super) fn block(self) -> SourceBlock {
         SourceBlock { start: self.0.cast(), size: self.size, zeroed: false }
     }
 
-    /// Makes this the block in which the ring puts frames.
+    /// Prepares the block for new frames.
     pub(super) fn enter(self) {
         self.contents.write();
         self.next.set(ptr::null_mut());
@@ -136,33 +140,33 @@ impl BlockRef {
         self.users.store(MANY, Ordering::Relaxed);
     }
 
-    /// Called when the ring puts no more frames here, with the number of frames that begin or end
-    /// here. Returns true if all were released: then the ring owns the block, else the thread that
-    /// releases the last frame does.
+    /// Called when the ring puts no more frames into this block. `frames` is the number of frames
+    /// that begin or end in the block. Returns true if all of them were released: then the ring
+    /// owns the block. Otherwise the thread that releases the last of these frames owns it.
     pub(super) fn leave(self, frames: usize) -> bool {
         let rest = MANY - frames;
         self.users.fetch_sub(rest, Ordering::AcqRel) == rest
     }
 
-    /// Counts a frame at once, not when the block is left.
+    /// Counts a frame immediately, instead of when the ring leaves the block.
     pub(super) fn add_user(self) {
         self.users.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Called when a frame that began or ended here was released. Returns true if it was the last:
-    /// then the caller owns the block.
+    /// Called when a frame that begins or ends in this block was released. Returns true if this
+    /// frame was the last user: then the caller owns the block.
     #[inline(always)]
     pub(super) fn give_up(self) -> bool {
         self.contents.read();
         self.users.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Number of released frames here, while the ring puts further ones here.
+    /// Number of released frames in this block. Requires that the ring has not left the block.
     pub(super) fn released(self) -> usize {
         MANY.wrapping_sub(self.users.load(Ordering::Relaxed))
     }
 
-    /// The blocks that are linked from here on.
+    /// Iterates over this block and the blocks that are linked behind it.
     pub(super) fn list(self) -> impl Iterator<Item = BlockRef> {
         core::iter::successors(Some(self), |block| BlockRef::new(block.next.get()))
     }

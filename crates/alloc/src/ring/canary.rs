@@ -8,7 +8,7 @@
 //!                                                                 record.guards ^
 //! ```
 //!
-//! Canaries are linked, the last first, also from one block of a ring to the one before it.
+//! Canaries of a frame are linked from the last to the first, also across the blocks of the ring.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -18,7 +18,7 @@ use super::block::BlockRef;
 use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::watch;
 
-/// Canary byte after a block.
+/// Value of the canary bytes after a block.
 const EDGE: u8 = 0xca;
 /// Fill bytes of new memory and of released memory.
 const NEW: u8 = 0xa5;
@@ -37,8 +37,8 @@ pub(super) struct RingCanary {
     allocated: CallSite,
 }
 
-/// Layout that also holds the canary bytes and the canary of `layout`; and the offset of the canary
-/// in it.
+/// Returns a layout with space for an allocation of `layout`, its canary bytes and its canary, and
+/// the offset of the canary in it.
 pub(super) fn with_guard(layout: Layout) -> Option<(Layout, usize)> {
     let edge = Layout::from_size_align(layout.size().checked_add(watch::GAP)?, layout.align());
     let (whole, at) = edge.ok()?.extend(Layout::new::<RingCanary>()).ok()?;
@@ -48,7 +48,8 @@ pub(super) fn with_guard(layout: Layout) -> Option<(Layout, usize)> {
 /// Writes the canary bytes and the canary of a block of this size, and fills the block.
 ///
 /// # Safety
-/// `start` has the layout that `with_guard` returned for the block, whose canary is at `at`.
+/// The memory at `start` has the layout that `with_guard` returned for the block, and `at` is the
+/// offset that it returned.
 pub(super) unsafe fn place(
     start: *mut u8,
     (size, allocated): (usize, CallSite),
@@ -61,9 +62,9 @@ pub(super) unsafe fn place(
     // SAFETY: the caller guarantees that the canary bytes are between the block and `at`.
     unsafe { fill(start.wrapping_add(size), at - size, EDGE) };
     let guard = start.wrapping_add(at).cast::<RingCanary>();
-    // SAFETY: the caller guarantees space for it; `with_guard` has aligned it.
+    // SAFETY: the caller guarantees space for the canary, and `with_guard` has aligned its offset.
     unsafe { guard.write(RingCanary { seal: 0, previous, start, size, allocated }) };
-    // SAFETY: it was written just now.
+    // SAFETY: the canary was written just now, and no other reference to it exists.
     let written = unsafe { &mut *guard };
     written.seal = written.seal();
     guard
@@ -81,14 +82,15 @@ unsafe fn fill(start: *mut u8, size: usize, byte: u8) {
 }
 
 impl RingCanary {
-    /// Checksum of the canary's address and of its fields.
+    /// Returns the checksum of the canary's address and of its fields.
     fn seal(&self) -> usize {
         let at = ptr::from_ref(self).addr();
         let says = [at, self.previous.addr(), self.start.addr(), self.size, self.allocated.word()];
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
     }
 
-    /// The error of a block whose edge was overwritten, while the guard behind it is intact.
+    /// Returns the error of a block whose canary bytes were overwritten. Requires that the seal of
+    /// this canary is right.
     fn overwritten(&self) -> Misuse {
         Misuse {
             pool: "ring",
@@ -104,11 +106,12 @@ impl RingCanary {
         self.seal == self.seal() && is_edge_whole()
     }
 
-    /// The bytes between the block and the guard, once the seal is known to be right.
+    /// Returns the bytes between the block and the canary. Requires that the seal of this canary is
+    /// right.
     fn edge(&self) -> &[u8] {
         let end = self.start.wrapping_add(self.size);
-        // SAFETY: these bytes were written together with the canary, and lie between it and its
-        // block.
+        // SAFETY: these bytes lie between the block and its canary, and were written together with
+        // the canary.
         unsafe { slice::from_raw_parts(end, ptr::from_ref(self).addr() - end.addr()) }
     }
 }
@@ -119,10 +122,10 @@ impl RingCanary {
 /// Panics if a canary was overwritten, or if the frame was released before.
 pub(super) fn released(first: BlockRef, guards: *mut RingCanary) {
     let _quiet = watch::quiet();
-    // SAFETY: the ring stays while the frame does.
+    // SAFETY: a ring lives at least as long as its frames.
     let shared = unsafe { first.shared.as_ref() };
     let mut at = guards;
-    // SAFETY: the guards of a frame are linked, and end with that of the record.
+    // SAFETY: the canaries of a frame are linked, and the list ends with the canary of the record.
     while let Some(guard) = unsafe { at.as_mut() } {
         if guard.seal == guard.seal() && !guard.is_intact() {
             guard.overwritten().panic();
@@ -141,10 +144,10 @@ pub(super) fn released(first: BlockRef, guards: *mut RingCanary) {
     }
 }
 
-/// True if all canaries are intact.
+/// True if all canaries of a frame are intact.
 pub(super) fn all_intact(mut at: *mut RingCanary) -> bool {
     let _quiet = watch::quiet();
-    // SAFETY: the guards of a frame are linked, and end with NULL.
+    // SAFETY: the canaries of a frame are linked, and the list ends with NULL.
     while let Some(guard) = unsafe { at.as_ref() } {
         if !guard.is_intact() {
             return false;

@@ -2,14 +2,14 @@
 //! free blocks.
 //!
 //! Invariants between calls:
-//! - `next` and `limit` are in `block`, `next < limit`; all are NULL or 0 without a block. Bytes
-//!   from `next` on are free.
-//! - `end` is `limit` while a frame is open and the ring is not guarded, else 0, so that every call
-//!   takes the slow path.
-//! - Frames that were sealed in `block`, or that began there and went on in others, are counted in
-//!   `frames`.
-//! - A block is current, or free, or of the open frame, or of sealed frames, the last of which
-//!   sends it to `shared`.
+//! - `next` and `limit` are in `block`, and `next < limit`; without a block, all of them are NULL
+//!   or 0. Bytes from `next` on are free.
+//! - `end` equals `limit` while a frame is open and the ring is not guarded. Otherwise `end` is 0,
+//!   so that every call takes the slow path.
+//! - `frames` is the number of frames that were sealed in `block`, or that began there and continue
+//!   in other blocks.
+//! - A block is the current block, or free, or belongs to the open frame, or belongs to sealed
+//!   frames. The last release of these frames returns the block to `shared`.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -25,19 +25,19 @@ use crate::misuse::CallSite;
 use crate::source::{Source, SourceBlock};
 use crate::watch;
 
-/// The smallest block, and the largest that is taken without need, in bytes.
+/// Minimum size of a block, and maximum size of a block for a small request, in bytes.
 const SMALLEST: usize = if cfg!(all(feature = "loom", test)) { 512 } else { 1 << 16 };
 const LARGEST: usize = 1 << 20;
 /// Maximum number of free blocks that are searched for one that is large enough.
 const LOOKED_AT: usize = 8;
 
-/// Fields that each call uses. The C API knows the first two, as in `struct pw_ring`.
+/// Fields that each call uses. C programs access the first two, as `struct pw_ring` declares them.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct RingHot {
-    /// The first free byte.
+    /// Address of the first free byte.
     next: Cell<*mut u8>,
-    /// Limit below which an allocation must end.
+    /// Address below which an allocation of the fast path must end.
     end: Cell<usize>,
     /// Start of the open frame; NULL if none is open.
     start: Cell<*mut u8>,
@@ -50,17 +50,17 @@ pub(super) struct RingHot {
 
 const _: () = assert!(size_of::<RingHot>() == LINE && offset_of!(RingHot, end) == 8);
 
-/// A ring, in a block of its own source.
+/// A ring, stored in a block of its own source.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Core<S> {
     hot: RingHot,
     shared: RingShared,
     free: Cell<*mut RingBlockHeader>,
-    /// Total number of returns of blocks to `shared`, past and to come.
+    /// Number of times that blocks were or will be returned to `shared`.
     sent: Cell<usize>,
     held: Cell<usize>,
-    /// Bytes that were freed since the last report of statistics.
+    /// Number of bytes that were freed since the last report to the statistics.
     returned: Cell<usize>,
     guarded: Cell<bool>,
     policy: RingPolicy,
@@ -69,7 +69,7 @@ pub(super) struct Core<S> {
 }
 
 impl<S: Source> Core<S> {
-    /// A ring without blocks; `None` where the source has no memory for it.
+    /// Creates a ring without blocks; `None` if the source has no memory for the ring.
     pub(super) fn create(source: S, guarded: bool, policy: RingPolicy) -> Option<NonNull<Core<S>>> {
         let own = source.take(Layout::new::<Core<S>>())?;
         let hot = RingHot {
@@ -82,8 +82,8 @@ impl<S: Source> Core<S> {
             frames: Cell::new(0),
         };
         let destroy = |ring: NonNull<u8>| {
-            // SAFETY: it is a ring of this source; the caller guarantees that it is not used any
-            // more.
+            // SAFETY: `ring` is a ring with this type of source, and the caller guarantees that it
+            // is not used any more.
             unsafe { Core::<S>::destroy(ring.cast()) };
         };
         let core = Core {
@@ -99,12 +99,12 @@ impl<S: Source> Core<S> {
             source,
         };
         let place = own.start.cast::<Core<S>>();
-        // SAFETY: the block is ours, and of the layout.
+        // SAFETY: the block has the layout of a ring, and no other code uses it.
         unsafe { place.write(core) };
         Some(place)
     }
 
-    /// Opens a frame; none was open. `None` without memory.
+    /// Opens a frame; `None` if memory is exhausted. Requires that no frame is open.
     #[inline]
     pub(super) fn open(&self) -> Option<()> {
         debug_assert!(!self.is_open(), "one frame is open at a time");
@@ -118,7 +118,7 @@ impl<S: Source> Core<S> {
         !self.hot.start.get().is_null()
     }
 
-    /// Opens a frame in the current block, if there is room.
+    /// Opens a frame in the current block, if the block has enough free space.
     #[inline]
     fn open_here(&self) -> Option<()> {
         let hot = &self.hot;
@@ -153,7 +153,7 @@ impl<S: Source> Core<S> {
         self.hot.end.set(self.hot.limit.get());
     }
 
-    /// Memory in the open frame.
+    /// Allocates memory in the open frame; `None` if memory is exhausted.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -163,8 +163,8 @@ impl<S: Source> Core<S> {
         }
     }
 
-    /// The fast path: memory in the current block. No overflow: memory ends below 2^63, and a
-    /// layout is smaller, also when it is rounded up to its alignment.
+    /// The fast path: allocates memory in the current block. The sums cannot overflow: memory ends
+    /// below 2^63, and a layout is smaller than 2^63, also when rounded up to its alignment.
     #[inline(always)]
     fn bump(&self, layout: Layout) -> Option<NonNull<u8>> {
         let next = self.hot.next.get();
@@ -174,7 +174,7 @@ impl<S: Source> Core<S> {
             return None;
         }
         self.hot.next.set(next.with_addr(after));
-        // SAFETY: an address is below `end`, so there is a block, and `start` is in it.
+        // SAFETY: the allocation ends below `end`, so `start` lies in the current block.
         Some(unsafe { NonNull::new_unchecked(next.with_addr(start)) })
     }
 
@@ -192,7 +192,7 @@ impl<S: Source> Core<S> {
         self.bump(layout)
     }
 
-    /// Continues the open frame in another block with room for `layout`.
+    /// Continues the open frame in another block that has space for `layout`.
     fn extend(&self, layout: Layout) -> Option<()> {
         let need = layout.size().checked_add(layout.align())?;
         let block = self.block_for(need.checked_add(size_of::<FrameRecord>() + LINE)?)?;
@@ -201,7 +201,7 @@ impl<S: Source> Core<S> {
         left.filled.set(self.filled());
         let first = self.record().is_none_or(|record| record.first == left.header());
         if first {
-            // The frame is one of them, so not all are released.
+            // The open frame is one of these frames, so `leave` cannot return true.
             left.leave(self.hot.frames.get() + 1);
             self.sent.set(self.sent.get() + 1);
         }
@@ -217,17 +217,18 @@ impl<S: Source> Core<S> {
         Some(())
     }
 
-    /// The record of the open frame, where it has one.
+    /// Returns the record of the open frame; `None` if the frame has no record.
     fn record(&self) -> Option<&FrameRecord> {
-        // SAFETY: the record is ours while the frame is open, and callers use it at once.
+        // SAFETY: the record belongs to the ring while the frame is open, and callers use the
+        // reference at once.
         unsafe { self.hot.record.get().as_ref() }
     }
 
-    /// Writes a record for the open frame to `next`, where there is room.
+    /// Writes a record of the open frame at `next`. Requires that the block has space for it.
     fn place_record(&self, first: NonNull<RingBlockHeader>) {
         let record = self.hot.next.get().cast::<FrameRecord>();
-        // SAFETY: the caller guarantees that there is space; blocks and frames begin at cache
-        // lines.
+        // SAFETY: the caller guarantees space for a record; `next` is aligned, because blocks and
+        // frames begin at cache lines.
         unsafe {
             record.write(FrameRecord {
                 first,
@@ -265,7 +266,8 @@ impl<S: Source> Core<S> {
             frame.last.set(last);
             if frame.first != last && BlockRef::from_header(frame.first).next.get() != last.as_ptr()
             {
-                // The blocks in between are returned at once.
+                // The release of the frame returns the blocks between its first and its last one
+                // together.
                 self.sent.set(self.sent.get() + 1);
             }
         }
@@ -273,7 +275,7 @@ impl<S: Source> Core<S> {
         Sealed::long(record)
     }
 
-    /// Frees all that was allocated in the open frame, and closes it.
+    /// Closes the open frame, and frees all of its allocations.
     pub(super) fn cancel(&self) {
         let hot = &self.hot;
         if !hot.record.get().is_null() {
@@ -283,7 +285,7 @@ impl<S: Source> Core<S> {
         hot.end.set(0);
     }
 
-    /// Resizes an allocation in place, if it is the last one and there is room.
+    /// Resizes an allocation in place, if it is the last one and the block has enough free space.
     pub(super) fn resize_last(&self, block: NonNull<u8>, old: usize, new: usize) -> bool {
         let hot = &self.hot;
         let is_last = block.addr().get().wrapping_add(old) == hot.next.get().addr();
@@ -295,13 +297,13 @@ impl<S: Source> Core<S> {
         fits
     }
 
-    /// Memory with a guard behind it.
+    /// Allocates memory with a canary behind it.
     fn allocate_guarded(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
         let _quiet = watch::quiet();
         let (whole, at) = canary::with_guard(layout)?;
         let start = self.place(whole)?;
         let record = self.record()?;
-        // SAFETY: the place has the layout of `with_guard`.
+        // SAFETY: the memory at `start` has the layout that `with_guard` computed.
         let guard = unsafe {
             canary::place(start.as_ptr(), (layout.size(), site), at, record.guards.get())
         };
@@ -310,7 +312,8 @@ impl<S: Source> Core<S> {
         Some(start)
     }
 
-    /// Memory in the open frame of a guarded ring, in which the fast paths find none.
+    /// Allocates memory in the open frame of a guarded ring, whose `end` hides the free space from
+    /// fast paths.
     fn place(&self, whole: Layout) -> Option<NonNull<u8>> {
         self.show_room();
         let start = match self.bump(whole) {
@@ -324,7 +327,8 @@ impl<S: Source> Core<S> {
         start
     }
 
-    /// A record for a frame in a guarded ring, and the first guard behind it.
+    /// Writes a record for the open frame of a guarded ring, and the first canary behind the
+    /// record.
     #[cold]
     fn guard_frame(&self) {
         let _quiet = watch::quiet();
@@ -334,7 +338,7 @@ impl<S: Source> Core<S> {
             && let Some(start) = self.place(whole)
             && let Some(record) = self.record()
         {
-            // SAFETY: the place has the layout of `with_guard`.
+            // SAFETY: the memory at `start` has the layout that `with_guard` computed.
             let guard =
                 unsafe { canary::place(start.as_ptr(), (0, CallSite::NONE), at, ptr::null_mut()) };
             record.guards.set(guard);
@@ -345,15 +349,15 @@ impl<S: Source> Core<S> {
     fn enter(&self, block: BlockRef) {
         block.enter();
         self.hot.block.set(block.as_ptr());
-        // Checkers mark some bytes before an allocation as inaccessible; these must not be the
-        // header's.
+        // Checkers mark some bytes before an allocation as inaccessible. The gap keeps these bytes
+        // out of the header.
         let gap = if self.guarded.get() { LINE } else { 0 };
         self.hot.next.set(block.begin().wrapping_add(gap));
         self.hot.limit.set(block.end());
         self.hot.frames.set(0);
     }
 
-    /// Puts no more frames into the current block; none is open.
+    /// Leaves the current block, which gets no more frames. Requires that no frame is open.
     fn leave(&self) {
         let Some(left) = BlockRef::new(self.hot.block.get()) else { return };
         left.filled.set(self.filled());
@@ -367,26 +371,26 @@ impl<S: Source> Core<S> {
         }
     }
 
-    /// Bytes that frames have in the current block.
+    /// Number of bytes of frames in the current block.
     fn filled(&self) -> usize {
         let block = BlockRef::new(self.hot.block.get());
         block.map_or(0, |block| self.hot.next.get().addr() - block.begin().addr())
     }
 
-    /// Adds a block to the free ones.
+    /// Adds a block to the free blocks.
     fn came_back(&self, block: BlockRef) {
         self.returned.set(self.returned.get() + block.filled.get());
         block.next.set(self.free.replace(block.as_ptr()));
     }
 
-    /// A block with room for `need` bytes, which is in no list.
+    /// Returns a block with space for `need` bytes, which is in no list: a free one or a new one.
     fn block_for(&self, need: usize) -> Option<BlockRef> {
         (self.free_block(need))
             .or_else(|| self.take_returned().then(|| self.free_block(need))?)
             .or_else(|| self.new_block(need))
     }
 
-    /// The first free block that is large enough, of the first few.
+    /// Removes and returns the first free block that is large enough, among the first `LOOKED_AT`.
     fn free_block(&self, need: usize) -> Option<BlockRef> {
         let mut link = &self.free;
         for _ in 0..LOOKED_AT {
@@ -400,7 +404,7 @@ impl<S: Source> Core<S> {
         None
     }
 
-    /// Marks all returned blocks as free. Returns true if there were any.
+    /// Adds all returned blocks to the free blocks. Returns true if blocks were returned.
     fn take_returned(&self) -> bool {
         let mut next = self.shared.pop_released();
         let any = next.is_some();
@@ -419,18 +423,19 @@ impl<S: Source> Core<S> {
         self.held.set(self.held.get() + block.size);
         watch::taken(&self.shared.watch, block);
         watch::ours(block.start, size_of::<RingBlockHeader>());
-        // SAFETY: the block is ours, aligned and as large.
+        // SAFETY: no other code uses the block, which is aligned to `LINE` and larger than a
+        // header.
         Some(unsafe { BlockRef::create(block, NonNull::from(&self.shared)) })
     }
 
-    /// Reports the statistics of the block that the ring leaves.
+    /// Reports the statistics of the block that the ring is about to leave.
     fn tell(&self, requests: usize, size: usize) {
         let (requested, returned) = (self.filled(), self.returned.take());
         let progress = watch::PoolProgress { requests, requested, returned, size };
         watch::progress(&self.shared.watch, progress);
     }
 
-    /// Returns empty blocks to the source.
+    /// Returns blocks without frames to the source.
     pub(super) fn trim(&self) {
         self.take_returned();
         while let Some(block) = BlockRef::new(self.free.get()) {
@@ -443,11 +448,11 @@ impl<S: Source> Core<S> {
         let block = block.block();
         self.held.set(self.held.get() - block.size);
         watch::given_back(&self.shared.watch, block);
-        // SAFETY: it is from this source, and is not in use.
+        // SAFETY: the block came from this source, and is not in use.
         unsafe { self.source.give_back(block) };
     }
 
-    /// Adds canaries to a ring that has no block yet. Returns true if the ring has them.
+    /// Adds canaries to a ring that has no block yet. Returns true if the ring has canaries now.
     pub(super) fn guard(&self) -> bool {
         if self.held.get() == self.own.size {
             self.guarded.set(true);
@@ -466,7 +471,7 @@ impl<S: Source> Core<S> {
     /// Closes the ring; sealed frames stay until they are released.
     ///
     /// # Safety
-    /// It is used only to release frames from now on.
+    /// From now on the ring is used only by releases of its frames.
     pub(super) unsafe fn close(this: NonNull<Core<S>>) {
         // SAFETY: a ring lives until it is closed.
         let core = unsafe { this.as_ref() };
@@ -476,7 +481,7 @@ impl<S: Source> Core<S> {
         core.leave();
         core.trim();
         if core.shared.close(core.sent.get()) {
-            // SAFETY: all blocks were returned, and no other code uses it.
+            // SAFETY: all blocks were returned, and no other code uses the ring.
             unsafe { Core::destroy(this) };
         }
     }
@@ -486,10 +491,10 @@ impl<S: Source> Core<S> {
     unsafe fn destroy(this: NonNull<Core<S>>) {
         // SAFETY: the caller passes a live ring that no other thread uses.
         unsafe { this.as_ref() }.trim();
-        // SAFETY: it is read for the last time.
+        // SAFETY: the ring is read for the last time, and its old memory is not dropped.
         let Core { source, own, shared, .. } = unsafe { this.read() };
         watch::destroyed(&shared.watch);
-        // SAFETY: it came from there, and the ring was all that lay in it.
+        // SAFETY: the block came from this source, and contained only the ring.
         unsafe { source.give_back(own) };
     }
 

@@ -1,4 +1,5 @@
-//! Placement of frames in a ring. A benchmark can select the old placement, to measure the gain.
+//! Policies of a ring for its frames and blocks. A benchmark can switch each policy off, to measure
+//! its effect.
 
 use super::block::LINE;
 
@@ -6,11 +7,12 @@ use super::block::LINE;
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 #[derive(Clone, Copy, Debug)]
 pub struct RingPolicy {
-    /// Frames begin at cache lines, so that writes to one do not wait for reads of the one before.
+    /// Frames begin at cache lines, so that writes to a frame do not wait for reads of the frame
+    /// before it.
     pub apart: bool,
-    /// The counter of a block is touched when the ring leaves it, not for each frame.
+    /// The ring updates the counter of a block once, when it leaves the block, not for each frame.
     pub late: bool,
-    /// Blocks grow with the ring, up to 1 MiB.
+    /// The size of new blocks grows with the ring, up to 1 MiB.
     pub grow: bool,
 }
 
@@ -22,13 +24,14 @@ impl Default for RingPolicy {
 }
 
 impl RingPolicy {
-    /// Constant at compile time, except in benchmarks.
+    /// Returns the policies in benchmarks with the feature `ablation`; otherwise all on, a constant
+    /// at compile time.
     #[inline(always)]
     fn chosen(self) -> RingPolicy {
         if cfg!(feature = "ablation") { self } else { RingPolicy::default() }
     }
 
-    /// Alignment of a frame's address.
+    /// Returns the alignment of a frame's address in bytes.
     #[inline(always)]
     pub(super) fn frame_align(self) -> usize {
         if self.chosen().apart { LINE } else { align_of::<usize>() }

@@ -1,4 +1,4 @@
-//! Frames that are sealed: their memory may be read and released anywhere.
+//! Sealed frames, which any thread may read and release.
 
 use core::cell::Cell;
 use core::fmt;
@@ -11,61 +11,61 @@ use super::canary::{self, RingCanary};
 use super::shared::RingShared;
 use crate::watch;
 
-/// Data of a frame with several blocks, or with canaries; stored in the frame.
+/// Record of a frame that has several blocks or canaries. It is stored in the frame.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct FrameRecord {
-    /// The block where it begins.
+    /// The block in which the frame begins.
     pub(super) first: NonNull<RingBlockHeader>,
-    /// The block where it ends, once it is sealed.
+    /// The block in which the frame ends; set when the frame is sealed.
     pub(super) last: Cell<NonNull<RingBlockHeader>>,
-    /// The last canary of the frame in a guarded ring; NULL in others.
+    /// The last canary of the frame; NULL if the ring is not guarded.
     pub(super) guards: Cell<*mut RingCanary>,
 }
 
-/// Set in the address of a record, but not of a block.
+/// Tag bit of the address of a record. The address of a block has this bit clear.
 const RECORD: usize = 1;
 
 const _: () = assert!(align_of::<FrameRecord>() > RECORD && align_of::<RingBlockHeader>() > RECORD);
 
-/// A sealed frame. The ring does not change its memory until this value is dropped, which releases
-/// the frame: on any thread, in any order, without waiting for other threads, and in the same few
+/// A sealed frame. Its memory does not change until this value is dropped. Dropping it releases the
+/// frame: on any thread, in any order, without waiting for other threads, and with the same few
 /// instructions for any content.
 ///
-/// It may outlive its ring, whose memory then goes with the last frame.
+/// The frame may outlive its ring. The memory of the ring is then freed with its last frame.
 pub struct Sealed {
-    /// The block where the frame is, or its record, where there is one.
+    /// Address of the block that contains the frame, or the tagged address of the frame's record.
     place: NonNull<u8>,
 }
 
-// SAFETY: releasing counts atomically, and gives blocks back by an atomic exchange.
+// SAFETY: a release changes only atomic counters and lists.
 unsafe impl Send for Sealed {}
-// SAFETY: a reference to it does nothing.
+// SAFETY: a shared reference to a sealed frame permits no access to its memory.
 unsafe impl Sync for Sealed {}
 
 impl Sealed {
-    /// A frame in one block.
+    /// Creates the handle of a frame in a single block.
     #[inline(always)]
     pub(super) const fn short(block: NonNull<RingBlockHeader>) -> Sealed {
         Sealed { place: block.cast() }
     }
 
-    /// A frame with a record.
+    /// Creates the handle of a frame with a record.
     pub(super) fn long(record: NonNull<FrameRecord>) -> Sealed {
         Sealed { place: record.cast().map_addr(|address| address | RECORD) }
     }
 
-    /// The frame as a word that is not 0, for code that passes it on without its type. It is not
-    /// released.
+    /// Converts the frame to a word that is not 0, for code that does not know the type. Does not
+    /// release the frame.
     #[inline]
     pub fn into_raw(self) -> NonNull<u8> {
         ManuallyDrop::new(self).place
     }
 
-    /// The frame of a word.
+    /// Returns the frame that a word represents.
     ///
     /// # Safety
-    /// The word came from [`Sealed::into_raw`], and this is done with it once.
+    /// [`Sealed::into_raw`] returned the word, and this function is called once for it.
     #[inline]
     pub const unsafe fn from_raw(raw: NonNull<u8>) -> Sealed {
         Sealed { place: raw }
@@ -76,25 +76,26 @@ impl Drop for Sealed {
     #[inline]
     fn drop(&mut self) {
         if self.place.addr().get() & RECORD == 0 {
-            // SAFETY: the frame is in this block, and released once, since this is its only handle.
+            // SAFETY: the frame is in this block, and is released only once, because this is its
+            // only handle.
             unsafe { give_up(BlockRef::from_header(self.place.cast())) };
         } else {
             let record = self.place.as_ptr().wrapping_sub(RECORD).cast::<FrameRecord>();
-            // SAFETY: the record is of this frame, which is sealed and not used any more.
+            // SAFETY: the record is that of this frame, which is sealed and not used any more.
             unsafe { release_long(record) };
         }
     }
 }
 
-/// Ends the use of a block, and returns it if it was the last use.
+/// Subtracts one user of a block. If it was the last user, returns the block to the ring.
 ///
 /// # Safety
-/// A frame that begins or ends there is released, and is not used any more.
+/// A frame that begins or ends in the block is being released, and is not used any more.
 #[inline]
 unsafe fn give_up(block: BlockRef) {
     let shared = block.shared;
     if block.give_up() {
-        // SAFETY: the block is ours, and the ring counted it as returning.
+        // SAFETY: this thread owns the block, and the ring counted its return.
         unsafe { RingShared::put(shared, block, block) };
     }
 }
@@ -102,34 +103,35 @@ unsafe fn give_up(block: BlockRef) {
 /// Releases a frame with a record.
 ///
 /// # Safety
-/// It is sealed, and is not used any more.
+/// The frame of the record is sealed, and is not used any more.
 #[cold]
 unsafe fn release_long(record: *mut FrameRecord) {
     let _quiet = watch::quiet();
-    // SAFETY: a frame stays until it is released.
+    // SAFETY: the memory of a frame, which contains the record, stays until the frame is released.
     let FrameRecord { first, last, guards } = unsafe { record.read() };
     let (first, last) = (BlockRef::from_header(first), BlockRef::from_header(last.get()));
     canary::released(first, guards.get());
     if first != last {
         // SAFETY: the caller passes a sealed frame that is not used any more.
         unsafe { give_up_inner(first, last) };
-        // SAFETY: the caller passes a released frame, which ends there.
+        // SAFETY: the caller passes a frame that is being released, which ends in `last`.
         unsafe { give_up(last) };
     }
-    // SAFETY: the caller passes a released frame, which begins there.
+    // SAFETY: the caller passes a frame that is being released, which begins in `first`.
     unsafe { give_up(first) };
 }
 
-/// Returns the blocks between two, in which no other frame was.
+/// Returns the blocks between `first` and `last`, which contained no other frame, to the ring.
 ///
 /// # Safety
-/// The frame began in `first` and ended in `last`, counts as a user of both, and is released.
+/// The frame began in `first` and ended in `last`, still counts as a user of both blocks, and is
+/// being released.
 unsafe fn give_up_inner(first: BlockRef, last: BlockRef) {
     let inner = (BlockRef::new(first.next.get()), BlockRef::new(last.previous.get()));
     if let (Some(from), Some(to)) = inner
         && from != last
     {
-        // SAFETY: no other frame was in these blocks, and the ring counted them as returning.
+        // SAFETY: no other frame was in these blocks, and the ring counted their return.
         unsafe { RingShared::put(first.shared, from, to) };
     }
 }
@@ -140,8 +142,8 @@ impl fmt::Debug for Sealed {
     }
 }
 
-/// A value in a frame of its own, with all that was allocated for it. Dropping it releases the
-/// frame, on any thread.
+/// A value in a frame of its own, which also contains all memory that was allocated for the value.
+/// Dropping the message releases the frame, on any thread.
 ///
 /// No destructor runs: a value with a destructor cannot be put into a frame.
 pub struct Message<T: ?Sized> {
@@ -149,14 +151,14 @@ pub struct Message<T: ?Sized> {
     frame: Sealed,
 }
 
-// SAFETY: the value is this one's alone, and the frame may be released anywhere.
+// SAFETY: the message owns the value, and any thread may release the frame.
 unsafe impl<T: ?Sized + Send> Send for Message<T> {}
-// SAFETY: a shared reference gives only shared references to the value.
+// SAFETY: a shared reference to the message gives only shared references to the value.
 unsafe impl<T: ?Sized + Sync> Sync for Message<T> {}
 
 impl<T: ?Sized> Message<T> {
     /// # Safety
-    /// The value is in the frame, or lives for ever, and no other reference to it exists.
+    /// The value is in the frame or static, and no other reference to it exists.
     pub(super) const unsafe fn new(value: NonNull<T>, frame: Sealed) -> Message<T> {
         Message { value, frame }
     }
@@ -167,7 +169,7 @@ impl<T: ?Sized> Deref for Message<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the value stays until the frame is released, and is this one's alone.
+        // SAFETY: the value stays until the frame is released, and the message owns it.
         unsafe { self.value.as_ref() }
     }
 }

@@ -1,9 +1,9 @@
-//! State shared by the allocating thread of a ring and the threads that release its frames: the
-//! returned blocks.
+//! Fields of a ring that the allocating thread shares with the threads that release frames: the
+//! list of returned blocks.
 //!
-//! The thread that releases the last frame of a block puts the block here, and the ring takes all
-//! blocks at once: so the list has no ABA problem. If the ring is dropped while frames exist, the
-//! release of the last one destroys it.
+//! The thread that releases the last frame of a block adds the block to the list. The ring always
+//! takes the whole list at once, so the list has no ABA problem. If the ring is dropped while
+//! frames exist, the release of the last frame destroys the ring.
 
 use core::ptr::{self, NonNull};
 
@@ -11,21 +11,22 @@ use super::atomic::{AtomicPtr, AtomicUsize, Ordering, TouchCheck};
 use super::block::{BlockRef, RingBlockHeader};
 use crate::watch;
 
-/// More than the number of returns of any ring.
+/// Upper bound of the number of returns of blocks to a ring.
 const MANY: usize = 1 << (usize::BITS - 2);
 
-/// In a cache line of its own, which the ring seldom reads.
+/// Fields in a cache line of their own, which the ring seldom reads.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct RingShared {
-    /// List of the returned blocks, the last first.
+    /// List of the returned blocks, from the last to the first.
     returned: AtomicPtr<RingBlockHeader>,
-    /// Number of block returns to come, plus [`MANY`] while the ring may send more.
+    /// Number of expected returns of blocks. While the ring may still count more: [`MANY`] minus
+    /// the number of past returns.
     expected: AtomicUsize,
-    /// The ring, and the function that destroys it after its last use.
+    /// The ring, and the function that destroys it after its last return of blocks.
     ring: NonNull<u8>,
     destroy: unsafe fn(NonNull<u8>),
-    /// The ring itself, and this part of it, for loom.
+    /// For loom: accesses to the ring itself, and accesses to these fields.
     owned: TouchCheck,
     used: TouchCheck,
     pub(super) watch: watch::WatchedPool,
@@ -44,13 +45,14 @@ impl RingShared {
         }
     }
 
-    /// Adds blocks that are linked from `first` to `last`, and destroys the ring if no more are
-    /// expected.
+    /// Adds the blocks that are linked from `first` to `last` to the list. Destroys the ring if it
+    /// expects no further return.
     ///
     /// # Safety
-    /// The blocks are the caller's, and of this ring, which counted them as one return.
+    /// The caller owns the blocks, which belong to this ring, and the ring counted them as one
+    /// return.
     pub(super) unsafe fn put(this: NonNull<RingShared>, first: BlockRef, last: BlockRef) {
-        // SAFETY: a ring stays at least while blocks are to come back.
+        // SAFETY: the ring is not destroyed while it expects a return.
         let shared = unsafe { this.as_ref() };
         let mut head = shared.returned.load(Ordering::Relaxed);
         loop {
@@ -70,18 +72,18 @@ impl RingShared {
         shared.used.read();
         if shared.expected.fetch_sub(1, Ordering::AcqRel) == 1 {
             shared.taken_down();
-            // SAFETY: the ring was dropped, and this was the last that it waited for.
+            // SAFETY: the ring was dropped, and this was the last return that it expected.
             unsafe { destroy(ring) };
         }
     }
 
-    /// Takes all returned blocks: the first of a list.
+    /// Removes all returned blocks, and returns the first block of their list.
     pub(super) fn pop_released(&self) -> Option<BlockRef> {
         BlockRef::new(self.returned.swap(ptr::null_mut(), Ordering::Acquire))
     }
 
-    /// Called when the ring sends no more blocks, with the total number of returns. Returns true if
-    /// all blocks were returned.
+    /// Called when the ring counts no more returns; `times` is their total number. Returns true if
+    /// all of these returns have happened.
     pub(super) fn close(&self, times: usize) -> bool {
         self.owned.write();
         let rest = MANY - times;
@@ -92,7 +94,7 @@ impl RingShared {
         all
     }
 
-    /// For loom: no other thread accesses the ring.
+    /// For loom: checks that no other thread accesses the ring.
     fn taken_down(&self) {
         self.owned.write();
         self.used.write();

@@ -1,9 +1,9 @@
-//! Every order in which threads may fill, release and reuse: `cargo test -p pagewise-alloc --lib
-//! --features loom ring::threads`.
+//! Tests that run threads, which fill, release and reuse frames, in every order: `cargo test -p
+//! pagewise-alloc --lib --features loom ring::threads`.
 //!
-//! Blocks have 512 bytes here, so that two frames of 200 fill one. Errors that must not occur in
-//! any order: a block that is used again before all readers have released it (`TouchCheck`), or a
-//! block that is not returned to the source.
+//! Blocks have 512 bytes in these tests, so that two frames of 200 bytes fill a block. Errors that
+//! must not occur in any order: a block that is reused before all threads that read it have
+//! released it (`TouchCheck`), or a block that is not returned to the source.
 
 extern crate std;
 
@@ -18,15 +18,15 @@ use loom::thread;
 use super::{Ring, Sealed};
 use crate::source::{Source, SourceBlock};
 
-/// A source that counts its blocks.
+/// A source that counts its live blocks.
 #[derive(Clone, Default)]
 struct CountingSource(Arc<AtomicUsize>);
 
-// SAFETY: the memory is the global allocator's, and stays until it is returned.
+// SAFETY: the memory comes from the global allocator, and stays until it is returned.
 unsafe impl Source for CountingSource {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.0.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: no layout here is empty.
+        // SAFETY: the size of the layout is not 0.
         let start = NonNull::new(unsafe { alloc(layout) })?;
         Some(SourceBlock { start, size: layout.size(), zeroed: false })
     }
@@ -34,12 +34,13 @@ unsafe impl Source for CountingSource {
     unsafe fn give_back(&self, block: SourceBlock) {
         self.0.fetch_sub(1, Ordering::Relaxed);
         let layout = Layout::from_size_align(block.size, 64).expect("it was one");
-        // SAFETY: it came from there; all layouts here are aligned to 64.
+        // SAFETY: the block came from `alloc` with this size; all layouts of a ring are aligned to
+        // 64.
         unsafe { dealloc(block.start.as_ptr(), layout) };
     }
 }
 
-/// A frame of this number of blocks of 150 bytes.
+/// Creates a sealed frame with `blocks` allocations of 150 bytes.
 fn frame(ring: &mut Ring<CountingSource>, blocks: usize) -> Sealed {
     let frame = ring.open().expect("there is memory");
     for _ in 0..blocks {
@@ -48,8 +49,8 @@ fn frame(ring: &mut Ring<CountingSource>, blocks: usize) -> Sealed {
     frame.seal()
 }
 
-/// Runs `body` in every order in which a thread is interrupted up to two times. All blocks must be
-/// returned to the source.
+/// Runs `body` in every order in which a thread is interrupted at most twice. Checks that all
+/// blocks were returned to the source.
 fn model(body: impl Fn(Ring<CountingSource>) + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);

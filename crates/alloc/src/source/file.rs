@@ -1,4 +1,5 @@
-//! A file: memory that the kernel can write out when it needs room, without swap.
+//! A file as a source: the kernel can write this memory to the file when memory is scarce, without
+//! swap.
 
 use core::alloc::Layout;
 use core::ffi::{CStr, c_int};
@@ -8,23 +9,25 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::mapped::{MapRefused, MapStep};
 use super::{Source, SourceBlock, page_size, unmap};
 
-/// Mappings of a file without a name, which is deleted with the source. Disk space is reserved for
-/// each block, so that no write to it can fail.
+/// A source of mappings of a file without a name. The file is deleted when the source is dropped.
+/// Disk space is reserved for each block, so that no write to a block can fail.
 #[derive(Debug)]
 pub struct UnnamedFile {
     descriptor: c_int,
-    /// Offset of the next block. Released memory is returned to the file system, and leaves a hole.
+    /// Offset in the file of the next block. The space of released blocks is returned to the file
+    /// system and leaves holes in the file.
     end: AtomicU64,
 }
 
 impl UnnamedFile {
-    /// A file in this folder. On a file system in memory, such as tmpfs, it is plain memory.
+    /// Creates a file without a name in this folder. On a file system in memory, such as tmpfs, its
+    /// blocks are ordinary memory.
     ///
     /// # Errors
     /// Returns the reason if the file cannot be created.
     pub fn unnamed(folder: &CStr) -> Result<UnnamedFile, MapRefused> {
         let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
-        // SAFETY: the name ends with NUL.
+        // SAFETY: the path is a C string.
         let descriptor = unsafe { libc::open(folder.as_ptr(), flags, 0o600) };
         if descriptor == -1 {
             return Err(MapRefused::now(MapStep::Open));
@@ -40,17 +43,19 @@ impl UnnamedFile {
         let size = layout.size().max(1).next_multiple_of(page);
         let offset = self.end.fetch_add(size as u64, Ordering::Relaxed);
         let (offset, length) = (offset.cast_signed(), (size as u64).cast_signed());
-        // SAFETY: the descriptor is ours.
+        // SAFETY: the descriptor belongs to this source, and the call accesses no memory of this
+        // process.
         if unsafe { libc::fallocate(self.descriptor, 0, offset, length) } == -1 {
             return Err(MapRefused::now(MapStep::Reserve));
         }
-        // Anonymous memory first, which can be aligned; then the file is mapped over it.
+        // An anonymous mapping with the requested alignment reserves the addresses; the file is
+        // mapped over it.
         let place = super::map_aligned(layout, page, libc::MAP_NORESERVE);
         let place = place.ok_or_else(|| MapRefused::now(MapStep::Map))?;
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let wanted = place.start.as_ptr().cast();
-        // SAFETY: the range is a mapping of our own, just as large, that no other code knows.
+        // SAFETY: the range is an anonymous mapping of the same size, which no other code uses.
         let start = unsafe { libc::mmap(wanted, size, access, kind, self.descriptor, offset) };
         if ptr::eq(start, libc::MAP_FAILED) {
             let refused = MapRefused::now(MapStep::Map);
@@ -68,8 +73,8 @@ impl UnnamedFile {
     }
 }
 
-// SAFETY: each block is another part of the file, zero as new space is, and stays mapped until it
-// is released.
+// SAFETY: each block is a separate part of the file. It is zero-filled, as new space of a file is,
+// and stays mapped until it is released.
 unsafe impl Source for UnnamedFile {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.map(layout).ok()
@@ -86,8 +91,8 @@ unsafe impl Source for UnnamedFile {
 
 impl Drop for UnnamedFile {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours, and is not used any more; mappings keep the file as long
-        // as they need it.
+        // SAFETY: the descriptor belongs to this source, and is not used any more; mappings keep
+        // the file open.
         unsafe { libc::close(self.descriptor) };
     }
 }

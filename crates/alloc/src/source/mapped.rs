@@ -1,5 +1,5 @@
-//! Memory of the operating system with other properties than usual: huge pages, populated when it
-//! is mapped, locked, or of some NUMA nodes.
+//! Memory of the operating system with special properties: huge pages, memory that is populated
+//! when it is mapped, locked memory, or memory of chosen NUMA nodes.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 
 use super::{Source, SourceBlock, discard, page_size, resident, unmap};
 
-/// Anonymous mappings of a kind. Kinds may be combined.
+/// A source of anonymous mappings with chosen properties, which may be combined.
 ///
 /// ```
 /// use pagewise_alloc::{Pages, source::MappedSource};
@@ -23,53 +23,56 @@ pub struct MappedSource {
     pages: BackingPages,
     populated: bool,
     locked: bool,
-    /// A bit for each NUMA node from which memory may come; 0 is any.
+    /// Bitmap of the NUMA nodes from which memory may come; 0 permits all nodes.
     nodes: u64,
 }
 
-/// Pages that back a mapping.
+/// Page size with which the kernel backs a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BackingPages {
     Small,
-    /// Transparent huge pages, if the kernel has some, by advice.
+    /// Transparent huge pages, if the kernel has free ones, by `madvise`.
     Transparent,
-    /// From the kernel's reserve of huge pages of this size, a power of two.
+    /// Huge pages from the kernel's reserve; the value is the binary logarithm of their size in
+    /// bytes.
     Reserved(u8),
 }
 
 impl MappedSource {
-    /// As [`super::Os`] maps.
+    /// Mappings without special properties, as [`super::Os`] creates them.
     pub const ANONYMOUS: MappedSource =
         MappedSource { pages: BackingPages::Small, populated: false, locked: false, nodes: 0 };
 
-    /// With transparent huge pages, if available: `MADV_HUGEPAGE`. Idle memory stays resident until
-    /// it is trimmed, since releasing a part of a huge page would split it.
+    /// Adds transparent huge pages, if the kernel has free ones: `MADV_HUGEPAGE`. Idle memory stays
+    /// resident until it is trimmed, since releasing a part of a huge page would split it.
     pub const fn transparent_huge(self) -> MappedSource {
         MappedSource { pages: BackingPages::Transparent, ..self }
     }
 
-    /// From reserved huge pages (`/proc/sys/vm/nr_hugepages`) of this size, a power of two: 21 for
-    /// 2 MiB.
+    /// Adds reserved huge pages (`/proc/sys/vm/nr_hugepages`) of 2^`power` bytes: 21 selects 2 MiB.
     pub const fn reserved_huge(self, power: u8) -> MappedSource {
         MappedSource { pages: BackingPages::Reserved(power), ..self }
     }
 
-    /// Populated when it is mapped, so that no first access is a page fault: `MADV_POPULATE_WRITE`.
+    /// Populates memory when it is mapped, so that no first access is a page fault:
+    /// `MADV_POPULATE_WRITE`.
     pub const fn populated(self) -> MappedSource {
         MappedSource { populated: true, ..self }
     }
 
-    /// Never swapped or written back: `mlock`. As much as RLIMIT_MEMLOCK allows.
+    /// Locks memory, so that it is never swapped or written back: `mlock`. RLIMIT_MEMLOCK limits
+    /// its size.
     pub const fn locked(self) -> MappedSource {
         MappedSource { locked: true, ..self }
     }
 
-    /// Only from these NUMA nodes, a bit for each: `mbind` with `MPOL_BIND`.
+    /// Takes memory only from these NUMA nodes, a bit for each: `mbind` with `MPOL_BIND`.
     pub const fn on_nodes(self, nodes: u64) -> MappedSource {
         MappedSource { nodes, ..self }
     }
 
-    /// Asks the system for a page of this kind, and gives it back.
+    /// Takes a block with these properties and releases it, to check that the system has such
+    /// memory.
     ///
     /// # Errors
     /// Returns the reason if such memory is not available now.
@@ -79,13 +82,14 @@ impl MappedSource {
         Ok(())
     }
 
-    /// Bytes of a page: what mappings are multiples of, and aligned to.
+    /// Returns the size in bytes to which mappings are aligned, and of which their sizes are
+    /// multiples.
     fn page(&self) -> usize {
         let small = page_size();
         match self.pages {
             BackingPages::Small => small,
-            // The memory that an entry of the next page table level covers: a page of page table
-            // entries of 8 bytes.
+            // The size that an entry of the second-lowest page table level covers: a page full of
+            // page table entries of 8 bytes, each of which covers a page.
             BackingPages::Transparent => small * (small / size_of::<u64>()),
             BackingPages::Reserved(power) => 1_usize.checked_shl(power.into()).unwrap_or(small),
         }
@@ -123,10 +127,11 @@ impl MappedSource {
         let (start, size) = (block.start.as_ptr().cast(), block.size);
         match step {
             MapStep::Map | MapStep::Open | MapStep::Reserve => true,
-            // SAFETY: advice on a mapping of our own.
+            // SAFETY: the range is a mapping of this source, and the advice does not change its
+            // contents.
             MapStep::Advise => unsafe { libc::madvise(start, size, libc::MADV_HUGEPAGE) == 0 },
             MapStep::Bind => self.bind(start, size),
-            // SAFETY: the mapping is ours.
+            // SAFETY: the range is a mapping of this source, whose contents do not change.
             MapStep::Lock => unsafe { libc::mlock(start, size) == 0 },
             MapStep::Populate => populate(block),
         }
@@ -134,11 +139,11 @@ impl MappedSource {
 
     fn bind(&self, start: *mut libc::c_void, size: usize) -> bool {
         const BIND: libc::c_int = 2;
-        // The kernel uses one bit less than the argument.
+        // Number of bits of the set plus 1, since the kernel ignores the last of the given number
+        // of bits.
         const BITS: libc::c_ulong = 65;
         let nodes: *const u64 = &raw const self.nodes;
-        // SAFETY: the kernel reads 64 bits, and changes nothing but where memory of this mapping
-        // comes from.
+        // SAFETY: the kernel reads 64 bits, and changes only the NUMA policy of this mapping.
         unsafe { libc::syscall(libc::SYS_mbind, start, size, BIND, nodes, BITS, 0) == 0 }
     }
 
@@ -148,7 +153,7 @@ impl MappedSource {
     }
 }
 
-/// Populates a mapping; before Linux 5.14 by a write to every page.
+/// Populates a mapping. Before Linux 5.14 it writes to every page.
 fn populate(block: SourceBlock) -> bool {
     let start = block.start.as_ptr();
     // SAFETY: the mapping is new, and no other code uses it.
@@ -159,15 +164,15 @@ fn populate(block: SourceBlock) -> bool {
         return false;
     }
     for page in (0..block.size).step_by(page_size()) {
-        // SAFETY: inside of the block, which is ours.
+        // SAFETY: `page` is below the size of the block.
         let place = unsafe { start.add(page) };
-        // SAFETY: the byte is inside the mapping; every byte of it is 0 already.
+        // SAFETY: the byte is inside the mapping, and already has the value 0.
         unsafe { place.write_volatile(0) };
     }
     true
 }
 
-// SAFETY: the kernel gives each mapping to one taker, zeroed, and it stays until it is unmapped.
+// SAFETY: each block is a separate mapping, which is zero-filled and stays until it is unmapped.
 unsafe impl Source for MappedSource {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.map(layout).ok()
@@ -207,7 +212,8 @@ pub(super) enum MapStep {
     Populate,
 }
 
-/// Reason for the lack of memory of a kind: the call that failed, and its error number.
+/// Reason why the system has no memory with the requested properties: the failed call, and its
+/// error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapRefused {
     step: MapStep,
@@ -215,25 +221,26 @@ pub struct MapRefused {
 }
 
 impl MapRefused {
-    /// Reason of the failure of this thread's last call.
+    /// Returns the reason of a call that has just failed in this thread.
     pub(super) fn now(step: MapStep) -> MapRefused {
         MapRefused { step, number: errno() }
     }
 
-    /// The number of the error, as in `errno.h`.
+    /// Returns the error number, as in `errno.h`.
     pub const fn number(&self) -> i32 {
         self.number
     }
 }
 
 fn errno() -> i32 {
-    // SAFETY: the C library has a place for each thread.
+    // SAFETY: `__errno_location` takes no arguments, and returns an address that is valid in this
+    // thread.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: the pointer is to this thread's variable, which no other thread writes.
+    // SAFETY: the address is that of this thread's `errno`, which no other thread writes.
     unsafe { place.read() }
 }
 
-/// Names of the steps.
+/// Name of the system call of each step.
 const CALLS: &[(MapStep, &str)] = &[
     (MapStep::Open, "open"),
     (MapStep::Reserve, "fallocate"),
@@ -244,7 +251,7 @@ const CALLS: &[(MapStep, &str)] = &[
     (MapStep::Populate, "madvise(MADV_POPULATE_WRITE)"),
 ];
 
-/// Meanings of errors of the steps.
+/// Meaning of an error number of a step.
 const REASONS: &[(MapStep, i32, &str)] = &[
     (MapStep::Open, libc::EOPNOTSUPP, "the file system has no unnamed files (O_TMPFILE)"),
     (MapStep::Open, libc::ENOENT, "the folder does not exist"),

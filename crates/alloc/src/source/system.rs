@@ -1,5 +1,6 @@
-//! The operating system as a source: one pool of pages for the whole process, which keeps freed
-//! blocks by need, and the kernel for blocks that are as large as a region of such a pool.
+//! The operating system as a source. Smaller blocks come from one pool of pages for the whole
+//! process, which keeps freed blocks according to recent needs. Larger blocks come from the kernel
+//! directly.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -9,17 +10,17 @@ use crate::pages::PAGE;
 use crate::pages::{Pages, PagesUsage};
 use crate::watch;
 
-/// Blocks of this size or more are mappings of their own: 32 MiB.
+/// Size in bytes from which on a block is a mapping of its own: 32 MiB.
 const MAPPED: usize = 32 << 20;
 
-/// Private anonymous mappings: the kernel, which keeps no freed blocks.
+/// The kernel as a source of private anonymous mappings, which keeps no freed blocks.
 #[derive(Clone, Copy, Debug)]
 struct Kernel;
 
-/// Memory that pools have released, for other pools.
+/// Pool of pages that keeps memory which pools have released, for other pools.
 static KEPT: Pages<Kernel> = Pages::system(Kernel);
 
-// SAFETY: the kernel gives each mapping to one taker, zeroed, and it stays until it is unmapped.
+// SAFETY: each block is a separate mapping, which is zero-filled and stays until it is unmapped.
 unsafe impl Source for Kernel {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         map_aligned(layout, page_size(), 0)
@@ -49,38 +50,41 @@ unsafe impl Source for Kernel {
 
 /// The operating system: private anonymous memory.
 ///
-/// Blocks that pools release are kept for other pools, by need: memory in use and kept memory
-/// together are at most 1.2 times the high-water mark of the last 16,384 to 32,768 blocks that were
-/// taken or released, or 2 MiB more than that mark. Blocks of 32 MiB and more are unmapped at once.
-/// Any thread may use it, also in a child of `fork`.
+/// Blocks that pools release are kept for other pools, according to recent needs. Memory in use and
+/// kept memory together are at most 1.2 times the high-water mark of the memory in use during the
+/// last 16,384 to 32,768 allocations and frees of blocks, or 2 MiB more than that mark, whichever
+/// is more. Blocks of 32 MiB and more are unmapped at once. Any thread may use this source, also in
+/// a child of `fork`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Os;
 
 impl Os {
-    /// Returns all kept memory to the kernel. The caches of other threads stay.
+    /// Returns all kept memory to the kernel, except the caches of other threads.
     pub fn trim() {
         KEPT.trim();
     }
 
-    /// Sets how much free memory is kept, in percent of the most in use at once lately:
-    /// [`Pages::keep`]. Without a call it is 20.
+    /// Sets the amount of free memory that is kept, in percent of the recent high-water mark: see
+    /// [`Pages::keep`]. The default is 20.
     pub fn keep(percent: u8) {
         KEPT.keep(percent);
     }
 
-    /// Memory of the process that is kept or handed out, without blocks of 32 MiB and more.
+    /// Returns the numbers of used, idle and taken bytes of this source in the process, without
+    /// blocks of 32 MiB and more.
     pub fn usage() -> PagesUsage {
         KEPT.usage()
     }
 }
 
-/// True if a block of this size is a mapping of its own. Checkers know each such mapping by itself.
+/// True if a block of this size is a mapping of its own, or if a memory checker must know each
+/// block.
 fn is_mapped(size: usize) -> bool {
     size.saturating_add(PAGE - 1) >= MAPPED || watch::checked()
 }
 
-// SAFETY: the kernel and the pool of pages give each block to one taker, and it stays until it is
-// released.
+// SAFETY: the kernel and the pool of pages have no two live blocks with a common byte, and a block
+// stays until it is released.
 unsafe impl Source for Os {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         if is_mapped(layout.size()) { Kernel.take(layout) } else { KEPT.take(layout) }
@@ -88,10 +92,12 @@ unsafe impl Source for Os {
 
     unsafe fn give_back(&self, block: SourceBlock) {
         if is_mapped(block.size) {
-            // SAFETY: blocks of this size came from the kernel, and the caller gives this one up.
+            // SAFETY: `take` takes such blocks from the kernel, and the caller does not use this
+            // block any more.
             unsafe { Kernel.give_back(block) }
         } else {
-            // SAFETY: blocks of this size came from the pool, and the caller gives this one up.
+            // SAFETY: `take` takes such blocks from the pool, and the caller does not use this
+            // block any more.
             unsafe { KEPT.give_back(block) }
         }
     }

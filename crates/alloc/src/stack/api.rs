@@ -13,9 +13,10 @@
 //! assert_eq!(sum, 5050);
 //! ```
 //!
-//! Memory that a collection frees is reusable at once if it was the last allocation, else with its
-//! frame. A collection borrows the scope, which can then open no other inside, unless it is one of
-//! the thread's stack: there a collection that grows while another frame is open inside panics.
+//! Memory that a collection frees is reusable at once if it was the last allocation, else when its
+//! frame is popped. A collection borrows the scope, so the scope cannot open an inner scope
+//! meanwhile. A `TScope` of the thread's stack can: there a collection that grows while an inner
+//! frame is open panics.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -29,8 +30,8 @@ use crate::source::Source;
 /// Implements `Allocator` for types that have `allocate`, `resize` and `free_last`.
 macro_rules! allocator {
     ($($pool:ty),*) => {$(
-        // SAFETY: memory stays until the frame is popped or the stack ends, and both outlive this
-        // reference; `resize` and `free_last` obey the contract.
+        // SAFETY: memory stays until the frame is popped or the stack is dropped, and frame and
+        // stack outlive this reference. `resize` and `free_last` keep the contract of the trait.
         unsafe impl<S: Source, P: StackPolicy> Allocator for &$pool {
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
                 slice((**self).allocate(layout), layout)
@@ -52,7 +53,7 @@ macro_rules! allocator {
                 // SAFETY: the caller passes a block of this scope with this layout.
                 let grown = unsafe { self.grow(block, old, new) }?;
                 let more = grown.cast::<u8>().as_ptr().wrapping_add(old.size());
-                // SAFETY: the block is as large as `new`, which is not smaller than `old`.
+                // SAFETY: the block has the size of `new`, which is at least that of `old`.
                 unsafe { more.write_bytes(0, new.size() - old.size()) };
                 Ok(grown)
             }

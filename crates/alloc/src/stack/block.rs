@@ -1,4 +1,5 @@
-//! The slow paths of a stack: choice of the next block, size of a new one, and popping over blocks.
+//! The slow paths of a stack: the choice of the next block, the size of a new block, and pops that
+//! leave a block.
 //!
 //! ```text
 //!  ┌────────┬──────┬──────────────────────────────┬─┐
@@ -7,9 +8,9 @@
 //!  ^ block         ^ begin                        ^ end: no allocation reaches it
 //! ```
 //!
-//! Blocks in use are in the order of their use, from the first to the current one, and keep this
-//! order: marks point to them. Free blocks may change their order: a chosen one is moved behind the
-//! current one.
+//! Blocks in use are linked in the order of their use, from the first to the current one. This
+//! order never changes, because marks point to the blocks. The order of free blocks may change: a
+//! chosen free block is moved directly behind the current block.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -21,8 +22,8 @@ use super::{Mark, Stack, StackPolicy};
 use crate::source::{Source, SourceBlock};
 use crate::watch::{self, PoolProgress};
 
-/// Alignment of every block and its end: an allocation with at most this alignment begins at or
-/// before `end`.
+/// Alignment in bytes of the start and the end of every block. So an allocation with at most this
+/// alignment begins at or before `end`.
 pub(super) const ALIGN: usize = 16;
 
 /// Header of a block.
@@ -32,35 +33,35 @@ pub(super) struct StackBlockHeader {
     next: Cell<Option<NonNull<StackBlockHeader>>>,
     begin: Cell<NonNull<u8>>,
     end: NonNull<u8>,
-    /// Block that the source provided.
+    /// Address of the block that the source provided.
     place: NonNull<u8>,
     size: usize,
-    /// Bytes that were live when the stack entered this block.
+    /// Number of live bytes when the stack entered this block.
     before: Cell<usize>,
 }
 
 impl StackBlockHeader {
-    /// Makes a block of the list: nothing is in it.
+    /// Writes the header of an empty block, and returns the header.
     fn new(block: SourceBlock) -> NonNull<StackBlockHeader> {
         let header = block.start.cast::<StackBlockHeader>();
-        // SAFETY: every block that is asked for has room for a header.
+        // SAFETY: the requested size of every block includes a header.
         let begin = unsafe { header.add(1) }.cast();
-        // SAFETY: at most the size of the block.
+        // SAFETY: the offset is at most the size of the block.
         let end = unsafe { block.start.add(block.size & !(ALIGN - 1)) };
         let (next, begin, before) = (Cell::new(None), Cell::new(begin), Cell::new(0));
         let (place, size) = (block.start, block.size);
-        // SAFETY: the block is large enough for a header, and has its alignment, which was
+        // SAFETY: the block is larger than a header, and has the alignment of a header, which was
         // requested.
         unsafe { header.write(StackBlockHeader { next, begin, end, place, size, before }) };
         header
     }
 
-    /// Address as a pointer to the whole block.
+    /// Returns the address of the header, with the provenance of the whole block.
     pub(super) fn place(&self) -> NonNull<StackBlockHeader> {
         self.place.cast()
     }
 
-    /// Address of its first allocation.
+    /// Returns the address of the first allocation.
     pub(super) fn begin(&self) -> *mut u8 {
         self.begin.get().as_ptr()
     }
@@ -69,12 +70,12 @@ impl StackBlockHeader {
         self.end.as_ptr()
     }
 
-    /// Bytes that the source gave.
+    /// Size in bytes of the block that the source provided.
     pub(super) fn size(&self) -> usize {
         self.size
     }
 
-    /// Bytes for allocations.
+    /// Number of bytes for allocations.
     fn capacity(&self) -> usize {
         self.end().addr() - self.begin().addr()
     }
@@ -84,27 +85,27 @@ impl StackBlockHeader {
         start.wrapping_add(layout.size()) < self.end().addr()
     }
 
-    /// True if `next` and `end` of a stack may have these values in this block.
+    /// True if `next` and `end` are possible values of these fields of a stack in this block.
     pub(super) fn holds(&self, next: *mut u8, end: *mut u8) -> bool {
         self.begin() <= next && next <= end && end <= self.end() && next < self.end()
     }
 
-    /// The block behind this one.
+    /// Returns the next block in the list.
     pub(super) fn next(&self) -> Option<&StackBlockHeader> {
         // SAFETY: a block in the list has a header, and stays until it leaves the list.
         self.next.get().map(|next| unsafe { next.as_ref() })
     }
 
-    /// Takes the next block out of the list.
+    /// Removes the next block from the list, and returns it.
     pub(super) fn take_next(&self) -> Option<NonNull<StackBlockHeader>> {
         let taken = self.next.get()?;
         self.next.set(self.next()?.next.get());
         Some(taken)
     }
 
-    /// Puts a block into the list behind this one.
+    /// Inserts a block into the list behind this block.
     fn insert(&self, block: NonNull<StackBlockHeader>) -> &StackBlockHeader {
-        // SAFETY: it has a header, and no other code knows it.
+        // SAFETY: the block has a header, and no other reference to it exists.
         let inserted = unsafe { block.as_ref() };
         inserted.next.set(self.next.replace(Some(block)));
         inserted
@@ -117,16 +118,17 @@ impl StackBlockHeader {
 pub(super) struct Cold {
     first: NonNull<StackBlockHeader>,
     requests: Requests,
-    /// Bytes that the stack has of its source now, and that it ever took.
+    /// Number of bytes that the stack has of its source now, and number of bytes that it has ever
+    /// taken.
     pub(super) held: Cell<usize>,
     pub(super) taken: Cell<u64>,
-    /// Live bytes at the last report.
+    /// Number of live bytes at the last report.
     told: Cell<usize>,
     pub(super) pool: watch::WatchedPool,
 }
 
 impl Cold {
-    /// Those of a stack whose first block this is.
+    /// Creates the fields of a stack whose first block is `first`.
     fn new(first: SourceBlock) -> Cold {
         Cold {
             first: first.start.cast(),
@@ -138,7 +140,7 @@ impl Cold {
         }
     }
 
-    /// Counts a block that was taken, and gives it a header.
+    /// Counts a block of the source, and writes its header.
     fn adopt(&self, block: SourceBlock) -> NonNull<StackBlockHeader> {
         self.held.set(self.held.get() + block.size);
         self.taken.set(self.taken.get() + block.size as u64);
@@ -148,10 +150,11 @@ impl Cold {
     }
 }
 
-/// Sizes of requests. Counting each would slow the fast path down, and is not needed: the request
-/// that crosses the end of a block represents all requests in it. The probability that a request
-/// does so grows with its size; dividing the block by the size compensates this, and the mean is
-/// that of all requests.
+/// Estimate of the mean request size. Counting every request would slow the fast path down.
+/// Instead, a request that does not fit into the rest of a block represents all requests in that
+/// block. The probability of this event grows with the size of the request; dividing the size of
+/// the block by the size of the request compensates for this, so that the estimate is the mean of
+/// all requests.
 #[derive(Debug, Default)]
 struct Requests {
     sum: Cell<u64>,
@@ -159,7 +162,7 @@ struct Requests {
 }
 
 impl Requests {
-    /// Number of requests at which both sums are quartered, so that old requests are forgotten.
+    /// Number of requests at which both sums are divided by 4, so that old requests lose weight.
     const MANY: u64 = 65_535;
 
     /// Records a request that did not fit into a block of `capacity` bytes.
@@ -179,31 +182,31 @@ impl Requests {
 
 impl<S: Source, P: StackPolicy> Stack<S, P> {
     pub(super) fn cold(&self) -> Option<&Cold> {
-        // SAFETY: NULL, or written with the first block, which stays until the stack is destroyed.
+        // SAFETY: the pointer is NULL, or was written with the first block, which stays until the
+        // stack is destroyed.
         unsafe { self.cold.get().as_ref() }
     }
 
-    /// The block that the stack is in.
+    /// Returns the current block.
     pub(super) fn current(&self) -> Option<&StackBlockHeader> {
         let cold = self.cold()?;
         let current = match self.is_guarded() {
             true => self.last_guard().map_or(cold.first, |guard| guard.block),
             false => NonNull::new(self.block.get())?,
         };
-        // SAFETY: a stack with cold fields has blocks, and the current one has a header as all
-        // have.
+        // SAFETY: a stack with cold fields has a current block, and every block has a header.
         Some(unsafe { current.as_ref() })
     }
 
-    /// The list, from the first block to the last.
+    /// Iterates over the list, from the first block to the last.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &StackBlockHeader> {
         // SAFETY: the first block has a header, and stays until the stack is destroyed.
         let first = self.cold().map(|cold| unsafe { cold.first.as_ref() });
         core::iter::successors(first, |block| block.next())
     }
 
-    /// Continues in a block behind the current one into which `layout` fits: a free one, or a new
-    /// one.
+    /// Enters a block into which `layout` fits, a free one or a new one, and inserts it behind the
+    /// current block.
     pub(super) fn enter_block_for(&self, layout: Layout) -> Option<&StackBlockHeader> {
         let block = match self.current() {
             None => self.first_block(layout)?,
@@ -222,11 +225,10 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Some(block)
     }
 
-    /// Makes sure that `layout` fits into the next block, unless the rest of the current one is as
-    /// large.
+    /// Makes sure that `layout` fits into the current block or into the block behind it.
     pub(super) fn make_room(&self, layout: Layout) -> bool {
         let Some(current) = self.current() else {
-            // With canaries, the stack's fields are in its first block by its first canary.
+            // With canaries, the fields of the stack are set by its first allocation.
             let first = self.first_block(layout);
             first.filter(|_| !self.is_guarded()).inspect(|first| self.enter(first));
             return first.is_some();
@@ -240,9 +242,9 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         found.inspect(|block| _ = current.insert(*block)).is_some()
     }
 
-    /// Reports the live bytes, in requests of about this size, and returns them. Bytes allocated
-    /// and freed since the last report are not seen, unless the stack has canaries: then each
-    /// request is counted, and this does nothing.
+    /// Reports the live bytes to the statistics as requests of about `size` bytes, and returns the
+    /// live bytes. Bytes that were allocated and freed between two reports are not counted. A stack
+    /// with canaries counts each request instead: then this function does nothing and returns 0.
     fn tell(&self, size: usize) -> usize {
         let (Some(cold), Some(current)) = (self.cold(), self.current()) else { return 0 };
         if self.is_guarded() {
@@ -263,7 +265,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.note_block();
     }
 
-    /// Takes the first free block that is large enough out of the list.
+    /// Removes the first free block that is large enough from the list, and returns it.
     fn free_block_for(
         &self,
         layout: Layout,
@@ -281,49 +283,51 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// A new block with room for `layout`.
+    /// Takes a new block into which `layout` fits.
     fn new_block(&self, layout: Layout) -> Option<NonNull<StackBlockHeader>> {
         let cold = self.cold()?;
         Some(cold.adopt(self.allocate_block(layout, 0)?))
     }
 
-    /// Takes memory of the source, with room for `layout`, and for `more` before it.
+    /// Takes a block of the source with space for `layout`, and for `more` bytes before it.
     fn allocate_block(&self, layout: Layout, more: usize) -> Option<SourceBlock> {
         let overhead = size_of::<StackBlockHeader>() + more + layout.align() + 2 * ALIGN;
         let needed = layout.size().checked_add(overhead)?;
         let room = self.mean().saturating_mul(REQUESTS).saturating_add(overhead);
         let usual = if P::SIZED { room.max(self.held() / PART) } else { 0 };
         let wanted = usual.max(SMALLEST).max(needed);
-        // A source that is nearly empty may have less than is wanted.
+        // If the source has less than the wanted size, smaller sizes are tried.
         let smaller = |size: &usize| (*size > needed).then(|| (size / 2).max(needed));
         let mut sizes = core::iter::successors(Some(wanted), smaller);
         sizes.find_map(|size| self.source.take(Layout::from_size_align(size, ALIGN).ok()?))
     }
 
-    /// The mean size of requests.
+    /// Mean size of requests in bytes; 0 without a request.
     fn mean(&self) -> usize {
         self.cold().map_or(0, |cold| cold.requests.mean())
     }
 
-    /// Takes the first block of the stack, and puts the cold fields into it.
+    /// Takes the first block of the stack, and stores the cold fields in it.
     fn first_block(&self, layout: Layout) -> Option<&StackBlockHeader> {
         let block = self.allocate_block(layout, size_of::<Cold>())?;
         P::begins();
         let cold = Cold::new(block);
         let header = cold.adopt(block);
-        // SAFETY: it was written, and no other code knows the block.
+        // SAFETY: the header was written, and no other reference to it exists.
         let header = unsafe { header.as_ref() };
         let place = header.begin.get().cast::<Cold>();
         watch::ours(place.cast(), size_of::<Cold>());
-        // SAFETY: room for it was asked for; where a header ends there is its alignment.
+        // SAFETY: the requested size includes the cold fields, and the end of a header has their
+        // alignment.
         unsafe { place.write(cold) };
-        // SAFETY: the header is inside the block, so the address after it is inside or at its end.
+        // SAFETY: the cold fields are inside the block, so the address after them is inside or at
+        // its end.
         header.begin.set(unsafe { place.add(1) }.cast());
         self.cold.set(place.as_ptr());
         Some(header)
     }
 
-    /// Returns a block that is out of the list to the source.
+    /// Returns a block that is in no list to the source.
     pub(super) fn give_back(&self, block: NonNull<StackBlockHeader>) {
         if let Some(cold) = self.cold() {
             let size = self.give_back_of(block, &cold.pool);
@@ -331,14 +335,14 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// As [`Stack::give_back`], and returns the block's size.
+    /// As [`Stack::give_back`], and returns the size of the block in bytes.
     fn give_back_of(&self, block: NonNull<StackBlockHeader>, pool: &watch::WatchedPool) -> usize {
         // SAFETY: a block that was in the list has a header.
         let header = unsafe { block.as_ref() };
         let given = SourceBlock { start: header.place, size: header.size, zeroed: false };
         watch::given_back(pool, given);
-        // SAFETY: it came from there; it is out of the list and no mark is in it: it was free, or
-        // the stack ends.
+        // SAFETY: the block came from this source and is in no list. No mark points to it, since it
+        // was free or the stack is being destroyed.
         unsafe { self.source.give_back(given) };
         given.size
     }
@@ -351,8 +355,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
         let size = self.mean();
         self.tell(size);
-        // SAFETY: NULL, or a block that was the current one when the mark was made, and is not free
-        // since.
+        // SAFETY: the pointer is NULL, or the block that was current when the mark was made. That
+        // block has not become free since.
         match unsafe { mark.block.as_ref() } {
             None => self.blocks().take(1).for_each(|first| self.enter(first)),
             Some(marked) => self.leave_for(marked, mark.next),
@@ -360,8 +364,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.tell(size);
     }
 
-    /// Returns to the block of a mark from one behind it; or to the one after the marked block, if
-    /// the marked one has little room left.
+    /// Returns from a later block to the block of a mark. If that block has little space left,
+    /// returns to the block behind it instead.
     fn leave_for(&self, marked: &StackBlockHeader, next: *mut u8) {
         let room = marked.end().addr() - next.addr();
         match marked.next() {
@@ -373,19 +377,20 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Ends the stack: it is like a new one.
+    /// Returns all blocks to the source. The stack is then as it was when it was created.
     pub(super) fn destroy(&self) {
         let Some(cold) = NonNull::new(self.cold.get()) else { return };
         let intact = self.all_intact();
-        // SAFETY: not NULL, so written with the first block, which is still there.
+        // SAFETY: the pointer is not NULL, so the fields were written with the first block, which
+        // still exists.
         let first = unsafe { cold.as_ref() }.first;
         // SAFETY: the first block has a header, which is initialized.
         let header = unsafe { first.as_ref() };
         while let Some(block) = header.take_next() {
             self.give_back(block);
         }
-        // SAFETY: it is initialized; no copy exists, since the stack forgets it here, together with
-        // its memory.
+        // SAFETY: the fields are initialized. They are read for the last time, since the stack
+        // gives up their memory here.
         let pool = unsafe { cold.read() }.pool;
         self.cold.set(ptr::null_mut());
         self.next.set(ptr::null_mut());
@@ -401,8 +406,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
 mod tests {
     use super::*;
 
-    /// Fills blocks of 64 KiB with requests as they come, and notes those that do not fit, as a
-    /// stack does.
+    /// Simulates blocks of 64 KiB that are filled with requests of these sizes, records the
+    /// requests that do not fit, as a stack does, and returns the estimated mean size.
     fn noted(sizes: impl Iterator<Item = usize>) -> usize {
         let (requests, mut left) = (Requests::default(), SMALLEST);
         for size in sizes {
@@ -419,7 +424,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "takes long")]
     fn the_mean_of_all_requests_is_known_from_those_that_do_not_fit() {
         assert_eq!(noted((0..100_000).map(|_| 100)), 100);
-        // Sizes from 8 to 1007, each as often as any other: 507.
+        // Uniformly distributed sizes from 8 to 1007, whose mean is 507.
         let any =
             (0..1_000_000_u64).map(|n| 8 + (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 1000);
         let mean = noted(any.map(|size| usize::try_from(size).unwrap()));

@@ -8,9 +8,10 @@
 //!  ^ start                ^ block of a frame's mark      ^ block ^ next = end
 //! ```
 //!
-//! Canaries are linked, the last first. In a stack with canaries `block` is the last of them or
-//! NULL, and a frame's mark is the canary down to which it is popped. An allocation in such a stack
-//! moves whenever its size changes, so a use of its old address is detected.
+//! Canaries are linked from the last to the first. In a stack with canaries, `block` is the last
+//! canary or NULL, and a frame's mark contains the canary down to which the frame is popped. An
+//! allocation in such a stack moves whenever its size changes, so that a use of its old address is
+//! detected.
 
 use core::alloc::{Layout, LayoutError};
 use core::cell::Cell;
@@ -23,7 +24,7 @@ use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::source::Source;
 use crate::watch;
 
-/// Canary byte between an allocation and its guard.
+/// Value of the canary bytes between an allocation and its guard.
 const EDGE: u8 = 0xca;
 /// Fill bytes of new memory and of popped memory.
 const NEW: u8 = 0xa5;
@@ -37,18 +38,18 @@ const SEAL: usize = 0x5ca1_ab1e;
 pub(super) struct StackCanary {
     seal: usize,
     previous: *mut StackCanary,
-    /// The block where it lies.
+    /// Header of the block in which the canary lies.
     pub(super) block: NonNull<StackBlockHeader>,
     start: NonNull<u8>,
     size: usize,
     allocated: CallSite,
-    /// False once its allocation was freed or moved: its memory stays until the frame is popped.
+    /// False once the allocation was freed or moved. Its memory stays until the frame is popped.
     is_live: Cell<bool>,
 }
 
 impl StackCanary {
-    /// Checksum of the address and the fields, except `is_live`: neither a stray write nor a copy
-    /// of a canary has the right one.
+    /// Returns the checksum of the canary's address and of its fields, except `is_live`. After a
+    /// stray write, and in a copy of a canary, `seal` differs from this checksum.
     fn seal(&self) -> usize {
         let says = [
             ptr::from_ref(self).addr(),
@@ -61,14 +62,16 @@ impl StackCanary {
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
     }
 
-    /// True if it is intact. A write past an end first reaches the canary bytes, then the canary. A
-    /// memory checker checks the canary bytes itself.
+    /// True if the canary and the canary bytes before it are intact. A write past the end of an
+    /// allocation first reaches the canary bytes, then the canary. A memory checker reports such
+    /// writes itself.
     fn is_intact(&self) -> bool {
         self.seal == self.seal()
             && (watch::checked() || self.edge().iter().all(|byte| *byte == EDGE))
     }
 
-    /// The error of a broken canary. The fields are part of it only if the seal is right.
+    /// Returns the error of a canary that is not intact. The error contains data of the canary only
+    /// if the seal is right.
     fn broken(&self) -> Broken {
         if self.seal != self.seal() {
             return Broken::Guard(ptr::from_ref(self).addr());
@@ -82,28 +85,29 @@ impl StackCanary {
         })
     }
 
-    /// The bytes between the allocation and the guard, once the seal is known to be right.
+    /// Returns the canary bytes between the allocation and the canary. Requires that the seal is
+    /// right.
     fn edge(&self) -> &[u8] {
         let end = self.start.as_ptr().wrapping_add(self.size);
         let size = ptr::from_ref(self).addr() - end.addr();
-        // SAFETY: these bytes were written when the guard was, and lie between it and its
-        // allocation.
+        // SAFETY: these bytes lie between the allocation and its canary, and were written together
+        // with the canary.
         unsafe { slice::from_raw_parts(end, size) }
     }
 }
 
-/// Reason for which a frame cannot be popped.
+/// Reason why a frame cannot be popped.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// The end of the allocation before the guard at this address was overwritten.
+    /// The canary at this address, behind an allocation, was overwritten.
     Guard(usize),
-    /// The bytes behind an allocation were overwritten.
+    /// The canary bytes behind an allocation were overwritten.
     Edge(Misuse),
-    /// The mark is of a frame that was popped.
+    /// The mark belongs to a frame that was popped before.
     Order,
 }
 
-/// Layout of an allocation with its canaries: offsets of the allocation and of its guard.
+/// Layout of an allocation with its canaries, and the offsets of the allocation and of its guard.
 #[derive(Debug)]
 struct GuardedShape {
     whole: Layout,
@@ -112,7 +116,8 @@ struct GuardedShape {
 }
 
 impl GuardedShape {
-    /// Checkers want a gap on either side.
+    /// Computes the layout. Under a memory checker, it contains a red zone before and behind the
+    /// allocation.
     fn around(layout: Layout) -> Result<GuardedShape, LayoutError> {
         let gap = Layout::from_size_align(if watch::checked() { watch::GAP } else { 0 }, 1)?;
         let (before, start) = gap.extend(layout)?;
@@ -123,13 +128,14 @@ impl GuardedShape {
 }
 
 impl<S: Source, P: StackPolicy> Stack<S, P> {
-    /// The last guard; none where nothing was allocated.
+    /// Returns the last guard; `None` if the stack has no allocation.
     pub(super) fn last_guard(&self) -> Option<&StackCanary> {
-        // SAFETY: a guarded stack has a guard that was written here, or NULL.
+        // SAFETY: in a guarded stack, `block` is NULL or the address of a guard that
+        // `allocate_guarded` wrote.
         unsafe { self.block.get().cast::<StackCanary>().as_ref() }
     }
 
-    /// Memory with a guard behind it.
+    /// Allocates memory with a guard behind it.
     pub(super) fn allocate_guarded(
         &self,
         layout: Layout,
@@ -140,7 +146,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         let placed = self.place(shape.whole);
         self.end.set(self.next.get());
         let (whole, block) = placed?;
-        // SAFETY: the offset is within what was placed.
+        // SAFETY: the offset is inside the memory that `place` returned.
         let start = unsafe { whole.add(shape.start) };
         self.fill(start, layout.size(), NEW);
         // SAFETY: the block has the size of the whole layout, so the offset is inside.
@@ -161,7 +167,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
                 is_live: Cell::new(true),
             });
         }
-        // SAFETY: it is initialized, and no other code knows it.
+        // SAFETY: the guard is initialized, and no other reference to it exists.
         let written = unsafe { &mut *guard.as_ptr() };
         written.seal = written.seal();
         self.block.set(guard.as_ptr().cast());
@@ -173,13 +179,14 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Some(start)
     }
 
-    /// Memory in the current block or in another, and this block.
+    /// Allocates memory in the current block or in another one, and returns it with the header of
+    /// the block.
     fn place(&self, whole: Layout) -> Option<(NonNull<u8>, NonNull<StackBlockHeader>)> {
         if let Some(current) = self.current() {
             if self.last_guard().is_none() {
                 self.next.set(current.begin());
             }
-            // For one allocation only.
+            // The fast paths see this `end` only during this call: `allocate_guarded` sets it back.
             self.end.set(current.end());
             if let Some(start) = self.bump(whole) {
                 return Some((start, current.place()));
@@ -189,10 +196,11 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Some((self.bump(whole)?, entered))
     }
 
-    /// Fills unallocated or freed memory of this stack. With a checker, the checker fills it.
+    /// Fills new or freed memory of this stack. Does nothing under a memory checker, which tracks
+    /// the contents itself.
     fn fill(&self, start: NonNull<u8>, size: usize, byte: u8) {
         if !watch::checked() {
-            // SAFETY: callers are in this file, and pass parts of what was placed.
+            // SAFETY: callers are in this module, and pass parts of memory that `place` returned.
             unsafe { start.write_bytes(byte, size) };
         }
     }
@@ -202,9 +210,10 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         if let Err(Broken::Order) = popped {
             return report(popped);
         }
-        // Also if a canary is broken: the frame ends in any case.
+        // The frame ends even if a canary is broken.
         self.block.set(mark.block);
-        // A mark without a canary may be from before the first block: then both fields are NULL.
+        // A mark without a canary may have been made before the first block existed: `next` is NULL
+        // then.
         let next = if mark.block.is_null() { ptr::null_mut() } else { mark.next };
         self.next.set(next);
         self.end.set(next);
@@ -212,7 +221,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         report(popped);
     }
 
-    /// Pops canaries down to `last`, and fills their allocations.
+    /// Pops all canaries behind `last`, and fills their allocations.
     fn pop_guards(&self, last: *mut StackCanary) -> Result<(), Broken> {
         while !ptr::eq(self.block.get(), last.cast()) {
             let guard = self.last_guard().ok_or(Broken::Order)?;
@@ -228,7 +237,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Ok(())
     }
 
-    /// Marks the allocation as inaccessible.
+    /// Fills the allocation of a canary and reports its free, unless it was freed before.
     fn release(&self, guard: &StackCanary) {
         if guard.is_live.replace(false) {
             self.fill(guard.start, guard.size, POPPED);
@@ -239,15 +248,16 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Frees an allocation; its memory stays until the frame is popped.
+    /// Frees an allocation. Its memory stays until the frame is popped.
     ///
     /// # Panics
-    /// Panics if the address is not an allocation, or has another size.
+    /// Panics if the address is not that of a live allocation, or if the allocation has another
+    /// size.
     pub(super) fn free_guarded(&self, start: NonNull<u8>, size: usize) {
         self.release(self.guard_of(start, size));
     }
 
-    /// Moves an allocation, so that a use of its old address is detected.
+    /// Resizes an allocation by moving it, so that a use of its old address is detected.
     ///
     /// # Panics
     /// As [`Stack::free_guarded`].
@@ -260,13 +270,14 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     ) -> Option<NonNull<u8>> {
         let old = self.guard_of(start, size);
         let moved = self.allocate_guarded(new, CallSite::caller())?;
-        // SAFETY: both are at least that long, and what is handed out does not overlap.
+        // SAFETY: both allocations have at least the smaller of the two sizes, and allocations do
+        // not overlap.
         unsafe { start.copy_to_nonoverlapping(moved, size.min(new.size())) };
         self.release(old);
         Some(moved)
     }
 
-    /// The guard of a live allocation, looked for from the last.
+    /// Returns the guard of a live allocation. The search starts with the last guard.
     fn guard_of(&self, start: NonNull<u8>, size: usize) -> &StackCanary {
         for guard in self.guards() {
             match guard {
@@ -281,7 +292,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         panic!("stack: {start:p} is freed or moved, but is not a live allocation")
     }
 
-    /// All guards, the last first, up to one that is not intact.
+    /// Iterates over all guards, from the last to the first. Ends with an error at a guard that is
+    /// not intact.
     fn guards(&self) -> impl Iterator<Item = Result<&StackCanary, Broken>> {
         let mut next = self.last_guard().filter(|_| self.is_guarded());
         core::iter::from_fn(move || {
@@ -289,13 +301,14 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
             if !guard.is_intact() {
                 return Some(Err(guard.broken()));
             }
-            // SAFETY: the guard is intact, so `previous` is the one before it, or NULL.
+            // SAFETY: the guard is intact, so `previous` is the address of the guard before it, or
+            // NULL.
             next = unsafe { guard.previous.as_ref() };
             Some(Ok(guard))
         })
     }
 
-    /// Checks every canary.
+    /// Checks all canaries.
     ///
     /// # Panics
     /// Panics if a canary was overwritten.
@@ -308,8 +321,10 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     }
 }
 
+/// Panics with the message of an error.
+///
 /// # Panics
-/// Panics if an error was found.
+/// Panics if `found` is an error.
 pub(super) fn report(found: Result<(), Broken>) {
     match found {
         Ok(()) => {}

@@ -1,4 +1,5 @@
-//! Linked frames: those of C, and the scopes of a thread's stack. Each points to the one around it.
+//! Linked frames: the frames of C, and the scopes of a thread's stack. Each frame points to the
+//! frame around it.
 //!
 //! ```text
 //!   stack.frame ──> ┌──────┬───────┬───────┐ ──> ┌──────┬───────┬───────┐ ──> NULL
@@ -6,16 +7,16 @@
 //!                   └──────┴───────┴───────┘     └──────┴───────┴───────┘
 //! ```
 //!
-//! A pointer to a frame is odd if the stack has left the block of that frame's mark. Popping a
-//! frame needs one comparison: if the pointer is that of the frame, the frame is the innermost, and
-//! setting `next` back is all the work.
+//! A pointer to a frame is odd if the stack has left the block of that frame's mark. So popping a
+//! frame needs one comparison: if `stack.frame` equals the address of the frame, the frame is the
+//! innermost and its block is the current one, and it suffices to restore `next`.
 
 use core::ptr;
 
 use super::{Mark, Stack, StackPolicy};
 use crate::source::Source;
 
-/// A frame that is linked to the one around it: `pw_frame` in C.
+/// A frame with a link to the frame around it: `pw_frame` in C.
 #[repr(C)]
 #[derive(Debug)]
 pub struct FrameLink {
@@ -23,11 +24,11 @@ pub struct FrameLink {
     pub(super) outer: *const FrameLink,
 }
 
-/// Bit that makes a pointer to a frame odd.
+/// Tag bit of a pointer to a frame whose block the stack has left.
 const ELSEWHERE: usize = 1;
 
 impl<S: Source, P: StackPolicy> Stack<S, P> {
-    /// The innermost frame, NULL if no frame is open.
+    /// Returns the innermost frame; NULL if no frame is open.
     #[inline(always)]
     pub(super) fn innermost(&self) -> *const FrameLink {
         self.frame.get().map_addr(|address| address & !ELSEWHERE)
@@ -36,7 +37,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     /// Pops a frame that was pushed on this stack.
     ///
     /// # Safety
-    /// Allocations since then are not used any more.
+    /// Allocations since the frame was pushed are not used any more.
     #[inline(always)]
     pub(super) unsafe fn pop(&self, link: &FrameLink) {
         if ptr::eq(self.frame.get(), link) {
@@ -48,13 +49,13 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// As `pop`, for a frame whose block the stack has left, or that is not the innermost.
+    /// As `pop`, if the stack has left the frame's block, or if the frame is not the innermost.
     ///
     /// # Safety
     /// As for `pop`.
     ///
     /// # Panics
-    /// Panics if it is not the innermost frame.
+    /// Panics if the frame is not the innermost frame.
     #[cold]
     #[inline(never)]
     pub unsafe fn pop_slow(&self, link: &FrameLink) {
@@ -63,15 +64,16 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
             "stack: a frame is popped that is not the innermost"
         );
         self.frame.set(link.outer);
-        // SAFETY: the mark was made when the frame was pushed, and is not older than any that is
-        // left.
+        // SAFETY: the mark was made when the frame was pushed, and no frame that was pushed later
+        // is open.
         unsafe { self.rewind(link.mark) };
     }
 
-    /// Marks the pointer to the innermost frame, if the stack has left the block of that frame.
+    /// Sets the tag of the pointer to the innermost frame, if the stack has left the block of that
+    /// frame.
     pub(super) fn note_block(&self) {
         let innermost = self.innermost();
-        // SAFETY: NULL, or a frame that was pushed and not popped, so that it is where it was.
+        // SAFETY: the pointer is NULL, or the address of an open frame, which does not move.
         let link = unsafe { innermost.as_ref() }.filter(|_| P::LINKED);
         if link.is_some_and(|link| link.mark.block != self.block.get()) {
             self.frame.set(innermost.map_addr(|address| address | ELSEWHERE));

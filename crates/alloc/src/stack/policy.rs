@@ -1,29 +1,31 @@
-//! Policies for choosing blocks in a stack. One is the best; the others exist to measure the
-//! difference.
+//! Policies of a stack for the choice of blocks. [`Usual`] is the best one; the others exist for
+//! measurements of the difference.
 
 use core::alloc::Layout;
 
-/// Choice of blocks and placement of allocations. [`Usual`] is for use; the trait is sealed, since
-/// stacks rely on its implementations.
+/// Choice of blocks and placement of allocations. Programs use [`Usual`]. The trait is sealed,
+/// since stacks rely on the properties of its implementations.
 pub trait StackPolicy: sealed::SealedPolicy + core::fmt::Debug + 'static {
     /// A new block is at least 64 times as large as the mean request, and at least a 128th part of
-    /// the stack's memory, not 64 KiB only.
+    /// the stack's memory. Without this policy a new block has 64 KiB, or more for a larger
+    /// request.
     const SIZED: bool = true;
-    /// The search for a large enough block releases the smaller ones on its way.
+    /// The search for a large enough block releases the smaller blocks that it passes.
     const GREEDY: bool = false;
-    /// A frame whose block was nearly full when an inner frame left it continues in the next block.
-    /// Otherwise each inner frame that follows would cross into that block again.
+    /// If an inner frame leaves the block of an outer frame when that block is nearly full, the
+    /// outer frame continues in the next block. Otherwise each later inner frame would cross into
+    /// the next block again.
     const FOLLOW: bool = true;
-    /// The last allocation changes its size where it is.
+    /// The last allocation is resized in place.
     const IN_PLACE: bool = true;
-    /// Scopes check at run time that they are the innermost: the compiler does not know all of
-    /// them.
+    /// Scopes check at run time that they are innermost, because the compiler does not know all
+    /// scopes of the stack.
     const LINKED: bool = false;
 
-    /// Called when a stack gets its first memory.
+    /// Called when a stack takes its first block.
     fn begins() {}
 
-    /// Layout that is reserved for an allocation.
+    /// Returns the layout that is reserved for an allocation.
     #[inline(always)]
     fn shape(layout: Layout) -> Layout {
         layout
@@ -35,21 +37,22 @@ mod sealed {
     pub trait SealedPolicy {}
 }
 
-/// The size that blocks have at least.
+/// Minimum size of a block in bytes.
 pub(super) const SMALLEST: usize = 64 << 10;
 
-/// A block is at least this part of the stack's memory: large stacks have few blocks, and waste
-/// little in the last one.
+/// Divisor of the stack's memory that gives another minimum size of a block. So a large stack has
+/// few blocks, and little unused memory in the last one.
 pub(super) const PART: usize = 128;
 
-/// Minimum number of requests of mean size that a block holds.
+/// Minimum number of requests of mean size that fit into a block.
 pub(super) const REQUESTS: usize = 64;
 
-/// A frame follows an inner one into the next block if less than this part of its own block is
-/// left. Otherwise an inner frame that crosses over has filled at least this part.
+/// Divisor of a block's capacity that gives a number of bytes. If less is left in the block of an
+/// outer frame, the outer frame continues in the next block. If more is left, an inner frame
+/// crosses into the next block only after it has filled this number of bytes.
 pub(super) const FOLLOWED: usize = 8;
 
-/// The policy of every stack that asks for no other.
+/// The policy of a stack, unless another one is chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Usual;
 
@@ -57,8 +60,8 @@ impl sealed::SealedPolicy for Usual {}
 
 impl StackPolicy for Usual {}
 
-/// As [`Usual`], where the compiler does not know which scope is the innermost: the stack of a
-/// thread, and those of C.
+/// As [`Usual`], for stacks whose innermost scope the compiler does not know: the stack of a
+/// thread, and the stacks of C.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkedPolicy;
 
@@ -73,13 +76,13 @@ impl StackPolicy for LinkedPolicy {
     }
 }
 
-/// Earlier policies, to measure the difference.
+/// Policies for measurements of the difference to [`Usual`].
 #[cfg(any(test, feature = "ablation"))]
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 pub(super) mod old {
     use super::{Layout, StackPolicy, sealed::SealedPolicy};
 
-    /// Releases the blocks that the search passes over.
+    /// The search for a block releases the blocks that it passes.
     #[derive(Clone, Copy, Debug)]
     pub struct Greedy;
 
@@ -89,7 +92,7 @@ pub(super) mod old {
         const GREEDY: bool = true;
     }
 
-    /// Blocks of the smallest size, whatever is asked for.
+    /// Blocks have the minimum size, unless a request is larger.
     #[derive(Clone, Copy, Debug)]
     pub struct SmallBlocks;
 
@@ -99,7 +102,7 @@ pub(super) mod old {
         const SIZED: bool = false;
     }
 
-    /// Frames go back to the block where they were.
+    /// A frame returns to its own block, however full that block is.
     #[derive(Clone, Copy, Debug)]
     pub struct NoFollow;
 
@@ -109,7 +112,7 @@ pub(super) mod old {
         const FOLLOW: bool = false;
     }
 
-    /// Allocations that grow always move.
+    /// An allocation that grows always moves.
     #[derive(Clone, Copy, Debug)]
     pub struct NotInPlace;
 
@@ -150,9 +153,9 @@ mod tests {
         Stack::with_policy(Os, false)
     }
 
-    /// Bytes taken of the system, in MiB, in a number of rounds: inner frames fill many blocks, and
-    /// the outer one asks for blocks that are larger than those, and larger each time. The frames
-    /// are two deep in every round.
+    /// Returns the MiB that a stack takes from the system in a number of rounds. In each round, an
+    /// inner frame fills many blocks, and the outer frame then makes a request that is larger than
+    /// these blocks and than the request of the round before.
     fn taken_in_rounds<P: StackPolicy>(rounds: usize) -> f64 {
         let mut stack = stack::<P>();
         stack.scope(|outer| {
@@ -174,7 +177,7 @@ mod tests {
         assert!((30.0..45.0).contains(&greedy), "{greedy} MiB");
     }
 
-    /// Number of blocks for 10,000 requests of a size.
+    /// Number of blocks that 10,000 requests of `size` bytes need.
     fn blocks<P: StackPolicy>(size: usize) -> usize {
         let stack = stack::<P>();
         (0..10_000).for_each(|_| _ = stack.allocate(layout(size)).unwrap());
@@ -188,7 +191,8 @@ mod tests {
         assert_eq!(blocks::<Usual>(100), blocks::<SmallBlocks>(100));
     }
 
-    /// Number of 100 frames that cross the end of a block, if the first begins just before it.
+    /// Number of frames, out of 100, that cross the end of a block, if the first frame begins just
+    /// before the end.
     fn crossings<P: StackPolicy>() -> usize {
         let stack = stack::<P>();
         stack.allocate(layout(8)).unwrap();
@@ -211,11 +215,11 @@ mod tests {
         assert_eq!((crossings::<Usual>(), crossings::<NoFollow>()), (1, 100));
     }
 
-    /// True if an allocation that grows stays where it is.
+    /// True if an allocation that grows keeps its address.
     fn stays<P: StackPolicy>() -> bool {
         let stack = stack::<P>();
         let block = stack.allocate(layout(16)).unwrap();
-        // SAFETY: the block was allocated there with this layout, and is not used any more.
+        // SAFETY: the block was allocated in this stack with this layout, and is not used any more.
         unsafe { stack.resize(block, layout(16), layout(32)) }.unwrap() == block
     }
 

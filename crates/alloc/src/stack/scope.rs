@@ -1,4 +1,4 @@
-//! Scopes: frames that the compiler pops, and whose memory cannot be used afterwards.
+//! Scopes: frames whose memory the compiler protects from use after the pop.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -12,9 +12,10 @@ use super::{FrameLink, Mark, Stack, StackPolicy, Usual};
 use crate::source::Source;
 use crate::values;
 
-/// A frame for allocations and for inner frames. Its allocations live for `'s`, until it is popped.
+/// A frame for allocations and for inner frames. Its allocations live for `'s`, until the frame is
+/// popped.
 ///
-/// Popped memory cannot be used:
+/// The compiler rejects a use of popped memory:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
@@ -22,22 +23,23 @@ use crate::values;
 /// let gone = stack.scope(|scope| scope.alloc(7));
 /// ```
 ///
-/// A frame does not allocate while an inner frame is open, to which the memory would belong:
+/// A frame cannot allocate while an inner frame is open, because the memory would belong to the
+/// inner frame:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
 /// Stack::new(Os).scope(|outer| outer.scope(|_| _ = outer.alloc(7)));
 /// ```
 ///
-/// A frame does not go to another thread:
+/// A frame cannot be used by another thread:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
 /// Stack::new(Os).scope(|scope| std::thread::scope(|threads| _ = threads.spawn(|| scope.alloc(7))));
 /// ```
 ///
-/// Popping takes the same time for any content, so it runs no destructor. A type with a destructor
-/// does not compile here; it needs [`Scope::owned`]:
+/// Popping a frame takes the same time for any content, because it runs no destructor. A value with
+/// a destructor does not compile; [`Scope::owned`] accepts it:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
@@ -45,13 +47,13 @@ use crate::values;
 /// ```
 pub struct Scope<'s, S: Source, P: StackPolicy = Usual> {
     stack: &'s Stack<S, P>,
-    /// Its frame, which is linked where [`StackPolicy::LINKED`].
+    /// The frame of the scope, if [`StackPolicy::LINKED`]; else NULL.
     link: *const FrameLink,
     /// Makes `'s` invariant: with another lifetime, allocations could outlive the frame.
     only: PhantomData<fn(&'s ()) -> &'s ()>,
 }
 
-/// A frame that is popped when this is dropped: for code that cannot use [`Stack::scope`].
+/// A frame that is popped when this value is dropped: for code that cannot use [`Stack::scope`].
 ///
 /// ```
 /// # use pagewise_alloc::{Stack, source::Os};
@@ -68,20 +70,21 @@ pub struct StackFrame<'f, S: Source, P: StackPolicy = Usual> {
 }
 
 impl<S: Source, P: StackPolicy> Stack<S, P> {
-    /// Pushes a frame, runs `body` with it, and pops it, also when `body` panics.
+    /// Pushes a frame, runs `body` with it, and pops the frame, also when `body` panics.
     #[inline]
     pub fn scope<R>(&mut self, body: impl for<'s> FnOnce(&mut Scope<'s, S, P>) -> R) -> R {
         self.enter_scope(body)
     }
 
-    /// Pushes a frame.
+    /// Pushes a frame, which is popped when the returned value is dropped.
     #[inline]
     pub fn frame(&mut self) -> StackFrame<'_, S, P> {
         const { assert!(!P::LINKED, "a frame that moves cannot be linked") };
         StackFrame { mark: self.mark(), stack: self }
     }
 
-    /// The caller is the innermost scope, or the compiler knows of no scope.
+    /// Pushes a frame, runs `body` with it, and pops the frame. Requires that the caller is the
+    /// innermost scope, or that no scope borrows the stack.
     #[inline(always)]
     pub(super) fn enter_scope<R>(&self, body: impl for<'s> FnOnce(&mut Scope<'s, S, P>) -> R) -> R {
         let outer = if P::LINKED { self.frame.get() } else { ptr::null() };
@@ -94,7 +97,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     }
 }
 
-/// A frame that is open: it does not move.
+/// An open frame. Requires that the value does not move, because other frames may point to `link`.
 struct OpenStackFrame<'f, S: Source, P: StackPolicy> {
     stack: &'f Stack<S, P>,
     link: FrameLink,
@@ -104,7 +107,8 @@ impl<S: Source, P: StackPolicy> Drop for OpenStackFrame<'_, S, P> {
     #[inline(always)]
     fn drop(&mut self) {
         if P::LINKED {
-            // SAFETY: what was allocated since the frame was pushed lives no longer than the scope.
+            // SAFETY: allocations since the frame was pushed live at most as long as the scope,
+            // which has ended.
             unsafe { self.stack.pop(&self.link) };
         } else {
             // SAFETY: the mark was made when the frame was pushed, and the borrow of the scope has
@@ -117,14 +121,14 @@ impl<S: Source, P: StackPolicy> Drop for OpenStackFrame<'_, S, P> {
 impl<S: Source, P: StackPolicy> Drop for StackFrame<'_, S, P> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the mark was made when the frame was pushed; what was allocated since lives as
-        // long as a borrow of this.
+        // SAFETY: the mark was made when the frame was pushed. Allocations since then live at most
+        // as long as a borrow of this value.
         unsafe { self.stack.rewind(self.mark) };
     }
 }
 
 impl<S: Source, P: StackPolicy> StackFrame<'_, S, P> {
-    /// The frame, for allocating in.
+    /// Returns the scope of the frame, for allocations.
     #[inline]
     pub fn scope(&mut self) -> Scope<'_, S, P> {
         Scope { stack: self.stack, link: ptr::null(), only: PhantomData }
@@ -138,24 +142,24 @@ impl<S: Source, P: StackPolicy> fmt::Debug for Scope<'_, S, P> {
 }
 
 impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
-    /// Pushes a frame inside this one, runs `body` with it, and pops it.
+    /// Pushes a frame inside this one, runs `body` with it, and pops the inner frame.
     #[inline]
     pub fn scope<R>(&mut self, body: impl for<'n> FnOnce(&mut Scope<'n, S, P>) -> R) -> R {
         self.assert_innermost();
         self.stack.enter_scope(body)
     }
 
-    /// Pushes a frame inside this one.
+    /// Pushes a frame inside this one, which is popped when the returned value is dropped.
     #[inline]
     pub fn frame(&mut self) -> StackFrame<'_, S, P> {
         const { assert!(!P::LINKED, "a frame that moves cannot be linked") };
         StackFrame { stack: self.stack, mark: self.stack.mark() }
     }
 
-    /// Memory until the frame is popped; `None` where the source has no more.
+    /// Allocates memory that is valid until the frame is popped; `None` if the source is exhausted.
     ///
     /// # Panics
-    /// Panics if the scope is of a thread's stack, and a frame inside it is open.
+    /// Panics if the scope belongs to a thread's stack and a frame inside it is open.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -166,8 +170,8 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     /// Resizes a block, see [`Stack::resize`].
     ///
     /// # Safety
-    /// The block was allocated in this scope or one around it, with `layout`; it is used through
-    /// the returned pointer only from now on.
+    /// The block was allocated with `layout`, in this scope or in a scope around it. After a
+    /// successful call it is used only through the returned pointer.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn resize(
@@ -184,8 +188,8 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     /// Frees the last allocation, see [`Stack::free_last`].
     ///
     /// # Safety
-    /// The block was allocated in this scope or one around it, with `layout`, and is not used any
-    /// more.
+    /// The block was allocated with `layout`, in this scope or in a scope around it, and is not
+    /// used any more.
     #[inline]
     pub unsafe fn free_last(&self, block: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller passes a block of this scope with this layout, which is not used any
@@ -193,7 +197,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         unsafe { self.stack.free_last(block, layout) }
     }
 
-    /// Memory for values.
+    /// Allocates memory for values of `T`.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     fn place<T>(&self, layout: Layout) -> Option<NonNull<T>> {
@@ -201,10 +205,11 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         Some(self.stack.allocate_array(layout)?.cast())
     }
 
-    /// True if no frame is open inside this one. Without links the compiler guarantees it.
+    /// True if no frame is open inside this one. Without links the compiler guarantees this.
     #[inline(always)]
     pub(super) fn is_innermost(&self) -> bool {
-        // The second comparison is for the rare case that the stack has left the frame's block.
+        // The pointers differ although the frame is innermost if the stack has left the frame's
+        // block.
         !P::LINKED
             || ptr::eq(self.stack.frame.get(), self.link)
             || ptr::eq(self.stack.innermost(), self.link)
@@ -215,7 +220,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         assert!(self.is_innermost(), "stack: a scope is used while another is open inside");
     }
 
-    /// Moves a value into the frame; `None` without memory.
+    /// Moves a value into the frame; `None` if memory is exhausted.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_alloc<T>(&self, value: T) -> Option<&'s mut T> {
@@ -229,14 +234,15 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     /// Moves a value into the frame.
     ///
     /// # Panics
-    /// Panics if memory is exhausted, and like [`Scope::allocate`], as do the functions below.
+    /// Panics if memory is exhausted, and if [`Scope::allocate`] panics. The functions below panic
+    /// in the same cases.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc<T>(&self, value: T) -> &'s mut T {
         self.try_alloc(value).unwrap_or_else(|| no_memory())
     }
 
-    /// Moves a value into the frame. Dropping the returned value drops it.
+    /// Moves a value into the frame. Dropping the returned handle drops the value.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn owned<T>(&self, value: T) -> Owned<'s, T> {
@@ -246,7 +252,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         Owned(unsafe { values::put(place, value) })
     }
 
-    /// A slice of `len` values: `value` returns the value of each index.
+    /// Allocates a slice of `len` values; `value` returns the value for each index.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_slice_with<T>(&self, len: usize, value: impl FnMut(usize) -> T) -> &'s mut [T] {
@@ -259,7 +265,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         unsafe { values::make(start, len, value) }
     }
 
-    /// A copy of a slice.
+    /// Copies a slice into the frame.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &'s mut [T] {
@@ -269,7 +275,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         unsafe { values::copy(start, values) }
     }
 
-    /// Output of `format!`, in the frame.
+    /// Writes the output of `format!` into the frame.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_fmt(&self, text: fmt::Arguments<'_>) -> &'s mut str {
         let mut written = GrowingText { scope: self, text: self.alloc_slice(&[]) };
@@ -278,7 +284,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         unsafe { core::str::from_utf8_unchecked_mut(written.text) }
     }
 
-    /// A copy of a string.
+    /// Copies a string into the frame.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_str(&self, text: &str) -> &'s mut str {
@@ -288,7 +294,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     }
 }
 
-/// A text that grows, in place while it is the last allocation.
+/// A text in a frame that grows in place while it is the last allocation.
 struct GrowingText<'t, 's, S: Source, P: StackPolicy> {
     scope: &'t Scope<'s, S, P>,
     text: &'s mut [u8],
@@ -300,12 +306,13 @@ impl<S: Source, P: StackPolicy> fmt::Write for GrowingText<'_, '_, S, P> {
         let size = old.checked_add(more.len()).ok_or(fmt::Error)?;
         let layout = Layout::array::<u8>(size).map_err(|_| fmt::Error)?;
         let start = NonNull::from(&mut *self.text).cast();
-        // SAFETY: the text is of this stack, and this is the only borrow, which is not used again.
+        // SAFETY: the text is a block of this stack, and its only borrow is not used any more.
         let grown = unsafe { self.scope.resize(start, Layout::for_value(self.text), layout) };
         let start = grown.ok_or(fmt::Error)?.as_ptr();
-        // SAFETY: the new memory is as large, and not that of `more`.
+        // SAFETY: the new memory has space for both texts, and does not overlap `more`.
         unsafe { ptr::copy_nonoverlapping(more.as_ptr(), start.wrapping_add(old), more.len()) };
-        // SAFETY: it lasts as long as the frame, is ours alone, and all of it is written.
+        // SAFETY: the memory is valid until the frame is popped, no other code uses it, and all of
+        // it was written.
         self.text = unsafe { slice::from_raw_parts_mut(start, size) };
         Ok(())
     }
@@ -317,25 +324,27 @@ fn no_memory() -> ! {
     panic!("stack: the source has no more memory")
 }
 
-/// A value in a frame with its destructor, which runs when this is dropped: before the frame is
-/// popped, since it cannot outlive it. Its memory stays until then.
+/// A value in a frame, whose destructor runs when this handle is dropped. The handle cannot outlive
+/// the frame, so the destructor runs before the frame is popped. The memory of the value stays
+/// until then.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owned<'s, T: ?Sized>(&'s mut T);
 
 impl<'s, T> Owned<'s, T> {
-    /// The value, moved out.
+    /// Moves the value out of the frame, and returns it.
     pub fn into_inner(self) -> T {
         let this = ManuallyDrop::new(self);
         let value = &raw const *this.0;
-        // SAFETY: it was written at construction, and is not dropped or used any more.
+        // SAFETY: the value was written when the handle was created, and is not dropped or used any
+        // more.
         unsafe { value.read() }
     }
 
-    /// The value, whose destructor will not run.
+    /// Returns the value without running its destructor.
     pub fn leak(self) -> &'s mut T {
         let mut this = ManuallyDrop::new(self);
         let value = &raw mut *this.0;
-        // SAFETY: it was borrowed for `'s`, and this was the only borrow.
+        // SAFETY: the handle borrowed the value for `'s`, and was its only borrow.
         unsafe { &mut *value }
     }
 }
@@ -356,7 +365,7 @@ impl<T: ?Sized> DerefMut for Owned<'_, T> {
 
 impl<T: ?Sized> Drop for Owned<'_, T> {
     fn drop(&mut self) {
-        // SAFETY: it was written when this was made, and is dropped here alone.
+        // SAFETY: the value was written when the handle was created, and is dropped only here.
         unsafe { ptr::drop_in_place(self.0) };
     }
 }

@@ -1,8 +1,8 @@
 //! The stack of each thread: for memory that a function needs until it returns, and for memory that
 //! it returns to its caller.
 //!
-//! By convention a function that allocates in its caller's frame is called `t_..` and takes the
-//! scope:
+//! By convention, a function that allocates in its caller's frame has a name that begins with `t_`,
+//! and takes the scope of the caller:
 //!
 //! ```
 //! use pagewise_alloc::{TScope, t_scope};
@@ -15,9 +15,9 @@
 //! assert_eq!(length, 11);
 //! ```
 //!
-//! C functions of the thread use the same stack, by `t_scope;` and `pw_t_new` of
-//! `pagewise/stack.h`: frames of both may be nested. Popping another frame than the innermost is
-//! detected at once, and panics.
+//! C functions in the thread use the same stack, by `t_scope;` and `pw_t_new` of
+//! `pagewise/stack.h`, so frames of Rust and of C may be nested. Popping a frame that is not the
+//! innermost is detected at once, and panics.
 
 extern crate std;
 
@@ -28,13 +28,13 @@ use std::thread_local;
 use super::{LinkedPolicy, Scope, Stack};
 use crate::source::SystemOrBuffer;
 
-/// A stack of a thread, or of C.
+/// The stack of a thread, or a stack of C.
 pub type LinkedStack = Stack<SystemOrBuffer, LinkedPolicy>;
 
 /// A frame of the thread's stack.
 ///
-/// Only the innermost frame may be used: if an inner function has pushed another one, a use of this
-/// one panics, since its allocation would be popped too early.
+/// Only the innermost frame may be used. If an inner function has pushed another frame, a use of
+/// this frame panics, since its allocation would be popped too early.
 ///
 /// ```should_panic
 /// # use pagewise_alloc::t_scope;
@@ -43,7 +43,7 @@ pub type LinkedStack = Stack<SystemOrBuffer, LinkedPolicy>;
 pub type TScope<'s> = Scope<'s, SystemOrBuffer, LinkedPolicy>;
 
 thread_local! {
-    /// It has no destructor, so that an access does not check if one is registered.
+    /// The stack has no destructor, so that an access does not check if a destructor is registered.
     static STACK: ManuallyDrop<LinkedStack> = const {
         ManuallyDrop::new(Stack::with_policy(SystemOrBuffer::system(), cfg!(debug_assertions)))
     };
@@ -51,14 +51,14 @@ thread_local! {
     static END: ThreadStackEnd = const { ThreadStackEnd };
 }
 
-/// Ends the stack with its thread.
+/// Guard whose destructor destroys the stack of its thread.
 #[derive(Debug)]
 struct ThreadStackEnd;
 
 impl Drop for ThreadStackEnd {
     fn drop(&mut self) {
-        // Destructors of other thread-local variables may still use the stack of a thread that ends
-        // inside a frame.
+        // If a thread exits inside a frame, destructors of other thread-local variables may still
+        // use its stack.
         STACK.with(|stack| {
             if stack.frame.get().is_null() {
                 stack.destroy();
@@ -67,7 +67,8 @@ impl Drop for ThreadStackEnd {
     }
 }
 
-/// Pushes a frame on the thread's stack, runs `body` with it, and pops it, also when `body` panics.
+/// Pushes a frame on the thread's stack, runs `body` with it, and pops the frame, also when `body`
+/// panics.
 ///
 /// ```
 /// use pagewise_alloc::t_scope;
@@ -76,7 +77,7 @@ impl Drop for ThreadStackEnd {
 /// assert_eq!(sum, 499_500);
 /// ```
 ///
-/// Popped memory cannot be used:
+/// The compiler rejects a use of popped memory:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::t_scope;
@@ -84,35 +85,36 @@ impl Drop for ThreadStackEnd {
 /// ```
 ///
 /// # Panics
-/// Panics if C code pushed a frame inside and did not pop it.
+/// Panics if C code has pushed a frame inside this one and has not popped it.
 #[inline]
 pub fn t_scope<R>(body: impl for<'s> FnOnce(&mut TScope<'s>) -> R) -> R {
     STACK.with(|stack| in_register(stack).enter_scope(body))
 }
 
-/// The same reference, whose origin the compiler does not know: it keeps the address in a register,
-/// instead of accessing each field by an offset from the thread pointer. Processors forward a store
-/// to a load without delay if both use the same base register.
+/// Returns the same reference with an origin that the compiler does not know. So the compiler keeps
+/// the address in a register, instead of accessing each field by an offset from the thread pointer.
+/// Processors forward a store to a load without delay if both use the same base register.
 #[inline(always)]
 fn in_register<T>(reference: &T) -> &T {
     #[allow(unused_mut, reason = "elsewhere nothing is done to it")]
     let mut address: *const T = reference;
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-    // SAFETY: the assembly is empty, so the address is unchanged.
+    // SAFETY: the assembly contains no instruction, so the address is unchanged.
     unsafe {
         core::arch::asm!("/* {0} */", inout(reg) address, options(pure, readonly, nostack, preserves_flags));
     }
-    // SAFETY: the address is still that of `reference`, which is borrowed for as long.
+    // SAFETY: the address is that of `reference`, which is borrowed for the same lifetime.
     unsafe { &*address }
 }
 
-/// The stack of this thread, for C. It stays where it is while the thread runs.
+/// Returns the stack of this thread, for C. Its address is constant while the thread runs.
 pub fn t_stack() -> NonNull<LinkedStack> {
     STACK.with(|stack| NonNull::from(&**stack))
 }
 
-/// Registers the destruction of the thread's stacks at thread exit, when the first of them gets
-/// memory. Memory that later destructors of the thread allocate is freed with the process.
+/// Called when a stack of the thread takes its first block. Registers the destruction of the
+/// thread's own stack at thread exit. Memory that later destructors of the thread allocate in it is
+/// freed when the process exits.
 #[cold]
 pub(super) fn end_with_thread() {
     let _ = END.try_with(|_| ());

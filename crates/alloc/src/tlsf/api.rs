@@ -1,5 +1,5 @@
-//! A TLSF behind a lock as the allocator of collections, which share it, and which any thread may
-//! use.
+//! A TLSF pool behind a lock as the allocator of collections. Several collections may share the
+//! pool, and any thread may use it.
 //!
 //! ```
 //! use allocator_api2::vec::Vec;
@@ -20,7 +20,7 @@ use super::{LockedTlsf, Tlsf};
 use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
 
-/// Resizes a block, in another block if this one does not have the new alignment.
+/// Resizes a block. Moves the contents to a new block if this one does not have the new alignment.
 ///
 /// # Safety
 /// As for [`Tlsf::reallocate`].
@@ -32,19 +32,20 @@ unsafe fn resize<S: Source, const N: usize>(
 ) -> Option<NonNull<u8>> {
     if block.addr().get().is_multiple_of(new.align()) {
         let old = Layout::from_size_align(old.size(), new.align()).ok()?;
-        // SAFETY: the caller passes a block of this pool with this layout; the block is aligned as
-        // `new` is.
+        // SAFETY: the caller passes a block of this pool with this layout, and the block has the
+        // alignment of `new`.
         return unsafe { pool.reallocate(block, old, new.size()) };
     }
     let moved = pool.allocate(new)?;
-    // SAFETY: both blocks are as long as their layouts say, and apart.
+    // SAFETY: each block has the size of its layout, and the blocks do not overlap.
     unsafe { carry_over((block, old), (moved, new)) };
     // SAFETY: the caller passes a block of this pool with this layout.
     unsafe { pool.free(block, old) };
     Some(moved)
 }
 
-// SAFETY: blocks stay until they are freed or the pool ends, and the pool outlives this reference.
+// SAFETY: blocks keep their address until they are freed or the pool ends, and the pool outlives
+// this reference.
 unsafe impl<S: Source + Send, const N: usize> Allocator for &LockedTlsf<S, N> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         slice(self.with(|pool| pool.allocate(layout)), layout)

@@ -1,5 +1,6 @@
-//! Bins: freed blocks of each size class, not yet merged with their neighbors, for any number of
-//! blocks and for larger sizes than the arrays of the deferred frees have.
+//! Bins: lists of freed blocks of each size class that were not merged with their neighbors yet.
+//! Unlike the arrays of the deferred frees, bins contain any number of blocks, and also larger
+//! blocks.
 //!
 //! ```text
 //!  bins   24  40  56 ..  520 │ 584  648  712 ..  1032 │ 1160  1288 ..  1 MiB      usable bytes
@@ -7,29 +8,31 @@
 //!               └─> block ─> block ─> block        through the blocks: the last in is the first out
 //! ```
 //!
-//! - For the heap these blocks are in use. Each is long enough for every request of its bin.
-//! - A pool that is emptied of one size and filled with another must not keep the blocks of the
-//!   first: beyond a limit, one bin after the other gives up a block for each freed one.
+//! - Blocks in bins count as in use in the heap. Each block is long enough for every request of its
+//!   bin.
+//! - A pool that is emptied of blocks of one size and filled with blocks of another must not keep
+//!   the blocks of the first size. So while the bins exceed a limit, each freed block evicts a
+//!   block, in turn from each bin.
 
 use super::block::{TlsfBlock, WORD};
 use super::front::{CLASSES, capacity, class};
 
-/// Bins of a power of two above the exact classes.
+/// Number of bins per power of two, above the bins of the small size classes.
 const STEPS: usize = 8;
-/// Powers of two above the exact classes, up to 1 MiB on 64-bit machines.
+/// Number of powers of two above the small size classes; the bins reach 1 MiB on 64-bit machines.
 const POWERS: usize = 11;
-/// The largest of the exact classes, without a word: a power of two.
+/// Capacity of the largest small size class minus a word: a power of two.
 const FINE: usize = capacity(CLASSES - 1) - WORD;
 const BINS: usize = CLASSES + STEPS * POWERS;
-/// Blocks of a bin among which one with a larger alignment is searched.
+/// Maximum number of blocks of a bin that are searched for one with a larger alignment.
 const LOOKED_AT: usize = 4;
 
-/// Words with a bit for each bin.
+/// Number of words of a bitmap of all bins.
 const WORDS: usize = BINS.div_ceil(u64::BITS as usize);
 
 const _: () = assert!(FINE.is_power_of_two() && BINS <= u8::MAX as usize);
 
-/// Bytes that can be used of each block of a bin.
+/// Minimum number of usable bytes of the blocks in each bin.
 #[expect(clippy::cast_possible_truncation, reason = "the largest is 1 MiB")]
 static CAPACITIES: [u32; BINS] = {
     let mut capacities = [0; BINS];
@@ -47,12 +50,12 @@ static CAPACITIES: [u32; BINS] = {
     capacities
 };
 
-/// The size class of a block.
+/// Index of a bin, which is the size class of its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SizeBin(u8);
 
 impl SizeBin {
-    /// The bin of a request; `None` if it is larger than any.
+    /// Returns the bin of a request of `payload` bytes; `None` if the request exceeds all bins.
     #[inline]
     pub(super) const fn of(payload: usize) -> Option<SizeBin> {
         let index = if payload <= FINE + WORD {
@@ -67,36 +70,36 @@ impl SizeBin {
         if index < BINS { Some(SizeBin(index as u8)) } else { None }
     }
 
-    /// Its number, the bin of the smallest blocks first.
+    /// Returns the index of the bin; bins are in the order of their block sizes.
     #[inline]
     pub(super) const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The bin of a number.
+    /// Returns the bin with an index.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 256 bins")]
     pub(super) const fn at(index: usize) -> SizeBin {
         SizeBin(index as u8)
     }
 
-    /// Bytes that can be used of each block of the bin.
+    /// Minimum number of usable bytes of the blocks in the bin.
     #[inline]
     pub(super) const fn capacity(self) -> usize {
         CAPACITIES[self.0 as usize] as usize
     }
 }
 
-/// Freed blocks by bin.
+/// Lists of freed blocks by size class.
 #[derive(Debug)]
 pub(super) struct SizeBins {
     heads: [Option<TlsfBlock>; BINS],
-    /// A bit for each bin with a block.
+    /// Bitmap of the bins that are not empty.
     filled: [u64; WORDS],
-    /// Blocks, and their usable bytes.
+    /// Total number of blocks in the bins, and of their usable bytes.
     count: usize,
     bytes: usize,
-    /// The bin that gives up the next block.
+    /// Index of the bin from which the next block is evicted, if the bin is not empty.
     hand: u8,
 }
 
@@ -112,7 +115,7 @@ impl SizeBins {
         self.bytes
     }
 
-    /// Adds a block that is long enough for the bin.
+    /// Adds a block. Requires that the block is long enough for the bin.
     #[inline]
     pub(super) fn push(&mut self, SizeBin(bin): SizeBin, block: TlsfBlock) {
         debug_assert!(block.capacity() >= SizeBin(bin).capacity(), "a block is too short");
@@ -123,7 +126,7 @@ impl SizeBins {
         self.bytes += SizeBin(bin).capacity();
     }
 
-    /// Takes the block that came last.
+    /// Removes and returns the block that was added last to a bin.
     #[inline]
     pub(super) fn pop(&mut self, SizeBin(bin): SizeBin) -> Option<TlsfBlock> {
         let block = self.heads[usize::from(bin)]?;
@@ -133,7 +136,8 @@ impl SizeBins {
         Some(block)
     }
 
-    /// Takes one of the blocks that came last whose payload has this alignment.
+    /// Removes and returns a block of a bin whose payload has this alignment. Searches only the
+    /// blocks that were added last.
     pub(super) fn pop_aligned(&mut self, SizeBin(bin): SizeBin, align: usize) -> Option<TlsfBlock> {
         let mut before: Option<TlsfBlock> = None;
         let mut at = self.heads[usize::from(bin)];
@@ -154,14 +158,14 @@ impl SizeBins {
         None
     }
 
-    /// Takes a block of the next bin that is not empty.
+    /// Removes and returns a block of the next bin that is not empty.
     pub(super) fn evict(&mut self) -> Option<TlsfBlock> {
         let bin = self.first_from(self.hand).or_else(|| self.first_from(0))?;
         self.hand = bin + 1;
         self.pop(SizeBin(bin))
     }
 
-    /// The first bin with a block, from `bin` on.
+    /// Returns the first bin, from `bin` on, that is not empty.
     #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 256 bins")]
     fn first_from(&self, bin: u8) -> Option<u8> {
         let first = usize::from(bin / 64);
@@ -198,7 +202,8 @@ impl SizeBins {
     }
 }
 
-/// Bytes of a block for a request that may be put into a bin when it is freed.
+/// Returns the number of usable bytes that a block for a request must have, so that it is long
+/// enough for its bin when it is freed.
 #[inline]
 pub(super) const fn rounded(payload: usize) -> usize {
     match SizeBin::of(payload) {
@@ -207,9 +212,9 @@ pub(super) const fn rounded(payload: usize) -> usize {
     }
 }
 
-/// The size with which a block of this usable size is freed, if the requested size is not known. A
-/// block with a larger alignment may be longer than those of its bin, and shorter than those of the
-/// next.
+/// Returns the size with which a block of this usable size is freed if its requested size is
+/// unknown. A block with a larger alignment may be longer than the capacity of a bin, but shorter
+/// than that of the next bin.
 #[inline]
 pub(super) fn within(usable: usize) -> usize {
     match SizeBin::of(usable) {

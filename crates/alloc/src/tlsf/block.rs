@@ -1,4 +1,4 @@
-//! Blocks: how a region of memory is cut up.
+//! Blocks, into which the memory of a region is divided.
 //!
 //! ```text
 //!            one block, `size` bytes, a multiple of GRANULE
@@ -13,40 +13,42 @@
 //!        start    where this block starts: the next block finds its free neighbor here
 //! ```
 //!
-//! - Payloads are aligned to GRANULE; words lie just before them.
-//! - `AFTER_FREE` is set if the block before is free; only then `start` lies before the word.
-//! - `SPARE` is set in a block in use that is a GRANULE larger than requested, since such a small
-//!   rest cannot be a block: so the requested size is known without the user.
-//! - `WAITING` is set in a freed block that is in a bin and not merged yet. The pool itself does
-//!   not need the bit: it is for programs that read the pool from outside.
-//! - No two free blocks are neighbors. The first block of a region has no block before; its last
-//!   is a word of size 0 in use, so that nothing asks for a neighbor beyond.
+//! - Payloads are aligned to GRANULE; the header word of a block lies just before its payload.
+//! - `AFTER_FREE` is set if the block before is free. Only then the word before the header word is
+//!   the `start` of that block.
+//! - `SPARE` is set in a block in use that is a GRANULE larger than requested, because the rest
+//!   would be too small for a block. So the header word determines the requested size.
+//! - `WAITING` is set in a freed block that is in a bin and was not merged yet. The pool itself
+//!   does not need this bit; programs that read the pool from outside do.
+//! - Two neighbors are never both free. No block precedes the first block of a region. The last
+//!   block is only a word of size 0 in use, so that no function accesses memory behind the region.
 //!
 //! A [`TlsfBlock`] always points to the word of a block, so that its methods may read and write it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of a word.
+/// Size of a word in bytes.
 pub(super) const WORD: usize = size_of::<usize>();
 
-/// Granularity of block sizes, and alignment of payloads.
+/// Granularity of block sizes and alignment of payloads, in bytes.
 pub const GRANULE: usize = 2 * WORD;
 
-/// The smallest block: what a free one needs.
+/// Minimum size of a block in bytes: the four words of a free block.
 pub(super) const MIN_BLOCK: usize = 4 * WORD;
 
-/// The largest block and a GRANULE: 1 TiB where addresses have 64 bits.
+/// Upper limit of block sizes in bytes: 1 TiB on 64-bit machines. Every block is smaller.
 pub(super) const LIMIT: usize = 1 << if WORD == 8 { 40 } else { 30 };
 
 const SIZE: usize = (LIMIT - 1) & !(GRANULE - 1);
 const FREE: usize = 1;
 const AFTER_FREE: usize = 2;
 const SPARE: usize = 4;
-/// Sizes of 32-bit blocks leave no bit for it.
+/// Bit of a block in a bin; 0 on 32-bit machines, where the size leaves no free bit.
 const WAITING: usize = if WORD == 8 { 8 } else { 0 };
 
-/// The size of a block for this number of payload bytes; `None` if no block can be that large.
+/// Returns the size of a block for this number of payload bytes; `None` if no block can be that
+/// large.
 pub(super) const fn size_for(payload: usize) -> Option<usize> {
     if payload >= LIMIT - MIN_BLOCK {
         return None;
@@ -55,18 +57,19 @@ pub(super) const fn size_for(payload: usize) -> Option<usize> {
     Some(if size < MIN_BLOCK { MIN_BLOCK } else { size })
 }
 
-/// The bit of a block that is larger than what was asked for.
+/// Returns the `SPARE` bit of a block: set if `size` is larger than the size that the request
+/// needs.
 #[inline]
 const fn spare(size: usize, asked: usize) -> usize {
     if size == asked { 0 } else { SPARE }
 }
 
-/// A block of a region.
+/// Reference to a block of a region, by the address of its header word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct TlsfBlock(NonNull<usize>);
 
-/// Neighbors in the list of a class.
+/// Links of a free block in the list of its size class.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct FreeLinks {
@@ -75,34 +78,34 @@ pub(super) struct FreeLinks {
 }
 
 impl TlsfBlock {
-    /// The block whose word is, or will be, at an address.
+    /// Returns the block whose header word is, or will be, at an address.
     ///
     /// # Safety
-    /// `word` is in a region, just before a multiple of GRANULE, and the region owns the memory
-    /// from there to the next block.
+    /// `word` is in a region, just before a multiple of GRANULE. The heap owns the memory from
+    /// there to the next block.
     pub(super) const unsafe fn at(word: NonNull<usize>) -> TlsfBlock {
         TlsfBlock(word)
     }
 
-    /// The block of a payload.
+    /// Returns the block of a payload.
     ///
     /// # Safety
     /// `payload` is the payload of a block.
     #[inline]
     pub(super) const unsafe fn from_payload(payload: NonNull<u8>) -> TlsfBlock {
-        // SAFETY: the word of a block lies before its payload.
+        // SAFETY: the header word of a block lies just before its payload.
         TlsfBlock(unsafe { payload.cast::<usize>().sub(1) })
     }
 
-    /// Memory of the user.
+    /// Returns the address of the payload.
     #[inline]
     pub(super) const fn payload(self) -> NonNull<u8> {
-        // SAFETY: a block has at least `MIN_BLOCK` bytes; the word of size 0 at the end has no
-        // payload and is never asked for one.
+        // SAFETY: a block has at least `MIN_BLOCK` bytes. Callers do not pass the last word of a
+        // region, which has size 0 and no payload.
         unsafe { self.0.add(1) }.cast()
     }
 
-    /// Address of its header word.
+    /// Returns the address of the header word.
     pub(super) fn addr(self) -> usize {
         self.0.addr().get()
     }
@@ -113,18 +116,19 @@ impl TlsfBlock {
         self.size() - WORD
     }
 
-    /// The requested size, rounded up to a possible size of blocks.
+    /// Returns the requested size, rounded up to a possible payload size.
     #[inline]
     pub(super) fn rounded_asked(self) -> usize {
         let spare = if self.word() & SPARE == 0 { 0 } else { GRANULE };
         self.capacity() - spare
     }
 
-    /// The word as an atomic number: the owner of a block may read its size while the pool sets
-    /// [`AFTER_FREE`] for a neighbor. It costs no instruction.
+    /// Returns the header word as an atomic number: the owner of a block may read its size while
+    /// another thread, in the pool, sets [`AFTER_FREE`] for the neighbor. The atomic access costs
+    /// no additional instruction.
     #[inline]
     fn cell(&self) -> &AtomicUsize {
-        // SAFETY: a block starts with its word, which only these methods use.
+        // SAFETY: a block starts with its header word, which is accessed only by these methods.
         unsafe { AtomicUsize::from_ptr(self.0.as_ptr()) }
     }
 
@@ -138,7 +142,8 @@ impl TlsfBlock {
         self.cell().store(word | self.tag(), Ordering::Relaxed);
     }
 
-    /// In debug builds a header word contains its address, so that a wrong address is detected.
+    /// Returns the tag that a header word contains in debug builds, computed from its address, so
+    /// that a wrong address is detected; 0 in release builds.
     #[inline]
     fn tag(self) -> usize {
         if cfg!(debug_assertions) && WORD == 8 {
@@ -148,14 +153,16 @@ impl TlsfBlock {
         }
     }
 
-    /// True if the word can be a header: release builds have no tag to decide it.
+    /// True if the word can be the header word of a block. Release builds check less, since they
+    /// have no tag.
     pub(super) fn is_genuine(self) -> bool {
         let word = self.word();
         word & !(LIMIT - 1) == self.tag()
             && word & (GRANULE - 1) & !(FREE | AFTER_FREE | SPARE | WAITING) == 0
     }
 
-    /// Bytes from its word to that of the next block; 0 at the end of a region.
+    /// Number of bytes from the header word to that of the next block; 0 for the last word of a
+    /// region.
     #[inline]
     pub(super) fn size(self) -> usize {
         self.word() & SIZE
@@ -171,52 +178,53 @@ impl TlsfBlock {
         self.word() & AFTER_FREE != 0
     }
 
-    /// The block behind this one.
+    /// Returns the block behind this one.
     #[inline]
     pub(super) fn next(self) -> TlsfBlock {
         self.split_at(self.size())
     }
 
-    /// The block that starts, or will start, `size` bytes after this one, at most at the next one.
+    /// Returns the block that starts, or will start, `size` bytes after this one. Requires that
+    /// `size` is at most the size of this block.
     #[inline]
     pub(super) fn split_at(self, size: usize) -> TlsfBlock {
-        // SAFETY: callers pass no more than the size of this block, and behind it there is another,
-        // if only the last.
+        // SAFETY: callers pass at most the size of this block, and another block or the last word
+        // of the region lies behind it.
         TlsfBlock(unsafe { self.0.byte_add(size) })
     }
 
-    /// The free block before this one.
+    /// Returns the free block before this one. Requires that `AFTER_FREE` is set.
     #[inline]
     pub(super) fn before(self) -> TlsfBlock {
         debug_assert!(self.is_after_free());
-        // SAFETY: the block before is at least `MIN_BLOCK` bytes long, so that its end is before
-        // this word.
+        // SAFETY: the block before has at least `MIN_BLOCK` bytes, so its last word lies before
+        // this header word.
         let start = unsafe { self.0.sub(1) };
-        // SAFETY: the last word of a free block is its own address.
+        // SAFETY: the last word of a free block is the address of the block.
         unsafe { start.cast::<TlsfBlock>().read() }
     }
 
-    /// Makes it a block in use, behind a block in use. `size` is the requested size, or a GRANULE
-    /// more.
+    /// Makes this a block in use, behind a block in use. `size` is the size that the request needs
+    /// (`asked`), or a GRANULE more.
     #[inline]
     pub(super) fn set_used(self, size: usize, asked: usize) {
         self.set_word(size | spare(size, asked));
     }
 
-    /// Changes the size of a block in use, and nothing else of it.
+    /// Changes the size and the `SPARE` bit of a block in use.
     #[inline]
     pub(super) fn resize(self, size: usize, asked: usize) {
         self.set_word(size | spare(size, asked) | self.word() & AFTER_FREE);
     }
 
-    /// Makes it a free block of a size, after a block in use. [`TlsfBlock::set_after_free`] updates
-    /// the next block.
+    /// Makes this a free block of `size` bytes, behind a block in use. The caller updates the next
+    /// block by [`TlsfBlock::set_after_free`].
     #[inline]
     pub(super) fn set_free(self, size: usize) {
         self.set_word(size | FREE);
-        // SAFETY: the last word of this block, which ends where the next starts.
+        // SAFETY: the word before the next block is the last word of this block.
         let end = unsafe { self.split_at(size).0.sub(1) };
-        // SAFETY: the end of a free block is not used by other code.
+        // SAFETY: no other code uses the last word of a free block.
         unsafe { end.cast::<TlsfBlock>().write(self) };
     }
 
@@ -242,29 +250,30 @@ impl TlsfBlock {
         self.set_word(self.word() & !WAITING);
     }
 
-    /// Its neighbors in the list of its class.
+    /// Returns the links of a free block in the list of its size class.
     #[inline]
     pub(super) fn links(self) -> FreeLinks {
-        // SAFETY: only asked of free blocks in a list, which hold their links behind the word.
+        // SAFETY: callers pass a free block in a list, which contains its links behind the header
+        // word.
         unsafe { self.payload().cast::<FreeLinks>().read() }
     }
 
     #[inline]
     pub(super) fn set_links(self, links: FreeLinks) {
-        // SAFETY: only done to free blocks, which have room for links and no other use for it.
+        // SAFETY: callers pass a free block, which has space for links and no other content.
         unsafe { self.payload().cast::<FreeLinks>().write(links) };
     }
 
-    /// The next block of its list.
+    /// Returns the next block in the list.
     #[inline]
     pub(super) fn next_in_list(self) -> Option<TlsfBlock> {
-        // SAFETY: only asked of blocks in a list, which hold the link behind the word.
+        // SAFETY: callers pass a block in a list, which contains the link behind the header word.
         unsafe { self.payload().cast::<Option<TlsfBlock>>().read() }
     }
 
     #[inline]
     pub(super) fn set_next_in_list(self, next: Option<TlsfBlock>) {
-        // SAFETY: a free block has at least four words; `next` is the first of its payload.
+        // SAFETY: a free block has at least four words, of which the second is `next`.
         unsafe { self.payload().cast::<Option<TlsfBlock>>().write(next) };
     }
 
@@ -272,27 +281,28 @@ impl TlsfBlock {
     pub(super) fn set_previous_in_list(self, previous: Option<TlsfBlock>) {
         // SAFETY: a free block has at least four words.
         let place = unsafe { self.payload().cast::<Option<TlsfBlock>>().add(1) };
-        // SAFETY: `previous` is the second of the links.
+        // SAFETY: a free block has at least four words, of which the third is `previous`.
         unsafe { place.write(previous) };
     }
 
-    /// Invalidates the word of a block that became part of another.
+    /// Overwrites the header word of a block that became part of another block, so that it is not
+    /// valid any more.
     pub(super) fn erase(self) {
         self.cell().store(usize::MAX, Ordering::Relaxed);
     }
 
-    /// True if words have a tag by which they are recognized.
+    /// True if header words have a tag, by which they are recognized: in debug builds.
     pub(super) const fn has_tag(self) -> bool {
         cfg!(debug_assertions) && WORD == 8
     }
 
-    /// Prefetches the cache line of the word.
+    /// Prefetches the cache line of the header word.
     #[inline]
     pub(super) fn prefetch(self) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint; it reads no memory that the program could see.
+            // SAFETY: a prefetch is a hint without an effect on memory or registers.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.0.as_ptr().cast()) };
         }
     }

@@ -1,4 +1,5 @@
-//! Deferred frees: some freed blocks of each small size class, not yet merged with their neighbors.
+//! Deferred frees: some freed blocks of each small size class that were not merged with their
+//! neighbors yet.
 //!
 //! ```text
 //!  counts  3 0 8 ..       one per block size: MIN_BLOCK, + GRANULE, ..; all CLOSED if every call takes a slow path. The
@@ -9,8 +10,9 @@
 //!                         their neighbors are prefetched
 //! ```
 //!
-//! - For the heap these blocks are in use. A block of a class has its size, or GRANULE bytes more.
-//! - Only the first `counts` entries of a row are valid: at most N.
+//! - Cached blocks count as in use in the heap. A block of a size class has the size of the class,
+//!   or GRANULE bytes more.
+//! - Only the first `counts` entries of a row, at most N, are valid.
 
 use core::ptr::NonNull;
 
@@ -19,29 +21,34 @@ use super::block::{GRANULE, MIN_BLOCK, TlsfBlock, WORD};
 use super::heap::TlsfHeap;
 use crate::source::Source;
 
-/// Size classes with a cache: blocks up to 528 bytes, for 520 bytes of payload, on 64-bit machines.
+/// Number of size classes with a cache: on 64-bit machines, blocks of up to 528 bytes, with
+/// payloads of up to 520 bytes.
 pub const CLASSES: usize = 32;
 
-/// Count that stands for a closed class: no blocks, and no capacity.
+/// Count of a closed size class: it has no blocks, and none can be added.
 const CLOSED: u8 = u8::MAX;
 
-/// Unit of allocated blocks in a count; the bits below it are the number of cached blocks.
+/// Unit of the number of allocations in a count. The bits below the unit are the number of cached
+/// blocks.
 const TAKEN: u32 = 1 << 8;
 
-/// Maximum number of blocks in bins, for each of the N cached blocks of a size.
+/// Maximum number of blocks in all bins, divided by N.
 const BINNED: usize = 128;
-/// Bytes that may always be in bins. Beyond, an eighth of what the pool holds may be.
+/// Number of bytes that the bins may contain in every pool. An eighth of the pool's footprint is
+/// permitted in addition.
 const ALWAYS: usize = 256 << 10;
-/// Cached bytes from which on they are merged before the heap grows, if they are also a quarter of
-/// what the pool holds.
+/// Number of cached bytes above which cached blocks are merged before the heap grows, if they are
+/// also more than a quarter of the pool's footprint.
 const MUCH: usize = 2 * ALWAYS;
-/// Cached blocks of a class among which one with a larger alignment is searched.
+/// Maximum number of cached blocks of a size class that are searched for one with a larger
+/// alignment.
 const LOOKED_AT: usize = 8;
 
 /// Maximum number of slow paths between two reports of statistics.
 const TOLD: u32 = 16;
 
-/// Up to N freed blocks of each small size. C programs see what is before `leaving` as `pw_tlsf`.
+/// At most N freed blocks of each small size class. C programs access the fields before `leaving`
+/// as `struct pw_tlsf`.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct DeferredFrees<const N: usize> {
@@ -49,12 +56,12 @@ pub(super) struct DeferredFrees<const N: usize> {
     blocks: [[Option<NonNull<u8>>; N]; CLASSES],
     leaving: [Option<TlsfBlock>; 2],
     bins: SizeBins,
-    /// For statistics: blocks of the heap that were requested since the last report, and their
-    /// bytes.
+    /// For statistics: number of blocks that were requested from the bins and the heap since the
+    /// last report, and number of their bytes.
     requests: usize,
     requested: usize,
-    /// Slow paths until the next report, and their number at the last one: the younger the pool,
-    /// the fewer.
+    /// Number of slow paths before the next report, and number of slow paths between the last two
+    /// reports, which grows with the age of the pool.
     untold: u32,
     interval: u32,
 }
@@ -65,23 +72,24 @@ const _: () = {
     assert!(core::mem::offset_of!(DeferredFrees<32>, leaving) == 8320);
 };
 
-// SAFETY: its pointers lead to memory that its pool alone has.
+// SAFETY: the pointers refer to memory that belongs to this pool alone.
 unsafe impl<const N: usize> Send for DeferredFrees<N> {}
 
-/// The class of the block for a payload; CLASSES or more where it is too large.
+/// Returns the size class of a block for a payload; CLASSES or more if the payload is too large for
+/// the cache.
 #[inline]
 pub(super) const fn class(payload: usize) -> usize {
     let payload = if payload < MIN_BLOCK - WORD { MIN_BLOCK - WORD } else { payload };
     (payload - WORD - 1) / GRANULE
 }
 
-/// Bytes that can be used of a block of a class.
+/// Minimum number of usable bytes of a block of a size class.
 #[inline]
 pub(super) const fn capacity(class: usize) -> usize {
     MIN_BLOCK - WORD + class * GRANULE
 }
 
-/// Number of cached blocks of a class.
+/// Number of cached blocks in a count.
 #[inline]
 const fn at_hand(count: u32) -> u8 {
     count.to_le_bytes()[0]
@@ -107,18 +115,19 @@ impl<const N: usize> DeferredFrees<N> {
     pub(super) const CLOSED: DeferredFrees<N> =
         DeferredFrees { counts: [CLOSED as u32; CLASSES], ..DeferredFrees::EMPTY };
 
-    /// Closes the cache, so that every call takes a slow path. It was empty before.
+    /// Closes the cache, so that every call takes a slow path. Requires that the cache is empty.
     pub(super) fn close(&mut self) {
         self.counts = [CLOSED.into(); CLASSES];
     }
 
-    /// True if every call takes a slow path: blocks have guards.
+    /// True if every call takes a slow path, because blocks have guards.
     #[inline]
     pub(super) fn is_closed(&self) -> bool {
         at_hand(self.counts[0]) == CLOSED
     }
 
-    /// A cached block for this number of bytes: the one that came last, if it has the alignment.
+    /// Removes and returns the cached block for `payload` bytes that was added last, if it has the
+    /// alignment.
     #[inline]
     pub(super) fn pop(&mut self, payload: usize, align: usize) -> Option<NonNull<u8>> {
         let class = class(payload);
@@ -137,13 +146,13 @@ impl<const N: usize> DeferredFrees<N> {
         let count = *self.counts.get(class)?;
         let last = at_hand(count).wrapping_sub(1);
         let block = *self.blocks[class].get(usize::from(last))?;
-        // The cache is not empty, so the lower byte does not borrow.
+        // The number of cached blocks in the lower byte is not 0, so subtracting 1 does not borrow.
         self.counts[class] = count.wrapping_add(taken).wrapping_sub(1);
         block
     }
 
-    /// A cached block for this number of bytes whose address has an alignment: one of those that
-    /// came last.
+    /// Removes and returns a cached block for `payload` bytes whose address has an alignment.
+    /// Searches only the blocks that were added last.
     fn pop_aligned(&mut self, payload: usize, align: usize) -> Option<NonNull<u8>> {
         let class = class(payload);
         let count = *self.counts.get(class)?;
@@ -157,7 +166,8 @@ impl<const N: usize> DeferredFrees<N> {
         self.pop_class(class, TAKEN)
     }
 
-    /// A freed block for this number of bytes, for which the arrays have none.
+    /// Removes and returns a freed block for `payload` bytes from the bins, or from the arrays if
+    /// it needs a larger alignment. Called only if `pop` has found no block.
     #[inline]
     pub(super) fn pop_slow(&mut self, payload: usize, align: usize) -> Option<NonNull<u8>> {
         if N == 0 {
@@ -175,19 +185,22 @@ impl<const N: usize> DeferredFrees<N> {
         Some(block.payload())
     }
 
-    /// Bytes of a block for a request: freed blocks of a class suit all requests of it.
+    /// Returns the number of usable bytes of a block for a request, so that the freed block is long
+    /// enough for all requests of its size class.
     #[inline]
     pub(super) const fn rounded(payload: usize) -> usize {
         if N == 0 { payload } else { bins::rounded(payload) }
     }
 
-    /// The size with which a block is freed whose requested size is not known.
+    /// Returns the size with which a block of this usable size is freed if its requested size is
+    /// unknown.
     #[inline]
     pub(super) fn within(usable: usize) -> usize {
         if N == 0 { usable } else { bins::within(usable) }
     }
 
-    /// Keeps a block of this many bytes, if there is room.
+    /// Adds a block for `payload` bytes to the arrays. Returns false if they have no free entry for
+    /// it.
     #[inline]
     pub(super) fn push(&mut self, block: NonNull<u8>, payload: usize) -> bool {
         let class = class(payload);
@@ -199,7 +212,8 @@ impl<const N: usize> DeferredFrees<N> {
         true
     }
 
-    /// For statistics: counts an allocation from the heap with this usable size.
+    /// For statistics: counts an allocation from the bins or the heap with this number of usable
+    /// bytes.
     #[inline]
     pub(super) const fn count(&mut self, capacity: usize) {
         if cfg!(feature = "stats") {
@@ -208,7 +222,7 @@ impl<const N: usize> DeferredFrees<N> {
         }
     }
 
-    /// Reports the requests since the last report, if it is due. In slow paths.
+    /// Called in slow paths. Reports the requests since the last report, if the report is due.
     #[inline]
     pub(super) fn tell<S: Source>(&mut self, heap: &mut TlsfHeap<S>, size: usize) {
         if cfg!(feature = "stats") {
@@ -219,7 +233,7 @@ impl<const N: usize> DeferredFrees<N> {
         }
     }
 
-    /// As [`DeferredFrees::tell`], at once.
+    /// Reports the requests since the last report.
     #[cold]
     pub(super) fn tell_now<S: Source>(&mut self, heap: &mut TlsfHeap<S>, size: usize) {
         self.interval = (self.interval + 1).min(TOLD);
@@ -235,34 +249,35 @@ impl<const N: usize> DeferredFrees<N> {
         heap.tell(requests, requested, self.bytes(), size);
     }
 
-    /// Number of cached blocks of each class.
+    /// Returns each size class with its number of cached blocks in the arrays.
     fn at_hand(&self) -> impl Iterator<Item = (usize, usize)> {
         let counts = self.counts.iter().map(|count| usize::from(at_hand(*count)));
         counts.enumerate().filter(|_| !self.is_closed())
     }
 
-    /// Bytes of the cached blocks.
+    /// Number of usable bytes of all cached blocks.
     fn bytes(&self) -> usize {
         let counted: usize = self.at_hand().map(|(class, count)| capacity(class) * count).sum();
         let leaving: usize = self.leaving.iter().flatten().map(|block| block.capacity()).sum();
         counted + leaving + self.bins.bytes()
     }
 
-    /// True if the cached blocks should be merged before a heap grows that holds a number of bytes:
-    /// if they are a quarter of it, and more than [`MUCH`].
+    /// True if cached blocks should be merged before a heap with a footprint of `held` bytes grows:
+    /// if they are more than a quarter of it, and more than [`MUCH`].
     pub(super) fn has_much(&self, held: usize) -> bool {
         self.bytes() > (held / 4).max(MUCH)
     }
 
-    /// Puts a block into its bin. For each block beyond the limits another leaves a bin. Without a
-    /// cache, and if it is larger than those of all bins, it is merged at once.
+    /// Puts a freed block into its bin. While the bins exceed a limit, each added block evicts one
+    /// block, which is merged later. A block that is larger than those of all bins, or any block if
+    /// N is 0, is merged at once.
     pub(super) fn put<S: Source>(
         &mut self,
         heap: &mut TlsfHeap<S>,
         block: NonNull<u8>,
         payload: usize,
     ) {
-        // SAFETY: the caller frees a block of the heap.
+        // SAFETY: the caller passes a block of the heap.
         let block = unsafe { TlsfBlock::from_payload(block) };
         let Some(bin) = SizeBin::of(payload).filter(|_| N > 0) else { return heap.put(block) };
         let most = ALWAYS + heap.held() / 8;
@@ -277,8 +292,9 @@ impl<const N: usize> DeferredFrees<N> {
         }
     }
 
-    /// Adds a block to the queue of leaving blocks, and merges the one that was added before the
-    /// last. By then its header and its neighbors are in the CPU cache, without a stall.
+    /// Adds a block to the queue of leaving blocks, and merges the block that was added two calls
+    /// before. Its header word and those of its neighbors were prefetched, so that the merge does
+    /// not wait for memory.
     fn leave<S: Source>(&mut self, heap: &mut TlsfHeap<S>, block: TlsfBlock) {
         block.next().prefetch();
         let [last, first] = self.leaving;
@@ -291,19 +307,19 @@ impl<const N: usize> DeferredFrees<N> {
         }
     }
 
-    /// Returns one block to the heap; `false` if the cache is empty.
+    /// Returns a cached block to the heap, which merges it; `false` if the cache is empty.
     pub(super) fn give_back<S: Source>(&mut self, heap: &mut TlsfHeap<S>) -> bool {
         let leaving = self.leaving.iter_mut().find_map(Option::take).or_else(|| self.bins.evict());
         let at_hand = || {
             let block = self.pop_class(self.some_class(), 0)?;
-            // SAFETY: every deferred free is of a block of the heap.
+            // SAFETY: every cached block is a block of the heap.
             Some(unsafe { TlsfBlock::from_payload(block) })
         };
         let block = leaving.or_else(at_hand);
         block.inspect(|block| heap.put(*block)).is_some()
     }
 
-    /// A class with cached blocks; CLASSES without one.
+    /// Returns a size class with cached blocks; CLASSES if no block is cached.
     fn some_class(&self) -> usize {
         self.counts.iter().rposition(|count| at_hand(*count) > 0).unwrap_or(CLASSES)
     }
@@ -323,10 +339,11 @@ impl<const N: usize> DeferredFrees<N> {
         counted + self.leaving.iter().flatten().count() + self.bins.count()
     }
 
-    /// True if this block is cached.
+    /// True if a block is cached.
     pub(super) fn holds(&self, block: TlsfBlock) -> bool {
         let payload = Some(block.payload());
-        // A block with a larger alignment may be longer than its class.
+        // A block with a larger alignment may be longer than its size class, so all size classes
+        // are searched.
         let rows = (0..CLASSES).filter_map(|class| self.row(class));
         self.leaving.contains(&Some(block))
             || rows.flatten().any(|kept| *kept == payload)

@@ -1,5 +1,5 @@
-//! Guards: in a guarded pool, and under a checker, each block ends with a canary and a trailer, and
-//! freed blocks wait in a quarantine before they are used again.
+//! Guards. In a guarded pool, and under a memory checker, each block ends with a canary and a
+//! trailer, and freed blocks stay in a quarantine before they are used again.
 //!
 //! ```text
 //!  ┌──────┬──────────────────┬────────────┬─────────┐
@@ -8,9 +8,9 @@
 //!                             ^ 16 bytes or more
 //! ```
 //!
-//! - The payload of a freed block is filled until it leaves the quarantine.
-//! - When a block leaves the quarantine and coalesces with a free neighbor, its word is erased, so
-//!   that a second free is detected.
+//! - The payload of a freed block is filled with a pattern while the block is in the quarantine.
+//! - A block that leaves the quarantine may coalesce with a free neighbor. Its header word is then
+//!   erased, so that a second free is detected.
 
 use core::ptr::NonNull;
 use core::slice;
@@ -21,28 +21,28 @@ use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::source::Source;
 use crate::watch;
 
-/// Canary byte behind a block, and fill byte of freed memory.
+/// Value of the canary bytes behind a payload, and fill byte of freed payloads.
 const CANARY: u8 = 0xca;
 const FREED: u8 = 0xdd;
 /// Initial value of a seal.
 const SEAL: usize = 0x715f_5ea1;
-/// Number of blocks in the quarantine.
+/// Maximum number of blocks in the quarantine.
 const WAITING: usize = 32;
-/// Marks a freed block whose free has no known location.
+/// Value of `freed` in a freed block whose free has an unknown call site.
 const UNKNOWN: usize = 1;
 
-/// The end of a guarded block.
+/// Last bytes of a guarded block.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct GuardTrailer {
     seal: usize,
     asked: usize,
     allocated: CallSite,
-    /// Zero while the block is live.
+    /// Call site of the free, as a word; 0 while the block is live.
     freed: usize,
 }
 
-/// Bytes behind the payload of a guarded block, at least.
+/// Minimum number of bytes of a guarded block behind its payload.
 pub(super) const GUARD: usize = size_of::<GuardTrailer>() + watch::GAP;
 
 impl GuardTrailer {
@@ -61,7 +61,7 @@ impl GuardTrailer {
     }
 }
 
-/// Address of the trailer of a block.
+/// Returns the address of the trailer of a block.
 fn place(block: TlsfBlock) -> NonNull<GuardTrailer> {
     let from_payload = block.capacity() - size_of::<GuardTrailer>();
     // SAFETY: a guarded block is longer than its trailer.
@@ -69,25 +69,26 @@ fn place(block: TlsfBlock) -> NonNull<GuardTrailer> {
 }
 
 fn trailer(block: TlsfBlock) -> GuardTrailer {
-    // SAFETY: the trailer is inside the block, aligned to a word; any bits are valid for it.
+    // SAFETY: the trailer is inside the block and aligned to a word, and every bit pattern is a
+    // valid trailer.
     unsafe { place(block).read() }
 }
 
 fn set_trailer(block: TlsfBlock, trailer: GuardTrailer) {
-    // SAFETY: the trailer is inside the block, aligned to a word.
+    // SAFETY: the trailer is inside the block and aligned to a word.
     unsafe { place(block).write(trailer) }
 }
 
-/// Bytes between the payload and the trailer.
+/// Returns the canary bytes between the payload and the trailer.
 fn canary<'a>(block: TlsfBlock, asked: usize) -> &'a mut [u8] {
     let len = block.capacity() - size_of::<GuardTrailer>() - asked;
     // SAFETY: the payload and the canary are inside the block.
     let start = unsafe { block.payload().add(asked) };
-    // SAFETY: these bytes are the pool's, and initialized when the block was made.
+    // SAFETY: these bytes belong to the pool, and were initialized when the block was allocated.
     unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
 }
 
-/// Writes the canary and the trailer of a block in use, for the requested size.
+/// Writes the canary and the trailer of a block in use for which `asked` bytes were requested.
 pub(super) fn set(block: TlsfBlock, asked: usize, allocated: CallSite) {
     let mut new = GuardTrailer { seal: 0, asked, allocated, freed: 0 };
     new.seal = new.seal(block);
@@ -97,16 +98,17 @@ pub(super) fn set(block: TlsfBlock, asked: usize, allocated: CallSite) {
     }
 }
 
-/// The requested size and the location of the allocation of a guarded block in use.
+/// Returns the requested size and the call site of the allocation of a guarded block in use.
 pub(super) fn of(block: TlsfBlock) -> (usize, CallSite) {
     let GuardTrailer { asked, allocated, .. } = trailer(block);
     (asked, allocated)
 }
 
-/// The block of a payload, if it is live.
+/// Returns the block of a payload, after a check that it is live and that its guard is intact.
 ///
 /// # Errors
-/// Returns the error if it is not a live block, or if memory behind it was overwritten.
+/// Returns the error if the address is not one of a live block, or if memory behind the payload was
+/// overwritten.
 pub(super) fn find<S: Source>(
     heap: &TlsfHeap<S>,
     payload: NonNull<u8>,
@@ -118,7 +120,7 @@ pub(super) fn find<S: Source>(
     }
     let guard = trailer(block);
     if guard.seal != guard.seal(block) || guard.asked > block.capacity() - GUARD {
-        // The word is genuine, so the trailer was overwritten.
+        // If words have a tag, the header word is that of a block, so its trailer was overwritten.
         let error = if block.has_tag() { MemoryError::Overwritten } else { MemoryError::NotABlock };
         return Err(Misuse { error, ..none });
     }
@@ -129,10 +131,10 @@ pub(super) fn find<S: Source>(
     if intact { Ok(block) } else { Err(guard.error(block, MemoryError::Overwritten)) }
 }
 
-/// As [`find`], for a block that is freed or resized with a size.
+/// As [`find`], for a block that is freed or resized with this requested size.
 ///
 /// # Errors
-/// As [`find`]; also if the size is another.
+/// As [`find`], and the error of a size that differs from the requested size.
 pub(super) fn find_sized<S: Source>(
     heap: &TlsfHeap<S>,
     payload: NonNull<u8>,
@@ -146,7 +148,7 @@ pub(super) fn find_sized<S: Source>(
     Ok(block)
 }
 
-/// Freed blocks in the quarantine. For the heap they are in use.
+/// Freed blocks that are not used again yet. They count as in use in the heap.
 #[derive(Debug)]
 pub(super) struct Quarantine {
     blocks: [Option<TlsfBlock>; WAITING],
@@ -156,10 +158,11 @@ pub(super) struct Quarantine {
 impl Quarantine {
     pub(super) const EMPTY: Quarantine = Quarantine { blocks: [None; WAITING], next: 0 };
 
-    /// Adds a block that [`find_sized`] has found, and returns the one that waited longest.
+    /// Adds a block that [`find_sized`] has returned. If the quarantine was full, returns the block
+    /// that it has contained longest.
     ///
     /// # Errors
-    /// Returns the error if that one was written to.
+    /// Returns the error if the returned block was written to after its free.
     pub(super) fn push(
         &mut self,
         block: TlsfBlock,
@@ -173,15 +176,15 @@ impl Quarantine {
         left.map(assert_filled).transpose()
     }
 
-    /// Removes a block.
+    /// Removes and returns any block.
     pub(super) fn pop(&mut self) -> Option<TlsfBlock> {
         self.blocks.iter_mut().find_map(Option::take)
     }
 
-    /// Checks the block that came last.
+    /// Checks the block that was added last.
     ///
     /// # Errors
-    /// Returns the error if it was written to.
+    /// Returns the error if the block was written to after its free.
     pub(super) fn check_last(&self) -> Result<(), Misuse> {
         let last = self.blocks[(self.next + WAITING - 1) % WAITING];
         last.map_or(Ok(()), |block| assert_filled(block).map(|_| ()))
@@ -190,7 +193,7 @@ impl Quarantine {
     /// Checks all blocks.
     ///
     /// # Errors
-    /// Returns the error of one that was written to.
+    /// Returns the error of the first block that was written to after its free.
     pub(super) fn check(&self) -> Result<(), Misuse> {
         self.blocks.iter().flatten().try_for_each(|block| assert_filled(*block).map(|_| ()))
     }
@@ -202,12 +205,12 @@ impl Quarantine {
 
 fn fill(block: TlsfBlock) {
     if !watch::checked() {
-        // SAFETY: the payload of a block that its user has given up.
+        // SAFETY: the user has freed the payload, which has the requested size.
         unsafe { block.payload().write_bytes(FREED, trailer(block).asked) };
     }
 }
 
-/// A block of the quarantine, if nothing was written to it.
+/// Returns a block of the quarantine, after a check that its payload and its canary are unchanged.
 fn assert_filled(block: TlsfBlock) -> Result<TlsfBlock, Misuse> {
     let guard = trailer(block);
     if watch::checked() {

@@ -1,4 +1,5 @@
-//! The heap behind the front: regions from a source, cut into blocks, and the free ones by size.
+//! The heap behind the front: regions of a source, divided into blocks, and lists of the free
+//! blocks by size.
 //!
 //! ```text
 //!  regions ─> ┌────────┬───────┬───────┬── ··· ──┬───────┬───┐
@@ -7,8 +8,8 @@
 //!               └─> the region before it
 //! ```
 //!
-//! Free neighbors are one block at all times. The time of a function does not depend on the heap,
-//! unless its documentation says so.
+//! Adjacent free blocks are always merged. The time of a function does not depend on the size of
+//! the heap, unless its documentation says so.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -20,21 +21,22 @@ use crate::misuse::{MemoryError, Misuse};
 use crate::source::{self, Source};
 use crate::watch::{self, PoolProgress};
 
-/// The smallest region, and the size up to which regions grow with the heap.
+/// Minimum size of a region, and maximum size up to which regions grow with the heap, in bytes.
 const REGION: core::ops::RangeInclusive<usize> = 1 << 16..=1 << 24;
 
-/// The start of a region: what the source gave, and the region that it gave before. Three words, so
-/// that the first payload, a word further, is aligned.
+/// Header of a region: its size, and the region that was taken before it. The header has three
+/// words, so that the first payload, which begins one word later, is aligned.
 #[derive(Debug)]
 #[repr(C)]
 struct TlsfRegion {
     before: Option<NonNull<TlsfRegion>>,
     size: usize,
-    /// 0 or 1, in a whole word, so that every byte of a region's head is initialized.
+    /// 1 if the source provided zero-filled memory, else 0. A whole word, so that every byte of the
+    /// header is initialized.
     zeroed: usize,
 }
 
-/// Overhead of a region beside its blocks.
+/// Number of bytes of a region that do not belong to blocks with a payload.
 const AROUND: usize = size_of::<TlsfRegion>() + WORD;
 
 const _: () = assert!(size_of::<TlsfRegion>() == 3 * WORD && AROUND.is_multiple_of(GRANULE));
@@ -45,8 +47,8 @@ pub(super) struct TlsfHeap<S: Source> {
     lists: FreeLists,
     regions: Option<NonNull<TlsfRegion>>,
     held: usize,
-    /// Bytes of blocks in use without their headers, for statistics; and the part of them that was
-    /// reported.
+    /// For statistics: number of bytes of blocks in use, without header words, and the part of it
+    /// that was reported.
     used: usize,
     told: usize,
     guarded: bool,
@@ -55,11 +57,11 @@ pub(super) struct TlsfHeap<S: Source> {
     source: S,
 }
 
-// SAFETY: its pointers lead to memory that the source gave to this heap alone.
+// SAFETY: the pointers refer to memory that the source provided to this heap alone.
 unsafe impl<S: Source + Send> Send for TlsfHeap<S> {}
 
 impl<S: Source> TlsfHeap<S> {
-    /// A heap that holds nothing yet.
+    /// Creates a heap without regions.
     pub(super) const fn new(source: S, guarded: bool) -> TlsfHeap<S> {
         let watch = watch::created("tlsf");
         TlsfHeap {
@@ -75,29 +77,29 @@ impl<S: Source> TlsfHeap<S> {
         }
     }
 
-    /// True if blocks have guards. The front is closed then.
+    /// True if blocks have guards. In this case the front is closed.
     #[inline]
     pub(super) fn is_guarded(&self) -> bool {
         self.guarded || watch::checked()
     }
 
-    /// Guards a heap that holds nothing yet; returns true if it is guarded now.
+    /// Adds guards to a heap that has no region yet. Returns true if the heap is guarded now.
     pub(super) fn guard(&mut self) -> bool {
         self.guarded |= self.regions.is_none();
         self.guarded
     }
 
-    /// Source of the memory.
+    /// Returns the source of the memory.
     pub(super) const fn source(&self) -> &S {
         &self.source
     }
 
-    /// Bytes taken from the source.
+    /// Number of bytes that the heap has taken from the source and not returned.
     pub(super) const fn held(&self) -> usize {
         self.held
     }
 
-    /// A block in use of this size or 16 bytes more, if there is a free one.
+    /// Allocates a block of `size` bytes, or of a GRANULE more; `None` if no free block fits.
     #[inline]
     pub(super) fn remove_free(&mut self, size: usize) -> Option<TlsfBlock> {
         let block = self.lists.remove_fitting(size)?;
@@ -105,9 +107,9 @@ impl<S: Source> TlsfHeap<S> {
         Some(block)
     }
 
-    /// As [`TlsfHeap::remove_free`], with the payload aligned to more than GRANULE.
+    /// As [`TlsfHeap::remove_free`], for an alignment of the payload above GRANULE.
     pub(super) fn take_aligned(&mut self, size: usize, align: usize) -> Option<TlsfBlock> {
-        // The payload moves by less than `align`; by `align` more if the part before it would be
+        // The payload moves by less than `align`, or by `align` more if the part before it would be
         // too small for a block.
         let room = size.checked_add(align)?.checked_add(MIN_BLOCK).filter(|room| *room < LIMIT)?;
         let block = self.lists.remove_fitting(room)?;
@@ -128,8 +130,8 @@ impl<S: Source> TlsfHeap<S> {
         Some(aligned)
     }
 
-    /// Marks a block as used that is in no list and `whole` bytes long. The rest becomes a free
-    /// block.
+    /// Marks a block of `whole` bytes as used. Requires that the block is in no list. The part
+    /// behind `size` bytes becomes a free block, if it is large enough.
     #[inline]
     fn use_up(&mut self, block: TlsfBlock, whole: usize, size: usize) {
         if whole - size < MIN_BLOCK {
@@ -145,8 +147,9 @@ impl<S: Source> TlsfHeap<S> {
         }
     }
 
-    /// For statistics: records the new size of a block in use; 0 for none. Blocks with guards are
-    /// counted as they were requested, by [`TlsfHeap::count_guarded`].
+    /// For statistics: replaces the size `before` of a block in use by `size`; 0 means that the
+    /// block was or is not in use. Does nothing in a guarded heap, which uses
+    /// [`TlsfHeap::count_guarded`].
     #[inline]
     fn count(&mut self, size: usize, before: usize) {
         if cfg!(feature = "stats") && !self.is_guarded() {
@@ -155,13 +158,14 @@ impl<S: Source> TlsfHeap<S> {
         }
     }
 
-    /// For statistics: records the new requested size of a block with a guard; 0 for none.
+    /// For statistics: replaces the requested size `before` of a guarded block by `asked`; 0 means
+    /// that the block was or is not in use.
     pub(super) const fn count_guarded(&mut self, asked: usize, before: usize) {
         self.used = self.used.wrapping_add(asked).wrapping_sub(before);
     }
 
-    /// Reports requests to the statistics, while `at_hand` bytes are cached. The freed bytes are
-    /// the difference.
+    /// Reports requests to the statistics. `at_hand` is the number of cached bytes, which do not
+    /// count as live. The number of freed bytes is computed from the change of the live bytes.
     #[cold]
     pub(super) fn tell(&mut self, requests: usize, requested: usize, at_hand: usize, size: usize) {
         let live = self.used.saturating_sub(at_hand);
@@ -195,13 +199,14 @@ impl<S: Source> TlsfHeap<S> {
         self.lists.insert(start, size);
     }
 
-    /// Frees a block of the quarantine; `false` if none waits.
+    /// Frees a block of the quarantine; returns `false` if the quarantine is empty.
     pub(super) fn release_waiting(&mut self) -> bool {
         let waiting = self.quarantine.pop();
         waiting.inspect(|block| self.put(*block)).is_some()
     }
 
-    /// Invalidates the word of a block that became part of another, if words are checked.
+    /// Erases the header word of a block that became part of another block, if header words are
+    /// checked.
     #[inline]
     fn erase(&self, block: TlsfBlock) {
         if self.guarded || cfg!(debug_assertions) {
@@ -209,7 +214,7 @@ impl<S: Source> TlsfHeap<S> {
         }
     }
 
-    /// Resizes a block in use in place, if possible.
+    /// Resizes a block in use in place, if possible. Returns true if the block was resized.
     pub(super) fn resize(&mut self, block: TlsfBlock, size: usize) -> bool {
         let next = block.next();
         let mut whole = block.size();
@@ -242,11 +247,13 @@ impl<S: Source> TlsfHeap<S> {
         true
     }
 
-    /// Takes a region from the source in which a block of this size and alignment can be had. The
-    /// larger the heap, the larger the region, as far as the source has one.
+    /// Takes a region from the source that has space for a block of this size and alignment. The
+    /// size of the region grows with the heap, if the source has enough memory. Returns false if
+    /// the source is exhausted.
     pub(super) fn grow(&mut self, size: usize, align: usize) -> bool {
         let aligned = if align > GRANULE { align + MIN_BLOCK } else { 0 };
-        // A size class may be 1/32 of the size wide, and the search begins at the next one.
+        // A size class may be 1/32 of the size wide, and `remove_fitting` starts at the next size
+        // class.
         let Some(least) = size.checked_add(aligned).filter(|least| *least < LIMIT / 2) else {
             return false;
         };
@@ -264,21 +271,21 @@ impl<S: Source> TlsfHeap<S> {
         }
     }
 
-    /// Makes a region of what the source gave, with one free block.
+    /// Makes a region of a block of the source; the region has one free block.
     fn add(&mut self, given: source::SourceBlock) {
         watch::taken(&self.watch, given);
         let region = given.start.cast::<TlsfRegion>();
         let head =
             TlsfRegion { before: self.regions, size: given.size, zeroed: given.zeroed.into() };
-        // SAFETY: it was asked for with the alignment of a region and room for one, and is the
-        // heap's alone.
+        // SAFETY: the block was requested with the alignment of a region header and space for one,
+        // and belongs to the heap alone.
         unsafe { region.write(head) };
         self.regions = Some(region);
         self.held += given.size;
         self.clear(region, given.size);
     }
 
-    /// Makes one free block of a whole region.
+    /// Turns the whole memory of a region into one free block.
     fn clear(&mut self, region: NonNull<TlsfRegion>, size: usize) {
         let (block, size) = (first_block(region), (size & !(GRANULE - 1)).min(LIMIT) - AROUND);
         block.set_free(size);
@@ -287,8 +294,8 @@ impl<S: Source> TlsfHeap<S> {
         self.lists.insert(block, size);
     }
 
-    /// Frees all memory. The time is proportional to the number of regions, and of blocks if
-    /// accesses are checked.
+    /// Frees all blocks. The time is proportional to the number of regions and, under a memory
+    /// checker, to the number of blocks.
     pub(super) fn reset(&mut self) {
         self.used = 0;
         self.tell(0, 0, 0, 0);
@@ -300,13 +307,14 @@ impl<S: Source> TlsfHeap<S> {
         self.quarantine.clear();
         self.lists = FreeLists::EMPTY;
         for region in self.regions() {
-            // SAFETY: the heads of regions are written when they are added.
+            // SAFETY: the header of a region is written when the region is added.
             let size = unsafe { region.as_ref() }.size;
             self.clear(region, size);
         }
     }
 
-    /// Gives regions without a block in use back to the source. Takes time for each region.
+    /// Returns regions without a block in use to the source. The time is proportional to the number
+    /// of regions.
     pub(super) fn trim(&mut self) {
         let regions = self.regions();
         self.regions = None;
@@ -322,19 +330,19 @@ impl<S: Source> TlsfHeap<S> {
     }
 
     fn keep(&mut self, mut region: NonNull<TlsfRegion>) {
-        // SAFETY: the heads of regions are written when they are added, and only the heap knows
-        // them.
+        // SAFETY: the header of a region is written when the region is added, and no other
+        // reference to it exists.
         unsafe { region.as_mut() }.before = self.regions;
         self.regions = Some(region);
     }
 
     fn give_back(&mut self, region: NonNull<TlsfRegion>) {
-        // SAFETY: the heads of regions are written when they are added.
+        // SAFETY: the header of a region is written when the region is added.
         let TlsfRegion { size, zeroed, .. } = *unsafe { region.as_ref() };
         self.held -= size;
         let given = source::SourceBlock { start: region.cast(), size, zeroed: zeroed != 0 };
         watch::given_back(&self.watch, given);
-        // SAFETY: the source gave this region, and no block of it is in use or in a list.
+        // SAFETY: the source provided this region, and no block of it is in use or in a list.
         unsafe { self.source.give_back(given) };
     }
 
@@ -342,7 +350,7 @@ impl<S: Source> TlsfHeap<S> {
         TlsfRegions(self.regions)
     }
 
-    /// All blocks, of each region from front to back.
+    /// Iterates over all blocks, in each region from front to back.
     fn blocks(&self) -> impl Iterator<Item = TlsfBlock> {
         self.regions().flat_map(|region| {
             let next = |block: &TlsfBlock| Some(block.next()).filter(|next| next.size() > 0);
@@ -350,23 +358,23 @@ impl<S: Source> TlsfHeap<S> {
         })
     }
 
-    /// The block of a payload, if its word can be that of a block in a region. The time is
-    /// proportional to the number of regions.
+    /// Returns the block of a payload, if the address lies in a region and its word can be a header
+    /// word. The time is proportional to the number of regions.
     pub(super) fn block_at(&self, payload: NonNull<u8>) -> Option<TlsfBlock> {
         let word = payload.as_ptr().wrapping_sub(WORD).cast::<usize>();
         let region = self.regions().find(|region| blocks_of(*region).contains(&word.addr()))?;
         if !payload.addr().get().is_multiple_of(GRANULE) {
             return None;
         }
-        // SAFETY: it is inside of a region, whose bytes may all be read.
+        // SAFETY: the address is inside of a region, whose bytes may all be read.
         let block = unsafe { TlsfBlock::from_payload(payload) };
         let end = block.addr().saturating_add(block.size());
         let fits = block.size() >= WORD + guard::GUARD && end <= blocks_of(region).end;
         (block.is_genuine() && (fits || block.is_free())).then_some(block)
     }
 
-    /// Walks all regions and lists. `at_hand` returns true if the front has a block. Returns the
-    /// number of these blocks.
+    /// Checks all regions and lists. `at_hand` returns true if the front has cached a block.
+    /// Returns the number of blocks for which it has returned true.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -401,7 +409,7 @@ impl<S: Source> TlsfHeap<S> {
                 (before, block) = (Some(block), block.next());
             }
             assert_eq!(block.addr(), blocks_of(region).end, "blocks do not fill the region");
-            // SAFETY: the heads of regions are written when they are added.
+            // SAFETY: the header of a region is written when the region is added.
             held += unsafe { region.as_ref() }.size;
         }
         assert_eq!(held, self.held, "bytes of regions, and bytes held");
@@ -424,24 +432,25 @@ fn region(size: usize) -> Option<Layout> {
 }
 
 fn first_block(region: NonNull<TlsfRegion>) -> TlsfBlock {
-    // SAFETY: a region is larger than its head.
+    // SAFETY: a region is larger than its header.
     let word = unsafe { region.add(1) }.cast();
-    // SAFETY: behind the three words of the head comes the word of the first block, before a
-    // multiple of GRANULE.
+    // SAFETY: the header word of the first block follows the three words of the region's header,
+    // and lies just before a multiple of GRANULE.
     unsafe { TlsfBlock::at(word) }
 }
 
-/// The addresses from the word of the first block to the last word, of size 0.
+/// Returns the addresses from the header word of the first block to the last word, which has size
+/// 0.
 fn blocks_of(region: NonNull<TlsfRegion>) -> core::ops::Range<usize> {
     let start = region.addr().get();
-    // SAFETY: the heads of regions are written when they are added.
+    // SAFETY: the header of a region is written when the region is added.
     let size = unsafe { region.as_ref() }.size;
     let size = (size & !(GRANULE - 1)).min(LIMIT);
     start + size_of::<TlsfRegion>()..start + size - WORD
 }
 
-/// Regions, the last first. The next is read before one is returned, so that the caller may release
-/// it.
+/// Iterator over regions, from the last to the first. It reads the link to the next region before
+/// it returns a region, so that the caller may release the returned region.
 #[derive(Debug)]
 struct TlsfRegions(Option<NonNull<TlsfRegion>>);
 
@@ -450,8 +459,8 @@ impl Iterator for TlsfRegions {
 
     fn next(&mut self) -> Option<NonNull<TlsfRegion>> {
         let region = self.0?;
-        // SAFETY: the header of a region is written when it is added, and this region was not
-        // released yet.
+        // SAFETY: the header of a region is written when the region is added, and this region was
+        // not released yet.
         self.0 = unsafe { region.as_ref() }.before;
         Some(region)
     }

@@ -1,4 +1,5 @@
-//! Free blocks by size: a class is found, and a block in it, in a fixed number of steps.
+//! Lists of free blocks by size. The lookup of a size class, and of a block in it, takes a fixed
+//! number of steps.
 //!
 //! ```text
 //!  classes     which lists are not empty: see `classes`; sizes are counted in GRANULEs
@@ -17,7 +18,7 @@ pub(super) struct FreeLists {
     heads: [[Option<TlsfBlock>; ROW]; LEVELS],
 }
 
-/// The class of a size of a block.
+/// Returns the size class of a block of `size` bytes.
 #[inline]
 const fn class(size: usize) -> usize {
     classes::class(size / GRANULE)
@@ -52,8 +53,8 @@ impl FreeLists {
         }
     }
 
-    /// Removes a block of at least this size: of the exact size below `EXACT` granules, else of the
-    /// next wider size class, so that no list is searched.
+    /// Removes and returns a block of at least `size` bytes. Searches no list: every block of the
+    /// chosen size class is large enough.
     #[inline]
     pub(super) fn remove_fitting(&mut self, size: usize) -> Option<TlsfBlock> {
         let class = self.classes.first_from(classes::class_above(size / GRANULE))?;
@@ -70,18 +71,18 @@ impl FreeLists {
     fn set_head(&mut self, class: usize, head: Option<TlsfBlock>) {
         self.heads[class / ROW][class % ROW] = head;
         let Some(head) = head else { return self.classes.clear(class) };
-        // The next allocation of its size class takes this block. It should not wait for this word,
-        // nor for that of the block behind it.
+        // The next allocation of this size class takes this block. Prefetching its header word and
+        // that of the block behind it avoids that the allocation waits for them.
         if class < EXACT {
             head.split_at(class * GRANULE).prefetch();
         }
         head.prefetch();
     }
 
-    /// Walks all lists.
+    /// Checks all lists.
     ///
     /// # Panics
-    /// Panics if a list, its bits or the class of a block are wrong.
+    /// Panics if a list, the bitmap or the size class of a block is wrong.
     pub(super) fn check(&self, blocks: usize) {
         self.classes.check(|class| self.heads[class / ROW][class % ROW].is_some());
         let mut found = 0;

@@ -1,4 +1,4 @@
-//! A TLSF behind a lock: for several threads, and as the global allocator.
+//! A TLSF pool behind a lock, for several threads and as the global allocator.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
@@ -7,8 +7,9 @@ use super::Tlsf;
 use crate::lock::Locked;
 use crate::source::Source;
 
-/// A [`Tlsf`] that any thread may use, one at a time. Waiting threads spin, and yield if the
-/// operating system is available. A child of `fork` may use one that is a static variable.
+/// A [`Tlsf`] that several threads may use, one thread at a time. Waiting threads spin, and yield
+/// if the operating system is available. A child of `fork` may use a pool that is a static
+/// variable.
 ///
 /// ```
 /// use pagewise_alloc::{LockedTlsf, source::Os};
@@ -26,23 +27,23 @@ pub struct LockedTlsf<S: Source, const N: usize = 32> {
 }
 
 impl<S: Source, const N: usize> LockedTlsf<S, N> {
-    /// An empty pool.
+    /// Creates an empty pool, which is guarded in debug builds.
     pub const fn new(source: S) -> LockedTlsf<S, N> {
         LockedTlsf { pool: Locked::new(Tlsf::new(source)) }
     }
 
-    /// A pool without guards, also in debug builds.
+    /// Creates a pool without guards, also in debug builds.
     pub const fn unguarded(source: S) -> LockedTlsf<S, N> {
         LockedTlsf { pool: Locked::new(Tlsf::unguarded(source)) }
     }
 
-    /// A guarded pool, also in release builds.
+    /// Creates a guarded pool, also in release builds.
     pub const fn guarded(source: S) -> LockedTlsf<S, N> {
         LockedTlsf { pool: Locked::new(Tlsf::guarded(source)) }
     }
 
-    /// Runs `body` with the pool. `body` must not allocate from this pool in another way: the lock
-    /// is held.
+    /// Calls `body` with the pool while the lock is held. `body` must not call another function of
+    /// this value: the call would wait forever.
     #[inline]
     pub fn with<T>(&self, body: impl FnOnce(&mut Tlsf<S, N>) -> T) -> T {
         #[cfg(feature = "os")]
@@ -55,9 +56,9 @@ fn or_null(block: Option<NonNull<u8>>) -> *mut u8 {
     block.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-// SAFETY: blocks have the size and alignment that was asked for and do not overlap. Nothing
-// unwinds: a memory error is reported without an allocation, after the lock was released, and ends
-// the process.
+// SAFETY: blocks have the requested size and alignment and do not overlap. No function unwinds: a
+// memory error is reported without an allocation after the lock is released, and aborts the
+// process.
 unsafe impl<S: Source + Send, const N: usize> GlobalAlloc for LockedTlsf<S, N> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,10 +1,10 @@
-//! Tools that check each access: valgrind's memcheck, and AddressSanitizer; and the recorder of
-//! heaps, which counts each block.
+//! Tools that observe each block or access: memcheck of valgrind, AddressSanitizer, and the heap
+//! recorder of pagewise, which counts each block.
 //!
-//! A request to valgrind is a sequence of instructions that do nothing on a processor, and that
-//! valgrind recognizes when it translates them. AddressSanitizer is present if its runtime is: its
-//! two functions for custom allocators are looked up by name, so that a library that was built
-//! without it serves programs that were built with it.
+//! A request to valgrind is a sequence of instructions that has no effect on a processor; valgrind
+//! recognizes the sequence when it translates the program. AddressSanitizer is present if its
+//! runtime is loaded: its two functions for custom allocators are looked up by name, so that a
+//! library that was built without AddressSanitizer works in programs that were built with it.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -18,14 +18,14 @@ mod recorder;
 #[cfg(feature = "os")]
 mod valgrind;
 
-/// Size of the red zone behind each block of a pool that is [`checked`], in bytes. Most guarded
-/// pools have it too.
+/// Size in bytes of the red zone behind each block of a pool if [`checked`]. Most guarded pools
+/// also have this red zone.
 pub const GAP: usize = 16;
 
 #[cfg(feature = "os")]
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Result of the search for checkers; 0 is not known yet.
+/// Result of the search for checkers: `NOBODY` or `SOMEBODY`; 0 before the search.
 #[cfg(feature = "os")]
 static FOUND: AtomicU8 = AtomicU8::new(0);
 #[cfg(feature = "os")]
@@ -33,13 +33,14 @@ const NOBODY: u8 = 1;
 #[cfg(feature = "os")]
 const SOMEBODY: u8 = 2;
 
-/// Disables the search for checkers, which may allocate: for a pool that is `malloc`.
+/// Disables the search for checkers: for a pool that implements `malloc`, since the search may
+/// allocate.
 #[cfg(feature = "os")]
 pub fn ignore_checkers() {
     FOUND.store(NOBODY, Relaxed);
 }
 
-/// True if a checker observes accesses in this process: then every call must take a slow path.
+/// True if a checker is present in this process: then every call must take a slow path.
 #[cfg(feature = "os")]
 #[inline]
 pub fn checked() -> bool {
@@ -54,24 +55,25 @@ pub fn checked() -> bool {
 #[cfg(feature = "os")]
 #[cold]
 fn search() -> bool {
-    // The recorder is always asked: it may be present beside a checker.
+    // The recorder is always searched for, because it may be present together with another checker.
     let recorded = recorder::is_there();
     let found = valgrind::is_running() || asan::is_there() || recorded;
     FOUND.store(if found { SOMEBODY } else { NOBODY }, Relaxed);
     found
 }
 
-/// Without an operating system no checker is known.
+/// Always false: without an operating system the library cannot search for checkers.
 #[cfg(not(feature = "os"))]
 pub const fn checked() -> bool {
     false
 }
 
-/// While this value lives, the thread may access inaccessible memory.
+/// Guard for accesses of this thread to inaccessible memory: checkers report none while it lives.
 #[derive(Debug)]
 pub struct Quiet(bool);
 
-/// Disables reports about this thread, for slow paths that access free memory.
+/// Disables reports about this thread until the returned guard is dropped, for slow paths that
+/// access free memory.
 pub fn quiet() -> Quiet {
     let checked = checked();
     #[cfg(feature = "os")]
@@ -90,7 +92,7 @@ impl Drop for Quiet {
     }
 }
 
-/// Defines a function that reports to all checkers that are present.
+/// Defines a function that calls the function of the same name for each checker that is present.
 macro_rules! tell {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*);)*) => {
         $($(#[$doc])*

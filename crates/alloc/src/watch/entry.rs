@@ -1,20 +1,20 @@
 //! The counters of one pool, in the layout in which other processes read them.
 //!
-//! One thread at a time counts, the one that uses the pool: each counter is read and written
-//! without a locked instruction. A reader in another process reads each counter whole, and all of
-//! them at about the same time.
+//! Only one thread at a time, the user of the pool, writes the counters, without a locked
+//! instruction. Another process reads each counter with one access, and all counters at about the
+//! same time.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::PoolProgress;
 use crate::source::SourceBlock;
 
-/// Sizes are counted by their power of two: up to 1 byte, 2, 4, .. and the last for all larger
-/// ones.
+/// Number of size classes of requests: up to 1 byte, 2 bytes, 4 bytes and so on; the last class
+/// contains all larger sizes.
 pub const SIZES: usize = 24;
-/// Points of the series.
+/// Maximum number of points of the series.
 pub const SAMPLES: usize = 64;
-/// Number of separate address ranges.
+/// Maximum number of separate address ranges.
 const RANGES: usize = 128;
 
 /// States of an entry.
@@ -25,44 +25,48 @@ mod state {
     pub(super) const CLAIMED: u32 = 3;
 }
 
-/// One pool. All zero is an entry that was never used.
+/// Counters of one pool. An entry of zeros was never used.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct PoolEntry {
     state: AtomicU32,
-    /// Grows each time the entry gets another pool.
+    /// Number that grows each time a new pool takes the entry.
     serial: AtomicU32,
-    /// UTF-8, filled up with 0.
+    /// Names of the kind and of the pool in UTF-8, padded with zeros.
     kind: [AtomicU64; 2],
     name: [AtomicU64; 4],
-    /// Requested blocks, and their bytes; freed bytes.
+    /// Number of requested blocks, of their bytes, and of freed bytes.
     requests: AtomicU64,
     requested: AtomicU64,
     returned: AtomicU64,
     /// Maximum number of live bytes.
     peak_live: AtomicU64,
-    /// Bytes held of the source, now and at most.
+    /// Number of bytes that the pool has of its source now, and maximum of this number.
     held: AtomicU64,
     peak_held: AtomicU64,
-    /// Blocks that were obtained from the source, and returned to it.
+    /// Number of blocks that the pool has taken from its source, and number of blocks that it has
+    /// returned.
     blocks_taken: AtomicU64,
     blocks_returned: AtomicU64,
     slow_paths: AtomicU64,
-    /// Requests by size class. A sampled request represents those around it.
+    /// Number of requests by size class. A sampled request counts for all requests since the last
+    /// sample.
     sizes: [AtomicU64; SIZES],
-    /// When `requested` reaches this, a sample is due; and how much further the next.
+    /// Value of `requested` at which the next point of the series is due, and distance between
+    /// points in requested bytes.
     next_sample: AtomicU64,
     interval: AtomicU64,
     samples_used: AtomicU64,
-    /// Address ranges that were not recorded, because all entries were in use.
+    /// Number of address ranges that were not recorded because all entries of `ranges` were in use.
     ranges_lost: AtomicU64,
     reserved: [u64; 20],
     samples: [SeriesSample; SAMPLES],
-    /// Address ranges of its blocks, adjacent ones merged; empty entries are unused.
+    /// Address ranges of the pool's blocks, with adjacent ranges merged. An empty range is an
+    /// unused entry.
     ranges: [AddressRange; RANGES],
 }
 
-/// Addresses from `start` up to `end`.
+/// Range of addresses from `start` to `end`, without `end`.
 #[repr(C)]
 #[derive(Debug)]
 struct AddressRange {
@@ -79,12 +83,13 @@ struct SeriesSample {
     held: AtomicU64,
 }
 
-/// Requested bytes between the first samples.
+/// Number of requested bytes between the first points of the series.
 const FIRST_INTERVAL: u64 = 1024;
-/// Maximum number of bytes between two reports; an eighth of all requested bytes, if that is less.
+/// Maximum number of bytes between two reports. An eighth of all requested bytes, if that is less,
+/// is the limit instead.
 const SIZE_INTERVAL: u64 = 32 << 10;
 
-/// Adds without a locked instruction: there is one writer.
+/// Adds to a counter without a locked instruction, because only one thread writes it.
 #[inline(always)]
 fn add(counter: &AtomicU64, n: u64) -> u64 {
     let sum = counter.load(Relaxed).wrapping_add(n);
@@ -98,14 +103,14 @@ fn raise(most: &AtomicU64, now: u64) {
     }
 }
 
-/// Index of the size class.
+/// Returns the index of the size class of a request.
 const fn class(size: usize) -> usize {
     let power = usize::BITS - size.saturating_sub(1).leading_zeros();
     if power as usize >= SIZES { SIZES - 1 } else { power as usize }
 }
 
 impl PoolEntry {
-    /// Makes it the entry of a new pool; `false` if another pool has it.
+    /// Claims the entry for a new pool; returns `false` if another pool uses it.
     pub(super) fn claim(&self, kind: &str) -> bool {
         let was = self.state.load(Relaxed);
         let is_free = was == state::FREE || was == state::ENDED;
@@ -196,30 +201,30 @@ impl PoolEntry {
         self.moved(progress);
     }
 
-    /// Counts requests by their size alone.
+    /// Adds requests to the count of their size class only.
     pub(super) fn sized(&self, size: usize, requests: u64) {
         add(&self.sizes[class(size)], requests);
     }
 
-    /// Counts all but sizes.
+    /// Adds the events of a report, except to the counts of size classes.
     pub(super) fn moved(&self, progress: PoolProgress) {
         add(&self.requests, progress.requests as u64);
-        // Live bytes had their maximum before the frees.
+        // Adds the requests before the frees, since the live bytes had their maximum in between.
         let requested = add(&self.requested, progress.requested as u64);
         self.note_live(requested);
         add(&self.returned, progress.returned as u64);
     }
 
-    /// Number of bytes that may be allocated, or freed, before a pool reports: an eighth of all, up
-    /// to [`SIZE_INTERVAL`].
+    /// Returns the number of bytes that a pool may allocate, or free, before it reports: an eighth
+    /// of all requested bytes, at most [`SIZE_INTERVAL`].
     pub(super) fn span(&self) -> usize {
         let all = self.requested.load(Relaxed);
         usize::try_from((all / 8).min(SIZE_INTERVAL)).unwrap_or(0)
     }
 
-    /// Adds a report of a pool: allocated and freed bytes, and the size of a sampled request. A
-    /// request is sampled with a probability proportional to its size, which dividing by the size
-    /// compensates. 0 without a request.
+    /// Adds a report of a pool: numbers of allocated and freed bytes, and the size of a sampled
+    /// request, or 0 without a request. The probability that a request is sampled is proportional
+    /// to its size; dividing the allocated bytes by this size compensates for that.
     pub(super) fn told(&self, asked: u64, returned: u64, size: usize) {
         let mean = self.requested.load(Relaxed).checked_div(self.requests.load(Relaxed));
         let size = if size > 0 { size as u64 } else { mean.unwrap_or(1).max(1) };
@@ -244,8 +249,8 @@ impl PoolEntry {
         }
     }
 
-    /// Adds a point to the series. When it is full, every second one is removed, and later points
-    /// are twice as far apart.
+    /// Adds a point to the series. If the series is full, every second point is removed, and the
+    /// distance between later points is doubled.
     fn sample(&self, requested: u64, live: u64) {
         let mut used = usize::try_from(self.samples_used.load(Relaxed)).unwrap_or(0).min(SAMPLES);
         if used == SAMPLES {
@@ -297,7 +302,7 @@ impl SeriesSample {
     }
 }
 
-/// Writes the start of a text into words.
+/// Writes the start of a text into words, padded with zeros.
 fn write(words: &[AtomicU64], text: &str) {
     for (at, word) in words.iter().enumerate() {
         let mut bytes = [0; 8];

@@ -1,9 +1,9 @@
-//! Counters of all pools of a process, to be found from outside.
+//! Table of the counters of all pools of a process, which other processes can find.
 //!
-//! A private mapping of a file in memory with the name [`NAME`]: `/proc/<pid>/maps` shows it as
-//! `/memfd:pagewise-pools (deleted)`, in stripped and static programs too, and a child of `fork`
-//! has its own. A process with the right to trace reads it with `process_vm_readv`; the target does
-//! nothing.
+//! The table is a private mapping of a file in memory with the name [`NAME`]. `/proc/<pid>/maps`
+//! shows it as `/memfd:pagewise-pools (deleted)`, also in stripped and static programs, and a child
+//! of `fork` has a copy. A process with the permission to trace the target reads the table by
+//! `process_vm_readv`, without any action of the target.
 //!
 //! ```text
 //!   0        64               64 + 4 KiB           64 + 8 KiB
@@ -16,25 +16,25 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use super::PoolEntry;
 
-/// Name of the mapping in the kernel.
+/// Name of the file in memory.
 const NAME: &CStr = c"pagewise-pools";
 
-/// The first word: `PWPOOLS` and the version.
+/// First word of the table: `PWPOOLS` and the version of the format.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PWPOOLS\x01");
 
-/// Maximum number of pools with an entry; further ones are only counted.
+/// Maximum number of pools with an entry. Further pools are only counted in `lost`.
 const ENTRIES: u32 = 1024;
 
-/// All pools of a process.
+/// Counters of all pools of a process.
 #[repr(C)]
 #[derive(Debug)]
 pub struct PoolTable {
     magic: AtomicU64,
     entry_size: AtomicU32,
     entries: AtomicU32,
-    /// Entries from here on were never used.
+    /// Number of entries that were ever used; the entries behind them never were.
     used: AtomicU32,
-    /// Pools that found no entry.
+    /// Number of pools that found no free entry.
     lost: AtomicU32,
     reserved: [u64; 5],
     entry: [PoolEntry; ENTRIES as usize],
@@ -47,7 +47,8 @@ const _: () = assert!(core::mem::offset_of!(PoolTable, entry) == 64);
 
 static TABLE: AtomicPtr<PoolTable> = AtomicPtr::new(core::ptr::null_mut());
 
-/// An entry for a new pool; `None` if all are in use, or without memory for them.
+/// Returns an entry for a new pool; `None` if all entries are in use, or if the table cannot be
+/// created.
 #[cold]
 pub(super) fn enter(kind: &str) -> Option<&'static PoolEntry> {
     let table = table()?;
@@ -63,15 +64,16 @@ pub(super) fn enter(kind: &str) -> Option<&'static PoolEntry> {
 
 fn table() -> Option<&'static PoolTable> {
     let made = TABLE.load(Ordering::Acquire);
-    // SAFETY: the pointer is that of a table, which stays mapped for good.
+    // SAFETY: the pointer is NULL or that of a table, which is never unmapped.
     unsafe { made.as_ref() }.or_else(make)
 }
 
-/// Creates the table. If two threads do, the second one unmaps its own and uses that of the first.
+/// Creates the table. If two threads create one at the same time, the second thread unmaps its own
+/// table and uses that of the first.
 fn make() -> Option<&'static PoolTable> {
     let new = map()?;
-    // SAFETY: the mapping is as large as a table, aligned to pages, and zero: a table without
-    // pools.
+    // SAFETY: the mapping has the size of a table, is aligned to pages, and is zero-filled, which
+    // is a table without pools.
     let table = unsafe { &*new };
     table.entry_size.store(ENTRY_SIZE, Ordering::Relaxed);
     table.entries.store(ENTRIES, Ordering::Relaxed);
@@ -81,7 +83,7 @@ fn make() -> Option<&'static PoolTable> {
         Err(first) => {
             // SAFETY: no other code has the address of this mapping.
             unsafe { libc::munmap(new.cast(), size_of::<PoolTable>()) };
-            // SAFETY: the pointer is that of a table, which stays mapped for good.
+            // SAFETY: the pointer is that of a table, which is never unmapped.
             unsafe { first.as_ref() }
         }
     }
@@ -95,7 +97,7 @@ fn map() -> Option<*mut PoolTable> {
     }
     let size = size_of::<PoolTable>();
     let length = libc::off_t::try_from(size).unwrap_or(0);
-    // SAFETY: the call takes numbers.
+    // SAFETY: the call takes numbers and accesses no memory of this process.
     let sized = unsafe { libc::ftruncate(file, length) } == 0;
     let start = if sized {
         // SAFETY: the kernel chooses the address, so the call changes no existing mapping.
@@ -112,7 +114,7 @@ fn map() -> Option<*mut PoolTable> {
     } else {
         libc::MAP_FAILED
     };
-    // SAFETY: this is ours, and the mapping keeps the file.
+    // SAFETY: this function owns the descriptor; the mapping keeps the file.
     unsafe { libc::close(file) };
     (start != libc::MAP_FAILED).then_some(start.cast())
 }

@@ -1,4 +1,5 @@
-//! The simplest pool: each block is a block of the source. The suite itself is tested with it.
+//! The simplest pool, in which each block is a block of the source. The tests of the suite itself
+//! use it.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -18,13 +19,13 @@ impl<S: Source> Direct<S> {
     }
 }
 
-// SAFETY: blocks are the source's, which gives each to one taker.
+// SAFETY: each block is a block of the source, which belongs to one caller until it is released.
 unsafe impl<S: Source> DisciplinedAllocator for Direct<S> {
     const NAME: &'static str = "direct";
     const FREES: Discipline = Discipline::Any;
 
     fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
-        // Blocks are identified by their address.
+        // A block of size 0 gets a byte, because this pool identifies blocks by their address.
         let own = Layout::from_size_align(layout.size().max(1), layout.align()).ok()?;
         let block = self.source.take(own)?;
         self.blocks.insert(block.start, block);
@@ -33,7 +34,7 @@ unsafe impl<S: Source> DisciplinedAllocator for Direct<S> {
 
     unsafe fn free(&mut self, start: NonNull<u8>, _layout: Layout) {
         let block = self.blocks.remove(&start).expect("a block is freed once");
-        // SAFETY: it came from there, and the caller uses it no more.
+        // SAFETY: the block came from this source, and the caller does not use it any more.
         unsafe { self.source.give_back(block) };
     }
 
@@ -46,7 +47,7 @@ unsafe impl<S: Source> DisciplinedAllocator for Direct<S> {
 impl<S: Source> Drop for Direct<S> {
     fn drop(&mut self) {
         for block in self.blocks.values() {
-            // SAFETY: it came from there; a pool that ends takes its blocks with it.
+            // SAFETY: the block came from this source, and is not used after the end of the pool.
             unsafe { self.source.give_back(*block) };
         }
     }

@@ -1,4 +1,4 @@
-//! A ring as a pool of single blocks: each in a frame of its own.
+//! A ring as a pool of single blocks, each in a frame of its own.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -19,13 +19,14 @@ impl<S: Source + Send + 'static> RingFrames<S> {
     }
 }
 
-// SAFETY: blocks of a frame are aligned and apart, and stay until it is released.
+// SAFETY: blocks of frames have the requested alignment, do not overlap, and stay until the frame
+// is released.
 unsafe impl<S: Source + Send + 'static> DisciplinedAllocator for RingFrames<S> {
     const NAME: &'static str = "ring";
     const FREES: Discipline = Discipline::Any;
 
     fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
-        // Blocks of no size may share an address, but here each is a key.
+        // A block of size 0 gets a byte, because this pool uses the address of each block as a key.
         let layout = Layout::from_size_align(layout.size().max(1), layout.align()).ok()?;
         let frame = self.ring.open()?;
         let start = frame.allocate(layout)?;

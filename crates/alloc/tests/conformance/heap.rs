@@ -1,5 +1,5 @@
-//! A source for tests: blocks are filled with a pattern or with zeros, and each must be returned as
-//! it was taken.
+//! A source for tests. It fills blocks with a pattern or with zeros, and checks that each block is
+//! returned with the size with which it was taken.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagewise_alloc::{Source, SourceBlock};
 
 const RUBBISH: u8 = 0xa5;
-/// Bytes by which some blocks are larger than requested.
+/// Number of bytes by which some blocks are larger than requested.
 const MORE: usize = 48;
 
-/// Memory of the test's own allocator. Clones are one heap.
+/// A source of memory of the global allocator. Clones share one list of blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TestHeap(Arc<Mutex<TestHeapBlocks>>);
 
@@ -22,7 +22,8 @@ struct TestHeapBlocks {
 }
 
 impl TestHeap {
-    /// Ignores a poisoned lock: the test that failed is reported elsewhere.
+    /// Locks the list of blocks. Ignores a poisoned lock, since the test that panicked is reported
+    /// anyway.
     fn given(&self) -> MutexGuard<'_, TestHeapBlocks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -33,7 +34,8 @@ impl TestHeap {
     }
 }
 
-// SAFETY: the memory is the global allocator's, filled as is said, and stays until it comes back.
+// SAFETY: the memory comes from the global allocator, is zero-filled if `zeroed`, and stays until
+// it is returned.
 unsafe impl Source for TestHeap {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let mut given = self.given();
@@ -44,7 +46,7 @@ unsafe impl Source for TestHeap {
         // SAFETY: the size is at least 1.
         let start = NonNull::new(unsafe { alloc(own) })?;
         let zeroed = given.taken.is_multiple_of(2);
-        // SAFETY: the allocator gave that many bytes.
+        // SAFETY: the allocator returned `size` bytes.
         unsafe { start.write_bytes(if zeroed { 0 } else { RUBBISH }, size) };
         given.blocks.push((start.addr().get(), size, own));
         Some(SourceBlock { start, size, zeroed })
@@ -57,7 +59,7 @@ unsafe impl Source for TestHeap {
             .iter()
             .position(|(start, size, _)| (*start, *size) == (block.start.addr().get(), block.size));
         let (_, _, own) = given.blocks.swap_remove(at.expect("a block comes back as it was given"));
-        // SAFETY: it came from `alloc` with this layout, since it was in the list.
+        // SAFETY: the list contained the block, so it came from `alloc` with this layout.
         unsafe { dealloc(block.start.as_ptr(), own) };
     }
 }

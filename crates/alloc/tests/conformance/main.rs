@@ -1,8 +1,9 @@
-//! Requirements on every pool, for each discipline: one suite for all.
+//! Requirements on every pool, for each discipline: one suite for all pools.
 //!
-//! A program of random steps, legal for the pool, runs on it and on a mirror that knows what must
-//! lie where. Adding a pool is a line in [`for_each_allocator`]: its name, and how to make one that
-//! takes its blocks from `memory`; `None` where there is too little for a first.
+//! The suite runs a program of random steps, in an order that the pool permits, on the pool and on
+//! a mirror that knows the expected content of each block. To add a pool, add a line to
+//! [`for_each_allocator`]: its name, and an expression that creates a pool with blocks of `memory`,
+//! or is `None` if `memory` has too little for a first block.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -62,7 +63,7 @@ macro_rules! for_each_allocator {
     };
 }
 
-/// A heap in a file that is gone when it is closed.
+/// Creates a heap in a file, which is deleted when the heap is closed.
 fn persistent() -> Option<Persistent> {
     static HEAPS: AtomicUsize = AtomicUsize::new(0);
     let number = HEAPS.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +84,7 @@ for_each_allocator! {
     fifo_with_guards: |memory| Fifo::guarded(memory);
     pages: |memory| Some(Pages::unguarded(memory));
     pages_with_guards: |memory| Some(Pages::guarded(memory));
-    // Its memory is the file's; its own tests cover a full disk.
+    // The memory of this heap is that of its file; tests of its own cover a full disk.
     persistent: |_memory| persistent();
     ring: |memory| Ring::unguarded(memory).map(RingFrames::new);
     ring_with_guards: |memory| Ring::guarded(memory).map(RingFrames::new);

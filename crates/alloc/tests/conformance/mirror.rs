@@ -1,4 +1,4 @@
-//! A pool and what must be true of it: which blocks are live, and every byte of theirs.
+//! A pool and its expected state: the live blocks, and the content of each.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use pagewise_alloc::DisciplinedAllocator;
 
 use crate::program::{ProgramStep, which};
 
-/// A block that was handed out.
+/// A live block.
 #[derive(Clone, Copy, Debug)]
 struct MirroredBlock {
     start: NonNull<u8>,
@@ -16,10 +16,11 @@ struct MirroredBlock {
     seed: u8,
 }
 
-/// Length of the pattern: a prime, so that bytes at a distance of a power of two differ.
+/// Length of the pattern in bytes: a prime number, so that bytes whose distance is a power of two
+/// differ.
 const PERIOD: usize = 251;
 
-/// Pattern written into blocks, from `seed` on: any `PERIOD` bytes of it.
+/// Bytes from which the pattern of a block is copied, from an offset `seed` on.
 const PATTERN: [u8; 2 * PERIOD] = {
     let mut pattern = [0; 2 * PERIOD];
     let mut at = 1;
@@ -36,16 +37,16 @@ impl MirroredBlock {
     }
 
     fn write(&self) {
-        // SAFETY: the pool handed the block out for writing, and it is live.
+        // SAFETY: the block is live, and its user may write to it.
         let memory =
             unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) };
         let chunks = memory.chunks_mut(PERIOD);
         chunks.for_each(|chunk| chunk.copy_from_slice(&self.pattern()[..chunk.len()]));
     }
 
-    /// The block holds what was written, at least up to a size.
+    /// Checks that the first `size` bytes of the block have the content that was written.
     fn assert_intact(&self, size: usize) {
-        // SAFETY: the pool handed the block out, it is live and was written throughout.
+        // SAFETY: the block is live, and every byte of it was written.
         let memory = unsafe {
             std::slice::from_raw_parts(self.start.as_ptr(), size.min(self.layout.size()))
         };
@@ -54,18 +55,18 @@ impl MirroredBlock {
     }
 
     fn assert_zero(&self) {
-        // SAFETY: the pool handed the block out and says that it is written, with zeros.
+        // SAFETY: the block is live, and the pool has filled it with zeros.
         let memory = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) };
         assert!(memory.iter().all(|byte| *byte == 0), "a block is not zero: {self:?}");
     }
 }
 
-/// A pool, and its live blocks, the oldest first.
+/// A pool, and its live blocks from the oldest to the newest.
 #[derive(Debug)]
 pub(crate) struct Mirror<A: DisciplinedAllocator> {
     pool: A,
     live: Vec<MirroredBlock>,
-    /// Start and end of the live blocks that are not empty.
+    /// Start and end addresses of the live blocks, without blocks of size 0.
     ranges: BTreeMap<usize, usize>,
     seed: u8,
     refused: usize,
@@ -77,7 +78,7 @@ impl<A: DisciplinedAllocator> Mirror<A> {
         Mirror { pool, live: Vec::new(), ranges: BTreeMap::new(), seed: 0, refused: 0 }
     }
 
-    /// Number of times the pool was out of memory.
+    /// Number of calls that failed because the pool was out of memory.
     pub(crate) fn refused(&self) -> usize {
         self.refused
     }
@@ -120,14 +121,14 @@ impl<A: DisciplinedAllocator> Mirror<A> {
         let live = self.live.remove(at);
         live.assert_intact(usize::MAX);
         self.leave(&live);
-        // SAFETY: the block is live, and the one that the discipline allows.
+        // SAFETY: the block is live, and the discipline permits to free it now.
         unsafe { self.pool.free(live.start, live.layout) };
     }
 
     fn resize(&mut self, at: usize, size: usize) {
         let old = self.live[at];
         let layout = Layout::from_size_align(size, old.layout.align()).unwrap();
-        // SAFETY: the block is live, and the one that the discipline allows.
+        // SAFETY: the block is live, and the discipline permits to resize it now.
         let Some(start) = (unsafe { self.pool.resize(old.start, old.layout, layout) }) else {
             self.refused += 1;
             old.assert_intact(usize::MAX);
@@ -141,7 +142,7 @@ impl<A: DisciplinedAllocator> Mirror<A> {
         self.live[at] = new;
     }
 
-    /// Another block is live: it is aligned and overlaps none.
+    /// Records a new live block, and checks its alignment and that it overlaps no other live block.
     fn enter(&mut self, live: &MirroredBlock) {
         let start = live.start.addr().get();
         assert!(start.is_multiple_of(live.layout.align()), "a block is not aligned: {live:?}");
@@ -160,7 +161,7 @@ impl<A: DisciplinedAllocator> Mirror<A> {
         }
     }
 
-    /// Frees what is live, the last first, which every discipline allows.
+    /// Frees all live blocks, from the newest to the oldest, which every discipline permits.
     pub(crate) fn free_all(&mut self) {
         while !self.live.is_empty() {
             self.free(self.live.len() - 1);

@@ -1,4 +1,4 @@
-//! The suite is tested, too: it finds pools that are wrong in the usual ways.
+//! Tests of the suite: it must reject pools with common defects.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -25,8 +25,8 @@ fn wrong<const HOW: u8>(memory: TestMemory) -> Option<Wrong<HOW>> {
     Some(Wrong { pool: Direct::new(memory), last: None })
 }
 
-// SAFETY: none: what it promises is what the suite must find broken. Each block lies in memory that
-// is its own pool's.
+// SAFETY: violated on purpose, since the suite must detect the defect. Every block lies in memory
+// of its own pool.
 unsafe impl<const HOW: u8> DisciplinedAllocator for Wrong<HOW> {
     const NAME: &'static str = "wrong";
     const FREES: Discipline = Discipline::Any;
@@ -42,7 +42,7 @@ unsafe impl<const HOW: u8> DisciplinedAllocator for Wrong<HOW> {
             }
             MISALIGNED if layout.align() > 1 => {
                 let more = Layout::from_size_align(layout.size() + 1, layout.align()).ok()?;
-                // SAFETY: one byte more was asked for.
+                // SAFETY: the layout has one byte more than requested.
                 return Some(unsafe { self.pool.allocate(more)?.add(1) });
             }
             REFUSES if layout.size() == 40 => return None,

@@ -1,5 +1,5 @@
-//! Random programs: steps that mean something for any pool, since they name blocks by their place
-//! among the live.
+//! Random programs. Their steps are meaningful for every pool, because they select blocks by their
+//! position among the live blocks.
 
 use std::alloc::Layout;
 
@@ -7,7 +7,7 @@ use pagewise_alloc::Discipline;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// Next step of a program. Steps on a block do nothing if no block is live.
+/// Step of a program. A step that needs a block does nothing if no block is live.
 #[derive(Clone, Debug)]
 pub(crate) enum ProgramStep {
     Allocate(Layout),
@@ -18,7 +18,7 @@ pub(crate) enum ProgramStep {
 const STEPS: usize = if cfg!(miri) { 24 } else { 160 };
 const LARGE: usize = if cfg!(miri) { 3000 } else { 100_000 };
 
-/// Programs with a maximum number of steps, in which more is allocated than freed.
+/// Generates programs with a limited number of steps, which allocate more blocks than they free.
 pub(crate) fn programs() -> impl Strategy<Value = Vec<ProgramStep>> {
     prop::collection::vec(step(), 1..STEPS)
 }
@@ -47,12 +47,13 @@ fn align() -> impl Strategy<Value = usize> {
     log.prop_map(|log| 1 << log)
 }
 
-/// Index of the block, in order of age, to which a step applies, so that the program stays legal.
+/// Returns the index, in order of age, of the block to which a step applies. The discipline permits
+/// to free this block.
 pub(crate) fn which(frees: Discipline, index: &Index, live: usize) -> usize {
     let any = index.index(live);
     match frees {
         Discipline::Lifo => live - 1,
-        // Mostly the oldest.
+        // In three of four cases the oldest block.
         Discipline::Fifo if !index.index(4).is_multiple_of(4) => 0,
         Discipline::Fifo | Discipline::Any => any,
     }

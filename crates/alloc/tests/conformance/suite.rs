@@ -1,4 +1,4 @@
-//! The tests that every pool passes.
+//! Tests that every pool must pass.
 
 use std::mem::MaybeUninit;
 
@@ -12,10 +12,12 @@ use crate::mirror::Mirror;
 use crate::program::{ProgramStep, programs};
 
 const PROGRAMS: u32 = if cfg!(miri) { 3 } else { 128 };
-/// Fewer, since each runs once for every block that it takes.
+/// Number of programs for tests of exhausted memory. It is smaller, since each program runs once
+/// for every number of blocks up to the number that it needs.
 const FAILING_PROGRAMS: u32 = if cfg!(miri) { 1 } else { 16 };
 
-/// Runs a test on random programs, and prints the shortest on which it panics.
+/// Runs a test on random programs. If the test panics, prints the shortest program on which it
+/// does.
 fn on_programs(cases: u32, test: impl Fn(&[ProgramStep])) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let run = TestRunner::new(config).run(&programs(), |program| {
@@ -25,8 +27,9 @@ fn on_programs(cases: u32, test: impl Fn(&[ProgramStep])) {
     run.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Runs a program on a new pool with a limited number of blocks; returns true if it was ever out of
-/// memory. Every other program ends with live blocks, unless the pool would wait for them.
+/// Runs a program on a new pool whose source has `most` blocks. Returns true if the pool was out of
+/// memory at some step. Programs with an odd number of steps end with live blocks, unless the pool
+/// keeps its memory until its last block is freed.
 fn is_refused<A: DisciplinedAllocator>(
     pool: fn(TestMemory) -> Option<A>,
     program: &[ProgramStep],
@@ -55,14 +58,15 @@ pub(crate) fn runs_any_program<A: DisciplinedAllocator>(pool: fn(TestMemory) -> 
 
 pub(crate) fn survives_running_out<A: DisciplinedAllocator>(pool: fn(TestMemory) -> Option<A>) {
     on_programs(FAILING_PROGRAMS, |program| {
-        // A pool may take a block for itself and one ahead of its need (a ring's frame begins in
-        // one, which may be too small for what comes), but not go on asking for ever.
+        // A pool may take one block for itself, one ahead of its need, and one for each step, but
+        // not more. For example, a frame of a ring begins in a block that may be too small for its
+        // first allocation.
         let enough = (0..=program.len() + 2).find(|most| !is_refused(pool, program, *most));
         assert!(enough.is_some(), "{} takes more than a block for a step", A::NAME);
     });
 }
 
-/// Bytes of a buffer, and of what lies around it.
+/// Number of bytes of the buffer, and number of bytes around it that must not change.
 const BUFFER: usize = if cfg!(miri) { 1 << 20 } else { 4 << 20 };
 const AROUND: usize = 1 << 10;
 const UNTOUCHED: u8 = 0x3c;
@@ -73,7 +77,7 @@ pub(crate) fn lives_in_a_buffer<A: DisciplinedAllocator>(
     on_programs(FAILING_PROGRAMS, |program| {
         let whole = vec![MaybeUninit::new(UNTOUCHED); BUFFER + 2 * AROUND].into_boxed_slice();
         let whole = Box::into_raw(whole);
-        // SAFETY: it was a box just now, and is one again only when the pool has ended.
+        // SAFETY: `whole` came from a box, and becomes a box again only after the pool has ended.
         let memory = unsafe { &mut *whole };
         let pool =
             pool(FixedBuffer::new(&mut memory[AROUND..][..BUFFER])).expect("a buffer as large");
@@ -81,9 +85,9 @@ pub(crate) fn lives_in_a_buffer<A: DisciplinedAllocator>(
         mirror.run(program);
         mirror.free_all();
         drop(mirror);
-        // SAFETY: it came from a box, and the pool that used it is gone.
+        // SAFETY: `whole` came from a box, and the pool that used it has ended.
         let whole = unsafe { Box::from_raw(whole) };
-        // SAFETY: what lies around the buffer was written when it was made.
+        // SAFETY: the bytes around the buffer were initialized when the memory was created.
         let is_untouched = |byte: &MaybeUninit<u8>| unsafe { byte.assume_init() } == UNTOUCHED;
         let around = whole[..AROUND].iter().chain(&whole[AROUND + BUFFER..]);
         assert!({ around }.all(is_untouched), "{} writes beside its buffer", A::NAME);

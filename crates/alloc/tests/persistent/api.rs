@@ -1,4 +1,4 @@
-//! Guarantees of each call.
+//! Guarantees of each function of the interface.
 
 use std::alloc::Layout;
 use std::fs;
@@ -21,8 +21,8 @@ struct HeapLink {
     next: Rel<HeapLink>,
 }
 
-// SAFETY: two words without padding, of which any bits are one; no pointer of this process is
-// inside.
+// SAFETY: the type consists of two words without padding, every bit pattern is valid, and it
+// contains no pointer of this process.
 unsafe impl PlainData for HeapLink {}
 
 fn bytes(size: usize) -> Layout {
@@ -54,7 +54,7 @@ fn a_list_is_there_again_wherever_the_file_is_mapped() {
     (0..100).for_each(|number| push(&mut tx, number).unwrap());
     tx.commit().unwrap();
     heap.close().unwrap();
-    // Two at once cannot lie at the same address.
+    // Two heaps that are open at the same time are mapped at different addresses.
     let copy = HeapPath::new();
     fs::copy(&place.path, &copy.path).unwrap();
     let heaps = [&place, &copy].map(|place| place.open(&SMALL).unwrap());
@@ -86,7 +86,7 @@ fn a_transaction_that_is_dropped_aborted_or_forgotten_never_happened() {
         tx.set_root("list", Rel::<HeapLink>::NULL).unwrap();
         tx.free(list).unwrap();
         end(tx);
-        // The next one finds the heap as it was.
+        // The next transaction finds the heap unchanged.
         heap.begin().commit().unwrap();
         let after = heap.check().unwrap();
         assert_eq!((after.blocks, after.bytes), (before.blocks, before.bytes));
@@ -256,7 +256,8 @@ fn a_child_that_inherits_a_heap_neither_damages_nor_locks_it() {
     let mut tx = heap.as_mut().unwrap().begin();
     push(&mut tx, 2).unwrap();
     mem::forget(tx);
-    // The parent's transaction is open: a child that closed the heap would undo it.
+    // The parent has an open transaction. If closing the heap in the child had an effect, it would
+    // undo the transaction.
     let child = HeapChild::run(|| {
         drop(heap.take());
         0
@@ -265,7 +266,7 @@ fn a_child_that_inherits_a_heap_neither_damages_nor_locks_it() {
     mem::forget(child);
     assert_eq!(numbers(heap.as_ref().unwrap()), [2, 1]);
     let lives_on = HeapChild::run(|| {
-        // SAFETY: `pause` takes nothing; a signal ends it.
+        // SAFETY: `pause` takes no arguments, and returns only after a signal.
         unsafe { libc::pause() };
         0
     });
@@ -289,7 +290,7 @@ fn a_file_that_is_not_a_heap_is_reported() {
     assert_eq!(place.open(&SMALL).err(), Some(PersistentError::Foreign));
     assert_eq!(fs::read_to_string(&place.path).unwrap(), "some text that somebody wrote");
     fs::remove_file(&place.path).unwrap();
-    // SAFETY: the name is a string.
+    // SAFETY: the name is a C string.
     assert_eq!(unsafe { libc::mkfifo(place.name.as_ptr(), 0o600) }, 0);
     assert_eq!(place.open(&SMALL).err(), Some(PersistentError::Foreign));
 }
@@ -325,9 +326,9 @@ fn a_heap_that_is_safe_against_a_loss_of_power_is_the_same_heap() {
 fn a_heap_may_have_a_name_without_a_folder_and_go_to_another_thread() {
     let place = HeapPath::new();
     let folder = place.folder();
-    // In a child, since the folder is that of all threads.
+    // In a child process, since all threads of a process share its current directory.
     let child = HeapChild::run(|| {
-        // SAFETY: the name is a string.
+        // SAFETY: the path is a C string.
         let moved = unsafe { libc::chdir(folder.as_ptr()) } == 0;
         let power = PersistentOptions { durability: Durability::Power, ..SMALL };
         i32::from(!moved || open(place.last_name(), &power).is_err())
@@ -342,10 +343,10 @@ fn a_heap_may_have_a_name_without_a_folder_and_go_to_another_thread() {
 #[test]
 fn less_address_space_is_reserved_if_it_is_scarce() {
     let place = HeapPath::new();
-    // In a child, since the limit stays.
+    // In a child process, since the limit of the address space cannot be undone.
     let scarce = HeapChild::run(|| {
         let limit = libc::rlimit { rlim_cur: 4 << 30, rlim_max: 4 << 30 };
-        // SAFETY: the limit lives meanwhile.
+        // SAFETY: the call only reads `limit`.
         unsafe { libc::setrlimit(libc::RLIMIT_AS, ptr::from_ref(&limit)) };
         let Ok(mut heap) = place.open(&PersistentOptions::DEFAULT) else { return 1 };
         let mut tx = heap.begin();
@@ -364,7 +365,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_signal() {
     let place = HeapPath::new();
     let limited = HeapChild::run(|| {
         let limit = libc::rlimit { rlim_cur: 4 << 20, rlim_max: 4 << 20 };
-        // SAFETY: the limit lives meanwhile.
+        // SAFETY: the call only reads `limit`.
         unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, ptr::from_ref(&limit)) };
         let small = PersistentOptions { capacity: Some(16 << 20), ..SMALL };
         let Ok(mut heap) = place.open(&small) else { return 1 };

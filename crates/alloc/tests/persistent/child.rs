@@ -1,10 +1,10 @@
-//! A child of fork that works on a heap until it is killed, and reports its progress. It allocates
-//! nothing from `malloc`, whose locks another thread may have held at the fork.
+//! A child of `fork` that uses a heap until it is killed, and reports its progress. The child does
+//! not call `malloc`, because another thread may have held its locks at the fork.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that parent and child see.
+/// A number in memory that parent and child share.
 pub(crate) struct SharedNumber(NonNull<AtomicU64>);
 
 impl SharedNumber {
@@ -26,33 +26,34 @@ impl SharedNumber {
     }
 
     fn number(&self) -> &AtomicU64 {
-        // SAFETY: it was mapped with this size, is unmapped only when dropped, and zero is a
-        // number.
+        // SAFETY: the memory was mapped with this size and is unmapped only when this value is
+        // dropped, and every bit pattern is a valid number.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl Drop for SharedNumber {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this size.
+        // SAFETY: the memory was mapped with this size.
         unsafe { libc::munmap(self.0.as_ptr().cast(), 8) };
     }
 }
 
-/// A child; killed and waited for when dropped.
+/// A child process. Dropping this value kills the child and waits for it.
 pub(crate) struct HeapChild(libc::pid_t);
 
 impl HeapChild {
-    /// Runs `work` in a child, which ends with what it returns, or by a signal after a minute.
+    /// Runs `work` in a child process. The child exits with the returned status; SIGALRM ends it
+    /// after a minute.
     pub(crate) fn run(work: impl FnOnce() -> i32) -> HeapChild {
-        // SAFETY: the child takes no memory and no lock before it ends.
+        // SAFETY: the child does not call `malloc` and takes no lock before it ends.
         match unsafe { libc::fork() } {
             -1 => panic!("fork failed"),
             0 => {
-                // SAFETY: the call takes a number; the default action ends the process.
+                // SAFETY: the call takes a number; the default action of SIGALRM ends the process.
                 unsafe { libc::alarm(60) };
                 let status = work();
-                // SAFETY: ends the process at once.
+                // SAFETY: the call ends the process at once.
                 unsafe { libc::_exit(status) }
             }
             pid => HeapChild(pid),
@@ -63,7 +64,7 @@ impl HeapChild {
         self.0
     }
 
-    /// Kills it. Panics where it had ended before.
+    /// Kills the child. Panics if the child has already ended.
     pub(crate) fn kill(self) {
         // SAFETY: the child was not waited for, so no other process has its PID.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
@@ -73,10 +74,10 @@ impl HeapChild {
         std::mem::forget(self);
     }
 
-    /// Wait status.
+    /// Waits until the child ends, and returns its wait status.
     pub(crate) fn wait(&self) -> i32 {
         let mut status = 0;
-        // SAFETY: the status may be written.
+        // SAFETY: the call writes only to `status`.
         let pid = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
         assert_eq!(pid, self.0);
         status
@@ -85,9 +86,9 @@ impl HeapChild {
 
 impl Drop for HeapChild {
     fn drop(&mut self) {
-        // SAFETY: the child was not waited for to its end, or it would have been forgotten.
+        // SAFETY: the call takes numbers and accesses no memory of this process.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
-        // SAFETY: a null status is not written.
+        // SAFETY: the call does not write to a null status.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
     }
 }

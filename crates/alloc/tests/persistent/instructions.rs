@@ -1,5 +1,5 @@
-//! Stops a process after every instruction of its transactions: at each stop, the file opens as a
-//! heap with the committed data and nothing else. This test would show that the compiler moves
+//! Stops a process after every instruction of its transactions. At each stop, the file must open as
+//! a heap with the committed data and nothing else. The test would fail if the compiler moved
 //! stores.
 
 use std::fs::{self, File};
@@ -11,14 +11,14 @@ use crate::child::{HeapChild, SharedNumber};
 use crate::ledger::{Expected, HeapLedger};
 use crate::{HeapPath, SMALL};
 
-/// Number of observed steps.
+/// Number of observed transactions.
 const STEPS: u64 = 2;
-/// The words of a block: few, since each is some instructions.
+/// Maximum number of words of a block: few, since each word takes some instructions.
 const MAX_WORDS: usize = 3;
 
 fn work(place: &HeapPath, committed: &SharedNumber) -> Result<(), PersistentError> {
     let mut ledger = HeapLedger::new(place.open(&SMALL)?, MAX_WORDS)?;
-    // SAFETY: the call uses numbers only; the parent waits for each stop.
+    // SAFETY: the call takes numbers only; the parent waits for each stop of the child.
     unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
     stop();
     for _ in 0..STEPS {
@@ -30,11 +30,11 @@ fn work(place: &HeapPath, committed: &SharedNumber) -> Result<(), PersistentErro
 }
 
 fn stop() {
-    // SAFETY: the call takes a number.
+    // SAFETY: the call takes a number and accesses no memory of this process.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// A file, to be read while the child is stopped.
+/// Mapping of a file, to be read while the child that changes the file is stopped.
 struct SteppedFile {
     start: *const u8,
     len: usize,
@@ -52,21 +52,24 @@ impl SteppedFile {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: it was mapped with this length; the process that changes it is stopped.
+        // SAFETY: the file was mapped with this length, and the process that changes it is stopped.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
 
 impl Drop for SteppedFile {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length, and references into it do not live on.
+        // SAFETY: the file was mapped with this length, and no reference into the mapping exists
+        // any more.
         unsafe { libc::munmap(self.start.cast_mut().cast(), self.len) };
     }
 }
 
-/// Runs one instruction of a child that is stopped. Returns true if there are more.
+/// Executes one instruction of a stopped child. Returns true after a single step, false if another
+/// signal has stopped the child.
 fn step(child: &HeapChild) -> bool {
-    // SAFETY: the child is ours, traced and stopped; the call touches no memory of ours.
+    // SAFETY: the child is traced by this process and stopped; the call accesses no memory of this
+    // process.
     let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child.pid(), 0, 0) };
     assert_eq!(stepped, 0);
     let status = child.wait();

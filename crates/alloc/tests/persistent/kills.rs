@@ -1,5 +1,5 @@
-//! A process that is killed at any moment, again and again: nothing that it said was committed is
-//! lost, and nothing else is there.
+//! A process is killed at random times, again and again. Each commit that it has reported must
+//! persist, and no uncommitted change may.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,11 @@ use crate::child::{HeapChild, SharedNumber};
 use crate::ledger::{Expected, HeapLedger};
 use crate::{HeapPath, SMALL};
 
-/// The words of a block: some are runs of chunks.
+/// Maximum number of words of a block: the largest blocks are runs of chunks.
 const MAX_WORDS: usize = 6000;
 
-/// Commits steps until it is killed. As many steps as `committed` are done, or one more.
+/// Commits steps until the process is killed, and stores their number in `committed`. The number of
+/// committed steps in the file equals `committed`, or exceeds it by one.
 fn work(place: &HeapPath, options: &PersistentOptions, committed: &SharedNumber) -> i32 {
     let Ok(mut ledger) = place.open(options).and_then(|heap| HeapLedger::new(heap, MAX_WORDS))
     else {
@@ -26,7 +27,7 @@ fn work(place: &HeapPath, options: &PersistentOptions, committed: &SharedNumber)
     }
 }
 
-/// Waits without sleeping: a sleep would be as long as a dozen steps.
+/// Waits by spinning, since the shortest sleep takes as long as about a dozen steps.
 fn spin(most: Duration, is_over: impl Fn() -> bool) {
     let begin = Instant::now();
     while begin.elapsed() < most && !is_over() {
@@ -45,13 +46,14 @@ fn kill(times: u64, options: PersistentOptions) {
         dice ^= dice << 17;
         let said = committed.get();
         let child = HeapChild::run(|| work(&place, &options, &committed));
-        // One in four children is killed while it opens the heap, the others after a commit.
+        // Kills one in four children while it opens the heap, and the others after a commit.
         if !dice.is_multiple_of(4) {
             spin(Duration::from_secs(50), || committed.get() > said);
         }
         spin(Duration::from_micros(dice % 1000), || false);
         child.kill();
-        // Now and then the next child is killed while it recovers what this one left.
+        // Checks the heap, except in one of four rounds: then the next child recovers it, and may
+        // be killed meanwhile.
         if dice >> 60 < 12 {
             let ledger = HeapLedger::new(place.open(&wait).unwrap(), MAX_WORDS).unwrap();
             let (done, said) = (ledger.done(), committed.get());

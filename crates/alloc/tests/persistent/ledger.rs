@@ -1,17 +1,18 @@
-//! A heap whose content is a function of the number of committed transactions, so that it can be
-//! checked after a kill. Allocates only in the heap, since it also runs in children of `fork`.
+//! A heap whose content is a function of the number of committed transactions, so that a test can
+//! check the content after a kill. The module allocates only in the heap, since it also runs in
+//! children of `fork`.
 
 use pagewise_alloc::persistent::{Persistent, PersistentError, Rel, Tx};
 
-/// Maximum number of blocks beside the ledger.
+/// Maximum number of blocks in addition to the ledger.
 const SLOTS: usize = 48;
-/// The most that one transaction replaces.
+/// Maximum number of blocks that one transaction replaces.
 const MAX_REPLACED: u64 = 9;
 
-/// Content of the heap under the name `ledger`.
+/// Block with the name `ledger`: the number of committed steps, and the pointer of each slot.
 type LedgerPages = [u64; 1 + SLOTS];
-/// Header of a block: the step and slot that created it, the number of words that follow, and their
-/// sum.
+/// Header of a block: the step and the slot that created the block, and the number and the sum of
+/// the words that follow.
 type LedgerHeader = [u64; 3];
 
 fn random(seed: u64, salt: u64) -> u64 {
@@ -19,7 +20,8 @@ fn random(seed: u64, salt: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ mixed >> 32
 }
 
-/// Effect of a step on a slot: number of words of the new block, at most `most`, and 0 for none.
+/// Returns the number of words of the block that a step creates in a slot, at most `most`; 0 if it
+/// creates no block.
 fn block_words(step: u64, slot: usize, most: usize) -> usize {
     let dice = random(step, slot as u64);
     let most = match dice % 16 {
@@ -31,7 +33,8 @@ fn block_words(step: u64, slot: usize, most: usize) -> usize {
     1 + usize::try_from(dice >> 8 & 0xffff).unwrap_or(0) % most
 }
 
-/// Slots that a step replaces: at times more than the log remembers in memory.
+/// Returns the slots whose blocks a step replaces: in some steps more than the log stores in
+/// memory.
 fn slots(step: u64) -> impl Iterator<Item = usize> {
     let dice = random(step, 1 << 40);
     let count = if dice.is_multiple_of(8) { MAX_REPLACED } else { 1 + dice % 3 };
@@ -51,7 +54,7 @@ pub(crate) struct HeapLedger {
 }
 
 impl HeapLedger {
-    /// Opens the ledger of a heap, or creates it. Its blocks have `most` words at most.
+    /// Opens the ledger of a heap, or creates it. Each block has at most `most` words.
     pub(crate) fn new(mut heap: Persistent, most: usize) -> Result<HeapLedger, PersistentError> {
         let found = heap.root("ledger")?;
         let pages = match found {
@@ -72,7 +75,7 @@ impl HeapLedger {
         self.heap.get(self.pages).map_or(0, |pages| pages[0])
     }
 
-    /// Commits the next step. Every fifth is aborted once before.
+    /// Commits the next step. Every fifth step is first aborted once.
     pub(crate) fn step(&mut self) -> Result<(), PersistentError> {
         let (pages, step, most) = (self.pages, self.done() + 1, self.most);
         if step.is_multiple_of(5) {
@@ -81,7 +84,7 @@ impl HeapLedger {
         write(self.heap.begin(), pages, step, most)?.commit()
     }
 
-    /// Panics unless the heap has exactly the content that its steps created.
+    /// Panics unless the content of the heap is exactly that of its number of steps.
     pub(crate) fn check(&self, expected: &Expected) {
         let usage = self.heap.check().unwrap();
         let pages = self.heap.get(self.pages).unwrap();
@@ -108,7 +111,7 @@ impl HeapLedger {
     }
 }
 
-/// The part of a step before its commit.
+/// Executes a step without its commit.
 fn write(
     mut tx: Tx<'_>,
     pages: Rel<LedgerPages>,
@@ -142,18 +145,18 @@ fn make(tx: &mut Tx<'_>, step: u64, count: usize) -> Result<Rel<u64>, Persistent
     Ok(block)
 }
 
-/// Expected content of a heap, computed without one.
+/// Expected content of a heap, computed without a heap.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     done: u64,
-    /// The step that last replaced each slot.
+    /// For each slot, the step that last replaced its block.
     made: [u64; SLOTS],
 }
 
 impl Expected {
     pub(crate) const NEW: Expected = Expected { done: 0, made: [0; SLOTS] };
 
-    /// Advances to a number of steps.
+    /// Updates the expected content to that after `done` steps.
     pub(crate) fn advance(&mut self, done: u64) {
         while self.done < done {
             self.done += 1;

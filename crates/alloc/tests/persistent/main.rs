@@ -1,5 +1,5 @@
-//! The persistent heap as its users meet it: what it says, what it keeps, and what a killed process
-//! leaves.
+//! Tests of the persistent heap through its public interface: errors, persistence, and the state
+//! that a killed process leaves.
 
 #![cfg(feature = "os")]
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pagewise_alloc::persistent::{Persistent, PersistentError, PersistentOptions};
 
-/// A heap that is small, so that it is read in no time.
+/// Options for a small heap, so that the tests read the whole file in a short time.
 const SMALL: PersistentOptions = {
     let mut options = PersistentOptions::DEFAULT;
     options.capacity = Some(1 << 22);
@@ -25,7 +25,7 @@ const SMALL: PersistentOptions = {
     options
 };
 
-/// A file for a heap, gone with the value.
+/// Path of a file for a heap. Dropping this value deletes the file.
 #[derive(Debug)]
 struct HeapPath {
     path: PathBuf,
@@ -33,7 +33,8 @@ struct HeapPath {
 }
 
 impl HeapPath {
-    /// In memory if a file system for it exists: disk times are not part of any test.
+    /// Chooses a path in a file system in memory, if one exists, so that the tests do not wait for
+    /// a disk.
     fn new() -> HeapPath {
         static PLACES: AtomicUsize = AtomicUsize::new(0);
         let number = PLACES.fetch_add(1, Ordering::Relaxed);
@@ -45,7 +46,7 @@ impl HeapPath {
         HeapPath { path, name }
     }
 
-    /// The folder, and the name in it.
+    /// Returns the folder that contains the file.
     fn folder(&self) -> CString {
         CString::new(self.path.parent().unwrap().to_str().unwrap()).unwrap()
     }
@@ -67,6 +68,6 @@ impl Drop for HeapPath {
 }
 
 fn open(name: &CStr, options: &PersistentOptions) -> Result<Persistent, PersistentError> {
-    // SAFETY: the files of these tests are changed by this library alone, while they are open.
+    // SAFETY: while a file of these tests is open, only this library changes it.
     unsafe { Persistent::open(name, options) }
 }

@@ -1,4 +1,4 @@
-//! Collections of other crates in our pools, on stable Rust.
+//! Collections of other crates with pools as their allocators, on stable Rust.
 
 use std::hash::RandomState;
 
@@ -8,10 +8,10 @@ use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
 use pagewise_alloc::{Api04, Fifo, LockedTlsf, Os, Pages, Ring, Stack, t_scope};
 
-/// Number of elements: Miri is slow.
+/// Number of elements; smaller under Miri, which is slow.
 const MANY: u64 = if cfg!(miri) { 60 } else { 2000 };
 
-/// Uses every kind of collection for some time.
+/// Fills, changes and drops collections of every kind.
 fn use_collections(pool: impl Allocator + Copy) {
     let mut boxes = Vec::new_in(pool);
     let mut squares = HashMap::with_hasher_in(RandomState::new(), pool);

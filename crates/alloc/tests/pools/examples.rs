@@ -1,4 +1,4 @@
-//! The examples run.
+//! Tests that run the examples.
 
 #[path = "../../examples/fifo.rs"]
 mod fifo;

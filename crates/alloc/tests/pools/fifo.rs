@@ -1,5 +1,5 @@
-//! FIFO pools: programs in any order mirrored in a shadow heap, pages under every policy, and
-//! running out of memory.
+//! Tests of FIFO pools: frees in any order, compared with a model of the live blocks; pages under
+//! every policy; exhausted memory.
 
 use std::alloc::Layout;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ fn pattern(seed: u8) -> impl Iterator<Item = u8> {
     (0..=250).cycle().map(move |at| seed ^ at)
 }
 
-/// A block and what was written to it.
+/// A live block and its expected content.
 #[derive(Clone, Copy)]
 struct ShadowBlock {
     block: NonNull<u8>,
@@ -33,7 +33,7 @@ impl ShadowBlock {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the block is live and as large.
+        // SAFETY: the block is live and has this size.
         unsafe { std::slice::from_raw_parts_mut(self.block.as_ptr(), self.layout.size()) }
     }
 
@@ -49,7 +49,7 @@ impl ShadowBlock {
     }
 }
 
-/// A pool beside what it should hold.
+/// A pool and its expected live blocks.
 struct Mirrored<S: Source> {
     pool: Fifo<S>,
     live: VecDeque<ShadowBlock>,
@@ -87,7 +87,7 @@ impl<S: Source> Mirrored<S> {
     fn free(&mut self, index: usize) {
         if let Some(mut old) = self.live.remove(index) {
             old.check(usize::MAX);
-            // SAFETY: it is live and was allocated so.
+            // SAFETY: the block is live and was allocated with this layout.
             unsafe { self.pool.free(old.block, old.layout) };
         }
     }
@@ -95,7 +95,7 @@ impl<S: Source> Mirrored<S> {
     fn reallocate(&mut self, index: usize, size: usize) {
         let Some(mut old) = self.live.remove(index) else { return };
         old.check(usize::MAX);
-        // SAFETY: it is live and was allocated so.
+        // SAFETY: the block is live and was allocated with this layout.
         let moved = unsafe { self.pool.reallocate(old.block, old.layout, size) };
         let Some(block) = moved else { return self.live.push_back(old) };
         if size <= old.layout.size() && !self.guarded {
@@ -175,7 +175,7 @@ proptest! {
     }
 }
 
-/// Replaces live blocks of 16 to 512 bytes: the oldest, or any.
+/// Replaces live blocks by new blocks of 16 to 512 bytes: always the oldest block, or a random one.
 fn replace<S: Source>(heap: &mut Mirrored<S>, steps: usize, oldest: bool) {
     let mut seed = 1_u64;
     for _ in 0..steps {
@@ -185,7 +185,7 @@ fn replace<S: Source>(heap: &mut Mirrored<S>, steps: usize, oldest: bool) {
         let old =
             if oldest { heap.live.pop_front() } else { heap.live.swap_remove_back(random % n) };
         let old = old.unwrap();
-        // SAFETY: it is live and was allocated so.
+        // SAFETY: the block is live and was allocated with this layout.
         unsafe { heap.pool.free(old.block, old.layout) };
         push(heap, 16 + random / n % 497);
     }
@@ -201,7 +201,7 @@ fn live_bytes<S: Source>(heap: &Mirrored<S>) -> usize {
     heap.live.iter().map(|live| live.layout.size()).sum()
 }
 
-/// A pool with many live blocks.
+/// Creates a pool with many live blocks.
 fn filled() -> Mirrored<Os> {
     let mut heap = Mirrored::new(Os, false);
     (0..20_000).for_each(|at| push(&mut heap, 16 + at % 497));
@@ -213,7 +213,8 @@ fn a_pool_used_in_order_of_age_holds_three_pages_more_than_is_alive() {
     let mut heap = filled();
     for _ in 0..20 {
         replace(&mut heap, 10_000, true);
-        // Sizes are rounded up by 4 bytes on average, and a page holds 62 of its 64 KiB.
+        // Sizes are rounded up by 4 bytes on average, and a page of 64 KiB has space for 62 KiB of
+        // blocks.
         let live = (live_bytes(&heap) + 4 * heap.live.len()) * 64 / 62;
         assert!(heap.pool.held() <= live + 3 * PAGE, "{} for {live}", heap.pool.held());
     }
@@ -232,7 +233,7 @@ fn a_pool_used_in_no_order_holds_at_most_half_more_than_is_alive() {
 
 fn free_all<S: Source>(heap: &mut Mirrored<S>) {
     while let Some(old) = heap.live.swap_remove_back(heap.live.len() / 2) {
-        // SAFETY: it is live and was allocated so.
+        // SAFETY: the block is live and was allocated with this layout.
         unsafe { heap.pool.free(old.block, old.layout) };
     }
     heap.check();
@@ -258,12 +259,12 @@ fn blocks_may_outlive_their_pool() {
     drop(pool);
     for (at, mut old) in live.into_iter().enumerate() {
         old.bytes().fill(u8::try_from(at % 256).unwrap());
-        // SAFETY: it is live and was allocated so.
+        // SAFETY: the block is live and was allocated with this layout.
         unsafe { fifo::free(old.block, old.layout) };
     }
 }
 
-/// Ten blocks of 64 bytes, with guards.
+/// Allocates ten blocks of 64 bytes.
 fn ten(pool: &Fifo<Os>) -> Vec<NonNull<u8>> {
     (0..10).map(|_| pool.allocate(layout(64, 8)).unwrap()).collect()
 }
@@ -274,7 +275,7 @@ fn a_second_free_is_caught() {
     let pool = Fifo::guarded(Os).unwrap();
     let blocks = ten(&pool);
     for at in [3, 5, 3] {
-        // SAFETY: none for the second time: that is what must be caught.
+        // SAFETY: the second free violates the contract on purpose: the pool must detect it.
         unsafe { pool.free(blocks[at], layout(64, 8)) };
     }
 }
@@ -283,7 +284,7 @@ fn a_second_free_is_caught() {
 #[should_panic(expected = "was not allocated with")]
 fn a_wrong_size_is_caught() {
     let pool = Fifo::guarded(Os).unwrap();
-    // SAFETY: none: that is what must be caught.
+    // SAFETY: violated on purpose by a wrong size: the pool must detect it.
     unsafe { pool.free(ten(&pool)[3], layout(56, 8)) };
 }
 
@@ -292,9 +293,9 @@ fn a_wrong_size_is_caught() {
 fn a_write_past_the_end_is_caught() {
     let pool = Fifo::guarded(Os).unwrap();
     let block = ten(&pool)[3];
-    // SAFETY: none: that is what must be caught; what lies there is the edge.
+    // SAFETY: violated on purpose: the byte is a canary byte behind the block.
     unsafe { block.as_ptr().wrapping_add(64).write(1) };
-    // SAFETY: the block is live, and of this size.
+    // SAFETY: the block is live and has this size.
     unsafe { pool.free(block, layout(64, 8)) };
 }
 
@@ -302,7 +303,7 @@ fn a_write_past_the_end_is_caught() {
 #[should_panic(expected = "is not a block")]
 fn an_address_in_a_block_is_caught() {
     let pool = Fifo::guarded(Os).unwrap();
-    // SAFETY: none: that is what must be caught.
+    // SAFETY: violated on purpose: the pool must detect it.
     unsafe {
         pool.free(NonNull::new(ten(&pool)[3].as_ptr().wrapping_add(8)).unwrap(), layout(56, 8))
     };

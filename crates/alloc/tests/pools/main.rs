@@ -1,4 +1,5 @@
-//! Tests of the allocators beyond those that every allocator passes: one module per allocator.
+//! Tests of each allocator, in addition to those that every allocator passes: one module per
+//! allocator.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "these are tests, their helpers too")]
 

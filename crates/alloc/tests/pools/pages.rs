@@ -1,4 +1,4 @@
-//! Guarantees of pools of pages beyond those of every pool.
+//! Guarantees of pools of pages, in addition to those of every pool.
 
 use std::alloc::Layout;
 use std::fs;
@@ -22,7 +22,8 @@ fn allocate_pages<S: Source>(pool: &Pages<S>, size: usize) -> NonNull<u8> {
 }
 
 fn free<S: Source>(pool: &Pages<S>, run: NonNull<u8>, size: usize) {
-    // SAFETY: tests pass runs of this pool and size, each once, and those that do not are caught.
+    // SAFETY: tests pass each run of this pool once with its size; a test that does not expects a
+    // panic.
     unsafe { pool.free(run, size) };
 }
 
@@ -32,17 +33,17 @@ fn free_part<S: Source>(pool: &Pages<S>, start: NonNull<u8>, size: usize) {
 }
 
 fn fill(run: NonNull<u8>, size: usize, byte: u8) {
-    // SAFETY: tests pass runs that are as long.
+    // SAFETY: tests pass runs of at least this size.
     unsafe { run.write_bytes(byte, size) };
 }
 
 fn bytes<'a>(run: NonNull<u8>, size: usize) -> &'a [u8] {
-    // SAFETY: tests pass runs that are as long, and were written or are zero.
+    // SAFETY: tests pass runs of at least this size, whose bytes were written or are zero-filled.
     unsafe { std::slice::from_raw_parts(run.as_ptr(), size) }
 }
 
 fn at(run: NonNull<u8>, offset: usize) -> NonNull<u8> {
-    // SAFETY: tests stay inside of runs, or at their end.
+    // SAFETY: tests pass offsets that are at most the size of the run.
     unsafe { run.add(offset) }
 }
 
@@ -51,7 +52,7 @@ fn fill_pool<S: Source>(pool: &Pages<S>, size: usize) -> Vec<NonNull<u8>> {
     std::iter::from_fn(|| pool.allocate(layout(size, 1))).collect()
 }
 
-/// A source with this number of regions.
+/// Creates a pool whose source provides at most `n` regions.
 fn regions(n: usize) -> Pages<FailAfter<Os>> {
     Pages::unguarded(FailAfter::new(Os, n))
 }
@@ -130,7 +131,7 @@ fn a_run_grows_over_free_pages_behind_it_and_moves_with_its_contents_otherwise()
     let pool = Pages::unguarded(FixedBuffer::new(&mut buffer));
     let (run, wall) = (allocate_pages(&pool, 4 * PAGE), allocate_pages(&pool, PAGE));
     fill(run, 4 * PAGE, 5);
-    // SAFETY: the run has this size, and is used with the new one from here on.
+    // SAFETY: the run has this layout, and is used only with its new size afterwards.
     let same = unsafe { pool.reallocate(run, layout(4 * PAGE, 1), 2 * PAGE) };
     assert_eq!(same, Some(run));
     // SAFETY: the run is of this pool and has this layout.
@@ -190,7 +191,7 @@ fn other_pools_take_their_memory_of_pages_and_give_it_back() {
     assert_eq!(pages.usage().held, 0);
 }
 
-/// Work of a test thread: allocates, fills, checks and frees runs.
+/// Work of a test thread: allocates, fills, checks and frees runs, and sends some to other threads.
 fn use_runs(pool: &Pages<Os>, seed: u8, give: &mpsc::Sender<(usize, usize)>) {
     let mut live: Vec<(NonNull<u8>, usize)> = Vec::new();
     for step in 0..5_000_usize {
@@ -234,7 +235,7 @@ fn threads_take_runs_and_free_those_of_each_other() {
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 
-/// Number of resident bytes of a range, from the kernel's page tables.
+/// Number of resident bytes of a range, from `/proc/self/pagemap`.
 fn resident(start: NonNull<u8>, size: usize) -> usize {
     bytes_with(PRESENT, start, size)
 }
@@ -252,14 +253,16 @@ fn bytes_with(flags: u64, start: NonNull<u8>, size: usize) -> usize {
     entries.filter(|entry| entry & flags != 0).count() * PAGE
 }
 
-/// Number of huge pages that the kernel has made of small ones since boot, in any process.
+/// Number of huge pages that the kernel has collapsed from small pages since boot, in all
+/// processes.
 fn collapsed() -> usize {
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let count = text.lines().find_map(|line| line.strip_prefix("thp_collapse_alloc "));
     count.map_or(0, |count| count.parse().unwrap())
 }
 
-/// Bytes that khugepaged may have added to a range since `collapsed` was `before`.
+/// Upper bound of the bytes that khugepaged has added to a range since `collapsed` returned
+/// `before`.
 fn added_by_khugepaged(before: usize) -> usize {
     (collapsed() - before) * 2 * MIB
 }
@@ -278,7 +281,7 @@ fn untouched_runs_have_no_memory_and_freed_runs_lose_theirs_in_time() {
     runs.sort_unstable();
     let (first, size) = (runs[0], runs[47].addr().get() - runs[0].addr().get() + MIB);
     let untouched = resident(first, size);
-    // With THP `always`, the kernel backs the first write to a run in the thread cache with a huge
+    // With THP `always`, the kernel backs the first write to a run in the thread cache by a huge
     // page.
     let most = if is_thp_always() { 4 * MIB } else { 8 * PAGE };
     let most = most + added_by_khugepaged(before);
@@ -286,7 +289,7 @@ fn untouched_runs_have_no_memory_and_freed_runs_lose_theirs_in_time() {
     runs.iter().for_each(|run| fill(*run, MIB, 1));
     assert!(resident_or_swapped(first, size) >= 48 * MIB);
     runs.iter().skip(1).for_each(|run| free(&pool, *run, MIB));
-    // Two windows of operations later, nothing of them was needed.
+    // After two windows of operations without a need for this memory, the pool releases it.
     for _ in 0..2 << 14 {
         let page = allocate_pages(&pool, PAGE);
         free(&pool, page, PAGE);

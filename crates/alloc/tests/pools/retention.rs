@@ -1,5 +1,5 @@
-//! The bound on what a pool of pages keeps, against a second account: a source that knows which
-//! pages its user touched, and which it discarded.
+//! Test of the limit of the memory that a pool of pages keeps. The source of the pool records the
+//! pages that the user has touched and those that the pool has discarded.
 
 use std::alloc::Layout;
 use std::cell::RefCell;
@@ -12,14 +12,15 @@ use pagewise_alloc::source::MappedSource;
 use pagewise_alloc::{Pages, Source, SourceBlock};
 use proptest::prelude::*;
 
-/// Operations of a window, as docs/allocators.md says.
+/// Number of operations of a window, as in docs/allocators.md.
 const WINDOW: usize = 1 << 14;
-/// Kept whatever the bound says.
+/// Number of bytes that a pool may keep in addition to the high-water mark, whatever the
+/// percentage.
 const ALWAYS: usize = 2 << 20;
-/// Memory of the cache of a thread, which counts as in use.
+/// Number of bytes of the cache of a thread, which counts as in use.
 const CACHE: usize = 32 << 10;
 
-/// Resident pages of one block, as the kernel would back them without huge pages.
+/// Resident pages of a block, if the kernel backs each touched page by a small page.
 #[derive(Default)]
 struct TouchedPages {
     start: usize,
@@ -49,11 +50,11 @@ impl TouchedPages {
     }
 }
 
-/// A source with one block, and an account of it.
+/// A source that provides one block, and records which of its pages are resident.
 #[derive(Clone, Default)]
 struct AccountedSource(Rc<RefCell<TouchedPages>>);
 
-// SAFETY: its memory is that of mappings, and it gives one block.
+// SAFETY: the only block is a mapping, which stays until it is released.
 unsafe impl Source for AccountedSource {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let mut account = self.0.borrow_mut();
@@ -69,7 +70,7 @@ unsafe impl Source for AccountedSource {
 
     unsafe fn give_back(&self, block: SourceBlock) {
         self.0.borrow_mut().pages.clear();
-        // SAFETY: the block is a mapping.
+        // SAFETY: the block is a mapping of `MappedSource::ANONYMOUS`.
         unsafe { MappedSource::ANONYMOUS.give_back(block) }
     }
 
@@ -91,13 +92,14 @@ unsafe impl Source for AccountedSource {
     }
 }
 
-/// A pool, its live runs, and the most bytes in use at the end of each operation of two windows.
+/// A pool, its live runs, and the high-water mark of the bytes in use during the last two windows.
 struct AccountedPool {
     account: AccountedSource,
     pool: Pages<AccountedSource>,
     live: Vec<(NonNull<u8>, usize)>,
     bytes: usize,
-    /// Operation and bytes in use, falling: the first is the maximum.
+    /// Operations, each with the bytes in use after it. Bytes decrease, so that the first element
+    /// is the high-water mark.
     most: VecDeque<(usize, usize)>,
     operation: usize,
 }
@@ -121,13 +123,13 @@ impl AccountedPool {
 
     fn free(&mut self, at: usize) {
         let (run, size) = self.live.swap_remove(at);
-        // SAFETY: the run is live, and of this size.
+        // SAFETY: the run is live, and has this size.
         unsafe { self.pool.free(run, size) };
         self.bytes -= size;
         self.passed();
     }
 
-    /// Records an operation.
+    /// Records the bytes in use after an operation.
     fn passed(&mut self) {
         self.operation += 1;
         while self.most.back().is_some_and(|(_, bytes)| *bytes <= self.bytes) {
@@ -139,7 +141,8 @@ impl AccountedPool {
         }
     }
 
-    /// Resident bytes, without those of descriptors, which are not touched here.
+    /// Number of resident bytes, without those of page descriptors, which this account does not
+    /// record.
     fn resident(&self) -> usize {
         self.account.0.borrow().bytes()
     }
@@ -152,7 +155,8 @@ impl AccountedPool {
     }
 }
 
-/// Number of live runs, the longest of them in pages, and the number of operations.
+/// Generates phases: the number of live runs, the maximum length of a run in pages, and the number
+/// of operations.
 fn phases() -> impl Strategy<Value = Vec<(usize, usize, usize)>> {
     prop::collection::vec((0..400_usize, 1..128_usize, 1..20_000_usize), 1..5)
 }
@@ -183,7 +187,7 @@ proptest! {
                 }
             }
         }
-        // Steady: one run is replaced again and again, and nothing else happens.
+        // Steady phase: one run is replaced again and again.
         for _ in 0..3 * WINDOW {
             pool.allocate(PAGE);
             pool.free(pool.live.len() - 1);

@@ -1,5 +1,5 @@
-//! Rings: frames of any size, released in any order, on other threads, and after the ring; running
-//! out of memory.
+//! Tests of rings: frames of any size, released in any order, on other threads, and after the end
+//! of the ring; exhausted memory.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -21,18 +21,18 @@ struct FilledBlock {
 
 impl FilledBlock {
     fn write(&self) {
-        // SAFETY: the block is as large, and ours.
+        // SAFETY: the block has this size, and no other code uses it.
         unsafe { self.start.write_bytes(self.byte, self.size) };
     }
 
     fn assert_intact(&self) {
-        // SAFETY: the block is as large, written, and not released.
+        // SAFETY: the block has this size, was written, and was not released.
         let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.size) };
         assert!(bytes.iter().all(|byte| *byte == self.byte), "a block of a sealed frame changed");
     }
 }
 
-/// A sealed frame and what is in it.
+/// A sealed frame and its blocks.
 #[derive(Debug)]
 struct ShadowFrame {
     blocks: Vec<FilledBlock>,
@@ -46,8 +46,8 @@ impl ShadowFrame {
     }
 }
 
-/// A frame of blocks of these sizes and alignments; `None` where memory ran out, and then none of
-/// it is left.
+/// Seals a frame with blocks of these sizes and alignments. Returns `None`, and releases the frame,
+/// if memory is exhausted.
 fn fill<S: Source + Send>(
     ring: &mut Ring<S>,
     shapes: &[(usize, usize)],
@@ -127,7 +127,7 @@ proptest! {
     }
 }
 
-/// A list of numbers as messages carry it.
+/// Creates a message with a list of numbers.
 fn numbers(ring: &mut Ring<Os>, job: usize) -> Message<[usize]> {
     let sizes = [3, 900, 40_000];
     ring.message(|frame| frame.alloc_slice_with(sizes[job % 3], |at| at ^ job))
@@ -137,7 +137,8 @@ fn assert_numbers(job: usize, numbers: &[usize]) {
     assert!(numbers.iter().enumerate().all(|(at, number)| *number == at ^ job));
 }
 
-/// Takes jobs and keeps some while others are released.
+/// Receives jobs, keeps some of them and releases the others, so that frames are released out of
+/// order.
 fn work(queue: &Receiver<(usize, Message<[usize]>)>) -> usize {
     let mut kept: Vec<(usize, Message<[usize]>)> = Vec::new();
     let mut done = 0;
@@ -180,7 +181,7 @@ fn workers_release_messages_in_any_order_and_their_memory_is_used_again() {
         assert_eq!(done, jobs);
     });
     ring.trim();
-    // The current block is all that is left, and the ring itself.
+    // Only the current block and the ring itself may be left.
     assert!(ring.held() <= 3 << 20, "{}", ring.held());
 }
 
@@ -247,7 +248,7 @@ fn the_last_block_grows_in_its_place() {
     let frame = ring.open().unwrap();
     let layout = |size| Layout::from_size_align(size, 8).unwrap();
     let block = frame.allocate(layout(100)).unwrap();
-    // SAFETY: it came from here, and is used by its new address only.
+    // SAFETY: the block is of this frame, and is used only by its new address afterwards.
     let grown = unsafe { frame.resize(block, layout(100), layout(200)) }.unwrap();
     assert_eq!(grown, block);
     frame.allocate(layout(8)).unwrap();
@@ -262,7 +263,7 @@ fn a_write_past_the_end_is_found_when_the_frame_is_released() {
     let mut ring = Ring::guarded(Os).unwrap();
     let frame = ring.open().unwrap();
     let block = frame.allocate(Layout::new::<[u8; 10]>()).unwrap();
-    // SAFETY: none: that is what must be found; what lies behind the block is the ring's guard.
+    // SAFETY: violated on purpose: the byte is a canary byte of the ring behind the block.
     unsafe { block.as_ptr().wrapping_add(10).write(1) };
     drop(frame.seal());
 }
@@ -276,7 +277,7 @@ fn a_second_release_is_found_where_nothing_was_done_since() {
     let raw = frame.seal().into_raw();
     let other = ring.message(|frame| frame.alloc(8));
     for _ in 0..2 {
-        // SAFETY: none for the second time: that is what must be found.
+        // SAFETY: the second release violates the contract on purpose: the ring must detect it.
         drop(unsafe { Sealed::from_raw(raw) });
     }
     drop(other);

@@ -1,4 +1,4 @@
-//! Kinds of memory of the operating system, checked against the kernel's report on each mapping.
+//! Tests of the memory properties of sources, compared with the kernel's report on each mapping.
 
 #![cfg(all(feature = "os", not(miri)))]
 
@@ -20,17 +20,17 @@ fn layout(size: usize, align: usize) -> Layout {
 fn with_block<T>(source: &impl Source, size: usize, look: impl FnOnce(SourceBlock) -> T) -> T {
     let block = source.take(layout(size, 1)).unwrap();
     let seen = look(block);
-    // SAFETY: the block came from there, and is used no more.
+    // SAFETY: the block came from this source, and is not used any more.
     unsafe { source.give_back(block) };
     seen
 }
 
 fn fill(block: SourceBlock) {
-    // SAFETY: the block is ours.
+    // SAFETY: the test owns the block, which has this size.
     unsafe { block.start.write_bytes(7, block.size) };
 }
 
-/// The lines of smaps for the mapping in which an address is.
+/// Returns the lines of smaps for the mapping that contains an address.
 fn smaps(start: NonNull<u8>) -> Vec<String> {
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
     let holds = |line: &str| {
@@ -43,13 +43,14 @@ fn smaps(start: NonNull<u8>) -> Vec<String> {
     head.chain(lines.take_while(|line| holds(line).is_none())).map(str::to_owned).collect()
 }
 
-/// Bytes of a line of smaps.
+/// Returns the value of a field of smaps in bytes.
 fn bytes(smaps: &[String], name: &str) -> usize {
     let line = smaps.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// True if the kernel has memory of a kind; records a part of a test that is skipped if not.
+/// True if the system has memory with these properties. Otherwise records that a part of a test is
+/// skipped.
 fn has(kind: MappedSource) -> bool {
     let refused = kind.probe().err();
     if let Some(refused) = &refused {
@@ -58,7 +59,7 @@ fn has(kind: MappedSource) -> bool {
     refused.is_none()
 }
 
-/// Resident bytes before the first touch.
+/// Number of resident bytes of the mapping of a new block before any access to it.
 fn resident_untouched(kind: MappedSource) -> usize {
     with_block(&kind, 3 * MIB, |block| bytes(&smaps(block.start), "Rss"))
 }
@@ -67,12 +68,13 @@ fn resident_untouched(kind: MappedSource) -> usize {
 fn populated_memory_is_there_before_anyone_touches_it_and_other_memory_is_not() {
     let resident = || {
         with_block(&MappedSource::ANONYMOUS, MIB, |block| {
-            // Behind it lies what other tests map: only its own pages count.
+            // `mincore` counts only the pages of this block; smaps would also count adjacent
+            // mappings of other tests.
             MappedSource::ANONYMOUS.resident(block.start, block.size)
         })
     };
-    // A huge page of memory that another test touches behind it may cover the block too, if that
-    // happens between the two calls.
+    // If another test touches memory behind the block between the two calls, the kernel may back
+    // both by one huge page. So the check is repeated.
     assert!((0..20).any(|_| resident() == 0));
     let populated = MappedSource::ANONYMOUS.populated();
     if has(populated) {
@@ -97,7 +99,7 @@ fn transparent_huge_pages_back_what_is_touched() {
         return skip(&Lack::Machine("transparent huge pages are switched off"));
     }
     let huge = MappedSource::ANONYMOUS.transparent_huge();
-    // Faults for which the kernel had no huge page, in any process.
+    // Number of page faults for which the kernel had no huge page, in all processes.
     let fallbacks = || {
         let text = fs::read_to_string("/proc/vmstat").unwrap();
         let count = text.lines().find_map(|line| line.strip_prefix("thp_fault_fallback "));
@@ -160,14 +162,14 @@ fn a_file_is_behind_its_memory_and_loses_its_space_with_it() {
         assert!(smaps[0].contains("rw-s") && smaps[0].contains("/tmp/#"), "{}", smaps[0]);
     });
     with_block(&file, 100_000, |block| {
-        // SAFETY: the block is ours, and new space of a file is 0.
+        // SAFETY: the test owns the block, and new space of a file is zero-filled.
         let bytes = unsafe { std::slice::from_raw_parts(block.start.as_ptr(), block.size) };
         assert!(block.zeroed && bytes.iter().all(|byte| *byte == 0));
     });
     let aligned = file.take(layout(MIB, 4 * MIB)).unwrap();
     assert!(aligned.start.addr().get().is_multiple_of(4 * MIB));
     fill(aligned);
-    // SAFETY: the block came from there, and is used no more.
+    // SAFETY: the block came from this source, and is not used any more.
     unsafe { file.give_back(aligned) };
 }
 
@@ -183,9 +185,9 @@ fn pages_of_every_kind_are_handed_out_and_come_back() {
         let runs: Vec<_> = (1..20).map(|n| (pool.allocate(layout(n * 10_000, 1)), n)).collect();
         for (run, n) in runs {
             let run = run.unwrap();
-            // SAFETY: the run is as long, and ours.
+            // SAFETY: the test owns the run, which has at least this size.
             unsafe { run.write_bytes(1, n * 10_000) };
-            // SAFETY: it came from there with this size, and is used no more.
+            // SAFETY: the run came from this pool with this size, and is not used any more.
             unsafe { pool.free(run, n * 10_000) };
         }
         pool.check();

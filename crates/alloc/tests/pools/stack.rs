@@ -1,4 +1,4 @@
-//! Stacks: lifetimes of frames, addresses of allocations, and errors that canaries detect.
+//! Tests of stacks: lifetimes of frames, addresses of allocations, and errors that canaries detect.
 
 use std::alloc::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pagewise_alloc::source::{FailAfter, FixedBuffer};
 use pagewise_alloc::{Os, Source, Stack};
 
-/// Number of allocations of a test: Miri is slow.
+/// Number of allocations of a test; smaller under Miri, which is slow.
 const MANY: usize = if cfg!(miri) { 500 } else { 10_000 };
 
 fn layout(size: usize, align: usize) -> Layout {
@@ -33,7 +33,7 @@ fn an_address_is_aligned_when_that_is_asked_for_and_only_then() {
         let align = 1 << log;
         let before = stack.allocate(layout(1, 1)).unwrap().addr().get();
         let start = stack.allocate(layout(24, align)).unwrap().addr().get();
-        // Another block is far away, on either side.
+        // If the allocation is in another block, its address may be lower or higher.
         let distance = start.abs_diff(before);
         assert!(start.is_multiple_of(align) && (distance <= align || distance > 1 << 15));
     }
@@ -113,7 +113,7 @@ fn the_last_allocation_changes_its_size_where_it_is() {
     let mut last = stack.allocate(layout(size, 8)).unwrap();
     let first = last;
     for new in [16, 1000, 40_000, 24, 0, 8] {
-        // SAFETY: it is the only allocation, and it is not used elsewhere.
+        // SAFETY: the block is the only allocation, and no other code uses it.
         last = unsafe { stack.resize(last, layout(size, 8), layout(new, 8)) }.unwrap();
         size = new;
         assert_eq!(last, first);
@@ -126,16 +126,16 @@ fn the_last_allocation_changes_its_size_where_it_is() {
 fn an_inner_block_moves_when_it_grows_and_stays_when_it_shrinks() {
     let stack = Stack::unguarded(Os);
     let block = stack.allocate(layout(8, 8)).unwrap().cast::<u64>();
-    // SAFETY: the memory is for one of them.
+    // SAFETY: the block has the layout of a `u64`.
     unsafe { block.write(0x1234_5678_9abc_def0) };
     stack.allocate(layout(1, 1)).unwrap();
-    // SAFETY: the block came from there with this layout.
+    // SAFETY: the block is of this stack and has this layout.
     let smaller = unsafe { stack.resize(block.cast(), layout(8, 8), layout(4, 4)) }.unwrap();
     assert_eq!(smaller, block.cast());
     // SAFETY: the block is of this stack and has this layout.
     let larger = unsafe { stack.resize(smaller, layout(4, 4), layout(8, 8)) }.unwrap();
     assert_ne!(larger, smaller);
-    // SAFETY: the first four bytes were copied.
+    // SAFETY: the block has at least four bytes, and its first four bytes were copied.
     assert_eq!(unsafe { larger.cast::<u32>().read() }, 0x9abc_def0);
 }
 
@@ -185,16 +185,17 @@ fn trimming_gives_free_blocks_back_and_dropping_gives_all() {
 fn a_reservation_is_one_block_that_serves_all_requests() {
     for (stack, guarded) in [(Stack::unguarded(Os), false), (Stack::guarded(Os), true)] {
         assert!(!stack.reserve(usize::MAX / 4) && stack.held() == 0);
-        // In a frame that began before there were blocks, and in the midst of blocks.
+        // The outer mark is made before the stack has a block, the inner marks when it has blocks.
         let outer = stack.mark();
         for size in [1 << 20, 3 << 20] {
             assert!(stack.reserve(size));
             let (held, inner) = (stack.held(), stack.mark());
-            // Guards take room too.
+            // A guarded stack has fewer allocations, because each allocation also takes memory for
+            // its guard.
             let most = if guarded { size / 10_000 } else { size / 1000 };
             (0..most).for_each(|_| _ = stack.allocate(layout(1000, 8)).unwrap());
             assert_eq!(stack.held(), held);
-            // SAFETY: it is of this stack, and what was allocated since is not used.
+            // SAFETY: the mark is of this stack, and allocations after it are not used any more.
             unsafe { stack.rewind(inner) };
             assert!(stack.reserve(size) && stack.held() == held, "it was ready");
         }
@@ -248,7 +249,7 @@ fn running_out_of_memory_harms_nothing() {
     }
 }
 
-/// Message of a panic.
+/// Returns the message of the panic of `body`.
 fn message(body: impl FnOnce()) -> String {
     let panic = catch_unwind(AssertUnwindSafe(body)).unwrap_err();
     panic.downcast_ref::<String>().cloned().unwrap_or_else(|| {
@@ -268,12 +269,13 @@ fn an_overflow_in_a_guarded_stack_is_found_when_the_frame_is_popped() {
                 let byte = start.wrapping_add(13 + past);
                 // SAFETY: the byte is past the end of the allocation, but within the block.
                 let old = unsafe { byte.read() };
-                // Part of the guard is an address, which may hold any value: only a flipped byte
-                // differs for sure. SAFETY: the byte lies within the block of the stack.
+                // The guard contains an address, whose bytes may have any value, so only a flipped
+                // byte certainly differs.
                 unsafe { byte.write(!old) };
             })
         });
-        // A write that reaches the guard destroys what it says of the block.
+        // A write that reaches the guard destroys its description of the block, so the message is
+        // shorter.
         let known = ["was written beyond its bounds", "the canary after the allocation"];
         assert!(known.iter().any(|known| said.contains(known)), "{past}: {said:?}");
         std::mem::forget(stack);
@@ -285,7 +287,7 @@ fn an_overflow_in_a_guarded_stack_is_found_when_the_frame_is_popped() {
 fn popped_memory_of_a_guarded_stack_holds_rubbish() {
     let mut stack = Stack::guarded(Os);
     let gone = stack.scope(|scope| std::ptr::from_ref(scope.alloc(7_u32)));
-    // SAFETY: the block is still there; nothing lies there any more.
+    // SAFETY: the block of the stack is still mapped, and no other code uses this memory.
     assert_eq!(unsafe { gone.read() }, 0xdbdb_dbdb);
 }
 
@@ -293,17 +295,18 @@ fn popped_memory_of_a_guarded_stack_holds_rubbish() {
 fn a_stale_address_in_a_guarded_stack_reads_fill_bytes() {
     let stack = Stack::guarded(Os);
     let block = stack.allocate(layout(4, 4)).unwrap();
-    // SAFETY: it is 4 bytes.
+    // SAFETY: the block has four bytes.
     unsafe { block.cast::<u32>().write(7) };
-    // SAFETY: it came from there with this layout.
+    // SAFETY: the block is of this stack and has this layout.
     let moved = unsafe { stack.resize(block, layout(4, 4), layout(8, 4)) }.unwrap();
-    // SAFETY: the memory is the stack's; the first 4 bytes of what was moved were copied.
+    // SAFETY: the memory of both blocks belongs to the stack, and the first four bytes of the new
+    // block were copied.
     let found = unsafe { [block, moved].map(|block| block.cast::<u32>().read()) };
     assert_eq!(found, [0xdbdb_dbdb, 7]);
-    // SAFETY: none: it was moved, which a guarded stack must find.
+    // SAFETY: violated on purpose, since the block was moved: a guarded stack must detect it.
     let said = message(|| unsafe { stack.free_last(block, layout(4, 4)) });
     assert!(said.contains("is not a live allocation"), "{said:?}");
-    // SAFETY: none: it is larger.
+    // SAFETY: violated on purpose by a wrong size: a guarded stack must detect it.
     let said = message(|| unsafe { stack.free_last(moved, layout(4, 4)) });
     assert!(said.contains("with another size"), "{said:?}");
 }
@@ -316,17 +319,17 @@ fn a_mark_of_a_frame_that_was_popped_is_found_in_a_guarded_stack() {
     let inner = stack.mark();
     // SAFETY: the allocations after the mark are not used any more.
     unsafe { stack.rewind(outer) };
-    // SAFETY: none: the mark is of a frame that was popped, which a guarded stack must find before
-    // it does harm.
+    // SAFETY: violated on purpose, since the frame of the mark was popped: a guarded stack must
+    // detect it before it changes memory.
     let said = message(|| unsafe { stack.rewind(inner) });
     assert!(said.contains("popped twice"), "{said:?}");
 }
 
-/// Counts the bytes that are taken from the system.
+/// A source that counts the bytes that it takes from the system.
 #[derive(Debug, Default)]
 struct CountingSystem(std::cell::Cell<usize>);
 
-// SAFETY: what it gives is the system's.
+// SAFETY: every block is a block of the system's source, which keeps the contract.
 unsafe impl Source for &'_ CountingSystem {
     fn take(&self, layout: Layout) -> Option<pagewise_alloc::SourceBlock> {
         let block = Os.take(layout)?;

@@ -1,4 +1,4 @@
-//! Guarantees of TLSF beyond those of every pool.
+//! Guarantees of TLSF pools, in addition to those of every pool.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::mem::MaybeUninit;
@@ -32,7 +32,7 @@ fn free_all<S: Source, const N: usize>(
     size: usize,
 ) {
     for block in blocks {
-        // SAFETY: tests pass blocks of this pool and size, each once.
+        // SAFETY: tests pass each block of this pool once, with its size.
         unsafe { pool.free(block, bytes(size)) };
     }
     pool.check();
@@ -44,7 +44,8 @@ fn resize<S: Source, const N: usize>(
     old: usize,
     new: usize,
 ) -> Option<NonNull<u8>> {
-    // SAFETY: tests pass blocks of this pool and size, and go on with what is returned.
+    // SAFETY: tests pass blocks of this pool with their size, and use only the returned block
+    // afterwards.
     let resized = unsafe { pool.reallocate(block, bytes(old), new) };
     pool.check();
     resized
@@ -146,7 +147,7 @@ fn any_alignment_is_obeyed_and_the_gap_before_is_used() {
         blocks.push((block, layout));
     }
     for (block, layout) in blocks {
-        // SAFETY: blocks of this pool, each freed once, as it was allocated.
+        // SAFETY: each block is of this pool, and is freed once with its layout.
         unsafe { pool.free(block, layout) };
         pool.check();
     }
@@ -215,22 +216,24 @@ fn threads_share_a_locked_pool() {
         let mut live = Vec::new();
         for step in 0..20_000_usize {
             let layout = layout(1 + step * 7 % 700, 1 << (step % 7));
-            // SAFETY: the sizes are not 0.
+            // SAFETY: the size of the layout is not 0.
             let block = unsafe { POOL.alloc(layout) };
-            // SAFETY: the block has this size and is ours.
+            // SAFETY: the block has this size, and no other code uses it.
             unsafe { block.write_bytes(seed, layout.size()) };
             live.push((block, layout));
             if live.len() > 100 {
                 let (block, layout) = live.swap_remove(step * 31 % live.len());
-                // SAFETY: the block is ours, and was written throughout.
+                // SAFETY: the block belongs to this thread, and all of it was written.
                 let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
                 assert!(bytes.iter().all(|byte| *byte == seed));
-                // SAFETY: it came from there with this layout.
+                // SAFETY: the block came from this allocator with this layout, and is not used any
+                // more.
                 unsafe { POOL.dealloc(block, layout) };
             }
         }
         for (block, layout) in live {
-            // SAFETY: it came from there with this layout.
+            // SAFETY: the block came from this allocator with this layout, and is not used any
+            // more.
             unsafe { POOL.dealloc(block, layout) };
         }
     };
@@ -301,7 +304,8 @@ mod misuse {
         in_a_pool(|pool| {
             let block = pool.allocate(bytes(100)).unwrap();
             free_all(pool, [block], 100);
-            // SAFETY: the memory still belongs to the pool: this is the error to be found.
+            // SAFETY: violated on purpose, since the block was freed; its memory still belongs to
+            // the pool.
             unsafe { block.write_bytes(1, 50) };
             let _ = pool.allocate(bytes(100));
         });
@@ -313,7 +317,8 @@ mod misuse {
         in_a_pool(|pool| {
             let block = pool.allocate(bytes(24)).unwrap();
             let _ = pool.allocate(bytes(24)).unwrap();
-            // SAFETY: the memory belongs to the pool: this is the error to be found.
+            // SAFETY: violated on purpose, since the byte is behind the block; its memory still
+            // belongs to the pool.
             unsafe { block.write_bytes(0xff, 25) };
             pool.check();
         });

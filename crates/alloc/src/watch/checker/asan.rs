@@ -1,4 +1,4 @@
-//! `AddressSanitizer`: inaccessible memory is poisoned.
+//! `AddressSanitizer`: inaccessible memory is poisoned in its shadow memory.
 
 use core::cell::Cell;
 use core::ffi::{CStr, c_void};
@@ -8,12 +8,12 @@ use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::source::SourceBlock;
 
-/// The two functions of its interface for custom allocators:
-/// `void (void const volatile *, size_t)`.
+/// Functions of AddressSanitizer that poison and unpoison memory, with the type `void (void const
+/// volatile *, size_t)`; NULL if absent.
 static POISON: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static UNPOISON: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Looks for the two functions in all that is loaded.
+/// Searches for the two functions in the loaded objects. Returns true if both were found.
 pub(super) fn is_there() -> bool {
     let poison = find(c"__asan_poison_memory_region");
     let unpoison = find(c"__asan_unpoison_memory_region");
@@ -33,7 +33,8 @@ fn call(function: &AtomicPtr<c_void>, start: NonNull<u8>, size: usize) {
         // SAFETY: `function` is a symbol that asan_interface.h declares with this type.
         let function: unsafe extern "C" fn(*const c_void, usize) =
             unsafe { mem::transmute(function) };
-        // SAFETY: the function changes only the shadow of this memory, which is the pool's.
+        // SAFETY: the function changes only the shadow memory of this range, which belongs to the
+        // pool.
         unsafe { function(start.as_ptr().cast(), size) };
     }
 }
@@ -54,14 +55,15 @@ pub(super) fn given_back(block: SourceBlock) {
     unpoison(block.start, block.size);
 }
 
-/// Its blocks were returned.
+/// Nothing to report, because the pool has returned its blocks.
 pub(super) fn destroyed(_pool: &Cell<usize>) {}
 
 pub(super) fn allocated(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
     unpoison(start, size);
 }
 
-/// Whole granules are poisoned: what is shorter than 8 bytes keeps those before it.
+/// AddressSanitizer poisons only whole granules of 8 bytes, so the block is poisoned as a whole and
+/// its new size is unpoisoned.
 pub(super) fn resized(_pool: &Cell<usize>, start: NonNull<u8>, old: usize, new: usize) {
     poison(start, old);
     unpoison(start, new);
@@ -71,7 +73,7 @@ pub(super) fn freed(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
     poison(start, size);
 }
 
-/// AddressSanitizer does not track defined bytes.
+/// Nothing to report, because AddressSanitizer does not track defined bytes.
 pub(super) fn defined(start: NonNull<u8>, size: usize) {
     unpoison(start, size);
 }
@@ -80,7 +82,8 @@ pub(super) fn hidden(start: NonNull<u8>, size: usize) {
     poison(start, size);
 }
 
-/// AddressSanitizer has no report for pools: it prints the call stack, and the pool the error.
+/// Prints the call stack, because AddressSanitizer has no report for pools. The pool prints the
+/// error.
 pub(super) fn misused(_pool: &Cell<usize>, _start: NonNull<u8>) {
     let print = find(c"__sanitizer_print_stack_trace");
     if !print.is_null() {

@@ -1,4 +1,4 @@
-//! Requests to valgrind: each pool is one of its memory pools.
+//! Requests to valgrind. Each pool is a memory pool of valgrind.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::GAP;
 use crate::source::SourceBlock;
 
-/// The numbers of requests, which are a stable part of valgrind's interface to programs.
+/// Numbers of requests, which are a stable part of valgrind's client interface.
 mod request {
     pub(super) const CREATE_MEMPOOL: usize = 0x1303;
     pub(super) const DESTROY_MEMPOOL: usize = 0x1304;
@@ -15,7 +15,7 @@ mod request {
     pub(super) const MEMPOOL_FREE: usize = 0x1306;
     pub(super) const MEMPOOL_CHANGE: usize = 0x1309;
     pub(super) const CHANGE_ERR_DISABLEMENT: usize = 0x1801;
-    /// Requests of memcheck begin with these two letters.
+    /// Base of the request numbers of memcheck: the letters M and C in the two upper bytes.
     const MEMCHECK: usize = (b'M' as usize) << 24 | (b'C' as usize) << 16;
     pub(super) const MAKE_MEM_NOACCESS: usize = MEMCHECK;
     pub(super) const MAKE_MEM_UNDEFINED: usize = MEMCHECK + 1;
@@ -23,7 +23,7 @@ mod request {
     pub(super) const GET_VBITS: usize = MEMCHECK + 8;
 }
 
-/// Sends a request; returns 0 if valgrind is absent, or does not know the request.
+/// Sends a request and returns its result; 0 if valgrind is absent or does not know the request.
 fn ask<const N: usize>(request: usize, arguments: [usize; N]) -> usize {
     let mut words = [0; 6];
     words[0] = request;
@@ -34,7 +34,7 @@ fn ask<const N: usize>(request: usize, arguments: [usize; N]) -> usize {
 #[cfg(target_arch = "x86_64")]
 fn ask_words(words: &[usize; 6]) -> usize {
     let mut answer = 0_usize;
-    // SAFETY: the four rotations leave `rdi` as it was and the exchange does nothing; valgrind
+    // SAFETY: the four rotations leave `rdi` unchanged and the exchange has no effect; valgrind
     // reads the words, and writes only `rdx`.
     unsafe {
         core::arch::asm!(
@@ -50,8 +50,8 @@ fn ask_words(words: &[usize; 6]) -> usize {
 #[cfg(target_arch = "aarch64")]
 fn ask_words(words: &[usize; 6]) -> usize {
     let mut answer = 0_usize;
-    // SAFETY: the four rotations leave `x12` as it was and the rest does nothing; valgrind reads
-    // the words, and writes only `x3`.
+    // SAFETY: the four rotations leave `x12` unchanged and the following instruction has no effect;
+    // valgrind reads the words, and writes only `x3`.
     unsafe {
         core::arch::asm!(
             "ror x12, x12, #3", "ror x12, x12, #13", "ror x12, x12, #51", "ror x12, x12, #61",
@@ -69,9 +69,9 @@ fn ask_words(_words: &[usize; 6]) -> usize {
     0
 }
 
-/// True if memcheck runs the program: other tools of valgrind need no reports.
+/// True if memcheck runs the program. The other tools of valgrind need no reports.
 pub(super) fn is_running() -> bool {
-    /// Answer of memcheck after it has reported which bytes are defined.
+    /// Result of the request `GET_VBITS` if memcheck has returned which bits are defined.
     const TOLD: usize = 1;
     let (byte, mut defined) = (0_u8, 0_u8);
     let [byte, defined] =
@@ -84,7 +84,8 @@ pub(super) fn report_errors(report: bool) {
     ask(request::CHANGE_ERR_DISABLEMENT, [disablement]);
 }
 
-/// Pools are known by a number: they may move in memory.
+/// Returns the number that identifies a pool in requests; its address cannot, because a pool may
+/// move in memory. The first call creates the memory pool of valgrind.
 fn id(pool: &Cell<usize>) -> usize {
     static LAST: AtomicUsize = AtomicUsize::new(0);
     if pool.get() == 0 {
@@ -100,7 +101,7 @@ pub(super) fn taken(pool: &Cell<usize>, block: SourceBlock) {
     ask(request::MAKE_MEM_NOACCESS, [block.start.addr().get(), block.size]);
 }
 
-/// The contents are undefined for the next user of this memory.
+/// Marks the contents as undefined for the next user of this memory.
 pub(super) fn given_back(block: SourceBlock) {
     ask(request::MAKE_MEM_UNDEFINED, [block.start.addr().get(), block.size]);
 }
@@ -116,7 +117,7 @@ pub(super) fn allocated(pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
     ask(request::MEMPOOL_ALLOC, [id(pool), start.addr().get(), size]);
 }
 
-/// The added bytes of a block that grew are undefined.
+/// Reports the new size, and marks added bytes as undefined and lost bytes as inaccessible.
 pub(super) fn resized(pool: &Cell<usize>, start: NonNull<u8>, old: usize, new: usize) {
     let start = start.addr().get();
     ask(request::MEMPOOL_CHANGE, [id(pool), start, start, new]);
@@ -139,7 +140,8 @@ pub(super) fn hidden(start: NonNull<u8>, size: usize) {
     ask(request::MAKE_MEM_NOACCESS, [start.addr().get(), size]);
 }
 
-/// memcheck detects that the pool has no such block, and reports it with the call stack.
+/// Requests a free that memcheck rejects, because the pool has no such block. memcheck then prints
+/// the call stack.
 pub(super) fn misused(pool: &Cell<usize>, start: NonNull<u8>) {
     ask(request::MEMPOOL_FREE, [id(pool), start.addr().get()]);
 }
