@@ -1,5 +1,6 @@
-//! Pointer chases: a ring of pointers in memory, each of which holds the address of the next. Each
-//! load needs the result of the load before, so a step takes one memory latency.
+//! Pointer chases: a ring of elements in memory, each of which contains the address of the next
+//! element. Each load needs the result of the load before, so the time of a step is one memory
+//! latency.
 
 use std::hint::black_box;
 use std::marker::PhantomData;
@@ -15,17 +16,18 @@ struct RingPlace(NonNull<RingPlace>);
 /// A ring of pointers in a region.
 #[derive(Debug)]
 pub struct RingChase<'r> {
-    /// The current element. `link` wrote it and every element that it leads to.
+    /// The current element. `link` has written this element and all elements that follow it in the
+    /// ring.
     at: NonNull<RingPlace>,
     region: PhantomData<&'r mut AlignedRegion>,
 }
 
 impl<'r> RingChase<'r> {
-    /// Size of an element in bytes, which is also the smallest distance between two of them.
+    /// Size of an element in bytes, and minimum distance between the offsets of two elements.
     pub const PLACE: usize = size_of::<RingPlace>();
 
-    /// Links the elements at these byte offsets in the given order; the last is linked to the
-    /// first. `None` for an empty list.
+    /// Links the elements at these byte offsets in the given order, and the last element to the
+    /// first. Returns `None` for an empty list.
     ///
     /// # Panics
     /// Panics if an offset is outside of the region, or not a multiple of [`RingChase::PLACE`].
@@ -39,7 +41,7 @@ impl<'r> RingChase<'r> {
                     && offset.checked_add(Self::PLACE).is_some_and(|end| end <= length),
                 "{offset} is no place"
             );
-            // SAFETY: the whole element lies in the region, as was just checked.
+            // SAFETY: the assertion above checked that the whole element lies in the region.
             unsafe { start.byte_add(offset) }
         };
         let first = place(*places.first()?);
@@ -63,7 +65,8 @@ impl<'r> RingChase<'r> {
     }
 }
 
-/// Loads the next address. [`RingChase::link`] wrote the element `at`.
+/// Loads the address of the next element. Requires that [`RingChase::link`] has written the element
+/// at `at`.
 #[inline(always)]
 fn follow(at: NonNull<RingPlace>) -> NonNull<RingPlace> {
     // SAFETY: `link` wrote every element of the ring, and no other code writes to the region.

@@ -1,20 +1,20 @@
-//! Forked children without `execve`, for experiments with copy-on-write.
+//! Children of `fork` that do not call `execve`, for experiments with copy-on-write.
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
-/// A forked child. Dropping this waits for its exit.
+/// A child of `fork`. Dropping this value waits for the exit of the child.
 #[derive(Debug)]
 pub struct ForkedChild(libc::pid_t);
 
-/// Forks. The child runs `body` and exits with the status that it returns, or with 101 if it
-/// panics. The kernel kills the child when this process ends.
+/// Forks a child, which runs `body` and exits with the returned status, or with status 101 if
+/// `body` panics. The kernel kills the child when this process ends.
 ///
 /// # Errors
-/// `EBUSY` where this process has other threads: a lock that one of them holds would be held in the
-/// child for ever. `EAGAIN`, `ENOMEM`.
+/// `EBUSY` if this process has other threads: a lock that one of them holds would never be released
+/// in the child. `EAGAIN` and `ENOMEM` from `fork`.
 pub fn fork(body: impl FnOnce() -> u8) -> io::Result<ForkedChild> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
@@ -25,8 +25,8 @@ pub fn fork(body: impl FnOnce() -> u8) -> io::Result<ForkedChild> {
         0 => {
             let _ = set_parent_process_death_signal(Some(Signal::KILL));
             let status = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
-            // SAFETY: `_exit` ends the child without the exit handlers and unflushed buffers of its
-            // parent.
+            // SAFETY: `_exit` ends the child without running exit handlers of the parent and
+            // without flushing copied buffers.
             unsafe { libc::_exit(status.into()) }
         }
         pid => Ok(ForkedChild(pid)),
@@ -34,7 +34,7 @@ pub fn fork(body: impl FnOnce() -> u8) -> io::Result<ForkedChild> {
 }
 
 impl ForkedChild {
-    /// Its process id.
+    /// PID of the child.
     pub fn pid(&self) -> u32 {
         self.0.unsigned_abs()
     }
@@ -50,7 +50,7 @@ impl ForkedChild {
     /// signal killed it.
     ///
     /// # Errors
-    /// As `waitpid` gives them.
+    /// As `waitpid` returns them.
     pub fn wait(self) -> io::Result<i32> {
         let status = wait(self.0);
         std::mem::forget(self);
@@ -67,7 +67,7 @@ impl Drop for ForkedChild {
 fn wait(pid: libc::pid_t) -> io::Result<i32> {
     let mut status = 0;
     loop {
-        // SAFETY: the call writes a number to `status`.
+        // SAFETY: the call writes only to `status`.
         let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
         if waited == pid {
             let ended = libc::WIFEXITED(status);

@@ -1,7 +1,7 @@
-//! Memory operations that only experiments need: mappings of every kind whose bytes are written by
-//! offset, forked children, pointer chases, the C library's heap, swap files, NUMA policies.
+//! Memory operations that only experiments need: mappings with any flags, children of `fork`,
+//! pointer chases, the C library's heap, swap files, and NUMA policies.
 //!
-//! These are safe functions around unsafe operations, so that the lab itself has no unsafe code.
+//! These safe functions contain unsafe code, so that the lab itself needs none.
 
 pub mod chase;
 pub mod fork;

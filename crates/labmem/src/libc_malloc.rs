@@ -1,12 +1,12 @@
-//! The C library's heap as C programs use it: `malloc`, `calloc`, `free`, `mallopt`. For
-//! experiments on the memory that it takes from the kernel and returns to it.
+//! The C library's heap, by the functions that C programs call: `malloc`, `calloc`, `free`,
+//! `mallopt`. For experiments on the memory that the heap takes from the kernel and returns to it.
 
 use std::hint::black_box;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// A block of the heap. It is freed when dropped.
+/// A block of the heap. Dropping this value frees the block.
 #[derive(Debug)]
 pub struct HeapBlock {
     start: NonNull<u8>,
@@ -22,7 +22,7 @@ impl HeapBlock {
     /// # Errors
     /// `ENOMEM`.
     pub fn malloc(length: usize) -> io::Result<HeapBlock> {
-        // SAFETY: the call takes a number.
+        // SAFETY: the call takes a number and accesses no memory of this program.
         HeapBlock::from_allocation(unsafe { libc::malloc(length) }, length)
     }
 
@@ -31,12 +31,12 @@ impl HeapBlock {
     /// # Errors
     /// `ENOMEM`.
     pub fn calloc(length: usize) -> io::Result<HeapBlock> {
-        // SAFETY: the call takes numbers.
+        // SAFETY: the call takes numbers and accesses no memory of this program.
         HeapBlock::from_allocation(unsafe { libc::calloc(1, length) }, length)
     }
 
     fn from_allocation(start: *mut libc::c_void, length: usize) -> io::Result<HeapBlock> {
-        // The compiler would remove an unobserved allocation.
+        // The compiler would remove an allocation that no code uses.
         let start = NonNull::new(black_box(start).cast()).ok_or_else(io::Error::last_os_error)?;
         Ok(HeapBlock { start, length })
     }
@@ -47,17 +47,17 @@ impl HeapBlock {
         self.length
     }
 
-    /// Writes a byte.
+    /// Writes a byte at an offset in the block.
     ///
     /// # Panics
-    /// Panics if the offset is beyond the end.
+    /// Panics if the offset is not below the size of the block.
     #[inline(always)]
     pub fn write(&mut self, at: usize, byte: u8) {
         assert!(at < self.length, "{at} is beyond the block");
-        // SAFETY: `at` is below the size of the block, as was just checked.
+        // SAFETY: the assertion above checked that `at` is below the size of the block.
         let place = unsafe { self.start.add(at) };
-        // SAFETY: the block is ours alone, and any byte may be written. Volatile, so that it is
-        // written.
+        // SAFETY: `self` owns the block, and every byte is a valid value. The write is volatile, so
+        // that the compiler keeps it.
         unsafe { place.write_volatile(byte) };
     }
 
@@ -66,16 +66,16 @@ impl HeapBlock {
         (0..self.length).step_by(step).for_each(|at| self.write(at, 1));
     }
 
-    /// Fills a part, as `memset` does.
+    /// Fills a range of the block with `byte`, by `memset`.
     ///
     /// # Panics
-    /// Panics if the part ends beyond the block.
+    /// Panics if the range ends beyond the block.
     pub fn fill(&mut self, part: Range<usize>, byte: u8) {
         assert!(part.start <= part.end && part.end <= self.length, "{part:?} is beyond the block");
-        // SAFETY: `part.start` is at most the size of the block, as was just checked.
+        // SAFETY: the assertion above checked that `part.start` is at most the size of the block.
         let start = unsafe { self.start.add(part.start) };
-        // SAFETY: the part ends inside the block, as was checked above; the block has no other
-        // owner.
+        // SAFETY: the assertion above checked that the range ends inside the block, and `self` owns
+        // the block.
         unsafe { start.write_bytes(byte, part.len()) };
         black_box(&self.start);
     }
@@ -83,8 +83,7 @@ impl HeapBlock {
 
 impl Drop for HeapBlock {
     fn drop(&mut self) {
-        // SAFETY: it came from `malloc` or `calloc`, and nothing borrowed from it can outlive
-        // `self`.
+        // SAFETY: `malloc` or `calloc` returned the block, and no borrow of it can outlive `self`.
         unsafe { libc::free(self.start.as_ptr().cast()) };
     }
 }
@@ -92,16 +91,16 @@ impl Drop for HeapBlock {
 /// Parameter of `mallopt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tuning {
-    /// `M_TRIM_THRESHOLD`: free bytes at the end of the heap above which `free` trims it; -1:
-    /// never.
+    /// `M_TRIM_THRESHOLD`: number of free bytes at the end of the heap above which `free` trims the
+    /// heap; -1 disables trimming.
     TrimThreshold,
-    /// `M_MMAP_MAX`: maximum number of blocks that are mappings of their own.
+    /// `M_MMAP_MAX`: maximum number of blocks that have a mapping of their own.
     MmapMax,
-    /// `M_MMAP_THRESHOLD`: size in bytes from which a block is a mapping of its own.
+    /// `M_MMAP_THRESHOLD`: size in bytes from which on a block gets a mapping of its own.
     MmapThreshold,
 }
 
-/// Sets a parameter of the heap for the rest of this process.
+/// Sets a parameter of the heap until this process ends.
 ///
 /// # Errors
 /// `Unsupported` if the C library is not glibc, `InvalidInput` if glibc rejects the value.
@@ -116,7 +115,7 @@ fn mallopt(what: Tuning, value: i32) -> io::Result<()> {
         Tuning::MmapMax => libc::M_MMAP_MAX,
         Tuning::MmapThreshold => libc::M_MMAP_THRESHOLD,
     };
-    // SAFETY: the call takes numbers; existing blocks do not change.
+    // SAFETY: the call takes numbers and does not change existing blocks.
     let done = unsafe { libc::mallopt(what, value) };
     if done == 1 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }

@@ -1,6 +1,5 @@
-//! Mappings of any kind for experiments: private or shared, anonymous or of a file, populated or
-//! not. Their bytes may be shared with other threads and processes, so that each access is an
-//! atomic one of a byte.
+//! Mappings for experiments: private or shared, anonymous or of a file, populated or not. Other
+//! threads and processes may access the same bytes, so each access is an atomic access to a byte.
 
 use std::fs::File;
 use std::io;
@@ -15,21 +14,22 @@ use pagewise_sys::madvise::Advice;
 /// Parameters of a mapping.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MapRequest<'f> {
-    /// Bytes; a multiple of the page size.
+    /// Length in bytes, a multiple of the page size.
     pub length: usize,
-    /// `MAP_SHARED` rather than `MAP_PRIVATE`.
+    /// True for `MAP_SHARED`, false for `MAP_PRIVATE`.
     pub shared: bool,
-    /// File that is mapped from its start; `None`: anonymous memory.
+    /// File that is mapped from its start; `None` for anonymous memory.
     pub file: Option<&'f File>,
-    /// `MAP_POPULATE`: page tables are filled, and a file is read, before the call returns.
+    /// True for `MAP_POPULATE`: the kernel fills the page tables, and reads a file, before the call
+    /// returns.
     pub populate: bool,
-    /// `MAP_NORESERVE`: not counted against the commit limit.
+    /// True for `MAP_NORESERVE`: the mapping does not count against the commit limit.
     pub no_reserve: bool,
-    /// `PROT_NONE`, until [`OwnedMapping::protect`] changes the access rights.
+    /// True for `PROT_NONE`, until [`OwnedMapping::protect`] changes the access rights.
     pub no_access: bool,
 }
 
-/// A mapping. It is unmapped when dropped.
+/// A mapping. Dropping this value unmaps it.
 #[derive(Debug)]
 pub struct OwnedMapping {
     start: NonNull<u8>,
@@ -44,11 +44,11 @@ unsafe impl Sync for OwnedMapping {}
 /// Access rights of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageAccess {
-    /// Nothing.
+    /// Neither reading nor writing: `PROT_NONE`.
     None,
-    /// Reading.
+    /// Reading: `PROT_READ`.
     Read,
-    /// Reading and writing.
+    /// Reading and writing: `PROT_READ | PROT_WRITE`.
     Write,
 }
 
@@ -63,11 +63,11 @@ impl PageAccess {
 }
 
 impl OwnedMapping {
-    /// Creates the mapping.
+    /// Creates a mapping with these parameters.
     ///
     /// # Errors
     /// `EINVAL` for a length of 0, `ENOMEM` if the commit limit or the address space is exhausted,
-    /// others as `mmap` returns them.
+    /// and other errors as `mmap` returns them.
     pub fn map(wanted: &MapRequest<'_>) -> io::Result<OwnedMapping> {
         let flags = [
             (true, if wanted.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }),
@@ -88,11 +88,11 @@ impl OwnedMapping {
         Ok(OwnedMapping { start, length: wanted.length })
     }
 
-    /// Maps a new System V segment. It has no name and is marked for removal at once, so that the
-    /// kernel frees it when the last process that has it attached ends.
+    /// Maps a new System V shared memory segment. The segment has no key and is marked for removal
+    /// at once, so that the kernel frees it when the last process that has attached it ends.
     ///
     /// # Errors
-    /// `EINVAL` for no bytes or more than `kernel.shmmax`, `ENOSPC`, `ENOMEM`.
+    /// `EINVAL` for a length of 0 or above `kernel.shmmax`, `ENOSPC`, `ENOMEM`.
     pub fn system_v(length: usize) -> io::Result<OwnedMapping> {
         // SAFETY: the call creates a segment and accesses no memory of this process.
         let id = unsafe { libc::shmget(libc::IPC_PRIVATE, length, libc::IPC_CREAT | 0o600) };
@@ -103,25 +103,25 @@ impl OwnedMapping {
         let start = unsafe { libc::shmat(id, ptr::null(), 0) };
         let attached =
             if start.addr() == usize::MAX { Err(io::Error::last_os_error()) } else { Ok(()) };
-        // SAFETY: `IPC_RMID` reads no argument; the segment stays until it is detached, which
-        // `munmap` does too.
+        // SAFETY: `IPC_RMID` reads no argument. The segment exists until it is detached, which
+        // `munmap` does.
         unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) };
         attached?;
         let start = NonNull::new(start.cast()).expect("the kernel attaches nothing at 0");
         Ok(OwnedMapping { start, length })
     }
 
-    /// The whole mapping as words, without the bytes after the last whole word.
+    /// Returns the mapping as words, without the bytes after the last whole word.
     ///
-    /// The same memory must not be written as bytes and as words at the same time.
+    /// The caller must not write the same memory as bytes and as words at the same time.
     pub fn as_words(&self) -> &[AtomicU64] {
         let words = self.length / size_of::<AtomicU64>();
-        // SAFETY: a mapping begins at a page, so that words are aligned; all accesses to it are
-        // atomic, and it stays for as long as it is borrowed.
+        // SAFETY: a mapping begins at a page, so words are aligned. All accesses to the mapping are
+        // atomic, and it exists while it is borrowed.
         unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), words) }
     }
 
-    /// Start address.
+    /// Start address of the mapping.
     pub fn start(&self) -> u64 {
         self.start.addr().get() as u64
     }
@@ -132,27 +132,27 @@ impl OwnedMapping {
         self.length
     }
 
-    /// A byte of it.
+    /// Returns the byte at an offset in the mapping.
     ///
     /// # Panics
-    /// Panics if the offset is beyond the end.
+    /// Panics if the offset is not below the length of the mapping.
     #[inline(always)]
     fn byte(&self, at: usize) -> &AtomicU8 {
         assert!(at < self.length, "{at} is beyond the mapping");
-        // SAFETY: `at` is below the length of the mapping, as was just checked.
+        // SAFETY: the assertion above checked that `at` is below the length of the mapping.
         let byte = unsafe { self.start.add(at) };
-        // SAFETY: a byte is aligned, and all accesses to the mapping are atomic. Without the access
-        // right, the kernel ends the process.
+        // SAFETY: every address is aligned for a byte, and all accesses to the mapping are atomic.
+        // The kernel ends the process if an access violates the access rights.
         unsafe { AtomicU8::from_ptr(byte.as_ptr()) }
     }
 
-    /// Reads a byte.
+    /// Reads the byte at an offset.
     #[inline(always)]
     pub fn read(&self, at: usize) -> u8 {
         self.byte(at).load(Relaxed)
     }
 
-    /// Writes a byte.
+    /// Writes the byte at an offset.
     #[inline(always)]
     pub fn write(&self, at: usize, byte: u8) {
         self.byte(at).store(byte, Relaxed);
@@ -163,63 +163,66 @@ impl OwnedMapping {
         range.step_by(step).for_each(|at| self.write(at, 1));
     }
 
-    /// Reads every `step`-th byte of a range; returns their sum.
+    /// Reads every `step`-th byte of a range, and returns the sum of these bytes.
     pub fn look(&self, range: Range<usize>, step: usize) -> u64 {
         range.step_by(step).map(|at| u64::from(self.read(at))).sum()
     }
 
-    /// Fills all of it, like `memset`. `&mut`, since no other code may read it at the same time.
+    /// Fills the whole mapping with `byte`, by `memset`. Takes `&mut self`, since no other code may
+    /// access the mapping at the same time.
     pub fn fill(&mut self, byte: u8) {
-        // SAFETY: the bytes are mapped, and no other code of this process accesses them.
+        // SAFETY: the bytes are mapped, and `&mut self` excludes other accesses of this process.
         unsafe { self.start.write_bytes(byte, self.length) };
     }
 
-    /// Fills a part, as `memset` does.
+    /// Fills a range of the mapping with `byte`, by `memset`.
     ///
     /// # Panics
-    /// Panics if the part ends beyond the mapping.
+    /// Panics if the range ends beyond the mapping.
     pub fn fill_part(&mut self, part: Range<usize>, byte: u8) {
         assert!(
             part.start <= part.end && part.end <= self.length,
             "{part:?} is beyond the mapping"
         );
-        // SAFETY: `part.start` is at most the length of the mapping, as was just checked.
+        // SAFETY: the assertion above checked that `part.start` is at most the length of the
+        // mapping.
         let start = unsafe { self.start.add(part.start) };
-        // SAFETY: the part ends inside the mapping, as was checked above; no other code of this
-        // process accesses it.
+        // SAFETY: the assertion above checked that the range ends inside the mapping; `&mut self`
+        // excludes other accesses of this process.
         unsafe { start.write_bytes(byte, part.len()) };
     }
 
-    /// Gives the kernel advice on a part.
+    /// Calls `madvise` for a range of the mapping.
     ///
     /// # Errors
-    /// As `madvise` gives them.
+    /// `EINVAL` if the range is not inside the mapping, and other errors as `madvise` returns them.
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
         let (start, length) = self.part(&range)?;
-        // SAFETY: the range lies in this mapping. No advice unmaps it, and atomic loads accept
-        // bytes that changed.
+        // SAFETY: the range lies in this mapping. No advice of this type unmaps it, and atomic
+        // loads permit that its bytes change.
         let done = unsafe { libc::madvise(start.cast(), length, advice as i32) };
         answer(done)
     }
 
-    /// Changes what may be done with a part.
+    /// Changes the access rights of a range of the mapping.
     ///
     /// # Errors
-    /// As `mprotect` gives them.
+    /// `EINVAL` if the range is not inside the mapping, and other errors as `mprotect` returns
+    /// them.
     pub fn protect(&self, range: Range<usize>, access: PageAccess) -> io::Result<()> {
         let (start, length) = self.part(&range)?;
-        // SAFETY: the range lies in this mapping. The kernel kills the process on an access that
-        // the new rights forbid.
+        // SAFETY: the range lies in this mapping. The kernel ends the process if an access violates
+        // the new access rights.
         let done = unsafe { libc::mprotect(start.cast(), length, access.flags()) };
         answer(done)
     }
 
-    /// Writes dirty pages to the file, and waits for that.
+    /// Writes dirty pages to the file, and waits until they are written.
     ///
     /// # Errors
-    /// As `msync` gives them.
+    /// As `msync` returns them.
     pub fn sync(&self) -> io::Result<()> {
-        // SAFETY: the mapping is ours, and stays as it is.
+        // SAFETY: the range is this mapping, whose contents do not change.
         let done = unsafe { libc::msync(self.start.as_ptr().cast(), self.length, libc::MS_SYNC) };
         answer(done)
     }
@@ -227,19 +230,21 @@ impl OwnedMapping {
     /// Locks the whole mapping in memory.
     ///
     /// # Errors
-    /// `ENOMEM`, `EPERM`, `EAGAIN` beyond `RLIMIT_MEMLOCK`.
+    /// `ENOMEM`, `EPERM` or `EAGAIN` if the mapping exceeds `RLIMIT_MEMLOCK`, as `mlock` returns
+    /// them.
     pub fn lock(&self) -> io::Result<()> {
-        // SAFETY: the mapping is ours, and its bytes stay as they are.
+        // SAFETY: the range is this mapping, whose contents do not change.
         let done = unsafe { libc::mlock(self.start.as_ptr().cast(), self.length) };
         answer(done)
     }
 
-    /// Address and length of a range for a system call; `EINVAL` if it is not inside the mapping.
+    /// Returns the address and length of a range for a system call; `EINVAL` if the range is not
+    /// inside the mapping.
     fn part(&self, range: &Range<usize>) -> io::Result<(*mut u8, usize)> {
         if range.start > range.end || range.end > self.length {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        // SAFETY: the start is at most the length.
+        // SAFETY: the check above ensures that the start is at most the length of the mapping.
         let start = unsafe { self.start.add(range.start) };
         Ok((start.as_ptr(), range.len()))
     }
@@ -247,7 +252,7 @@ impl OwnedMapping {
 
 impl Drop for OwnedMapping {
     fn drop(&mut self) {
-        // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
+        // SAFETY: the range is this mapping, and no borrow of it can outlive `self`.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

@@ -1,23 +1,25 @@
-//! NUMA: the policy by which the kernel chooses a node for new pages, and the migration of pages.
+//! NUMA: the policy by which the kernel chooses nodes for new pages, and the migration of pages.
 
 use std::ffi::{c_long, c_ulong};
 use std::io;
 
-/// Policy of a thread for its new pages. The numbers are those of `linux/mempolicy.h`.
+/// Policy of a thread for its new pages. The discriminants are those of `linux/mempolicy.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodePolicy {
-    /// The node of the CPU that touches the page first, or another one if that node is full.
+    /// Allocates a page on the node of the CPU that touches it first, or on another node if that
+    /// node is full.
     Local,
-    /// Only these nodes; the kernel kills the process if they are full.
+    /// Allocates pages only on these nodes. The kernel kills the process if all of them are full.
     Bind(u64),
-    /// These nodes in turns, page by page.
+    /// Allocates consecutive pages on these nodes in turn.
     Interleave(u64),
 }
 
-/// Bits of a node set plus 1: the kernel ignores the last of the given number of bits.
+/// Number of bits in a set of nodes plus 1, since the kernel ignores the last of the given number
+/// of bits.
 const MAX_NODES: c_ulong = 65;
 
-/// Sets the policy of this thread. Sets of nodes have a bit for each node.
+/// Sets the policy of this thread. A set of nodes has a bit for each node.
 ///
 /// # Errors
 /// `EINVAL` for a node without memory, `ENOSYS` in kernels without NUMA.

@@ -1,4 +1,4 @@
-//! Swap files: writes their header, switches them on and off. Needs CAP_SYS_ADMIN.
+//! Swap files: writes their header, and switches them on and off. Requires CAP_SYS_ADMIN.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;
@@ -12,18 +12,18 @@ use pagewise_sys::system::page_size;
 /// The last ten bytes of the first page, by which the kernel recognizes a swap area.
 const MAGIC: &[u8] = b"SWAPSPACE2";
 
-/// Writes a swap header into an existing file, and makes it a swap area.
+/// Writes a swap header into an existing file, and switches the file on as a swap area.
 ///
 /// # Errors
-/// `EINVAL` for a file with holes or of less than two pages, `EPERM`, and others as `swapon`
-/// returns them.
+/// `EINVAL` for a file with holes or with less than two pages, `EPERM`, and other errors as
+/// `swapon` returns them.
 pub fn on(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().write(true).read(true).open(path)?;
     let page = page_size();
     let pages = file.metadata()?.len() / page;
     let last = u32::try_from(pages.saturating_sub(1)).unwrap_or(u32::MAX);
-    // `union swap_header`: 1024 bytes for boot blocks, then version, last page and number of bad
-    // pages.
+    // `union swap_header`: 1024 bytes for boot blocks, then the version, the index of the last page
+    // and the number of bad pages.
     let mut header = vec![0; usize::try_from(page).unwrap_or(0)];
     for (at, word) in [(1024, 1), (1028, last), (1032, 0)] {
         header[at..at + 4].copy_from_slice(&u32::to_ne_bytes(word));
@@ -42,8 +42,8 @@ pub fn on(path: &Path) -> io::Result<()> {
 /// Switches a swap file off: the kernel reads the pages in it back into memory.
 ///
 /// # Errors
-/// `EINVAL` if it is not a swap area, `ENOENT`, `EPERM`, `ENOMEM` if memory cannot hold its
-/// content.
+/// `EINVAL` if the file is not a swap area, `ENOENT`, `EPERM`, `ENOMEM` if memory is too small for
+/// the pages in the swap area.
 pub fn off(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path ends with NUL.

@@ -1,17 +1,19 @@
-//! 95 % confidence intervals of a median and of a ratio of medians, by the bootstrap.
+//! 95 % confidence intervals of a median and of a ratio of two medians, by the bootstrap.
 //!
-//! Both are percentile intervals. The interval of a median has expanded tails (Hesterberg, "What
-//! teachers should know about the bootstrap", 2015): its ends lie as far out as those of a t
-//! interval. The median of a resample of few values takes few distinct values. The plain interval
-//! therefore covers the true median of normal samples in only 88 % of cases for n = 7 and 92 % for
-//! n = 15, the expanded one in 95 % or more.
+//! Both intervals are percentile intervals. The interval of a median has expanded tails
+//! (Hesterberg, "What teachers should know about the bootstrap", 2015): its ends lie as far out as
+//! those of a t interval. This is necessary because the median of a resample of few values takes
+//! few distinct values. The plain interval therefore covers the true median of normal samples in
+//! only 88 % of cases for n = 7 and 92 % for n = 15, the expanded one in 95 % or more.
 //!
 //! A ratio of two medians takes many more distinct values, and its plain interval is right. With
-//! ten values it calls two samples of the same distribution different in 5 % of cases. An expanded
-//! interval would do so in 1.5 % and miss real differences.
+//! ten values per sample, the plain interval shows a difference between two samples of the same
+//! distribution in 5 % of cases. An expanded interval would show one in only 1.5 % of cases, and
+//! miss real differences.
 //!
-//! BCa and the studentized bootstrap divide by a spread that is 0 if values are tied, as counts
-//! are. A smoothed bootstrap ends at values that were never measured.
+//! BCa and the studentized bootstrap are not used: they divide by a spread that is 0 if values are
+//! tied, as counts often are. A smoothed bootstrap is not used either: its interval ends at values
+//! that were never measured.
 //! `tests/statistics/calibration.rs` measures the coverage of the intervals.
 
 use fastrand::Rng;
@@ -25,44 +27,47 @@ use crate::summary::{median_of_sorted, sorted};
 const FEWEST: usize = 5;
 
 const RESAMPLES: usize = 10_000;
-/// For many values the number of resamples is reduced, so that all of them together draw this
-/// number of values.
+/// Maximum number of draws in all resamples together, for up to 10,000 values. For more values,
+/// `FEWEST_RESAMPLES` determines the number of draws.
 const DRAWS: usize = 10_000_000;
-/// Minimum number of resamples: 25 of them lie beyond each end.
+/// Minimum number of resamples, so that 25 of them lie beyond each end of the interval.
 const FEWEST_RESAMPLES: usize = 1_000;
 
-/// The share of the resamples beyond each end of a 95 % interval.
+/// Share of the resamples beyond each end of a 95 % interval.
 const TAIL: f64 = 0.025;
 
-/// Any fixed number: the same values give the same interval.
+/// Seed of the random numbers. It is fixed, so that the same values give the same interval.
 const SEED: u64 = 0x7061_6765;
 
 /// 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// The lower end.
+    /// Lower end, in the unit of the values.
     pub low: f64,
-    /// The upper end.
+    /// Upper end, in the unit of the values.
     pub high: f64,
 }
 
-/// Comparison of two medians.
+/// Comparison of the medians of two samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     /// The median of the first sample divided by the median of the second.
     pub median: f64,
-    /// 95 % confidence interval of the ratio; an interval without 1 shows a difference.
+    /// 95 % confidence interval of the ratio. An interval that does not contain 1 shows a
+    /// difference.
     pub interval: Option<Interval>,
 }
 
-/// The 95 % confidence interval of the median of the distribution that `values` were drawn from.
-/// `None` for fewer than five values, or if one is not finite.
+/// Returns the 95 % confidence interval of the median of the distribution from which `values` were
+/// drawn. `None` for fewer than five values, or if one is not finite.
 ///
-/// Covers the true median in 95 to 99 % of cases (94 % for five values), more often if values are
-/// tied. Assumes that the values do not depend on each other: see [`crate::drift`].
+/// The interval covers the true median in 95 to 99 % of cases (94 % for five values), and more
+/// often if values are tied. Requires that the values do not depend on each other: see
+/// [`crate::drift`].
 ///
 /// # Complexity
-/// O(n) per resample: 10,000 resamples up to 1,000 values, 1,000 from 10,000 values on.
+/// O(n) per resample, with 10,000 resamples for up to 1,000 values, and 1,000 resamples for 10,000
+/// values or more.
 pub fn median_interval(values: &[f64]) -> Option<Interval> {
     let mut side = ResampledSide::from_values(values)?;
     let n = values.len();
@@ -73,18 +78,19 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
     })
 }
 
-/// Comparison of the median of `a` with that of `b`, from rounds that each measured both.
+/// Compares the median of `a` with that of `b`. The values come from rounds, each of which measured
+/// both.
 ///
 /// The round `(a[i], b[i])` is drawn as a pair, so a slower machine in some rounds does not widen
 /// the interval. If the lengths differ, the values are not paired, and each side is resampled
 /// separately.
 ///
 /// `None` if a slice is empty, if a value is negative or not finite, or if the median of `b` is 0.
-/// The interval is absent for fewer than five values on either side, and if `b` is 0 so often that
-/// its upper end is infinite.
+/// The interval is absent for fewer than five values on either side, and if `b` is 0 often enough
+/// that the upper end of the interval would be infinite.
 ///
-/// Two samples of the same distribution are called different in 3 to 5 % of cases, in 6 or 7 %
-/// below ten rounds, and almost never for tied values.
+/// For two samples of the same distribution, the interval shows a difference in 3 to 5 % of cases,
+/// in 6 or 7 % of cases for fewer than ten rounds, and almost never for tied values.
 ///
 /// ```
 /// let ratio = pagewise_stats::ratio_of_medians(&[2.0, 2.1, 2.0], &[1.0, 1.0, 1.1]).unwrap();
@@ -123,8 +129,8 @@ pub fn ratio_of_medians(a: &[f64], b: &[f64]) -> Option<Ratio> {
     Some(Ratio { median: above / below, interval })
 }
 
-/// The interval of a statistic of `n` values. `resampled` returns the statistic of one resample;
-/// the share `tail` of the resamples lies beyond each end.
+/// Returns the interval of a statistic of `n` values. `resampled` returns the statistic of one
+/// resample. `tail` is the share of the resamples beyond each end.
 fn interval(n: usize, tail: f64, mut resampled: impl FnMut(&mut Rng) -> f64) -> Option<Interval> {
     if n < FEWEST {
         return None;
@@ -138,7 +144,7 @@ fn interval(n: usize, tail: f64, mut resampled: impl FnMut(&mut Rng) -> f64) -> 
         reason = "a probability times a few thousand, rounded down"
     )]
     let beyond = (tail * resamples as f64) as usize;
-    // Two selections take less time than sorting.
+    // Two selections of order statistics take less time than sorting.
     let (_, &mut low, above) = found.select_nth_unstable_by(beyond, f64::total_cmp);
     let (_, &mut high, _) =
         above.select_nth_unstable_by(resamples - 2 - 2 * beyond, f64::total_cmp);
@@ -146,18 +152,19 @@ fn interval(n: usize, tail: f64, mut resampled: impl FnMut(&mut Rng) -> f64) -> 
     interval.high.is_finite().then_some(interval)
 }
 
-/// The tail probability for which a normal interval is as wide as a 95 % t interval of `n` values.
+/// Returns the tail probability for which a normal interval is as wide as a 95 % t interval of `n`
+/// values.
 fn expanded_tail(n: usize) -> f64 {
     let n = n as f64;
     upper_tail((n / (n - 1.0)).sqrt() * student_975(n - 1.0))
 }
 
-/// The values of one side, and the number of times that a resample has drawn each.
+/// The values of one side of a ratio, and the number of times that a resample has drawn each value.
 ///
-/// Counting by rank finds the median of a resample by one walk, without sorting it.
+/// With counts by rank, one walk over the sorted values finds the median of a resample.
 struct ResampledSide {
     sorted: Vec<f64>,
-    /// Index in `sorted` of each value.
+    /// Index in `sorted` of each value, in the order of the measurements.
     rank: Vec<usize>,
     drawn: Vec<usize>,
 }
@@ -180,7 +187,8 @@ impl ResampledSide {
         self.drawn[self.rank[index]] += 1;
     }
 
-    /// The median of the resample. It must consist of as many draws as there are values.
+    /// Returns the median of the resample. Requires that the resample has as many draws as there
+    /// are values.
     fn median(&self) -> f64 {
         let n = self.sorted.len();
         let (lower, left) = self.place_of((n - 1) / 2, 0, 0);
@@ -188,9 +196,9 @@ impl ResampledSide {
         self.sorted[lower].midpoint(self.sorted[upper])
     }
 
-    /// Returns the index in `sorted` of the draw with number `number` in ascending order, from 0,
-    /// and the number of draws before this index. The search starts at index `place`, with `passed`
-    /// draws before it.
+    /// Returns the index in `sorted` of the draw with index `number` in ascending order, and the
+    /// number of draws before this index. The search starts at index `place`; `passed` draws
+    /// precede `place`.
     fn place_of(&self, number: usize, mut place: usize, mut passed: usize) -> (usize, usize) {
         while passed + self.drawn[place] <= number {
             passed += self.drawn[place];

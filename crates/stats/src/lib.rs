@@ -1,6 +1,6 @@
 //! Statistics of repeated measurements: typical value, confidence interval, outliers, drift.
 //!
-//! Pure functions over slices of values in the order in which they were measured. Common rules:
+//! Pure functions of slices of values in the order of their measurement. Common rules:
 //!
 //! - The median and the MAD come first: run times are skewed to the right, and one disturbed run
 //!   must not change the reported value.

@@ -2,21 +2,21 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-/// The standard normal quantile at 97.5 %.
+/// Standard normal quantile at 97.5 %.
 const Z_975: f64 = 1.959_963_984_540_054;
 
-/// The probability that a standard normal value exceeds `z`, for `z >= 0`.
+/// Returns the probability that a standard normal value exceeds `z`, for `z >= 0`.
 pub(crate) fn upper_tail(z: f64) -> f64 {
     erfc(z * FRAC_1_SQRT_2) / 2.0
 }
 
-/// The complementary error function, for `x >= 0`, to about 13 digits.
+/// Returns the complementary error function of `x`, for `x >= 0`, with about 13 correct digits.
 fn erfc(x: f64) -> f64 {
     if x < 2.0 { 1.0 - erf_by_series(x) } else { erfc_by_fraction(x) }
 }
 
-/// `2/sqrt(pi) exp(-x^2)` times the sum of `2^k x^(2k+1) / (2k+1)!!`: every term is positive, so
-/// nothing cancels (Abramowitz and Stegun 7.1.6).
+/// Returns the error function by a series: `2/sqrt(pi) exp(-x^2)` times the sum of `2^k x^(2k+1) /
+/// (2k+1)!!`. Every term is positive, so no digits cancel (Abramowitz and Stegun 7.1.6).
 fn erf_by_series(x: f64) -> f64 {
     let mut term = x;
     let mut sum = x;
@@ -29,25 +29,27 @@ fn erf_by_series(x: f64) -> f64 {
     2.0 / PI.sqrt() * (-x * x).exp() * sum
 }
 
-/// The continued fraction `exp(-x^2)/sqrt(pi) / (x + (1/2)/(x + 1/(x + (3/2)/(x + ..))))`
-/// (Abramowitz and Stegun 7.1.14). Sixty levels are more than x = 2 needs.
+/// Returns the complementary error function by the continued fraction `exp(-x^2)/sqrt(pi) / (x +
+/// (1/2)/(x + 1/(x + (3/2)/(x + ..))))` (Abramowitz and Stegun 7.1.14). Sixty levels are more than
+/// x = 2 needs.
 fn erfc_by_fraction(x: f64) -> f64 {
     let denominator = (1..=60).rev().fold(x, |below, level| x + f64::from(level) / 2.0 / below);
     (-x * x).exp() / PI.sqrt() / denominator
 }
 
-/// Level, in standard deviations, that the maximum of a stationary normal process over `lengths`
-/// correlation lengths exceeds with probability `chance`. The autocorrelation of the process is
-/// `r(t) = 1 - |t| + ..`, as for sums whose terms are replaced one by one. For 0 lengths the level
-/// is the quantile of one value.
+/// Returns the level, in standard deviations, that the maximum of a stationary normal process over
+/// `lengths` correlation lengths exceeds with probability `chance`. The autocorrelation of the
+/// process is `r(t) = 1 - |t| + ..`, as that of sums whose terms are replaced one by one. For 0
+/// lengths the level is the quantile of a single value.
 ///
-/// The probability is the sum of that of one value and of an up-crossing of a cluster, whose rate
-/// is `z phi(z)` (Pickands, with H = 1). The approximation is good for small probabilities, and the
-/// level is never below the quantile.
+/// The probability is approximated by the sum of two probabilities: that a single value exceeds the
+/// level, and that a cluster of values crosses the level upward, with the rate `z phi(z)`
+/// (Pickands, with H = 1). The approximation is good for small probabilities, and the level is
+/// never below the quantile.
 pub fn highest_of(lengths: f64, chance: f64) -> f64 {
     let density = |z: f64| (-z * z / 2.0).exp() / (2.0 * PI).sqrt();
     let above = |z: f64| upper_tail(z) + lengths.max(0.0) * z * density(z);
-    // The rate falls from z = 1 on.
+    // The rate decreases for z above 1, so the search starts at 1.
     let (mut low, mut high) = (1.0, 40.0);
     for _ in 0..60 {
         let middle = (low + high) / 2.0;
@@ -56,8 +58,8 @@ pub fn highest_of(lengths: f64, chance: f64) -> f64 {
     high
 }
 
-/// Student's t at 97.5 % for `freedom` degrees of freedom, by the expansion of Abramowitz and
-/// Stegun 26.7.5: 0.3 % too small at 4 degrees, exact to four digits from 8 on.
+/// Returns Student's t at 97.5 % for `freedom` degrees of freedom, by the expansion of Abramowitz
+/// and Stegun 26.7.5: 0.3 % too small for 4 degrees, correct to four digits for 8 degrees or more.
 pub(crate) fn student_975(freedom: f64) -> f64 {
     let z = Z_975;
     let expansion = [
@@ -76,8 +78,8 @@ mod tests {
         assert!((found - expected).abs() <= relative * expected, "{found} is not {expected}");
     }
 
-    /// `python3 -c 'from scipy.stats import norm; print([(z, norm.sf(z)) for z in (0, .1, 1, 1.96,
-    /// 2.8, 2.9, 5, 9)])'`
+    /// Computed by `python3 -c 'from scipy.stats import norm; print([(z, norm.sf(z)) for z in (0,
+    /// .1, 1, 1.96, 2.8, 2.9, 5, 9)])'`.
     #[test]
     fn tails_are_those_of_scipy() {
         for (z, expected) in [
@@ -100,8 +102,8 @@ mod tests {
         assert_eq!(upper_tail(f64::INFINITY), 0.0);
     }
 
-    /// `python3 -c 'from scipy.stats import t; print([(n, t.ppf(.975, n)) for n in (4, 5, 9, 19,
-    /// 99)])'`
+    /// Computed by `python3 -c 'from scipy.stats import t; print([(n, t.ppf(.975, n)) for n in (4,
+    /// 5, 9, 19, 99)])'`.
     #[test]
     fn quantiles_of_t_are_those_of_scipy() {
         for (freedom, expected, relative) in [
@@ -121,8 +123,8 @@ mod tests {
         assert!(highest_of(f64::INFINITY, 0.025) <= 40.0);
     }
 
-    /// Sums of the last 1000 of a stream of numbers, and the share of runs in which their maximum
-    /// over a multiple of this length exceeds the level.
+    /// Computes sums of the last 1000 numbers of a stream, and counts the runs in which the maximum
+    /// of these sums over a multiple of 1000 numbers exceeds the level.
     #[test]
     fn the_highest_of_a_process_is_above_its_level_as_often_as_said() {
         const LENGTH: usize = 1000;
@@ -130,7 +132,7 @@ mod tests {
         let mut state = 1_u64;
         let mut draw = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // 1 or -1.
+            // Pseudo-random term: 1 or -1.
             if state >> 63 == 0 { 1.0 } else { -1.0 }
         };
         for lengths in [2_usize, 10] {
@@ -147,7 +149,7 @@ mod tests {
                 u32::from(highest > level)
             };
             let above: u32 = (0..RUNS).map(is_above).sum();
-            // 20 are expected; 3 standard deviations on either side.
+            // The expected number is 20; the limits are 3 standard deviations away.
             assert!((7..=33).contains(&above), "{above} of {RUNS} for {lengths}");
         }
     }

@@ -1,35 +1,37 @@
-//! Typical value of some values, their spread, and outliers.
+//! Typical value and spread of a sample, and outliers.
 
-/// The modified z-score above which a value stands out (Iglewicz and Hoaglin, 1993).
+/// Modified z-score above which a value is an outlier (Iglewicz and Hoaglin, 1993).
 const OUTLYING: f64 = 3.5;
 
-/// Factor from the MAD of normal values to their standard deviation: 1 / 0.6745.
+/// Factor by which the MAD of normal values is multiplied to estimate their standard deviation: 1 /
+/// 0.6745.
 const MAD_TO_SD: f64 = 1.482_602_218_505_602;
 
-/// Factor from the mean absolute deviation of normal values to their standard deviation: the square
-/// root of pi / 2.
+/// Factor by which the mean absolute deviation of normal values is multiplied to estimate their
+/// standard deviation: the square root of pi / 2.
 const MEAN_DEVIATION_TO_SD: f64 = 1.253_314_137_315_5;
 
-/// If most values are equal, a value within this share of the median is not an outlier.
+/// Distance from the median, as a share of the median, within which a value is never an outlier if
+/// most values are equal.
 const NEGLIGIBLE: f64 = 0.01;
 
-/// Typical value of some values, and their spread, in the unit of the values.
+/// Typical value and spread of a sample, in the unit of the values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// Number of values.
     pub n: usize,
-    /// The middle one, or the mean of the middle two.
+    /// The middle value, or the mean of the two middle values.
     pub median: f64,
-    /// The median of the distances to the median. Unscaled: 0.67 standard deviations if the values
-    /// are normal.
+    /// The median of the absolute distances of the values to their median. It is not scaled: for
+    /// normal values it is 0.67 standard deviations.
     pub mad: f64,
-    /// The sum divided by `n`. One disturbed run moves it; the median stays.
+    /// The sum of the values divided by `n`. Unlike the median, it changes if one run is disturbed.
     pub mean: f64,
     /// The standard deviation with the divisor `n - 1`; `None` for one value.
     pub sd: Option<f64>,
-    /// The smallest.
+    /// The smallest value.
     pub min: f64,
-    /// The largest.
+    /// The largest value.
     pub max: f64,
 }
 
@@ -41,7 +43,8 @@ impl Summary {
     pub fn from_values(values: &[f64]) -> Option<Summary> {
         let sorted = sorted(values)?;
         let n = sorted.len();
-        // Added up in ascending order, so that the order of the runs changes no digit.
+        // The values are summed in ascending order, so that the order of the runs does not change
+        // the result.
         let mean = sorted.iter().sum::<f64>() / n as f64;
         let squares: f64 = sorted.iter().map(|value| (value - mean).powi(2)).sum();
         let median = median_of_sorted(&sorted);
@@ -49,7 +52,7 @@ impl Summary {
             n,
             median,
             mad: mad(&sorted, median),
-            // Rounding can put the mean of equal values outside of their range.
+            // Rounding can put the mean outside of the range of the values.
             mean: mean.clamp(sorted[0], sorted[n - 1]),
             sd: (n > 1).then(|| (squares / (n - 1) as f64).sqrt()),
             min: sorted[0],
@@ -58,8 +61,9 @@ impl Summary {
     }
 }
 
-/// Merges several curves: the height of each point is the median over the curves that have this
-/// point. The first curve gives the number of points and their first coordinates.
+/// Merges curves: the height of each point is the median of the heights of this point in all curves
+/// that have the point. The first curve determines the number of points and their first
+/// coordinates.
 ///
 /// ```
 /// let runs = [[(1.0, 5.0), (2.0, 9.0)], [(1.0, 7.0), (2.0, 8.0)], [(1.0, 6.0), (2.0, 1.0)]];
@@ -77,12 +81,13 @@ pub fn median_curve(curves: &[&[(f64, f64)]]) -> Vec<(f64, f64)> {
     points.filter_map(|(place, point)| Some((point.0, median(place)?))).collect()
 }
 
-/// Indexes of the outliers: the values whose modified z-score is above 3.5.
+/// Returns the indexes of the outliers: the values whose modified z-score is above 3.5.
 ///
-/// The score is the distance to the median divided by the scaled MAD. If more than half of the
-/// values are equal, the MAD is 0 and every other value would be an outlier, so the mean absolute
-/// deviation replaces it, and a value within 1 % of the median is never an outlier. Fewer than
-/// three values have no outliers. If a value is not finite, the result is empty.
+/// The score is the distance of a value to the median divided by the scaled MAD. If more than half
+/// of the values are equal, the MAD is 0 and every other value would be an outlier. In this case
+/// the mean absolute deviation replaces the MAD, and a value within 1 % of the median is never an
+/// outlier. Fewer than three values have no outliers. If a value is not finite, the result is
+/// empty.
 ///
 /// ```
 /// assert_eq!(pagewise_stats::outliers(&[10.0, 10.1, 9.9, 10.2, 17.0]), [4]);
@@ -101,14 +106,15 @@ pub fn outliers(values: &[f64]) -> Vec<usize> {
     outlying.map(|(index, _)| index).collect()
 }
 
-/// Distance from the median beyond which a value is an outlier, if the MAD is 0.
+/// Returns the distance from the median beyond which a value is an outlier. Called only if the MAD
+/// is 0.
 fn least_outlying_of_equals(sorted: &[f64], median: f64) -> f64 {
     let deviations: f64 = sorted.iter().map(|value| (value - median).abs()).sum();
     let spread = MEAN_DEVIATION_TO_SD * deviations / sorted.len() as f64;
     (OUTLYING * spread).max(NEGLIGIBLE * median.abs())
 }
 
-/// The values in order of size; `None` for an empty slice, or if one is not finite.
+/// Returns the values in ascending order; `None` for an empty slice, or if a value is not finite.
 pub(crate) fn sorted(values: &[f64]) -> Option<Vec<f64>> {
     if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
         return None;
@@ -118,12 +124,12 @@ pub(crate) fn sorted(values: &[f64]) -> Option<Vec<f64>> {
     Some(sorted)
 }
 
-/// The median of values in order, of which there is at least one.
+/// Returns the median of values in ascending order. Requires at least one value.
 pub(crate) fn median_of_sorted(sorted: &[f64]) -> f64 {
     sorted[(sorted.len() - 1) / 2].midpoint(sorted[sorted.len() / 2])
 }
 
-/// The median distance to `median`.
+/// Returns the median of the absolute distances of the values to `median`.
 fn mad(sorted: &[f64], median: f64) -> f64 {
     let mut distances: Vec<f64> = sorted.iter().map(|value| (value - median).abs()).collect();
     distances.sort_unstable_by(f64::total_cmp);

@@ -1,40 +1,42 @@
-//! Drift of values over the rounds in which they were measured.
+//! Drift: a trend of values over the rounds in which they were measured.
 
 use crate::normal::upper_tail;
 use crate::summary::{median_of_sorted, sorted};
 
-/// Minimum number of values for a trend: even six random values are in perfect order, up or down,
-/// in one of 360 cases.
+/// Minimum number of values for a trend. Six random values are in perfect order, ascending or
+/// descending, in one of 360 cases.
 const FEWEST: usize = 6;
 
-/// Every pair of values is compared, so the medians of this number of stretches replace a longer
-/// series.
+/// Maximum number of values whose pairs are all compared. A longer series is divided into this
+/// number of stretches, each of which is replaced by its median.
 const MAX_SERIES: usize = 500;
 
-/// A trend over the rounds.
+/// Trend of values over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrendDrift {
-    /// Kendall's tau-b against the round: 1 if each value is above the one before, -1 if each is
-    /// below, 0 without a trend.
+    /// Kendall's tau-b of value and round: 1 if each value is above the preceding one, -1 if each
+    /// value is below the preceding one, about 0 without a trend.
     pub tau: f64,
-    /// Probability that values without a trend look as ordered as these: the Mann-Kendall test,
-    /// two-sided.
+    /// Probability that values without a trend are at least as ordered as these values
+    /// (Mann-Kendall test, two-sided).
     pub p: f64,
-    /// Change of the values from the first round to the last, by the Theil-Sen line, as a share of
-    /// their median: 0.1 is 10 % up. If the median is 0, a share of the mean.
+    /// Change of the values from the first round to the last on the Theil-Sen line, as a share of
+    /// their median: 0.1 is an increase by 10 %. If the median is 0, the change is a share of their
+    /// mean.
     pub change: f64,
 }
 
-/// Looks for a trend in values given in the order in which they were measured; `None` for fewer
-/// than six values, or if one is not finite.
+/// Computes the trend of values in the order of their measurement; `None` for fewer than six
+/// values, or if a value is not finite.
 ///
-/// Mann-Kendall test with the corrections for ties and for continuity: the trend need not be a
-/// straight line, and an outlier counts no more than any other value. `p` assumes that S is normal,
-/// which is conservative for few values: for six values in perfect order `p` is 0.0085, the exact
-/// probability 0.0028.
+/// This is the Mann-Kendall test with corrections for ties and for continuity: the trend need not
+/// be a straight line, and an outlier counts no more than any other value. `p` assumes that
+/// Kendall's S is normally distributed, which is conservative for few values: for six values in
+/// perfect order `p` is 0.0085, but the exact probability is 0.0028.
 ///
 /// # Complexity
-/// O(n^2) up to 500 values; from there on O(n log n), on the medians of 500 stretches.
+/// O(n^2) up to 500 values. For more values O(n log n), since only the medians of 500 stretches are
+/// compared.
 pub fn drift(values: &[f64]) -> Option<TrendDrift> {
     if values.len() < FEWEST {
         return None;
@@ -49,7 +51,7 @@ pub fn drift(values: &[f64]) -> Option<TrendDrift> {
     })
 }
 
-/// `values`, or the medians of `MAX_SERIES` stretches of it.
+/// Returns `values`, or the medians of `MAX_SERIES` stretches of it if it is longer.
 fn shortened(values: &[f64]) -> Vec<f64> {
     if values.len() <= MAX_SERIES {
         return values.to_vec();
@@ -60,19 +62,19 @@ fn shortened(values: &[f64]) -> Vec<f64> {
     stretches.map(|stretch| median_of_sorted(&stretch)).collect()
 }
 
-/// `change` as a share of the median, or of the mean.
+/// Returns `change` as a share of the median, or of the mean if the median is 0.
 fn relative(change: f64, sorted: &[f64]) -> f64 {
     let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
     let share = |of: f64| if of == 0.0 { None } else { Some(change / of.abs()) };
     share(median_of_sorted(sorted)).or_else(|| share(mean)).unwrap_or(0.0)
 }
 
-/// Order of the pairs of a series.
+/// Numbers of ordered and of tied pairs of a series.
 struct Pairs {
     n: f64,
-    /// Pairs in order less pairs out of order: Kendall's S.
+    /// Kendall's S: number of ascending pairs minus number of descending pairs.
     s: f64,
-    /// Number of equal values, for each value that occurs.
+    /// For each distinct value, the number of times that it occurs.
     ties: Vec<f64>,
 }
 
@@ -87,8 +89,8 @@ impl Pairs {
         Pairs { n: series.len() as f64, s: signs.sum(), ties: ties.collect() }
     }
 
-    /// Kendall's tau-b: S divided by the geometric mean of the number of pairs and of the number of
-    /// pairs of unequal values; 0 if all values are equal.
+    /// Returns Kendall's tau-b: S divided by the geometric mean of the number of pairs and the
+    /// number of pairs with different values; 0 if all values are equal.
     fn tau(&self) -> f64 {
         let all = self.n * (self.n - 1.0) / 2.0;
         let tied: f64 = self.ties.iter().map(|t| t * (t - 1.0) / 2.0).sum();
@@ -98,19 +100,20 @@ impl Pairs {
     fn p(&self) -> f64 {
         let part = |n: f64| n * (n - 1.0) * (2.0 * n + 5.0);
         let variance = (part(self.n) - self.ties.iter().map(|&t| part(t)).sum::<f64>()) / 18.0;
-        // Continuity correction: without ties S changes in steps of 2, and half a step is
+        // Continuity correction: without ties S changes in steps of 2, so half a step, 1, is
         // subtracted.
         let beyond = (self.s.abs() - 1.0).max(0.0);
         if beyond == 0.0 { 1.0 } else { 2.0 * upper_tail(beyond / variance.sqrt()) }
     }
 }
 
-/// 1 where the later value is above the earlier, -1 below, 0 for equals.
+/// Returns 1 if the later value is above the earlier one, -1 if it is below, and 0 if both are
+/// equal.
 fn sign(earlier: f64, later: f64) -> f64 {
     f64::from(i8::from(later > earlier) - i8::from(later < earlier))
 }
 
-/// The median of the slopes between any two values: Theil-Sen, per round.
+/// Returns the median of the slopes between all pairs of values (Theil-Sen), per round.
 fn slope(series: &[f64]) -> f64 {
     let mut slopes: Vec<f64> = (0..series.len())
         .flat_map(|a| (a + 1..series.len()).map(move |b| (a, b)))

@@ -1,9 +1,9 @@
-//! Coverage of the intervals: on samples of known distributions, with a fixed seed.
+//! Coverage of the intervals, measured on samples of known distributions with a fixed seed.
 
 use fastrand::Rng;
 use pagewise_stats::{drift, median_interval, ratio_of_medians};
 
-/// A kind of values: its name, its true median, and how one is drawn.
+/// A distribution of values: its name, its true median, and a function that draws a value.
 struct ValueSource {
     name: &'static str,
     median: f64,
@@ -14,18 +14,18 @@ const KINDS: [ValueSource; 4] = [
     ValueSource { name: "normal", median: 100.0, draw: |rng| 100.0 + 5.0 * normal(rng) },
     ValueSource { name: "lognormal", median: 1.0, draw: |rng| normal(rng).exp() },
     ValueSource { name: "tied", median: 12.0, draw: |rng| f64::from(rng.u8(10..15)) },
-    // 70 % fast runs around 100 and 30 % slow runs around 120: the median of the mixture is the 5/7
-    // quantile of the fast runs.
+    // 70 % of the values are fast runs around 100, and 30 % slow runs around 120. So the median of
+    // the mixture is the 5/7 quantile of the fast runs.
     ValueSource { name: "two modes", median: 101.132, draw: two_modes },
 ];
 
 const SIZES: [usize; 5] = [5, 7, 10, 20, 50];
 
-/// Samples per rate. Few, so that the tests take seconds: two standard deviations of a rate of 5 %
-/// are 2.5 percentage points.
+/// Number of samples for each measured rate. It is small, so that the tests take seconds: two
+/// standard deviations of a rate of 5 % are 2.5 percentage points.
 const SAMPLES: usize = 300;
 
-/// A standard normal value, by the Box-Muller transform.
+/// Returns a standard normal value, by the Box-Muller transform.
 fn normal(rng: &mut Rng) -> f64 {
     let radius = (-2.0 * (1.0 - rng.f64()).ln()).sqrt();
     radius * (std::f64::consts::TAU * rng.f64()).cos()
@@ -39,7 +39,7 @@ fn sample(kind: &ValueSource, n: usize, rng: &mut Rng) -> Vec<f64> {
     (0..n).map(|_| (kind.draw)(rng)).collect()
 }
 
-/// The share of `SAMPLES` calls in which `holds` returns true.
+/// Returns the share of `SAMPLES` calls in which `holds` returns true.
 fn rate(mut holds: impl FnMut() -> bool) -> f64 {
     (0..SAMPLES).filter(|_| holds()).count() as f64 / SAMPLES as f64
 }
@@ -54,8 +54,8 @@ fn intervals_hold_the_true_median_at_least_as_often_as_they_say() {
                 (interval.low..=interval.high).contains(&kind.median)
             });
             println!("{:<10} n = {n:>2}: {:.1} %", kind.name, held * 100.0);
-            // The range of five values covers the median in 93.75 % of cases: no interval can do
-            // better.
+            // Five values cannot give a better interval than their range, which covers the median
+            // in 93.75 % of cases.
             let least = if n == 5 { 0.925 } else { 0.93 };
             assert!(held >= least, "{} n = {n}: {held}", kind.name);
         }
@@ -64,8 +64,8 @@ fn intervals_hold_the_true_median_at_least_as_often_as_they_say() {
 
 #[test]
 fn intervals_are_not_so_wide_that_they_say_nothing() {
-    // The interval of a mean of normal values is 2 x 1.96 sd / sqrt(n), that of a median 1.25 times
-    // as wide.
+    // The width of the interval of a mean of normal values is 2 x 1.96 sd / sqrt(n); the interval
+    // of a median is 1.25 times as wide.
     let mut rng = Rng::with_seed(2);
     for (n, widest) in [(10, 2.0), (20, 1.7), (50, 1.5)] {
         let of_mean = 2.0 * 1.96 * 5.0 / (n as f64).sqrt();
@@ -90,7 +90,8 @@ fn a_program_compared_with_itself_is_seldom_called_different() {
                 !(interval.low..=interval.high).contains(&1.0)
             });
             println!("{:<10} n = {n:>2}: {:.1} %", kind.name, different * 100.0);
-            // Below ten rounds 6 to 7 % in the long run, which 300 samples may show as 8 or 9.
+            // For fewer than ten rounds the true rate is 6 to 7 %, so 300 samples may show 8 or 9
+            // %.
             let most = if n < 10 { 0.09 } else { 0.07 };
             assert!(different <= most, "{} n = {n}: {different}", kind.name);
         }

@@ -1,4 +1,4 @@
-//! Properties that hold for any values.
+//! Properties of the statistics that hold for any values.
 
 use pagewise_stats::{Summary, drift, median_interval, outliers, ratio_of_medians};
 use proptest::collection::vec;
@@ -9,7 +9,8 @@ fn values(least: usize) -> impl Strategy<Value = Vec<f64>> {
     vec(value, least..40)
 }
 
-/// Multiplication by a power of two is exact: it changes the exponent only.
+/// Generates powers of two. Multiplication by a power of two is exact, because it changes only the
+/// exponent.
 fn power_of_two() -> impl Strategy<Value = f64> {
     (-8_i32..8).prop_map(|power| 2.0_f64.powi(power))
 }

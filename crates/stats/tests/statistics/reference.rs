@@ -1,5 +1,5 @@
-//! The figures of numpy, scipy and pymannkendall for the same values: reference.tsv, made by
-//! reference.py.
+//! Comparison with the results of numpy, scipy and pymannkendall for the same values.
+//! `reference.py` has written them to `reference.tsv`.
 
 use pagewise_stats::{Interval, Summary, drift, median_interval, outliers, ratio_of_medians};
 
@@ -11,8 +11,8 @@ struct ReferenceCase {
     figures: Vec<f64>,
 }
 
-/// The cases of a kind. The fields of a line are separated by tabs: kind, values, other values,
-/// figures.
+/// Returns the cases of a kind. The fields of a line are separated by tabs: kind, values, other
+/// values, results.
 fn cases(kind: &str) -> Vec<ReferenceCase> {
     let numbers = |text: &str| text.split_whitespace().map(number).collect();
     let fields = REFERENCE.lines().map(|line| line.split('\t').collect::<Vec<_>>());
@@ -45,7 +45,7 @@ fn close(found: &[f64], case: &ReferenceCase, tolerance: f64) {
 fn summaries_are_those_of_numpy() {
     for case in cases("summary") {
         let found = Summary::from_values(&case.values).unwrap();
-        // Python prints nan where one value has no standard deviation.
+        // For a single value, which has no standard deviation, Python prints nan.
         assert_eq!(found.sd.is_none(), case.figures[3].is_nan());
         let sd = found.sd.unwrap_or(0.0);
         let expected = case.figures.iter().map(|f| if f.is_nan() { 0.0 } else { *f }).collect();
@@ -70,8 +70,8 @@ fn trends_are_those_of_kendall_mann_and_theil() {
     }
 }
 
-/// 10,000 resamples against scipy's 400,000: an end differs by at most one step between neighboring
-/// values, and mostly not at all.
+/// 10,000 resamples are compared with 400,000 of scipy, so an end of an interval may differ by one
+/// step between neighboring values.
 #[test]
 fn intervals_of_the_median_are_those_of_scipy() {
     for case in cases("interval") {
