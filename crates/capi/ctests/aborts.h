@@ -1,4 +1,5 @@
-/* Calls that abort must print the reason: each wrong call is made in a child. */
+/* Tests that a wrong call aborts and prints the reason. Each wrong call is made in a child
+ * process. */
 #ifndef ABORTS_H
 #define ABORTS_H
 
@@ -9,7 +10,7 @@
 
 #include "check.h"
 
-/* Checks that a program ends by SIGABRT and prints a text. */
+/* Checks that the function `does` ends its process by SIGABRT and prints the text `says`. */
 static void aborts_saying(void (*does)(void), const char *says)
 {
     int ends[2];

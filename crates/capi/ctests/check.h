@@ -1,4 +1,5 @@
-/* Assertions of tests: a failing program prints the location, and ends with 1. */
+/* Assertions for tests: a failed assertion prints its location, and ends the program with status
+ * 1. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -1,5 +1,5 @@
-/* pagewise/fifo.h from C: queues, frees in any order, blocks of any size, sizes that are too large,
- * and memory errors that abort the program. */
+/* Tests of pagewise/fifo.h in C: queues, frees in any order, blocks of any size, sizes that are too
+ * large, and memory errors that abort the program. */
 #include <pagewise/fifo.h>
 
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #define LIVE 500
 
-/* True if a checker observes accesses: then blocks are separate, and always move when they are
- * resized. */
+/* True if a memory checker runs the program: then blocks are not adjacent, and always move when
+ * they are resized. */
 static int is_watched;
 
 static char *live[LIVE];

@@ -1,6 +1,6 @@
-/* pagewise/measure.h from C: known costs, absences, every error. Exits with 0, or prints the failed
- * check. With an argument, costs may be higher than expected: a checker that observes this program
- * has costs of its own. */
+/* Tests of pagewise/measure.h in C: known costs, absent values, and every error. Exits with 0, or
+ * prints the failed check. With an argument, costs may be higher than expected, because a memory
+ * checker has costs of its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pagewise/measure.h>

@@ -1,4 +1,5 @@
-/* pagewise/measure.h from C++: a probe as a value that closes itself, and a region as a lambda. */
+/* Tests of pagewise/measure.h in C++: an object that closes its probe, and a lambda as the
+ * region. */
 #include <pagewise/measure.h>
 
 #include <cstdio>

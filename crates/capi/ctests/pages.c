@@ -1,5 +1,5 @@
-/* pagewise/pages.h from C: parts, kinds of memory, buffers, threads, and messages for missing
- * memory. */
+/* Tests of pagewise/pages.h in C: parts of runs, kinds of memory, buffers, threads, and messages of
+ * failed calls. */
 #include <pagewise/pages.h>
 
 #include <errno.h>
@@ -71,7 +71,7 @@ static void a_run_grows_in_its_place_or_moves(void)
     pw_pages_destroy(pages);
 }
 
-/* Uses memory of a kind, where the system has some. */
+/* Uses memory with these options, if the system has such memory. */
 static void use(pw_pages_options options)
 {
     pw_pages *pages = new_pages(&options);
@@ -103,7 +103,7 @@ static void missing_kinds_of_memory_have_an_error_message(void)
 
 enum { THREADS = 4, RUNS = 64, STEPS = 3000 };
 
-/* Takes runs, and frees some that others have taken. */
+/* Work of a thread: allocates runs, and frees some runs that other threads have allocated. */
 static void *use_and_hand_over(void *of)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

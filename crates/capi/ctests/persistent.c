@@ -1,5 +1,5 @@
-/* pagewise/persistent.h from C: reopened heaps, undone transactions, refused calls, and the heap of
- * a killed process. With `program PATH` it makes the same heap as a test in Rust. */
+/* Tests of pagewise/persistent.h in C: reopened heaps, undone transactions, rejected calls, and the
+ * heap of a killed process. With `program PATH` it creates the same heap as a test in Rust. */
 #define _GNU_SOURCE
 #include <pagewise/persistent.h>
 
@@ -115,7 +115,7 @@ static void mistakes_are_refused(void)
     CHECK(pw_persistent_close(&heap) == 0);
 }
 
-/* A child counts in the heap until it is killed: each count that it reported is kept. */
+/* A child counts in the heap until it is killed. Each count that it has reported must persist. */
 static void a_kill_loses_nothing_that_was_committed(int times)
 {
     uint64_t said = 0;
@@ -154,7 +154,8 @@ static void a_kill_loses_nothing_that_was_committed(int times)
     }
 }
 
-/* The same steps as in crates/capi/tests/c/persistent.rs: both must write the same bytes. */
+/* Executes the same steps as crates/capi/tests/c/persistent.rs. Both programs must write the same
+ * bytes. */
 static void run_program(const char *file)
 {
     pw_persistent heap;

@@ -1,4 +1,4 @@
-// pagewise/persistent.h from C++: its macros and inline functions.
+// Tests of pagewise/persistent.h in C++: its macros and inline functions.
 #include <pagewise/persistent.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-/* pagewise/ring.h from C: frames for other threads, in any order, of any size; sizes that are too
- * large, and memory errors that abort the program. */
+/* Tests of pagewise/ring.h in C: frames for other threads, in any order, of any size; sizes that
+ * are too large; and memory errors that abort the program. */
 #include <pagewise/ring.h>
 
 #include <errno.h>
@@ -12,7 +12,8 @@
 #define JOBS 1000
 #define WAITING 50
 
-/* True if a checker observes accesses: then blocks are separate, and always move when they grow. */
+/* True if a memory checker runs the program: then blocks are not adjacent, and always move when
+ * they grow. */
 static int is_watched;
 
 struct job {
@@ -22,7 +23,7 @@ struct job {
     size_t *numbers;
 };
 
-/* A queue of one writer and one reader. */
+/* A queue between one writing and one reading thread. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t moved;

@@ -1,5 +1,5 @@
-/* pagewise/stack.h from C: adjacent blocks, frames, growth in place, and memory errors that abort
- * the program. */
+/* Tests of pagewise/stack.h in C: adjacent blocks, frames, growth in place, and memory errors that
+ * abort the program. */
 #include <pagewise/stack.h>
 
 #include <pthread.h>
@@ -8,7 +8,8 @@
 
 #include "aborts.h"
 
-/* True if a checker observes accesses: then blocks are separate, and always move when they grow. */
+/* True if a memory checker runs the program: then blocks are not adjacent, and always move when
+ * they grow. */
 static int is_watched;
 
 static void small_blocks_are_adjacent(void)

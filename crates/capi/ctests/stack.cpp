@@ -1,4 +1,5 @@
-/* pagewise/stack.h from C++: scopes are objects, and are popped where an exception leaves them. */
+/* Tests of pagewise/stack.h in C++: scopes are objects, and an exception that leaves a scope pops
+ * its frame. */
 #include <pagewise/stack.h>
 
 #include <cstdio>

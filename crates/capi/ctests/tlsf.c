@@ -1,5 +1,5 @@
-/* pagewise/tlsf.h from C: cached blocks, coalescing, growth in place, and memory errors that abort
- * the program. */
+/* Tests of pagewise/tlsf.h in C: cached blocks, coalescing, growth in place, and memory errors that
+ * abort the program. */
 #include <pagewise/pages.h>
 #include <pagewise/tlsf.h>
 
@@ -8,7 +8,8 @@
 
 #include "aborts.h"
 
-/* True if a checker observes accesses: then no block is cached, and blocks are separate. */
+/* True if a memory checker runs the program: then no block is cached, and blocks are not
+ * adjacent. */
 static int is_watched;
 
 static void a_freed_small_block_is_allocated_again(void)

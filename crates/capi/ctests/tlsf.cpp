@@ -1,4 +1,5 @@
-/* pagewise/tlsf.h and pagewise/pages.h from C++: a pool as the memory of a standard container. */
+/* Tests of pagewise/tlsf.h and pagewise/pages.h in C++: a pool as the memory of a standard
+ * container. */
 #include <pagewise/pages.h>
 #include <pagewise/tlsf.h>
 

@@ -1,4 +1,4 @@
-/* Cost of a loop. */
+/* Measures the cost of a loop. */
 #include <pagewise/measure.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* A list in a file: each opening of the file finds it again. */
+/* A list in a file, which is opened three times and grows each time. */
 #include <pagewise/persistent.h>
 #include <stdio.h>
 #include <unistd.h>

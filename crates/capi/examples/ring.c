@@ -1,4 +1,5 @@
-/* A job that one thread creates; another thread does the job and frees all memory of it at once. */
+/* A job that one thread creates. Another thread does the job, and frees all memory of it at
+ * once. */
 #include <pagewise/ring.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-//! Common code of the pools for C programs: conversion of memory and sizes, and the calls that all
-//! of them have.
+//! Code that all pools for C programs share: conversions of addresses and sizes, and functions of
+//! the same form for every pool.
 
 use std::alloc::Layout;
 use std::ffi::c_void;
@@ -7,17 +7,17 @@ use std::ptr::{self, NonNull};
 
 use pagewise_alloc::misuse::CallSite;
 
-/// Memory for C: NULL without a block.
+/// Returns the address of a block for C; NULL without a block.
 pub(crate) fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
     block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
 }
 
-/// A size and an alignment; `None` where no memory can have them.
+/// Returns the layout of this size and alignment; `None` if no memory can have it.
 pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(size, align).ok()
 }
 
-/// The old and the new layout of a block that changes its size.
+/// Returns the old and the new layout of a block that is resized.
 pub(crate) fn layouts(old: usize, new: usize, align: usize) -> Option<[Layout; 2]> {
     Some([layout(old, align)?, layout(new, align)?])
 }
@@ -77,13 +77,13 @@ macro_rules! call_sites {
 }
 pub(crate) use call_sites;
 
-/// A call site of C; 0 where it is not known.
+/// Returns the call site of a return address in C; an unknown call site if it is 0.
 pub(crate) fn site(return_address: usize) -> CallSite {
     if return_address == 0 { CallSite::NONE } else { CallSite::return_address(return_address) }
 }
 
-/// Calls that are alike for every pool: `functions!(see "stack.h", stack(*mut CStack); held
-/// pw_stack_held, ..)`, where `stack` makes the pool of a pointer.
+/// Defines functions that have the same form for every pool: `functions!(see "stack.h", stack(*mut
+/// CStack); held pw_stack_held, ..)`, where `stack` returns the pool behind a pointer.
 macro_rules! functions {
     (see $header:literal, $pool:ident($raw:ty); $($what:ident $name:ident),* $(,)?) => {
         $($crate::common::functions!(@$what $header, $pool, $raw, $name);)*
@@ -115,7 +115,7 @@ macro_rules! functions {
     };
     (@set_name $header:literal, $pool:ident, $raw:ty, $called:ident) => {
         $crate::common::functions!(@define $header, fn $called(raw: $raw, name: *const ::std::ffi::c_char) -> () {
-            // SAFETY: the header requires a string; it is not NULL.
+            // SAFETY: the header requires a C string, and the name is not NULL.
             let name = unsafe { ::std::ffi::CStr::from_ptr(name) };
             // SAFETY: the header requires a live pool.
             unsafe { $pool(raw) }.set_name(&name.to_string_lossy());
@@ -132,8 +132,8 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// A pool that is a pointer for C: its opaque type, access to the pool behind a pointer, and the
-/// calls that create and destroy it.
+/// Defines a pool that is a pointer in C: its opaque type, access to the pool behind a pointer, and
+/// the functions that create and destroy it.
 macro_rules! pool {
     (see $header:literal, $pool:ident as $of_c:ident; raw $raw:ident, get $get:ident, create $create:ident,
         create_in $create_in:ident, destroy $destroy:ident $(,)?) => {
@@ -146,10 +146,10 @@ macro_rules! pool {
             $crate::common::pointer($pool::unguarded(memory).map($pool::into_raw)).cast()
         }
 
-        /// The pool behind a pointer, which is not dropped.
+        /// Returns the pool behind a pointer, without dropping it.
         ///
         /// # Safety
-        /// The pointer came from `create`, and was not destroyed.
+        /// `create` returned the pointer, and the pool was not destroyed.
         unsafe fn $get(raw: *const $raw) -> ::std::mem::ManuallyDrop<$of_c> {
             // SAFETY: the caller passes a live pool, so it is not NULL.
             let raw = unsafe { ::std::ptr::NonNull::new_unchecked(raw.cast_mut()) };
@@ -175,7 +175,8 @@ macro_rules! pool {
             let Some(start) = ::std::ptr::NonNull::new(buffer.cast()) else {
                 return ::std::ptr::null_mut();
             };
-            // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+            // SAFETY: the header requires that the buffer is writable and that only the pool uses
+            // it.
             create(unsafe { ::pagewise_alloc::source::SystemOrBuffer::buffer(start, size) })
         }
 

@@ -1,5 +1,5 @@
-//! Failures of calls: a number of `errno.h`, and a message that is kept for the thread. No panic
-//! unwinds into C.
+//! Failures of calls: a number of `errno.h`, and a message that is stored for the thread. Panics do
+//! not unwind into C.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -17,7 +17,7 @@ impl Failure {
         Failure { number, message: message.into() }
     }
 
-    /// Failure of an argument.
+    /// Returns the failure of an invalid argument: EINVAL with this message.
     pub(crate) fn invalid(message: impl Into<String>) -> Failure {
         Failure::new(libc::EINVAL, message)
     }
@@ -39,11 +39,11 @@ thread_local! {
     static MESSAGE: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a call. Returns 0, or the error number of its failure, whose message is kept for the
+/// Runs a call. Returns 0, or the error number of its failure, whose message is stored for the
 /// thread.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
-    // State that a panic leaves half done is not used again: a region that was not ended is
-    // discarded.
+    // A panic may leave the state of a probe incomplete. This state is not used again, because a
+    // region that was not ended is discarded.
     let done = catch_unwind(AssertUnwindSafe(body));
     match done.unwrap_or_else(|_| Err(Failure::new(libc::ENOTRECOVERABLE, "a bug in pagewise"))) {
         Ok(()) => 0,
@@ -54,9 +54,9 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
     }
 }
 
-/// Runs code that panics on misused memory; for C the panic becomes an abort of the process.
+/// Runs code that panics on misuse. A panic aborts the process, since it must not unwind into C.
 pub(crate) fn or_abort<T>(body: impl FnOnce() -> T) -> T {
-    // The panic has printed the reason.
+    // The panic hook has printed the reason.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| std::process::abort())
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn c_string(text: &str) -> CString {
 /// See `pagewise/base.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pw_error_message() -> *const c_char {
-    // A thread that is ending may have no message any more.
+    // In a thread that is exiting, the message may be destroyed already.
     MESSAGE.try_with(|message| message.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 

@@ -9,7 +9,7 @@ use pagewise_alloc::source::SystemOrBuffer;
 use crate::common::{call_sites, functions, layout, layouts, pointer, pool, site};
 use crate::failure::or_abort;
 
-/// `pw_fifo` is the beginning of this type.
+/// Type of the pool behind a `pw_fifo`, which declares its first fields.
 type CFifo = Fifo<SystemOrBuffer>;
 
 pool! {

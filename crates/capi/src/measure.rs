@@ -1,4 +1,4 @@
-//! `pagewise/measure.h`: probes.
+//! `pagewise/measure.h`: the functions for probes.
 
 use std::cell::OnceCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
@@ -13,7 +13,7 @@ use pagewise_model::measured::{Count, MetricUnit};
 
 use crate::failure::{Failure, c_string, call};
 
-/// A `PW_*` of the header, and what it sets.
+/// A flag `PW_*` of the header, and the option that it sets.
 struct MeasureFlag {
     bit: c_uint,
     set: fn(&mut ProbeOptions),
@@ -76,7 +76,7 @@ fn unit(unit: MetricUnit) -> i32 {
     }
 }
 
-/// Cost of a region, and the reasons that were returned.
+/// Cost of a region, and the strings with reasons of absence that were returned to C.
 #[derive(Debug)]
 struct Shown {
     cost: Cost,
@@ -88,7 +88,7 @@ impl Shown {
         Shown { cost, reasons: vec![OnceCell::new(); names.len()] }
     }
 
-    /// The value of the name at an index: first what is counted, then the changes of memory.
+    /// Returns the value at an index: first the counted values, then the changes of memory.
     fn value(&self, index: usize) -> PwValue {
         let counted = self.cost.iter().nth(index);
         let (reading, unit, user_mode_only) = match counted {
@@ -111,8 +111,8 @@ impl Shown {
     }
 }
 
-/// Identifier of a thread of this process, never reused. Unlike that of the standard library it
-/// allocates no memory, which would look like a leak in a C program.
+/// Identifier of a thread of this process, which is never reused. Unlike that of the standard
+/// library, it allocates no memory, which would look like a leak in a C program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ThreadToken(u64);
 
@@ -146,7 +146,7 @@ impl CProbe {
         Ok(CProbe { probe, owner: ThreadToken::this(), names, overhead, last: None })
     }
 
-    /// Index of the value that has a name.
+    /// Returns the index of the value with a name.
     fn index(&self, name: &CStr) -> Result<usize, Failure> {
         let index = self.names.iter().position(|known| known.as_c_str() == name);
         let unknown = || format!("the probe was not opened with {}", name.to_string_lossy());
@@ -158,13 +158,13 @@ impl CProbe {
     }
 }
 
-/// The probe behind a pointer, for the thread that opened it.
+/// Returns the probe behind a pointer, if this thread opened it.
 ///
 /// # Safety
-/// `probe` is NULL, or came from `pw_probe_open` and was not closed.
+/// `probe` is NULL, or `pw_probe_open` returned it and it was not closed.
 unsafe fn ours<'a>(probe: *mut CProbe) -> Result<&'a mut CProbe, Failure> {
-    // SAFETY: not NULL here means a probe that is open; only its thread goes on to change it, one
-    // call at a time.
+    // SAFETY: a pointer that is not NULL is an open probe. Only the thread that opened the probe
+    // changes it, one call at a time.
     let found = unsafe { probe.as_ref() }.ok_or_else(|| Failure::invalid("the probe is NULL"))?;
     if !found.is_ours() {
         return Err(Failure::new(libc::EPERM, "the probe belongs to another thread"));
@@ -173,32 +173,32 @@ unsafe fn ours<'a>(probe: *mut CProbe) -> Result<&'a mut CProbe, Failure> {
     unsafe { probe.as_mut() }.ok_or_else(|| Failure::invalid("the probe is NULL"))
 }
 
-/// The string behind a pointer.
+/// Returns the string behind a pointer.
 ///
 /// # Safety
-/// `text` is NULL, or a string that lives and does not change meanwhile.
+/// `text` is NULL, or a C string that exists and does not change while the result is used.
 unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
     if text.is_null() {
         return Err(Failure::invalid(format!("{what} is NULL")));
     }
-    // SAFETY: the caller passes a string; it is not NULL.
+    // SAFETY: the caller passes a C string, and it is not NULL.
     Ok(unsafe { CStr::from_ptr(text) })
 }
 
-/// Writes a result to an address of the caller, without a read of the old value.
+/// Writes a result to an address of the caller. Does not read or drop the old value.
 ///
 /// # Safety
-/// `place` is NULL or may be written.
+/// `place` is NULL or a writable address.
 unsafe fn write<T>(place: *mut T, value: T, what: &str) -> Result<(), Failure> {
     if place.is_null() {
         return Err(Failure::invalid(format!("{what} is NULL")));
     }
-    // SAFETY: the caller passes a writable address; it is not NULL.
+    // SAFETY: the caller passes a writable address, and it is not NULL.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// The options that a caller has chosen.
+/// Returns the options for the arguments of `pw_probe_open`.
 fn options(events: Option<&CStr>, flags: c_uint) -> Result<ProbeOptions, Failure> {
     let mut options = ProbeOptions::default();
     if let Some(events) = events {
@@ -298,7 +298,7 @@ pub unsafe extern "C" fn pw_probe_overhead(
     })
 }
 
-/// Writes the value of a name.
+/// Writes the value with a name to an address of the caller.
 ///
 /// # Safety
 /// The pointers are NULL or what the header says.
@@ -337,8 +337,8 @@ pub unsafe extern "C" fn pw_probe_close(probe: *mut CProbe) {
         unsafe { ours(probe) }.map(|_| ())
     });
     if closed == 0 {
-        // SAFETY: it came from `Box::into_raw`, is not NULL, and its owner, the only thread that
-        // may use it, closes it now.
+        // SAFETY: `Box::into_raw` returned the pointer, which is not NULL. The only thread that may
+        // use the probe closes it now.
         drop(unsafe { Box::from_raw(probe) });
     }
 }

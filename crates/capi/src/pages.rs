@@ -1,4 +1,4 @@
-//! `pagewise/pages.h`: runs of pages.
+//! `pagewise/pages.h`: the functions for runs of pages.
 
 use std::alloc::Layout;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -13,18 +13,18 @@ use crate::common::{call_sites, functions, layout, pointer, site};
 use crate::failure::{Failure, call, or_abort};
 use crate::home;
 
-/// Source of a pool's pages.
+/// Source of the memory of a pool of pages.
 #[derive(Debug)]
 pub enum PwPagesSource {
-    /// A buffer.
+    /// A buffer of the caller.
     Buffer(SystemOrBuffer),
-    /// Pages of the system.
+    /// Memory of the system.
     Mapped(MappedSource),
-    /// Pages of a file.
+    /// Memory of a file without a name.
     File(UnnamedFile),
 }
 
-/// Calls the same method of each kind of source.
+/// Calls a method of the source that the enum contains.
 macro_rules! of_kind {
     ($kind:ident, $source:ident => $call:expr) => {
         match $kind {
@@ -35,7 +35,7 @@ macro_rules! of_kind {
     };
 }
 
-// SAFETY: each kind gives each block to one taker, which keeps it until it is released.
+// SAFETY: every kind of source gives a block to only one caller until the block is released.
 unsafe impl Source for PwPagesSource {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         of_kind!(self, source => source.take(layout))
@@ -92,7 +92,7 @@ const _: () = assert!(
 );
 const _: () = assert!(size_of::<PwPagesUsage>() == 24 && offset_of!(PwPagesUsage, held) == 16);
 
-/// A `PW_PAGES_*` of the header, and the kind it makes.
+/// A flag `PW_PAGES_*` of the header, and the function that adds its property to a source.
 struct PagesFlag {
     bit: c_uint,
     with: fn(MappedSource) -> MappedSource,
@@ -104,7 +104,7 @@ const FLAGS: &[PagesFlag] = &[
     PagesFlag { bit: 4, with: MappedSource::locked },
 ];
 
-/// `PW_PAGES_GUARDED`, which selects the pool and not the kind of memory.
+/// `PW_PAGES_GUARDED`: makes the pool guarded, and does not change the kind of its memory.
 const GUARDED: c_uint = 8;
 
 impl From<MapRefused> for Failure {
@@ -113,10 +113,10 @@ impl From<MapRefused> for Failure {
     }
 }
 
-/// The source that the options select.
+/// Returns the source that the options select.
 ///
 /// # Safety
-/// The folder is NULL or a string.
+/// The folder is NULL or a C string.
 unsafe fn kind(options: &PwPagesOptions) -> Result<PwPagesSource, Failure> {
     let unknown = FLAGS.iter().fold(options.flags & !GUARDED, |left, flag| left & !flag.bit);
     if unknown != 0 {
@@ -139,14 +139,14 @@ unsafe fn kind(options: &PwPagesOptions) -> Result<PwPagesSource, Failure> {
     if mapped != MappedSource::ANONYMOUS {
         return Err(Failure::invalid("memory of a file cannot have another kind"));
     }
-    // SAFETY: the caller passes a string; it is not NULL.
+    // SAFETY: the caller passes a C string, and it is not NULL.
     Ok(PwPagesSource::File(UnnamedFile::unnamed(unsafe { CStr::from_ptr(options.folder) })?))
 }
 
-/// The pool behind a pointer.
+/// Returns the pool behind a pointer.
 ///
 /// # Safety
-/// It is a `pw_pages` that was made and not destroyed.
+/// `pages` is a `pw_pages` that was created and not destroyed.
 unsafe fn pool<'a>(pages: *const CPages) -> &'a CPages {
     // SAFETY: the caller passes a live pool; any thread may use it.
     unsafe { &*pages }
@@ -165,11 +165,11 @@ pub unsafe extern "C" fn pw_pages_create(
         if pages.is_null() {
             return Err(Failure::invalid("pages is NULL"));
         }
-        // SAFETY: the header requires a writable address; it is not NULL.
+        // SAFETY: the header requires a writable address, and it is not NULL.
         unsafe { pages.write(ptr::null_mut()) };
         // SAFETY: the header requires options, or NULL.
         let kind = match unsafe { options.as_ref() } {
-            // SAFETY: the header requires a folder that is a string.
+            // SAFETY: the header requires that the folder is NULL or a C string.
             Some(options) => unsafe { kind(options) }?,
             None => PwPagesSource::Mapped(MappedSource::ANONYMOUS),
         };
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn pw_pages_create(
         let is_guarded =
             unsafe { options.as_ref() }.is_some_and(|options| options.flags & GUARDED != 0);
         let make = if is_guarded { Pages::guarded } else { Pages::unguarded };
-        // Only runs lie in memory of the kind; the pool itself lies in memory of the system.
+        // Only the runs lie in memory of this source; the pool itself lies in memory of the system.
         let placed = home::place(SystemOrBuffer::system(), |_| make(kind));
         let placed = placed.ok_or_else(|| Failure::new(libc::ENOMEM, "no memory for the pool"))?;
         // SAFETY: the header requires a writable address; it was checked not to be NULL.
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn pw_pages_create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_create_in(buffer: *mut c_void, size: usize) -> *mut CPages {
     let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
-    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+    // SAFETY: the header requires that the buffer is writable and that only the pool uses it.
     let memory = unsafe { SystemOrBuffer::buffer(start, size) };
     let placed = home::place(memory, |memory| Pages::unguarded(PwPagesSource::Buffer(memory)));
     placed.map_or(ptr::null_mut(), NonNull::as_ptr)

@@ -1,4 +1,5 @@
-//! `pagewise/persistent.h`: a heap in a file. Its transaction is paused between calls.
+//! `pagewise/persistent.h`: the functions for a heap in a file. The open transaction is paused
+//! between calls.
 
 use std::alloc::Layout;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -46,7 +47,7 @@ const _: () =
 const _: () =
     assert!(size_of::<PwPersistentUsage>() == 24 && offset_of!(PwPersistentUsage, file) == 16);
 
-/// A `PW_PERSISTENT_*` of the header, and what it sets.
+/// A flag `PW_PERSISTENT_*` of the header, and the option that it sets.
 struct PersistentFlag {
     bit: c_uint,
     set: fn(&mut PersistentOptions),
@@ -77,7 +78,7 @@ impl From<PersistentError> for Failure {
     }
 }
 
-/// The options that a caller has chosen; a field of 0 keeps its default.
+/// Returns the options that a caller has chosen; a field of 0 selects its default.
 fn options(chosen: Option<&PwPersistentOptions>) -> Result<PersistentOptions, Failure> {
     let mut options = PersistentOptions::DEFAULT;
     let Some(chosen) = chosen else { return Ok(options) };
@@ -97,19 +98,19 @@ fn options(chosen: Option<&PwPersistentOptions>) -> Result<PersistentOptions, Fa
     Ok(options)
 }
 
-/// The string behind a pointer.
+/// Returns the string behind a pointer.
 ///
 /// # Safety
-/// `text` is NULL, or a string that lives and does not change meanwhile.
+/// `text` is NULL, or a C string that exists and does not change while the result is used.
 unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
     if text.is_null() {
         return Err(Failure::invalid(format!("{what} is NULL")));
     }
-    // SAFETY: the caller passes a string; it is not NULL.
+    // SAFETY: the caller passes a C string, and it is not NULL.
     Ok(unsafe { CStr::from_ptr(text) })
 }
 
-/// A name of a root or of a pool.
+/// Returns the name of a root or of a heap.
 ///
 /// # Safety
 /// As for [`string`].
@@ -119,21 +120,21 @@ unsafe fn name<'a>(text: *const c_char) -> Result<&'a str, Failure> {
     name.to_str().map_err(|_| Failure::invalid("name is not UTF-8"))
 }
 
-/// The heap behind a pointer.
+/// Returns the open heap behind a pointer.
 ///
 /// # Safety
-/// `heap` is NULL, or a `pw_persistent` that is all zero or open, and not used by other threads at
-/// the same time.
+/// `heap` is NULL, or a `pw_persistent` that is all zero or open. No other thread uses it at the
+/// same time.
 unsafe fn opened<'a>(heap: *const CHeap) -> Result<&'a mut Persistent, Failure> {
     // SAFETY: the caller passes a heap, or NULL.
     let heap = unsafe { heap.as_ref() }.ok_or_else(|| Failure::invalid("heap is NULL"))?;
-    // SAFETY: it came from `Box::into_raw`, and is set to NULL when the box is dropped.
+    // SAFETY: `Box::into_raw` returned the pointer, which is set to NULL when the box is dropped.
     let opened = unsafe { heap.cold.as_mut() };
     opened.ok_or_else(|| Failure::invalid("the heap is not open"))
 }
 
-/// Runs `work` on the open transaction of a heap, and updates the heap's extent for C. On an error
-/// `failed` is returned, and `errno` is set.
+/// Runs `work` on the open transaction of a heap, and updates the field `end` for C. On an error,
+/// sets `errno` and returns `failed`.
 ///
 /// # Safety
 /// As for [`opened`].
@@ -155,10 +156,10 @@ unsafe fn with<T>(
         Ok(())
     });
     if number != 0 {
-        // SAFETY: `__errno_location` takes nothing, and returns an address that is valid in this
-        // thread.
+        // SAFETY: `__errno_location` takes no arguments, and returns an address that is valid in
+        // this thread.
         let errno = unsafe { libc::__errno_location() };
-        // SAFETY: it is the thread's own.
+        // SAFETY: the address is that of this thread's `errno`.
         unsafe { errno.write(number) };
     }
     result
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn pw_persistent_open(
         let path = unsafe { string(path, "path") }?;
         // SAFETY: the header requires options, or NULL.
         let options = options(unsafe { chosen.as_ref() })?;
-        // SAFETY: the header requires that the file is changed through this library only.
+        // SAFETY: the header requires that only this library changes the file.
         let opened = Box::new(unsafe { Persistent::open(path, &options) }?);
         let (base, range) = (opened.base().as_ptr(), opened.range());
         let cold = Box::into_raw(opened);
@@ -406,7 +407,7 @@ pub unsafe extern "C" fn pw_persistent_check(
         if !usage.is_null() {
             let number = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
             let [blocks, bytes, file] = [found.blocks, found.bytes, found.file].map(number);
-            // SAFETY: the header requires a writable address; it is not NULL.
+            // SAFETY: the header requires a writable address, and it is not NULL.
             unsafe { usage.write(PwPersistentUsage { blocks, bytes, file }) };
         }
         Ok(())

@@ -11,7 +11,7 @@ use pagewise_alloc::source::SystemOrBuffer;
 use crate::common::{functions, layout, layouts, pointer, pool};
 use crate::failure::or_abort;
 
-/// `pw_ring` is the beginning of this type.
+/// Type of the ring behind a `pw_ring`, which declares its first fields.
 type CRing = Ring<SystemOrBuffer>;
 
 pool! {
@@ -23,12 +23,12 @@ pool! {
     destroy pw_ring_destroy,
 }
 
-/// `pw_ring_frame`, an opaque type.
+/// `pw_ring_frame`: an opaque type.
 #[derive(Debug)]
 #[repr(C)]
 pub struct RawFrame([u8; 0]);
 
-/// The open frame, which stays open.
+/// Returns the open frame, which is not dropped and so stays open.
 ///
 /// # Panics
 /// Panics if no frame is open.
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn pw_ring_open(raw: *mut RawRing) -> c_int {
     let mut ring = unsafe { ring(raw) };
     or_abort(|| {
         assert!(!ring.is_open(), "ring: a frame is opened while one is open");
-        // It stays open.
+        // The frame is not dropped, so it stays open.
         ring.open().map(ManuallyDrop::new).map_or(libc::ENOMEM, |_| 0)
     })
 }

@@ -10,16 +10,16 @@ use pagewise_alloc::stack::{FrameLink, LinkedPolicy, Stack};
 use crate::common::{functions, layout, layouts, pointer};
 use crate::failure::or_abort;
 
-/// `pw_stack`, whose layout the crate of the allocators asserts.
+/// Type of a `pw_stack`. The crate of the allocators asserts that their layouts are the same.
 type CStack = LinkedStack;
 
-/// The stack behind a pointer.
+/// Returns the stack behind a pointer.
 ///
 /// # Safety
-/// It is a `pw_stack`: all zero or made by `pw_stack_init_in`, used by one thread, not moved while
-/// a frame is open.
+/// `pointer` is a `pw_stack` that is all zero or was created by `pw_stack_init_in`. One thread uses
+/// it, and it is not moved while a frame is open.
 unsafe fn stack<'a>(pointer: *const CStack) -> &'a CStack {
-    // SAFETY: the caller passes a valid stack; its fields are cells.
+    // SAFETY: the caller passes a valid stack, whose fields are cells.
     unsafe { &*pointer }
 }
 
@@ -29,9 +29,9 @@ unsafe fn stack<'a>(pointer: *const CStack) -> &'a CStack {
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_stack_init_in(stack: *mut CStack, buffer: *mut c_void, size: usize) {
-    // An empty buffer may be NULL, and must not be taken for memory of the system.
+    // The address of an empty buffer may be NULL, which would select memory of the system.
     let start = NonNull::new(buffer.cast()).unwrap_or(NonNull::dangling());
-    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+    // SAFETY: the header requires that the buffer is writable and that only the stack uses it.
     let memory = unsafe { SystemOrBuffer::buffer(start, size) };
     // SAFETY: the header requires a writable address.
     unsafe { stack.write(Stack::<_, LinkedPolicy>::with_policy(memory, false)) };
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn pw_stack_pop_slow(pointer: *mut CStack, frame: *const F
     let stack = unsafe { stack(pointer) };
     // SAFETY: the header requires a frame of this stack.
     let frame = unsafe { &*frame };
-    // SAFETY: the header requires that allocations in it are not used any more.
+    // SAFETY: the header requires that blocks of the frame are not used any more.
     or_abort(|| unsafe { stack.pop_slow(frame) });
 }
 

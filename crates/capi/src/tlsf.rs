@@ -1,4 +1,4 @@
-//! `pagewise/tlsf.h`: slow paths of its inline functions, and the other functions.
+//! `pagewise/tlsf.h`: the functions of the header, with the slow paths of its inline functions.
 
 use std::alloc::Layout;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ use crate::failure::or_abort;
 use crate::home;
 use crate::pages::CPages;
 
-/// Source of a pool's memory.
+/// Source of the memory of a pool.
 #[derive(Debug)]
 pub enum Below {
     /// The system, or a buffer.
@@ -22,7 +22,7 @@ pub enum Below {
     Pages(&'static CPages),
 }
 
-// SAFETY: both kinds give each block to one taker, which keeps it until it is released.
+// SAFETY: both kinds of source give a block to only one caller until the block is released.
 unsafe impl Source for Below {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         match self {
@@ -42,7 +42,8 @@ unsafe impl Source for Below {
 }
 
 impl Below {
-    /// Source that takes memory back after the end of the pool: a buffer belongs to its owner.
+    /// Returns the source to which the memory of the pool itself is returned after its end; `None`
+    /// for a buffer, which belongs to the caller.
     fn remaining(&self) -> Option<Below> {
         match self {
             Below::Memory(memory) => {
@@ -53,17 +54,18 @@ impl Below {
     }
 }
 
-/// `pw_tlsf`, of which C knows the start; the crate of the allocators asserts its layout.
+/// Type of the pool behind a `pw_tlsf`, which declares its first fields. The crate of the
+/// allocators asserts their layout.
 pub type CTlsf = Tlsf<Below>;
 
 fn make(below: Below) -> *mut CTlsf {
     home::place(below, Tlsf::unguarded).map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-/// The pool behind a pointer.
+/// Returns the pool behind a pointer.
 ///
 /// # Safety
-/// It is a `pw_tlsf` that was made and not destroyed, and one thread uses it at a time.
+/// `pointer` is a `pw_tlsf` that was created and not destroyed, and one thread uses it at a time.
 unsafe fn pool<'a>(pointer: *mut CTlsf) -> &'a mut CTlsf {
     // SAFETY: the caller passes a live pool that no other thread uses at the same time.
     unsafe { &mut *pointer }
@@ -82,7 +84,7 @@ pub extern "C" fn pw_tlsf_create() -> *mut CTlsf {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_tlsf_create_in(buffer: *mut c_void, size: usize) -> *mut CTlsf {
     let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
-    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+    // SAFETY: the header requires that the buffer is writable and that only the pool uses it.
     make(Below::Memory(unsafe { SystemOrBuffer::buffer(start, size) }))
 }
 
@@ -92,7 +94,7 @@ pub unsafe extern "C" fn pw_tlsf_create_in(buffer: *mut c_void, size: usize) -> 
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_tlsf_create_on(pages: *const CPages) -> *mut CTlsf {
-    // SAFETY: the header requires a pool of pages that lives as long, or NULL.
+    // SAFETY: the header requires NULL, or a pool of pages that outlives the new pool.
     let pages: Option<&'static CPages> = unsafe { pages.as_ref() };
     pages.map_or(ptr::null_mut(), |pages| make(Below::Pages(pages)))
 }
@@ -174,8 +176,8 @@ unsafe extern "C" fn reallocate(
     let old = or_abort(|| unsafe { pool.size_of(block) });
     let Ok(layout) = Layout::from_size_align(old, GRANULE) else { return ptr::null_mut() };
     let site = site(caller);
-    // SAFETY: the header requires a block of this pool; the stored size is valid for the requested
-    // one.
+    // SAFETY: the header requires a block of this pool; its stored size is accepted like its
+    // requested size.
     let resized = unsafe { pool.try_reallocate_at((block, layout), size, site) };
     or_abort(|| pointer(resized.unwrap_or_else(|misuse| misuse.panic())))
 }

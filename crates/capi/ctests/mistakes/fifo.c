@@ -1,4 +1,4 @@
-/* Memory errors in the use of FIFO pools. */
+/* Memory errors in the use of FIFO pools. The argument of the program selects an error. */
 #include <pagewise/fifo.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,8 @@ static void uses_what_was_freed(void)
     freed_here()[3] = 1;
 }
 
-/* memcheck searches for leaks only if a block of malloc is live at exit. */
+/* Keeps a block of malloc live too, since memcheck searches for leaks only if such a block exists
+ * at exit. */
 static void loses_a_block(void)
 {
     static void *volatile kept;

@@ -1,4 +1,4 @@
-/* Memory errors in a heap in a file; the argument selects one. */
+/* Memory errors in the use of a heap in a file. The argument of the program selects an error. */
 #include <pagewise/persistent.h>
 #include <stdio.h>
 #include <string.h>

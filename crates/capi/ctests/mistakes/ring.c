@@ -1,4 +1,4 @@
-/* Memory errors in the use of rings. */
+/* Memory errors in the use of rings. The argument of the program selects an error. */
 #include <pagewise/ring.h>
 #include <stdio.h>
 

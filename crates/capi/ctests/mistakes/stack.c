@@ -1,4 +1,4 @@
-/* Memory errors in the use of stacks. */
+/* Memory errors in the use of stacks. The argument of the program selects an error. */
 #include <pagewise/stack.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* Memory errors in the use of a TLSF pool. */
+/* Memory errors in the use of a TLSF pool. The argument of the program selects an error. */
 #include <pagewise/pages.h>
 #include <pagewise/tlsf.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
-/* Runs steps on a FIFO pool with the inline functions, in the process of a test in Rust, which runs
- * the same steps with the functions of Rust. */
+/* Executes steps on a FIFO pool by the inline functions of C. A test in Rust loads this file into
+ * its process, and executes the same steps by the functions of Rust. */
 #include <pagewise/fifo.h>
 
-/* Functions that the inline functions call, linked by the test. */
+/* Addresses of the library functions that the inline functions call. The test sets them. */
 struct library {
     void *(*alloc)(pw_fifo *, size_t, size_t);
     void *(*zalloc)(pw_fifo *, size_t, size_t);
@@ -31,7 +31,8 @@ void pw_fifo_free_slow(pw_fifo *pool, void *block, size_t size)
     library.free(pool, block, size);
 }
 
-/* Replaces the block at index `place` by another of this size and alignment, filled with `fill`. */
+/* A step: replaces the block at index `place` by a block of this size and alignment, filled with
+ * `fill`. */
 struct step {
     size_t place, size, align, zeroed, late, fill;
 };

@@ -1,8 +1,8 @@
-/* Runs steps on a ring with the inline functions, in the process of a test in Rust, which runs the
- * same steps with the functions of Rust. */
+/* Executes steps on a ring by the inline functions of C. A test in Rust loads this file into its
+ * process, and executes the same steps by the functions of Rust. */
 #include <pagewise/ring.h>
 
-/* Functions that the inline functions call, linked by the test. */
+/* Addresses of the library functions that the inline functions call. The test sets them. */
 struct library {
     void *(*alloc)(pw_ring *, size_t, size_t);
     int (*open)(pw_ring *);
@@ -22,8 +22,8 @@ void *pw_ring_alloc_slow(pw_ring *ring, size_t size, size_t align)
     return library.alloc(ring, size, align);
 }
 
-/* Replaces the frame at index `place` by one with this number of blocks, size and alignment, filled
- * with `fill`. */
+/* A step: replaces the frame at index `place` by a frame with this number of blocks, of this size
+ * and alignment, filled with `fill`. */
 struct step {
     size_t place, blocks, size, align, fill;
 };

@@ -1,8 +1,8 @@
-/* Runs steps on a stack with the inline functions, in the process of a test in Rust, which runs the
- * same steps with the functions of Rust. */
+/* Executes steps on a stack by the inline functions of C. A test in Rust loads this file into its
+ * process, and executes the same steps by the functions of Rust. */
 #include <pagewise/stack.h>
 
-/* Functions that the inline functions call, linked by the test. */
+/* Addresses of the library functions that the inline functions call. The test sets them. */
 struct library {
     void *(*alloc)(pw_stack *, size_t, size_t);
     void *(*realloc)(pw_stack *, void *, size_t, size_t, size_t);
@@ -43,14 +43,14 @@ struct step {
     size_t kind, size, align, fill;
 };
 
-/* The last block, for RESIZE. */
+/* The block that was allocated last, which a RESIZE step resizes. */
 struct last {
     char *block;
     size_t size, align;
 };
 
-/* Runs steps to the end, or to the one that pops the frame in which they began, which it returns.
- * NULL without memory. */
+/* Executes steps up to the last one, or up to the step that pops the frame of the first one.
+ * Returns that step, or NULL if memory is exhausted. */
 static const struct step *run(pw_stack *stack, const struct step *step, const struct step *end)
 {
     struct last last = {NULL, 0, 1};
@@ -85,8 +85,8 @@ int run_all(pw_stack *stack, const struct step *steps, size_t n)
     return run(stack, steps, steps + n) != NULL;
 }
 
-/* Calls back from within a frame of the thread's stack, and returns the address of a block that was
- * allocated before. */
+/* Allocates a block of the thread's stack in a new frame, calls `back` in this frame, and returns
+ * the address of the block. */
 char *in_a_frame_of_c(void (*back)(void *), void *with)
 {
     t_scope;
@@ -95,7 +95,7 @@ char *in_a_frame_of_c(void (*back)(void *), void *with)
     return block;
 }
 
-/* Address of the next block of the thread's stack. */
+/* Allocates a block of the thread's stack, and returns its address. */
 char *allocated_by_c(void)
 {
     return pw_t_new(char, 8);

@@ -1,8 +1,8 @@
-/* Runs steps on a TLSF pool with the inline functions, in the process of a test in Rust, which runs
- * the same steps with the functions of Rust. */
+/* Executes steps on a TLSF pool by the inline functions of C. A test in Rust loads this file into
+ * its process, and executes the same steps by the functions of Rust. */
 #include <pagewise/tlsf.h>
 
-/* Functions that the inline functions call, linked by the test. */
+/* Addresses of the library functions that the inline functions call. The test sets them. */
 struct library {
     void *(*alloc)(pw_tlsf *, size_t, size_t);
     void (*free)(pw_tlsf *, void *);
@@ -31,8 +31,8 @@ struct step {
     size_t kind, place, size;
 };
 
-/* Keeps the block of a step in `blocks[place]`, filled with this index. Returns the number of live
- * blocks at the end. */
+/* Executes steps. Stores the block of a step in `blocks[place]`, and fills it with the number
+ * `place`. Returns the number of live blocks after the last step. */
 size_t run_all(pw_tlsf *pool, const struct step *steps, size_t n, void **blocks)
 {
     size_t live = 0;

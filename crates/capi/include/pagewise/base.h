@@ -1,5 +1,5 @@
-/* pagewise/base.h: common definitions of the other headers. Programs use PW_ASSERT and
- * pw_error_message only. */
+/* pagewise/base.h: common definitions of the other headers. Programs use only PW_ASSERT and
+ * pw_error_message. */
 #ifndef PAGEWISE_BASE_H
 #define PAGEWISE_BASE_H
 
@@ -20,21 +20,23 @@
 #define PW_THREAD_LOCAL _Thread_local
 #endif
 
-/* Fast paths are inlined into programs; they are the same in every version with the same soname. */
+/* For fast paths, which are inlined into programs. They are the same in every version with the same
+ * soname. */
 #define PW_INLINE static inline __attribute__((always_inline, unused))
-/* A function that programs call seldom: its code lies apart. */
+/* For functions that programs seldom call: the compiler places their code apart from other code. */
 #define PW_COLD __attribute__((cold, noinline))
 #define PW_LIKELY(fact) __builtin_expect(!!(fact), 1)
 #define PW_UNLIKELY(fact) __builtin_expect(!!(fact), 0)
-/* Compilers warn about a call whose result is ignored. */
+/* Makes compilers warn about a call whose result is ignored. */
 #define PW_MUST_USE __attribute__((warn_unused_result))
-/* Returns memory without other pointers to it; compilers warn about an ignored result. */
+/* For functions that return memory to which no other pointer exists; compilers warn about an
+ * ignored result. */
 #define PW_MALLOC __attribute__((malloc, warn_unused_result))
 
 PW_BEGIN
 
-/* Message of the last failed call of this thread; "" if none failed. Never NULL. Valid until the
- * next failing call of this thread. */
+/* Returns the message of the last failed call of this thread, or "" if no call has failed. Never
+ * NULL. The string is valid until the next failing call of this thread. */
 const char *pw_error_message(void);
 
 PW_END

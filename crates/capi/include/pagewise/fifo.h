@@ -7,20 +7,20 @@
  *     pw_fifo_free(pool, job, sizeof *job);
  *     pw_fifo_destroy(pool);
  *
- * Blocks lie side by side, without headers, in pages of 64 KiB, which are used again when they
- * contain no live block. Freeing in another order works, and costs more: see docs/allocators.md.
+ * Blocks are adjacent, without headers, in pages of 64 KiB. A page without a live block is used
+ * again. Freeing in another order works, but costs more: see docs/allocators.md.
  *
- * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The
- * same memory is pagewise_alloc::Fifo in Rust.
+ * C11 and C++20, with GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only.
+ * The type in Rust is pagewise_alloc::Fifo.
  *
- * Errors. Without memory a call returns NULL and changes nothing. In a pool with canaries misuse
- * prints a message and aborts: a double free, a free with another size, or an overwritten canary.
+ * Errors. If memory is exhausted, a call returns NULL and changes nothing. A pool with canaries
+ * prints a message and aborts on misuse: a double free, a free with another size, or an overwritten
+ * canary.
  *
- * Threads. A pool and its blocks are for one thread at a time.
+ * Threads. Only one thread at a time may use a pool and its blocks.
  *
- * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them,
- * with the call stacks of its allocation and free. Memory past a block, or freed, may not be
- * accessed.
+ * Checkers. Valgrind and AddressSanitizer know each block, with the call stacks of its allocation
+ * and free, and report accesses behind a block and to freed blocks.
  */
 #ifndef PAGEWISE_FIFO_H
 #define PAGEWISE_FIFO_H
@@ -30,15 +30,15 @@
 
 PW_BEGIN
 
-/* A pool. Only the library creates one, with more fields than these, which the inline functions
- * use. */
+/* A pool. Only the library creates pools, which have more fields than these. The inline functions
+ * use these fields; programs must not. */
 typedef struct pw_fifo {
     char *next;      /* Start of the next block. */
     uintptr_t end;   /* End of the free space. */
     size_t zeroed;   /* Not 0 if the free space is known to be zero. */
 } pw_fifo;
 
-/* Header of a page, for the inline functions. */
+/* Header of a page. Only the inline functions use it. */
 struct pw_fifo_page_ {
     uintptr_t hole_end;
     uintptr_t empty_at;
@@ -48,56 +48,60 @@ struct pw_fifo_page_ {
 PW_ASSERT(offsetof(pw_fifo, end) == 8 && offsetof(pw_fifo, zeroed) == 16);
 PW_ASSERT(offsetof(struct pw_fifo_page_, empty_at) == 8 && offsetof(struct pw_fifo_page_, pool) == 16);
 
-/* A pool with memory of the system; NULL without memory. The caller destroys it. */
+/* Creates a pool with memory of the system; NULL if memory is exhausted. The caller destroys the
+ * pool. */
 pw_fifo *pw_fifo_create(void);
 
-/* A pool in a buffer, without memory of the system; NULL if the buffer is too small. The caller
- * owns the buffer, and uses it for nothing else until the last block was freed and the pool
- * destroyed. Pages start at multiples of 64 KiB. */
+/* Creates a pool in a buffer, without memory of the system; NULL if the buffer is too small. The
+ * caller owns the buffer, and must not use it for anything else until the last block is freed and
+ * the pool is destroyed. Pages start at multiples of 64 KiB. */
 pw_fifo *pw_fifo_create_in(void *buffer, size_t size);
 
-/* Ends a pool, or does nothing with NULL. Live blocks stay valid until pw_fifo_free_late, which
- * releases their memory. */
+/* Destroys a pool. Does nothing with NULL. Live blocks stay valid until pw_fifo_free_late frees
+ * them and releases their memory. */
 void pw_fifo_destroy(pw_fifo *pool);
 
-/* Adds canaries to a pool without any allocation yet. Returns 1 if the pool has canaries, which it
- * keeps, else 0. */
+/* Adds canaries to a pool that has not allocated anything yet; they cannot be removed. Returns 1 if
+ * the pool has canaries now, else 0. */
 int pw_fifo_guard(pw_fifo *pool);
 
-/* Footprint: bytes that the pool has from the system, or from its buffer. */
+/* Footprint: number of bytes that the pool has taken from the system, or from its buffer. */
 size_t pw_fifo_held(const pw_fifo *pool);
 
-/* Names the pool for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. */
+/* Sets the name of the pool in `pagewise pools`; only the first 32 bytes of UTF-8 are used. The
+ * string is copied. */
 void pw_fifo_set_name(pw_fifo *pool, const char *name);
 
 /* Checks all internal invariants, and aborts if one is violated. */
 void pw_fifo_check(const pw_fifo *pool);
 
-/* Resizes a block, and keeps its contents as far as they fit: in place if it gets smaller, or if it
- * is the last one and there is space. NULL without memory; then the block is unchanged. `old` and
- * `align` are those of the block; a block of NULL has the size 0. */
+/* Resizes a block, and keeps its contents up to the smaller size: in place if it shrinks, or if it
+ * is the last block and enough free space follows. Returns NULL, and leaves the block unchanged, if
+ * memory is exhausted. `old` and `align` are the size and alignment of the block. With a block of
+ * NULL and `old` 0 it allocates a block. */
 void *pw_fifo_realloc(pw_fifo *pool, void *block, size_t old, size_t size, size_t align);
 
-/* Slow paths of the inline functions: not for programs. */
+/* Slow paths of the inline functions. Programs must not call them. */
 void *pw_fifo_alloc_slow(pw_fifo *pool, size_t size, size_t align);
 void *pw_fifo_zalloc_slow(pw_fifo *pool, size_t size, size_t align);
 void pw_fifo_free_slow(pw_fifo *pool, void *block, size_t size);
 
-/* The last byte of a block, counted from 0: sizes are rounded up to 8. For a size of 0 a number
- * that exceeds every page. */
+/* Returns the index of the last byte of a block; sizes are rounded up to 8. A size of 0 gives a
+ * number larger than any page. */
 PW_INLINE size_t pw_fifo_last_(size_t size)
 {
     return (size - 1) | 7;
 }
 
-/* True if the free space of a pool is large enough. An alignment of 0 is left to the slow path. */
+/* True if the alignment is at most 8 and the free space of a pool is large enough. The slow path
+ * handles an alignment of 0 and larger ones. */
 PW_INLINE int pw_fifo_fits_(const pw_fifo *pool, size_t last, size_t align)
 {
     return PW_LIKELY(align - 1 < 8 && last < pool->end - (uintptr_t)pool->next);
 }
 
-/* A block with undefined contents; NULL without memory. `align` is a power of two; up to 8 costs
- * nothing. */
+/* Allocates a block with undefined contents; NULL if memory is exhausted. `align` is a power of
+ * two; an alignment of up to 8 takes no additional memory. */
 PW_INLINE void *pw_fifo_alloc(pw_fifo *pool, size_t size, size_t align)
 {
     size_t last = pw_fifo_last_(size);
@@ -117,14 +121,15 @@ PW_INLINE void *pw_fifo_zalloc(pw_fifo *pool, size_t size, size_t align)
     return pool->zeroed ? block : (char *)memset(block, 0, last + 1);
 }
 
-/* Address of the page of a block. */
+/* Returns the address of the page header of a block. */
 PW_INLINE struct pw_fifo_page_ *pw_fifo_page_of_(const void *block)
 {
     uintptr_t base = ((uintptr_t)block - 1) & ~(uintptr_t)0xffff;
     return (struct pw_fifo_page_ *)(base + (base >> 10 & 0x3c0));
 }
 
-/* Frees a block if it is the next in order of age in its page, and other blocks there are live. */
+/* Frees a block if it is the next in order of age in its page and other blocks of the page are
+ * live. Returns 1 if it freed the block, else 0. */
 PW_INLINE int pw_fifo_is_next_(struct pw_fifo_page_ *page, const void *block, size_t size)
 {
     uintptr_t start = (uintptr_t)block, end = start + pw_fifo_last_(size) + 1;
@@ -140,7 +145,7 @@ PW_INLINE void pw_fifo_free(pw_fifo *pool, void *block, size_t size)
     if (!pw_fifo_is_next_(pw_fifo_page_of_(block), block, size)) pw_fifo_free_slow(pool, block, size);
 }
 
-/* As pw_fifo_free, for a block of any pool, which may have been destroyed since. */
+/* As pw_fifo_free, for a block of any pool. The pool may have been destroyed since. */
 PW_INLINE void pw_fifo_free_late(void *block, size_t size)
 {
     if (PW_UNLIKELY(!block)) return;
@@ -148,7 +153,8 @@ PW_INLINE void pw_fifo_free_late(void *block, size_t size)
     if (!pw_fifo_is_next_(page, block, size)) pw_fifo_free_slow(page->pool, block, size);
 }
 
-/* Memory for n elements; NULL also if their size overflows. With pw_fifo_zarray every byte is 0. */
+/* Allocates memory for n elements; NULL if memory is exhausted or if the total size overflows.
+ * pw_fifo_zarray also sets every byte to 0. */
 PW_INLINE void *pw_fifo_array(pw_fifo *pool, size_t n, size_t element, size_t align)
 {
     size_t size;
@@ -161,8 +167,8 @@ PW_INLINE void *pw_fifo_zarray(pw_fifo *pool, size_t n, size_t element, size_t a
     return __builtin_mul_overflow(n, element, &size) ? NULL : pw_fifo_zalloc(pool, size, align);
 }
 
-/* Memory for n values of a type; NULL without memory, or if their size overflows. With pw_fifo_new0
- * every byte is 0. */
+/* Allocates memory for n values of a type; NULL if memory is exhausted or if the total size
+ * overflows. pw_fifo_new0 also sets every byte to 0. */
 #define pw_fifo_new(pool, type, n) ((type *)pw_fifo_array((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_fifo_new0(pool, type, n) ((type *)pw_fifo_zarray((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 

@@ -1,5 +1,5 @@
-/* pagewise/stack.h: memory in frames: allocating is adding to a pointer, and a whole frame is freed
- * at once.
+/* pagewise/stack.h: memory in frames. An allocation adds to a pointer, and all memory of a frame is
+ * freed at once.
  *
  *     char *t_path(const char *folder, const char *name)
  *     {
@@ -15,27 +15,27 @@
  *         for (size_t i = 0; i < n; i++) puts(t_path(folder, names[i]));
  *     }
  *
- * All that was allocated on the thread's stack since `t_scope;` is freed at the end of the
- * enclosing block, however the block is left. A function that allocates in its caller's frame is
- * called t_... by convention. Stacks of your own: pw_stack below.
+ * All memory that was allocated on the thread's stack since `t_scope;` is freed at the end of the
+ * enclosing block, however the block is left. By convention, the name of a function that allocates
+ * in its caller's frame begins with t_. For other stacks than that of the thread, see pw_stack
+ * below.
  *
- * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The
- * same memory is pagewise_alloc::Stack in Rust; t_scope of Rust and of C push their frames on one
- * and the same stack of the thread.
+ * C11 and C++20, with GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only.
+ * The type in Rust is pagewise_alloc::Stack. The t_scope of Rust and that of C push their frames on
+ * the same stack of the thread.
  *
- * Errors. Without memory a call returns NULL and changes nothing. Detected misuse prints a message
- * and aborts: popping a frame that is not the innermost, an overwritten canary.
+ * Errors. If memory is exhausted, a call returns NULL and changes nothing. Detected misuse prints a
+ * message and aborts: popping a frame that is not the innermost, or an overwritten canary.
  *
- * Alignment. Alignments are powers of two, and blocks have no other padding: two blocks of chars
- * are adjacent.
+ * Alignment. Alignments are powers of two. Blocks have no padding except for their alignment: two
+ * blocks of chars are adjacent.
  *
- * Threads. A stack is for one thread at a time. The thread's stack ends with it; do not use it in a
- * signal handler. After longjmp over frames the next that is popped is not the innermost: do not
- * jump over t_scope.
+ * Threads. Only one thread at a time may use a stack. The stack of a thread is destroyed when the
+ * thread exits; signal handlers must not use it. A program must not call longjmp out of a t_scope:
+ * the frame would stay pushed, and the next pop of an outer frame would abort.
  *
- * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them,
- * with the call stack of its allocation and of the pop of its frame. Memory past a block, or
- * popped, may not be accessed.
+ * Checkers. Valgrind and AddressSanitizer know each block, with the call stacks of its allocation
+ * and of the pop of its frame, and report accesses behind a block and to popped blocks.
  */
 #ifndef PAGEWISE_STACK_H
 #define PAGEWISE_STACK_H
@@ -45,21 +45,21 @@
 
 PW_BEGIN
 
-/* Position of a stack when a frame was pushed. It is a variable of the function that pushes the
- * frame, and must not move. */
+/* Position of a stack when a frame was pushed. It is usually a local variable of the function that
+ * pushes the frame, and must not move while the frame is open. */
 typedef struct pw_frame {
     char *next;
     void *block;
     struct pw_frame *outer;
 } pw_frame;
 
-/* A stack. All zero is one without memory, which gets it from the system when needed:
- * `pw_stack stack = {0};`. It may be moved while no frame is open. The other fields belong to the
- * library. */
+/* A stack. A value of all zeros, `pw_stack stack = {0};`, is a stack without memory, which takes
+ * memory from the system when it needs some. A stack may be moved while no frame is open. Programs
+ * must not use its fields. */
 typedef struct pw_stack {
     char *next;      /* The first free byte. */
     char *end;       /* End of the free space. */
-    void *block;     /* The chunk of memory that contains both. */
+    void *block;     /* The chunk of memory that contains next and end. */
     void *cold;
     pw_frame *frame; /* The innermost frame; odd if it began in another chunk. */
     size_t guarded;
@@ -72,58 +72,60 @@ PW_ASSERT(offsetof(pw_stack, end) == 8 && offsetof(pw_stack, block) == 16 && off
 PW_ASSERT(offsetof(pw_stack, frame) == 32 && offsetof(pw_stack, guarded) == 40 && offsetof(pw_stack, buffer) == 48);
 PW_ASSERT(sizeof(pw_stack) == 64);
 
-/* Makes a stack in a buffer, without memory of the system. The caller owns the buffer, and uses it
- * for nothing else until the stack is wiped. The library uses about 300 bytes of it. */
+/* Creates a stack in a buffer, without memory of the system. The caller owns the buffer, and must
+ * not use it for anything else until the stack is wiped. The library uses about 300 bytes of the
+ * buffer. */
 void pw_stack_init_in(pw_stack *stack, void *buffer, size_t size);
 
-/* Releases all memory: blocks of the stack must not be used any more, and the stack is as it was
- * when it was made. Aborts if a frame is open. */
+/* Releases all memory of a stack, which is then as it was when it was created. Its blocks must not
+ * be used any more. Aborts if a frame is open. */
 void pw_stack_wipe(pw_stack *stack);
 
-/* Adds canaries to a stack that has no memory yet: the canary behind each block is checked when its
- * frame is popped, and popped memory is filled with a pattern. Returns 1 if the stack has canaries,
- * which it keeps, else 0. */
+/* Adds canaries to a stack that has no memory yet; they cannot be removed. The canary behind each
+ * block is checked when the frame of the block is popped, and popped memory is filled with a
+ * pattern. Returns 1 if the stack has canaries now, else 0. */
 int pw_stack_guard(pw_stack *stack);
 
-/* Prepares a single block for the next `size` bytes, including alignment, so that no allocation
- * until then crosses the end of a block: best for a stack without memory. Returns 0 without any
- * change if memory is exhausted. */
+/* Prepares a single chunk of memory for the next `size` bytes of blocks, including alignment, so
+ * that none of these blocks crosses the end of a chunk. If the stack has no memory yet, all of them
+ * are contiguous. Returns 1, or 0 without any change if memory is exhausted. */
 int pw_stack_reserve(pw_stack *stack, size_t size);
 
-/* Returns memory without blocks to the system. */
+/* Returns free chunks of memory to the system. */
 void pw_stack_trim(pw_stack *stack);
 
-/* Footprint: bytes that the stack has from the system, or from its buffer. */
+/* Footprint: number of bytes that the stack has taken from the system, or from its buffer. */
 size_t pw_stack_held(const pw_stack *stack);
 
-/* Names the stack for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Allocates the
- * first block. */
+/* Sets the name of the stack in `pagewise pools`; only the first 32 bytes of UTF-8 are used. The
+ * string is copied. If the stack has no memory yet, it takes some. */
 void pw_stack_set_name(pw_stack *stack, const char *name);
 
 /* Checks all internal invariants, and aborts if one is violated. */
 void pw_stack_check(const pw_stack *stack);
 
-/* Slow paths of the inline functions: not for programs. */
+/* Slow paths of the inline functions. Programs must not call them. */
 void *pw_stack_alloc_slow(pw_stack *stack, size_t size, size_t align);
 void *pw_stack_realloc_slow(pw_stack *stack, void *block, size_t old, size_t size, size_t align);
 void pw_stack_pop_slow(pw_stack *stack, const pw_frame *frame);
 pw_stack *pw_t_stack_find(void);
 
-/* Address of the next block. */
+/* Returns the address of the next block with this alignment. */
 PW_INLINE uintptr_t pw_stack_start_(const pw_stack *stack, size_t align)
 {
     return ((uintptr_t)stack->next + (align - 1)) & ~(uintptr_t)(align - 1);
 }
 
-/* True if there is space: blocks end before `end`, which is aligned to 16. No sum can overflow. */
+/* True if the current chunk has space for a block: blocks end before `end`, which is aligned to 16.
+ * The sum cannot overflow. */
 PW_INLINE int pw_stack_fits_(const pw_stack *stack, uintptr_t start, size_t size, size_t align)
 {
     uintptr_t end = (uintptr_t)stack->end;
     return PW_LIKELY(size < end - start && (align <= 16 || start <= end));
 }
 
-/* Memory in the innermost frame with undefined contents; NULL without memory. `align` is a power of
- * two. A block of size 0 may share its address. */
+/* Allocates memory in the innermost frame with undefined contents; NULL if memory is exhausted.
+ * `align` is a power of two. A block of size 0 may have the same address as another block. */
 PW_INLINE void *pw_stack_alloc(pw_stack *stack, size_t size, size_t align)
 {
     uintptr_t start = pw_stack_start_(stack, align);
@@ -139,9 +141,9 @@ PW_INLINE void *pw_stack_zalloc(pw_stack *stack, size_t size, size_t align)
     return block ? memset(block, 0, size) : NULL;
 }
 
-/* As pw_stack_alloc, for n elements whose size is a multiple of their alignment: the new `next` is
- * then the aligned sum of the old one and the size, which is one instruction less from one block to
- * the next. NULL also if their size overflows. */
+/* As pw_stack_alloc, for n elements whose size is a multiple of their alignment. The new `next` is
+ * then the aligned sum of the old one and the size, so the dependency chain from one block to the
+ * next is one instruction shorter. Returns NULL also if the total size overflows. */
 PW_INLINE void *pw_stack_array(pw_stack *stack, size_t n, size_t element, size_t align)
 {
     uintptr_t start = pw_stack_start_(stack, align);
@@ -159,9 +161,10 @@ PW_INLINE void *pw_stack_zarray(pw_stack *stack, size_t n, size_t element, size_
     return block ? memset(block, 0, n * element) : NULL;
 }
 
-/* Resizes a block, and keeps its contents as far as they fit: in place if it is the last one or
- * does not grow. NULL without memory; then the block is unchanged. `old` is its size; a block of
- * NULL has none. The returned block belongs to the innermost frame. */
+/* Resizes a block, and keeps its contents up to the smaller size: in place if it is the last block
+ * or does not grow. Returns NULL, and leaves the block unchanged, if memory is exhausted. `old` is
+ * the size of the block; with a block of NULL and `old` 0 it allocates a block. The returned block
+ * belongs to the innermost frame. */
 PW_INLINE void *pw_stack_realloc(pw_stack *stack, void *block, size_t old, size_t size, size_t align)
 {
     uintptr_t start = (uintptr_t)block;
@@ -171,7 +174,7 @@ PW_INLINE void *pw_stack_realloc(pw_stack *stack, void *block, size_t old, size_
     return block;
 }
 
-/* A copy of a string; NULL without memory. */
+/* Copies a string into the innermost frame; NULL if memory is exhausted. */
 PW_INLINE char *pw_stack_strdup(pw_stack *stack, const char *text)
 {
     size_t size = strlen(text) + 1;
@@ -179,13 +182,13 @@ PW_INLINE char *pw_stack_strdup(pw_stack *stack, const char *text)
     return copy ? (char *)memcpy(copy, text, size) : NULL;
 }
 
-/* Pushes a frame, whose memory belongs to the caller. */
+/* Pushes a frame. The caller provides the memory of `frame`. */
 PW_INLINE void pw_stack_push(pw_stack *stack, pw_frame *frame)
 {
     char *next = stack->next;
     void *block = stack->block;
-    /* One by one: a load of 16 bytes would wait until the last store to `next`, of 8 bytes, is in
-     * the cache. */
+    /* Keeps the compiler from loading both fields by one load of 16 bytes, which would wait until
+     * the last store of 8 bytes to `next` is in the cache. */
     __asm__("" : "+r"(next), "+r"(block));
     frame->next = next;
     frame->block = block;
@@ -193,8 +196,8 @@ PW_INLINE void pw_stack_push(pw_stack *stack, pw_frame *frame)
     stack->frame = frame;
 }
 
-/* Pops a frame: all that was allocated since it was pushed is freed. Aborts where another was
- * pushed since and not popped, or this one was popped before. */
+/* Pops a frame: frees all blocks that were allocated since the frame was pushed. Aborts if the
+ * frame is not the innermost open frame. */
 PW_INLINE void pw_stack_pop(pw_stack *stack, pw_frame *frame)
 {
     if (PW_LIKELY(stack->frame == frame)) {
@@ -205,7 +208,7 @@ PW_INLINE void pw_stack_pop(pw_stack *stack, pw_frame *frame)
     }
 }
 
-/* The stack of the calling thread: Rust's t_scope has the same. Never NULL. */
+/* Returns the stack of the calling thread, which t_scope of Rust also uses. Never NULL. */
 PW_INLINE pw_stack *pw_t_stack(void)
 {
     static PW_THREAD_LOCAL __attribute__((tls_model("initial-exec"))) pw_stack *mine;
@@ -213,12 +216,12 @@ PW_INLINE pw_stack *pw_t_stack(void)
     return mine;
 }
 
-/* Memory for n values of a type; NULL without memory, or if their size overflows. With
- * pw_stack_new0 every byte is 0. */
+/* Allocates memory for n values of a type; NULL if memory is exhausted or if the total size
+ * overflows. pw_stack_new0 also sets every byte to 0. */
 #define pw_stack_new(stack, type, n) ((type *)pw_stack_array((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_stack_new0(stack, type, n) ((type *)pw_stack_zarray((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 
-/* The same on the thread's stack. */
+/* The same macros for the stack of the calling thread. */
 #define pw_t_new(type, n) pw_stack_new(PW_T_HERE, type, n)
 #define pw_t_new0(type, n) pw_stack_new0(PW_T_HERE, type, n)
 #define pw_t_alloc(size, align) pw_stack_alloc(PW_T_HERE, (size), (align))
@@ -226,13 +229,15 @@ PW_INLINE pw_stack *pw_t_stack(void)
 #define pw_t_realloc(block, old, size, align) pw_stack_realloc(PW_T_HERE, (block), (old), (size), (align))
 #define pw_t_strdup(text) pw_stack_strdup(PW_T_HERE, (text))
 
-/* Address of the thread's stack: looked up once for a t_scope, which has a variable of this name,
- * and else at each use. */
+/* Marks that no t_scope encloses the code. A t_scope defines a variable of the same name with the
+ * address of the thread's stack, so that the stack is looked up once; elsewhere each use looks it
+ * up. */
 enum { pw_t_here = 0 };
 #define PW_T_HERE ((uintptr_t)pw_t_here ? (pw_stack *)(uintptr_t)pw_t_here : pw_t_stack())
 
 /* Pushes a frame that is popped at the end of the enclosing block, however the block is left:
- * `pw_scope(&stack);`, or `t_scope;` on the thread's stack, once in a block. */
+ * `pw_scope(&stack);`, or `t_scope;` for the thread's stack. A block may contain only one of
+ * them. */
 #define t_scope                                                                                                        \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                      \
     pw_stack *const pw_t_here __attribute__((unused)) = pw_t_stack();                                                  \

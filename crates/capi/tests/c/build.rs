@@ -1,5 +1,5 @@
-//! Access of tests to C programs: the libraries installed for this test, and compilers that link
-//! with them.
+//! Support for tests of C programs: installs the libraries for this test, and compiles programs
+//! that link with them.
 
 #![allow(clippy::print_stderr, reason = "a part of tests, which say what they skip")]
 
@@ -23,7 +23,7 @@ pub(crate) enum CLinkage {
     Static,
 }
 
-/// True if a tool is installed; records a skipped test if not.
+/// True if a tool is installed. Otherwise records that a test is skipped.
 pub(crate) fn has(tool: &str) -> bool {
     let has = Command::new(tool).arg("--version").output().is_ok();
     if !has {
@@ -47,7 +47,8 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Prefix of the libraries of this build, which are installed once for all tests.
+/// Returns the prefix of the installed libraries of this build, which are installed once for all
+/// tests.
 pub(crate) fn prefix() -> Option<&'static Path> {
     static PREFIX: OnceLock<Option<TempDir>> = OnceLock::new();
     let prefix = PREFIX.get_or_init(|| {
@@ -65,8 +66,8 @@ pub(crate) fn prefix() -> Option<&'static Path> {
     prefix.as_ref().map(TempDir::path)
 }
 
-/// The static library that was built for these tests: cargo puts a hash into its name, and leaves
-/// those of other builds.
+/// Returns the path of the static library that was built for these tests. Cargo puts a hash into
+/// its name, and does not delete the libraries of other builds.
 fn archive() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let files = fs::read_dir(test.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
@@ -78,7 +79,7 @@ fn archive() -> PathBuf {
     newest.expect("the tests depend on the library")
 }
 
-/// Output of pkg-config.
+/// Returns the flags that pkg-config prints.
 fn flags(prefix: &Path, linked: CLinkage) -> Vec<String> {
     let mut tool = Command::new("pkg-config");
     tool.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(["--cflags", "--libs"]);
@@ -88,7 +89,8 @@ fn flags(prefix: &Path, linked: CLinkage) -> Vec<String> {
     text(&run(tool.arg("pagewise")).stdout).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Compiles a program, ready to be run. `None`, with a recorded skip, without the compiler.
+/// Compiles a program, and returns the command that runs it. Returns `None`, and records a skip,
+/// without a compiler.
 pub(crate) fn compile(
     compiler: &str,
     options: &[&str],
@@ -112,7 +114,7 @@ pub(crate) fn compile(
     Some(program)
 }
 
-/// The programs in a folder of the crate, by the end of their names.
+/// Returns the programs in a folder of the crate whose names have this extension.
 pub(crate) fn programs(folder: &str, extension: &str) -> Vec<PathBuf> {
     let files = fs::read_dir(api().join(folder)).unwrap().map(|entry| entry.unwrap().path());
     let mut programs: Vec<PathBuf> =
@@ -122,12 +124,12 @@ pub(crate) fn programs(folder: &str, extension: &str) -> Vec<PathBuf> {
     programs
 }
 
-/// The variables that were set for a command.
+/// Returns the environment variables that were set for a command.
 pub(crate) fn environment(command: &Command) -> impl Iterator<Item = (&OsStr, &OsStr)> {
     command.get_envs().filter_map(|(name, value)| Some((name, value?)))
 }
 
-/// Command that runs a program with these arguments under valgrind.
+/// Returns the command that runs a program with these arguments under valgrind.
 pub(crate) fn under_valgrind(program: &Command, arguments: &[&str]) -> Command {
     let mut valgrind = Command::new("valgrind");
     valgrind
@@ -137,6 +139,6 @@ pub(crate) fn under_valgrind(program: &Command, arguments: &[&str]) -> Command {
     valgrind
 }
 
-/// Options for sanitizers that end a program at their first finding.
+/// Options of sanitizers that make them end a program at their first report.
 pub(crate) const SANITIZED: &[&str] =
     &["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];

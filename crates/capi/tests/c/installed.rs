@@ -1,4 +1,4 @@
-//! Installed files, and exports of the libraries.
+//! Tests of the installed files and of the symbols that the libraries export.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,8 +27,8 @@ fn the_shared_library_exports_what_the_headers_declare_under_a_version_and_nothi
     assert!(dynamic.contains("soname: [libpagewise.so.0.1]"), "{dynamic}");
 }
 
-/// The functions of the library that a header declares: a line that starts with a type and names
-/// `pw_..(`.
+/// Returns the functions of the library that a header declares: those in lines that start with a
+/// type and contain `pw_..(`.
 fn declared(header: &str) -> BTreeSet<&str> {
     let is_one = |line: &&str| !line.starts_with([' ', '/', '#']) && line.ends_with(");");
     let lines = header.lines().filter(is_one).filter(|line| !line.starts_with("PW_ASSERT("));

@@ -6,14 +6,14 @@ use std::process::Command;
 
 use crate::build::{C, api as folder, has, run};
 
-/// Compiled file of `ctests/same`, loaded into this process.
+/// A compiled file of `ctests/same` that is loaded into this process.
 pub(crate) struct LoadedC {
     handle: *mut c_void,
 }
 
 impl LoadedC {
-    /// Loads a program, and connects it to the functions of the library that it calls, its `struct
-    /// library`. `None`, with a recorded skip, without a compiler.
+    /// Loads a program, and sets its `struct library`, the addresses of the library functions that
+    /// it calls. Returns `None`, and records a skip, without a compiler.
     pub(crate) fn load<L>(source: &str, library: &L) -> Option<LoadedC> {
         has("cc").then_some(())?;
         let folder_of_it = tempfile::tempdir().unwrap();
@@ -23,7 +23,7 @@ impl LoadedC {
         cc.arg("-I").arg(folder().join("include"));
         run(cc.arg(folder().join("ctests/same").join(source)));
         let path = CString::new(compiled.to_str().unwrap()).unwrap();
-        // SAFETY: the library runs nothing when it is loaded.
+        // SAFETY: the loaded file has no initialization functions.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null(), "{path:?} cannot be loaded");
         let loaded = LoadedC { handle };
@@ -35,7 +35,7 @@ impl LoadedC {
     }
 
     /// # Safety
-    /// The function of this name is an `F`.
+    /// The function with this name has the type `F`.
     pub(crate) unsafe fn function<F: Copy>(&self, name: &CStr) -> F {
         // SAFETY: the library stays loaded.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };

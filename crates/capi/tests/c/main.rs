@@ -1,4 +1,5 @@
-//! The libraries as C and C++ programs use them: installed, found by pkg-config, linked both ways.
+//! Tests of the libraries as C and C++ programs use them: installed, found by pkg-config, linked
+//! statically and dynamically.
 //!
 //! Every program of `ctests` and `examples` is compiled and run: plain, under valgrind, and with
 //! sanitizers. Under a checker, its argument is `watched`.

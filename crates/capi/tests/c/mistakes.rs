@@ -1,12 +1,12 @@
-//! Memory errors in the use of pools, each made by a program of `ctests/mistakes`: valgrind and
-//! `AddressSanitizer` must name them.
+//! Memory errors in the use of pools, each of which a program of `ctests/mistakes` makes. valgrind
+//! and `AddressSanitizer` must report them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 
 use crate::build::{C, CLinkage, SANITIZED, api, compile, environment, has, text, under_valgrind};
 
-/// A memory error: the program, its argument, and the report of each checker.
+/// A memory error: the program, its argument, and the texts that each checker must print.
 struct Mistake {
     program: &'static str,
     does: &'static str,
@@ -231,8 +231,8 @@ const MISTAKES: &[Mistake] = &[
     },
 ];
 
-/// Each program, compiled once, with the errors that it can make. `None`, with a recorded skip,
-/// without the compiler.
+/// Compiles each program once, and returns it with the errors that it can make. Returns `None`, and
+/// records a skip, without a compiler.
 fn programs(options: &[&str]) -> Option<Vec<(Command, Vec<&'static Mistake>)>> {
     let mut mistakes: BTreeMap<&str, Vec<&Mistake>> = BTreeMap::new();
     for mistake in MISTAKES {

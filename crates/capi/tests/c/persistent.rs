@@ -1,5 +1,5 @@
-//! Heaps that a program in C and one in Rust make by the same calls: their files are the same, byte
-//! for byte.
+//! A program in C and one in Rust create heaps by the same calls. The bytes of their files must be
+//! equal.
 
 use std::alloc::Layout;
 use std::ffi::CString;
@@ -10,7 +10,7 @@ use pagewise_alloc::persistent::{Persistent, PersistentError, PersistentOptions,
 
 use crate::build::{C, CLinkage, api, compile, run};
 
-/// The same steps as `run_program` of `ctests/persistent.c`.
+/// Executes the same steps as `run_program` of `ctests/persistent.c`.
 fn run_program(file: &Path) -> Result<(), PersistentError> {
     let path = CString::new(file.to_str().unwrap()).unwrap();
     let small = PersistentOptions { capacity: Some(4 << 20), log: 1, ..PersistentOptions::DEFAULT };

@@ -1,4 +1,5 @@
-//! Stacks of C and of Rust have the same bytes, and both use the same stack of a thread.
+//! The functions of C and of Rust must write the same bytes into a stack, and use the same stack of
+//! a thread.
 
 use std::alloc::Layout;
 use std::cell::Cell;
@@ -23,7 +24,7 @@ struct StackLibrary {
     find: extern "C" fn() -> *mut LinkedStack,
 }
 
-/// `struct step`.
+/// `struct step` of `ctests/same/stack.c`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct StackStep {
@@ -49,7 +50,7 @@ fn load() -> Option<LoadedC> {
     LoadedC::load("stack.c", &library)
 }
 
-/// A program of many steps, with frames that fill more than a block.
+/// Returns random steps, with frames that are larger than a block.
 fn program(mut seed: u64) -> Vec<StackStep> {
     let mut random = move |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -75,7 +76,7 @@ fn program(mut seed: u64) -> Vec<StackStep> {
     steps
 }
 
-/// Runs the steps as `run` of the program in C does.
+/// Executes the steps as `run` of the program in C does.
 fn run_in_rust<'a>(
     scope: &mut Scope<'_, SystemOrBuffer, LinkedPolicy>,
     mut steps: &'a [StackStep],
@@ -90,7 +91,7 @@ fn run_in_rust<'a>(
             ALLOCATE_ARRAY => (scope.allocate(layout(whole)).unwrap(), layout(whole)),
             RESIZE => {
                 let new = Layout::from_size_align(step.size, last.1.align()).unwrap();
-                // SAFETY: the block is of this scope, and not used elsewhere.
+                // SAFETY: the block is of this scope, and no other code uses it.
                 (unsafe { scope.resize(last.0, last.1, new) }.unwrap(), new)
             }
             PUSH => {
@@ -99,13 +100,13 @@ fn run_in_rust<'a>(
             }
             _ => return rest,
         };
-        // SAFETY: the block is as large.
+        // SAFETY: the block has this size.
         unsafe { last.0.write_bytes(u8::try_from(step.fill).unwrap(), last.1.size()) };
     }
     steps
 }
 
-/// Bytes of the buffer that both use.
+/// Number of bytes of the buffer that both programs use.
 const BUFFER: usize = 4 << 20;
 
 #[test]

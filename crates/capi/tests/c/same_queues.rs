@@ -1,4 +1,4 @@
-//! FIFO pools and rings of C and of Rust are the same, to the byte.
+//! The functions of C and of Rust must write the same bytes into FIFO pools and rings.
 
 use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
@@ -11,12 +11,13 @@ use pagewise_alloc::{Fifo, Ring};
 
 use crate::loaded::LoadedC;
 
-/// A buffer reuses only the last block that it gave, so it must be large.
+/// Number of bytes of a buffer. It is large, because a buffer reuses only the last block that it
+/// provided.
 const BUFFER: usize = 64 << 20;
 const PLACES: usize = 600;
 const STEPS: usize = 20_000;
 
-/// Numbers that look random.
+/// Returns a generator of pseudo-random numbers.
 fn numbers(mut seed: u64) -> impl FnMut(usize) -> usize {
     move |below| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -24,7 +25,7 @@ fn numbers(mut seed: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-/// Memory at the same address for one pool after the other.
+/// Memory in which one pool after the other is created, so that both have the same address.
 struct Buffer(Vec<u8>);
 
 impl Buffer {
@@ -38,7 +39,8 @@ impl Buffer {
         unsafe { SystemOrBuffer::buffer(NonNull::from(&mut self.0[..]).cast(), BUFFER) }
     }
 
-    /// Content, without the pool itself, which has addresses of functions and similar values.
+    /// Returns the content of the buffer without the pool itself, which contains addresses of
+    /// functions and similar values.
     fn pages(&self) -> Vec<u8> {
         self.0[4096..].to_vec()
     }
@@ -60,7 +62,7 @@ struct FifoLibrary {
     free: unsafe extern "C" fn(*mut fifo::RawFifo, *mut c_void, usize),
 }
 
-/// Its `struct step`.
+/// `struct step` of `ctests/same/fifo.c`.
 #[repr(C)]
 struct ReplaceStep {
     place: usize,
@@ -71,7 +73,7 @@ struct ReplaceStep {
     fill: usize,
 }
 
-/// Its `struct live`.
+/// `struct live` of `ctests/same/fifo.c`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct LiveInC {
@@ -79,7 +81,8 @@ struct LiveInC {
     size: usize,
 }
 
-/// Steps in the order of a queue, then in random order, then in that of a queue again.
+/// Returns steps that replace blocks in the order of a queue, then in random order, then in the
+/// order of a queue again.
 fn replacements(seed: u64) -> Vec<ReplaceStep> {
     let mut random = numbers(seed);
     let step = |at: usize| {
@@ -94,12 +97,12 @@ fn replacements(seed: u64) -> Vec<ReplaceStep> {
     (0..STEPS).map(step).collect()
 }
 
-/// Runs the steps as `run_all` of the program in C does.
+/// Executes the steps as `run_all` of the program in C does.
 fn replace_in_rust(pool: &Fifo<SystemOrBuffer>, steps: &[ReplaceStep]) {
     let mut live: Vec<Option<(NonNull<u8>, Layout)>> = vec![None; PLACES];
     for step in steps {
         match live[step.place] {
-            // SAFETY: the block is live, and another takes its place.
+            // SAFETY: the block is live, and is not used any more.
             Some((block, layout)) if step.late > 0 => unsafe {
                 pagewise_alloc::fifo::free(block, layout);
             },
@@ -114,7 +117,7 @@ fn replace_in_rust(pool: &Fifo<SystemOrBuffer>, steps: &[ReplaceStep]) {
         };
         let block = block.unwrap();
         if step.zeroed == 0 {
-            // SAFETY: the block is as large.
+            // SAFETY: the block has this size.
             unsafe { block.write_bytes(u8::try_from(step.fill).unwrap(), step.size) };
         }
         live[step.place] = Some((block, layout));
@@ -168,7 +171,7 @@ struct RingLibrary {
     release: unsafe extern "C" fn(*mut ring::RawFrame),
 }
 
-/// Its `struct step`.
+/// `struct step` of `ctests/same/ring.c`.
 #[repr(C)]
 struct FillStep {
     place: usize,
@@ -189,7 +192,7 @@ fn fills(seed: u64) -> Vec<FillStep> {
     (0..STEPS).map(step).collect()
 }
 
-/// Runs the steps as `run_all` of the program in C does.
+/// Executes the steps as `run_all` of the program in C does.
 fn fill_in_rust(
     ring: &mut Ring<SystemOrBuffer>,
     frames: &mut [Option<Sealed>],
@@ -201,7 +204,7 @@ fn fill_in_rust(
         let layout = Layout::from_size_align(step.size, step.align).unwrap();
         for _ in 0..step.blocks {
             let block = frame.allocate(layout).unwrap();
-            // SAFETY: the block is as large.
+            // SAFETY: the block has this size.
             unsafe { block.write_bytes(u8::try_from(step.fill).unwrap(), step.size) };
         }
         frames[step.place] = Some(frame.seal());

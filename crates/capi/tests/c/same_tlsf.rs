@@ -1,4 +1,4 @@
-//! Pools of C and of Rust are the same to the byte.
+//! The functions of C and of Rust must write the same bytes into TLSF pools.
 
 use std::alloc::Layout;
 use std::ffi::c_void;
@@ -18,7 +18,7 @@ struct TlsfLibrary {
     free: unsafe extern "C" fn(*mut CTlsf, *mut c_void),
 }
 
-/// `struct step`.
+/// `struct step` of `ctests/same/tlsf.c`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct TlsfStep {
@@ -33,7 +33,7 @@ const FREE_SIZED: usize = 2;
 
 const PLACES: usize = 300;
 const BUFFER: usize = 1 << 20;
-/// Part of a pool that is not compared: the fields after the cached blocks, which depend on the
+/// Range of a pool that is not compared: the fields behind the cached blocks, which depend on the
 /// process and the buffer.
 const OTHER: Range<usize> = 8336..size_of::<CTlsf>() + size_of::<SourceBlock>();
 
@@ -55,7 +55,7 @@ fn program(mut seed: u64) -> Vec<TlsfStep> {
     (0..20_000).map(step).collect()
 }
 
-/// Runs the steps as `run_all` of the program in C does.
+/// Executes the steps as `run_all` of the program in C does.
 fn run_in_rust(pool: &mut CTlsf, steps: &[TlsfStep]) -> usize {
     let mut blocks = [NonNull::<u8>::dangling(); PLACES];
     let mut live = 0;
@@ -63,12 +63,12 @@ fn run_in_rust(pool: &mut CTlsf, steps: &[TlsfStep]) -> usize {
         let layout = Layout::from_size_align(step.size, 16).unwrap();
         if step.kind == ALLOCATE {
             let block = pool.allocate(layout).unwrap();
-            // SAFETY: the block is as large.
+            // SAFETY: the block has this size.
             unsafe { block.write_bytes(step.place.to_le_bytes()[0], step.size) };
             blocks[step.place] = block;
             live += 1;
         } else {
-            // SAFETY: the block is of this pool and size, and freed once.
+            // SAFETY: the block is of this pool, has this layout, and is freed once.
             unsafe { pool.free(blocks[step.place], layout) };
             live -= 1;
         }
@@ -76,7 +76,7 @@ fn run_in_rust(pool: &mut CTlsf, steps: &[TlsfStep]) -> usize {
     live
 }
 
-/// Runs a program on a pool in the buffer, and returns the number of live blocks and the bytes of
+/// Runs a program on a pool in the buffer, and returns the number of live blocks and the content of
 /// the buffer.
 fn bytes_after(buffer: &mut [u8], run: impl FnOnce(&mut CTlsf) -> usize) -> (usize, Vec<u8>) {
     buffer.fill(0);
