@@ -1,4 +1,5 @@
-//! Cache of a thread: freed blocks of each small size, in lists through the blocks themselves.
+//! Cache of a thread: lists of freed blocks of each small size class, linked through the blocks
+//! themselves.
 //!
 //! A thread moves blocks in batches between its cache and the pool of blocks, and takes the lock of
 //! the pool once for each batch. The cache is emptied when the thread ends.
@@ -13,34 +14,36 @@ use pagewise_alloc::tlsf::size_class;
 use crate::heap::{self, ALIGN, asked, with_blocks, word};
 use crate::thread::with_thread_cache;
 
-/// Size classes of the pool of blocks that are cached: up to 8 KiB.
+/// Number of size classes of the pool of blocks that are cached: blocks of up to 8 KiB.
 const CLASSES: usize = 64;
-/// Approximate limit of the cached bytes of a size class, and limits of its cached blocks.
+/// Approximate maximum number of cached bytes of a size class, and range of the limit of its
+/// number of cached blocks.
 const MAX_BYTES: usize = 64 << 10;
 const MAX_BLOCKS: RangeInclusive<usize> = 8..=128;
 
-/// Maximum number of cached blocks of a size class. A quarter of it is taken from the pool at once.
+/// Maximum number of cached blocks of a size class. An empty cache takes a quarter of this number
+/// from the pool at once.
 fn max_blocks(class: usize) -> usize {
     (MAX_BYTES / size_class::capacity(class)).clamp(*MAX_BLOCKS.start(), *MAX_BLOCKS.end())
 }
 
-/// Free list of one size class: each block contains the address of the next.
+/// Free list of one size class. The first word of each block is the address of the next block.
 struct CachedClass {
     first: Cell<*mut u8>,
     count: Cell<u32>,
-    /// Number of further blocks for which there is room; 0 if the cache is not open.
+    /// Number of blocks that may be added; 0 if the cache is not open.
     left: Cell<u32>,
 }
 
-/// States of the cache of a thread.
+/// State of the cache of a thread.
 #[derive(Clone, Copy, PartialEq)]
 #[repr(u8)]
 enum CacheState {
     /// Nothing was cached yet.
     New = 0,
-    /// The thread's end will empty it.
+    /// The cache is in use, and is emptied when the thread exits.
     Open,
-    /// The thread ends: nothing is cached any more.
+    /// The thread exits: blocks are not cached any more.
     Closed,
 }
 
@@ -51,7 +54,7 @@ pub(crate) struct ThreadCache {
     state: Cell<CacheState>,
 }
 
-/// A block of a small size.
+/// Allocates a block of a small size.
 pub(crate) fn allocate(size: usize) -> Option<NonNull<u8>> {
     let class = size_class::of(size).unwrap_or(CLASSES);
     with_thread_cache(|cache| {
@@ -71,7 +74,7 @@ pub(crate) fn allocate(size: usize) -> Option<NonNull<u8>> {
 /// Frees a block of the pool of blocks.
 ///
 /// # Safety
-/// It is live, and not used any more.
+/// The block is live, and is not used any more.
 pub(crate) unsafe fn free(block: NonNull<u8>) {
     let size = asked(word(block));
     let class = size_class::of(size).unwrap_or(CLASSES);
@@ -100,26 +103,26 @@ fn push(cached: &CachedClass, block: NonNull<u8>) {
     cached.left.set(cached.left.get().saturating_sub(1));
 }
 
-/// Takes out the first block.
+/// Removes the first block of a list.
 fn pop(cached: &CachedClass, block: NonNull<u8>) {
     cached.first.set(next(block));
     cached.count.set(cached.count.get() - 1);
     cached.left.set(cached.left.get() + 1);
 }
 
-/// The block behind a cached one in its list.
+/// Returns the address of the block behind a cached block in its list.
 fn next(block: NonNull<u8>) -> *mut u8 {
     // SAFETY: a cached block holds the address of the next one in its first word.
     unsafe { block.cast::<*mut u8>().read() }
 }
 
 fn set_next(block: NonNull<u8>, next: *mut u8) {
-    // SAFETY: the block is free, and longer than a word.
+    // SAFETY: the block is free, and larger than a word.
     unsafe { block.cast::<*mut u8>().write(next) };
 }
 
 impl ThreadCache {
-    /// Takes blocks of a class from the pool, and returns one.
+    /// Takes blocks of a size class from the pool, and returns one of them.
     #[cold]
     fn refill(&self, class: usize) -> Option<NonNull<u8>> {
         let layout = heap::layout(size_class::capacity(class), ALIGN)?;
@@ -135,7 +138,7 @@ impl ThreadCache {
         })
     }
 
-    /// Makes room in a size class: releases half of its blocks to the pool if it is full.
+    /// If the list of a size class is full, releases half of its blocks to the pool.
     #[cold]
     fn make_room(&self, class: usize) {
         self.open();
@@ -147,10 +150,10 @@ impl ThreadCache {
         cached.left.set(most.saturating_sub(cached.count.get()));
     }
 
-    /// Arranges that the end of the thread empties the cache.
+    /// Opens the cache, and registers the function that empties it when the thread exits.
     fn open(&self) {
         if self.state.get() == CacheState::New {
-            // First, since the call may allocate.
+            // The state changes before the following call, since that call may allocate.
             self.state.set(CacheState::Open);
             empty_at_exit();
         }
@@ -168,20 +171,21 @@ fn give_back(cached: &CachedClass, count: u32) {
             let Some(block) = NonNull::new(cached.first.get()) else { return };
             cached.first.set(next(block));
             cached.count.set(cached.count.get() - 1);
-            // SAFETY: a cached block is live for the pool, and not in use.
+            // SAFETY: a cached block counts as live in the pool, and is not in use.
             unsafe { heap::free_in(pool, block) };
         }
     });
 }
 
-/// Key plus 1, whose destructor empties the cache of a thread; 0 before the key is made.
+/// Number of the pthread key, plus 1, whose destructor empties the cache of a thread; 0 before the
+/// key is created.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
 fn empty_at_exit() {
     let mut key = KEY.load(Ordering::Acquire);
     if key == 0 {
         let mut made = 0;
-        // SAFETY: the call writes a key; the destructor is a function of this library.
+        // SAFETY: the call writes only to `made`, and the destructor is a function of this library.
         if unsafe { libc::pthread_key_create(&raw mut made, Some(thread_ends)) } != 0 {
             return;
         }
@@ -190,12 +194,13 @@ fn empty_at_exit() {
             Err(other) => other,
         };
     }
-    // The destructor is called only for a value that is not NULL.
-    // SAFETY: the key was made.
+    // SAFETY: the key was created. The value is not NULL, since the destructor is called only for
+    // such a value.
     unsafe { libc::pthread_setspecific(key - 1, ptr::without_provenance(1)) };
 }
 
-/// Destructors of other keys may still allocate and free: these calls go to the pool.
+/// Empties the cache of the exiting thread. Destructors of other keys may still allocate and free:
+/// these calls use the pool.
 unsafe extern "C" fn thread_ends(_: *mut libc::c_void) {
     with_thread_cache(ThreadCache::close);
 }

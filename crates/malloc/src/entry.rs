@@ -8,7 +8,7 @@ use pagewise_alloc::pages::PAGE;
 use crate::heap::{self, ALIGN, LARGE, PAGES, capacity, layout, with_blocks, word};
 use crate::{cache, large};
 
-/// Sets `errno` for a lack of memory.
+/// Returns the address of a block for C. Without a block, sets `errno` to ENOMEM and returns NULL.
 fn or_enomem(block: Option<NonNull<u8>>) -> *mut c_void {
     match block {
         Some(block) => block.as_ptr().cast(),
@@ -18,14 +18,14 @@ fn or_enomem(block: Option<NonNull<u8>>) -> *mut c_void {
 
 #[cold]
 fn fail(number: c_int) -> *mut c_void {
-    // SAFETY: the call takes nothing and returns the address of this thread's `errno`.
+    // SAFETY: the call takes no arguments, and returns the address of this thread's `errno`.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: only this thread uses its `errno`.
     unsafe { place.write(number) };
     ptr::null_mut()
 }
 
-/// A block of any size, aligned to 16.
+/// Allocates a block of any size, aligned to 16.
 fn allocate(size: usize) -> Option<NonNull<u8>> {
     if size > LARGE { large::allocate(layout(size, ALIGN)?, false) } else { cache::allocate(size) }
 }
@@ -48,10 +48,10 @@ fn allocate_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// Usable bytes of a block.
+/// Returns the number of usable bytes of a block.
 ///
 /// # Safety
-/// It is live.
+/// The block is live.
 unsafe fn usable(block: NonNull<u8>) -> usize {
     if large::is_large(block) {
         // SAFETY: the caller passes a live block, which is a run.
@@ -74,7 +74,7 @@ unsafe fn release(block: NonNull<u8>) {
 }
 
 /// # Safety
-/// The block is live, and not used any more if another one is returned.
+/// The block is live, and is not used any more if the function returns another block.
 unsafe fn resize(block: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     // SAFETY: the caller passes a live block.
     let old = unsafe { usable(block) };
@@ -82,14 +82,14 @@ unsafe fn resize(block: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
         // SAFETY: the caller passes a live block, which is a run.
         return unsafe { large::resize(block, size) };
     }
-    // A block that is at least half full stays.
+    // A block stays in place if the new size fits and takes at least half of it.
     if size <= old && size >= old / 2 {
         return Some(block);
     }
     let moved = allocate(size)?;
-    // SAFETY: both blocks are at least that long, and apart.
+    // SAFETY: both blocks have at least the smaller of the two sizes, and do not overlap.
     unsafe { moved.copy_from_nonoverlapping(block, old.min(size)) };
-    // SAFETY: the caller gives the block up, since its contents were copied.
+    // SAFETY: the caller does not use the block any more, since its contents were copied.
     unsafe { release(block) };
     Some(moved)
 }
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     or_enomem(count.checked_mul(size).and_then(allocate_zeroed))
 }
 
-/// realloc(3): a size of 0 frees the block, as the C library does.
+/// realloc(3): a size of 0 frees the block, as in the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
     match (NonNull::new(block.cast()), size) {
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
     }
 }
 
-/// memalign(3): other alignments are rounded up to a power of two, as the C library does.
+/// memalign(3): an alignment that is not a power of two is rounded up to one, as in the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     match align.max(1).checked_next_power_of_two() {
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
     NonNull::new(block.cast()).map_or(0, |block| unsafe { usable(block) })
 }
 
-/// malloc_trim(3): the padding is ignored.
+/// malloc_trim(3): ignores the padding.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_trim(_padding: usize) -> c_int {
     let before = PAGES.usage();
@@ -227,17 +227,17 @@ pub unsafe extern "C" fn malloc_trim(_padding: usize) -> c_int {
     c_int::from(after.idle < before.idle || after.held < before.held)
 }
 
-/// mallopt(3): no parameter is known.
+/// mallopt(3): supports no parameter.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallopt(_parameter: c_int, _value: c_int) -> c_int {
     0
 }
 
-/// mallinfo2(3): the bytes of the pool of pages.
+/// mallinfo2(3): returns the numbers of bytes of the pool of pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
     let usage = PAGES.usage();
-    // SAFETY: every field is a number.
+    // SAFETY: every field is a number, for which all zeros are valid.
     let mut info: libc::mallinfo2 = unsafe { std::mem::zeroed() };
     info.arena = usage.live + usage.idle;
     info.uordblks = usage.live;
@@ -245,12 +245,12 @@ pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
     info
 }
 
-/// mallinfo(3): as [`mallinfo2`], cut to the range of `int`.
+/// mallinfo(3): as [`mallinfo2`], but limits each number to the range of `int`.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo() -> libc::mallinfo {
     let usage = mallinfo2();
     let cut = |bytes: usize| c_int::try_from(bytes).unwrap_or(c_int::MAX);
-    // SAFETY: every field is a number.
+    // SAFETY: every field is a number, for which all zeros are valid.
     let mut info: libc::mallinfo = unsafe { std::mem::zeroed() };
     info.arena = cut(usage.arena);
     info.uordblks = cut(usage.uordblks);
@@ -258,6 +258,6 @@ pub extern "C" fn mallinfo() -> libc::mallinfo {
     info
 }
 
-/// malloc_stats(3): `pagewise pools` has the numbers.
+/// malloc_stats(3): prints nothing, because `pagewise pools` reports the statistics.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_stats() {}

@@ -1,4 +1,4 @@
-//! The pools that all threads share, and the word before each block.
+//! The pools that all threads share, and the header word before each block.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -8,19 +8,19 @@ use pagewise_alloc::misuse::CallSite;
 use pagewise_alloc::source::MappedSource;
 use pagewise_alloc::{LockedTlsf, Pages, Tlsf};
 
-/// Alignment of every block.
+/// Alignment of every block in bytes.
 pub(crate) const ALIGN: usize = 16;
-/// Blocks above this size are runs of pages.
+/// Maximum size in bytes of a block of the pool of blocks; larger blocks are runs of pages.
 pub(crate) const LARGE: usize = 64 << 10;
-/// Bit of the word before a block that is a run of pages. TLSF uses the three bits below.
+/// Bit of the header word that marks a run of pages. TLSF uses the three bits below.
 pub(crate) const LARGE_BIT: usize = 8;
-/// Bytes of the word.
+/// Size of the header word in bytes.
 pub(crate) const WORD: usize = size_of::<usize>();
 
 pub(crate) static PAGES: Pages<MappedSource> = Pages::unguarded(MappedSource::ANONYMOUS);
 static BLOCKS: LockedTlsf<&Pages<MappedSource>> = LockedTlsf::unguarded(&PAGES);
 
-/// Uses the pool of blocks, with its lock held.
+/// Calls `body` with the pool of blocks while its lock is held.
 pub(crate) fn with_blocks<T>(body: impl FnOnce(&mut Tlsf<&'static Pages<MappedSource>>) -> T) -> T {
     begin();
     BLOCKS.with(body)
@@ -38,54 +38,55 @@ pub(crate) fn begin() {
     }
 }
 
-/// The word before a block. Another thread may change its lowest bits at the same time.
+/// Returns the header word of a block. Another thread may change its lowest bits at the same time.
 pub(crate) fn word(block: NonNull<u8>) -> usize {
-    // SAFETY: each block has a word before it, aligned as words are.
+    // SAFETY: each block has an aligned header word before it.
     let word = unsafe { block.cast::<usize>().sub(1) };
     // SAFETY: every access to the word is atomic while the block is live.
     unsafe { AtomicUsize::from_ptr(word.as_ptr()) }.load(Ordering::Relaxed)
 }
 
-/// Bits of the size in a word; TLSF has blocks up to 1 TiB, and a tag above in debug builds.
+/// Mask of the size in a header word. TLSF blocks are smaller than 1 TiB; in debug builds the bits
+/// above contain a tag.
 pub(crate) const SIZE: usize = (1 << 40) - ALIGN;
 
-/// Usable bytes of a block of TLSF with this word.
+/// Returns the number of usable bytes of a TLSF block with this header word.
 pub(crate) const fn capacity(word: usize) -> usize {
     (word & SIZE) - WORD
 }
 
-/// Bit of the word of a block of TLSF that is 16 bytes longer than its size class.
+/// Bit of the header word of a TLSF block that is 16 bytes longer than its size class.
 const SPARE: usize = 4;
 
-/// The size with which a block of TLSF with this word may be freed.
+/// Returns the size with which a TLSF block with this header word may be freed.
 pub(crate) const fn asked(word: usize) -> usize {
     capacity(word) - if word & SPARE == 0 { 0 } else { ALIGN }
 }
 
-/// A layout; `None` if no memory can have it.
+/// Returns the layout of this size and alignment; `None` if no memory can have it.
 pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(size, align.max(ALIGN)).ok()
 }
 
-/// A block of TLSF.
+/// Allocates a TLSF block.
 pub(crate) fn allocate(layout: Layout) -> Option<NonNull<u8>> {
     with_blocks(|pool| pool.allocate(layout))
 }
 
-/// Frees a block of TLSF.
+/// Frees a TLSF block.
 ///
 /// # Safety
-/// It is live, and not used any more.
+/// The block is live, and is not used any more.
 pub(crate) unsafe fn free(block: NonNull<u8>) {
     // SAFETY: the caller passes a live block.
     with_blocks(|pool| unsafe { free_in(pool, block) });
 }
 
-/// As [`free`], with the lock held.
+/// As [`free`], for a caller that holds the lock of the pool.
 ///
 /// # Safety
 /// As for [`free`].
 pub(crate) unsafe fn free_in(pool: &mut Tlsf<&'static Pages<MappedSource>>, block: NonNull<u8>) {
-    // SAFETY: the caller passes a live block. Without guards no error is found.
+    // SAFETY: the caller passes a live block. The pool has no guards, so the call returns no error.
     _ = unsafe { pool.try_free_unsized(block, CallSite::NONE) };
 }

@@ -14,7 +14,7 @@ use pagewise_alloc::pages::{PAGE, run_size};
 
 use crate::heap::{ALIGN, LARGE_BIT, PAGES, SIZE, WORD, begin, layout, word};
 
-/// Words before a large block.
+/// Header words before a large block.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct LargeHeader {
@@ -25,7 +25,7 @@ struct LargeHeader {
 const HEADER: usize = size_of::<LargeHeader>();
 const _: () = assert!(HEADER == ALIGN && HEADER == 2 * WORD);
 
-/// A run, and the position of the block in it.
+/// A run, and the offset of the block in it.
 #[derive(Clone, Copy, Debug)]
 struct LargeRun {
     start: NonNull<u8>,
@@ -34,29 +34,29 @@ struct LargeRun {
 }
 
 impl LargeRun {
-    /// The run of a block.
+    /// Returns the run of a block.
     ///
     /// # Safety
     /// The block is live and came from [`allocate`].
     unsafe fn of(block: NonNull<u8>) -> LargeRun {
-        // SAFETY: there is a header before a large block.
+        // SAFETY: a header lies before each large block.
         let header = unsafe { block.cast::<LargeHeader>().sub(1) };
-        // SAFETY: it was written when the block was allocated.
+        // SAFETY: the header was written when the block was allocated.
         let LargeHeader { start, size_and_bit } = unsafe { header.read() };
         let offset = block.addr().get() - start.addr().get();
         LargeRun { start, size: size_and_bit & SIZE, offset }
     }
 
-    /// Writes the header, and returns the block.
+    /// Writes the header of the block, and returns the block.
     ///
     /// # Safety
-    /// The run has this size and is not used by other code.
+    /// The run has this size, and no other code uses it.
     unsafe fn block(self) -> NonNull<u8> {
         // SAFETY: the offset is inside the run.
         let block = unsafe { self.start.add(self.offset) };
         // SAFETY: the offset is at least the size of the header.
         let header = unsafe { block.cast::<LargeHeader>().sub(1) };
-        // SAFETY: the header is inside the run, aligned to 16.
+        // SAFETY: the header is inside the run, and is aligned to 16.
         unsafe {
             header.write(LargeHeader { start: self.start, size_and_bit: self.size | LARGE_BIT });
         }
@@ -64,7 +64,7 @@ impl LargeRun {
     }
 }
 
-/// Offset of a block in its run, and size of the run, in bytes.
+/// Returns the offset of a block in its run, and the size of the run, in bytes.
 fn shape(layout: Layout) -> Option<(usize, usize)> {
     let before = layout.align().max(HEADER);
     Some((before, run_size(layout.size().checked_add(before)?)?))
@@ -85,10 +85,10 @@ pub(crate) fn is_large(block: NonNull<u8>) -> bool {
     word(block) & LARGE_BIT != 0
 }
 
-/// Usable bytes of a block.
+/// Returns the number of usable bytes of a block.
 ///
 /// # Safety
-/// It is live and came from [`allocate`].
+/// The block is live and came from [`allocate`].
 pub(crate) unsafe fn capacity(block: NonNull<u8>) -> usize {
     // SAFETY: the caller passes a live large block.
     let LargeRun { size, offset, .. } = unsafe { LargeRun::of(block) };
@@ -104,10 +104,10 @@ pub(crate) unsafe fn free(block: NonNull<u8>) {
     unsafe { PAGES.free(start, size) };
 }
 
-/// Resizes a block to another large size; with `None` the block is unchanged.
+/// Resizes a block to another large size. If it returns `None`, the block is unchanged.
 ///
 /// # Safety
-/// As for [`free`], if a block is returned.
+/// As for [`free`], if the function returns a block.
 pub(crate) unsafe fn resize(block: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     // SAFETY: the caller passes a live large block.
     let run = unsafe { LargeRun::of(block) };

@@ -1,7 +1,8 @@
-//! The memory of a thread's cache: thread-local storage in the static block, which the dynamic
-//! linker lays out when the program starts, so that no access calls a function.
+//! The memory of a thread's cache. It is thread-local storage in the static TLS block, which the
+//! dynamic linker lays out when the program starts, so that an access calls no function.
 //!
-//! A library that is loaded with `dlopen` finds little room there: this one is for `LD_PRELOAD`.
+//! The static TLS block has little space for libraries that are loaded by `dlopen`: this library is
+//! for `LD_PRELOAD`.
 
 use crate::cache::ThreadCache;
 
@@ -21,11 +22,12 @@ core::arch::global_asm!(
 
 const _: () = assert!(align_of::<ThreadCache>() <= 64);
 
-/// Uses the cache of this thread.
+/// Calls `body` with the cache of this thread.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
 pub(crate) fn with_thread_cache<T>(body: impl FnOnce(&ThreadCache) -> T) -> T {
-    // SAFETY: the storage is this thread's, lives as long, is aligned, and begins as zeros.
+    // SAFETY: the storage belongs to this thread, lives as long as the thread, is aligned, and is
+    // zero-filled at first.
     body(unsafe { &*thread_cache() })
 }
 
@@ -64,11 +66,11 @@ fn thread_cache() -> *const ThreadCache {
     address
 }
 
-/// Uses the cache of this thread.
+/// Calls `body` with the cache of this thread.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn with_thread_cache<T>(body: impl FnOnce(&ThreadCache) -> T) -> T {
     thread_local! {
-        // SAFETY: zeros are a new cache.
+        // SAFETY: zero-filled memory is a new cache.
         static CACHE: ThreadCache = const { unsafe { core::mem::zeroed() } };
     }
     CACHE.with(body)

@@ -1,4 +1,4 @@
-//! Programs have the same output with this library as without it.
+//! Tests that programs have the same output with this library as without it.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 #![cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use pagewise_skip::{Lack, skip};
 
-/// The library, as it was built for these tests.
+/// Returns the path of the library that was built for these tests.
 fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let library = test.parent().unwrap().join("libpagewise_malloc.so");
@@ -17,11 +17,11 @@ fn library() -> PathBuf {
     library
 }
 
-/// Runs a program with some input, with the library or without.
+/// Runs a program with this input, with or without the library.
 fn run(command: &[&str], input: &str, with_library: bool) -> Output {
     let mut program = Command::new(command[0]);
     program.args(&command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Python's own allocator would hide the library.
+    // With its own allocator, Python would make few calls to malloc.
     program.env("PYTHONMALLOC", "malloc");
     if with_library {
         program.env("LD_PRELOAD", library());
@@ -31,7 +31,7 @@ fn run(command: &[&str], input: &str, with_library: bool) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Compares a program's output with the library to that without.
+/// Checks that the output of a program with the library equals that without it.
 fn assert_same(command: &[&str], input: &str) {
     if Command::new(command[0]).arg("--version").output().is_err() {
         return skip(&Lack::Tool(command[0]));
