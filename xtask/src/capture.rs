@@ -25,11 +25,12 @@ pub(crate) fn run() -> Result<()> {
     fs::remove_dir_all(work).with_context(|| WORK.to_owned())
 }
 
-/// Memory of a virtual machine, of which the programs use little.
+/// Memory size of a virtual machine; the programs use little of it.
 const MEMORY: Bytes = Bytes(1 << 30);
-/// Booting takes seconds; an emulated machine on a busy host takes minutes for all programs.
+/// Time limit of a virtual machine. Booting takes seconds; an emulated machine on a busy host takes
+/// minutes for all programs.
 const TIME_LIMIT: Duration = Duration::from_secs(900);
-/// The script in a virtual machine, and its output as one file of the results.
+/// Path of the script in a virtual machine, and name of the file of results that has its output.
 const GUEST_SCRIPT: &str = "/capture.sh";
 pub(crate) const COPIES: &str = "copies.tar.gz";
 
@@ -51,7 +52,7 @@ pub(crate) fn run_in_machine() -> Result<()> {
     fs::remove_dir_all(work).with_context(|| WORK.to_owned())
 }
 
-/// A line of the shell that captures in a virtual machine and packs the copies.
+/// Returns a shell command that captures in a virtual machine and packs the copies.
 pub(crate) fn guest_command() -> String {
     format!(
         "mkdir -p /copies && sh {GUEST_SCRIPT} {WORK}/bin /copies && \
@@ -59,10 +60,10 @@ pub(crate) fn guest_command() -> String {
     )
 }
 
-/// Gives a virtual machine the script and its programs.
+/// Adds the capture script and the captured programs to a virtual machine.
 pub(crate) fn add_captured_programs(machine: &mut VirtualMachine, programs: &Path) -> Result<()> {
     for name in CAPTURED {
-        // The path is part of what is captured.
+        // The captured files contain this path.
         let guest = format!("{WORK}/bin/{name}");
         machine.programs.push(GuestProgram::new(&programs.join(name), guest));
     }
@@ -72,7 +73,7 @@ pub(crate) fn add_captured_programs(machine: &mut VirtualMachine, programs: &Pat
     Ok(())
 }
 
-/// Puts the copies of a virtual machine into the folder of fixtures.
+/// Unpacks the copies of a virtual machine into the folder of fixtures.
 pub(crate) fn keep_copies(result: &VmResult, work: &Path) -> Result<()> {
     let packed = result.file(COPIES).context("the machine sent no copies")?;
     let (archive, out) = (work.join(COPIES), work.join("out"));
@@ -82,7 +83,7 @@ pub(crate) fn keep_copies(result: &VmResult, work: &Path) -> Result<()> {
     keep(&out)
 }
 
-/// An empty folder, whatever was there before.
+/// Creates an empty folder. Deletes an existing folder first.
 pub(crate) fn start_afresh(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -90,7 +91,7 @@ pub(crate) fn start_afresh(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())
 }
 
-/// The script that runs the programs and copies their `/proc`.
+/// Returns the path of the script that runs the programs and copies their `/proc`.
 pub(crate) fn script() -> Result<PathBuf> {
     Ok(crate::root()?.join("fixtures/capture.sh"))
 }
@@ -113,7 +114,8 @@ pub(crate) fn compile_source(folder: &Path, source: &Path) -> Result<()> {
     call(Command::new("cc").args(flags).arg(folder.join(name)).arg(source))
 }
 
-/// Moves the captures in `out` to `fixtures/kernels/RELEASE-MACHINE-PAGE`, in place of older ones.
+/// Moves the captures in `out` to `fixtures/kernels/RELEASE-MACHINE-PAGE`, and replaces older
+/// captures.
 pub(crate) fn keep(out: &Path) -> Result<()> {
     let meta =
         fs::read_to_string(out.join("quadrants-root/meta.toml")).context("no capture was made")?;

@@ -39,7 +39,8 @@ const STEPS: &[CheckStep] = &[
     },
 ];
 
-/// The step of [`STEPS`] that checks every crate as clippy does.
+/// The step of [`STEPS`] that builds the documentation, and for that checks every crate as clippy
+/// does.
 const DOC: &str = "doc";
 
 /// The arguments of clippy in [`STEPS`], in the form in which `cargo clippy` passes them on.
@@ -82,7 +83,7 @@ fn check_arm() -> Result<()> {
     ARM.run()
 }
 
-/// Runs the tests alone; the last line is that of [`run`].
+/// Runs the tests alone. The last line of output is the same as that of [`run`].
 pub(crate) fn run_tests() -> Result<ExitCode> {
     conclude(Instant::now())
 }
@@ -137,8 +138,8 @@ struct TestTally {
 }
 
 impl TestTally {
-    /// The summaries in the output of a test program. A program that fails without a summary counts
-    /// as one failure.
+    /// Reads the summaries in the output of a test program. A program that fails without a summary
+    /// counts as one failure.
     fn of_output(output: &[u8], succeeded: bool) -> TestTally {
         let mut tally = TestTally::default();
         String::from_utf8_lossy(output).lines().for_each(|line| tally.add(line));
@@ -153,7 +154,7 @@ impl TestTally {
         self.failed += other.failed;
     }
 
-    /// Adds what a line of libtest's output says, if it is a summary:
+    /// Adds the counts in a line of libtest's output, if the line is a summary:
     /// `test result: ok. 5 passed; 0 failed; 1 ignored; ...`.
     fn add(&mut self, line: &str) {
         let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|l| l.split_once(". "))
@@ -175,7 +176,7 @@ impl TestTally {
 struct Skips {
     /// Each test that was skipped as a whole, with the reason.
     tests: BTreeMap<String, String>,
-    /// Each test of which cases were left out, with the reasons.
+    /// Each test that left out some cases, with the reasons.
     parts: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -198,7 +199,7 @@ impl Skips {
 }
 
 impl Display for Skips {
-    /// One reason a line, and below it the tests.
+    /// Prints each reason on a line, and its tests below it.
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
         let mut by_reason: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
         for (test, reason) in &self.tests {
@@ -259,7 +260,7 @@ const LONG: &[&str] = &[
 /// Title of the job that runs the examples in the documentation.
 const DOC_TESTS: &str = "test --workspace --doc";
 
-/// Title of the job that runs the tests of every order in which the threads of a ring may run.
+/// Title of the job that runs tests in every possible order of the threads of a ring.
 const LOOM_TESTS: &str = "test -p pagewise-alloc --lib --features loom ring::threads";
 
 /// A test program that cargo has built.
@@ -274,7 +275,7 @@ pub(crate) struct TestProgram {
 
 /// A command that runs tests.
 struct TestJob {
-    /// Name of the cargo target, or the title of a job of cargo.
+    /// Name of the cargo target; for a job that cargo runs, its title.
     name: String,
     /// First line of its output.
     title: String,
@@ -296,7 +297,7 @@ impl TestProgram {
     }
 }
 
-/// Tests that cargo builds and runs: its arguments are the title.
+/// Returns a job in which cargo builds and runs tests. The title has the arguments of cargo.
 fn cargo_job(title: &str, skips: &Path) -> Result<TestJob> {
     let mut command = with_default_signals(cargo_here()?);
     command.args(title.split(' ')).arg("--no-fail-fast").env("PAGEWISE_SKIPS", skips);
@@ -329,14 +330,15 @@ fn test() -> Result<(TestTally, Skips)> {
     Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
 }
 
-/// Builds the command as one file, which some tests run. `None` without a static C library.
+/// Builds the command as one file, which some tests run. Returns `None` without a static C library.
 fn build_portable() -> Result<Option<PathBuf>> {
     if !crate::portable::has_static_libc() {
         println!("the static C library is not installed");
         return Ok(None);
     }
     say("xtask static --debug");
-    // Before the tests are built: their build links the same file name dynamically again.
+    // The static command is built before the tests: their build links the same file name
+    // dynamically again.
     crate::portable::build(false).map(Some)
 }
 
@@ -366,7 +368,7 @@ fn build_tests_of(options: &[&str]) -> Result<Vec<TestProgram>> {
     Ok(programs)
 }
 
-/// The test programs that cargo lists in its JSON messages.
+/// Returns the test programs that cargo lists in its JSON messages.
 fn test_programs(messages: &str) -> Vec<TestProgram> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let tests = messages.filter(|message| {
@@ -409,9 +411,9 @@ fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Standard output and standard error of a command in the order of their writes, and true if it
-/// succeeded. The output goes to a file: a pipe ends only after all processes that the command
-/// leaves behind.
+/// Runs a command. Returns its standard output and standard error in the order of the writes, and
+/// true if it succeeded. The output goes to a file: a pipe ends only after all processes that the
+/// command leaves behind.
 fn output_of(mut command: Command) -> Result<(Vec<u8>, bool)> {
     static FILES: AtomicUsize = AtomicUsize::new(0);
     let name = format!("output-{}-{}", process::id(), FILES.fetch_add(1, Ordering::Relaxed));
@@ -443,9 +445,9 @@ fn cargo_here() -> Result<Command> {
     Ok(cargo)
 }
 
-/// The same command with the default actions of SIGHUP, SIGINT and SIGQUIT, if `env` can set them.
-/// Tests send these signals, but a process that is started by nohup or in the background of a
-/// script inherits that they are ignored.
+/// Returns the same command with the default actions of SIGHUP, SIGINT and SIGQUIT, if `env` can
+/// set them. Tests send these signals, but a process that is started by nohup or in the background
+/// of a script inherits that they are ignored.
 fn with_default_signals(command: Command) -> Command {
     const OPTION: &str = "--default-signal=HUP,INT,QUIT";
     let can = Command::new("env").args([OPTION, "true"]).stderr(Stdio::null()).status();
@@ -460,7 +462,7 @@ fn with_default_signals(command: Command) -> Command {
     outer
 }
 
-/// The compiler that `cargo clippy` runs in place of `rustc`.
+/// Returns the path of the compiler that `cargo clippy` runs in place of `rustc`.
 fn clippy_driver() -> Option<PathBuf> {
     let output = Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
     let sysroot = String::from_utf8(output.stdout).ok()?;
@@ -477,7 +479,7 @@ fn is_installed(component: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// True if a missing tool is an error, as in CI, which installs all tools.
+/// Returns true if a missing tool is an error, as in CI, which installs all tools.
 fn tools_required() -> bool {
     std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|value| value == "1")
 }

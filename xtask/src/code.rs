@@ -1,7 +1,7 @@
 //! Rust source as tidy sees it: the text with comments, strings and test modules blanked, so
 //! that a rule can search for a word and find code only. Lines and columns stay where they were.
 
-/// `text` with every comment, string and character literal replaced by spaces.
+/// Returns `text` with every comment, string and character literal replaced by spaces.
 pub(crate) fn only_code(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();
@@ -18,7 +18,7 @@ pub(crate) fn only_code(text: &str) -> String {
     String::from_utf8(out).expect("whole literals were replaced by ASCII spaces")
 }
 
-/// `code` (of [`only_code`]) with every item under `#[cfg(test)]` blanked.
+/// Returns `code` (of [`only_code`]) with every item under `#[cfg(test)]` blanked.
 pub(crate) fn without_tests(code: &str) -> String {
     let mut out = code.as_bytes().to_vec();
     let mut from = 0;
@@ -31,8 +31,8 @@ pub(crate) fn without_tests(code: &str) -> String {
     String::from_utf8(out).expect("the item was replaced by ASCII spaces")
 }
 
-/// The names of the modules in files of their own that `code` (of [`only_code`]) has for tests
-/// only.
+/// Returns the names of the modules in files of their own that `code` (of [`only_code`]) has for
+/// tests only.
 pub(crate) fn test_modules(code: &str) -> impl Iterator<Item = &str> {
     code.match_indices("#[cfg(test)]").filter_map(|(at, attribute)| {
         let item = code[at + attribute.len()..item_end(code, at)].trim();
@@ -41,12 +41,13 @@ pub(crate) fn test_modules(code: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The line, counted from 1, that byte `at` of `text` lies on.
+/// Returns the line, counted from 1, that contains byte `at` of `text`.
 pub(crate) fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1
 }
 
-/// Every path in `code` that starts with `krate`, with `{a, b::c}` spelled out, and where it is.
+/// Returns every path in `code` that starts with `krate`, with `{a, b::c}` expanded, and the byte
+/// offset of the path.
 pub(crate) fn paths_of(krate: &str, code: &str) -> Vec<(usize, String)> {
     let mut paths = Vec::new();
     for (at, _) in code.match_indices(krate) {
@@ -61,7 +62,7 @@ pub(crate) fn paths_of(krate: &str, code: &str) -> Vec<(usize, String)> {
     paths
 }
 
-/// Follows `::a::{b, c}` in `rest`, reports each full path, and returns what comes after it.
+/// Follows `::a::{b, c}` in `rest`, reports each full path, and returns the text after it.
 fn expand<'a>(prefix: String, rest: &'a str, report: &mut dyn FnMut(String)) -> &'a str {
     let Some(rest) = rest.trim_start().strip_prefix("::") else {
         report(prefix);
@@ -95,7 +96,7 @@ fn blank(bytes: &mut [u8]) {
     }
 }
 
-/// End of the item that begins at `start`: its `;`, or the brace that closes its body.
+/// Returns the end of the item that begins at `start`: its `;`, or the brace that closes its body.
 fn item_end(code: &str, start: usize) -> usize {
     let mut depth = 0_usize;
     for (at, byte) in code.bytes().enumerate().skip(start) {
@@ -110,7 +111,8 @@ fn item_end(code: &str, start: usize) -> usize {
     code.len()
 }
 
-/// Length of the comment, string or character literal that begins at `at`; 0 if none does.
+/// Returns the length of the comment, string or character literal that begins at `at`; 0 if none
+/// does.
 fn literal_len(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     match rest {
@@ -157,7 +159,8 @@ fn quoted_len(rest: &[u8], quote: u8) -> usize {
     rest.len()
 }
 
-/// `r#"..."#` with the hashes counted; 0 for a raw identifier such as `r#type`.
+/// Returns the length of a raw string such as `r#"..."#`, with any number of hashes; 0 for a raw
+/// identifier such as `r#type`.
 fn raw_len(rest: &[u8], prefix: usize) -> usize {
     let hashes = rest[prefix..].iter().take_while(|&&b| b == b'#').count();
     if rest.get(prefix + hashes) != Some(&b'"') {
@@ -169,7 +172,7 @@ fn raw_len(rest: &[u8], prefix: usize) -> usize {
     end.map_or(rest.len(), |end| body + end + close.len())
 }
 
-/// `'x'` or `'\n'`; 0 for a lifetime.
+/// Returns the length of a character literal such as `'x'` or `'\n'`; 0 for a lifetime.
 fn char_len(rest: &[u8]) -> usize {
     if rest.get(1) == Some(&b'\\') {
         return quoted_len(rest, b'\'');

@@ -34,10 +34,10 @@ Usage: cargo xtask corpus [OPTIONS]
   --change-settings  let programs that need it change THP, KSM, the hugetlb pool and swap (restored)
 ";
 
-/// Figures that are rates are measured over this time.
+/// Time over which rates are measured.
 const FIGURE_TIME: Duration = Duration::from_secs(4);
 
-/// A remedied program may need some time to reach its steady state.
+/// Time in which a remedied program reaches its steady state.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// The work of one call of `cargo xtask corpus`.
@@ -127,7 +127,8 @@ fn list(labels: &[Label]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds `label` and starts it in its environment; the inner error says why it cannot run here.
+/// Builds the program of `label` and starts it in its environment. The inner error is the reason
+/// why it cannot run here.
 fn start(
     label: &Label,
     is_remedied: bool,
@@ -158,8 +159,8 @@ fn run_remedy(command: &str, pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// Calls `work` for each label in several threads; programs that must be alone come last. Fails if
-/// one call fails, after all were made.
+/// Calls `work` for each label in several threads. Programs that must run alone follow at the end.
+/// Fails after all calls if one call failed.
 fn for_each(
     labels: &[Label],
     options: &CorpusOptions,
@@ -198,7 +199,7 @@ fn in_threads(labels: &[Label], jobs: usize, work: impl Fn(&Label) + Sync) {
     }
 }
 
-/// Checks that both forms of the program compile and get ready.
+/// Checks that both forms of the program compile and become ready.
 fn check(label: &Label, options: &CorpusOptions) -> Result<String> {
     for is_remedied in [false, true] {
         if is_remedied && label.remedied.is_none() {
@@ -252,8 +253,8 @@ fn diagnose_all(labels: &[Label], options: &CorpusOptions) -> Result<Vec<JudgedR
     Ok(runs)
 }
 
-/// Runs the tool at one program and judges the answer. A failure of the runner is an answer that is
-/// missing, so that the other programs are still run.
+/// Runs the tool at one program and judges the answer. A failure of the runner counts as a missing
+/// answer, so that the other programs are still run.
 fn diagnose(
     label: &Label,
     is_remedied: bool,
@@ -324,7 +325,7 @@ mod tests {
         assert!(chosen_labels(&["leek".to_owned()]).is_err());
     }
 
-    /// One program in C that is sick, one that is healthy, and one that is sick in a cgroup.
+    /// Starts a sick program in C, a healthy one, and a sick one in a cgroup.
     #[test]
     fn programs_compile_get_ready_and_end_with_their_environment() {
         for name in ["leak_session_table", "like_leak_full_cache", "cgroup_mapped_index"] {
@@ -332,7 +333,7 @@ mod tests {
             let options = CorpusOptions { jobs: 1, ..CorpusOptions::default() };
             let running = match start(label, false, &options).unwrap() {
                 Ok(running) => running,
-                // No cgroups, or no compiler.
+                // The machine has no cgroups or no compiler.
                 Err(reason) => {
                     println!("{name}: {reason}");
                     continue;

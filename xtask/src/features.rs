@@ -1,16 +1,17 @@
 //! Features of dependencies: equal in the command and in the tests, so that both are built from the
 //! same libraries.
 //!
-//! Cargo turns on each feature that any of the selected packages asks for, and dependencies of
-//! tests ask for some. A library with other features is compiled again, and so is all that uses it.
+//! Cargo enables each feature that any of the selected packages requests, and dependencies of tests
+//! request some. A library with other features is compiled again, and so are all crates that use
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// Features of a package of the workspace that its tests and other packages turn on. The command
-/// itself is built without: counters of pools would slow down its experiments.
+/// Features of a package of the workspace that its tests and other packages enable. The command
+/// itself is built without these features: counters of pools would slow down its experiments.
 pub(crate) const FEATURES_OF_TESTS: &str = "pagewise-alloc/stats,pagewise-alloc/tests";
 
 /// Options of `cargo tree` for the packages that `cargo test` builds.
@@ -28,11 +29,11 @@ const OTHERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The features of each package, by its name and version. Build scripts and macros may use another
-/// variant of a package than the libraries.
+/// The features of each package, by the name and version of the package. Build scripts and macros
+/// may use another variant of a package than the libraries.
 type FeatureSets = BTreeMap<String, BTreeSet<String>>;
 
-/// A message for each package whose features differ.
+/// Returns a message for each package whose features differ.
 pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     let tests = features(root, TESTS)?;
     let mut messages = Vec::new();

@@ -59,7 +59,7 @@ pub(crate) struct Crate {
     uses: Vec<String>,
 }
 
-/// The crates of the workspace at `root`.
+/// Returns the crates of the workspace at `root`.
 pub(crate) fn crates(root: &Path) -> Result<Vec<Crate>> {
     let output = crate::cargo()
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
@@ -90,7 +90,7 @@ fn krate(package: &Value) -> Crate {
     }
 }
 
-/// The folder of a package: `pagewise-proc` lives in `proc`, `pagewise` in `cli`.
+/// Returns the folder of a package: `pagewise-proc` is in `proc`, `pagewise` in `cli`.
 fn folder(package: &Value) -> String {
     match text(package).as_str() {
         "pagewise" => "cli".to_owned(),
@@ -102,7 +102,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Problems of the crates, as `(manifest, message)`.
+/// Returns the problems of the crates, as `(manifest, message)`.
 pub(crate) fn check(crates: &[Crate]) -> Vec<(String, String)> {
     let mut problems = Vec::new();
     for krate in crates {

@@ -87,7 +87,7 @@ fn build(more: &[&str]) -> Result<PathBuf> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    // Removed, not overwritten: the file may be executed or mapped now.
+    // The old file is removed, not overwritten: it may be executed or mapped now.
     let _ = fs::remove_file(to);
     fs::copy(from, to).with_context(|| from.display().to_string())?;
     Ok(())

@@ -30,8 +30,8 @@ use table::MachineResults;
 const FEATURES: &str = include_str!("kernels/features.sh");
 const TESTS: &str = include_str!("kernels/tests.sh");
 
-/// One machine: the dimensions in which machines differ are combined so that each value occurs,
-/// not each combination.
+/// One machine. Each value of a property in which machines differ occurs in some machine, but not
+/// each combination of values.
 struct MachineKind {
     name: &'static str,
     cgroups: CgroupVersion,
@@ -97,7 +97,7 @@ struct TestedProgram {
 const TARGETS: &[&str] = &["steady", "heap_known"];
 
 const MEMORY: Bytes = Bytes(2 << 30);
-/// An emulated machine that shares its CPU is slow.
+/// Time limit of a machine. An emulated machine that shares its CPU is slow.
 const TIME_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Boots the kernels of these images, or all that can be found.
@@ -120,7 +120,8 @@ pub(crate) fn run(words: &[&str]) -> Result<()> {
     let contents = GuestContents::collect(scratch, works.contains(&GuestWork::Tests))?;
     let is_wanted = |machine: &MachineKind| only.is_none_or(|name| machine.name == name);
     let mut failures = Vec::new();
-    // Each kernel in one machine, then each in the next: a run that is cut short has seen them all.
+    // Each kernel boots in one machine, then each kernel in the next machine: a run that is cut
+    // short has seen all kernels.
     for (number, machine) in MACHINES.iter().enumerate().filter(|(_, it)| is_wanted(it)) {
         for (kernel, work) in kernels.iter().flat_map(|it| works.iter().map(move |work| (it, work)))
         {
@@ -145,7 +146,8 @@ pub(crate) fn run(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// True if there are fixtures of a kernel. New ones would differ in their PIDs and addresses only.
+/// Returns true if there are fixtures of a kernel. New ones would differ in their PIDs and
+/// addresses only.
 fn is_captured(release: &str) -> Result<bool> {
     let folder = crate::root()?.join("fixtures/kernels");
     let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
@@ -162,7 +164,8 @@ enum GuestWork {
 }
 
 impl GuestWork {
-    /// Name of the option that leaves it out, after `--no-`, and of its file of records.
+    /// Returns the name of the work, which is also the name of its file of records. The option
+    /// `--no-NAME` leaves the work out.
     const fn name(self) -> &'static str {
         match self {
             GuestWork::Features => "features",
@@ -171,7 +174,8 @@ impl GuestWork {
     }
 }
 
-/// The folder of the results: a folder for each kernel, and in it one for each machine.
+/// Returns the folder of the results: it has a folder for each kernel, which has a folder for each
+/// machine.
 fn results_folder() -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     Ok(target.unwrap_or(crate::root()?.join("target")).join("kernels"))
@@ -186,7 +190,8 @@ fn kernels(images: &[&str]) -> Result<Vec<GuestKernel>> {
     Ok(kernels.collect::<Result<_, _>>()?)
 }
 
-/// Writes what a machine sent: the records for the tables, and what explains failures.
+/// Writes the files that a machine sent: the records for the tables, and the files that explain
+/// failures.
 fn keep_results(result: &VmResult, folder: &Path, work: GuestWork) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let name = work.name();
@@ -305,7 +310,7 @@ fn tests() -> Result<Vec<(ci::TestProgram, &'static str)>> {
     TESTED.iter().map(find).collect()
 }
 
-/// The files that tests of a package read.
+/// Returns the files that tests of a package read.
 fn files_below(package: &Path) -> Result<Vec<PathBuf>> {
     let mut files = vec![package.join("Cargo.toml")];
     let mut folders = vec![package.join("tests")];

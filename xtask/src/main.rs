@@ -87,7 +87,8 @@ fn install(prefix: &str, from: InstallFrom<'_>) -> Result<ExitCode> {
     install::run(prefix.as_ref(), from).map(|()| ExitCode::SUCCESS)
 }
 
-/// The root of the workspace. Cargo says where this package is, both to `run` and to `test`.
+/// Returns the root of the workspace. Cargo sets the folder of this package for both `cargo run`
+/// and `cargo test`.
 fn root() -> Result<PathBuf> {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").context("run me as `cargo xtask`")?;
     let root =
@@ -95,7 +96,7 @@ fn root() -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Cargo, the same that started us.
+/// Returns the command of the cargo that started this program.
 fn cargo() -> std::process::Command {
     std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }

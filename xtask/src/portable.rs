@@ -18,10 +18,10 @@ pub(crate) fn run(optimized: bool) -> Result<()> {
     Ok(())
 }
 
-/// The static C library is missing on machines without its package.
+/// Returns true if the static C library is installed.
 pub(crate) fn has_static_libc() -> bool {
     let answer = Command::new("cc").arg("-print-file-name=libc.a").output();
-    // Without the file it prints the name alone.
+    // Without the file, `cc` prints the name alone.
     answer.is_ok_and(|answer| Path::new(String::from_utf8_lossy(&answer.stdout).trim()).is_file())
 }
 
@@ -32,8 +32,8 @@ pub(crate) fn build(optimized: bool) -> Result<PathBuf> {
         "the static C library is missing: install libc6-dev (Debian, Ubuntu) or glibc-static (Fedora, RHEL)"
     );
     let root = crate::root()?;
-    // `cargo rustc` passes `crt-static` only to the last step: all libraries are those of any other
-    // build.
+    // `cargo rustc` passes `crt-static` only to the last step, so all libraries are the same as in
+    // any other build.
     let mut cargo = crate::cargo();
     cargo.args(["rustc", "-p", "pagewise", "--bin", "pagewise"]);
     if optimized {
@@ -46,7 +46,7 @@ pub(crate) fn build(optimized: bool) -> Result<PathBuf> {
     let built = target.join(if optimized { "release" } else { "debug" }).join("pagewise");
     let kept = target.join("static").join("pagewise");
     fs::create_dir_all(kept.parent().context("it is in a folder")?)?;
-    // Removed, not overwritten: the file may be executed now.
+    // The old file is removed, not overwritten: it may be executed now.
     let _ = fs::remove_file(&kept);
     fs::copy(&built, &kept).with_context(|| built.display().to_string())?;
     ensure!(is_static_program(&fs::read(&kept)?), "{} still needs a loader", kept.display());

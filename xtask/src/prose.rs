@@ -2,13 +2,13 @@
 
 use crate::code::only_code;
 
-/// Longest comment line, in columns.
+/// Maximum length of a comment line, in columns.
 const MAX_COLUMNS: usize = 100;
 
 /// Words that start a headless sentence: it lacks the noun that the sentence is about.
 const HEADLESS: &[&str] = &["what", "who", "whose", "whom", "where", "whether", "how", "of"];
 
-/// Phrases that STYLE.md replaces, and the replacement.
+/// Phrases that STYLE.md replaces, each with its replacement.
 const PHRASES: &[(&str, &str)] = &[
     ("so many", "name the quantity: N, SIZE"),
     ("so much", "name the quantity: N, SIZE"),
@@ -36,19 +36,19 @@ const VAGUE_TYPES: &[&str] =
     &["Kind", "Row", "Found", "Told", "What", "Seen", "Known", "Held", "Options", "State", "Place"];
 const VAGUE_CONSTANTS: &[&str] = &["MOST", "LEAST", "LONGEST", "SHORTEST", "LOOK"];
 
-/// Sentences of comments and documents, with their line numbers (from 1).
+/// A line of text in comments and documents, with its line number (from 1).
 struct Prose<'a> {
     line: usize,
     text: &'a str,
     /// True if the text begins a paragraph or a list item.
     begins: bool,
-    /// Columns of the whole line.
+    /// Number of columns of the whole line.
     columns: usize,
     /// True for a row of a table, which cannot be wrapped.
     is_table: bool,
 }
 
-/// Problems of the language of a file, as line and message.
+/// Returns the language problems of a file, as line and message.
 pub(crate) fn check(path: &str, text: &str) -> Vec<(usize, String)> {
     let is_document = path.ends_with(".md");
     let mut problems = Vec::new();
@@ -69,7 +69,8 @@ pub(crate) fn check(path: &str, text: &str) -> Vec<(usize, String)> {
     problems
 }
 
-/// Item names that cannot be searched for, as line and message. `code` is a Rust file.
+/// Returns the names of items that cannot be searched for, as line and message. `code` is a Rust
+/// file.
 pub(crate) fn vague_names(text: &str) -> Vec<(usize, String)> {
     let code = only_code(text);
     let mut problems = Vec::new();
@@ -124,7 +125,7 @@ fn comments(text: &str, is_rust: bool) -> Vec<Prose<'_>> {
     found
 }
 
-/// The words of a comment line; `None` if the line is code.
+/// Returns the words of a comment line; `None` if the line is code.
 fn comment_of(line: &str, is_rust: bool) -> Option<&str> {
     let markers: &[&str] =
         if is_rust { &["///", "//!", "//"] } else { &["/**", "/*", "*/", "//", "*"] };
@@ -164,7 +165,7 @@ fn without_marker(text: &str) -> &str {
     text.trim_start_matches(['#', '-', '|', ' '])
 }
 
-/// The sentences that begin in a line.
+/// Returns the sentences that begin in a line.
 fn sentences<'a>(prose: &Prose<'a>) -> impl Iterator<Item = &'a str> {
     let text = prose.text;
     let first = prose.begins.then_some(text);
@@ -172,14 +173,14 @@ fn sentences<'a>(prose: &Prose<'a>) -> impl Iterator<Item = &'a str> {
     first.into_iter().chain(others)
 }
 
-/// The word that opens `sentence`, if the sentence is headless. Questions are not.
+/// Returns the word that opens `sentence`, if the sentence is headless. Questions are not.
 fn headless(sentence: &str) -> Option<&'static str> {
     let word = sentence.split(|c: char| !c.is_alphabetic()).next()?.to_lowercase();
     let word = HEADLESS.iter().find(|headless| **headless == word)?;
     (!sentence.contains('?')).then_some(*word)
 }
 
-/// True if `text` contains `phrase` as whole words, outside of backticks.
+/// Returns true if `text` contains `phrase` as whole words, outside of backticks.
 fn contains(text: &str, phrase: &str) -> bool {
     let lower = text.to_ascii_lowercase();
     lower.match_indices(phrase).any(|(at, _)| {
@@ -195,7 +196,7 @@ fn contains(text: &str, phrase: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The messages for a Rust file with this comment.
+    /// Returns the messages for a Rust file with this comment.
     fn messages(comment: &str) -> Vec<String> {
         check("a.rs", comment).into_iter().map(|(_, message)| message).collect()
     }

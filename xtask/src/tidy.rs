@@ -15,7 +15,7 @@ use crate::features;
 use crate::graph;
 use crate::prose;
 
-/// A rule: why it is there, and what it finds in a file.
+/// A rule: its reason, and the function that finds problems in a file.
 struct TidyRule {
     reason: &'static str,
     check: fn(&SourceFile, &mut RuleProblems),
@@ -59,17 +59,18 @@ const SILENT: &[&str] = &[
 
 const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 
-/// Folders and files that do not meet the language rules yet. The list only shrinks.
+/// Folders and files that do not meet the language rules yet. Entries are removed from this list,
+/// never added.
 const UNFINISHED: &[&str] = &["fixtures/"];
 
-/// Ways to write the page size of x86 as a number.
+/// Spellings of the page size of x86 as a number.
 const PAGE_SIZES: &[&str] = &["4096", "4_096", "0x1000", "1 << 12"];
 
-/// Folders in which people and build machines keep their files. Written in two parts, since this
-/// file is searched too.
+/// Folders in which people and build machines keep their files. Each name is written in two parts,
+/// since tidy also searches this file.
 const HOMES: &[&str] = &[concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
-/// Prints what is wrong, and fails if anything is.
+/// Prints the problems, and fails if there are any.
 pub(crate) fn run() -> Result<()> {
     let problems = problems(&crate::root()?)?;
     for problem in &problems {
@@ -81,7 +82,7 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
-/// Everything that is wrong below `root`.
+/// Returns all problems below `root`.
 fn problems(root: &Path) -> Result<Vec<Problem>> {
     let mut problems: Vec<Problem> = graph::check(&graph::crates(root)?)
         .into_iter()
@@ -108,7 +109,7 @@ fn problems(root: &Path) -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-/// One problem. Prints as `file:line: what: why`, which editors know how to open.
+/// One problem. It prints as `file:line: what: why`, which editors can open.
 #[derive(Debug, PartialEq, Eq)]
 struct Problem {
     path: String,
@@ -141,12 +142,12 @@ fn check(file: &SourceFile) -> Vec<Problem> {
     problems
 }
 
-/// One file of ours. Captured `/proc` trees hold any bytes, so the text may be lossy.
+/// One file of the workspace. Captured `/proc` trees hold any bytes, so the text may be lossy.
 pub(crate) struct SourceFile {
-    /// Relative to the root, with `/`.
+    /// Path relative to the root, with `/`.
     pub(crate) path: String,
     text: String,
-    /// The code that is built into the product: empty for anything but Rust.
+    /// The code that is built into the product; empty for files that are not Rust.
     product: String,
 }
 
@@ -164,13 +165,13 @@ impl SourceFile {
         self.path.rsplit_once('.').is_some_and(|(_, found)| found == extension)
     }
 
-    /// The folder of the crate that it belongs to.
+    /// Returns the folder of the crate that the file belongs to.
     fn krate(&self) -> Option<&str> {
         let path = self.path.strip_prefix("crates/").unwrap_or(&self.path);
         path.split_once('/').map(|(krate, _)| krate)
     }
 
-    /// The paths of the files that it includes for tests only.
+    /// Returns the paths of the files that this file includes for tests only.
     fn test_modules(&self) -> Vec<String> {
         let Some(stem) = self.path.strip_suffix(".rs") else { return Vec::new() };
         let folder = match stem.rsplit_once('/') {
@@ -180,7 +181,7 @@ impl SourceFile {
         test_modules(&only_code(&self.text)).map(|name| format!("{folder}/{name}.rs")).collect()
     }
 
-    /// True if it is a file that the compiler starts from, where crate-wide attributes go.
+    /// Returns true if the compiler starts from this file, which has the crate-wide attributes.
     fn is_crate_root(&self) -> bool {
         let Some((_, inside)) =
             self.path.strip_prefix("crates/").unwrap_or(&self.path).split_once('/')
@@ -192,7 +193,8 @@ impl SourceFile {
     }
 }
 
-/// Every file of ours below `root`; links and hidden folders but `.ci` and `.cargo` are left out.
+/// Returns every file of the workspace below `root`. Links and hidden folders except `.ci` and
+/// `.cargo` are left out.
 pub(crate) fn files(root: &Path) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -217,7 +219,7 @@ pub(crate) fn files(root: &Path) -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
-/// A file that another includes for tests only is not part of the product.
+/// Removes the product code of files that another file includes for tests only.
 fn forgive_test_modules(files: &mut [SourceFile]) {
     let for_tests: HashSet<String> = files.iter().flat_map(SourceFile::test_modules).collect();
     for file in files.iter_mut().filter(|file| for_tests.contains(&file.path)) {
@@ -326,7 +328,7 @@ fn names(file: &SourceFile, found: &mut RuleProblems) {
 mod tests {
     use super::*;
 
-    /// Findings of the rules for a file, as `line: message`.
+    /// Returns the findings of the rules for a file, as `line: message`.
     fn said(path: &str, text: &str) -> Vec<String> {
         check(&SourceFile::new(path, text))
             .into_iter()

@@ -1,4 +1,4 @@
-//! Ends a test program that hangs: prints what its processes wait for, and kills them.
+//! Ends a test program that hangs: prints the states of its processes, and kills them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The longest time of one test program. The slowest takes six minutes on two busy CPUs.
+/// Time limit of one test program. The slowest takes six minutes on two busy CPUs.
 pub(crate) const TEST_PROGRAM_LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// Time between the end of the processes that a test waits for and the end of the test program.
+/// Time between killing the processes that a test waits for and killing the test program.
 const TIME_TO_FAIL: Duration = Duration::from_secs(30);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Waits for a child. After `limit`, writes the state of its descendants to `log` and kills them,
-/// so that the tests that wait for them fail and the program ends with its summary. If it does not
-/// end, it is killed too.
+/// so that the tests that wait for them fail and the program ends with its summary. If the program
+/// does not end, it is killed too.
 pub(crate) fn wait_at_most(
     child: &mut Child,
     limit: Duration,
@@ -37,7 +37,7 @@ pub(crate) fn wait_at_most(
         log.write_all(process_state(pid).as_bytes())?;
     }
     for &pid in &processes {
-        // Fails if the process has ended.
+        // `kill_process` fails if the process has ended.
         let _ = kill_process(pid_of(pid)?, Signal::KILL);
     }
     if let Some(status) = wait_until(child, Instant::now() + TIME_TO_FAIL)? {
@@ -65,7 +65,7 @@ fn pid_of(pid: u32) -> io::Result<Pid> {
         .ok_or_else(|| io::Error::other(format!("not a process ID: {pid}")))
 }
 
-/// The parent of each process.
+/// Returns the parent of each process.
 fn parents() -> BTreeMap<u32, u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -76,13 +76,13 @@ fn stat_path(pid: u32) -> String {
     format!("/proc/{pid}/stat")
 }
 
-/// The parent that `/proc/PID/stat` names: the second field after the command, which may contain
-/// parentheses and spaces.
+/// Returns the parent that `/proc/PID/stat` names: the second field after the command, which may
+/// contain parentheses and spaces.
 fn parent(stat: &str) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// All descendants of a process, by their parents.
+/// Returns all descendants of a process. `parents` has the parent of each process.
 fn descendants(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut next = 0;
@@ -93,8 +93,9 @@ fn descendants(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// A line for the process, and a line for each thread: state, function of the kernel in which it
-/// waits, and system call with its arguments. A dash where the kernel does not give it.
+/// Returns a line for the process, and a line for each thread: state, function of the kernel in
+/// which it waits, and system call with its arguments. A dash stands for a value that the kernel
+/// does not give.
 fn process_state(pid: u32) -> String {
     let folder = Path::new("/proc").join(pid.to_string());
     let words = fs::read(folder.join("cmdline")).unwrap_or_default();
@@ -123,7 +124,8 @@ mod tests {
 
     use super::*;
 
-    /// Ending of a script, and the log. The limit begins when the script has this many descendants.
+    /// Runs a script. The time limit begins when the script has `children` descendants. Returns the
+    /// exit status of the script, and the log.
     fn limited(script: &str, children: usize, limit: Duration) -> (ExitStatus, String) {
         let memory = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC);
         let mut log = File::from(memory.expect("a file in memory"));

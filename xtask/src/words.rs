@@ -48,7 +48,7 @@ const RULES: &[&str] = &[
 /// sentence before it.
 const REPEATED: &str = "RepeatedWords";
 
-/// Runs both programs. One that is not installed is skipped, unless `required`.
+/// Runs both programs. A program that is not installed is skipped, unless `required`.
 pub(crate) fn run(required: bool) -> Result<()> {
     let root = crate::root()?;
     let paths: Vec<String> = tidy::files(&root)?.into_iter().map(|file| file.path).collect();
@@ -64,7 +64,7 @@ pub(crate) fn run(required: bool) -> Result<()> {
     check(&root, "harper", &grammar(&rules, &documents), required)
 }
 
-/// The arguments with which harper checks `files`.
+/// Returns the arguments with which harper checks `files`.
 fn grammar<'a>(rules: &'a str, files: &[&'a str]) -> Vec<&'a str> {
     let mut arguments = vec!["--no-color", "lint", "--quiet", "--format", "compact"];
     arguments.extend(["--only", rules]);

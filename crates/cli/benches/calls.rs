@@ -12,7 +12,8 @@ use race::{RaceCommand, compile, goal, race};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 
-/// The calls that dynamic C programs make; strace traces only these, so that it does no more work.
+/// The memory calls that dynamically linked C programs make. strace traces only these calls, so
+/// that it does no more work than pagewise.
 const TRACE: &str =
     "-f -c -o /dev/null -e trace=brk,mmap,munmap,mremap,mprotect,madvise,arch_prctl";
 
@@ -23,7 +24,7 @@ fn main() {
         ("50,000 madvise", "advise", 11),
         ("200,000 getppid", "others", 7),
     ] {
-        // The exit status of the program is not 0.
+        // The program exits with a status other than 0, which `true` hides.
         let run = |before: &str| format!("{before} {program} {act}; true");
         let runners = [
             RaceCommand::shell(

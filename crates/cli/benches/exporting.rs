@@ -37,7 +37,7 @@ fn value(text: &str, name: &str) -> f64 {
     line.and_then(|it| it.parse().ok()).unwrap_or(f64::NAN)
 }
 
-/// CPU time of a scrape in milliseconds, on average.
+/// Returns the average CPU time of a scrape, in milliseconds.
 fn scrape_ms(pid: u32, address: SocketAddr, scrapes: u32) -> f64 {
     let before = cpu_ms(pid);
     for _ in 0..scrapes {
@@ -118,7 +118,7 @@ fn share() {
     println!("  with a diagnosis each minute: {:.2} % of a core", used * 100.0);
 }
 
-/// process-exporter, if it is installed.
+/// Measures process-exporter, if it is installed.
 fn other() {
     let folder = std::env::temp_dir().join(format!("pagewise-bench-export.{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");

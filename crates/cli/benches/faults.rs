@@ -21,7 +21,7 @@ fn main() {
     for (title, act, rounds) in
         [("A start-up and 4 faults", "ratio 1", 21), ("400,000 faults", "ratio 100000", 11)]
     {
-        // The exit status of the program is not 0.
+        // The program exits with a status other than 0, which `true` hides.
         let run = |before: &str| format!("{before} {program} {act}; true");
         let perf = format!("perf record -q -g -e {EVENT} -o {} --", theirs.display());
         let pagewise = format!("{PAGEWISE} faults --save {} -o /dev/null --", ours.display());
@@ -50,6 +50,6 @@ fn main() {
         ];
         race(title, rounds, &runners);
     }
-    // Leftovers are in the folder of temporary files.
+    // If this fails, the files stay in the folder for temporary files.
     let _ = std::fs::remove_dir_all(&folder);
 }

@@ -150,13 +150,13 @@ fn main() {
             run(&workload, &folder, slow);
         }
     }
-    // Leftovers are in the folder of temporary files.
+    // If this fails, the files stay in the folder for temporary files.
     let _ = fs::remove_dir_all(&folder);
 }
 
 fn run(workload: &Workload, folder: &Path, slow: bool) {
     let at = |name: &str| folder.join(name).display().to_string();
-    // Each runner is a line for the shell, since some lines redirect their streams.
+    // Each runner is a shell command, since some commands redirect their streams.
     let with = |before: &str| format!("exec {}", workload.line.replace("{}", before));
     let (every, sampled) = (at("every.pwh"), at("sampled.pwh"));
     let mut runners = vec![
@@ -175,7 +175,8 @@ fn run(workload: &Workload, folder: &Path, slow: bool) {
     let is_there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
     if is_there("heaptrack") {
         let heaptrack = format!("heaptrack -o {} ", at("heaptrack"));
-        // If its analysis uses all memory, files have to be read again afterwards.
+        // If the analysis by heaptrack uses all memory, the page cache loses files of the program,
+        // which this run reads again.
         let then = RaceCommand::shell("afterwards", &with(""));
         runners.push(RaceCommand::shell("heaptrack", &others(&heaptrack)).followed_by(then));
     }
@@ -192,7 +193,7 @@ fn run(workload: &Workload, folder: &Path, slow: bool) {
     println!("recordings: {} bytes, of samples {} bytes", size(&every), size(&sampled));
 }
 
-/// The workloads whose programs are installed.
+/// Returns the workloads whose programs are installed.
 fn workloads(folder: &Path) -> Vec<Workload> {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
@@ -260,7 +261,7 @@ fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// The interpreter itself, not a script that looks for it.
+/// Returns the path of the interpreter itself, not of a script that starts it.
 fn python3() -> Option<String> {
     let told =
         Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().ok()?;
@@ -268,7 +269,8 @@ fn python3() -> Option<String> {
     (!path.is_empty() && !path.contains(' ')).then_some(path)
 }
 
-/// The compiler proper, and a source with all its headers.
+/// Returns the path of the compiler proper (cc1plus), and of a source that contains all its
+/// headers.
 fn templates(folder: &Path) -> Option<(String, String)> {
     let source = folder.join("race.cpp");
     fs::write(&source, TEMPLATES).ok()?;

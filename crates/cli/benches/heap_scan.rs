@@ -21,7 +21,7 @@ const BLOCKS: u64 = 1_000_000;
 /// Usable bytes of each block, so that all of them and their headers take 1 GiB.
 const BYTES: u64 = 1064;
 
-/// One scan.
+/// The figures of one scan.
 struct MeasuredScan {
     seconds: f64,
     /// Time of the scan without the copy, from the report.

@@ -21,7 +21,7 @@ use race::{RaceTarget, median};
 
 const ROUNDS: usize = 15;
 const MIB: u64 = 2048;
-/// Bytes per read, as in the scan.
+/// Number of bytes per read, as in the scan of pagewise.
 const PIECE: u64 = 256 << 10;
 const SAMPLE: u64 = 24_576;
 
@@ -44,7 +44,7 @@ fn stop(pid: u32) {
     rustix::process::kill_process(pid.expect("a pid"), stop).expect("the process lives");
 }
 
-/// The process, and what a scan needs of it.
+/// The process, and its data that a scan needs.
 struct ScanSubject {
     pid: Pid,
     mappings: Vec<Mapping>,

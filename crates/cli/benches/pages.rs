@@ -39,7 +39,7 @@ fn main() {
         let ratios: Vec<f64> = own.iter().zip(&walls[0]).map(|(own, bare)| own / bare).collect();
         let name = format!("pagewise pages {}", options.join(" "));
         println!("{name:<34}{:>8.1} ms{:>8.2}x", median(own), median(&ratios));
-        // The sleeps between the chunks of the polite default take time, and no CPU.
+        // The sleeps between the chunks of the polite default take wall time, but no CPU time.
         if options.first() == Some(&"--fast") {
             let met = if median(&ratios) <= 1.3 { "met" } else { "MISSED" };
             println!("goal {met}: <= 1.3x");
@@ -47,7 +47,7 @@ fn main() {
     }
 }
 
-/// Walks every page once, asking for what the command asks for.
+/// Walks every page once by `PAGEMAP_SCAN`, with the page categories that the command requests.
 fn bare(pid: u32) -> f64 {
     const TOP: u64 = 0x7fff_ffff_f000;
     let pagemap = File::open(format!("/proc/{pid}/pagemap")).expect("the process lives");

@@ -1,8 +1,8 @@
 //! Time to read a process, against the lower bound (`cat smaps`) and other tools.
 //!
-//! `cargo bench -p pagewise --bench reading`: 65,000 mappings, then 8 GiB of 4 KiB pages
-//! (`PAGEWISE_BENCH_GIB` sets another size), then `ps` over 300 processes. Whole processes, output
-//! thrown away.
+//! `cargo bench -p pagewise --bench reading`: measures whole processes, whose output is discarded,
+//! on 65,000 mappings, then on 8 GiB of 4 KiB pages (`PAGEWISE_BENCH_GIB` sets another size), then
+//! `ps` on 300 processes.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -13,7 +13,8 @@ use race::{RaceCommand, RaceTarget, goal, race};
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 
 fn main() {
-    // The procfs crate runs as a process of its own, like every other runner: this program again.
+    // A runner for the procfs crate is a process of its own, like every other runner: it is this
+    // program again.
     if let [_, flag, pid] = &std::env::args().collect::<Vec<_>>()[..]
         && flag == "--procfs-crate"
     {

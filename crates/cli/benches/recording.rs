@@ -1,10 +1,10 @@
 //! Cost of `pagewise record`: its CPU time, its memory and the size of its files.
 //!
-//! `cargo bench -p pagewise --bench recording`: 300 sleeping processes more than those that run
-//! anyway, recorded every 5 s for a minute (`PAGEWISE_BENCH_SECONDS` sets another time). The size
-//! of a day is that of the closed file: while a recorder runs, the file beside it has each changed
-//! page several times. `cargo bench -p pagewise-store --bench week` has whole days of given
-//! processes.
+//! `cargo bench -p pagewise --bench recording`: records 300 sleeping processes, besides the
+//! processes that run anyway, every 5 s for a minute (`PAGEWISE_BENCH_SECONDS` sets another time).
+//! The size of a day is the size of the closed file: while a recorder runs, the write-ahead log
+//! beside the file has each changed page several times. The benchmark `week` of `pagewise-store`
+//! measures whole days of given processes.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -28,7 +28,7 @@ fn status(pid: &str, line: &str) -> u64 {
     value.and_then(|it| it.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// CPU time of a process in seconds.
+/// Returns the CPU time of a process in seconds.
 fn cpu_seconds(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = text.rsplit(") ").next().unwrap_or_default().split(' ').collect();

@@ -1,15 +1,15 @@
 //! Overhead of observers on their target: `mmap`, touch and `munmap` in a large process while an
 //! observer reads it.
 //!
-//! `cargo bench -p pagewise --bench stalls`: the program `churn` prints how long a round took at
-//! the median and in the tail, the share of time in rounds of more than 1 ms, and the share in
-//! which the thread was blocked by the mmap lock, in all and in waits of more than 1 ms. A round
-//! also waits for other threads and for the hypervisor, so that the goals count only the lock.
-//! While the hypervisor runs another machine on a CPU, an observer on it can hold the lock for
-//! long, so that a missed goal is only judged if the hypervisor took at most 0.5 % of the CPU time
-//! (*steal*). First each observer as it is used, beside runs without an observer and readers of
-//! `smaps_rollup`; then each command in a loop, on CPUs that are idle otherwise, and with four busy
-//! threads for each CPU.
+//! `cargo bench -p pagewise --bench stalls`: the program `churn` prints the duration of a round at
+//! the median and in the tail, the share of time in rounds of more than 1 ms, the share of time in
+//! which the thread waited for the mmap lock, and the share of time in such waits of more than 1
+//! ms. A round also waits for other threads and for the hypervisor, so the goals count only waits
+//! for the lock. If the hypervisor runs another machine on the CPU of an observer, the observer can
+//! hold the lock for long. A missed goal is therefore only judged if the hypervisor took at most
+//! 0.5 % of the CPU time (*steal*). The first half measures each observer at its usual interval,
+//! runs without an observer, and readers of `smaps_rollup`. The second half runs each command in a
+//! loop, once on CPUs that are otherwise idle, and once with four busy threads for each CPU.
 //!
 //! `PAGEWISE_BENCH_PART=used` or `loops` runs one half. `PAGEWISE_BENCH_GIB` (8) is the size of the
 //! target, `PAGEWISE_BENCH_SECONDS` (60) the time of each observer of the first half.
@@ -29,17 +29,18 @@ use std::time::Duration;
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 /// Time for which each command runs in a loop.
 const LOOP_SECONDS: u64 = 10;
-/// The goal of the 99.99th percentile of the rounds.
+/// Goal: maximum 99.99th percentile of the duration of a round, in nanoseconds.
 const MAX_P9999_NS: f64 = 1e6;
-/// The goal of an observer as it is used: share of time in waits of more than 1 ms for the lock.
+/// Goal for observers at their usual intervals: maximum share of time in waits of more than 1 ms
+/// for the lock.
 const MAX_STALLED_USED: f64 = 0.002;
-/// The same for a command in a loop.
+/// Goal for commands in a loop: maximum share of time in waits of more than 1 ms for the lock.
 const MAX_STALLED: f64 = 0.02;
 /// Share of CPU time taken by the hypervisor above which a missed goal is not judged.
 const MAX_STEAL: f64 = 0.005;
-/// The key of this share among the figures.
+/// Key, among the figures, of the share of CPU time taken by the hypervisor.
 const STEAL: &str = "steal";
-/// Busy threads for each CPU.
+/// Number of busy threads for each CPU.
 const BUSY: usize = 4;
 
 fn main() {
@@ -66,7 +67,7 @@ fn main() {
     }
 }
 
-/// A way to observe the target. `PID` stands for the target, `FOLDER` for a temporary folder,
+/// A method of observing the target. `PID` stands for the target, `FOLDER` for a temporary folder,
 /// `ADDRESS` for a free address.
 #[derive(Clone, Debug)]
 enum BenchObserver {
@@ -137,7 +138,8 @@ fn verdict(is_met: bool, figures: &ChurnFigures) -> &'static str {
     }
 }
 
-/// CPU time of the machine, and the part of it that the hypervisor took, in clock ticks.
+/// Returns the CPU time of the machine, and the part of it that the hypervisor took, in clock
+/// ticks.
 fn machine_ticks() -> [f64; 2] {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
@@ -147,7 +149,7 @@ fn machine_ticks() -> [f64; 2] {
     [ticks.iter().sum(), ticks.get(7).copied().unwrap_or(0.0)]
 }
 
-/// Observers at the intervals at which they are used.
+/// Measures observers at the intervals at which they are used.
 fn as_used(target: BenchTarget<'_>) {
     println!("\nas used, {} s each", target.seconds);
     heading();
@@ -256,7 +258,7 @@ fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// The target to be started.
+/// The program that is started as the target, and its settings.
 #[derive(Clone, Copy)]
 struct BenchTarget<'a> {
     churn: &'a Path,
@@ -265,7 +267,7 @@ struct BenchTarget<'a> {
 }
 
 impl BenchTarget<'_> {
-    /// The figures of the target, which was observed until it printed them.
+    /// Observes the target until it prints its figures, and returns these figures.
     fn observed(self, observer: &BenchObserver) -> ChurnFigures {
         let mut target = self.start();
         let lines = BufReader::new(target.stdout.take().expect("stdout is a pipe")).lines();
@@ -369,7 +371,7 @@ fn free_address() -> SocketAddr {
     listener.and_then(|it| it.local_addr()).expect("a free port")
 }
 
-/// Reads the metrics; an error before the exporter listens.
+/// Reads the metrics. Fails if the exporter does not listen yet.
 fn scrape(address: SocketAddr) -> std::io::Result<usize> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;

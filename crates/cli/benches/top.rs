@@ -1,5 +1,5 @@
-//! CPU time of `pagewise top` with 300 and 3,000 sleeping processes more than those that run
-//! anyway.
+//! CPU time of `pagewise top` with 300 and with 3,000 sleeping processes, besides the processes
+//! that run anyway.
 //!
 //! `cargo bench -p pagewise --bench top` (`PAGEWISE_BENCH_PROCESSES` sets another list of numbers,
 //! `PAGEWISE_BENCH_SECONDS` the time of each, 30 s). The goals are 1 % of a core for 300 processes
@@ -22,7 +22,7 @@ use children::{Children, cpu_ms, memory_mib};
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 /// Time for the first sweep, which reads everything, and for the interval to settle.
 const WARM_UP: Duration = Duration::from_secs(12);
-/// Shown in the title if the interval is longer than the wanted one.
+/// Text in the title if the interval is longer than the requested one.
 const READS_LESS_OFTEN: &str = "to use little CPU time";
 
 fn main() {
@@ -70,7 +70,7 @@ fn watch(count: usize, during: Duration) {
     );
 }
 
-/// The first child of a process.
+/// Returns the first child of a process.
 fn child_of(pid: u32) -> Option<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     children.split(' ').next()?.parse().ok()

@@ -22,7 +22,7 @@ const ROUNDS: usize = 9;
 /// Maximum cost of a hit in microseconds.
 const GOAL: f64 = 40.0;
 
-/// The wall time of a line for the shell in milliseconds. The line must succeed.
+/// Returns the wall time of a shell command in milliseconds. The command must succeed.
 fn wall(line: &str) -> f64 {
     let begin = Instant::now();
     let status = Command::new("sh")
@@ -92,6 +92,6 @@ fn main() {
     if has_gdb {
         println!("a hit under gdb: {:.1} µs", hit(4, 3, FEWER));
     }
-    // Leftovers are in the folder of temporary files.
+    // If this fails, the files stay in the folder for temporary files.
     let _ = fs::remove_dir_all(&folder);
 }

@@ -103,7 +103,8 @@ pub(crate) struct MomentArgs {
     pub(crate) at_peak: bool,
 }
 
-/// The way to read: by default `--full` for processes up to 64 MiB of RES, else `--polite`.
+/// Method of reading a process: by default `--full` for processes up to 64 MiB of RES, else
+/// `--polite`.
 #[derive(Debug, Args)]
 pub(crate) struct ReadingArgs {
     /// Read page tables for 2 MiB of addresses at a time and sleep in between, so that the process
@@ -122,7 +123,7 @@ pub(crate) struct ReadingArgs {
 }
 
 impl ReadingArgs {
-    /// True if the user asked for a particular reading.
+    /// Returns true if the user gave `--polite`, `--fast` or `--full`.
     pub(crate) fn is_chosen(&self) -> bool {
         self.polite || self.fast || self.full
     }
@@ -145,20 +146,20 @@ pub(crate) struct OutputArgs {
     pub(crate) long: bool,
 }
 
-/// A percentage from 0 to 100, with or without `%`.
+/// Parses a percentage from 0 to 100, with or without `%`.
 pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.strip_suffix('%').unwrap_or(text).parse().ok();
     let number = number.filter(|number| (0.0..=100.0).contains(number));
     number.ok_or_else(|| "expected a number from 0 to 100".into())
 }
 
-/// A percentage above 0 and at most 100, with or without `%`.
+/// Parses a percentage above 0 and at most 100, with or without `%`.
 pub(crate) fn percent_above_zero(text: &str) -> Result<f64, String> {
     let number = percent(text).ok().filter(|number| *number > 0.0);
     number.ok_or_else(|| "expected a number above 0 and at most 100".into())
 }
 
-/// The memory bound of a recorder.
+/// The limit of pagewise's own memory during a recording.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct MemoryArgs {
     /// Limit the memory of pagewise to SIZE, at least 32M. At this limit, pagewise merges the
@@ -190,7 +191,7 @@ pub(crate) struct Exports {
     pub(crate) perfetto: Option<PathBuf>,
 }
 
-/// The highest number of rows; `None` for all.
+/// Maximum number of rows that a table shows; `None` shows all rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowLimit(pub(crate) Option<usize>);
 
@@ -201,7 +202,7 @@ pub(crate) fn limit(text: &str) -> Result<RowLimit, String> {
     }
 }
 
-/// A number of bytes above 0, with a unit: `512k`.
+/// Parses a number of bytes above 0, with or without a unit: `512k`.
 pub(crate) fn byte_count(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {

@@ -1,5 +1,5 @@
 //! The keeper: a process that undoes the changes of pagewise in targets if pagewise is killed
-//! before it undoes them itself.
+//! before pagewise undoes them.
 //!
 //! Each change is noted before it is made, and struck out after it is undone. Each note goes to the
 //! keeper's standard input and to a file that only this user can access. The keeper is in a session
@@ -38,16 +38,19 @@ pub(crate) struct Keep {
 
 /// The last line of notes: pagewise has ended its recordings, and only noted mappings remain.
 const DONE: &str = "done";
-/// The first words of notes: a change to undo, a change that was undone, a process whose heap is
-/// recorded.
+/// First words of notes: a change to undo (`NOTE`), a change that was undone (`STRIKE`), a process
+/// whose heap is recorded (`HEAP`).
 const NOTE: &str = "note ";
 const STRIKE: &str = "strike ";
 const HEAP: &str = "heap ";
-/// Time limit for the end of a process that has closed its files.
+/// Time for which the keeper waits for the end of pagewise after pagewise has closed the keeper's
+/// input.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time that the keeper waits for threads that use a mapping of ours: longer than a function runs.
+/// Time for which the keeper waits for threads that use a mapping of pagewise: longer than a
+/// function in the mapping runs.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(90);
-/// The same for the next run of pagewise, and for `pagewise keep`.
+/// Times for which the next run of pagewise (`NEXT_PATIENCE`) and `pagewise keep` (`KEEP_PATIENCE`)
+/// wait for threads that use a mapping of pagewise.
 const NEXT_PATIENCE: Duration = Duration::from_millis(500);
 const KEEP_PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum pause of a target for an undo: a pause does less harm than a change that stays.
@@ -60,13 +63,14 @@ const MAX_NOTES: u64 = 1 << 20;
 struct Notes {
     heaps: Vec<u32>,
     undos: Vec<Undo>,
-    /// The file of the notes. An undo changes the target too, and may be killed: it writes notes of
-    /// its own.
+    /// The file of the notes. An undo changes the target too, and may be killed: it writes its own
+    /// changes to this file.
     file: Option<File>,
 }
 
 impl Notes {
-    /// Applies a line. A line that is cut off is ignored: its change was not made yet.
+    /// Applies a line of notes. A line that is cut off is ignored: the change of this line was not
+    /// made yet.
     fn apply_line(&mut self, line: &str) {
         if let Some(pid) = line.strip_prefix(HEAP) {
             self.heaps.extend(pid.parse::<u32>());
@@ -86,13 +90,13 @@ impl Notes {
             is_done &= end_recording(&root, *pid, &mut self, patience);
         }
         for undo in std::mem::take(&mut self.undos) {
-            // If the undo fails, the target still works as it is.
+            // If the undo fails, the target still works with the change.
             match on_tracer_thread(|| undo.carry_out(patience)) {
                 Ok(_) => self.strike(&undo),
                 Err(_) => is_done = false,
             }
         }
-        // A thread that was about to load the recorder may have loaded it before it left the memory
+        // A thread of the target may have loaded the recorder before the thread left the memory
         // that is unmapped above.
         for pid in &heaps {
             is_done &= end_recording(&root, *pid, &mut self, patience);
@@ -123,7 +127,7 @@ impl Keeper for Notes {
     }
 }
 
-/// Ends a recording that was left behind. Repeats it for `patience`: a thread may still be in the
+/// Ends a recording that was left behind. Tries again for `patience`: a thread may still be in the
 /// recorder, and on a busy machine threads take time to stop.
 fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duration) -> bool {
     let begin = Instant::now();
@@ -134,7 +138,7 @@ fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duratio
         match Attached::left_behind(pid, PAUSE)
             .and_then(|left| left.map(|it| it.end(notes)).transpose())
         {
-            // Nothing is left, or another run of pagewise records the process and will end that
+            // No recorder is left, or another run of pagewise records the process and will end that
             // recording.
             Ok(None | Some(LeftBehind::Whole | LeftBehind::NotThere))
             | Err(AttachRefused::Recorded { .. }) => {
@@ -159,9 +163,9 @@ pub(crate) struct KeeperProcess {
 }
 
 impl KeeperProcess {
-    /// Undoes changes of killed runs, then starts the keeper, which is ready when this returns. If
-    /// no process can be started, only the file has the notes; if no file can be written, only the
-    /// keeper has them.
+    /// Undoes changes of killed runs, then starts the keeper, and returns when the keeper is ready.
+    /// If no process can be started, only the file has the notes; if no file can be written, only
+    /// the keeper has them.
     pub(crate) fn start() -> KeeperProcess {
         undo_left_behind(Duration::ZERO, NEXT_PATIENCE);
         let (file, path) = folder().and_then(|folder| new_file(&folder)).ok().unzip();
@@ -206,7 +210,7 @@ impl KeeperProcess {
         self.child = None;
     }
 
-    /// Undoes the noted changes itself, after the keeper was killed.
+    /// Undoes the noted changes in this process. Called only if the keeper was killed.
     fn undo_without_keeper(self) {
         if self.notes.carry_out(false, KEEPER_PATIENCE)
             && let Some(path) = self.path
@@ -276,16 +280,16 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Undoes what killed runs of this user have left; false if something could not be undone, or if
-/// another process that undoes it now has not finished after `wait`. Each undo is tried for
-/// `patience`.
+/// Undoes the changes that killed runs of this user have left. Returns false if a change could not
+/// be undone, or if another process that undoes it now has not finished after `wait`. Each undo is
+/// tried for `patience`.
 fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
     let Ok(folder) = folder() else { return true };
     let Ok(entries) = fs::read_dir(folder) else { return true };
     let root = ProcRoot::live();
     let mut is_done = true;
     for entry in entries.filter_map(Result::ok) {
-        // The process that writes the notes undoes what they list, unless it is killed.
+        // The process that writes the notes undoes the listed changes, unless it is killed.
         if NoteWriter::of_file(&entry.file_name()).is_some_and(|writer| writer.lives(&root)) {
             continue;
         }
@@ -308,7 +312,7 @@ fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
     is_done
 }
 
-/// The process that writes a file of notes, as the file's name says.
+/// The process that writes a file of notes. The name of the file contains its PID and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct NoteWriter {
     pid: u32,
@@ -316,14 +320,15 @@ struct NoteWriter {
 }
 
 impl NoteWriter {
-    /// This process.
+    /// Returns this process.
     fn this(root: &ProcRoot) -> io::Result<NoteWriter> {
         let pid = std::process::id();
         let stat = stat_of(root, pid).ok_or(io::ErrorKind::NotFound)?;
         Ok(NoteWriter { pid, start_ticks: stat.start_ticks })
     }
 
-    /// The writer of a file of this name; `None` if [`NoteWriter::name`] does not make such names.
+    /// Returns the writer of a file with this name; `None` if [`NoteWriter::name`] does not make
+    /// such names.
     fn of_file(name: &OsStr) -> Option<NoteWriter> {
         let mut words = name.to_str()?.split('-');
         let (pid, start_ticks) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
@@ -331,7 +336,7 @@ impl NoteWriter {
         Some(NoteWriter { pid, start_ticks })
     }
 
-    /// The name of its file with a number.
+    /// Returns the name of the writer's file with this number.
     fn name(self, number: u32) -> String {
         format!("{}-{}-{number}", self.pid, self.start_ticks)
     }
@@ -362,7 +367,7 @@ fn lock(file: &File, patience: Duration) -> bool {
     }
 }
 
-/// The folder of files of notes, which only this user can access.
+/// Returns the folder of files of notes, which only this user can access.
 fn folder() -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -383,7 +388,7 @@ fn folder() -> io::Result<PathBuf> {
     }
 }
 
-/// A new file in the folder, locked.
+/// Creates a file in the folder, and locks it.
 fn new_file(folder: &Path) -> io::Result<(File, PathBuf)> {
     let writer = NoteWriter::this(&ProcRoot::live())?;
     for number in 0..1000 {
@@ -406,7 +411,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).append(true).custom_flags(flags).open(path)
 }
 
-/// True if a process has ended.
+/// Returns true if a process has ended.
 pub(crate) fn has_ended(root: &ProcRoot, pid: u32) -> bool {
     stat_of(root, pid).is_none_or(|stat| stat.has_ended())
 }
@@ -455,7 +460,7 @@ mod tests {
         let writer = NoteWriter { pid: child.id(), start_ticks };
         assert!(writer.lives(&root));
         child.kill().unwrap();
-        // At once, whether it has run since or not.
+        // A killed process counts as ended at once, even if it has not run since the signal.
         assert!(!writer.lives(&root));
         child.wait().unwrap();
         assert!(!writer.lives(&root));

@@ -36,11 +36,12 @@ pub fn main() -> ExitCode {
     done.unwrap_or_else(|error| fail(&error))
 }
 
-/// Prints what clap has to say: help, the version, or what is wrong with the options.
+/// Prints the message of clap: help, the version, or the error in the options.
 fn show(said: &clap::Error) -> ExitCode {
     let code = u8::try_from(said.exit_code()).unwrap_or(2);
     match said.print() {
-        // Requested output must arrive; the exit code reports errors in any case.
+        // A failure to print requested output is an error. For wrong options, the exit code is an
+        // error in any case.
         Err(error) if !said.use_stderr() => {
             fail(&anyhow::Error::new(error).context("cannot write to standard output"))
         }
@@ -64,7 +65,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.is::<target::UsageError>() { 2 } else { 1 })
 }
 
-/// Advice for the reader.
+/// Returns advice for the user about an error.
 fn hint(error: &anyhow::Error) -> Option<String> {
     let proc = error.downcast_ref::<pagewise_proc::ProcError>().and_then(|error| error.hint());
     proc.or_else(|| {

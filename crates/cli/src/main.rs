@@ -1,4 +1,4 @@
-//! The program `pagewise`. Its code is the library beside.
+//! The program `pagewise`. Its code is in the library of this package.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -16,10 +16,12 @@ use pagewise_view::{csv, export, html, json, text};
 use crate::args;
 use crate::terminal::TerminalLook;
 
-/// Large enough that a page of 65,000 rows takes few system calls.
+/// Number of bytes of the output buffer: large enough that a report of 65,000 rows takes few system
+/// calls.
 const BUFFER: usize = 256 << 10;
 
-/// Writes a report as its options say. `--html` alone prints nothing on standard output.
+/// Writes a report to the outputs that the options select. `--html` alone prints nothing on
+/// standard output.
 pub(crate) fn emit(
     report: &Report,
     output: &args::OutputArgs,
@@ -71,7 +73,7 @@ pub(crate) fn emit_beside(
     drawn.and_then(|()| out.flush()).context("cannot write to standard error")
 }
 
-/// Writes a table as CSV to standard output or where the options say.
+/// Writes a table as CSV to standard output, or to the file of --output.
 pub(crate) fn emit_csv(table: &ReportTable, output: &args::OutputArgs) -> anyhow::Result<()> {
     match &output.output {
         Some(path) => into_file(path, |out| csv::write(table, out)),
@@ -119,7 +121,7 @@ pub(crate) fn into_file(
     write_file(path, FileReaders::Umask, draw)
 }
 
-/// Writes a recording into a file, which its owner alone can read.
+/// Writes a recording into a file that only its owner can read.
 pub(crate) fn save(
     path: &Path,
     draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -142,7 +144,8 @@ pub(crate) fn note(text: impl Display) {
     write_stderr(&format!("pagewise: {text}\n"));
 }
 
-/// Prints that a recording has begun, and when it ends. From then on, no event is missed.
+/// Prints that a recording has begun, and when it ends. Called only when no event can be missed any
+/// more.
 pub(crate) fn note_begin(recorded: impl Display, during: Option<Duration>) {
     match during {
         Some(time) => {

@@ -9,11 +9,12 @@ use pagewise_sys::ptrace::expected_pause;
 
 use crate::output::note;
 
-/// Shorter pauses are not worth a message: the scheduler makes threads wait as long.
+/// Minimum pause that is announced: the scheduler makes threads wait for as long as a shorter
+/// pause.
 pub(crate) const WORTH_SAYING: Duration = Duration::from_millis(10);
 
-/// Refuses to stop all threads of a process for longer than permitted, and prints the time if it is
-/// long.
+/// Refuses to stop all threads of a process for longer than `max_pause`. Announces a permitted
+/// stop.
 pub(crate) fn permit(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<()> {
     let Some((threads, pause)) = expected(root, pid) else { return Ok(()) };
     if pause > max_pause {
@@ -27,7 +28,8 @@ pub(crate) fn permit(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::
     Ok(())
 }
 
-/// Prints the time for which all threads of a process are about to be stopped, if it is long.
+/// Prints the time for which all threads of a process are about to be stopped, if this time is
+/// longer than [`WORTH_SAYING`].
 pub(crate) fn announce(root: &ProcRoot, pid: Pid) {
     if let Some((threads, pause)) = expected(root, pid).filter(|(_, it)| *it > WORTH_SAYING) {
         let pause = milliseconds(pause);
@@ -35,14 +37,14 @@ pub(crate) fn announce(root: &ProcRoot, pid: Pid) {
     }
 }
 
-/// Number of threads of a process, and the time for which stopping them pauses it. `None` if the
-/// process has ended.
+/// Returns the number of threads of a process, and the expected time for which stopping them pauses
+/// the process. Returns `None` if the process has ended.
 fn expected(root: &ProcRoot, pid: Pid) -> Option<(u64, Duration)> {
     let threads = stat::parse(&root.read(pid, "stat").ok()?).ok()?.threads;
     Some((threads, expected_pause(usize::try_from(threads).unwrap_or(usize::MAX))))
 }
 
-/// Milliseconds to the microsecond.
+/// Returns a time in milliseconds, with microseconds as decimals.
 fn milliseconds(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }

@@ -49,7 +49,7 @@ pub(crate) fn run(pid: u32) -> anyhow::Result<ExitCode> {
         }
     };
     helper::tell_ready()?;
-    // The kernel ends the tracing with this process.
+    // When this process ends, the kernel ends the tracing.
     std::thread::spawn(|| {
         let mut nothing = Vec::new();
         let _ = io::stdin().take(1).read_to_end(&mut nothing);

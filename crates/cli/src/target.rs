@@ -17,7 +17,7 @@ use pagewise_scan::sample;
 use crate::args;
 use crate::commands::run_command;
 
-/// The options were understood by clap and still make no sense together: exit code 2.
+/// Wrong usage that clap does not detect: the exit code is 2.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 
@@ -55,12 +55,12 @@ pub(crate) enum CommandMoment {
 pub(crate) struct TakenSnapshot {
     pub(crate) snapshot: Snapshot,
     pub(crate) exit: ExitCode,
-    /// The error if the kernel denies access to the memory of the process.
+    /// The error that the kernel denies access to the memory of the process, if it does.
     pub(crate) denied: Option<ProcError>,
 }
 
 impl TakenSnapshot {
-    /// The snapshot, for commands whose report needs the mappings.
+    /// Returns the snapshot, for commands whose report needs the mappings.
     ///
     /// # Errors
     /// If the kernel denies access to the memory of the process.
@@ -72,7 +72,7 @@ impl TakenSnapshot {
     }
 }
 
-/// Resolves the source options, takes the snapshot, and saves it where asked.
+/// Resolves the source options, takes the snapshot, and saves it if --save is given.
 ///
 /// If `sums` is true, the snapshot also has totals and a sample of the heap. A saved snapshot
 /// always has them.
@@ -125,7 +125,7 @@ fn subject(source: args::SourceArgs) -> anyhow::Result<InspectedTarget> {
     Ok(InspectedTarget::Process { root: root(source.root.as_deref()), name })
 }
 
-/// The snapshot of a core file, with a sample of its heap if `sums` are wanted.
+/// Returns the snapshot of a core file, with a sample of its heap if `sums` is true.
 fn read_core(path: &Path, exe: Option<&Path>, sums: bool) -> Result<Snapshot, ProcError> {
     let (core, images) = open_core(path, exe)?;
     let mut snapshot = core_file::snapshot(&core, &images);
@@ -135,8 +135,8 @@ fn read_core(path: &Path, exe: Option<&Path>, sums: bool) -> Result<Snapshot, Pr
     Ok(snapshot)
 }
 
-/// Reads a process, with a sample of its heap if sums are wanted. The snapshots from which
-/// `--at-peak` chooses have none: each would stop the process longer.
+/// Reads a process, with a sample of its heap if the request has `sums`. The snapshots from which
+/// `--at-peak` chooses have no sample, which would stop the process for longer.
 pub(crate) fn captured(
     root: &ProcRoot,
     pid: Pid,
@@ -159,7 +159,8 @@ pub(crate) fn open_core(
     Ok((core, images))
 }
 
-/// A decompressed core lies in `$TMPDIR`, else in the default folder.
+/// Returns the bounds of decompression. The decompressed core file is in `$TMPDIR`, else in the
+/// default folder.
 fn decompress_bounds() -> DecompressBounds {
     let default = DecompressBounds::default();
     let folder = std::env::var_os("TMPDIR").filter(|folder| !folder.is_empty());
@@ -178,12 +179,12 @@ fn process(root: &ProcRoot, name: &str, request: &CaptureRequest) -> anyhow::Res
     Ok(TakenSnapshot { snapshot, exit: ExitCode::SUCCESS, denied })
 }
 
-/// `/proc`, or the copy that was named.
+/// Returns the copy of /proc in `copy`; without a copy, `/proc` itself.
 pub(crate) fn root(copy: Option<&Path>) -> ProcRoot {
     copy.map_or_else(ProcRoot::live, ProcRoot::at)
 }
 
-/// The reading that was asked for.
+/// Returns the method of reading that the options select.
 pub(crate) fn wish(reading: &args::ReadingArgs) -> Wish {
     match reading {
         args::ReadingArgs { polite: true, .. } => Wish::Polite,

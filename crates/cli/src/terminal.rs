@@ -10,13 +10,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::args;
 use crate::output::write_stderr;
 
-/// Default width without a terminal.
+/// Default width without a terminal, in characters.
 const PIPE_WIDTH: u16 = 100;
-/// Wider lines are hard to read, and most tables are complete by then.
+/// Maximum and minimum width on a terminal, in characters. Wider lines are hard to read, and most
+/// tables are complete at the maximum width.
 const WIDEST: u16 = 200;
 const NARROWEST: u16 = 60;
 
-/// Color, width and units, before a command adds its own wishes.
+/// Color, width and units that the user or the terminal selects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TerminalLook {
     color: bool,
@@ -25,12 +26,12 @@ pub(crate) struct TerminalLook {
 }
 
 impl TerminalLook {
-    /// For output to standard output.
+    /// Returns the look of standard output.
     pub(crate) fn resolve(args: &args::LookArgs) -> TerminalLook {
         TerminalLook::on(args, &io::stdout())
     }
 
-    /// For output to standard error, if standard output is used by a command.
+    /// Returns the look of standard error. Used if standard output is for the output of a command.
     pub(crate) fn on_stderr(args: &args::LookArgs) -> TerminalLook {
         TerminalLook::on(args, &io::stderr())
     }
@@ -52,7 +53,7 @@ impl TerminalLook {
         TerminalLook { color, width: width.unwrap_or(PIPE_WIDTH), units }
     }
 
-    /// The style of a page on standard output.
+    /// Returns the style of a report.
     pub(crate) fn style(&self, long: bool, usual: Units) -> Style {
         Style {
             width: usize::from(self.width),
@@ -62,18 +63,18 @@ impl TerminalLook {
         }
     }
 
-    /// The style of a page in a file: no terminal, so no color.
+    /// Returns the look of a file, which is not a terminal and gets no color.
     pub(crate) fn for_file(self) -> TerminalLook {
         TerminalLook { color: false, ..self }
     }
 }
 
-/// True if a person can answer a question.
+/// Returns true if a person can answer a question: standard input and standard error are terminals.
 pub(crate) fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// A question without an answer counts as refused after this time.
+/// Time after which a question without an answer counts as refused.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 /// Interval of checks for an interrupt.
 const POLL_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };

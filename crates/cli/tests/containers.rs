@@ -1,8 +1,9 @@
-//! Targets in containers: a root of their own with another C library, user, PID and mount
-//! namespaces. Seen from the host, from inside, and from another container.
+//! Targets in containers, which have a root with another C library, and user, PID and mount
+//! namespaces of their own. The tests inspect a target from the host, from inside its container,
+//! and from another container.
 //!
-//! `PAGEWISE_STATIC` names the command as `cargo xtask static` builds it; without it, no test looks
-//! from inside a root that has no C library for the command.
+//! `PAGEWISE_STATIC` names the command that `cargo xtask static` builds. Without it, no test runs
+//! pagewise inside a root that lacks the C library of pagewise.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests may do both")]
 
@@ -21,16 +22,16 @@ use pagewise_skip::{Lack, is_root, skip, skip_part};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The programs of a container, and its C library.
+/// The C library of a container and of its programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Userland {
     /// This machine's C library.
     Glibc,
-    /// The oldest of those in the folder that `PAGEWISE_GLIBC` names: Debian 11 has 2.31.
+    /// The oldest glibc in the folder that `PAGEWISE_GLIBC` names: Debian 11 has glibc 2.31.
     OldGlibc,
-    /// musl's, as Alpine has it.
+    /// musl's C library, as in Alpine.
     Musl,
-    /// No file but programs, which are linked statically (distroless).
+    /// No C library: the root contains only statically linked programs (distroless).
     Static,
 }
 
@@ -51,7 +52,7 @@ impl Userland {
         }
     }
 
-    /// A root with these programs and the files that they need.
+    /// Creates a root with these programs and the files that they need.
     fn root(self, programs: &[&str]) -> Option<TempDir> {
         let root = tempfile::tempdir_in("/tmp").unwrap();
         let mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode));
@@ -73,7 +74,7 @@ impl Userland {
     }
 }
 
-/// The loader and the libraries of a program.
+/// Returns the loader and the libraries of a program.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let bytes = fs::read(program).unwrap();
     let musl = b"/lib/ld-musl-x86_64.so.1\0";
@@ -88,12 +89,12 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path != program && path.exists()).collect()
 }
 
-/// The user namespace of a container, beside its PID and mount namespaces.
+/// The user namespace of a container. Each container also has PID and mount namespaces of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Users {
-    /// Its root is an unprivileged user outside.
+    /// A user namespace of its own: root in the container is an unprivileged user outside.
     Own,
-    /// Its root is root.
+    /// The user namespace of the host: root in the container is root outside.
     Host,
 }
 
@@ -101,13 +102,13 @@ enum Users {
 struct Container {
     root: TempDir,
     child: Child,
-    /// The first process, as the host numbers it.
+    /// PID of the first process on the host.
     pid: String,
 }
 
 impl Container {
-    /// Starts the first of `programs` in a root that has them all. `None`, after recording a skip,
-    /// without a compiler or if the kernel refuses the namespaces.
+    /// Starts the first of `programs` in a root that has all of them. Returns `None`, after
+    /// recording a skip, without a compiler or if the kernel refuses the namespaces.
     fn start(userland: Userland, users: Users, programs: &[&str]) -> Option<Container> {
         const SCRIPT: &str = r#"mount -t proc proc "$1/proc" && exec chroot "$1" "$2""#;
         let root = userland.root(programs)?;
@@ -136,7 +137,7 @@ impl Container {
         Some(Container { root, child, pid })
     }
 
-    /// Runs the command of the host's root that `PAGEWISE_STATIC` names, inside.
+    /// Runs pagewise inside the container.
     fn inside(&self, words: &[&str]) -> Output {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.pid, "--mount", "--pid", "--root", "--wd=/", "--"]);
@@ -157,7 +158,7 @@ impl Container {
         true
     }
 
-    /// Files of recordings that were left in the root.
+    /// Returns the files of recordings that were left in the root.
     fn left_files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.path().join("tmp")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
@@ -172,7 +173,8 @@ impl Drop for Container {
     }
 }
 
-/// The command as one file. `None`, after recording a skip, if it was not built.
+/// Returns the path of the command as one file. Returns `None`, after recording a skip, if the
+/// command was not built.
 fn static_command() -> Option<PathBuf> {
     let file = std::env::var_os("PAGEWISE_STATIC").map(PathBuf::from);
     if file.is_none() {
@@ -185,12 +187,13 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// True if `diagnose` has found that a process is healthy, or the cause of its trouble.
+/// Returns true if `diagnose` has found that a process is healthy, or has found the cause of its
+/// trouble.
 fn is_diagnosed(output: &Output) -> bool {
     matches!(output.status.code(), Some(0 | 10))
 }
 
-/// True if a report of `explain --json` contains a path, such as that of a mapping.
+/// Returns true if a report of `explain --json` contains a path, such as the path of a mapping.
 fn has_mapping(report: &Value, path: &str) -> bool {
     report.to_string().contains(path)
 }
@@ -206,13 +209,13 @@ fn a_process_in_a_container_is_inspected_from_outside() {
         assert!(explained.status.success(), "{userland:?}: {}", said(&explained));
         let report: Value = serde_json::from_slice(&explained.stdout).unwrap();
         assert!(has_mapping(&report, "/busy_heap"), "{userland:?}: {report}");
-        // Its files are found in its own root.
+        // pagewise finds the files of the target in the root of the container.
         let findings = report["findings"].as_array().unwrap();
         assert!(!findings.iter().any(|it| it["id"] == "stale-files"), "{userland:?}: {findings:?}");
         let scanned = pagewise(&["heap", "scan", pid, "--json", "--max-pause", "1min"]);
         assert!(scanned.status.success(), "{userland:?}: {}", said(&scanned));
         let report: Value = serde_json::from_slice(&scanned.stdout).unwrap();
-        // 200 blocks of the one thread live at any time.
+        // The one thread has 200 live blocks at any time.
         assert!(number(&report, "live.blocks") >= 200, "{userland:?}: {report}");
         let diagnosed = pagewise(&["diagnose", pid, "--for", "300ms", "--json"]);
         assert!(is_diagnosed(&diagnosed), "{userland:?}: {}", said(&diagnosed));
@@ -238,7 +241,7 @@ fn a_program_in_a_container_is_recorded_from_outside() {
         let Some(container) = Container::start(userland, users, &["busy_heap"]) else {
             continue;
         };
-        // The second time the recorder is loaded already, from a file that is removed by then.
+        // The second attach finds the recorder already loaded, from a file that has been removed.
         for _ in 0..2 {
             let output = attach(&container);
             assert!(output.status.success(), "{userland:?} {users:?}: {}", said(&output));
@@ -257,7 +260,7 @@ fn a_program_in_a_container_is_recorded_from_outside() {
     }
 }
 
-/// Number of steps of an attach at which it is killed, unless `PAGEWISE_KILLS` sets another number.
+/// Number of steps at which an attach is killed, unless `PAGEWISE_KILLS` sets another number.
 const KILLED_STEPS: u64 = 6;
 
 #[test]
@@ -324,7 +327,7 @@ fn one_file_works_inside_every_root() {
     }
 }
 
-/// `heap run` of a program whose allocations are known.
+/// Runs `heap run` inside the container on a program whose allocations are known.
 fn records_inside(userland: Userland, container: &Container) {
     let file = "/tmp/known.pwh";
     let output = container.inside(&["heap", "run", "-o", file, "--", "/heap_known"]);
@@ -357,7 +360,7 @@ fn a_container_inspects_another_one_whose_processes_it_sees() {
     let Some(target) = Container::start(Userland::Glibc, Users::Own, &["busy_heap"]) else {
         return;
     };
-    // A side container: a root of its own, and the PIDs of the host.
+    // A side container has a root of its own, and shares the PID namespace of the host.
     let Some(root) = Userland::Static.root(&[]) else { return };
     copy_program(&command, &root.path().join("pagewise"));
     let beside = |words: &[&str]| {

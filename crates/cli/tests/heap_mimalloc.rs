@@ -17,7 +17,7 @@ use global::{CountedAllocator, allocate};
 #[global_allocator]
 static ALLOCATOR: CountedAllocator<mimalloc::MiMalloc> = CountedAllocator(mimalloc::MiMalloc);
 
-/// Program that is recorded.
+/// The program that the other tests record.
 #[test]
 #[ignore = "the other tests run it"]
 fn the_program() {

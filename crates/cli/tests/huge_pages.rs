@@ -1,5 +1,5 @@
-//! `thp`, `run --thp` and `trim --cold`, on programs that go on writing to their memory and
-//! checking it meanwhile.
+//! `thp`, `run --thp` and `trim --cold`, on programs that write to their memory and check it all
+//! the time.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -36,7 +36,8 @@ impl RunningHuge {
         running
     }
 
-    /// `huge.c`; `None`, after recording a skip, if the kernel gave it too few huge pages.
+    /// Starts `huge.c`. Returns `None`, after recording a skip, if the kernel gave it too few huge
+    /// pages.
     fn huge(mib: u64, period_kib: u64) -> Option<RunningHuge> {
         let arguments = [mib, period_kib].map(|n| n.to_string());
         let running = RunningHuge::start(Command::new(program("huge")).args(arguments));
@@ -70,7 +71,7 @@ impl RunningHuge {
         assert_eq!(answer, "ok 1\n", "{:?}", self.child.try_wait());
     }
 
-    /// A line of `smaps_rollup`, in bytes.
+    /// Returns a line of `smaps_rollup`, in bytes.
     fn counter(&self, name: &str) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
@@ -83,7 +84,7 @@ impl RunningHuge {
         line.split_once(':').unwrap().1.trim().to_owned()
     }
 
-    /// The `VmFlags` of the mapping at `huge.start`.
+    /// Returns the `VmFlags` of the mapping at `huge.start`.
     fn flags(&self) -> String {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).unwrap();
         let from = smaps.find(&format!("{:x}-", self.facts["huge.start"])).unwrap();
@@ -95,7 +96,7 @@ impl RunningHuge {
         assert!(Command::new("kill").args(["-s", name, &self.pid()]).status().unwrap().success());
     }
 
-    /// Stops every thread of it.
+    /// Stops every thread of the program.
     fn stop(&self) {
         self.signal("STOP");
         let stopped = |task: fs::DirEntry| {
@@ -110,7 +111,8 @@ impl RunningHuge {
         }
     }
 
-    /// Ends `huge.c`, which has checked its memory all the time, and must have gone on to the end.
+    /// Ends `huge.c`. Asserts that the program never found its memory changed, and checked it at
+    /// least once.
     fn end(mut self) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
@@ -128,13 +130,15 @@ impl Drop for RunningHuge {
     }
 }
 
-/// The number of huge pages that the kernel has made of small ones since boot, in any process.
+/// Returns the number of huge pages that the kernel has made of base pages since boot, in any
+/// process.
 fn collapsed() -> u64 {
     vmstat(&["thp_collapse_alloc"])
 }
 
-/// The bytes that khugepaged may have added, since `collapsed` was `before`, to a process whose
-/// mappings ask for huge pages: each of its runs makes up to eight (`pages_to_scan`).
+/// Returns the number of bytes that khugepaged may have added, since `collapsed` was `before`, to a
+/// process whose mappings request huge pages: each of its runs makes up to eight huge pages
+/// (`pages_to_scan`).
 fn added_by_khugepaged(before: u64) -> u64 {
     (collapsed() - before) * HUGE
 }
@@ -147,7 +151,7 @@ fn finds_bloat(report: &Value) -> bool {
     report["findings"].as_array().unwrap().iter().any(|f| f["id"] == "huge-page-bloat")
 }
 
-/// The row of the mapping that `huge.c` made.
+/// Returns the row of the mapping that `huge.c` made.
 fn its_row<'a>(running: &RunningHuge, report: &'a Value) -> &'a Value {
     let rows = report["mappings"].as_array().unwrap();
     rows.iter().find(|row| row["start"] == running.facts["huge.start"]).unwrap()
@@ -271,7 +275,8 @@ fn dense_huge_pages_are_spared() {
     let report = thp(&running, &["--fix", "--yes"]);
     assert_eq!(number(&report["fix"], "done"), 0);
     assert_eq!(running.counter("AnonHugePages"), 32 * MIB);
-    // A quarter of each is used: sparse at 50 per cent, not at 80.
+    // A quarter of each huge page is used, so the page is sparse with `--sparse 50`, and not with
+    // `--sparse 80`.
     let Some(partly) = RunningHuge::huge(32, 16) else { return };
     assert_eq!(number(&thp(&partly, &["--fix"])["plan"], "ranges"), 16);
     let plan = &thp(&partly, &["--fix", "--sparse", "80"])["plan"];
@@ -363,7 +368,7 @@ fn repeated<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     None
 }
 
-/// A setting of the machine, put back when dropped.
+/// A setting of the machine, which is restored when this value is dropped.
 struct Setting {
     path: &'static str,
     before: String,
@@ -393,7 +398,7 @@ fn smaller_huge_pages_are_listed_by_size() {
     let Some(setting) = Setting::change(ENABLED, "madvise") else {
         return skip(&Lack::KernelFile(ENABLED));
     };
-    // Too small for one of 2 MiB.
+    // The memory is too small for a huge page of 2 MiB.
     let running = RunningHuge::start(Command::new(program("huge")).args(["1", "64"]));
     drop(setting);
     let report = thp(&running, &[]);
@@ -438,7 +443,7 @@ fn unused_pages_go_to_swap() {
     };
     let big = RunningHuge::start(Command::new(program("big")).arg("64"));
     let page_out = ["--pageout", "--idle", "300ms"];
-    // It may still be on its way to sleep, and use its memory, if it waits for a CPU.
+    // If the program waits for a CPU, it may not sleep yet, and still use its memory.
     let plan = repeated(|| {
         let report = thp(&big, &page_out);
         (number(&report, "plan.change") >= 64 * MIB).then_some(report)
@@ -449,7 +454,7 @@ fn unused_pages_go_to_swap() {
     let fix = &thp(&big, &[&page_out[..], &["--yes"]].concat())["fix"];
     assert!(number(fix, "rss_after") < 16 * MIB, "{fix}");
     assert!(big.counter("Swap") >= 48 * MIB);
-    // Memory that is in use is left alone.
+    // Memory that is in use is not swapped out.
     let Some(busy) = RunningHuge::huge(16, 4) else { return };
     let spared = repeated(|| {
         let spared = number(&thp(&busy, &page_out), "plan.spared");
@@ -467,7 +472,7 @@ fn trim_moves_cold_memory_to_swap_and_no_byte_is_lost() {
     let Some(_swap) = Swap::on(192) else {
         return skip(&Lack::Machine("no swap file can be used"));
     };
-    // A block of 13 is live and checked: each page has one.
+    // One block in 13 is live and checked, so each page has one.
     let mut running =
         RunningHuge::start(Command::new(program("heap_states")).args(["fragmented", "64"]));
     let pid = running.pid();
@@ -492,7 +497,7 @@ fn trim_moves_cold_memory_to_swap_and_no_byte_is_lost() {
     while running.counter("Rss") > 32 * MIB && trim.try_wait().unwrap().is_none() {
         std::thread::sleep(Duration::from_millis(2));
     }
-    // The pages are read while it counts page faults.
+    // The program reads its pages while trim counts page faults.
     std::thread::sleep(Duration::from_secs(1));
     running.assert_intact();
     let output = trim.wait_with_output().unwrap();

@@ -1,9 +1,9 @@
-//! pagewise is ended while it works on a process, at every step and at any time: the process goes
-//! on unharmed.
+//! A signal ends pagewise while it inspects or changes a process, at every step and at any time:
+//! the process continues unharmed.
 //!
-//! `PAGEWISE_KILLS` says how many steps of each command are tried, or `all`; `PAGEWISE_ROUNDS` how
-//! many signals at any time; `PAGEWISE_COMMANDS` which commands, by a part of their name;
-//! `PAGEWISE_SEED` replays a choice.
+//! `PAGEWISE_KILLS` is the number of steps of each command that are tried, or `all`.
+//! `PAGEWISE_ROUNDS` is the number of signals at random times. `PAGEWISE_COMMANDS` selects commands
+//! by a part of their names. `PAGEWISE_SEED` replays a random choice.
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "what fails here fails a test")]
 
@@ -28,7 +28,7 @@ use fixture::victim::{Calls, EndedCommand, KILL, KillStep, Random, Victim, Whom,
 
 /// Size of the huge pages, and of the program's other mappings, in MiB.
 const MIB: u64 = 16;
-/// A command ends within this time after a signal, or when its own time is up.
+/// Time limit for the end of a command after a signal, or after its own duration.
 const MAX_END: Duration = Duration::from_secs(180);
 /// Number of times that `pagewise keep` is run: each waits thirty seconds.
 const KEEP_TRIES: u32 = 3;
@@ -36,9 +36,9 @@ const KEEP_TRIES: u32 = 3;
 const TROUBLE: i32 = 10;
 /// Maximum number of printed cases of a failing test.
 const MAX_SHOWN: usize = 25;
-/// Time in which a command places its other uprobes after the first.
+/// Time in which a command places its remaining uprobes after its first uprobe.
 const PLACING: Duration = Duration::from_millis(10);
-/// The kind of events that uprobes are.
+/// File with the perf event type of uprobes.
 const UPROBES: &str = "/sys/bus/event_source/devices/uprobe/type";
 
 /// Memory of the program before a command.
@@ -51,13 +51,13 @@ enum VictimMemory {
     Leaked,
 }
 
-/// A command that looks into a process or changes it.
+/// A command that inspects or changes a process.
 #[derive(Clone, Copy, Debug)]
 struct KillCase {
     name: &'static str,
     memory: VictimMemory,
     allowed: AllowedChanges,
-    /// `PID` is the process, `FILE` a file to write.
+    /// Arguments of pagewise: `PID` stands for the process, `FILE` for a file to write.
     arguments: &'static str,
     needs_swap: bool,
     /// A library that the program is started with; empty for none.
@@ -93,7 +93,7 @@ const ATTACH: KillCase = KillCase {
     arguments: "heap attach PID --for 20ms -o FILE",
     ..READS
 };
-/// The same of a program whose `malloc` is another.
+/// `heap attach` to a program whose `malloc` is jemalloc.
 const ATTACH_JEMALLOC: KillCase = KillCase {
     name: "heap attach, jemalloc",
     allowed: AllowedChanges { library: true, allocator: true, ..READS.allowed },
@@ -106,7 +106,7 @@ const TRIM: KillCase = KillCase {
     arguments: "trim PID --heap --stacks --yes --settle 0s",
     ..READS
 };
-/// The same of a program whose `malloc` is another.
+/// `trim` of a program whose `malloc` is jemalloc.
 const TRIM_JEMALLOC: KillCase = KillCase {
     name: "trim, jemalloc",
     allowed: AllowedChanges { allocator: true, heap_end: true, ..READS.allowed },
@@ -128,14 +128,15 @@ const SCAN_FORK: KillCase =
     KillCase { name: "heap scan fork", arguments: "heap scan PID --fork", ..READS };
 const DIAGNOSE: KillCase =
     KillCase { name: "diagnose", arguments: "diagnose PID --for 300ms -o FILE", ..READS };
-/// The same of a process that leaks: the functions that allocate are found by uprobes.
+/// `diagnose` of a process that leaks: the functions that allocate are found by uprobes.
 const DIAGNOSE_LEAK: KillCase = KillCase {
     name: "diagnose, leak",
     memory: VictimMemory::Leaked,
     arguments: "diagnose PID --for 300ms --max-pause 10s --budget 100 -o FILE",
     ..READS
 };
-/// Uprobes measure calls of the C library. The program has a C library of its own, as for a leak.
+/// `shootdowns --user-wait`, in which uprobes measure calls of the C library. The program has a C
+/// library of its own, as for a leak.
 const SHOOTDOWNS_WAIT: KillCase = KillCase {
     name: "shootdowns, user wait",
     memory: VictimMemory::Leaked,
@@ -209,13 +210,13 @@ impl KillCase {
     }
 }
 
-/// A target, with its state at first. A target is used for many rounds of a command, until it is
+/// A target, with its initial state. A target is used for many rounds of a command, until it is
 /// harmed.
 struct KillTarget {
     command: &'static str,
     victim: Victim,
     before: TargetBefore,
-    /// Holds a C library of the target's own, if it has one.
+    /// Folder that has a copy of the C library for the target alone, if the case needs a copy.
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -254,7 +255,8 @@ impl KillTarget {
     }
 }
 
-/// A folder with a copy of the C library: uprobes in it concern the process that maps it only.
+/// Returns a folder with a copy of the C library: uprobes in the copy affect only the process that
+/// maps it.
 fn own_libc() -> tempfile::TempDir {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -264,7 +266,7 @@ fn own_libc() -> tempfile::TempDir {
     folder
 }
 
-/// Harm found, and its count.
+/// The harm that was found, and the number of tries.
 #[derive(Default)]
 struct Harm {
     tried: AtomicUsize,
@@ -321,8 +323,8 @@ fn number_of_environment(name: &str, otherwise: usize) -> usize {
     }
 }
 
-/// A command that ran to its end under `kill_at`, once for all tests; or the reason why it cannot
-/// be tried at all.
+/// Returns the result of a command that ran to its end under `kill_at`, once for all tests; or the
+/// reason why the command cannot be tried at all.
 fn counted(case: &KillCase, random: &mut Random, folder: &Path) -> Result<EndedCommand, String> {
     type Counted = Arc<OnceLock<Result<EndedCommand, String>>>;
     static ALL: Mutex<BTreeMap<&str, Counted>> = Mutex::new(BTreeMap::new());
@@ -339,7 +341,7 @@ fn counted(case: &KillCase, random: &mut Random, folder: &Path) -> Result<EndedC
     counted.get_or_init(count).clone()
 }
 
-/// All steps of a command to its end, each with the processes that are killed.
+/// Returns all steps of a command to its end, each with the processes that are killed.
 fn steps(
     ended: &EndedCommand,
     random: &mut Random,
@@ -361,7 +363,7 @@ fn steps(
     all
 }
 
-/// Up to `count` elements of a list, in random order.
+/// Returns up to `count` elements of a list, in random order.
 fn some<T>(mut all: Vec<T>, count: usize, random: &mut Random) -> Vec<T> {
     for index in (1..all.len()).rev() {
         let other = usize::try_from(random.below(index as u64 + 1)).unwrap();
@@ -393,8 +395,8 @@ fn try_step(
     harm.tried.fetch_add(1, Ordering::Relaxed);
     let mut found = Vec::new();
     if step.whom == Whom::All {
-        // No process is left to unmap the mapping: the target works as it is, and the next run
-        // unmaps.
+        // No process is left to unmap the mapping of pagewise: the target works with it, and the
+        // next run of pagewise unmaps it.
         found.extend(there.victim.ask().err());
         // On busy CPUs the threads of the target may need time to leave the mapping of pagewise.
         let keep = || Command::new(env!("CARGO_BIN_EXE_pagewise")).arg("keep").status().unwrap();
@@ -421,7 +423,7 @@ fn try_step(
     }
 }
 
-/// Kills commands at every step, or at the wanted number of random steps: half of them at calls
+/// Kills commands at every step, or at the requested number of random steps, half of them at calls
 /// that change the target.
 fn kill_at_steps(cases: &[KillCase], otherwise: usize, calls: &[Calls], signals: &[i32]) {
     if !is_root() {
@@ -476,7 +478,7 @@ fn harm_is_noticed() {
     let target = KillTarget::start(&mut random);
     let id = Pid::from_raw(target.victim.pid.cast_signed()).unwrap();
     kill_process(id, Signal::STOP).unwrap();
-    // Nothing else would let it answer.
+    // The stopped target cannot answer until another thread continues it.
     let goes_on = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(13));
         kill_process(id, Signal::CONT).unwrap();
@@ -492,7 +494,7 @@ fn harm_is_noticed() {
     let found = harm(target);
     assert!(found.starts_with("bad check_memory"), "{found}");
 
-    // The last byte of a file's code is behind the last function, and in no thread's way.
+    // The last byte of a file's code is behind the last function, so no thread executes it.
     let target = KillTarget::start(&mut random);
     let maps = fs::read_to_string(format!("/proc/{}/maps", target.victim.pid)).unwrap();
     let libc = maps.lines().find(|it| it.contains(" r-xp ") && it.contains("/libc")).unwrap();
@@ -557,7 +559,8 @@ fn killed_while_its_uprobes_are_in_the_target_shootdowns_leaves_the_code_as_it_w
     kill_with_uprobes(&SHOOTDOWNS_WAIT);
 }
 
-/// Kills a command again and again while its uprobes are in the target, and looks for changed code.
+/// Kills a command again and again while its uprobes are in the target, and checks the code of the
+/// target for changes.
 fn kill_with_uprobes(case: &KillCase) {
     if !is_root() {
         return;
@@ -586,7 +589,7 @@ fn kill_with_uprobes(case: &KillCase) {
         while ended.is_none() && !target.before.has_own_code_changed() {
             ended = command.0.try_wait().unwrap();
         }
-        // On busy CPUs it may have too little time to see the leak.
+        // On busy CPUs, the command may have too little time to see the leak.
         if ended.is_some() {
             continue;
         }
@@ -607,12 +610,12 @@ fn kill_with_uprobes(case: &KillCase) {
     target.victim.end().unwrap();
 }
 
-/// A command with a signal at a random time.
+/// A command, and a signal that is sent at a random time.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     case: KillCase,
     signal: i32,
-    /// Share of the time that the command takes.
+    /// Time of the signal, as a share of the duration of the command.
     after: f64,
     /// Duration of an uninterrupted command.
     whole: Duration,
@@ -620,7 +623,7 @@ struct Round {
     group: bool,
 }
 
-/// Duration of an uninterrupted command.
+/// Returns the duration of an uninterrupted command.
 fn duration(case: &KillCase, random: &mut Random) -> Option<Duration> {
     let mut target = KillTarget::start_for(case, random);
     let folder = tempfile::tempdir_in(disk()).unwrap();
@@ -648,7 +651,7 @@ fn interrupt(round: &Round, pid: u32, file: &Path) -> Option<String> {
     let id = Pid::from_raw(child.id().cast_signed()).unwrap();
     let signal = Signal::from_named_raw(round.signal).unwrap();
     let send = if round.group { kill_process_group } else { kill_process };
-    // Fails if it has ended.
+    // `send` fails if the command has ended.
     let _ = send(id, signal);
     let began = Instant::now();
     while child.try_wait().unwrap().is_none() {

@@ -1,5 +1,5 @@
-//! The lab: every experiment runs and keeps to the keys that programs rely on, and whatever happens
-//! to it the system is as before.
+//! The lab: every experiment runs, and its results have the keys that programs rely on. After an
+//! experiment, also a killed one, the system is as before.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -43,25 +43,25 @@ const TINY: &[(&str, &[&str])] = &[
     ("ipc", &["rounds=10", "mib=1"]),
 ];
 
-/// Memory that an experiment may need in addition to its stated amount.
+/// Number of bytes that an experiment may need in addition to its stated amount.
 const ROOM: u64 = 64 << 20;
 
 const MAX_RUN_TIME: Duration = Duration::from_secs(120);
 
-/// Held by the one test at a time that may change settings of the system.
+/// Returns a lock, so that only one test at a time changes settings of the system.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `pagewise lab run` with files in a folder of its own.
+/// Runs `pagewise lab run` with files in a folder of its own.
 struct LabFolder {
     disk: TempDir,
 }
 
 impl LabFolder {
     fn new() -> LabFolder {
-        // A swap file must lie on a disk, which /tmp need not.
+        // A swap file must be on a disk, and /tmp may be a tmpfs.
         LabFolder { disk: tempfile::tempdir_in("/var/tmp").unwrap() }
     }
 
@@ -105,7 +105,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Present values of the settings that experiments may change.
+/// Returns the present values of the settings that experiments may change.
 fn settings() -> BTreeMap<PathBuf, String> {
     let folders = [
         "/sys/kernel/mm/transparent_hugepage",
@@ -143,7 +143,7 @@ fn settings() -> BTreeMap<PathBuf, String> {
     files.filter_map(|path| Some((path.clone(), fs::read_to_string(path).ok()?))).collect()
 }
 
-/// Cgroups of the lab that this process runs.
+/// Returns the cgroups of the lab that the process `lab` runs.
 fn cgroups(lab: u32) -> Vec<PathBuf> {
     let bases = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"];
     let names = [format!("pagewise-lab-{lab}"), format!("pagewise-lab-{lab}.within")];
@@ -152,7 +152,8 @@ fn cgroups(lab: u32) -> Vec<PathBuf> {
     all.filter(|path| path.exists()).collect()
 }
 
-/// Experiments as `lab list` or `lab vm list` names them, and the reasons not to run them.
+/// Returns the names of experiments in `lab list` or `lab vm list`, each with the reason not to run
+/// it.
 fn listed(words: &[&str]) -> Vec<(String, Option<String>)> {
     let list = fixture::json(words);
     let rows = list["experiments"].as_array().unwrap();
@@ -160,7 +161,7 @@ fn listed(words: &[&str]) -> Vec<(String, Option<String>)> {
     rows.iter().map(|row| (text(&row["name"]).unwrap(), text(&row["skipped"]))).collect()
 }
 
-/// Names of the experiments that run without a virtual machine of their own.
+/// Returns the names of the experiments that run without a virtual machine of their own.
 fn names() -> Vec<String> {
     let names = listed(&["lab", "list", "--json"]).into_iter().map(|(name, _)| name);
     names.filter(|name| !name.starts_with("vm-")).collect()
@@ -225,7 +226,8 @@ fn ignores_hangup() -> bool {
     u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 != 0
 }
 
-/// Virtual machines take minutes for all experiments; one condition boots one.
+/// All experiments would take minutes in virtual machines, so the test boots one machine for one
+/// condition.
 #[test]
 fn a_condition_runs_in_a_virtual_machine_and_its_values_come_back() {
     let experiments = listed(&["lab", "vm", "list", "--json"]);
@@ -251,7 +253,7 @@ fn kernels_of_a_comparison_are_built_by_one_command() {
     let experiments = listed(&["lab", "vm", "list", "--json"]);
     let (_, why) = experiments.iter().find(|(name, _)| name == "vm-patch").unwrap();
     let others = &experiments[0].1;
-    // Built kernels of the user of this test are allowed.
+    // This user may have built the kernels already: the list then gives no reason.
     if let (None, Some(why)) = (others, why) {
         assert!(why.contains("`pagewise lab vm compare`"), "{why}");
     }
@@ -278,7 +280,7 @@ fn a_missing_program_is_named_with_the_command_that_installs_it() {
     command.args(["lab", "vm", "list"]).env("PATH", "/nonexistent");
     let output = command.stdin(Stdio::null()).output().unwrap();
     let listed = String::from_utf8_lossy(&output.stdout).into_owned();
-    // All are skipped for the same reason, which is printed once.
+    // All experiments are skipped for the same reason, which is printed once.
     assert_eq!(listed.matches("is not installed").count(), 1, "{listed}");
 }
 
@@ -289,7 +291,7 @@ fn a_requested_end_leaves_nothing_behind_and_keeps_the_results() {
     }
     let _alone = alone();
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        // Under nohup it is ignored, by programs that this test starts, too.
+        // Under nohup, this test and the programs that it starts ignore SIGHUP.
         if signal == Signal::HUP && ignores_hangup() {
             skip_part(&Lack::Machine("SIGHUP is ignored, as under nohup"));
             continue;
@@ -330,7 +332,7 @@ fn a_setting_is_put_back_by_the_next_lab_too() {
     let _alone = alone();
     let mode = || fs::read_to_string(MODE).unwrap();
     let (lab, before) = (LabFolder::new(), settings());
-    // With many runs it is in another mode most of the time.
+    // With many runs, the system is in another mode most of the time.
     let has_begun = |_: &LabFolder| mode() != before[Path::new(MODE)];
     let mut running = lab.in_the_midst(&["overcommit", "--runs", "1000"], has_begun);
     running.kill().unwrap();
@@ -379,8 +381,8 @@ fn a_refusal_names_the_needed_rights() {
     }
 }
 
-/// Output of a command run by an unprivileged user; `None`, with a message, if that is not
-/// possible.
+/// Returns the output of a command run by an unprivileged user; `None`, after printing a message,
+/// if that is not possible.
 fn run_unprivileged(words: &[&str]) -> Option<Output> {
     if !rustix::process::geteuid().is_root() {
         return Some(fixture::pagewise(words));

@@ -2,7 +2,7 @@
 //! known.
 //!
 //! Every program is stopped while it is examined. If figures depend on the processes that map a
-//! page, the program is linked statically: otherwise pagewise itself would change them.
+//! page, the program is linked statically: otherwise pagewise itself would change the figures.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -38,7 +38,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     ("many", &["2000"]),
 ];
 
-/// Runs `check` on each program and reading.
+/// Runs `check` on each program with each method of reading.
 fn everywhere(link: FixtureLink, check: impl Fn(&Fixture, &Value, &str)) {
     for (program, args) in PROGRAMS {
         let Some(fixture) = Fixture::linked(link, program, args) else { return };
@@ -48,13 +48,13 @@ fn everywhere(link: FixtureLink, check: impl Fn(&Fixture, &Value, &str)) {
     }
 }
 
-/// The row of a table whose key has that value.
+/// Returns the row of a table in which `key` has this value.
 fn row<'a>(rows: &'a Value, key: &str, value: u64) -> &'a Value {
     let rows = rows.as_array().expect("a table is a list");
     rows.iter().find(|row| row[key] == value).unwrap_or_else(|| panic!("no {key} is {value:#x}"))
 }
 
-/// The mapping that an address lies in.
+/// Returns the mapping that contains an address.
 fn mapping_at(report: &Value, address: u64) -> &Value {
     let rows = report["mappings"].as_array().expect("mappings is a list");
     rows.iter()
@@ -62,7 +62,7 @@ fn mapping_at(report: &Value, address: u64) -> &Value {
         .unwrap_or_else(|| panic!("no mapping holds {address:#x}"))
 }
 
-/// True if a report has the finding of that name.
+/// Returns true if a report has the finding with this ID.
 fn finds(report: &Value, id: &str) -> bool {
     let findings = report["findings"].as_array().expect("findings is a list");
     findings.iter().any(|finding| finding["id"] == id)
@@ -136,7 +136,7 @@ fn pss_and_uss_equal_the_rollup() {
         let rollup = fixture.rollup();
         let exclusive = rollup["Private_Clean"] + rollup["Private_Dirty"];
         assert_eq!(number(report, "totals.uss"), exclusive, "{context}");
-        // The vdso's pages are mapped by every process, and processes come and go.
+        // Every process maps the vdso's pages, and processes start and end.
         let vdso: u64 =
             fixture.smaps().iter().filter(|e| e.is_kernels()).map(|e| e.counter("Rss")).sum();
         let pss = number(report, "totals.pss");
@@ -212,7 +212,7 @@ fn a_process_is_listed_with_the_figures_of_its_rollup() {
     }
 }
 
-/// The quadrant of each region of `quadrants.c`.
+/// Returns the quadrant of each region of `quadrants.c`.
 fn quadrant_of_region(name: &str) -> &'static str {
     match name {
         "shared_anon" | "memfd" | "sysv" | "posix" => "shared_anonymous",
@@ -260,7 +260,7 @@ fn each_kind_of_shared_memory_is_recognized_by_its_name() {
     }
 }
 
-/// The four quadrants by page state, from the kernel's counters. Valid for a process whose
+/// Returns the four quadrants by page state, from the kernel's counters. Valid for a process whose
 /// anonymous pages no other process maps.
 fn effective_by_smaps(
     smaps: &[SmapsEntry],
@@ -403,7 +403,7 @@ fn the_stack_reuses_what_the_heap_leaks() {
     assert!((reused..reused + MIB).contains(&frames), "{frames}");
 }
 
-/// The bytes that a page or a terminal would take for more than text.
+/// Asserts that no byte controls a terminal, and that no markup is in a page.
 fn assert_harmless(bytes: &[u8], what: &str) {
     let text = std::str::from_utf8(bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
     let bad = text.chars().find(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}');
@@ -542,7 +542,8 @@ fn a_kernel_thread_has_no_memory_and_that_is_said() {
     assert!(said.contains("kernel thread"), "{said}");
 }
 
-/// A copy of pagewise that others may run too: the folder of the build may be closed to them.
+/// Returns a copy of pagewise that others may run too: the folder of the build may be closed to
+/// them.
 fn open_to_all() -> (tempfile::TempDir, PathBuf) {
     let open = tempfile::tempdir().unwrap();
     fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -569,7 +570,7 @@ fn processes_hidden_by_hidepid_are_counted_and_reported() {
     }
     let hide = |level: &str| format!("mount -t proc -o hidepid={level} proc /proc");
     let ps = "NOBODY PAGEWISE ps --json";
-    // Among processes of its own, none of which ends while they are listed.
+    // In a PID namespace of its own, no process ends while pagewise lists the processes.
     let own = ["--pid", "--fork"];
     let Some(output) = with_another_proc(&own, &hide("1"), ps) else { return };
     let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -605,7 +606,7 @@ fn pids_of_another_namespace_are_not_mistaken_for_our_own() {
     if !is_root() {
         return;
     }
-    // Without a /proc of its own, a process in a new pid namespace sees the old one's numbers.
+    // Without a /proc of its own, a process in a new PID namespace sees the PIDs of the old one.
     let inside = ["--pid", "--fork"];
     let explain = "PAGEWISE explain self --json";
     let Some(output) = with_another_proc(&inside, "true", explain) else { return };
@@ -616,7 +617,7 @@ fn pids_of_another_namespace_are_not_mistaken_for_our_own() {
     let output = with_another_proc(&inside, "true", "PAGEWISE explain -- true").unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("pid namespace"));
-    // With one, all is as usual.
+    // With a /proc of its own, pagewise works as usual.
     let mount = "mount -t proc proc /proc";
     let output = with_another_proc(&inside, mount, "PAGEWISE explain --json -- true").unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -736,7 +737,7 @@ fn the_pss_of_a_process_is_unchanged_by_the_observer() {
     let after = pss();
     child.kill().unwrap();
     child.wait().unwrap();
-    // Other processes, which come and go, also map the program and the loader.
+    // Other processes, which start and end, also map the program and the loader.
     let (least, most) = (before.min(after), before.max(after));
     for (reading, pss) in seen {
         let near = (least.saturating_sub(8 << 10)..=most + (8 << 10)).contains(&pss);
@@ -803,7 +804,7 @@ fn wrong_usage_is_2_and_failure_is_1() {
         assert_eq!(status(failing), Some(1), "{failing:?}");
     }
     assert_eq!(status(&["explain", "self"]), Some(0));
-    // The exit code of every shell.
+    // Every shell returns this exit code if a program does not exist.
     assert_eq!(status(&["explain", "--", "/no/such/program"]), Some(127));
 }
 
@@ -820,7 +821,8 @@ fn growth_between_two_snapshots_is_reported_by_quadrant() {
     let same = pagewise(&["diff", &before, &before]);
     assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stderr));
     let report = json(&["diff", &before, &after, "--json"]);
-    // 2 MiB more of each region: four of shared memory; of private ones one and two halves.
+    // Each region has 2 MiB more: four regions of shared memory, and one and two halves of private
+    // memory.
     let grew = |quadrant: &str| number(&report, &format!("quadrants.{quadrant}.resident_change"));
     assert_eq!(grew("shared_anonymous"), 8 * MIB);
     // The start of the stack in its first page is random, so that the number of pages varies by

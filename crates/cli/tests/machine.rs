@@ -17,7 +17,7 @@ use fixture::{Fixture, json, number, pagewise};
 
 const HUGE: &str = "sysfs/kernel/mm/transparent_hugepage";
 
-/// A copied tree with these files.
+/// Creates a tree with these files.
 fn tree(files: &[(&str, &str)]) -> TempDir {
     let tree = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -32,7 +32,8 @@ fn of_tree(command: &[&str], tree: &TempDir) -> Value {
     json(&[command, &["--json", "--root", tree.path().to_str().unwrap()]].concat())
 }
 
-/// A fragmented machine: blocks of order 10, and small ones that hold no huge page.
+/// A fragmented machine with two nodes: it has blocks of order 10, and blocks that are too small
+/// for a huge page.
 const TWO_NODES: &str = "\
 Node 0, zone   Normal  90000  500  40  0  0  0  0  0  7  0  2565 \n\
 Node 1, zone   Normal  12345    0   0  0  0  0  0  0  0  0  1199 \n";
@@ -85,7 +86,7 @@ fn a_tree_that_is_not_there_is_an_error() {
     }
 }
 
-/// The files of this machine that `fragmentation` reads, as they are now.
+/// Copies the files of this machine that `fragmentation` reads.
 fn copy_of_this_machine() -> TempDir {
     let copied = tempfile::tempdir().unwrap();
     for name in ["buddyinfo", "pagetypeinfo", "vmstat", "uptime"] {
@@ -149,7 +150,7 @@ fn the_migrate_types_of_a_zone_add_up_to_what_is_free_in_it() {
     }
     let types = live["types"].as_array().unwrap();
     assert!(types.iter().any(|row| row["type"] == "Movable" && number(row, "pageblocks") > 0));
-    // The two files are read one after the other while memory comes and goes.
+    // The two files are read one after the other, while memory is allocated and freed.
     if types.iter().all(|row| row["at_least"] == false) {
         let sum = types.iter().map(|row| number(row, "free")).sum::<u64>();
         let free = number(&live, "free");
@@ -174,7 +175,7 @@ fn the_intervals_of_a_series_add_up() {
     }
 }
 
-/// Content of a settings file: the word in brackets, or all of it.
+/// Returns the value in a settings file: the word in brackets, or the whole text.
 fn setting(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();
@@ -182,7 +183,7 @@ fn setting(path: &Path) -> Option<String> {
     Some(bracketed.unwrap_or(text).to_owned())
 }
 
-/// The path that a command writes to, and what it writes there.
+/// Returns the path that a command writes to, and the text that it writes.
 fn written(command: &str) -> (PathBuf, String) {
     if let Some(assignment) = command.strip_prefix("sysctl -w ") {
         let (name, value) = assignment.split_once('=').unwrap();
@@ -192,7 +193,8 @@ fn written(command: &str) -> (PathBuf, String) {
     (path.into(), value.to_owned())
 }
 
-/// The checks whose setting is in a file of its own: those with an `undo` that writes one.
+/// Returns the checks whose setting is in a file of its own: those with an `undo` that writes a
+/// file.
 fn in_files(report: &Value) -> Vec<(&Value, PathBuf, String)> {
     let checks = report["checks"].as_array().unwrap().iter();
     let writes = |check: &&Value| {
@@ -354,7 +356,7 @@ fn every_column_has_a_meaning() {
     }
 }
 
-/// The statistics of a size of huge pages in Linux 6.18.
+/// Names of the statistics that Linux 6.18 has for each size of huge pages.
 const STATISTICS: [&str; 17] = [
     "anon_fault_alloc",
     "anon_fault_fallback",

@@ -1,5 +1,5 @@
 //! Recorders keep their memory limit with any number of call stacks, processes, calls and accesses,
-//! and report the entries that they merged. The other sides are VmHWM of the recorder, and the
+//! and report the entries that they merged. Compared with VmHWM of the recorder, and with the
 //! counts of the programs themselves.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
@@ -17,9 +17,10 @@ use tempfile::TempDir;
 
 use fixture::{disk, number, program};
 
-/// Memory of the program itself, its code included: a debug build with debugging information.
+/// Maximum number of bytes of the program itself, including its code: a debug build with debugging
+/// information.
 const BASE: u64 = 48 << 20;
-/// The smallest limit.
+/// The smallest permitted memory limit.
 const LIMIT: &str = "32M";
 const BYTES: u64 = 32 << 20;
 
@@ -42,7 +43,7 @@ fn recorded(command: &str, options: &[&str], words: &[&str]) -> BoundedRun {
     BoundedRun { report, peak, printed: fs::read_to_string(printed).unwrap() }
 }
 
-/// The most memory that a command had until it ended.
+/// Returns the peak memory of a command, in bytes.
 fn peak_of(command: &mut Command) -> u64 {
     let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
     let mut peak = 0;
@@ -63,7 +64,7 @@ fn high_water_mark(pid: u32) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// True if this user can use tracepoints; records a skip if not.
+/// Returns true if this user can use tracepoints; records a skip if not.
 fn has_tracepoints(name: &str) -> bool {
     if !is_root() {
         return false;
@@ -99,7 +100,7 @@ fn faults_of_ever_new_call_stacks_are_counted_in_bounded_memory() {
     let functions = told.report["functions"].as_array().unwrap();
     let of = |name: &str| functions.iter().find(|row| row["function"] == name).unwrap();
     assert_eq!(number(of("[other call stacks]"), "faults"), others);
-    // Kernel counts, without lost events.
+    // The counts are those of the kernel, which loses no events.
     let minflt: u64 = told.printed.trim().strip_prefix("minflt = ").unwrap().parse().unwrap();
     assert!(minflt >= 60_000);
     let user = number(&told.report, "totals.user_faults_counted");
@@ -145,7 +146,7 @@ fn calls_that_do_not_fit_are_counted() {
     let (calls, lost) =
         (number(&told.report, "totals.calls"), number(&told.report, "recording.lost"));
     assert!(calls + lost >= 80_000 && lost > 20_000, "{calls} {lost}");
-    // Each child process takes memory of the recorder, for its calls and for itself.
+    // The recorder needs memory for each child process and for its calls.
     let told = recorded("syscalls", &[], &["fault", "1", "4000"]);
     keeps_its_limit(&told);
     let processes = number(&told.report, "recording.processes");
@@ -184,6 +185,6 @@ fn a_heap_of_more_call_stacks_than_its_tables_hold_is_recorded_in_bounded_memory
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("the recorder's tables were full"), "{text}");
     let report = fixture::json(&["heap", "report", "--json", recording.to_str().unwrap()]);
-    // Every call is counted, with its caller or without.
+    // Every call is counted, some without their caller.
     assert!(number(&report, "totals.allocations") >= 1_000_000, "{}", report["totals"]);
 }

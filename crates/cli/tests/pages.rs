@@ -17,7 +17,7 @@ fn pages(fixture: &Fixture, options: &[&str]) -> Value {
     json(&[&["pages", &fixture.pid.to_string(), "--json"], options].concat())
 }
 
-/// The state of each page from an address on, as the runs say it.
+/// Returns the state of each page from an address on, according to the runs in a report.
 fn states(report: &Value, start: u64, count: u64) -> Vec<String> {
     let runs = report["runs"].as_array().unwrap();
     let state = |page: u64| {
@@ -31,7 +31,7 @@ fn states(report: &Value, start: u64, count: u64) -> Vec<String> {
     (0..count).map(state).collect()
 }
 
-/// `[("anonymous", 2), ("zero", 1)]` as two and one.
+/// Returns one state for each page: `[("anonymous", 2), ("zero", 1)]` gives two and one.
 fn expected(runs: &[(&str, usize)]) -> Vec<String> {
     runs.iter().flat_map(|(state, count)| vec![(*state).to_owned(); *count]).collect()
 }
@@ -70,7 +70,7 @@ fn both_ways_of_reading_agree_on_every_run() {
         let report = pages(&fixture, options);
         let mut runs: Vec<(u64, u64, String)> = Vec::new();
         for run in report["runs"].as_array().unwrap() {
-            // A detail that only one of them reports is removed, so that neighbors merge.
+            // A detail that only one interface reports is removed, so that neighbors merge.
             let state = run["state"].as_str().unwrap().replace("zero", "anonymous");
             let (start, end) = (number(run, "start"), number(run, "end"));
             match runs.last_mut() {
@@ -127,7 +127,7 @@ fn runs_cover_each_mapping_and_add_up_to_smaps() {
                 .filter(|run| resident.contains(&run["state"].as_str().unwrap()))
                 .map(|run| number(run, "size"))
                 .sum();
-            // pagemap takes the zero page for anonymous memory; smaps counts no page of [vvar].
+            // pagemap shows the zero page as anonymous memory; smaps counts no page of [vvar].
             let by_words = options == ["--by=pagemap"];
             let zero = if by_words { entry.end - entry.start } else { 0 };
             if !entry.is_kernels() {
@@ -156,7 +156,8 @@ fn frames_show_other_mappers_of_a_page() {
     assert_eq!((&own["exclusive"], &own["mappers"]), (&Value::from(true), &Value::from(1)));
     assert_eq!(own["ksm"], false);
     assert_eq!(own["folio_pages"], 1);
-    // Without --detail, frames are not read; the words of pagemap show that there is another.
+    // Without --detail, page frames are not read. The words of pagemap show that another process
+    // maps the page.
     let report = pages(&fixture, &[]);
     assert!(run_at(&report, forked)["mappers"].is_null());
     assert_eq!(run_at(&report, forked)["exclusive"], false);
@@ -229,7 +230,7 @@ fn a_strip_is_drawn_for_each_mapping_and_fits_the_terminal() {
         let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(widest <= width.parse().unwrap(), "{widest} of {width}:\n{text}");
     }
-    // 16 resident, 16 zero, 8 guarded, 24 untouched of 64 pages, in 24 cells.
+    // The 64 pages are 16 resident, 16 zero, 8 guarded and 24 untouched ones, shown in 24 cells.
     let guards = fixture.fact("mixed.guards") == 1;
     let output = pagewise(&["pages", &fixture.pid.to_string(), "--width", "200"]);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -266,7 +267,7 @@ fn memory_touched_in_an_interval_is_reported_by_mapping() {
         row.map(|row| number(row, "touched"))
     };
     let (mut report, begin) = (read(), std::time::Instant::now());
-    // On a busy machine it may get no CPU for this time.
+    // On a busy machine, the program may get no CPU for this time.
     while touched_of(&report) < Some(4 * PAGE) && begin.elapsed().as_secs() < 60 {
         report = read();
     }

@@ -1,4 +1,4 @@
-//! A process that ends while it is looked at, and another one that gets its id.
+//! A process ends while pagewise reads it, and another process gets its PID.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -25,9 +25,9 @@ fn end(child: &mut Child) {
     child.wait().unwrap();
 }
 
-/// Another process with an id that is free.
+/// Starts a process with this free PID.
 fn with_id(pid: u32) -> Option<Child> {
-    // Others start processes meanwhile.
+    // Other programs start processes meanwhile, which may get the PID.
     for _ in 0..300 {
         fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
         let mut child = sleeper();
@@ -96,7 +96,7 @@ fn a_series_ends_with_its_process_also_where_another_gets_its_id() {
     let mut series = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut rows = BufReader::new(series.stdout.take().unwrap()).lines();
     assert!(rows.next().unwrap().unwrap().starts_with('{'), "the first look is behind it");
-    // While stopped, the series does not notice the time between the two processes.
+    // While `diff --every` is stopped, it does not notice the time between the two processes.
     let it = rustix::process::Pid::from_raw(series.id().cast_signed()).unwrap();
     kill_process(it, Signal::STOP).unwrap();
     end(&mut first);

@@ -22,28 +22,30 @@ use fixture::{json, pagewise};
 
 /// Number of programs that run side by side: most of them sleep most of the time.
 const WORKERS: usize = 8;
-/// A busy machine delays a program or a diagnosis: each is tried this number of times.
+/// Maximum number of times that a program or a diagnosis is tried: a busy machine delays them.
 const TRIES: usize = 3;
-/// Rates are measured over this time.
+/// Time over which rates are measured.
 const FIGURE_TIME: Duration = Duration::from_millis(1500);
-/// A program that was changed may need some time to reach its steady state.
+/// Time in which a changed program reaches its steady state.
 const SETTLE_TIME: Duration = Duration::from_millis(500);
-/// Observation of a program that grows, and of any other.
+/// Time for which a program that grows is observed, and time for any other program.
 const GROWTH_TIME: &str = "3s";
 const OTHER_TIME: &str = "2s";
-/// Fewer trials mean that the machine lacks nearly everything, and the test shows nothing.
+/// Minimum number of trials. With fewer trials, the machine lacks nearly everything, and the test
+/// shows nothing.
 const MIN_TRIALS: usize = 20;
-/// Threads for each CPU above which a cause may be too small to be found.
+/// Number of threads for each CPU above which a cause may be too small to be found.
 const MAX_OTHER_WORK: f64 = 5.0;
-/// Share of the CPU time taken by the hypervisor, likewise.
+/// Share of the CPU time taken by the hypervisor above which a cause may be too small to be found.
 const MAX_STOLEN: f64 = 0.1;
 
-/// The way to carry out a remedy.
+/// Method of carrying out a remedy.
 #[derive(Clone, Copy, Debug)]
 enum Trial {
     /// The command that the report prints is run.
     Command,
-    /// The same, with a capability that containers often lack.
+    /// The command that the report prints is run, and needs a capability that containers often
+    /// lack.
     PrivilegedCommand(CapabilitySet),
     /// The program is started with the variables that the report prints as the command.
     Variables,
@@ -53,7 +55,7 @@ enum Trial {
     Restarted(&'static str),
     /// The advice contains these words, and the program has a form with this change.
     Remedied(&'static str),
-    /// It is not carried out, for this reason.
+    /// The remedy is not carried out, for this reason.
     Not(&'static str),
 }
 
@@ -64,11 +66,12 @@ struct CauseTrial {
     cause: &'static str,
     /// A file of `fixtures/sick` without its extension.
     program: &'static str,
-    /// The figure that improves; empty for the one of the label.
+    /// The figure that improves; empty for the figure of the label.
     figure: &'static str,
-    /// The remedy without a change of the program; `None` if the report has none.
+    /// The trial of the remedy without a change of the program; `None` if the report has no such
+    /// remedy.
     now: Option<Trial>,
-    /// The change of the program.
+    /// The trial of the remedy that changes the program; `None` if the report has no such remedy.
     code: Option<Trial>,
 }
 
@@ -196,7 +199,7 @@ fn each_remedy_is_carried_out_on_a_sick_program_and_improves_its_figure() {
     assert!(chosen.is_some() || tried >= MIN_TRIALS, "only {tried} remedies were carried out");
 }
 
-/// Observes if programs get the CPU time that they need.
+/// Checks if programs get the CPU time that they need.
 struct CpuWatch {
     /// CPU time of the machine: all, and the part that the hypervisor took.
     before: [u64; 2],
@@ -212,11 +215,11 @@ impl CpuWatch {
         let line = text.lines().next().unwrap();
         let times = line.split_whitespace().skip(1).map(|it| it.parse::<u64>().unwrap());
         let times: Vec<u64> = times.collect();
-        // The times of guests, after these, are part of the others.
+        // The following fields, the times of guests, are part of the other fields.
         [times.iter().take(8).sum(), times[7]]
     }
 
-    /// True if other programs or other virtual machines took much of the CPU time.
+    /// Returns true if other programs or other virtual machines took much of the CPU time.
     fn are_busy(&self) -> bool {
         let load = std::fs::read_to_string("/proc/loadavg").unwrap();
         let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
@@ -250,7 +253,7 @@ impl CauseTrial {
         let cpus = CpuWatch::begin();
         let cause = match self.diagnose(sick.pid)? {
             Ok(cause) => cause,
-            // A program that gets little CPU time has little of the trouble.
+            // A program that gets little CPU time shows little of its trouble.
             Err(others) if cpus.are_busy() => {
                 skip_part(&Lack::Chance(&format!("{}: {others}", self.name())));
                 return Ok(0);
@@ -268,7 +271,7 @@ impl CauseTrial {
         let mut sick = Some(sick);
         for (which, trial, remedy) in [("now", self.now, now), ("code", self.code, code)] {
             if which == "code" {
-                // Some figures are of the whole machine.
+                // Some figures are of the whole machine, so the sick program must end first.
                 sick = None;
             }
             let is_done = match (trial, remedy) {
@@ -286,7 +289,8 @@ impl CauseTrial {
         Ok(count)
     }
 
-    /// The cause in the report about a process; the inner error if the report does not name it.
+    /// Returns the cause in the report about a process; the inner error if the report does not name
+    /// the cause.
     fn diagnose(&self, pid: u32) -> Result<Result<Value, String>, String> {
         let is_growth = self.figure.ends_with("growth") || GROWTHS.contains(&self.cause);
         let time = if is_growth { GROWTH_TIME } else { OTHER_TIME };
@@ -297,7 +301,7 @@ impl CauseTrial {
             let report: Value = serde_json::from_slice(&output.stdout).map_err(|_| text)?;
             let causes = report["causes"].as_array().ok_or("no causes")?;
             let found = causes.iter().find(|it| it["id"] == self.cause);
-            // Some remedies depend on the rest of the machine: on evictions from the page cache.
+            // Some remedies depend on the state of the machine, on evictions from the page cache.
             let has_remedies = |it: &Value| self.now.is_none() || it["remedy_now"].is_string();
             match found {
                 Some(found) if has_remedies(found) => return Ok(Ok(found.clone())),
@@ -319,7 +323,8 @@ impl CauseTrial {
         figures::measure(figure, running, FIGURE_TIME).map_err(|error| format!("{error:#}"))
     }
 
-    /// The figure of a program in trouble. On a busy machine nothing may happen for some time.
+    /// Returns the figure of a program in trouble. On a busy machine, the program may do nothing
+    /// for some time.
     fn figure_of_trouble(&self, label: &Label, sick: &Running) -> Result<f64, String> {
         let mut figure = self.figure_of(label, sick)?;
         for _ in 1..TRIES {
@@ -331,7 +336,7 @@ impl CauseTrial {
         Ok(figure)
     }
 
-    /// Carries out one remedy; false if it is left out.
+    /// Carries out one remedy. Returns false if the remedy is left out.
     fn carry_out_one(
         &self,
         (label, sick): (&Label, Option<&Running>),
@@ -419,7 +424,7 @@ const GROWTHS: [&str; 6] = [
     "page-cache-charged",
 ];
 
-/// Starts a program. `None`, after recording a skip, if this machine cannot run it.
+/// Starts a program. Returns `None`, after recording a skip, if this machine cannot run it.
 fn start(label: &Label, form: ProgramForm<'_>) -> Result<Option<Running>, String> {
     match label.start(form, false).map_err(|error| format!("{error:#}"))? {
         Ok(running) => Ok(Some(running)),

@@ -2,8 +2,8 @@
 //! inspects it, signals to the command, and outputs that are full or closed. pagewise ends in time
 //! and without a crash, and the program is unharmed.
 //!
-//! `PAGEWISE_RUNS` says how many; run N has the seed `PAGEWISE_SEED` + N, so that one run is
-//! replayed by that seed alone. `PAGEWISE_COMMANDS` is a part of the commands that are run.
+//! `PAGEWISE_RUNS` is the number of runs. Run N has the seed `PAGEWISE_SEED` + N, so this seed
+//! alone replays the run. `PAGEWISE_COMMANDS` is a part of the command lines that are run.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -49,7 +49,7 @@ const ACTIONS: [&str; 19] = [
 /// Possible last actions.
 const LAST: [&str; 3] = ["exit", "kill", "leader"];
 
-/// All commands that take a process. `PID` is its id, `FILE` a file to write.
+/// All commands that take a process. `PID` stands for its PID, `FILE` for a file to write.
 const COMMANDS: [&str; 42] = [
     "explain PID",
     "explain PID --full --json",
@@ -108,14 +108,14 @@ enum OutputSink {
 /// Signals to pagewise. Not all of them end it.
 const SIGNALS: [&str; 7] = ["INT", "TERM", "HUP", "KILL", "STOP", "PIPE", "INT"];
 
-/// A random run: all choices of a seed. Real durations still differ.
+/// A random run, with all choices that its seed makes. Real durations still differ.
 #[derive(Clone, Debug)]
 struct FuzzedRun {
     actions: Vec<String>,
     command: &'static str,
     /// Milliseconds between the first action and the start of the command.
     delay: u64,
-    /// Microseconds after the start or the signal before.
+    /// Signals, each with the microseconds after the start or after the previous signal.
     signals: Vec<(u64, &'static str)>,
     stdout: OutputSink,
     stderr: OutputSink,
@@ -135,7 +135,8 @@ const MAX_SCRIPT: Duration = Duration::from_secs(120);
 impl FuzzedRun {
     fn by_chance(seed: u64) -> FuzzedRun {
         let mut random = Random::new(seed);
-        // Neighboring seeds begin alike only in their first number.
+        // Only the first random numbers of neighboring seeds are similar, so the first one is not
+        // used.
         random.next();
         let mut actions: Vec<String> = (0..random.below(9) + 2)
             .map(|_| {
@@ -170,7 +171,7 @@ impl FuzzedRun {
         }
     }
 
-    /// The time that the command was asked to take.
+    /// Returns the duration that the options of the command request.
     fn own_time(&self) -> Duration {
         let words: Vec<&str> = self.command.split(' ').collect();
         let times = words.windows(2).filter_map(|pair| {
@@ -181,7 +182,7 @@ impl FuzzedRun {
         times.sum()
     }
 
-    /// True if the program ended as an unharmed program does.
+    /// Returns true if the program ended as an unharmed program does.
     fn ends_well(&self, status: ExitStatus) -> bool {
         match self.actions.last().and_then(|last| last.split(':').next()) {
             Some("exit") => status.code() == Some(42),
@@ -219,7 +220,7 @@ impl Scripted {
         scripted
     }
 
-    /// True if it printed a line in time; false where it has ended.
+    /// Returns true if the program printed a line in time; false if it did not, or has ended.
     fn wait_for(&mut self, word: &str) -> bool {
         let deadline = Instant::now() + MAX_SCRIPT;
         while let Ok(line) =
@@ -235,7 +236,7 @@ impl Scripted {
         false
     }
 
-    /// Threads that are stopped or traced.
+    /// Returns the threads that are stopped or traced.
     fn stopped(&self) -> Vec<String> {
         let pid = self.child.id();
         let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
@@ -252,7 +253,7 @@ impl Scripted {
         wrong.collect()
     }
 
-    /// Harm done to the program.
+    /// Ends the program, and returns the harm that was done to it.
     fn end(mut self, run: &FuzzedRun) -> Vec<String> {
         let done = self.wait_for("done");
         let began = Instant::now();
@@ -337,11 +338,11 @@ fn send(child: &Child, name: &str) {
         "PIPE" => Signal::PIPE,
         _ => Signal::KILL,
     };
-    // Fails if it has ended.
+    // `kill_process` fails if the process has ended.
     let _ = kill_process(Pid::from_child(child), signal);
 }
 
-/// Errors of pagewise, and its duration.
+/// Runs pagewise, and returns its errors and its duration.
 fn run_pagewise(run: &FuzzedRun, pid: u32, folder: &Path) -> (Vec<String>, Duration) {
     let mut child = start_pagewise(run, pid, folder);
     let began = Instant::now();
@@ -385,10 +386,10 @@ fn run_pagewise(run: &FuzzedRun, pid: u32, folder: &Path) -> (Vec<String>, Durat
     (wrong, elapsed)
 }
 
-/// Errors of one run, and the duration of pagewise.
+/// Makes one run, and returns its errors and the duration of pagewise.
 fn go(run: &FuzzedRun) -> (Vec<String>, Duration) {
     let folder = tempfile::tempdir_in(disk()).unwrap();
-    // Another user's program, which the script may become, sees its own files.
+    // The script may execute a program as another user, which sees only its own files.
     let mut scripted = Scripted::start(run, folder.path());
     let pid = scripted.child.id();
     scripted.child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
@@ -398,7 +399,7 @@ fn go(run: &FuzzedRun) -> (Vec<String>, Duration) {
     (wrong, elapsed)
 }
 
-/// True if a thread gets a CPU at once, and keeps it.
+/// Returns true if a thread gets a CPU at once, and keeps it.
 fn is_idle() -> bool {
     const SPIN: Duration = Duration::from_millis(50);
     let delay = || {
@@ -413,8 +414,8 @@ fn is_idle() -> bool {
     waited.is_some_and(|waited| waited < SPIN / 10)
 }
 
-/// Errors of a run that exceeded its time limit: none if it ends in time when run alone. `None` on
-/// a machine that is too busy to decide.
+/// Repeats a run that exceeded its time limit alone, and returns its errors: none if it then ends
+/// in time. Returns `None` on a machine that is too busy to decide.
 fn too_slow(run: &FuzzedRun) -> Option<Vec<String>> {
     let mut judged = Vec::new();
     for _ in 0..REPEATS {

@@ -1,4 +1,4 @@
-//! `shootdowns`: as many flushes as the kernel's own counters, each with its caller. Compared with
+//! `shootdowns` reports as many flushes as the kernel counts, each with its caller. Compared with
 //! perf, the TLB row of /proc/interrupts, and programs that flush a given number of times.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
@@ -21,10 +21,10 @@ use fixture::{
     vmstat,
 };
 
-/// Time limit for a certain event on a busy machine.
+/// Time limit for an event that must happen, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// True if shootdowns can be recorded here; records a skip if not.
+/// Returns true if shootdowns can be recorded here; records a skip if not.
 fn can_record() -> bool {
     if !is_root() {
         return false;
@@ -53,14 +53,14 @@ fn shoot() -> String {
     program("shoot").to_str().unwrap().to_owned()
 }
 
-/// The report of a command, of which no event was lost.
+/// Returns the report of a command. Asserts that no event was lost.
 fn report_of(command: &[&str]) -> Value {
     let report = fixture::json(&[&["shootdowns", "--json", "--"], command].concat());
     assert_eq!(number(&report, "recording.lost"), 0);
     report
 }
 
-/// The rows of a table in which a key has a value.
+/// Returns the rows of a table in which a key has a value.
 fn rows<'r>(report: &'r Value, table: &str, key: &str, value: &str) -> Vec<&'r Value> {
     let rows = report[table].as_array().unwrap_or_else(|| panic!("no {table}: {report}"));
     rows.iter().filter(|row| row[key] == value).collect()
@@ -70,14 +70,14 @@ fn sum_of(rows: &[&Value], key: &str) -> u64 {
     rows.iter().map(|row| number(row, key)).sum()
 }
 
-/// The TLB row of /proc/interrupts.
+/// Returns the sum of the TLB row of /proc/interrupts.
 fn interrupts() -> Option<u64> {
     let text = fs::read_to_string("/proc/interrupts").unwrap();
     let row = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;
     Some(row.split_whitespace().map_while(|word| word.parse::<u64>().ok()).sum())
 }
 
-/// The line of a program's source that has these words.
+/// Returns the line of a program's source that has these words.
 fn line_of(source: &str, words: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs").join(source);
     let text = fs::read_to_string(path).unwrap();
@@ -85,8 +85,8 @@ fn line_of(source: &str, words: &str) -> String {
     format!("{source}:{}", at + 1)
 }
 
-/// `perf stat` of a command with a tracefs of its own, as words; `None`, with a message, without
-/// perf.
+/// Runs `perf stat` of a command with a tracefs of its own. Returns the words of the output;
+/// `None`, after printing a message, without perf.
 fn perf_stat(events: &[&str], to: &Path) -> Option<Vec<String>> {
     let script = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; exec \"$@\"";
     let mut words = ["unshare", "-m", "sh", "-c", script, "sh", "perf", "stat", "-x,"]
@@ -184,7 +184,7 @@ fn each_call_of_each_thread_is_reported_by_function_and_line() {
     }
 }
 
-/// Count and mean of the row of `latency` with this name.
+/// Returns the count and the mean in the row of `latency` with this name.
 fn latency(report: &Value, what: &str) -> Option<(u64, u64)> {
     let row = rows(report, "latency", "what", what).first().copied()?;
     Some((number(row, "count"), number(row, "mean")))
@@ -195,7 +195,7 @@ fn the_wait_in_the_program_is_within_what_the_program_itself_measures() {
     if !can_record() || cfg!(not(target_arch = "x86_64")) {
         return;
     }
-    // Uprobes that the kernel lists.
+    // Returns the list of uprobes of the kernel.
     let known = || fs::read_to_string("/sys/kernel/tracing/uprobe_events").unwrap_or_default();
     let before = known();
     let folder = tempfile::tempdir().unwrap();
@@ -214,7 +214,7 @@ fn the_wait_in_the_program_is_within_what_the_program_itself_measures() {
     };
     assert!(built(&[], "timed"));
     let mut programs = vec!["timed"];
-    // A statically linked program has these functions itself.
+    // A statically linked program contains its own copies of the measured functions.
     programs.extend(built(&["-static"], "alone").then_some("alone"));
     for program in programs {
         let path = folder.path().join(program);
@@ -260,7 +260,7 @@ fn probes_in_a_program_vanish_with_their_owner_even_on_sigkill() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(known(), before);
-    // The program runs on without a probe; another run of it does, too.
+    // The program runs without probes after the recording, and so does another run of it.
     let output = Command::new(shoot()).args(["madvise", "2", "100"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
@@ -316,8 +316,8 @@ fn each_cause_has_its_name_and_its_function() {
 struct ChangedSettings(Vec<(&'static str, String)>);
 
 impl ChangedSettings {
-    /// Changes settings. `None`, after recording a skip, if a setting is missing or cannot be
-    /// written.
+    /// Changes settings. Returns `None`, after recording a skip, if a setting is missing or cannot
+    /// be written.
     fn to(settings: &[(&'static str, &str)]) -> Option<ChangedSettings> {
         let mut changed = ChangedSettings(Vec::new());
         for (path, value) in settings {
@@ -364,7 +364,7 @@ fn is_told_by_itself(
     let until = Instant::now() + PATIENCE;
     let (before, mut is_of_others) = (vmstat(done), false);
     loop {
-        // A new program each time: memory that was merged or collapsed once stays so.
+        // Each try starts a new program: memory that was merged or collapsed once stays so.
         let mut program = Command::new(program("stirred"))
             .args([kind, "32"])
             .stdin(Stdio::piped())
@@ -662,7 +662,7 @@ fn a_process_with_more_threads_than_files_may_be_open_is_recorded_by_cpu() {
     if !can_record() {
         return;
     }
-    // Each of 12 threads would take a dozen files for each CPU.
+    // Each of 12 threads would need a dozen files for each CPU.
     const THREADS: u64 = 12;
     let program = shoot();
     let mut busy = Command::new(&program)
@@ -677,7 +677,7 @@ fn a_process_with_more_threads_than_files_may_be_open_is_recorded_by_cpu() {
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let files = 60 + 14 * cpus;
-    // Another process that flushes meanwhile, and is not asked about.
+    // Another process flushes meanwhile, and is not recorded.
     let mut other = Command::new(&program).args(["madvise", "2", "100000000"]).spawn().unwrap();
     let script = format!("ulimit -n {files} && exec \"$0\" \"$@\"");
     let output = Command::new("sh")
@@ -696,7 +696,7 @@ fn a_process_with_more_threads_than_files_may_be_open_is_recorded_by_cpu() {
     let pids: Vec<u64> =
         report["by_process"].as_array().unwrap().iter().map(|row| number(row, "pid")).collect();
     assert_eq!(pids, [u64::from(busy.id())]);
-    // Counts alone cannot be attributed.
+    // Counts without their events cannot be attributed to a process.
     let interrupts = &report["by_cpu"][0]["call_function_interrupts"];
     assert!(interrupts["absent"].as_str().unwrap().contains("ulimit"), "{interrupts}");
 }
@@ -749,7 +749,7 @@ fn callers_are_found_by_unwind_tables_in_a_program_without_frame_pointers() {
     }
 }
 
-/// The code of a process's C library, as the process has it.
+/// Returns the code of a process's C library, from the memory of the process.
 fn code_of_libc(pid: u32) -> Vec<u8> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let is_code = |line: &&str| line.contains(" r-xp ") && line.ends_with("/libc.so.6");
@@ -762,8 +762,9 @@ fn code_of_libc(pid: u32) -> Vec<u8> {
     code
 }
 
-/// Probes a process and compares the code of the C library before and meanwhile: true if it
-/// changed, in this process and in another.
+/// Probes a process, and compares the code of the C library before and during the probe. Returns
+/// true for this process if the code changed, and true for another process if the code changed
+/// there.
 fn uprobes_change_code() -> (bool, bool) {
     let mut both = [(); 2].map(|()| {
         Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
@@ -797,7 +798,8 @@ fn uprobes_of_a_process_change_the_code_of_no_other() {
     if !is_root() {
         return;
     }
-    // Probes that another command places in all processes meanwhile change the other process, too.
+    // If another command places probes in all processes during the test, the code of the other
+    // process changes too.
     let tries: Vec<(bool, bool)> = (0..3).map(|_| uprobes_change_code()).collect();
     if tries.iter().all(|(is_changed, _)| !is_changed) {
         return skip_without_events("/sys/bus/event_source/devices/uprobe/type");

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use fixture::{StaysBehind, json, number, pagewise};
 
-/// Loads of a byte of each of `pages` pages, `times` times, in lackey's format.
+/// Returns a trace in lackey's format that loads a byte of each of `pages` pages, `times` times.
 fn page_by_page(pages: u64, times: u64) -> String {
     let mut trace = "==1== Lackey, an example Valgrind tool\n".to_owned();
     for page in (0..times).flat_map(|_| 0..pages) {
@@ -29,7 +29,7 @@ fn file(folder: &Path, text: impl AsRef<[u8]>) -> String {
     path.display().to_string()
 }
 
-/// On the CPU with known data, without its prefetcher.
+/// Runs `sim` for the CPU with known data, without its prefetcher.
 fn on_i7(command: &str, more: &[&str]) -> Value {
     let known = ["sim", command, "--cpu", "i7-6800k", "--prefetch", "none", "--json"];
     json(&[&known, more].concat())
@@ -43,7 +43,7 @@ fn has_valgrind() -> bool {
     there
 }
 
-/// A C program that touches memory in many ways and ends by itself.
+/// Builds a C program that touches memory in many ways and ends by itself.
 fn strides(folder: &Path) -> Option<PathBuf> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/programs/strides.c");
     let program = folder.join("strides");
@@ -88,8 +88,8 @@ fn pages_that_fit_the_second_level_alone_miss_the_first_and_walk_once() {
 fn each_policy_has_its_row_and_the_chosen_one_is_the_headline() {
     let folder = tempfile::tempdir().unwrap();
     let trace = file(folder.path(), page_by_page(9, 100));
-    // Nine lines in turn in a set of 8 ways: LRU and FIFO never have the next one, random
-    // replacement often does.
+    // Nine cache lines are accessed in turn in a set of 8 ways. LRU and FIFO never have the next
+    // line; random replacement often has it.
     let report = on_i7("cache", &["--trace", &trace, "--policy", "random"]);
     let misses = |policy: &str| {
         let rows = report["policies"].as_array().unwrap();
@@ -120,7 +120,8 @@ fn a_workload_matches_its_name_and_stops_at_its_limit() {
     let report = on_i7("tlb", &[&limit[..], &["--order", "sequential"]].concat());
     assert_eq!((number(&report, "accesses"), number(&report, "writes")), (100_000, 12_500));
     assert_eq!(report["cut_off"], true);
-    // 12 whole windows and part of another one: 8 pages each, all of which begin with a write.
+    // 12 whole windows, and a part of the next one: each window has 8 pages, and the accesses to
+    // each page begin with a write.
     assert_eq!(
         (number(&report, "stlb_misses"), number(&report, "stlb_misses_by_writes")),
         (104, 104)

@@ -1,5 +1,5 @@
-//! `pagewise stat`: its numbers against perf, GNU time and programs with known costs, and that the
-//! command is itself.
+//! `pagewise stat`: its numbers against perf, GNU time and programs with known costs. The measured
+//! command runs as without pagewise.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use fixture::{disk, json, pagewise, program, tool};
 
-/// Tolerance for numbers that do not depend on the comparison: the layout by the loader varies.
+/// Tolerance in page faults for the difference of two runs: the loader places libraries differently
+/// each time, which changes the count slightly.
 const SLACK: f64 = 6.0;
 
 fn costs(words: &[&str]) -> Vec<String> {
@@ -54,7 +55,7 @@ fn touching_n_pages_costs_n_faults_in_children_too() {
     let [none, some, in_children] = [&["0"][..], &["3000"], &["0", "1000"]].map(faults);
     for at in 0..2 {
         assert!(is_near(some[at] - none[at], 3000.0), "{none:?} {some:?}");
-        // Each of two children makes copies of what it writes beside its 1,000 pages.
+        // Beside its 1,000 pages, each of two children copies the pages that it writes.
         let added = in_children[at] - none[at];
         assert!((2000.0..2200.0).contains(&added), "{none:?} {in_children:?}");
     }
@@ -66,7 +67,7 @@ fn peak_res_is_the_programs_and_has_the_floor_of_a_small_process() {
     let peak = number(&report, "peak_res", "median");
     let touched = 20_000.0 * rustix::param::page_size() as f64;
     assert!((touched..touched + 8e6).contains(&peak), "{peak}");
-    // Relocated tables of pagewise itself are most of it; a debug build has more of them.
+    // Relocated tables of pagewise itself are most of this size; a debug build has more of them.
     assert!(report["peak_res_floor"].as_f64().unwrap() < 6e6, "{}", report["peak_res_floor"]);
 }
 
@@ -84,7 +85,7 @@ fn rusage_equals_what_gnu_time_says() {
         let said = String::from_utf8(output.stderr).unwrap();
         Some(said.split_whitespace().map(|word| word.parse::<f64>().unwrap()).collect::<Vec<_>>())
     };
-    // The first reads the program from disk.
+    // The first run reads the program from disk.
     let Some(theirs) = run().and_then(|_| run()) else { return };
     let output = in_folder(&["stat", "-n", "3", "--json", "--"], &command);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -98,7 +99,7 @@ fn rusage_equals_what_gnu_time_says() {
     assert!((peak - theirs[4]).abs() < 1024.0, "{peak} {theirs:?}");
 }
 
-/// Runs pagewise where files are on a disk.
+/// Runs pagewise in a folder on a disk.
 fn in_folder(options: &[&str], command: &[String]) -> Output {
     let output = Command::new(env!("CARGO_BIN_EXE_pagewise"))
         .args(options)
@@ -172,8 +173,8 @@ fn shootdowns_are_the_commands_and_the_machines_row_has_them() {
     let command = ["env".to_owned(), format!("SHOOTDOWNS={times}")];
     let report = stat(&["-n", "3"], &[&command[..], &costs(&["0"])].concat());
     let caused = number(&report, "tlb_flush_remote_sent", "max");
-    // While the other thread does not run, as on a busy machine, no CPU needs to be interrupted.
-    // A count is scaled if the kernel counted for a part of the time only.
+    // If the other thread does not run, as on a busy machine, no CPU needs to be interrupted. A
+    // count is scaled if the kernel counted for a part of the time only.
     let scaled = metric(&report, "tlb_flush_remote_sent")["scaled"].as_f64().unwrap_or(1.0);
     assert!((times * 0.05..times * 1.1 * scaled).contains(&caused), "{caused} {scaled}");
     let on_the_machine = number(&report, "tlb_shootdowns", "max");
@@ -363,7 +364,7 @@ fn runs_go_on_until_the_median_is_known_or_time_is_up() {
 
 #[test]
 fn memory_is_sampled_over_the_whole_tree() {
-    // Two at a time, however long the second takes to start.
+    // Two programs run at the same time, also if the second one starts late.
     let peak = program("peak").display().to_string();
     let run = |script: String| {
         let output = pagewise(&["stat", "--sample=2ms", "--json", "--", "sh", "-c", &script]);
@@ -398,7 +399,7 @@ fn every_metric_is_defined() {
     for metric in report["metrics"].as_array().unwrap() {
         let name = metric["name"].as_str().unwrap();
         if metric["scope"] == "machine" {
-            // Lines of vmstat differ by kernel.
+            // The kernel may lack this line of vmstat.
             continue;
         }
         assert!(pagewise(&["define", name]).status.success(), "{name}");

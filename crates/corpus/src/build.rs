@@ -9,18 +9,18 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::labels::{Label, SourceLanguage};
 
-/// Makes names of files that are being built unique within this process.
+/// Number that makes the name of the next file to be built unique within this process.
 static NEXT_PARTIAL: AtomicUsize = AtomicUsize::new(0);
 
 /// The command line that starts a program: the program and its first arguments.
 pub type CommandLine = Vec<String>;
 
 /// Builds the program of `label`, unless the built file is newer than its sources, and returns its
-/// command line. `None` if its compiler or interpreter is missing.
+/// command line. Returns `None` if its compiler or interpreter is missing.
 ///
 /// # Errors
 ///
-/// If it does not compile, or compiles with warnings.
+/// If the program does not compile, or compiles with warnings.
 pub fn build(label: &Label, folder: &Path) -> Result<Option<CommandLine>> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let built = folder.join(&label.name);
@@ -45,7 +45,7 @@ pub fn build(label: &Label, folder: &Path) -> Result<Option<CommandLine>> {
     }))
 }
 
-/// Renames `partial`, which is a folder of classes for Java.
+/// Renames `partial` to `built`. For Java, both are folders of classes.
 fn replace(partial: &Path, built: &Path) -> Result<()> {
     if built.is_dir() {
         fs::remove_dir_all(built).with_context(|| built.display().to_string())?;
@@ -67,13 +67,13 @@ fn missing_tool(language: SourceLanguage) -> Option<&'static str> {
     tools.iter().copied().find(|tool| !is_installed(tool))
 }
 
-/// True if a program of this name is on the search path.
+/// Returns true if a program of this name is on the search path.
 pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// The command that compiles `label` to `built`; `None` for an interpreted language.
+/// Returns the command that compiles `label` to `built`; `None` for an interpreted language.
 fn compiler(label: &Label, built: &Path) -> Option<Command> {
     let (program, flags): (&str, &[&str]) = match label.language {
         SourceLanguage::C => {
@@ -94,7 +94,7 @@ fn compiler(label: &Label, built: &Path) -> Option<Command> {
     Some(command)
 }
 
-/// True if `built` is newer than the source and the headers beside it.
+/// Returns true if `built` is newer than the source and the headers beside it.
 fn is_current(label: &Label, built: &Path) -> Result<bool> {
     let Ok(time) = fs::metadata(built).and_then(|found| found.modified()) else {
         return Ok(false);
@@ -140,14 +140,14 @@ fn interpreted(label: &Label) -> CommandLine {
     line
 }
 
-/// Starts the class that has the name of the source file.
+/// Returns the command line that starts the class with the name of the source file.
 fn java(label: &Label, built: &Path) -> CommandLine {
     let mut line = vec!["java".to_owned(), "-cp".to_owned(), built.display().to_string()];
     line.push(label.name.clone());
     line
 }
 
-/// The folder for built programs, and for the files that the programs write.
+/// Returns the folder for built programs, and for the files that the programs write.
 pub fn work_folder() -> PathBuf {
     crate::root().join("target/corpus")
 }

@@ -14,15 +14,16 @@ const THP_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const KSM_RUN: &str = "/sys/kernel/mm/ksm/run";
 const HUGETLB_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
-/// Makes names of folders unique within this process.
+/// Number that makes the name of the next folder unique within this process.
 static NEXT_ENVIRONMENT: AtomicUsize = AtomicUsize::new(0);
 
-/// The environment of one run. Everything in it is undone when it is dropped.
+/// The environment of one run. When this value is dropped, all its changes of the machine are
+/// undone.
 #[derive(Debug)]
 pub struct Environment {
-    /// The current folder of the program.
+    /// Current folder of the program.
     pub folder: PathBuf,
-    /// The folder of its memory cgroup.
+    /// Folder of the program's memory cgroup, if it has one.
     pub cgroup: Option<PathBuf>,
     /// The commands that run at the end.
     pub undo: Undo,
@@ -89,7 +90,7 @@ fn is_root() -> Result<bool> {
     Ok(ids.split_whitespace().nth(1) == Some("0"))
 }
 
-/// A line of /proc/meminfo, in bytes.
+/// Returns a line of /proc/meminfo, in bytes.
 ///
 /// # Errors
 ///
@@ -133,7 +134,8 @@ fn memory_cgroup(
     Ok(Ok(()))
 }
 
-/// The folder of the memory controller and its file for the limit, from the text of `/proc/mounts`.
+/// Returns the folder of the memory controller and its file for the limit, from the text of
+/// `/proc/mounts`.
 fn memory_controller(mounts: &str) -> Option<(PathBuf, &'static str)> {
     let mut unified = None;
     for line in mounts.lines() {
@@ -171,7 +173,7 @@ fn setting(
     Ok(Ok(()))
 }
 
-/// The value of a setting: the word in brackets, or the whole text.
+/// Returns the value of a setting: the word in brackets, or the whole text.
 fn chosen(text: &str) -> &str {
     let bracketed = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     bracketed.map_or(text.trim(), |(word, _)| word)

@@ -37,10 +37,10 @@ pub const NAMES: &[&str] = &[
     "removed-cgroups-growth",
 ];
 
-/// A remedy lowers its figure at least to this share.
+/// Maximum share of a figure that may remain after a remedy.
 const MAX_REMEDIED_SHARE: f64 = 0.7;
 
-/// True if a remedy lowers a figure enough.
+/// Returns true if a remedy lowers a figure enough.
 pub fn is_improved(sick: f64, remedied: f64) -> bool {
     sick > 0.0 && remedied <= sick * MAX_REMEDIED_SHARE
 }
@@ -48,12 +48,12 @@ pub fn is_improved(sick: f64, remedied: f64) -> bool {
 /// Clock ticks in a second: USER_HZ, which is 100 on every architecture that pagewise supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Figures of the work of a program: a program that waits for CPUs does less of it.
+/// Figures of the work of a program: a program that waits for CPUs does less work.
 const WORK: [&str; 3] = ["minor-faults", "cpu", "system-time"];
-/// Waits count up to this ratio: beyond it, the program hardly ran.
+/// Maximum ratio by which waits for CPUs correct a figure: above it, the program hardly ran.
 const MAX_DEMAND: f64 = 30.0;
 
-/// The figure `name` of `running`, over `interval`. Rates are per second, sizes are in KiB,
+/// Returns the figure `name` of `running`, over `interval`. Rates are per second, sizes are in KiB,
 /// `step-time` is in nanoseconds, and `failures` is per 1000 steps. Rates of work are those that
 /// the program would have if it did not wait for CPUs.
 ///
@@ -77,7 +77,8 @@ pub fn measure(name: &str, running: &Running, interval: Duration) -> Result<f64>
     Ok(if is_rate { (last - first) * demand / began.elapsed().as_secs_f64() } else { last })
 }
 
-/// CPU time, and waits for CPUs, of the threads of a program since they began, in nanoseconds.
+/// Returns the CPU time, and the time of waits for CPUs, of the threads of a program since they
+/// began, in nanoseconds.
 fn run_queue_times(running: &Running) -> [f64; 2] {
     let threads = fs::read_dir(format!("/proc/{}/task", running.pid)).into_iter().flatten();
     let times = threads.flatten().filter_map(|thread| {
@@ -88,13 +89,14 @@ fn run_queue_times(running: &Running) -> [f64; 2] {
     times.fold([0.0; 2], |sum, [ran, waited]| [sum[0] + ran, sum[1] + waited])
 }
 
-/// Ratio of the CPU time that a program asked for between two readings to the time that it got.
+/// Returns the ratio of the CPU time that a program needed between two readings to the CPU time
+/// that it got.
 fn demand(before: [f64; 2], after: [f64; 2]) -> f64 {
     let (ran, waited) = (after[0] - before[0], after[1] - before[1]);
     if ran > 0.0 { (1.0 + (waited / ran).max(0.0)).min(MAX_DEMAND) } else { 1.0 }
 }
 
-/// The present value of a figure: a size, or a count since the start.
+/// Returns the present value of a figure: a size, or a count since the start.
 fn level(name: &str, running: &Running) -> Result<f64> {
     match name {
         "rss" | "growth" => Ok(status(running, "VmRSS")? + status(running, "VmSwap")?),
@@ -143,17 +145,17 @@ fn status(running: &Running, field: &str) -> Result<f64> {
         .with_context(|| format!("status has no {field}"))
 }
 
-/// The soft limit of the stack in KiB.
+/// Returns the soft limit of the stack in KiB.
 fn stack_limit(running: &Running) -> Result<f64> {
     let text = read(running, "limits")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max stack size"));
     let limit = line.and_then(|line| line.split_whitespace().next()).context("no stack limit")?;
-    // `unlimited`
+    // A limit that is not a number is `unlimited`.
     let bytes: f64 = limit.parse().unwrap_or(f64::INFINITY);
     Ok(bytes / 1024.0)
 }
 
-/// Resident memory that is not in huge pages, in KiB.
+/// Returns the resident memory that is not in huge pages, in KiB.
 fn small_pages(running: &Running) -> Result<f64> {
     let text = read(running, "smaps_rollup")?;
     let [resident, huge] = ["Rss:", "AnonHugePages:"].map(|field| {
@@ -163,7 +165,7 @@ fn small_pages(running: &Running) -> Result<f64> {
     Ok(resident.context("no Rss")? - huge.context("no AnonHugePages")?)
 }
 
-/// Memory cgroups (version 1) that were removed and still hold memory.
+/// Returns the number of memory cgroups (version 1) that were removed and still hold memory.
 fn removed_cgroups() -> Result<f64> {
     let text = fs::read_to_string("/proc/cgroups").context("/proc/cgroups")?;
     let line = text.lines().find_map(|line| line.strip_prefix("memory\t"));
@@ -183,12 +185,12 @@ fn maps(running: &Running, is_counted: impl Fn(&str) -> bool) -> Result<f64> {
     Ok(read(running, "maps")?.lines().filter(|line| is_counted(line)).count() as f64)
 }
 
-/// The sum of fields of `/proc/PID/stat`, counted from 1 as in proc(5).
+/// Returns the sum of fields of `/proc/PID/stat`, counted from 1 as in proc(5).
 fn ticks(running: &Running, fields: &[usize]) -> Result<f64> {
     sum_of_fields(&read(running, "stat")?, fields)
 }
 
-/// The CPU time of the children of this process that have ended, in milliseconds.
+/// Returns the CPU time of the children of this process that have ended, in milliseconds.
 ///
 /// # Errors
 ///
@@ -228,7 +230,8 @@ fn cgroup_number(running: &Running, names: &[&str]) -> Result<u64> {
     cgroup_file(running, names)?.trim().parse().context("expected a number")
 }
 
-/// Allocations that met the limit: `memory.failcnt` of version 1, `max` in `memory.events` of 2.
+/// Returns the number of allocations that met the limit: `memory.failcnt` of version 1, `max` in
+/// `memory.events` of version 2.
 fn cgroup_failures(running: &Running) -> Result<f64> {
     let text = cgroup_file(running, &["memory.failcnt", "memory.events"])?;
     let count = text.lines().find_map(|line| line.strip_prefix("max ")).unwrap_or(text.trim());

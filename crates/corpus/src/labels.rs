@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The header comment ends within this number of lines.
+/// Maximum number of lines of the header comment.
 const MAX_HEADER_LINES: usize = 40;
 
 /// The causes that a label may name, as `pagewise diagnose` prints them.
@@ -49,7 +49,7 @@ pub const CAUSES: &[&str] = &[
     "peak-only",
 ];
 
-/// A language that the corpus has programs in, by the extension of the source file.
+/// Programming language of a program of the corpus, given by the extension of the source file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceLanguage {
     /// C.
@@ -121,14 +121,14 @@ pub enum Need {
     MemoryBelow(u64),
 }
 
-/// The way from the sick to the remedied form of a program.
+/// Method of getting the remedied form of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RemediedForm {
     /// The program takes the argument `--remedied`.
     Argument,
     /// A variable of the environment, `NAME=VALUE`.
     Environment(String),
-    /// A shell command that is run at the sick program; `{pid}` is its process ID.
+    /// A shell command that changes the running sick program; `{pid}` is its process ID.
     Command(String),
 }
 
@@ -151,7 +151,7 @@ pub struct Label {
     pub remedy: Option<String>,
     /// The command that helps at once, in words.
     pub now: Option<String>,
-    /// The way to the remedied form.
+    /// Method of getting the remedied form.
     pub remedied: Option<RemediedForm>,
     /// The figure of `figures` that the remedy lowers.
     pub improves: Option<String>,
@@ -168,24 +168,25 @@ pub struct Label {
 }
 
 impl Label {
-    /// The cause that the program is about.
+    /// Returns the cause that the program has or resembles.
     pub fn subject(&self) -> &str {
         match &self.diagnosis {
             Diagnosis::Sick { cause, .. } | Diagnosis::Resembles(cause) => cause,
         }
     }
 
-    /// True if the program has a trouble.
+    /// Returns true if the program has a trouble.
     pub fn is_sick(&self) -> bool {
         matches!(self.diagnosis, Diagnosis::Sick { .. })
     }
 }
 
-/// The labels of all programs in `folder` and the folders below it, by name.
+/// Reads the labels of all programs in `folder` and the folders below it, in the order of their
+/// names.
 ///
 /// # Errors
 ///
-/// If a label cannot be judged, or two programs have one name.
+/// If a label lacks data for a verdict, or two programs have the same name.
 pub fn read_all(folder: &Path) -> Result<Vec<Label>> {
     let mut labels = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -207,11 +208,11 @@ pub fn read_all(folder: &Path) -> Result<Vec<Label>> {
     Ok(labels)
 }
 
-/// The label in the header of the program `text`.
+/// Reads the label in the header of the program `text`.
 ///
 /// # Errors
 ///
-/// If a key or value is unknown, or one that is needed is missing.
+/// If a key or value is unknown, or a required key is missing.
 pub fn parse(path: &Path, text: &str) -> Result<Label> {
     let language = SourceLanguage::of(path).context("the extension names no known language")?;
     let stem = path.file_stem().context("the file has no name")?;
@@ -240,7 +241,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Label> {
     Ok(label)
 }
 
-/// A label that could not be judged is an error, not a program that always passes.
+/// Checks that a label has the data for a verdict: without this data, its program would always
+/// pass.
 fn check(label: &Label) -> Result<()> {
     if label.is_sick() {
         ensure!(
@@ -260,7 +262,7 @@ fn check(label: &Label) -> Result<()> {
     Ok(())
 }
 
-/// The `@key: value` lines of the header.
+/// Returns the `@key: value` lines of the header.
 fn header(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().take(MAX_HEADER_LINES).filter_map(|line| {
         let line = line.trim_start_matches(|c: char| "/*#! ".contains(c));
@@ -330,7 +332,8 @@ impl LabelFields {
         }
     }
 
-    /// A program with a figure to improve takes the argument, if the label names no other way.
+    /// Returns the method of the label. A program with a figure to improve takes the argument
+    /// `--remedied`, if the label names no other method.
     fn remedied(&self) -> Option<RemediedForm> {
         self.improves.as_ref()?;
         Some(self.form.clone().unwrap_or(RemediedForm::Argument))
@@ -372,7 +375,7 @@ fn need(value: &str) -> Result<Need> {
     })
 }
 
-/// `64M` as a number of bytes.
+/// Parses a number of bytes such as `64M`.
 fn bytes(text: &str) -> Result<u64> {
     let (digits, unit) = text.split_at(text.trim_end_matches(char::is_alphabetic).len());
     let unit: u64 = match unit {

@@ -19,16 +19,16 @@ pub use labels::{Label, RemediedForm};
 pub use process::Running;
 pub use undo::Undo;
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The labels of all programs, by name.
+/// Returns the labels of all programs, in the order of their names.
 ///
 /// # Errors
 ///
-/// If a label cannot be judged.
+/// If a label lacks data for a verdict.
 pub fn labels() -> Result<Vec<Label>> {
     labels::read_all(&root().join("fixtures/sick"))
 }
@@ -50,7 +50,7 @@ impl Label {
     ///
     /// # Errors
     ///
-    /// If the program does not compile, or does not get ready.
+    /// If the program does not compile, or does not become ready.
     pub fn start(
         &self,
         form: ProgramForm<'_>,

@@ -14,19 +14,20 @@ use anyhow::{Context, Result, bail};
 use crate::build::CommandLine;
 use crate::environment::Environment;
 
-/// A program becomes sick within about 3 s, later if other processes keep the CPUs busy.
+/// Time limit for the start of a program. A program becomes sick within about 3 s, later if other
+/// processes keep the CPUs busy.
 const MAX_START: Duration = Duration::from_secs(40);
 
-/// A program that runs in its environment. Dropped, it and its children are killed, and the
-/// environment is restored.
+/// A program that runs in its environment. When this value is dropped, the program and its children
+/// are killed, and the environment is restored.
 #[derive(Debug)]
 pub struct Running {
     /// The process to be examined: the program, or the process that it named after `ready`.
     pub pid: u32,
-    /// The folder of its memory cgroup.
+    /// Folder of the program's memory cgroup, if it has one.
     pub cgroup: Option<std::path::PathBuf>,
-    /// The numbers of the lines `step N` that the program has printed: nanoseconds, or 1000 for a
-    /// failed step and 0 for another.
+    /// The number N of each line `step N` that the program has printed: nanoseconds, or 1000 for a
+    /// failed step and 0 for a successful one.
     steps: Arc<Mutex<Vec<f64>>>,
     child: Child,
     environment: Option<Environment>,
@@ -37,7 +38,7 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// If the program cannot be started, ends, or does not get ready in time.
+    /// If the program cannot be started, ends, or does not become ready in time.
     pub fn start(
         line: &CommandLine,
         arguments: &[&str],
@@ -66,8 +67,8 @@ impl Running {
         Ok(running)
     }
 
-    /// The average number of the lines `step N` in this interval: nanoseconds, or failures per 1000
-    /// steps.
+    /// Returns the average number N of the lines `step N` in this interval: nanoseconds, or
+    /// failures per 1000 steps.
     pub fn step_time(&self, interval: Duration) -> Option<f64> {
         let from = self.steps.lock().ok()?.len();
         thread::sleep(interval);
@@ -76,7 +77,7 @@ impl Running {
         (!steps.is_empty()).then(|| steps.iter().sum::<f64>() / steps.len() as f64)
     }
 
-    /// True if the program has not ended.
+    /// Returns true if the program has not ended.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -90,7 +91,7 @@ impl Drop for Running {
     }
 }
 
-/// The command that starts `line`, in the environment's cgroup if there is one.
+/// Returns the command that starts `line`, in the environment's cgroup if there is one.
 fn command(line: &CommandLine, environment: &Environment) -> Command {
     let Some(cgroup) = &environment.cgroup else {
         let mut command = Command::new(&line[0]);
@@ -116,7 +117,7 @@ fn read_lines(output: ChildStdout, steps: Arc<Mutex<Vec<f64>>>) -> Receiver<Stri
                     steps.push(step);
                 }
             } else if sender.send(line).is_err() {
-                // The receiver has seen `ready`; steps are still read.
+                // The receiver may be closed after `ready`; lines with steps are still read.
             }
         }
     });

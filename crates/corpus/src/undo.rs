@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// Collects lines until its input ends, then runs them, the last line first.
+/// Script of the shell: it collects lines until its input ends, then runs the lines, the last one
+/// first.
 const SHELL: &str = r#"undo=
 while IFS= read -r line; do undo="$line
 $undo"; done

@@ -1,4 +1,5 @@
-//! Tests that this machine cannot run name what is missing, and the machine must confirm it.
+//! Tests that this machine cannot run name the missing requirement, which is then checked on this
+//! machine.
 //!
 //! A skipped test passes as far as libtest knows. So each skip is printed, and appended to the file
 //! that `PAGEWISE_SKIPS` names; `cargo xtask ci` counts the lines and prints them. A skip whose
@@ -31,17 +32,17 @@ pub enum Lack<'a> {
     },
     /// User ID 0 with `CAP_SYS_ADMIN`, which root lacks in most containers.
     Root,
-    /// A later kernel: its version.
+    /// A kernel of this version or later.
     Kernel(u32, u32),
-    /// More CPUs for this process.
+    /// At least this number of CPUs for this process.
     Cpus(usize),
     /// An instruction set, by its name in Rust.
     Architecture(&'a str),
-    /// A file of the kernel's: in `/proc`, `/sys` or a tracefs.
+    /// A file of the kernel, in `/proc`, `/sys` or a tracefs.
     KernelFile(&'a str),
     /// A call that the kernel refused when the test itself made it.
     Refused {
-        /// The call, and what it was made for.
+        /// The call, and its purpose.
         call: &'a str,
         /// The kernel's answer.
         error: &'a io::Error,
@@ -53,7 +54,7 @@ pub enum Lack<'a> {
 }
 
 impl Lack<'_> {
-    /// The reason for which the test must run; `None` if nothing contradicts the lack.
+    /// Returns the reason for which the test must run; `None` if nothing contradicts the lack.
     fn objection(&self, tools_required: bool) -> Option<String> {
         let tools = || tools_required.then(|| "PAGEWISE_REQUIRE_TOOLS is set".to_owned());
         match self {
@@ -95,7 +96,7 @@ impl Display for Lack<'_> {
     }
 }
 
-/// Records that the test which calls this ends without having tested anything.
+/// Records that the calling test ends without having tested anything.
 ///
 /// # Panics
 /// Panics if the machine does not confirm the reason.
@@ -103,7 +104,7 @@ pub fn skip(lack: &Lack<'_>) {
     note("test", lack);
 }
 
-/// Records that the test which calls this leaves out one of its cases.
+/// Records that the calling test leaves out one of its cases.
 ///
 /// # Panics
 /// Panics if the machine does not confirm the reason.
@@ -111,7 +112,7 @@ pub fn skip_part(lack: &Lack<'_>) {
     note("part", lack);
 }
 
-/// True if the user is root, with `CAP_SYS_ADMIN`; records a skipped test if not.
+/// Returns true if the user is root, with `CAP_SYS_ADMIN`; records a skipped test if not.
 pub fn is_root() -> bool {
     let is_root = has_all_rights();
     if !is_root {
@@ -120,14 +121,14 @@ pub fn is_root() -> bool {
     is_root
 }
 
-/// True if the user is root, with `CAP_SYS_ADMIN`.
+/// Returns true if the user is root, with `CAP_SYS_ADMIN`.
 pub fn has_all_rights() -> bool {
     let has_capability = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     rustix::process::geteuid().is_root() && has_capability
 }
 
-/// The kernel's version. `None` if its name begins with no version.
+/// Returns the kernel's version; `None` if its name begins with no version.
 fn kernel() -> Option<(u32, u32)> {
     let name = rustix::system::uname();
     let release = name.release().to_str().ok()?;
@@ -144,12 +145,12 @@ fn note(what: &str, lack: &Lack<'_>) {
     let Some(path) = std::env::var_os("PAGEWISE_SKIPS") else { return };
     let line = line(what, &test(), &lack.to_string());
     let file = OpenOptions::new().append(true).create(true).open(path);
-    // One write: test programs may run side by side.
+    // The line is written by one call: other test programs may append lines at the same time.
     let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
     written.expect("the file that PAGEWISE_SKIPS names can be written");
 }
 
-/// The test that runs on this thread, by program and name.
+/// Returns the test that runs on this thread, by program and name.
 fn test() -> String {
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(Path::file_stem).unwrap_or_default();
@@ -159,13 +160,13 @@ fn test() -> String {
     format!("{program}::{}", thread::current().name().unwrap_or("a thread of a test"))
 }
 
-/// One line of the file: tabs between its fields, and in none of them.
+/// Returns one line of the file. Tabs separate the fields, and no field contains a tab.
 fn line(what: &str, test: &str, reason: &str) -> String {
     let clean = |text: &str| text.replace(['\t', '\n', '\r'], " ");
     format!("{what}\t{}\t{}\n", clean(test), clean(reason))
 }
 
-/// A program in `PATH`, or a file.
+/// Returns the path of a program in `PATH`, or of a file.
 fn find(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(|path| path.exists());

@@ -18,9 +18,9 @@ struct HealthyProgram {
     programs: &'static [&'static str],
     /// Commands that prepare the folder; the last one is started by `exec` and examined.
     start: &'static str,
-    /// Succeeds as soon as the program can be loaded.
+    /// Command that succeeds as soon as load can be put on the program.
     probe: &'static str,
-    /// One step of load; empty for a program that computes by itself.
+    /// Commands of one step of load; empty for a program that computes by itself.
     load: &'static str,
 }
 
@@ -196,7 +196,7 @@ for i in range(2000):
     HealthyProgram {
         name: "vim",
         programs: &["vim", "script"],
-        // Without undo, whose history grows with each change.
+        // The undo history is off: it would grow with each change.
         start: "seq 100000 >text\nexec vim -es -u NONE -c 'set undolevels=-1' -c 'while 1 | %s/1/2/g | %s/2/1/g | \
                 sleep 300m | endwhile' text",
         probe: "true",
@@ -277,14 +277,15 @@ const LOADS: &[(&str, Option<Duration>)] = &[
     ("heavy", Some(Duration::from_millis(10))),
 ];
 
-/// The time after which a program is given up, and the sleep between two tries of the probe.
+/// Time limit for a program to become ready, and the sleep between two tries of the probe.
 const MAX_PROBE_TIME: Duration = Duration::from_secs(90);
 const PROBE_SLEEP: Duration = Duration::from_millis(300);
 
-/// The load runs for this time before the tool is started.
+/// Time for which the load runs before the tool is started.
 const WARM_UP: Duration = Duration::from_secs(2);
 
-/// Examines every healthy program under every load. `only` names programs.
+/// Examines every healthy program under every load. `only` has the names of the wanted programs;
+/// empty for all.
 pub(crate) fn diagnose_all(tool: &DiagnosingTool, only: &[String]) -> Result<Vec<JudgedRun>> {
     let mut runs = Vec::new();
     let is_chosen = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
@@ -361,7 +362,7 @@ fn wait_for_probe(
     anyhow::bail!("the probe failed for {} s", MAX_PROBE_TIME.as_secs())
 }
 
-/// A process group that repeats the step of a load. Ended when it is dropped.
+/// A process group that repeats the step of a load. The group is ended when this value is dropped.
 struct LoadDriver {
     /// Dropping it kills the processes of the load.
     _running: Running,

@@ -39,9 +39,9 @@ pub(crate) enum Verdict {
     LaterCause { rank: usize, first: String },
     /// The right cause is missing. `first` is empty if the tool named none.
     Missed { first: String },
-    /// A healthy program, and no cause named.
+    /// The program is healthy, and the tool named no cause.
     Quiet,
-    /// A healthy program, and this cause named first.
+    /// The program is healthy, and the tool named this cause first.
     FalseAlarm { named: String },
     /// The tool gave no answer that could be read.
     NoAnswer(String),
@@ -50,7 +50,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// One word for tables and JSON.
+    /// Returns the verdict as one word, for tables and JSON.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Verdict::Right { .. } => "right",
@@ -65,7 +65,7 @@ impl Verdict {
     }
 }
 
-/// One program, judged.
+/// The verdict and the costs of one run.
 #[derive(Debug)]
 pub(crate) struct JudgedRun {
     pub(crate) name: String,
@@ -75,12 +75,11 @@ pub(crate) struct JudgedRun {
     pub(crate) verdict: Verdict,
     pub(crate) answer: ToolAnswer,
     pub(crate) wall: Duration,
-    /// CPU time of the tool: its own figure, or that of the process.
+    /// CPU time of the tool: the figure in its answer, or the CPU time of its process.
     pub(crate) cpu_ms: Option<u64>,
 }
 
-/// Reads the JSON that a tool printed. Keys that are missing are absent; only `causes` must be
-/// there.
+/// Reads the JSON that a tool printed. Missing keys give absent values; only `causes` is required.
 pub(crate) fn read_answer(text: &str) -> Result<ToolAnswer> {
     let json: Value = serde_json::from_str(text).context("the answer is not JSON")?;
     let causes = json["causes"].as_array().context("the answer has no array `causes`")?;
@@ -113,7 +112,7 @@ fn rounded(number: &Value) -> Option<u64> {
     Some(number)
 }
 
-/// The verdict about `answer` of a tool that examined the sick form of a program.
+/// Returns the verdict about `answer` of a tool that examined the sick form of a program.
 pub(crate) fn judge(label: &Label, answer: &ToolAnswer) -> Verdict {
     match &label.diagnosis {
         Diagnosis::Resembles(_) => judge_healthy(answer),
@@ -129,7 +128,7 @@ pub(crate) fn judge(label: &Label, answer: &ToolAnswer) -> Verdict {
     }
 }
 
-/// The verdict about a program that has no trouble.
+/// Returns the verdict about a program that has no trouble.
 pub(crate) fn judge_healthy(answer: &ToolAnswer) -> Verdict {
     match answer.causes.first() {
         None => Verdict::Quiet,
@@ -137,8 +136,8 @@ pub(crate) fn judge_healthy(answer: &ToolAnswer) -> Verdict {
     }
 }
 
-/// The verdict about the remedied form of a sick program: it must not have the same trouble. Other
-/// trouble is accepted, since a remedy may leave some.
+/// Returns the verdict about the remedied form of a sick program: it must not have the same
+/// trouble. Other trouble is accepted, since a remedy may leave some.
 pub(crate) fn judge_remedied(label: &Label, answer: &ToolAnswer) -> Verdict {
     match answer.causes.iter().find(|named| named.id == label.subject()) {
         None => Verdict::Quiet,
@@ -178,7 +177,7 @@ fn has_right_line(label: &Label, named: &NamedCause) -> bool {
     file.rsplit('/').next() == Some(&*source) && label.lines.iter().any(is_near)
 }
 
-/// True if `word` stands in `text` with no letter, digit or underscore beside it.
+/// Returns true if `text` contains `word` with no letter, digit or underscore next to it.
 fn has_word(text: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word).any(|(at, _)| {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::judge::{JudgedRun, Verdict};
 
-/// The line about one run, printed as soon as it is judged.
+/// Returns the line about one run, which is printed as soon as the run is judged.
 pub(crate) fn line(run: &JudgedRun) -> String {
     let verdict = match &run.verdict {
         Verdict::Right { line_too: true } => "right, line too".to_owned(),
@@ -24,7 +24,7 @@ pub(crate) fn line(run: &JudgedRun) -> String {
     format!("{:<22} {:<32} {verdict} ({seconds:.1} s)", run.subject, run.name)
 }
 
-/// The counts that the benchmark is about.
+/// Counts of the verdicts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) sick: usize,
@@ -65,7 +65,7 @@ pub(crate) fn totals(runs: &[JudgedRun]) -> Totals {
     totals
 }
 
-/// The summary: confusion matrix, shares, and costs.
+/// Returns the summary: confusion matrix, shares, and costs.
 pub(crate) fn summary(runs: &[JudgedRun]) -> String {
     let mut text = String::new();
     let totals = totals(runs);
@@ -102,7 +102,7 @@ fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
     text.write_fmt(line).expect("writing to a string does not fail");
 }
 
-/// For each cause: the causes that were named first, and how often.
+/// Returns, for each cause, the causes that were named first, and the number of times.
 fn confusion(runs: &[JudgedRun], is_sick: bool) -> BTreeMap<String, BTreeMap<String, usize>> {
     let mut matrix: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
     for run in judged(runs).filter(|run| run.is_sick == is_sick) {
@@ -147,7 +147,7 @@ fn push_cost(text: &mut String, name: &str, mut values: Vec<u64>) {
     }
 }
 
-/// Everything, for other programs.
+/// Returns all results as JSON, for other programs.
 pub(crate) fn json(runs: &[JudgedRun]) -> Value {
     let totals = totals(runs);
     json!({

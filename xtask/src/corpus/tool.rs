@@ -14,7 +14,7 @@ use super::judge::{JudgedRun, ToolAnswer, Verdict, read_answer};
 
 const DEFAULT_COMMAND: &str = "pagewise diagnose {pid} --json --for 10s";
 
-/// A tool that has not answered after this time is ended, in seconds.
+/// Time limit of a tool, in seconds.
 const MAX_SECONDS: &str = "150";
 
 /// The command line of the tool, for the shell.
@@ -25,7 +25,7 @@ pub(crate) struct DiagnosingTool {
 }
 
 impl DiagnosingTool {
-    /// The tool of `command`, or pagewise.
+    /// Returns the tool that `command` starts; without `command`, pagewise.
     ///
     /// # Errors
     ///
@@ -63,7 +63,8 @@ impl DiagnosingTool {
         }
     }
 
-    /// The exit status is not examined: many tools report trouble by a status other than 0.
+    /// Runs the tool, and reads its answer. Ignores the exit status: many tools report trouble by a
+    /// status other than 0.
     fn ask(&self, pid: u32) -> Result<ToolAnswer> {
         let command = self.command.replace("{pid}", &pid.to_string());
         let mut undo = Undo::new()?;
@@ -88,7 +89,7 @@ impl DiagnosingTool {
     }
 }
 
-/// The search path with the pagewise of this workspace in front, the release build first.
+/// Returns the search path with the pagewise of this workspace in front, the release build first.
 pub(crate) fn search_path() -> Result<OsString> {
     let target = crate::root()?.join("target");
     let path = std::env::var_os("PATH").unwrap_or_default();

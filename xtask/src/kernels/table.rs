@@ -8,11 +8,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// The tables are between these lines.
+/// Lines of the document before and after the tables.
 const BEGIN: &str = "<!-- Written by `cargo xtask kernels`. -->";
 const END: &str = "<!-- End of the tables. -->";
 
-/// Readers, by the user that runs the command, and the heading of their table.
+/// Users that run the command, each with the heading of their table.
 const READERS: [(&str, &str); 3] =
     [("root", "Root"), ("user", "Owner of the target"), ("nobody", "Another user")];
 
@@ -36,9 +36,9 @@ struct FeatureRun {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
     Works,
-    /// It works without values that are absent for these reasons.
+    /// The command works, but values are absent for these reasons.
     Without(BTreeSet<String>),
-    /// It ended with this message.
+    /// The command ended with this message.
     Refused(String),
 }
 
@@ -48,7 +48,7 @@ struct TestRun {
     reader: String,
     passed: u64,
     skipped: u64,
-    /// Names of the tests that failed; what ended the program if it had no summary.
+    /// Names of the failed tests; the reason of the program's end if it printed no summary.
     failed: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ impl MachineResults {
     /// Names of the files of records in the folder of a machine.
     const FILES: [&'static str; 2] = ["features", "tests"];
 
-    /// The results in `RELEASE/MACHINE` below a folder, the oldest kernel first.
+    /// Returns the results in `RELEASE/MACHINE` below a folder, the oldest kernel first.
     pub(super) fn read_all(folder: &Path, machines: &[&str]) -> Result<Vec<MachineResults>> {
         let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
         let mut releases: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -75,7 +75,8 @@ impl MachineResults {
         Ok(all)
     }
 
-    /// The records that a machine has sent. The last line of a machine that was ended may be cut.
+    /// Parses the records that a machine has sent. The last line of a machine that was ended may be
+    /// cut off.
     fn parse(records: &str, machine: &str) -> MachineResults {
         let mut results =
             MachineResults { machine: machine.to_owned(), ..MachineResults::default() };
@@ -108,7 +109,7 @@ impl MachineResults {
     }
 }
 
-/// The numbers in the name of a kernel, which order kernels by age.
+/// Returns the numbers in the name of a kernel, which order kernels by age.
 fn version(release: &str) -> Vec<u64> {
     let name = release.rsplit('/').next().unwrap_or_default();
     name.split(|sign: char| !sign.is_ascii_digit()).map_while(|part| part.parse().ok()).collect()
@@ -124,14 +125,14 @@ impl Outcome {
                 }
                 if reasons.is_empty() { Outcome::Works } else { Outcome::Without(reasons) }
             }
-            // The status of `timeout`.
+            // These are statuses of `timeout`.
             "143" | "124" => Outcome::Refused(format!("no end after 200 s: {}", clean(said))),
             _ => Outcome::Refused(clean(said)),
         }
     }
 }
 
-/// Messages without numbers and addresses that differ from run to run.
+/// Returns a message without the numbers and addresses that differ from run to run.
 fn clean(said: &str) -> String {
     let said = said.trim().trim_start_matches("pagewise: ");
     let words = said.split_whitespace().map(|word| {
@@ -149,8 +150,8 @@ fn clean(said: &str) -> String {
     words.collect::<Vec<_>>().join(" ").replace('`', "'")
 }
 
-/// Each reason of an absent value, but for values that other options of the command collect, and
-/// for those that depend on the target and not on the kernel.
+/// Collects each reason of an absent value. Leaves out values that other options of the command
+/// collect, and values that depend on the target and not on the kernel.
 fn absences(value: &Value, reasons: &mut BTreeSet<String>) {
     match value {
         Value::Object(object) => {
@@ -193,7 +194,7 @@ impl TestRun {
     }
 }
 
-/// The document with new tables.
+/// Returns the document with new tables.
 pub(super) fn update(before: &str, results: &[MachineResults]) -> Result<String> {
     let (head, rest) =
         before.split_once(BEGIN).context("docs/kernels.md has no place for tables")?;
@@ -215,7 +216,7 @@ pub(super) fn update(before: &str, results: &[MachineResults]) -> Result<String>
     Ok(format!("{out}\n{END}{tail}"))
 }
 
-/// Reasons, each with a number.
+/// Reasons in notes below the tables, each with a number.
 #[derive(Default)]
 struct Notes {
     texts: Vec<String>,
@@ -243,7 +244,7 @@ impl Notes {
     }
 }
 
-/// Elements in the order of their first occurrence.
+/// Returns the elements in the order of their first occurrence.
 fn distinct<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut list = Vec::new();
     for one in all {

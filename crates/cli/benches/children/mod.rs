@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 pub(crate) struct Children(pub(crate) Vec<Child>);
 
 impl Children {
-    /// Processes that sleep.
+    /// Starts processes that sleep.
     pub(crate) fn sleeping(count: usize) -> Children {
         let start = |_| {
             let mut command = Command::new("sleep");
@@ -30,7 +30,7 @@ impl Drop for Children {
     }
 }
 
-/// CPU time of all threads of a process, in milliseconds.
+/// Returns the CPU time of all threads of a process, in milliseconds.
 pub(crate) fn cpu_ms(pid: u32) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs");
     let of = |task: fs::DirEntry| {
@@ -40,7 +40,7 @@ pub(crate) fn cpu_ms(pid: u32) -> f64 {
     tasks.flatten().filter_map(of).sum::<f64>() / 1e6
 }
 
-/// A line of `status` in MiB.
+/// Returns a field of `/proc/PID/status` in MiB.
 pub(crate) fn memory_mib(pid: u32, field: &str) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or("0");

@@ -1,5 +1,5 @@
-//! Benchmark of whole commands: interleaved rounds, wall time and peak RES of each, ratios to the
-//! first. And the goals that the ratios are compared with.
+//! Benchmark of whole commands in interleaved rounds: wall time and peak RES of each command,
+//! ratios to the first command, and the goals for these ratios.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct RaceCommand {
     name: String,
     command: Vec<String>,
-    /// Command that runs once after it, and does not count.
+    /// Command that runs once after this command, and is not measured.
     then: Option<Box<RaceCommand>>,
 }
 
@@ -22,13 +22,14 @@ impl RaceCommand {
         RaceCommand { name: name.to_owned(), command, then: None }
     }
 
-    /// A line for the shell.
+    /// Returns a runner for a line of the shell.
     pub(crate) fn shell(name: &str, line: &str) -> RaceCommand {
         let command = vec!["sh".into(), "-c".into(), line.into()];
         RaceCommand { name: name.to_owned(), command, then: None }
     }
 
-    /// For a command that would slow down the next one: `then` runs in between, and does not count.
+    /// Makes `then` run after this command without being measured. Used if this command would slow
+    /// down the next one.
     #[allow(dead_code, reason = "others leave the machine as they found it")]
     pub(crate) fn followed_by(self, then: RaceCommand) -> RaceCommand {
         RaceCommand { then: Some(Box::new(then)), ..self }
@@ -40,7 +41,7 @@ impl RaceCommand {
         program.is_file() || std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
     }
 
-    /// Runs once with its output thrown away.
+    /// Runs the command once without showing its output, and returns the wall time.
     fn wall(&self) -> Duration {
         let begin = Instant::now();
         let status = quiet(Command::new(&self.command[0]).args(&self.command[1..])).status();
@@ -49,7 +50,7 @@ impl RaceCommand {
         wall
     }
 
-    /// Peak RES in KiB of one run, from GNU time; `None` if that is not installed.
+    /// Returns the peak RES of one run in KiB, from GNU time; `None` if GNU time is not installed.
     fn peak_kib(&self) -> Option<u64> {
         let mut time = Command::new("/usr/bin/time");
         time.args(["-f", "%M"]).args(&self.command).stdin(Stdio::null()).stdout(Stdio::null());
@@ -119,7 +120,7 @@ pub(crate) fn goal(results: &[Result], name: &str, ratio: f64, peak_mib: Option<
     println!("goal {met}: {name} <= {ratio}x{memory}: {:.2}x", result.ratio);
 }
 
-/// The median; 0 without values.
+/// Returns the median of the values; 0 without values.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -133,7 +134,7 @@ pub(crate) struct RaceTarget {
 }
 
 impl RaceTarget {
-    /// Compiles and starts a program, and waits until it says that it is ready.
+    /// Compiles and starts a program, and waits until the program prints that it is ready.
     pub(crate) fn start(name: &str, arguments: &[&str]) -> RaceTarget {
         let mut child = Command::new(compile(name))
             .args(arguments)
@@ -159,7 +160,7 @@ impl Drop for RaceTarget {
     }
 }
 
-/// Compiles a program of `fixtures/programs` with the C compiler and returns where it lies.
+/// Compiles a program of `fixtures/programs` with the C compiler, and returns its path.
 pub(crate) fn compile(name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fixtures/programs")

@@ -2,8 +2,8 @@
 
 use std::process::{Child, Command, Stdio};
 
-/// Starts a command in a terminal of 140 columns that `script` of util-linux makes. The output of
-/// the command is that of the child.
+/// Starts a command in a terminal of 140 columns, which `script` of util-linux provides. The
+/// standard output of the returned child has the output of the command.
 pub(crate) fn start(line: &str) -> Child {
     let line = format!("stty cols 140 rows 50; exec {line}");
     let mut command = Command::new("script");

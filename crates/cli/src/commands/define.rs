@@ -21,7 +21,7 @@ pub(crate) struct Define {
     pub(crate) json: bool,
 }
 
-/// Prints the definition of each name, or the list of all.
+/// Prints the definition of each name, or, without a name, the list of all names.
 pub(crate) fn run(args: &Define, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let output = OutputArgs { json: args.json, html: None, output: None, long: true };
     if args.names.is_empty() {

@@ -1,4 +1,4 @@
-//! `pagewise diagnose`: the cause of a process's trouble, its cost, and the remedy.
+//! `pagewise diagnose`: the causes of a process's memory trouble, each with its remedies.
 
 use std::fs;
 use std::io::Write;
@@ -70,7 +70,7 @@ pub(crate) struct DiagnoseArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// The complaint about a process.
+/// The trouble that the user sees in a process.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum SymptomArg {
     /// It takes too much memory
@@ -97,8 +97,8 @@ impl From<SymptomArg> for Symptom {
     }
 }
 
-/// Minimum CPU time of a diagnosis, if --budget allows less: on a small machine or in a short
-/// observation.
+/// CPU time that a diagnosis may always use, even if --budget allows less: on a machine with few
+/// CPUs, or in a short observation.
 const MIN_CPU: Duration = Duration::from_millis(500);
 /// Exit status if trouble was found.
 const TROUBLE: u8 = 10;
@@ -199,7 +199,7 @@ fn open(path: &Path) -> anyhow::Result<SavedDiagnosis> {
     Ok(saved)
 }
 
-/// `/proc`, which must show the PID namespace of this process.
+/// Returns the live `/proc`. Fails if `/proc` is not of the PID namespace of this process.
 fn live_root() -> anyhow::Result<ProcRoot> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
@@ -247,7 +247,7 @@ fn observe_group(cgroup: Option<&str>, args: &DiagnoseArgs) -> anyhow::Result<Sa
     })
 }
 
-/// The question before the recorder is loaded without --attach.
+/// Returns the question that diagnose asks before it loads the recorder without --attach.
 fn recorder_question(pid: Pid, args: &DiagnoseArgs) -> String {
     format!(
         "the memory of process {pid} grows. Load the sampled heap recorder into it for 3 s, to find the function that allocates? \

@@ -42,12 +42,12 @@ pub(crate) struct Diff {
     pub(crate) output: OutputArgs,
 }
 
-/// Maximum number of pools and mappings in the text report; programs get all.
+/// Maximum number of pools and of mappings in the text report; JSON has all.
 const ROWS: usize = 15;
 /// Number of lines of a series after which the column labels are printed again.
 const LABELS_EVERY: u32 = 20;
 
-/// Compares two files, or watches a process.
+/// Compares two saved snapshots, or reports the growth of a running process at intervals.
 pub(crate) fn run(args: &Diff, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let largest = if args.output.json { usize::MAX } else { ROWS };
     let options = SnapshotDiffOptions { largest, layout: args.layout };

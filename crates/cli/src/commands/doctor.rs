@@ -46,7 +46,8 @@ const SAMPLE: Duration = Duration::from_millis(200);
 /// Reads the settings and judges them.
 pub(crate) fn run(args: &Doctor, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let root = root(args.root.as_deref());
-    // A missing tree is an error. Without this check, the report would have only unknown values.
+    // A missing /proc tree is an error. Without this check, the report would have only unknown
+    // values.
     root.pids()?;
     let held = args.target.as_deref().map(|name| target::hold(&root, name)).transpose()?;
     let (root, pid) = held.map_or((root, None), |(root, pid)| (root, Some(pid)));

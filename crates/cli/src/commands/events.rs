@@ -21,7 +21,7 @@ pub(crate) struct Events {
     pub(crate) output: OutputArgs,
 }
 
-/// Tries each event and reports.
+/// Tries to open each perf event, and reports which events this machine can count.
 pub(crate) fn run(args: &Events, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let survey = survey(args.like.as_deref());
     emit(&events::events(&survey), &args.output, look, Units::Human)?;

@@ -27,12 +27,12 @@ pub(crate) struct Explain {
 pub(crate) fn run(args: Explain, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let TakenSnapshot { snapshot, mut exit, denied } = target::look_at(args.source, true)?;
     if let Some(denied) = denied {
-        // VIRT, RES and the limits are still known.
+        // The kernel denies access to the mappings; VIRT, RES and the limits are still known.
         note(denied);
         exit = ExitCode::FAILURE;
     }
-    // Never dropped: pagewise ends after the report, and freeing 65,000 mappings one by one would
-    // only take time.
+    // The snapshot is never dropped: pagewise ends after the report, and freeing 65,000 mappings
+    // one by one would only take time.
     let snapshot = ManuallyDrop::new(snapshot);
     let options = ExplainOptions {
         largest: args.largest,

@@ -1,4 +1,5 @@
-//! `pagewise export`: sweeps as metrics for Prometheus, by HTTP, as a file, or pushed.
+//! `pagewise export`: readings of all processes (sweeps) as metrics for Prometheus: served by HTTP,
+//! written to a file, or pushed to a collector.
 
 mod args;
 mod bundle;
@@ -30,19 +31,19 @@ use crate::output::{note, to_stdout};
 
 /// Time between two checks for a signal.
 const TURN: Duration = Duration::from_millis(250);
-/// Shortest time between two sweeps.
+/// Minimum time between two sweeps.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
-/// Sweeps after which a process that has not changed is read again: a twentieth of the processes in
-/// each sweep.
+/// Number of sweeps after which an unchanged process is read again: each sweep then reads a
+/// twentieth of the unchanged processes.
 const REFRESH_SWEEPS: u32 = 20;
 const MIN_REFRESH: Duration = Duration::from_secs(60);
 const MAX_REFRESH: Duration = Duration::from_secs(900);
 /// Time between two diagnoses of the machine.
 const DIAGNOSE_EVERY: Duration = Duration::from_secs(300);
-/// Time between two messages of trouble.
+/// Minimum time between two messages about failed sweeps or outputs.
 const MESSAGE_EVERY: Duration = Duration::from_secs(3600);
 
-/// Exports until a signal comes, or prints one scrape.
+/// Exports until a signal arrives, or prints the metrics of one sweep.
 pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     if let Some(ExportCommand::Bundle(args)) = &args.command {
         return bundle::run(args);
@@ -84,7 +85,7 @@ fn options(args: &ExporterArgs) -> anyhow::Result<ExporterOptions> {
     })
 }
 
-/// The current folder of a process, which only names of groups with `.Cwd` need.
+/// Returns the current folder of a process. Only group names with `.Cwd` need it.
 fn current_folder(pid: Pid) -> Option<Name> {
     ProcRoot::live().link(pid, "cwd").ok()
 }
@@ -100,8 +101,9 @@ fn sampler(args: &ExporterArgs) -> anyhow::Result<Sampler> {
     Ok(Sampler::new(&ProcRoot::live(), options)?)
 }
 
-/// Prints the metrics of one sweep, and of the part of the slow cycle that needs one reading. Signs
-/// of trouble need two readings some seconds apart, so they are only searched on request.
+/// Prints the metrics of one sweep, and the metrics of the slow cycle that need only one reading.
+/// Signs of trouble need two readings some seconds apart, so they are only searched if
+/// --diagnose-every is given.
 fn once(
     args: &ExporterArgs,
     mut sampler: Sampler,
@@ -126,7 +128,7 @@ fn once(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The collector that metrics are pushed to.
+/// Returns the collector to which metrics are pushed; `None` without --otlp.
 fn collector(args: &ExporterArgs) -> anyhow::Result<Option<OtlpEndpoint>> {
     let Some(url) = &args.otlp else { return Ok(None) };
     let mut endpoint = OtlpEndpoint::new(url, args.otlp_ca.as_deref())?;
@@ -150,7 +152,7 @@ fn cannot_write(folder: &std::path::Path) -> String {
     format!("cannot write to {}", folder.display())
 }
 
-/// Sweeps in a thread of its own, and serves scrapes meanwhile.
+/// Sweeps in one thread, makes the slow cycle in another thread, and serves scrapes in this thread.
 fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::Result<ExitCode> {
     let interrupts = NotedInterrupts::note_all();
     let published = Arc::new(PublishedScrape::new(args.every));
@@ -192,7 +194,7 @@ fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens the sockets; `None` if the metrics are only written or pushed.
+/// Opens the listening sockets. Returns `None` if the metrics are only written to a file or pushed.
 fn open_server(
     args: &ExporterArgs,
     published: &Arc<PublishedScrape>,

@@ -81,8 +81,8 @@ pub(crate) struct Faults {
     pub(crate) output: OutputArgs,
 }
 
-/// Interval of checks for the end and for new events, and of reading mappings that no event
-/// reports.
+/// Interval at which pagewise checks for the end of the recording and for new events, and reads the
+/// mappings that no event reports.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Records, reports, and passes on the exit code of a command that was run.
@@ -129,7 +129,7 @@ fn command(args: &Faults) -> anyhow::Result<(FaultRecording, ExitCode)> {
     }
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     let not_run = |error| NotRun::new(program, error);
-    // A Ctrl-C is for the command.
+    // Ctrl-C is meant for the command: pagewise records until the command ends.
     let _interrupts = NotedInterrupts::note();
     let mut heap = match args.heap {
         Some(least) => {
@@ -223,7 +223,7 @@ fn watch(name: &str, args: &Faults) -> anyhow::Result<FaultRecording> {
     };
     let mut recorder = FaultRecorder::open(request(args, TraceTarget::Process(pid.0)))
         .map_err(|error| not_recorded(&root, pid, error, needs))?;
-    // The events were opened by PID: check that the PID is still that of the process.
+    // The events were opened by PID: check that the PID still belongs to the same process.
     root.check(pid)?;
     recorder.start()?;
     note_begin(format_args!("page faults of process {pid}"), args.during);

@@ -36,8 +36,8 @@ pub(crate) fn run(args: &FragmentationArgs, look: &TerminalLook) -> anyhow::Resu
         Some(every) => watch(args, every, look)?,
         None => {
             let root = root(args.root.as_deref());
-            // A missing tree is an error. Without this check, the report would have only unknown
-            // values.
+            // A missing /proc tree is an error. Without this check, the report would have only
+            // unknown values.
             root.pids()?;
             let now = read(&root);
             emit(&fragmentation(&now), &args.output, look, Units::Human)?;

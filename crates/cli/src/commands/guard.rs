@@ -31,13 +31,14 @@ use crate::output::emit_beside;
 use crate::terminal::TerminalLook;
 
 /// Interval at which received messages are handled. The end of the command is noticed at once, and
-/// another thread answers the guards.
+/// another thread answers the guarded processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum number of messages between two checks, and after the command's end: a flood of messages
-/// is cut off.
+/// Maximum number of messages that are handled between two checks for the end of the command
+/// (`AT_A_TIME`), and after its end (`AT_THE_END`): a flood of messages must not keep pagewise
+/// running.
 const AT_A_TIME: usize = 256;
 const AT_THE_END: usize = 10_000;
-/// Up to this rate, guarded blocks may take a large part of the run time.
+/// Value of --rate up to which guarded blocks may take a large part of the run time.
 const OFTEN: u64 = 100;
 
 /// Runs the command, reports its memory errors, and returns its exit code.
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &GuardArgs, look: &LookArgs) -> anyhow::Result<ExitCode>
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     let library = library().context(NO_LIBRARY)?;
     let not_run = |error| NotRun::new(program, error);
-    // A Ctrl-C is for the command.
+    // Ctrl-C is meant for the command: pagewise reports after the command has ended.
     let _interrupts = NotedInterrupts::note();
     let side = match args.side {
         Some(SideArg::End) => PageSide::End,
@@ -66,8 +67,8 @@ pub(crate) fn run(args: &GuardArgs, look: &LookArgs) -> anyhow::Result<ExitCode>
             Some(MeansArg::Moves) => GuardMeans::Moves,
             Some(MeansArg::Marks) => GuardMeans::Marks,
             Some(MeansArg::Mappings) => GuardMeans::Mappings,
-            // If few blocks are guarded, each method is fast, and `Marks` needs no descriptor in
-            // the program.
+            // If few blocks are guarded, each method is fast, and `Marks` needs no userfaultfd
+            // descriptor in the program.
             None if args.rate > OFTEN => GuardMeans::Marks,
             None => GuardMeans::Moves,
         },
@@ -79,7 +80,8 @@ pub(crate) fn run(args: &GuardArgs, look: &LookArgs) -> anyhow::Result<ExitCode>
     let running = launcher.launch(|_| -> io::Result<()> { Ok(()) })?;
     let mut told = GuardReport::new(args, Pid(running.pid()));
     let outcome = wait(running, &listener, &mut told, not_run)?;
-    // Messages sent before the end are readable once the end is seen.
+    // Messages that were sent before the end of the command are readable once pagewise sees the
+    // end.
     for _ in 0..AT_THE_END {
         let Some(heard) = listener.next(Duration::ZERO) else { break };
         told.handle_event(heard)?;
@@ -95,7 +97,7 @@ pub(crate) fn run(args: &GuardArgs, look: &LookArgs) -> anyhow::Result<ExitCode>
     })
 }
 
-/// True if people see each memory error when it occurs.
+/// Returns true if each memory error is printed when it occurs.
 fn is_for_screen(output: &OutputArgs) -> bool {
     output.output.is_none() && output.html.is_none() && !output.json
 }
@@ -122,7 +124,7 @@ fn wait(
     }
 }
 
-/// Messages received so far.
+/// The messages received so far from the guarded processes.
 struct GuardReport<'a> {
     args: &'a GuardArgs,
     began: Instant,

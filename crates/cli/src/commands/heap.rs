@@ -33,8 +33,8 @@ use crate::output::{emit, emit_with_page};
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
 
-/// Default numbers of rows in text reports and in JSON. A row has a call stack of some dozen
-/// frames.
+/// Default numbers of rows: in the text of `heap report` and `heap scan` (`ROWS`), in the text of
+/// `heap diff` (`DIFF_ROWS`), and in JSON. A row has a call stack of some dozen frames.
 const ROWS: usize = 10;
 const DIFF_ROWS: usize = 20;
 const ROWS_IN_JSON: usize = 10_000;

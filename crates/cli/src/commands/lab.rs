@@ -154,14 +154,14 @@ pub(crate) struct LabOnce {
     pub(crate) cgroup: Option<PathBuf>,
 }
 
-/// `key=value`, the value a number.
+/// Parses `KEY=VALUE`, where VALUE is a number.
 fn assignment(text: &str) -> Result<(String, u64), String> {
     let (key, value) = text.split_once('=').ok_or("it is KEY=VALUE")?;
     let value = value.parse().map_err(|_| format!("{value} is not a number"))?;
     Ok((key.to_owned(), value))
 }
 
-/// Lists, describes, runs, shows or compares.
+/// Lists, describes or runs experiments, or shows or compares their results.
 pub(crate) fn run(args: LabArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     match args.command {
         LabCommand::List { output } => {
@@ -188,7 +188,7 @@ pub(crate) fn run(args: LabArgs, look: &TerminalLook) -> anyhow::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs one condition once, and writes the measured values to standard output.
+/// Runs one condition of an experiment once, and writes the measured values to standard output.
 pub(crate) fn run_once(args: LabOnce) -> anyhow::Result<ExitCode> {
     let LabOnce { experiment, arm, set, journal, folder, cgroup } = args;
     let child = RunContext { experiment, arm, parameters: set, journal, folder, cgroup };
@@ -241,8 +241,8 @@ fn run_plan(
     Ok(ExitCode::from(code.unwrap_or(INTERRUPTED)))
 }
 
-/// The file of `--json` is optional: clap takes the name of an experiment after `--json` as this
-/// file. Moves such a name back to the names.
+/// Moves the name of an experiment that follows `--json` back to the names: the file of `--json` is
+/// optional, so clap takes the name as that file.
 fn take_name_back(args: &mut LabTry) {
     if let Some(file @ Some(_)) = &mut args.output.json {
         let name = file.as_ref().and_then(|path| path.to_str());
@@ -258,7 +258,7 @@ fn all() -> Vec<String> {
     EXPERIMENTS.iter().map(|experiment| experiment.about().name.to_owned()).collect()
 }
 
-/// Names of the experiments that run on this system itself.
+/// Returns the names of the experiments that run on this system itself.
 fn host_experiments() -> Vec<String> {
     let all = EXPERIMENTS.iter().map(|experiment| experiment.about());
     all.filter(|about| !about.is_virtual()).map(|about| about.name.to_owned()).collect()
@@ -289,7 +289,7 @@ impl LabSizes {
     }
 }
 
-/// A progress bar, hidden if standard error is not a terminal.
+/// Returns a progress bar, hidden if standard error is not a terminal.
 fn bar() -> ProgressBar {
     let template = "{bar:20} {pos} of {len} runs, about {eta} left: {wide_msg}";
     let style =
@@ -309,7 +309,8 @@ fn open(path: &Path) -> anyhow::Result<Notebook> {
     Ok(notebook)
 }
 
-/// Merges notebooks into the first one, whose description of the machine stays.
+/// Merges notebooks (saved results) into the first notebook, and keeps the first one's description
+/// of the machine.
 fn opened_together(paths: &[PathBuf]) -> anyhow::Result<Notebook> {
     let mut notebooks = paths.iter().map(|path| open(path));
     let mut first = notebooks.next().context("the notebook does not exist")??;

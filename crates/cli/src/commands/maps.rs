@@ -46,7 +46,7 @@ pub(crate) enum MapGroup {
 /// Takes the snapshot and lists its mappings.
 pub(crate) fn run(mut args: Maps, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let columns = columns(&args.columns);
-    // Only smaps has all counters.
+    // Only smaps has all counters, so the process is read as with --full.
     if matches!(columns, MapsColumns::All) && !args.source.reading.is_chosen() {
         args.source.reading.full = true;
     }
@@ -64,7 +64,7 @@ pub(crate) fn run(mut args: Maps, look: &TerminalLook) -> anyhow::Result<ExitCod
     };
     let TakenSnapshot { snapshot, exit, .. } =
         target::look_at(args.source, false)?.with_mappings()?;
-    // Never dropped, as in `explain`: pagewise ends after the report.
+    // The snapshot is never dropped, as in `explain`: pagewise ends after the report.
     let snapshot = ManuallyDrop::new(snapshot);
     let report = maps::maps(&snapshot, &options).map_err(|e| UsageError(e.to_string()))?;
     emit(&ManuallyDrop::new(report), &args.output, look, Units::KiB)?;
@@ -79,7 +79,8 @@ fn columns(text: &str) -> MapsColumns {
     }
 }
 
-/// `rss` and `-rss` sort the largest first, `+rss` the smallest.
+/// Parses a sort key. Returns the column, and true if the largest value is first: `rss` and `-rss`
+/// sort the largest first, `+rss` the smallest.
 pub(crate) fn sort_key(text: &str) -> (String, bool) {
     match text.strip_prefix('+') {
         Some(key) => (key.to_owned(), false),

@@ -1,4 +1,5 @@
-//! One file for each command: options to a model, the model to a report, the report to its output.
+//! One file for each command, which turns options into a model and the model into a report, and
+//! writes the report to its output.
 
 pub(crate) mod define;
 pub(crate) mod diagnose;
@@ -38,8 +39,8 @@ pub(crate) mod watch;
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 
-/// The error if a recorder of a process's events cannot be opened. For missing rights, it names the
-/// capability that grants them.
+/// Returns the error if a recorder of a process's events cannot be opened. If rights are missing,
+/// the error names the capability that grants them.
 fn not_recorded(
     root: &ProcRoot,
     pid: Pid,

@@ -107,7 +107,7 @@ pub(crate) fn run(args: &PagesArgs, look: &terminal::TerminalLook) -> anyhow::Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// Clears the referenced bits, waits, and reads them.
+/// Clears the referenced bits, waits, and reads the bits again.
 fn watch(
     root: &ProcRoot,
     pid: Pid,
@@ -143,7 +143,7 @@ fn watch(
 const NO_WRITES: &str = "this kernel does not track soft-dirty pages, and PAGEMAP_SCAN knows writes only in memory \
     that the process itself registered for it (userfaultfd)";
 
-/// Soft-dirty amount of each mapping.
+/// Returns the number of soft-dirty bytes of each mapping.
 fn written(root: &ProcRoot, process: &Process, mappings: &[Mapping]) -> anyhow::Result<Vec<Bytes>> {
     let how = PageMapRequest { way: PageTableWay::Both, detail: false, pace: Pace::POLITE };
     let read = |mapping: &Mapping| {
@@ -160,7 +160,7 @@ fn page_size() -> PageSize {
     PageSize::new(system::page_size()).expect("the kernel's page size is one")
 }
 
-/// The mappings that `place` selects.
+/// Returns the mappings that `place` selects.
 fn chosen(mappings: Vec<Mapping>, place: Option<&PagesWhere>) -> anyhow::Result<Vec<Mapping>> {
     let Some(place) = place else { return Ok(mappings) };
     let is_meant = |mapping: &Mapping, exactly: bool| match place {
@@ -183,7 +183,7 @@ fn chosen(mappings: Vec<Mapping>, place: Option<&PagesWhere>) -> anyhow::Result<
     bail!("nothing is mapped there")
 }
 
-/// Selection of addresses.
+/// Selection of the addresses in the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum PagesWhere {
     Range(AddrRange),
@@ -221,7 +221,8 @@ impl PagesWhere {
     }
 }
 
-/// A hexadecimal address of at least 4 characters: shorter words are parts of names, as in `a-b`.
+/// Parses a hexadecimal address of at least 4 characters: shorter words are parts of names, as in
+/// `a-b`.
 fn address(text: &str) -> Option<u64> {
     hex(text).filter(|_| text.len() >= 4)
 }
@@ -232,7 +233,8 @@ fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|_| plain)
 }
 
-/// Bytes: hexadecimal (`0x1000`), or decimal with or without a unit (`64K`, `2M`, `65536`).
+/// Parses a number of bytes: hexadecimal (`0x1000`), or decimal with or without a unit (`64K`,
+/// `2M`, `65536`).
 fn size(text: &str) -> Option<u64> {
     if text.starts_with("0x") {
         return hex(text);

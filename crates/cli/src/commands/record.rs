@@ -27,7 +27,7 @@ pub(crate) fn run(args: &RecordArgs, look: &TerminalLook) -> anyhow::Result<Exit
     }
 }
 
-/// Shows one time of a recording.
+/// Shows all processes at one time of a recording.
 pub(crate) fn replay(args: &ReplayArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     reports::replay(args, look)
 }

@@ -19,7 +19,8 @@ use crate::target::{CommandMoment, TakenSnapshot, captured};
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// A growth of RES by 1/LEAP since the last snapshot causes a new snapshot at once.
 const LEAP: u64 = 8;
-/// A growth by 1/STEP causes a new snapshot after the pause of [`REST`].
+/// A growth of RES by 1/STEP since the last snapshot causes a new snapshot after the pause of
+/// [`REST`].
 const STEP: u64 = 32;
 /// Pause after a snapshot, as a multiple of the time for which the snapshot stopped the command.
 const REST: u32 = 10;
@@ -72,7 +73,7 @@ impl NotRun {
         NotRun { program: program.to_owned(), error }
     }
 
-    /// Exit code that a shell would return.
+    /// Returns the exit code that a shell would return.
     pub(crate) fn code(&self) -> u8 {
         if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
     }
@@ -122,8 +123,8 @@ impl RunWatch {
         }
     }
 
-    /// Takes a snapshot each time RES has grown enough, and one at exit. Returns the one with the
-    /// highest RES.
+    /// Takes a snapshot each time RES has grown enough, and one at exit. Returns the snapshot with
+    /// the highest RES.
     fn at_peak(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {
         let root = ProcRoot::live();
         let mut best: Option<Snapshot> = None;
@@ -143,7 +144,7 @@ impl RunWatch {
                         rest = Instant::now() + begin.elapsed() * REST;
                     }
                 }
-                // No snapshot is due, or a stop that was not requested here.
+                // No snapshot is due, or the stop was not requested here.
                 Stopped::TimeIsUp | Stopped::AtTime | Stopped::Executed | Stopped::Trapped => {}
                 Stopped::AtExit => {
                     let last = self.capture(ProcessMoment::AtExit)?;
@@ -161,7 +162,7 @@ impl RunWatch {
     }
 }
 
-/// Resident memory in a snapshot, and its peak.
+/// Returns the resident memory in a snapshot, and its peak.
 fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
     let resident = snapshot.statm.as_ref().map_or(Bytes::ZERO, |statm| statm.resident);
     let peak =
@@ -172,7 +173,7 @@ fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
 /// Exit code of a shell after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// The command's exit code; after a signal, the exit code that a shell reports.
+/// Returns the command's exit code; after a signal, the exit code that a shell reports.
 pub(crate) fn exit_code(ending: TraceEnding) -> ExitCode {
     ExitCode::from(u8::try_from(program_ending(ending).status()).unwrap_or(1))
 }

@@ -65,13 +65,13 @@ pub(crate) struct ShootdownsArgs {
     pub(crate) exports: Exports,
 }
 
-/// Bytes of the stack that are copied for each event with `--unwind`.
+/// Number of bytes of the stack that are copied for each event with `--unwind`.
 const STACK: u16 = 8 << 10;
 /// Maximum number of callers that the kernel follows by frame pointers.
 const DEEPEST: u16 = 127;
 /// Title of flame graphs.
 const TITLE: &str = "TLB shootdowns";
-/// Interval of checks for the end.
+/// Interval of checks for the end of the recording.
 const TURN: Duration = Duration::from_millis(10);
 
 /// Records, reports, and passes on the exit code of a command that was run.
@@ -110,11 +110,11 @@ fn command(
     limit: MemoryLimit,
 ) -> anyhow::Result<(ShootdownRecording, ExitCode)> {
     let (program, arguments) = words.split_first().context("no command was given")?;
-    // A Ctrl-C is for the command; its events until then are reported.
+    // Ctrl-C is meant for the command: pagewise records until the command ends.
     let _interrupts = NotedInterrupts::note();
     let not_run = |error| NotRun::new(program, error);
     let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
-    // A program that is linked statically has these functions itself.
+    // A statically linked program contains its own copies of the measured functions.
     let its_own = || trace::path_of(program).into_iter().collect();
     let around = if user_wait { CallTimers::in_files(its_own()) } else { CallTimers::none() };
     let mut recorder = None;
@@ -159,8 +159,8 @@ fn watch_process(
     let gone = || pagewise_trace::TraceError::Gone { pid: pid.0 };
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
     let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
-    // The pidfd was opened by PID: check that the PID is still that of the process. From here on,
-    // the pidfd reports the end of the process.
+    // The pidfd was opened by PID: check that the PID still belongs to the same process. From here
+    // on, the pidfd reports the end of the process.
     root.check(pid)?;
     let watched = watch(
         TraceTarget::Process(pid.0),

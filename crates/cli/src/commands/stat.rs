@@ -66,7 +66,7 @@ pub(crate) struct StatArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// `-n` of `stat`.
+/// Value of `-n` of `stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HowOften {
     Times(u32),
@@ -124,7 +124,8 @@ fn plan(args: &StatArgs) -> anyhow::Result<MeasurePlan> {
     })
 }
 
-/// More frequent samples would mainly measure the sampling itself.
+/// Minimum time between two samples: more frequent samples would mainly measure the sampling
+/// itself.
 const MIN_SAMPLE_TIME: Duration = Duration::from_millis(1);
 
 fn command(words: Vec<OsString>) -> anyhow::Result<MeasuredCommand> {
@@ -143,7 +144,7 @@ fn run_all(plan: &MeasurePlan) -> anyhow::Result<Measurement> {
     })
 }
 
-/// A progress bar, hidden for a single run, or if standard error is not a terminal.
+/// Returns a progress bar, hidden for a single run, or if standard error is not a terminal.
 fn bar(plan: &MeasurePlan) -> ProgressBar {
     let total = match plan.runs {
         RunCount::Exactly(1) => return ProgressBar::hidden(),

@@ -49,7 +49,7 @@ const LARGEST_FILES: usize = 200;
 /// Number of the largest processes that are kept, for the parts of an owner.
 const LARGEST_PROCESSES: usize = 64;
 
-/// Reads the machine and draws its account, or its cgroups.
+/// Reads the memory of the machine, and reports its owners or its cgroups.
 pub(crate) fn run(args: &SystemArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let root = root(args.root.as_deref());
     let options = SystemOptions { rows: args.limit.0, ourselves: root.ourselves() };
@@ -67,8 +67,8 @@ pub(crate) fn run(args: &SystemArgs, look: &TerminalLook) -> anyhow::Result<Exit
     let report = match &args.cgroup {
         None => system(&read(&root, &request)?, &options),
         Some(path) => {
-            // A missing tree is an error. Without this check, it would look like a machine without
-            // cgroups.
+            // A missing /proc tree is an error. Without this check, it would look like a machine
+            // without cgroups.
             root.pids()?;
             let tree = tree(&root, path)?;
             let reading = match args.files {

@@ -329,9 +329,10 @@ pub(crate) enum Command {
     /// call stack with source lines.
     ///
     /// Hardware watchpoints of the CPU report the writes of all threads, also of
-    /// threads that start later. No thread is stopped. On a virtual machine, a helper
-    /// process traces the watched process during the watch, so no debugger can attach
-    /// to the watched process.
+    /// threads that start later. No thread is stopped, except on a virtual machine:
+    /// there, a helper process traces the watched process during the watch. A thread
+    /// then stops for some microseconds when it receives a signal or creates a thread
+    /// or a process, and no debugger can attach to the watched process.
     ///
     /// Examples:
     ///   pagewise watch 1234 counter --count 1
@@ -455,7 +456,7 @@ const LOOK_COMMANDS: &[&str] = &["explain", "maps", "ps", "top", "diff", "pages"
 #[cfg(not(feature = "top"))]
 const LOOK_COMMANDS: &[&str] = &["explain", "maps", "ps", "diff", "pages", "pools"];
 
-/// Each group, by its heading, with its commands.
+/// Heading and commands of each group.
 const GROUPS: [(&str, &[&str]); 8] = [
     ("Start here", &["diagnose"]),
     ("Look at memory", LOOK_COMMANDS),
@@ -467,7 +468,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
     ("Shell", &["completions", "man", "help"]),
 ];
 
-/// The command line, with its commands in groups.
+/// Returns the command line parser, with the commands in groups.
 pub(crate) fn command() -> clap::Command {
     let command = Cli::command();
     let commands = listing(&command);

@@ -138,7 +138,7 @@ fn pace(wish: Wish) -> Pace {
     if wish == Wish::Fast { Pace::FAST } else { Pace::POLITE }
 }
 
-/// Change that the options select.
+/// Returns the plan of the change that the options select.
 fn plan(
     root: &ProcRoot,
     snapshot: &Snapshot,
@@ -187,7 +187,7 @@ fn needed<T>(reading: Result<T, &Absent>) -> anyhow::Result<T> {
     reading.map_err(|absent| anyhow::anyhow!("its huge pages cannot be examined: {absent}"))
 }
 
-/// Carries out a plan. Also returns true if no part of the plan could be carried out.
+/// Carries out a plan. The returned value is true if no part of the plan could be carried out.
 fn act(
     snapshot: &Snapshot,
     plan: &FixPlan,
@@ -220,12 +220,12 @@ fn act(
     Ok((repair_blocks(&repair), failed))
 }
 
-/// The least intrusive method that this kernel supports, by a test on a child process.
+/// Returns the least intrusive method that this kernel supports, found by tests on a child process.
 pub(crate) fn gentlest_method() -> anyhow::Result<FixMethod> {
     self_test::choose(&FixMethod::ALL, &subject).map_err(|absent| anyhow::anyhow!("{absent}"))
 }
 
-/// This program, as the child process on which methods are tested.
+/// Returns the command that starts this program as the child process on which methods are tested.
 fn subject() -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("huge-page-subject");

@@ -99,7 +99,7 @@ pub(crate) enum TopGroup {
     Exe,
 }
 
-/// Shorter times would show noise.
+/// Minimum interval of sweeps: rates over shorter times would be noise.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -127,14 +127,14 @@ pub(crate) fn run(args: &TopArgs, look: &TerminalLook) -> anyhow::Result<ExitCod
     LiveTop::start(&root, args.every, query, subject, look)?.run()
 }
 
-/// True if the output options leave the report to the terminal, and there is one.
+/// Returns true if the output options select no other output, and there is a terminal.
 #[cfg(feature = "record")]
 pub(crate) fn is_for_terminal(output: &crate::args::OutputArgs) -> bool {
     let is_elsewhere = output.json || output.html.is_some() || output.output.is_some();
     !is_elsewhere && require_terminal("replay").is_ok()
 }
 
-/// Fails without a terminal, and names the command that prints a table once.
+/// Fails without a terminal. The error names the command that prints a table once.
 pub(crate) fn require_terminal(command: &str) -> anyhow::Result<()> {
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
     let problem = match () {

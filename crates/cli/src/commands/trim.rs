@@ -63,7 +63,7 @@ pub(crate) struct Trim {
 }
 
 impl Trim {
-    /// The selected parts.
+    /// Returns the parts of the memory that the options select.
     fn parts(&self) -> Vec<TrimPart> {
         let is_selected = |part: &TrimPart| match part {
             TrimPart::Heap => self.heap,
@@ -74,20 +74,20 @@ impl Trim {
         TrimPart::ALL.into_iter().filter(is_selected).collect()
     }
 
-    /// True if a person reads the report as it is printed.
+    /// Returns true if the report is printed as text on standard output.
     fn is_read_at_once(&self) -> bool {
         !self.output.json && self.output.html.is_none() && self.output.output.is_none()
     }
 }
 
-/// An estimate, and the plans of changes that it comes from.
+/// An estimate, and the plans of the changes on which it is based.
 struct TrimPlan {
     estimate: TrimEstimate,
     huge: Reading<FixPlan>,
     cold: Reading<FixPlan>,
 }
 
-/// Estimates the memory that a process can release, and releases it where asked.
+/// Estimates the memory that a process can release, and releases it if --yes is given.
 pub(crate) fn run(args: &Trim, look: &terminal::TerminalLook) -> anyhow::Result<ExitCode> {
     let root = ProcRoot::live();
     let pid = target::find(&root, &args.target)?;
@@ -145,7 +145,7 @@ fn plan(
         plan.as_ref().map_err(Clone::clone).and_then(|plan| plan.change.clone())
     };
     let functions = functions(process);
-    // The walk stops the process.
+    // The walk stops the process, so it is left out if the options select only other parts.
     let scan = unasked(TrimPart::Heap)
         .and_then(|()| functions.as_ref().map_err(Clone::clone))
         .and_then(|functions| walk(root, snapshot, functions, args.max_pause));
@@ -163,7 +163,8 @@ fn plan(
     Ok(TrimPlan { estimate, huge, cold })
 }
 
-/// Number of contradictions that no thread was just about to remove.
+/// Returns the number of contradictions in the allocator's data; 0 if a thread may have been
+/// changing this data.
 fn damage(scan: &HeapScan) -> u64 {
     if scan.may_be_in_change() { 0 } else { scan.heap.corrupted }
 }
@@ -225,14 +226,14 @@ fn unused(root: &ProcRoot, snapshot: &Snapshot) -> anyhow::Result<Reading<Unused
     }
 }
 
-/// Minimum zero-filled share of a sparse huge page: the default of `thp --fix`.
+/// Minimum share of zero-filled bytes in a sparse huge page: the default of `thp --fix`.
 const SPARSE: f64 = 0.5;
 
 fn shrink(snapshot: &Snapshot, huge: &HugePages) -> FixPlan {
     thp_report::shrink(huge, snapshot.provenance.page_size.pages(1), SPARSE, false)
 }
 
-/// Memory that is not accessed from now on for the time of --cold.
+/// Returns the plan for memory that is not accessed from now on for the time of --cold.
 fn cold(root: &ProcRoot, snapshot: &Snapshot, args: &Trim) -> anyhow::Result<Reading<FixPlan>> {
     let Some(age) = args.cold else {
         return Ok(Err(Absent::NotCollected("--cold AGE waits for AGE".into())));

@@ -87,8 +87,8 @@ pub(crate) struct WatchArgs {
 
 /// Interval of checks for the end of the process.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Bytes of the memory limit per access, including its part of the report: further accesses are
-/// counted but not stored.
+/// Number of bytes of the memory limit for each access, including its part of the report. Accesses
+/// beyond the memory limit are counted but not stored.
 const ACCESS: u64 = 4 << 10;
 /// Default maximum number of accesses in HTML pages.
 const FEW: usize = 100;
@@ -102,7 +102,7 @@ pub(crate) fn run(
     let asked = WatchRequest::from_args(args)?;
     let limit = args.hits.map_or(Some(FEW), |limit| limit.0);
     let limit = if args.output.json { None } else { limit };
-    // With an output file or a number of hits, the user waits for the end.
+    // Accesses are printed at once unless the user gave an output file or a number of hits.
     let told = args.hits.is_none() && is_for_screen(&args.output);
     let options = WatchOptions { limit, told };
     match args.command.split_first() {
@@ -135,7 +135,7 @@ struct WatchRequest<'a> {
     limit: MemoryLimit,
 }
 
-/// Address of the bytes.
+/// Address of the bytes to watch.
 #[derive(Clone, Copy, Debug)]
 enum WatchAddress<'a> {
     At(u64),
@@ -143,7 +143,7 @@ enum WatchAddress<'a> {
 }
 
 impl<'a> WatchAddress<'a> {
-    /// An address, or a name with or without an offset.
+    /// Parses an address, or a name with or without an offset.
     fn parse_address(text: &'a str) -> WatchAddress<'a> {
         if let Some(address) = number(text) {
             return WatchAddress::At(address);
@@ -156,7 +156,7 @@ impl<'a> WatchAddress<'a> {
     }
 }
 
-/// Decimal, or hexadecimal behind `0x`.
+/// Parses a decimal number, or a hexadecimal number with the prefix `0x`.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -242,7 +242,7 @@ fn find(asked: &WatchRequest<'_>, root: &ProcRoot, pid: Pid) -> anyhow::Result<W
     Ok(WatchedBytes { address, length, symbol, mapping })
 }
 
-/// The one variable of a name: the program's own hides those of its libraries.
+/// Finds the one variable of a name. A variable of the program hides variables of its libraries.
 fn variable(
     root: &ProcRoot,
     pid: Pid,
@@ -279,7 +279,7 @@ fn module(variable: &ProgramVariable) -> String {
     String::from_utf8_lossy(variable.module.base()).into_owned()
 }
 
-/// Error: no mapped file has the variable. A library that is loaded later may have it.
+/// Error: no mapped file has the variable. A library that the process loads later may have it.
 #[derive(Debug)]
 struct NoVariable(String);
 
@@ -291,7 +291,7 @@ impl fmt::Display for NoVariable {
 
 impl std::error::Error for NoVariable {}
 
-/// Accesses seen so far.
+/// Accesses received so far.
 struct WatchedHits<'a> {
     asked: &'a WatchRequest<'a>,
     hits: Vec<Hit>,
@@ -339,10 +339,10 @@ enum To {
     Stderr,
 }
 
-/// Lines printed so far.
+/// Destination of printed accesses, and the call stacks printed so far.
 struct WatchMessages {
     to: Option<To>,
-    /// Numbers of the call stacks that were printed.
+    /// IDs of the call stacks that were printed.
     stacks: HashSet<u32>,
 }
 
@@ -382,13 +382,13 @@ fn write(to: To, text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// True if accesses are printed to a terminal or a pipe, as text.
+/// Returns true if accesses are printed as text to a terminal or a pipe.
 fn is_for_screen(output: &args::OutputArgs) -> bool {
     output.output.is_none() && output.html.is_none() && !output.json
 }
 
 /// Watches until the process, the time or the number of accesses ends the watch. `gone` returns an
-/// ending if the process has ended or a signal has come.
+/// ending if the process has ended or a signal has arrived.
 fn observe(
     watch: &mut MemoryWatch,
     seen: &mut WatchedHits<'_>,
@@ -397,7 +397,8 @@ fn observe(
 ) -> anyhow::Result<WatchEnding> {
     let deadline = seen.asked.during.map(|during| Instant::now() + during);
     loop {
-        // Checked before reading: after the end, all accesses are readable.
+        // The end is checked before accesses are read: accesses before the end are then all
+        // readable.
         let ended = gone()?;
         let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let left = deadline.map_or(POLL_INTERVAL, |it| {
@@ -486,12 +487,12 @@ fn process(asked: &WatchRequest<'_>, people: &mut WatchMessages) -> anyhow::Resu
     let ends = open_pid(pid)?;
     let block = block_at(&root, pid, found.address);
     let interrupts = NotedInterrupts::note_all();
-    // The shield works from before the breakpoints are set until they are removed; Ctrl-C does not
-    // end it.
+    // The shield is active before the breakpoints are set, and until they are removed. Ctrl-C does
+    // not end the shield.
     let shield = shield(pid);
     let mut watch = open(asked, &root, pid, &found)?;
-    // The shield and the breakpoints were opened by PID: check that the PID is still that of the
-    // process.
+    // The shield and the breakpoints were opened by PID: check that the PID still belongs to the
+    // same process.
     root.check(pid)?;
     let name = Name::new(stat.name.as_bytes());
     let mapped = if found.mapping.is_none() { "; no memory is mapped there" } else { "" };
@@ -537,7 +538,7 @@ fn open(
     MemoryWatch::open(root, pid.0, found.address, found.length, asked.reads, asked.limit)
 }
 
-/// A pidfd of a process, to check for its end.
+/// Opens a pidfd of a process, to check for its end.
 fn open_pid(pid: Pid) -> anyhow::Result<OwnedFd> {
     let gone = || format!("process {pid} does not exist");
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
@@ -584,7 +585,7 @@ fn on_the_way(
         traced.stop_on_the_way();
         match traced.run(None)? {
             Stopped::Trapped => {}
-            // The dynamic linker of the new program has to be located anew.
+            // The new program has another dynamic linker, which must be located.
             Stopped::Executed => stop = None,
             Stopped::AtExit | Stopped::AtTime | Stopped::TimeIsUp | Stopped::Ended(_) => {
                 let error = missing.context("the command has ended, and was not watched");

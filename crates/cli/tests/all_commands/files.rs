@@ -22,10 +22,10 @@ use tempfile::TempDir;
 
 use fixture::disk;
 
-/// A command that takes longer, its `--for 1s` included, is blocked: this build is slow, and the
-/// machine may be busy.
+/// Time limit of a command, including its `--for 1s`. A slower command counts as blocked; a debug
+/// build on a busy machine is slow.
 const MAX_COMMAND_TIME: Duration = Duration::from_secs(180);
-/// `nobody`: what a user may see without the capabilities of root.
+/// User ID of `nobody`, a user without the capabilities of root.
 const NOBODY: u32 = 65534;
 
 const LIBRARY: &str = "
@@ -68,7 +68,7 @@ impl Drop for LoopingTarget {
 }
 
 impl LoopingTarget {
-    /// Runs it as a user. `None`, with a message, without a compiler.
+    /// Starts the program as a user. Returns `None`, after printing a message, without a compiler.
     fn start(user: u32) -> Option<LoopingTarget> {
         let folder = tempfile::tempdir_in(disk()).unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -77,7 +77,7 @@ impl LoopingTarget {
             [(LIBRARY, &library, &["-shared", "-fPIC"][..]), (PROGRAM, &program, &["-ldl"])]
         {
             let from = to.with_extension("c");
-            // Enough debugging information that reading it takes time.
+            // The debugging information of the library is large enough that reading it takes time.
             let others =
                 (0..3000).map(|at| format!("\nlong other_{at}(long a) {{ return a * {at}; }}"));
             let others = if to == &library { others.collect() } else { String::new() };
@@ -103,7 +103,7 @@ impl LoopingTarget {
     }
 }
 
-/// Notices each open of a file, except with `O_PATH`.
+/// Reports opens of a file, except opens with `O_PATH`.
 struct OpenedFiles(OwnedFd);
 
 impl OpenedFiles {
@@ -118,7 +118,7 @@ impl OpenedFiles {
     }
 }
 
-/// Runs pagewise as a user and returns its output; a test that waits too long fails.
+/// Runs pagewise as a user, and returns its output. Fails the test after [`MAX_COMMAND_TIME`].
 fn run(user: u32, words: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -151,12 +151,12 @@ fn run(user: u32, words: &[&str]) -> String {
         }
         thread::sleep(Duration::from_millis(20));
     };
-    // No signal, such as SIGBUS, ended it.
+    // No signal, such as SIGBUS, ended pagewise.
     assert!(status.code().is_some(), "{words:?}: {status}");
     texts.map(|text| text.join().unwrap()).concat()
 }
 
-/// The commands that read files of a process.
+/// Returns the commands that read files of a process.
 fn commands(pid: &str) -> [Vec<&str>; 7] {
     [
         vec!["explain", pid],
@@ -205,7 +205,8 @@ fn commands_open_nothing_but_regular_files_in_the_place_of_a_library() {
     }
 }
 
-/// The mapped file is known by its mapping, whatever its name leads to.
+/// pagewise finds the mapped file by its mapping, also if the path of the file now names another
+/// file.
 #[test]
 fn functions_of_a_library_are_known_though_its_name_leads_elsewhere() {
     if !is_root() {
@@ -219,7 +220,7 @@ fn functions_of_a_library_are_known_though_its_name_leads_elsewhere() {
     assert!(said.contains("touch_pages"), "{said}");
 }
 
-/// An ordinary `cp` truncates what it writes over.
+/// `cp` truncates an existing file before it writes to the file.
 #[test]
 fn a_library_that_is_truncated_again_and_again_ends_no_recording() {
     if !is_root() {
@@ -249,7 +250,7 @@ fn a_library_that_is_truncated_again_and_again_ends_no_recording() {
     });
 }
 
-/// Files opened for reading, observed by another program that sees each system call.
+/// strace lists the files that pagewise opens.
 #[test]
 fn every_file_that_is_opened_is_found_without_links_first() {
     if !is_root() {

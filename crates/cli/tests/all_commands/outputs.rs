@@ -38,14 +38,14 @@ fn run_in(folder: &Path, words: &[&str]) -> Output {
     command.args(words).current_dir(folder).stdin(Stdio::null()).output().unwrap()
 }
 
-/// A recording of a heap in a folder.
+/// Makes a recording of a heap in a folder, and returns its path.
 fn recording(folder: &Path) -> PathBuf {
     let output = run_in(folder, &["heap", "run", "-o", "first.pwh", "--", "true"]);
     assert!(output.status.success(), "{}", said(&output));
     folder.join("first.pwh")
 }
 
-/// A file system that is full but for a file called `out`.
+/// A file system that is full, and has a file called `out`.
 struct FullDisk(TempDir);
 
 impl FullDisk {
@@ -210,7 +210,7 @@ fn a_recording_is_complete_before_it_replaces_another() {
     fs::write(file("r.pwh"), GOOD).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["heap", "run", "-o", "r.pwh", "--", "sleep", "60"]).current_dir(folder.path());
-    // The command is killed too: otherwise it would run on and keep its output open.
+    // The recorded command is killed too: otherwise it would run on and keep its output open.
     let running = ProcessGroup::start(&mut command);
     let deadline = Instant::now() + Duration::from_secs(180);
     let has_grown = || fs::metadata(file("r.pwh.part")).is_ok_and(|it| it.len() > 200);
@@ -267,7 +267,7 @@ fn followed_children_are_not_recorded_through_planted_links() {
     }
 }
 
-/// Each command, short; where it writes files it writes them into the folder that it runs in.
+/// All commands, with options that make them short. They write files only into the current folder.
 const COMMANDS: &[&[&str]] = &[
     &["--help"],
     &["--version"],
@@ -325,7 +325,7 @@ const COMMANDS: &[&[&str]] = &[
     &["man", "--dir", "pages"],
 ];
 
-/// Folder for [`COMMANDS`].
+/// Returns a folder with the files that [`COMMANDS`] need.
 fn prepared() -> TempDir {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     recording(folder.path());

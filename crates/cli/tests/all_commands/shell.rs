@@ -17,7 +17,7 @@ struct HelpPage {
     options: BTreeSet<String>,
 }
 
-/// Help of all commands, also of those inside others.
+/// Help of all commands and subcommands.
 static HELP_PAGES: LazyLock<Vec<HelpPage>> = LazyLock::new(help_pages);
 
 fn help_pages() -> Vec<HelpPage> {
@@ -32,13 +32,14 @@ fn help_pages() -> Vec<HelpPage> {
         }
         pages.push(HelpPage { command, options: options(&help) });
     }
-    // A parser that misses the lists of commands finds one page, and no option.
+    // If the lists of commands were not found, there would be one page without options.
     assert!(pages.len() > 30, "{} commands", pages.len());
     assert!(pages.iter().map(|page| page.options.len()).sum::<usize>() > 200);
     pages
 }
 
-/// Names in the lists of commands: below headings, before the options, indented by two spaces.
+/// Returns the names in the lists of commands: below headings, before the options, indented by two
+/// spaces.
 fn subcommands(help: &str) -> Vec<String> {
     if !help.contains("<COMMAND>\n") {
         return Vec::new();
@@ -50,7 +51,7 @@ fn subcommands(help: &str) -> Vec<String> {
     names.filter(|name| name != "help").collect()
 }
 
-/// The long options that a help explains: `  -o, --output <FILE>`.
+/// Returns the long options that a help text explains: `  -o, --output <FILE>`.
 fn options(help: &str) -> BTreeSet<String> {
     // Descriptions have a deeper indent, and may begin with the name of another option.
     const DESCRIPTION: &str = "          ";
@@ -88,7 +89,7 @@ fn every_command_has_a_manual_page_with_its_options_that_man_renders_without_war
     assert!(rendered(&one).contains("pagewise"));
 }
 
-/// A page as plain text, without hyphens at line ends. Any warning of groff fails the test.
+/// Returns a page as plain text, without hyphens at line ends. Any warning of groff fails the test.
 fn rendered(page: &Path) -> String {
     let mut man = Command::new("man");
     man.args(["--local-file", "--warnings=w", "--no-hyphenation", "--no-justification"]);
@@ -105,14 +106,14 @@ fn bash_completes_every_command_and_option_of_the_help() {
     for HelpPage { command, .. } in pages {
         let words = command.join(" ");
         let last = command.len() + 1;
-        // First the completions of a hyphen, then those of an empty word.
+        // The completions of a hyphen are printed first, then those of an empty word.
         for start in ["-", ""] {
             writeln!(script, "COMP_WORDS=(pagewise {words} '{start}') COMP_CWORD={last}").unwrap();
             writeln!(script, "COMPREPLY=(); _pagewise pagewise '{start}' ''").unwrap();
             writeln!(script, "echo \"${{COMPREPLY[*]}}\"").unwrap();
         }
     }
-    // An argument may not be as long as the script.
+    // The script is longer than an argument may be.
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), &script).unwrap();
     let Some(replies) = tool("bash", &[file.path().to_str().unwrap()]) else { return };

@@ -19,7 +19,7 @@ fn once(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A value of the text format.
+/// Returns the value of a series in the text format.
 fn value(text: &str, series: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
     line.parse().ok()
@@ -43,7 +43,7 @@ fn one_scrape_is_accepted_by_promtool() {
 
 #[test]
 fn the_values_of_a_process_are_those_of_the_kernel() {
-    // Other runs of this test may be under way.
+    // Another run of this test may be in progress, so the name contains the PID.
     let name = &format!("pwexported{}", std::process::id());
     let target = NamedProcess::start(name);
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +93,8 @@ fn a_scrape_never_starts_a_sweep_and_sigterm_ends_cleanly() {
 fn a_scrape_under_way_is_completed_after_sigterm() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
-    // A group for each process, with a long name: more than the buffers of the sockets hold.
+    // Each process is a group with a long name: the metrics are larger than the buffers of the
+    // sockets.
     let name = "x".repeat(900);
     let rule = format!("process_names: [{{name: '{name}{{{{.PID}}}}', cmdline: ['.']}}]");
     fs::write(&config, rule).unwrap();
@@ -129,7 +130,7 @@ fn sweeps_go_on_between_scrapes() {
     assert!(text.contains("pagewise_group_growth_bytes_per_second{"), "{text}");
 }
 
-/// Resident bytes of a process that are its own data.
+/// Returns the resident anonymous bytes of a process.
 fn anonymous_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -144,7 +145,7 @@ fn a_thousand_clients_with_huge_requests_take_little_memory() {
     let huge = format!("GET /metrics HTTP/1.1\r\nX: {}", "x".repeat(64 << 10));
     let mut highest = 0;
     for _ in 0..10 {
-        // Each sends more than is read of a request, and reads nothing.
+        // Each client sends more bytes than the exporter reads of a request, and reads no answer.
         let clients: Vec<TcpStream> = (0..100)
             .filter_map(|_| {
                 let mut stream = TcpStream::connect(server.address).ok()?;
@@ -269,7 +270,7 @@ fn a_bundle_is_json_and_keeps_names_to_itself_on_request() {
     }
 }
 
-/// The text of a file of the repository.
+/// Returns the text of a file of the repository.
 fn file(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
 }
@@ -309,7 +310,7 @@ fn each_alert_has_a_runbook_that_ends_with_a_command() {
         let command =
             last.strip_prefix("    pagewise ").unwrap_or_else(|| panic!("{alert}: {last}"));
         has_options(command);
-        // The process of a PID of this alert has been killed.
+        // The process with the PID of this alert has been killed, so the command must not need it.
         assert!(alert != "PagewiseOomKill" || !command.contains("PID"), "{command}");
     }
     for command in ["oom", "system"] {
@@ -362,24 +363,24 @@ fn the_service_allows_every_kind_of_socket_that_the_exporter_opens() {
     }
 }
 
-/// The instructions of a container file: the name and its text.
+/// Returns the instructions of a container file, each with its name and its text.
 fn instructions(text: &str) -> Vec<(&str, &str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     lines.map(|line| line.split_once(' ').unwrap()).collect()
 }
 
-/// The strings of a list such as `["export", "--listen"]`.
+/// Parses the strings of a list such as `["export", "--listen"]`.
 fn words(list: &str) -> Vec<String> {
     serde_json::from_str(list).unwrap()
 }
 
-/// The text between two others.
+/// Returns the text between `begin` and `end`.
 fn between<'t>(text: &'t str, begin: &str, end: &str) -> &'t str {
     let (_, rest) = text.split_once(begin).unwrap_or_else(|| panic!("{begin}"));
     rest.split_once(end).unwrap_or_else(|| panic!("{end}")).0
 }
 
-/// Checks that `pagewise` accepts the options: it stops at the wrong address.
+/// Checks that `pagewise` accepts the options: its only error is the wrong address.
 fn accepts(args: &[&str]) {
     let output = pagewise(args);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -391,7 +392,7 @@ fn the_container_file_builds_and_starts_what_the_repository_has() {
     let text = file("deploy/container/Containerfile");
     let all = instructions(&text);
     let of = |name: &str| all.iter().filter(|it| it.0 == name).map(|it| it.1).collect::<Vec<_>>();
-    // The command that builds: its package and features are those of the manifest.
+    // The package and the features of the build command are those of the manifest.
     let manifest = file("crates/cli/Cargo.toml");
     let build = of("RUN").join(" ");
     assert!(manifest.contains(&format!("name = \"{}\"", between(&build, "-p ", " "))), "{build}");
@@ -409,7 +410,7 @@ fn the_container_file_builds_and_starts_what_the_repository_has() {
     // Both stages have the same Debian release, whose C library the program needs.
     let release = tag.split('-').next_back().unwrap();
     assert!(image.contains(&format!("debian:{release}")), "{image}");
-    // The built program goes to the path that is started.
+    // The image has the built program at the path that the container starts.
     let copies = of("COPY");
     assert_eq!(copies[0], ". .");
     let program = "/usr/local/bin/pagewise";
@@ -439,7 +440,7 @@ fn the_daemon_set_starts_the_image_with_options_that_exist() {
     assert!(args[2].ends_with(&format!(":{port}")), "{args:?}");
     assert!(text.contains(&format!("prometheus.io/port: '{port}'")));
     accepts(&[&args[..2], &["nowhere"], &args[3..]].concat());
-    // The folders of the node that it mounts are those that it reads by default.
+    // The manifest mounts the folders of the node that the exporter reads by default.
     let help = String::from_utf8(pagewise(&["export", "--help"]).stdout).unwrap();
     assert!(text.contains("mountPath: /var/log/containers\n"));
     assert!(help.contains("[default: /var/log/containers]"), "{help}");

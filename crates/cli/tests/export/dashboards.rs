@@ -1,4 +1,4 @@
-//! The dashboards: their form, by the schema of Grafana and beyond it.
+//! The dashboards have the form that the schema of Grafana and further rules require.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::prometheus::deploy;
 
-/// The dashboards with their file names.
+/// Returns the dashboards with their file names.
 pub(crate) fn dashboards() -> Vec<(String, Value)> {
     let files = fs::read_dir(deploy("grafana")).unwrap().map(|it| it.unwrap().path());
     let read = |path: PathBuf| {
@@ -18,14 +18,14 @@ pub(crate) fn dashboards() -> Vec<(String, Value)> {
     files.map(read).collect()
 }
 
-/// The queries of a dashboard.
+/// Returns the queries of a dashboard.
 pub(crate) fn queries(dashboard: &Value) -> Vec<String> {
     let panels = dashboard["panels"].as_array().unwrap();
     let targets = panels.iter().flat_map(|it| it["targets"].as_array().unwrap());
     targets.map(|it| it["expr"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The metrics in a query.
+/// Returns the metrics in a query.
 pub(crate) fn metrics(query: &str) -> Vec<&str> {
     let parts = query.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
     parts.filter(|it| it.starts_with("pagewise_")).collect()
@@ -75,8 +75,8 @@ fn dashboards_have_the_form_that_grafana_loads() {
 }
 
 /// Keys of an object in the JSON schema that Grafana publishes with its Foundation SDK
-/// (`dashboard`, `prometheus`, `timeseries`, `table`): those that it must have, and those that it
-/// may have. The schema allows no others.
+/// (`dashboard`, `prometheus`, `timeseries`, `table`): the required keys, and the optional keys.
+/// The schema allows no other keys.
 struct ObjectKeys {
     needed: &'static [&'static str],
     allowed: &'static [&'static str],
@@ -250,7 +250,7 @@ impl ObjectKeys {
     }
 }
 
-/// Checks one of the words that the schema allows.
+/// Checks that a value is one of the words that the schema allows.
 fn is_one_of(value: &Value, words: &[&str], of: &str) {
     assert!(words.contains(&value.as_str().unwrap()), "{of}: {value}");
 }

@@ -13,10 +13,10 @@ use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
 
 const PROCESSES: u32 = 10_000;
-/// Each process with this multiple as its PID is large.
+/// A process is large if its PID is a multiple of this number.
 const LARGE_EACH: u32 = 1000;
 const LARGE_KIB: u64 = 110 << 20;
-/// The names of small processes.
+/// Number of different names of small processes.
 const NAMES: u32 = 300;
 
 fn rss_kib(pid: u32) -> u64 {
@@ -27,7 +27,7 @@ fn name(pid: u32) -> String {
     if pid.is_multiple_of(LARGE_EACH) { "database".into() } else { format!("job{}", pid % NAMES) }
 }
 
-/// The files of a process that a sweep reads.
+/// Writes the files of a process that a sweep reads.
 fn add_process(tree: &Path, pid: u32) {
     let folder = tree.join(pid.to_string());
     fs::create_dir(&folder).unwrap();
@@ -62,7 +62,7 @@ fn add_process(tree: &Path, pid: u32) {
     );
 }
 
-/// The sum of a metric over all series of groups, in KiB.
+/// Returns the sum of a metric over all series of groups, in KiB.
 fn sum_kib(exported: &ExportedSweep, metric: &str) -> u64 {
     let text = exported.text(ExpositionFormat::Prometheus);
     let begin = format!("{metric}{{groupname=");
@@ -77,7 +77,7 @@ fn a_host_of_a_tebibyte_has_bounded_series_and_every_byte_in_a_group() {
     (1..=PROCESSES).for_each(|pid| add_process(tree.path(), pid));
     fs::write(tree.path().join("meminfo"), "MemTotal: 1610612736 kB\n").unwrap();
     let root = ProcRoot::at(tree.path());
-    // Processes that have not changed are not due meanwhile.
+    // Processes that have not changed are never read again.
     let options =
         SamplerOptions { held_files: 0, refresh: Duration::MAX, ..SamplerOptions::default() };
     let mut sampler = Sampler::new(&root, options).unwrap();
@@ -90,7 +90,8 @@ fn a_host_of_a_tebibyte_has_bounded_series_and_every_byte_in_a_group() {
     let first = sampler.sweep().unwrap().sweep;
     let large = u64::from(PROCESSES / LARGE_EACH);
     assert_eq!(first.processes.len(), PROCESSES as usize);
-    // Their page tables would take 7 s of CPU time: they wait for the budget.
+    // The page tables of the large processes would take 7 s of CPU time, so these processes wait
+    // for the budget.
     assert_eq!(first.cost.postponed, large);
     assert_eq!(first.cost.pages_read, u64::from(PROCESSES) - large);
     let mut said = String::new();
@@ -111,7 +112,7 @@ fn a_host_of_a_tebibyte_has_bounded_series_and_every_byte_in_a_group() {
     let merged = u64::from(NAMES) + 1 - limits.max_groups as u64;
     assert!(text.contains(&format!("pagewise_merged_groups {merged}\n")), "{said}");
 
-    // Nothing has changed: no pages are read, but for those that wait.
+    // No process has changed, so no pages are read. The large processes still wait for the budget.
     let second = sampler.sweep().unwrap().sweep;
     assert_eq!((second.cost.pages_read, second.cost.postponed), (0, large));
     writeln!(said, "next sweep {:.0} ms", second.cost.cpu_ns as f64 / 1e6).unwrap();

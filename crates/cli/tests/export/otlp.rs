@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::server::{free_address, wait};
 
-/// A process that ends with the test.
+/// A process that is killed when this value is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -21,21 +21,21 @@ impl Drop for Running {
     }
 }
 
-/// `pagewise export` that pushes one reading.
+/// Starts `pagewise export`, which pushes one reading.
 fn push(url: &str, args: &[&str]) -> Running {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["export", "--every", "1h", "--diagnose-every", "0s", "--otlp", url]).args(args);
     Running(command.stderr(Stdio::piped()).spawn().unwrap())
 }
 
-/// The next line of the messages.
+/// Returns the next line of the exporter's messages.
 fn message(exporter: &mut Running) -> String {
     let mut line = String::new();
     BufReader::new(exporter.0.stderr.take().unwrap()).read_line(&mut line).unwrap();
     line
 }
 
-/// Head and body of a request.
+/// Reads the head and the body of a request.
 fn request(stream: impl Read) -> (String, Value) {
     let mut reader = BufReader::new(stream);
     let mut head = String::new();
@@ -65,7 +65,7 @@ fn a_collector_gets_each_reading_as_json() {
     assert!(names(&pushed).contains(&"pagewise_group_uss_bytes"), "{pushed}");
 }
 
-/// A certificate for `localhost` that signs itself; `None` without openssl.
+/// Creates a self-signed certificate for `localhost`; returns `None` without openssl.
 fn certificate(folder: &Path) -> Option<()> {
     let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem \
                  -out cert.pem -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
@@ -76,13 +76,14 @@ fn certificate(folder: &Path) -> Option<()> {
     Some(())
 }
 
-/// A TLS server that prints what it gets and sends its input, and its port. It ends after this
-/// number of connections, so that the test does not wait for one that fails.
+/// Starts a TLS server that prints the received data and sends its input, and returns the server
+/// and its port. The server ends after this number of connections, so that the test does not wait
+/// for a connection that fails.
 fn tls_server(folder: &Path, connections: u32) -> (Running, u16) {
     let address = free_address();
     let mut command = Command::new("openssl");
     command.args(["s_server", "-quiet", "-cert", "cert.pem", "-key", "key.pem"]);
-    // One connection more, which checks that the server runs.
+    // One additional connection checks that the server runs.
     command.args(["-naccept", &(connections + 1).to_string()]);
     command.args(["-accept", &address.to_string()]).current_dir(folder);
     let (input, output) = (Stdio::piped(), Stdio::piped());
@@ -105,7 +106,8 @@ fn a_collector_with_tls_gets_a_reading_and_its_certificate_is_verified() {
     let foreign = other.path().join("cert.pem").display().to_string();
     let (by_name, by_address) =
         (format!("https://localhost:{port}"), format!("https://127.0.0.1:{port}"));
-    // An authority of the machine, another one, and another name than that in the certificate.
+    // Three wrong settings: only the authorities of the machine, another authority, and a name that
+    // the certificate lacks.
     let wrong: [(&str, &[&str]); 3] = [
         (&by_name, &[]),
         (&by_name, &["--otlp-ca", &foreign]),

@@ -1,4 +1,4 @@
-//! Groups by a configuration file are those of process-exporter.
+//! With the same configuration file, pagewise makes the same groups as process-exporter.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +28,8 @@ process_names:
     comm:
     - pwgroup_none
 "#,
-    // Each process has a group of its own, and a rule needs both of its parts.
+    // Each process has a group of its own, and the rule matches only if both of its conditions
+    // match.
     r#"
 process_names:
   - name: "pwgroup:{{.PID}}:{{.Matches}}"
@@ -44,14 +45,15 @@ process_names:
     cmdline: ['pwgroup']
   - exe: [pwgroup_exe]
 "#,
-    // Rules without a name have that of the program; one with a folder matches that folder alone.
+    // Groups of a rule without a name have the name of the program. A rule with a path matches only
+    // that path.
     r#"
 process_names:
   - exe: [pwgroup-a]
   - exe: [pwgroup_exe]
   - exe: [/tmp/pwgroup_path]
 "#,
-    // A lazy quantifier, an end or a blank, and both with the name of the program.
+    // A lazy quantifier that ends at the end of the text or at a blank, and variables in names.
     r#"
 process_names:
   - exe: [pwgroup_pg]
@@ -60,7 +62,8 @@ process_names:
   - name: "pwgroup {{.Username}} {{.Matches.Word}}"
     cmdline: ['\s(?P<Word>pwgroup-\S+)\s']
 "#,
-    // The last one of two programs with the same last component counts. Scalars are texts.
+    // If two programs of a rule have the same last path component, the last one counts. All scalars
+    // are read as text.
     r#"
 process_names:
   - exe: [pwgroup_path, /opt/pwgroup_path]
@@ -70,7 +73,7 @@ process_names:
 "#,
 ];
 
-/// Number of processes of each group, without those that have none.
+/// Returns the number of processes of each group, without groups that have no process.
 fn all_groups(text: &str, metric: &str) -> BTreeMap<String, f64> {
     let line = |line: &str| {
         let rest = line.strip_prefix(metric)?.strip_prefix("{groupname=\"")?;
@@ -80,7 +83,7 @@ fn all_groups(text: &str, metric: &str) -> BTreeMap<String, f64> {
     text.lines().filter_map(line).filter(|it| it.1 > 0.0).collect()
 }
 
-/// Number of processes of each group whose name has `pwgroup`.
+/// Returns the number of processes of each group whose name contains `pwgroup`.
 fn groups(text: &str, metric: &str) -> BTreeMap<String, f64> {
     let all = all_groups(text, metric).into_iter();
     all.filter(|it| it.0.contains("pwgroup")).collect()
@@ -106,8 +109,8 @@ fn groups_and_their_processes_are_those_of_process_exporter() {
     wait("the children", || {
         children.iter().all(|it| {
             let task = format!("/proc/{0}/task/{0}/children", it.pid());
-            // Without this file, the kernel cannot list the children: the test does not wait for
-            // them.
+            // Without this file, the kernel cannot list the children, and the test does not wait
+            // for them.
             fs::read_to_string(task).map_or(true, |it| !it.trim().is_empty())
         })
     });
@@ -120,8 +123,8 @@ fn groups_and_their_processes_are_those_of_process_exporter() {
     }
 }
 
-/// Rules for all processes of a machine: those of process-exporter's packages, and others that put
-/// processes of a program together by user.
+/// Rules for all processes of a machine: the rules in process-exporter's packages, and rules that
+/// group processes of a program by user.
 const WHOLE_MACHINE: [&str; 2] = [
     "process_names: [{name: '{{.Comm}}', cmdline: ['.+']}]",
     "process_names: [{name: '{{.ExeBase}} {{.Username}}', cmdline: ['^\\S+']}, {comm: [init]}]",
@@ -137,12 +140,12 @@ fn all_processes_of_the_machine_are_in_the_same_groups() {
         };
         let our_groups = || all_groups(&ours.page("/metrics"), "pagewise_group_processes");
         let mut last = Vec::new();
-        // Processes begin and end meanwhile: groups that differ between two of our readings, before
-        // and after, are not compared.
+        // Processes begin and end during the test: groups that differ between our reading before
+        // theirs and our reading after theirs are not compared.
         let is_same = (0..100).any(|_| {
             let before = our_groups();
             let theirs = all_groups(&other.page("/metrics"), "namedprocess_namegroup_num_procs");
-            // A reading that began after theirs.
+            // Wait for a reading of pagewise that began after the reading of process-exporter.
             std::thread::sleep(Duration::from_millis(300));
             let after = our_groups();
             let is_stable = |name: &&String| before.get(*name) == after.get(*name);
@@ -155,7 +158,8 @@ fn all_processes_of_the_machine_are_in_the_same_groups() {
     }
 }
 
-/// The groups by process-exporter, and ours; `None` if it is not installed.
+/// Returns the groups of process-exporter and of pagewise; `None` if process-exporter is not
+/// installed.
 fn both(rules: &str) -> Option<(BTreeMap<String, f64>, BTreeMap<String, f64>)> {
     let (other, ours) = servers(rules, &["--every", "1h"])?;
     Some((
@@ -164,7 +168,8 @@ fn both(rules: &str) -> Option<(BTreeMap<String, f64>, BTreeMap<String, f64>)> {
     ))
 }
 
-/// process-exporter and `pagewise export` with these rules; `None` if the first is not installed.
+/// Starts process-exporter and `pagewise export` with these rules. Returns `None` if
+/// process-exporter is not installed.
 fn servers(rules: &str, args: &[&str]) -> Option<(ServerProcess, ServerProcess)> {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");

@@ -31,7 +31,8 @@ fn rules_are_accepted_and_their_alerts_fire_and_stop() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Runs `promtool check config` on a text beside the rules; `None` if it is not installed.
+/// Runs `promtool check config` on a configuration beside the rules; returns `None` if promtool is
+/// not installed.
 fn check_config(text: &str) -> Option<()> {
     let folder = tempfile::tempdir().unwrap();
     let rules = deploy("prometheus/pagewise.rules.yml");
@@ -78,7 +79,7 @@ fn remote_write_leaves_out_only_what_no_rule_and_no_dashboard_uses() {
     }
 }
 
-/// The result of an instant query.
+/// Returns the result of an instant query.
 fn ask(prometheus: &ServerProcess, query: &str) -> Vec<Value> {
     let path = format!("/api/v1/query?query={}", url_encoded(query));
     let (status, body) = get(prometheus.address, &path).unwrap();
@@ -88,7 +89,7 @@ fn ask(prometheus: &ServerProcess, query: &str) -> Vec<Value> {
     answer["data"]["result"].as_array().unwrap().clone()
 }
 
-/// A Prometheus that scrapes an exporter each second; `None` if it is not installed.
+/// Starts a Prometheus that scrapes an exporter each second; returns `None` if it is not installed.
 fn start_prometheus(
     folder: &Path,
     exporter: &ServerProcess,
@@ -119,7 +120,7 @@ fn start_prometheus(
     }
 }
 
-/// The names of the alerts that fire for a cgroup.
+/// Returns the names of the alerts that fire for a cgroup.
 fn firing(prometheus: &ServerProcess, cgroup: &str) -> BTreeSet<String> {
     let answer: Value = serde_json::from_str(&prometheus.page("/api/v1/alerts")).unwrap();
     let alerts = answer["data"]["alerts"].as_array().unwrap();
@@ -143,7 +144,7 @@ fn alerts_fire_for_a_cgroup_that_leaks_and_whose_process_is_killed() {
     }
     let exporter = ServerProcess::export(&["--every", "500ms"]);
     let folder = tempfile::tempdir().unwrap();
-    // The same rules within seconds instead of minutes and hours.
+    // The test shortens the times in the rules from minutes and hours to seconds.
     let rules = fs::read_to_string(deploy("prometheus/pagewise.rules.yml")).unwrap();
     let lines = rules.lines().filter(|line| !line.trim().starts_with("for: "));
     let times = ["[5m]", "[10m]", "[1h]"];
@@ -155,7 +156,8 @@ fn alerts_fire_for_a_cgroup_that_leaks_and_whose_process_is_killed() {
     let path = cgroup.path();
     let mut seen = firing(&prometheus, &path);
     assert!(seen.is_empty(), "{seen:?}");
-    // Until 60 of about 65 MiB are in use, for several times as long as the rules look back.
+    // The program allocates until 60 of about 65 MiB are in use, which takes several times as long
+    // as the time range of the rules.
     for _ in 0..52 {
         leaking.push();
         std::thread::sleep(Duration::from_millis(300));
@@ -194,8 +196,8 @@ fn check_dashboards(prometheus: &ServerProcess, exporter: &ServerProcess) {
                 .iter()
                 .fold(query.clone(), |query, name| query.replace(&format!("${name}"), ".*"))
                 .replace("$__rate_interval", "5m");
-            // Machines without PSI or a memory cgroup lack some metrics; few have a limit. Findings
-            // come and go.
+            // Machines without PSI or a memory cgroup lack some metrics, and few machines have a
+            // limit. Findings appear and disappear.
             wait(&format!("{file}: {query}"), || {
                 let scraped = exporter.page("/metrics");
                 let has =
@@ -220,7 +222,7 @@ fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
             .is_some_and(|it| it["value"][1].as_str().unwrap().parse::<f64>().unwrap() >= 5.0)
     });
     wait("the slow cycle", || !ask(&prometheus, "pagewise_account_bytes").is_empty());
-    // A scrape with an error has none of its series.
+    // A scrape with an error stores none of its series.
     wait("a scrape in time", || ask(&prometheus, "up")[0]["value"][1] == "1");
 
     check_dashboards(&prometheus, &exporter);

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A process that ends with the test.
+/// A server process that is killed when this value is dropped, with its address.
 pub(crate) struct ServerProcess {
     child: Child,
     pub(crate) address: SocketAddr,
 }
 
 impl ServerProcess {
-    /// `pagewise export` at a free port.
+    /// Starts `pagewise export` at a free port.
     pub(crate) fn export(args: &[&str]) -> ServerProcess {
         let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
             .args(["export", "--listen", "127.0.0.1:0"])
@@ -34,7 +34,8 @@ impl ServerProcess {
         server
     }
 
-    /// Another server, at the address that `args` has. `None` if it is not installed.
+    /// Starts another server at the address in `args`. Returns `None` if the server is not
+    /// installed.
     pub(crate) fn other(
         program: &str,
         args: &[&str],
@@ -54,14 +55,14 @@ impl ServerProcess {
         wait("the server", || get(self.address, path).is_some_and(|(status, _)| status == 200));
     }
 
-    /// The body of a page.
+    /// Returns the body of a page.
     pub(crate) fn page(&self, path: &str) -> String {
         let (status, body) = get(self.address, path).unwrap();
         assert_eq!(status, 200, "{path}: {body}");
         body
     }
 
-    /// Ends it as a service manager does.
+    /// Ends the server as a service manager does.
     pub(crate) fn terminate(mut self) -> ExitStatus {
         let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
         kill_process(pid, Signal::TERM).unwrap();
@@ -100,12 +101,12 @@ impl Drop for NamedProcess {
     }
 }
 
-/// An address that is free now.
+/// Returns an address that is free now.
 pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// Status and body of a page; `None` if the server does not answer.
+/// Returns the status and the body of a page; `None` if the server does not answer.
 pub(crate) fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(30))).ok()?;
@@ -118,7 +119,7 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
-/// Waits for a condition, for a long time on a busy machine.
+/// Waits until a condition is true, for a long time on a busy machine.
 pub(crate) fn wait(what: &str, mut is_true: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_true() {
@@ -127,7 +128,7 @@ pub(crate) fn wait(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// Text of a query in a URL.
+/// Encodes the text of a query for a URL.
 pub(crate) fn url_encoded(text: &str) -> String {
     let encode = |b: u8| match b {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(b).to_string(),

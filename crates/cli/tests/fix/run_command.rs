@@ -61,7 +61,7 @@ fn a_command_that_cannot_run_has_a_shells_exit_code() {
 
 #[test]
 fn a_command_is_seen_with_all_its_memory_as_it_exits() {
-    // `big` waits for its input to close, which is closed from the start, and ends.
+    // The input of `big` is closed from the start, so `big` ends at once.
     let told = explained(&[], &[program("big").to_str().unwrap(), "32"]);
     assert!(told.status.success());
     assert!(told.stdout.ends_with("ready\n"), "the command's output is its own: {}", told.stdout);
@@ -110,7 +110,7 @@ fn a_command_runs_on_after_the_moment_it_was_seen_at() {
     assert_eq!((told.stdout.as_str(), told.status.code()), ("before\nafter\n", Some(4)));
     let moment = &told.report["provenance"]["moment"];
     assert_eq!((moment[0].as_str(), moment[1].as_u64()), (Some("after"), Some(200_000_000)));
-    // The snapshot of a command that ends sooner is taken at its exit.
+    // If a command ends before the time of --at, its snapshot is taken at its exit.
     let told = explained(&["--at", "1h"], &["true"]);
     assert_eq!(told.report["provenance"]["moment"], "at exit");
 }
@@ -126,7 +126,8 @@ fn standard_input_is_the_commands() {
     assert_eq!((output.stdout.as_slice(), output.status.code()), (&b"line\n"[..], Some(0)));
 }
 
-/// `explain` of a command, as a job of its own, with the report in `report` in that folder.
+/// Returns the command `explain` of a command, as a job of its own, with the report in the file
+/// `report` of the folder.
 fn running(folder: &TempDir, command: &[&str]) -> Command {
     let mut pagewise = interruptible();
     pagewise.args(["explain", "--output"]).arg(folder.path().join("report")).arg("--");
@@ -137,7 +138,8 @@ fn running(folder: &TempDir, command: &[&str]) -> Command {
 #[test]
 fn an_interrupt_ends_the_command_and_the_report_is_still_written() {
     let handles = "trap 'exit 5' INT; echo; while :; do sleep 0.01; done";
-    // The second shell is another program as soon as it has written its line, or soon after.
+    // The second script replaces the shell by another program at about the time when it writes its
+    // line, so both names are possible.
     let cases = [(handles, 5, &["sh"][..]), ("echo; exec sleep 60", 130, &["sh", "sleep"])];
     for (script, code, names) in cases {
         let folder = tempfile::tempdir().unwrap();

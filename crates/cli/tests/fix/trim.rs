@@ -1,6 +1,6 @@
 //! `trim`, on programs that check their live blocks and stacks all the time.
 //!
-//! `PAGEWISE_TRIMS` says how often each program is trimmed under load.
+//! `PAGEWISE_TRIMS` is the number of times that each program is trimmed under load.
 
 use crate::fixture;
 
@@ -44,13 +44,13 @@ impl CheckedProgram {
         CheckedProgram { child, stdin, stdout, facts }
     }
 
-    /// `arena_heavy.c` with this number of threads and microseconds between checks.
+    /// Starts `arena_heavy.c` with this number of threads and microseconds between checks.
     fn arenas(threads: u32, rest: u32) -> CheckedProgram {
         let arguments = [threads, 12, 256, rest].map(|number| number.to_string());
         CheckedProgram::start(Command::new(program("arena_heavy")).args(arguments))
     }
 
-    /// `deep_stack.c` with a recursion of this depth.
+    /// Starts `deep_stack.c` with a recursion of this depth.
     fn stacks(mib: u64) -> CheckedProgram {
         CheckedProgram::start(Command::new(program("deep_stack")).arg(mib.to_string()))
     }
@@ -67,7 +67,7 @@ impl CheckedProgram {
         assert_eq!(answer, "refilled\n");
     }
 
-    /// Asserts that all threads go on, and that no byte was ever wrong.
+    /// Asserts that all threads still run, and that no byte was ever wrong.
     fn assert_intact(&mut self) {
         self.stdin.write_all(b"q").unwrap();
         let mut answer = String::new();
@@ -75,7 +75,7 @@ impl CheckedProgram {
         assert!(answer.starts_with("ok "), "{answer:?}: {:?}", self.child.try_wait());
     }
 
-    /// Resident memory, from the page tables.
+    /// Returns the resident memory, from the page tables.
     fn resident(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
         let line = text.lines().find(|line| line.starts_with("Rss:")).unwrap();
@@ -98,7 +98,7 @@ fn bytes(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is not a number of bytes"))
 }
 
-/// The row of a part of the memory.
+/// Returns the row of a part of the memory in a report.
 fn part<'v>(report: &'v Value, name: &str) -> &'v Value {
     let parts = report["parts"].as_array().unwrap();
     parts.iter().find(|part| part["part"] == name).unwrap()
@@ -124,7 +124,8 @@ fn free_pages_of_arenas_are_released_and_live_blocks_keep_their_bytes() {
     let report = arenas.trim(&["--heap", "--yes", "--settle", "200ms", "--max-pause", "5s"]);
     let after = arenas.resident();
     arenas.assert_intact();
-    // Each live block keeps one or two pages, and each thread some pages of its latest blocks.
+    // Each live block keeps one or two pages resident, and each thread keeps some pages of its
+    // latest blocks.
     let kept = arenas.facts["heap.live"] * 8 + 8 * MIB;
     let expected = arenas.facts["heap.allocated"] - kept;
     let returned = bytes(&report["returned"]["heap"]);
@@ -159,9 +160,9 @@ fn stacks_are_released_below_the_stack_pointer_alone() {
 /// Durations in microseconds for which runs of `trim` stopped a thread.
 #[derive(Default)]
 struct TrimStops {
-    /// To copy the heap for the estimate, without runs that did not copy it.
+    /// Stops to copy the heap for the estimate, without runs that did not copy the heap.
     copies: Vec<u64>,
-    /// To release memory.
+    /// Stops to release memory.
     releases: Vec<u64>,
     /// Bytes that the heap returned.
     returned: Vec<i64>,
@@ -217,7 +218,7 @@ fn programs_that_are_trimmed_again_and_again_under_load_lose_no_byte() {
                 *done.entry(key).or_insert(0) += 1;
             }
             stops.add(&report);
-            // Ends the test if one byte was wrong.
+            // Fails the test if a byte was wrong.
             program.assert_intact();
         }
     }
@@ -247,16 +248,17 @@ fn jemalloc_releases_its_free_pages_itself() {
     assert_is_as_estimated(&report);
 }
 
-/// Asserts that the heap released what the walk of its allocator had shown, apart from what its
-/// threads allocated and freed meanwhile.
+/// Asserts that the heap released the estimated amount, apart from the amounts that its threads
+/// allocated and freed during the trim.
 fn assert_is_as_estimated(report: &Value) {
     let [estimate, returned] =
         ["estimate", "returned"].map(|key| report[key]["heap"].as_i64().unwrap_or_default());
     assert!(returned.abs_diff(estimate) < 4 * MIB + returned.unsigned_abs() / 10, "{report}");
 }
 
-/// An allocator in the place of the C library's, its function, and settings that keep it from
-/// releasing pages itself. Returns the report of a release.
+/// Trims a program with the allocator `library` in place of the C library's, and with a setting
+/// that keeps this allocator from releasing pages itself. Asserts that the report names `function`,
+/// and returns the report.
 fn another_allocator(library: &str, function: &str, setting: (&str, &str)) -> Option<Value> {
     if !fs::exists(library).unwrap() {
         skip(&Lack::Tool(library));
@@ -294,7 +296,7 @@ fn mimalloc_collects_its_free_pages_itself() {
     assert!(why.contains("pages of one thread"), "{why}");
 }
 
-/// True if the machine has swap now.
+/// Returns true if the machine has swap now.
 fn has_swap() -> bool {
     fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
 }
@@ -352,7 +354,7 @@ fn the_heap_of_several_threads_is_released_while_all_of_them_run() {
     let maps = || fs::read_to_string(format!("/proc/{}/maps", arenas.child.id())).unwrap();
     let before = threads();
     let report = arenas.trim(&["--heap", "--yes", "--settle", "0s", "--max-pause", "10s"]);
-    // The thread that called it has ended, and its memory is unmapped.
+    // The thread that called the function has ended, and its memory is unmapped.
     assert_eq!(threads(), before);
     assert!(!maps().lines().any(|it| it.contains(" r-xp 00000000 00:00 0 ") && !it.contains('[')));
     assert!(bytes(&report["returned"]["heap"]) > 20 * MIB, "{report}");
@@ -406,7 +408,7 @@ fn yes_needs_a_selection() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// `heap_states.c` in a state.
+/// Starts `heap_states.c` in a state.
 fn in_state(state: &str) -> CheckedProgram {
     CheckedProgram::start(Command::new(program("heap_states")).args([state, "80"]))
 }
@@ -417,14 +419,14 @@ impl CheckedProgram {
     }
 }
 
-/// The findings about the heap.
+/// Returns the findings about the heap.
 fn heap_findings(report: &Value) -> Vec<&Value> {
     let ids = ["trimmable-heap", "fragmented-heap", "leaked-blocks"];
     let findings = report["findings"].as_array().unwrap().iter();
     findings.filter(|it| ids.iter().any(|id| it["id"] == *id)).collect()
 }
 
-/// The bounds of a share of the sampled heap.
+/// Returns the lower and the upper bound of a share of the sampled heap.
 fn bounds(report: &Value, key: &str) -> (u64, u64) {
     let bounds = &report["heap_sample"][key];
     (bytes(&bounds["low"]), bytes(&bounds["high"]))
@@ -449,7 +451,7 @@ fn explain_names_a_trimmable_heap_and_trim_returns_what_it_says() {
         let options = ["--heap", "--yes", "--settle", "0s", "--max-pause", "5s"];
         let returned = bytes(&program.trim(&options)["returned"]["heap"]);
         program.assert_intact();
-        // Threads allocate and free meanwhile.
+        // Threads allocate and free during the release.
         let slack = 4 * MIB;
         assert!(returned + slack >= low && returned <= high + top + slack, "{returned}: {report}");
         let after = program.explain(&[]);
@@ -470,7 +472,7 @@ fn explain_names_a_fragmented_heap_which_no_trim_but_a_copy_makes_smaller() {
     let returned = fragmented.trim(&options)["returned"]["heap"].as_i64().unwrap();
     assert!(returned < 4 << 20, "{returned}");
     fragmented.assert_intact();
-    // The remedy that the finding names.
+    // The following command is the remedy that the finding names.
     let mut copied = in_state("copied");
     assert_eq!(heap_findings(&copied.explain(&[])), Vec::<&Value>::new());
     assert!(copied.resident() + low < fragmented.resident() + 8 * MIB);

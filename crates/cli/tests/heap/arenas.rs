@@ -1,6 +1,6 @@
-//! Locations of held but not live memory that `pagewise heap` reports, in programs that leave known
-//! blocks in known arenas: compared with glibc's `malloc_info` and `mallinfo2`, and with the
-//! kernel's smaps.
+//! Memory that the allocator holds but that is not live, as `pagewise heap` reports it, in programs
+//! that leave known blocks in known arenas. Compared with glibc's `malloc_info` and `mallinfo2`,
+//! and with the kernel's smaps.
 
 use crate::fixture;
 
@@ -55,7 +55,7 @@ impl WaitingRecorded {
         WaitingRecorded { child, file, _folder: folder, said }
     }
 
-    /// Recording that contains a snapshot taken while the program waits.
+    /// Returns the report of a recording that contains a snapshot taken while the program waits.
     fn settled(&self) -> Value {
         let deadline = Instant::now() + Duration::from_secs(180);
         let looks = |report: &Value| report["layouts"].as_array().unwrap().len();
@@ -71,26 +71,26 @@ impl WaitingRecorded {
                 "the collector does not look at {}",
                 self.file.display()
             );
-            // A report takes more CPU time than the wait for it, and the collector needs it too.
+            // A report takes more CPU time than this sleep, and the collector needs CPU time too.
             std::thread::sleep(Duration::from_secs(1));
         }
     }
 
-    /// The numbers of an element of `malloc_info` by arena; the last number is the total.
+    /// Returns the numbers of an element of `malloc_info` by arena; the last number is the total.
     fn told(&self, element: &str) -> Vec<u64> {
         let lines = self.said.lines().filter_map(|line| line.trim().strip_prefix(element));
         let size = |line: &str| line.split("size=\"").nth(1)?.split('"').next()?.parse().ok();
         lines.map(|line| size(line).unwrap()).collect()
     }
 
-    /// A number of `mallinfo2`.
+    /// Returns a number of `mallinfo2`.
     fn info(&self, name: &str) -> u64 {
         let line = self.said.lines().find(|line| line.starts_with("mallinfo2")).unwrap();
         let mut words = line.split(' ').skip_while(|word| *word != name);
         words.nth(1).unwrap().parse().unwrap()
     }
 
-    /// The PID of the program.
+    /// Returns the PID of the program.
     fn pid(&self) -> u32 {
         let path = format!("/proc/{0}/task/{0}/children", self.child.id());
         let mut children: Vec<u32> = fs::read_to_string(path)
@@ -98,7 +98,7 @@ impl WaitingRecorded {
             .split_whitespace()
             .map(|word| word.parse().unwrap())
             .collect();
-        // The launcher may be between.
+        // The launcher may be a process between pagewise and the program.
         while let Some(pid) = children.pop() {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
             if name.trim() == "arenas" {
@@ -111,8 +111,8 @@ impl WaitingRecorded {
         panic!("the program is not there");
     }
 
-    /// Size and resident bytes of each heap of an arena, from smaps. A heap is followed by a
-    /// mapping without access, into which it may grow.
+    /// Returns the size and the resident bytes of each heap of an arena, from smaps. Behind each
+    /// heap is a mapping without access, into which the heap may grow.
     fn heaps(&self) -> Vec<(u64, u64)> {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).unwrap();
         let mut mappings: Vec<(u64, u64, bool, u64)> = Vec::new();
@@ -162,7 +162,7 @@ fn findings(report: &Value) -> Vec<&str> {
     report["findings"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect()
 }
 
-/// True if the kernel has PAGEMAP_SCAN; records a skip if not.
+/// Returns true if the kernel has PAGEMAP_SCAN; records a skip if not.
 fn can_scan() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
@@ -200,19 +200,19 @@ fn assert_described(waiting: WaitingRecorded) {
     let others = arenas(&report, "arena");
     assert_eq!(others.len() as u64, THREADS);
     for arena in &others {
-        // As in the source of the program.
+        // The source of the program has these numbers.
         assert_eq!((number(arena, "blocks"), number(arena, "live")), (kept, kept * SIZE));
         assert_eq!((number(arena, "threads"), number(arena, "parts")), (1, 1));
-        // Fifteen chunks are free between any two that stay, and the word before each counts for
-        // it.
+        // Fifteen free chunks are between two chunks that stay, and the word before each chunk
+        // counts as part of the chunk.
         assert_eq!(number(arena, "gap"), 15 * CHUNK);
         assert!(
             number(arena, "empty") <= 16 << 10,
             "the arena's own page, and one at the end: {arena}"
         );
     }
-    // Compared with the C library: accessible parts of arenas, bytes in use (with blocks of the C
-    // library and of thread caches), and the last chunks.
+    // The report is compared with the C library: accessible parts of arenas, bytes in use (with
+    // blocks of the C library and of thread caches), and the last chunks.
     let of = |areas: &[Value], key: &str| -> Vec<u64> {
         sorted(areas.iter().map(|area| number(area, key)).collect())
     };
@@ -231,11 +231,11 @@ fn assert_described(waiting: WaitingRecorded) {
         let live = number(arena, "blocks") * CHUNK;
         assert!((live..live + (16 << 10)).contains(&used), "{used} of {live}");
     }
-    // Compared with the kernel.
+    // The report is compared with the kernel.
     let heaps = waiting.heaps();
     assert_eq!(of(&others, "held"), sorted(heaps.iter().map(|heap| heap.0).collect()));
     assert_eq!(of(&others, "resident"), sorted(heaps.iter().map(|heap| heap.1).collect()));
-    // All of their pages are sparsely used, by blocks of the function `keep`.
+    // All pages of the arenas are sparsely used, by blocks of the function `keep`.
     let sparse = number(&report["layout"], "sparse");
     assert!(sparse * 100 >= 99 * THREADS * BLOCKS * CHUNK, "{sparse}");
     let first = &report["pinned"][0];

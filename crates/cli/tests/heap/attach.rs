@@ -1,6 +1,6 @@
-//! `pagewise heap attach`: what a running program allocates meanwhile, and that nothing happens to
-//! it. The program checks itself. `PAGEWISE_RUNS` is the number of times that busy programs are
-//! attached to.
+//! `pagewise heap attach`: it records the allocations of a running program, and does not harm the
+//! program, which checks itself. `PAGEWISE_RUNS` is the number of times that pagewise attaches to
+//! busy programs.
 
 use crate::fixture;
 
@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// `busy_heap`, running.
+/// A running `busy_heap`, or another program that prints `ready`.
 struct BusyHeap {
     child: Child,
     input: Option<ChildStdin>,
@@ -77,7 +77,7 @@ impl BusyHeap {
 
 impl Drop for BusyHeap {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -90,7 +90,7 @@ fn attach(busy: &BusyHeap, file: &Path, more: &[&str]) -> Output {
     heap(&[&["attach", &pid, "-o", file.to_str().unwrap()], &patient[..], more].concat())
 }
 
-/// Begins to record until Ctrl-C; returns once it records.
+/// Begins to record until Ctrl-C. Returns once the recording has begun.
 fn begin(busy: &BusyHeap, file: &Path) -> Child {
     begin_with(busy, file, &[])
 }
@@ -104,7 +104,8 @@ fn begin_with(busy: &BusyHeap, file: &Path, more: &[&str]) -> Child {
     child
 }
 
-/// True if `malloc` of the process's C library begins with a jump, as a debugger would see it.
+/// Returns true if `malloc` of the process's C library begins with a jump, as in the memory that a
+/// debugger reads.
 fn is_hooked(pid: u32) -> bool {
     begins_with_a_jump(pid, "libc.so.6", "malloc")
 }
@@ -144,12 +145,12 @@ fn only_allocations_during_the_attach_are_counted() {
     assert_eq!(number(&report, "totals.leaked_blocks"), 20);
 }
 
-/// `steady`, running.
+/// Starts `steady`.
 fn steady(how: &str) -> BusyHeap {
     BusyHeap::start_command(Command::new(fixture::program("steady")).arg(how))
 }
 
-/// The findings of a recording of 4 s, and the report.
+/// Records for 4 s. Returns the findings, and the report.
 fn findings_of(busy: &BusyHeap, more: &[&str]) -> (Vec<String>, Value) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("steady.pwh");
@@ -186,8 +187,8 @@ fn a_program_that_leaks_is_found_to() {
     let finding = all.iter().find(|finding| finding["id"] == "grows").unwrap();
     let grew = number(&finding["evidence"], "grew_by");
     let forgotten = by_function(&report)["forgotten"][1];
-    // The least of a quarter is compared: what is leaked in the first and in the last may be
-    // missing.
+    // The finding compares the minimum of each quarter, so leaks in the first and in the last
+    // quarter may be missing.
     assert!(grew <= forgotten && grew >= forgotten / 4, "{grew} of {forgotten}");
 }
 
@@ -217,14 +218,15 @@ fn assert_no_frees_of_caches(mut busy: BusyHeap) {
     assert!(output.status.success(), "{output:?}");
     busy.end();
     let report = report(&file);
-    // As the program counts: 24 threads, each of which allocates and frees 50 blocks, and frees 50
+    // The program counts 24 threads, each of which allocates and frees 50 blocks, and frees 50
     // older ones.
     assert_eq!(by_function(&report)["item"][0], 24 * 50);
     assert_eq!(number(&report, "totals.frees"), 24 * 50);
     assert_eq!(number(&report, "totals.unknown_frees"), 24 * 50);
 }
 
-/// Number of times that a busy program is attached to: `PAGEWISE_RUNS`, or this.
+/// Returns the number of times that pagewise attaches to a busy program: `PAGEWISE_RUNS`, or
+/// `otherwise`.
 fn rounds(otherwise: usize) -> usize {
     std::env::var("PAGEWISE_RUNS").map_or(otherwise, |runs| runs.parse().unwrap())
 }
@@ -237,7 +239,7 @@ fn a_busy_program_is_attached_to_many_times_and_finds_nothing_wrong() {
     let mut missing = BTreeSet::from(["some", "zeros", "longer", "aligned"]);
     let begin = Instant::now();
     let mut round = 0;
-    // Each function is of a thread of its own, which may get no CPU during a round.
+    // A thread of its own calls each function, and may get no CPU during a round.
     while round < rounds(20) || !missing.is_empty() {
         let output = attach(&busy, &file, &["--for", "30ms"]);
         assert!(output.status.success(), "{output:?}");
@@ -307,7 +309,7 @@ fn a_thread_that_loads_the_recorder_continues_without_pagewise() {
     }
 }
 
-/// Mappings of a process, by their addresses: sizes and names.
+/// Returns the mappings of a process, by their addresses: sizes and names.
 fn mappings(pid: &str) -> std::collections::BTreeMap<String, (u64, String)> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let row = |line: &str| {
@@ -323,7 +325,7 @@ fn mappings(pid: &str) -> std::collections::BTreeMap<String, (u64, String)> {
 #[test]
 fn less_than_a_mebibyte_of_addresses_is_left_in_the_program() {
     let folder = tempfile::tempdir().unwrap();
-    // Blocks that it allocates between the snapshots are its own: this program is idle.
+    // An idle program allocates no blocks of its own between the snapshots.
     let mut command = Command::new(fixture::program("arena_heavy"));
     let program = BusyHeap::start_command(command.args(["8", "4", "64", "400000000"]));
     let before = mappings(&program.pid());
@@ -352,11 +354,11 @@ fn changes_of_a_killed_run_are_undone_by_the_next_attach() {
     let mut busy = BusyHeap::start(2);
     let mut recording = begin(&busy, &file);
     let pid = recording.id();
-    // A second recording learns of the first.
+    // A second recording detects the first one.
     let output = attach(&busy, &folder.path().join("second.pwh"), &["--for", "10ms"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("another recording"), "{output:?}");
     assert!(is_hooked(busy.child.id()));
-    // The process that would wait for its end is killed before.
+    // The keeper, which would act after the end of the recording process, is killed first.
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let guardian = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
     kill_process(guardian, Signal::KILL).unwrap();
@@ -364,7 +366,7 @@ fn changes_of_a_killed_run_are_undone_by_the_next_attach() {
     recording.wait().unwrap();
     busy.ask();
     if !is_hooked(busy.child.id()) {
-        // Any run undoes what a killed one left, those of other tests, too.
+        // Any run of pagewise undoes changes of killed runs, also runs of other tests.
         busy.end();
         return skip(&Lack::Chance("another run of pagewise has undone the changes already"));
     }
@@ -379,7 +381,7 @@ fn changes_of_a_killed_run_are_undone_by_the_next_attach() {
     busy.end();
 }
 
-/// True if a process has mapped the memory of a recorder.
+/// Returns true if a process has mapped the memory of a recorder.
 fn has_recorder_memory(pid: u32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.contains("/memfd:pagewise-heap")
@@ -391,8 +393,7 @@ fn memory_of_the_recorder_is_unmapped_once_a_stopped_thread_has_left_it() {
     let mut busy = BusyHeap::start(8);
     let pid = Pid::from_raw(busy.child.id().cast_signed()).unwrap();
     let mut stayed = false;
-    // SIGSTOP stops threads wherever they are: in the recorder in some of the rounds, which are the
-    // fewer the more threads there are.
+    // SIGSTOP stops a thread at any instruction: in some rounds, a thread is in the recorder.
     for number in 0..200 {
         let recording = begin(&busy, &folder.path().join(format!("{number}.pwh")));
         kill_process(pid, Signal::STOP).unwrap();
@@ -441,7 +442,7 @@ fn a_program_that_changes_its_user_id_all_the_time_goes_on() {
     assert!(child.wait().unwrap().success());
 }
 
-/// The thread in glibc's setuid would wait for itself in the loader.
+/// In the loader, the thread in glibc's setuid would wait for itself.
 #[test]
 fn a_thread_that_waits_in_setuid_is_not_made_to_load_the_recorder() {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -466,7 +467,7 @@ fn a_thread_that_waits_in_setuid_is_not_made_to_load_the_recorder() {
     waiting.end();
 }
 
-/// `plugged`, which loads and unloads two libraries that are built here.
+/// Starts `plugged`, which loads and unloads two libraries that are built here.
 fn plugged(folder: &Path, more: &[&str]) -> BusyHeap {
     let library = |name: &str, size: u32| {
         let source = format!(
@@ -536,7 +537,7 @@ fn mappings_and_children_are_recorded_where_that_is_asked_for() {
     let child = others.filter(|path| path.to_string_lossy().contains(".pwh.")).collect::<Vec<_>>();
     assert_eq!(child.len(), 1, "{output:?}");
     assert_eq!(by_function(&report(&child[0]))["in_child"], [50, 1500, 0]);
-    // Without the options, neither is recorded.
+    // Without the options, neither mappings nor children are recorded.
     assert!(attach(&busy, &file, &["--for", "10ms"]).status.success());
     busy.ask_for(b"m");
     busy.end();
@@ -554,7 +555,8 @@ fn a_peak_of_one_thread_is_known_to_the_byte() {
     assert!(recording.wait_with_output().unwrap().status.success());
     busy.end();
     let report = report(&file);
-    // Ten of the first hundred stay; of the others one at a time is live, until ten stay.
+    // Ten of the first hundred blocks stay. Later, one block at a time is live, until ten more
+    // stay.
     assert_eq!(number(&report, "totals.peak_bytes"), 20 * 24, "{}", report["totals"]);
     assert_eq!(number(&report, "totals.peak_within"), 0);
 }
@@ -563,7 +565,7 @@ fn a_peak_of_one_thread_is_known_to_the_byte() {
 fn a_program_that_was_begun_with_a_recorder_can_be_attached_to() {
     let folder = tempfile::tempdir().unwrap();
     let (run, file) = (folder.path().join("run.pwh"), folder.path().join("busy.pwh"));
-    // A child that is not followed has the recorder before its malloc, and does not record.
+    // In a child that is not followed, the recorder library interposes malloc, but does not record.
     let script = format!("{} 0; true", fixture::program("busy_heap").display());
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["heap", "run", "-o"]).arg(&run).args(["--", "sh", "-c", &script]);

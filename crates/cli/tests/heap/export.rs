@@ -1,5 +1,5 @@
 //! `heap export` and the page of `heap report`: exports of a recording with known counts, read by
-//! other tools and a browser. The numbers of each format are tested beside the formats.
+//! other tools and a browser. The crate of the formats tests the numbers in each format.
 
 use crate::fixture;
 
@@ -26,7 +26,7 @@ fn amount(bytes: u64, blocks: u64) -> LogAmount {
     LogAmount { bytes, blocks }
 }
 
-/// The addresses of a program's functions, by `nm`.
+/// Returns the addresses of a program's functions, by `nm`.
 fn functions(path: &Path) -> Option<BTreeMap<String, u64>> {
     let listed = tool("nm", &[path.to_str().unwrap()])?;
     let function = |line: &str| {
@@ -38,16 +38,17 @@ fn functions(path: &Path) -> Option<BTreeMap<String, u64>> {
     Some(listed.lines().filter_map(function).collect())
 }
 
-/// A recording of `main`, which allocates in `touch_three` and `touch_one`: 3 MiB in 3 blocks each
-/// second for 8 seconds, of which it frees two thirds from the fourth on; 100 temporary blocks a
-/// second of 1000 bytes; 1 MiB once, never freed.
+/// Writes a recording of `main`, which allocates in `touch_three` and `touch_one`: 3 MiB in 3
+/// blocks each second for 8 seconds, two thirds of which it frees from the fourth second on; 100
+/// temporary blocks of 1000 bytes each second; 1 MiB once, never freed.
 fn recorded() -> Option<(TempDir, String)> {
     let path = program("faults");
     let known = functions(&path)?;
     let begin = Begin {
         pid: 4242,
         parent: 1,
-        // After the program was built: a file that is newer than a recording is another.
+        // The recording begins after the program was built: a file that is newer than a recording
+        // counts as another file.
         began_ns: 4_000_000_000_000_000_000,
         page_size: 4096,
         command: vec![b"./faults".to_vec(), b"ratio".to_vec()],
@@ -211,7 +212,7 @@ fn viewed(name: &str, file: &Path, expected: &str) -> Option<String> {
         return None;
     }
     let mut printed = String::new();
-    // On a busy machine it starts slowly.
+    // On a busy machine, the viewer starts slowly.
     for seconds in ["10", "40", "120"] {
         let shown = window(seconds, &[file.to_str().unwrap()]);
         printed = String::from_utf8_lossy(&shown.stderr).into_owned();
@@ -247,7 +248,7 @@ fn massif_visualizer_reads_an_export() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let file = exported(folder.path(), "--massif", "massif.out");
     let Some(printed) = viewed("massif-visualizer", &file, "peak cost:") else { return };
-    // It prints the number of snapshots and the peak that it has read.
+    // The viewer prints the number of snapshots and the peak that it has read.
     let massif = fs::read_to_string(&file).unwrap();
     let moments = massif.lines().filter(|line| line.starts_with("snapshot=")).count();
     let line =
@@ -264,7 +265,8 @@ fn massif_visualizer_reads_an_export() {
     assert!(line("peak cost:").is_some_and(|it| it.starts_with(&cost)), "{cost}: {printed}");
 }
 
-/// The page of the installed speedscope; `None`, after recording a skip, if it is not installed.
+/// Returns the page of the installed speedscope; `None`, after recording a skip, if it is not
+/// installed.
 fn speedscope() -> Option<PathBuf> {
     let found =
         Command::new("sh").args(["-c", "readlink -f \"$(command -v speedscope)\""]).output();
@@ -298,12 +300,12 @@ fn speedscope_imports_collapsed_stacks_and_pprof() {
             &address,
         ];
         let Some(shown) = tool("chromium", &args) else { return };
-        // The title is the file's once it is imported.
+        // The title has the name of the file once the file is imported.
         assert!(shown.contains(&format!("<title>{name} - speedscope")), "{name}: {shown}");
     }
 }
 
-/// Numbers by call stack from `main` on, which `heaptrack_print` prints for a file.
+/// Returns the numbers by call stack from `main` on that `heaptrack_print` prints for a file.
 fn by_stack(file: &Path, of: &str) -> Option<BTreeMap<String, u64>> {
     let stacks = file.with_extension(of);
     let told = stacks.to_str().unwrap();
@@ -349,8 +351,8 @@ fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
     }
 }
 
-/// The branches of a massif file's peak that end in `main`, by functions from the allocation on,
-/// and the root.
+/// Returns the branches of a massif file's peak that end in `main`, by functions from the
+/// allocation on, and the root.
 fn at_peak(massif: &str) -> BTreeMap<String, u64> {
     let tree = massif.split("heap_tree=peak\n").nth(1).expect("there is a peak");
     let mut path: Vec<&str> = Vec::new();

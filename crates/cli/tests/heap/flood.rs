@@ -17,7 +17,7 @@ use pagewise_skip::{Lack, is_root, skip};
 
 use fixture::{disk, program};
 
-/// Socket of a run's recorders, from the environment of its command.
+/// Returns the socket of a run's recorders, from the environment of its command.
 fn socket_of(pagewise: &mut Child) -> PathBuf {
     let deadline = Instant::now() + Duration::from_secs(180);
     loop {
@@ -101,7 +101,7 @@ fn silent_clients_do_not_keep_recorders_from_being_answered() {
     assert_eq!(recordings, 5, "{said}");
 }
 
-/// Messages of a run that records five processes during a flood.
+/// Returns the messages of a run that records five processes during a flood.
 fn record_in_a_flood() -> String {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     // The command waits for the flood.
@@ -119,12 +119,12 @@ fn record_in_a_flood() -> String {
 
 #[test]
 fn silent_clients_do_not_keep_guards_from_being_answered() {
-    // On a busy machine a guard may wait longer than it does at most.
+    // On a busy machine, an answer to the guard may exceed the time limit of the guard.
     let said = (0..5).map(|_| guard_in_a_flood()).find(|said| said.contains("ouble free"));
     assert!(said.is_some(), "no run reports the misuse");
 }
 
-/// Messages of a guarded program that frees a block twice during a flood.
+/// Returns the messages of a guarded program that frees a block twice during a flood.
 fn guard_in_a_flood() -> String {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     fixture::copy_program(&program("misuse"), &folder.path().join("misuse"));
@@ -138,7 +138,7 @@ fn guard_in_a_flood() -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The variable that turns a run of this test program into the other user of the next test.
+/// Environment variable that makes this test program act as the other user of the next test.
 const STRANGER: &str = "PAGEWISE_TEST_STRANGER";
 
 #[test]

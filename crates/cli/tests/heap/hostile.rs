@@ -1,6 +1,6 @@
 //! `heap` and `guard` of a program with hostile names of functions and files: output to a terminal
-//! has no escape sequence, and other tools accept the exports. Then recordings by a user without
-//! rights.
+//! has no escape sequence, and other tools accept the exports. Further tests record as a user
+//! without rights.
 
 use crate::fixture;
 
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use fixture::{program, tool};
 
-/// Names of functions.
+/// Hostile names of functions.
 const NAMES: &[&[u8]] = &[
     b"\x1b[31mred\x1b]0;title\x07",
     b"new\nline\r\ttab 1000",
@@ -32,7 +32,7 @@ const NAMES: &[&[u8]] = &[
     b"{{name}} ${x} %s%n `id`",
     b"]]>&amp;&#27;&#x1b;</svg>",
 ];
-/// Part of a program's name that is its own.
+/// Hostile file names of the program and of its library.
 const PROGRAM: &[u8] = b"prog\x1b[2J\n<u>;\"\xff";
 const LIBRARY: &[u8] = b"lib\x1b[31m\n<script>alert(2)<!--\xff.so";
 const SOURCE: &[u8] = b"source\x1b]0;x\x07\n<i>\".c";
@@ -45,8 +45,8 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Compiles it with valid names, and replaces them by others of the same length. `None`, with a
-    /// message, without a compiler.
+    /// Compiles the program with valid names, and replaces the names by hostile names of the same
+    /// length. Returns `None`, after printing a message, without a compiler.
     fn build() -> Option<Hostile> {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
@@ -130,7 +130,7 @@ impl Hostile {
         pagewise.output().unwrap()
     }
 
-    /// Runs it under pagewise.
+    /// Runs the program under pagewise.
     fn run(&self, words: &[&str], more: &[&str]) -> Output {
         let mut command =
             vec![OsStr::new("--"), self.program.as_os_str(), self.library.as_os_str()];
@@ -138,7 +138,7 @@ impl Hostile {
         self.pagewise(words, &command)
     }
 
-    /// Content of a file, after checking that it has no terminal escape sequences.
+    /// Returns the content of a file, after checking that it has no terminal escape sequences.
     fn read(&self, name: &str) -> String {
         harmless(name, &fs::read(self.at(name)).unwrap())
     }
@@ -158,7 +158,7 @@ fn harmless(what: &str, bytes: &[u8]) -> String {
     text.to_owned()
 }
 
-/// Both output streams of a command, which must have succeeded.
+/// Returns both output streams of a command, which must have succeeded.
 fn printed(what: &str, output: &Output) -> String {
     let said = harmless(what, &output.stderr);
     assert!(output.status.success(), "{what}: {said}");
@@ -184,7 +184,7 @@ fn hostile_names_do_no_harm() {
     let words = ["heap", "report", "h.pwh", "--json", "--threshold", "0"];
     let report: Value =
         serde_json::from_str(&printed("json", &hostile.pagewise(&words, &[]))).unwrap();
-    // Each has its own name, except for names that are not text.
+    // Each function has its own name, except for names that are not text.
     let sites = report["sites"].as_array().unwrap();
     for name in NAMES.iter().filter_map(|name| std::str::from_utf8(name).ok()) {
         let is_it = |site: &Value| site["stack"][0].as_str().unwrap().starts_with(name);
@@ -270,7 +270,7 @@ fn a_guard_prints_hostile_names_without_escape_sequences() {
     assert_eq!((tags(&page, "<script>alert"), tags(&page, "<i>\"")), (0, 0));
 }
 
-/// Runs pagewise as a user without rights, in a folder of that user's.
+/// Runs pagewise as a user without rights, in a folder of this user.
 fn as_nobody(folder: &Path, words: &[&str]) -> Output {
     let mut pagewise = Command::new("setpriv");
     pagewise.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);

@@ -14,10 +14,11 @@ use fixture::{FixtureLink, json, number, pagewise, program};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
-/// Usable bytes beyond the requested ones of the block that has a mapping of its own.
+/// Number of usable bytes beyond the requested bytes in the block that has a mapping of its own.
 const ROUNDING: u64 = 8;
 
-/// Leaks of `leaks.c` by the size of their first block: number of leaks, and all blocks of these.
+/// Leaks of `leaks.c` by the size of their first block: number of leaks, and number of all blocks
+/// of these leaks.
 const LEAKS: [(u64, u64, u64); 8] = [
     (104, 10, 10),
     (120, 1, 6),
@@ -37,7 +38,7 @@ fn at_exit(program: &Path) -> Value {
     json(&["heap", "scan", "--leaks", "--json", "--", path, "exit"])
 }
 
-/// Number of leaks and of their blocks by size.
+/// Returns the number of leaks and of their blocks by size.
 fn leaks(report: &Value) -> BTreeMap<u64, (u64, u64)> {
     let rows = report["leaks"].as_array().unwrap().iter();
     rows.map(|row| (number(row, "size"), (number(row, "leaks"), number(row, "blocks")))).collect()
@@ -55,8 +56,8 @@ fn leaks_are_found_at_exit_each_under_its_head() {
     assert_eq!(number(&report, "leaked.blocks"), LEAKS.iter().map(|leak| leak.2).sum::<u64>());
 }
 
-/// glibc keeps the stack of a thread for the next one, and in it the only pointer to the thread's
-/// table of thread-local storage.
+/// glibc keeps the stack of an ended thread for the next thread. Only this stack has a pointer to
+/// the ended thread's table of thread-local storage.
 #[test]
 fn the_table_of_a_thread_that_ended_is_not_lost() {
     let program = program("after_threads");
@@ -110,7 +111,7 @@ fn leaks_of_a_program_with_jemalloc_are_those_of_glibc() {
     assert_eq!(found, expected, "{}", report["leaks"]);
 }
 
-/// A program, built with LeakSanitizer.
+/// Builds a program with LeakSanitizer.
 fn sanitized(name: &str, flags: &[&str]) -> Option<PathBuf> {
     let program = fixture::disk().join(format!("{name}-sanitized"));
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs");
@@ -159,7 +160,8 @@ fn leaks_are_those_of_memcheck() {
     assert_eq!(leaks(&report).values().map(|leak| leak.0).sum::<u64>(), definite, "{text}");
 }
 
-/// Number and bytes of blocks in a line of memcheck's summary, which has none if all were freed.
+/// Returns the number and bytes of blocks in a line of memcheck's summary, which has no such line
+/// if all blocks were freed.
 pub(super) fn memcheck_sums(text: &str, of: &str) -> (u64, u64) {
     assert!(text.contains("HEAP SUMMARY"), "{text}");
     // ==1==    definitely lost: 1,055,256 bytes in 18 blocks
@@ -173,14 +175,15 @@ pub(super) fn memcheck_sums(text: &str, of: &str) -> (u64, u64) {
 pub(super) struct LiveProgram(Child);
 
 impl LiveProgram {
-    /// `leaks live`.
+    /// Starts `leaks live`.
     fn start() -> LiveProgram {
         let (target, line) = LiveProgram::waiting(&program("leaks"), &["live"]);
         assert_eq!(line, "ready\n");
         target
     }
 
-    /// A program that has printed a line and waits, and the line.
+    /// Starts a program, and waits until it prints a line. Returns the waiting program, and the
+    /// line.
     fn waiting(program: &Path, words: &[&str]) -> (LiveProgram, String) {
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -193,8 +196,8 @@ impl LiveProgram {
         (LiveProgram(child), line)
     }
 
-    /// A command that was given its input, and waits for more; `None` if it cannot be started, or
-    /// ends.
+    /// Starts a command, gives it input, and waits until it waits for more input. Returns `None` if
+    /// the command cannot be started, or ends.
     pub(super) fn of_input(mut command: Command, input: &str) -> Option<LiveProgram> {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut target = LiveProgram(command.spawn().ok()?);
@@ -311,8 +314,8 @@ fn the_page_shows_what_each_root_retains() {
     assert!(names.iter().any(|name| name == "1000 x 328 B"), "{names:?}");
 }
 
-/// `leaks live` under `pagewise heap run` with options, until it waits: the command, and the
-/// program.
+/// Starts `leaks live` under `pagewise heap run` with options. Returns the command, and the PID of
+/// the program, once the program waits.
 fn recorded(more: &[&str], file: &Path) -> (LiveProgram, u32) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["heap", "run", "-o"]).arg(file).args(more).arg("--");
@@ -333,7 +336,8 @@ fn recorded(more: &[&str], file: &Path) -> (LiveProgram, u32) {
     (LiveProgram(child), pid)
 }
 
-/// A process or descendant that runs the program `leaks`: pagewise starts it by a launcher.
+/// Returns the process or its descendant that runs the program `leaks`: pagewise starts the program
+/// by a launcher.
 fn descendant(pid: u32) -> Option<u32> {
     let program = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     if program.ends_with("leaks") {
@@ -343,7 +347,7 @@ fn descendant(pid: u32) -> Option<u32> {
     children.split_whitespace().find_map(|pid| descendant(pid.parse().unwrap()))
 }
 
-/// True if a process waits for its input.
+/// Returns true if a process waits for its input.
 fn waits(pid: u32) -> bool {
     let call = std::fs::read_to_string(format!("/proc/{pid}/syscall"));
     call.is_ok_and(|call| call.starts_with("0 "))
@@ -354,7 +358,8 @@ fn leaks_of(pid: u32) -> Value {
     json(&["heap", "scan", &pid, "--leaks", "--json", "--top", "all", "--max-pause", "1min"])
 }
 
-/// Line of each allocation in the function `lose` of `leaks.c`, by the size of the block.
+/// Returns the line of each allocation in the function `lose` of `leaks.c`, by the size of the
+/// block.
 fn lines_of_lose() -> BTreeMap<u64, Vec<String>> {
     let source = include_str!("../../../../fixtures/programs/leaks.c");
     let lines = (1..).zip(source.lines());
@@ -372,7 +377,7 @@ fn lines_of_lose() -> BTreeMap<u64, Vec<String>> {
     found
 }
 
-/// Number of leaks by size; some sizes have several rows.
+/// Returns the number of leaks by size; some sizes have several rows.
 fn leaks_by_size(rows: &[Value]) -> BTreeMap<u64, u64> {
     let mut counts = BTreeMap::new();
     for row in rows {
@@ -530,7 +535,7 @@ fn leaks_of_an_ended_recording_have_its_call_stacks() {
     );
 }
 
-/// Number and bytes of the blocks that `lost` prints.
+/// Returns the number and bytes of the blocks that `lost` prints.
 fn printed(line: &str) -> (u64, u64) {
     let sizes = lost_sizes(line);
     (sizes.len() as u64, sizes.iter().sum())
@@ -541,7 +546,7 @@ fn lost_sizes(line: &str) -> Vec<u64> {
     sizes.map(|size| size.parse().unwrap()).collect()
 }
 
-/// Seeds of random graphs: `PAGEWISE_RUNS` of them, from `PAGEWISE_SEED` on.
+/// Returns the seeds of random graphs: `PAGEWISE_RUNS` seeds, from `PAGEWISE_SEED` on.
 fn seeds() -> impl Iterator<Item = String> {
     let given = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u32>().unwrap());
     let first = given("PAGEWISE_SEED").unwrap_or_else(std::process::id);
@@ -585,7 +590,7 @@ fn leak_sanitizer_and_memcheck_find_the_lost_blocks_of_random_graphs() {
         found.sort_unstable();
         assert_eq!(found, lost_sizes(&String::from_utf8_lossy(&output.stdout)), "{seed}: {text}");
 
-        // memcheck has no opinion about blocks that only interior pointers lead to.
+        // memcheck does not decide whether blocks are lost to which only interior pointers lead.
         let mut valgrind = Command::new("valgrind");
         valgrind.args(["--leak-check=full", "--log-file=/dev/fd/2"]).arg(&plain);
         let Ok(output) = valgrind.args([&seed, "e"]).output() else {
@@ -598,7 +603,7 @@ fn leak_sanitizer_and_memcheck_find_the_lost_blocks_of_random_graphs() {
     }
 }
 
-/// Number and bytes of blocks that memcheck calls lost, directly or not.
+/// Returns the number and bytes of blocks that memcheck calls lost, directly or indirectly.
 fn memcheck_losses(text: &str) -> (u64, u64) {
     let (definite, indirect) =
         (memcheck_sums(text, "definitely lost:"), memcheck_sums(text, "indirectly lost:"));
@@ -648,7 +653,7 @@ fn clean_programs_lose_no_more_than_memcheck_reports() {
     assert!(compared > 0, "no program was compared");
 }
 
-/// A program that waits for more input after this one, and its arguments.
+/// A program with its arguments, and the input after which it waits for more input.
 struct WaitingProgram(&'static [&'static str], &'static str);
 
 /// Programs that most machines have.
@@ -694,14 +699,14 @@ const MORE_WAITING: [WaitingProgram; 8] = [
 ];
 
 impl WaitingProgram {
-    /// The program, if it is installed and waits.
+    /// Starts the program. Returns `None` if it is not installed or does not wait.
     fn start(&self) -> Option<LiveProgram> {
         let mut command = Command::new(self.0[0]);
         command.args(&self.0[1..]);
         LiveProgram::of_input(command, self.1)
     }
 
-    /// Number of blocks that memcheck calls lost at the end of the program.
+    /// Returns the number of blocks that memcheck calls lost at the end of the program.
     fn lost_at_exit(&self) -> Option<u64> {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut valgrind = Command::new("valgrind");
@@ -718,7 +723,8 @@ impl WaitingProgram {
 }
 
 impl LiveProgram {
-    /// Waits until the program sleeps and uses no CPU time. False if it ends instead.
+    /// Waits until the program sleeps and uses no CPU time. Returns false if the program ends
+    /// instead.
     fn is_quiet(&mut self) -> bool {
         let state = |pid: u32| -> Option<(String, String)> {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -768,7 +774,7 @@ fn real_programs_that_wait_have_no_false_leaks() {
     assert!(compared >= 5 && live > 1000, "{compared} programs, {live} blocks");
 }
 
-/// The report after the output of the command.
+/// Returns the report, which follows the output of the command.
 fn last_object(output: &[u8]) -> &[u8] {
     let start = output.windows(2).rposition(|pair| pair == b"\n{").map_or(0, |at| at + 1);
     &output[start..]

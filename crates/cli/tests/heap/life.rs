@@ -23,7 +23,7 @@ impl RecordingFolder {
     fn new() -> RecordingFolder {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let place = RecordingFolder { folder };
-        // Programs that run as others find the recorder by this path, too.
+        // Programs of other users find the recorder by this path, too.
         fs::set_permissions(place.folder.path(), Permissions::from_mode(0o755)).unwrap();
         for name in ["cache", "run"] {
             fs::create_dir(place.at(name)).unwrap();
@@ -36,7 +36,7 @@ impl RecordingFolder {
         self.folder.path().join(name)
     }
 
-    /// Runs a program of the test's under `pagewise` and these words.
+    /// Returns the command that runs `command` under `pagewise` with these words.
     fn pagewise(&self, words: &[&str], command: &[&str]) -> Command {
         let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         pagewise.args(words).arg("--").args(command).stdin(Stdio::null());
@@ -49,7 +49,7 @@ impl RecordingFolder {
         self.pagewise(words, command).output().unwrap()
     }
 
-    /// Cached recorder libraries.
+    /// Returns the cached recorder libraries.
     fn kept(&self) -> Vec<PathBuf> {
         entries(&self.at("cache/pagewise")).iter().flat_map(|folder| entries(folder)).collect()
     }
@@ -68,7 +68,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Lines on standard error that the program wrote, not pagewise.
+/// Returns the lines on standard error that the program wrote, not pagewise.
 fn complaints(output: &Output) -> Vec<String> {
     let lines = text(&output.stderr);
     lines.lines().filter(|line| !line.starts_with("pagewise:")).map(str::to_owned).collect()
@@ -170,7 +170,7 @@ fn the_next_run_tidies_up_after_one_that_was_killed() {
     let mut line = String::new();
     BufReader::new(pagewise.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "began\n");
-    // While it runs, its folder is its own.
+    // While the run lasts, no other run removes its folder.
     assert!(place.run(WAYS[0], &["true"]).status.success());
     assert_eq!(place.runs().len(), 1);
     let left = place.runs()[0].clone();
@@ -209,7 +209,7 @@ fn a_program_of_another_user_is_recorded_and_learns_nothing() {
     for key in ["totals.allocations", "totals.allocated_bytes", "totals.leaked_bytes"] {
         assert_eq!(number(&recorded, key), number(&alone, key), "{key}");
     }
-    // A child that has changed its user, and one whose parents have ended.
+    // The script starts a child that has changed its user, and a child whose parents have ended.
     let script =
         format!("{}; (setsid {} &) > /dev/null; true", command.join(" "), command.join(" "));
     for words in WAYS {
@@ -251,7 +251,7 @@ fn foreign_clients_of_the_socket_are_ignored() {
     assert!(programs.iter().all(|program| program.contains("setpriv")), "{programs:?}");
 }
 
-/// The call stacks of a recording, with the bytes that each allocated.
+/// Returns the call stacks of a recording, with the bytes that each call stack allocated.
 fn stacks(report: &serde_json::Value) -> Vec<(u64, Vec<String>)> {
     let calls = |site: &serde_json::Value| -> Vec<String> {
         let calls = site["stack"].as_array().unwrap().iter();
@@ -305,7 +305,7 @@ fn functions_of_the_recorder_are_on_no_call_stack() {
         let mut functions = stack.iter().map(|call| call.split(" (").next().unwrap());
         assert!(!functions.any(|name| name.contains("pagewise")), "{stack:?}");
     }
-    // The recorder library is not in the file either.
+    // The recording does not list the recorder library either.
     let bytes = fs::read(place.at("a.pwh")).unwrap();
     let file = pagewise_heaplog::reader::read(&bytes[..]).unwrap().recording;
     let is_ours = |path: &[u8]| path.ends_with(b"libpagewise_preload.so");
@@ -339,7 +339,7 @@ fn a_program_finds_two_more_variables_and_no_other_change() {
                 assert!(found.contains(&preload), "{found:?}");
                 found.retain(|it| *it != preload && !it.starts_with("PAGEWISE_HEAP="));
                 found.retain(|it| !it.starts_with("XDG_CACHE_HOME="));
-                // A shell sets some of its own.
+                // A shell sets some variables itself.
                 found.retain(|it| !it.starts_with("PWD=") && !it.starts_with("SHLVL="));
                 found.retain(|it| !it.starts_with("OLDPWD="));
                 assert_eq!(found, plain, "{words:?} {command:?}");

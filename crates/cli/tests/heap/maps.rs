@@ -1,5 +1,5 @@
-//! `pagewise heap run --mmap`: mappings that a program makes itself. They are known from its
-//! source.
+//! `pagewise heap run --mmap`: mappings that a program makes itself. The mappings are known from
+//! the source of the program.
 
 use crate::fixture;
 
@@ -10,7 +10,7 @@ use fixture::recorder::{heap, report};
 
 const MIB: f64 = 1048576.0;
 
-/// Number of mappings, and the MiB of them that were not unmapped, by function.
+/// Returns the number of mappings, and the MiB of them that were not unmapped, by function.
 fn mapped(more: &[&str]) -> BTreeMap<String, (u64, f64)> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("maps.pwh");

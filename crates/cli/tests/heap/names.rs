@@ -23,7 +23,7 @@ fn source(name: &str) -> String {
     format!("{}/../../fixtures/programs/allocators/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Compiles a program; the compiler is there, since all fixtures need it.
+/// Compiles a program. The compiler is installed, since all fixtures need it.
 fn compile(folder: &TempDir, compiler: &str, words: &[&str]) -> PathBuf {
     let program = folder.path().join("program");
     let mut command = Command::new(compiler);
@@ -33,7 +33,8 @@ fn compile(folder: &TempDir, compiler: &str, words: &[&str]) -> PathBuf {
     program
 }
 
-/// A library of an allocator; `None`, after recording a skip, if it is not installed.
+/// Returns the path of an allocator library; `None`, after recording a skip, if it is not
+/// installed.
 fn library(name: &str) -> Option<String> {
     let path = format!("{LIBRARIES}/{name}");
     if !Path::new(&path).exists() {
@@ -43,7 +44,7 @@ fn library(name: &str) -> Option<String> {
     Some(path)
 }
 
-/// A library of jemalloc in which its functions have a prefix, as in Rust's programs.
+/// Builds a library of jemalloc in which its functions have a prefix, as in Rust's programs.
 fn prefixed(folder: &TempDir) -> Option<String> {
     const NAMES: &[&str] = &[
         "malloc",
@@ -73,7 +74,7 @@ fn prefixed(folder: &TempDir) -> Option<String> {
     Some(made.to_str().unwrap().to_owned())
 }
 
-/// The program with jemalloc under names with a prefix.
+/// Builds the program with jemalloc under names with a prefix.
 fn with_jemalloc(folder: &TempDir) -> Option<PathBuf> {
     let library = prefixed(folder)?;
     let words = [&source("jemalloc.c"), &library, "-lstdc++", "-lm"];
@@ -133,7 +134,7 @@ const OF_NEW: &[(&str, [u64; 3])] = &[
     ("in_thread", [400, 19_200, 400]),
 ];
 
-/// Bytes that a function allocated and did not free.
+/// Returns the number of bytes that a function allocated and did not free.
 fn leaked(report: &Value, function: &str) -> u64 {
     let leaks = report["leaks"].as_array().unwrap().iter();
     let is_its = |leak: &&Value| leak["stack"][0].as_str().unwrap().starts_with(function);
@@ -154,7 +155,7 @@ fn jemalloc_under_a_prefix_is_counted_to_the_byte() {
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
     let allocator = report["recording"]["allocator"].as_str().unwrap();
     assert!(allocator.contains("libc.so.6, _rjem_malloc of "), "{allocator}");
-    // The footprint is more than that of the C library, and is therefore absent.
+    // The footprint of the C library alone would be too small, so the footprint is absent.
     let moments = report["timeline"].as_array().unwrap();
     let mut used = moments.iter().filter(|moment| number(moment, "allocations") > 0);
     assert!(used.all(|moment| moment["held"].as_u64().is_none()), "{moments:?}");
@@ -239,7 +240,7 @@ fn mimalloc_by_its_own_names_is_counted_to_the_byte() {
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
 }
 
-/// A C++ program under an allocator that is loaded before all others.
+/// Records a C++ program with a preloaded allocator.
 fn preloaded(library: Option<String>) {
     let Some(library) = library else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -286,7 +287,7 @@ fn tcmalloc_in_the_program_itself_is_recorded() {
     expect(&by_function(&report), OF_NEW);
 }
 
-/// The number of anonymous executable mappings of a process.
+/// Returns the number of anonymous executable mappings of a process.
 fn pieces_of_code(pid: u32) -> usize {
     let text = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     text.lines().filter(|line| line.contains(" r-xp 00000000 00:00 0 ")).count()
@@ -325,7 +326,7 @@ fn a_running_program_is_attached_to_twice() {
     expect(&by_function(&report), OF_JEMALLOC);
 }
 
-/// A running C++ program under an allocator that was loaded before all others.
+/// Attaches to a running C++ program with a preloaded allocator.
 fn attached_under(library: Option<String>) {
     let Some(library) = library else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use crate::static_programs::counts_by_function;
 
 use serde_json::Value;
 
-/// The functions of the program are found as callers of their allocations, up to `main`.
+/// Asserts that the call stacks of the program's own functions contain `main`.
 fn leads_to_main(report: &Value) {
     for site in report["sites"].as_array().unwrap() {
         let stack: Vec<&str> =

@@ -74,8 +74,8 @@ fn the_compiler_of_this_test_is_recorded_and_does_its_work() {
     ]);
     assert!(output.status.success(), "{output:?}");
     assert!(folder.path().join("libsource.rmeta").exists());
-    // The compiler makes some 15,000 allocations for this; constructors of its libraries make 400
-    // before `main`.
+    // The compiler makes some 15,000 allocations to compile the file; constructors of its libraries
+    // make 400 before `main`.
     let report = report(&file);
     assert!(number(&report, "totals.allocations") > 5000, "{}", report["totals"]);
     assert!(number(&report, "totals.unknown_frees") < 100, "{}", report["totals"]);

@@ -25,7 +25,7 @@ fn fill_large(pool: &mut Tlsf<Os>) {
     }
 }
 
-/// Program that is recorded.
+/// The program that the other test records.
 #[test]
 #[ignore = "the other test runs it"]
 fn the_program() {
@@ -42,7 +42,8 @@ fn the_program() {
     std::mem::forget(pool);
 }
 
-/// Number of blocks of pools, their bytes, and number of frees, by allocating function.
+/// Returns the number of blocks of pools, their bytes, and the number of frees, by allocating
+/// function.
 fn blocks(more: &[&str]) -> BTreeMap<String, [u64; 3]> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pools.pwh");

@@ -1,5 +1,5 @@
-//! `pagewise heap attach` to a server that is busy: redis, whose `malloc` is jemalloc in Debian. It
-//! answers all the time, and counts for itself.
+//! `pagewise heap attach` to a busy server: redis, whose `malloc` is jemalloc in Debian. The server
+//! answers all the time, and counts its own memory.
 
 use crate::fixture;
 
@@ -12,7 +12,7 @@ use fixture::recorder::{attach_shortly, attached, begins_with_a_jump, report};
 use pagewise_skip::{Lack, skip};
 use tempfile::TempDir;
 
-/// Its allocator.
+/// The allocator of redis.
 const LIBRARY: &str = "libjemalloc.so.2";
 
 /// A server on a socket in a folder, with no data and no file. It is killed when this value is
@@ -23,7 +23,8 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it; `None`, after recording a skip, if it is not installed or has another allocator.
+    /// Starts the server. Returns `None`, after recording a skip, if it is not installed or has
+    /// another allocator.
     fn start() -> Option<Server> {
         fixture::tool("redis-server", &["--version"])?;
         fixture::tool("redis-cli", &["--version"])?;
@@ -60,7 +61,7 @@ impl Server {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A number of `INFO memory`.
+    /// Returns a number of `INFO memory`.
     fn memory(&self, key: &str) -> u64 {
         let text = self.ask(&["info", "memory"]);
         let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
@@ -78,7 +79,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the process has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -98,7 +99,7 @@ impl RedisLoad {
 
 impl Drop for RedisLoad {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the process has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -147,8 +148,8 @@ fn live_bytes_of_a_server_equal_its_allocators_count() {
     });
     assert!(!is_hooked(), "functions are as they were");
     let live = number(&report(&file), "totals.leaked_bytes");
-    // redis counts what jemalloc has for each block: up to a quarter more than was asked for; and
-    // clients' buffers come and go.
+    // redis counts the usable size of each block of jemalloc, up to a quarter more than the
+    // requested size. Buffers of clients are allocated and freed meanwhile.
     assert!(grew > 10_000_000, "{grew}");
     assert!(live > grew * 3 / 4 && live < grew + grew / 20, "{live} live of {grew}");
 }

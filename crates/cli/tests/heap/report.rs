@@ -33,11 +33,12 @@ impl ReportRandom {
     }
 }
 
-/// Call stacks of code in no file: 5 callers, and for each 8 functions that allocate.
+/// Call stacks of code in no file: number of callers, and number of functions below each caller
+/// that allocate.
 const CALLERS: u32 = 5;
 const BELOW: u32 = 8;
 
-/// A program that allocates and frees at random, the file that its recorder makes, and what it did.
+/// A program that allocates and frees at random, with the file of its recorder and its own counts.
 #[derive(Default)]
 struct RandomProgram {
     file: Vec<u8>,
@@ -70,7 +71,7 @@ fn address(site: u32) -> u64 {
     address_of_caller(site / BELOW) + u64::from(site % BELOW) + 1
 }
 
-/// Distance of a return address from its call.
+/// Distance of a return address from its call, in bytes.
 const BEHIND: u64 = 1;
 
 impl RandomProgram {
@@ -227,14 +228,14 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The site of a call stack of two calls.
+/// Returns the site of a call stack of two calls.
 fn site(stack: &Value) -> u32 {
     let address = stack[0].as_str().unwrap().strip_prefix("?? at 0x").unwrap();
     let found = u64::from_str_radix(address, 16).unwrap();
     (0..CALLERS * BELOW).find(|site| address_of(*site) == found).unwrap()
 }
 
-/// For code in no file the return address is shown.
+/// Returns the address in reports: for code in no file, the return address.
 fn address_of(site: u32) -> u64 {
     address(site) + BEHIND
 }
@@ -397,14 +398,14 @@ fn options_that_make_no_sense_are_refused() {
     }
 }
 
-/// The most memory that a report takes, in KiB, without the memory that the program itself needs.
-/// `None`, after recording a skip, if GNU time is not installed.
+/// Returns the peak memory of a report in KiB, without the memory that the program itself needs.
+/// Returns `None`, after recording a skip, if GNU time is not installed.
 fn peak_kib(words: &[&str], path: &Path) -> Option<u64> {
     let report = [&["heap", "report"], words, &[path.to_str().unwrap()]].concat();
     Some(resident_kib(&report)?.saturating_sub(resident_kib(&["define", "Rss"])?))
 }
 
-/// Peak RSS of a command of pagewise.
+/// Returns the peak RSS of a command of pagewise in KiB.
 fn resident_kib(words: &[&str]) -> Option<u64> {
     let mut command = Command::new("/usr/bin/time");
     command.args(["-f", "%M", env!("CARGO_BIN_EXE_pagewise")]).args(words);
@@ -496,7 +497,7 @@ fn varint(mut number: usize) -> Vec<u8> {
     bytes
 }
 
-/// A frame as FORMAT.md has it.
+/// Returns a frame in the format that FORMAT.md describes.
 fn packed(kind: u8, payload: &[u8]) -> Vec<u8> {
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
     std::io::Write::write_all(&mut encoder, payload).unwrap();

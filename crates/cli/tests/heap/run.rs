@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use fixture::{disk, number, pagewise, program, tool};
 
-/// Amounts of a function, as the program printed or as recorded.
+/// Amounts of a function, printed by the program or recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Did {
     blocks: u64,
@@ -32,8 +32,9 @@ struct RunRecording {
 }
 
 impl RunRecording {
-    /// Runs a command under the recorder, which is answered in time. On a busy machine an answer
-    /// may be late, and the program then runs unrecorded.
+    /// Runs a command under the recorder, up to five times, until the collector answers the
+    /// recorder in time. On a busy machine an answer may be late, and the program then runs
+    /// unrecorded.
     fn record_answered(options: &[&str], command: &[&str]) -> RunRecording {
         let mut runs = (0..5).map(|_| RunRecording::record(options, command));
         runs.find(|run| !run.said().contains("waited 5 s")).expect("a run without a late answer")
@@ -44,7 +45,8 @@ impl RunRecording {
         RunRecording::with(options, command, |_| {})
     }
 
-    /// The same, after `change` has changed the command that starts pagewise.
+    /// Runs a command under the recorder, after `change` has changed the command that starts
+    /// pagewise.
     fn with(options: &[&str], command: &[&str], change: impl FnOnce(&mut Command)) -> RunRecording {
         let folder = tempfile::tempdir_in(disk()).unwrap();
         let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
@@ -70,14 +72,15 @@ impl RunRecording {
         String::from_utf8_lossy(&self.output.stdout).into_owned()
     }
 
-    /// The report of the command's file. The command must have ended with success.
+    /// Returns the report of the command's file. The command must have ended with success.
     fn report(&self) -> Value {
         assert!(self.output.status.success(), "{:?}: {}", self.output.status, self.said());
         report(&self.file())
     }
 }
 
-/// Amounts of functions whose names begin with `prefix`: the outermost on each call stack.
+/// Returns the amounts of functions whose names begin with `prefix`: of the outermost such function
+/// on each call stack.
 fn by_function(report: &Value, prefix: &str) -> BTreeMap<String, Did> {
     let mut functions = BTreeMap::<String, Did>::new();
     for site in report["sites"].as_array().unwrap() {
@@ -97,7 +100,7 @@ fn report(file: &Path) -> Value {
     fixture::recorder::report(file)
 }
 
-/// Numbers by call stack.
+/// Returns numbers by call stack.
 fn stacks(file: &Path, of: &str) -> Vec<(String, u64)> {
     let output = pagewise(&["heap", "export", "--collapsed", "--of", of, file.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -109,8 +112,8 @@ fn stacks(file: &Path, of: &str) -> Vec<(String, u64)> {
     text.lines().map(line).collect()
 }
 
-/// Amounts that a program printed: lines of a function's name, blocks, bytes, and blocks and bytes
-/// not freed.
+/// Returns the amounts that a program printed: lines of a function's name, blocks, bytes, and
+/// blocks and bytes not freed.
 fn told(text: &str) -> BTreeMap<String, (Did, u64)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -210,7 +213,7 @@ fn heaptrack_counts_the_same_by_function() {
             }
         }
         let [mut theirs, mut ours] = by_function;
-        // heaptrack knows of no `memalign`, nor that a `realloc` to nothing frees.
+        // heaptrack does not record `memalign`, nor frees by a `realloc` to 0 bytes.
         for function in ["case_aligned", "case_realloc_to_zero"] {
             theirs.remove(function);
             ours.remove(function);
@@ -263,7 +266,7 @@ fn threads_are_counted_however_they_end() {
 
 #[test]
 fn a_peak_is_within_its_reported_error_bound() {
-    // Amount that the C library allocates for each thread.
+    // Number of bytes that the C library allocates for each thread.
     const A_THREAD: u64 = 288;
     let (_, report) = hard("peak");
     assert_peak(&report, 8 * (2 << 20) + 3_000_000 + 8 * A_THREAD);
@@ -287,12 +290,14 @@ fn a_peak_is_within_its_reported_error_bound() {
 
 #[test]
 fn a_peak_after_threads_have_ended_is_exact() {
-    // Amount that the C library allocates for a thread, whose stack the next one reuses.
+    // Number of bytes that the C library allocates for a thread, whose stack the next thread
+    // reuses.
     const A_THREAD: u64 = 288;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("after.pwh");
     let program = fixture::program("after_threads");
-    // In each case, the peak is reached while one thread runs, or when the last but one ends.
+    // In each case, the peak is reached while only one thread runs, or when the last but one thread
+    // ends.
     for steps in [
         "a50t20f30a90",
         "t120f50a1",
@@ -431,7 +436,7 @@ fn a_command_that_becomes_one_without_the_recorder_is_not_taken_for_it() {
     assert!(run.said().contains("became another (execve)"), "{}", run.said());
     let ending = run.report()["recording"]["ending"].clone();
     assert!(ending.as_str().unwrap().starts_with("replaced"), "{ending}");
-    // The same holds for a program that gains privileges: for it, the loader ignores the
+    // A program that gains privileges is not recorded either: for it, the loader ignores the
     // environment.
     let Some(_) = is_root().then_some(()) else { return };
     let folder = tempfile::tempdir_in(disk()).unwrap();
@@ -445,8 +450,8 @@ fn a_command_that_becomes_one_without_the_recorder_is_not_taken_for_it() {
     assert!(!run.file().exists());
 }
 
-/// A memory cgroup of version 1 or 2 with a limit, whose processes get no swap; `None`, after
-/// recording a skip, if none can be made.
+/// Creates a memory cgroup of version 1 or 2 with a limit, whose processes get no swap. Returns
+/// `None`, after recording a skip, if it cannot be created.
 fn cgroup(name: &str, limit: u64) -> Option<PathBuf> {
     is_root().then_some(())?;
     let roots = [
@@ -498,7 +503,7 @@ fn a_small_memory_cgroup_is_enough_and_its_killer_loses_nothing() {
     assert!((50 << 20..70 << 20).contains(&live), "{live} bytes when it was killed");
 }
 
-/// All files of a recording, by the process that they are of.
+/// Returns the reports of all files of a recording, in the order of their names.
 fn files(folder: &Path) -> Vec<Value> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<PathBuf> =
@@ -529,7 +534,7 @@ fn children_that_are_followed_have_a_recording_each() {
     assert_eq!(files(run.folder.path()).len(), 41);
 }
 
-/// A stopped collector holds a program for the time of the recorder's patience only.
+/// A stopped collector delays a program only until the time limit of the recorder.
 #[test]
 fn a_recorder_without_an_answer_is_reported() {
     let path = program("heaphard");
@@ -623,7 +628,8 @@ fn limits_of_the_program_do_not_harm_it() {
         assert!(run.said().contains("leave no room"), "{limit}: {}", run.said());
         assert_eq!(run.printed(), "case_end 2 5000 1 4000\n");
     }
-    // Descriptors are needed for a moment only, and as many as to load a library.
+    // The recorder needs file descriptors only for a short time, and no more than the loader needs
+    // to load a library.
     let run = RunRecording::record(&[], &["sh", "-c", &format!("ulimit -n 6; exec {path} forks")]);
     assert_eq!(number(&run.report(), "totals.allocations"), 2);
 }
@@ -757,7 +763,7 @@ fn estimates_from_samples_are_unbiased_and_as_exact_as_they_say() {
     let sites: Vec<_> =
         paths.filter(is_child).map(|path| read(path).recording.counts.sites).collect();
     assert_eq!(sites.len(), RUNS);
-    // Each: an estimate and its standard error.
+    // Each pair is an estimate and its standard error.
     let all = |number: &dyn Fn(&LogSiteCounts) -> (f64, f64)| -> Vec<(f64, f64)> {
         let one = |sites: &Vec<LogSiteCounts>| {
             let (sum, variance) = sites
@@ -872,7 +878,7 @@ fn compare_stacks(run: &RunRecording) -> (usize, usize) {
     }
     for (stack, amount) in &theirs {
         let ours = ours.get(amount).unwrap_or_else(|| panic!("no site has {amount:?}: {stack:x?}"));
-        // The first is in `probe` itself.
+        // The first return address is in `probe` itself.
         assert_eq!(&ours[1..], stack, "{amount:?}");
     }
     (theirs.len(), theirs.keys().map(Vec::len).max().unwrap_or(0))
@@ -927,7 +933,7 @@ fn call_stacks_through_python_are_those_that_another_unwinder_finds() {
         pagewise.env("PYTHONMALLOC", "malloc");
     });
     assert!(run.output.status.success(), "{}", run.said());
-    // Sizes that the interpreter does not ask for itself.
+    // The program requests sizes that the interpreter itself does not request.
     let (count, deepest) = compare_stacks(&run);
     assert!(count == 20 && deepest > 40, "{count} stacks, {deepest} deep");
 }

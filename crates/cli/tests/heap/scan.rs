@@ -17,7 +17,7 @@ use fixture::{FixtureLink, OtherGlibc, json, number, sum};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
-/// A program that allocates at random, one round each time it is asked.
+/// A program that allocates at random, one round after each request.
 struct RandomProgram {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -56,7 +56,7 @@ impl RandomProgram {
         pairs.map(|pair| (pair[0].to_owned(), pair[1].parse().unwrap())).collect()
     }
 
-    /// Its output up to a line.
+    /// Returns the output of the program up to a line.
     fn text_until(&mut self, last: &str) -> String {
         let mut text = String::new();
         while !text.ends_with(&format!("{last}\n")) {
@@ -97,7 +97,7 @@ impl Drop for RandomProgram {
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
 
-/// A library; `None`, after printing the reason, if it is not installed.
+/// Returns a library; `None`, after printing the reason, if it is not installed.
 fn installed(library: &'static str) -> Option<&'static str> {
     if Path::new(library).exists() {
         return Some(library);
@@ -110,8 +110,8 @@ fn arenas(report: &Value, key: &str) -> u64 {
     sum(&report["arenas"], key)
 }
 
-/// Compares a scan with what the program and the C library count. `before` are the blocks of the C
-/// library itself, which the program does not count: those of its threads.
+/// Compares a scan with the counts of the program and of the C library. `before` are the blocks of
+/// the C library itself, which the program does not count: those of its threads.
 fn assert_equal(report: &Value, facts: &ProgramFacts, before: &Value, moves_brk: bool) {
     let live =
         |key: &str| number(report, &format!("live.{key}")) - number(before, &format!("live.{key}"));
@@ -142,7 +142,7 @@ fn assert_equal(report: &Value, facts: &ProgramFacts, before: &Value, moves_brk:
     }
 }
 
-/// Number of blocks by size in a report, without those of `before`.
+/// Returns the number of blocks by size in a report, without the blocks of `before`.
 fn blocks_by_size(report: &Value, before: &Value) -> ProgramFacts {
     let sizes = |report: &Value| -> ProgramFacts {
         let rows = report["sizes"].as_array().unwrap().iter();
@@ -157,7 +157,8 @@ fn blocks_by_size(report: &Value, before: &Value) -> ProgramFacts {
     rows.filter(|(_, blocks)| *blocks > 0).collect()
 }
 
-/// Bytes that an arena has from the system, those in fastbins, and those in `top` and bins.
+/// Numbers of bytes: those that an arena has from the system, those in fastbins, and those in `top`
+/// and bins.
 type ArenaSums = [u64; 3];
 
 fn arena_sums(report: &Value) -> Vec<ArenaSums> {
@@ -171,7 +172,7 @@ fn arena_sums(report: &Value) -> Vec<ArenaSums> {
     all
 }
 
-/// The same in the text of `malloc_info`.
+/// Returns the [`ArenaSums`] of each arena in the text of `malloc_info`.
 fn arena_sums_of_malloc_info(text: &str) -> Vec<ArenaSums> {
     let attribute = |heap: &str, element: &str, name: &str| -> Option<u64> {
         let element = heap.split_once(&format!("<{element} "))?.1.split_once('>')?.0;
@@ -179,7 +180,8 @@ fn arena_sums_of_malloc_info(text: &str) -> Vec<ArenaSums> {
     };
     let sums = |heap: &str| {
         let rest = |name: &str| attribute(heap, "total type=\"rest\"", name).unwrap();
-        // Each size but that of `top` has the flag of a used chunk before it.
+        // In each size except that of `top`, the lowest bit is set: it marks that the chunk before
+        // is used.
         let free = rest("size") - (rest("count") - 1);
         let fastbins = attribute(heap, "total type=\"fast\"", "size").unwrap_or(0);
         [attribute(heap, "system type=\"current\"", "size").unwrap(), fastbins, free]
@@ -259,7 +261,7 @@ fn blocks_of_a_thread_cache_that_cannot_be_read_are_free_or_unclear() {
             (number(&report, "unclear.marked_blocks"), number(&report, "unclear.blocks"));
         eprintln!("{threads} threads: {live} of {known} blocks, {}", report["unclear"]);
         if threads == 0 && letter == "h" {
-            // The mark of cached blocks is unknown: no other thread cache shows it.
+            // The mark of cached blocks is unknown, because no other thread cache shows it.
             assert!(marked == 0 && live >= known && live - known <= unclear, "{live} and {known}");
             assert!(live - known > 20, "the cache holds blocks");
         } else {
@@ -270,7 +272,7 @@ fn blocks_of_a_thread_cache_that_cannot_be_read_are_free_or_unclear() {
             // A hidden page holds less than this.
             assert!(cached(&whole) - cached(&report) < 4096 + 1024);
         }
-        // The letter also makes the page readable again.
+        // The request `r` also makes the page readable again.
         target.ask("r");
         assert_eq!(number(&target.scan(&[]), "unclear.threads"), 0);
         target.end();
@@ -301,7 +303,7 @@ fn settings_of_malloc_change_no_count() {
     }
 }
 
-/// Compares a scan of another allocator with what the program counts. `before` are the blocks of
+/// Compares a scan of another allocator with the counts of the program. `before` are the blocks of
 /// the C library itself.
 fn assert_counted(report: &Value, facts: &ProgramFacts, before: &Value) {
     let live =
@@ -459,7 +461,7 @@ const RANDOM_TUNABLES: [&str; 13] = [
     "glibc.malloc.trim_threshold=4096:glibc.malloc.top_pad=0",
 ];
 
-/// A random program of a seed, in a few rounds.
+/// Runs the random program of a seed for a few rounds.
 fn random_rounds(program: &Path, seed: u32) {
     let mut random = Random::new(seed.into());
     let threads = u32::try_from(random.below(5)).unwrap();
@@ -504,7 +506,7 @@ fn a_damaged_heap_is_reported_and_walked_on() {
         assert!(!list.is_empty(), "way {way}: nothing was noticed");
         let first = report["findings"].as_array().unwrap().first().unwrap();
         assert_eq!(first["id"], "heap-corrupted");
-        // Another arena is as whole as before.
+        // Another arena is as undamaged as before.
         let other = |report: &Value| {
             let all = report["arenas"].as_array().unwrap().iter();
             all.filter(|it| it["kind"] == "thread").map(|it| number(it, "blocks")).sum::<u64>()
@@ -550,7 +552,8 @@ fn a_program_that_never_leaves_another_allocator_is_not_corrupted() {
     }
 }
 
-/// Compares scans of programs with the library of another allocator with what these count.
+/// Compares scans of programs that use the library of another allocator with the counts of these
+/// programs.
 fn assert_library_counted(library: &str, allocator: &str) {
     for (threads, seed, modes) in
         [(0, 1, ""), (0, 2, "ma"), (0, 3, "k"), (1, 4, "m"), (3, 5, "ma"), (4, 6, "mak")]
@@ -603,7 +606,7 @@ fn free_memory_of_jemalloc_is_that_of_its_statistics() {
         let free = |key: &str| number(&report, &format!("free.{key}"));
         let pages = facts["retained"] + facts["dirty"] + facts["muzzy"];
         assert_eq!(free("pages") + free("retained"), pages);
-        // Blocks of the allocator itself are allocated, and so are cached ones.
+        // The allocator counts its own blocks and cached blocks as allocated.
         let allocated = number(&report, "live.bytes") + free("tcache");
         let own = u64::from(threads + 1) << 17;
         assert!(facts["allocated"].abs_diff(allocated) < own, "{facts:?} {allocated}");
@@ -616,7 +619,7 @@ fn free_memory_of_jemalloc_is_that_of_its_statistics() {
     }
 }
 
-/// Children of a process, zombies too.
+/// Returns the children of a process, also zombies.
 fn children(pid: u32) -> Vec<String> {
     let folders = std::fs::read_dir("/proc").unwrap().map_while(Result::ok);
     let stats = folders.filter_map(|it| std::fs::read_to_string(it.path().join("stat")).ok());
@@ -948,14 +951,14 @@ pool = 16384 if sys.version_info >= (3, 10) else 4096
 ctypes.c_uint32.from_address(id(things[1500]) & -pool).value += 40
 "#;
 
-/// A Python that waits.
+/// A Python interpreter that waits.
 struct QuietPython {
     child: Child,
     printed: std::path::PathBuf,
     _folder: tempfile::TempDir,
 }
 
-/// Interpreters to test: those in `PAGEWISE_PYTHONS`, divided by colons, or `python3`.
+/// Returns the interpreters to test: those in `PAGEWISE_PYTHONS`, divided by colons, or `python3`.
 fn pythons() -> Vec<String> {
     let named = std::env::var("PAGEWISE_PYTHONS").unwrap_or_else(|_| "python3".to_owned());
     let runs = |python: &&str| Command::new(python).arg("--version").output().is_ok();
@@ -967,7 +970,8 @@ fn pythons() -> Vec<String> {
 }
 
 impl QuietPython {
-    /// Runs a script, and then [`COUNT_AND_PAUSE`]. `None` if the interpreter lacks a module.
+    /// Runs a script, and then [`COUNT_AND_PAUSE`]. Returns `None` if the interpreter lacks a
+    /// module.
     fn start(python: &str, script: &str) -> Option<QuietPython> {
         let folder = tempfile::tempdir().unwrap();
         let printed = folder.path().join("stderr");
@@ -994,7 +998,8 @@ impl QuietPython {
         String::from_utf8_lossy(&std::fs::read(&self.printed).unwrap()).into_owned()
     }
 
-    /// True if it waits after its counts: writing them to a file never makes it wait.
+    /// Returns true if the interpreter waits after it has printed its counts. Writing them to a
+    /// file never makes it wait.
     fn is_paused(&self) -> bool {
         let status = format!("/proc/{}/status", self.child.id());
         let is_sleeping = std::fs::read_to_string(status).unwrap().contains("State:\tS");
@@ -1011,7 +1016,8 @@ impl QuietPython {
         json(&[&usual, more].concat())
     }
 
-    /// Live blocks by size, as the interpreter counts them, of all interpreters of the process.
+    /// Returns the numbers of live blocks by size, as the interpreter counts them, of all
+    /// interpreters of the process.
     fn counted(&self) -> BTreeMap<u64, u64> {
         let mut sizes = BTreeMap::new();
         for line in self.printed().lines() {
@@ -1025,7 +1031,7 @@ impl QuietPython {
         sizes
     }
 
-    /// `sys.getallocatedblocks()`.
+    /// Returns `sys.getallocatedblocks()`.
     fn allocated(&self) -> u64 {
         let printed = self.printed();
         let line = printed.lines().find_map(|line| line.strip_prefix("getallocatedblocks "));
@@ -1049,7 +1055,7 @@ fn allocator<'r>(report: &'r Value, name: &str) -> &'r Value {
 fn assert_python_counts(report: &Value, python: &QuietPython) {
     let counted = python.counted();
     let sizes = report["sizes"].as_array().unwrap().iter();
-    // Usable sizes of malloc's blocks below its mapping threshold are 8 more than such a multiple.
+    // Usable sizes of malloc's blocks below its mapping threshold are 8 more than a multiple of 16.
     let small =
         sizes.filter(|it| number(it, "size") <= 512 && number(it, "size").is_multiple_of(16));
     let found: BTreeMap<u64, u64> =
@@ -1153,7 +1159,7 @@ fn a_damaged_pool_of_python_is_reported() {
         let report = target.scan(&[]);
         assert_eq!(report["corruption"].as_array().unwrap().len(), 1, "{}", report["corruption"]);
         assert_eq!(report["findings"][0]["id"], "heap-corrupted");
-        // The blocks of the pool are known by its free list.
+        // The free list of the pool shows its blocks.
         assert_eq!(report["gaps"].as_array().unwrap().len(), 0);
     }
 }

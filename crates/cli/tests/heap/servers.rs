@@ -34,7 +34,7 @@ http {
 
 /// A server, and requests that it answers on its socket.
 struct ServerProgram {
-    /// `FOLDER` stands for a folder of its own.
+    /// Command and arguments. `FOLDER` stands for the folder of the server.
     words: &'static [&'static str],
     requests: fn() -> String,
 }
@@ -75,12 +75,13 @@ const SERVERS: [ServerProgram; 2] = [
 struct RunningServer {
     process: Child,
     connection: UnixStream,
-    /// Its files, which are removed when this value is dropped.
+    /// Folder of the server, which is removed when this value is dropped.
     _folder: TempDir,
 }
 
 impl RunningServer {
-    /// Starts a server with some words before its own, and asks it. `None` if it is not installed.
+    /// Starts a server, with `before` in front of its command, and sends it requests. Returns
+    /// `None` if the server is not installed.
     fn start(program: &ServerProgram, before: &[&str]) -> Option<RunningServer> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap();
@@ -97,7 +98,7 @@ impl RunningServer {
         Some(server)
     }
 
-    /// Sends requests, and reads answers until none comes any more.
+    /// Sends requests, and reads answers until no more answers arrive.
     fn ask(&mut self, requests: &str) {
         let mut connection = self.connection.try_clone().unwrap();
         let mut answers = connection.try_clone().unwrap();
@@ -124,7 +125,7 @@ impl RunningServer {
 
 impl Drop for RunningServer {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the process has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -140,7 +141,7 @@ fn connected(process: &mut Child, socket: &Path) -> UnixStream {
     }
 }
 
-/// Number of blocks that memcheck calls lost, `None` if it cannot run the server.
+/// Returns the number of blocks that memcheck calls lost; `None` if memcheck cannot run the server.
 fn lost_by_memcheck(program: &ServerProgram) -> Option<u64> {
     tool("valgrind", &["--version"])?;
     let log = tempfile::NamedTempFile::new().unwrap();
@@ -151,7 +152,7 @@ fn lost_by_memcheck(program: &ServerProgram) -> Option<u64> {
     Some(lost_blocks(&fs::read_to_string(log.path()).unwrap()))
 }
 
-/// Number of blocks that a report of memcheck calls lost.
+/// Returns the number of blocks that a report of memcheck calls lost.
 fn lost_blocks(memcheck: &str) -> u64 {
     let sums = ["definitely lost:", "indirectly lost:", "possibly lost:"];
     sums.iter().map(|of| super::leaks::memcheck_sums(memcheck, of).0).sum()
@@ -160,14 +161,14 @@ fn lost_blocks(memcheck: &str) -> u64 {
 /// A user and a group without rights.
 const NOBODY: u32 = 65534;
 
-/// The folder with the newest programs of PostgreSQL.
+/// Returns the folder with the newest programs of PostgreSQL.
 fn postgres_folder() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.map_while(Result::ok);
     let folders = versions.map(|version| version.path().join("bin"));
     folders.filter(|folder| folder.join("initdb").exists()).max()
 }
 
-/// A program of PostgreSQL, which refuses to run as root.
+/// Returns the command for a program of PostgreSQL, which refuses to run as root.
 fn postgres_program(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("LC_ALL", "C").current_dir("/");
@@ -187,7 +188,7 @@ do $$ begin for i in 1..200 loop perform upper(c) from a where b = i; end loop; 
 #[test]
 fn a_database_that_has_answered_has_no_false_leaks() {
     let Some(programs) = postgres_folder() else { return skip(&Lack::Tool("postgres")) };
-    // It is in the folder for temporary files, so that any user can enter it.
+    // The folder is in the folder for temporary files, so that any user can enter it.
     let folder = tempfile::tempdir().unwrap();
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();

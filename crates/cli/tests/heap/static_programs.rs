@@ -11,9 +11,9 @@ use fixture::recorder::{by_function, heap, report};
 use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
-/// Keeps the compiled standard library of Go from one test to the next.
+/// Folder that keeps the compiled standard library of Go from one test to the next.
 const GO_CACHE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/go-cache");
-/// The kind of events that uprobes are.
+/// File with the perf event type of uprobes.
 const UPROBES: &str = "/sys/bus/event_source/devices/uprobe/type";
 
 fn has_probes() -> bool {
@@ -53,7 +53,8 @@ pub(super) fn counts_by_function(program: &Path) -> Value {
     // glibc frees the blocks in the caches of the two threads again as they end. These frees are
     // not the program's.
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
-    // All of `once`, `zeros` and `grow` are live then; the C library has a few blocks of its own.
+    // At the peak, all blocks of `once`, `zeros` and `grow` are live; the C library has a few
+    // blocks of its own.
     let peak = number(&report, "totals.peak_bytes") - (48 * 900 + 9000 + 400_000);
     assert!(peak < 6000, "{peak} bytes more than the program's own");
     report
@@ -87,7 +88,8 @@ fn a_static_program_with_another_c_library_is_counted_by_function() {
     }
 }
 
-/// The reports of the recordings of `heap_forks`: of the first process, and of its children.
+/// Returns the reports of the recordings of `heap_forks`: of the first process, and of its
+/// children.
 fn forks(more: &[&str]) -> Option<(Value, Vec<Value>)> {
     let program = fixture::static_program("heap_forks").filter(|_| has_probes())?;
     let folder = tempfile::tempdir().unwrap();
@@ -146,11 +148,11 @@ fn samples_of_a_static_program_are_unbiased() {
         for function in ["once", "zeros", "grow", "align", "in_thread"] {
             estimates += functions.get(function).map_or(0.0, |sums| sums[1] as f64);
         }
-        // Half of the interval of 95 %.
+        // The half-width of a 95 % interval is 1.96 standard errors.
         let error = number(&report, "totals.allocated_within") as f64 / 1.96;
         variances += error * error;
     }
-    // Standard errors: one in a million is further away than five of them.
+    // The distance in standard errors: a sum is more than five away once in a million times.
     let away = (estimates - BYTES * f64::from(RUNS)).abs() / variances.sqrt();
     assert!(away < 5.0, "{estimates} of {} by {away}", BYTES * f64::from(RUNS));
     assert!(variances > 0.0);

@@ -13,7 +13,7 @@ use fixture::{json, number, pagewise, program, tool};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
-/// A program that waits for the end of its input, and what it printed before.
+/// A program that waits for the end of its input, and the output that it printed before.
 struct Waiting {
     child: Child,
     input: Option<ChildStdin>,
@@ -61,7 +61,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Number of blocks by type.
+/// Returns the number of blocks by type.
 fn types(report: &Value) -> BTreeMap<String, u64> {
     let rows = report["types"].as_array().unwrap().iter();
     rows.map(|row| (row["type"].as_str().unwrap().to_owned(), number(row, "blocks"))).collect()
@@ -134,7 +134,7 @@ fn blocks_that_stacks_keep_are_under_their_function() {
     assert_eq!((blocks, bytes), (1, 2008));
 }
 
-/// A command of gdb for a process.
+/// Runs commands of gdb on a process, and returns the output.
 fn gdb(pid: &str, commands: &[&str]) -> Option<String> {
     let mut args = vec!["-p", pid, "-batch", "-nx"];
     for command in commands {
@@ -329,8 +329,8 @@ int main(int count, char **arguments) {
 #endif
 "#;
 
-/// The program with its libraries: one that the program is linked with, one whose variables are at
-/// fixed distances from the thread pointer, and one that it loads.
+/// The program with three libraries: one that the program is linked with, one whose variables are
+/// at fixed distances from the thread pointer, and one that the program loads.
 struct ThreadLocalProgram {
     folder: tempfile::TempDir,
 }
@@ -580,7 +580,7 @@ fn boxes_vectors_and_counted_pointers_of_rust_lead_to_types() {
     assert_eq!(shared.count(), 1, "{types:?}");
 }
 
-/// `typed` without its debug information, which goes to a file of its own.
+/// Returns `typed` without its debug information, which goes to a separate file.
 fn stripped(folder: &Path) -> Option<PathBuf> {
     let (whole, debug) = (program("typed"), folder.join("typed.debug"));
     let path = folder.join("typed");

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use fixture::{json, number, pagewise, sum};
 
-/// The core file of `crashing`, which ended in this mode, and the folder that holds it.
+/// Returns the core file of `crashing`, which ended in this mode, and the folder that holds the
+/// file.
 fn core_of(mode: &str) -> Option<(PathBuf, TempDir)> {
     fixture::core_file("crashing", mode)
 }

@@ -30,7 +30,7 @@ impl ReadyProgram {
         self.0.id().to_string()
     }
 
-    /// RES in bytes, from the page tables.
+    /// Returns RES in bytes, from the page tables.
     fn resident(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
         let line = text.lines().find(|line| line.starts_with("Rss:")).unwrap();
@@ -53,7 +53,7 @@ impl Drop for ReadyProgram {
     }
 }
 
-/// Threads whose arenas are mostly free.
+/// Starts a program with threads whose arenas are mostly free.
 fn arenas() -> ReadyProgram {
     ReadyProgram::start(Command::new(program("arena_heavy")).args(["4", "24", "256", "1000"]))
 }
@@ -77,7 +77,7 @@ fn the_remedy_of_arenas_that_are_mostly_free_releases_what_it_promises() {
     assert!(released >= promised / 10 * 9, "{released} of {promised}");
 }
 
-/// pagewise on a terminal of its own, which `script` provides.
+/// Starts pagewise on a terminal of its own, which `script` provides.
 fn on_a_terminal(words: &str) -> Option<Child> {
     let command = format!("{} {words}", env!("CARGO_BIN_EXE_pagewise"));
     let mut script = Command::new("script");
@@ -89,7 +89,7 @@ fn on_a_terminal(words: &str) -> Option<Child> {
     started.ok()
 }
 
-/// Answers the question of a command on a terminal; its output.
+/// Answers the question of a command on a terminal, and returns its output.
 fn answered(mut child: Child, answer: &str) -> String {
     let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let (mut text, mut buffer, mut is_asked) = (Vec::new(), [0; 4096], false);
@@ -187,7 +187,7 @@ fn an_interrupt_ends_the_observation_and_the_report_is_written() {
     assert_eq!(report["causes"][0]["id"], "many-arenas", "{report:#}");
 }
 
-/// True if a process has a handler of SIGINT.
+/// Returns true if a process has a handler of SIGINT.
 fn catches_interrupts(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
@@ -212,7 +212,7 @@ fn what_cannot_be_observed_is_an_error() {
 #[test]
 fn the_report_for_people_fits_80_columns_and_25_lines() {
     let sick = arenas();
-    // In the shortest of these, the process is read only once: most causes cannot be seen then.
+    // In the shortest observation, the process is read only once, so most causes cannot be found.
     for window in ["1ms", "1s"] {
         let output = pagewise(&["diagnose", &sick.pid(), "--for", window, "--width", "80"]);
         let text = String::from_utf8(output.stdout).unwrap();
@@ -249,10 +249,11 @@ fn the_machine_and_a_cgroup_are_reported_with_their_processes() {
     assert_eq!(unknown.status.code(), Some(1));
 }
 
-/// The process id and the start time of each process that has memory of its own.
+/// Returns the process ID and the start time of each process that has memory of its own.
 fn processes_with_memory() -> HashSet<(u32, String)> {
     let process = |pid: u32| {
-        // Kernel threads have no such line. Every user may read it, unlike the link `exe`.
+        // Kernel threads have no line with memory. Every user may read this file, unlike the link
+        // `exe`.
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
@@ -262,14 +263,14 @@ fn processes_with_memory() -> HashSet<(u32, String)> {
     listed.filter_map(|it| process(it.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Processes and threads that the machine created since its start.
+/// Returns the number of processes and threads that the machine created since its start.
 fn created_tasks() -> usize {
     let text = std::fs::read_to_string("/proc/stat").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("processes ")).unwrap();
     line.parse().unwrap()
 }
 
-/// The memory cgroup of a process, if it has one.
+/// Returns the memory cgroup of a process, if it has one.
 fn cgroup_of(pid: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let words = text.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());

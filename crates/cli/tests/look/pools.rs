@@ -1,4 +1,4 @@
-//! `pools` and `explain` on pools of this very process, whose numbers are known.
+//! `pools` and `explain` on pools of this test process itself, whose numbers are known.
 
 use crate::fixture;
 
@@ -17,7 +17,8 @@ use serde_json::Value;
 
 use fixture::{json, number, pagewise};
 
-/// Tests of one process share its table.
+/// Returns a lock that one test at a time holds: all tests of this process share its table of
+/// pools.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -32,7 +33,7 @@ fn report_of(command: &[&str]) -> Value {
     json(&[command, &[pid.as_str(), "--json"]].concat())
 }
 
-/// The one pool that lives.
+/// Returns the one live pool.
 fn living(report: &Value) -> &Value {
     let pools = report["pools"].as_array().unwrap();
     let living: Vec<&Value> = pools.iter().filter(|pool| pool["lives"] == true).collect();
@@ -43,7 +44,7 @@ fn living(report: &Value) -> &Value {
 fn fill(pool: &mut Tlsf<Os>, layout: Layout, count: usize) -> Vec<NonNull<u8>> {
     let take = |_| {
         let block = pool.allocate(layout).unwrap();
-        // SAFETY: the block has this size and is ours.
+        // SAFETY: the pool allocated the block with this size, and no other code uses the block.
         unsafe { block.write_bytes(7, layout.size()) };
         block
     };
@@ -95,8 +96,8 @@ fn a_running_pool_reports_allocated_and_freed_bytes() {
     assert!(points.iter().all(|point| number(point, "live") <= number(point, "held")));
 }
 
-/// A stack reports its progress at the ends of its blocks only, one with canaries after each 32
-/// KiB.
+/// A stack reports its progress at the ends of its blocks only; a stack with canaries reports it
+/// after each 32 KiB.
 #[test]
 fn a_running_stack_is_read_to_a_block() {
     let _turn = alone();
@@ -126,8 +127,8 @@ fn a_running_stack_is_read_to_a_block() {
     }
 }
 
-/// A persistent heap counts the sizes of its blocks exactly; an eighth of its transactions may be
-/// unreported, and of a large one 4 KiB of its log.
+/// A persistent heap counts the sizes of its blocks exactly. Up to an eighth of its transactions
+/// may be unreported, and of a large transaction 4 KiB of its log.
 #[test]
 fn a_running_persistent_heap_is_read_to_an_eighth_of_its_transactions() {
     let _turn = alone();
@@ -175,7 +176,8 @@ fn explain_shows_the_memory_of_a_pool_as_its_own() {
     let ours = |pool: &&Value| pool["pool"] == "pagewise" && pool["name"] == "tlsf";
     let resident = pools.iter().find(ours).map_or(0, |pool| number(pool, "resident"));
     let held = pool.held() as u64;
-    // The kernel merges neighbors: a piece of it may lie in a mapping that is mostly another's.
+    // The kernel merges neighboring mappings: a part of the pool may be in a mapping that is mostly
+    // other memory.
     assert!((60 << 20..held + (8 << 20)).contains(&resident), "{resident} of {held}");
 }
 
@@ -208,7 +210,8 @@ fn assert_about(report: &Value, key: &str, expected: u64, within: u64) {
     assert!(value.abs_diff(expected) <= within, "{key}: {value}, not {expected}");
 }
 
-/// A FIFO pool reports its progress when it leaves a page, one with canaries after each 32 KiB.
+/// A FIFO pool reports its progress when it leaves a page; a pool with canaries reports it after
+/// each 32 KiB.
 #[test]
 fn a_running_queue_is_read_to_two_pages() {
     let _turn = alone();
@@ -233,7 +236,7 @@ fn a_running_queue_is_read_to_two_pages() {
         assert_about(&report, "pool_live", 5000 * 104, within);
         assert_about(&report, "requests", 50_000, within / 104);
         for block in queue {
-            // SAFETY: the block is of this pool and has this layout.
+            // SAFETY: `pool` allocated the block with this layout, and the block is not used again.
             unsafe { pool.free(block, layout) };
         }
     }
@@ -252,7 +255,7 @@ fn a_running_ring_is_read_to_two_blocks() {
     }
     let report = report("pools");
     assert_eq!(living(&report)["name"], "jobs");
-    // Blocks are of 64 KiB to 1 MiB, and the longer the more there are.
+    // Blocks have 64 KiB to 1 MiB. Blocks are longer if the ring has more of them.
     assert_about(&report, "requested", 20_000 * 640, 2 << 20);
     assert_about(&report, "pool_live", 10_000 * 640, 2 << 20);
     assert_about(&report, "requests", 20_000, (2 << 20) / 640);
@@ -269,7 +272,7 @@ fn heap_scan_walks_pools_and_counts_nested_memory_once() {
         // SAFETY: `pool` allocated the block with this layout, and the block is not used again.
         unsafe { pool.free(*block, layout) };
     }
-    // Memory of malloc, which a stack divides.
+    // Memory from malloc, which a stack pool divides into blocks.
     let mut buffer = vec![MaybeUninit::<u8>::uninit(); 1 << 20];
     let mut stack = Stack::unguarded(FixedBuffer::new(&mut buffer));
     stack.set_name("frames");
@@ -280,10 +283,11 @@ fn heap_scan_walks_pools_and_counts_nested_memory_once() {
         let of = |kind: &str| arenas.iter().find(|it| it["kind"] == kind).unwrap();
         let tlsf = of("tlsf");
         assert_eq!(number(tlsf, "held"), pool.held() as u64);
-        // The pool keeps 32 freed blocks of a size for its next requests, and merges two later.
+        // The pool keeps 32 freed blocks of a size for its next requests, and merges these blocks
+        // later.
         assert!((600..=634).contains(&number(tlsf, "blocks")), "{tlsf}");
-        // Each block has a header word, and 16 bytes more if the rest behind it is too small for a
-        // block.
+        // Each block has a header word, and 16 bytes more if the free bytes behind it are too few
+        // for a block.
         let sizes = number(tlsf, "blocks") * 112..=number(tlsf, "blocks") * 128;
         assert!(sizes.contains(&number(tlsf, "live")), "{tlsf}");
         assert_eq!(

@@ -28,7 +28,7 @@ fn saved(name: &str) -> String {
     fixtures.join(name).to_str().unwrap().to_owned()
 }
 
-/// The file itself, read without pagewise.
+/// Reads the file itself as JSON, without pagewise.
 fn raw(path: &str) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
@@ -57,8 +57,8 @@ fn figures(value: &Value) -> BTreeMap<String, Number> {
     figures
 }
 
-/// Runs a command on files of `fixtures/saved/early`. Each number that the early commit printed has
-/// its key and its value still.
+/// Runs a command on files of `fixtures/saved/early`. Asserts that each number that the early
+/// commit printed still has its key and its value.
 fn assert_as_printed(command: &[&str], files: &[&str], printed: &str) {
     let files: Vec<String> = files.iter().map(|it| saved(&format!("saved/early/{it}"))).collect();
     let files = files.iter().map(String::as_str);
@@ -152,7 +152,7 @@ fn a_recording_of_the_heap_of_an_earlier_version_opens() {
         };
         sites.iter().filter(is_that).count()
     };
-    // As `heap_known.c` says: once, zeros, grow, align, and in_thread of two threads.
+    // Counts in `heap_known.c`: once, zeros, grow, align, and in_thread of two threads.
     for (blocks, size) in [(1000, 48), (300, 30), (100, 4000), (50, 500), (400, 128)] {
         assert_eq!(allocated(blocks, blocks * size), 1, "{blocks} of {size}: {sites:?}");
     }

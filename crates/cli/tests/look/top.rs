@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::fixture::pagewise;
 use crate::fixture::terminal::Terminal;
 
-/// Starts `top`; its exit status is on the screen afterwards.
+/// Starts `top`. The screen shows the exit status of `top` after its end.
 fn start_top(terminal: &Terminal, options: &str) {
     let program = env!("CARGO_BIN_EXE_pagewise");
     terminal.line(&format!("clear; {program} top {options}; echo status=$?"));
@@ -70,7 +70,7 @@ fn a_command_runs_in_a_pane_and_is_interrupted() {
     terminal.wait_for("Overview");
     terminal.keys(&["d"]);
     terminal.wait_for("Esc interrupts");
-    // From then on the command handles the signal.
+    // Once this text is shown, the command handles the signal.
     terminal.wait_for("counters over time");
     terminal.keys(&["Escape"]);
     terminal.wait_until("report of the diagnosis", |it| !it.contains("Esc interrupts"));
@@ -79,7 +79,7 @@ fn a_command_runs_in_a_pane_and_is_interrupted() {
     terminal.assert_restored(0);
 }
 
-/// An action of the mouse at a column and a line, from 1, as a terminal sends it.
+/// Sends an action of the mouse at a column and a line, counted from 1, as a terminal sends it.
 fn mouse(terminal: &Terminal, button: u8, column: usize, line: usize) {
     for end in ["M", "m"] {
         terminal.tmux(&["send-keys", "-l", &format!("\x1b[<{button};{column};{line}{end}")]);
@@ -107,7 +107,7 @@ fn the_mouse_sorts_selects_opens_and_scrolls() {
     }
     terminal.wait_for("Memory by category");
     terminal.keys(&["4"]);
-    // The visible lines of a pane that does not fit.
+    // The title of a pane that does not fit shows the visible lines.
     terminal.wait_for(" of ");
     let first = |page: &str| page.lines().take(4).any(|line| line.contains(" 1-"));
     assert!(first(&terminal.screen()), "{}", terminal.screen());
@@ -147,7 +147,7 @@ fn the_view_survives_resizing_suspension_and_signals() {
     terminal.assert_restored(143);
 }
 
-/// True if an escape sequence on the screen sets a color; 39 and 49 are the default colors.
+/// Returns true if an escape sequence on the screen sets a color; 39 and 49 are the default colors.
 fn has_color(terminal: &Terminal) -> bool {
     let screen = terminal.tmux(&["capture-pane", "-p", "-e"]);
     let sequences = screen.split("\u{1b}[").skip(1).filter_map(|it| Some(it.split_once('m')?.0));
@@ -161,7 +161,7 @@ fn with_no_color_the_view_has_no_color() {
     for (value, is_colored) in [("", true), ("1", false)] {
         terminal.line(&format!("export NO_COLOR={value}"));
         start_top(&terminal, "");
-        // The trend, from the second sample on.
+        // The screen shows the trend from the second sample on.
         terminal.wait_for("▁");
         assert_eq!(has_color(&terminal), is_colored, "NO_COLOR={value}");
         terminal.keys(&["C-c"]);

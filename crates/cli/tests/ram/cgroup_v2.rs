@@ -1,6 +1,6 @@
 //! Every command that reads memory cgroups, with version 2 of the hierarchy: in a virtual machine,
-//! whatever the version of this one. The other side of each comparison are the files of the kernel,
-//! which the script of the machine copies.
+//! since this machine may use version 1. Compared with the files of the kernel, which the script of
+//! the virtual machine copies.
 
 use pagewise_model::Bytes;
 use pagewise_vm::{GuestProgram, VmResult};
@@ -68,7 +68,7 @@ record replay pagewise replay --dir /tmp/sweeps --json
 exit 0
 ";
 
-/// The files that a machine sent.
+/// The files that a virtual machine sent.
 struct GuestReports(VmResult);
 
 impl GuestReports {
@@ -82,12 +82,12 @@ impl GuestReports {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"))
     }
 
-    /// A number of the kernel: `tight.current`.
+    /// Returns a number of the kernel: `tight.current`.
     fn kernels(&self, name: &str) -> u64 {
         self.text(name).trim().parse().unwrap()
     }
 
-    /// A counter of `memory.events`.
+    /// Returns a counter of `memory.events`.
     fn event(&self, cgroup: &str, name: &str) -> u64 {
         let text = self.text(&format!("{cgroup}.events"));
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -95,13 +95,13 @@ impl GuestReports {
     }
 }
 
-/// The object of a list whose `key` has this value.
+/// Returns the object of a list whose `key` has this value.
 fn row<'a>(report: &'a Value, list: &str, key: &str, value: &str) -> &'a Value {
     let rows = report[list].as_array().unwrap_or_else(|| panic!("no {list}: {report}"));
     rows.iter().find(|row| row[key] == value).unwrap_or_else(|| panic!("no {value}: {report}"))
 }
 
-/// Memory that a cgroup may gain or lose between two readings.
+/// Number of bytes that a cgroup may gain or lose between two readings.
 const DRIFT: u64 = 4 << 20;
 const MIB: u64 = 1 << 20;
 
@@ -178,7 +178,7 @@ fn diagnose_finds_the_cgroup_that_is_full(reports: &GuestReports) {
     assert!(number(row, "usage").abs_diff(kernels) <= DRIFT, "{row}: {kernels}");
 }
 
-/// The exporter and a recording. The live view shows the same sweeps.
+/// Checks the exporter and a recording. The live view shows the same sweeps.
 fn sweeps_have_the_same_cgroups(reports: &GuestReports) {
     let export = reports.text("export");
     let series = |name: &str, cgroup: &str| {

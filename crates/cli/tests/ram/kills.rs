@@ -1,8 +1,8 @@
 //! Predictions of `pagewise oom` against real OOM kills in memory cgroups.
 //!
-//! Each scenario fills a cgroup with processes of known memory, sets its limit a little above what
-//! they use, asks `pagewise oom` for the next victim, and then has a small process ask for more.
-//! `PAGEWISE_OOM=all` runs all scenarios; without it the first few run.
+//! Each scenario fills a cgroup with processes of known memory, sets the limit of the cgroup a
+//! little above their memory, reads the next victim from `pagewise oom`, and then makes a small
+//! process allocate more. `PAGEWISE_OOM=all` runs all scenarios; otherwise the first few run.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,7 +21,8 @@ use super::fixture::json;
 /// Processes of a cgroup: the arguments of `oomed` for each.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// Cgroup below the limited one for each process: "" for the limited one itself.
+    /// For each process, the cgroup below the limited cgroup ("" for the limited cgroup itself),
+    /// and the arguments of `oomed`.
     pub(crate) processes: &'static [(&'static str, &'static str)],
     /// `memory.oom.group` of the cgroup `a` (v2 only).
     kills_group: bool,
@@ -34,7 +35,7 @@ const fn scenario(
     Scenario { name, processes, kills_group: false }
 }
 
-/// Scenarios that run always.
+/// Number of scenarios that always run.
 const FEW: usize = 5;
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
@@ -104,7 +105,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     ),
 ];
 
-/// True if a process runs: it is neither gone nor a zombie.
+/// Returns true if a process runs: it is neither gone nor a zombie.
 fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
@@ -113,7 +114,7 @@ fn lives(pid: u32) -> bool {
     state.is_some_and(|state| !matches!(state, 'Z' | 'X') || tasks > 1)
 }
 
-/// The forecast of a cgroup.
+/// Returns the forecast of a cgroup.
 fn forecast(path: &str) -> Value {
     let report = json(&["oom", "--json", "--for", "0s", "--limit", "all"]);
     let scopes = report["scopes"].as_array().unwrap().clone();
@@ -127,7 +128,7 @@ struct Kill {
     killed: BTreeSet<u32>,
 }
 
-/// Runs a scenario; `None` if the kernel does not let the test make it.
+/// Runs a scenario. Returns `None` if the kernel does not let the test create it.
 fn run(scenario: &Scenario, number: usize) -> Option<Kill> {
     let Some(cgroup) = TestCgroup::make(&format!("oom{number}")) else {
         skip(&Lack::Machine("no memory cgroup can be made"));
@@ -142,7 +143,7 @@ fn run(scenario: &Scenario, number: usize) -> Option<Kill> {
         skip(&Lack::Machine("memory cgroups have no memory.oom.group here"));
         return None;
     }
-    // Processes of v2 are in cgroups without children only.
+    // In version 2, only cgroups without children may contain processes.
     let place = |folder: &Path, at: usize| match cgroup.version == 2 && folder == cgroup.folder {
         true => cgroup.below(&format!("own{at}")),
         false => folder.to_path_buf(),
@@ -164,7 +165,7 @@ fn run(scenario: &Scenario, number: usize) -> Option<Kill> {
         forecast["pid"].as_u64().unwrap_or_else(|| panic!("{}: {forecast}", scenario.name));
     pusher.stdin.write_all(b"\n").unwrap();
     pusher.expect("pushed");
-    // A killed process takes a moment to end.
+    // A killed process takes some time to end.
     let deadline = Instant::now() + Duration::from_secs(5);
     let dead = || -> BTreeSet<u32> { members.iter().copied().filter(|pid| !lives(*pid)).collect() };
     while dead().is_empty() && Instant::now() < deadline {
@@ -177,8 +178,8 @@ fn run(scenario: &Scenario, number: usize) -> Option<Kill> {
     Some(Kill { predicted, killed })
 }
 
-/// The process that was killed first. Further kills happen if the next request comes before its
-/// memory is free.
+/// Returns the process that was killed first. Further kills happen if a process allocates before
+/// the memory of the first victim is free.
 fn first_killed(killed: &BTreeSet<u32>) -> Option<u32> {
     let log = Command::new("dmesg").output().map(|it| it.stdout).unwrap_or_default();
     let log = String::from_utf8_lossy(&log).into_owned();
@@ -186,11 +187,11 @@ fn first_killed(killed: &BTreeSet<u32>) -> Option<u32> {
         let rest = line.split_once("Killed process ")?.1;
         rest.split(' ').next()?.parse().ok().filter(|pid| killed.contains(pid))
     };
-    // The kernel does not report each of many kills in a short time, but names each.
+    // The kernel reports only some of many kills in a short time, but names each victim.
     log.lines().find_map(victim).or_else(|| killed.first().copied())
 }
 
-/// Lowers the `oom_score_adj` of a process of ours.
+/// Checks that this user may lower the `oom_score_adj` of a process.
 fn can_protect() -> std::io::Result<()> {
     let mut child = Command::new("sleep").arg("9").spawn()?;
     let written = fs::write(format!("/proc/{}/oom_score_adj", child.id()), "-500");

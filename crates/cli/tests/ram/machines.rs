@@ -19,8 +19,8 @@ use super::kills::SCENARIOS;
 const BEGIN: &str = "=== scenario ";
 const KILLED: &str = "=== killed";
 
-/// Functions of the script of the machine. The kernel kills the shell last. The last pushes are
-/// small, so that one kill frees enough for them.
+/// Functions of the script of the machine. The shell is the last process that the kernel kills. The
+/// last pushes are small, so that one kill frees enough memory for them.
 const HEAD: &str = "\
 cd /tmp
 echo -500 >/proc/$$/oom_score_adj
@@ -49,10 +49,10 @@ finish() {
 }
 ";
 
-/// The script of all scenarios that need no cgroup.
+/// Returns the script of all scenarios that need no cgroup.
 fn script() -> String {
     let mut script = HEAD.to_owned();
-    // The first run reads pagewise into memory.
+    // The first run loads pagewise into the page cache.
     let _ = writeln!(script, "pagewise system --json --for 0s >/dev/null");
     let _ = writeln!(script, "pagewise system --json --for 0s >/tmp/account");
     let _ = writeln!(script, "tr -d '\\n' </tmp/account; echo");
@@ -90,8 +90,8 @@ fn output_of_machine() -> Option<String> {
     Some(String::from_utf8_lossy(&result.stdout).into_owned())
 }
 
-/// The process of the first kill of a text. If the first thread of a process has ended, the kernel
-/// names another thread; the table of processes has the process.
+/// Returns the process of the first kill in a text. If the first thread of a process has ended, the
+/// kernel names another thread; the table of processes has the process.
 fn killed(text: &str) -> Option<u64> {
     let id: u64 = text.split_once("Killed process ")?.1.split(' ').next()?.parse().ok()?;
     let group = |line: &str| {

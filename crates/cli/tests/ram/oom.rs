@@ -48,7 +48,7 @@ fn growth_is_the_change_between_both_readings() {
     assert!(machine["growth"].is_number(), "{machine}");
 }
 
-/// The last report of a log as JSON.
+/// Returns the last report of a log as JSON.
 fn last(name: &str) -> Value {
     json(&["oom", "--json", "--log", &log(name)])["past"]["last"].clone()
 }

@@ -1,4 +1,4 @@
-//! Owners of RAM that no test can make on a machine which others use: in a virtual machine.
+//! Owners of RAM that a test cannot create on a shared machine, and creates in a virtual machine.
 
 use pagewise_model::Bytes;
 use serde_json::Value;

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::fixture::cgroup::TestCgroup;
 use super::fixture::{Fixture, disk, json, number, pagewise, program, tool};
 
-/// `meminfo` in bytes.
+/// Reads `/proc/meminfo`. Returns values in bytes.
 fn meminfo() -> BTreeMap<String, u64> {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let line = |line: &str| {
@@ -129,7 +129,7 @@ fn anonymous_memory_is_that_of_the_kernel_and_of_smem() {
     agrees(24 << 20, anonymous, || meminfo()["AnonPages"]);
     let Some(text) = tool("smem", &["-w", "-k", "-c", "area used"]) else { return };
     assert!(text.contains("userspace"), "{text}");
-    // smem takes mapped files out of the userspace that it counts as not cached.
+    // smem subtracts mapped files from the userspace memory that it counts as not cached.
     let free_of_smem = || {
         let text = tool("smem", &["-w", "-c", "area used cache noncache"]).unwrap();
         let line = text.lines().find(|line| line.starts_with("free memory")).unwrap();
@@ -141,13 +141,15 @@ fn anonymous_memory_is_that_of_the_kernel_and_of_smem() {
 
 #[test]
 fn caches_are_those_of_free() {
-    /// Columns of the line of memory: total, used, free, shared, buffers, cache, available.
+    /// Returns the columns of the line of memory: total, used, free, shared, buffers, cache,
+    /// available.
     fn free() -> Option<Vec<u64>> {
         let text = tool("free", &["-b", "-w"])?;
         let line = text.lines().find(|line| line.starts_with("Mem:")).unwrap();
         Some(line.split_whitespace().skip(1).map(|it| it.parse().unwrap()).collect())
     }
-    // Other programs allocate meanwhile: the report lies between two calls of `free`.
+    // Other programs allocate during the test: the value in the report lies between the values of
+    // two calls of `free`.
     if free().is_none() {
         return;
     }
@@ -159,7 +161,7 @@ fn caches_are_those_of_free() {
         // `free` counts reclaimable slab, and all mapped files and tmpfs, as cache.
         let cached = [
             "cache.files",
-            // Mapped by processes of other users.
+            // Files that processes of other users map.
             "cache.mapped_unread",
             "processes.file",
             "shmem.unmapped",
@@ -219,7 +221,7 @@ fn compare_slabs() -> Result<(), String> {
     }
     let sum: u64 = rows.iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
     let kernel = owner(&report, "slab.reclaimable") + owner(&report, "slab.unreclaimable");
-    // Blocks of several pages are in no cache.
+    // Large blocks of slab memory, of several pages each, are in no cache.
     assert!(sum <= kernel + (16 << 20), "{sum} {kernel}");
     Ok(())
 }
@@ -252,11 +254,12 @@ fn kernel_memory_is_that_of_vmallocinfo_and_zoneinfo() {
     agrees(64 << 20, || owner(&system(), "free.per_cpu"), per_cpu_lists);
 }
 
-/// Growth of the owner of page tables by a process with 2,000 of them, and their size by the status
-/// of the process.
+/// Returns the growth of the owner `page_tables` by a process with 2,000 page tables, and the size
+/// of these tables by the status of the process.
 fn growth_by_page_tables() -> (u64, u64) {
     let before = owner(&system(), "page_tables");
-    // A page in each of 2,000 ranges that one page table maps.
+    // The program touches a page in each of 2,000 ranges, each of which has a page table of its
+    // own.
     let mut child = Command::new(program("oomed"))
         .args(["tables=2000", "wait"])
         .current_dir(disk())
@@ -319,7 +322,7 @@ fn a_process_a_memfd_and_a_cached_file_are_found_with_their_sizes() {
         let is_ours =
             |it: &&Value| it["name"].as_str().unwrap().starts_with("pagewise-test-system of");
         assert_eq!(rows.iter().find(is_ours).unwrap()["bytes"], SIZE as u64);
-        // Others may release shared memory meanwhile.
+        // Other programs may release shared memory during the test.
         let [before, after] = [before, after].map(|it| owner(&it, "shmem.unmapped"));
         if after + (4 << 20) >= before + SIZE as u64 {
             return Ok(());
@@ -328,7 +331,7 @@ fn a_process_a_memfd_and_a_cached_file_are_found_with_their_sizes() {
     });
 }
 
-/// A descriptor opened again as a file.
+/// Opens a descriptor again as a file.
 fn file_of(descriptor: &impl AsRawFd) -> File {
     fs::OpenOptions::new()
         .write(true)
@@ -406,7 +409,7 @@ fn headroom_is_in_order_and_available_is_the_kernels() {
     }
 }
 
-/// A copied tree with these files.
+/// Creates a tree with these files.
 fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
     let tree = tempfile::tempdir().unwrap();
     for (name, text) in files {

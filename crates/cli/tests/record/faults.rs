@@ -1,6 +1,6 @@
-//! `faults`: each fault where it happened, and as many as there were. The other sides are the
-//! counts of the programs themselves (getrusage around each step), `perf stat` of the same
-//! tracepoint, and the source lines at which the programs touch memory.
+//! `faults` reports each fault at its source line, and counts all faults. Compared with the counts
+//! of the programs themselves (getrusage around each step), `perf stat` of the same tracepoint, and
+//! the source lines at which the programs touch memory.
 
 use crate::fixture;
 
@@ -32,7 +32,7 @@ impl FaultsRun {
         *self.facts.get(key).unwrap_or_else(|| panic!("{key} is not in {:?}", self.facts))
     }
 
-    /// Number of faults of a function, and the most common kind.
+    /// Returns the number of faults of a function, and the most common kind.
     fn function(&self, name: &str) -> (u64, String) {
         let rows = self.report["functions"].as_array().unwrap();
         let row = rows.iter().find(|row| row["function"] == name);
@@ -40,7 +40,7 @@ impl FaultsRun {
         (number(row, "faults"), row["most_kind"].as_str().unwrap().to_owned())
     }
 
-    /// Number of faults of a line of the fixture.
+    /// Returns the number of faults of a line of the fixture.
     fn line(&self, line: u64) -> u64 {
         let rows = self.report["lines"].as_array().unwrap().iter();
         let is_it = |row: &&Value| {
@@ -75,7 +75,7 @@ fn told_by(pagewise: &[&str], options: &[&str], command: &[&str]) -> FaultsRun {
     FaultsRun { output, facts, report }
 }
 
-/// True if this user can use the tracepoints; records a skip if not.
+/// Returns true if this user can use the tracepoints; records a skip if not.
 fn has_tracepoints() -> bool {
     if !is_root() {
         return false;
@@ -131,7 +131,8 @@ fn each_kind_of_fault_has_the_count_of_the_program() {
         for (function, kind) in expected {
             let fact = |of| told.fact(&format!("{function}.{of}"));
             let counted = fact("minflt") + fact("majflt");
-            // The program also counts faults of printing and of reading the counters: at most two.
+            // The program also counts at most two faults of its printing and of its reading of the
+            // counters.
             let (found, most) = told.function(function);
             assert!(
                 found <= counted && counted - found <= 2,
@@ -181,7 +182,7 @@ fn faults_in_system_calls_are_separate() {
     let told = told(&[], &["kernel", "700"]);
     let found = number(&told.report, "totals.kernel_faults");
     assert!((700..750).contains(&found), "{found}");
-    // read(2) of the C library has no frame: only tables know who called it.
+    // read(2) of the C library has no frame pointer: only unwind tables show its caller.
     let stacks = told.report["stacks"].as_array().unwrap();
     let most = &stacks[0];
     assert_eq!(number(most, "faults"), 700);
@@ -223,7 +224,7 @@ fn faults_in_memory_that_was_moved_a_moment_ago_are_known_where_mremap_is_follow
     let told = told(&["--mremap"], &["moved", &PAGES.to_string()]);
     let lacks_it = told.report["remarks"].to_string();
     assert!(!lacks_it.contains("mremap"), "{lacks_it}");
-    // Nothing is mapped anew in between, so no record contains the address.
+    // No mapping is made in between, so no record of a mapping contains the address.
     assert_eq!(told.function("touch_one"), (PAGES - 1, "minor anonymous".to_owned()));
     assert_eq!(number(&told.report, "kinds.unknown.faults"), 0);
 }
@@ -235,7 +236,8 @@ fn callers_without_frame_pointers_are_found_as_far_as_the_stack_was_copied_and_i
         return;
     }
     let folder = folder();
-    // Each call has 2 KiB on the stack between its return address and that of the next.
+    // Each call has 2 KiB on the stack between its return address and the return address of the
+    // next call.
     let source = "#include <stdlib.h>\n#include <sys/mman.h>\n\
                   __attribute__((noinline)) static void touch(volatile char *at) { at[0] = 1; }\n\
                   __attribute__((noinline)) static void deep(volatile char *at, int left) {\n  volatile char room[2048];\n\
@@ -277,7 +279,7 @@ fn each_of_very_frequent_faults_is_recorded_or_counted_as_lost() {
         return;
     }
     let told = told(&[], &["fast", "0", "1500"]);
-    // On a busy machine this build may be kept from reading for longer than the rings last.
+    // On a busy machine, this build may read the ring buffers too late, after they are full.
     let (all, found) = (told.fact("touch_one.faults"), told.function("touch_one").0);
     let lost = lost(&told.report);
     assert!(found <= all && found + lost >= all, "{found} and {lost} lost, of {all}");
@@ -285,7 +287,7 @@ fn each_of_very_frequent_faults_is_recorded_or_counted_as_lost() {
     let rate =
         told.fact("touch_one.faults") * 1000 / (told.fact("touch_one.nanoseconds") / 1_000_000);
     eprintln!("{rate} faults a second");
-    // The fixture releases memory and touches it again, and the report says so.
+    // The fixture releases memory and touches it again, which the report finds.
     let findings = told.report["findings"].as_array().unwrap();
     assert!(findings.iter().any(|finding| finding["id"] == "touched-again"), "{findings:?}");
 }
@@ -348,7 +350,7 @@ fn latencies_are_there_where_they_are_asked_for() {
     assert!(plain.report["kinds"]["anonymous"]["median_ns"].is_null());
 }
 
-/// The fixture with threads that wait until they may touch.
+/// Starts the fixture with threads that wait for permission to touch memory.
 fn held(threads: u32) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(program("faults"))
         .args(["held", "1000", &threads.to_string()])

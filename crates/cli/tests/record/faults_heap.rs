@@ -1,6 +1,6 @@
-//! `faults --heap`: the line of each fault, and the line that allocated the block which was there
-//! at the time of the fault. The other side is a program that allocates at some lines and touches
-//! known numbers of pages at others.
+//! `faults --heap` reports the line of each fault, and the line that allocated the block at the
+//! address at the time of the fault. Compared with a program that allocates at some lines and
+//! touches known numbers of pages at others.
 
 use crate::fixture;
 
@@ -33,7 +33,8 @@ impl FaultsHeapRun {
         self.report["allocations"].as_array().unwrap().iter()
     }
 
-    /// Pages that a line touched of blocks that another allocated.
+    /// Returns the number of pages that the line `touched` touched in blocks that the line
+    /// `allocated` allocated.
     fn pages(&self, touched: &str, allocated: &str) -> u64 {
         let is_it = |row: &&Value| {
             row["touched_by"] == "program"
@@ -43,7 +44,8 @@ impl FaultsHeapRun {
         self.rows().filter(is_it).map(|row| number(row, "faults")).sum()
     }
 
-    /// Pages that the allocator touched, of blocks that a line allocated.
+    /// Returns the number of pages that the allocator touched in blocks that the line `allocated`
+    /// allocated.
     fn allocator(&self, allocated: &str) -> u64 {
         let is_it = |row: &&Value| {
             row["touched_by"] == "allocator" && row["allocated_line"] == self.line(allocated)
@@ -146,7 +148,7 @@ fn faults_in_a_system_call_belong_to_the_calling_line() {
 #[test]
 fn pages_of_small_blocks_are_touched_by_the_allocator() {
     let Some(told) = told_of(&["--heap"], &["small", "100"]) else { return };
-    // 1600 blocks of 1008 bytes with their headers.
+    // The program allocates 1600 blocks of 1008 bytes, including their headers.
     let pages = 1600 * 1008 / rustix::param::page_size() as u64;
     let found = told.allocator("small");
     assert!((pages - 20..=pages + 5).contains(&found), "{found} {pages}");
@@ -202,7 +204,7 @@ fn saved_files_of_this_and_earlier_versions_open() {
     let Some(told) = told_of(&["--heap", "--save", path], &["pairs", "10"]) else { return };
     let again = fixture::json(&["faults", "--json", "--from", path]);
     assert_eq!(again, told.report);
-    // The file as earlier versions wrote it, without data on heaps.
+    // Earlier versions wrote the file without data on heaps.
     let mut saved: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     saved.as_object_mut().unwrap().remove("heap");
     for row in saved["rows"].as_array_mut().unwrap() {

@@ -70,7 +70,7 @@ fn misuse(words: &[&str], name: &str) -> (Output, Value) {
     guard(words, &[program.to_str().unwrap(), name])
 }
 
-/// The run of the program with an error, all its objects guarded: one for all tests.
+/// Runs the program with an error, with all objects guarded. All tests share one run of each error.
 fn guarded_misuse(name: &'static str) -> Arc<(Output, Value)> {
     type GuardedRun = Arc<OnceLock<Arc<(Output, Value)>>>;
     static RUNS: Mutex<BTreeMap<&str, GuardedRun>> = Mutex::new(BTreeMap::new());
@@ -78,20 +78,20 @@ fn guarded_misuse(name: &'static str) -> Arc<(Output, Value)> {
     Arc::clone(run.get_or_init(|| Arc::new(misuse(&["--rate", "1"], name))))
 }
 
-/// The only memory error of a report.
+/// Returns the only memory error of a report.
 fn only(report: &Value) -> &Value {
     let bugs = report["bugs"].as_array().unwrap();
     assert_eq!(bugs.len(), 1, "{report:#}");
     &bugs[0]
 }
 
-/// Lines of the program in a call stack.
+/// Returns the lines of the program in a call stack.
 fn lines(stack: &Value) -> Vec<u32> {
     let frames = stack.as_array().into_iter().flatten().map(|frame| frame.as_str().unwrap());
     frames.filter_map(line_of).collect()
 }
 
-/// The line of `misuse.c` that a text names.
+/// Returns the line of `misuse.c` that a text names.
 fn line_of(text: &str) -> Option<u32> {
     let (_, line) = text.split_once("misuse.c:")?;
     let digits: String = line.chars().take_while(char::is_ascii_digit).collect();
@@ -108,8 +108,8 @@ struct AsanVerdict {
     freed: Vec<u32>,
 }
 
-/// The program built with AddressSanitizer; `None`, after recording a skip, if the compiler lacks
-/// it.
+/// Builds the program with AddressSanitizer. Returns `None`, after recording a skip, if the
+/// compiler lacks it.
 fn sanitized() -> Option<&'static PathBuf> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -167,7 +167,7 @@ fn verdict(name: &str) -> Option<AsanVerdict> {
     Some(verdict)
 }
 
-/// AddressSanitizer's name for an error of ours.
+/// Returns AddressSanitizer's name for an error that pagewise reports.
 fn translated(bug: &Value) -> (&'static str, &str) {
     let access = bug["access"].as_str().unwrap();
     let kind = match bug["kind"].as_str().unwrap() {
@@ -199,7 +199,7 @@ fn every_memory_error_is_found_with_the_stacks_that_addresssanitizer_gives() {
         assert_eq!(lines(&bug["free_stack"]), verdict.freed, "{name}: {bug:#}");
         let is_before = verdict.kind.ends_with(" before");
         assert_eq!(bug["kind"] == "underflow", is_before, "{name}: {bug:#}");
-        // The signal of the processor, or of the C library's own check.
+        // The signal is that of the processor, or of the C library's own check.
         let signal = if bug["access"] == "free" { 6 } else { 11 };
         assert_eq!(output.status.code(), Some(128 + signal), "{name}");
     }
@@ -222,7 +222,7 @@ fn a_write_beside_an_object_is_found_at_its_free() {
     }
 }
 
-/// The line of the program that ends with a comment.
+/// Returns the line of the program that ends with the comment `end`.
 fn line(end: &str) -> u32 {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/misuse.c");
     let text = fs::read_to_string(source).unwrap();
@@ -235,7 +235,8 @@ fn memcheck_finds_the_same() {
     let program = program("misuse");
     for name in AT_ONCE.iter().chain(BESIDE).chain(AT_FREE) {
         let mut valgrind = Command::new("valgrind");
-        // These errors need neither a debugger nor the check for undefined values, which take time.
+        // memcheck needs neither a debugger nor the check for undefined values to find these
+        // errors, and both take time.
         valgrind.args(["-q", "--vgdb=no", "--undef-value-errors=no"]).arg(&program).arg(name);
         let Ok(output) = valgrind.output() else { return skip(&Lack::Tool("valgrind")) };
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -289,7 +290,7 @@ fn unfreed_objects_are_checked_at_the_end() {
     assert_eq!(bug["access"], "written before end", "{bug:#}");
     assert_eq!(bug["distance"], 1, "{bug:#}");
     assert!(bug["stack"]["absent"].is_string(), "{bug:#}");
-    // The program ended well; the exit code is that of a found error.
+    // The program ended with success; the exit code reports the memory error.
     assert_eq!(output.status.code(), Some(99));
     let (output, _) = misuse(&["--rate", "1", "--error-exitcode", "3"], "never_freed_slack");
     assert_eq!(output.status.code(), Some(3));
@@ -344,7 +345,7 @@ fn a_child_of_fork_has_the_objects_of_its_parent() {
     let (output, report) = misuse(&["--rate", "1"], "after_free_fork");
     let bug = only(&report);
     assert_eq!(bug["kind"], "use-after-free");
-    // The parent still has the object, and ends well.
+    // The parent still has the object, and ends with success.
     assert_eq!(output.status.code(), Some(99), "{report:#}");
     let (parent, child) = (&bug["allocated_by"], &bug["freed_by"]);
     assert_eq!(parent, &report["guard"]["pid"]);
@@ -356,7 +357,7 @@ fn a_child_of_fork_has_the_objects_of_its_parent() {
 
 #[test]
 fn freed_memory_stays_inaccessible_whatever_the_program_does() {
-    // In a child of `fork`, and if the program closes descriptors that it has not opened.
+    // The error is in a child of `fork`, or the program closes descriptors that it has not opened.
     for name in
         ["after_free_child", "after_free_closed", "closed_after_free", "reopened_after_free"]
     {
@@ -370,7 +371,7 @@ fn freed_memory_stays_inaccessible_whatever_the_program_does() {
     }
 }
 
-/// Output and ending of a command, plain and guarded.
+/// Asserts that a command has the same output and ending with and without `guard`.
 fn compare(command: &[&str]) {
     let plainly = Command::new(command[0])
         .args(&command[1..])
@@ -450,12 +451,12 @@ fn memory_is_bounded_and_unguarded_blocks_are_reported() {
     assert!(report["guard"]["most_bytes"].as_u64().unwrap() <= 64 << 10, "{report:#}");
 }
 
-/// The C++ program, built with further options; `None` without a compiler.
+/// Builds the C++ program with further options. Returns `None` without a compiler.
 fn operators(name: &str, options: &[&str]) -> Option<PathBuf> {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/operators.cpp");
     let path = disk().join(name);
-    // Other tests build it at the same time.
+    // Other tests may build the program at the same time.
     let built = tempfile::NamedTempFile::new_in(disk()).unwrap().into_temp_path();
     let mut compiler = Command::new("c++");
     compiler.args(["-O1", "-g", "-w", "-std=c++17", "-fsized-deallocation", "-pthread"]);
@@ -468,7 +469,7 @@ fn operators(name: &str, options: &[&str]) -> Option<PathBuf> {
     is_built.then_some(path)
 }
 
-/// The line of the C++ program that contains `part` and ends with the comment `end`.
+/// Returns the line of the C++ program that contains `part` and ends with the comment `end`.
 fn line_with(part: &str, end: &str) -> u32 {
     let source = include_str!("../../../../fixtures/programs/operators.cpp");
     let mut lines = (1..).zip(source.lines());
@@ -518,7 +519,7 @@ fn objects_that_are_freed_by_another_function_are_found_as_addresssanitizer_does
         let is_known =
             said.contains("alloc-dealloc-mismatch") || said.contains("new-delete-type-mismatch");
         assert!(is_known && said.contains(&format!("operators.cpp:{line}")), "{name}: {said}");
-        // The program can go on.
+        // The program can continue.
         let (output, report) = guard(&["--rate", "1", "--then", "continue"], &[program, name]);
         assert_eq!(output.status.code(), Some(99), "{name}");
         assert_eq!(only(&report)["kind"], "mismatch");
@@ -583,7 +584,7 @@ fn the_chance_of_being_guarded_is_the_rate() {
     let all = all["guard"]["guarded"].as_f64().unwrap();
     let (_, some) = guard(&["--rate", "100"], &[threads.to_str().unwrap()]);
     let some = some["guard"]["guarded"].as_f64().unwrap();
-    // The count is binomially distributed: within five standard deviations.
+    // The count is binomially distributed, and must be within five standard deviations of its mean.
     let (expected, spread) = (all / 100.0, (all * 0.01 * 0.99).sqrt());
     assert!((some - expected).abs() < 5.0 * spread, "{some} of {all}");
 }

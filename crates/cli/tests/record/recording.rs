@@ -38,8 +38,8 @@ impl Recorder {
         Recorder { command, child }
     }
 
-    /// Starts the recorder again if a signal from outside has ended it: it goes on with the
-    /// recording. An error or a crash of the recorder is a failure.
+    /// Starts the recorder again if a signal from outside has ended it. The new recorder continues
+    /// the recording. An error or a crash of the recorder is a failure.
     fn keep_running(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
             // The recorder ends with success at SIGINT, SIGTERM and SIGHUP.
@@ -70,12 +70,12 @@ fn dir(folder: &TempDir) -> &str {
     folder.path().to_str().unwrap()
 }
 
-/// Number of sweeps of a recording.
+/// Returns the number of sweeps of a recording.
 fn sweeps(folder: &TempDir) -> u64 {
     number(&json(&["record", "status", "--dir", dir(folder), "--json"]), "recording.sweeps")
 }
 
-/// Kernel stack and system call of each thread of all recorders.
+/// Returns the kernel stack and system call of each thread of all recorders.
 fn waits_of_recorders() -> String {
     let mut text = String::new();
     for process in fs::read_dir("/proc").unwrap().flatten() {
@@ -92,7 +92,7 @@ fn waits_of_recorders() -> String {
     text
 }
 
-/// Waits until a recording has more sweeps. A busy machine takes its time.
+/// Waits until a recording has more sweeps, which takes long on a busy machine.
 fn wait_for(folder: &TempDir, count: u64) {
     let began = Instant::now();
     while sweeps(folder) < count {
@@ -124,8 +124,8 @@ fn a_recorded_process_has_the_kernels_numbers() {
     };
     let process = process_of(&report, target.pid).unwrap();
     let rollup = target.rollup();
-    // The target is stopped. Only what it shares changes, with the number of processes that map
-    // the same C library.
+    // The target is stopped. Only its share of pages of the C library changes, with the number of
+    // processes that map this library.
     let shared = rollup["Rss"] - rollup["Private_Clean"] - rollup["Private_Dirty"];
     let close = |key: &str, kernels: u64, tolerance: u64| {
         let recorded = number(process, key);
@@ -176,7 +176,7 @@ fn many_short_processes_between_two_sweeps_are_counted() {
     let folder = folder();
     let recorder = Recorder::start(folder.path(), &[]);
     wait_for(&folder, 2);
-    // A subshell is a process.
+    // Each subshell of the script is a new process.
     let script = "i=0; while [ $i -lt 10000 ]; do (:); i=$((i+1)); done";
     assert!(Command::new("sh").args(["-c", script]).status().unwrap().success());
     let count = sweeps(&folder);
@@ -203,7 +203,7 @@ fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
     let began = Instant::now();
     let grown = loop {
         recorder.keep_running();
-        // Other programs grow by more.
+        // Other programs may grow by more, so all rows are read.
         let report = ["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"];
         let report = json(&[&report[..], &["--rows", "all"]].concat());
         let rows = report["grew"].as_array().unwrap().clone();
@@ -241,7 +241,7 @@ fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
     child.wait().unwrap();
 }
 
-/// The report of a recording, with all rows.
+/// Returns the report of a recording, with all rows.
 fn report_of(folder: &TempDir) -> Value {
     let place = ["record", "report", "--dir", dir(folder)];
     json(&[&place[..], &["--from", "10m", "--rows", "all", "--json"]].concat())
@@ -357,7 +357,8 @@ fn tasks_that_wait_for_memory_are_a_trigger() {
     if !is_root() {
         return;
     }
-    // Hundredths of a percent of the last ten seconds in which a task waited for memory.
+    // Returns the share of the last ten seconds in which a task waited for memory, in hundredths of
+    // a percent.
     let waited = || -> Option<u64> {
         let text = fs::read_to_string("/proc/pressure/memory").ok()?;
         let share = text.strip_prefix("some avg10=")?.split(' ').next()?;
@@ -383,8 +384,8 @@ fn tasks_that_wait_for_memory_are_a_trigger() {
     let mut recorder =
         Recorder::with_triggers(folder.path(), &["--pressure", "0.2", "--growth", "64G"]);
     wait_for(&folder, 2);
-    // Each reads a file that is a little larger than the limit: its pages are reclaimed and needed
-    // again at once.
+    // Each process reads a file that is a little larger than the limit: the pages of the file are
+    // reclaimed and needed again at once.
     let script = format!(
         "echo $$ >{}/cgroup.procs && while :; do cat {} >/dev/null; done",
         cgroup.folder.display(),

@@ -1,5 +1,5 @@
-//! `syscalls`: every memory call, its effect, and that the target is not disturbed. Compared with
-//! strace, the programs' own reading of their VIRT, and calls with known effects.
+//! `syscalls` reports every memory call and its effect, and does not disturb the target. Compared
+//! with strace, the programs' own reading of their VIRT, and calls with known effects.
 
 use crate::fixture;
 
@@ -32,7 +32,7 @@ fn told(command: &[&str]) -> SyscallsRun {
     told_by(&[env!("CARGO_BIN_EXE_pagewise")], command)
 }
 
-/// The same with pagewise started by other words.
+/// Does the same as [`told`], with pagewise started by the command line `pagewise`.
 fn told_by(pagewise: &[&str], command: &[&str]) -> SyscallsRun {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -40,7 +40,7 @@ fn told_by(pagewise: &[&str], command: &[&str]) -> SyscallsRun {
     SyscallsRun { status: output.status, stdout: String::from_utf8(output.stdout).unwrap(), report }
 }
 
-/// The calls that fit.
+/// Returns the calls for which `fits` is true.
 fn calls(report: &Value, fits: impl Fn(&Value) -> bool) -> Vec<&Value> {
     report["calls"].as_array().unwrap().iter().filter(|call| fits(call)).collect()
 }
@@ -49,7 +49,7 @@ fn calls_program() -> String {
     program("calls").to_str().unwrap().to_owned()
 }
 
-/// Number of calls, and of failed calls, by name.
+/// Returns the number of calls, and of failed calls, by name.
 fn counts(report: &Value) -> BTreeMap<String, (u64, u64)> {
     let rows = report["by_name"].as_array().unwrap().iter();
     let named = rows.filter(|row| row["name"] != "execve");
@@ -63,7 +63,8 @@ fn counts(report: &Value) -> BTreeMap<String, (u64, u64)> {
         .collect()
 }
 
-/// Counts of the same calls by strace; `None`, with a message, without strace.
+/// Returns the counts of the same calls by strace; `None`, after printing a message, without
+/// strace.
 fn strace(command: &[&str]) -> Option<BTreeMap<String, (u64, u64)>> {
     const CALLS: &str = "brk,mmap,munmap,mremap,mprotect,madvise,msync,mlock,munlock,mincore,shmget,shmat,shmdt,\
                          shmctl,memfd_create,arch_prctl";
@@ -123,7 +124,7 @@ fn virt_is_accounted_for_to_the_byte() {
 fn growth_of_the_stack_is_separate_from_the_effect_of_calls() {
     let told = told(&[&calls_program(), "stack"]);
     let otherwise = number(&told.report, "processes.0.virt_otherwise");
-    // A little of the MiB was there before.
+    // A part of the MiB was already mapped before.
     assert!((800 << 10..=1100 << 10).contains(&otherwise), "{otherwise}");
     let virt = format!("virt = {}\n", number(&told.report, "processes.0.virt_end"));
     assert_eq!(told.stdout, virt);
@@ -137,7 +138,7 @@ fn each_call_has_the_effect_that_it_is_known_to_have() {
     }
     let told = told(&[&calls_program(), "known"]);
     let mine = calls(&told.report, |call| call["phase"] == "program");
-    // The calls after that of the constructor: name, start of the arguments after the address,
+    // The calls after the call of the constructor: name, start of the arguments after the address,
     // bytes, effect.
     let expected = [
         (
@@ -227,8 +228,8 @@ fn start_up_by_the_linker_is_separate_from_the_program() {
     let of = |phase: &str| calls(&told.report, |call| call["phase"] == phase);
     assert_eq!(of("exec").len(), 1);
     let start_up = of("start-up");
-    // The start-up of a dynamically linked program maps the C library; calls of the program come
-    // after it.
+    // The start-up of a dynamically linked program maps the C library. The calls of the program
+    // itself follow.
     assert!(start_up.iter().any(|call| call["args"].as_str().unwrap().contains("libc.so")));
     assert!(start_up.iter().all(|call| call["by"].as_str().unwrap().contains("/ld")));
     let program = of("program");
@@ -286,7 +287,7 @@ fn every_process_is_reported_with_its_parent() {
         .collect();
     assert_eq!((programs[0], programs[2]), ("true", "ls"));
     assert_eq!(processes[1]["ending"], "exit 5");
-    // A process of its own has its calls under its own id.
+    // A child process has its calls under its own PID.
     let of_ls = calls(&told.report, |call| call["pid"] == processes[2]["pid"]);
     assert!(of_ls.iter().any(|call| call["name"] == "execve"));
 }
@@ -307,7 +308,8 @@ fn exit_codes_are_returned_and_failures_reported_as_by_a_shell() {
     }
 }
 
-/// `syscalls` of a command, as a job of its own, with the report in `report` in that folder.
+/// Returns the command `syscalls` of a command, as a job of its own, with the report in the file
+/// `report` of the folder.
 fn job(folder: &Path, command: &[&str]) -> Command {
     let mut pagewise = interruptible();
     pagewise.args(["syscalls", "--json", "--output"]).arg(folder.join("report")).arg("--");
@@ -344,8 +346,8 @@ fn an_interrupt_is_the_commands_and_the_report_is_still_written() {
 #[test]
 fn a_terminal_stop_stops_the_command_and_us_and_a_continue_wakes_both() {
     let folder = tempfile::tempdir().unwrap();
-    // Without a child: a shell in vfork stops only once the child has become another program, and
-    // one that stops has not.
+    // The script starts no child: a shell in vfork stops only once the child has executed another
+    // program, and a stopped child has not executed one.
     let script = "echo; while [ ! -e \"$0\" ]; do n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; done; exit 6";
     let done = folder.path().join("done");
     let words = ["sh", "-c", script, done.to_str().unwrap()];
@@ -379,12 +381,13 @@ fn a_terminal_stop_stops_the_command_and_us_and_a_continue_wakes_both() {
 /// A program that maps and unmaps until its input closes.
 struct Looping {
     child: Child,
-    /// Open as long as the program is to run.
+    /// The pipe stays open as long as the program is to run.
     stdout: BufReader<std::process::ChildStdout>,
 }
 
 impl Looping {
-    /// `None`, after recording a skip, if only the parent of a process may trace it.
+    /// Starts the program. Returns `None`, after recording a skip, if only the parent of a process
+    /// may trace it.
     fn start() -> Option<Looping> {
         let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
         if !matches!(scope.trim(), "" | "0") && !rustix::process::geteuid().is_root() {
@@ -393,7 +396,7 @@ impl Looping {
         }
         let mut child = Command::new(program("calls"))
             .arg("loop")
-            // Folder for the file that it creates.
+            // The current folder is for the file that the program creates.
             .current_dir(env!("CARGO_TARGET_TMPDIR"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -526,7 +529,7 @@ fn a_program_that_would_lose_its_privilege_is_not_run() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_32_bit_program_is_said_not_to_be_recorded() {
-    // brk(0), then exit(3).
+    // The program calls brk(0), then exit(3).
     let source = "void _start(void) { __asm__ volatile(\"mov $45, %eax; xor %ebx, %ebx; int $0x80;\"\
                   \"mov $1, %eax; mov $3, %ebx; int $0x80\"); }\n";
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! `watch`: every access with its value, its thread and its call stack. The other sides are
-//! programs that say what they write, and gdb.
+//! `watch` reports every access with its value, its thread and its call stack. Compared with
+//! programs that print their writes, and with gdb.
 
 use crate::fixture;
 
@@ -16,7 +16,8 @@ use serde_json::Value;
 
 use fixture::{interruptible, number, pagewise, program, skip_without_events};
 
-/// Records a skip because no breakpoint is available, from the message of the command.
+/// Records a skip because no breakpoint is available. The reason is from the message of the
+/// command.
 fn cannot_watch(printed: &str) {
     // Other tests and debuggers use the few breakpoint registers of a CPU.
     if printed.contains("No space left on device") {
@@ -68,7 +69,7 @@ impl WaitingWords {
         self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
-    /// Waits until the program has done all, and lets it end.
+    /// Waits until the program has done its work, and lets it end.
     fn finish(mut self) {
         let line = self.line();
         assert!(line == "done" || line.is_empty(), "{line}");
@@ -79,17 +80,17 @@ impl WaitingWords {
 
 impl Drop for WaitingWords {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A watching that has begun.
+/// A running `pagewise watch` that has begun to watch.
 struct Watching(Child);
 
 impl Watching {
-    /// Begins; `None`, after recording a skip, if no breakpoint is available.
+    /// Starts to watch. Returns `None`, after recording a skip, if no breakpoint is available.
     fn begin(args: &[&str]) -> Option<Watching> {
         let mut command = interruptible();
         let command = command.args(["watch", "--json"]).args(args).stdin(Stdio::null());
@@ -114,7 +115,7 @@ impl Watching {
     }
 }
 
-/// Watches a program while it does all that it does.
+/// Watches a program while it does its work.
 fn watched(held: WaitingWords, args: &[&str]) -> Option<Value> {
     let mut held = held;
     let pid = held.pid();
@@ -150,7 +151,7 @@ fn values(report: &Value) -> Vec<u64> {
     hits(report).iter().map(|hit| number(hit, "value")).collect()
 }
 
-/// The frames of an access: function and line.
+/// Returns the frames of an access: function and line.
 fn frames(report: &Value, hit: &Value) -> Vec<(String, u64)> {
     let stacks = report["stacks"].as_array().unwrap();
     let stack = stacks.iter().find(|stack| stack["stack"] == hit["stack"]).unwrap();
@@ -161,7 +162,7 @@ fn frames(report: &Value, hit: &Value) -> Vec<(String, u64)> {
     stack["frames"].as_array().unwrap().iter().map(frame).collect()
 }
 
-/// The line of a fixture that has some words.
+/// Returns the line of a fixture that has some words.
 fn line_with(source: &str, words: &str) -> u64 {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs");
     let text = fs::read_to_string(folder.join(source)).unwrap();
@@ -215,7 +216,7 @@ fn stored_values_are_reported_exactly() {
     assert_eq!(frames(&report, &hits(&report)[0])[0], ("set_sequence".to_owned(), line));
 }
 
-/// Values of its word after each store, as `stores` printed them.
+/// Returns the values of the word after each store, which `stores` printed.
 fn said(stdout: &str) -> Vec<(&str, u64)> {
     let line = |line| -> Option<(&str, u64)> {
         let (name, value) = str::split_once(line, ' ')?;
@@ -312,13 +313,13 @@ fn writes_of_the_kernel_are_reported_with_the_system_call() {
     let mut held = writers(&["1", "1"]);
     let Some(watching) = Watching::begin(&[&held.pid(), "filled", "--count", "1"]) else { return };
     held.go();
-    // The value is read from memory, which is there until the program is let go.
+    // The value is read from memory, which exists until the program ends.
     let report = watching.report();
     held.finish();
     assert_eq!(values(&report), [u64::from_le_bytes(*b"abcdefgh")]);
     let hit = &hits(&report)[0];
     assert_eq!(hit["call"], "read");
-    // Copied by a BPF program, if the kernel allows one.
+    // A BPF program copied the value, if the kernel allows one.
     assert!(hit["known"] == "copied" || hit["known"] == "read", "{hit}");
     let main = ("main".to_owned(), line_with("writers.c", "read(ends[0]"));
     assert!(frames(&report, hit).contains(&main), "{report}");
@@ -378,8 +379,8 @@ fn a_command_is_watched_from_before_its_first_instruction_and_its_exit_status_is
     assert_eq!((status.code(), stdout.as_str()), (Some(0), ""));
     assert_eq!(values(&report), [u64::from(b'#'), u64::from(b'#') + 1]);
     assert_eq!(report["watched"]["ending"], "exit 0");
-    // The same by its address, where that is known beforehand, and the status of a command that
-    // fails.
+    // Watches an address that is known before the command starts. The command fails with an exit
+    // status.
     let shell = ["sh", "-c", "echo out; exit 3"];
     let Some((status, stdout, report)) = command(&["--at", "0x1000", "8"], &shell) else { return };
     assert_eq!((status.code(), stdout.as_str()), (Some(3), "out\n"));
@@ -538,7 +539,8 @@ fn an_interrupted_recording_is_reported_up_to_the_interruption() {
     assert_eq!(watching.report()["watched"]["ending"], "interrupted");
 }
 
-/// Two facts from the `status` of a process: it has a tracer; it is stopped.
+/// Returns two facts from the `status` of a process: true if it has a tracer, and true if it is
+/// stopped.
 fn traced_and_stopped(pid: u32) -> (bool, bool) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field =
@@ -563,7 +565,7 @@ fn sigtraps_caused_by_a_hypervisor_do_not_reach_the_process() {
     while !traced_and_stopped(child.id()).1 {
         std::thread::yield_now();
     }
-    // A stop by a signal stays one.
+    // A process that a signal has stopped stays stopped.
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert!(traced_and_stopped(child.id()).1);
     kill_process(id, Signal::CONT).unwrap();
@@ -572,7 +574,7 @@ fn sigtraps_caused_by_a_hypervisor_do_not_reach_the_process() {
     let Some(watching) = watching else { return };
     assert_eq!(counts, "main 0 thread 0 child 0 instructions 2 others 100");
     let report = watching.report();
-    // Writes of both threads: the child process writes to its own copy.
+    // Both threads write; the child process writes to its own copy.
     if !has_lost_some(&report) {
         assert_eq!(number(&report, "watched.count"), 200);
     }

@@ -1,10 +1,10 @@
-//! Every console block of the README, and every transcript of this folder, shows what pagewise
-//! prints.
+//! Every console block of the README, and every transcript of this folder, shows the output of
+//! pagewise.
 //!
-//! A line with `$ ` is a command. The lines below it are its exit status, after `? `, unless that
-//! is 0, and its output, in which `...` stands for any lines and `[..]` for any part of a line.
-//! Blocks that start a program or look at a live process differ from run to run and are not among
-//! them: they are written without a `$`.
+//! A line with `$ ` is a command. The lines below it are its exit status, after `? `, unless the
+//! status is 0, and its output, in which `...` stands for any lines and `[..]` for any part of a
+//! line. Blocks that start a program or read a live process differ from run to run: they have no
+//! `$`, and are not checked.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A command of a document, and its result there.
+/// A command of a document, and its result in the document.
 struct ShownCommand {
     words: Vec<String>,
     status: i32,
@@ -20,10 +20,11 @@ struct ShownCommand {
 }
 
 impl ShownCommand {
-    /// All commands of a document, in its code blocks that are of the console or name no language.
+    /// Returns all commands of a document, in code blocks whose language is `console` or missing.
     fn all(document: &str) -> Vec<ShownCommand> {
         let mut commands: Vec<ShownCommand> = Vec::new();
-        // True inside a block of commands, false inside another one.
+        // `Some(true)` inside a block of commands, `Some(false)` inside a block of another
+        // language.
         let mut block = None;
         let mut has_command = false;
         for line in document.lines() {
@@ -49,7 +50,7 @@ impl ShownCommand {
         commands
     }
 
-    /// Runs it, and compares.
+    /// Runs the command, and compares its result with the document.
     fn check(&self, root: &Path) {
         let (program, arguments) = self.words.split_first().unwrap();
         assert_eq!(program, "pagewise");
@@ -67,12 +68,12 @@ impl ShownCommand {
     }
 }
 
-/// The lines of a text, without empty lines at its end.
+/// Returns the lines of a text, without empty lines at its end.
 fn lines_of(text: &str) -> Vec<&str> {
     text.trim_end().lines().map(str::trim_end).collect()
 }
 
-/// True if lines are those that a document shows.
+/// Returns true if the printed lines are those that a document shows.
 fn holds(shown: &[&str], printed: &[&str]) -> bool {
     match shown.split_first() {
         None => printed.is_empty(),
@@ -85,7 +86,7 @@ fn holds(shown: &[&str], printed: &[&str]) -> bool {
     }
 }
 
-/// True if a line is the one that a document shows.
+/// Returns true if a printed line is the one that a document shows.
 fn line_holds(shown: &str, printed: &str) -> bool {
     let Some((start, end)) = shown.split_once("[..]") else { return shown == printed };
     printed.strip_prefix(start).is_some_and(|rest| {

@@ -8,7 +8,7 @@ use pagewise_exporter::ExpositionFormat;
 
 use crate::args::percent_above_zero;
 
-/// The address without `--listen`; process-exporter has the same port.
+/// Default address of `--listen`. Its port is also the default port of process-exporter.
 pub(super) const NO_LISTEN: &str = "127.0.0.1:9256";
 
 #[derive(Debug, Args)]

@@ -41,7 +41,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     text.push('\n');
     match &args.output {
         None => to_stdout(|out| out.write_all(text.as_bytes()))?,
-        // The bundle may contain command lines: only its owner reads it.
+        // The bundle may contain command lines, so only its owner may read the file.
         Some(path) => {
             output_file::write(path, FileReaders::Owner, |out| out.write_all(text.as_bytes()))
                 .with_context(|| format!("cannot write {}", path.display()))?
@@ -50,7 +50,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The findings; null if the processes could not be observed.
+/// Returns the findings as JSON; null if the processes could not be observed.
 fn findings(diagnosis: &ExportedDiagnosis) -> Value {
     let findings = diagnosis.findings.as_ref();
     findings.map_or(Value::Null, |list| list.iter().map(finding).collect())
@@ -64,7 +64,7 @@ fn finding(finding: &ExportedFinding) -> Value {
     })
 }
 
-/// The owners of the RAM; null if the machine could not be read.
+/// Returns the owners of the RAM as JSON; null if the machine could not be read.
 fn account(diagnosis: &ExportedDiagnosis) -> Value {
     let Some(account) = &diagnosis.account else { return Value::Null };
     let owners = account.owners.iter().map(|it| json!({"id": it.id, "bytes": it.bytes}));

@@ -38,7 +38,8 @@ pub(super) fn run(
         let due = Instant::now() + every;
         let Some(found) = diagnosis(OBSERVED.min(every), &ends) else { return };
         *latest.lock().expect("no thread panics with the lock") = Some(found);
-        // A diagnosis needs far more code and memory than a sweep.
+        // A diagnosis uses far more code and memory than a sweep; this memory is released until the
+        // next diagnosis.
         own_memory::release_unused();
         while Instant::now() < due && !ends() {
             std::thread::sleep(TURN.min(due.saturating_duration_since(Instant::now())));
@@ -46,7 +47,7 @@ pub(super) fn run(
     }
 }
 
-/// One diagnosis; `None` if `ends` becomes true meanwhile.
+/// Makes one diagnosis. Returns `None` if `ends` returns true during the observation.
 pub(super) fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> Option<ExportedDiagnosis> {
     let root = ProcRoot::live();
     let request = ObservationRequest {
@@ -62,7 +63,8 @@ pub(super) fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> Option<E
     Some(ExportedDiagnosis { findings: evidence.as_ref().map(findings), ..reading() })
 }
 
-/// The part of a diagnosis that needs one reading: the account, the headroom, and the free memory.
+/// Makes the part of a diagnosis that needs only one reading: the account, the headroom, and the
+/// free memory.
 pub(super) fn reading() -> ExportedDiagnosis {
     let request =
         SystemRequest { wish: Wish::Auto, sample: Duration::ZERO, largest: 0, files: None };

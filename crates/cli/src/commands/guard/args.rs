@@ -36,7 +36,7 @@ pub(crate) struct GuardArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// The way to make guard pages.
+/// Method of making guard pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MeansArg {
     /// Move the page of a freed small block to a new block (UFFDIO_MOVE, Linux 6.8), so that

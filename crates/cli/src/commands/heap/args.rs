@@ -83,7 +83,7 @@ pub(crate) enum HeapCommand {
     Export(HeapExport),
 }
 
-/// Options of a recording, of a command and of a process alike.
+/// Options that `heap run` and `heap attach` share.
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
     /// Write the recording to FILE instead of `PROGRAM.PID.pwh`
@@ -182,11 +182,11 @@ pub(crate) struct HeapDiff {
 pub(crate) enum TimePoint {
     Peak,
     End,
-    /// Nanoseconds after the start.
+    /// Nanoseconds after the start of the recording.
     Time(u64),
 }
 
-/// The root of a tree.
+/// The root of the call trees.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum TreeRoot {
     /// The allocating functions, with their callers below
@@ -195,7 +195,7 @@ pub(crate) enum TreeRoot {
     TopDown,
 }
 
-/// The quantity that a tree adds up.
+/// The quantity that the call trees add up.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum TreeSum {
     /// Bytes that were live at the time of --at

@@ -28,8 +28,8 @@ use crate::pause;
 /// Interval of checks for the end of the recording.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Collects the events of the recorders until `left`, the remaining time of the recording, returns
-/// 0.
+/// Collects the events of the recorders until `left` returns 0. `left` returns the remaining time
+/// of the recording.
 fn collect(
     collector: &mut Collector,
     keeper: &mut KeeperProcess,
@@ -58,7 +58,7 @@ fn detach(
     let ended = attached.end(&mut keeper);
     let mut stays = matches!(ended, Ok(LeftBehind::MemoryStays) | Err(_));
     for child in children {
-        // A child that has ended needs nothing.
+        // No memory of the recorder stays if the child has ended.
         stays |= matches!(child.end(&mut keeper), Ok(LeftBehind::MemoryStays));
     }
     match stays {
@@ -68,14 +68,14 @@ fn detach(
     (ended, stays)
 }
 
-/// The program of a process. Fails if the process is not visible to this user.
+/// Returns the path of the program of a process. Fails if the process is not visible to this user.
 fn program_of(root: &ProcRoot, pid: u32) -> anyhow::Result<PathBuf> {
     if !root.has_our_ids() {
         bail!("/proc is not of this pid namespace: the process would not be found in it");
     }
     match root.check_access(Pid(pid)) {
         Err(denied @ ProcError::NoAccess { .. }) => return Err(denied.into()),
-        // `is_visible` reports every other error.
+        // `is_visible` reports every error other than denied access.
         _ => pagewise_heap::is_visible(pid)?,
     }
     std::fs::read_link(root.file(Pid(pid), "exe"))
@@ -85,7 +85,7 @@ fn program_of(root: &ProcRoot, pid: u32) -> anyhow::Result<PathBuf> {
 /// Average number of allocated bytes for each sample of a diagnosis: a growth of 1 MiB has some
 /// dozen samples.
 const PROFILE_BYTES: u64 = 32 << 10;
-/// Call stacks in a profile.
+/// Maximum number of call stacks in a profile.
 const MAX_PROFILE_ROWS: usize = 256;
 
 /// Samples the allocations of a process for some time, and returns those that were not freed.
@@ -102,7 +102,7 @@ pub(crate) fn profile(
         RecordArgs { output: Some(file.clone()), sample: Some(PROFILE_BYTES), mmap: false };
     let attach = HeapAttach { pid: pid.0, time: Some(time), record, follow: false, max_pause };
     let recorded = record_until_the_end(&attach, pauses)?;
-    // The file is removed at once, so its name is of no use to the user.
+    // The recording is a temporary file, so the error does not name it.
     if recorded.finished.is_empty() {
         bail!("the process ended, or runs another program");
     }
@@ -147,8 +147,8 @@ impl Drop for PrivateFolder {
     }
 }
 
-/// Files that were recorded, and the numbers of processes that loaded the recorder and that were
-/// refused.
+/// The recordings that were written, the number of processes that loaded the recorder, and the
+/// number of processes that were refused.
 struct RecordedFiles {
     finished: Vec<Finished>,
     greeted: usize,

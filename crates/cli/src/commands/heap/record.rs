@@ -39,7 +39,7 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     }
     let library = the_library()?;
     let not_run = |error| NotRun::new(program, error);
-    // A Ctrl-C is for the command.
+    // Ctrl-C is meant for the command: pagewise records until the command ends.
     let _interrupts = NotedInterrupts::note();
     let file = args.record.output.clone().unwrap_or_default();
     let request = CollectRequest {
@@ -149,7 +149,7 @@ fn tell_lost(lost: u64) {
     ));
 }
 
-/// The recorder library.
+/// Returns the recorder library. Fails if this build has none for the machine.
 pub(super) fn the_library() -> anyhow::Result<RecorderLibrary> {
     library().context(NO_LIBRARY)
 }
@@ -166,7 +166,8 @@ fn wait(
     collector: Collector,
     not_run: impl Fn(io::Error) -> NotRun,
 ) -> anyhow::Result<(RunOutcome, Result<Collector, pagewise_heap::HeapError>)> {
-    // After a failure the collector is dropped, so that no process waits for its answer.
+    // After a failure, the collector is dropped, so that no process waits for an answer of the
+    // collector.
     let mut collector = Ok(collector);
     loop {
         let mut next = POLL_INTERVAL;
@@ -180,7 +181,7 @@ fn wait(
         let attention = collector.as_ref().ok().and_then(Collector::attention);
         match running.wait_or(Some(Instant::now() + next), attention) {
             Ok(Some(outcome)) => {
-                // A program that ends at once may still be waiting for its answer.
+                // A last step answers programs that still wait, such as a child of the command.
                 let last = collector.and_then(|mut collector| collector.step().map(|_| collector));
                 return Ok((outcome, last));
             }

@@ -45,10 +45,10 @@ use crate::pause::WORTH_SAYING;
 use crate::target::{UsageError, open_core};
 use crate::terminal::TerminalLook;
 
-/// Maximum number of scans of a process whose heap changes during the copy.
+/// Maximum number of scans of a process whose heap changes during each copy.
 const MAX_SCANS: u32 = 4;
 
-/// Scans a process, a command at its exit, or opens a saved scan.
+/// Scans a process, or a command at its exit, or opens a saved scan.
 pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let (earlier, scan, exit) = match (&args.from, &args.core, args.command.split_first()) {
         (Some(file), ..) => (None, saved::open(file)?, ExitCode::SUCCESS),
@@ -120,7 +120,7 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
         return Ok((None, scan()?));
     };
     let earlier = scan()?;
-    // The interval begins with the earlier copy, not with what prepares it.
+    // The time of the earlier scan is part of the interval.
     sleep(interval.saturating_sub(Duration::from_nanos(earlier.took_ns)));
     Ok((Some(earlier), scan()?))
 }
@@ -128,13 +128,13 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
 /// The state of a process while its memory is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyMethod {
-    /// It is stopped.
+    /// The process is stopped.
     Stop,
-    /// It runs, after it was made to fork a snapshot.
+    /// The process runs, after pagewise made it fork a snapshot.
     Fork,
 }
 
-/// Scans a process that runs meanwhile, if at most `max_bytes` are to be copied. If the allocator's
+/// Scans a process without stopping it, if at most `max_bytes` are to be copied. If the allocator's
 /// data contradicts itself, and the scan was fast, the process is scanned again.
 pub(crate) fn moving(root: &ProcRoot, pid: Pid, max_bytes: Bytes) -> anyhow::Result<HeapScan> {
     const FAST: Duration = Duration::from_millis(250);
@@ -227,12 +227,13 @@ pub(crate) struct PointerSearch<'r> {
 }
 
 impl PointerSearch<'_> {
-    /// Reachability, and the roots that retain most.
+    /// Searches for unreachable blocks, and for the roots that retain most bytes.
     pub(crate) const LEAKS: PointerSearch<'static> =
         PointerSearch { retained: true, why: None, types: false, recording: None };
 }
 
-/// Runs a scan with the request of a search, whose functions and types come from `code`.
+/// Calls `scan` with the request of a search. The request takes functions and types from `code`.
+/// Without a search, `scan` gets no request.
 fn with_request<T>(
     search: Option<PointerSearch<'_>>,
     variables: &dyn Fn(&[u64]) -> NamedVariables,
@@ -265,7 +266,8 @@ impl HeapScanArgs {
         is_wanted.then_some(search)
     }
 
-    /// The recording of --recording. Fails if it is not of the scanned process.
+    /// Opens the recording of --recording. Fails if the recording is of another process than the
+    /// scanned one.
     fn recording_of(&self, process: &Process) -> anyhow::Result<Option<LogRecording>> {
         let Some(path) = &self.recording else { return Ok(None) };
         let cannot = || format!("cannot read {}", path.display());
@@ -300,7 +302,7 @@ fn scanned(
     let variables =
         |addresses: &[u64]| named_variables(root, copy.process.pid, mappings, program, addresses);
     let code = ScannedCode::new(ProcessCode::of_process(copy.process.pid, mappings));
-    // The process may run on meanwhile: it neither frees nor reuses leaked blocks.
+    // The process may run during this search: it neither frees nor reuses leaked blocks.
     let recording = search.and_then(|search| search.recording);
     let allocations = |starts: &[u64]| {
         let live = allocation_stacks(root, copy.process.pid, starts);

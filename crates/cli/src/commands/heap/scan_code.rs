@@ -37,11 +37,12 @@ impl ScannedCode {
         code.data_types(&TypedData { addresses, classes, stacks: &stacks })
     }
 
-    /// Frames that contain one of the wanted addresses, and the innermost function of each thread.
+    /// Returns the frames that contain one of the wanted addresses, and the innermost function of
+    /// each thread.
     pub(super) fn frames(&self, wanted: &FrameRequest<'_>) -> ThreadFrames {
         let mut found = ThreadFrames::default();
-        // This is the last use of the code. Its debug information takes several MiB; they are
-        // released before the search of dominators needs the most memory.
+        // This is the last use of the process's code. Its debug information takes several MiB,
+        // which are released before the search of dominators needs the most memory.
         let Some(code) = &mut self.0.take() else { return found };
         for (thread, stack) in threads_with_stacks(wanted.memory, wanted.stacks) {
             let frames = unwound(code, wanted.memory, thread, stack);
@@ -60,7 +61,7 @@ impl ScannedCode {
     }
 }
 
-/// The threads whose stacks are unwound, and the used parts of their stacks.
+/// Returns the threads whose stacks are unwound, each with the used part of its stack.
 fn threads_with_stacks<'a>(
     memory: &'a dyn Memory,
     stacks: &[(u32, AddrRange)],
@@ -72,7 +73,8 @@ fn threads_with_stacks<'a>(
     })
 }
 
-/// The memory from the stack pointer of a thread on, if its stack is unknown.
+/// Returns the mapped memory from the stack pointer of a thread on. Used if the bounds of the stack
+/// are unknown.
 fn mapped_stack(memory: &dyn Memory, thread: &ScannedThread) -> AddrRange {
     let start = thread.stack_pointer;
     let mapping = memory.mappings().iter().find(|it| it.range.contains(start));
@@ -102,8 +104,8 @@ fn unwound(
     code.frames(registers, &bytes)
 }
 
-/// The addresses of a frame: from its stack pointer to that of its caller. The innermost one also
-/// has the red zone.
+/// Returns the addresses of a frame: from its stack pointer to the stack pointer of its caller. The
+/// innermost frame also contains the red zone.
 fn range_of(frames: &[StackFrame], depth: u32, stack: AddrRange) -> AddrRange {
     let depth = depth as usize;
     let start = if depth == 0 { stack.start } else { frames[depth].stack_pointer };
@@ -111,8 +113,8 @@ fn range_of(frames: &[StackFrame], depth: u32, stack: AddrRange) -> AddrRange {
     AddrRange { start: start.min(end), end }
 }
 
-/// The function of a frame. If functions were inlined into it, this is the outermost function: the
-/// frame belongs to all of them.
+/// Returns the function of a frame. If functions were inlined into this function, they share the
+/// frame, and the outermost function is returned.
 fn named(code: &mut ProcessCode, frame: &StackFrame, depth: u32) -> RootFrame {
     let functions = code.functions(frame);
     let outer = functions.last();

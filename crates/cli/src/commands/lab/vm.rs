@@ -77,7 +77,7 @@ pub(crate) struct BuildArgs {
     build_limit: Duration,
 }
 
-/// Lists, runs, downloads, builds or compares.
+/// Lists or runs experiments in virtual machines, or downloads, builds or compares kernels.
 pub(super) fn run(args: LabVmArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     match args.command {
         LabVmCommand::List { output } => {
@@ -122,7 +122,7 @@ impl BuildArgs {
         self.patch.as_ref().map(read).transpose()
     }
 
-    /// Builds a kernel with progress on the terminal, or finds it built.
+    /// Builds a kernel and shows the progress on the terminal, or finds the kernel already built.
     fn kernel(&self, patch: Option<&[u8]>) -> anyhow::Result<GuestKernel> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let build = KernelBuild {
@@ -144,7 +144,7 @@ impl BuildArgs {
     }
 }
 
-/// Names of the experiments that run in a virtual machine.
+/// Returns the names of the experiments that run in a virtual machine.
 fn virtual_experiments() -> Vec<String> {
     let all = EXPERIMENTS.iter().map(|experiment| experiment.about());
     all.filter(|about| about.is_virtual()).map(|about| about.name.to_owned()).collect()

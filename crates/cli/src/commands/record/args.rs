@@ -83,7 +83,7 @@ pub(crate) struct RecorderArgs {
     pub(crate) triggers: TriggerArgs,
 }
 
-/// When a snapshot and a diagnosis are saved.
+/// Conditions for saving a snapshot and a diagnosis.
 #[derive(Debug, Args)]
 pub(crate) struct TriggerArgs {
     /// Save a snapshot and a diagnosis of a process that grows by SIZE within 10 minutes, and by at
@@ -102,7 +102,7 @@ pub(crate) struct TriggerArgs {
     pub(crate) no_triggers: bool,
 }
 
-/// Rows of tables.
+/// Number of rows of tables.
 #[derive(Debug, Args)]
 pub(crate) struct RowArgs {
     /// Show the first N rows of each table, or `all`

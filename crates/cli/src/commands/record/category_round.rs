@@ -1,4 +1,4 @@
-//! Categories of the processes of a recorder, read beside its sweeps.
+//! Memory categories of recorded processes, which are read after the recorder's sweeps.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,21 +10,21 @@ use pagewise_model::sweep::{CategorySample, ProcessKey, Sweep, SweepProcess};
 use pagewise_proc::ProcRoot;
 use pagewise_proc::capture::{CaptureRequest, Wish, capture};
 
-/// The largest processes whose categories are read.
+/// Number of the largest processes whose categories are read.
 const LARGEST: usize = 20;
-/// The fastest growing processes whose categories are read.
+/// Number of the fastest growing processes whose categories are read.
 const GROWING: usize = 10;
-/// Minimum growth of such a process since its last sample.
+/// Minimum growth of a fast growing process since the last sample of the process.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
-/// Time in which all these processes are read once.
+/// Time, in nanoseconds, in which the categories of all chosen processes are read once.
 const ROUND_NS: u64 = 60_000_000_000;
 /// A process with more resident memory than this is read in a thread of its own, and less often.
 const LARGE: Bytes = Bytes::gib(1);
-/// Time between two readings of a large process, per GiB of its memory: reading a GiB takes about
-/// 10 ms of CPU time.
+/// Time between two readings of a large process, in nanoseconds per GiB of its memory: reading a
+/// GiB takes about 10 ms of CPU time.
 const LARGE_GIB_EVERY_NS: u64 = 120_000_000_000;
 
-/// Reads categories, some processes after each sweep.
+/// Reads the categories of processes, a few processes after each sweep.
 #[derive(Debug, Default)]
 pub(super) struct CategoryRound {
     large_reader: LargeReader,
@@ -32,7 +32,8 @@ pub(super) struct CategoryRound {
     queue: Vec<ProcessKey>,
     per_sweep: usize,
     begun_ns: Option<u64>,
-    /// Counters at the last reading: a process that has not changed is not read again.
+    /// Counters of each process at its last reading: a process whose counters are unchanged is not
+    /// read again.
     read: HashMap<ProcessKey, CategoryMark>,
 }
 
@@ -56,7 +57,8 @@ impl CategoryMark {
 #[derive(Debug, Default)]
 struct LargeReader {
     reading: Option<JoinHandle<Option<CategorySample>>>,
-    /// The beginning of the last reading of each process, and its counters then.
+    /// Time at which the last reading of each process began, and the counters of the process at
+    /// that time.
     begun: HashMap<ProcessKey, (u64, CategoryMark)>,
 }
 
@@ -95,7 +97,7 @@ impl LargeReader {
 }
 
 impl CategoryRound {
-    /// Reads the processes whose turn it is.
+    /// Reads the next processes of the queue.
     pub(super) fn read(
         &mut self,
         root: &ProcRoot,
@@ -125,7 +127,7 @@ impl CategoryRound {
         samples
     }
 
-    /// The largest processes, and those that grew most since they were read.
+    /// Returns the largest processes, and the processes that grew most since their last reading.
     fn chosen(&self, sweep: &Sweep) -> Vec<ProcessKey> {
         let mut all: Vec<&SweepProcess> =
             sweep.processes.iter().filter(|it| !it.is_zombie()).collect();
@@ -157,7 +159,7 @@ pub(super) fn read_process(
     is_same.then(|| sweeps::categories(&snapshot).ok()).flatten()
 }
 
-/// The processes above [`LARGE`], at most [`LARGEST`], in descending order of memory.
+/// Returns the processes above [`LARGE`], at most [`LARGEST`], in descending order of memory.
 fn large_ones(sweep: &Sweep) -> Vec<&SweepProcess> {
     let is_large = |it: &&SweepProcess| it.rss > LARGE && !it.is_zombie();
     let mut large: Vec<&SweepProcess> = sweep.processes.iter().filter(is_large).collect();

@@ -8,10 +8,11 @@ use pagewise_model::sweep::SweepEventKind;
 use pagewise_proc::{ProcRoot, kernel_log, oom_log};
 use pagewise_view::text::inline;
 
-/// Reports that one sweep adds at most. The kernel prints ten in five seconds.
+/// Maximum number of reports that one sweep adds. The kernel prints at most ten reports in five
+/// seconds.
 const MAX_REPORTS: usize = 20;
 
-/// Remembers which reports the recording has.
+/// Remembers the last OOM report that the recording has.
 #[derive(Debug)]
 pub(super) struct OomReports {
     /// Time of the last report, in seconds since boot by the clock of the log.
@@ -19,14 +20,14 @@ pub(super) struct OomReports {
 }
 
 impl OomReports {
-    /// Skips the reports that the log already has.
+    /// Skips the reports that are already in the log.
     pub(super) fn new(root: &ProcRoot) -> OomReports {
         let mut reports = OomReports { last_seconds: f64::MIN };
         reports.take(root);
         reports
     }
 
-    /// The events of reports since the last call; none if the log cannot be read.
+    /// Returns an event for each report since the last call; none if the log cannot be read.
     pub(super) fn take(&mut self, root: &ProcRoot) -> Vec<SweepEventKind> {
         let log = kernel_log::of(root).unwrap_or_default();
         let mut reports = oom_log::parse(&log);

@@ -14,21 +14,22 @@ use pagewise_sampler::FiredTrigger;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Signal, kill_process};
 
-/// Maximum number of waiting snapshots. More triggers fire only in a storm, in which the first ones
-/// matter.
+/// Maximum number of waiting snapshots. If more triggers fire in a short time, the first ones
+/// matter most.
 const MAX_SNAPSHOTS: usize = 64;
 /// Maximum number of waiting diagnoses: each takes at least [`DIAGNOSIS`].
 const MAX_DIAGNOSES: usize = 8;
 /// Duration of a diagnosis.
 const DIAGNOSIS: &str = "5s";
-/// A process that takes longer gets SIGTERM, so that it undoes its changes of the target.
+/// Time limit of a process that saves a file. A slower process gets SIGTERM, so that it undoes its
+/// changes of the target.
 const SAVING_LIMIT: Duration = Duration::from_secs(300);
 /// Time between SIGTERM and SIGKILL.
 const TIME_TO_END: Duration = Duration::from_secs(30);
-/// The longest reason of a failure, in bytes.
+/// Maximum length of the reason of a failure, in bytes.
 const MAX_REASON: usize = 200;
 
-/// A file that is to be made.
+/// A snapshot or a diagnosis that is to be saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PostMortem {
     kind: PostMortemKind,
@@ -43,7 +44,7 @@ impl PostMortem {
     }
 }
 
-/// The process that makes a file.
+/// A process that saves a snapshot or a diagnosis.
 #[derive(Debug)]
 struct SavingProcess {
     of: PostMortem,
@@ -77,8 +78,8 @@ impl SavingProcess {
         }
     }
 
-    /// The exit status if the process has ended. Sends SIGTERM after [`SAVING_LIMIT`], and SIGKILL
-    /// after another [`TIME_TO_END`].
+    /// Returns the exit status if the process has ended. Sends SIGTERM after [`SAVING_LIMIT`], and
+    /// SIGKILL after another [`TIME_TO_END`].
     fn poll(&mut self) -> Option<ExitStatus> {
         if let Ok(Some(status)) = self.child.try_wait() {
             return Some(status);
@@ -92,7 +93,7 @@ impl SavingProcess {
         None
     }
 
-    /// The reason for which the process has made no file.
+    /// Returns the reason why the process has saved no file.
     fn reason(&self, status: ExitStatus) -> Vec<u8> {
         if self.is_ending {
             return format!("it took longer than {} s", SAVING_LIMIT.as_secs()).into_bytes();
@@ -107,12 +108,12 @@ impl SavingProcess {
     }
 }
 
-/// Files that were made since the last call, and events.
+/// Files that were saved since the last call, and events.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PostMortemResults {
-    /// Kind and name of each file that was made.
+    /// Kind and name of each saved file.
     pub saved: Vec<(String, String)>,
-    /// Events: of triggers, and one for each file that was not made.
+    /// An event for each trigger, and one for each file that was not saved.
     pub events: Vec<SweepEventKind>,
 }
 
@@ -124,11 +125,11 @@ impl PostMortemResults {
     }
 }
 
-/// Makes snapshots and diagnoses, one of each kind at a time: snapshots first, since they show the
-/// process as it is.
+/// Saves snapshots and diagnoses, at most one of each kind at a time. Snapshots are saved first,
+/// since they show the process at the time of the trigger.
 #[derive(Debug)]
 pub(super) struct PostMortems {
-    /// The program that makes them: pagewise.
+    /// Path of pagewise, which saves the files.
     program: PathBuf,
     running: Vec<SavingProcess>,
     waiting: Vec<PostMortem>,
@@ -136,7 +137,7 @@ pub(super) struct PostMortems {
 }
 
 impl PostMortems {
-    /// An empty queue, whose files this program makes.
+    /// Returns an empty queue. Processes of this program will save the files.
     pub(super) fn new() -> PostMortems {
         PostMortems {
             program: "/proc/self/exe".into(),
@@ -146,11 +147,11 @@ impl PostMortems {
         }
     }
 
-    /// Plans a snapshot and a diagnosis.
+    /// Plans a snapshot and a diagnosis of the process for which a trigger fired.
     pub(super) fn plan(&mut self, fired: &FiredTrigger, unix_ns: u64) {
         let Some(process) = fired.process else { return };
         let seconds = i64::try_from(unix_ns / 1_000_000_000).unwrap_or(i64::MAX);
-        // The time is in UTC, as the names of the other files.
+        // The time in the name of the file is in UTC, as in the names of the other files.
         let time = CivilTime::new(seconds, 0).to_string().replace(' ', "T").replace(':', "-");
         let limits =
             [(PostMortemKind::Snapshot, MAX_SNAPSHOTS), (PostMortemKind::Diagnosis, MAX_DIAGNOSES)];
@@ -160,7 +161,8 @@ impl PostMortems {
             let planned = PostMortem { kind, process, file };
             let is_same = |it: &&PostMortem| it.kind == kind;
             let of_kind = || self.waiting.iter().filter(is_same);
-            // Several cgroups of one process may be near their limits.
+            // Triggers may fire for several cgroups of one process: one file of each kind is
+            // enough.
             if of_kind().any(|it| it.process == process) {
                 continue;
             }
@@ -174,7 +176,8 @@ impl PostMortems {
         self.waiting.sort_by_key(|it| it.kind);
     }
 
-    /// Ends processes that have taken too long, and starts the next process if it need not wait.
+    /// Ends saving processes that exceed their time limit, and starts the next one unless it must
+    /// wait.
     pub(super) fn advance(&mut self, folder: &Path) {
         let mut running = std::mem::take(&mut self.running);
         running.retain_mut(|it| match it.poll() {
@@ -186,7 +189,7 @@ impl PostMortems {
         });
         self.running = running;
         let Some(next) = self.waiting.first() else { return };
-        // A snapshot need not wait for a diagnosis: that takes many times longer.
+        // A snapshot need not wait for a diagnosis, which takes many times longer.
         let is_before = |it: &SavingProcess| it.of.kind <= next.kind;
         if self.running.iter().any(is_before) {
             return;
@@ -208,7 +211,7 @@ impl PostMortems {
         }
     }
 
-    /// The results since the last call.
+    /// Returns the results since the last call.
     pub(super) fn take_results(&mut self) -> PostMortemResults {
         std::mem::take(&mut self.results)
     }
@@ -240,7 +243,7 @@ mod tests {
         FiredTrigger { trigger, target, process: Some(process) }
     }
 
-    /// Advances until nothing runs and nothing waits.
+    /// Advances until no process runs and no file waits.
     fn all_results(post_mortems: &mut PostMortems, folder: &Path) -> PostMortemResults {
         let mut results = PostMortemResults::default();
         loop {
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn all_snapshots_are_made_before_the_first_diagnosis_and_each_that_is_left_out_is_said() {
+    fn all_snapshots_are_made_before_the_first_diagnosis_and_each_omitted_file_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let script = "echo $1 $2 >>\"${0%/*}/log\"; eval \": >\\\"\\${$#}\\\"\"";
         let mut post_mortems = with_program(folder.path(), script);
@@ -308,7 +311,7 @@ mod tests {
             let is_it = |it: &&SweepEventKind| matches!(it, SweepEventKind::NotSaved { kind, .. } if *kind == wanted);
             results.events.iter().filter(is_it).count()
         };
-        // Each process beyond the limits is left out twice.
+        // Each process was planned twice, so each file beyond the limits is reported twice.
         let counts = [PostMortemKind::Snapshot, PostMortemKind::Diagnosis].map(left_out);
         assert_eq!(counts, [2 * 6, 2 * 62]);
     }

@@ -25,14 +25,14 @@ use crate::output::{note, note_begin};
 const TURN: Duration = Duration::from_millis(250);
 /// Time between two checks of the sizes of files.
 const RETENTION_EVERY: Duration = Duration::from_secs(600);
-/// Shortest time between two sweeps.
+/// Minimum time between two sweeps.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
-/// Events of triggers that are kept while the disk is full.
+/// Maximum number of trigger events that are kept while the disk is full.
 const MAX_UNWRITTEN: usize = 4000;
-/// Time between two messages of the same trouble.
+/// Minimum time between two messages about the same failure.
 const MESSAGE_EVERY: Duration = Duration::from_secs(3600);
 
-/// Records until a signal comes.
+/// Records until a signal arrives.
 pub(super) fn run(args: &RecorderArgs) -> anyhow::Result<ExitCode> {
     if args.every < MIN_INTERVAL {
         bail!("--every needs at least {}", humantime::format_duration(MIN_INTERVAL));
@@ -84,7 +84,7 @@ struct Recorder {
     categories: CategoryRound,
     post_mortems: PostMortems,
     oom_reports: OomReports,
-    /// Events of triggers that are not in the recording yet: the disk was full.
+    /// Events of triggers that are not in the recording yet, because the disk was full.
     unwritten: PostMortemResults,
     retention: RetentionLimits,
     retained: Option<Instant>,
@@ -100,7 +100,7 @@ impl Recorder {
             ..SamplerOptions::default()
         };
         let max_size = Bytes(args.max_size);
-        // Files are deleted as a whole, so a part is small against the limit.
+        // Whole files are deleted, so each part is small compared with the limit.
         let part_size = Bytes((args.max_size / 8).clamp(1 << 20, 1 << 28));
         let options_of_writer = WriterOptions { part_size, ..WriterOptions::default() };
         let mut writer = RecordWriter::open(&times::folder(&args.folder), options_of_writer)?;
@@ -123,8 +123,7 @@ impl Recorder {
         })
     }
 
-    /// Reads all processes once, and writes the result. A disk that is full does not end the
-    /// recorder.
+    /// Reads all processes once, and writes the result. A full disk does not end the recorder.
     fn sweep(&mut self, root: &ProcRoot) -> anyhow::Result<()> {
         let SweepOutcome { sweep, events } = self.sampler.sweep()?;
         let written = self.writer.append(&sweep, &events);
@@ -208,7 +207,7 @@ mod tests {
     use super::super::category_round::read_process;
     use super::*;
 
-    /// Number of locks of this process on each file of the recording.
+    /// Returns the number of locks of this process on each file of the recording.
     fn locks(recorder: &Recorder) -> Vec<usize> {
         let text = fs::read_to_string("/proc/locks").unwrap();
         let pid = std::process::id().to_string();
@@ -234,7 +233,7 @@ mod tests {
         let mut recorder = Recorder::new(&root, &args).unwrap();
         recorder.sweep(&root).unwrap();
         let before = locks(&recorder);
-        // The database and its shared memory.
+        // One lock on the database, and one on the shared memory of the database.
         assert_eq!(before, [1, 0, 1]);
         let sweep = recorder.sampler.sweep().unwrap().sweep;
         let own = sweep.processes.iter().find(|it| it.key.pid.0 == std::process::id()).unwrap();

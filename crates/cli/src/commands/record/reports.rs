@@ -21,14 +21,14 @@ use crate::output::emit;
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
 
-/// Events within this time before and after the shown time are shown too.
+/// Time before and after the shown time, in nanoseconds, whose events are shown too.
 const AROUND_NS: u64 = 300_000_000_000;
-/// The usual time between two sweeps, to estimate their number.
+/// Usual time between two sweeps, in nanoseconds, to estimate the number of sweeps.
 const USUAL_INTERVAL_NS: u64 = 5_000_000_000;
 
 fn look_at(output: &OutputArgs, rows: &RowArgs, at_ns: u64) -> RecordOptions {
     let options = times::options(rows, at_ns);
-    // Programs get all rows.
+    // JSON has all rows.
     RecordOptions { rows: if output.json { usize::MAX } else { options.rows }, ..options }
 }
 
@@ -37,7 +37,7 @@ fn print(report: &Report, output: &OutputArgs, look: &TerminalLook) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reports a period.
+/// Reports a period of a recording.
 pub(super) fn report(args: &ReportArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let now = now_ns();
     let (from, to) = (time(&args.from, now)?, time(&args.to, now)?);
@@ -67,7 +67,7 @@ pub(super) fn report(args: &ReportArgs, look: &TerminalLook) -> anyhow::Result<E
     print(&report, &args.output, look)
 }
 
-/// Shows one time.
+/// Shows all processes at one time of a recording.
 pub(super) fn replay(args: &ReplayArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let at = time(&args.at, now_ns())?;
     let reader = RecordReader::open(&times::folder(&args.folder))?;
@@ -98,7 +98,7 @@ pub(super) fn replay(args: &ReplayArgs, look: &TerminalLook) -> anyhow::Result<E
     print(&sweeps::moment(&recorded, options), &args.output, look)
 }
 
-/// Compares two times.
+/// Compares two times of a recording.
 pub(super) fn diff(args: &RecordDiffArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let now = now_ns();
     let (before, after) = (time(&args.before, now)?, time(&args.after, now)?);

@@ -18,11 +18,12 @@ use crate::terminal::TerminalLook;
 
 /// The name of the service.
 const UNIT: &str = "pagewise-record.service";
-/// This folder exists only if systemd is the init system.
+/// Folder that exists only if systemd is the init system.
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// The unit file. A reader that is preempted while the kernel holds a mmap lock for it makes the
-/// owner of the lock wait: `CAP_SYS_NICE` lets it raise its priority for the time of such a call.
+/// Returns the unit file. `CAP_SYS_NICE` lets the recorder raise its priority during system calls
+/// in which the kernel holds the mmap lock of a process: if the recorder were preempted then, that
+/// process would wait for the lock.
 fn unit(program: &Path, every: &str) -> String {
     let program = quoted(program);
     format!(
@@ -72,7 +73,7 @@ WantedBy=multi-user.target
     )
 }
 
-/// A path as a word of a unit file.
+/// Returns a path, quoted as a word of a unit file.
 fn quoted(path: &Path) -> String {
     let path = path.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
     let path = path.replace('%', "%%").replace('$', "$$");

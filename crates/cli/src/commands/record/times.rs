@@ -14,7 +14,7 @@ use crate::target::UsageError;
 /// The folder of recordings of root, which is the `StateDirectory` of the service.
 pub(super) const SYSTEM_FOLDER: &str = "/var/lib/pagewise";
 
-/// The folder of a recording.
+/// Returns the folder of a recording.
 pub(super) fn folder(args: &FolderArgs) -> PathBuf {
     if let Some(folder) = &args.dir {
         return folder.clone();
@@ -27,12 +27,12 @@ pub(super) fn folder(args: &FolderArgs) -> PathBuf {
     state.map_or_else(|| SYSTEM_FOLDER.into(), |state| state.join("pagewise"))
 }
 
-/// Nanoseconds since 1970.
+/// Returns the present time in nanoseconds since 1970.
 pub(super) fn now_ns() -> u64 {
     nanoseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// A time in nanoseconds since 1970. `now` is `now_ns`.
+/// Parses a time. Returns nanoseconds since 1970; for the text `now`, `now_ns`.
 ///
 /// # Errors
 /// [`UsageError`] if the text is not a time.
@@ -50,10 +50,10 @@ pub(super) fn time(text: &str, now_ns: u64) -> Result<u64, UsageError> {
         UsageError(format!("{text} is not a time: expected {expected}"))
     };
     let civil = CivilTime::parse(text, today).ok_or_else(wrong)?;
-    // The offset of the time itself: summer time may have begun since.
+    // The UTC offset of the given time counts: summer time may have begun since.
     let guess = civil.unix_seconds(system::utc_offset(now));
     let mut seconds = civil.unix_seconds(system::utc_offset(guess));
-    // A time of day that is still to come is one of yesterday.
+    // A time of day that is later than now means yesterday.
     if seconds > now && !text.contains('-') {
         seconds -= 86_400;
     }
@@ -61,12 +61,12 @@ pub(super) fn time(text: &str, now_ns: u64) -> Result<u64, UsageError> {
     Ok(seconds.saturating_mul(1_000_000_000))
 }
 
-/// Seconds by which the time zone is ahead of UTC at a time.
+/// Returns the number of seconds by which local time is ahead of UTC at a time.
 pub(super) fn utc_offset(at_ns: u64) -> i64 {
     system::utc_offset(i64::try_from(at_ns / 1_000_000_000).unwrap_or(i64::MAX))
 }
 
-/// The look of reports.
+/// Returns the options of reports.
 pub(super) fn options(rows: &RowArgs, at_ns: u64) -> RecordOptions {
     RecordOptions { utc_offset: utc_offset(at_ns), rows: rows.rows.0.unwrap_or(usize::MAX) }
 }

@@ -84,7 +84,7 @@ pub(crate) struct Hardware {
     pub(crate) prefetch: Option<PrefetchArg>,
 }
 
-/// The source of the memory accesses: one of three.
+/// The source of the memory accesses: a workload, a trace, or a command.
 #[derive(Debug, Args)]
 pub(crate) struct Feed {
     /// Simulate a built-in sequence of accesses
@@ -158,11 +158,11 @@ pub(crate) enum OrderArg {
     Sequential,
 }
 
-/// `--prefetch`.
+/// Value of `--prefetch`; `None` simulates no prefetcher.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PrefetchArg(pub(crate) Option<NextPagePrefetcher>);
 
-/// `48K`, `1G`, `4096`.
+/// Parses a number of bytes, with or without a unit: `48K`, `1G`, `65536`.
 fn size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.chars().last() {
         Some('K' | 'k') => (&text[..text.len() - 1], 10),

@@ -32,11 +32,11 @@ pub(super) struct Fed {
 /// Destination of accesses.
 type FeedSink<'a> = &'a mut dyn FnMut(&[MemoryAccess]);
 
-/// Default limit of a command: some minutes, since lackey makes a system call for every line that
-/// it writes.
+/// Default limit of accesses of a command: some minutes, since lackey makes a system call for every
+/// line that it writes.
 const OF_A_COMMAND: u64 = 100_000_000;
 
-/// Default limit of a workload without an end.
+/// Default limit of accesses of a workload without an end.
 const OF_A_WORKLOAD: u64 = 100_000_000;
 
 /// Feeds accesses to `sink` until the end, or until the limit.
@@ -116,7 +116,7 @@ fn play(workload: WorkloadArg, feed: &Feed, sink: FeedSink<'_>) -> Fed {
 /// Distance between two addresses of a pointer chase: a cache line.
 const CHASE_STRIDE: u64 = 64;
 
-/// Number of bytes that are read at once.
+/// Maximum number of bytes that are read at once.
 const PIECE: usize = 256 << 10;
 
 fn read_file(path: &Path, limit: u64, modify: ModifyAs, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
@@ -150,7 +150,7 @@ fn run_command(feed: &Feed, modify: ModifyAs, sink: FeedSink<'_>) -> anyhow::Res
     let mut reader = LackeyReader::new(modify);
     let read = follow(pipe, &mut child, &mut reader, &mut meter);
     if read.is_err() || meter.cut_off {
-        // Fails if the command has ended.
+        // `kill` fails if the command has ended.
         let _ = child.kill();
     }
     let status = child.wait().context("cannot wait for the command")?;
@@ -170,7 +170,8 @@ fn start(feed: &Feed) -> anyhow::Result<(File, Child)> {
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty()).context("cannot make a pipe")?;
     let mut valgrind = Command::new("valgrind");
-    // The user's own valgrind configuration is for other tools and ignored; children write nothing.
+    // The user's own valgrind configuration is for other tools, and is ignored. Children of the
+    // command write no trace.
     valgrind.args(["--command-line-only=yes", "--tool=lackey", "--trace-mem=yes"]);
     valgrind.args(["--basic-counts=no", "--child-silent-after-fork=yes"]);
     valgrind.arg(format!("--log-fd={}", theirs.as_raw_fd()));
@@ -185,8 +186,8 @@ fn start(feed: &Feed) -> anyhow::Result<(File, Child)> {
     Ok((ours.into(), child))
 }
 
-/// Reads until the command has ended and its output is read, or until the limit. A child of the
-/// command that stays may keep the pipe open; it is not waited for.
+/// Reads until the command has ended and its output is read, or until the limit. Does not wait for
+/// a child of the command that stays, which may keep the pipe open.
 fn follow(
     mut pipe: File,
     child: &mut Child,
@@ -194,7 +195,7 @@ fn follow(
     meter: &mut Meter<'_>,
 ) -> io::Result<()> {
     const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    /// Less than the time in which lackey fills the pipe.
+    /// Time to sleep after each read: shorter than the time in which lackey fills the pipe.
     const REST: Duration = Duration::from_millis(1);
     let mut piece = vec![0; PIECE];
     let mut ended = false;
@@ -231,7 +232,7 @@ fn not_run(feed: &Feed, status: ExitStatus) -> anyhow::Error {
     }
 }
 
-/// The command's exit code; after a signal, the exit code that a shell reports.
+/// Returns the command's exit code; after a signal, the exit code that a shell reports.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))

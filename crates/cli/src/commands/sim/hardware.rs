@@ -17,12 +17,12 @@ pub(super) struct SimulatedMachine {
     pub(super) caches: CacheShapes,
     tlbs: Vec<TlbShape>,
     next_page: Option<NextPagePrefetcher>,
-    /// All policies, the one of the headline first.
+    /// All replacement policies, the policy of the report's headline first.
     pub(super) policies: Vec<RecencyPolicy>,
 }
 
 impl SimulatedMachine {
-    /// The machine that the options describe.
+    /// Returns the machine that the options describe.
     pub(super) fn from_args(args: &Hardware) -> SimulatedMachine {
         let known = match args.cpu {
             CpuArg::Machine => this_machine(),
@@ -61,7 +61,7 @@ impl SimulatedMachine {
         found.copied().ok_or_else(|| unknown("the TLB for pages of this size is unknown"))
     }
 
-    /// An empty TLB for pages of this size.
+    /// Returns an empty TLB for pages of this size.
     pub(super) fn tlb(&self, page: TlbPageSize) -> Reading<Levels> {
         let unfit = |unfit: Unfit| Absent::NotSupported(unfit.to_string().into());
         let levels = Levels::tlb(&self.shape(page)?, self.policies[0]).map_err(unfit)?;
@@ -71,12 +71,12 @@ impl SimulatedMachine {
         })
     }
 
-    /// The prefetcher for pages of this size. Prefetchers are known for base pages only.
+    /// Returns the prefetcher for pages of this size. Prefetchers are known for base pages only.
     pub(super) fn prefetcher(&self, page: TlbPageSize) -> Option<NextPagePrefetcher> {
         self.next_page.filter(|_| page == TlbPageSize::Base)
     }
 
-    /// Both levels for pages of this size.
+    /// Returns both TLB levels for pages of this size.
     pub(super) fn levels(&self, page: TlbPageSize) -> Reading<(TlbResult, Reading<TlbResult>)> {
         let level = |level: geometry::TlbShapeLevel| TlbResult {
             entries: level.entries as u64,
@@ -87,7 +87,7 @@ impl SimulatedMachine {
         Ok((level(shape.first), second))
     }
 
-    /// The description of the machine in reports.
+    /// Returns the description of the machine in reports.
     pub(super) fn model(&self) -> simulated::SimulatedCpu {
         let level = |shape: CacheShape| simulated::CacheResult {
             size: Bytes(shape.size),
@@ -120,8 +120,8 @@ fn policy(policy: PolicyArg) -> RecencyPolicy {
     }
 }
 
-/// This machine, as far as it is known; unknown parts are taken from a CPU with known data, and the
-/// report says so.
+/// Returns this machine if its caches and TLBs are known; otherwise a CPU with known data, whose
+/// name in the report has the reason.
 fn this_machine() -> SimulatedMachine {
     match (caches(), tlb::tlbs()) {
         (Ok(caches), Ok(tlbs)) => SimulatedMachine {

@@ -18,7 +18,7 @@ use super::live::LiveEvent;
 /// Signals that end, stop or continue this process.
 const SIGNALS: [c_int; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT];
 
-/// Sends events of the terminal and signals from threads of their own.
+/// Starts the threads that send events of the terminal and signals.
 pub(super) fn start(sender: &Sender<LiveEvent>) -> io::Result<()> {
     let mut signals = Signals::new(SIGNALS)?;
     let to_loop = sender.clone();

@@ -19,10 +19,10 @@ use super::live::LiveEvent;
 
 /// Exit status of a diagnosis that found trouble.
 const TROUBLE: i32 = 10;
-/// Bytes that are read at once.
+/// Maximum number of bytes that are read at once.
 const PIECE: usize = 16 << 10;
 
-/// A child process until it is reaped: until then, no other process can get its PID.
+/// A child process; `None` after it was reaped. Before, no other process can get its PID.
 type RunningChild = Arc<Mutex<Option<Child>>>;
 
 /// The commands that run.
@@ -32,7 +32,7 @@ pub(super) struct InstrumentRuns {
 }
 
 impl InstrumentRuns {
-    /// Starts a command. Its output and its end come as events.
+    /// Starts a command. The output and the end of the command are sent as events.
     pub(super) fn start(
         &mut self,
         root: &ProcRoot,
@@ -81,7 +81,7 @@ impl InstrumentRuns {
         });
     }
 
-    /// Interrupts a command; it then reports what it has.
+    /// Interrupts a command, which then reports its results so far.
     pub(super) fn stop(&self, subject: &PageSubject, instrument: PageInstrument) {
         if let Some(child) = self.running.get(&(subject.clone(), instrument)) {
             interrupt(child);
@@ -129,12 +129,12 @@ fn interrupt(child: &RunningChild) {
     let child = child.lock().unwrap_or_else(PoisonError::into_inner);
     let pid = child.as_ref().and_then(|child| i32::try_from(child.id()).ok());
     if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-        // It fails only if the process has ended.
+        // `kill_process` fails only if the process has ended.
         let _ = kill_process(pid, Signal::INT);
     }
 }
 
-/// True if the process still has its PID.
+/// Returns true if the PID still belongs to the same process.
 fn is_same(root: &ProcRoot, key: ProcessKey) -> bool {
     let stat = root.read(key.pid, "stat").ok();
     let stat = stat.and_then(|text| stat::parse(&text).ok());

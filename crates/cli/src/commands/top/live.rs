@@ -1,4 +1,5 @@
-//! The loop of a live view: events in, actions out. It waits for nothing but the next event.
+//! The loop of a live view, which receives events and carries out actions. The loop waits only for
+//! the next event.
 
 use std::ffi::c_int;
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ use crate::terminal::TerminalLook;
 pub(super) enum LiveEvent {
     /// An event for [`TopState`].
     Screen(TuiEvent),
-    /// A sweep, the events that it found, and its CPU time for pages.
+    /// A sweep, the events that it found, and its CPU time for reading pages.
     Sweep { sweep: Arc<Sweep>, events: Vec<SweepEvent>, pages_cpu: Duration },
     /// The processes cannot be listed.
     SweepFailed(String),
@@ -52,21 +53,21 @@ pub(super) struct LiveTop {
     pages: PageReader,
     runs: InstrumentRuns,
     color: bool,
-    /// For the last sweep: CPU time of this thread before its table was made, CPU time of reading
-    /// it, and its number of processes.
+    /// For the last sweep: CPU time of this thread before it made the table of the sweep, CPU time
+    /// of the sweep, and number of processes of the sweep.
     last_cost: Option<(Duration, SweepCpu, usize)>,
     sender: Sender<LiveEvent>,
     receiver: Receiver<LiveEvent>,
 }
 
-/// Why the loop ends.
+/// Reason for which the loop ends.
 enum LiveEnd {
     Quit,
     Signal(c_int),
 }
 
 impl LiveTop {
-    /// Takes the terminal over, and starts the threads that read.
+    /// Takes the terminal over, and starts the threads that read processes and input.
     pub(super) fn start(
         root: &ProcRoot,
         interval: Duration,
@@ -159,7 +160,8 @@ impl LiveTop {
                 }
             }
             LiveEvent::Sweep { sweep, mut events, pages_cpu } => {
-                // This view was frozen or suspended, or reads less often: the machine has no gap.
+                // The gap is one of this view, which was frozen or suspended, or reads less often;
+                // the machine did not stop.
                 events.retain(|it| !matches!(it.event, SweepEventKind::Gap { .. }));
                 self.add(sweep, &events, pages_cpu);
             }
@@ -182,7 +184,7 @@ impl LiveTop {
         self.show_table();
     }
 
-    /// Adapts the time to the next sweep to the cost of the last one, its frame included.
+    /// Adapts the interval of sweeps to the cost of the last sweep and its frame.
     fn adapt(&mut self) {
         let Some((before, mut cpu, processes)) = self.last_cost.take() else { return };
         cpu.others += thread_cpu_time().saturating_sub(before);
@@ -204,7 +206,7 @@ impl LiveTop {
 
     fn carry_out(&mut self, action: TuiAction) -> anyhow::Result<()> {
         match action {
-            // `take` ends the loop for it.
+            // The caller ends the loop on this action.
             TuiAction::Quit => {}
             TuiAction::Suspend => self.screen.suspend(&mut self.state)?,
             TuiAction::Redraw => self.screen.clear()?,
@@ -222,7 +224,7 @@ impl LiveTop {
             }
             TuiAction::Stop(subject, instrument) => self.runs.stop(&subject, instrument),
             TuiAction::Save(key) => self.save(key),
-            // Only a recording has steps.
+            // Only a replay has steps.
             TuiAction::Step(_) => {}
         }
         Ok(())

@@ -1,29 +1,30 @@
-//! The time between sweeps that keeps to the CPU budget.
+//! The time between sweeps, chosen so that sweeps stay within the CPU budget.
 
 use std::time::Duration;
 
 use super::sampling::PAGE_SHARE;
 
-/// Share of one core for up to [`FEW_PROCESSES`].
+/// Maximum share of the CPU time of one core for up to [`FEW_PROCESSES`] processes.
 const SHARE: f64 = 0.01;
-/// The share grows with the number of processes from here on.
+/// Number of processes above which the share grows with the number of processes.
 const FEW_PROCESSES: f64 = 300.0;
-/// Largest share of one core, for any number of processes.
+/// Maximum share of the CPU time of one core for any number of processes.
 const MAX_SHARE: f64 = 0.03;
-/// Even a slow machine is read as often as this.
+/// Maximum interval of sweeps, also on a slow machine.
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
-/// Weight of the last cost in the average.
+/// Weight of the cost of the last sweep in the average cost.
 const WEIGHT: f64 = 0.3;
-/// The interval becomes shorter only if the new one is below this share of the last one.
+/// The interval becomes shorter only if the new interval is below this share of the last one.
 const TOLERANCE: f64 = 0.8;
 
 /// CPU time of a sweep.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SweepCpu {
-    /// Reading the pages of processes. It has a budget of its own, and one sweep may spend what
-    /// those before have saved: it counts as at most [`PAGE_SHARE`] of the interval.
+    /// CPU time for reading the pages of processes. This reading has a budget of its own, and a
+    /// sweep may spend the savings of earlier sweeps: the CPU time counts as at most [`PAGE_SHARE`]
+    /// of the interval.
     pub(super) pages: Duration,
-    /// All else, with the table and its frame.
+    /// CPU time for everything else, including the table and its frame.
     pub(super) others: Duration,
 }
 
@@ -32,8 +33,8 @@ pub(super) struct SweepCpu {
 pub(super) struct SweepPace {
     wanted: Duration,
     actual: Duration,
-    /// Average CPU time of a sweep, its table and its frame, in seconds. The first sweep, which
-    /// reads everything, does not count.
+    /// Average CPU time of a sweep, including its table and its frame, in seconds. The first sweep,
+    /// which reads everything, does not count.
     cost: Option<f64>,
     sweeps: u64,
 }

@@ -24,15 +24,15 @@ use crate::target::captured;
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time between two readings, as a multiple of the CPU time of a reading: 1 % of a core.
 const COST_FACTOR: u32 = 100;
-/// Even a large process is read as often as this.
+/// Maximum time between two readings, also of a large process.
 const MAX_INTERVAL: Duration = Duration::from_secs(60);
-/// Mappings that the explain pane shows.
+/// Number of mappings that the explain pane shows.
 const LARGEST: usize = 20;
 
 /// The thread that reads the process of the open page.
 #[derive(Debug)]
 pub(super) struct PageReader {
-    /// `None` to stop reading.
+    /// The process to read next; `None` stops reading.
     requests: Sender<Option<ProcessKey>>,
 }
 
@@ -51,7 +51,7 @@ impl PageReader {
             PageSubject::Process(key) => Some(*key),
             PageSubject::Cgroup(_) => None,
         });
-        // It fails only if the thread has panicked, which ends the loop.
+        // `send` fails only if the thread has panicked, which ends the loop.
         let _ = self.requests.send(process);
     }
 }
@@ -121,7 +121,7 @@ fn read(process: &mut ReadProcess) -> anyhow::Result<LiveReports> {
 
 fn reports(first: &Snapshot, now: &Snapshot) -> LiveReports {
     let options = ExplainOptions { largest: LARGEST, ..ExplainOptions::default() };
-    // The page has the name of the process above its panes.
+    // The page has the name of the process above its panes, so the reports need no titles.
     let untitled = |report: Report| Report { title: Vec::new(), ..report };
     LiveReports {
         overview: live::overview(first, now),

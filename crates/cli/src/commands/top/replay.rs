@@ -1,4 +1,5 @@
-//! The loop over a recording: the same screen, with steps in place of new sweeps.
+//! The loop of `pagewise replay` on a terminal: the screen of `top`, with steps through a recording
+//! in place of new sweeps.
 
 use std::ffi::c_int;
 use std::process::ExitCode;
@@ -80,7 +81,8 @@ pub(crate) fn run<S: SweepSource>(
     ended(signal)
 }
 
-/// A page whose first pane, the only one of a recording, has the recorded values.
+/// Returns a page whose first pane has the recorded values. A recording has no values for the other
+/// panes.
 fn page_of(overview: Report) -> LiveReports {
     let absent = || Report { schema: overview.schema, title: Vec::new(), blocks: Vec::new() };
     LiveReports {
@@ -92,7 +94,8 @@ fn page_of(overview: Report) -> LiveReports {
     }
 }
 
-/// Ends as a signal asked for, so that the parent learns of it.
+/// Ends this process by the signal that it received, so that its parent sees the signal in the exit
+/// status. Returns success without a signal.
 fn ended(signal: Option<c_int>) -> anyhow::Result<ExitCode> {
     if let Some(signal) = signal {
         emulate_default_handler(signal)?;
@@ -101,7 +104,7 @@ fn ended(signal: Option<c_int>) -> anyhow::Result<ExitCode> {
 }
 
 impl<S: SweepSource> ReplayTop<S> {
-    /// Applies an event of the screen. True if the user quits.
+    /// Applies an event of the screen. Returns true if the user quits.
     fn apply(&mut self, event: TuiEvent) -> anyhow::Result<bool> {
         for action in self.state.apply(event) {
             match action {
@@ -126,7 +129,7 @@ impl<S: SweepSource> ReplayTop<S> {
         Ok(false)
     }
 
-    /// The page of the open object at the time of the cursor.
+    /// Shows the page of the open object at the time of the cursor.
     fn show_page(&mut self) -> anyhow::Result<()> {
         let Some(subject) = self.open.clone() else { return Ok(()) };
         let report = match &subject {
@@ -166,7 +169,7 @@ impl<S: SweepSource> ReplayTop<S> {
             ReplayStep::Previous => cursor.step_back().map(|()| true),
             ReplayStep::MinuteForward => {
                 cursor.go(now.saturating_add(MINUTE_NS))?;
-                // The next sweep can be more than a minute away.
+                // If the next sweep is more than a minute away, the cursor moves to this sweep.
                 let is_stuck = cursor.time() == now;
                 if is_stuck { cursor.step_forward() } else { Ok(()) }.map(|()| true)
             }

@@ -11,11 +11,11 @@ use pagewise_sampler::{Sampler, SamplerOptions, SweepOutcome};
 
 use super::live::LiveEvent;
 
-/// Share of the CPU time of one core for the pages of processes: the rest of the budget is for
-/// counters, tables and frames.
+/// Share of the CPU time of one core for reading the pages of processes: the remaining budget is
+/// for counters, tables and frames.
 pub(super) const PAGE_SHARE: f64 = 0.004;
 
-/// A request to the thread that reads.
+/// A request to the thread that reads all processes.
 #[derive(Clone, Copy, Debug)]
 enum SamplingRequest {
     Interval(Duration),
@@ -29,7 +29,7 @@ pub(super) struct SamplingThread {
 }
 
 impl SamplingThread {
-    /// Starts to read.
+    /// Starts the thread.
     pub(super) fn start(
         root: &ProcRoot,
         interval: Duration,
@@ -45,7 +45,8 @@ impl SamplingThread {
 
     /// Changes the time between two sweeps.
     pub(super) fn set_interval(&self, interval: Duration) {
-        // It fails only if the thread has ended, which the loop learns from its last event.
+        // `send` fails only if the thread has ended, which the loop learns from the last event of
+        // the thread.
         let _ = self.requests.send(SamplingRequest::Interval(interval));
     }
 

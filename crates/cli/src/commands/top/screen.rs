@@ -1,4 +1,4 @@
-//! Full-screen mode of the terminal, which is restored in every case, also after a panic.
+//! Full-screen mode of the terminal. The terminal is restored in every case, also after a panic.
 
 use std::io::{self, BufWriter, Stdout, Write};
 use std::panic;
@@ -18,7 +18,7 @@ use ratatui::layout::Rect;
 use signal_hook::consts::SIGTSTP;
 use signal_hook::low_level::emulate_default_handler;
 
-/// Bytes of the output buffer: large enough that a frame takes few system calls.
+/// Number of bytes of the output buffer: large enough that a frame takes few system calls.
 const BUFFER: usize = 64 << 10;
 
 /// True while the terminal is in the mode of a full screen.
@@ -50,13 +50,13 @@ impl FullScreen {
         Ok(screen)
     }
 
-    /// Columns and lines.
+    /// Returns the numbers of columns and lines of the terminal.
     pub(super) fn size(&self) -> io::Result<(u16, u16)> {
         let size = self.terminal.size()?;
         Ok((size.width, size.height))
     }
 
-    /// Draws the state.
+    /// Draws a frame of the state.
     pub(super) fn draw(&mut self, state: &TopState) -> io::Result<()> {
         self.terminal.draw(|frame| draw(frame, state)).map(|_| ())
     }
@@ -98,7 +98,7 @@ impl FullScreen {
         self.clear()
     }
 
-    /// True if a thread panicked: its message is on the terminal.
+    /// Returns true if a thread panicked. Its message is then on the terminal.
     pub(super) fn has_panicked() -> bool {
         HAS_PANICKED.load(Ordering::SeqCst)
     }
@@ -133,7 +133,7 @@ mod tests {
     use super::terminal::Terminal as TestTerminal;
     use super::*;
 
-    /// Ends by a panic of another thread, as `top` would.
+    /// Ends after a panic of another thread, as `top` would.
     #[test]
     #[ignore = "the next test runs it in a terminal"]
     fn a_full_screen_whose_thread_panics() {
@@ -141,7 +141,7 @@ mod tests {
         thread::sleep(Duration::from_millis(300));
         let thread = thread::spawn(|| panic!("a panic on purpose"));
         assert!(thread.join().is_err() && FullScreen::has_panicked());
-        // The message stays on the screen, and the terminal is the shell's already.
+        // The panic message stays on the screen, and the terminal is restored for the shell.
         thread::sleep(Duration::from_millis(300));
     }
 

@@ -5,12 +5,13 @@ use pagewise_model::sweep::{CategorySample, Sweep, SweepEvent};
 use pagewise_model::sweep_source::SweepSource;
 use pagewise_store::{RecordReader, StoreError};
 
-/// Sweeps of this time before a sweep are its history.
+/// Time before a sweep, in nanoseconds, whose sweeps are the history of the sweep.
 const HISTORY_NS: u64 = 300_000_000_000;
-/// Events are searched in pieces of this time, so that a jump to a near event reads little.
+/// Time, in nanoseconds, for which events are searched at once: a jump to a near event reads
+/// little.
 const PIECE_NS: u64 = 3_600_000_000_000;
 
-/// The sweeps of a folder.
+/// The sweeps of a recording.
 #[derive(Debug)]
 pub(crate) struct StoredSweeps(pub(crate) RecordReader);
 
