@@ -1,5 +1,5 @@
-//! The RAM of a machine: the counters that are read, and the account that is made of them, in which
-//! every byte has one owner.
+//! Counters of a machine's RAM, and the account that is computed from them. Each byte has exactly
+//! one owner in the account.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,23 +9,24 @@ use crate::reading::plain;
 use crate::settings::{PressureFigures, SwapArea};
 use crate::{Bytes, Name, PageSize, Pid, Reading};
 
-/// The version of the saved form. Raised when an older reader would misread a newer file.
+/// Version of the file format. It increases when a change would make an older program misread the
+/// file.
 pub const SYSTEM_VERSION: u32 = 1;
 
-/// The counters of a machine, from which its [`MemoryAccount`] is made.
+/// Counters of a machine's memory; an analysis computes its [`MemoryAccount`] from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SystemReading {
-    /// [`SYSTEM_VERSION`] of the writer.
+    /// [`SYSTEM_VERSION`] of the program that wrote the file.
     pub pagewise_system: u32,
     /// `uname -r`.
     pub kernel: Name,
     /// The base page size.
     pub page_size: PageSize,
-    /// `/proc/meminfo` before the processes were read. Sizes are in bytes.
+    /// `/proc/meminfo` before the processes were read. Counters in kB are converted to bytes.
     pub meminfo_before: Vec<BootCounter>,
-    /// `/proc/meminfo` after the processes were read.
+    /// `/proc/meminfo` after the processes were read. Counters in kB are converted to bytes.
     pub meminfo: Vec<BootCounter>,
-    /// `/proc/vmstat` at the beginning and at the end.
+    /// `/proc/vmstat` at the beginning and at the end of the reading.
     pub vmstat: [VmstatPoint; 2],
     /// `/proc/zoneinfo`.
     #[serde(with = "plain")]
@@ -33,28 +34,28 @@ pub struct SystemReading {
     /// `/proc/buddyinfo`.
     #[serde(with = "plain")]
     pub free_blocks: Reading<Vec<Zone>>,
-    /// Size that one PMD page-table entry maps.
+    /// Size of a PMD-mapped huge page.
     #[serde(with = "plain")]
     pub huge_size: Reading<Bytes>,
-    /// `/proc/slabinfo`, largest first.
+    /// Caches of `/proc/slabinfo`, the cache with the most memory first.
     #[serde(with = "plain")]
     pub slabs: Reading<Vec<SlabCache>>,
-    /// The memory of all processes together.
+    /// Sums over all processes.
     pub processes: ProcessSums,
     /// The processes with the largest PSS, largest first.
     pub largest: Vec<ProcessShare>,
-    /// The processes as the OOM killer compares them.
+    /// The processes, with the values that the OOM killer compares.
     pub oom: Vec<OomProcess>,
-    /// File systems in memory: tmpfs mounts, memfds, System V segments, largest first.
+    /// Memory in tmpfs mounts, memfds and System V segments, largest first.
     #[serde(with = "plain")]
     pub shmem: Reading<Vec<ShmemUse>>,
-    /// Pools of huge pages (hugetlbfs), one of each page size.
+    /// Pools of huge pages (hugetlbfs), one for each huge-page size.
     #[serde(with = "plain")]
     pub hugetlb: Reading<Vec<HugetlbPool>>,
-    /// Memory of compressed devices, `mm_stat` of `/sys/block/zram*`.
+    /// Memory of zram devices: `mm_stat` of `/sys/block/zram*`.
     #[serde(with = "plain")]
     pub zram: Reading<Vec<ZramDevice>>,
-    /// True if the pages of the balloon are part of `MemTotal`.
+    /// True if `MemTotal` includes the pages that a balloon driver holds.
     #[serde(with = "plain")]
     pub balloon_in_total: Reading<bool>,
     /// True if `VmallocUsed` includes `KernelStack` (CONFIG_VMAP_STACK).
@@ -63,11 +64,11 @@ pub struct SystemReading {
     /// The part of `Percpu` that was allocated at boot, which is not part of `MemTotal`.
     #[serde(with = "plain")]
     pub percpu_at_boot: Reading<Bytes>,
-    /// Pages of network buffers (`mem` of `/proc/net/sockstat`); some are in slabs, the others have
-    /// no counter.
+    /// Pages of socket buffers (`mem` of `/proc/net/sockstat`). Some of these pages belong to
+    /// slabs; no counter covers the other ones.
     #[serde(with = "plain")]
     pub sockets: Reading<Bytes>,
-    /// Page cache of single files.
+    /// Page cache, by file system and by file.
     #[serde(with = "plain")]
     pub files: Reading<CachedFiles>,
     /// `/proc/pressure/memory`.
@@ -76,11 +77,12 @@ pub struct SystemReading {
     /// `/proc/swaps`.
     #[serde(with = "plain")]
     pub swaps: Reading<Vec<SwapArea>>,
-    /// Settings of reclaim, by their path on a live system.
+    /// Settings of reclaim, each by the path of its file on a live system.
     pub settings: Vec<(Name, u64)>,
-    /// Duration of the reading.
+    /// Duration of the reading in nanoseconds.
     pub took_ns: u64,
-    /// The longest single system call that may have held the mmap lock of a process.
+    /// Longest duration of a single system call that may have held the mmap lock of a process, in
+    /// nanoseconds.
     #[serde(with = "plain")]
     pub longest_hold_ns: Reading<u64>,
 }
@@ -97,93 +99,96 @@ pub struct VmstatPoint {
 /// A zone of `/proc/zoneinfo`. Sizes are in pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZoneFigures {
-    /// The NUMA node.
+    /// ID of the NUMA node.
     pub node: u32,
     /// `DMA`, `DMA32`, `Normal`, `Movable`.
     pub name: Name,
     /// Free pages.
     pub free: u64,
-    /// Free pages below which only the kernel's urgent requests are served.
+    /// The `min` watermark: below it, only urgent requests of the kernel get pages.
     pub min: u64,
-    /// Free pages below which kswapd begins to reclaim.
+    /// The `low` watermark: below it, kswapd begins to reclaim.
     pub low: u64,
-    /// Free pages at which kswapd stops.
+    /// The `high` watermark: kswapd stops when it is reached.
     pub high: u64,
-    /// Physical pages.
+    /// Physical pages of the zone.
     pub present: u64,
     /// Pages that the page allocator manages: `present` minus the pages reserved at boot.
     pub managed: u64,
-    /// Free pages in the lists of single CPUs, which `free` does not count.
+    /// Free pages in per-CPU lists, which `free` does not include.
     pub per_cpu: u64,
-    /// Free pages that requests for higher zones leave in this zone, by requested zone.
+    /// Free pages of this zone that a request for a higher zone must not take, indexed by the
+    /// requested zone.
     pub protection: Vec<u64>,
 }
 
 /// A cache of `/proc/slabinfo`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlabCache {
-    /// Its name. Caches of equal object sizes are merged under the name of the first.
+    /// Name of the cache. The kernel merges caches with equal object sizes under the name of the
+    /// first cache.
     pub name: Name,
-    /// Memory of its slabs.
+    /// Memory of the cache's slabs.
     pub bytes: Bytes,
-    /// Memory of its objects that are in use.
+    /// Memory of the cache's objects that are in use.
     pub active: Bytes,
     /// Number of objects in use.
     pub objects: u64,
-    /// True if the kernel can free objects under memory pressure; absent without its file in
-    /// `/sys/kernel/slab`.
+    /// True if the kernel can free objects of the cache under memory pressure; absent if the cache
+    /// has no file in `/sys/kernel/slab`.
     #[serde(with = "plain")]
     pub reclaimable: Reading<bool>,
 }
 
-/// PSS of all processes by page kind.
+/// Sums of the PSS of all processes by page kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessSums {
-    /// Processes with known PSS.
+    /// Number of processes with known PSS.
     pub read: u64,
-    /// Processes whose memory could not be read.
+    /// Number of processes whose memory could not be read.
     pub unread: u64,
     /// Sum of the RSS of the unread processes.
     pub unread_rss: Bytes,
-    /// Processes that share their address space with another process: the memory counts once.
+    /// Number of processes that share their address space with another process. The sums count the
+    /// memory of such processes once.
     pub same_memory: u64,
-    /// Anonymous pages.
+    /// PSS of anonymous pages.
     pub anonymous: Bytes,
-    /// Pages of files.
+    /// PSS of file pages.
     pub file: Bytes,
-    /// Pages of tmpfs and of shared anonymous memory.
+    /// PSS of tmpfs pages and of shared anonymous pages.
     pub shmem: Bytes,
 }
 
 /// PSS of one process by page kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessShare {
-    /// Its ID.
+    /// PID of the process.
     pub pid: Pid,
-    /// `comm`.
+    /// `comm` of the process.
     pub name: Name,
-    /// Its PSS.
+    /// PSS of the process.
     pub pss: Bytes,
-    /// Anonymous pages.
+    /// PSS of anonymous pages.
     pub anonymous: Bytes,
-    /// Pages of files.
+    /// PSS of file pages.
     pub file: Bytes,
-    /// Pages of tmpfs and of shared anonymous memory.
+    /// PSS of tmpfs pages and of shared anonymous pages.
     pub shmem: Bytes,
 }
 
-/// A use of tmpfs memory.
+/// Memory of one tmpfs mount, memfd name or System V segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShmemUse {
-    /// Kind of the use.
+    /// Kind of the tmpfs memory.
     pub kind: ShmemKind,
-    /// Mount point, name of the memfd, or number of the segment.
+    /// Mount point, name of the memfd, or ID of the System V segment.
     pub name: Name,
-    /// Allocated bytes, also those in swap.
+    /// Allocated bytes, including bytes in swap.
     pub bytes: Bytes,
-    /// Bytes of it in swap, if the kernel counts them.
+    /// Allocated bytes that are in swap; `None` if the kernel does not count them.
     pub swapped: Option<Bytes>,
-    /// Largest size of the file system; `None` without one.
+    /// Maximum size of the file system; `None` if it has no limit.
     pub limit: Option<Bytes>,
 }
 
@@ -193,7 +198,7 @@ pub struct ShmemUse {
 pub enum ShmemKind {
     /// A mounted tmpfs.
     Tmpfs,
-    /// A file of `memfd_create`.
+    /// Files of `memfd_create`.
     Memfd,
     /// A segment of `shmget`.
     SystemV,
@@ -204,37 +209,37 @@ pub enum ShmemKind {
 pub struct HugetlbPool {
     /// Size of a page.
     pub size: Bytes,
-    /// Pages of the pool.
+    /// Number of pages in the pool.
     pub pages: u64,
-    /// Unused pages.
+    /// Number of unused pages.
     pub free: u64,
-    /// Unused pages that a mapping has reserved.
+    /// Number of unused pages that a mapping has reserved.
     pub reserved: u64,
 }
 
-/// A compressed device in memory.
+/// A zram device: compressed swap or a compressed block device in RAM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZramDevice {
-    /// `zram0`.
+    /// Name of the device: `zram0`.
     pub name: Name,
     /// Stored bytes before compression.
     pub stored: Bytes,
-    /// Memory that the device takes.
+    /// Memory that the device uses.
     pub used: Bytes,
 }
 
-/// Page cache of files.
+/// Page cache by file system and by file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedFiles {
-    /// By file system, largest first.
+    /// File systems by cached bytes, largest first.
     pub file_systems: Vec<CachedFileSystem>,
-    /// Largest files, largest first.
+    /// Files with the most cached bytes, largest first.
     pub largest: Vec<CachedFile>,
     /// Number of files whose page cache was queried.
     pub files: u64,
     /// Number of files that could not be opened.
     pub unreadable: u64,
-    /// True if the search reached its limit of time or of files.
+    /// True if the search ended early because it reached its limit of time or of files.
     pub incomplete: bool,
 }
 
@@ -243,7 +248,7 @@ pub struct CachedFiles {
 pub struct CachedFileSystem {
     /// Mount point.
     pub point: Name,
-    /// `ext4`, `btrfs`.
+    /// Type of the file system: `ext4`, `btrfs`.
     pub kind: Name,
     /// Number of files with cached pages.
     pub files: u64,
@@ -257,17 +262,17 @@ pub struct CachedFileSystem {
 /// Page cache of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedFile {
-    /// Its path.
+    /// Path of the file.
     pub path: Name,
-    /// Its size.
+    /// Size of the file.
     pub size: Bytes,
     /// Cached bytes.
     pub cached: Bytes,
     /// Cached bytes that are not yet written to the device; `None` if the kernel does not count
     /// them.
     pub dirty: Option<Bytes>,
-    /// Memory cgroups that its pages are charged to, with their share of the sampled pages, the
-    /// largest first; empty if that was not read.
+    /// Memory cgroups that the file's pages are charged to, with the number of sampled pages of
+    /// each cgroup, largest first; empty if the charges were not read.
     #[serde(default)]
     pub charged: Vec<PageCharge>,
 }
@@ -275,7 +280,7 @@ pub struct CachedFile {
 /// Sampled pages of a file that are charged to a memory cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageCharge {
-    /// Path of the cgroup; `None` if it was removed, or is not visible.
+    /// Path of the cgroup; `None` if the cgroup was removed or is not visible.
     pub cgroup: Option<Name>,
     /// Number of sampled pages.
     pub pages: u64,
@@ -290,13 +295,13 @@ pub struct MemoryAccount {
     pub total: Bytes,
     /// Owners, in the order of the report.
     pub owners: Vec<MemoryOwner>,
-    /// Memory of `total` without an owner. It is negative if the owners' counters, which are read
-    /// one after the other, add up to more.
+    /// Bytes of `total` without an owner. The counters are read one after the other, so the owners'
+    /// bytes can exceed `total`; the number is then negative.
     pub unaccounted: i64,
 }
 
 impl MemoryAccount {
-    /// The bytes of an owner.
+    /// Returns the bytes of the owner with this ID; `None` if the account does not have the owner.
     pub fn owner(&self, id: &str) -> Option<Bytes> {
         self.owners.iter().find(|owner| owner.id == id).map(|owner| owner.bytes)
     }
@@ -307,7 +312,7 @@ impl MemoryAccount {
 pub struct MemoryOwner {
     /// Stable name: `processes.anonymous`.
     pub id: String,
-    /// Its bytes.
+    /// Bytes of the owner.
     pub bytes: Bytes,
     /// Parts of the bytes, largest first. Parts that the kernel does not count are missing, so the
     /// parts add up to at most `bytes`.
@@ -317,8 +322,8 @@ pub struct MemoryOwner {
 /// A part of an owner's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerPart {
-    /// Its name.
+    /// Name of the part.
     pub name: Name,
-    /// Its bytes.
+    /// Bytes of the part.
     pub bytes: Bytes,
 }

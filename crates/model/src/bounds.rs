@@ -5,11 +5,12 @@ use serde::{Deserialize, Serialize};
 use crate::Bytes;
 use crate::traced::Frame;
 
-/// The most memory that a recorder may take: its tables, the perf ring buffers, and the symbol
-/// lookup at the end.
+/// Maximum memory that a recorder may use for its tables, its perf ring buffers and its final
+/// symbol lookup.
 ///
 /// ```
 /// use pagewise_model::{Bytes, bounds::MemoryLimit};
+///
 /// assert_eq!(MemoryLimit::DEFAULT.bytes(), 256 << 20);
 /// assert!(MemoryLimit::new(Bytes(1 << 20)).is_none(), "less than a recorder needs");
 /// ```
@@ -17,12 +18,12 @@ use crate::traced::Frame;
 pub struct MemoryLimit(Bytes);
 
 impl MemoryLimit {
-    /// Used if the user sets no limit.
+    /// Limit that applies if the user sets none.
     pub const DEFAULT: MemoryLimit = MemoryLimit(Bytes(256 << 20));
-    /// Smallest limit: each recorder needs this size.
+    /// Minimum limit: each recorder needs this size.
     pub const MIN: Bytes = Bytes(32 << 20);
 
-    /// A limit of `bytes`; `None` below [`MemoryLimit::MIN`].
+    /// Creates a limit of `bytes`; `None` if `bytes` is below [`MemoryLimit::MIN`].
     pub fn new(bytes: Bytes) -> Option<MemoryLimit> {
         (bytes >= MemoryLimit::MIN).then_some(MemoryLimit(bytes))
     }
@@ -32,8 +33,8 @@ impl MemoryLimit {
         self.0.0
     }
 
-    /// The limit divided by `parts`: bytes of each of `parts` equal shares, or number of entries of
-    /// `parts` bytes each.
+    /// Divides the limit by `parts`. The result is the size in bytes of each of `parts` equal
+    /// shares, or the number of entries if an entry has `parts` bytes.
     pub fn part(self, parts: u64) -> usize {
         usize::try_from(self.0.0 / parts).unwrap_or(usize::MAX)
     }
@@ -50,24 +51,24 @@ impl Default for MemoryLimit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Folded {
-    /// The limit, in bytes; 0 where the recorder had none.
+    /// The memory limit in bytes; 0 if the recorder had no limit.
     pub memory_limit: u64,
-    /// Number of call stacks that were merged into [`OTHER_STACKS`]; a stack that occurs again
-    /// later counts again.
+    /// Number of call stacks that were merged into [`OTHER_STACKS`]. A merged call stack that
+    /// occurs again is counted again.
     pub stacks: u64,
     /// Number of events counted under [`OTHER_STACKS`].
     pub stack_events: u64,
-    /// Upper bound of the events that one call stack misses. A stack that is not listed had at most
-    /// this number.
+    /// Upper bound of the number of events that the count of one call stack lacks. It also bounds
+    /// the number of events of each unlisted call stack.
     pub stack_error: u64,
     /// Number of events counted under [`OTHER_THREADS`].
     pub thread_events: u64,
     /// Number of events counted under [`OTHER_MAPPINGS`].
     pub mapping_events: u64,
-    /// Number of times the mappings of a process exceeded the limit, so that some were discarded.
+    /// Number of times that the mappings of a process did not fit into the memory limit, so that
+    /// the recorder discarded some of them.
     pub forgotten_mappings: u64,
-    /// Number of program counters whose function was not looked up, to stay within the memory
-    /// limit.
+    /// Number of program counters whose functions were not looked up because of the memory limit.
     pub unresolved_places: u64,
 }
 
@@ -81,7 +82,7 @@ pub const OTHER_PROCESSES: &str = "[other processes]";
 pub const OTHER_MAPPINGS: &str = "[other mappings]";
 
 impl Folded {
-    /// The only frame of the merged call stacks.
+    /// Returns the only frame of the merged call stacks.
     pub fn frame() -> Frame {
         Frame {
             function: Some(OTHER_STACKS.to_owned()),

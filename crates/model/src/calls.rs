@@ -10,9 +10,9 @@ use crate::{AddrRange, Bytes, Name, PageSize, Pid, Reading};
 /// Memory calls of a command or of a running process, and of all its descendants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRecording {
-    /// The command, or the process that was running.
+    /// PID of the command, or of the process that was already running.
     pub pid: Pid,
-    /// The command's words; empty for a process that was already running.
+    /// Words of the command line; empty for a process that was already running.
     pub command: Vec<Name>,
     /// The base page size.
     pub page_size: PageSize,
@@ -22,7 +22,7 @@ pub struct CallRecording {
     pub huge_page: Reading<Bytes>,
     /// System calls at which the processes were stopped.
     pub stops: CallStops,
-    /// Duration in nanoseconds.
+    /// Duration of the recording in nanoseconds.
     pub took_ns: u64,
     /// The longest time for which all threads of an already running process were stopped at once,
     /// in nanoseconds.
@@ -30,14 +30,14 @@ pub struct CallRecording {
     pub paused_ns: Option<u64>,
     /// Ending of the command or process; `None` if it is still running.
     pub ending: Option<ProgramEnding>,
-    /// Processes that still ran at the end.
+    /// PIDs of the processes that were still running at the end.
     pub left: Vec<Pid>,
     /// Events in order of time.
     pub events: Vec<CallEvent>,
     /// Number of further calls that were not stored, because the memory limit was reached.
     #[serde(default)]
     pub lost: u64,
-    /// Number of further processes that were not stored, for the same reason.
+    /// Number of further processes that were not stored, because the memory limit was reached.
     #[serde(default)]
     pub lost_processes: u64,
 }
@@ -48,8 +48,8 @@ pub struct CallRecording {
 pub enum CallStops {
     /// Memory system calls, selected by a seccomp filter.
     MemoryCalls,
-    /// All system calls: a running process cannot be given a filter, and some commands should not
-    /// get one.
+    /// All system calls. A seccomp filter cannot be installed in a running process and is not
+    /// wanted for some commands.
     EveryCall,
 }
 
@@ -58,9 +58,9 @@ pub enum CallStops {
 pub struct CallEvent {
     /// Nanoseconds since the start; for a call, the time at which it began.
     pub time_ns: u64,
-    /// The process.
+    /// The process that made the call or that the event is about.
     pub pid: Pid,
-    /// The thread.
+    /// The thread that made the call or that the event is about.
     pub tid: Pid,
     /// Content of the event.
     pub what: CallEventKind,
@@ -70,28 +70,28 @@ pub struct CallEvent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallEventKind {
-    /// A process was created, with a copy of its creator's memory or with the same memory.
+    /// A process was created. It has a copy of its creator's memory, or shares that memory.
     Born {
-        /// The process that created it.
+        /// PID of the process that created it with `fork` or `clone`.
         by: Pid,
-        /// True if both use the same memory: `vfork`, `clone(CLONE_VM)`.
+        /// True if both processes share one address space: `vfork`, `clone(CLONE_VM)`.
         shares_memory: bool,
     },
-    /// A program image: after `execve`, or found in a process that was already running.
+    /// A program image: the result of `execve`, or the image of a process that was already running.
     Image(Box<ProgramImage>),
-    /// The program reached its entry point: the dynamic linker has finished.
+    /// The program reached its entry point, so the dynamic linker has finished.
     Begun,
-    /// A memory call was done.
+    /// A memory call returned.
     Call(MemoryCall),
     /// The process ended.
     Ended {
         /// Exit status or signal.
         ending: ProgramEnding,
-        /// VIRT just before the end, as the kernel counts it; `None` if the memory was already
-        /// released.
+        /// VIRT just before the end, as the kernel counts it; `None` if the kernel had already
+        /// released the memory.
         virt: Option<Bytes>,
     },
-    /// The recording ended and the process runs on.
+    /// The recording ended while the process was running.
     Left {
         /// VIRT at the end of the recording, as the kernel counts it.
         virt: Option<Bytes>,
@@ -103,19 +103,19 @@ pub enum CallEventKind {
 pub struct ProgramImage {
     /// True after `execve`; false for a program that was already running.
     pub executed: bool,
-    /// The program's file.
+    /// Path of the program's file.
     #[serde(with = "plain")]
     pub exe: Reading<Name>,
-    /// True if its calls are recorded; false for a 32-bit program on a 64-bit kernel.
+    /// True if the program's calls are recorded; false for a 32-bit program on a 64-bit kernel.
     pub is_native: bool,
-    /// True if [`CallEventKind::Begun`] will mark its beginning.
+    /// True if [`CallEventKind::Begun`] will follow when the program reaches its entry point.
     pub begin_is_told: bool,
-    /// The dynamic linker's file; `None` for a static program.
+    /// Path of the dynamic linker; `None` for a statically linked program.
     pub interpreter: Option<Name>,
-    /// The program break.
+    /// The program break (an address).
     #[serde(with = "plain")]
     pub brk: Reading<u64>,
-    /// Mappings by address, without the kernel's own page outside of user space.
+    /// Mappings by address, without the kernel's `[vsyscall]` page.
     #[serde(with = "plain")]
     pub mapped: Reading<Vec<NamedMapping>>,
 }
@@ -143,23 +143,23 @@ pub struct MemoryCall {
     pub done_ns: u64,
     /// Duration in nanoseconds, the ptrace stops included.
     pub took_ns: u64,
-    /// Program counter of the system call.
+    /// Program counter of the `syscall` instruction.
     pub caller: u64,
-    /// Details that the numbers do not contain.
+    /// Details that the argument registers and the result do not contain.
     pub about: CallDetail,
 }
 
-/// Details of a call that its numbers do not contain.
+/// Details of a call that its argument registers and its result do not contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallDetail {
-    /// Nothing.
+    /// The call has no such details.
     Nothing,
-    /// The file behind the descriptor that was passed.
+    /// Path of the file of the descriptor that was passed.
     File(Name),
     /// The string that a pointer argument points to.
     Text(Name),
-    /// Ranges that `shmat` attached, or that `shmdt` detaches.
+    /// Address ranges that `shmat` attached, or that `shmdt` detaches.
     Pieces(Vec<AddrRange>),
 }
 
@@ -173,10 +173,10 @@ macro_rules! kinds {
         }
 
         impl MemoryCallKind {
-            /// All of them.
+            /// All memory system calls.
             pub const ALL: &'static [MemoryCallKind] = &[$(MemoryCallKind::$kind),*];
 
-            /// The kernel's name.
+            /// The kernel's name of the system call.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(MemoryCallKind::$kind => $name,)*
@@ -220,7 +220,7 @@ kinds! {
 }
 
 impl MemoryCallKind {
-    /// The call of that name.
+    /// Returns the system call with this name; `None` for other names.
     pub fn named(name: &str) -> Option<MemoryCallKind> {
         MemoryCallKind::ALL.iter().copied().find(|kind| kind.name() == name)
     }
@@ -229,10 +229,11 @@ impl MemoryCallKind {
 /// `MAP_ANONYMOUS` of `linux/mman.h`.
 pub const MAP_ANONYMOUS: u64 = 0x20;
 
-/// The file descriptor among the arguments of a call, if the call maps a file.
+/// Returns the file descriptor among the arguments of a call; `None` if the call does not map a
+/// file.
 pub fn descriptor(kind: MemoryCallKind, arguments: &[u64; 6]) -> Option<i32> {
     let [_, _, _, flags, fd, _] = *arguments;
-    // The kernel looks at the lower half of the register.
+    // The kernel reads only the lower 32 bits of the register.
     let fd = u32::try_from(fd & u64::from(u32::MAX)).ok()?.cast_signed();
     (kind == MemoryCallKind::Mmap && flags & MAP_ANONYMOUS == 0 && fd >= 0).then_some(fd)
 }

@@ -1,24 +1,24 @@
-//! Causes of memory trouble: one shape for every conclusion that pagewise draws.
+//! Causes of memory problems. Each diagnosis of pagewise reports its conclusions in this form.
 
 use crate::mapping::AddrRange;
 use crate::report::{CellValue, Fact, Label};
 use crate::traced::{Frame, SourcePosition};
 use crate::{Bytes, Name, Pid};
 
-/// A cause of trouble, with its evidence and its remedies.
+/// A cause of a memory problem, with its evidence and its remedies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cause {
-    /// The stable name of the row in the table of causes: `fragmented-heap`.
+    /// Stable ID of the cause in the table of causes: `fragmented-heap`.
     pub id: &'static str,
     /// One sentence with the main figures.
     pub sentence: Vec<CellValue>,
-    /// The object to change or to look at.
+    /// The object to change or to examine.
     pub object: CauseObject,
     /// Certainty of the conclusion.
     pub confidence: Confidence,
-    /// Cost of the trouble, by which causes are ranked.
+    /// Cost of the problem, which determines the rank of the cause.
     pub cost: CauseCost,
-    /// The values behind the sentence.
+    /// The values from which the conclusion follows.
     pub evidence: Vec<Fact>,
     /// Remedy without a change of the program.
     pub now: Option<Remedy>,
@@ -29,7 +29,7 @@ pub struct Cause {
 /// Object of a cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CauseObject {
-    /// A function of the process, with the line that acts.
+    /// A function of the process, with its source line.
     Function(Frame),
     /// A thread.
     Thread(Pid, Name),
@@ -52,7 +52,7 @@ pub enum CauseObject {
 }
 
 impl CauseObject {
-    /// The function, if the object is one that has a name.
+    /// Name of the function; `None` if the object is not a function or has no name.
     pub fn function(&self) -> Option<&str> {
         match self {
             CauseObject::Function(frame) => frame.function.as_deref(),
@@ -60,7 +60,7 @@ impl CauseObject {
         }
     }
 
-    /// The line of source code, if it is known.
+    /// Source line of the function; `None` if it is unknown.
     pub fn line(&self) -> Option<&SourcePosition> {
         match self {
             CauseObject::Function(frame) => frame.line.as_ref(),
@@ -72,11 +72,11 @@ impl CauseObject {
 /// Certainty of a cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confidence {
-    /// The evidence excludes every other explanation that the table knows.
+    /// The evidence excludes every other explanation in the table of causes.
     Certain,
-    /// Other explanations are improbable. The command would decide.
+    /// Other explanations are improbable. The command would decide between them.
     Likely(Label),
-    /// The evidence allows other explanations. The command would decide.
+    /// The evidence allows other explanations. The command would decide between them.
     Possible(Label),
 }
 
@@ -90,7 +90,7 @@ impl Confidence {
         }
     }
 
-    /// The command that would decide; `None` if the cause is certain.
+    /// The command that would decide between the explanations; `None` if the cause is certain.
     pub fn decided_by(&self) -> Option<&Label> {
         match self {
             Confidence::Certain => None,
@@ -98,7 +98,7 @@ impl Confidence {
         }
     }
 
-    /// Weight of the certainty in the rank of a cause.
+    /// Factor by which the certainty multiplies the rank of a cause.
     pub const fn weight(&self) -> f64 {
         match self {
             Confidence::Certain => 1.0,
@@ -108,37 +108,37 @@ impl Confidence {
     }
 }
 
-/// Cost of a cause. The largest share ranks the cause.
+/// Cost of a cause. The largest of `memory_share`, `time_share` and `risk` ranks the cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CauseCost {
     /// Memory that the cause takes.
     pub bytes: Option<Bytes>,
-    /// That memory as a share of the process's RES, or of the machine's memory.
+    /// `bytes` as a share of the process's RES or of the machine's memory, from 0 to 1.
     pub memory_share: f64,
     /// Share of the time of the process, or of one CPU, that the cause takes, from 0 to 1.
     pub time_share: f64,
-    /// Danger for the process: 1 if it is about to fail, 0 if it is not at risk.
+    /// Risk that the process fails: 1 if a failure is imminent, 0 without a risk.
     pub risk: f64,
 }
 
 impl CauseCost {
-    /// Memory that the cause takes, as a share of other memory.
+    /// Cost of a cause that takes `bytes` of a total of `whole`.
     pub fn of_memory(bytes: Bytes, whole: Bytes) -> CauseCost {
         let memory_share = bytes.fraction_of(whole).unwrap_or(0.0).min(1.0);
         CauseCost { bytes: Some(bytes), memory_share, ..CauseCost::default() }
     }
 
-    /// Share of time that the cause takes.
+    /// Cost of a cause that takes this share of time.
     pub fn of_time(time_share: f64) -> CauseCost {
         CauseCost { time_share: time_share.clamp(0.0, 1.0), ..CauseCost::default() }
     }
 
-    /// Danger that the process fails.
+    /// Cost of a cause that puts the process at this risk.
     pub fn of_risk(risk: f64) -> CauseCost {
         CauseCost { risk: risk.clamp(0.0, 1.0), ..CauseCost::default() }
     }
 
-    /// The largest of the shares.
+    /// The largest of `memory_share`, `time_share` and `risk`.
     pub fn rank(&self) -> f64 {
         self.memory_share.max(self.time_share).max(self.risk)
     }
@@ -151,7 +151,7 @@ pub struct Remedy {
     pub change: Vec<CellValue>,
     /// The exact command; empty for a change of code.
     pub command: Label,
-    /// Effect in bytes or time, if it was estimated or tried; empty otherwise.
+    /// Effect in bytes or time, estimated or measured; empty if it is unknown.
     pub effect: Vec<CellValue>,
     /// True if the change can be undone while the process runs; `None` for a change of code.
     pub reversible: Option<bool>,
@@ -162,11 +162,12 @@ pub struct Remedy {
 pub enum Verdict {
     /// The cause is present.
     Present(Box<Cause>),
-    /// The evidence excludes the cause: one line with the figure.
+    /// The evidence excludes the cause. The value is one line of text with the deciding number.
     RuledOut(Vec<CellValue>),
-    /// The evidence is not sufficient: the reason, and the command that would decide.
+    /// The evidence is not sufficient. The values are the reason, and the command that would
+    /// decide.
     Unknown(Label, Label),
-    /// The cause cannot exist in a process of this kind, so it needs no line.
+    /// The cause cannot exist in a process of this kind, so reports omit it.
     NotApplicable,
 }
 

@@ -1,8 +1,8 @@
-//! Dates and times of day of the calendar, and the seconds since 1970 that they stand for.
+//! Dates and times of day of the calendar, and their conversion to and from seconds since 1970.
 
 use std::fmt;
 
-/// A date and a time of day, in some time zone.
+/// A date and a time of day. The caller chooses the time zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CivilTime {
     /// The year.
@@ -20,9 +20,9 @@ pub struct CivilTime {
 }
 
 const DAY: i64 = 86_400;
-/// Days from March 1 of the year 0 to 1970.
+/// Number of days from March 1 of the year 0 to January 1, 1970.
 const TO_1970: i64 = 719_468;
-/// Days of 400 years.
+/// Number of days in 400 years.
 const ERA: i64 = 146_097;
 
 impl CivilTime {
@@ -40,7 +40,8 @@ impl CivilTime {
     pub const fn new(unix_seconds: i64, offset: i64) -> CivilTime {
         let local = unix_seconds.saturating_add(offset);
         let (days, seconds) = (local.div_euclid(DAY), local.rem_euclid(DAY));
-        // Years begin in March here, so that the leap day is the last one.
+        // The computation begins each year on March 1, so that the leap day is the last day of a
+        // year.
         let days = days + TO_1970;
         let (era, in_era) = (days.div_euclid(ERA), days.rem_euclid(ERA));
         let year = (in_era - in_era / 1460 + in_era / 36_524 - in_era / 146_096) / 365;
@@ -59,7 +60,7 @@ impl CivilTime {
         }
     }
 
-    /// Seconds since 1970 of the time in a zone that is `offset` seconds ahead of UTC.
+    /// Seconds since 1970 of this time, which is in a zone that is `offset` seconds ahead of UTC.
     pub fn unix_seconds(&self, offset: i64) -> i64 {
         let (month, day) = (i64::from(self.month), i64::from(self.day));
         let year = self.year - i64::from(month <= 2);
@@ -70,13 +71,13 @@ impl CivilTime {
         days * DAY + hour * 3600 + minute * 60 + i64::from(self.second) - offset
     }
 
-    /// The date alone: `2026-11-25`.
+    /// The date without the time of day: `2026-11-25`.
     pub fn date(&self) -> String {
         format!("{:04}-{:02}-{:02}", self.year, self.month, self.day)
     }
 
     /// Parses `2026-11-25`, `2026-11-25 02:13`, `2026-11-25T02:13:05`, `02:13` or `02:13:05`. A
-    /// time of day without a date is one of the day `today`.
+    /// time of day without a date gets the date of `today`.
     pub fn parse(text: &str, today: CivilTime) -> Option<CivilTime> {
         let (date, clock) = match text.split_once([' ', 'T']) {
             Some((date, clock)) => (Some(date), Some(clock)),

@@ -1,4 +1,4 @@
-//! Facts that a core file has and `/proc` has not: the bytes that were written, registers, and the
+//! Facts that a core file contains and `/proc` does not: the dumped bytes, the registers, and the
 //! signal that ended the process.
 
 use serde::{Deserialize, Serialize};
@@ -6,22 +6,23 @@ use serde::{Deserialize, Serialize};
 use crate::mapping::AddrRange;
 use crate::{Bytes, Name, Pid};
 
-/// A core file, beside the mappings and threads that a [`crate::Snapshot`] holds.
+/// Properties of a core file that a [`crate::Snapshot`] does not contain: its mappings and threads
+/// are there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreDump {
-    /// Its path.
+    /// Path of the core file.
     pub file: Name,
-    /// Its size; of a compressed file, the size of the decompressed core.
+    /// Size of the core file; if it is compressed, the size after decompression.
     pub size: Bytes,
-    /// Compression of the file on disk.
+    /// Compression of the file on disk; `None` if it is not compressed.
     pub compression: Option<CoreCompression>,
-    /// The writer, as far as the order of the notes shows it.
+    /// Program that wrote the file, as inferred from the order of the notes.
     pub writer: CoreWriter,
     /// The load segments, by address.
     pub segments: Vec<CoreSegment>,
-    /// Every thread, the one that received the signal first.
+    /// All threads. The thread that received the signal is the first.
     pub threads: Vec<CoreThread>,
-    /// The signal, if there was one.
+    /// The signal that ended the process; `None` if the core has none.
     pub signal: Option<CoreSignal>,
 }
 
@@ -31,12 +32,12 @@ pub struct CoreDump {
 pub enum CoreCompression {
     /// Zstandard: systemd-coredump since 246.
     Zstd,
-    /// LZ4 frames: systemd-coredump before.
+    /// LZ4 frames: systemd-coredump before 246.
     Lz4,
 }
 
 impl CoreCompression {
-    /// The name used as a key and in words.
+    /// The name used as a key and in reports.
     pub const fn key(self) -> &'static str {
         match self {
             CoreCompression::Zstd => "zstd",
@@ -58,7 +59,7 @@ pub enum CoreWriter {
 }
 
 impl CoreWriter {
-    /// The name used as a key and in words.
+    /// The name used as a key and in reports.
     pub const fn key(self) -> &'static str {
         match self {
             CoreWriter::Kernel => "kernel",
@@ -68,26 +69,27 @@ impl CoreWriter {
     }
 }
 
-/// One load segment: addresses, and the bytes that the file has for them.
+/// One load segment: an address range, and the part of its bytes that the file contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreSegment {
     /// Addresses of the mapping (`p_memsz`).
     pub range: AddrRange,
-    /// Offset of its first byte in the core.
+    /// Offset of the segment's first byte in the core file.
     pub offset: u64,
     /// Bytes that the writer dumped (`p_filesz`), from the start of the range.
     pub dumped: Bytes,
-    /// Bytes of these that the file has: fewer if the file is truncated.
+    /// Bytes of the dumped part that the file contains: fewer than `dumped` if the file is
+    /// truncated.
     pub held: Bytes,
 }
 
 impl CoreSegment {
-    /// The addresses whose bytes the file has.
+    /// Addresses whose bytes the file contains.
     pub const fn held_range(&self) -> AddrRange {
         AddrRange { start: self.range.start, end: self.range.start.saturating_add(self.held.0) }
     }
 
-    /// The addresses whose bytes the writer dumped.
+    /// Addresses whose bytes the writer dumped.
     pub const fn dumped_range(&self) -> AddrRange {
         AddrRange { start: self.range.start, end: self.range.start.saturating_add(self.dumped.0) }
     }
@@ -96,9 +98,9 @@ impl CoreSegment {
 /// Registers of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreThread {
-    /// Its id, in the PID namespace of the process.
+    /// Thread ID, in the PID namespace of the process.
     pub tid: Pid,
-    /// The signal that it was handling; 0 for none.
+    /// Number of the signal that the thread was handling; 0 for none.
     pub signal: u32,
     /// The instruction pointer.
     pub instruction: u64,
@@ -111,13 +113,13 @@ pub struct CoreThread {
 /// The signal that a process received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreSignal {
-    /// The thread that received it.
+    /// Thread that received the signal.
     pub tid: Pid,
-    /// `si_signo`
+    /// Signal number (`si_signo`).
     pub number: u32,
-    /// `si_code`; absent in cores without NT_SIGINFO.
+    /// Signal code (`si_code`); `None` in cores without NT_SIGINFO.
     pub code: Option<i32>,
-    /// Cause.
+    /// Cause of the signal.
     pub cause: SignalCause,
 }
 
@@ -125,15 +127,15 @@ pub struct CoreSignal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SignalCause {
-    /// An access to this address, or the instruction at it.
+    /// A memory access to this address, or the instruction at this address.
     Address(u64),
-    /// Another process, or the process itself.
+    /// A process that sent the signal. It can be the process itself.
     Sender {
-        /// Its id.
+        /// PID of the sender.
         pid: Pid,
-        /// Its user.
+        /// User ID of the sender.
         uid: u32,
     },
-    /// The kernel, or unknown.
+    /// The kernel sent the signal, or the cause is unknown.
     Kernel,
 }

@@ -1,4 +1,4 @@
-//! The counters of `smaps` and `smaps_rollup`, one variant a line, and the `VmFlags`.
+//! Counters of `smaps` and `smaps_rollup`, one variant for each line, and the `VmFlags`.
 
 use std::fmt;
 
@@ -10,9 +10,10 @@ use crate::{Absent, Bytes, Name, Reading};
 
 macro_rules! counters {
     ($($variant:ident $name:literal $since:literal,)*) => {
-        /// One line of `smaps` or `smaps_rollup` that holds a number, in the kernel's order.
+        /// A line of `smaps` or `smaps_rollup` that contains a number. The variants are in the
+        /// kernel's order.
         ///
-        /// [`crate::fields::FIELDS`] has the meaning of each, under the same name.
+        /// [`crate::fields::FIELDS`] has the meaning of each counter, under the same name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum SmapsCounter {
@@ -23,12 +24,12 @@ macro_rules! counters {
             /// Every counter, in the kernel's order.
             pub const ALL: &'static [SmapsCounter] = &[$(SmapsCounter::$variant,)*];
 
-            /// The kernel's spelling.
+            /// The kernel's name of the counter.
             pub const fn name(self) -> &'static str {
                 match self { $(SmapsCounter::$variant => $name,)* }
             }
 
-            /// The release that brought the line.
+            /// The kernel release that introduced the line.
             pub const fn since(self) -> &'static str {
                 match self { $(SmapsCounter::$variant => $since,)* }
             }
@@ -70,26 +71,27 @@ counters! {
 pub const COUNTERS: usize = SmapsCounter::ALL.len();
 
 impl SmapsCounter {
-    /// The counter that the kernel spells `name`.
+    /// Returns the counter with the kernel's name `name`; `None` for other names.
     pub fn named(name: &[u8]) -> Option<SmapsCounter> {
         SmapsCounter::ALL.iter().copied().find(|c| c.name().as_bytes() == name)
     }
 
-    /// True if the number is bytes. `THPeligible` is 0 or 1, `ProtectionKey` a key.
+    /// True if the value is a size in bytes. `THPeligible` is 0 or 1; `ProtectionKey` is a key
+    /// number.
     pub const fn is_bytes(self) -> bool {
         !matches!(self, SmapsCounter::ThpEligible | SmapsCounter::ProtectionKey)
     }
 }
 
-/// Content of one `smaps` entry (or of `smaps_rollup`): its numbers, the flags, and every line that
+/// Content of one `smaps` entry or of `smaps_rollup`: the counters, the flags, and all lines that
 /// this version does not recognize.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Smaps {
     present: u32,
     values: [u64; COUNTERS],
-    /// `VmFlags`, where the kernel gives them (since 3.8; never in a rollup).
+    /// `VmFlags`; `None` for kernels before 3.8 and for `smaps_rollup`.
     pub flags: Option<VmFlags>,
-    /// Lines with no [`SmapsCounter`], name and text, as the kernel gave them.
+    /// Lines without a [`SmapsCounter`]: name and text, unchanged.
     pub extra: Vec<(Name, Name)>,
 }
 
@@ -102,14 +104,14 @@ impl Default for Smaps {
 }
 
 impl Smaps {
-    /// Sets a counter. Sizes are in bytes, not the kernel's kB.
+    /// Sets a counter. Sizes are in bytes; the kernel's unit is kB.
     #[inline]
     pub fn set(&mut self, counter: SmapsCounter, value: u64) {
         self.present |= 1 << counter as u8;
         self.values[counter as usize] = value;
     }
 
-    /// The number of a counter, or that this kernel does not have it.
+    /// Returns the value of a counter; absent if this kernel does not print it.
     #[inline]
     pub fn get(&self, counter: SmapsCounter) -> Reading<u64> {
         if self.has(counter) {
@@ -119,13 +121,13 @@ impl Smaps {
         }
     }
 
-    /// [`Smaps::get`] for a counter of bytes.
+    /// Like [`Smaps::get`], for a counter that is a size in bytes.
     #[inline]
     pub fn bytes(&self, counter: SmapsCounter) -> Reading<Bytes> {
         self.get(counter).map(Bytes)
     }
 
-    /// True if the kernel gave this counter.
+    /// True if the kernel printed this counter.
     #[inline]
     pub const fn has(&self, counter: SmapsCounter) -> bool {
         self.present & (1 << counter as u8) != 0
@@ -188,7 +190,7 @@ impl<'de> Deserialize<'de> for Smaps {
     }
 }
 
-/// The two-letter codes of `VmFlags` that have a bit in [`VmFlags`], with what they mean.
+/// Two-letter codes of `VmFlags` that have a bit in [`VmFlags`], with their meanings.
 pub const VM_FLAGS: &[(&str, &str)] = &[
     ("rd", "readable"),
     ("wr", "writable"),
@@ -242,9 +244,9 @@ pub struct VmFlags {
 }
 
 impl PartialEq for VmFlags {
-    /// Does not pass two empty vectors to memcmp: glibc's masked load from their dangling address
-    /// takes a microcode assist, 150 ns each (x86-64 with AVX-512), and 65,000 mappings are
-    /// compared.
+    /// Compares the vectors only if one is not empty. For two empty vectors, glibc's `memcmp` does
+    /// a masked load from their dangling address, which takes a microcode assist of 150 ns (x86-64
+    /// with AVX-512); 65,000 mappings are compared.
     fn eq(&self, other: &VmFlags) -> bool {
         let no_unknown = self.unknown.is_empty() && other.unknown.is_empty();
         self.known == other.known && (no_unknown || self.unknown == other.unknown)
@@ -270,7 +272,8 @@ impl VmFlags {
         }
     }
 
-    /// The codes that are set: known ones first, in [`VM_FLAGS`]' order.
+    /// Iterates over the codes that are set: first those of [`VM_FLAGS`] in its order, then unknown
+    /// codes.
     pub fn iter(&self) -> impl Iterator<Item = [u8; 2]> + '_ {
         let known = VM_FLAGS.iter().enumerate().filter(|(bit, _)| self.known & (1 << bit) != 0);
         known

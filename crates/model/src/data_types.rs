@@ -1,25 +1,26 @@
-//! Types of data as debug information describes them, reduced to the data that the search for
-//! pointers needs: sizes, and the offsets and target types of pointers.
+//! Data types from debug information, reduced to the properties that the search for pointers needs:
+//! sizes, and the offsets and target types of pointers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{AddrRange, Name};
 
-/// Types of variables, and the types that pointers lead to from them.
+/// Types of variables, and the types that are reachable from them by pointers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataTypes {
-    /// All types.
+    /// All types. Other fields refer to them by index.
     pub types: Vec<DataType>,
-    /// Variables that contain a wanted address, in order of address. They do not overlap.
+    /// Variables that contain one of the requested addresses, in order of address. They do not
+    /// overlap.
     pub variables: Vec<TypedVariable>,
-    /// Thread-local variables, of which each thread has its own.
+    /// Thread-local variables. Each thread has its own copy.
     pub thread_locals: Vec<TypedThreadLocal>,
     /// Local variables of the active functions of threads. An uninitialized variable has an
     /// arbitrary value.
     pub locals: Vec<TypedVariable>,
-    /// Classes that were asked for by name, and the index of their type.
+    /// Names of requested classes, each with the index of its type.
     pub classes: Vec<(Name, u32)>,
-    /// Files without types, and the reason.
+    /// Files whose types are unknown, with the reasons.
     pub lacks: Vec<TypeLack>,
 }
 
@@ -28,24 +29,25 @@ pub struct DataTypes {
 pub struct TypeLack {
     /// The file.
     pub module: Name,
-    /// The reason, and what to do.
+    /// The reason, and the remedy.
     pub why: String,
 }
 
 /// A type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataType {
-    /// Its name: `item`, `char`, `item *`.
+    /// Name of the type: `item`, `char`, `item *`.
     pub name: Name,
-    /// Bytes of an object.
+    /// Size of an object in bytes.
     pub size: u64,
     /// Form of the type.
     pub form: DataForm,
-    /// True if an object can be longer than its type: the last member is an array without a length.
+    /// True if an object can be longer than its type because the last member is an array without a
+    /// length.
     pub is_open_ended: bool,
-    /// Type of the first member or base class, if it is a structure.
+    /// Index of the type of the first member or base class; `None` if the type is not a structure.
     pub first: Option<u32>,
-    /// Pointers in an object, in order of their offset.
+    /// Pointers in an object, in order of offset.
     pub pointers: Vec<PointerField>,
 }
 
@@ -64,10 +66,10 @@ pub enum DataForm {
     Array,
 }
 
-/// Pointers in an object: one, or those of an array.
+/// A pointer in an object, or the pointers of an array in an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PointerField {
-    /// Offset of the first.
+    /// Offset of the first pointer in bytes.
     pub offset: u64,
     /// Number of pointers.
     pub count: u64,
@@ -75,51 +77,52 @@ pub struct PointerField {
     pub stride: u64,
     /// The member, with the members that contain it: `head.next`.
     pub member: Name,
-    /// Index of the type that it points to; `None` if the type is unknown, `void` or a function.
+    /// Index of the type that the pointer points to; `None` if the type is unknown, `void` or a
+    /// function.
     pub target: Option<u32>,
 }
 
 /// A variable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypedVariable {
-    /// Its addresses.
+    /// Addresses of the variable.
     pub range: AddrRange,
-    /// Its name.
+    /// Name of the variable.
     pub name: Name,
-    /// The file that contains it.
+    /// The program or library that contains the variable.
     pub module: Name,
-    /// The source file that declares it.
+    /// The source file that declares the variable.
     pub source: Option<Name>,
-    /// Index of its type.
+    /// Index of the variable's type.
     pub data_type: u32,
 }
 
 /// A thread-local variable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypedThreadLocal {
-    /// Location of the storage of its file.
+    /// Location of the file's thread-local storage.
     pub storage: ThreadStorage,
-    /// The variable; its addresses are offsets in this storage.
+    /// The variable. Its addresses are offsets in the file's thread-local storage.
     pub variable: TypedVariable,
 }
 
-/// Location of the thread-local storage of a file in each thread (on x86-64).
+/// Location of the thread-local storage (TLS) of a file in each thread (on x86-64).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThreadStorage {
-    /// It begins this number of bytes below the thread pointer: the storage of the program.
+    /// The TLS begins this number of bytes below the thread pointer: the TLS of the program itself.
     BelowThreadPointer(u64),
-    /// The word at an address is the offset of a variable from the thread pointer.
+    /// A word in memory contains the offset of a variable from the thread pointer.
     OfVariable {
-        /// The address of the word.
+        /// Address of the word.
         word: u64,
-        /// The offset of this variable in the storage.
+        /// Offset of this variable in the TLS of the file.
         offset: u64,
     },
-    /// The word at an address is the module ID of the file, its index in the dynamic thread vector
-    /// (DTV) of each thread.
+    /// A word in memory contains the module ID of the file: the index of its TLS in the dynamic
+    /// thread vector (DTV) of each thread.
     Numbered {
-        /// The address of the word.
+        /// Address of the word.
         word: u64,
     },
 }

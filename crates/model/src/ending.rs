@@ -1,14 +1,14 @@
-//! Ending of a program.
+//! Exit status or terminating signal of a program.
 
 use serde::{Deserialize, Serialize};
 
-/// Ending of a program.
+/// Exit status or terminating signal of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProgramEnding {
-    /// It exited with this status.
+    /// The program exited with this status.
     Exited(i32),
-    /// This signal killed it.
+    /// This signal killed the program.
     Killed(i32),
 }
 
@@ -22,7 +22,7 @@ impl ProgramEnding {
     }
 }
 
-/// The name of a signal that ends programs.
+/// Name of a signal that can end a program; `None` for other signals.
 pub const fn signal_name(number: u32) -> Option<&'static str> {
     Some(match number {
         1 => "SIGHUP",

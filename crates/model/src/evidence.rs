@@ -1,4 +1,4 @@
-//! Evidence for a diagnosis: the results of all instruments that were applied to one process.
+//! Evidence for a diagnosis: the results of all instruments that measured one process.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,44 +13,46 @@ use crate::thp::HugePages;
 use crate::traced::Frame;
 use crate::{Absent, Bytes, Name, Pid, Reading, Snapshot};
 
-/// The version of the saved form. Raised when an older reader would misread a newer file.
+/// Version of the file format. It increases when a change would make an older program misread the
+/// file.
 pub const EVIDENCE_VERSION: u32 = 1;
 
-/// Everything that a diagnosis knows about a process.
+/// All measurements of a process that a diagnosis uses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
-    /// [`EVIDENCE_VERSION`] of the writer.
+    /// [`EVIDENCE_VERSION`] of the program that wrote the file.
     pub pagewise_evidence: u32,
-    /// The process at the beginning.
+    /// The process at the beginning of the diagnosis.
     pub first: Snapshot,
-    /// The process at the end.
+    /// The process at the end of the diagnosis.
     pub last: Gathered<Box<Snapshot>>,
-    /// Counters of the process over the time between, in order of time.
+    /// Counters of the process during the diagnosis, in order of time.
     pub activity: Vec<ActivityPoint>,
     /// Time that the threads waited for a CPU between the first and the last counters.
     #[serde(default)]
     pub cpu_waits: Gathered<CpuWaits>,
-    /// The machine at the beginning and at the end.
+    /// The machine at the beginning and at the end of the diagnosis.
     pub machine: [MachinePoint; 2],
-    /// The other processes that have the most memory, largest first.
+    /// The other processes with the most memory, largest first.
     pub others: Vec<OtherProcess>,
-    /// Files in memory that the process holds open or created, largest first.
+    /// Files in memory (tmpfs, memfd, System V) that the process has open or created, largest
+    /// first.
     #[serde(default)]
     pub memory_files: Vec<MemoryFile>,
-    /// The memory cgroup.
+    /// The memory cgroup of the process.
     #[serde(with = "plain")]
     pub cgroup: Reading<CgroupActivity>,
-    /// Stacks with pages that no thread uses.
+    /// Stacks of threads, with their resident pages below the stack pointer.
     pub stacks: Gathered<Vec<StackUse>>,
-    /// Zero-filled pages of huge pages.
+    /// Huge pages of the process, with their zero-filled parts.
     pub huge_pages: Gathered<HugePages>,
-    /// Zero-filled pages of large anonymous mappings.
+    /// Samples of large anonymous mappings, with the number of zero-filled pages.
     #[serde(default)]
     pub zero_pages: Gathered<Vec<ZeroSample>>,
-    /// The garbage collector of a language runtime, in order of time.
+    /// Garbage collector of a language runtime, in order of time.
     #[serde(default)]
     pub collector: Gathered<Vec<CollectorPoint>>,
-    /// The heap, with the reachability of its blocks.
+    /// Scan of the heap, with the reachability of its blocks.
     pub scan: Gathered<Box<HeapScan>>,
     /// Page faults by call stack.
     pub faults: Gathered<Box<FaultRecording>>,
@@ -68,8 +70,8 @@ pub struct Evidence {
     pub cost: DiagnosisCost,
 }
 
-/// Time that the threads of a process ran, and that they were ready to run while other threads had
-/// the CPUs.
+/// Time for which the threads of a process ran, and time for which they were runnable but waited
+/// for a CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuWaits {
     /// CPU time in nanoseconds, of all threads together.
@@ -79,13 +81,13 @@ pub struct CpuWaits {
 }
 
 impl CpuWaits {
-    /// Shorter CPU time measures nothing.
+    /// Minimum CPU time in nanoseconds for a meaningful ratio.
     const MIN_RAN_NS: u64 = 1_000_000;
-    /// Upper bound of [`CpuWaits::demand`]: at a higher ratio, little of the process was observed.
+    /// Maximum of [`CpuWaits::demand`]. At a higher ratio, the process ran for too short a time.
     const MAX_DEMAND: f64 = 30.0;
 
-    /// Ratio of the CPU time that the threads asked for to the time that they got, at least 1. The
-    /// rates of a process whose CPUs are busy with other work are lower by this factor.
+    /// Ratio of requested CPU time (running and waiting) to received CPU time, at least 1. Measured
+    /// rates of the process are too low by this factor, because other work used its CPUs.
     pub fn demand(&self) -> f64 {
         if self.ran_ns < CpuWaits::MIN_RAN_NS {
             return 1.0;
@@ -96,18 +98,18 @@ impl CpuWaits {
     }
 }
 
-/// Resident pages of an anonymous mapping, read at random positions.
+/// Sample of the resident pages of an anonymous mapping, at random positions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZeroSample {
-    /// The mapping.
+    /// Address range of the mapping.
     pub range: AddrRange,
-    /// Its resident memory.
+    /// Resident memory of the mapping.
     pub resident: Bytes,
-    /// True if it is locked; `None` if its `VmFlags` were not read.
+    /// True if the mapping is locked; `None` if its `VmFlags` were not read.
     pub locked: Option<bool>,
-    /// Number of pages that were read.
+    /// Number of pages whose contents were read.
     pub read: u64,
-    /// Number of those that are zero in every byte.
+    /// Number of read pages that are zero in every byte.
     pub zero: u64,
 }
 
@@ -127,9 +129,9 @@ pub struct CollectorPoint {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gathered<T> {
-    /// The instrument ran.
+    /// The instrument ran, with this result.
     Value(T),
-    /// Cheaper instruments made it unnecessary.
+    /// Results of cheaper instruments made this instrument unnecessary.
     #[default]
     NotNeeded,
     /// The instrument could not run, or would have exceeded the budget.
@@ -194,7 +196,7 @@ pub enum Instrument {
 }
 
 impl Instrument {
-    /// All, in order of their cost.
+    /// All instruments, in order of their cost to the target.
     pub const ALL: [Instrument; 12] = [
         Instrument::Snapshot,
         Instrument::Activity,
@@ -210,7 +212,7 @@ impl Instrument {
         Instrument::Allocations,
     ];
 
-    /// The name in JSON.
+    /// The instrument's name in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             Instrument::Snapshot => "snapshot",
@@ -228,7 +230,7 @@ impl Instrument {
         }
     }
 
-    /// The name in reports.
+    /// The instrument's name in reports.
     pub const fn label(self) -> &'static str {
         match self {
             Instrument::Snapshot => "snapshot",
@@ -246,7 +248,7 @@ impl Instrument {
         }
     }
 
-    /// Cost to the target, in words.
+    /// The instrument's cost to the target, in words.
     pub const fn cost(self) -> &'static str {
         match self {
             Instrument::Snapshot => "reads page tables in pieces: pauses below 0.2 ms",
@@ -264,7 +266,7 @@ impl Instrument {
         }
     }
 
-    /// The command that applies this instrument alone, without the target.
+    /// The command that runs this instrument alone; the user adds the target.
     pub const fn command(self) -> &'static str {
         match self {
             Instrument::Snapshot => "pagewise explain",
@@ -307,37 +309,38 @@ pub struct ActivityPoint {
     /// `VmHWM`: the highest RES so far.
     #[serde(with = "plain")]
     pub peak: Reading<Bytes>,
-    /// Minor page faults since the process began.
+    /// Number of minor page faults since the process began.
     pub minor_faults: u64,
-    /// Major page faults since the process began.
+    /// Number of major page faults since the process began.
     pub major_faults: u64,
     /// CPU time in user mode since the process began, in nanoseconds.
     pub user_ns: u64,
     /// CPU time in the kernel since the process began, in nanoseconds.
     pub system_ns: u64,
-    /// Number of threads.
+    /// Number of threads at this time.
     pub threads: u64,
     /// Bytes that the process and its reaped children have read and written since the process began
-    /// (`/proc/PID/io`): the largest of the bytes of system calls, one page for each system call,
-    /// and the bytes of storage.
+    /// (`/proc/PID/io`): the maximum of the bytes of system calls, one page for each system call,
+    /// and the bytes of storage I/O.
     #[serde(with = "plain", default = "not_in_evidence")]
     pub file_traffic: Reading<Bytes>,
-    /// The bytes of storage alone: read from a device, or written to pages that a device will
-    /// receive. I/O of sockets, pipes and tmpfs is not part of it.
+    /// Bytes of storage I/O of the process and its reaped children: bytes that were read from a
+    /// device, or written to pages that will be written to a device. I/O of sockets, pipes and
+    /// tmpfs is not included.
     #[serde(with = "plain", default = "not_in_evidence")]
     pub storage_traffic: Reading<Bytes>,
     /// Bytes that the process and its reaped children have written by system calls since the
-    /// process began, minus the bytes that storage will receive: writes to tmpfs, sockets and
-    /// pipes.
+    /// process began, minus the bytes that will be written to a device. The difference is the bytes
+    /// written to tmpfs, sockets and pipes.
     #[serde(with = "plain", default = "not_in_evidence")]
     pub memory_writes: Reading<Bytes>,
-    /// Number of times that the main thread has waited since it began
+    /// Number of voluntary context switches of the main thread since it began
     /// (`voluntary_ctxt_switches`).
     #[serde(with = "plain", default = "not_in_evidence")]
     pub main_thread_waits: Reading<u64>,
 }
 
-/// Evidence of older versions has no such value.
+/// Value of a field that evidence of older versions does not contain.
 fn not_in_evidence<T>() -> Reading<T> {
     Err(Absent::NotRecorded("the saved evidence".into()))
 }
@@ -347,75 +350,80 @@ fn not_in_evidence<T>() -> Reading<T> {
 pub struct MachinePoint {
     /// Nanoseconds since the beginning of the diagnosis.
     pub at_ns: u64,
-    /// `vmstat`.
+    /// Counters of `/proc/vmstat`.
     pub vmstat: Vec<BootCounter>,
-    /// `meminfo`: names and values in bytes (without a unit: counts).
+    /// Counters of `/proc/meminfo`. Counters in kB are converted to bytes; the other ones are
+    /// counts.
     pub meminfo: Vec<BootCounter>,
-    /// Files of `/sys/kernel/mm/ksm`: names and values.
+    /// Files of `/sys/kernel/mm/ksm`, each with its value.
     pub ksm: Vec<BootCounter>,
-    /// TLB shootdowns received since boot, over all CPUs; `None` if the kernel does not count them.
+    /// Number of TLB shootdowns received since boot, over all CPUs; `None` if the kernel does not
+    /// count them.
     pub shootdowns: Option<u64>,
-    /// Processes and threads created since boot (`processes` of `/proc/stat`).
+    /// Number of processes and threads created since boot (`processes` of `/proc/stat`).
     pub forks: Option<u64>,
-    /// Pressure of the machine's memory.
+    /// Memory pressure of the machine.
     pub pressure: Option<Pressure>,
-    /// Number of memory cgroups that were removed and still hold memory, if the kernel counts them.
+    /// Number of removed memory cgroups that still hold memory; `None` if the kernel does not count
+    /// them.
     pub dying_cgroups: Option<u64>,
 }
 
-/// The value of a counter in a list.
+/// Returns the value of the counter `name`; `None` if the list does not contain it.
 pub fn counter(list: &[BootCounter], name: &str) -> Option<u64> {
     list.iter().find(|counter| counter.name.as_bytes() == name.as_bytes()).map(|it| it.count)
 }
 
-/// Another process.
+/// A process other than the diagnosed one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherProcess {
-    /// Its ID.
+    /// PID of the process.
     pub pid: Pid,
-    /// `comm`.
+    /// `comm` of the process.
     pub name: Name,
-    /// RES at the end.
+    /// RES at the end of the diagnosis.
     pub resident: Bytes,
     /// RES at the end minus RES at the beginning, in bytes.
     pub growth: i64,
-    /// Major page faults between the beginning and the end.
+    /// Number of major page faults during the diagnosis.
     pub major_faults: u64,
-    /// True if it is in the same memory cgroup.
+    /// True if the process is in the memory cgroup of the diagnosed process.
     pub same_cgroup: bool,
 }
 
-/// Files in memory of one name: on tmpfs, of memfd_create, or System V segments.
+/// Files in memory with the same name: on tmpfs, of `memfd_create`, or System V segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryFile {
-    /// The path, or the name that the files have in common.
+    /// Path of the file, or the common name of the files.
     pub name: Name,
-    /// Allocated memory at the beginning.
+    /// Allocated memory at the beginning of the diagnosis.
     pub before: Bytes,
-    /// Allocated memory at the end.
+    /// Allocated memory at the end of the diagnosis.
     pub after: Bytes,
-    /// Number of files at the end.
+    /// Number of files at the end of the diagnosis.
     pub count: u64,
-    /// True if no descriptor of the process leads to the files: only their names keep them.
+    /// True if the process has no open descriptor of the files, so that only their paths keep them
+    /// allocated.
     #[serde(default)]
     pub is_closed: bool,
 }
 
-/// A memory cgroup over the time of a diagnosis.
+/// A memory cgroup at the beginning and at the end of a diagnosis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupActivity {
     /// Path of the cgroup of the process.
     pub path: Name,
-    /// Path of the cgroup with the lowest limit, from the cgroup of the process up, below the
-    /// mount; the cgroup of the process if no limit is set.
+    /// Path of the cgroup with the lowest limit among the process's cgroup and its ancestors below
+    /// the mount; the cgroup of the process if no limit is set.
     pub limited: Name,
-    /// 1 or 2.
+    /// Version of the cgroup hierarchy: 1 or 2.
     pub version: u8,
-    /// The limit; `None` is unlimited.
+    /// Limit of charged memory; `None` if it is unlimited.
     pub limit: Option<Bytes>,
-    /// The limit of memory and swap together (v1), or of swap (v2); `None` is unlimited or unknown.
+    /// Limit of memory and swap together (v1), or of swap (v2); `None` if it is unlimited or
+    /// unknown.
     pub swap_limit: Option<Bytes>,
-    /// The beginning and the end.
+    /// Counters at the beginning and at the end of the diagnosis.
     pub points: [CgroupPoint; 2],
 }
 
@@ -426,31 +434,31 @@ pub struct CgroupPoint {
     pub usage: Option<Bytes>,
     /// The highest number of charged bytes so far.
     pub peak: Option<Bytes>,
-    /// Number of hits of the limit (`failcnt` of v1, `max` of `memory.events`).
+    /// Number of times that the limit was reached (`failcnt` of v1, `max` of `memory.events`).
     pub limit_hits: Option<u64>,
-    /// OOM kills in the cgroup.
+    /// Number of OOM kills in the cgroup.
     pub oom_kills: Option<u64>,
-    /// `memory.stat`, children included.
+    /// `memory.stat`, descendants included.
     pub stat: Vec<BootCounter>,
-    /// Pressure (v2 only).
+    /// Memory pressure of the cgroup (v2 only).
     pub pressure: Option<Pressure>,
 }
 
 /// The stack of a thread, and its resident pages below the stack pointer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StackUse {
-    /// The thread.
+    /// Thread ID.
     pub tid: Pid,
-    /// Its name.
+    /// Name of the thread.
     pub name: Name,
     /// The mapping that contains the stack.
     pub range: AddrRange,
     /// Resident memory of the stack.
     pub resident: Bytes,
-    /// Resident memory below the stack pointer, which no function uses.
+    /// Resident memory more than a margin below the stack pointer, which no function uses.
     pub unused: Bytes,
-    /// Functions to which return addresses in the stack lead, with the number of these addresses;
-    /// the function whose frames take most of the stack first.
+    /// Functions whose return addresses are in the stack, each with the number of these addresses.
+    /// The function whose frames take the most stack is the first.
     pub functions: Vec<(Frame, u64)>,
 }
 
@@ -459,13 +467,13 @@ pub struct StackUse {
 pub struct CallProfile {
     /// Duration of the recording in nanoseconds.
     pub took_ns: u64,
-    /// Number of lost events: the counts are then too low.
+    /// Number of lost events. If it is not 0, the counts are too low.
     pub lost: u64,
     /// The frames of all call stacks.
     pub frames: Vec<Frame>,
     /// Call stacks: indices of frames, innermost first.
     pub stacks: Vec<Vec<u32>>,
-    /// Calls that are alike.
+    /// Calls, grouped by system call, argument and call stack.
     pub rows: Vec<CallProfileRow>,
     /// Number of children of the process that called `execve`.
     pub execs: u64,
@@ -474,9 +482,9 @@ pub struct CallProfile {
 /// Calls of one kind from one call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallProfileRow {
-    /// The system call: `mmap`, `madvise`, `fork` for all calls that create a process.
+    /// The system call: `mmap`, `madvise`. `fork` stands for all calls that create a process.
     pub call: String,
-    /// For `madvise` and `mmap` the number of the advice or the flags; 0 otherwise.
+    /// The advice (a number) for `madvise`, the flags for `mmap`; 0 for other calls.
     pub detail: u64,
     /// Index of the call stack.
     pub stack: u32,
@@ -499,7 +507,7 @@ pub struct AllocationSizes {
     pub frames: Vec<Frame>,
     /// Call stacks: indices of frames, innermost first.
     pub stacks: Vec<Vec<u32>>,
-    /// Calls that are alike.
+    /// Calls, grouped by size and call stack.
     pub rows: Vec<AllocationSizeRow>,
 }
 
@@ -519,7 +527,7 @@ pub struct AllocationSizeRow {
 pub struct AllocationProfile {
     /// Duration of the recording in nanoseconds.
     pub took_ns: u64,
-    /// Allocated bytes for each sample on average; `None` if all allocations were recorded.
+    /// Mean number of allocated bytes between two samples; `None` if all allocations were recorded.
     pub every_bytes: Option<u64>,
     /// The frames of all call stacks.
     pub frames: Vec<Frame>,
@@ -529,47 +537,47 @@ pub struct AllocationProfile {
     pub rows: Vec<AllocationProfileRow>,
 }
 
-/// Allocations of one call stack.
+/// Blocks that were allocated from one call stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocationProfileRow {
     /// Index of the call stack.
     pub stack: u32,
     /// Bytes that are live at the end of the recording.
     pub live: Bytes,
-    /// Number of live blocks.
+    /// Number of blocks that are live at the end of the recording.
     pub live_blocks: u64,
-    /// Bytes that were allocated.
+    /// Bytes allocated during the recording.
     pub allocated: Bytes,
 }
 
 /// Cost of a diagnosis.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiagnosisCost {
-    /// CPU time of pagewise in nanoseconds.
+    /// CPU time that pagewise used, in nanoseconds.
     pub cpu_ns: u64,
-    /// The longest pause of the target, or of a thread of it, in nanoseconds.
+    /// The longest time for which the target or one of its threads was stopped, in nanoseconds.
     pub longest_pause_ns: u64,
-    /// Duration in nanoseconds.
+    /// Duration of the diagnosis in nanoseconds.
     pub wall_ns: u64,
-    /// CPU time that the budget permits in nanoseconds.
+    /// Maximum CPU time that pagewise may use, in nanoseconds.
     pub cpu_budget_ns: u64,
-    /// Pause that the budget permits in nanoseconds.
+    /// Maximum time for which the target may be stopped at once, in nanoseconds.
     pub pause_budget_ns: u64,
     /// True if the user ended the diagnosis early.
     pub interrupted: bool,
-    /// The instruments that ran.
+    /// Runs of instruments.
     pub runs: Vec<InstrumentRun>,
 }
 
-/// One use of an instrument.
+/// One run of an instrument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstrumentRun {
     /// The instrument.
     pub instrument: Instrument,
-    /// Duration in nanoseconds.
+    /// Duration of the run in nanoseconds.
     pub took_ns: u64,
-    /// CPU time of pagewise in nanoseconds.
+    /// CPU time that pagewise used for the run, in nanoseconds.
     pub cpu_ns: u64,
-    /// The longest pause of the target in nanoseconds.
+    /// The longest time for which the target was stopped during the run, in nanoseconds.
     pub pause_ns: u64,
 }

@@ -10,18 +10,18 @@ use crate::reading::plain;
 use crate::traced::{Frame, StackCount, StackProfile};
 use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
-/// The form of a saved [`FaultRecording`].
+/// Version of the file format of a saved [`FaultRecording`].
 pub const VERSION: u32 = 1;
 
-/// The page faults of a command or of a running process, and of all its descendants. Equal faults
-/// are added up.
+/// The page faults of a command or of a running process, and of all its descendants. Faults with
+/// the same properties are one row with a count.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultRecording {
-    /// [`VERSION`], where it was saved.
+    /// [`VERSION`] of the program that made the recording.
     pub version: u32,
-    /// The command, or the process that was running.
+    /// PID of the command, or of the process that was already running.
     pub pid: Pid,
-    /// The command's words; empty for a process that was already running.
+    /// Words of the command line; empty for a process that was already running.
     pub command: Vec<Name>,
     /// The base page size.
     pub page_size: PageSize,
@@ -30,51 +30,51 @@ pub struct FaultRecording {
     pub huge_page: Reading<Bytes>,
     /// Start of the recording, in nanoseconds since 1970; `None` if unknown.
     pub began_ns: Option<u64>,
-    /// Duration in nanoseconds.
+    /// Duration of the recording in nanoseconds.
     pub took_ns: u64,
     /// Ending of the command or process; `None` if it is still running.
     pub ending: Option<ProgramEnding>,
-    /// Source of the faults.
+    /// Source of the fault events.
     pub source: FaultSource,
-    /// Sampling rate: one in `every` faults was recorded; every count is a multiple of it.
+    /// Sampling rate: one in `every` faults was recorded. Each count is a multiple of `every`.
     pub every: u64,
     /// Number of events that did not fit into the perf ring buffers.
     pub lost: u64,
     /// Number of user-mode faults that the kernel counted, recorded or not; `None` if the counter
     /// could not be read.
     pub counted: Option<u64>,
-    /// Number of stack bytes copied with each fault, to find callers by unwind tables; 0 if callers
-    /// were found by frame pointers only.
+    /// Number of stack bytes that were copied with each fault, to unwind the call stack by unwind
+    /// tables; 0 if only frame pointers were used.
     #[serde(default)]
     pub stack_bytes: u32,
-    /// Number of faults with an incomplete call stack; `None` if unknown.
+    /// Number of faults with an incomplete call stack; `None` if it is unknown.
     #[serde(default)]
     pub cut: Option<u64>,
-    /// Kernel counts for the command and its waited-for children: minor and major faults. They
-    /// include faults without an event, of calls that populate memory.
+    /// Minor and major faults of the command and its reaped children (`getrusage`). They include
+    /// faults without an event, such as those of calls that populate memory.
     #[serde(with = "plain")]
     pub usage: Reading<(u64, u64)>,
     /// Frames that the call stacks refer to.
     pub frames: Vec<Frame>,
     /// Call stacks without duplicates: indices of frames, innermost first.
     pub stacks: Vec<Vec<u32>>,
-    /// The mappings.
+    /// Mappings in which faults occurred.
     pub mappings: Vec<FaultMapping>,
-    /// The threads.
+    /// Threads that faulted.
     pub threads: Vec<FaultThread>,
     /// Data of the heap recorder; `None` if it was not requested, or produced nothing.
     #[serde(default)]
     pub heap: Option<FaultHeap>,
-    /// Faults by site.
+    /// Number of faults by call stack, mapping, thread, kind and owner.
     pub rows: Vec<FaultRow>,
-    /// Latencies of faults by kind; empty if not requested.
+    /// Latencies of faults by kind; empty if they were not requested.
     pub latencies: Vec<(FaultKind, TimeHistogram)>,
-    /// Faults over time.
+    /// Number of faults over time.
     pub time_line: TimeLine,
     /// Events that were merged to stay within the memory limit.
     #[serde(default)]
     pub folded: Folded,
-    /// Missing data, and the reason.
+    /// Reasons of missing data.
     pub lacks: Vec<Absent>,
 }
 
@@ -89,31 +89,32 @@ pub enum FaultSource {
     Counters,
 }
 
-/// Kind of a page fault.
+/// Kind of a page fault, by the cause of the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
-    /// First access to a page of anonymous memory.
+    /// First access to a page of anonymous memory, which the kernel allocated.
     Anonymous,
-    /// A read of private anonymous memory that was never written: the kernel maps its zero page.
+    /// First access, by a read, to a page of private anonymous memory. The kernel maps its zero
+    /// page.
     Zero,
-    /// A page-cache page that was already in memory was mapped.
+    /// An access to a page that was in the page cache but not mapped.
     File,
-    /// Write to a private page that another process shared, or that belonged to a file: the page
-    /// was copied.
+    /// Write to a private page that was shared with another process or with a file. The kernel
+    /// copied the page.
     CopyOnWrite,
     /// Write to a page of shared memory that was mapped read-only: the kernel marks the page dirty.
     WriteProtect,
     /// A huge page was allocated or mapped.
     Huge,
-    /// The fault waited for I/O or for a lock.
+    /// The fault waited for I/O, or for a lock that another thread held.
     Major,
-    /// Kind unknown.
+    /// The kind is unknown.
     Unknown,
 }
 
 impl FaultKind {
-    /// All, in the order in which they are shown.
+    /// All kinds, in the order in which reports show them.
     pub const ALL: [FaultKind; 8] = [
         FaultKind::Anonymous,
         FaultKind::Zero,
@@ -125,7 +126,7 @@ impl FaultKind {
         FaultKind::Unknown,
     ];
 
-    /// The name used as a key.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             FaultKind::Anonymous => "anonymous",
@@ -139,7 +140,7 @@ impl FaultKind {
         }
     }
 
-    /// The name in words.
+    /// The name in reports.
     pub const fn label(self) -> &'static str {
         match self {
             FaultKind::Anonymous => "minor anonymous",
@@ -153,7 +154,7 @@ impl FaultKind {
         }
     }
 
-    /// Meaning of the kind as a sentence.
+    /// Meaning of the kind in one sentence.
     pub const fn meaning(self) -> &'static str {
         match self {
             FaultKind::Anonymous => {
@@ -179,17 +180,18 @@ impl FaultKind {
         }
     }
 
-    /// As an index.
+    /// Index of the kind in [`FaultKind::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
 }
 
-/// A mapping in which faults occurred. Anonymous neighbors that the kernel merged are one mapping
-/// here.
+/// A mapping in which faults occurred. Adjacent anonymous mappings that the kernel merged are one
+/// mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultMapping {
-    /// The process in which it was first observed; its children may have it too.
+    /// PID of the first process in which the mapping was observed; its children may have the
+    /// mapping too.
     pub pid: Pid,
     /// Address range.
     pub range: AddrRange,
@@ -202,40 +204,41 @@ pub struct FaultMapping {
 /// A thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultThread {
-    /// Its process.
+    /// PID of the thread's process.
     pub pid: Pid,
-    /// Its number.
+    /// Thread ID.
     pub tid: Pid,
-    /// Its last name.
+    /// Last known name of the thread.
     pub name: Name,
 }
 
 /// Data that the heap recorder of the recorded process produced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultHeap {
-    /// Minimum size of recorded blocks, in bytes.
+    /// Minimum size of recorded blocks in bytes.
     pub least: u64,
-    /// Number of times the live blocks became unknown, because the log was not read in time.
+    /// Number of times that the live blocks became unknown because the recorder's log was not read
+    /// in time.
     pub lost: u64,
-    /// Number of child processes that loaded the recorder and were not recorded.
+    /// Number of child processes that loaded the recorder but were not recorded.
     pub refused: u64,
-    /// Allocating call stacks.
+    /// Call stacks that allocated blocks.
     pub allocations: Vec<Allocation<u32>>,
 }
 
 /// Blocks allocated by one call stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation<F> {
-    /// Recorded blocks; 0 if only the allocator faulted.
+    /// Number of recorded blocks; 0 if only the allocator itself faulted.
     pub blocks: u64,
-    /// Their requested bytes.
+    /// Requested bytes of these blocks.
     pub bytes: u64,
-    /// The allocating function, then its callers.
+    /// The allocating function, followed by its callers.
     pub frames: Vec<F>,
 }
 
 impl FaultHeap {
-    /// The allocation of the memory of an owner; `None` if it is not known.
+    /// Returns the allocation that owns the memory; `None` if it is unknown.
     pub fn allocation(&self, owner: Owner) -> Option<&Allocation<u32>> {
         let (Owner::Block(number) | Owner::Allocator(number)) = owner else { return None };
         self.allocations.get(number as usize)
@@ -248,22 +251,23 @@ impl FaultHeap {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
-    /// Unknown: the heap of the process was not recorded, or not yet.
+    /// Unknown: the heap of the process was not recorded at the time of the fault.
     #[default]
     Unrecorded,
     /// A live block of the allocation with this index in [`FaultHeap::allocations`].
     Block(u32),
-    /// The allocator accessed the memory while it served the allocation with this index, or freed a
-    /// block there.
+    /// The allocator accessed the memory during a call of the allocation with this index, or while
+    /// it freed a block of that allocation.
     Allocator(u32),
     /// Memory of the recorder itself.
     Recorder,
-    /// Outside of recorded blocks: in a small one, a stack, a file, or a mapping.
+    /// Memory outside of recorded blocks: a block below the minimum size, a stack, a file, or
+    /// another mapping.
     Elsewhere,
 }
 
 impl Owner {
-    /// The name used as a key.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             Owner::Unrecorded => "unrecorded",
@@ -286,9 +290,9 @@ pub struct FaultRow {
     pub thread: u32,
     /// Kind of the faults.
     pub kind: FaultKind,
-    /// True if the kernel accessed the memory in a system call of the program.
+    /// True if kernel code accessed the memory during a system call of the program.
     pub by_kernel: bool,
-    /// True if the stack pointer of the thread was in the same mapping.
+    /// True if the thread's stack pointer was in the mapping that faulted.
     #[serde(default)]
     pub on_stack: bool,
     /// Owner of the memory.
@@ -296,21 +300,21 @@ pub struct FaultRow {
     pub owner: Owner,
     /// Number of faults.
     pub count: u64,
-    /// Duration of all of them in nanoseconds, if it was recorded.
+    /// Total duration of the faults in nanoseconds; `None` if it was not recorded.
     pub took_ns: Option<u64>,
 }
 
-/// Number of faults by kind, in spans of equal length.
+/// Number of faults by kind, in time intervals of equal length.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeLine {
-    /// The length of a span in nanoseconds.
+    /// Length of an interval in nanoseconds.
     pub span_ns: u64,
-    /// The spans, from the beginning.
+    /// Counts of each interval, by [`FaultKind::index`].
     pub spans: Vec<[u64; FaultKind::ALL.len()]>,
 }
 
 impl FaultRecording {
-    /// Counts by call stack: the input of flame graphs and of other tools.
+    /// Fault counts by call stack: the input of flame graphs and of other tools.
     pub fn profile(&self) -> StackProfile {
         let stack = |stack: &Vec<u32>| {
             stack.iter().filter_map(|frame| self.frames.get(*frame as usize).cloned()).collect()
@@ -332,7 +336,7 @@ impl FaultRecording {
                 stack: row.stack,
                 count: row.count,
                 took_ns: row.took_ns,
-                // Merged threads have the ID 0.
+                // Merged threads have thread ID 0.
                 thread: thread.filter(|it| it.tid.0 != 0).map(|it| (it.pid.0, it.tid.0)),
                 labels,
             }
@@ -346,14 +350,15 @@ impl FaultRecording {
         }
     }
 
-    /// Name of the call stack's allocating function, or of its file.
+    /// Name of the function that called the allocator; the name of its file if the function is
+    /// unknown.
     fn asked_for(&self, allocation: &Allocation<u32>) -> Option<String> {
         let frame = self.frames.get(*allocation.frames.first()? as usize)?;
         let base = |module: &Name| Name::new(module.base()).escaped().into_owned();
         frame.function.clone().or_else(|| frame.module.as_ref().map(base))
     }
 
-    /// Number of faults; each sample counts for all faults that it represents.
+    /// Number of faults. Each sample counts for all faults that it represents.
     pub fn count(&self) -> u64 {
         self.rows.iter().map(|row| row.count).sum()
     }

@@ -1,41 +1,43 @@
-//! Meaning of every number: one row per field. Help, tables and documents are generated from it.
+//! Meaning of every number, one row for each field. Help texts, tables and documents are generated
+//! from these rows.
 
 use serde::{Deserialize, Serialize};
 
 use crate::reading::plain;
 use crate::{Absent, Bytes, Reading};
 
-/// One field: a line of a `/proc` file, or a column that we print.
+/// Meaning of one field: a line of a `/proc` file, or a column of a pagewise report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldMeaning {
-    /// The kernel's spelling, or our column's.
+    /// The kernel's name of the field, or the name of pagewise's column.
     pub name: &'static str,
-    /// The file that contains it: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`,
-    /// `meminfo`, `vmstat`; `hugepages stats` for
+    /// Source of the field: the file `smaps` (also for `smaps_rollup`), `maps`, `status`, `statm`,
+    /// `meminfo` or `vmstat`; `hugepages stats` for
     /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`; `stat` for metrics of measured
-    /// commands; `sim` for counts of simulators; `faults` for recorded page faults; `watch` for
-    /// accesses to memory; `heap` for recordings of heaps; `pagewise` for other computed values.
+    /// commands; `sim` for results of simulators; `faults` for recorded page faults; `watch` for
+    /// recorded accesses to memory; `heap` for recordings of heaps; `pagewise` for other computed
+    /// values.
     pub source: &'static str,
     /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the format of a value that is not a
     /// number.
     pub unit: &'static str,
-    /// The kernel release that introduced it; empty if 2.6.14 or an older release has it.
+    /// The kernel release that introduced the field; empty if 2.6.14 or an older release has it.
     pub since: &'static str,
-    /// One sentence.
+    /// Meaning of the field in one sentence.
     pub meaning: &'static str,
-    /// A common misunderstanding of the value; else empty.
+    /// A common misunderstanding of the value; empty if the value is clear.
     pub trap: &'static str,
 }
 
-/// The fields with a name. If no field has exactly this spelling, upper and lower case are equal,
-/// and `_`, `-` and a space are equal.
+/// Returns the fields with this name. If no field has exactly this spelling, names are compared
+/// without regard to case and to the difference of `_`, `-` and space.
 pub fn named(name: &str) -> impl Iterator<Item = &'static FieldMeaning> {
     let exact = FIELDS.iter().any(|f| f.name == name);
     let name = name.to_owned();
     FIELDS.iter().filter(move |f| if exact { f.name == name } else { is_alike(f.name, &name) })
 }
 
-/// True if two names are equal apart from upper and lower case and from `_`, `-` and spaces.
+/// True if two names are equal apart from case and from the difference of `_`, `-` and space.
 pub fn is_alike(a: &str, b: &str) -> bool {
     let plain = |byte: u8| match byte {
         b'-' | b' ' => b'_',
@@ -44,7 +46,8 @@ pub fn is_alike(a: &str, b: &str) -> bool {
     a.bytes().map(plain).eq(b.bytes().map(plain))
 }
 
-/// Defines [`FIELDS`], and [`ProcessStatus`] of the rows that end with `as` and a name.
+/// Defines [`FIELDS`]. It also defines [`ProcessStatus`], with a field for each row that ends with
+/// `as` and a field name.
 macro_rules! fields {
     ($($source:literal {
         $($name:literal $unit:literal $since:literal $meaning:literal $trap:literal $(as $field:ident)?;)*
@@ -70,8 +73,9 @@ macro_rules! fields {
         }
 
         impl ProcessStatus {
-            /// Reads each line by its name and the version of the kernel that introduced it, which
-            /// is empty if all supported kernels have it.
+            /// Creates the struct: `read` is called for each field with the name of the line and
+            /// the kernel release that introduced the line. The release is empty if all supported
+            /// kernels have the line.
             pub fn from_lines(
                 read: impl Fn(&'static str, &'static str) -> Reading<Bytes>,
             ) -> ProcessStatus {
@@ -86,7 +90,7 @@ fn not_saved() -> Reading<Bytes> {
     Err(Absent::NotCollected("save the snapshot with this version of pagewise".into()))
 }
 
-/// `since`; empty for 2.6 releases, because all supported kernels are newer.
+/// Returns `since`; empty for 2.6 releases, because all supported kernels are newer.
 const fn recent(since: &'static str) -> &'static str {
     match since.as_bytes() {
         [b'2', b'.', ..] => "",
@@ -94,8 +98,8 @@ const fn recent(since: &'static str) -> &'static str {
     }
 }
 
-// Name, unit, since; the meaning; the trap; the field of `ProcessStatus`. Releases are those that
-// first printed the line.
+// Columns of a row: name, unit, since, meaning, trap, field of `ProcessStatus`. The release
+// (`since`) is the first that printed the line.
 fields! {
     "smaps" {
         "Size" "kB" "2.6.14"
@@ -2116,7 +2120,7 @@ mod tests {
     }
 
     #[test]
-    fn case_matters_only_where_it_tells_fields_apart() {
+    fn case_matters_only_if_it_distinguishes_fields() {
         let sources = |name| named(name).map(|f| f.source).collect::<Vec<_>>();
         assert_eq!(sources("Rss"), ["smaps"]);
         assert_eq!(sources("RSS"), ["pagewise"]);

@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 use crate::reading::plain;
 use crate::{Bytes, Name, PageSize, Reading};
 
-/// The free memory of a machine at one moment.
+/// The free memory of a machine at one time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeMemory {
-    /// The base page size: a block of order `k` is `2^k` of these.
+    /// The base page size: a block of order `k` has `2^k` base pages.
     pub page_size: PageSize,
-    /// Size that one PMD page-table entry maps: `transparent_hugepage/hpage_pmd_size`.
+    /// Size of a PMD-mapped huge page: `transparent_hugepage/hpage_pmd_size`.
     #[serde(with = "plain")]
     pub huge_size: Reading<Bytes>,
-    /// Nanoseconds since boot when it was read.
+    /// Nanoseconds from boot to the reading.
     #[serde(with = "plain")]
     pub since_boot_ns: Reading<u64>,
-    /// `/proc/buddyinfo`, one a zone.
+    /// `/proc/buddyinfo`, one entry for each zone.
     #[serde(with = "plain")]
     pub zones: Reading<Vec<Zone>>,
     /// `/proc/pagetypeinfo`; root only.
     #[serde(with = "plain")]
     pub types: Reading<PageTypes>,
-    /// `/proc/vmstat`: every line.
+    /// All counters of `/proc/vmstat`.
     #[serde(with = "plain")]
     pub vmstat: Reading<Vec<BootCounter>>,
-    /// `transparent_hugepage/hugepages-*kB/stats/*`, by size.
+    /// `transparent_hugepage/hugepages-*kB/stats/*`, by page size.
     #[serde(with = "plain")]
     pub sizes: Reading<Vec<SizeStats>>,
 }
@@ -34,7 +34,7 @@ pub struct FreeMemory {
 /// The free blocks of one zone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Zone {
-    /// The NUMA node.
+    /// ID of the NUMA node.
     pub node: u32,
     /// `DMA`, `DMA32`, `Normal`, `Movable`.
     pub name: Name,
@@ -45,16 +45,16 @@ pub struct Zone {
 /// `/proc/pagetypeinfo`: free blocks by migrate type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageTypes {
-    /// One a zone and migrate type.
+    /// Free blocks, one entry for each zone and migrate type.
     pub free: Vec<TypedFree>,
-    /// One a zone and migrate type.
+    /// Pageblocks, one entry for each zone and migrate type.
     pub blocks: Vec<TypedBlocks>,
 }
 
 /// The free blocks of one migrate type in one zone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypedFree {
-    /// The NUMA node.
+    /// ID of the NUMA node.
     pub node: u32,
     /// The zone.
     pub zone: Name,
@@ -62,15 +62,15 @@ pub struct TypedFree {
     pub kind: Name,
     /// Number of free blocks of each order, from order 0.
     pub free: Vec<u64>,
-    /// True if some of these are lower bounds: the kernel stops counting at 100,000 and prints
-    /// `>100000`.
+    /// True if some counts of `free` are lower bounds: the kernel stops counting at 100,000 and
+    /// prints `>100000`.
     pub capped: bool,
 }
 
 /// Number of pageblocks (the unit that has a migrate type) of one type in a zone, free or used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypedBlocks {
-    /// The NUMA node.
+    /// ID of the NUMA node.
     pub node: u32,
     /// The zone.
     pub zone: Name,
@@ -84,7 +84,7 @@ pub struct TypedBlocks {
 /// `nr_free_pages`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootCounter {
-    /// The kernel's name for it.
+    /// The kernel's name of the counter.
     pub name: Name,
     /// Value of the counter.
     pub count: u64,
@@ -93,8 +93,9 @@ pub struct BootCounter {
 /// Kernel counters for transparent huge pages of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeStats {
-    /// The size.
+    /// Page size in bytes.
     pub size: Bytes,
-    /// Each file of `stats`. Files called `nr_*` have present values; the others count since boot.
+    /// Counters: each file of `stats`. Files called `nr_*` have present values; the others count
+    /// since boot.
     pub stats: Vec<BootCounter>,
 }

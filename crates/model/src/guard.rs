@@ -7,38 +7,39 @@ use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Name, Pid, Reading};
 
-/// Guarded allocations, and the memory errors found.
+/// Guarded allocations of a command, and the memory errors that they revealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guarded {
-    /// The command's process.
+    /// PID of the command.
     pub pid: Pid,
-    /// The command's words.
+    /// Words of the command line.
     pub command: Vec<Name>,
     /// Sampling rate: one in `rate` allocations is guarded on average.
     pub rate: u64,
-    /// Method that makes pages inaccessible; the reason if no allocation was guarded.
+    /// Method that makes pages inaccessible; absent with the reason if no allocation was guarded.
     #[serde(with = "plain")]
     pub means: Reading<GuardMeans>,
-    /// Processes that were guarded: the command, its children, and each program that one of them
-    /// executed.
+    /// Number of processes that were guarded: the command, its descendants, and each program that
+    /// one of these processes executed.
     pub processes: u64,
-    /// Number of these processes that reported their guarded objects, because they exited normally.
+    /// Number of guarded processes that reported their counts, because they exited normally.
     pub told: u64,
-    /// Guarded objects of the reporting processes.
+    /// Number of guarded objects in the reporting processes.
     pub guarded: u64,
-    /// Objects that were selected but not guarded, because the memory limit was reached, of the
-    /// reporting processes.
+    /// Number of objects in the reporting processes that were selected but not guarded, because the
+    /// memory limit was reached.
     pub left_out: u64,
-    /// Largest memory in guarded objects at a time, of any reporting process.
+    /// Maximum memory of guarded objects at any time, of any reporting process, in bytes.
     pub most_bytes: u64,
     /// Memory errors in order of time.
     pub bugs: Vec<MemoryBug>,
-    /// Number of further memory errors that were not stored, because the limit was reached.
+    /// Number of further memory errors that were not stored, because the maximum number was
+    /// reached.
     #[serde(default)]
     pub bugs_dropped: u64,
     /// Ending of the command.
     pub ending: ProgramEnding,
-    /// Duration in nanoseconds.
+    /// Duration of the run in nanoseconds.
     pub took_ns: u64,
 }
 
@@ -46,8 +47,8 @@ pub struct Guarded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuardMeans {
-    /// Objects smaller than a page: `UFFDIO_MOVE` (Linux 6.8) moves their pages away. Other objects
-    /// use guard regions or `mprotect`.
+    /// `UFFDIO_MOVE` (Linux 6.8) moves the page of a freed object to the next object, so the freed
+    /// object is inaccessible. Objects of at least a page use guard regions or `mprotect` instead.
     Moves,
     /// Guard regions: markers in the page tables (`MADV_GUARD_INSTALL`, Linux 6.13).
     Marks,
@@ -60,26 +61,27 @@ pub enum GuardMeans {
 pub struct MemoryBug {
     /// Time of the error, in nanoseconds since 1970.
     pub time_ns: u64,
-    /// The process.
+    /// PID of the process that made the error.
     pub pid: Pid,
-    /// Its program's file.
+    /// Path of the process's program.
     pub program: Name,
-    /// The thread.
+    /// Thread ID.
     pub tid: Pid,
-    /// The thread's name.
+    /// Name of the thread.
     pub thread: Name,
     /// Kind of the memory error.
     pub kind: BugKind,
     /// Access that caused the error.
     pub access: BugAccess,
-    /// First byte that must not be accessed.
+    /// Address of the first byte that must not be accessed.
     pub address: u64,
-    /// Call stack of the access or of its detection, innermost call first.
+    /// Call stack of the access, or of the check that detected the error; innermost frame first.
     #[serde(with = "plain")]
     pub stack: Reading<Vec<Frame>>,
-    /// The object nearest to the access; `None` without an object nearby.
+    /// The object nearest to the access; `None` if no object is near.
     pub object: Option<GuardedObject>,
-    /// Functions that allocated and freed the object; `None` if the error is not a mismatch.
+    /// Families of the functions that allocated and freed the object; `None` if the error is not a
+    /// mismatch.
     #[serde(default)]
     pub mismatch: Option<FreeMismatch>,
     /// True if the program continued after the error.
@@ -90,47 +92,47 @@ pub struct MemoryBug {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BugKind {
-    /// An access behind the end of an object.
+    /// An access after the end of an object.
     Overflow,
     /// An access before the beginning of an object.
     Underflow,
     /// An access to an object that was freed.
     UseAfterFree,
-    /// An object was freed again.
+    /// A free of an object that was already freed.
     DoubleFree,
-    /// Free of an address that is not an object.
+    /// A free of an address at which no object begins.
     InvalidFree,
-    /// An access to guarded memory where no object ever was.
+    /// An access to guarded memory that never contained an object.
     Wild,
-    /// An object was freed by a function of another family than the allocating function, or with
-    /// another size.
+    /// An object was freed by a function of another family than the allocating function, or with a
+    /// wrong size.
     Mismatch,
-    /// SIGSEGV ended the program: an access to memory that is not guarded.
+    /// SIGSEGV ended the program. The accessed memory was not guarded.
     Segv,
-    /// SIGBUS ended the program: an access to memory that is not guarded.
+    /// SIGBUS ended the program. The accessed memory was not guarded.
     Bus,
 }
 
-/// Allocating and freeing function of an object that do not match.
+/// Allocating and freeing function of an object, of different families or with different sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeMismatch {
-    /// Family of the function that allocated it.
+    /// Family of the function that allocated the object.
     pub made_by: Family,
-    /// Family of the function that freed it.
+    /// Family of the function that freed the object.
     pub freed_as: Family,
     /// Size in bytes that was passed to `operator delete`.
     pub freed_size: Option<u64>,
 }
 
-/// Family of allocation functions: the functions of a family free only its own objects.
+/// Family of allocation functions. A function of a family may free only objects of the same family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// `malloc` and the other C functions, `free`.
+    /// `malloc` and the other C allocation functions, with `free`.
     Malloc,
-    /// `new`, `delete`.
+    /// `operator new` with `operator delete`.
     New,
-    /// `new[]`, `delete[]`.
+    /// `operator new[]` with `operator delete[]`.
     NewArray,
 }
 
@@ -138,46 +140,46 @@ pub enum Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BugAccess {
-    /// It was read.
+    /// The memory was read.
     Read,
-    /// It was written.
+    /// The memory was written.
     Write,
-    /// It was executed.
+    /// The memory was executed.
     Execute,
-    /// It was freed, by `free` or `realloc`.
+    /// The memory was freed, by `free` or `realloc`.
     Free,
-    /// The object was written before it was freed; the call stack is that of the free.
+    /// The object was written before it was freed. The call stack is that of the free.
     WrittenBeforeFree,
-    /// The object was written before the program ended.
+    /// The object was written before the program ended, and the write was found at the end.
     WrittenBeforeEnd,
 }
 
 /// An object that was guarded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuardedObject {
-    /// Its first byte.
+    /// Address of the object's first byte.
     pub address: u64,
     /// Requested size in bytes.
     pub size: u64,
     /// Thread and call stack of the allocation.
     pub allocated: AllocatorCall,
-    /// Thread and call stack of the free; `None` if it was not freed.
+    /// Thread and call stack of the free; `None` if the object was not freed.
     pub freed: Option<AllocatorCall>,
 }
 
-/// A call of `malloc`'s family.
+/// A call of an allocating or freeing function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocatorCall {
-    /// The thread.
+    /// Thread ID.
     pub tid: Pid,
-    /// Its call stack, the innermost call first.
+    /// Call stack, innermost frame first.
     #[serde(with = "plain")]
     pub stack: Reading<Vec<Frame>>,
 }
 
 impl MemoryBug {
-    /// Distance from the object: bytes after its end, or before its beginning; `None` for an access
-    /// inside.
+    /// Distance of the access from the object in bytes: after its end, or before its beginning;
+    /// `None` for an access inside the object.
     pub fn distance(&self) -> Option<u64> {
         let object = self.object.as_ref()?;
         let end = object.address.saturating_add(object.size);

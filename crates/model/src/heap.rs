@@ -1,5 +1,5 @@
-//! The heap of one process over time: what was live when, and where in the program it was
-//! allocated.
+//! The heap of one process over time: the live memory at each time, and the functions that
+//! allocated it.
 
 mod profile;
 
@@ -12,14 +12,14 @@ use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
-/// A recording of a heap, with its call stacks looked up.
+/// A recording of a heap, with symbolized call stacks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeapRecording {
-    /// The process.
+    /// PID of the process.
     pub pid: Pid,
-    /// The command's words.
+    /// Words of the command line.
     pub command: Vec<Name>,
-    /// The program's file.
+    /// Path of the process's program.
     pub program: Name,
     /// Name of the library that provides `malloc`.
     pub allocator: Name,
@@ -27,10 +27,9 @@ pub struct HeapRecording {
     pub page_size: PageSize,
     /// Start of the recording, in nanoseconds since 1970.
     pub began_ns: u64,
-    /// Duration in nanoseconds.
+    /// Duration of the recording in nanoseconds.
     pub took_ns: u64,
-    /// The mean number of allocated bytes between two samples; `None` where every call was
-    /// recorded.
+    /// Mean number of allocated bytes between two samples; `None` if all calls were recorded.
     pub every_bytes: Option<u64>,
     /// True if the recorder attached to a running process: earlier allocations are unknown.
     pub attached: bool,
@@ -38,7 +37,8 @@ pub struct HeapRecording {
     pub ending: HeapEnding,
     /// Sums over the whole recording.
     pub totals: Totals,
-    /// Time of the largest live amount, in nanoseconds since the recording began.
+    /// Time at which the live bytes were at their maximum, in nanoseconds since the recording
+    /// began.
     #[serde(with = "plain")]
     pub peak_at_ns: Reading<u64>,
     /// Frames that the call stacks refer to.
@@ -49,19 +49,20 @@ pub struct HeapRecording {
     pub sites: Vec<AllocationSite>,
     /// Snapshots of the live bytes, in order of time.
     pub moments: Vec<HeapSnapshot>,
-    /// Layouts of the allocator's memory at some of these times, in order of time.
+    /// Layouts of the allocator's memory at some time points, in order of time.
     #[serde(default)]
     pub layouts: Vec<AllocatorLayout>,
-    /// Allocations by size: cell *n* counts those of 2^(n-1) to 2^n - 1 bytes, cell 0 those of 0
-    /// bytes.
+    /// Number of allocations by size: cell *n* counts sizes of 2^(n-1) to 2^n - 1 bytes, cell 0
+    /// counts size 0.
     pub sizes: Vec<u64>,
-    /// Lifetimes of sampled blocks: cell *n* counts lifetimes of 2^(n-1) to 2^n - 1 nanoseconds.
+    /// Number of sampled blocks by lifetime: cell *n* counts lifetimes of 2^(n-1) to 2^n - 1
+    /// nanoseconds.
     pub lifetimes: Vec<u64>,
-    /// Sampling rate of lifetimes: one in N allocations was measured; 0 if none was.
+    /// The lifetime of one in `lifetimes_every` allocations was measured; 0 if none was measured.
     pub lifetimes_every: u32,
-    /// By thread.
+    /// Allocated and freed memory by thread.
     pub threads: Vec<HeapThread>,
-    /// Missing data, and the reason.
+    /// Reasons of missing data.
     pub lacks: Vec<Absent>,
 }
 
@@ -71,17 +72,17 @@ pub struct HeapRecording {
 pub enum HeapEnding {
     /// The process ended; its exit status or signal is known.
     Ended(ProgramEnding),
-    /// The process executed another program (`execve`).
+    /// The process called `execve`, so its heap is gone.
     Replaced,
-    /// The process runs on.
+    /// The recorder detached, and the process continued.
     Detached,
-    /// The process ended; its exit status is unknown.
+    /// The process ended with an unknown exit status.
     Gone,
-    /// The recording was cut off.
+    /// The recording was cut off before its end.
     CutOff,
 }
 
-/// Bytes and the number of blocks they are in.
+/// Number of blocks, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapAmount {
     /// Requested bytes.
@@ -90,24 +91,26 @@ pub struct HeapAmount {
     pub blocks: u64,
 }
 
-/// Sums over a recording.
+/// Sums over the whole recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Every allocation. `realloc` is a `free` and an allocation.
+    /// All allocations. `realloc` counts as a free and an allocation.
     pub allocated: HeapAmount,
-    /// Every block that was freed.
+    /// All blocks that were freed.
     pub freed: HeapAmount,
-    /// Live amount at the time of the peak.
+    /// Live memory at the peak of the process.
     pub peak: HeapAmount,
-    /// Error bound of `peak.bytes`, because threads allocated at the same time.
+    /// Upper bound of the error of `peak.bytes`, in bytes. Threads that allocate concurrently cause
+    /// the error.
     pub peak_within: u64,
-    /// Live amount at the end.
+    /// Live memory at the end.
     pub leaked: HeapAmount,
-    /// Blocks that were freed before the same thread allocated another.
+    /// Number of blocks that were freed before the same thread allocated another block.
     pub temporary: u64,
-    /// Frees of memory that was allocated before the recording began.
+    /// Number of frees of memory that was allocated before the recording began.
     pub unknown_frees: u64,
-    /// Standard errors of allocated and of live bytes; `None` if every allocation was recorded.
+    /// Standard errors of the allocated bytes and of the live bytes; `None` if every allocation was
+    /// recorded.
     pub errors: Option<(f64, f64)>,
 }
 
@@ -117,7 +120,7 @@ pub struct Totals {
 pub enum AllocationKind {
     /// `malloc` and the other allocation functions.
     Heap,
-    /// Mappings that the program made itself.
+    /// Mappings that the program created itself.
     Mapping,
     /// Blocks of a pool.
     Pool,
@@ -128,22 +131,23 @@ pub enum AllocationKind {
 pub struct AllocationSite {
     /// Index in [`HeapRecording::stacks`].
     pub stack: u32,
-    /// Kind of the memory.
+    /// Kind of the allocated memory.
     pub kind: AllocationKind,
-    /// All that it allocated.
+    /// Memory that this call stack allocated.
     pub allocated: HeapAmount,
-    /// Freed amount.
+    /// Part of the allocated memory that was freed.
     pub freed: HeapAmount,
-    /// Blocks that were freed before the same thread allocated another.
+    /// Number of blocks that were freed before the same thread allocated another block.
     pub temporary: u64,
-    /// Live amount at the time of the process's peak.
+    /// Live memory at the peak of the process.
     pub at_peak: HeapAmount,
-    /// Standard errors of allocated and of live bytes; `None` if every allocation was recorded.
+    /// Standard errors of the allocated bytes and of the live bytes; `None` if every allocation was
+    /// recorded.
     pub errors: Option<(f64, f64)>,
 }
 
 impl AllocationSite {
-    /// Live amount at the end.
+    /// Live memory at the end.
     pub fn leaked(&self) -> HeapAmount {
         HeapAmount {
             bytes: self.allocated.bytes.saturating_sub(self.freed.bytes),
@@ -157,9 +161,9 @@ impl AllocationSite {
 pub struct HeapSnapshot {
     /// Nanoseconds since the recording began.
     pub time_ns: u64,
-    /// Live amount.
+    /// Live memory.
     pub live: HeapAmount,
-    /// All allocations so far.
+    /// All allocations since the recording began.
     pub allocated: HeapAmount,
     /// Footprint of the allocator.
     #[serde(with = "plain")]
@@ -167,25 +171,25 @@ pub struct HeapSnapshot {
     /// Resident memory of the process.
     #[serde(with = "plain")]
     pub resident: Reading<ResidentBytes>,
-    /// Live amount by site, if it was stored at this time point.
+    /// Live memory by site; `None` if it was not stored at this time point.
     pub tree: Option<LiveTree>,
-    /// Blocks from before the recording that were freed so far, with their usable bytes; `None` if
-    /// they were not counted.
+    /// Blocks from before the recording that were freed until now, with their usable bytes; `None`
+    /// if they were not counted.
     #[serde(default)]
     pub older_freed: Option<HeapAmount>,
 }
 
-/// Live amount by site.
+/// Live memory by site.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveTree {
-    /// Indices in [`HeapRecording::sites`], largest first.
+    /// Indices in [`HeapRecording::sites`] with the live memory of these sites, largest first.
     pub sites: Vec<(u32, HeapAmount)>,
-    /// All others together.
+    /// Sum of the live memory of all other sites.
     pub others: HeapAmount,
 }
 
-/// Resident and swapped memory of a process in bytes, without the recorder's own memory if that is
-/// known.
+/// Resident and swapped memory of a process in bytes. The recorder's own memory is excluded if it
+/// is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidentBytes {
     /// `RssAnon`.
@@ -199,24 +203,24 @@ pub struct ResidentBytes {
 }
 
 impl ResidentBytes {
-    /// `VmRSS`.
+    /// Sum of the resident bytes: `VmRSS`.
     pub fn rss(&self) -> u64 {
         self.anonymous.saturating_add(self.file).saturating_add(self.shmem)
     }
 }
 
-/// Layout of the allocator's memory, and the density of its use.
+/// Layout of the allocator's memory, and live share of its pages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AllocatorLayout {
     /// Nanoseconds since the recording began.
     pub time_ns: u64,
     /// Parts of the allocator's footprint.
     pub areas: Vec<AllocatorArea>,
-    /// Live share of the resident pages of these areas, without blocks that have mappings of their
-    /// own.
+    /// Resident pages of `areas` by their live share. Blocks with their own mappings are excluded.
     #[serde(with = "plain")]
     pub pages: Reading<PageDensity>,
-    /// Number of live blocks that could not be located, because the program ran during the reading.
+    /// Number of live blocks that could not be located because the program ran while its memory was
+    /// read.
     pub unclear: u64,
 }
 
@@ -227,11 +231,11 @@ pub enum AllocatorAreaKind {
     /// glibc's main arena: the `brk` heap, and memory that was mapped because the program break
     /// could not grow.
     Main,
-    /// Another arena of glibc's, by number.
+    /// Another arena of glibc, with its number.
     Arena(u32),
-    /// Blocks that are large enough for mappings of their own.
+    /// Large blocks, each in its own mapping.
     Mapped,
-    /// Mappings that contain blocks, of an allocator whose layout is not known.
+    /// Mappings that contain blocks of an allocator with unknown layout.
     Mappings,
 }
 
@@ -240,14 +244,14 @@ pub enum AllocatorAreaKind {
 pub struct AllocatorArea {
     /// Kind of the area.
     pub kind: AllocatorAreaKind,
-    /// Number of its heaps or mappings.
+    /// Number of heaps or mappings of the area.
     pub parts: u32,
-    /// Readable and writable bytes.
+    /// Readable and writable bytes of the area.
     pub held: Bytes,
-    /// Resident part of these.
+    /// Resident part of these bytes.
     #[serde(with = "plain")]
     pub resident: Reading<Bytes>,
-    /// Live blocks in it, with their requested sizes.
+    /// Live blocks in the area, with their requested sizes.
     #[serde(with = "plain")]
     pub live: Reading<HeapAmount>,
     /// Resident bytes in pages without a live block.
@@ -256,25 +260,26 @@ pub struct AllocatorArea {
     /// Size of the last chunk (`top`).
     #[serde(with = "plain")]
     pub top: Reading<Bytes>,
-    /// Length of the longest range without a live block; the range behind the last live block does
-    /// not count.
+    /// Length of the longest range without a live block. The range after the last live block is
+    /// excluded.
     #[serde(with = "plain")]
     pub gap: Reading<Bytes>,
-    /// Threads that allocate from it.
+    /// Number of threads that allocate from the area.
     #[serde(with = "plain")]
     pub threads: Reading<u64>,
 }
 
-/// Resident pages by their live share.
+/// Number of resident pages by their live share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageDensity {
-    /// Cell 0 counts pages without a live block, cell *n* those of which more than *n* - 1 eighths
-    /// are live and no more than *n*. Blocks count with their headers and rounding, if these are
-    /// known.
+    /// Cell 0 counts pages without a live block. Cell *n* counts pages of which more than *n* - 1
+    /// eighths and at most *n* eighths are live. The size of a block includes its header and
+    /// rounding, if these are known.
     pub cells: Vec<u64>,
-    /// Call stacks with blocks in pages that are at most a quarter live, largest first.
+    /// Call stacks with blocks in pages of which at most a quarter is live, most pinned bytes
+    /// first.
     pub pinned: Vec<PinnedPages>,
-    /// All others together; their `site` has no meaning.
+    /// Sum over all other call stacks; its `site` has no meaning.
     pub others: PinnedPages,
 }
 
@@ -282,23 +287,23 @@ pub struct PageDensity {
 /// proportion to their live bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinnedPages {
-    /// Number of the site.
+    /// Index in [`HeapRecording::sites`].
     pub site: u32,
-    /// Its part of the pages, in bytes.
+    /// Bytes of the pages that the site pins.
     pub bytes: u64,
-    /// Live amount in these pages, with the rounding of blocks.
+    /// Live memory of the site in these pages, with the rounding of blocks.
     pub live: HeapAmount,
 }
 
 /// A thread that allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapThread {
-    /// Its number; 0 for threads without a row of their own.
+    /// Thread ID; 0 for the sum of all threads without their own row.
     pub tid: u32,
-    /// Its name.
+    /// Name of the thread.
     pub name: Name,
-    /// Allocated amount.
+    /// Memory that the thread allocated.
     pub allocated: HeapAmount,
-    /// Freed amount; the blocks may have been allocated by other threads.
+    /// Memory that the thread freed; other threads may have allocated it.
     pub freed: HeapAmount,
 }

@@ -9,12 +9,12 @@ use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Absent, Bytes, Name, Reading};
 
-/// Reachability of the blocks of a heap.
+/// Result of the search for pointers between the blocks of a heap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapGraph {
-    /// Blocks that a root reaches.
+    /// Blocks that are reachable from a root.
     pub reachable: LiveAmount,
-    /// Blocks that no root reaches.
+    /// Blocks that are not reachable from any root.
     pub leaked: LiveAmount,
     /// Leaks by size, type and call stack, most bytes first.
     pub leaks: Vec<LeakGroup>,
@@ -22,18 +22,20 @@ pub struct HeapGraph {
     pub roots: u64,
     /// Number of pointers to blocks.
     pub pointers: u64,
-    /// Number of pointers beyond the maximum number of stored pointers. Their blocks count as
-    /// reachable.
+    /// Number of pointers that were not stored because the maximum number was reached. The blocks
+    /// that they point to count as reachable.
     pub unrecorded: u64,
-    /// Bytes that were not read: in swap, or not readable. Pointers in them are unknown.
+    /// Bytes that were not searched for pointers, because they are in swap or not readable.
     pub unseen: Bytes,
-    /// Roots by retained bytes, most first; empty if they were not computed.
+    /// Roots by retained bytes, most bytes first; empty if the retained bytes were not computed.
     pub retained: Vec<RetainingRoot>,
-    /// Retained bytes by root, and below by size and type of blocks; empty if not computed.
+    /// Tree of retained bytes: roots, with blocks by size and type below them; empty if it was not
+    /// computed.
     pub retention: Vec<RetentionEntry>,
-    /// The block that was asked for.
+    /// The block that the user asked about, and the paths to it; `None` if the user asked about
+    /// none.
     pub why: Option<KeptBlock>,
-    /// Types of the live blocks, if they were asked for.
+    /// Types of the live blocks; `None` if they were not requested.
     #[serde(default)]
     pub types: Option<TypedBlocks>,
     /// Duration of the search in nanoseconds.
@@ -45,11 +47,11 @@ pub struct HeapGraph {
 pub struct TypedBlocks {
     /// Types, most bytes first.
     pub groups: Vec<TypeGroup>,
-    /// Blocks that have a type.
+    /// Sum of the blocks that have a type.
     pub typed: LiveAmount,
-    /// Blocks to which pointers of different types lead: they have no type.
+    /// Blocks without a type, because pointers of different types point to them.
     pub contradicted: LiveAmount,
-    /// Files without types.
+    /// Files whose types are unknown, with the reasons.
     pub lacks: Vec<TypeLack>,
     /// Duration of the search for types in nanoseconds.
     pub took_ns: u64,
@@ -58,13 +60,13 @@ pub struct TypedBlocks {
 /// Live blocks of one type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypeGroup {
-    /// The type; with `[]` if the blocks are arrays of it.
+    /// Name of the type, with `[]` if the blocks are arrays of it.
     pub name: Name,
     /// Origin of the type.
     pub evidence: TypeEvidence,
     /// Blocks and usable bytes.
     pub live: LiveAmount,
-    /// Address of one of these blocks.
+    /// Address of one block of this type.
     pub address: u64,
 }
 
@@ -74,7 +76,7 @@ pub struct TypeGroup {
 pub enum TypeEvidence {
     /// The first word of the block points to a virtual method table or a type object.
     ClassTable,
-    /// A pointer whose type debug information describes.
+    /// A pointer to the block has a type in debug information.
     DebugInformation,
 }
 
@@ -88,31 +90,31 @@ impl TypeEvidence {
     }
 }
 
-/// Function that a thread was in, or that called it.
+/// A frame of the call stack of the thread that holds a root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootFrame {
-    /// Number of the frame: 0 is the innermost function.
+    /// Number of the frame; 0 is the innermost one.
     pub depth: u32,
-    /// The function.
+    /// Name of the function.
     pub function: Option<Name>,
-    /// The program or library that contains it.
+    /// The program or library that contains the function.
     pub module: Option<Name>,
-    /// The source file.
+    /// Path of the source file.
     pub source: Option<Name>,
-    /// The line.
+    /// Line number in the source file.
     pub line: u32,
 }
 
-/// Call stacks that allocated blocks.
+/// Call stacks that allocated the blocks of a heap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocationStacks {
     /// Call stacks: the allocating function, then its callers.
     pub stacks: Vec<Vec<Frame>>,
-    /// Index of the call stack of each block; `None` if its allocation was not recorded.
+    /// For each block, the index of its call stack; `None` if its allocation was not recorded.
     pub of_blocks: Vec<Option<u32>>,
 }
 
-/// The reason why the call stacks of blocks are unknown if their process has no recorder.
+/// The reason why the call stacks are unknown: the process has no recorder.
 pub fn not_recorded() -> Absent {
     Absent::NotCollected(
         "run the program under `pagewise heap run`, which records call stacks, and scan it meanwhile; \
@@ -125,24 +127,26 @@ fn without_stack() -> Reading<Vec<Frame>> {
     Err(not_recorded())
 }
 
-/// Leaked blocks of one size, type and call stack, with the blocks that only they reach.
+/// Leaks whose first blocks have the same size, type and call stack, with all blocks that only they
+/// reach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeakGroup {
-    /// Number of leaks: each is a block that no other leaked block points to, or a cycle.
+    /// Number of leaks. A leak begins with a block that no other leaked block points to, or with a
+    /// cycle of blocks.
     pub leaks: u64,
-    /// All blocks.
+    /// Number of blocks of all these leaks.
     pub blocks: u64,
-    /// Their bytes.
+    /// Usable bytes of all these blocks.
     pub bytes: u64,
-    /// Usable bytes of each block at the head of a leak.
+    /// Usable bytes of the first block of each leak.
     pub size: u64,
-    /// Its type.
+    /// Type of the first block of each leak.
     pub block_type: Option<Name>,
-    /// Address of one of these blocks.
+    /// Address of the first block of one leak.
     pub address: u64,
-    /// First bytes of this block.
+    /// First bytes of the block at `address`.
     pub first_bytes: Vec<u8>,
-    /// The function that allocated these blocks, then its callers.
+    /// The function that allocated the first blocks, followed by its callers.
     #[serde(with = "plain", default = "without_stack")]
     pub stack: Reading<Vec<Frame>>,
 }
@@ -161,11 +165,11 @@ pub enum RootKind {
     Variable,
     /// Data of a program or library without a symbol.
     Data,
-    /// Another mapping.
+    /// Memory of any other mapping.
     Mapping,
-    /// Several roots: the blocks stay reachable without any one of them.
+    /// Several roots: the blocks stay reachable if any one of these roots is removed.
     Several,
-    /// Pointers beyond the maximum number of stored pointers.
+    /// Pointers that were not stored because the maximum number was reached.
     Unrecorded,
 }
 
@@ -185,82 +189,84 @@ impl RootKind {
     }
 }
 
-/// A root.
+/// A memory location or register that holds a pointer to a block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapRoot {
-    /// Kind of its memory.
+    /// Kind of the memory that holds the root.
     pub kind: RootKind,
-    /// The variable; for a thread its name; otherwise the file or mapping.
+    /// Name of the variable, of the thread, of the file, or of the mapping that holds the root.
     pub name: Name,
-    /// The file that defines a variable.
+    /// The program or library that defines the variable.
     pub module: Option<Name>,
-    /// The source file of a variable that other source files cannot name.
+    /// The source file of a `static` variable, which other source files cannot access.
     #[serde(default)]
     pub source: Option<Name>,
     /// The function whose stack frame or registers hold the pointer.
     #[serde(default)]
     pub frame: Option<RootFrame>,
-    /// The thread.
+    /// Thread ID of the thread that holds the root.
     pub tid: Option<u32>,
-    /// Address of its first pointer; 0 for registers.
+    /// Address of the root's first pointer; 0 for registers.
     pub address: u64,
 }
 
-/// A root, and the blocks that would be unreachable without it.
+/// A root, and the blocks that would be unreachable without this root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetainingRoot {
     /// The root.
     pub root: HeapRoot,
     /// Retained blocks and bytes.
     pub retained: LiveAmount,
-    /// The path to most of these bytes, from the root on.
+    /// Path from the root to the blocks that retain most of these bytes.
     pub path: Vec<RetentionStep>,
-    /// For blocks that several roots keep alive: roots that lead to the first of these blocks, the
-    /// nearest first, up to a limit.
+    /// Several roots can keep the blocks alive together. These are the roots that reach the first
+    /// of these blocks, in order of distance, up to a maximum number.
     #[serde(default)]
     pub roots: Vec<HeapRoot>,
-    /// True if further roots lead to this block, or may do so.
+    /// True if other roots also reach the first block, or might.
     #[serde(default)]
     pub has_more_roots: bool,
 }
 
-/// Blocks of one size and type on a path.
+/// Blocks with the same size and type on a path from a root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetentionStep {
     /// Address of the first block.
     pub address: u64,
-    /// Usable bytes of each.
+    /// Usable bytes of each block.
     pub size: u64,
-    /// Their type.
+    /// Type of the blocks.
     pub block_type: Option<Name>,
-    /// The member that points to the first block, if the type of the pointing object is known.
+    /// The member that points to the first block; `None` if the type of the pointing object is
+    /// unknown.
     #[serde(default)]
     pub member: Option<Name>,
-    /// Number of the blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Blocks and bytes that they retain, these blocks included.
+    /// Blocks and bytes that these blocks retain, including themselves.
     pub retained: LiveAmount,
 }
 
 /// An entry of the tree of retained bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetentionEntry {
-    /// Index of the entry above; `None` at the top.
+    /// Index of the parent entry; `None` for a root of the tree.
     pub parent: Option<u32>,
-    /// The root, at the top.
+    /// The root, in an entry without a parent.
     pub root: Option<HeapRoot>,
-    /// The blocks; `None` for a root.
+    /// The blocks; `None` in an entry for a root.
     pub blocks: Option<RetentionStep>,
     /// Retained blocks and bytes.
     pub retained: LiveAmount,
 }
 
-/// A cell of a picture of retained bytes.
+/// A cell in the chart of retained bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetainedCell {
-    /// Index of the cell above; `None` at the top. It is lower than that of this cell.
+    /// Index of the parent cell, which is lower than the index of this cell; `None` for a cell
+    /// without a parent.
     pub parent: Option<u32>,
-    /// Root, or size and type of blocks.
+    /// Name of the root, or size and type of the blocks.
     pub label: Name,
     /// Retained blocks and bytes.
     pub retained: LiveAmount,
@@ -269,15 +275,15 @@ pub struct RetainedCell {
 /// A block, and the paths of pointers that keep it alive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptBlock {
-    /// The address that was asked for.
+    /// The address that the user asked about.
     pub asked: u64,
-    /// The block that contains it.
+    /// The block that contains the address; `None` if no block does.
     pub block: Option<KeptStep>,
     /// Shortest paths from roots.
     pub paths: Vec<RootPath>,
-    /// Blocks and bytes that only this block keeps alive, the block included.
+    /// Blocks and bytes that only this block keeps alive, including the block itself.
     pub retained: LiveAmount,
-    /// True if further roots lead to the block.
+    /// True if other roots also reach the block.
     #[serde(default)]
     pub has_more_roots: bool,
 }
@@ -287,22 +293,22 @@ pub struct KeptBlock {
 pub struct RootPath {
     /// The root.
     pub root: HeapRoot,
-    /// Blocks from the root on; the last is the block that was asked for.
+    /// Blocks from the root on. The last block is the one that the user asked about.
     pub steps: Vec<KeptStep>,
-    /// Number of blocks that are left out in the middle.
+    /// Number of blocks in the middle of the path that are not listed.
     pub omitted: u64,
 }
 
 /// A block on a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptStep {
-    /// Its address.
+    /// Address of the block.
     pub address: u64,
-    /// Usable bytes.
+    /// Usable bytes of the block.
     pub size: u64,
-    /// Its type.
+    /// Type of the block.
     pub block_type: Option<Name>,
-    /// The member that points to it, if the type of the pointing object is known.
+    /// The member that points to the block; `None` if the type of the pointing object is unknown.
     #[serde(default)]
     pub member: Option<Name>,
 }

@@ -1,10 +1,11 @@
-//! The heap of a process by a sample of its pages: live and free shares, each as a range.
+//! The heap of a process, estimated from a sample of its pages: lower and upper bounds of live and
+//! free memory.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Absent, Bytes};
 
-/// Two bounds of a number of bytes that was estimated.
+/// Lower and upper bound of an estimated number of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BytesEstimate {
     /// The lower bound.
@@ -13,42 +14,45 @@ pub struct BytesEstimate {
     pub high: Bytes,
 }
 
-/// The arenas of an allocator, estimated from windows: ranges of addresses of equal size at random
-/// places. The process ran meanwhile.
+/// Arenas of an allocator, estimated from windows: address ranges of equal length at random
+/// addresses. The process was running while the windows were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapSample {
-    /// The allocator.
+    /// Name of the allocator.
     pub allocator: String,
     /// Number of arenas.
     pub arenas: u64,
-    /// Resident memory of the arenas. Blocks with mappings of their own are not part of it.
+    /// Resident memory of the arenas. It excludes blocks with their own mappings.
     pub resident: Bytes,
     /// Resident memory of live blocks and of the allocator itself.
     pub live: BytesEstimate,
     /// Resident memory of free blocks, `top` included.
     pub free: BytesEstimate,
-    /// Resident pages of free blocks alone, which `malloc_trim(0)` would return, without `top`.
+    /// Resident pages that contain only free blocks, without `top`: `malloc_trim(0)` would release
+    /// them.
     pub trimmable: BytesEstimate,
-    /// Resident free bytes in pages that also hold other bytes, which no call can return.
+    /// Resident free bytes in pages that also contain other bytes, so that no call can release
+    /// them.
     pub pinned: BytesEstimate,
     /// Resident free memory at the ends of the arenas, which the next allocations use.
     pub top: BytesEstimate,
     /// Number of windows that were read.
     pub windows: u64,
-    /// Number of windows of the arenas.
+    /// Number of windows into which the arenas were divided.
     pub population: u64,
-    /// Resident bytes in the windows whose use remained unknown: a block was changed meanwhile, or
-    /// no header was found. All upper bounds contain them.
+    /// Resident bytes of windows whose use is unknown, because a block was changed during the
+    /// reading or no header was found. All upper bounds include these bytes.
     pub unsettled: Bytes,
-    /// Bytes that were read.
+    /// Number of bytes that were read.
     pub read: Bytes,
-    /// Duration in nanoseconds.
+    /// Duration of the reading in nanoseconds.
     pub took_ns: u64,
-    /// The longest single system call that may have held the process's mmap lock, in nanoseconds.
+    /// Longest duration of a single system call that may have held the process's mmap lock, in
+    /// nanoseconds.
     pub longest_hold_ns: u64,
 }
 
-/// The reason of a snapshot that an earlier version saved.
+/// The reason for a missing sample in a snapshot that an earlier version saved.
 pub(crate) fn not_saved() -> Result<HeapSample, Absent> {
     Err(Absent::NotCollected("the version that saved this file did not sample the heap".into()))
 }

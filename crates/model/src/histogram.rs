@@ -1,19 +1,19 @@
-//! Histogram of times with cells of logarithmic width: 64 cells for each power of two, so the error
-//! of a time is at most 1.6 %, from nanoseconds to centuries. Only the cells from the first to the
-//! last used one take memory.
+//! Histogram of durations from nanoseconds to centuries, with 64 cells for each power of two: the
+//! error of a duration is at most 1.6 %. Memory is used only for the cells from the first to the
+//! last nonempty one.
 
 use serde::{Deserialize, Serialize};
 
-/// Binary logarithm of the number of cells for each power of two: a cell is at most 1/64 as wide as
-/// its times.
+/// Binary logarithm of the number of cells for each power of two. The width of a cell is at most
+/// 1/64 of the durations in the cell.
 const BITS: u32 = 6;
-/// Number of cells for all 64-bit times.
+/// Number of cells for all 64-bit durations.
 const CELLS: usize = ((u64::BITS - BITS) as usize + 1) << BITS;
 
-/// Histogram of times in nanoseconds.
+/// Histogram of durations in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeHistogram {
-    /// The number of the first cell in `cells`.
+    /// Index of the first stored cell among all cells; `cells` begins with this cell.
     first: usize,
     cells: Vec<u64>,
     all: u64,
@@ -22,16 +22,17 @@ pub struct TimeHistogram {
 }
 
 impl TimeHistogram {
-    /// An empty histogram with all cells in resident memory: recording a time takes some
-    /// nanoseconds and causes no page fault.
+    /// Creates an empty histogram with all cells in resident memory, so that
+    /// [`TimeHistogram::note`] takes some nanoseconds and causes no page fault.
     pub fn ready() -> TimeHistogram {
-        // Memory that is allocated zero-filled may not be resident yet.
+        // Zero-filled memory from the allocator may not be resident, so the cells are filled with 1
+        // first.
         let mut cells = vec![1; CELLS];
         cells.fill(0);
         TimeHistogram { cells, ..TimeHistogram::default() }
     }
 
-    /// Records a time.
+    /// Records a duration.
     pub fn note(&mut self, time: u64) {
         let cell = cell(time);
         if self.cells.is_empty() {
@@ -52,23 +53,23 @@ impl TimeHistogram {
         self.longest = self.longest.max(time);
     }
 
-    /// Number of recorded times.
+    /// Number of recorded durations.
     pub fn count(&self) -> u64 {
         self.all
     }
 
-    /// Sum of all times.
+    /// Sum of all durations.
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// The longest time.
+    /// The longest duration.
     pub fn longest(&self) -> u64 {
         self.longest
     }
 
-    /// Quantile: the upper end of the cell that contains this share of all times. `None` if the
-    /// histogram is empty.
+    /// Quantile: the upper bound of the cell up to which `share` of all durations lie, but at most
+    /// the longest duration. `None` if the histogram is empty.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a share of more than 2^53 times is as good as one of 2^53"
@@ -83,8 +84,8 @@ impl TimeHistogram {
         Some(end(self.first.saturating_add(at)).min(self.longest))
     }
 
-    /// Upper quantiles: pairs of N and the time that one in N times exceeds, for powers of ten as
-    /// far as the number of times allows.
+    /// Upper quantiles: pairs of N and the duration that one in N durations exceeds. N is each
+    /// power of ten up to the number of durations.
     #[expect(clippy::cast_precision_loss, reason = "as above")]
     pub fn tail(&self) -> Vec<(f64, u64)> {
         let one_in = (0..18).map(|power| 10_f64.powi(power));
@@ -92,7 +93,8 @@ impl TimeHistogram {
         one_in.filter_map(|n| Some((n, self.percentile(1.0 - 1.0 / n)?))).collect()
     }
 
-    /// The cells that are not empty: the longest time of each, and its number of times.
+    /// Iterates over the nonempty cells: the longest possible duration of a cell, and the number of
+    /// durations in the cell.
     pub fn cells(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let cells = self.cells.iter().zip(0..);
         cells
@@ -101,14 +103,15 @@ impl TimeHistogram {
     }
 }
 
-/// The cell of a time: below 64 each time has its own cell, above each power of two has 64.
+/// Index of the cell of a duration. Each duration below 64 has its own cell; above, each power of
+/// two has 64 cells.
 fn cell(time: u64) -> usize {
     let shift = (u64::BITS - time.leading_zeros()).saturating_sub(BITS + 1);
     let within = usize::try_from(time >> shift).expect("less than 2^7 is left");
     ((shift as usize) << BITS) + within
 }
 
-/// The longest time of a cell.
+/// The longest duration that belongs to a cell.
 fn end(cell: usize) -> u64 {
     let shift = (cell >> BITS).saturating_sub(1).min(63);
     let within = cell.saturating_sub(shift << BITS) as u64;
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_those_of_the_times_in_whatever_order_they_come() {
+    fn percentiles_do_not_depend_on_the_order_of_the_times() {
         for histogram in [TimeHistogram::default(), TimeHistogram::ready()] {
             percentiles_are_those_of_the_times(histogram);
         }

@@ -1,5 +1,5 @@
-//! A lab notebook: the experiments and their machine, every measured value, and the verdicts on
-//! claims.
+//! A lab notebook: the experiments, the machine on which they ran, all measured values, and the
+//! verdicts on claims.
 
 use std::collections::BTreeMap;
 
@@ -9,66 +9,67 @@ use crate::reading::plain;
 use crate::report::{AxisUnit, Label, Scale};
 use crate::{Absent, Bytes, Name, Reading};
 
-/// The version of the saved form. Raised when an older reader would misread a newer file.
+/// Version of the file format. It increases when a change would make an older program misread the
+/// file.
 pub const NOTEBOOK_VERSION: u32 = 1;
 
-/// Experiments that were run together.
+/// Experiments that ran in one invocation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Notebook {
-    /// [`NOTEBOOK_VERSION`] of the writer.
+    /// [`NOTEBOOK_VERSION`] of the program that wrote the file.
     pub pagewise_notebook: u32,
-    /// Machine of the runs.
+    /// Machine on which the experiments ran.
     pub environment: Environment,
     /// Experiments in the order in which they ran.
     pub experiments: Vec<ExperimentRecord>,
-    /// True if it was cut off: by Ctrl-C.
+    /// True if the user interrupted the experiments (Ctrl-C).
     pub interrupted: bool,
 }
 
-/// A machine as experiments find it.
+/// Properties of the machine at the start of the experiments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// The version of pagewise.
     pub version: Label,
-    /// The kernel's release.
+    /// The kernel's release: `uname -r`.
     pub kernel: Name,
     /// The model of the CPU.
     #[serde(with = "plain")]
     pub cpu: Reading<Name>,
-    /// CPUs that are online.
+    /// Number of online CPUs.
     pub cpus: u32,
-    /// Its caches, `L1d` and so on.
+    /// Caches of the CPU (`L1d` and so on) with their sizes.
     #[serde(with = "plain")]
     pub caches: Reading<Vec<(Label, Bytes)>>,
-    /// Memory of the machine.
+    /// Memory of the machine: `MemTotal`.
     #[serde(with = "plain")]
     pub mem_total: Reading<Bytes>,
-    /// The base page.
+    /// The base page size.
     pub page_size: Bytes,
     /// `transparent_hugepage/enabled`.
     #[serde(with = "plain")]
     pub thp: Reading<Name>,
-    /// The governor of the first CPU.
+    /// The `scaling_governor` of the first CPU.
     #[serde(with = "plain")]
     pub governor: Reading<Name>,
     /// Name of the hypervisor; absent on bare metal.
     #[serde(with = "plain")]
     pub hypervisor: Reading<Name>,
-    /// True if it was run as root.
+    /// True if pagewise ran as root.
     pub root: bool,
     /// Duration in nanoseconds of the first access to a page, and of the first access to the same
-    /// memory by the next process. If the first is many times the second, the host reclaims unused
-    /// memory of its guests.
+    /// memory by the next process. If the first number is many times the second one, the host
+    /// reclaims unused memory of its guests.
     #[serde(with = "plain")]
     pub first_touch: Reading<[f64; 2]>,
-    /// When, as Unix time.
+    /// Time at which the experiments began, in seconds since 1970.
     pub unix_seconds: u64,
 }
 
 /// One experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentRecord {
-    /// Its name.
+    /// Name of the experiment.
     pub name: Label,
     /// Question that the experiment answers.
     pub question: Label,
@@ -76,34 +77,34 @@ pub struct ExperimentRecord {
     pub expectation: Label,
     /// Earlier measurements with their source.
     pub figures: Label,
-    /// The sizes that it ran with.
+    /// Parameters with the values of this run.
     pub parameters: Vec<ParameterValue>,
-    /// Measured quantities.
+    /// Quantities that the experiment measures.
     pub quantities: Vec<ExperimentQuantity>,
-    /// Its conditions. The first is the baseline.
+    /// Conditions of the experiment. The first condition is the baseline.
     pub arms: Vec<ExperimentArm>,
-    /// Claims that the values are tested against.
+    /// Claims that the experiment tests.
     pub claims: Vec<ExperimentClaim>,
-    /// Plots of the values.
+    /// Plots of the measured values.
     pub plots: Vec<Plot>,
-    /// Why it was not run.
+    /// Reason why the experiment was skipped; `None` if it ran.
     pub skipped: Option<Absent>,
     /// Upper bound of the relative difference between two interleaved series of the baseline, with
     /// 95 % confidence; `None` if the experiment does not measure time.
     pub noise: Option<f64>,
-    /// Duration in nanoseconds.
+    /// Duration of the experiment in nanoseconds.
     pub took_ns: u64,
-    /// The command that runs it again.
+    /// The command that runs the experiment again.
     pub rerun: Label,
-    /// Kernels of its virtual machines; none for an experiment on the machine itself.
+    /// Kernels of the experiment's virtual machines; empty for an experiment on the machine itself.
     #[serde(default)]
     pub kernels: Vec<Name>,
 }
 
-/// A size that can be set.
+/// A parameter of an experiment, which the user can set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterValue {
-    /// Its name.
+    /// Name of the parameter.
     pub name: Label,
     /// Value in this run.
     pub value: u64,
@@ -111,38 +112,38 @@ pub struct ParameterValue {
     pub meaning: Label,
 }
 
-/// Something that is measured.
+/// A quantity that an experiment measures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExperimentQuantity {
-    /// Its name.
+    /// Name of the quantity.
     pub name: Label,
-    /// Its unit.
+    /// Unit of the quantity.
     pub unit: AxisUnit,
     /// Meaning of the quantity.
     pub meaning: Label,
 }
 
-/// A condition, and its runs.
+/// A condition of an experiment, and its runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentArm {
-    /// Its name.
+    /// Name of the condition.
     pub name: Label,
     /// The runs, each in its own process.
     pub runs: Vec<ExperimentRun>,
-    /// Runs that failed: why.
+    /// Reasons of the failed runs.
     pub failures: Vec<Name>,
 }
 
-/// Values measured in one run.
+/// Values that were measured in one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentRun {
-    /// By quantity.
+    /// Values by the name of their quantity.
     pub values: BTreeMap<Label, Measured>,
-    /// Curves, by name.
+    /// Curves by name, each a list of points.
     pub curves: BTreeMap<Label, Vec<(f64, f64)>>,
 }
 
-/// A value, or the reason of its absence.
+/// A measured value, or the reason of its absence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Measured(#[serde(with = "plain")] pub Reading<f64>);
@@ -160,7 +161,7 @@ pub struct ExperimentClaim {
     pub measured: Label,
     /// Verdict.
     pub verdict: ClaimVerdict,
-    /// Reason why it is undecided, or does not hold.
+    /// Reason why the claim is undecided or does not hold; empty if it holds.
     pub why: Label,
 }
 
@@ -168,31 +169,31 @@ pub struct ExperimentClaim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClaimVerdict {
-    /// It holds here.
+    /// The claim holds on this machine.
     Agrees,
     /// Values are missing, or they do not decide the claim.
     CannotTell,
-    /// It does not hold here.
+    /// The claim does not hold on this machine.
     Disagrees,
 }
 
-/// A picture of an experiment.
+/// A plot of the values of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Plot {
     /// A bar for each arm.
     Bars {
-        /// The quantity.
+        /// Name of the quantity.
         quantity: Label,
-        /// Scale of the bars.
+        /// Scale of the axis.
         scale: Scale,
     },
-    /// The curves of this name, a line for each arm.
+    /// The curves with one name: a line for each arm.
     Curves {
-        /// The name.
+        /// Name of the curves.
         curve: Label,
-        /// Horizontal axis.
+        /// Label, unit and scale of the horizontal axis.
         x: (Label, AxisUnit, Scale),
-        /// Vertical axis.
+        /// Label, unit and scale of the vertical axis.
         y: (Label, AxisUnit, Scale),
     },
 }
@@ -206,19 +207,19 @@ impl ExperimentRecord {
         worst.or_else(|| self.claims.first().map(|_| ClaimVerdict::CannotTell))
     }
 
-    /// The runs of a condition.
+    /// Returns the condition with this name; `None` if the experiment does not have it.
     pub fn arm(&self, name: &str) -> Option<&ExperimentArm> {
         self.arms.iter().find(|arm| arm.name == name)
     }
 }
 
 impl ExperimentArm {
-    /// The points of a curve, of each run that has it.
+    /// The points of a curve, one list for each run that has the curve.
     pub fn curves(&self, curve: &str) -> Vec<&[(f64, f64)]> {
         self.runs.iter().filter_map(|run| run.curves.get(curve)).map(Vec::as_slice).collect()
     }
 
-    /// All values of a quantity.
+    /// All values of a quantity, in the order of the runs; absent values are skipped.
     pub fn values(&self, quantity: &str) -> Vec<f64> {
         let value =
             |run: &ExperimentRun| run.values.get(quantity).and_then(|value| value.0.clone().ok());
@@ -227,7 +228,7 @@ impl ExperimentArm {
 }
 
 impl ClaimVerdict {
-    /// In words.
+    /// The verdict in words.
     pub const fn describe(self) -> &'static str {
         match self {
             ClaimVerdict::Agrees => "agrees",
@@ -238,7 +239,7 @@ impl ClaimVerdict {
 }
 
 impl ExperimentClaim {
-    /// Details of the claim with their names, without empty ones.
+    /// Details of the claim with their names. Empty details are skipped.
     pub fn details(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let measured = if self.measured.is_empty() { "nothing" } else { &self.measured };
         let all = [
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_says_what_it_has_and_that_nothing_was_measured() {
+    fn a_claim_shows_its_details_and_the_missing_measurement() {
         let details =
             |measured| claim(ClaimVerdict::Agrees, measured).details().collect::<Vec<_>>().len();
         assert_eq!((details("2"), details("")), (2, 2));

@@ -1,8 +1,9 @@
-//! The nouns of pagewise: plain values with public fields, `serde`, no I/O and no clock.
+//! Data types of pagewise: plain values with public fields and `serde` implementations, without I/O
+//! and without clocks.
 //!
-//! Sources (`pagewise-proc`) make a [`Snapshot`], analyses turn it into a [`Report`], views
-//! draw the report. A value here means the same on every machine, so it can be saved,
-//! sent and opened again.
+//! Sources (`pagewise-proc`) create a [`Snapshot`], analyses turn the snapshot into a [`Report`],
+//! and views draw the report. The meaning of a value does not depend on the machine, so values can
+//! be saved, sent and read elsewhere.
 #![forbid(unsafe_code)]
 
 pub mod account;

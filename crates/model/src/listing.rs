@@ -1,4 +1,4 @@
-//! Every process of a machine in one line each: what `ps` shows.
+//! All processes of a machine with their main figures: the data of `ps`.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,28 +6,29 @@ use crate::machine::ReadMethod;
 use crate::reading::plain;
 use crate::{Absent, Bytes, Name, Pid, Quadrant, Reading};
 
-/// Every process that was there while the listing was made.
+/// All processes that existed while the listing was read.
 ///
-/// Not atomic: processes are read one after the other, so a page handed on meanwhile can count
-/// twice or not at all.
+/// Not atomic: processes are read one after the other. A page that moves from one process to
+/// another during the reading can count twice or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
-    /// The processes, by pid. Those that could not be read are among them, with the reason in
-    /// [`ProcessSummary::memory`].
+    /// The processes in order of PID. They include processes that could not be read, with the
+    /// reason in [`ProcessSummary::memory`].
     pub processes: Vec<ProcessSummary>,
-    /// Number of kernel threads left out: they have no memory of their own.
+    /// Number of kernel threads, which the listing omits because they have no memory of their own.
     pub kernel_threads: u64,
-    /// Number of processes that ended before any of their files was read.
+    /// Number of processes that ended before one of their files was read.
     pub vanished: u64,
-    /// Number of processes that are hidden: `/proc` is mounted with `hidepid`.
+    /// Number of processes that are hidden because `/proc` is mounted with `hidepid`.
     #[serde(default)]
     pub hidden: u64,
     /// `MemTotal`.
     #[serde(with = "plain")]
     pub mem_total: Reading<Bytes>,
-    /// Duration of the reading.
+    /// Duration of the reading in nanoseconds.
     pub took_ns: u64,
-    /// The longest single system call that may have held a target's mmap lock, over all of them.
+    /// Longest duration of a single system call that may have held the mmap lock of a process, in
+    /// nanoseconds.
     #[serde(with = "plain")]
     pub longest_hold_ns: Reading<u64>,
 }
@@ -35,35 +36,38 @@ pub struct Listing {
 /// One process of a [`Listing`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessSummary {
-    /// Its id.
+    /// PID of the process.
     pub pid: Pid,
     /// `comm`: at most 15 bytes.
     pub name: Name,
-    /// `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`.
+    /// State letter of `stat`: `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`.
     pub state: char,
-    /// Real user id.
+    /// Real user ID.
     pub uid: u32,
-    /// The user's name, where the reader's machine knows it.
+    /// Name of the user; `None` if the machine of the reading has no name for the user ID.
     pub user: Option<Name>,
-    /// `cmdline`, one name an argument; empty for a zombie.
+    /// `cmdline`, one name for each argument; empty for a zombie.
     #[serde(with = "plain")]
     pub command: Reading<Vec<Name>>,
     /// Target of the link `/proc/<pid>/exe`.
     #[serde(with = "plain")]
     pub exe: Reading<Name>,
-    /// Its path in the hierarchy of the memory cgroup (v1), or in the unified hierarchy (v2).
+    /// Path of the process's cgroup in the hierarchy of the memory cgroup (v1), or in the unified
+    /// hierarchy (v2).
     #[serde(with = "plain")]
     pub cgroup: Reading<Name>,
-    /// Method by which its memory was read; absent with the reason if it could not be read.
+    /// Method by which the process's memory was read; absent with the reason if it could not be
+    /// read.
     #[serde(with = "plain")]
     pub memory: Reading<ReadMethod>,
-    /// Bytes that only this process maps: what its end would free.
+    /// Bytes that only this process maps. The end of the process would free them.
     #[serde(with = "plain")]
     pub uss: Reading<Bytes>,
-    /// The proportional share: the only column whose sum over processes means something.
+    /// Proportional set size. Other columns count shared pages several times in a sum over
+    /// processes.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
-    /// The proportional share by kind of page.
+    /// Proportional set size by page kind.
     #[serde(with = "plain", default = "not_saved")]
     pub shares: Reading<PssByKind>,
     /// Resident bytes.
@@ -77,7 +81,7 @@ pub struct ProcessSummary {
 }
 
 impl ProcessSummary {
-    /// True if it has ended and waits for its parent: it holds no memory.
+    /// True if the process has ended and waits for its parent. Such a process has no memory.
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.rss == Ok(Bytes::ZERO)
     }
@@ -88,14 +92,14 @@ fn not_saved<T>() -> Reading<T> {
     Err(Absent::NotCollected("save it with this version of pagewise".into()))
 }
 
-/// The proportional share of a process by kind of page.
+/// Proportional set size of a process by page kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PssByKind {
-    /// Anonymous pages.
+    /// PSS of anonymous pages.
     pub anonymous: Bytes,
-    /// Pages of files, and of devices that map pages.
+    /// PSS of pages of files, and of devices that map pages.
     pub file: Bytes,
-    /// Pages of tmpfs and of shared anonymous memory.
+    /// PSS of pages of tmpfs and of shared anonymous memory.
     pub shmem: Bytes,
 }
 
@@ -117,7 +121,7 @@ pub struct ByQuadrant {
 }
 
 impl ByQuadrant {
-    /// The same reading in all four.
+    /// The same reading for all four quadrants.
     pub fn all(reading: Reading<Bytes>) -> ByQuadrant {
         ByQuadrant {
             private_anonymous: reading.clone(),
@@ -127,12 +131,12 @@ impl ByQuadrant {
         }
     }
 
-    /// Four absences for one reason.
+    /// Four absent readings with the same reason.
     pub fn absent(why: &Absent) -> ByQuadrant {
         ByQuadrant::all(Err(why.clone()))
     }
 
-    /// One of the four.
+    /// The reading of one quadrant.
     pub const fn get(&self, quadrant: Quadrant) -> &Reading<Bytes> {
         match quadrant {
             Quadrant::PrivateAnonymous => &self.private_anonymous,

@@ -1,36 +1,37 @@
-//! The machine a snapshot was read on, and how it was read.
+//! The machine on which a snapshot was read, and the method of the reading.
 
 use serde::{Deserialize, Serialize};
 
 use crate::reading::plain;
 use crate::{Absent, Bytes, Name, PageSize, Reading};
 
-/// Method and conditions of a snapshot: the rights of the reader, and the possible cost to the
-/// target.
+/// Method and conditions of a snapshot: the privileges of the reading process, and the possible
+/// cost to the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
     /// `uname -r` of the machine.
     pub kernel: Name,
-    /// Its base page size.
+    /// The base page size of the machine.
     pub page_size: PageSize,
-    /// The reader's effective user id.
+    /// Effective user ID of the reading process.
     pub euid: u32,
-    /// True if page-frame numbers and page counts could be read (CAP_SYS_ADMIN).
+    /// True if page-frame numbers and mapping counts of page frames could be read (CAP_SYS_ADMIN).
     pub sees_frames: bool,
     /// Method of the reading.
     pub method: ReadMethod,
-    /// Seconds since 1970, when the reading began.
+    /// Time at which the reading began, in seconds since 1970.
     pub unix_seconds: u64,
-    /// Duration of the reading.
+    /// Duration of the reading in nanoseconds.
     pub took_ns: u64,
-    /// The longest single system call that may have held the target's mmap lock.
+    /// Longest duration of a single system call that may have held the target's mmap lock, in
+    /// nanoseconds.
     #[serde(with = "plain")]
     pub longest_hold_ns: Reading<u64>,
-    /// The tree that was read: `/proc`, or a copy of one.
+    /// The directory that was read: `/proc`, or a copy of it.
     pub root: Name,
-    /// When in the target's life it was read.
+    /// Time of the reading in the life of the target.
     pub moment: ProcessMoment,
-    /// Parts that could not be read or changed during the reading, one line each.
+    /// Parts that could not be read, or that changed during the reading.
     pub gaps: Vec<Gap>,
 }
 
@@ -38,13 +39,14 @@ pub struct Provenance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadMethod {
-    /// `smaps`: every counter; holds the target's mmap lock while it walks a mapping.
+    /// `smaps`: all counters. The kernel holds the target's mmap lock while it walks a mapping.
     Full,
     /// `maps` and `pagemap`, at full speed.
     Fast,
-    /// As `Fast`, with pauses between chunks that limit the time for which the mmap lock is held.
+    /// Like `Fast`, with pauses between chunks, so that the mmap lock is held for a short time at
+    /// once.
     Polite,
-    /// A core file: no process is read.
+    /// A core file. The process itself is not read.
     CoreFile,
 }
 
@@ -64,24 +66,25 @@ impl ReadMethod {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessMoment {
-    /// While it ran.
+    /// While the process was running.
     Running,
-    /// As it exited, before its memory was torn down.
+    /// While the process exited, before the kernel released its memory.
     AtExit,
-    /// This long after its start, in nanoseconds.
+    /// This number of nanoseconds after the start of the process.
     After(u64),
-    /// Near its highest RES; the number is the highest, the snapshot's own RES is in `statm`.
+    /// Near the highest RES of the process. The number is the highest RES; the RES of the snapshot
+    /// is in `statm`.
     AtPeak(Bytes),
-    /// When its core file was written.
+    /// When the core file of the process was written.
     CoreDumped,
 }
 
-/// Something that is missing from a snapshot, or doubtful in it.
+/// A part that is missing from a snapshot or whose values are doubtful.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
     /// The file or part: `task/17/syscall`.
     pub what: Name,
-    /// Why.
+    /// Reason why the part is missing or doubtful.
     pub why: Absent,
 }
 
@@ -103,7 +106,7 @@ pub struct MachineSettings {
     /// `vm.max_map_count`.
     #[serde(with = "plain")]
     pub max_map_count: Reading<u64>,
-    /// Number of NUMA nodes online.
+    /// Number of online NUMA nodes.
     #[serde(with = "plain")]
     pub nodes: Reading<u64>,
     /// The selected word of `transparent_hugepage/enabled`.

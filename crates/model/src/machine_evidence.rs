@@ -6,19 +6,20 @@ use serde::{Deserialize, Serialize};
 use crate::evidence::{ActivityPoint, CgroupActivity, DiagnosisCost, Evidence, MachinePoint};
 use crate::{Name, Pid};
 
-/// The version of the saved form. Raised when an older reader would misread a newer file.
+/// Version of the file format. It increases when a change would make an older program misread the
+/// file.
 pub const MACHINE_EVIDENCE_VERSION: u32 = 1;
 
 /// Counters of processes and cgroups at two times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineEvidence {
-    /// [`MACHINE_EVIDENCE_VERSION`] of the writer.
+    /// [`MACHINE_EVIDENCE_VERSION`] of the program that wrote the file.
     pub pagewise_machine_evidence: u32,
     /// The cgroup to which the evidence is limited; `None` for the whole machine.
     pub cgroup: Option<Name>,
     /// The machine at the beginning and at the end.
     pub machine: [MachinePoint; 2],
-    /// Processes that ran at both times, the largest first.
+    /// Processes that existed at both times, largest first.
     pub processes: Vec<ProcessActivity>,
     /// Number of processes whose counters could not be read.
     pub unreadable: u64,
@@ -31,11 +32,11 @@ pub struct MachineEvidence {
 /// Counters of a process at two times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessActivity {
-    /// Its ID.
+    /// PID of the process.
     pub pid: Pid,
-    /// `comm`.
+    /// `comm` of the process.
     pub name: Name,
-    /// The beginning and the end.
+    /// Counters at the beginning and at the end.
     pub points: [ActivityPoint; 2],
 }
 
@@ -43,15 +44,15 @@ pub struct ProcessActivity {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum SavedDiagnosis {
-    /// A process.
+    /// Evidence of one process.
     Process(Box<Evidence>),
-    /// A cgroup and its largest process.
+    /// Evidence of a cgroup, and of its largest process.
     Group {
-        /// The cgroup.
+        /// Evidence of the cgroup.
         machine: Box<MachineEvidence>,
-        /// The largest process.
+        /// Evidence of the largest process.
         largest: Box<Evidence>,
     },
-    /// A machine, or a cgroup without processes.
+    /// Evidence of a machine, or of a cgroup without processes.
     Machine(Box<MachineEvidence>),
 }

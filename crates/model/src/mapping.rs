@@ -1,4 +1,4 @@
-//! One mapping (VMA) of a process and the two axes that sort it: sharing and backing.
+//! One mapping (VMA) of a process, and its classification by sharing and by backing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use crate::reading::plain;
 use crate::{Bytes, Name, Reading, Smaps, SmapsCounter};
 
-/// Addresses from `start` up to, not including, `end`.
+/// Addresses from `start` (inclusive) to `end` (exclusive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AddrRange {
     /// The first address.
     pub start: u64,
-    /// One past the last address.
+    /// The address after the last one.
     pub end: u64,
 }
 
@@ -23,24 +23,24 @@ impl AddrRange {
         Bytes(self.end.saturating_sub(self.start))
     }
 
-    /// True if the range spans nothing.
+    /// True if the range contains no address.
     pub const fn is_empty(self) -> bool {
         self.end <= self.start
     }
 
-    /// True if `address` lies inside.
+    /// True if `address` is in the range.
     pub const fn contains(self, address: u64) -> bool {
         self.start <= address && address < self.end
     }
 
-    /// The part of `self` that is also in `other`, or `None`.
+    /// Intersection of both ranges; `None` if it is empty.
     pub fn intersection(self, other: AddrRange) -> Option<AddrRange> {
         let both = AddrRange { start: self.start.max(other.start), end: self.end.min(other.end) };
         (!both.is_empty()).then_some(both)
     }
 }
 
-/// `start-end` in lower-case hex, as `/proc/<pid>/maps` writes it.
+/// Writes `start-end` in lower-case hex, like `/proc/<pid>/maps`.
 impl fmt::Display for AddrRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}-{:x}", self.start, self.end)
@@ -50,32 +50,32 @@ impl fmt::Display for AddrRange {
 /// Access rights of a mapping: the letters `rwx`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Prot {
-    /// `r`
+    /// True if the memory can be read (`r`).
     pub read: bool,
-    /// `w`
+    /// True if the memory can be written (`w`).
     pub write: bool,
-    /// `x`
+    /// True if the memory can be executed (`x`).
     pub exec: bool,
 }
 
 impl Prot {
-    /// True if no access is allowed at all: a guard, or address space held in reserve.
+    /// True if no access is permitted: a guard region, or reserved address space.
     pub const fn is_none(self) -> bool {
         !(self.read || self.write || self.exec)
     }
 }
 
-/// `MAP_PRIVATE` or `MAP_SHARED`: the `p` or `s` of `maps`.
+/// Sharing of a mapping: `MAP_PRIVATE` or `MAP_SHARED`, the letter `p` or `s` of `maps`.
 ///
-/// Not the `Shared_Clean` of smaps, which counts pages mapped more than once.
+/// It differs from `Shared_Clean` of `smaps`, which counts pages that are mapped more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharing {
     /// Writes stay in this process; a fork copies pages on write.
     Private,
-    /// Writes reach whoever maps the same object.
+    /// Writes are visible to all processes that map the same object.
     Shared,
-    /// Not recorded: a core file has no such letter for mappings of files.
+    /// Unknown: a core file does not record the sharing of file mappings.
     Unknown,
 }
 
@@ -83,18 +83,18 @@ pub enum Sharing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
-    /// No file: the kernel provides zero-filled pages and reclaims them to swap.
+    /// Anonymous memory: the kernel provides zero-filled pages and reclaims them to swap.
     Anonymous,
-    /// A file on a disk (or any filesystem that is not tmpfs).
+    /// A file of any file system except tmpfs.
     File,
-    /// tmpfs, named or not: `MAP_SHARED|MAP_ANONYMOUS`, memfd, System V, `/dev/shm`. Its pages go
-    /// to swap.
+    /// A tmpfs object with or without a name: `MAP_SHARED|MAP_ANONYMOUS`, memfd, System V,
+    /// `/dev/shm`. The kernel reclaims its pages to swap.
     Shmem,
     /// The kernel's own pages (`[vdso]`, `[vvar]`, `[vsyscall]`) and device memory.
     Special,
 }
 
-/// Sharing x backing.
+/// Combination of sharing and backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quadrant {
@@ -109,7 +109,7 @@ pub enum Quadrant {
 }
 
 impl Quadrant {
-    /// The four, in the order they are shown.
+    /// The four quadrants, in the order in which reports show them.
     pub const ALL: [Quadrant; 4] = [
         Quadrant::PrivateAnonymous,
         Quadrant::SharedAnonymous,
@@ -127,7 +127,7 @@ impl Quadrant {
         }
     }
 
-    /// The name in words.
+    /// The name in reports.
     pub const fn label(self) -> &'static str {
         match self {
             Quadrant::PrivateAnonymous => "private anonymous",
@@ -138,7 +138,7 @@ impl Quadrant {
     }
 }
 
-/// Major and minor number of the device a mapped file lives on.
+/// Major and minor number of the device that contains a mapped file.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -154,49 +154,52 @@ pub struct Device {
 pub struct MappedFileKey {
     /// The device of the file.
     pub device: Device,
-    /// Its inode; 0 if it is not recorded.
+    /// Inode of the file; 0 if it is not recorded.
     pub inode: u64,
-    /// Its name, if the inode is not recorded, as in a core file.
+    /// Name of the file; `None` if the inode identifies the file. A core file does not record
+    /// inodes.
     pub name: Option<Name>,
 }
 
 impl MappedFileKey {
-    /// The key of a file by its properties.
+    /// Creates the key of a file with these properties.
     pub fn new(device: Device, inode: u64, name: &Name) -> MappedFileKey {
         MappedFileKey { device, inode, name: (inode == 0).then(|| name.clone()) }
     }
 }
 
-/// The pages of one mapping by kind, from the page tables: what `smaps` cannot split.
+/// The pages of one mapping by kind, read from the page tables. `smaps` does not split them this
+/// way.
 ///
-/// `file` contains page-cache pages of files and of tmpfs alike; [`Backing::Shmem`] distinguishes
-/// them. A page is *exclusive* if one page table maps it, *co-mapped* if more do.
+/// `file` contains page-cache pages of files and of tmpfs; [`Backing::Shmem`] distinguishes them. A
+/// page is *exclusive* if one page table maps it, *co-mapped* if several page tables do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Breakdown {
     /// Resident anonymous pages that only this process maps.
     pub anon_exclusive: Bytes,
-    /// Resident anonymous pages that others map too (after fork, or merged by KSM).
+    /// Resident anonymous pages that other processes map too (after `fork`, or merged by KSM).
     pub anon_co_mapped: Bytes,
     /// Resident page-cache pages that only this process maps.
     pub file_exclusive: Bytes,
-    /// Resident page-cache pages that others map too.
+    /// Resident page-cache pages that other processes map too.
     pub file_co_mapped: Bytes,
-    /// Pages in swap, as far as the page table shows them; [`MappingPages::swap`] is absent if
-    /// others may exist.
+    /// Pages in swap whose page-table entries show it. [`MappingPages::swap`] is absent if there
+    /// may be other swapped pages.
     pub swapped: Bytes,
-    /// Entries that point at the kernel's one zero page: read but never written; not in Rss.
+    /// Pages that were read but never written, so that the kernel maps its zero page. Rss excludes
+    /// them.
     pub zero: Bytes,
-    /// Guard regions (`MADV_GUARD_INSTALL`).
+    /// Bytes of guard regions (`MADV_GUARD_INSTALL`).
     pub guard: Bytes,
 }
 
 impl Breakdown {
-    /// Resident bytes: what smaps calls `Rss`.
+    /// Sum of resident bytes: `Rss` of `smaps`.
     pub fn resident(&self) -> Bytes {
         self.anon_exclusive + self.anon_co_mapped + self.file_exclusive + self.file_co_mapped
     }
 
-    /// Bytes that would be freed if the process ended: what is called USS.
+    /// Unique set size (USS): bytes that would be freed if the process ended.
     pub fn exclusive(&self) -> Bytes {
         self.anon_exclusive + self.file_exclusive
     }
@@ -207,48 +210,49 @@ impl Breakdown {
 pub struct MappingPages {
     /// The pages by kind.
     pub breakdown: Breakdown,
-    /// Sum of page size divided by number of mappers, rounded down to KiB as the kernel does. If
-    /// any page is co-mapped this needs `/proc/kpagecount`, so CAP_SYS_ADMIN.
+    /// Proportional set size: the sum of page size divided by number of mappers, rounded down to
+    /// KiB as the kernel does. It needs `/proc/kpagecount` (CAP_SYS_ADMIN) if any page is
+    /// co-mapped.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
-    /// The anonymous part of the PSS, not rounded: co-mapped pages of a private file mapping can be
-    /// anonymous or of the file.
+    /// Anonymous part of the PSS, not rounded. In a private file mapping, co-mapped pages can be
+    /// anonymous pages or file pages.
     #[serde(with = "plain")]
     pub pss_anon: Reading<Bytes>,
-    /// Pages in swap: smaps' `Swap`. Page tables forget swapped tmpfs pages, so for a
-    /// [`Backing::Shmem`] mapping it is only known while the machine uses no swap.
+    /// Pages in swap: `Swap` of `smaps`. Page tables have no entries for swapped tmpfs pages, so
+    /// the value for a [`Backing::Shmem`] mapping is known only while the machine uses no swap.
     #[serde(with = "plain")]
     pub swap: Reading<Bytes>,
-    /// Anonymous memory mapped by huge page-table entries: smaps' `AnonHugePages`.
+    /// Anonymous memory that huge page-table entries map: `AnonHugePages` of `smaps`.
     #[serde(with = "plain")]
     pub anon_huge: Reading<Bytes>,
 }
 
-/// One mapping: a line of `/proc/<pid>/maps`, and what is known of its pages.
+/// One mapping: a line of `/proc/<pid>/maps`, with the data about its pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// Address range.
     pub range: AddrRange,
     /// Access rights of the process.
     pub prot: Prot,
-    /// `p` or `s`.
+    /// Sharing: `p` or `s`.
     pub sharing: Sharing,
-    /// Offset into the file, in bytes.
+    /// Offset in the mapped file, in bytes.
     pub offset: u64,
     /// The device of the file; 0:0 if the mapping has no file.
     pub device: Device,
     /// The inode of the file; 0 if the mapping has no file.
     pub inode: u64,
-    /// The name as `maps` prints it (` (deleted)` included, newlines as `\012`); empty if there is
-    /// no name.
+    /// The name as `maps` prints it (with ` (deleted)`, and newlines as `\012`); empty if the
+    /// mapping has no name.
     pub name: Name,
-    /// True if the file lives on tmpfs, from `mountinfo`.
+    /// True if the file is on tmpfs, according to `mountinfo`.
     pub on_tmpfs: bool,
-    /// The entry of `smaps`, where it was read. Mappings whose entries are alike share one value:
-    /// most of 65,000 small mappings are.
+    /// The entry of `smaps`. Mappings with equal entries share one value: most of 65,000 small
+    /// mappings are equal.
     #[serde(with = "plain")]
     pub smaps: Reading<Arc<Smaps>>,
-    /// The contents of the page tables, where they were read, shared in the same way.
+    /// The pages by kind, from the page tables. Mappings with equal contents share one value.
     #[serde(with = "plain")]
     pub pages: Reading<Arc<MappingPages>>,
 }
@@ -260,14 +264,14 @@ impl Mapping {
         name.strip_suffix(b" (deleted)").unwrap_or(name)
     }
 
-    /// True if the file behind it has no name any more.
+    /// True if the mapped file was deleted.
     ///
-    /// A live file whose name ends in ` (deleted)` looks the same in `maps`.
+    /// `maps` shows an existing file whose name ends in ` (deleted)` in the same form.
     pub fn is_deleted(&self) -> bool {
         self.path().len() != self.name.as_bytes().len()
     }
 
-    /// The file behind it; `None` for other memory.
+    /// Key of the mapped file; `None` if the mapping has no file.
     pub fn file_key(&self) -> Option<MappedFileKey> {
         let is_file = self.inode != 0 || self.name.as_bytes().starts_with(b"/");
         is_file.then(|| MappedFileKey::new(self.device, self.inode, &self.name))
@@ -299,9 +303,9 @@ impl Mapping {
         }
     }
 
-    /// The quadrant by the arguments of `mmap`. Private tmpfs files count as shared anonymous,
-    /// since their pages are; the kernel's own pages count as file pages, as the kernel does. A
-    /// mapping whose sharing is unknown counts as private.
+    /// Quadrant by the arguments of `mmap`. Private mappings of tmpfs files count as shared
+    /// anonymous, because their pages are tmpfs pages. The kernel's own pages count as file pages,
+    /// like in the kernel's counters. A mapping with unknown sharing counts as private.
     pub fn declared(&self) -> Quadrant {
         match (self.backing(), self.sharing) {
             (Backing::Anonymous, Sharing::Private | Sharing::Unknown) => Quadrant::PrivateAnonymous,
@@ -320,7 +324,7 @@ impl Mapping {
         self.range.len()
     }
 
-    /// A counter of smaps.
+    /// Value of a counter of `smaps`, which is a size.
     #[inline]
     pub fn counter(&self, counter: SmapsCounter) -> Reading<Bytes> {
         self.smaps.as_ref().map_err(Clone::clone)?.bytes(counter)
@@ -332,7 +336,7 @@ impl Mapping {
         self.either(SmapsCounter::Rss, |pages| Ok(pages.breakdown.resident()))
     }
 
-    /// The proportional share: the size of each page divided by its number of mappers.
+    /// Proportional set size: the sum of page size divided by number of mappers.
     #[inline]
     pub fn pss(&self) -> Reading<Bytes> {
         self.either(SmapsCounter::Pss, |pages| pages.pss.clone())
@@ -344,13 +348,13 @@ impl Mapping {
         self.either(SmapsCounter::Swap, |pages| pages.swap.clone())
     }
 
-    /// Anonymous memory in huge pages.
+    /// Anonymous memory that huge page-table entries map.
     #[inline]
     pub fn anon_huge(&self) -> Reading<Bytes> {
         self.either(SmapsCounter::AnonHugePages, |pages| pages.anon_huge.clone())
     }
 
-    /// Bytes that only this process maps.
+    /// Unique set size: bytes that only this process maps.
     #[inline]
     pub fn uss(&self) -> Reading<Bytes> {
         match &self.smaps {
@@ -363,13 +367,13 @@ impl Mapping {
         }
     }
 
-    /// Bytes that must be written somewhere before their pages can be dropped.
+    /// Dirty bytes: the kernel must write them to a file or to swap before it can free their pages.
     pub fn dirty(&self) -> Reading<Bytes> {
         Ok(self.counter(SmapsCounter::SharedDirty)? + self.counter(SmapsCounter::PrivateDirty)?)
     }
 
-    /// The `smaps` counter; without `smaps` the value from the page tables, or the reason why
-    /// `smaps` is missing.
+    /// Returns the `smaps` counter. Without `smaps`, returns the value from the page tables, or the
+    /// reason why `smaps` is missing.
     #[inline]
     fn either(
         &self,

@@ -1,6 +1,6 @@
-//! Costs of commands: the measured runs, with every value as it was read.
+//! Costs of commands: the measured runs with all values, unchanged.
 //!
-//! Nothing here is summarized: an analysis makes medians and rates of it.
+//! Analyses compute medians and rates from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,32 +9,33 @@ use crate::reading::plain;
 use crate::report::Label;
 use crate::{Absent, Bytes, Name, PageSize, Reading, Snapshot};
 
-/// A counted number, and the share of the time in which its counter ran.
+/// Value of a counter, and the share of time for which the counter ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// Count while the counter ran.
+    /// Value that the counter had at the end.
     pub value: u64,
-    /// `None` for a counter that always runs. Hardware counters are multiplexed if there are more
-    /// events than counters.
+    /// Share of time for which the counter ran; `None` for a counter that always runs. The kernel
+    /// multiplexes hardware counters if there are more events than counters.
     pub share: Option<Share>,
 }
 
-/// Times for which a counter was enabled and for which it ran.
+/// Duration for which a counter was enabled, and duration for which it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Nanoseconds for which it was enabled.
+    /// Nanoseconds for which the counter was enabled.
     pub enabled: u64,
-    /// Nanoseconds for which it ran.
+    /// Nanoseconds for which the counter ran.
     pub running: u64,
 }
 
 impl Count {
-    /// A number of a counter that always ran.
+    /// Creates the value of a counter that always ran.
     pub const fn exact(value: u64) -> Count {
         Count { value, share: None }
     }
 
-    /// Estimate of the value for the whole time, from the part that was measured.
+    /// Estimate of the value for the whole time, extrapolated from the time for which the counter
+    /// ran.
     ///
     /// # Errors
     /// [`Absent::NeverScheduled`] for a counter that never ran: its value 0 has no meaning.
@@ -47,7 +48,7 @@ impl Count {
         }
     }
 
-    /// Factor of [`Count::estimate`]: 1 for a counter that ran all the time.
+    /// Factor of the extrapolation in [`Count::estimate`]; 1 for a counter that ran all the time.
     #[expect(clippy::cast_precision_loss, reason = "times are shorter than 2^53 ns, 104 days")]
     pub fn scale(self) -> f64 {
         match self.share {
@@ -71,20 +72,20 @@ pub enum MetricUnit {
     Bytes,
 }
 
-/// Processes or CPU modes whose events a metric counts.
+/// Processes and CPU modes whose events a metric counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MetricScope {
-    /// The command and its children.
+    /// The command and its children, in user mode and in the kernel.
     Process,
-    /// The command itself and its children, in user mode only.
+    /// The command and its children, in user mode only.
     ProcessUser,
-    /// Everything that ran on the machine meanwhile.
+    /// All code that ran on the machine during the run.
     Machine,
 }
 
 impl MetricScope {
-    /// The name used in keys.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             MetricScope::Process => "process",
@@ -94,30 +95,30 @@ impl MetricScope {
     }
 }
 
-/// Source of a metric; metrics of one source are shown together.
+/// Source of a metric. Reports show metrics of one source together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MetricOrigin {
     /// A clock and `getrusage`.
     Rusage,
-    /// Samples of `/proc` while it ran.
+    /// Samples of `/proc` during the run.
     Sampled,
-    /// Counted by the kernel.
+    /// Software events that the kernel counts.
     Software,
-    /// A tracepoint.
+    /// A tracepoint of the kernel.
     Tracepoint,
-    /// Counted by the CPU.
+    /// Hardware events that the CPU counts.
     Hardware,
     /// `/proc/vmstat` and `/proc/interrupts`.
     Machine,
 }
 
-/// One thing that was measured in each run.
+/// A metric that is measured in each run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredMetric {
-    /// The name: `minflt`.
+    /// Name of the metric: `minflt`.
     pub name: Label,
-    /// Unit of its values.
+    /// Unit of the values.
     pub unit: MetricUnit,
     /// Scope of the count.
     pub scope: MetricScope,
@@ -128,75 +129,76 @@ pub struct MeasuredMetric {
 /// One run of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredRun {
-    /// When it began, in nanoseconds since the first run did.
+    /// Start of the run, in nanoseconds since the start of the first run.
     pub at: u64,
     /// Ending of the run.
     pub ending: ProgramEnding,
-    /// Resident memory before the program began, as the kernel counts it: `peak_res` cannot be
-    /// lower.
+    /// Resident memory before the program began, as the kernel counts it. `peak_res` is at least
+    /// this value.
     pub floor: Bytes,
-    /// One value for each [`MeasuredMetric`], in their order.
+    /// Values, one for each metric of [`Measurement::metrics`], in the same order.
     #[serde(with = "plain_each")]
     pub values: Vec<Reading<Count>>,
-    /// Snapshot of the command's largest process at the sample with the highest PSS, if it was
-    /// requested.
+    /// Snapshot of the command's largest process at the sample with the highest PSS; `None` if it
+    /// was not requested.
     pub at_peak: Option<Box<Snapshot>>,
 }
 
 /// A command and its runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredArm {
-    /// The program and its arguments.
+    /// Program and arguments of the command.
     pub command: Vec<Name>,
-    /// In the order they were made.
+    /// Runs, in the order of their execution.
     pub runs: Vec<MeasuredRun>,
 }
 
-/// Conditions under which runs were made.
+/// Conditions of the runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunConditions {
     /// `uname -r` of the machine.
     pub kernel: Name,
-    /// Its base page size.
+    /// The base page size of the machine.
     pub page_size: PageSize,
     /// Number of CPUs that the commands could run on.
     pub cpus: usize,
-    /// The CPU that they were pinned to.
+    /// The CPU to which the commands were pinned; `None` if they were not pinned.
     pub pinned: Option<u32>,
-    /// Runs before the first that counts, for each command.
+    /// Number of warm-up runs of each command, which are not measured.
     pub warmups: u32,
-    /// Nanoseconds between two samples of `/proc`.
+    /// Interval between two samples of `/proc` in nanoseconds; `None` without samples.
     pub sampled_every: Option<u64>,
-    /// `scaling_governor` of the CPU; absent where none is chosen, as in virtual machines.
+    /// `scaling_governor` of the CPU; absent if the machine does not have this file, like many
+    /// virtual machines.
     #[serde(with = "plain")]
     pub governor: Reading<Name>,
-    /// Seconds since 1970, when the first run began.
+    /// Time at which the first run began, in seconds since 1970.
     pub unix_seconds: u64,
-    /// True if runs are missing since the user interrupted them.
+    /// True if runs are missing because the user interrupted the measurement.
     pub interrupted: bool,
 }
 
-/// Commands that were run and measured. The runs of two commands are interleaved.
+/// Commands that were run and measured. The runs of two commands alternate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Conditions of the runs.
     pub conditions: RunConditions,
     /// Measured metrics.
     pub metrics: Vec<MeasuredMetric>,
-    /// The command, and the one it is compared with.
+    /// The measured commands: one, or two that are compared.
     pub arms: Vec<MeasuredArm>,
 }
 
-/// An event, and the scope in which it can be counted here.
+/// An event, and the scope in which this machine can count it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Countable {
-    /// Name that selects the group.
+    /// Name by which the user selects the event.
     pub name: Name,
     /// Source of the count.
     pub origin: MetricOrigin,
-    /// True if `stat` counts it by default.
+    /// True if `stat` counts the event by default.
     pub usual: bool,
-    /// Scope of the events that can be counted; absent with the reason if none can.
+    /// Scope in which the event can be counted; absent with the reason if it cannot be counted.
     #[serde(with = "plain")]
     pub scope: Reading<MetricScope>,
 }
@@ -204,11 +206,11 @@ pub struct Countable {
 /// A performance monitoring unit, as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pmu {
-    /// Its name: `cpu`.
+    /// Name of the PMU: `cpu`.
     pub name: Name,
-    /// Names of its events.
+    /// Names of the PMU's events.
     pub events: Vec<Name>,
-    /// Names of the terms that describe events of the PMU (`format` in sysfs).
+    /// Names of the terms in which events of the PMU are written (`format` in sysfs).
     pub terms: Vec<Name>,
 }
 
@@ -220,16 +222,16 @@ pub struct CountableSurvey {
     /// `kernel.perf_event_paranoid`.
     #[serde(with = "plain")]
     pub paranoid: Reading<i64>,
-    /// Events that have a name in pagewise, and requested events.
+    /// Events with a name in pagewise, and events that the user requested.
     pub events: Vec<Countable>,
     /// The machine's PMUs.
     pub pmus: Vec<Pmu>,
-    /// Number of tracepoints.
+    /// Number of tracepoints of the kernel.
     #[serde(with = "plain")]
     pub tracepoints: Reading<u64>,
 }
 
-/// [`plain`] for each of a list.
+/// The form of [`plain`] for each element of a list.
 mod plain_each {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -260,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counter_that_took_turns_is_scaled_and_one_that_never_ran_says_nothing() {
+    fn a_multiplexed_counter_is_scaled_and_one_that_never_ran_is_absent() {
         let count =
             |enabled, running| Count { value: 100, share: Some(Share { enabled, running }) };
         assert_eq!(Count::exact(7).estimate(), Ok(7.0));
@@ -268,7 +270,7 @@ mod tests {
         assert_eq!(count(1000, 250).estimate(), Ok(400.0));
         assert_eq!(count(1000, 0).estimate(), Err(Absent::NeverScheduled));
         assert_eq!(count(0, 0).estimate(), Err(Absent::NeverScheduled));
-        // The kernel's two clocks may differ by a little.
+        // The two clocks of the kernel can differ slightly.
         assert_eq!(count(1000, 1001).scale(), 1.0);
     }
 

@@ -1,4 +1,5 @@
-//! A name from outside (a path, a process, a thread): any bytes, cheap to clone.
+//! A name that the kernel or a program chose (of a path, a process, a thread): any bytes, cheap to
+//! clone.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,20 +9,20 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
-/// Bytes that the kernel or a program chose. They may hold newlines, escape sequences and
-/// invalid UTF-8; only a view may turn them into text, and it escapes them.
+/// Bytes that the kernel or a program chose. They may contain newlines, escape sequences and
+/// invalid UTF-8. Only views convert them to text, and views escape them.
 ///
-/// In a snapshot a name is a JSON string, or `{"hex": "..."}` where it is not UTF-8.
+/// In a snapshot a name is a JSON string, or `{"hex": "..."}` if it is not valid UTF-8.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Name(Arc<[u8]>);
 
 impl Name {
-    /// The name made of `bytes`.
+    /// Creates a name from `bytes`.
     pub fn new(bytes: &[u8]) -> Name {
         Name(bytes.into())
     }
 
-    /// The bytes as they came.
+    /// The unchanged bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -31,11 +32,13 @@ impl Name {
         self.0.is_empty()
     }
 
-    /// The name as text that loses nothing and cannot steer a terminal: control characters,
-    /// invisible direction marks and bytes that are not UTF-8 become `\n`, `\x1b`, `\u{202e}`.
+    /// The name as text without loss of information and without effect on a terminal. Control
+    /// characters, invisible direction marks and bytes that are not valid UTF-8 become escapes such
+    /// as `\n`, `\x1b`, `\u{202e}`.
     ///
     /// ```
     /// use pagewise_model::Name;
+    ///
     /// assert_eq!(Name::new(b"a\x1b[2Jb\xff").escaped(), r"a\x1b[2Jb\xff");
     /// ```
     pub fn escaped(&self) -> Cow<'_, str> {
@@ -48,14 +51,14 @@ impl Name {
     }
 }
 
-/// True if a character may reach a terminal or a page unescaped: it is not a control character, not
-/// a direction mark, and visible.
+/// True if a character may be written to a terminal or a page without an escape: it is visible, and
+/// neither a control character nor a direction mark.
 pub fn is_plain(c: char) -> bool {
     !(c.is_control()
         || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'))
 }
 
-/// [`Name::escaped`] for any bytes.
+/// Like [`Name::escaped`], for any bytes.
 pub fn escape(bytes: &[u8]) -> Cow<'_, str> {
     use fmt::Write;
     if let Ok(text) = std::str::from_utf8(bytes)

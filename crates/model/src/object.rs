@@ -6,25 +6,26 @@ use crate::mapping::{AddrRange, Device, MappedFileKey};
 use crate::reading::plain;
 use crate::{Name, Reading};
 
-/// A mapped file and what its ELF headers say.
+/// A mapped file and the data of its ELF headers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElfObject {
     /// The device of the file.
     pub device: Device,
-    /// Its inode.
+    /// Inode of the file.
     pub inode: u64,
     /// The name as `maps` prints it.
     pub name: Name,
-    /// Present state of its path: the same file, another file, or no file.
+    /// Present state of the file's path: the same file, another file, or no file.
     #[serde(with = "plain")]
     pub on_disk: Reading<OnDisk>,
-    /// Its headers; absent with the reason if the file is not ELF or could not be read.
+    /// ELF headers of the file; absent with the reason if the file is not an ELF file or could not
+    /// be read.
     #[serde(with = "plain")]
     pub elf: Reading<Elf>,
 }
 
 impl ElfObject {
-    /// The file, as [`crate::Mapping::file_key`] has it.
+    /// Key of the file, like [`crate::Mapping::file_key`].
     pub fn key(&self) -> MappedFileKey {
         MappedFileKey::new(self.device, self.inode, &self.name)
     }
@@ -34,63 +35,65 @@ impl ElfObject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDisk {
-    /// The file that is mapped.
+    /// The path names the file that is mapped.
     Same,
-    /// Another file: it was replaced, as a package upgrade does.
+    /// The path names another file: the mapped file was replaced, for example by a package upgrade.
     Replaced,
-    /// Nothing: it was deleted.
+    /// The path does not exist: the file was deleted.
     Missing,
 }
 
-/// The headers of an ELF file. Addresses are the file's own; add the load bias for the process's.
+/// Headers of an ELF file. Its addresses are relative to the load bias; add the bias for addresses
+/// in the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Elf {
-    /// Its load segments (`PT_LOAD`), by address.
+    /// Load segments (`PT_LOAD`) of the file, by address.
     pub segments: Vec<LoadSegment>,
-    /// Its sections that take up memory (`SHF_ALLOC`), by address; empty where the headers were
+    /// Sections that take up memory (`SHF_ALLOC`), by address; empty if the section headers were
     /// stripped.
     pub sections: Vec<ObjectSection>,
-    /// The part that the loader makes read-only after relocation (`PT_GNU_RELRO`).
+    /// Address range that the dynamic linker makes read-only after relocation (`PT_GNU_RELRO`).
     pub relro: Option<AddrRange>,
-    /// True if it is linked without a dynamic loader.
+    /// True if the file is statically linked, so it needs no dynamic linker.
     pub is_static: bool,
-    /// Allocator that the file contains, by its well-known symbols (`je_malloc`, `mi_malloc`,
-    /// `tc_malloc`): `jemalloc`, `mimalloc`, `tcmalloc`, `snmalloc`.
+    /// Allocator that the file contains: `jemalloc`, `mimalloc`, `tcmalloc` or `snmalloc`,
+    /// recognized by well-known symbols such as `je_malloc`; `None` if the file has none of these.
     pub allocator: Option<Name>,
 }
 
-/// One `PT_LOAD` segment.
+/// One load segment (`PT_LOAD`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadSegment {
-    /// The file's address range, to `p_memsz`.
+    /// Address range in the file's addresses, with the length `p_memsz`.
     pub range: AddrRange,
-    /// Offset of its bytes in the file.
+    /// Offset of the segment's bytes in the file.
     pub offset: u64,
-    /// Number of bytes from the file; the rest of the range is zero-filled.
+    /// Number of bytes in the file (`p_filesz`). The rest of the range is zero-filled.
     pub file_size: u64,
-    /// `PF_R`
+    /// True if the segment is readable (`PF_R`).
     pub read: bool,
-    /// `PF_W`
+    /// True if the segment is writable (`PF_W`).
     pub write: bool,
-    /// `PF_X`
+    /// True if the segment is executable (`PF_X`).
     pub exec: bool,
 }
 
-/// One section that takes up memory.
+/// One section that takes up memory (`SHF_ALLOC`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectSection {
-    /// Its name: `.text`.
+    /// Name of the section: `.text`.
     pub name: Name,
-    /// Its address range, in the file's addresses.
+    /// Address range in the file's addresses.
     pub range: AddrRange,
-    /// Offset of its bytes in the file; meaningless for `.bss`.
+    /// Offset of the section's bytes in the file; meaningless for `.bss`.
     pub offset: u64,
-    /// True if it occupies no bytes in the file (`SHT_NOBITS`): `.bss`, `.tbss`.
+    /// True if the section has no bytes in the file (`SHT_NOBITS`): `.bss`, `.tbss`.
     pub zero_filled: bool,
-    /// True if it is thread-local: its address range overlaps others and takes no memory there.
+    /// True if the section is thread-local. Its address range overlaps other sections and takes no
+    /// memory there.
     pub thread_local: bool,
-    /// `SHF_WRITE`
+    /// True if the section is writable (`SHF_WRITE`).
     pub write: bool,
-    /// `SHF_EXECINSTR`
+    /// True if the section contains instructions (`SHF_EXECINSTR`).
     pub exec: bool,
 }

@@ -1,4 +1,4 @@
-//! The state of every page of a process, as runs of pages with equal states.
+//! State of each page of a process, as runs of pages with equal states.
 
 use std::collections::HashMap;
 
@@ -9,28 +9,30 @@ use crate::process::Process;
 use crate::reading::plain;
 use crate::{AddrRange, Bytes, Mapping, PageSize, Reading};
 
-/// State of every page of some mappings.
+/// State of each page of some mappings.
 ///
-/// Not atomic: pages change while others are read.
+/// Not atomic: pages can change while others are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageMap {
     /// The process.
     pub process: Process,
     /// The base page size of the machine.
     pub page_size: PageSize,
-    /// Interface that the states were read from.
+    /// Interface by which the page tables were read.
     pub way: PageTableWay,
-    /// `Ok` if page frames were looked up too; else the fields that need them are absent.
+    /// `Ok` if the page frames were read too. Otherwise the fields that need page frames are
+    /// absent.
     #[serde(with = "plain")]
     pub frames: Reading<()>,
     /// `Ok` if [`PageState::soft_dirty`] is valid on this kernel.
     #[serde(with = "plain")]
     pub soft_dirty: Reading<()>,
-    /// The mappings that were looked at, by address.
+    /// The mappings whose pages were read, by address.
     pub mappings: Vec<MappedPages>,
-    /// Duration in nanoseconds.
+    /// Duration of the reading in nanoseconds.
     pub took_ns: u64,
-    /// The longest single system call that may have held the process's mmap lock, in nanoseconds.
+    /// Longest duration of a single system call that may have held the process's mmap lock, in
+    /// nanoseconds.
     pub longest_hold_ns: u64,
     /// Parts that could not be read.
     pub gaps: Vec<Gap>,
@@ -40,7 +42,8 @@ pub struct PageMap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PageTableWay {
-    /// The words of `pagemap`, and `PAGEMAP_SCAN` for the rest: huge entries and the zero page.
+    /// The words of `pagemap`, and `PAGEMAP_SCAN` for the properties that `pagemap` lacks: huge
+    /// page-table entries and the zero page.
     Both,
     /// `PAGEMAP_SCAN` alone.
     Scan,
@@ -49,7 +52,7 @@ pub enum PageTableWay {
 }
 
 impl PageTableWay {
-    /// The name used as a key.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             PageTableWay::Both => "pagemap and PAGEMAP_SCAN",
@@ -62,10 +65,10 @@ impl PageTableWay {
 /// The pages of one mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappedPages {
-    /// The mapping, without any counter.
+    /// The mapping, without its counters.
     pub mapping: Mapping,
-    /// Its pages, or the requested part of them, in order. Runs have no gaps or overlaps, and
-    /// neighboring runs differ in their states.
+    /// The pages of the mapping, or the requested part of them, in order. Runs have no gaps or
+    /// overlaps, and adjacent runs differ in their states.
     pub runs: PageRuns,
 }
 
@@ -78,37 +81,38 @@ pub struct PageRun {
     pub state: PageState,
 }
 
-/// Adjacent runs of pages in 8 bytes each: a process of 8 GiB can have two million of them.
+/// Adjacent runs of pages, stored in 8 bytes each: a process of 8 GiB can have two million runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRuns {
     start: u64,
     end: u64,
-    /// Each the length in bytes and, in the upper bits, the index of the state.
+    /// One word for each run: the length in bytes in the lower bits, the index of the state in the
+    /// upper bits.
     runs: Vec<u64>,
     states: Vec<PageState>,
-    /// Indices of the states, if there are more than a few.
+    /// Index of each state in `states`; empty if there are at most `FEW_STATES` states.
     #[serde(skip)]
     indices: HashMap<PageState, usize>,
 }
 
 impl PageRuns {
-    /// Bits of a length: user addresses have 47 bits, or 56 with five levels of page tables, of
-    /// which a single mapping covers less.
+    /// Number of bits for the length of a run. User addresses have 47 bits, or 56 bits with five
+    /// levels of page tables; a longer run is stored as several runs.
     const LENGTH_BITS: u32 = 48;
     const MAX_LENGTH: u64 = (1 << PageRuns::LENGTH_BITS) - 1;
     const MAX_STATES: usize = 1 << (u64::BITS - PageRuns::LENGTH_BITS);
     const FEW_STATES: usize = 8;
-    /// Places for states without properties of frames, of which there are 7 x 3^5.
+    /// Number of indices that are reserved for states without `mappers` and `folio`. There are 7 x
+    /// 3^5 such states.
     const RESERVED_STATES: usize = 2048;
 
-    /// No runs, at an address.
+    /// Creates an empty list of runs that begins at the address `start`.
     pub fn new(start: u64) -> PageRuns {
         PageRuns { start, end: start, ..PageRuns::default() }
     }
 
-    /// Appends `length` bytes of pages in the same state. If the table of states is full, a
-    /// new state is stored without the properties of frames, or as the first state of the table if
-    /// the table does not contain the reduced state.
+    /// Appends `length` bytes of pages with the same state. When only reserved indices are left, a
+    /// new state is stored without `mappers` and `folio`.
     pub fn push(&mut self, length: u64, state: PageState) {
         if length == 0 {
             return;
@@ -118,7 +122,7 @@ impl PageRuns {
             let reduced = PageState { mappers: None, folio: None, ..state };
             self.index_of(reduced, PageRuns::MAX_STATES)
         });
-        // The reserved places suffice for every reduced state.
+        // The reserved indices suffice for all states without `mappers` and `folio`.
         let index = index.unwrap_or_default();
         self.end = self.end.saturating_add(length);
         let last = self.runs.last().copied().map(PageRuns::unpack);
@@ -143,8 +147,9 @@ impl PageRuns {
         (run & PageRuns::MAX_LENGTH, index)
     }
 
-    /// Index of a state, which is added if the table holds fewer than `limit` states. Adjacent runs
-    /// often alternate between two states.
+    /// Index of a state. A new state is added if fewer than `limit` states are stored; otherwise
+    /// the result is `None`. The states of the last two runs are compared first, because adjacent
+    /// runs often alternate between two states.
     fn index_of(&mut self, state: PageState, limit: usize) -> Option<usize> {
         let mut recent = self.runs.iter().rev().take(2).map(|run| PageRuns::unpack(*run).1);
         let recent = recent.find(|index| self.states.get(*index) == Some(&state));
@@ -168,12 +173,12 @@ impl PageRuns {
         Some(index)
     }
 
-    /// The address range.
+    /// Address range of all runs.
     pub const fn range(&self) -> AddrRange {
         AddrRange { start: self.start, end: self.end }
     }
 
-    /// The runs, in order of address.
+    /// Iterates over the runs, in order of address.
     pub fn iter(&self) -> impl Iterator<Item = PageRun> + Clone {
         let mut start = self.start;
         self.runs.iter().map(move |run| {
@@ -189,12 +194,12 @@ impl PageRuns {
         self.runs.len()
     }
 
-    /// True without pages.
+    /// True if the list contains no run.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Releases memory that only more runs would need.
+    /// Releases the unused capacity of the list.
     pub fn shrink_to_fit(&mut self) {
         self.runs.shrink_to_fit();
         self.states.shrink_to_fit();
@@ -202,23 +207,23 @@ impl PageRuns {
     }
 }
 
-/// State of a page. A field is `None` if no interface that was read provides it.
+/// State of a page. A field is `None` if the interface that was read does not provide it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PageState {
     /// Kind of the page.
     pub kind: PageMapKind,
-    /// Mapped by a huge page-table entry.
+    /// True if a huge page-table entry maps the page.
     pub huge: Option<bool>,
-    /// Written since soft-dirty bits were cleared, or since it was mapped.
+    /// True if the page was written since its soft-dirty bit was cleared, or since it was mapped.
     pub soft_dirty: Option<bool>,
-    /// Written since it was last write-protected, where the process has that tracked (userfaultfd,
-    /// asynchronous).
+    /// True if the page was written since it was last write-protected; `None` if the process does
+    /// not track writes (asynchronous userfaultfd).
     pub written: Option<bool>,
-    /// Mapped by no other page table.
+    /// True if no other page table maps the page.
     pub exclusive: Option<bool>,
-    /// Number of page tables that map it.
+    /// Number of page tables that map the page.
     pub mappers: Option<u32>,
-    /// Merged with equal pages of this or other processes.
+    /// True if KSM merged the page with equal pages of this or other processes.
     pub ksm: Option<bool>,
     /// Number of base pages of the folio that the page belongs to.
     pub folio: Option<u32>,
@@ -230,7 +235,7 @@ pub struct PageState {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum PageMapKind {
-    /// Not present: never accessed, or discarded.
+    /// Not present: the page was never accessed, or was discarded.
     #[default]
     Untouched,
     /// Anonymous memory.
@@ -239,7 +244,7 @@ pub enum PageMapKind {
     File,
     /// A page of tmpfs, named or not.
     Shmem,
-    /// The kernel's zero page: read and never written.
+    /// The kernel's zero page: the page was read and never written.
     Zero,
     /// Not present: in swap, or in migration between NUMA nodes.
     Swapped,
@@ -248,7 +253,7 @@ pub enum PageMapKind {
 }
 
 impl PageMapKind {
-    /// All.
+    /// All kinds of pages.
     pub const ALL: [PageMapKind; 7] = [
         PageMapKind::Untouched,
         PageMapKind::Anonymous,
@@ -259,7 +264,7 @@ impl PageMapKind {
         PageMapKind::Guard,
     ];
 
-    /// The name used as a key.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             PageMapKind::Untouched => "untouched",
@@ -272,27 +277,27 @@ impl PageMapKind {
         }
     }
 
-    /// True if RES counts it.
+    /// True if RES includes the page.
     pub const fn is_resident(self) -> bool {
         matches!(self, PageMapKind::Anonymous | PageMapKind::File | PageMapKind::Shmem)
     }
 }
 
-/// Memory that a process accessed in an interval.
+/// Memory that a process accessed during an interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TouchedMemory {
     /// The process.
     pub process: Process,
-    /// The mappings with every counter of `smaps`, read at the end.
+    /// The mappings with all counters of `smaps`, which were read at the end of the interval.
     pub mappings: Vec<Mapping>,
     /// Length of the interval in nanoseconds.
     pub interval_ns: u64,
-    /// Time to clear the referenced bits, in nanoseconds; the process could not map memory during
-    /// that time.
+    /// Duration of clearing the referenced bits, in nanoseconds. During this time, the process
+    /// could not map memory.
     pub clear_ns: u64,
-    /// Time to read `smaps`, in nanoseconds.
+    /// Duration of reading `smaps` in nanoseconds.
     pub read_ns: u64,
-    /// Bytes written in the interval, of each mapping in order.
+    /// Bytes written during the interval, one number for each mapping in order.
     #[serde(with = "plain")]
     pub written: Reading<Vec<Bytes>>,
 }
@@ -318,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn states_beyond_the_table_are_stored_as_an_existing_state() {
+    fn states_beyond_the_table_are_stored_without_mappers_and_folio() {
         let mut runs = PageRuns::new(0);
         let states = u32::try_from(PageRuns::MAX_STATES).unwrap();
         for mappers in 0..states + 10 {

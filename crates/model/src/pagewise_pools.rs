@@ -1,4 +1,4 @@
-//! The pools of pagewise's own allocators in a process, by their own counters.
+//! Pools of pagewise's own allocators in a process, with the counters that the pools keep.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,22 +9,22 @@ use crate::{AddrRange, Bytes, Name, Pid};
 pub struct Registry {
     /// The process.
     pub pid: Pid,
-    /// Its name.
+    /// Name of the process.
     pub process: Name,
-    /// Live pools, and ended pools whose entries are not yet used again.
+    /// Live pools, and ended pools whose table entries have not been reused.
     pub pools: Vec<RegisteredPool>,
-    /// Number of pools without an entry, because the table of pools was full.
+    /// Number of pools that are not listed because the table of pools was full.
     pub lost: u32,
 }
 
 /// One pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegisteredPool {
-    /// The allocator: `stack`, `fifo`, ..
+    /// Kind of allocator: `stack`, `fifo` and so on.
     pub kind: Name,
-    /// Name that the program gave to the pool; empty if it has none.
+    /// Name that the program gave to the pool; empty if the pool has no name.
     pub name: Name,
-    /// True if it lives.
+    /// True if the pool exists; false if it has ended.
     pub lives: bool,
     /// Number of allocation requests.
     pub requests: u64,
@@ -32,41 +32,42 @@ pub struct RegisteredPool {
     pub requested: Bytes,
     /// Freed bytes since the creation of the pool.
     pub returned: Bytes,
-    /// Highest number of live bytes.
+    /// Highest number of live bytes so far.
     pub peak_live: Bytes,
-    /// Bytes obtained from its source.
+    /// Bytes that the pool currently holds from its source.
     pub held: Bytes,
-    /// Highest value of `held`.
+    /// Highest value of `held` so far.
     pub peak_held: Bytes,
-    /// Blocks obtained from its source since its creation.
+    /// Number of blocks obtained from the source since the creation of the pool.
     pub blocks_taken: u64,
-    /// Blocks returned to its source.
+    /// Number of blocks returned to the source since the creation of the pool.
     pub blocks_returned: u64,
-    /// Number of times a slow path was taken.
+    /// Number of requests that took a slow path.
     pub slow_paths: u64,
-    /// Requests by size, estimated: up to 1 byte, 2, 4, .. the last for all larger ones.
+    /// Estimated number of requests by size. The upper bounds of the sizes are 1 byte, 2 bytes, 4
+    /// bytes and so on; the last number counts all larger sizes.
     pub sizes: Vec<u64>,
-    /// State of the pool over time, from its creation.
+    /// Values of the pool after increasing numbers of requests, from its creation.
     pub series: Vec<Point>,
-    /// Address ranges of its blocks, unordered.
+    /// Address ranges of the pool's blocks, unordered.
     pub ranges: Vec<AddrRange>,
     /// Number of address ranges that were not stored, because the list of ranges was full.
     pub ranges_lost: u64,
 }
 
-/// State of a pool after a number of requests.
+/// Values of a pool after a number of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
-    /// Number of requests.
+    /// Number of requests until then.
     pub requests: u64,
     /// Live bytes.
     pub live: Bytes,
-    /// Bytes obtained from its source.
+    /// Bytes that the pool holds from its source.
     pub held: Bytes,
 }
 
 impl RegisteredPool {
-    /// Live bytes now.
+    /// Bytes that are live at the time of the reading.
     pub fn live(&self) -> Bytes {
         self.requested.saturating_sub(self.returned)
     }

@@ -1,14 +1,16 @@
-//! Work on two CPUs at once.
+//! Execution of two functions at once, on two CPUs.
 
 use std::thread;
 
-/// From this number of rows on, a second thread saves more time than its start costs (some 50 us).
+/// Minimum number of rows for which a second thread saves more time than its start costs (about 50
+/// µs).
 pub const MIN_ROWS: usize = 4000;
 
-/// Runs `second` on this thread and `first` on another one meanwhile, and returns both results.
+/// Runs `second` on this thread and `first` on another thread at the same time, and returns both
+/// results.
 ///
-/// Runs `first` on this thread, after `second`, if `is_large` is false or the system starts no
-/// thread.
+/// If `is_large` is false or the system cannot start a thread, it runs both on this thread: first
+/// `second`, then `first`.
 pub fn both<A: Send, B>(
     is_large: bool,
     first: impl Fn() -> A + Sync,
@@ -27,8 +29,8 @@ pub fn both<A: Send, B>(
     })
 }
 
-/// Maps the two halves of `items`, each on a thread if `is_large`, and returns the results in
-/// order.
+/// Applies `map` to the two halves of `items` and returns the results in order. The halves run on
+/// two threads if `is_large` is true.
 pub fn halves<T: Sync, R: Send>(
     is_large: bool,
     items: &[T],

@@ -1,4 +1,4 @@
-//! A process as a whole: its identity, its threads, its limits, its memory cgroup.
+//! A process as a whole: its identity, its threads, its limits and its memory cgroup.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,51 +9,52 @@ use crate::{Bytes, Name, Pid, Reading};
 /// Identity and properties of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its id in the `/proc` that was read.
+    /// PID in the PID namespace of the `/proc` that was read.
     pub pid: Pid,
-    /// Its ids from the outermost to its own pid namespace (`NSpid`); one entry if it is in the
-    /// namespace of the `/proc`.
+    /// PIDs of the process from the namespace of the `/proc` to its own PID namespace (`NSpid`);
+    /// one entry if both are the same.
     pub ns_pids: Vec<Pid>,
-    /// Its parent.
+    /// PID of the parent.
     pub parent: Pid,
     /// `comm`: at most 15 bytes.
     pub name: Name,
-    /// `cmdline`, one name an argument; empty for a kernel thread or a zombie.
+    /// `cmdline`, one name for each argument; empty for a kernel thread or a zombie.
     #[serde(with = "plain")]
     pub command: Reading<Vec<Name>>,
     /// Target of the link `/proc/<pid>/exe`.
     #[serde(with = "plain")]
     pub exe: Reading<Name>,
-    /// Real user id.
+    /// Real user ID.
     pub uid: u32,
-    /// The user's name, where the reader's machine knows it.
+    /// Name of the user; `None` if the machine of the reading has no name for the user ID.
     pub user: Option<Name>,
-    /// `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`.
+    /// State letter of `stat`: `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`.
     pub state: char,
     /// Number of threads.
     pub threads: u64,
-    /// Nanoseconds since it was started, at the time of reading.
+    /// Nanoseconds from the start of the process to the reading.
     #[serde(with = "plain")]
     pub age_ns: Reading<u64>,
-    /// `starttime` of `stat`, in clock ticks since boot: with the pid it names one process.
+    /// `starttime` of `stat`, in clock ticks since boot. Together with the PID it identifies the
+    /// process.
     pub start_ticks: u64,
-    /// True if it is a kernel thread, which has no memory of its own.
+    /// True if the process is a kernel thread, which has no memory of its own.
     pub kernel_thread: bool,
 }
 
 /// One thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
-    /// Its id.
+    /// Thread ID.
     pub tid: Pid,
-    /// Its name.
+    /// Name of the thread.
     pub name: Name,
     /// Stack pointer from `/proc/<pid>/task/<tid>/syscall`; absent for a running thread.
     #[serde(with = "plain")]
     pub stack_pointer: Reading<u64>,
 }
 
-/// `/proc/<pid>/statm`, in bytes. `lib` and `dt` are left out: they have been 0 since 2.6.
+/// `/proc/<pid>/statm`, converted to bytes, without `lib` and `dt`, which have been 0 since 2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statm {
     /// All mappings: VIRT.
@@ -64,16 +65,16 @@ pub struct Statm {
     pub shared: Bytes,
     /// The program's text: CODE.
     pub text: Bytes,
-    /// Private writable memory that is reserved, resident or not: DATA.
+    /// Private writable address space, resident or not: DATA.
     pub data: Bytes,
 }
 
 /// One resource limit: `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResourceLimit {
-    /// The soft limit, which applies.
+    /// The soft limit, which the kernel enforces; `None` if it is unlimited.
     pub soft: Option<u64>,
-    /// Hard limit: upper bound of the soft limit.
+    /// The hard limit, which is the upper bound of the soft limit; `None` if it is unlimited.
     pub hard: Option<u64>,
 }
 
@@ -94,16 +95,16 @@ pub struct ResourceLimits {
     pub locks_freely: Option<bool>,
 }
 
-/// The memory cgroup a process is in, v1 or v2.
+/// Memory cgroup of a process, v1 or v2.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupMemory {
-    /// Its path below the mount.
+    /// Path of the cgroup below the mount.
     pub path: Name,
-    /// 1 or 2.
+    /// Version of the cgroup hierarchy: 1 or 2.
     pub version: u8,
-    /// The lowest limit from it up to the root that we can see; `None` is unlimited.
+    /// The lowest limit of the cgroup and its visible ancestors; `None` if all are unlimited.
     pub limit: Option<Bytes>,
-    /// Memory charged to the cgroup with that limit, page cache included.
+    /// Memory that is charged to the cgroup with the lowest limit, page cache included.
     #[serde(with = "plain")]
     pub usage: Reading<Bytes>,
 }
@@ -111,9 +112,9 @@ pub struct CgroupMemory {
 /// `/proc/<pid>/ksm_stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KsmStat {
-    /// Pages of this process that map a merged page.
+    /// Number of pages of this process that are mapped to a merged page.
     pub merging_pages: u64,
-    /// Pages that KSM has scanned, merged or not: each costs the kernel 64 bytes.
+    /// Number of pages that KSM has scanned, merged or not. Each costs the kernel 64 bytes.
     pub rmap_items: u64,
     /// Bytes saved according to the kernel; negative if the metadata costs more than merging saves.
     pub profit: Option<i64>,
@@ -122,7 +123,7 @@ pub struct KsmStat {
 /// Resident bytes of a process on one NUMA node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeShare {
-    /// The node.
+    /// ID of the node.
     pub node: u32,
     /// Resident memory of the process on the node.
     pub resident: Bytes,

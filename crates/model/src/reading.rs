@@ -1,35 +1,36 @@
-//! A value that may be missing, with the reason. Absence is data: it travels to the view.
+//! A value, or the reason of its absence. Analyses pass the reason on to the views.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A value, or the reason of its absence. An unknown value is never 0.
+/// A value, or the reason of its absence. An unknown value is never replaced by 0.
 pub type Reading<T> = Result<T, Absent>;
 
-/// Why a value is missing. Cheap to clone: a reason is often the same for 65,000 mappings.
+/// Reason why a value is absent. It is cheap to clone, because 65,000 mappings often have the same
+/// reason.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "why", content = "detail")]
 #[non_exhaustive]
 pub enum Absent {
-    /// The kernel that was asked does not have it; `0` names the release that brought it, where
-    /// known.
+    /// The kernel does not provide the value; `0` is the release that introduced it, or empty if
+    /// unknown.
     NotInThisKernel(Arc<str>),
-    /// The permission is missing; `0` names it.
+    /// A permission is missing; `0` is the permission.
     NotPermitted(Arc<str>),
-    /// The machine cannot provide it; `0` names the reason.
+    /// The machine cannot provide the value; `0` is the reason.
     NotSupported(Arc<str>),
-    /// A counter that never ran.
+    /// The counter never ran.
     NeverScheduled,
-    /// The value was not read, to limit the cost or because the source is a copy; `0` names the
-    /// option or command that reads it.
+    /// The value was not read, to limit the cost or because the source is a copy; `0` is the option
+    /// or command that reads it.
     NotCollected(Arc<str>),
-    /// The values that were read do not decide it; `0` names the command or file that would.
+    /// The values that were read do not determine the value; `0` is the command or file that would.
     Ambiguous(Arc<str>),
-    /// The source has no such value; `0` names the source.
+    /// The source has no such value; `0` is the source.
     NotRecorded(Arc<str>),
-    /// It was there and went away while we read (a process that ended).
+    /// The object no longer existed when it was read (for example a process that ended).
     Vanished,
 }
 
@@ -51,7 +52,7 @@ impl fmt::Display for Absent {
 
 impl std::error::Error for Absent {}
 
-/// Adds two readings; the first absence wins.
+/// Adds two readings. If both are absent, the reason of `a` is returned.
 pub fn sum<T: std::ops::Add<Output = T>>(a: Reading<T>, b: Reading<T>) -> Reading<T> {
     Ok(a? + b?)
 }
@@ -73,13 +74,13 @@ pub mod plain {
 
     use super::Reading;
 
-    /// The one key of an object that stands for no value.
+    /// The only key of a JSON object that represents an absent value.
     const ABSENT: &str = "absent";
 
-    /// Writes the value, or an object with the one key `absent`.
+    /// Writes the value, or an object with the only key `absent`.
     ///
     /// # Errors
-    /// Returns the result of the serializer.
+    /// Returns the error of the serializer.
     pub fn serialize<T: Serialize, S: Serializer>(
         reading: &Reading<T>,
         serializer: S,
@@ -151,7 +152,7 @@ pub mod plain {
         }
     }
 
-    /// A map whose first key was already taken.
+    /// Map access for a map whose first key has already been read.
     struct Peeked<A> {
         first: Option<String>,
         map: A,

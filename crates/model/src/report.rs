@@ -1,8 +1,8 @@
-//! A report: what an analysis found, in a small closed set of blocks that every view can draw.
+//! A report: the results of an analysis, in a small closed set of blocks that every view can draw.
 //!
-//! Each block carries the key under which programs find it (`"totals"`, `"pools"`), so the JSON
-//! that users rely on comes from the same values as the page that people read. A view draws; it
-//! never computes, so a number appears in every view or in none.
+//! Each block has the key under which programs find it in the JSON (`"totals"`, `"pools"`), so JSON
+//! and pages contain the same values. A view only draws and never computes, so each number is
+//! either in all views or in none.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::lab::ExperimentClaim;
 use crate::mapping::AddrRange;
 use crate::{Absent, Name, Reading};
 
-/// Static or built text of our own. Text from outside is a [`Name`].
+/// Text of pagewise itself, static or allocated. Text from outside is a [`Name`].
 pub type Label = Cow<'static, str>;
 
 /// Result of an analysis.
@@ -28,12 +28,12 @@ pub struct Report {
     pub blocks: Vec<ReportBlock>,
 }
 
-/// One part of a report. Closed on purpose: a new kind must be drawn by every view.
+/// One part of a report. The set is closed, because every view must draw each kind of block.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReportBlock {
-    /// Named values: a JSON object; a line or a list for people.
+    /// Named values: a JSON object; for people a line or a list.
     Facts(NamedFacts),
-    /// Rows and columns: a JSON array of objects, or an object of objects where rows have keys.
+    /// Rows and columns: a JSON array of objects, or an object of objects if the rows have keys.
     Table(ReportTable),
     /// Findings: a JSON array.
     Findings(Findings),
@@ -41,7 +41,7 @@ pub enum ReportBlock {
     AddressMap(AddressMap),
     /// Lines over an axis, for people only.
     Chart(Chart),
-    /// Numbers beside each other, for people only.
+    /// Numbers as bars beside each other, for people only.
     Bars(Bars),
     /// Claims with their verdicts, for people only.
     Claims(Vec<ExperimentClaim>),
@@ -51,27 +51,27 @@ pub enum ReportBlock {
     Part(Label),
 }
 
-/// Audience of a block or a fact.
+/// Readers of a block or a fact: people, programs, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Audience {
-    /// Both.
+    /// People and programs.
     #[default]
     Everyone,
-    /// Text and HTML.
+    /// People: text and HTML.
     People,
-    /// Text and HTML with `--long`, and programs.
+    /// People if they use `--long`, and programs.
     Long,
-    /// JSON.
+    /// Programs: JSON.
     Programs,
 }
 
 /// Named values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedFacts {
-    /// The JSON key; a dot nests: `process`, `quadrants.declared`. Empty puts the facts at the top
-    /// level.
+    /// The JSON key; a dot nests: `process`, `quadrants.declared`. An empty key puts the facts at
+    /// the top level.
     pub key: Label,
-    /// The heading; empty for none.
+    /// The heading; empty if the block has no heading.
     pub title: Label,
     /// Audience of the block.
     pub audience: Audience,
@@ -84,11 +84,11 @@ pub struct NamedFacts {
 /// Layout of [`NamedFacts`] in a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactsShape {
-    /// One after the other, `label value`, wrapped to the width.
+    /// Values one after the other, `label value`, wrapped to the width.
     Line,
-    /// As a row of columns with the label above the value, wrapped to the width, as top does.
+    /// A row of columns with the label above the value, wrapped to the width, like in `top`.
     Columns,
-    /// One a line, with the meaning where the reader asked for it.
+    /// One value on each line, with its meaning if the user requested it (`--long`).
     List,
 }
 
@@ -101,36 +101,36 @@ pub struct Fact {
     pub label: Label,
     /// The value.
     pub value: CellValue,
-    /// One sentence for `--long`; empty for none.
+    /// One sentence for `--long`; empty if the value needs none.
     pub meaning: Label,
     /// Audience of the fact.
     pub audience: Audience,
 }
 
 impl Fact {
-    /// The same for people only.
+    /// Returns the fact with the audience [`Audience::People`].
     #[must_use]
     pub fn for_people(self) -> Fact {
         Fact { audience: Audience::People, ..self }
     }
 
-    /// The same for programs only.
+    /// Returns the fact with the audience [`Audience::Programs`].
     #[must_use]
     pub fn for_programs(self) -> Fact {
         Fact { audience: Audience::Programs, ..self }
     }
 
-    /// The same, hidden from people if `hidden` is true.
+    /// Returns the fact, for programs only if `hidden` is true.
     #[must_use]
     pub fn hidden_if(self, hidden: bool) -> Fact {
         if hidden { self.for_programs() } else { self }
     }
 }
 
-/// A value with its unit. Closed like [`ReportBlock`]: a new kind must be drawn by every view.
+/// A value with its unit. The set is closed, because every view must draw each kind of value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CellValue {
-    /// Nothing to say here: an empty cell; JSON null.
+    /// An empty cell: the row has no value by design. JSON: null.
     None,
     /// Bytes. JSON: a number.
     Bytes(u64),
@@ -138,40 +138,42 @@ pub enum CellValue {
     Change(i64),
     /// A count. JSON: a number.
     Count(u64),
-    /// An address, drawn in hex. JSON: a number (page-aligned ones are exact in a double too).
+    /// An address, drawn in hex. JSON: a number. (Page-aligned addresses are exact as
+    /// floating-point numbers too.)
     Address(u64),
     /// A share from 0 to 1, drawn in per cent. JSON: a number.
     Share(f64),
     /// Nanoseconds. JSON: a number.
     Nanos(u64),
-    /// Nanoseconds that programs get as seconds. JSON: a number with nine decimals.
+    /// Nanoseconds that JSON shows as seconds: a number with nine decimals.
     Seconds(u64),
-    /// Yes or no. JSON: a boolean.
+    /// A truth value, drawn as a word. JSON: a boolean.
     Flag(bool),
-    /// Our own words.
+    /// Text of pagewise itself. JSON: a string.
     Text(Label),
-    /// A picture made of characters of the same width. JSON: a string.
+    /// A picture of characters in a fixed-width font. JSON: a string.
     Picture(Label),
-    /// Words from outside: escaped by every view.
+    /// Text from outside, which every view escapes. JSON: a string.
     Name(Name),
     /// A rate per second. JSON: a number.
     Rate(f64),
-    /// A number that need not be whole: a mean count, a ratio. JSON: a number.
+    /// A number that can have decimals: a mean, a ratio. JSON: a number.
     Number(f64),
     /// A share from 0 to 1, drawn as a bar to scale. JSON: a number.
     Bar(f64),
-    /// Several values. JSON: an array; drawn one after the other.
+    /// Several values, drawn one after the other. JSON: an array.
     List(Vec<CellValue>),
-    /// Pieces of one text: our own words, values, names from outside. JSON: a string.
+    /// Parts of one text: text of pagewise itself, values, text from outside. JSON: a string.
     Sentence(Vec<CellValue>),
-    /// Named values. JSON: an object; drawn as name and value, one after the other.
+    /// Named values, drawn as name and value one after the other. JSON: an object.
     Record(Vec<(Label, CellValue)>),
-    /// Reason of a missing value. JSON: `{"absent": "why"}`; drawn as a mark with the reason below.
+    /// Reason of an absent value, drawn as a mark with the reason below the block. JSON:
+    /// `{"absent": "why"}`.
     Absent(Absent),
 }
 
 impl CellValue {
-    /// A value from a reading.
+    /// Converts a reading to a cell: the value by `make`, or the reason of its absence.
     pub fn from_reading<T>(reading: Reading<T>, make: impl FnOnce(T) -> CellValue) -> CellValue {
         match reading {
             Ok(value) => make(value),
@@ -179,12 +181,12 @@ impl CellValue {
         }
     }
 
-    /// Bytes from a reading.
+    /// Converts a reading of bytes to a cell.
     pub fn bytes(reading: Reading<crate::Bytes>) -> CellValue {
         CellValue::from_reading(reading, |b| CellValue::Bytes(b.0))
     }
 
-    /// Our own words.
+    /// Creates a cell with text of pagewise itself.
     pub fn text(text: impl Into<Label>) -> CellValue {
         CellValue::Text(text.into())
     }
@@ -193,19 +195,19 @@ impl CellValue {
 /// Rows and columns, stored by column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReportTable {
-    /// The JSON key; a dot nests.
+    /// The JSON key; a dot nests: `process`, `quadrants.declared`.
     pub key: Label,
-    /// The heading; empty for none.
+    /// The heading; empty if the table has no heading.
     pub title: Label,
     /// Audience of the table.
     pub audience: Audience,
     /// The columns, all of the same length.
     pub columns: Vec<TableColumn>,
-    /// A key for each row makes the JSON an object; `None` makes it an array.
+    /// A key for each row, if the JSON is an object; `None` if it is an array.
     pub row_keys: Option<Vec<Label>>,
-    /// A last row, one value a column; for people only.
+    /// A last row with one value for each column, for people only.
     pub total: Option<Vec<CellValue>>,
-    /// A line below the table; empty for none.
+    /// Text below the table; empty if the table has none.
     pub note: Label,
 }
 
@@ -223,7 +225,7 @@ pub struct TableColumn {
     pub key: Label,
     /// The heading for people.
     pub label: Label,
-    /// One sentence for `--long` and hover; empty for none.
+    /// One sentence for `--long` and for hover text; empty if the column needs none.
     pub meaning: Label,
     /// Audience of the column: an address column may be for programs only.
     pub audience: Audience,
@@ -233,7 +235,7 @@ pub struct TableColumn {
     pub gaps: Gaps,
 }
 
-/// The values of a column. The typed forms keep 65,000 rows small.
+/// The values of a column. The typed variants keep tables of 65,000 rows small.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ColumnCells {
     /// [`CellValue::Bytes`].
@@ -246,24 +248,24 @@ pub enum ColumnCells {
     Names(Vec<Name>),
     /// [`CellValue::Text`].
     Labels(Vec<Label>),
-    /// Anything.
+    /// Values of any kind.
     Values(Vec<CellValue>),
-    /// Anything, for many rows with few different values.
+    /// Values of any kind, for many rows with few distinct values.
     Coded(CodedCells),
 }
 
-/// Cells by their number in a list of values: a table of millions of rows takes 4 bytes a row, for
-/// all such columns together if they share the numbers.
+/// Cells as indices in a list of values. A table of millions of rows takes 4 bytes for each row;
+/// columns with the same indices share them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CodedCells {
     /// The values, in order of first appearance.
     pub values: Vec<CellValue>,
-    /// For each row the index of its value.
+    /// For each row, the index of its value in `values`.
     pub codes: Arc<Vec<u32>>,
 }
 
 impl CodedCells {
-    /// The value of a row; `None` behind the last row.
+    /// Value of a row; `None` if the row does not exist.
     pub fn get(&self, row: usize) -> Option<&CellValue> {
         self.values.get(usize::try_from(*self.codes.get(row)?).ok()?)
     }
@@ -281,7 +283,7 @@ impl ColumnCells {
         }
     }
 
-    /// True without cells.
+    /// True if the column has no cells.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -290,17 +292,17 @@ impl ColumnCells {
 /// The rows of a column that have no value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Gaps {
-    /// None: every row has one.
+    /// All rows have a value.
     #[default]
     None,
-    /// Every row, for one reason.
+    /// No row has a value, for one reason.
     All(Absent),
-    /// These rows.
+    /// These rows have no value, each with its reason.
     Some(BTreeMap<usize, Absent>),
 }
 
 impl TableColumn {
-    /// Reason why a row has no value; `None` if it has one.
+    /// Reason why a row has no value; `None` if the row has a value.
     pub fn gap(&self, row: usize) -> Option<&Absent> {
         match &self.gaps {
             Gaps::None => None,
@@ -309,7 +311,7 @@ impl TableColumn {
         }
     }
 
-    /// The value of a row.
+    /// Value of a row. If the row has no value, the reason of its absence.
     pub fn value(&self, row: usize) -> CellValue {
         if let Some(absent) = self.gap(row) {
             return CellValue::Absent(absent.clone());
@@ -325,7 +327,7 @@ impl TableColumn {
         }
     }
 
-    /// A column of bytes from readings; the gaps keep their reasons.
+    /// Creates a column of bytes from readings. The gaps keep the reasons of absent readings.
     pub fn bytes(
         key: impl Into<Label>,
         label: impl Into<Label>,
@@ -346,7 +348,7 @@ impl TableColumn {
         TableColumn { gaps, ..TableColumn::new(key, label, ColumnCells::Bytes(cells)) }
     }
 
-    /// A column with no gaps, for everyone.
+    /// Creates a column without gaps, for all readers.
     pub fn new(key: impl Into<Label>, label: impl Into<Label>, cells: ColumnCells) -> TableColumn {
         TableColumn {
             key: key.into(),
@@ -359,43 +361,43 @@ impl TableColumn {
     }
 }
 
-/// Findings, under the JSON key `findings`.
+/// Findings, with the JSON key `findings`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Findings {
-    /// The findings, the gravest first. For an empty list, views print `none`.
+    /// The findings, most severe first. If the list is empty, views print `none`.
     pub list: Vec<Finding>,
-    /// Text for people without findings.
+    /// Text that people get if the list of findings is empty.
     pub none: Label,
 }
 
-/// Something worth knowing, why we think so, and what to do.
+/// A problem or a fact that is important to the user, with its evidence and the next step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// A stable name: `swapped`, `many-arenas`.
+    /// Stable ID of the finding: `swapped`, `many-arenas`.
     pub id: &'static str,
     /// Severity of the finding.
     pub severity: Severity,
-    /// One sentence, as pieces: words of ours, values with units, names from outside.
+    /// One sentence of parts: text of pagewise itself, values with units, text from outside.
     pub claim: Vec<CellValue>,
-    /// The values behind it. JSON: an object.
+    /// Values from which the claim follows. JSON: an object.
     pub evidence: Vec<Fact>,
-    /// Action that the reader can take.
+    /// Action that the user can take.
     pub next_step: Vec<CellValue>,
 }
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Good to know.
+    /// Useful to know.
     Note,
-    /// Costs memory or time.
+    /// The problem costs memory or time.
     Warning,
     /// The process is near a limit or at risk.
     Critical,
 }
 
 impl Severity {
-    /// The name used as a key.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             Severity::Note => "note",
@@ -410,49 +412,49 @@ impl Severity {
 pub struct AddressMap {
     /// The heading.
     pub title: Label,
-    /// Clusters of neighboring mappings: between two lie holes too wide to draw to scale.
+    /// Clusters of neighboring mappings. The gaps between clusters are too wide to draw to scale.
     pub clusters: Vec<Cluster>,
 }
 
 /// Neighboring mappings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
-    /// From the first to the last.
+    /// Address range from the first to the last mapping.
     pub range: AddrRange,
     /// The mappings, by address.
     pub cells: Vec<MapCell>,
 }
 
-/// One mapping in an [`AddressMap`].
+/// One mapping of an [`AddressMap`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct MapCell {
-    /// Address range.
+    /// Address range of the mapping.
     pub range: AddrRange,
-    /// The id of its pool: views choose a color by it.
+    /// ID of the pool of the mapping. Views choose a color by the ID.
     pub pool: &'static str,
-    /// Description, in words and names.
+    /// Description of the mapping, as parts of one text.
     pub label: Vec<CellValue>,
-    /// The share that is resident, from 0 to 1.
+    /// Resident share of the mapping, from 0 to 1.
     pub filled: Reading<f64>,
-    /// Facts to show on hover.
+    /// Facts for hover text.
     pub facts: Vec<Fact>,
 }
 
-/// A paragraph of our own words and of values.
+/// A paragraph of text and values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Paragraph {
-    /// The heading; empty for none.
+    /// The heading; empty if the paragraph has no heading.
     pub title: Label,
-    /// The pieces, drawn one after the other with no space added.
+    /// Parts of the text, drawn one after the other without added spaces.
     pub pieces: Vec<CellValue>,
     /// Audience of the paragraph.
     pub audience: Audience,
 }
 
-/// Lines over a common axis.
+/// Lines on common axes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// The heading, in words and names.
+    /// The heading, as parts of one text.
     pub title: Vec<CellValue>,
     /// Horizontal axis.
     pub x: Axis,
@@ -467,7 +469,7 @@ pub struct Chart {
 pub struct Axis {
     /// Name of the axis.
     pub label: Label,
-    /// Unit of its numbers.
+    /// Unit of the axis's numbers.
     pub unit: AxisUnit,
     /// Scale of the axis.
     pub scale: Scale,
@@ -477,7 +479,7 @@ pub struct Axis {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
-    /// Equal steps are equally far apart. Heights begin at 0.
+    /// Linear: equal differences have equal distances. A vertical axis begins at 0.
     Linear,
     /// Logarithmic: equal ratios have equal distances; 0 and negative numbers cannot be shown.
     Log,
@@ -487,22 +489,22 @@ pub enum Scale {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AxisUnit {
-    /// [`CellValue::Bytes`].
+    /// Bytes, as [`CellValue::Bytes`].
     Bytes,
-    /// [`CellValue::Count`].
+    /// A count, as [`CellValue::Count`].
     Count,
-    /// [`CellValue::Nanos`], with its decimals where it is short.
+    /// A time, as [`CellValue::Nanos`]. Short times have decimals.
     Nanos,
-    /// [`CellValue::Number`].
+    /// A number, as [`CellValue::Number`].
     Number,
-    /// [`CellValue::Share`].
+    /// A share, as [`CellValue::Share`].
     Share,
-    /// [`CellValue::Rate`].
+    /// A rate, as [`CellValue::Rate`].
     Rate,
 }
 
 impl AxisUnit {
-    /// A number in this unit as a cell value.
+    /// Converts a number in this unit to a cell.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -525,14 +527,14 @@ impl AxisUnit {
 pub struct ChartLine {
     /// Name of the line.
     pub label: Label,
-    /// Its points, from left to right.
+    /// Points of the line as (x, y), from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Numbers beside each other as bars from 0, each with the interval in which it lies.
+/// Numbers as bars that begin at 0, each with its confidence interval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bars {
-    /// The heading.
+    /// The heading, as parts of one text.
     pub title: Vec<CellValue>,
     /// Axis of the bars.
     pub axis: Axis,
@@ -540,14 +542,14 @@ pub struct Bars {
     pub bars: Vec<Bar>,
 }
 
-/// One of [`Bars`].
+/// One bar of [`Bars`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
     /// Name of the bar.
     pub label: Label,
     /// Length of the bar.
     pub value: f64,
-    /// 95 % interval; `None` if too few values are known.
+    /// Interval that contains the number with 95 % confidence; `None` if there are too few values.
     pub interval: Option<(f64, f64)>,
 }
 
@@ -572,7 +574,8 @@ impl Axis {
         }
     }
 
-    /// Smallest and largest of the numbers that the scale can show; `None` if the list is empty.
+    /// Smallest and largest of the numbers that the scale can show; `None` if it can show none of
+    /// them.
     pub fn ends(&self, numbers: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
         let has_place = |number: &f64| match self.scale {
             Scale::Linear => number.is_finite(),
@@ -586,12 +589,13 @@ impl Axis {
 }
 
 impl Chart {
-    /// Ends of the horizontal axis; `None` without points.
+    /// Minimum and maximum of the horizontal axis; `None` if the chart has no points.
     pub fn width(&self) -> Option<(f64, f64)> {
         self.x.ends(self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)))
     }
 
-    /// Ends of the vertical axis; a linear axis includes 0. `None` without points.
+    /// Minimum and maximum of the vertical axis; a linear axis includes 0. `None` if the chart has
+    /// no points.
     pub fn height(&self) -> Option<(f64, f64)> {
         let numbers = self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
         let (low, high) = self.y.ends(numbers)?;
@@ -600,8 +604,8 @@ impl Chart {
 }
 
 impl Bars {
-    /// Ends of the axis: a linear axis includes 0, a logarithmic axis begins at half the lowest
-    /// number.
+    /// Minimum and maximum of the axis. A linear axis includes 0; a logarithmic axis begins at half
+    /// the smallest number. `None` if the scale can show no bar.
     pub fn ends(&self) -> Option<(f64, f64)> {
         let of = |bar: &Bar| {
             [Some(bar.value), bar.interval.map(|ends| ends.0), bar.interval.map(|ends| ends.1)]
@@ -616,8 +620,8 @@ impl Bars {
 }
 
 impl ChartLine {
-    /// Its height at `x`, interpolated between the neighboring points; `None` outside of its
-    /// points.
+    /// Height of the line at `x`, interpolated between the neighboring points; `None` outside of
+    /// the line's points.
     pub fn at(&self, x: f64) -> Option<f64> {
         let after = self.points.partition_point(|point| point.0 < x);
         let (x1, y1) = *self.points.get(after)?;

@@ -5,19 +5,19 @@ use serde::{Deserialize, Serialize};
 use crate::reading::plain;
 use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
-/// The settings of a machine at one moment.
+/// The settings of a machine at one time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemSettings {
     /// `uname -r`.
     pub kernel: Name,
     /// The base page size.
     pub page_size: PageSize,
-    /// Size that one PMD page-table entry maps.
+    /// Size of a PMD-mapped huge page.
     #[serde(with = "plain")]
     pub huge_size: Reading<Bytes>,
-    /// Files that hold one setting each.
+    /// Files that contain one setting each.
     pub files: Vec<SettingFile>,
-    /// `transparent_hugepage/hugepages-*kB/enabled`, by size.
+    /// `transparent_hugepage/hugepages-*kB/enabled`, by page size.
     #[serde(with = "plain")]
     pub sizes: Reading<Vec<SizeSetting>>,
     /// `MemTotal`.
@@ -32,23 +32,23 @@ pub struct SystemSettings {
     /// `/proc/swaps`.
     #[serde(with = "plain")]
     pub swaps: Reading<Vec<SwapArea>>,
-    /// Number of NUMA nodes online.
+    /// Number of online NUMA nodes.
     #[serde(with = "plain")]
     pub nodes: Reading<u64>,
-    /// True if page tables have five levels: `la57` among the flags of `/proc/cpuinfo`, which the
-    /// kernel takes out where it was started with `no5lvl`.
+    /// True if page tables have five levels: `/proc/cpuinfo` has the flag `la57`, which the kernel
+    /// removes if it was started with `no5lvl`.
     #[serde(with = "plain")]
     pub five_levels: Reading<bool>,
     /// `/proc/pressure/memory`.
     #[serde(with = "plain")]
     pub pressure: Reading<Pressure>,
-    /// TLB shootdowns over a short time.
+    /// Number of TLB shootdowns in a short interval.
     #[serde(with = "plain")]
     pub shootdowns: Reading<ShootdownCount>,
-    /// Capabilities of pagewise itself; absent if the settings are of another machine.
+    /// Capabilities of the pagewise process; absent if the settings are of another machine.
     #[serde(with = "plain")]
     pub ours: Reading<Capabilities>,
-    /// Settings of the process in question, or of pagewise itself.
+    /// Settings of the examined process, or of the pagewise process if the user named no process.
     #[serde(with = "plain")]
     pub process: Reading<ProcessSettings>,
 }
@@ -56,51 +56,53 @@ pub struct SystemSettings {
 impl SystemSettings {
     /// Content of a file, by its path on a live system: `/proc/sys/vm/swappiness`.
     ///
-    /// `None` where it was not asked for.
+    /// `None` if `files` does not contain the file.
     pub fn file(&self, path: &str) -> Option<&Reading<Name>> {
         self.files.iter().find(|file| file.path.as_bytes() == path.as_bytes()).map(|f| &f.value)
     }
 }
 
-/// A file with one setting.
+/// A file with one setting, and its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingFile {
-    /// Its path on a live system.
+    /// Path of the file on a live system.
     pub path: Name,
-    /// Value without the newline; of `always [madvise] never` the word in brackets.
+    /// Value without the newline. For a choice such as `always [madvise] never`, the word in
+    /// brackets.
     #[serde(with = "plain")]
     pub value: Reading<Name>,
 }
 
-/// Setting of transparent huge pages of one size.
+/// Setting for transparent huge pages of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeSetting {
-    /// The size.
+    /// Page size in bytes.
     pub size: Bytes,
     /// `always`, `inherit`, `madvise`, `never`.
     pub enabled: Name,
 }
 
-/// One swap device or file.
+/// A swap device or swap file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwapArea {
-    /// Its path as the kernel writes it: blanks are `\040`.
+    /// Path of the area as the kernel writes it: `\040` for a space.
     pub path: Name,
     /// Size of the area.
     pub size: Bytes,
-    /// Used part.
+    /// Used part of the area.
     pub used: Bytes,
-    /// Areas of a higher priority are filled first; the kernel itself assigns negative priorities.
+    /// Priority of the area: the kernel fills areas with a higher priority first. Priorities that
+    /// the kernel assigned are negative.
     pub priority: i64,
 }
 
-/// Memory pressure (PSI): share of the last ten seconds in which tasks waited for memory, in
-/// hundredths of a percent.
+/// Memory pressure (PSI): share of time in which tasks waited for memory, in hundredths of a
+/// percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pressure {
-    /// At least one task waited.
+    /// Share of time in which at least one task waited.
     pub some: u64,
-    /// All tasks that had something to do waited.
+    /// Share of time in which all non-idle tasks waited at once.
     pub full: u64,
 }
 
@@ -108,36 +110,39 @@ pub struct Pressure {
 /// cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PressureFigures {
-    /// Averages over 10 seconds.
+    /// Averages over the last 10 seconds.
     pub avg10: Pressure,
-    /// Averages over 60 and over 300 seconds. `None` in a sweep: its counters are enough.
+    /// Averages over the last 60 and the last 300 seconds; `None` in a sweep, which stores only the
+    /// counters.
     pub longer: Option<[Pressure; 2]>,
     /// Time since boot, or since the cgroup was created, in which at least one task waited, in
     /// microseconds.
     pub some_us: u64,
-    /// Time since the same point in which all tasks waited, in microseconds.
+    /// Time since boot, or since the cgroup was created, in which all non-idle tasks waited at
+    /// once, in microseconds.
     pub full_us: u64,
 }
 
-/// Number of TLB shootdowns in a time: interrupts with which a CPU makes another flush its TLB.
+/// Number of TLB shootdowns in an interval. A shootdown is an interrupt with which a CPU makes
+/// another CPU flush its TLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShootdownCount {
-    /// Number over all CPUs.
+    /// Number of shootdowns over all CPUs.
     pub count: u64,
-    /// Length of the time in nanoseconds.
+    /// Length of the interval in nanoseconds.
     pub interval_ns: u64,
 }
 
-/// Capabilities of pagewise that its readings need.
+/// Capabilities of the pagewise process that readings need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// CAP_SYS_PTRACE: other users' processes.
+    /// CAP_SYS_PTRACE: read processes of other users.
     pub ptrace: bool,
-    /// CAP_SYS_ADMIN: page frames.
+    /// CAP_SYS_ADMIN: read page-frame numbers.
     pub admin: bool,
-    /// CAP_SYS_NICE: `process_madvise` on others.
+    /// CAP_SYS_NICE: apply `process_madvise` to other processes.
     pub nice: bool,
-    /// CAP_PERFMON, or CAP_SYS_ADMIN which includes it: counters with any value of
+    /// CAP_PERFMON, or CAP_SYS_ADMIN, which includes it: use counters with any value of
     /// `perf_event_paranoid`.
     pub perfmon: bool,
 }
@@ -147,21 +152,21 @@ pub struct Capabilities {
 pub struct ProcessSettings {
     /// The process.
     pub pid: Pid,
-    /// The variables of its environment that steer malloc, as it was started. No other variable is
-    /// kept.
+    /// Variables of the process's initial environment that configure malloc. Other variables are
+    /// not stored.
     #[serde(with = "plain")]
     pub environment: Reading<Vec<EnvVariable>>,
-    /// Its memory cgroup.
+    /// Memory cgroup of the process.
     #[serde(with = "plain")]
     pub cgroup: Reading<CgroupSettings>,
 }
 
-/// One variable of an environment.
+/// A variable of an environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnvVariable {
-    /// Its name.
+    /// Name of the variable.
     pub name: Name,
-    /// Its value.
+    /// Value of the variable.
     pub value: Name,
 }
 
@@ -170,24 +175,25 @@ fn not_saved<T>() -> Reading<T> {
     Err(Absent::NotCollected("save it with this version of pagewise".into()))
 }
 
-/// The limits of a memory cgroup.
+/// Limits of a memory cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupSettings {
-    /// The file with the lowest limit from the process's cgroup up to the root that we can see.
+    /// Path of the file with the lowest limit of the process's cgroup and its visible ancestors.
     pub limit_file: Name,
-    /// That limit; `None` is unlimited.
+    /// The lowest limit; `None` if all cgroups are unlimited.
     pub limit: Option<Bytes>,
-    /// Memory charged to the cgroup with that limit, page cache included.
+    /// Memory that is charged to the cgroup with the lowest limit, page cache included.
     #[serde(with = "plain")]
     pub usage: Reading<Bytes>,
-    /// Memory of that cgroup in swap, which a higher limit has to hold as well.
+    /// Swapped memory of the cgroup with the lowest limit. A raised limit must have room for this
+    /// memory too.
     #[serde(with = "plain", default = "not_saved")]
     pub swapped: Reading<Bytes>,
-    /// File with the limit of memory and swap together, and that limit: cgroup v1 refuses a limit
-    /// of memory above it. `None` if it is unlimited, and for cgroup v2.
+    /// Path of the file with the limit of memory and swap together, and this limit. Cgroup v1
+    /// refuses a memory limit above it. `None` if it is unlimited, and for cgroup v2.
     #[serde(default)]
     pub with_swap: Option<(Name, Bytes)>,
-    /// `memory.pressure` of the process's own cgroup; v2 only.
+    /// `memory.pressure` of the process's own cgroup (v2 only).
     #[serde(with = "plain")]
     pub pressure: Reading<Pressure>,
 }

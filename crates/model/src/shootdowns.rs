@@ -1,5 +1,5 @@
-//! TLB flushes of some processes or of a machine: their reasons, the threads that requested them
-//! and waited, and the CPUs that were interrupted.
+//! TLB flushes of some processes or of a machine: the reasons, the threads that requested them and
+//! waited, and the interrupted CPUs.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,28 +10,31 @@ use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Absent, Name, Pid, Reading};
 
-/// Kernel name of a flush request to other CPUs; the word of `tlb:tlb_flush`, in lower case.
+/// Reason of a flush that this CPU requested from other CPUs: the kernel's word in `tlb:tlb_flush`,
+/// in lower case.
 pub const REMOTE_SEND: &str = "remote ipi send";
-/// Kernel name of a flush that another CPU requested.
+/// Reason of a flush that another CPU requested: the kernel's word in `tlb:tlb_flush`, in lower
+/// case.
 pub const REMOTE: &str = "remote shootdown";
 
 /// Recorded TLB flushes and shootdowns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShootdownRecording {
-    /// The command, or the process that was already running; `None` for the whole machine.
+    /// PID of the command, or of the process that was already running; `None` for the whole
+    /// machine.
     pub pid: Option<Pid>,
-    /// The command's words; empty without a command.
+    /// Words of the command line; empty if no command was started.
     pub command: Vec<Name>,
     /// Start of the recording, in nanoseconds since 1970; `None` if unknown.
     pub began_ns: Option<u64>,
-    /// Duration in nanoseconds.
+    /// Duration of the recording in nanoseconds.
     pub took_ns: u64,
-    /// Ending of the command; `None` if it is still running, and for a running process.
+    /// Ending of the command; `None` if it is still running, and if no command was started.
     pub ending: Option<ProgramEnding>,
     /// Number of events that did not fit into the perf ring buffers.
     pub lost: u64,
-    /// Number of incomplete call stacks; `None` if unknown, because callers were found by frame
-    /// pointers.
+    /// Number of incomplete call stacks; `None` if it is unknown, because frame pointers do not
+    /// show the end of a call stack.
     pub cut: Option<u64>,
     /// Tracepoints that were recorded.
     pub tracepoints: Vec<String>,
@@ -41,38 +44,42 @@ pub struct ShootdownRecording {
     pub reasons: Vec<Reason>,
     /// User call stacks, the innermost frame first.
     pub stacks: Vec<Vec<Frame>>,
-    /// The functions of the kernel that led to a flush, the innermost first.
+    /// Call chains of kernel functions that flushed, the innermost function first.
     #[serde(with = "plain")]
     pub chains: Reading<Vec<Vec<String>>>,
-    /// The system calls that can flush, with how long they took.
+    /// System calls that can flush, with their durations.
     pub calls: Vec<SystemCall>,
-    /// The processes that requested flushes or were interrupted by them.
+    /// Processes that requested flushes or were interrupted by them.
     pub processes: Vec<FlushProcess>,
-    /// Their threads that requested flushes or were interrupted by them.
+    /// Threads of these processes that requested flushes or were interrupted by them.
     pub threads: Vec<FlushThread>,
-    /// Call stacks that flushed or requested flushes.
+    /// Flushes and flush requests by call stack.
     pub sites: Vec<FlushSite>,
-    /// Callers of system calls that can flush.
+    /// Call stacks that called system calls that can flush.
     pub callers: Vec<FlushCaller>,
-    /// The CPUs.
+    /// Interrupts and flushes by CPU.
     pub cpus: Vec<FlushCpu>,
-    /// Number of interrupts sent to call a function, for flushes or other purposes, by tracepoint.
+    /// Number of function-call interrupts sent to other CPUs, for flushes or other purposes, by
+    /// tracepoint.
     pub sent: Vec<(String, u64)>,
-    /// Time from a flush request until the last interrupted CPU had flushed, in nanoseconds.
-    pub waits: TimeHistogram,
-    /// Time from the queuing of a flush request for a CPU until that CPU had flushed, in
+    /// Histogram of the time from a flush request until the last interrupted CPU had flushed, in
     /// nanoseconds.
+    pub waits: TimeHistogram,
+    /// Histogram of the time from the queuing of a flush request for a CPU until that CPU had
+    /// flushed, in nanoseconds.
     pub reaches: TimeHistogram,
-    /// Flush requests whose end was not recorded: an interrupted CPU ran no recorded thread.
+    /// Number of flush requests whose end was not recorded, because an interrupted CPU ran no
+    /// recorded thread.
     pub unseen: u64,
-    /// Flushes requested by other CPUs but by none of the recorded threads.
+    /// Number of flushes that interrupted recorded threads and that unrecorded threads requested.
     #[serde(with = "plain")]
     pub foreign: Reading<u64>,
-    /// Method of the times in [`SystemCall::around_shooting`]; absent if they were not taken.
+    /// Method that measured [`SystemCall::around_shooting`]; absent if these durations were not
+    /// measured.
     #[serde(with = "plain")]
     pub around: Reading<TimedCallsMeans>,
-    /// Counters of the machine's `/proc/vmstat` that move or protect pages and that grew during the
-    /// recording.
+    /// Counters of `/proc/vmstat` that count page moves or page protections, and that grew during
+    /// the recording.
     pub machine: Vec<(Name, u64)>,
     /// Events that were merged to stay within the memory limit.
     #[serde(default)]
@@ -95,74 +102,75 @@ impl ShootdownRecording {
     }
 }
 
-/// Method of taking times in the program, around system calls.
+/// Method that measures durations of system calls inside of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimedCallsMeans {
-    /// The functions of the C library, or of a program that has none, that were timed from their
-    /// first instruction to their last, and the files that they are of.
+    /// The measured functions with the files that contain them. They are functions of the C
+    /// library, or of the program if it has no C library, and were measured from the first
+    /// instruction to the last.
     pub functions: Vec<(String, Name)>,
-    /// Overhead of taking the time and of recording the call, in nanoseconds: the median difference
-    /// between recorded and unrecorded calls that do nothing.
+    /// Overhead of the measurement for each call, in nanoseconds: the median difference between
+    /// measured and unmeasured calls that do nothing.
     #[serde(with = "plain")]
     pub cost_ns: Reading<u64>,
 }
 
-/// Flushes for one reason.
+/// Flushes with the same reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reason {
     /// The kernel's word for the reason, or its number if the kernel has no word.
     pub reason: String,
     /// Number of flushes.
     pub flushes: u64,
-    /// Number of those that flushed all pages.
+    /// Number of flushes of the whole TLB.
     pub full: u64,
-    /// Number of pages of the other flushes.
+    /// Number of pages that the other flushes flushed.
     pub pages: u64,
 }
 
-/// A kind of system call.
+/// System calls with the same name and advice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemCall {
-    /// The kernel's name.
+    /// The kernel's name of the system call.
     pub name: String,
-    /// Advice passed to `madvise` or `process_madvise`.
+    /// Advice of `madvise` or `process_madvise`; `None` for other system calls.
     pub advice: Option<u64>,
     /// Durations of calls that made other CPUs flush, in nanoseconds.
     pub shooting: TimeHistogram,
-    /// Durations of the other calls.
+    /// Durations of the other calls, in nanoseconds.
     pub quiet: TimeHistogram,
-    /// Durations seen by the program of calls that made other CPUs flush: from the call of the C
-    /// library's function to its return, in nanoseconds.
+    /// Durations of calls that made other CPUs flush, as the program sees them: from the call of
+    /// the C library's function to its return, in nanoseconds.
     pub around_shooting: TimeHistogram,
-    /// Durations seen by the program of the other calls.
+    /// Durations of the other calls, as the program sees them, in nanoseconds.
     pub around_quiet: TimeHistogram,
 }
 
-/// A process.
+/// A process that requested flushes or was interrupted by them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushProcess {
-    /// Its PID; 0 for idle CPUs, [`NO_PID`] for merged processes.
+    /// PID of the process; 0 for idle CPUs, [`NO_PID`] for merged processes.
     pub pid: u32,
-    /// Name that the thread gave itself.
+    /// Name of the process's main thread.
     pub name: Name,
-    /// Flushes that other CPUs requested and that interrupted it.
+    /// Number of flushes that other CPUs requested and that interrupted the process.
     pub received: u64,
 }
 
-/// A thread.
+/// A thread that requested flushes or was interrupted by them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushThread {
     /// Index in [`ShootdownRecording::processes`].
     pub process: usize,
-    /// Its number.
+    /// Thread ID.
     pub tid: u32,
-    /// Its name.
+    /// Name of the thread.
     pub name: Name,
-    /// Flush requests that it sent.
+    /// Number of flush requests that the thread sent.
     pub sends: u64,
-    /// Number of CPUs that these requests interrupted.
+    /// Number of CPUs that these requests interrupted, summed over the requests.
     pub ipis: u64,
-    /// Flushes that other CPUs requested and that interrupted it.
+    /// Number of flushes that other CPUs requested and that interrupted the thread.
     pub received: u64,
 }
 
@@ -173,28 +181,29 @@ pub struct FlushSite {
     pub process: usize,
     /// Index in [`ShootdownRecording::chains`].
     pub chain: usize,
-    /// Index in [`ShootdownRecording::calls`] of the system call in progress; `None` outside of
-    /// these calls.
+    /// Index in [`ShootdownRecording::calls`] of the system call that was running; `None` if none
+    /// of these system calls was running.
     pub call: Option<usize>,
     /// Index in [`ShootdownRecording::stacks`].
     pub stack: usize,
     /// Number of flush requests.
     pub sends: u64,
-    /// Requests that interrupted at least one CPU.
+    /// Number of requests that interrupted at least one CPU.
     pub shootdowns: u64,
-    /// CPUs that were interrupted.
+    /// Number of CPUs that the requests interrupted, summed over the requests.
     pub ipis: u64,
-    /// Flushes of its own CPU.
+    /// Number of flushes on the CPU of the call stack itself.
     pub local: u64,
-    /// Requests to flush all pages.
+    /// Number of requests to flush the whole TLB.
     pub full: u64,
-    /// Number of pages of the other requests.
+    /// Number of pages that the other requests flushed.
     pub pages: u64,
-    /// Time waited for those CPUs in total, in nanoseconds, for requests whose end was recorded.
+    /// Total time for which requests waited for interrupted CPUs, in nanoseconds. Only requests
+    /// with a recorded end count.
     pub waited: u64,
 }
 
-/// System calls of one kind from one call stack.
+/// System calls with the same name and advice from one call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushCaller {
     /// Index in [`ShootdownRecording::processes`].
@@ -207,26 +216,26 @@ pub struct FlushCaller {
     pub calls: u64,
     /// Number of calls that made other CPUs flush.
     pub shooting: u64,
-    /// Total duration of those calls, in nanoseconds.
+    /// Total duration of the calls that made other CPUs flush, in nanoseconds.
     pub shooting_ns: u64,
-    /// Total duration of the other calls.
+    /// Total duration of the other calls, in nanoseconds.
     pub quiet_ns: u64,
 }
 
-/// A CPU.
+/// Interrupts and flushes of a CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushCpu {
-    /// Its number.
+    /// Number (index) of the CPU.
     pub cpu: u32,
     /// Number of interrupts that this CPU sent to other CPUs.
     pub sent: u64,
-    /// Flushes on this CPU that other CPUs requested.
+    /// Number of flushes on this CPU that other CPUs requested.
     pub received: u64,
-    /// Function-call interrupts that this CPU received while a recorded thread ran, for flushes or
-    /// other purposes.
+    /// Number of function-call interrupts that this CPU received while a recorded thread ran, for
+    /// flushes or other purposes.
     #[serde(with = "plain")]
     pub interrupts: Reading<u64>,
-    /// TLB shootdown interrupts that this CPU received while any thread ran: the row of
+    /// Number of TLB shootdown interrupts that this CPU received while any thread ran, from
     /// `/proc/interrupts`.
     #[serde(with = "plain")]
     pub machine: Reading<u64>,

@@ -1,11 +1,11 @@
-//! Counts of simulators, with their assumptions.
+//! Results of simulators of caches, TLBs and page replacement, with the simulated sizes.
 
 use serde::{Deserialize, Serialize};
 
 use crate::reading::plain;
 use crate::{Bytes, Name, Reading};
 
-/// Counts of reads and writes.
+/// Number of reads and number of writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccessSplit {
     /// Number of reads.
@@ -15,141 +15,142 @@ pub struct AccessSplit {
 }
 
 impl AccessSplit {
-    /// Both.
+    /// Sum of reads and writes.
     pub const fn total(self) -> u64 {
         self.reads.saturating_add(self.writes)
     }
 }
 
-/// The accesses that simulators were fed with.
+/// Accesses that the simulators processed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccessStream {
-    /// A command, a file, a workload.
+    /// Source of the accesses: a command, a file, a workload.
     pub subject: Name,
     /// Number of accesses.
     pub accesses: AccessSplit,
     /// Number of lines of the trace that could not be parsed.
     pub unknown_lines: u64,
-    /// True if the stream ended at the limit of accesses.
+    /// True if the stream was cut off at the maximum number of accesses.
     pub cut_off: bool,
 }
 
-/// A level of cache.
+/// Geometry of a cache level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheResult {
-    /// Capacity.
+    /// Capacity in bytes.
     pub size: Bytes,
-    /// Number of lines of a set.
+    /// Associativity: number of lines in a set.
     pub ways: u64,
-    /// Size of a line.
+    /// Line size in bytes.
     pub line: Bytes,
 }
 
-/// A level of TLB.
+/// Geometry of a TLB level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TlbResult {
-    /// Number of pages that it holds.
+    /// Number of entries.
     pub entries: u64,
-    /// Number of entries of a set.
+    /// Associativity: number of entries in a set.
     pub ways: u64,
 }
 
-/// The page walker's prefetcher.
+/// Prefetcher of the page walker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NextPageResult {
-    /// Number of misses on consecutive pages before it starts.
+    /// Number of misses on consecutive pages after which the prefetcher starts.
     pub after: u64,
-    /// The share of its prefetches that are in time.
+    /// Share of prefetches that arrive in time, from 0 to 1.
     pub share: f64,
 }
 
-/// The simulated CPU.
+/// The CPU that is simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulatedCpu {
-    /// Name, and source of the sizes.
+    /// Name of the CPU, and source of its sizes.
     pub name: String,
-    /// The replacement policy of the headline.
+    /// Replacement policy whose results reports show first.
     pub policy: String,
-    /// The first level.
+    /// First-level data cache.
     pub l1d: CacheResult,
-    /// The second.
+    /// Second-level cache.
     #[serde(with = "plain")]
     pub l2: Reading<CacheResult>,
 }
 
-/// Caches of one policy.
+/// Results of the caches with one replacement policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheRun {
-    /// The policy.
+    /// Name of the replacement policy.
     pub policy: String,
-    /// Accesses that missed the first level.
+    /// Number of accesses that missed the first level.
     pub l1d: AccessSplit,
-    /// Lines that the second level did not have either.
+    /// Number of lines that missed the second level too.
     #[serde(with = "plain")]
     pub l2: Reading<AccessSplit>,
 }
 
-/// A TLB for pages of one size.
+/// Results of the TLBs for pages of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TlbRun {
-    /// The first level.
+    /// Geometry of the first level.
     pub first: TlbResult,
-    /// The second.
+    /// Geometry of the second level.
     #[serde(with = "plain")]
     pub second: Reading<TlbResult>,
-    /// Accesses that missed the first level.
+    /// Number of accesses that missed the first level.
     pub dtlb: AccessSplit,
-    /// Pages that no level had: page walks.
+    /// Number of accesses that missed all levels, so that the page walker was used.
     pub stlb: AccessSplit,
-    /// The prefetcher, and the number of entries that it inserted; `None` without one.
+    /// The prefetcher, and the number of entries that it inserted; `None` if the CPU has none.
     pub prefetcher: Option<(NextPageResult, u64)>,
 }
 
-/// Simulated translations of pages of one size.
+/// Simulated address translation with pages of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Translation {
-    /// The size.
+    /// Page size in bytes.
     pub page: Bytes,
-    /// The TLB for them; absent where the CPU is not known to have one.
+    /// Results of the TLBs for these pages; absent if the CPU is not known to have TLBs for them.
     #[serde(with = "plain")]
     pub tlb: Reading<TlbRun>,
 }
 
-/// Caches and TLBs, fed with the same accesses.
+/// Results of caches and TLBs for the same accesses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Simulation {
     /// The accesses.
     pub stream: AccessStream,
-    /// The CPU.
+    /// The simulated CPU.
     pub cpu: SimulatedCpu,
-    /// The caches, those of the headline's policy first.
+    /// Results of the caches by replacement policy. The results of [`SimulatedCpu::policy`] are the
+    /// first.
     pub caches: Vec<CacheRun>,
-    /// By size of page, the smallest first.
+    /// Results of the TLBs by page size, smallest first.
     pub translations: Vec<Translation>,
 }
 
-/// Replacement simulated for one memory size, fed with the same accesses once for each policy.
+/// Page replacement in a memory of one size, simulated with the same accesses for each policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplacementResult {
     /// The accesses.
     pub stream: AccessStream,
-    /// Size of the memory.
+    /// Size of the simulated memory.
     pub memory: Bytes,
-    /// Page size.
+    /// Page size in bytes.
     pub page: Bytes,
-    /// Number of distinct pages.
+    /// Number of distinct pages that were accessed.
     pub pages: u64,
-    /// By policy.
+    /// Results by replacement policy.
     pub policies: Vec<ReplacementRun>,
 }
 
-/// One policy.
+/// Result of one replacement policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplacementRun {
     /// Name of the policy.
     pub policy: String,
-    /// Faults on pages that were reclaimed.
+    /// Number of faults on pages that had been reclaimed.
     pub back: AccessSplit,
-    /// Pages that had to be written before they could be reclaimed.
+    /// Number of pages that had to be written to storage before they could be reclaimed.
     pub written: u64,
 }

@@ -1,4 +1,4 @@
-//! Everything that was read of one process at one moment: what every analysis starts from.
+//! All data that was read of one process at one time: the input of the analyses.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,20 +14,21 @@ use crate::process::{
 use crate::reading::plain;
 use crate::{Reading, Smaps};
 
-/// The version of the saved form. Raised when an older reader would misread a newer file.
+/// Version of the file format. It increases when a change would make an older program misread the
+/// file.
 pub const SNAPSHOT_VERSION: u32 = 1;
 
-/// One process at one moment.
+/// One process at one time.
 ///
-/// Not atomic: `/proc` is read file by file while the process runs. An analysis reports
-/// contradictions between the files.
+/// Not atomic: the files of `/proc` are read one after the other while the process runs. Analyses
+/// report contradictions between the files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// [`SNAPSHOT_VERSION`] of the writer.
+    /// [`SNAPSHOT_VERSION`] of the program that made the snapshot.
     pub pagewise_snapshot: u32,
     /// Method and conditions of the reading.
     pub provenance: Provenance,
-    /// The machine it was read on.
+    /// The machine on which the process was read.
     pub machine: MachineSettings,
     /// Identity and properties of the process.
     pub process: Process,
@@ -40,29 +41,28 @@ pub struct Snapshot {
     /// `smaps_rollup`; only read with [`crate::machine::ReadMethod::Full`].
     #[serde(with = "plain")]
     pub rollup: Reading<Box<Smaps>>,
-    /// The page walk over all mappings together; only read without
-    /// [`crate::machine::ReadMethod::Full`]. Its PSS is rounded once, as `smaps_rollup` does, so it
-    /// can exceed the sum over the mappings.
+    /// The sum of the page walks of all mappings; absent with [`crate::machine::ReadMethod::Full`].
+    /// Its PSS is rounded once, like in `smaps_rollup`, so it can exceed the sum over the mappings.
     #[serde(with = "plain")]
     pub walk: Reading<Box<MappingPages>>,
-    /// Every mapping, by address.
+    /// All mappings, by address.
     #[serde(with = "plain")]
     pub mappings: Reading<Vec<Mapping>>,
-    /// Every thread, by id.
+    /// All threads, by thread ID.
     #[serde(with = "plain")]
     pub threads: Reading<Vec<Thread>>,
-    /// Every mapped file that was looked into, in the order of first appearance.
+    /// Mapped files whose headers were read, in the order of their first mapping.
     pub objects: Vec<ElfObject>,
-    /// The first 16 bytes of large private anonymous mappings, where their first page is resident:
-    /// glibc keeps a chunk's size there.
+    /// First 16 bytes of large private anonymous mappings whose first page is resident. glibc
+    /// stores the size of a chunk there.
     pub heads: Vec<MappingHead>,
-    /// The pools of pagewise's allocators that count themselves, where they could be read.
+    /// Pools of pagewise's own allocators with counters; empty if they could not be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<RegisteredPool>,
     /// A sample of the heap.
     #[serde(with = "plain", default = "heap_sample::not_saved")]
     pub heap_sample: Reading<HeapSample>,
-    /// The core file that it was read from, if it was.
+    /// The core file from which the process was read; `None` if it was read from `/proc`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core: Option<Box<CoreDump>>,
     /// `limits`.
@@ -74,7 +74,7 @@ pub struct Snapshot {
     /// `ksm_stat`.
     #[serde(with = "plain")]
     pub ksm: Reading<KsmStat>,
-    /// Resident bytes a node, where the machine has several.
+    /// Resident bytes on each NUMA node (`numa_maps`); absent if the machine has one node.
     #[serde(with = "plain")]
     pub numa: Reading<Vec<NodeShare>>,
 }
@@ -82,8 +82,8 @@ pub struct Snapshot {
 /// The first 16 bytes of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappingHead {
-    /// Address.
+    /// Address of the mapping.
     pub address: u64,
-    /// The two machine words.
+    /// The first two machine words of the mapping.
     pub words: [u64; 2],
 }

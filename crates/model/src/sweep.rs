@@ -1,5 +1,5 @@
-//! One reading of all processes and memory cgroups of a machine at one time, the differences
-//! between two such readings, and the events between them.
+//! One reading of all processes and memory cgroups of a machine (a sweep), the differences between
+//! two sweeps, and the events between them.
 
 mod category;
 mod delta;
@@ -22,23 +22,23 @@ pub use event::{
 
 /// All processes and memory cgroups of a machine at one time.
 ///
-/// Not atomic: processes are read one after the other, so a page that one process hands to another
-/// meanwhile can count twice or not at all.
+/// Not atomic: processes are read one after the other. A page that moves from one process to
+/// another during the sweep can count twice or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sweep {
-    /// When the sweep began.
+    /// Time at which the sweep began.
     pub time: SweepTime,
     /// Cost of the sweep.
     pub cost: SweepCost,
-    /// The processes that have memory of their own, in order of PID; zombies are among them.
+    /// The processes that have memory of their own, and zombies, in order of PID.
     pub processes: Vec<SweepProcess>,
-    /// Number of kernel threads, which are left out.
+    /// Number of kernel threads, which the sweep omits.
     pub kernel_threads: u64,
     /// Number of processes that ended while they were read.
     pub vanished: u64,
-    /// Number of processes that are hidden: `/proc` is mounted with `hidepid`.
+    /// Number of processes that are hidden because `/proc` is mounted with `hidepid`.
     pub hidden: u64,
-    /// The memory cgroups, in order of their path.
+    /// The memory cgroups, in order of path.
     #[serde(with = "plain")]
     pub cgroups: Reading<Vec<SweepCgroup>>,
     /// The machine.
@@ -46,13 +46,13 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// A process of the sweep.
+    /// Returns the process with this key; `None` if the sweep does not contain it.
     pub fn process(&self, key: ProcessKey) -> Option<&SweepProcess> {
         let at = self.processes.binary_search_by_key(&key.pid, |it| it.key.pid).ok()?;
         self.processes.get(at).filter(|it| it.key == key)
     }
 
-    /// A cgroup of the sweep.
+    /// Returns the cgroup with this path; `None` if the sweep does not contain it.
     pub fn cgroup(&self, path: &Name) -> Option<&SweepCgroup> {
         let cgroups = self.cgroups.as_ref().ok()?;
         let at = cgroups.binary_search_by(|it| it.path.cmp(path)).ok()?;
@@ -60,51 +60,54 @@ impl Sweep {
     }
 }
 
-/// A point in time by two clocks: the first one is set by people and programs, the second one only
-/// goes forward.
+/// A point in time by two clocks. Users and programs can set the first clock; the second clock
+/// never goes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SweepTime {
     /// Nanoseconds since 1970 (`CLOCK_REALTIME`).
     pub unix_ns: u64,
-    /// Nanoseconds since boot, with the time of suspension (`CLOCK_BOOTTIME`).
+    /// Nanoseconds since boot, including the time for which the machine was suspended
+    /// (`CLOCK_BOOTTIME`).
     pub boot_ns: u64,
 }
 
 /// Cost of a sweep, to the machine and to the processes that it read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepCost {
-    /// Duration.
+    /// Duration of the sweep in nanoseconds.
     pub took_ns: u64,
-    /// CPU time of the reader.
+    /// CPU time of the reading process in nanoseconds.
     pub cpu_ns: u64,
-    /// The longest single system call that may have held the mmap lock of a process.
+    /// Longest duration of a single system call that may have held the mmap lock of a process, in
+    /// nanoseconds.
     pub longest_hold_ns: u64,
-    /// Number of processes whose pages were read.
+    /// Number of processes whose PSS and USS were read.
     pub pages_read: u64,
-    /// Number of processes whose pages changed and were not read, to keep to the budget.
+    /// Number of processes whose memory changed but whose PSS and USS were not read, to stay within
+    /// the budget.
     pub postponed: u64,
 }
 
-/// Identity of a process: PIDs are used again, the pair is not.
+/// Identity of a process. The kernel reuses PIDs, but not a PID together with its start.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct ProcessKey {
-    /// The process ID.
+    /// PID of the process.
     pub pid: Pid,
-    /// Start in clock ticks since boot.
+    /// Start of the process in clock ticks since boot.
     pub start_ticks: u64,
 }
 
-/// Properties of a process that seldom change. Successive sweeps share the value as long as it is
-/// the same.
+/// Properties of a process that seldom change. Consecutive sweeps share the value while it is
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     /// `comm`: at most 15 bytes.
     pub name: Name,
-    /// The parent's PID.
+    /// PID of the parent.
     pub parent: Pid,
-    /// `cmdline`, one name for an argument; empty for a zombie.
+    /// `cmdline`, one name for each argument; empty for a zombie.
     #[serde(with = "plain")]
     pub command: Reading<Vec<Name>>,
     /// Target of the link `/proc/PID/exe`.
@@ -113,29 +116,30 @@ pub struct ProcessIdentity {
     /// Real user ID.
     #[serde(with = "plain")]
     pub uid: Reading<u32>,
-    /// The user's name, if the machine has one for the ID.
+    /// Name of the user; `None` if the machine has no name for the user ID.
     pub user: Option<Name>,
-    /// Path in the hierarchy of the memory cgroups.
+    /// Path of the process's cgroup in the hierarchy of the memory cgroups.
     #[serde(with = "plain")]
     pub cgroup: Reading<Name>,
-    /// Start in nanoseconds since 1970, by the clock at the time of the first sweep with it.
+    /// Start of the process in nanoseconds since 1970, by the clock at the time of the first sweep
+    /// that contains the process.
     pub started_unix_ns: u64,
 }
 
 /// A process at the time of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepProcess {
-    /// Its identity.
+    /// Identity of the process.
     pub key: ProcessKey,
-    /// Name, command, user, cgroup.
+    /// Name, command, user and cgroup of the process.
     pub identity: Arc<ProcessIdentity>,
-    /// `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`.
+    /// State letter of `stat`: `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`.
     pub state: char,
     /// Number of threads.
     pub threads: u64,
-    /// Size of the address space.
+    /// Size of the address space: VIRT.
     pub virt: Bytes,
-    /// Resident bytes (`stat`): read in every sweep.
+    /// Resident bytes (`stat`), which each sweep reads.
     pub rss: Bytes,
     /// Resident bytes by page kind (`RssAnon`, `RssFile`, `RssShmem`).
     #[serde(with = "plain")]
@@ -143,31 +147,32 @@ pub struct SweepProcess {
     /// The highest number of resident bytes so far (`VmHWM`).
     #[serde(with = "plain")]
     pub peak_rss: Reading<Bytes>,
-    /// Proportional share of the resident pages.
+    /// Proportional set size by page kind.
     #[serde(with = "plain")]
     pub pss: Reading<BytesByPageKind>,
-    /// Bytes that only this process maps.
+    /// Unique set size: bytes that only this process maps.
     #[serde(with = "plain")]
     pub uss: Reading<Bytes>,
-    /// The part of `uss` that are anonymous pages.
+    /// Anonymous part of `uss`.
     #[serde(with = "plain")]
     pub uss_anonymous: Reading<Bytes>,
     /// Age of `pss`, `uss`, `uss_anonymous` and `swap_shmem`.
     pub pages: PagesReading,
-    /// Bytes of anonymous memory in swap (`VmSwap`): read in every sweep.
+    /// Bytes of anonymous memory in swap (`VmSwap`), which each sweep reads.
     #[serde(with = "plain")]
     pub swap: Reading<Bytes>,
-    /// Bytes in swap of the tmpfs files and shared memory that it maps; each process that maps
-    /// them counts them. As old as `pss`.
+    /// Swapped bytes of the tmpfs files and shared memory that the process maps. Each process that
+    /// maps them counts them. The value is as old as `pss`.
     #[serde(with = "plain")]
     pub swap_shmem: Reading<Bytes>,
-    /// Minor page faults since the process began.
+    /// Number of minor page faults since the process began.
     pub minor_faults: u64,
-    /// Major page faults since the process began.
+    /// Number of major page faults since the process began.
     pub major_faults: u64,
     /// CPU time since the process began, in nanoseconds.
     pub cpu_ns: u64,
-    /// `oom_score`: the kernel's rank among the victims of an OOM kill.
+    /// `oom_score`: the kernel's badness of the process. The OOM killer selects the process with
+    /// the highest value.
     #[serde(with = "plain")]
     pub oom_score: Reading<u64>,
     /// `oom_score_adj`.
@@ -176,8 +181,8 @@ pub struct SweepProcess {
 }
 
 impl SweepProcess {
-    /// The time since PSS and USS were read, in nanoseconds, if they are outdated: the process has
-    /// changed since. `now_ns` is the `boot_ns` of the sweep.
+    /// Time since PSS and USS were read, in nanoseconds; `None` if the process has not changed
+    /// since. `now_ns` is the `boot_ns` of the sweep.
     pub fn outdated_ns(&self, now_ns: u64) -> Option<u64> {
         match self.pages {
             PagesReading::Postponed(at) => Some(now_ns.saturating_sub(at)),
@@ -190,13 +195,13 @@ impl SweepProcess {
         matches!(self.state, 'Z' | 'X')
     }
 
-    /// True if the process has ended and its memory is gone. A process whose first thread has ended
-    /// is a zombie too, with the memory of its other threads.
+    /// True if the process has ended and its memory is gone. A process whose main thread has ended
+    /// is a zombie too, but keeps its memory until its other threads end.
     pub fn has_lost_memory(&self) -> bool {
         self.is_zombie() && self.rss.is_zero()
     }
 
-    /// The proportional share, all page kinds together.
+    /// Proportional set size: the sum of all page kinds.
     pub fn pss_total(&self) -> Reading<Bytes> {
         self.pss.as_ref().map(BytesByPageKind::total).map_err(Absent::clone)
     }
@@ -214,32 +219,32 @@ pub struct BytesByPageKind {
 }
 
 impl BytesByPageKind {
-    /// All kinds together.
+    /// Sum of all page kinds.
     pub fn total(&self) -> Bytes {
         self.anonymous + self.file + self.shmem
     }
 }
 
-/// When the pages of a process were read, from which PSS and USS follow.
+/// Age of the PSS and USS of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagesReading {
-    /// In this sweep.
+    /// They were read in this sweep.
     Now,
-    /// In an earlier sweep, at this `boot_ns`. The process has not changed since; the number of
-    /// other processes with which it shares pages may have.
+    /// They were read in an earlier sweep, at this `boot_ns`. The process has not changed since;
+    /// the number of other processes that share its pages may have changed.
     Unchanged(u64),
-    /// In an earlier sweep, at this `boot_ns`. The process has changed since, or has not been
-    /// checked for a long time: reading it again exceeds the budget.
+    /// They were read in an earlier sweep, at this `boot_ns`. The process has changed since, or has
+    /// not been checked for a long time; another reading would exceed the budget.
     Postponed(u64),
-    /// Never: the readings have the reason.
+    /// They were never read. The readings contain the reason.
     Never,
 }
 
 /// A memory cgroup at the time of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepCgroup {
-    /// Path in the hierarchy.
+    /// Path of the cgroup in the hierarchy.
     pub path: Name,
     /// Charged bytes.
     #[serde(with = "plain")]
@@ -247,7 +252,7 @@ pub struct SweepCgroup {
     /// The highest number of charged bytes so far.
     #[serde(with = "plain")]
     pub peak: Reading<Bytes>,
-    /// The limit of the cgroup itself; `None` is unlimited.
+    /// Limit of the cgroup itself, without its ancestors; `None` is unlimited.
     #[serde(with = "plain")]
     pub limit: Reading<Option<Bytes>>,
     /// Charged bytes in swap.
@@ -256,18 +261,18 @@ pub struct SweepCgroup {
     /// Charged memory by use.
     #[serde(with = "plain")]
     pub usage: Reading<CgroupUsage>,
-    /// Number of times that the limit was reached.
+    /// Number of times that the limit was reached, since the cgroup was created.
     #[serde(with = "plain")]
     pub limit_hits: Reading<u64>,
-    /// Number of OOM kills of processes of the cgroup.
+    /// Number of OOM kills in the cgroup, since the cgroup was created.
     #[serde(with = "plain")]
     pub oom_kills: Reading<u64>,
-    /// Memory pressure.
+    /// Memory pressure of the cgroup.
     #[serde(with = "plain")]
     pub pressure: Reading<PressureFigures>,
 }
 
-/// Charged memory by use (`memory.stat`), children included.
+/// Charged memory by use (`memory.stat`), descendants included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupUsage {
     /// Anonymous pages.
@@ -276,39 +281,39 @@ pub struct CgroupUsage {
     pub file: Bytes,
     /// Pages of tmpfs and other shared memory.
     pub shmem: Bytes,
-    /// Page cache that was not used lately: the kernel reclaims it first.
+    /// Page cache that was not accessed recently: the kernel reclaims it first.
     pub inactive_file: Bytes,
-    /// Slab objects; `None` in v1, which does not count them here.
+    /// Slab objects; `None` for v1, whose `memory.stat` does not contain them.
     pub slab: Option<Bytes>,
 }
 
 /// The machine at the time of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepMachine {
-    /// `meminfo`, sizes in bytes.
+    /// Counters of `meminfo`. Counters in kB are converted to bytes.
     #[serde(with = "plain")]
     pub meminfo: Reading<Vec<BootCounter>>,
     /// Counters of `vmstat` since boot that concern paging, reclaim, swap and OOM kills.
     #[serde(with = "plain")]
     pub vmstat: Reading<Vec<BootCounter>>,
-    /// Pressure of memory.
+    /// Memory pressure of the machine.
     #[serde(with = "plain")]
     pub memory_pressure: Reading<PressureFigures>,
-    /// Pressure of I/O.
+    /// I/O pressure of the machine.
     #[serde(with = "plain")]
     pub io_pressure: Reading<PressureFigures>,
-    /// Processes and threads created since boot.
+    /// Number of processes and threads created since boot.
     #[serde(with = "plain")]
     pub forks: Reading<u64>,
 }
 
 impl SweepMachine {
-    /// A line of `meminfo`.
+    /// Value of the `meminfo` counter `name`.
     pub fn memory(&self, name: &str) -> Reading<Bytes> {
         value(&self.meminfo, name).map(Bytes)
     }
 
-    /// A counter of `vmstat`.
+    /// Value of the `vmstat` counter `name`.
     pub fn counter(&self, name: &str) -> Reading<u64> {
         value(&self.vmstat, name)
     }

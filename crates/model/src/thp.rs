@@ -1,5 +1,5 @@
-//! The huge pages of a process and their zero-filled parts, the plan of a change to them, and its
-//! result.
+//! Huge pages of a process with their zero-filled parts, the plan of a change to these huge pages,
+//! and the result of the change.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,26 +7,26 @@ use crate::machine::Gap;
 use crate::reading::plain;
 use crate::{Absent, AddrRange, Bytes, Name, Reading};
 
-/// Every transparent huge page that a process maps by one page-table entry.
+/// All transparent huge pages that a process maps by one page-table entry each.
 ///
-/// Not atomic: pages come and go while they are looked at. Pages of the huge TLB pool are not among
-/// them.
+/// Not atomic: pages appear and disappear during the scan. Pages of hugetlbfs pools are excluded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HugePages {
-    /// The bytes of one (`hpage_pmd_size`).
+    /// Size of a huge page in bytes (`hpage_pmd_size`).
     pub huge_size: Bytes,
-    /// Those mappings that have any, by address.
+    /// Mappings that contain huge pages, by address.
     pub mappings: Vec<HugeMapping>,
     /// Anonymous memory in large folios of all sizes ("mTHP").
     #[serde(with = "plain")]
     pub sizes: Reading<Vec<FolioSize>>,
     /// Selection of the base pages whose contents were read.
     pub look: HugePageLook,
-    /// Amount of the process's memory that was read.
+    /// Bytes of the process's memory that were read.
     pub read: Bytes,
-    /// Duration in nanoseconds, scans included.
+    /// Duration in nanoseconds, including the scans of page tables.
     pub took_ns: u64,
-    /// The longest single system call that may have held the process's mmap lock, in nanoseconds.
+    /// Longest duration of a single system call that may have held the process's mmap lock, in
+    /// nanoseconds.
     pub longest_hold_ns: u64,
     /// Parts that could not be read.
     pub gaps: Vec<Gap>,
@@ -35,22 +35,23 @@ pub struct HugePages {
 /// Anonymous memory in folios of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FolioSize {
-    /// The bytes of a folio.
+    /// Size of a folio in bytes.
     pub size: Bytes,
-    /// True if one page-table entry maps all of it; false if each base page has an entry.
+    /// True if one page-table entry maps the whole folio; false if each base page has its own
+    /// entry.
     pub one_entry: bool,
-    /// Resident memory of the process in such folios.
+    /// Resident memory of the process in folios of this size.
     pub resident: Bytes,
-    /// Part of it in base pages that are zero in every byte.
+    /// Part of `resident` in base pages that are zero in every byte.
     #[serde(with = "plain")]
     pub zero: Reading<Bytes>,
 }
 
-/// Extent to which the contents of huge pages are read.
+/// Selection of the base pages of huge pages whose contents are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HugePageLook {
-    /// Every base page.
+    /// All base pages.
     Exact,
     /// This number of base pages, chosen at random with equal probability.
     Sample(u64),
@@ -59,33 +60,33 @@ pub enum HugePageLook {
 /// The huge pages of one mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HugeMapping {
-    /// The whole mapping.
+    /// Address range of the mapping.
     pub range: AddrRange,
-    /// The kernel's name of it.
+    /// The kernel's name of the mapping.
     pub name: Name,
-    /// Resident in anonymous huge pages.
+    /// Bytes in anonymous huge pages.
     pub anonymous: Bytes,
-    /// Resident in huge pages of files and tmpfs. They are not searched for zeros: their content is
-    /// the file's.
+    /// Bytes in huge pages of files and tmpfs. They are not searched for zero-filled pages, because
+    /// their content belongs to the file.
     pub file: Bytes,
     /// Number of base pages of the anonymous huge pages that were read.
     pub read: u64,
-    /// Number of those that are zero in every byte.
+    /// Number of read base pages that are zero in every byte.
     pub zero: u64,
-    /// Each anonymous huge page whose every base page was read.
+    /// Anonymous huge pages of which all base pages were read.
     pub pages: Vec<HugePage>,
 }
 
 /// One anonymous huge page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HugePage {
-    /// Its first address.
+    /// First address of the huge page.
     pub start: u64,
-    /// Number of its base pages that are zero in every byte.
+    /// Number of base pages that are zero in every byte.
     pub zero: u32,
 }
 
-/// Change to the memory of a process.
+/// Kind of a change to the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -98,7 +99,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// The name used as a key.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             Action::Shrink => "shrink",
@@ -111,18 +112,18 @@ impl Action {
 /// Plan of a change to a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FixPlan {
-    /// The change.
+    /// Kind of the change.
     pub action: Action,
-    /// Ranges of the change; for [`Action::Shrink`] and [`Action::Collapse`] whole huge pages.
+    /// Address ranges to change; for [`Action::Shrink`] and [`Action::Collapse`] whole huge pages.
     pub ranges: Vec<AddrRange>,
-    /// Ranges in which huge pages are forbidden first, so that the kernel does not create them
-    /// again.
+    /// Address ranges in which huge pages are forbidden before the change, so that the kernel does
+    /// not create them again.
     pub hold: Vec<AddrRange>,
-    /// Expected decrease (for [`Action::Collapse`]: increase) of resident memory, if it is known
-    /// beforehand.
+    /// Expected decrease of resident memory, or increase for [`Action::Collapse`]; absent if it
+    /// cannot be predicted.
     #[serde(with = "plain")]
     pub change: Reading<Bytes>,
-    /// Similar memory that is left unchanged.
+    /// Memory of the same kind that the plan leaves unchanged.
     pub spared: Bytes,
 }
 
@@ -130,21 +131,22 @@ pub struct FixPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FixMethod {
-    /// `process_madvise(MADV_COLD)` on one base page splits it, and the kernel maps its zero pages
-    /// to the zero page.
+    /// `process_madvise(MADV_COLD)` on one base page splits the huge page. The kernel then maps its
+    /// zero-filled base pages to the zero page.
     Split,
-    /// While every thread is stopped, the process drops what is proven zero:
+    /// All threads are stopped, and the process drops the pages that are verified to be zero:
     /// `madvise(MADV_DONTNEED)`.
     Drop,
-    /// `process_madvise(MADV_PAGEOUT)`: the pages go to swap, which stores no zero-filled pages.
+    /// `process_madvise(MADV_PAGEOUT)` moves the pages to swap, which does not store zero-filled
+    /// pages.
     Swap,
 }
 
 impl FixMethod {
-    /// All, the gentlest first.
+    /// All methods, in order of their effect on the process, smallest first.
     pub const ALL: [FixMethod; 3] = [FixMethod::Split, FixMethod::Drop, FixMethod::Swap];
 
-    /// The name used as a key.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             FixMethod::Split => "split",
@@ -157,13 +159,13 @@ impl FixMethod {
 /// Result of a change to a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repair {
-    /// The change.
+    /// Kind of the change.
     pub action: Action,
-    /// Method, if there are several.
+    /// Method of the change; `None` if the kind of change has only one method.
     pub method: Option<FixMethod>,
     /// Number of planned ranges that were changed.
     pub done: u64,
-    /// Number of ranges that failed.
+    /// Number of ranges whose change failed.
     pub failed: u64,
     /// Reason of the first failure.
     pub why: Option<String>,
@@ -171,10 +173,11 @@ pub struct Repair {
     pub rss_before: Bytes,
     /// Resident memory of the process after the change.
     pub rss_after: Bytes,
-    /// Duration in nanoseconds.
+    /// Duration of the change in nanoseconds.
     pub took_ns: u64,
-    /// The longest time for which one of its threads was stopped, in nanoseconds; 0 where none was.
+    /// The longest time for which a thread of the process was stopped, in nanoseconds; 0 if no
+    /// thread was stopped.
     pub longest_stop_ns: u64,
-    /// Why huge pages are not forbidden where the plan wants it.
+    /// Reason why huge pages were not forbidden in [`FixPlan::hold`]; `None` if they were.
     pub not_held: Option<Absent>,
 }

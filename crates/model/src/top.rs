@@ -1,25 +1,25 @@
-//! Table of processes or cgroups over time: the query, and the rows that answer it.
+//! A table of processes or cgroups that is updated over time: the query, and its rows.
 
 use crate::report::{CellValue, Fact};
 use crate::sweep::ProcessKey;
 use crate::{Absent, Bytes, Name, Pid, Reading};
 
-/// Rows that a table shows, and their order.
+/// Selection and order of the rows of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopQuery {
     /// Objects of the rows.
     pub subject: TopSubject,
     /// Column by which the rows are sorted.
     pub sort: TopColumn,
-    /// True to reverse the usual order of the column.
+    /// True to reverse the default order of the column.
     pub reversed: bool,
-    /// Only rows that contain this text in the name, the user, the cgroup, or as the PID.
+    /// Text that a row must contain in its name, user, cgroup or PID; empty for all rows.
     pub filter: String,
-    /// One row for each group of processes.
+    /// Property by which processes are grouped; `None` for one row per process.
     pub grouping: Option<TopGrouping>,
     /// True to show children below their parents.
     pub tree: bool,
-    /// Only processes of this cgroup and of the cgroups below it.
+    /// Path of a cgroup: only its processes and those of its descendants are shown. `None` for all.
     pub cgroup: Option<Name>,
 }
 
@@ -49,11 +49,11 @@ pub enum TopSubject {
 /// Property that the processes of a group have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopGrouping {
-    /// The real user.
+    /// Real user of the process.
     User,
-    /// The memory cgroup.
+    /// Memory cgroup of the process.
     Cgroup,
-    /// The program file.
+    /// Path of the program file.
     Exe,
 }
 
@@ -61,7 +61,7 @@ impl TopGrouping {
     /// All groupings.
     pub const ALL: [TopGrouping; 3] = [TopGrouping::User, TopGrouping::Cgroup, TopGrouping::Exe];
 
-    /// The name in headings.
+    /// Name of the grouping in headings.
     pub const fn label(self) -> &'static str {
         match self {
             TopGrouping::User => "user",
@@ -76,7 +76,7 @@ impl TopGrouping {
 pub enum TopColumn {
     /// The PID, or the number of processes of a group.
     Pid,
-    /// The user.
+    /// Name of the user.
     User,
     /// Proportional set size.
     Pss,
@@ -86,34 +86,34 @@ pub enum TopColumn {
     Rss,
     /// Swapped bytes.
     Swap,
-    /// `memory.current` of a cgroup.
+    /// Charged memory of a cgroup (`memory.current`).
     Current,
-    /// Limit of a cgroup.
+    /// Memory limit of a cgroup.
     Limit,
-    /// Change of the memory per minute.
+    /// Growth of the memory in bytes per minute.
     Growth,
-    /// The memory over time.
+    /// Memory at the last samples, as a picture.
     Trend,
-    /// Minor page faults per second.
+    /// Number of minor page faults per second.
     Minor,
-    /// Major page faults per second.
+    /// Number of major page faults per second.
     Major,
-    /// Memory pressure.
+    /// Memory pressure of a cgroup.
     Pressure,
-    /// Position in the order in which the kernel's OOM killer chooses processes.
+    /// Position in the order in which the OOM killer would select processes, from 1.
     OomRank,
-    /// Name.
+    /// Name of the program, group or cgroup.
     Name,
 }
 
-/// Heading, meaning and order of a column.
+/// Heading, meaning and default order of a column.
 #[derive(Clone, Copy, Debug)]
 pub struct TopColumnAbout {
-    /// Heading for processes and groups.
+    /// Heading in tables of processes and groups.
     pub label: &'static str,
     /// One sentence for the help.
     pub meaning: &'static str,
-    /// True if the smallest value or the first name comes first.
+    /// True if the default order is ascending: smallest value or first name first.
     pub ascending: bool,
 }
 
@@ -137,7 +137,7 @@ impl TopColumn {
         TopColumn::Name,
     ];
 
-    /// Heading and meaning.
+    /// Heading, meaning and default order of the column.
     pub const fn about(self) -> TopColumnAbout {
         let (label, ascending, meaning) = match self {
             TopColumn::Pid => ("PID", true, "Process ID."),
@@ -171,70 +171,70 @@ impl TopColumn {
         TopColumnAbout { label, meaning, ascending }
     }
 
-    /// True if rows can be sorted by it.
+    /// True if rows can be sorted by the column.
     pub const fn sorts(self) -> bool {
         !matches!(self, TopColumn::Trend)
     }
 }
 
-/// Identity of a row, which stays the same from one table to the next.
+/// Identity of a row, which does not change between updates of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TopKey {
-    /// A process.
+    /// Identity of a process.
     Process(ProcessKey),
-    /// A group of processes.
+    /// Name of a group of processes.
     Group(Name),
-    /// A cgroup.
+    /// Path of a cgroup.
     Cgroup(Name),
 }
 
-/// One row.
+/// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopRow {
-    /// Identity.
+    /// Identity of the row.
     pub key: TopKey,
-    /// In a tree: for each ancestor below the root and for the row itself, true if a sibling
-    /// follows. Empty for a root.
+    /// Data to draw the tree: for each ancestor except the root and for the row itself, true if a
+    /// sibling follows below. Empty for a root.
     pub branches: Vec<bool>,
     /// Name of the program, the group or the cgroup.
     pub name: Name,
-    /// Arguments, without folders; empty for groups.
+    /// Command-line arguments, without folders in their paths; empty for groups and cgroups.
     pub arguments: Name,
-    /// The user, or the user ID as text.
+    /// Name of the user, or the user ID as text.
     pub user: Name,
-    /// Number of processes; 1 for a process.
+    /// Number of processes in the row; 1 for a process.
     pub processes: u64,
-    /// Proportional set size; the sum of a group.
+    /// Proportional set size; for a group the sum.
     pub pss: Reading<Bytes>,
-    /// Unique set size; the sum of a group.
+    /// Unique set size; for a group the sum.
     pub uss: Reading<Bytes>,
-    /// The time since `pss` and `uss` were read, in nanoseconds, if they are outdated; in a group,
-    /// that of the oldest of the outdated ones.
+    /// Time since `pss` and `uss` were read, in nanoseconds; `None` if they are not outdated. In a
+    /// group, the longest time of its processes with outdated values.
     pub outdated_ns: Option<u64>,
-    /// Resident set size; the sum of a group counts shared pages several times.
+    /// Resident set size; for a group the sum, which counts shared pages several times.
     pub rss: Reading<Bytes>,
-    /// Bytes in swap.
+    /// Swapped bytes.
     pub swap: Reading<Bytes>,
-    /// `memory.current`, of a cgroup only.
+    /// `memory.current`; only cgroups have it.
     pub current: Reading<Bytes>,
-    /// Memory limit, of a cgroup only; `None` is unlimited.
+    /// Memory limit; only cgroups have it. `None` is unlimited.
     pub limit: Reading<Option<Bytes>>,
-    /// Bytes per minute.
+    /// Growth of the memory in bytes per minute.
     pub growth: Reading<i64>,
     /// Memory at the last samples, oldest first; `None` for a sample without this row.
     pub trend: Vec<Option<u64>>,
-    /// Minor page faults per second.
+    /// Number of minor page faults per second.
     pub minor: Reading<f64>,
-    /// Major page faults per second.
+    /// Number of major page faults per second.
     pub major: Reading<f64>,
-    /// Share of time, from 0 to 1, in which a task of the cgroup waited for memory.
+    /// Share of time in which a task of the cgroup waited for memory, from 0 to 1.
     pub pressure: Reading<f64>,
-    /// Position in the order of the OOM killer, from 1.
+    /// Position in the order in which the OOM killer would select processes, from 1.
     pub oom_rank: Reading<u64>,
 }
 
 impl TopRow {
-    /// The process ID; `None` for groups and cgroups.
+    /// PID of the process; `None` for groups and cgroups.
     pub const fn pid(&self) -> Option<Pid> {
         match self.key {
             TopKey::Process(key) => Some(key.pid),
@@ -243,44 +243,44 @@ impl TopRow {
     }
 }
 
-/// The rows at one time.
+/// The table at one time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopTable {
     /// Nanoseconds since 1970 at which the counters were read.
     pub unix_ns: u64,
-    /// The rows, in order.
+    /// The rows, in the order of the query.
     pub rows: Vec<TopRow>,
-    /// Number of rows that the filter leaves out.
+    /// Number of rows that the filter of the query hides.
     pub filtered: u64,
-    /// Reason of a table without rows, if the sweep has no objects of this kind.
+    /// Reason why the table has no rows; `None` if the sweep has objects of this kind.
     pub missing: Option<Absent>,
-    /// Number of processes whose memory cannot be read, and the reason for the first.
+    /// Number of processes whose memory cannot be read, and the reason for the first one.
     pub unreadable: Option<(u64, Absent)>,
-    /// Number of processes whose memory was not read yet, to keep to the budget.
+    /// Number of processes whose memory has not been read yet, to stay within the budget.
     pub postponed: u64,
     /// Processes with outdated PSS and USS.
     pub outdated: OutdatedProcesses,
-    /// Columns for which at least one row has a value, in the order of [`TopColumn::ALL`].
+    /// Columns with a value in at least one row, in the order of [`TopColumn::ALL`].
     pub columns: Vec<TopColumn>,
-    /// Figures of the machine, the most important first.
+    /// Values of the machine, most important first.
     pub machine: Vec<Fact>,
-    /// Latest events, oldest first.
+    /// Latest events of the recorder, oldest first.
     pub events: Vec<TopEvent>,
 }
 
-/// Processes whose PSS and USS are of an earlier sweep, although they have changed since.
+/// Processes whose PSS and USS are from an earlier sweep, although their memory has changed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutdatedProcesses {
-    /// Their number.
+    /// Number of processes.
     pub count: u64,
-    /// The time since the oldest of these values was read, in nanoseconds.
+    /// Time since the oldest of these PSS and USS values were read, in nanoseconds.
     pub oldest_ns: u64,
 }
 
-/// An event of the last minutes.
+/// An event of the last minutes, as a sentence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopEvent {
-    /// Nanoseconds from the sweep that found it to the sweep of the table.
+    /// Time from the sweep that found the event to the sweep of the table, in nanoseconds.
     pub age_ns: u64,
     /// The event as a sentence.
     pub sentence: Vec<CellValue>,

@@ -7,13 +7,13 @@ use crate::Name;
 /// A frame of a call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {
-    /// The function, demangled; `None` if no symbol covers the program counter.
+    /// Demangled name of the function; `None` if no symbol covers the program counter.
     pub function: Option<String>,
     /// The file that contains the code; `None` for code in anonymous memory.
     pub module: Option<Name>,
-    /// Offset in that file, or the address for code in no file.
+    /// Offset of the program counter in that file; its address if no file contains the code.
     pub offset: u64,
-    /// The line of the source, where there is debugging information.
+    /// Source line; `None` without debug information.
     pub line: Option<SourcePosition>,
     /// True if the function was inlined into the next frame, which has the same offset.
     pub inlined: bool,
@@ -22,9 +22,9 @@ pub struct Frame {
 /// A line of source code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SourcePosition {
-    /// The path of the file, as the compiler had it.
+    /// Path of the source file, as the compiler recorded it.
     pub file: String,
-    /// From 1; 0 where the compiler names none.
+    /// Line number from 1; 0 if the compiler recorded none.
     pub number: u32,
 }
 
@@ -35,7 +35,7 @@ pub struct StackProfile {
     pub what: String,
     /// Start of the recording, in nanoseconds since 1970; `None` if unknown.
     pub began_ns: Option<u64>,
-    /// Duration in nanoseconds.
+    /// Duration of the recording in nanoseconds.
     pub took_ns: u64,
     /// Call stacks without duplicates, the innermost frame first.
     pub stacks: Vec<Vec<Frame>>,
@@ -50,10 +50,10 @@ pub struct StackCount {
     pub stack: u32,
     /// Number of events.
     pub count: u64,
-    /// Total duration in nanoseconds, if known.
+    /// Total duration of the events in nanoseconds; `None` if it is unknown.
     pub took_ns: Option<u64>,
-    /// Process and thread, if they are distinguished.
+    /// PID and thread ID; `None` if the profile does not distinguish them.
     pub thread: Option<(u32, u32)>,
-    /// Further properties: `kind`, `mapping`.
+    /// Names and values of further properties: `kind`, `mapping`.
     pub labels: Vec<(String, String)>,
 }

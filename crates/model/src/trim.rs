@@ -1,5 +1,5 @@
-//! Memory of a running process that can be released without a restart, and the effect of its
-//! release.
+//! Memory of a running process that can be released without a restart, and the results of releasing
+//! it.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,26 +7,26 @@ use crate::reading::plain;
 use crate::thp::Repair;
 use crate::{AddrRange, Breakdown, Bytes, Name, Pid, Reading};
 
-/// A kind of memory that is released by a method of its own.
+/// Part of a process's memory, by the method that releases it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrimPart {
-    /// Pages of an allocator without a live block: the allocator releases them itself.
+    /// Pages of an allocator without a live block, which the allocator itself releases.
     Heap,
     /// Pages of thread stacks below the stack pointer.
     Stacks,
     /// Zero-filled base pages of sparse huge pages.
     Huge,
-    /// Memory that was not accessed for some time: moved to swap.
+    /// Memory that was not accessed for some time, which is moved to swap.
     Cold,
 }
 
 impl TrimPart {
-    /// All, in the order of their release.
+    /// All parts, in the order in which they are released.
     pub const ALL: [TrimPart; 4] =
         [TrimPart::Heap, TrimPart::Stacks, TrimPart::Huge, TrimPart::Cold];
 
-    /// The name used as a key.
+    /// The name used as a key in JSON.
     pub const fn key(self) -> &'static str {
         match self {
             TrimPart::Heap => "heap",
@@ -37,30 +37,30 @@ impl TrimPart {
     }
 }
 
-/// The part of a thread's stack that the thread does not use.
+/// The unused part of a thread's stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnusedStack {
-    /// The thread.
+    /// Thread ID.
     pub tid: Pid,
-    /// Its name.
+    /// Name of the thread.
     pub name: Name,
-    /// From the start of the stack to a margin below the stack pointer.
+    /// Address range from the start of the stack to a margin below the stack pointer.
     pub range: AddrRange,
-    /// Resident pages in that range.
+    /// Resident bytes in the range.
     pub resident: Bytes,
 }
 
 /// Unused parts of the stacks of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnusedStacks {
-    /// The threads with known stack pointers.
+    /// Threads with known stack pointers.
     pub threads: Vec<UnusedStack>,
-    /// Number of threads that were running: their stack pointers are unknown.
+    /// Number of threads whose stack pointers are unknown because they were running.
     pub running: u64,
 }
 
 impl UnusedStacks {
-    /// Resident pages of all.
+    /// Sum of the resident bytes of all stacks.
     pub fn resident(&self) -> Bytes {
         self.threads.iter().map(|thread| thread.resident).sum()
     }
@@ -69,19 +69,19 @@ impl UnusedStacks {
 /// A function by which an allocator releases memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseFunction {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// Its file.
+    /// The program or library that contains the function.
     pub file: Name,
 }
 
-/// Memory that can be released, before anything is changed.
+/// Memory that can be released, estimated before the release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimEstimate {
-    /// Pages of the allocator without a live block.
+    /// Resident bytes in pages of the allocator without a live block.
     #[serde(with = "plain")]
     pub heap: Reading<Bytes>,
-    /// Functions that release them.
+    /// Functions by which the allocator can release these pages.
     pub functions: Vec<ReleaseFunction>,
     /// Unused pages of stacks.
     #[serde(with = "plain")]
@@ -89,18 +89,18 @@ pub struct TrimEstimate {
     /// Zero-filled base pages of sparse huge pages.
     #[serde(with = "plain")]
     pub huge: Reading<Bytes>,
-    /// Memory that was not accessed.
+    /// Memory that was not accessed for the requested time.
     #[serde(with = "plain")]
     pub cold: Reading<Bytes>,
-    /// The longest time for which the process was stopped for the estimate, in nanoseconds.
+    /// The longest time for which the estimate stopped the process, in nanoseconds.
     #[serde(with = "plain")]
     pub longest_stop_ns: Reading<u64>,
-    /// Number of contradictions in the data of the allocator, if it was walked.
+    /// Number of contradictions in the data of the allocator; 0 if its heap was not walked.
     pub corrupted: u64,
 }
 
 impl TrimEstimate {
-    /// Bytes of one part.
+    /// Bytes of one part of the estimate.
     pub fn of_part(&self, part: TrimPart) -> Reading<Bytes> {
         match part {
             TrimPart::Heap => self.heap.clone(),
@@ -116,9 +116,9 @@ impl TrimEstimate {
 /// Resident memory of a process by kind, and its page tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryByKind {
-    /// Pages by kind.
+    /// Resident and swapped memory by page kind.
     pub breakdown: Breakdown,
-    /// Page tables (`VmPTE`).
+    /// Memory of page tables (`VmPTE`).
     #[serde(with = "plain")]
     pub page_tables: Reading<Bytes>,
 }
@@ -126,13 +126,13 @@ pub struct MemoryByKind {
 /// Result of the release of one part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartOutcome {
-    /// Resident memory of the process before.
+    /// Resident memory of the process before the release.
     pub rss_before: Bytes,
-    /// Resident memory of the process after.
+    /// Resident memory of the process after the release.
     pub rss_after: Bytes,
-    /// Number of functions, stacks or ranges that were treated.
+    /// Number of called functions, released stacks or released ranges, according to the part.
     pub done: u64,
-    /// Number of those that failed.
+    /// Number of functions, stacks or ranges whose release failed.
     pub failed: u64,
     /// Reason of the first failure.
     pub why: Option<String>,
@@ -143,12 +143,12 @@ pub struct PartOutcome {
 }
 
 impl PartOutcome {
-    /// Decrease of resident memory; negative if the process used more meanwhile.
+    /// Decrease of the resident memory; negative if the process allocated more meanwhile.
     pub fn returned(&self) -> i64 {
         self.rss_before.0.cast_signed().wrapping_sub(self.rss_after.0.cast_signed())
     }
 
-    /// Counts a failure, and keeps the first reason.
+    /// Increments the number of failures, and stores the reason of the first one.
     pub fn fail(&mut self, why: impl ToString) {
         self.failed += 1;
         self.why.get_or_insert_with(|| why.to_string());
@@ -169,29 +169,29 @@ impl From<Repair> for PartOutcome {
     }
 }
 
-/// A process some time after its memory was released.
+/// State of a process some time after the release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettledProcess {
-    /// The time, in nanoseconds.
+    /// Time since the release, in nanoseconds.
     pub waited_ns: u64,
-    /// Page faults of the process in this time that needed no disk.
+    /// Number of minor page faults of the process since the release.
     pub minor_faults: u64,
-    /// Page faults of the process in this time that needed one.
+    /// Number of major page faults of the process since the release.
     pub major_faults: u64,
-    /// Its memory at the end.
+    /// Memory of the process at the end of that time.
     pub memory: MemoryByKind,
 }
 
 /// Result of a release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimResult {
-    /// Result of each requested part, or the reason why the process was left as it was.
+    /// Result of each requested part, or the reason why the part was not released.
     pub parts: Vec<(TrimPart, Reading<PartOutcome>)>,
-    /// Memory before the first.
+    /// Memory before the release of the first part.
     pub before: MemoryByKind,
-    /// Memory after the last.
+    /// Memory after the release of the last part.
     pub after: MemoryByKind,
-    /// The process some time later.
+    /// The process some time after the release.
     #[serde(with = "plain")]
     pub settled: Reading<SettledProcess>,
 }

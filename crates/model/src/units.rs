@@ -1,4 +1,4 @@
-//! Units as types: bytes, the page size, process ids.
+//! Units as types: bytes, the page size, process IDs.
 
 use std::fmt;
 use std::iter::Sum;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Whole nanoseconds of a duration; the largest number for one that is longer than 584 years.
+/// Whole nanoseconds of a duration; `u64::MAX` if it is longer than 584 years.
 pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -27,7 +27,7 @@ pub fn nanoseconds(duration: Duration) -> u64 {
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// No bytes.
+    /// 0 bytes.
     pub const ZERO: Bytes = Bytes(0);
 
     /// `n` KiB, the unit that `/proc` calls "kB".
@@ -50,13 +50,13 @@ impl Bytes {
         self.0 == 0
     }
 
-    /// `self - other`, or no bytes where `other` is larger.
+    /// `self - other`; 0 bytes if `other` is larger.
     #[must_use]
     pub const fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
 
-    /// `self - other`, or `None` where `other` is larger.
+    /// `self - other`; `None` if `other` is larger.
     pub const fn checked_sub(self, other: Bytes) -> Option<Bytes> {
         match self.0.checked_sub(other.0) {
             Some(n) => Some(Bytes(n)),
@@ -64,7 +64,7 @@ impl Bytes {
         }
     }
 
-    /// `self / whole` as a number from 0 to 1, or `None` where `whole` is 0.
+    /// `self / whole` as a floating-point number; `None` if `whole` is 0.
     #[expect(clippy::cast_precision_loss, reason = "a ratio is shown with three digits")]
     pub fn fraction_of(self, whole: Bytes) -> Option<f64> {
         (whole.0 != 0).then(|| self.0 as f64 / whole.0 as f64)
@@ -84,7 +84,7 @@ impl AddAssign for Bytes {
     }
 }
 
-/// Saturates at 0. Use [`Bytes::checked_sub`] where a negative result would mean something.
+/// Saturates at 0. Use [`Bytes::checked_sub`] if a negative difference is meaningful.
 impl Sub for Bytes {
     type Output = Bytes;
     fn sub(self, other: Bytes) -> Bytes {
@@ -104,15 +104,16 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// The base page size of the machine a snapshot came from: a power of two.
+/// The base page size of the machine of a snapshot: a power of two.
 ///
-/// Never assumed: 64 KiB pages exist, so all page arithmetic goes through a value of this type.
+/// It is never assumed, because machines with 64 KiB pages exist. All page arithmetic uses a value
+/// of this type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct PageSize(u64);
 
 impl PageSize {
-    /// The page size `bytes`, or `None` where that is not a power of two of at least 512.
+    /// Creates a page size of `bytes`; `None` if `bytes` is not a power of two of at least 512.
     pub const fn new(bytes: u64) -> Option<PageSize> {
         if bytes >= 512 && bytes.is_power_of_two() { Some(PageSize(bytes)) } else { None }
     }
@@ -122,7 +123,7 @@ impl PageSize {
         self.0
     }
 
-    /// `n` pages in bytes.
+    /// Size of `n` pages in bytes.
     pub const fn pages(self, n: u64) -> Bytes {
         Bytes(n.saturating_mul(self.0))
     }
@@ -146,7 +147,7 @@ impl From<PageSize> for u64 {
     }
 }
 
-/// A process or thread id, as seen in the `/proc` it was read from.
+/// A process ID or thread ID, in the PID namespace of the `/proc` that was read.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]

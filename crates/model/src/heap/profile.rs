@@ -1,4 +1,4 @@
-//! A heap recording as one number per call stack: the input of flame graphs.
+//! A heap recording as one number for each call stack: the input of flame graphs.
 
 use super::{AllocationKind, AllocationSite, HeapRecording};
 use crate::traced::Frame;
@@ -15,12 +15,12 @@ pub enum Of {
     Allocated,
     /// Number of allocations.
     Allocations,
-    /// Number of blocks freed before the same thread allocated another.
+    /// Number of blocks that were freed before the same thread allocated another block.
     Temporary,
 }
 
 impl Of {
-    /// All of them.
+    /// All quantities.
     pub const ALL: [Of; 5] = [Of::Peak, Of::Leaked, Of::Allocated, Of::Allocations, Of::Temporary];
 
     /// Name of the counted items, in the plural.
@@ -34,7 +34,7 @@ impl Of {
         }
     }
 
-    /// The quantity of a site.
+    /// Value of the quantity for a site.
     pub fn number(self, site: &AllocationSite) -> u64 {
         match self {
             Of::Peak => site.at_peak.bytes,
@@ -47,7 +47,7 @@ impl Of {
 }
 
 impl AllocationKind {
-    /// The kind in one word.
+    /// The kind of memory in one word.
     pub const fn word(self) -> &'static str {
         match self {
             AllocationKind::Heap => "heap",
@@ -56,7 +56,7 @@ impl AllocationKind {
         }
     }
 
-    /// Name shown in place of the allocating function; `None` for `malloc` and the other C
+    /// Name that replaces the name of the allocating function; `None` for `malloc` and the other C
     /// functions.
     pub const fn called(self) -> Option<&'static str> {
         match self {
@@ -68,8 +68,8 @@ impl AllocationKind {
 }
 
 impl HeapRecording {
-    /// The frames of a site, the allocating function first. Frames that the recording does not have
-    /// are left out.
+    /// The frames of a site, the allocating function first. Indices without a frame in the
+    /// recording are skipped.
     pub fn frames_of(&self, site: &AllocationSite) -> impl DoubleEndedIterator<Item = &Frame> {
         let stack = usize::try_from(site.stack).ok().and_then(|at| self.stacks.get(at));
         let numbers = stack.map_or(&[][..], Vec::as_slice);

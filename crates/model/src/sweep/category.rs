@@ -1,4 +1,4 @@
-//! Memory of a process by category, between two full snapshots.
+//! Memory of a process by category, which the recorder reads between two sweeps.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,29 +6,29 @@ use super::{ProcessKey, SweepTime};
 use crate::reading::plain;
 use crate::{Bytes, Name, Reading};
 
-/// Memory of a process by the use of its mappings: heap, stacks, libraries.
+/// Memory of a process by category: heap, stacks, libraries and so on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CategorySample {
-    /// The sweep before it.
+    /// Time of the sweep before the sample.
     pub time: SweepTime,
-    /// The process.
+    /// Identity of the process.
     pub process: ProcessKey,
-    /// The categories with resident memory or swap, the largest first.
+    /// The categories that have resident memory or swap, largest first.
     pub categories: Vec<CategoryBytes>,
 }
 
 /// Memory of one category.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CategoryBytes {
-    /// Key of the kind of pool, such as `malloc_heap`.
+    /// Key of the category, such as `malloc_heap`.
     pub category: Name,
-    /// Resident pages.
+    /// Resident bytes.
     #[serde(with = "plain")]
     pub rss: Reading<Bytes>,
-    /// Their proportional share.
+    /// Proportional share of the resident bytes.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
-    /// Pages in swap.
+    /// Swapped bytes.
     #[serde(with = "plain")]
     pub swap: Reading<Bytes>,
 }

@@ -10,27 +10,27 @@ use crate::reading::plain;
 use crate::settings::PressureFigures;
 use crate::{Absent, Bytes, Name, Reading};
 
-/// The change from one sweep to a later one.
+/// Changes from one sweep to a later sweep.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SweepDelta {
-    /// Time between the sweeps.
+    /// Time between the sweeps in nanoseconds.
     pub elapsed_ns: u64,
-    /// Processes of both sweeps, in order of PID.
+    /// Processes that are in both sweeps, in order of PID.
     pub processes: Vec<ProcessDelta>,
-    /// Processes of the later sweep only.
+    /// Processes that are only in the later sweep.
     pub started: Vec<ProcessKey>,
-    /// Processes of the earlier sweep only.
+    /// Processes that are only in the earlier sweep.
     pub ended: Vec<ProcessKey>,
-    /// Cgroups of both sweeps, in order of path; empty if a sweep has none.
+    /// Cgroups that are in both sweeps, in order of path; empty if a sweep has no cgroups.
     pub cgroups: Vec<CgroupDelta>,
-    /// The machine.
+    /// Changes of the machine.
     pub machine: MachineDelta,
 }
 
-/// The change of a process.
+/// Changes of a process between two sweeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessDelta {
-    /// The process.
+    /// Identity of the process.
     pub key: ProcessKey,
     /// Growth of RSS, in bytes per minute.
     pub rss_per_minute: f64,
@@ -40,48 +40,50 @@ pub struct ProcessDelta {
     /// Growth of swap, in bytes per minute.
     #[serde(with = "plain")]
     pub swap_per_minute: Reading<f64>,
-    /// Minor page faults per second.
+    /// Number of minor page faults per second.
     pub minor_faults_per_second: f64,
-    /// Major page faults per second.
+    /// Number of major page faults per second.
     pub major_faults_per_second: f64,
-    /// CPU time per time: 1 is one core.
+    /// CPU time divided by elapsed time; 1 is one fully used CPU.
     pub cpu: f64,
 }
 
-/// The change of a cgroup.
+/// Changes of a cgroup between two sweeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CgroupDelta {
-    /// The cgroup.
+    /// Path of the cgroup.
     pub path: Name,
     /// Growth of the charged memory, in bytes per minute.
     #[serde(with = "plain")]
     pub current_per_minute: Reading<f64>,
-    /// Number of times that the limit was reached.
+    /// Number of times that the limit was reached between the sweeps.
     #[serde(with = "plain")]
     pub limit_hits: Reading<u64>,
-    /// Number of OOM kills.
+    /// Number of OOM kills between the sweeps.
     #[serde(with = "plain")]
     pub oom_kills: Reading<u64>,
-    /// Share of the time in which at least one task waited for memory, from 0 to 1.
+    /// Share of the time between the sweeps in which at least one task waited for memory, from 0 to
+    /// 1.
     #[serde(with = "plain")]
     pub stalled: Reading<f64>,
 }
 
-/// The change of the machine.
+/// Changes of the machine between two sweeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineDelta {
     /// Growth of `MemAvailable`, in bytes per minute.
     #[serde(with = "plain")]
     pub available_per_minute: Reading<f64>,
-    /// Counters of `vmstat`.
+    /// Rates of the counters of `vmstat`.
     pub vmstat: Vec<CounterRate>,
-    /// Share of the time in which at least one task waited for memory, from 0 to 1.
+    /// Share of the time between the sweeps in which at least one task waited for memory, from 0 to
+    /// 1.
     #[serde(with = "plain")]
     pub memory_stalled: Reading<f64>,
-    /// Share of the time in which at least one task waited for I/O, from 0 to 1.
+    /// Share of the time between the sweeps in which at least one task waited for I/O, from 0 to 1.
     #[serde(with = "plain")]
     pub io_stalled: Reading<f64>,
-    /// Processes and threads created per second.
+    /// Number of processes and threads created per second.
     #[serde(with = "plain")]
     pub forks_per_second: Reading<f64>,
 }
@@ -91,12 +93,12 @@ pub struct MachineDelta {
 pub struct CounterRate {
     /// The kernel's name of the counter.
     pub name: Name,
-    /// Events per second.
+    /// Number of events per second.
     pub per_second: f64,
 }
 
 impl SweepDelta {
-    /// The change from `before` to `after`.
+    /// Changes from the sweep `before` to the sweep `after`.
     pub fn between(before: &Sweep, after: &Sweep) -> SweepDelta {
         let elapsed_ns = after.time.boot_ns.saturating_sub(before.time.boot_ns);
         let elapsed = Elapsed(elapsed_ns);
@@ -122,14 +124,14 @@ impl SweepDelta {
         delta
     }
 
-    /// The change of a process that is in both sweeps.
+    /// Changes of a process; `None` if the process is not in both sweeps.
     pub fn process(&self, key: ProcessKey) -> Option<&ProcessDelta> {
         let at = self.processes.binary_search_by_key(&key, |it| it.key).ok()?;
         self.processes.get(at)
     }
 }
 
-/// Time between two sweeps in nanoseconds. A rate over no time is 0.
+/// Time between two sweeps in nanoseconds. If it is 0, all rates are 0.
 #[derive(Clone, Copy)]
 struct Elapsed(u64);
 
@@ -139,12 +141,12 @@ impl Elapsed {
         if self.0 == 0 { 0.0 } else { count * 1e9 / self.0 as f64 }
     }
 
-    /// Rate of a counter that only grows.
+    /// Events per second of a counter that only grows.
     fn rate(self, before: u64, after: u64) -> f64 {
         self.per_second(after.saturating_sub(before) as f64)
     }
 
-    /// Growth of a size per minute.
+    /// Growth of a size in bytes per minute.
     fn growth(self, before: Bytes, after: Bytes) -> f64 {
         self.per_second((after.0 as f64 - before.0 as f64) * 60.0)
     }
@@ -153,7 +155,7 @@ impl Elapsed {
         both(before, after, |before, after| self.growth(*before, *after))
     }
 
-    /// Growth of a counter of microseconds as a share of the elapsed time.
+    /// Share of the elapsed time in which at least one task waited, from counters in microseconds.
     fn stalled(
         self,
         before: &Reading<PressureFigures>,

@@ -1,4 +1,4 @@
-//! Events between two sweeps.
+//! Events of processes, cgroups and the machine between two sweeps.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::{Bytes, Name, Reading};
 /// An event, and the time of the sweep that found it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepEvent {
-    /// The sweep that found it: the event is at most one interval older.
+    /// Time of the sweep that found the event. The event is at most one interval older.
     pub time: SweepTime,
     /// The event.
     pub event: SweepEventKind,
@@ -21,57 +21,58 @@ pub struct SweepEvent {
 pub enum SweepEventKind {
     /// A process began.
     Started {
-        /// The process.
+        /// Identity of the process.
         process: ProcessKey,
-        /// `comm`.
+        /// `comm` of the process.
         name: Name,
     },
     /// A process ended.
     Exited {
-        /// The process.
+        /// Identity of the process.
         process: ProcessKey,
-        /// `comm`.
+        /// `comm` of the process.
         name: Name,
-        /// `VmHWM` at its last reading. A later peak is not seen.
+        /// `VmHWM` at the last sweep with the process. A later peak is unknown.
         #[serde(with = "plain")]
         peak_rss: Reading<Bytes>,
-        /// Resident bytes at its last reading.
+        /// Resident bytes at the last sweep with the process.
         last_rss: Bytes,
-        /// Its lifetime, up to its last reading.
+        /// Time from the start of the process to the last sweep with the process, in nanoseconds.
         lived_ns: u64,
     },
-    /// Processes or threads that began and ended between two sweeps.
+    /// Processes or threads began and ended between two sweeps.
     ShortLived {
-        /// Their number.
+        /// Number of processes or threads.
         count: u64,
     },
-    /// The kernel killed processes because memory ran out.
+    /// The kernel killed processes because memory was exhausted.
     OomKill {
-        /// The memory cgroup; `None` if the machine's counter alone grew.
+        /// Path of the memory cgroup; `None` if only the machine's counter of OOM kills increased.
         cgroup: Option<Name>,
-        /// Number of kills.
+        /// Number of OOM kills since the last sweep.
         kills: u64,
     },
-    /// The kernel's report of an OOM kill, which its log had with the sweep that found the kill.
+    /// The kernel log contains a report of an OOM kill that the same sweep found.
     OomReport {
-        /// The report in words: who asked for memory, which limit was reached, who was killed.
+        /// The report in words: the process that requested memory, the limit that was reached, and
+        /// the killed processes.
         explanation: Name,
     },
     /// A cgroup reached its limit.
     LimitHit {
-        /// The cgroup.
+        /// Path of the cgroup.
         cgroup: Name,
-        /// Number of times since the last sweep.
+        /// Number of times that the limit was reached since the last sweep.
         hits: u64,
-        /// The limit.
+        /// Limit in bytes; `None` is unlimited.
         #[serde(with = "plain")]
         limit: Reading<Option<Bytes>>,
     },
-    /// No sweeps from `from` until the time of the event.
+    /// No sweep was made between `from` and the time of the event.
     Gap {
-        /// The last sweep before it.
+        /// Time of the last sweep before the gap.
         from: SweepTime,
-        /// The reason.
+        /// Reason of the gap.
         reason: GapReason,
     },
     /// The clock of the machine was set.
@@ -79,26 +80,26 @@ pub enum SweepEventKind {
         /// Change in nanoseconds; negative if it was set back.
         by_ns: i64,
     },
-    /// A trigger fired, and the recorder makes a snapshot and a diagnosis.
+    /// A trigger fired. The recorder then makes a snapshot and a diagnosis.
     Triggered {
-        /// The trigger.
+        /// The trigger that fired.
         trigger: SweepTrigger,
-        /// Its process or cgroup.
+        /// The process, cgroup or machine that made the trigger fire.
         target: TriggerTarget,
     },
-    /// The snapshot or diagnosis after a trigger was not made.
+    /// The snapshot or diagnosis after a trigger could not be saved.
     NotSaved {
-        /// Snapshot or diagnosis.
+        /// Kind of the missing file: snapshot or diagnosis.
         kind: PostMortemKind,
-        /// Its process.
+        /// Identity of the process.
         process: ProcessKey,
-        /// The reason, from the process that should have made it.
+        /// Reason of the failure, from the child process that was to save the file.
         reason: Name,
     },
 }
 
 impl SweepEventKind {
-    /// The name in JSON and in the database.
+    /// The event's name in JSON and in the database.
     pub const fn key(&self) -> &'static str {
         match self {
             SweepEventKind::Started { .. } => "started",
@@ -119,9 +120,9 @@ impl SweepEventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GapReason {
-    /// The recorder did not run, or was killed.
+    /// The recorder was not running, or was killed.
     NotRunning,
-    /// The machine was off or started again.
+    /// The machine was switched off or restarted.
     Reboot,
     /// The machine was suspended.
     Suspended,
@@ -151,11 +152,11 @@ impl GapReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SweepTrigger {
-    /// A process grows fast.
+    /// The memory of a process grows fast.
     Growth,
     /// Tasks wait for memory.
     Pressure,
-    /// The limit of a cgroup is nearly reached.
+    /// A cgroup has nearly reached its limit.
     NearLimit,
 }
 
@@ -170,18 +171,18 @@ impl SweepTrigger {
     }
 }
 
-/// File that the recorder saves after a trigger. Snapshots are made before diagnoses.
+/// Kind of file that the recorder saves after a trigger. Snapshots are made before diagnoses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PostMortemKind {
-    /// All mappings of the process, as `pagewise explain --save` saves them.
+    /// A snapshot with all mappings of the process, like those of `pagewise explain --save`.
     Snapshot,
-    /// The evidence of `pagewise diagnose --save`.
+    /// The evidence of a diagnosis, like that of `pagewise diagnose --save`.
     Diagnosis,
 }
 
 impl PostMortemKind {
-    /// The name in reports, in the database, and in names of files.
+    /// The name in reports, in the database and in file names.
     pub const fn key(self) -> &'static str {
         match self {
             PostMortemKind::Snapshot => "snapshot",

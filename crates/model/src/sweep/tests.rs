@@ -1,4 +1,4 @@
-//! Tests of sweeps and of the differences between two.
+//! Tests of sweeps and of the differences between two sweeps.
 
 use super::*;
 
