@@ -1,9 +1,9 @@
-//! One cell of a table as a reference, so that reading a cell copies no name.
+//! One cell of a table as a reference, so that names are not copied.
 
 use pagewise_model::report::{Audience, CellValue, ColumnCells, TableColumn};
 use pagewise_model::{Absent, Name};
 
-/// A cell in one of the forms that tables draw in their own way.
+/// A cell, by the forms that tables draw differently.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CellForm<'a> {
     /// Bytes.
@@ -12,23 +12,23 @@ pub(crate) enum CellForm<'a> {
     Count(u64),
     /// An address, in hex with no prefix, as in `/proc/<pid>/maps`.
     Address(u64),
-    /// Words from outside.
+    /// Text from outside.
     Name(&'a Name),
-    /// Words of ours.
+    /// Text of pagewise itself.
     Label(&'a str),
-    /// Reason of a missing value.
+    /// Reason of an absent value.
     Absent(&'a Absent),
     /// Any other value.
     Other(&'a CellValue),
 }
 
 impl<'a> CellForm<'a> {
-    /// The cell of a row. A column that is too short has empty cells.
+    /// Returns the cell of a row; an empty cell if the column has fewer rows.
     pub(crate) fn at(column: &'a TableColumn, row: usize) -> CellForm<'a> {
         column.gap(row).map_or_else(|| CellForm::present(&column.cells, row), CellForm::Absent)
     }
 
-    /// The cell of a row that has no gap.
+    /// Returns the cell of a row that has no gap.
     #[inline]
     pub(crate) fn present(cells: &'a ColumnCells, row: usize) -> CellForm<'a> {
         let cell = match cells {
@@ -58,7 +58,7 @@ impl<'a> From<&'a CellValue> for CellForm<'a> {
     }
 }
 
-/// True if a column holds words, which are drawn from the left and may be cut.
+/// True if a column contains text. Text is left-aligned and can be cut.
 pub(crate) fn holds_words(column: &TableColumn) -> bool {
     match &column.cells {
         ColumnCells::Bytes(_) | ColumnCells::Counts(_) | ColumnCells::Addresses(_) => false,
@@ -68,7 +68,7 @@ pub(crate) fn holds_words(column: &TableColumn) -> bool {
     }
 }
 
-/// True if a column holds our own words only.
+/// True if a column contains only text of pagewise itself.
 pub(crate) fn holds_labels(column: &TableColumn) -> bool {
     match &column.cells {
         ColumnCells::Labels(_) => true,
@@ -94,7 +94,8 @@ fn is_words(value: &CellValue) -> bool {
     )
 }
 
-/// True if people see it; `long` is whether they asked for everything.
+/// True if text and HTML show a part with this audience. `long` is true if the user passed
+/// `--long`.
 pub(crate) fn for_people(audience: Audience, long: bool) -> bool {
     match audience {
         Audience::Everyone | Audience::People => true,
@@ -103,7 +104,7 @@ pub(crate) fn for_people(audience: Audience, long: bool) -> bool {
     }
 }
 
-/// True if programs see it.
+/// True if JSON contains a part with this audience.
 pub(crate) fn for_programs(audience: Audience) -> bool {
     audience != Audience::People
 }

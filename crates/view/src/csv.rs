@@ -1,4 +1,4 @@
-//! CSV for spreadsheets and scripts: one table, one line a row (RFC 4180).
+//! CSV for spreadsheets and scripts: one table, one line for each row (RFC 4180).
 
 use std::io::{self, Write};
 
@@ -7,8 +7,8 @@ use pagewise_model::report::{CellValue, ReportTable, TableColumn};
 use crate::cells::{CellForm, for_programs};
 use crate::json;
 
-/// Writes the columns of a table that programs see, their keys first. Numbers are as in JSON:
-/// bytes, seconds. A missing value is an empty field.
+/// Writes the columns of a table that are for programs, after a line with their keys. Numbers are
+/// in the units of JSON: bytes, seconds. An absent value is an empty field.
 ///
 /// ```
 /// use pagewise_model::report::{ColumnCells, TableColumn, ReportTable};
@@ -60,7 +60,7 @@ fn field(cell: CellForm<'_>) -> String {
     }
 }
 
-/// A field in quotes where it must be.
+/// Returns the field, in quotes if the format requires them.
 fn quoted(field: String) -> String {
     if field.contains(['"', ',', '\r', '\n']) {
         format!("\"{}\"", field.replace('"', "\"\""))

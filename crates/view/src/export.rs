@@ -1,21 +1,21 @@
 //! Profiles and heaps in the formats of other tools. [`collapsed`], [`flamegraph`], [`pprof`] and
-//! [`perfetto`] take the same [`StackProfile`], and give the same counts.
+//! [`perfetto`] write the same [`StackProfile`] with the same counts.
 //!
 //! | format | opened by | merges | keeps |
 //! |---|---|---|---|
-//! | [`collapsed`] | flamegraph.pl, inferno, speedscope, `grep` | frames of one name | counts |
-//! | [`flamegraph`] | any browser | frames of one name | counts, as far as they are wide enough to be seen |
-//! | [`pprof`] | `go tool pprof`, pprof.me, Perfetto since the end of 2025, as a flame graph | nothing | all |
-//! | [`perfetto`] | Perfetto of any version, `chrome://tracing`, on a track for each thread | places on one line | all but offsets |
+//! | [`collapsed`] | flamegraph.pl, inferno, speedscope, `grep` | frames with the same name | counts |
+//! | [`flamegraph`] | any browser | frames with the same name | counts of frames that are wide enough to be visible |
+//! | [`pprof`] | `go tool pprof`, pprof.me, Perfetto since the end of 2025, as a flame graph | nothing | everything |
+//! | [`perfetto`] | Perfetto of any version, `chrome://tracing`, on a track for each thread | addresses of the same source line | everything except offsets |
 //!
-//! For a heap recording, [`collapsed`] and [`flamegraph`] show one number of each call stack. These
-//! formats keep more of it:
+//! For a heap recording, [`collapsed`] and [`flamegraph`] show one number for each call stack.
+//! These formats keep more data:
 //!
 //! | format | opened by | keeps |
 //! |---|---|---|
-//! | [`pprof`] | `go tool pprof` | allocated, at the end, at the peak, by call stack; no time |
-//! | [`massif`] | `ms_print`, massif-visualizer | sums over time, call stacks where they were taken |
-//! | [`heaptrack`] | `heaptrack_print`, heaptrack_gui | allocations, peak, leaks, temporary ones by call stack; sums over time |
+//! | [`pprof`] | `go tool pprof` | by call stack: all allocations, live at the end, live at the peak; no times |
+//! | [`massif`] | `ms_print`, massif-visualizer | sums over time; call stacks of the snapshots that have them |
+//! | [`heaptrack`] | `heaptrack_print`, heaptrack_gui | by call stack: allocations, peak, leaks, temporary allocations; sums over time |
 //! | [`counters`] | Perfetto, `chrome://tracing` | sums over time |
 
 pub mod collapsed;
@@ -38,39 +38,39 @@ use pagewise_model::traced::{Frame, StackCount, StackProfile};
 
 use crate::json::push_string;
 
-/// A format of another tool for recordings of heaps.
+/// A file format of another tool for recordings of heaps.
 #[derive(Debug)]
 pub struct HeapFormat {
-    /// Name of the option.
+    /// Name of the command-line option that selects the format.
     pub name: &'static str,
-    /// Its description in the help text.
+    /// Description of the format in the help text.
     pub help: &'static str,
-    /// Its heading in the help text: [`OVER_TIME`] or [`CALL_STACKS`].
+    /// Heading above the format in the help text: [`OVER_TIME`] or [`CALL_STACKS`].
     pub heading: &'static str,
-    /// True if a terminal cannot show the format.
+    /// True if the format is binary, so a terminal cannot show it.
     pub is_binary: bool,
-    /// Writes a recording; returns notes on what the format cannot hold.
+    /// Writes a recording, and returns notes on data that the format cannot represent.
     pub write: HeapFormatWriter,
 }
 
-/// Writes a recording; returns notes on what the format cannot hold.
+/// Function that writes a recording, and returns notes on data that the format cannot represent.
 pub type HeapFormatWriter =
     fn(&HeapRecording, &HeapFormatOptions, &mut dyn Write) -> io::Result<Vec<String>>;
 
 /// Options that several formats share.
 #[derive(Clone, Copy, Debug)]
 pub struct HeapFormatOptions {
-    /// Quantity of formats that hold one number of each call stack.
+    /// Quantity for formats that store one number for each call stack.
     pub of: Of,
-    /// Share of the total below which a branch of a tree is left out.
+    /// Minimum share of a branch in the total, in percent. Smaller branches are omitted.
     pub threshold: f64,
-    /// True if the name of the file ends in `.gz`.
+    /// True if the file name ends in `.gz`.
     pub is_packed: bool,
 }
 
-/// Heading of formats that show the heap over time.
+/// Heading in the help text of formats that show the heap over time.
 pub const OVER_TIME: &str = "Over time";
-/// Heading of formats that show call stacks.
+/// Heading in the help text of formats that show call stacks.
 pub const CALL_STACKS: &str = "Call stacks";
 
 /// The formats, in the order of the help text.
@@ -133,13 +133,13 @@ fn no_notes((): ()) -> Vec<String> {
     Vec::new()
 }
 
-/// Checks the counts of a profile: readers sum them up in signed 64-bit numbers.
+/// Checks that the sum of the counts fits into a signed 64-bit number, which readers use.
 fn checked(profile: &StackProfile) -> io::Result<()> {
     addable(profile.samples.iter().map(|counted| counted.count))?;
     addable(profile.samples.iter().filter_map(|counted| counted.took_ns))
 }
 
-/// Refuses numbers whose sum exceeds `i64::MAX`.
+/// Returns an error if the sum of the numbers exceeds `i64::MAX`.
 fn addable(mut numbers: impl Iterator<Item = u64>) -> io::Result<()> {
     let sum = numbers.try_fold(0, |sum: u64, number| sum.checked_add(number));
     match sum.map(i64::try_from) {
@@ -151,13 +151,14 @@ fn addable(mut numbers: impl Iterator<Item = u64>) -> io::Result<()> {
     }
 }
 
-/// The frames of a count, the innermost first; empty if the profile does not have the stack.
+/// Frames of the call stack of a count, the innermost first; empty if the profile does not have the
+/// stack.
 fn frames<'p>(profile: &'p StackProfile, counted: &StackCount) -> &'p [Frame] {
     let stack = usize::try_from(counted.stack).ok().and_then(|at| profile.stacks.get(at));
     stack.map_or(&[], Vec::as_slice)
 }
 
-/// Text without control characters and without characters that XML does not allow.
+/// Converts bytes to text without control characters and without characters that XML forbids.
 fn plain(text: &[u8]) -> Cow<'_, str> {
     match escape(text) {
         text if text.contains(NONE) => text.replace(NONE, "\u{fffd}").into(),
@@ -165,17 +166,17 @@ fn plain(text: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// Text as a string of JSON.
+/// Converts text to a JSON string.
 fn string(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
     push_string(&mut out, text);
     out
 }
 
-/// Unicode noncharacters that XML does not allow.
+/// Unicode noncharacters that XML forbids.
 const NONE: [char; 2] = ['\u{fffe}', '\u{ffff}'];
 
-/// Name of a frame: the function, else its file.
+/// Name of a frame: its function, or its file if the function is unknown.
 fn called(function: Option<&str>, module: Option<&Name>) -> String {
     match (function, module) {
         (Some(function), _) if !function.is_empty() => plain(function.as_bytes()).into_owned(),
@@ -184,8 +185,8 @@ fn called(function: Option<&str>, module: Option<&Name>) -> String {
     }
 }
 
-/// Compresses the output of `write` with gzip, as readers of [`heaptrack`] expect of files whose
-/// names end in `.gz`.
+/// Compresses the output of `write` with gzip, as heaptrack expects for file names that end in
+/// `.gz`.
 ///
 /// # Errors
 /// Returns the error of `write` and `out`.
@@ -193,7 +194,7 @@ pub fn packed<T>(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> io::Result<T>,
 ) -> io::Result<T> {
-    // Without a time and a file name in the header, equal input gives equal bytes.
+    // The header contains neither a time nor a file name, so that equal input gives equal bytes.
     let mut gzip = GzBuilder::new().write(out, Compression::default());
     let written = write(&mut gzip)?;
     gzip.finish()?;

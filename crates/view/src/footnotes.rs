@@ -1,4 +1,5 @@
-//! Reasons of missing values: a mark in place of the value, and each reason once below.
+//! Footnotes for absent values: a mark in place of the value, and the reason below the block, once
+//! for each distinct reason.
 
 use std::collections::HashMap;
 
@@ -7,23 +8,23 @@ use pagewise_model::report::{CellValue, CodedCells, ColumnCells, Fact, Gaps, Tab
 
 use crate::words::clean;
 
-/// The reasons of one block, in order of appearance.
+/// Reasons of absent values in one block, in order of appearance.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Footnotes<'a> {
-    // Each with its mark.
+    // Each reason with its mark.
     reasons: Vec<(&'a Absent, String)>,
     numbers: HashMap<&'a Absent, usize>,
 }
 
 impl<'a> Footnotes<'a> {
-    /// The reasons in some facts.
+    /// Collects the reasons in some facts.
     pub(crate) fn of_facts(facts: impl IntoIterator<Item = &'a Fact>) -> Footnotes<'a> {
         let mut notes = Footnotes::default();
         facts.into_iter().for_each(|fact| notes.add_value(&fact.value));
         notes
     }
 
-    /// The reasons in some columns and in a table's total.
+    /// Collects the reasons in some columns and their totals.
     pub(crate) fn of_columns(
         columns: impl IntoIterator<Item = (&'a TableColumn, Option<&'a CellValue>)>,
     ) -> Footnotes<'a> {
@@ -68,7 +69,7 @@ impl<'a> Footnotes<'a> {
         }
     }
 
-    /// The mark in place of the value: `?`, or `?2` if there are several reasons.
+    /// The mark in place of an absent value: `?`, or `?2` if the block has several reasons.
     pub(crate) fn mark(&self, absent: &Absent) -> &str {
         match self.reasons.len() {
             0 | 1 => "?",

@@ -1,6 +1,5 @@
-//! HTML: one page that needs nothing else. Tables and the address map are there without JavaScript.
-//! With JavaScript, tables can be sorted and filtered, the map can be zoomed, and the heap is shown
-//! at each snapshot.
+//! HTML: one self-contained page. Tables and the address map work without JavaScript. With
+//! JavaScript, users can sort and filter tables, zoom the map, and see the heap at each snapshot.
 
 mod address_map;
 mod chart;
@@ -23,7 +22,8 @@ use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
 use crate::words::{Wording, clean};
 
-/// Nothing may be loaded, sent or framed; only what is inside this page runs.
+/// Content security policy: the page loads, sends and frames nothing. Only styles and scripts
+/// inside the page are used.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       base-uri 'none'; form-action 'none'";
 
@@ -32,7 +32,7 @@ const JS: &str = include_str!("html/page.js");
 
 /// Writes a report as one self-contained page.
 ///
-/// All that [`Audience::Long`] adds is in the page, behind a switch.
+/// A switch in the page shows the parts for [`Audience::Long`].
 ///
 /// # Errors
 /// Returns the error of `out`.
@@ -40,8 +40,8 @@ pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     write_page(report, PageExtra::None, out)
 }
 
-/// Writes the report of a heap, with the recording in it: a time line on which to pick a moment,
-/// and its call stacks.
+/// Writes the report of a heap together with the recording: a time line on which users select a
+/// snapshot, and the call stacks of the snapshot.
 ///
 /// # Errors
 /// Returns the error of `out`.
@@ -53,7 +53,7 @@ pub fn write_heap(
     write_page(report, PageExtra::Recording(recording), out)
 }
 
-/// Writes the report of a heap, with an icicle of retained bytes before the table of roots.
+/// Writes the report of a heap, with an icicle chart of retained bytes before the table of roots.
 ///
 /// # Errors
 /// Returns the error of `out`.
@@ -65,7 +65,7 @@ pub fn write_retained(
     write_page(report, PageExtra::Retained(cells), out)
 }
 
-/// An interactive part of a page.
+/// Data for an interactive part of a page.
 #[derive(Clone, Copy)]
 enum PageExtra<'a> {
     None,
@@ -108,7 +108,7 @@ fn write_page(report: &Report, extra: PageExtra<'_>, out: &mut dyn Write) -> io:
         PageExtra::None | PageExtra::Retained(_) => None,
     };
     for block in &report.blocks {
-        // The interactive part replaces the chart, which is for browsers without scripts.
+        // The interactive part replaces the chart. Browsers without scripts show the chart.
         if let ReportBlock::Chart(chart) = block
             && let Some(recording) = waiting.take()
         {
@@ -134,13 +134,13 @@ fn write_page(report: &Report, extra: PageExtra<'_>, out: &mut dyn Write) -> io:
     page.flush()
 }
 
-/// The switch that shows parts for [`Audience::Long`]; it works without JavaScript.
+/// Switch that shows the parts for [`Audience::Long`], without JavaScript.
 const MORE: &str = "<label class=\"more\"><input type=\"checkbox\" id=\"more\"> Show more</label>";
 
-/// Values in words, missing ones with their reason.
+/// Conversion of values to words. Absent values are replaced by their reasons.
 const WORDING: Wording<'static> = Wording { units: Units::Human, bare: false, notes: None };
 
-/// True if a part of the report is for [`Audience::Long`].
+/// True if the report has parts for [`Audience::Long`].
 fn has_more(report: &Report) -> bool {
     let is_long = |audience: Audience| audience == Audience::Long;
     report.blocks.iter().any(|block| match block {
@@ -160,14 +160,14 @@ fn has_more(report: &Report) -> bool {
     })
 }
 
-/// Clean text with the five characters of HTML's grammar replaced.
+/// Text without terminal escape sequences, with the five special characters of HTML escaped.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     push_escaped(&mut out, text);
     out
 }
 
-/// Pushes the result of [`escaped`].
+/// Appends the result of [`escaped`].
 fn push_escaped(out: &mut String, text: &str) {
     for c in clean(text.as_bytes()).chars() {
         match c {
@@ -181,7 +181,7 @@ fn push_escaped(out: &mut String, text: &str) {
     }
 }
 
-/// The class attribute of parts for [`Audience::Long`].
+/// The class attribute for parts for [`Audience::Long`]; empty for other parts.
 fn class(audience: Audience) -> &'static str {
     if audience == Audience::Long { " class=\"long\"" } else { "" }
 }
@@ -189,7 +189,7 @@ fn class(audience: Audience) -> &'static str {
 struct HtmlPage<'p> {
     out: &'p mut dyn Write,
     html: String,
-    /// Number of parts that have begun.
+    /// Number of parts that have been begun.
     parts: usize,
 }
 
@@ -216,7 +216,7 @@ impl HtmlPage<'_> {
         Ok(())
     }
 
-    /// Starts a section; the caller ends it.
+    /// Starts a section. The caller ends it with `end_section`.
     fn section(&mut self, title: &str, audience: Audience) {
         self.html.push_str(&format!("<section{}>\n", class(audience)));
         if !title.is_empty() {
@@ -229,7 +229,7 @@ impl HtmlPage<'_> {
         self.html.push_str("</section>\n");
     }
 
-    /// Links to the parts, where there are several.
+    /// Writes links to the parts of the report, if it has several parts.
     fn contents(&mut self, blocks: &[ReportBlock]) {
         let parts: Vec<&str> = blocks
             .iter()
@@ -254,7 +254,7 @@ impl HtmlPage<'_> {
         self.html.push_str(&format!("<h2 class=\"part\" id=\"part-{id}\">{title}</h2>\n"));
     }
 
-    /// The verdict first, then the claim, and its details below.
+    /// Writes claims: the verdict, the claim, and the details below.
     fn claims(&mut self, claims: &[ExperimentClaim]) {
         self.section("Claims", Audience::Everyone);
         for claim in claims {
@@ -317,7 +317,7 @@ impl HtmlPage<'_> {
         self.html.push_str("</div>\n");
     }
 
-    /// A value; the exact size and the reason for a missing one are shown on hover.
+    /// Writes a value. Hover text shows the exact size, or the reason of an absent value.
     fn value(&mut self, value: &CellValue, notes: &Footnotes<'_>) {
         let words = escaped(&Wording { notes: Some(notes), ..WORDING }.value(value));
         match value {

@@ -1,7 +1,7 @@
-//! JSON for programs: keys nest at dots, sizes are in bytes, a missing value has its reason.
+//! JSON for programs: dots in keys nest, sizes are in bytes, and absent values have their reasons.
 //!
-//! A table row is one line, so that `grep` finds it and a table of any length is written without
-//! being built first.
+//! Each table row is one line, so that `grep` finds it. Tables are streamed, so their length is not
+//! limited by memory.
 
 use std::io::{self, Write};
 use std::rc::Rc;
@@ -66,10 +66,10 @@ pub(crate) fn value_text(value: &CellValue) -> String {
     String::from_utf8_lossy(&writer.buffer).into_owned()
 }
 
-/// The members of an object, in order of first appearance.
+/// Members of an object, in order of first appearance.
 type Members<'r> = Vec<(&'r str, JsonNode<'r>)>;
 
-/// Value of a key.
+/// Value of a member.
 enum JsonNode<'r> {
     Object(Members<'r>),
     Text(&'r str),
@@ -79,7 +79,7 @@ enum JsonNode<'r> {
     Findings(Vec<&'r Finding>),
 }
 
-/// The report by its keys. Tables stay as they are.
+/// Builds the object of the report. Tables are not converted, but referenced.
 fn tree(report: &Report) -> Members<'_> {
     let mut root: Members<'_> = vec![("schema", JsonNode::Text(report.schema))];
     for block in &report.blocks {
@@ -114,8 +114,7 @@ fn add_facts<'r>(object: &mut Members<'r>, facts: &'r [Fact]) {
     }
 }
 
-/// Adds a table: an array at its key; if its rows have keys, each row is a member of the object at
-/// its key.
+/// Adds a table at its key: an array of rows, or an object of rows if the rows have keys.
 fn add_table<'r>(root: &mut Members<'r>, table: &'r ReportTable) {
     if let Some(keys) = &table.row_keys {
         let object = object_at(root, &table.key);
@@ -129,7 +128,8 @@ fn add_table<'r>(root: &mut Members<'r>, table: &'r ReportTable) {
     }
 }
 
-/// The object at a path of keys, made where it is missing. The empty path is the object itself.
+/// Returns the object at a path of keys. Missing objects are created; an empty path is `object`
+/// itself.
 fn object_at<'t, 'r>(mut object: &'t mut Members<'r>, path: &'r str) -> &'t mut Members<'r> {
     for key in path.split('.').filter(|key| !key.is_empty()) {
         let at = object.iter().position(|(have, _)| *have == key).unwrap_or_else(|| {
@@ -146,7 +146,7 @@ fn object_at<'t, 'r>(mut object: &'t mut Members<'r>, path: &'r str) -> &'t mut 
     object
 }
 
-/// Sets a member, in the place of an earlier one with the same key.
+/// Sets a member. It replaces an earlier member with the same key.
 fn set<'r>(object: &mut Members<'r>, key: &'r str, node: JsonNode<'r>) {
     match object.iter_mut().find(|(have, _)| *have == key) {
         Some((_, have)) => *have = node,
@@ -154,7 +154,7 @@ fn set<'r>(object: &mut Members<'r>, key: &'r str, node: JsonNode<'r>) {
     }
 }
 
-/// Number of bytes that are collected before they are written.
+/// Number of collected bytes from which on they are written.
 const CHUNK: usize = 1 << 16;
 
 struct JsonWriter<'w> {
@@ -164,7 +164,7 @@ struct JsonWriter<'w> {
 }
 
 impl JsonWriter<'_> {
-    /// Writes an object with one member a line.
+    /// Writes an object with one line for each member.
     fn object(&mut self, members: &[(&str, JsonNode<'_>)]) -> io::Result<()> {
         self.lines(b"{}", members, |writer, (key, node)| {
             writer.key(key);
@@ -189,7 +189,7 @@ impl JsonWriter<'_> {
         Ok(())
     }
 
-    /// Writes items between two brackets, each on a line of its own.
+    /// Writes items in brackets, one line for each item.
     fn lines<T>(
         &mut self,
         brackets: &[u8; 2],
@@ -326,7 +326,7 @@ impl JsonWriter<'_> {
             | CellValue::Bar(number)
                 if number.is_finite() =>
             {
-                // `Debug` writes 1e-300 with an exponent, `Display` with 300 zeros.
+                // `Display` would write 300 zeros for 1e-300; `Debug` writes an exponent.
                 self.buffer.extend_from_slice(format!("{number:?}").as_bytes());
             }
             CellValue::Share(_) | CellValue::Rate(_) | CellValue::Number(_) | CellValue::Bar(_) => {
@@ -353,7 +353,7 @@ impl JsonWriter<'_> {
         self.buffer.push(b']');
     }
 
-    /// Writes an object on one line. The last of several members with equal keys counts.
+    /// Writes an object on one line. If members have equal keys, the last member counts.
     fn record(&mut self, members: &[(Label, CellValue)]) {
         self.buffer.push(b'{');
         let mut place = 0;
@@ -381,7 +381,7 @@ impl JsonWriter<'_> {
         self.buffer.extend_from_slice(&field[number::ROOM - length..]);
     }
 
-    /// A name as its text, or escaped if it is not text.
+    /// Writes a name: its text if it is valid UTF-8, otherwise its text with escapes.
     fn name(&mut self, name: &Name) {
         match std::str::from_utf8(name.as_bytes()) {
             Ok(text) => self.string(text),
@@ -394,7 +394,7 @@ impl JsonWriter<'_> {
     }
 }
 
-/// Pushes a JSON string with no raw control character, direction mark or invisible character.
+/// Appends a JSON string without raw control characters, direction marks or invisible characters.
 pub(crate) fn push_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
     let mut rest = text;
@@ -423,8 +423,8 @@ fn push_escape(out: &mut Vec<u8>, c: char) {
     }
 }
 
-/// The columns for programs, each with the text before its cells: a comma unless it is the first,
-/// and its key.
+/// Columns for programs, each with the bytes that precede its cells: the key, after a comma if the
+/// column is not the first.
 struct JsonColumns<'r>(Vec<(Vec<u8>, &'r TableColumn)>);
 
 impl<'r> JsonColumns<'r> {
@@ -440,7 +440,7 @@ impl<'r> JsonColumns<'r> {
     }
 }
 
-/// Text before the value of the member at an index.
+/// Bytes that precede the value of a member: a comma if the member is not the first, and its key.
 fn lead(place: usize, key: &str) -> Vec<u8> {
     let mut lead = if place > 0 { b", ".to_vec() } else { Vec::new() };
     push_string(&mut lead, key);

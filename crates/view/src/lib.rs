@@ -1,9 +1,8 @@
-//! Views: a report as text, JSON or HTML. They draw and never compute.
+//! Views: a report as text, JSON or HTML. Views draw and never compute.
 //!
-//! [`text`] is for terminals, [`json`] for programs, [`html`] for one page to keep or to send.
-//! All three take the same [`Report`](pagewise_model::Report), so a number is in each or in none.
-//! Formatting a number for people is drawing; adding two numbers up is not, and is done nowhere
-//! here. Words from outside leave this crate escaped.
+//! [`text`] is for terminals, [`json`] is for programs, and [`html`] is one page to keep or to
+//! send. All use the same [`Report`](pagewise_model::Report), so each number is either in all of
+//! them or in none. Views format numbers, but never add them up. All text from outside is escaped.
 #![forbid(unsafe_code)]
 
 mod cells;

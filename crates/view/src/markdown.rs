@@ -1,4 +1,5 @@
-//! Markdown in the dialect of `GitHub`: tables are tables, pictures are the terminal's.
+//! Markdown in the dialect of `GitHub`. Tables are Markdown tables; charts are those of the text
+//! view.
 
 use std::io::{self, Write};
 
@@ -13,10 +14,10 @@ use crate::number::Units;
 use crate::text::{self, Style};
 use crate::words::Wording;
 
-/// Values in words, missing ones with their reason.
+/// Conversion of values to words. Absent values are replaced by their reasons.
 const WORDING: Wording<'static> = Wording { units: Units::Human, bare: false, notes: None };
 
-/// Writes a report.
+/// Writes a report as Markdown.
 ///
 /// # Errors
 /// Returns the error of `out`.
@@ -49,7 +50,7 @@ pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Words that mean nothing to Markdown: its marks, and those of HTML, are escaped.
+/// Escapes the special characters of Markdown and HTML.
 fn escaped(words: &str) -> String {
     let mut out = String::with_capacity(words.len());
     for c in words.chars() {
@@ -124,7 +125,7 @@ fn paragraph(level: &str, text: &Paragraph, out: &mut dyn Write) -> io::Result<(
     writeln!(out, "{}", escaped(&WORDING.sentence(&text.pieces)))
 }
 
-/// As a terminal shows it, in a block of code.
+/// Writes a block in the form of the text view, as a code block.
 fn picture(block: &ReportBlock, out: &mut dyn Write) -> io::Result<()> {
     let (schema, title) = ("", Vec::new());
     let alone = Report { schema, title, blocks: vec![block.clone()] };

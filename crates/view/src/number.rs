@@ -1,22 +1,22 @@
-//! Numbers as people and programs read them, written right-aligned into a field of bytes.
+//! Numbers for people and programs, written right-aligned into a field of bytes.
 //!
-//! Writing from the right needs no length beforehand and no allocation, which is what keeps a
-//! table of two million cells fast.
+//! Writing from the right needs neither the length beforehand nor an allocation, which keeps tables
+//! of two million cells fast.
 
 /// Format of sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Units {
-    /// Three or four characters: `512`, `4.0K`, `781M`, `16.0T`, in powers of 1024.
+    /// At most five characters, with a suffix for powers of 1024: `512`, `4.0K`, `781M`, `16.0T`.
     #[default]
     Human,
-    /// Whole KiB, rounded down, as `/proc` writes them.
+    /// Whole KiB, rounded down, like `/proc`.
     KiB,
     /// Bytes.
     Bytes,
 }
 
 impl Units {
-    /// Name of the unit; `None` if numbers have their own suffix.
+    /// Name of the unit; `None` if each number has its own suffix.
     pub(crate) const fn name(self) -> Option<&'static str> {
         match self {
             Units::Human => None,
@@ -26,22 +26,23 @@ impl Units {
     }
 }
 
-/// The longest text any function here writes: `18446744073709551615`.
+/// Maximum number of bytes that a function of this module writes into a field:
+/// `18446744073709551615`.
 pub(crate) const ROOM: usize = 20;
 
-/// `00`, `01` .. `99`.
+/// The pairs of digits `00`, `01` .. `99`.
 const PAIRS: [[u8; 2]; 100] = {
     let mut pairs = [[b'0'; 2]; 100];
     let mut n = 0;
     while n < 100 {
-        // Both digits are below 10, so the cast keeps them whole.
+        // Both digits are below 10, so the cast does not truncate.
         pairs[n as usize] = [b'0' + n / 10, b'0' + n % 10];
         n += 1;
     }
     pairs
 };
 
-/// Writes `n` in decimal at the end of `field` and returns the number of bytes.
+/// Writes `n` in decimal at the end of `field`, and returns the number of written bytes.
 ///
 /// # Panics
 /// Panics if `field` is too short; [`ROOM`] bytes are always enough.
@@ -69,7 +70,8 @@ pub(crate) fn decimal_width(n: u64) -> usize {
     n.checked_ilog10().unwrap_or(0) as usize + 1
 }
 
-/// Writes `n` in lower-case hex, with no prefix, as `/proc/<pid>/maps` does.
+/// Writes `n` in lower-case hex without a prefix, like `/proc/<pid>/maps`, at the end of `field`.
+/// Returns the number of written bytes.
 #[inline]
 pub(crate) fn hex(field: &mut [u8], mut n: u64) -> usize {
     let mut at = field.len();
@@ -88,7 +90,7 @@ pub(crate) fn hex_width(n: u64) -> usize {
     n.checked_ilog2().unwrap_or(0) as usize / 4 + 1
 }
 
-/// Writes a size.
+/// Writes a size in `units` at the end of `field`, and returns the number of written bytes.
 #[inline]
 pub(crate) fn size(field: &mut [u8], bytes: u64, units: Units) -> usize {
     match units {
@@ -110,10 +112,11 @@ pub(crate) fn size_width(bytes: u64, units: Units) -> usize {
 /// Maximum of [`size_width`] for [`Units::Human`]: `12.3K`, `1023M`.
 pub(crate) const WIDEST_HUMAN: usize = 5;
 
-/// The powers of 1024 from the first on.
+/// Suffixes of the powers of 1024, from the first power on.
 const POWERS: &[u8; 6] = b"KMGTPE";
 
-/// Rounds half up, to one decimal below 100 and to none from there on.
+/// Writes a size with a suffix at the end of `field`, and returns the number of written bytes. It
+/// is rounded half up, to one decimal below 100 and to an integer from 100 on.
 #[inline]
 fn human(field: &mut [u8], bytes: u64) -> usize {
     if bytes < 1024 {
@@ -124,7 +127,7 @@ fn human(field: &mut [u8], bytes: u64) -> usize {
     if tenths < 1000 {
         return with_tenth(field, tenths, power);
     }
-    // Here power is below 6, so half a unit can be added.
+    // `power` is below 6 here, so adding half a unit does not overflow.
     match (bytes + (1 << (power * 10 - 1))) >> (power * 10) {
         1024 => with_tenth(field, 10, power + 1),
         whole => {
@@ -135,17 +138,18 @@ fn human(field: &mut [u8], bytes: u64) -> usize {
     }
 }
 
-/// `bytes` in tenths of 1024^`power`, rounded half up.
+/// `bytes` in units of 1024^`power` / 10, rounded half up.
 #[inline]
 fn in_tenths(bytes: u64, power: usize) -> u64 {
-    // Ten times a number above 2^60 can overflow. Its low ten bits are less than 2^-50 of it and
-    // change no digit.
+    // A number of at least 2^60 is divided by 1024 first, because ten times the number can
+    // overflow. The lost bits are less than 2^-50 of the number and change no digit.
     let (bytes, shift) =
         if bytes >> 60 == 0 { (bytes, power * 10) } else { (bytes >> 10, power * 10 - 10) };
     (bytes * 10 + (1 << (shift - 1))) >> shift
 }
 
-/// Writes `tenths` of 1024^`power` with its decimal.
+/// Writes `tenths`, in units of 1024^`power` / 10, with one decimal and the suffix. Returns the
+/// number of written bytes.
 #[inline]
 fn with_tenth(field: &mut [u8], tenths: u64, power: usize) -> usize {
     let end = field.len() - 1;
@@ -155,14 +159,14 @@ fn with_tenth(field: &mut [u8], tenths: u64, power: usize) -> usize {
     3 + decimal(&mut field[..end - 2], tenths / 10)
 }
 
-/// Appends the text that `write` puts at the end of a field.
+/// Appends the bytes that `write` writes at the end of a field.
 pub(crate) fn push(out: &mut String, write: impl FnOnce(&mut [u8]) -> usize) {
     let mut field = [b' '; ROOM];
     let length = write(&mut field);
     out.push_str(std::str::from_utf8(&field[ROOM - length..]).expect("digits are ASCII"));
 }
 
-/// Pushes the sign of a difference; what is drawn as 0 has none.
+/// Appends the sign of a difference. A difference that is drawn as 0 has no sign.
 pub(crate) fn push_sign(out: &mut String, change: i64, units: Units) {
     let smallest = if units == Units::KiB { 1024 } else { 1 };
     if change.unsigned_abs() >= smallest {
@@ -170,7 +174,7 @@ pub(crate) fn push_sign(out: &mut String, change: i64, units: Units) {
     }
 }
 
-/// Pushes a share as per cent with one decimal. A share above 0 is never drawn as `0.0%`.
+/// Appends a share in percent with one decimal. A share above 0 is never drawn as `0.0%`.
 pub(crate) fn push_share(out: &mut String, share: f64) {
     let percent = share * 100.0;
     out.push_str(&match percent {
@@ -180,7 +184,7 @@ pub(crate) fn push_share(out: &mut String, share: f64) {
     });
 }
 
-/// Pushes a rate per second: `12.3/s`, `1200/s`. A rate above 0 is never drawn as `0/s`.
+/// Appends a rate per second: `12.3/s`, `1200/s`. A rate above 0 is never drawn as `0/s`.
 pub(crate) fn push_rate(out: &mut String, rate: f64) {
     out.push_str(&match rate {
         _ if !rate.is_finite() => "?".to_owned(),
@@ -191,8 +195,8 @@ pub(crate) fn push_rate(out: &mut String, rate: f64) {
     });
 }
 
-/// Pushes a number with four significant digits; from 1000 on with all digits of its integer part,
-/// in groups of three: `0.01234`, `12.34`, `1,234`, `1,010,665,367`.
+/// Appends a number with four significant digits. From 1000 on, it has all digits of the integer
+/// part, in groups of three: `0.01234`, `12.34`, `1,234`, `1,010,665,367`.
 pub(crate) fn push_number(out: &mut String, number: f64) {
     if !number.is_finite() {
         out.push('?');
@@ -203,7 +207,7 @@ pub(crate) fn push_number(out: &mut String, number: f64) {
     push_in_threes(out, &text);
 }
 
-/// Four digits from the first that is not 0, without zeros at the end.
+/// A number with four significant digits, without zeros at the end.
 fn with_four_digits(number: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "the logarithm of a double is below 400")]
     let magnitude = number.abs().log10().floor() as i32;
@@ -219,7 +223,7 @@ fn with_four_digits(number: f64) -> String {
     }
 }
 
-/// Pushes digits with a comma before each group of three digits of the integer part.
+/// Appends digits with a comma before each group of three digits of the integer part.
 fn push_in_threes(out: &mut String, text: &str) {
     let whole = text.find(|c: char| c != '-' && !c.is_ascii_digit()).unwrap_or(text.len());
     for (at, c) in text.char_indices() {
@@ -235,13 +239,14 @@ fn push_in_threes(out: &mut String, text: &str) {
     }
 }
 
-/// Width of a full bar in columns.
+/// Width of a full bar in characters.
 const BAR: u32 = 16;
 
-/// From one to seven eighths of a column.
+/// Characters for one to seven eighths of a character's width.
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// Pushes a bar, to the eighth of a column. A share above 0 is never drawn as an empty bar.
+/// Appends a bar with a resolution of an eighth of a character. A share above 0 is never drawn as
+/// an empty bar.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -255,7 +260,7 @@ pub(crate) fn push_bar(out: &mut String, share: f64) {
     out.extend(rest.checked_sub(1).map(|at| EIGHTHS[at]));
 }
 
-/// One unit of time: its name, its length, and the smaller unit that is shown with it.
+/// A unit of time: its length, its name, and the smaller unit that is shown with it.
 struct Span {
     ns: u64,
     name: &'static str,
@@ -264,7 +269,8 @@ struct Span {
 
 const SECOND: u64 = 1_000_000_000;
 
-/// From the longest to the shortest. Seconds up to two minutes, minutes up to two hours, and so on.
+/// Units from the longest to the shortest. Seconds are used up to two minutes, minutes up to two
+/// hours, and so on.
 const SPANS: &[Span] = &[
     Span { ns: 86_400 * SECOND, name: "d", rest: Some((3600 * SECOND, "h")) },
     Span { ns: 3600 * SECOND, name: "h", rest: Some((60 * SECOND, "min")) },
@@ -274,7 +280,7 @@ const SPANS: &[Span] = &[
     Span { ns: 1000, name: "µs", rest: None },
 ];
 
-/// Pushes a duration with four significant digits, or rounded to the smaller unit: `850 ns`,
+/// Appends a duration with four significant digits, or rounded to the smaller unit: `850 ns`,
 /// `1.234 ms`, `12.34 s`, `3 min 20 s`, `4 d 2 h`.
 pub(crate) fn push_nanos(out: &mut String, ns: u64) {
     use std::fmt::Write;
@@ -293,7 +299,7 @@ pub(crate) fn push_nanos(out: &mut String, ns: u64) {
     #[expect(clippy::cast_precision_loss, reason = "four digits are shown")]
     let in_unit = |unit: u64| with_four_digits(ns as f64 / unit as f64);
     let (number, name) = match (in_unit(*unit), SPANS.get(span.wrapping_sub(1))) {
-        // 999.97 ms is 1 s.
+        // 999.97 ms rounds to 1000 ms, which is shown as 1 s.
         (number, Some(larger)) if number == "1000" && larger.rest.is_none() => {
             (in_unit(larger.ns), larger.name)
         }
@@ -322,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_to_scale_and_never_hides_a_little() {
+    fn a_bar_is_to_scale_and_a_share_above_0_is_visible() {
         let bar = |share| {
             let mut out = String::new();
             push_bar(&mut out, share);
@@ -336,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_has_four_digits_that_count_and_all_whole_ones() {
+    fn a_number_has_four_significant_digits_and_its_whole_integer_part() {
         let cases: &[(f64, &str)] = &[
             (0.0, "0"),
             (5.0, "5"),
@@ -360,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_never_drawn_as_none_where_there_is_some() {
+    fn a_rate_above_0_is_never_drawn_as_0() {
         let rate = |rate| {
             let mut out = String::new();
             push_rate(&mut out, rate);
@@ -371,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_take_three_or_four_characters_and_round_half_up() {
+    fn sizes_take_at_most_five_characters_and_round_half_up() {
         let cases: &[(u64, &str)] = &[
             (0, "0"),
             (512, "512"),
@@ -393,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_rounded_in_a_unit_that_reads_well() {
+    fn durations_are_rounded_in_a_suitable_unit() {
         let cases: &[(u64, &str)] = &[
             (0, "0 ns"),
             (850, "850 ns"),
@@ -420,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_share_is_not_drawn_as_none() {
+    fn a_share_above_0_is_never_drawn_as_0() {
         let draw = |share| {
             let mut out = String::new();
             push_share(&mut out, share);

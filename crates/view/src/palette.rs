@@ -1,19 +1,20 @@
-//! The pools of an address map in the order in which pictures name them.
+//! Pools of an address map in the order of the legend.
 
 use std::collections::HashMap;
 
 use pagewise_model::report::AddressMap;
 
-/// The pools of a map, the widest first. The index of a pool selects its color and its pattern.
+/// Pools of an address map by size, largest first. The index of a pool selects its color and its
+/// pattern.
 #[derive(Clone, Debug)]
 pub(crate) struct Palette {
-    /// The ids.
+    /// IDs of the pools.
     pub(crate) pools: Vec<&'static str>,
     places: HashMap<&'static str, usize>,
 }
 
 impl Palette {
-    /// The palette of a map.
+    /// Creates the palette of an address map.
     pub(crate) fn for_map(map: &AddressMap) -> Palette {
         let mut spans: HashMap<&'static str, u64> = HashMap::new();
         for cell in map.clusters.iter().flat_map(|cluster| &cluster.cells) {
@@ -26,7 +27,7 @@ impl Palette {
         Palette { pools, places }
     }
 
-    /// The index of a pool.
+    /// Index of a pool.
     pub(crate) fn place(&self, pool: &str) -> usize {
         self.places.get(pool).copied().unwrap_or(0)
     }

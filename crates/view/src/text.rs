@@ -1,4 +1,4 @@
-//! Text for terminals: never wider than asked, aligned, calm, and without color unless asked.
+//! Text for terminals: aligned, within the requested width, and without color unless requested.
 
 mod address_map;
 mod chart;
@@ -24,13 +24,13 @@ pub use series::write_series_line;
 /// Style of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// No line is wider than this many columns. Below 20 it counts as 20; `usize::MAX` never wraps.
+    /// Maximum number of columns of a line. Numbers below 20 count as 20; `usize::MAX` disables
+    /// wrapping.
     pub width: usize,
-    /// True to use bold, dim and colors. They never carry information alone.
+    /// True to use bold, dim and colored text. Styles never carry information alone.
     pub color: bool,
-    /// True for one fact on each line with its meaning, and for parts of
-    /// [`Audience::Long`](pagewise_model::report::Audience::Long). Only cells of tables are cut
-    /// then.
+    /// True to print one fact on each line with its meaning, and parts of
+    /// [`Audience::Long`](pagewise_model::report::Audience::Long). Then only table cells are cut.
     pub long: bool,
     /// Format of sizes.
     pub units: Units,
@@ -86,24 +86,24 @@ pub fn write(report: &Report, style: &Style, out: &mut dyn Write) -> io::Result<
     page.flush()
 }
 
-/// A size for people, as the tables show it: `4.0K`.
+/// Formats a size with a unit suffix, like tables do: `4.0K`.
 pub fn human(size: Bytes) -> String {
     inline(&[CellValue::Bytes(size.0)])
 }
 
-/// Pieces of a sentence as one line of clean text of any width: the claim of a finding, the hint of
-/// an error.
+/// Converts parts of a sentence to one line of text without escape sequences and without a maximum
+/// width: the claim of a finding, the hint of an error.
 pub fn inline(pieces: &[CellValue]) -> String {
     Wording { units: Units::Human, bare: false, notes: None }.sentence(pieces)
 }
 
-/// A value as a cell of a table shows it: a size below 1 KiB has no unit.
+/// Formats a value like a table cell: a size below 1 KiB has no unit.
 pub fn cell(value: &CellValue) -> String {
     Wording { units: Units::Human, bare: true, notes: None }.value(value)
 }
 
-/// A clean text in at most `columns` columns, with `…` for the middle of a longer one, or for the
-/// end if it has words.
+/// Cuts text to at most `columns` columns. `…` replaces the middle of a text that is too long, or
+/// the end of one with several words.
 pub fn cut(text: &str, columns: usize) -> String {
     let mut out = String::new();
     push_cut(&mut out, text, columns);
@@ -123,7 +123,7 @@ fn title(page: &mut TextPage<'_>, pieces: &[CellValue]) {
     page.newline();
 }
 
-/// The title of a part, with a line below it.
+/// Writes the title of a part, with a line below it.
 fn part(page: &mut TextPage<'_>, title: &str) {
     page.heading("");
     page.newline();

@@ -9,7 +9,8 @@ use unicode_width::UnicodeWidthChar;
 use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
 
-/// Text without terminal escape sequences. Printable ASCII, the usual case, is only scanned.
+/// Text without terminal escape sequences. Printable ASCII, the most frequent case, is only
+/// scanned.
 pub(crate) fn clean(text: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(text) {
         Ok(text) if is_printable_ascii(text.as_bytes()) => Cow::Borrowed(text),
@@ -19,21 +20,21 @@ pub(crate) fn clean(text: &[u8]) -> Cow<'_, str> {
 
 /// True if every byte is a printable ASCII character.
 pub(crate) fn is_printable_ascii(text: &[u8]) -> bool {
-    // `all` would stop at the first other byte, which prevents comparing 16 bytes at a time.
+    // `all` would stop at the first other byte, which prevents comparing 16 bytes at once.
     text.iter().fold(true, |so_far, b| so_far & (0x20..0x7f).contains(b))
 }
 
-/// Maximum number of columns of the text in a terminal.
+/// Maximum number of columns that the text takes in a terminal.
 pub(crate) fn width(text: &str) -> usize {
     if text.is_ascii() { text.len() } else { text.chars().map(char_width).sum() }
 }
 
 fn char_width(c: char) -> usize {
-    // U+FE0F makes the character before it an emoji, which some terminals draw one column wider.
+    // U+FE0F makes the preceding character an emoji, which some terminals draw one column wider.
     if c == '\u{fe0f}' { 1 } else { c.width().unwrap_or(0) }
 }
 
-/// The longest start of `text` that fits `room` columns, and the rest.
+/// Splits `text` into its longest prefix that fits into `room` columns, and the remaining text.
 pub(crate) fn split(text: &str, room: usize) -> (&str, &str) {
     let mut used = 0;
     let end = text.char_indices().find(|&(_, c)| {
@@ -43,9 +44,9 @@ pub(crate) fn split(text: &str, room: usize) -> (&str, &str) {
     text.split_at(end.map_or(text.len(), |(at, _)| at))
 }
 
-/// Pushes `text`, cut to `room` columns with `…`: at the end of a command line or a sentence,
-/// otherwise in the middle. The end of a path contains more information than its start, so the end
-/// gets two thirds.
+/// Appends `text`, cut to `room` columns. `…` replaces the end of a command line or a sentence, and
+/// the middle of other texts. The end of a path contains more information than its start, so the
+/// end gets two thirds.
 pub(crate) fn push_cut(out: &mut String, text: &str, room: usize) {
     if width(text) <= room {
         out.push_str(text);
@@ -60,7 +61,7 @@ pub(crate) fn push_cut(out: &mut String, text: &str, room: usize) {
     }
 }
 
-/// The longest end of `text` that fits `room` columns.
+/// The longest suffix of `text` that fits into `room` columns.
 fn tail(text: &str, room: usize) -> &str {
     let mut used = 0;
     let start = text.char_indices().rev().find(|&(_, c)| {
@@ -75,14 +76,14 @@ fn tail(text: &str, room: usize) -> &str {
 pub(crate) struct Wording<'a> {
     /// Format of sizes.
     pub(crate) units: Units,
-    /// True if sizes are in a column, which has no unit beside each size.
+    /// True if sizes are in a column whose heading has the unit, so that they have none.
     pub(crate) bare: bool,
-    /// Footnotes for missing values; `None` writes the reason itself.
+    /// Footnotes for absent values; `None` to write the reason itself.
     pub(crate) notes: Option<&'a Footnotes<'a>>,
 }
 
 impl Wording<'_> {
-    /// Pushes one value.
+    /// Appends the text of a value.
     pub(crate) fn push(self, out: &mut String, value: &CellValue) {
         match value {
             CellValue::None => {}
@@ -148,14 +149,14 @@ impl Wording<'_> {
         }
     }
 
-    /// The value as words.
+    /// Text of a value.
     pub(crate) fn value(self, value: &CellValue) -> String {
         let mut out = String::new();
         self.push(&mut out, value);
         out
     }
 
-    /// A sentence from its pieces, with nothing between them.
+    /// Text of a sentence: its parts without added spaces.
     pub(crate) fn sentence(self, pieces: &[CellValue]) -> String {
         let mut out = String::new();
         for piece in pieces {
@@ -202,7 +203,7 @@ mod tests {
         }
 
         #[test]
-        fn printable_ascii_is_what_its_name_says(text: Vec<u8>) {
+        fn only_printable_ascii_counts_as_printable(text: Vec<u8>) {
             prop_assert_eq!(is_printable_ascii(&text), text.iter().all(|b| b.is_ascii_graphic() || *b == b' '));
         }
     }

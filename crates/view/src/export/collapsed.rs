@@ -1,5 +1,5 @@
-//! Collapsed stacks: a line for each call stack, its functions from the outermost on with `;`
-//! between, a space, the count.
+//! Collapsed stacks: one line for each call stack, with its functions from the outermost on,
+//! separated by `;`, then a space and the count.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -38,7 +38,7 @@ pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
     CollapsedStacks::of_profile(profile)?.write(out)
 }
 
-/// Writes one number of each call stack of a heap in the same form.
+/// Writes one number for each call stack of a heap, in the format of [`write()`].
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
@@ -46,20 +46,20 @@ pub fn write_heap(recording: &HeapRecording, of: Of, out: &mut dyn Write) -> io:
     CollapsedStacks::of_heap(recording, of)?.write(out)
 }
 
-/// Name of an unknown function.
+/// Name for an unknown function.
 const UNKNOWN: &str = "[unknown]";
 
-/// Counts of stacks, by their functions. Names are stored once: there may be a hundred thousand
-/// stacks of fifty frames.
+/// Counts by call stack. Each name is stored once, because there can be a hundred thousand stacks
+/// of fifty frames.
 #[derive(Debug, Default)]
 pub(super) struct CollapsedStacks<'p> {
     names: Vec<String>,
     numbers: HashMap<FrameName<'p>, usize>,
-    /// Counts by stack: numbers of names, the outermost first.
+    /// Counts by call stack: indices of names, the outermost first.
     counts: HashMap<Vec<usize>, u64>,
 }
 
-/// Parts of a frame's name.
+/// Function and file of a frame, from which its name follows.
 type FrameName<'p> = (Option<&'p str>, Option<&'p Name>);
 
 impl<'p> CollapsedStacks<'p> {
@@ -81,8 +81,8 @@ impl<'p> CollapsedStacks<'p> {
         Ok(stacks)
     }
 
-    /// Adds the count of a stack of frames. `last` is a callee of the innermost frame that has no
-    /// frame itself.
+    /// Adds the count of a call stack. `last` is the name of a callee of the innermost frame; no
+    /// frame exists for it.
     fn add(
         &mut self,
         frames: impl Iterator<Item = &'p Frame>,
@@ -109,9 +109,9 @@ impl<'p> CollapsedStacks<'p> {
         })
     }
 
-    /// One line for each stack, in order of functions.
+    /// One line for each call stack, sorted by the names of its functions.
     pub(super) fn lines(&self) -> impl DoubleEndedIterator<Item = String> {
-        // Several frames can have the same name.
+        // Different frames can have the same name.
         let mut sorted: Vec<&str> = self.names.iter().map(|name| &**name).collect();
         sorted.sort_unstable();
         sorted.dedup();
@@ -133,7 +133,8 @@ impl<'p> CollapsedStacks<'p> {
     }
 }
 
-/// Name of a frame that readers cannot take for another part of a line.
+/// Name of a frame, changed so that readers do not parse parts of it as a separator, a count or a
+/// comment.
 fn name((function, module): FrameName<'_>) -> String {
     let name = called(function, module).replace(';', ":");
     let mut name = name.trim().to_owned();

@@ -1,5 +1,5 @@
-//! The time line of a heap as counters: JSON trace events that Perfetto and `chrome://tracing` draw
-//! as tracks.
+//! The heap over time as counters: JSON trace events that Perfetto and `chrome://tracing` draw as
+//! tracks.
 
 use std::io::{self, Write};
 
@@ -7,10 +7,11 @@ use pagewise_model::heap::{HeapRecording, HeapSnapshot};
 
 use super::string;
 
-/// Writes a track each for live, held and resident bytes, for live blocks and for allocations.
-/// Times are those since the recording began.
+/// Writes one track each for live, held and resident bytes (in total and by kind), live blocks and
+/// allocations. Times are relative to the start of the recording.
 ///
-/// A snapshot in which a value is unknown has no event on its track: viewers keep the value before.
+/// If a value is unknown at a snapshot, its track has no event there, and viewers continue the
+/// value before.
 ///
 /// # Errors
 /// Returns the error of `out`.
@@ -25,7 +26,8 @@ pub fn write(recording: &HeapRecording, out: &mut dyn Write) -> io::Result<()> {
         for (name, value) in tracks(moment) {
             let Some(value) = value else { continue };
             let time = micros(moment.time_ns);
-            // Viewers leave an argument with the name `value` out of the name of its track.
+            // Viewers add the name of an argument to the track's name, unless the argument is
+            // `value`.
             write!(
                 out,
                 ",\n{{\"ph\":\"C\",\"pid\":{pid},\"name\":\"{name}\",\"ts\":{time},\"args\":{{\"value\":{value}}}}}"
@@ -44,7 +46,7 @@ pub fn write(recording: &HeapRecording, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"\n]}\n")
 }
 
-/// The tracks of a moment by name.
+/// Names and values of all tracks at a snapshot.
 fn tracks(moment: &HeapSnapshot) -> [(&'static str, Option<u64>); 9] {
     let resident = moment.resident.as_ref().ok();
     [
@@ -60,7 +62,7 @@ fn tracks(moment: &HeapSnapshot) -> [(&'static str, Option<u64>); 9] {
     ]
 }
 
-/// Microseconds, with all digits.
+/// Microseconds with three decimals.
 fn micros(nanos: u64) -> String {
     format!("{}.{:03}", nanos / 1000, nanos % 1000)
 }

@@ -1,4 +1,4 @@
-//! A flame graph: one SVG that any browser opens, with search and zoom, and no network.
+//! A flame graph: one SVG file with search and zoom, which any browser opens without a network.
 
 use std::io::{self, Write};
 
@@ -9,10 +9,10 @@ use pagewise_model::traced::StackProfile;
 use super::collapsed::CollapsedStacks;
 use super::plain;
 
-/// Writes a profile as a flame graph. The title is text from outside, or of ours.
+/// Writes a profile as a flame graph. The title can contain text from outside.
 ///
-/// Functions that are narrower than a hundredth of a percent are left out, as in every flame graph:
-/// totals are in [`super::collapsed`].
+/// Functions that are narrower than a hundredth of a percent are omitted, as in all flame graphs.
+/// [`super::collapsed`] has complete counts.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
@@ -21,7 +21,7 @@ pub fn write(profile: &StackProfile, title: &str, out: &mut dyn Write) -> io::Re
     draw(&CollapsedStacks::of_profile(profile)?, what, title, out)
 }
 
-/// Draws one number of each call stack of a heap.
+/// Draws one number for each call stack of a heap.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
@@ -44,9 +44,9 @@ fn draw(
     options.title = plain(title.as_bytes()).into_owned();
     options.count_name = plain(what.as_bytes()).into_owned();
     options.deterministic = true;
-    // Lines that are sorted as text do not keep stacks with a common start together if a name holds
-    // a character below `;`. A flame chart keeps the order of the lines, from the last to the
-    // first.
+    // Lines that are sorted as text do not keep stacks with a common start together if a name
+    // contains a character below `;`. A flame chart keeps the order of the lines, from the last to
+    // the first.
     options.flame_chart = true;
     let lines: Vec<String> = stacks.lines().rev().collect();
     if lines.is_empty() {
@@ -55,7 +55,7 @@ fn draw(
     from_lines(&mut options, lines.iter().map(String::as_str), out)
 }
 
-/// The drawing of a profile without counts.
+/// Draws a profile without counts.
 fn empty(options: &Options<'_>, out: &mut dyn Write) -> io::Result<()> {
     let [title, what] = [&options.title, &options.count_name].map(|text| escaped(text));
     writeln!(

@@ -1,20 +1,20 @@
-//! File format of heaptrack 1.4: `heaptrack_print` and heaptrack_gui read it.
+//! File format of heaptrack 1.4, for `heaptrack_print` and heaptrack_gui.
 //!
-//! The format is one of events, and a recording has none: the events are constructed, as few as
-//! possible that give the recorded numbers. Exact by call stack are the bytes at the peak and at
-//! the end, and, up to [`MAX_ALLOCATIONS`], the number of allocations and of temporary ones. The
-//! sums over time are those of the snapshots. The order of events between two trees is a guess:
-//! growth until the next tree is assumed to come first.
+//! The format consists of events, but a recording has none. So events are constructed: the minimum
+//! number of events that results in the recorded numbers. By call stack, the bytes at the peak and
+//! at the end are exact, as are the numbers of allocations and of temporary allocations up to
+//! [`MAX_ALLOCATIONS`]. The sums over time are those of the snapshots. The order of events between
+//! two trees is unknown: growth until the next tree is assumed to happen first.
 //!
-//! Rules of the reader, on which this depends (`accumulatedtracedata.cpp`, file version 3): `+`
-//! adds one allocation and the bytes of the allocation's kind; `-` subtracts the bytes, and is a
-//! temporary one if the preceding line with a sign was `+` of the same kind. A kind is a line
-//! `a SIZE TRACE`, and two of them may be equal: freed blocks use the second, so that nothing
-//! counts as temporary by chance. heaptrack_gui counts the allocations of each kind in a list that
-//! grows by one element at each kind's first `+`, and indexes it unchecked by the number of the
-//! kind. So kinds are numbered in the order of their first `+`, kinds that are only freed come
-//! last, and the events are constructed twice: first to number the kinds, then to be written. The
-//! peak is the first time at which the sum is highest.
+//! The events depend on these rules of heaptrack (`accumulatedtracedata.cpp`, file version 3). A
+//! kind is a line `a SIZE TRACE`. An event `+` adds one allocation and the bytes of its kind. An
+//! event `-` subtracts the bytes, and counts as a temporary allocation if the preceding event was
+//! `+` of the same kind. Two kinds can have equal SIZE and TRACE: freed blocks use the second kind,
+//! so that no free counts as temporary by chance. heaptrack_gui counts the allocations of each kind
+//! in a list, which grows by one element at the first `+` of each kind and is indexed unchecked by
+//! the number of the kind. So kinds are numbered in the order of their first `+`, kinds that are
+//! only freed come last, and the events are constructed twice: first to number the kinds, then to
+//! write the events. The peak is the first time at which the live bytes are at their maximum.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -25,8 +25,8 @@ use pagewise_model::traced::Frame;
 use super::snapshots::{ExportSnapshot, SnapshotTime, snapshots, sum};
 use super::{addable, packed, plain};
 
-/// Maximum number of allocations that are written: the reader goes through them three times. If a
-/// recording has more, each written allocation represents several.
+/// Maximum number of allocations in the file, because heaptrack reads them three times. If a
+/// recording has more allocations, each written allocation represents several.
 pub const MAX_ALLOCATIONS: u64 = 8_000_000;
 
 /// Maximum number of recorded snapshots at which short-lived blocks are written.
@@ -35,14 +35,16 @@ const PARTS: u64 = 200;
 /// Deviations of the file from the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeaptrackLosses {
-    /// Number of allocations that each written one represents; 1 if all were written.
+    /// Number of recorded allocations that each written allocation represents; 1 if all are
+    /// written.
     pub each: u64,
-    /// Number of temporary allocations that are not marked as temporary, since their blocks were
+    /// Number of temporary allocations that are not marked as temporary, because their blocks were
     /// live at the peak.
     pub not_temporary: u64,
 }
 
-/// Writes a recording. If it has more than `most` allocations, each written one represents several.
+/// Writes a recording. If it has more than `most` allocations, each written allocation represents
+/// several.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
@@ -80,7 +82,8 @@ pub fn write(
     Ok(HeaptrackLosses { each, not_temporary })
 }
 
-/// Number of allocations that each written one represents.
+/// Number of recorded allocations that each written allocation represents, so that at most about
+/// `most` are written.
 fn each(sites: &[AllocationSite], most: u64) -> u64 {
     sites
         .iter()
@@ -89,37 +92,38 @@ fn each(sites: &[AllocationSite], most: u64) -> u64 {
         .max(1)
 }
 
-/// Written and remaining events of a site.
+/// Events of a site: those already written, and those still to be written.
 #[derive(Clone, Debug)]
 struct HeaptrackSite {
     trace: u32,
-    /// The bytes that are live now.
+    /// Live bytes according to the events written so far.
     level: u64,
-    /// The bytes at the next tree.
+    /// Live bytes at the next snapshot with a tree.
     goal: u64,
-    /// Allocations that are to be written yet, and those of them that are temporary.
+    /// Number of allocations still to be written; `temporary` counts those of them that are
+    /// temporary.
     left: u64,
     temporary: u64,
-    /// Number of allocations in total, which are spread over time.
+    /// Total number of allocations of the site, which are distributed over time.
     all: u64,
     all_temporary: u64,
     temporary_lost: u64,
-    /// Mean size of a block.
+    /// Mean size of a block in bytes.
     size: u64,
     at_peak: u64,
     leaked: u64,
-    /// True if the next tree lists the site.
+    /// True if the tree of the next snapshot with a tree lists the site.
     is_listed: bool,
 }
 
-/// Role of a kind: allocations or frees use it.
+/// Role of a kind: allocations or frees use the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Half {
     Allocated,
     Freed,
 }
 
-/// Kinds of one role, as size and trace, in the order of their first use.
+/// Kinds of one role (size and trace), in the order of their first use.
 #[derive(Debug, Default)]
 struct Kinds {
     numbers: HashMap<(u64, u32), u64>,
@@ -139,13 +143,13 @@ struct HeaptrackStream<'r, 'o> {
     recording: &'r HeapRecording,
     out: &'o mut dyn Write,
     states: Vec<HeaptrackSite>,
-    /// Kinds for allocations, and for frees.
+    /// Kinds of allocations, then kinds of frees.
     kinds: [Kinds; 2],
-    /// Live bytes.
+    /// Live bytes according to the events written so far.
     live: u64,
-    /// Live bytes at the peak.
+    /// Live bytes of all sites at the peak.
     limit: u64,
-    /// Last written time in milliseconds.
+    /// Last written time in milliseconds since the start of the recording.
     now: u64,
     peak_is_over: bool,
 }
@@ -228,7 +232,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// The kinds of all events, found by a run whose output is discarded.
+    /// Kinds of all events, from a dry run whose output is discarded.
     fn numbered(&self, snapshots: &[ExportSnapshot]) -> io::Result<[Kinds; 2]> {
         let mut stream = HeaptrackStream {
             recording: self.recording,
@@ -284,7 +288,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// Sets the live bytes that each site has at the next tree.
+    /// Sets the goal of each site: its live bytes at the next snapshot with a tree.
     fn set_goals(&mut self, ahead: &[ExportSnapshot]) {
         let Some(next) = ahead.iter().find(|snapshot| snapshot.sites.is_some()) else { return };
         let sites = next.sites.as_deref().unwrap_or_default();
@@ -296,7 +300,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
             self.states[*at].goal = *bytes;
             self.states[*at].is_listed = true;
         }
-        // Sites outside of the list are small. They keep their amounts, as far as the total
+        // Sites that the tree does not list are small. They keep their bytes as far as the total
         // permits, or grow.
         let mut room = next.bytes.saturating_sub(sum(sites));
         let peak_is_over = self.peak_is_over;
@@ -312,7 +316,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         }
     }
 
-    /// Goal of the live bytes, and true if each site must reach its goal.
+    /// Goal of the live bytes in total, and true if each site must reach its own goal.
     fn wanted(&self, snapshot: &ExportSnapshot) -> (u64, bool) {
         let goals = sum_of(&self.states, |state| state.goal);
         match snapshot.what {
@@ -325,13 +329,13 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         }
     }
 
-    /// Upper bound of the live bytes: before the peak less than at it, since the reader takes the
-    /// first highest sum.
+    /// Upper bound of the live bytes. Before the peak it is less than the live bytes at the peak,
+    /// because heaptrack takes the first maximum as the peak.
     fn most(&self) -> u64 {
         if self.peak_is_over { self.limit } else { self.limit.saturating_sub(1) }
     }
 
-    /// Frees the bytes above the goals.
+    /// Writes frees of the bytes above the goals.
     fn free(&mut self, wanted: u64, exact: bool) -> io::Result<()> {
         for at in 0..self.states.len() {
             let over = self.states[at].level.saturating_sub(self.states[at].goal);
@@ -339,7 +343,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
             self.write_allocation(at, over.min(spare).min(self.loose(at)))?;
         }
         if !exact {
-            // More live bytes than wanted are left: free blocks of any site.
+            // More bytes are live than wanted: free blocks of any site.
             for at in 0..self.states.len() {
                 let bytes = self.loose(at).min(self.live.saturating_sub(wanted));
                 self.write_allocation(at, bytes)?;
@@ -348,8 +352,8 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// Bytes of a site that can be freed: not bytes live at the end, if no allocation is left that
-    /// could restore them.
+    /// Bytes of a site that may be freed. Bytes that are live at the end are excluded if no later
+    /// allocation could restore them.
     fn loose(&self, at: usize) -> u64 {
         let state = &self.states[at];
         let is_last = self.peak_is_over && state.left <= state.temporary;
@@ -366,7 +370,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         writeln!(self.out, "- {kind:x}")
     }
 
-    /// Allocates the bytes below the goals.
+    /// Writes allocations of the bytes below the goals.
     fn allocate(&mut self, wanted: u64, exact: bool, what: SnapshotTime) -> io::Result<()> {
         let must = matches!(what, SnapshotTime::Peak | SnapshotTime::End);
         let last = (what == SnapshotTime::Peak).then(|| self.temporary_at_peak()).flatten();
@@ -383,8 +387,8 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
             return self.give_for_a_while(at);
         }
         if !must && self.live < wanted {
-            // More live bytes are wanted than the goals allow: use the site with the largest goal
-            // that has allocations left.
+            // More live bytes are wanted than the goals permit. They are allocated by the site with
+            // the largest goal among the sites with remaining allocations.
             let order = |at: &usize| (self.spare(*at) > 0, self.states[*at].goal, self.spare(*at));
             let most = (0..self.states.len()).max_by_key(order);
             if let Some(at) = most.filter(|at| self.spare(*at) > 0) {
@@ -394,7 +398,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// Site that allocates the bytes of the peak, and frees them before any other allocation.
+    /// Index of a site that allocates bytes for the peak and frees them before its next allocation.
     fn temporary_at_peak(&self) -> Option<usize> {
         self.states.iter().position(|state| {
             let is_only_temporary = state.left > 0 && state.left <= state.temporary;
@@ -410,19 +414,21 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         write!(self.out, "+ {kind:x}\n- {kind:x}\n")
     }
 
-    /// Number of allocations of a site beyond those for the peak and for the bytes live at the end.
+    /// Number of remaining allocations of a site that neither the peak nor the bytes live at the
+    /// end need.
     fn beyond(&self, at: usize) -> u64 {
         let state = &self.states[at];
         let peak = !self.peak_is_over && state.at_peak > 0;
         state.left.saturating_sub(u64::from(peak) + u64::from(state.leaked > 0))
     }
 
-    /// Number of them that need not be temporary.
+    /// Number of the allocations in [`HeaptrackStream::beyond`] that need not be temporary.
     fn spare(&self, at: usize) -> u64 {
         self.beyond(at).saturating_sub(self.states[at].temporary)
     }
 
-    /// Allocates bytes, in blocks of the usual size where there are allocations left.
+    /// Writes allocations of `bytes`, in blocks of the site's mean size while the site has
+    /// allocations left.
     fn give(&mut self, at: usize, bytes: u64) -> io::Result<()> {
         let usual = bytes.checked_div(self.states[at].size).unwrap_or(0);
         let count = usual.min(self.spare(at)).max(1);
@@ -435,7 +441,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         writeln!(self.out, "+ {kind:x}")?;
         let state = &mut self.states[at];
         state.left = state.left.saturating_sub(count);
-        // An allocation that was planned as temporary was used here.
+        // This used an allocation that was planned as temporary.
         let lost = state.temporary.saturating_sub(state.left);
         state.temporary -= lost;
         state.temporary_lost += lost;
@@ -444,7 +450,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// Writes short-lived blocks in proportion to the allocations so far.
+    /// Writes short-lived blocks, in proportion to the number of allocations up to this snapshot.
     fn churn(&mut self, what: SnapshotTime, (now, all): (u64, u64)) -> io::Result<()> {
         for at in 0..self.states.len() {
             let state = &self.states[at];
@@ -467,12 +473,13 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// Writes blocks that are freed at once, temporary ones and others.
+    /// Writes blocks that are freed immediately: `temporary` blocks that count as temporary, and
+    /// `pairs` blocks that do not.
     fn pass(&mut self, at: usize, temporary: u64, pairs: u64) -> io::Result<()> {
         if temporary == 0 && pairs == 0 {
             return Ok(());
         }
-        // The live bytes that the reader sums up must not exceed the upper bound.
+        // The live bytes that heaptrack sums up must not exceed the upper bound.
         let size = self.states[at].size.min(self.most().saturating_sub(self.live));
         let kind = self.kind(at, size, Half::Allocated);
         for _ in 0..temporary {
@@ -490,8 +497,8 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// The number of a kind. Allocated kinds are numbered by their first `+`, which the caller
-    /// writes next.
+    /// Number of the kind with this site and size. The kinds of allocations are numbered by their
+    /// first `+`, so the caller must write the event next.
     fn kind(&mut self, at: usize, size: u64, half: Half) -> u64 {
         let kind = (size, self.states[at].trace);
         let [allocated, freed] = &mut self.kinds;
@@ -516,13 +523,14 @@ fn sum_of(states: &[HeaptrackSite], of: impl Fn(&HeaptrackSite) -> u64) -> u64 {
     states.iter().fold(0, |sum, state| sum.saturating_add(of(state)))
 }
 
-/// The next number; numbers begin at 1.
+/// The number of a new item; numbers begin at 1.
 fn next<T>(known: &HashMap<T, u32>) -> u32 {
     u32::try_from(known.len()).unwrap_or(u32::MAX - 1) + 1
 }
 
-/// The addresses of a site's stack as numbers of frames: each with all functions that are inlined
-/// there. For an unknown stack, one address without frames.
+/// Call stack of a site as a list of addresses. An address is the list of the frames at it: inlined
+/// functions, then the function that contains the code. An unknown call stack has one address
+/// without frames.
 fn places_of(recording: &HeapRecording, site: &AllocationSite) -> Vec<Vec<u32>> {
     let stack = usize::try_from(site.stack).ok().and_then(|at| recording.stacks.get(at));
     let stack = stack.map_or(&[][..], Vec::as_slice);
@@ -536,7 +544,7 @@ fn frame(recording: &HeapRecording, at: u32) -> Option<&Frame> {
     recording.frames.get(usize::try_from(at).ok()?)
 }
 
-/// Strings by number; 0 is the empty string.
+/// Numbers of strings in the file; 0 is the empty string.
 struct StringNumbers {
     known: HashMap<String, u32>,
 }
@@ -556,8 +564,8 @@ impl StringNumbers {
         Ok(number)
     }
 
-    /// Writes an instruction pointer: its address, its file, and function, source and line of each
-    /// frame there.
+    /// Writes an instruction pointer: its address, its file, and the function, source file and line
+    /// of each frame at the address.
     fn place(
         &mut self,
         recording: &HeapRecording,
@@ -589,8 +597,8 @@ impl StringNumbers {
     }
 }
 
-/// Writes a recording as [`write`] does, with at most [`MAX_ALLOCATIONS`] allocations. Returns
-/// notes on what the file does not hold.
+/// Like [`write`], with at most [`MAX_ALLOCATIONS`] allocations. Returns notes on the deviations of
+/// the file from the recording.
 ///
 /// # Errors
 /// Returns the error of `out`.

@@ -1,4 +1,4 @@
-//! File format of valgrind's massif: `ms_print` and massif-visualizer read it.
+//! File format of valgrind's massif, for `ms_print` and massif-visualizer.
 
 use std::io::{self, Write};
 
@@ -8,14 +8,15 @@ use pagewise_model::traced::Frame;
 use super::snapshots::{ExportSnapshot, SnapshotTime, snapshots};
 use super::{addable, plain};
 
-/// Maximum depth of trees, larger than that of programs.
+/// Maximum depth of the written trees, larger than the depth of call stacks in programs.
 const DEEPEST: usize = 256;
 
-/// Writes each snapshot, the peak and the end, with the trees that were stored. Branches of fewer
-/// bytes than `threshold` per cent of their snapshot are merged into one line.
+/// Writes each snapshot, the peak and the end, with the trees that were stored. Branches with less
+/// than `threshold` percent of their snapshot's bytes are merged into one line.
 ///
-/// `mem_heap_B` is the number of live bytes, `mem_heap_extra_B` the rest of the allocator's
-/// footprint; 0 if it is unknown, since the format has no missing values.
+/// `mem_heap_B` is the number of live bytes, `mem_heap_extra_B` the number of other bytes of the
+/// allocator's footprint. An unknown footprint is written as 0, because the format has no missing
+/// values.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
@@ -53,17 +54,17 @@ type MassifStack<'r> = (&'r [u32], u64);
 /// The tree of one snapshot.
 struct MassifTree<'r> {
     recording: &'r HeapRecording,
-    /// In order of stacks, so that stacks with a common start are neighbors.
+    /// Sorted by call stack, so that stacks with a common start are neighbors.
     rows: Vec<MassifStack<'r>>,
     bytes: u64,
     threshold: f64,
 }
 
-/// A child to be written.
+/// A child of a node of the tree.
 enum MassifChild {
     /// A frame, and the range of the rows that contain it.
     Frame { number: u32, from: usize, to: usize, bytes: u64 },
-    /// Number of branches below the threshold.
+    /// Number of branches below the threshold, and their bytes.
     Rest { places: u64, bytes: u64 },
 }
 
@@ -86,7 +87,7 @@ impl<'r> MassifTree<'r> {
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut children = self.children(0, self.rows.len(), 0);
-        // Bytes of unknown stacks, and of sites that were too small to be stored.
+        // Bytes of unknown call stacks, and of sites that were too small to be stored.
         let known = children.iter().fold(0_u64, |sum, child| sum.saturating_add(child.bytes()));
         add_rest(&mut children, 1, self.bytes.saturating_sub(known));
         let label = "(heap allocation functions) malloc/new/new[], --alloc-fns, etc.";
@@ -128,7 +129,8 @@ impl<'r> MassifTree<'r> {
         Ok(())
     }
 
-    /// Callers at `depth`, largest first; those below the threshold are merged.
+    /// Children of a node at `depth`, largest first. Callers below the threshold are merged into
+    /// one child.
     fn children(&self, from: usize, to: usize, depth: usize) -> Vec<MassifChild> {
         let mut children = Vec::new();
         let (mut places, mut small) = (0, 0_u64);
@@ -142,7 +144,7 @@ impl<'r> MassifTree<'r> {
             let (count, bytes) =
                 same.fold((0, 0_u64), |(n, sum), (_, bytes)| (n + 1, sum.saturating_add(*bytes)));
             match stack.get(depth) {
-                // The stack ends here.
+                // The call stack ends at this depth.
                 None => {}
                 Some(number) if self.is_large(bytes) => {
                     children.push(MassifChild::Frame {
@@ -166,7 +168,7 @@ impl<'r> MassifTree<'r> {
         bytes as f64 * 100.0 >= self.threshold * self.bytes as f64
     }
 
-    /// `0x1234: function (file.c:12)`, as massif has it.
+    /// `0x1234: function (file.c:12)`, in the form of massif.
     fn label(&self, number: u32) -> String {
         let frame = usize::try_from(number).ok().and_then(|at| self.recording.frames.get(at));
         let Some(Frame { function, module, offset, line, .. }) = frame else {
@@ -194,7 +196,7 @@ impl MassifChild {
     }
 }
 
-/// Adds to the branches below the threshold.
+/// Adds `more` places with `bytes` to the child that sums the places below the threshold.
 fn add_rest(children: &mut Vec<MassifChild>, more: u64, bytes: u64) {
     if bytes == 0 {
         return;
@@ -208,7 +210,7 @@ fn add_rest(children: &mut Vec<MassifChild>, more: u64, bytes: u64) {
     }
 }
 
-/// Words that cannot be taken for a comment: `ms_print` ends each line at `#`.
+/// Replaces `#`, at which `ms_print` begins a comment.
 fn uncommented(text: &[u8]) -> String {
     plain(text).replace('#', ":")
 }

@@ -1,13 +1,13 @@
-//! A trace that Perfetto and `chrome://tracing` open: a track for each thread, and call stacks as
-//! nested slices whose widths are their counts.
+//! A trace for Perfetto and `chrome://tracing`: one track for each thread, and call stacks as
+//! nested slices whose widths are counts.
 //!
-//! The file consists of complete JSON trace events only. Both viewers read these, in every version;
-//! Perfetto does not read samples of call stacks (`P`, `stackFrames`) from JSON, and its own
-//! samples have one time each: a hundred thousand page faults would become as many packets, without
-//! their durations. For the flame graph alone, without tracks and SQL, Perfetto opens
-//! [`super::pprof`].
+//! The file contains only complete JSON trace events, which all versions of both viewers read.
+//! Perfetto ignores samples of call stacks (`P`, `stackFrames`) in JSON. Its own format needs one
+//! packet with a time for each sample, so a hundred thousand page faults would become as many
+//! packets, without durations. For a flame graph without tracks and SQL, Perfetto opens the format
+//! of [`super::pprof`].
 //!
-//! **The axis is not time.** The counts have no order: a microsecond stands for one event. Each
+//! **The axis is not time.** The counts have no order: a microsecond represents one event. Each
 //! slice has the exact count.
 
 use std::io::{self, Write};
@@ -17,8 +17,8 @@ use pagewise_model::traced::{Frame, SourcePosition, StackCount, StackProfile};
 
 use super::{called, checked, frames, plain, string};
 
-/// Writes a profile. Entries with labels or a duration become slices of their own in the innermost
-/// frame.
+/// Writes a profile. Counts with labels or a duration become separate slices inside the slice of
+/// the innermost frame.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
@@ -37,13 +37,13 @@ pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"\n]}\n")
 }
 
-/// A process and a thread.
+/// PID and thread ID; `None` if the profile does not distinguish threads.
 type TrackThread = Option<(u32, u32)>;
 
-/// An event of the trace.
+/// An event of the trace file.
 #[derive(Debug)]
 enum TrackSlice<'p> {
-    /// Name of a process, which also names the unit of the axis.
+    /// Sets the name of a process, which also states the unit of the axis.
     Process {
         thread: TrackThread,
     },
@@ -60,7 +60,8 @@ enum TrackSlice<'p> {
     },
 }
 
-/// Key of a frame among adjacent ones. Addresses on one line of a function are drawn as one.
+/// Identity of a frame for merging adjacent frames: function, file, source line, and the offset if
+/// the function is unknown.
 type SliceFrame<'p> = (Option<&'p str>, Option<&'p Name>, Option<&'p SourcePosition>, Option<u64>);
 
 fn key(frame: &Frame) -> SliceFrame<'_> {
@@ -68,7 +69,7 @@ fn key(frame: &Frame) -> SliceFrame<'_> {
     (frame.function.as_deref(), frame.module.as_ref(), frame.line.as_ref(), offset)
 }
 
-/// All slices, each before the slices inside it.
+/// All slices. Each slice precedes the slices inside it.
 fn slices(profile: &StackProfile) -> Vec<TrackSlice<'_>> {
     let samples = profile.samples.iter().filter(|counted| counted.count > 0);
     let path = |counted: &StackCount| frames(profile, counted).iter().rev().map(key).collect();
@@ -76,7 +77,7 @@ fn slices(profile: &StackProfile) -> Vec<TrackSlice<'_>> {
         samples.map(|counted| (counted.thread, path(counted), counted)).collect();
     rows.sort_by(|a, b| (a.0, &a.1, &a.2.labels).cmp(&(b.0, &b.1, &b.2.labels)));
     let mut slices = Vec::new();
-    // The open frames, with their indices in `slices`.
+    // Frames of the current call stack, with their indices in `slices`.
     let mut open: Vec<(SliceFrame<'_>, usize)> = Vec::new();
     let mut last = None;
     let mut now = 0;
@@ -148,8 +149,8 @@ impl TrackSlice<'_> {
     }
 }
 
-/// PID and TID of a track. Threads that are not distinguished get 2^30: real PIDs are below 2^22,
-/// and viewers give 0 a meaning.
+/// PID and thread ID of a track. If the profile does not distinguish threads, both are 2^30: real
+/// PIDs are below 2^22, and viewers treat 0 specially.
 fn numbers(thread: TrackThread) -> (u32, u32) {
     thread.unwrap_or((1 << 30, 1 << 30))
 }

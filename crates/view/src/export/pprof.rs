@@ -1,6 +1,7 @@
-//! `profile.proto` of pprof, compressed by gzip: what `go tool pprof` and many others open.
+//! `profile.proto` of pprof, compressed with gzip: the format of `go tool pprof` and many other
+//! tools.
 //!
-//! Six small messages, so they are encoded here rather than by a generator.
+//! The six messages are small, so they are encoded here instead of by a code generator.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -13,11 +14,11 @@ use pagewise_model::traced::{Frame, StackProfile};
 use super::{addable, frames, packed, plain};
 
 /// Writes a profile. The values of a sample are its count and, if any sample has a duration, its
-/// duration in nanoseconds. A sample without a duration gets the label `time: unknown`, since the
-/// format has no missing values.
+/// duration in nanoseconds. A sample without a duration then has the label `time: unknown`, because
+/// the format has no missing values.
 ///
-/// An address is the offset in its file. A location is an address with all functions that are
-/// inlined there. Process and thread are the labels `pid` and `tid`.
+/// An address is the offset in the file. A location is an address with all functions that are
+/// inlined at it. Process and thread are the labels `pid` and `tid`.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
@@ -26,9 +27,9 @@ pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Writes the heap of a process with the values of Go's heap profiles: `alloc_objects` and
-/// `alloc_space` for all allocations, `inuse_objects` and `inuse_space` for the live ones at the
-/// end. Further values are `peak_objects` and `peak_space`, live at the peak of the process.
-/// Readers show `inuse_space` first.
+/// `alloc_space` for all allocations, `inuse_objects` and `inuse_space` for the allocations that
+/// are live at the end. `peak_objects` and `peak_space` are additional: allocations that are live
+/// at the peak of the process. Readers show `inuse_space` first.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
@@ -36,19 +37,19 @@ pub fn write_heap(recording: &HeapRecording, out: &mut dyn Write) -> io::Result<
     Sheet::of_heap(recording).write(out)
 }
 
-/// Content of the file: values by call stack.
+/// Content of the file: sample values by call stack.
 #[derive(Debug)]
 struct Sheet<'p> {
-    /// Names of the values, and their units.
+    /// Names and units of the values of a sample.
     types: Vec<(String, &'static str)>,
-    /// Index of the value that readers show first.
+    /// Index in `types` of the value that readers show first.
     first: usize,
     rows: Vec<PprofRow<'p>>,
-    /// Program after which readers name the profile.
+    /// Program whose name readers show for the profile.
     program: Option<&'p Name>,
     began_ns: u64,
     took_ns: u64,
-    /// Sampling period: type, unit, and value.
+    /// Sampling period: type, unit and value; `None` if every event was recorded.
     period: Option<(&'static str, &'static str, u64)>,
 }
 
@@ -129,7 +130,7 @@ impl<'p> Sheet<'p> {
             locations: NumberedItems::from(1),
         };
         tables.string(b"");
-        // Readers take the first file to be the program.
+        // Readers treat the first file as the program.
         self.program.map(|name| tables.modules.number_of(name));
         let mut whole = ProtoMessage::default();
         for (kind, unit) in &self.types {
@@ -151,7 +152,8 @@ impl<'p> Sheet<'p> {
     }
 }
 
-/// The file of the outermost frames with the highest sum of counts.
+/// File of the outermost frame; if the call stacks have several such files, the file with the
+/// highest sum of counts.
 fn program<'p>(rows: &[PprofRow<'p>]) -> Option<&'p Name> {
     let mut counts: BTreeMap<&Name, u64> = BTreeMap::new();
     for row in rows {
@@ -185,7 +187,7 @@ impl PprofRow<'_> {
     }
 }
 
-/// Fields of a message, as Protocol Buffers encode them.
+/// Encoded fields of a Protocol Buffers message.
 #[derive(Debug, Default)]
 struct ProtoMessage(Vec<u8>);
 
@@ -198,7 +200,7 @@ impl ProtoMessage {
         self.0.push((value & 0x7f).to_le_bytes()[0]);
     }
 
-    /// A number. A field with the default 0 is not encoded.
+    /// Adds a number. A field with the default value 0 is not encoded.
     fn number(mut self, field: u64, value: u64) -> ProtoMessage {
         if value != 0 {
             self.varint(field << 3);
@@ -225,7 +227,7 @@ impl ProtoMessage {
     }
 }
 
-/// Numbers items in the order of their first use, from a first number on.
+/// Assigns consecutive numbers to items, in the order of their first use.
 #[derive(Debug)]
 struct NumberedItems<T> {
     first: u64,
@@ -246,7 +248,7 @@ impl<T: Clone + Eq + Hash> NumberedItems<T> {
         number
     }
 
-    /// All, by number.
+    /// All items with their numbers, in order of number.
     fn all(&self) -> Vec<(&T, u64)> {
         let mut all: Vec<(&T, u64)> = self.known.iter().map(|(thing, at)| (thing, *at)).collect();
         all.sort_unstable_by_key(|(_, at)| *at);
@@ -254,16 +256,16 @@ impl<T: Clone + Eq + Hash> NumberedItems<T> {
     }
 }
 
-/// A location: its module, the offset, and functions with lines, the innermost first.
+/// A location: number of its module, offset, and its functions with lines, the innermost first.
 type PprofLocation = (u64, u64, Vec<(u64, u64)>);
 
-/// Tables that samples refer to by number. 0 stands for an unknown module or function, or the empty
-/// string.
+/// Tables whose rows samples refer to by number. 0 represents an unknown module, an unknown
+/// function or the empty string.
 #[derive(Debug)]
 struct PprofTables {
     strings: NumberedItems<String>,
     modules: NumberedItems<Name>,
-    /// Name and file.
+    /// Functions by the string numbers of their name and source file.
     functions: NumberedItems<(u64, u64)>,
     locations: NumberedItems<PprofLocation>,
 }
@@ -273,7 +275,7 @@ impl PprofTables {
         self.strings.number_of(&plain(text).into_owned())
     }
 
-    /// A type of values and its unit.
+    /// Encodes the name and the unit of a value.
     fn unit(&mut self, kind: &str, unit: &str) -> ProtoMessage {
         let [kind, unit] = [kind, unit].map(|text| self.string(text.as_bytes()));
         ProtoMessage::default().number(1, kind).number(2, unit)
@@ -300,13 +302,13 @@ impl PprofTables {
     }
 }
 
-/// Mappings, functions and locations.
+/// Adds mappings, functions and locations to a message.
 fn with_tables(mut whole: ProtoMessage, tables: &mut PprofTables) -> ProtoMessage {
     let PprofTables { strings, modules, functions, locations } = tables;
     for (name, id) in modules.all() {
         let name = strings.number_of(&plain(name.as_bytes()).into_owned());
         // The mapping extends from 0 to its largest known offset. The fields 7 to 10 state that
-        // functions, files and lines are resolved.
+        // functions, files, lines and inlined functions are resolved.
         let inside = locations.known.keys().filter(|(module, ..)| *module == id);
         let end = inside.map(|(_, offset, _)| offset.saturating_add(1)).max().unwrap_or(0);
         let mapping = ProtoMessage::default().number(1, id).number(3, end).number(5, name);

@@ -1,18 +1,18 @@
-//! The snapshots that heap exports write, in order of time: an empty one at the beginning, the
-//! recorded ones, the peak and the end.
+//! Snapshots for heap exports in order of time: an empty one at the beginning, the recorded
+//! snapshots, the peak and the end.
 
 use pagewise_model::heap::{HeapAmount, HeapRecording};
 
-/// Time of a snapshot.
+/// Kind of a snapshot by its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SnapshotTime {
-    /// Before anything was recorded.
+    /// Start of the recording, before any allocation.
     Begin,
-    /// A recorded snapshot.
+    /// Time of a recorded snapshot.
     Moment,
-    /// The peak of the live bytes.
+    /// Time of the peak of the live bytes.
     Peak,
-    /// When the recording ended.
+    /// End of the recording.
     End,
 }
 
@@ -21,15 +21,15 @@ pub(super) enum SnapshotTime {
 pub(super) struct ExportSnapshot {
     pub(super) what: SnapshotTime,
     pub(super) time_ns: u64,
-    /// Live bytes: no fewer than those of the sites together.
+    /// Live bytes. They are at least the sum over the sites.
     pub(super) bytes: u64,
-    /// Bytes held by the allocator beyond them; `None` if unknown.
+    /// Other bytes of the allocator's footprint; `None` if they are unknown.
     pub(super) extra: Option<u64>,
-    /// Resident memory.
+    /// Resident memory of the process in bytes; `None` if it is unknown.
     pub(super) resident: Option<u64>,
-    /// Number of allocations before it.
+    /// Number of allocations before the snapshot.
     pub(super) allocations: u64,
-    /// Live bytes by site, if they were stored: only existing sites, each once.
+    /// Live bytes by index of the site, without duplicates; `None` if they were not stored.
     pub(super) sites: Option<Vec<(usize, u64)>>,
 }
 
@@ -41,8 +41,8 @@ pub(super) fn snapshots(recording: &HeapRecording) -> Vec<ExportSnapshot> {
     let end_ns = moments.last().map_or(0, |last| last.time_ns).max(recording.took_ns);
     let peak = peak(recording, &moments, end_ns);
     let after = moments.partition_point(|snapshot| snapshot.time_ns <= peak.time_ns);
-    // The number of allocations decides if a snapshot at the time of the peak is before or after
-    // it.
+    // A snapshot can have the time of the peak. The number of allocations then decides if it
+    // precedes the peak.
     let at = moments[..after]
         .iter()
         .rposition(|snapshot| {
@@ -92,7 +92,7 @@ fn of_moment(
     });
     let others = moment.tree.as_ref().map_or(0, |tree| tree.others.bytes);
     let of_sites = sites.as_deref().map_or(0, sum).saturating_add(others);
-    // The tree is stored a little later than the sums, so its sum can be larger.
+    // The tree is stored slightly later than the sums, so its sum can be larger.
     let bytes = moment.live.bytes.max(of_sites);
     ExportSnapshot {
         what: SnapshotTime::Moment,
@@ -105,7 +105,7 @@ fn of_moment(
     }
 }
 
-/// The peak. Values that only snapshots have are those of the nearest snapshot.
+/// The peak. Its footprint and its number of allocations are those of the nearest snapshot in time.
 fn peak(recording: &HeapRecording, moments: &[ExportSnapshot], end_ns: u64) -> ExportSnapshot {
     let highest = moments.iter().rev().max_by_key(|snapshot| snapshot.bytes);
     let time_ns = match &recording.peak_at_ns {
@@ -128,7 +128,7 @@ fn peak(recording: &HeapRecording, moments: &[ExportSnapshot], end_ns: u64) -> E
     }
 }
 
-/// The bytes of sites together.
+/// Sum of the bytes of sites.
 pub(super) fn sum(sites: &[(usize, u64)]) -> u64 {
     sites.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }

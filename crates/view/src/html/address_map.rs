@@ -1,5 +1,5 @@
 //! The address map in HTML: one SVG for each cluster, drawn to scale, with the details of each
-//! mapping on hover.
+//! mapping as hover text.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use pagewise_model::report::{AddressMap, Audience, Cluster, MapCell};
 use super::{HtmlPage, WORDING, escaped};
 use crate::palette::Palette;
 
-/// The drawing's own units; the script uses the same.
+/// Size of a drawing in SVG units; the script uses the same width.
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 40.0;
 
-/// The narrowest mapping that is still seen.
+/// Minimum width of a mapping that is visible, in SVG units.
 const SLIVER: f64 = 0.5;
 
-/// In a cluster with more mappings, neighbors that would be slivers are drawn together: 65,000
-/// drawings are 20 MB, and slow in any browser.
+/// Maximum number of mappings in a cluster that are drawn separately. In larger clusters, neighbors
+/// narrower than [`SLIVER`] are drawn together: 65,000 shapes are 20 MB, and slow in any browser.
 const MANY: usize = 4000;
 
 impl HtmlPage<'_> {
@@ -32,8 +32,8 @@ impl HtmlPage<'_> {
         self.end_section();
     }
 
-    /// The colors of the pools. A hue is the index of the pool times the golden angle, so that any
-    /// number of pools have hues far apart.
+    /// Writes the legend and the colors of the pools. The hue of a pool is its index times the
+    /// golden angle, so that any number of pools have clearly different hues.
     fn legend(&mut self, palette: &Palette) {
         self.html.push_str("<style>\n");
         for place in 0..palette.pools.len() {
@@ -89,7 +89,7 @@ impl HtmlPage<'_> {
         });
     }
 
-    /// Draws neighbors as one, in the color of the pool with the most bytes.
+    /// Draws neighboring mappings as one shape, in the color of the pool with the most bytes.
     fn map_group(&mut self, cluster: &Cluster, cells: &[MapCell], palette: &Palette) {
         let ([first, ..], [.., last]) = (cells, cells) else { return };
         let range = AddrRange { start: first.range.start, end: last.range.end };
@@ -143,8 +143,8 @@ impl HtmlPage<'_> {
     }
 }
 
-/// Cells, those of small neighbors together: each group spans no more than `sliver` bytes or is
-/// one cell.
+/// Divides cells into groups of neighbors. A group spans at most `sliver` bytes, or is a single
+/// cell.
 fn groups(mut cells: &[MapCell], sliver: u64) -> impl Iterator<Item = &[MapCell]> {
     std::iter::from_fn(move || {
         let start = cells.first()?.range.start;
@@ -161,7 +161,7 @@ fn length(cell: &MapCell) -> f64 {
     cell.range.len().0 as f64
 }
 
-/// The bytes of a part of a drawing's width.
+/// Number of bytes that `width` SVG units represent in a drawing of `span` bytes.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! Charts in HTML: an SVG with lines or bars, and their numbers on hover.
+//! Charts in HTML: an SVG with lines or bars, and their values as hover text.
 
 use pagewise_model::report::{Audience, Axis, Bar, Bars, Chart, ChartLine, Scale};
 
@@ -7,21 +7,21 @@ use super::{HtmlPage, WORDING, escaped};
 /// Size of the drawing area in SVG units.
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 240.0;
-/// Room for the numbers beside and below it.
+/// Space beside and below the drawing area for the numbers of the axes.
 const LEFT: f64 = 72.0;
 const BELOW: f64 = 36.0;
-/// Room for half a number above.
+/// Space above the drawing area for half of a number's height.
 const ABOVE: f64 = 10.0;
 
-/// Maximum number of points of a line that are marked, each with its numbers.
+/// Maximum number of points of a line that get a mark with their values as hover text.
 const MARKED: usize = 200;
 
 /// Number of parts into which grid lines divide the height.
 const PARTS: u32 = 4;
 
-/// Height of a bar, including the distance to the next.
+/// Height of a bar in SVG units, including the gap to the next bar.
 const BAR: f64 = 26.0;
-/// Room for the labels of bars.
+/// Width of the labels of bars in SVG units.
 const LABELS: f64 = 190.0;
 
 impl HtmlPage<'_> {
@@ -56,7 +56,7 @@ impl HtmlPage<'_> {
         ));
     }
 
-    /// Horizontal lines with their values, and the ends of the horizontal axis.
+    /// Draws horizontal lines with their values, and the values at the ends of the horizontal axis.
     fn grid(&mut self, area: &SvgArea<'_>) {
         for part in 0..=PARTS {
             let place = f64::from(part) / f64::from(PARTS);
@@ -123,9 +123,9 @@ impl HtmlPage<'_> {
         self.end_section();
     }
 
-    /// A bar with its label, its interval as a whisker, and its number behind it.
+    /// Draws a bar with its label before it, its interval as a whisker, and its number after it.
     fn bar(&mut self, bars: &Bars, bar: &Bar, ends: (f64, f64), top: f64) {
-        // The number needs room behind the longest bar.
+        // The longest bar leaves space for its number.
         let room = WIDTH - LABELS;
         let place = |number: f64| bars.axis.place(number, ends).unwrap_or(0.0) * room;
         let (length, middle) = (place(bar.value), top + BAR / 2.0);
@@ -158,7 +158,7 @@ impl HtmlPage<'_> {
     }
 }
 
-/// Area of the lines.
+/// Drawing area of the lines, with the minimum and maximum of both axes.
 struct SvgArea<'c> {
     chart: &'c Chart,
     wide: (f64, f64),
@@ -166,7 +166,7 @@ struct SvgArea<'c> {
 }
 
 impl SvgArea<'_> {
-    /// Position of a point in the drawing; `None` if the scale cannot show it.
+    /// Position of a point in the drawing; `None` if the axes cannot show the point.
     fn at(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
         let x = self.chart.x.place(x, self.wide)?;
         let y = self.chart.y.place(y, self.tall)?;
@@ -174,7 +174,7 @@ impl SvgArea<'_> {
     }
 }
 
-/// Hue of a line: its index times the golden angle, as for the pools of an address map.
+/// Hue of a line: its index times the golden angle, like for the pools of an address map.
 fn hue(at: usize) -> String {
     format!("--hue:{};--more:0%", (210 + at * 137) % 360)
 }
@@ -183,7 +183,7 @@ fn number(axis: &Axis, number: f64) -> String {
     escaped(&WORDING.value(&axis.unit.value(number)))
 }
 
-/// Name of an axis, and its scale if it is not linear.
+/// Name of an axis, with its scale if the scale is not linear.
 fn named(axis: &Axis) -> String {
     let label = escaped(&axis.label);
     match axis.scale {

@@ -1,12 +1,13 @@
-// The heap over time: a time line on which the reader selects a snapshot, and its call stacks as a
-// flame graph and as a tree. Branches are built when they are opened, since a recording can have a
-// hundred thousand calls.
+// The heap over time: a time line on which the user selects a snapshot, and the call stacks of the
+// snapshot as a flame graph and as a tree. Branches of the tree are built when they are opened,
+// because a recording can have a hundred thousand call stacks.
 "use strict";
 {
   const data = JSON.parse(document.getElementById("heap-data").textContent);
   const host = document.getElementById("heap");
   const LINES = ["live", "held", "resident", "RssAnon", "RssFile", "RssShmem", "VmSwap"];
-  // Rows shown at once below a call; maximum number of cells and depth of a flame graph.
+  // Number of rows that are shown at once below a branch; maximum number of cells and maximum depth
+  // of a flame graph.
   const ROWS = 100;
   const CELLS = 2500;
   const DEEPEST = 200;
@@ -53,7 +54,7 @@
     });
     return { starts, list };
   })();
-  // Frames of one function in one module are one key. Its source lines are listed.
+  // Frames of the same function in the same module have one key, which lists their source lines.
   const keys = [];
   const keyOf = (() => {
     const known = new Map();
@@ -64,7 +65,7 @@
         const base = module.slice(module.lastIndexOf("/") + 1);
         const text = name >= 0 ? data.names[name] : base ? "[" + base + "]" : "[unknown]";
         known.set(words, keys.length);
-        // One color for each file of code, a little different for each function.
+        // Each module has a color, which differs slightly between its functions.
         keys.push({ text, module, base, hue: (hueOf(base) + (hueOf(text) % 50)) % 360 });
       }
       return known.get(words);
@@ -127,7 +128,7 @@
     return stops.reduce((best, stop, at) => (Math.abs(stop.time - time) < Math.abs(stops[best].time - time) ? at : best), 0);
   }
 
-  // The values of each site for the selection: `main` for shares, `other` for the second column.
+  // Values of each site for the selection: `main` determines shares, `other` is the second column.
   function choose() {
     const stop = stops[state.stop];
     let main, other, rest = [0, 0], counts = false;
@@ -188,8 +189,8 @@
   const isFound = (key) => state.find !== "" && (keys[key].text + " " + keys[key].module).toLowerCase().includes(state.find.toLowerCase());
 
   // A branch: a function, its sums, and its nodes. From callers to callees, the values of a node
-  // include all nodes below it. From callees to callers, they are the values of the sites that
-  // reach it.
+  // include all nodes below the node. From callees to callers, the values of a node are those of
+  // the sites whose call stacks contain the node.
   function gather(groups, node, main, other) {
     const key = keyOf[frames[node]];
     let group = groups.get(key);
@@ -250,7 +251,7 @@
     label.style.setProperty("--hue", (210 + at * 137) % 360);
     lineBox.append(label);
   });
-  // The peak lies between snapshots.
+  // The time of the peak is between two snapshots.
   const before = data.times.findIndex((time) => time >= peakTime);
   const place = before < 0 ? data.times.length : before;
   const withPeak = (list, value) => [...list.slice(0, place), value, ...list.slice(place)];
@@ -265,8 +266,8 @@
     const names = LINES.filter((name) => shown.has(name));
     let most = data.peak[0];
     for (const name of names) for (const value of data[name]) if (value > most) most = value;
-    // Round the maximum up, so that four or fewer steps of 1, 2, 2.5 or 5 times a power of ten in
-    // KiB or MiB cover it.
+    // Round the maximum up to at most four steps. A step is 1, 2, 2.5 or 5 times a power of ten, in
+    // KiB or MiB.
     const unit = 1024 ** Math.floor(Math.log(Math.max(1, most / 4)) / Math.log(1024));
     const ten = 10 ** Math.floor(Math.log10(Math.max(1, most / 4 / unit)));
     const round = unit * ten * ([1, 2, 2.5, 5, 10].find((it) => it * ten * unit * 4 >= most) ?? 10);
@@ -306,8 +307,8 @@
     svg.setAttribute("aria-label", `Live, held and resident bytes over ${duration(last)}; the peak of ${human(data.peak[0])} at ${duration(peakTime)}`);
   }
 
-  // A path with gaps for unknown values. In each column of pixels the highest and the last snapshot
-  // are drawn.
+  // A path with gaps for unknown values. In each column of pixels, only the highest and the last
+  // snapshot are drawn.
   function pathOf(times, values, x, y) {
     let path = "";
     let area = "";
@@ -451,8 +452,8 @@
     return text;
   }
 
-  // The flame graph: a row for each depth, cells as wide as their values. A click makes a cell fill
-  // the width.
+  // The flame graph: one row for each depth, with cells whose widths are their values. A click on a
+  // cell zooms the graph until the cell fills the width.
   let zoomed = null;
   function zoom(branch) {
     zoomed = branch;
@@ -532,7 +533,7 @@
     }
   });
 
-  // The tree: one row for each branch. The rows below a branch are made when it is opened.
+  // The tree: one row for each branch. The rows below a branch are built when the branch is opened.
   function drawTree() {
     const head = make("div", { class: "row head" }, make("span", {}, "share"),
       make("span", {}, chosen.counts ? (state.of === "temporary" ? "temporary" : "count") : "bytes"),

@@ -1,6 +1,6 @@
-//! The heap over time in HTML: a time line, and the call stacks of each snapshot that has some. A
-//! script draws them from the data that are embedded here: numbers in columns, call stacks as a
-//! tree, each name once.
+//! The heap over time in HTML: a time line, and the call stacks of the snapshots that have a tree.
+//! A script draws them from the data embedded here: numbers by column, call stacks as a tree, and
+//! each name once.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -19,11 +19,11 @@ use crate::words::clean;
 pub(super) const CSS: &str = include_str!("heap.css");
 pub(super) const JS: &str = include_str!("heap.js");
 
-/// Index for a missing parent or name.
+/// Index that represents a missing parent or name.
 const NONE: i64 = -1;
 
 impl HtmlPage<'_> {
-    /// The interactive heap view; without a script, a chart.
+    /// Writes the interactive heap view; browsers without scripts show `chart` instead.
     pub(super) fn heap(
         &mut self,
         recording: &HeapRecording,
@@ -62,12 +62,12 @@ impl HtmlPage<'_> {
         self.flush()
     }
 
-    /// A member of the data: numbers.
+    /// Writes a member of the data: a list of numbers.
     fn numbers(&mut self, key: &str, numbers: impl Iterator<Item = i64>) -> io::Result<()> {
         self.column(key, numbers.map(Some))
     }
 
-    /// A member of the data: numbers, and `null` for what is not known.
+    /// Writes a member of the data: a list of values, with `null` for unknown values.
     pub(super) fn column<T: std::fmt::Display>(
         &mut self,
         key: &str,
@@ -130,7 +130,8 @@ impl HtmlPage<'_> {
         self.column("temporary", recording.sites.iter().map(|site| Some(site.temporary)))
     }
 
-    /// The names of frames, each once: function, file of code, source and line.
+    /// Writes the distinct frames as lists of indices into a list of names: function, file, source
+    /// file and line.
     fn names(&mut self, recording: &HeapRecording) -> io::Result<()> {
         let mut names: HashMap<String, i64> = HashMap::new();
         let mut listed: Vec<String> = Vec::new();
@@ -155,7 +156,7 @@ impl HtmlPage<'_> {
         self.column("names", listed.iter().map(|name| Some(embedded(name))))
     }
 
-    /// The trees of snapshots: index of the snapshot, sites and amounts.
+    /// Writes the trees of snapshots: index of the snapshot, its sites and their live amounts.
     fn trees(&mut self, recording: &HeapRecording) -> io::Result<()> {
         self.html.push_str("\"trees\":[");
         let with = recording.moments.iter().enumerate();
@@ -180,19 +181,19 @@ impl HtmlPage<'_> {
     }
 }
 
-/// A string of JSON that cannot end the element that it is in.
+/// Converts text to a JSON string that cannot end the HTML element around it.
 pub(super) fn embedded(text: &str) -> String {
     let mut out = Vec::new();
     push_string(&mut out, text);
     String::from_utf8_lossy(&out).replace('<', "\\u003c")
 }
 
-/// Call stacks as paths in a tree, the outermost calls first.
+/// Call stacks as paths in a tree. The outermost frames are next to the root.
 struct FlameTree {
-    /// Distance of each node to its parent; 0 without a parent.
+    /// For each node, its index minus the index of its parent; 0 for nodes without a parent.
     parents: Vec<i64>,
     frames: Vec<u32>,
-    /// The innermost node of each site.
+    /// For each site, the node of its innermost frame.
     of_site: Vec<i64>,
 }
 
@@ -211,7 +212,7 @@ impl FlameTree {
             frames: Vec::new(),
             of_site: vec![NONE; recording.sites.len()],
         };
-        // Nodes of the path before this one, the outermost first.
+        // Nodes of the path of the previous site, the outermost first.
         let mut path: Vec<usize> = Vec::new();
         for site in order {
             let same = path.iter().zip(stack(site));

@@ -1,11 +1,11 @@
 // The scripts of the page: they sort and filter tables and zoom the address map.
 "use strict";
 
-// Rows of a long table that are in the document at a time.
+// Number of rows of a long table that are in the document at once.
 const PAGE = 200;
 
-// Tables: a click on a heading sorts, the largest number or the first word first; a second click
-// reverses the order.
+// Tables: a click on a heading sorts by the column, with the largest number or the alphabetically
+// first word at the top; a second click reverses the order.
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
@@ -25,7 +25,7 @@ for (const table of document.querySelectorAll("table")) {
   body.addEventListener("mouseover", (event) => exactSize(event, heads));
 }
 
-// Marks the heading that is sorted by; 1 is ascending.
+// Marks the heading of the column by which the table is sorted; 1 is ascending.
 function turn(heads, head) {
   const first = head.classList.contains("words") ? "ascending" : "descending";
   const second = first === "ascending" ? "descending" : "ascending";
@@ -45,7 +45,7 @@ function sort(table, column, sign) {
   body.append(...keyed.map((item) => item.row));
 }
 
-// Cells without a number stay last in either order.
+// Cells without a number are last in both orders.
 function compare(a, b, sign) {
   const missing = Number.isNaN(a.number) - Number.isNaN(b.number);
   if (missing !== 0) return missing;
@@ -65,7 +65,7 @@ function addFilter(table, body) {
   table.parentElement.before(input);
 }
 
-// A long table: its rows are data, of which one page is in the document.
+// A long table: all rows are in the embedded data, but only one page of rows is in the document.
 function addPages(table, heads, data) {
   const body = table.tBodies[0];
   const columns = data.columns.map(values);
@@ -126,7 +126,7 @@ function addPages(table, heads, data) {
   draw(0);
 }
 
-// The cells of a column, row by row; rows that are alike share one.
+// The cells of a column in the order of the rows; equal cells share one object.
 function values(column) {
   if (column.kind === "address") {
     let address = 0n;
@@ -168,10 +168,10 @@ function exactSize(event, heads) {
   }
 }
 
-// The address map: wheel, buttons, keys and drag choose the part of a cluster that is drawn.
-// Positions are computed from byte offsets each time: the scale of a drawing has too few digits.
+// The address map: wheel, buttons, keys and drags select the part of a cluster that is drawn.
+// Positions are computed from byte offsets each time, because scaling the drawing is too imprecise.
 const WIDTH = 1000;
-// Minimum number of bytes across a drawing.
+// Minimum number of bytes that the width of a drawing represents.
 const CLOSEST = 16384;
 
 for (const figure of document.querySelectorAll(".cluster")) {
@@ -264,7 +264,7 @@ for (const figure of document.querySelectorAll(".cluster")) {
     });
   }
 
-  // A tap or click keeps what hovering shows: fingers do not hover.
+  // A tap or click keeps the hover text visible, because touch screens have no hovering.
   function choose(g) {
     svg.querySelector(".chosen")?.classList.remove("chosen");
     g?.classList.add("chosen");

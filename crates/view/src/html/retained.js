@@ -1,9 +1,10 @@
-// Retained bytes as an icicle: a row for each step from a root down, as wide as the bytes that it retains.
+// Retained bytes as an icicle chart: one row for each distance from the roots, with cells whose
+// widths are their retained bytes.
 "use strict";
 {
   const data = JSON.parse(document.getElementById("retained-data").textContent);
   const host = document.getElementById("heap");
-  // Cells that are drawn at once, and their height.
+  // Maximum number of cells that are drawn at once, and the height of a cell.
   const CELLS = 2500;
   const CELL = 20;
   const count = (number) => number.toLocaleString("en");
@@ -77,7 +78,7 @@
     says.textContent = zoomed < 0 ? "A click on a cell makes it fill the width." : "Escape or a click on the first cell: the whole again.";
   }
 
-  // Bytes of cells that match, without those below another one.
+  // Bytes of matching cells, without cells below other matching cells.
   function matchedBytes() {
     let sum = 0;
     const inside = new Uint8Array(data.labels.length);

@@ -1,5 +1,5 @@
-//! Retained bytes of a heap in HTML: an icicle that can be searched and zoomed. A script draws it
-//! from the data that are embedded here.
+//! Retained bytes of a heap in HTML: an icicle chart with search and zoom. A script draws it from
+//! the data embedded here.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +14,7 @@ use crate::words::clean;
 pub(super) const JS: &str = include_str!("retained.js");
 
 impl HtmlPage<'_> {
-    /// The icicle; without a script, a reference to the table.
+    /// Writes the icicle chart; browsers without scripts show a reference to the table instead.
     pub(super) fn retained(&mut self, cells: &[RetainedCell]) -> io::Result<()> {
         self.section("Retained bytes", Audience::Everyone);
         self.html.push_str(

@@ -1,8 +1,9 @@
-//! Tables in HTML. Cells with numbers carry them, so that sorting does not read `4.0K`.
+//! Tables in HTML. Numeric cells contain their numbers, so that sorting does not parse texts such
+//! as `4.0K`.
 //!
-//! The first rows of a long table are plain HTML, for readers without scripts. All rows follow as
-//! data, from which a script creates the rows of one page at a time: 65,000 mappings as elements
-//! are 20 MB, and slow in any browser.
+//! The first rows of a long table are plain HTML, for browsers without scripts. All rows are also
+//! embedded as data, from which a script creates the rows of one screen page at a time: 65,000
+//! mappings as HTML elements are 20 MB, and slow in any browser.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,16 +16,16 @@ use crate::footnotes::Footnotes;
 use crate::number;
 use crate::words::{Wording, clean};
 
-/// The page goes to the writer in pieces of about this size.
+/// Number of collected bytes from which on the page is written to the output.
 const CHUNK: usize = 1 << 16;
 
-/// A table with more rows is long.
+/// Maximum number of rows of a table that is written as plain HTML only.
 const LONG: usize = 2000;
 
-/// Rows of a long table that are there without a script.
+/// Number of rows of a long table that are plain HTML.
 const FIRST: usize = 200;
 
-/// A column with what its cells have in common.
+/// A column, with its total and the alignment of its cells.
 struct HtmlLane<'a> {
     column: &'a TableColumn,
     total: Option<&'a CellValue>,
@@ -32,13 +33,13 @@ struct HtmlLane<'a> {
 }
 
 impl<'a> HtmlLane<'a> {
-    /// The cell in the table's last row.
+    /// Cell of the column in the last row, which has the totals.
     fn last(&self) -> CellForm<'a> {
         self.total.unwrap_or(&CellValue::None).into()
     }
 
-    /// The attribute for the alignment of a cell and for its visibility. Our own words are short
-    /// and stay on one line.
+    /// The class attribute for the alignment and the visibility of a cell. Text of pagewise itself
+    /// is short and stays on one line.
     fn class(&self) -> &'static str {
         let ours = holds_labels(self.column);
         match (self.words, ours, self.column.audience) {
@@ -88,8 +89,8 @@ impl HtmlPage<'_> {
         Ok(())
     }
 
-    /// All rows of a long table as data, by column. A column with repeated cells has each cell
-    /// once, and the index of the cell of each row.
+    /// Writes all rows of a long table as data, by column. If cells repeat, the column has each
+    /// distinct cell once and, for each row, the index of its cell.
     fn data(
         &mut self,
         lanes: &[HtmlLane<'_>],
@@ -115,7 +116,8 @@ impl HtmlPage<'_> {
         self.flush()
     }
 
-    /// Addresses as differences from the address before, in hex: most are small.
+    /// Writes addresses in hex as differences from the previous address; most differences are
+    /// small.
     fn addresses(&mut self, lane: &HtmlLane<'_>, rows: usize) -> io::Result<()> {
         self.html.push_str("{\"kind\":\"address\",\"steps\":\"");
         let mut before = 0_u64;
@@ -168,7 +170,7 @@ impl HtmlPage<'_> {
             self.flush_pieces()?;
         }
         self.html.push(']');
-        // Without indices, each row has the next cell.
+        // If indices are missing, the cells are in the order of the rows.
         if numbers.len() < rows {
             self.html.push_str(",\"numbers\":[");
             for (row, number) in of_rows.into_iter().enumerate() {
@@ -239,7 +241,8 @@ impl HtmlPage<'_> {
         self.html.push_str("</td>");
     }
 
-    /// The attribute with the number that a cell is sorted by; words are sorted as they are.
+    /// Writes the attribute with the number by which a cell is sorted. Text cells have no
+    /// attribute: their text is sorted.
     fn sort_key(&mut self, cell: CellForm<'_>) {
         if let Some(number) = sort_key(cell) {
             self.html.push_str(&format!(" data-v=\"{number}\""));
@@ -247,7 +250,7 @@ impl HtmlPage<'_> {
     }
 }
 
-/// The number that a cell is sorted by.
+/// Number by which a cell is sorted; `None` for text and absent values.
 fn sort_key(cell: CellForm<'_>) -> Option<String> {
     match cell {
         CellForm::Bytes(n) | CellForm::Count(n) | CellForm::Address(n) => Some(n.to_string()),
@@ -263,8 +266,9 @@ fn sort_key(cell: CellForm<'_>) -> Option<String> {
     }
 }
 
-/// Pushes a cell as JSON: a number or words; of other values the words and the number by which they
-/// are sorted; of missing ones the mark and the reason.
+/// Appends a cell as JSON. Numbers of the column's kind and texts are values; other cells have
+/// their text and the number by which they are sorted; absent values have their mark and the
+/// reason.
 fn push_data(out: &mut String, cell: CellForm<'_>, kind: &str, notes: &Footnotes<'_>) {
     match cell {
         CellForm::Bytes(n) if kind == "bytes" => {
@@ -315,7 +319,7 @@ fn drawn(write: impl FnOnce(&mut [u8]) -> usize) -> String {
     out
 }
 
-/// Pushes clean text as a JSON string in which no tag begins.
+/// Appends text without terminal escape sequences as a JSON string in which no HTML tag can begin.
 fn push_json(out: &mut String, text: &str) {
     out.push('"');
     for c in clean(text.as_bytes()).chars() {
@@ -330,7 +334,7 @@ fn push_json(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// The columns for people, each with its total.
+/// Columns for people, each with its total.
 fn lanes(table: &ReportTable) -> impl Iterator<Item = HtmlLane<'_>> {
     let columns = table.columns.iter().enumerate();
     columns.filter(|(_, column)| for_people(column.audience, true)).map(|(at, column)| HtmlLane {

@@ -1,4 +1,4 @@
-//! An address map as strips of characters: one line a cluster, each to its own scale.
+//! An address map as strips of characters: one line for each cluster, each with its own scale.
 
 use pagewise_model::AddrRange;
 use pagewise_model::report::{AddressMap, CellValue, Cluster};
@@ -7,13 +7,13 @@ use super::page::{Ink, TextPage};
 use crate::palette::Palette;
 use crate::words::{clean, width};
 
-/// The patterns of the widest pools; all further pools share the last one.
+/// Characters for the largest pools. All other pools use the last character.
 const PATTERNS: [char; 12] = ['█', '▓', '▒', '░', '▚', '◆', '▄', '▀', '▌', '○', '≡', '*'];
 
-/// Character for a hole.
+/// Character for a hole between mappings.
 const HOLE: char = '·';
 
-/// The widest strip, however wide the terminal.
+/// Maximum length of a strip in characters, also in wider terminals.
 const STRIP: usize = 120;
 
 pub(super) fn draw(page: &mut TextPage<'_>, map: &AddressMap) {
@@ -37,7 +37,7 @@ pub(super) fn draw(page: &mut TextPage<'_>, map: &AddressMap) {
     legend(page, &palette);
 }
 
-/// The address range and its length.
+/// The address range and its length, as text.
 fn label(page: &TextPage<'_>, range: AddrRange) -> [String; 2] {
     [range.to_string(), page.wording().value(&CellValue::Bytes(range.len().0))]
 }
@@ -46,7 +46,8 @@ fn pattern(place: usize) -> char {
     PATTERNS[place.min(PATTERNS.len() - 1)]
 }
 
-/// Each character stands for an equal part of the range, and shows the pool that has most of it.
+/// Draws a cluster as `room` characters. Each character represents an equal part of the address
+/// range, and shows the pool that has most of the part.
 fn strip(cluster: &Cluster, palette: &Palette, room: usize) -> String {
     let mut shares = vec![vec![0u64; PATTERNS.len()]; room];
     for cell in &cluster.cells {
@@ -63,20 +64,22 @@ fn strip(cluster: &Cluster, palette: &Palette, room: usize) -> String {
     shares.iter().map(|shares| most(shares).map_or(HOLE, pattern)).collect()
 }
 
-/// The index of the largest share, the first of equals; `None` if all are 0.
+/// Index of the largest share, the first one of equal shares; `None` if all shares are 0.
 fn most(shares: &[u64]) -> Option<usize> {
     let place = (0..shares.len()).rev().max_by_key(|&place| shares[place])?;
     (shares[place] > 0).then_some(place)
 }
 
-/// Index of the part that contains an address, if `whole` is divided into `count` equal parts.
+/// Index of the part of `whole` that contains an address, if `whole` is divided into `count` equal
+/// parts.
 fn slot(whole: AddrRange, address: u64, count: usize) -> usize {
     let offset = u128::from(address - whole.start);
     let slot = offset * count as u128 / u128::from(whole.len().0.max(1));
     usize::try_from(slot).map_or(0, |slot| slot.min(count.saturating_sub(1)))
 }
 
-/// The addresses of one of `count` equal parts of `whole`: those with this [`slot`].
+/// Addresses of the part with the index `at`, if `whole` is divided into `count` equal parts: the
+/// addresses for which [`slot`] returns `at`.
 fn part(whole: AddrRange, at: usize, count: usize) -> AddrRange {
     let edge = |at: usize| {
         let offset = (at as u128 * u128::from(whole.len().0)).div_ceil(count as u128);

@@ -1,14 +1,14 @@
-//! Charts as characters: a mark for each line in each column, and bars.
+//! Charts as characters: lines of marks, one mark in each column, and bars.
 
 use pagewise_model::report::{Axis, Bars, Chart, ChartLine, Scale};
 
 use super::page::{Ink, TextPage};
 use crate::words::{clean, width};
 
-/// The marks of lines; all further lines share the last one.
+/// Marks of the lines. All other lines use the last mark.
 const MARKS: [char; 6] = ['●', '○', '×', '+', '◆', '△'];
 
-/// Maximum size of the area of the lines, in characters.
+/// Maximum width and height of the drawing area of lines, in characters.
 const WIDTH: u32 = 72;
 const HEIGHT: u32 = 10;
 
@@ -48,12 +48,12 @@ pub(super) fn draw(page: &mut TextPage<'_>, chart: &Chart) {
     legend(page, chart, &chart.lines);
 }
 
-/// The number at a position of an axis in words.
+/// The number at a position from 0 to 1 of an axis, as text.
 fn number(page: &TextPage<'_>, axis: &Axis, place: f64, ends: (f64, f64)) -> String {
     page.wording().value(&axis.unit.value(axis.number(place, ends)))
 }
 
-/// Area of the lines.
+/// Drawing area of the lines, with the minimum and maximum of both axes.
 struct TextArea<'c> {
     chart: &'c Chart,
     wide: (f64, f64),
@@ -62,7 +62,7 @@ struct TextArea<'c> {
 }
 
 impl TextArea<'_> {
-    /// The mark of the first line that passes here; a blank where none does.
+    /// Mark of the first line that passes through a character cell; a space if no line does.
     fn mark(&self, column: u32, row: u32) -> char {
         let place = f64::from(column) / f64::from(self.columns - 1);
         let x = self.chart.x.number(place, self.wide);
@@ -74,7 +74,7 @@ impl TextArea<'_> {
     }
 }
 
-/// Row of a position from 0 to 1.
+/// Row of a vertical position from 0 to 1.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1 times 9")]
 fn row_of(place: f64) -> u32 {
     (place * f64::from(HEIGHT - 1)).round() as u32
@@ -84,7 +84,7 @@ fn pattern(line: usize) -> char {
     MARKS[line.min(MARKS.len() - 1)]
 }
 
-/// The horizontal axis with the numbers at its ends and its name.
+/// Writes the horizontal axis with the numbers at its ends and its name.
 fn axis(
     page: &mut TextPage<'_>,
     chart: &Chart,
@@ -107,7 +107,7 @@ fn axis(
     page.newline();
 }
 
-/// Name of an axis, and its scale if it is not linear.
+/// Name of an axis, with its scale if the scale is not linear.
 fn named(axis: &Axis) -> String {
     let label = clean(axis.label.as_bytes());
     match axis.scale {
@@ -158,7 +158,7 @@ pub(super) fn draw_bars(page: &mut TextPage<'_>, bars: &Bars) {
     page.remark(&axis);
 }
 
-/// The words of a bar: its label, and its number with the interval.
+/// The texts of a bar: its label, and its number with the interval.
 fn row(page: &TextPage<'_>, bars: &Bars, bar: &pagewise_model::report::Bar) -> [String; 2] {
     let number = |number: f64| page.wording().value(&bars.axis.unit.value(number));
     let value = match bar.interval {
@@ -170,7 +170,7 @@ fn row(page: &TextPage<'_>, bars: &Bars, bar: &pagewise_model::report::Bar) -> [
     [clean(bar.label.as_bytes()).into_owned(), value]
 }
 
-/// A bar by eighths of a character.
+/// Draws a bar with a resolution of an eighth of a character.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 40 times 8")]
 fn bar_of(place: f64, room: usize) -> String {
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];

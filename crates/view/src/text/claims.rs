@@ -1,11 +1,11 @@
-//! Claims: the verdict first, then the claim, and its details below. Wrapped, never cut.
+//! Claims: the verdict, the claim, and the details below. Long text is wrapped and never cut.
 
 use pagewise_model::lab::{ClaimVerdict, ExperimentClaim};
 
 use super::page::{Ink, TextPage};
 use crate::words::{clean, width};
 
-/// Between two columns.
+/// Number of spaces between two columns.
 const GAP: usize = 2;
 
 pub(super) fn draw(page: &mut TextPage<'_>, claims: &[ExperimentClaim]) {
@@ -23,7 +23,7 @@ pub(super) fn draw(page: &mut TextPage<'_>, claims: &[ExperimentClaim]) {
     page.hang(indent);
 }
 
-/// Details of a claim, one on each line.
+/// Writes the details of a claim, one on each line.
 fn details(page: &mut TextPage<'_>, claim: &ExperimentClaim, indent: usize) {
     let widest = claim.details().map(|(name, _)| width(name)).max().unwrap_or(0);
     for (name, words) in claim.details() {

@@ -1,4 +1,4 @@
-//! Facts: on one line, in columns as in top, or one on each line with its meaning.
+//! Facts: on one line, in columns like in `top`, or one on each line with its meaning.
 
 use pagewise_model::report::{CellValue, Fact, FactsShape, NamedFacts};
 
@@ -7,10 +7,10 @@ use crate::cells::for_people;
 use crate::footnotes::Footnotes;
 use crate::words::{Wording, clean, push_cut, width};
 
-/// Between two facts.
+/// Number of spaces between two facts.
 const GAP: usize = 2;
 
-/// A fact in words.
+/// A fact as text.
 struct Worded<'a> {
     label: String,
     value: String,
@@ -57,7 +57,8 @@ fn word<'a>(fact: &'a Fact, wording: Wording<'_>) -> Worded<'a> {
     }
 }
 
-/// `label value  label value`, wrapped between facts. A value wider than a line is cut.
+/// Writes `label value  label value`, wrapped between facts. A value that is wider than a line is
+/// cut.
 pub(super) fn line<'a>(page: &mut TextPage<'_>, facts: impl Iterator<Item = (&'a str, &'a str)>) {
     for (label, value) in facts {
         let space = usize::from(!label.is_empty() && !value.is_empty());
@@ -71,14 +72,14 @@ pub(super) fn line<'a>(page: &mut TextPage<'_>, facts: impl Iterator<Item = (&'a
     page.newline();
 }
 
-/// Labels above values, in as few rows as fit; rows share their columns.
+/// Writes labels above values, in as few rows as possible. All rows have the same columns.
 fn columns(page: &mut TextPage<'_>, facts: &[Worded<'_>]) {
     let room = page.room();
     let widths: Vec<usize> =
         facts.iter().map(|f| width(&f.label).max(width(&f.value)).min(room)).collect();
     let grids = (1..=facts.len()).map(|rows| grid(&widths, facts.len().div_ceil(rows)));
     let fits = |grid: &Vec<usize>| grid.iter().sum::<usize>() + GAP * (grid.len() - 1) <= room;
-    // The last grid has one column, and that is at most as wide as the line.
+    // The last grid has one column, which is at most as wide as the line.
     let grid = grids.into_iter().find(fits).unwrap_or_default();
     for facts in facts.chunks(grid.len().max(1)) {
         row(page, Ink::Dim, facts.iter().map(|f| f.label.as_str()).zip(&grid));
@@ -86,7 +87,7 @@ fn columns(page: &mut TextPage<'_>, facts: &[Worded<'_>]) {
     }
 }
 
-/// Widths of the columns if the fields of these widths are put into rows of `per_row`.
+/// Widths of the columns if fields with these widths are put into rows of `per_row` fields.
 fn grid(widths: &[usize], per_row: usize) -> Vec<usize> {
     let mut grid = vec![0; per_row];
     for row in widths.chunks(per_row) {
@@ -95,7 +96,7 @@ fn grid(widths: &[usize], per_row: usize) -> Vec<usize> {
     grid
 }
 
-/// One row of right-aligned words.
+/// Writes one row of right-aligned texts.
 fn row<'a>(page: &mut TextPage<'_>, ink: Ink, cells: impl Iterator<Item = (&'a str, &'a usize)>) {
     let mut end = page.indent();
     for (words, &room) in cells {
@@ -108,11 +109,13 @@ fn row<'a>(page: &mut TextPage<'_>, ink: Ink, cells: impl Iterator<Item = (&'a s
     page.newline();
 }
 
-/// The widest label and the widest value that get a column of their own.
+/// Maximum width of the column of labels and of the column of values. Longer texts exceed their
+/// column.
 const LABEL: usize = 24;
 const VALUE: usize = 22;
 
-/// One fact a line: label, value, meaning, each in its column; what is too wide wraps.
+/// Writes one fact on each line: label, value and meaning in columns. Texts that are too wide are
+/// wrapped.
 fn list(page: &mut TextPage<'_>, facts: &[Worded<'_>]) {
     let indent = page.indent();
     let label_width = facts.iter().map(|f| width(&f.label).min(LABEL)).max().unwrap_or(0);
@@ -137,7 +140,7 @@ fn list(page: &mut TextPage<'_>, facts: &[Worded<'_>]) {
     page.hang(indent);
 }
 
-/// The meaning: beside the value where there is room for a column of words, else below it.
+/// Writes the meaning beside the value if there is enough space, otherwise below the value.
 fn meaning(page: &mut TextPage<'_>, fact: &Worded<'_>, indent: usize, column: usize) {
     if page.is_left_half(column) && width(&fact.value) <= VALUE {
         page.hang(column);

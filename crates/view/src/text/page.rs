@@ -1,4 +1,5 @@
-//! The page that text is written on: indentation, wrapping, ink. Takes only clean words.
+//! The page that text is written on: indentation, wrapping, styles. It requires text without escape
+//! sequences.
 
 use std::io::{self, Write};
 
@@ -6,7 +7,7 @@ use super::Style;
 use crate::footnotes::Footnotes;
 use crate::words::{Wording, clean, push_cut, split, width};
 
-/// Style of words if color is used.
+/// Style of text if color is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ink {
     Plain,
@@ -19,7 +20,7 @@ pub(super) enum Ink {
 }
 
 impl Ink {
-    /// The parameter of SGR, the terminal's "select graphic rendition".
+    /// Parameter of SGR ("select graphic rendition"), the terminal's escape sequence for styles.
     const fn sgr(self) -> &'static str {
         match self {
             Ink::Plain => "",
@@ -33,16 +34,16 @@ impl Ink {
     }
 }
 
-/// Indentation below a heading.
+/// Number of columns by which text below a heading is indented.
 const INDENT: usize = 2;
 
-/// Maximum length of a line across the page.
+/// Maximum length of a horizontal line in columns.
 const RULE: usize = 80;
 
-/// A page being written. Lines break before `width`; broken lines go on at `hang`.
+/// A page that is being written. Lines are wrapped at `width`, and continue in the column `hang`.
 pub(super) struct TextPage<'p> {
     pub(super) style: &'p Style,
-    /// The lines so far that `out` does not have yet.
+    /// Lines that were not passed to `out` yet.
     pub(super) buffer: Vec<u8>,
     out: &'p mut dyn Write,
     width: usize,
@@ -67,7 +68,7 @@ impl<'p> TextPage<'p> {
         }
     }
 
-    /// Hands the lines so far to the writer.
+    /// Writes the lines of `buffer` to the output.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.empty &= self.buffer.is_empty();
         self.out.write_all(&self.buffer)?;
@@ -75,17 +76,19 @@ impl<'p> TextPage<'p> {
         Ok(())
     }
 
-    /// Hands whole lines to the writer; all lines before must have been flushed.
+    /// Writes whole lines to the output. Requires that [`TextPage::flush`] was called after all
+    /// earlier lines.
     pub(super) fn put(&mut self, lines: &[u8]) -> io::Result<()> {
         self.out.write_all(lines)
     }
 
-    /// Values in sentences: sizes with their unit, missing ones with their reason.
+    /// Conversion of values to words in sentences: sizes with a unit, absent values with their
+    /// reason.
     pub(super) fn wording(&self) -> Wording<'static> {
         Wording { units: self.style.units, bare: false, notes: None }
     }
 
-    /// Number of columns left on this line.
+    /// Number of columns left on the current line.
     pub(super) fn room(&self) -> usize {
         self.width.saturating_sub(self.column.max(self.hang))
     }
@@ -96,7 +99,7 @@ impl<'p> TextPage<'p> {
         self.heading_of_sizes(title, false);
     }
 
-    /// [`TextPage::heading`], with the unit if the block has sizes without a unit beside them.
+    /// Like [`TextPage::heading`], followed by the unit of sizes if `sizes` is true.
     pub(super) fn heading_of_sizes(&mut self, title: &str, sizes: bool) {
         self.hang(0);
         if title.is_empty() {
@@ -113,27 +116,27 @@ impl<'p> TextPage<'p> {
         self.hang(INDENT);
     }
 
-    /// Sets where lines start and go on. Leaves at least half of the width.
+    /// Sets the column in which lines start and continue, but at most half of the width.
     pub(super) fn hang(&mut self, column: usize) {
         self.hang = column.min(self.width / 2);
     }
 
-    /// Start column of lines.
+    /// Column in which lines start.
     pub(super) fn indent(&self) -> usize {
         self.hang
     }
 
-    /// True if a column leaves half of a line to what is written from there on.
+    /// True if at least half of a line is right of the column.
     pub(super) fn is_left_half(&self, column: usize) -> bool {
         column <= self.width / 2
     }
 
-    /// Leaves `count` columns empty.
+    /// Skips `count` columns.
     pub(super) fn skip(&mut self, count: usize) {
         self.pad_to(self.column.max(self.hang) + count);
     }
 
-    /// Ends the line, without the blanks at its end.
+    /// Ends the line, and removes spaces at its end.
     pub(super) fn newline(&mut self) {
         while self.buffer.last() == Some(&b' ') {
             self.buffer.pop();
@@ -143,14 +146,14 @@ impl<'p> TextPage<'p> {
         self.column = 0;
     }
 
-    /// Pads the line with blanks up to `column`.
+    /// Pads the line with spaces up to `column`.
     pub(super) fn pad_to(&mut self, column: usize) {
         let count = column.min(self.width).saturating_sub(self.column);
         self.buffer.resize(self.buffer.len() + count, b' ');
         self.column += count;
     }
 
-    /// Writes words that fit on this line.
+    /// Writes text, which must fit on the current line.
     pub(super) fn ink(&mut self, ink: Ink, words: &str) {
         if words.is_empty() {
             return;
@@ -161,14 +164,15 @@ impl<'p> TextPage<'p> {
         self.column += width(words);
     }
 
-    /// Writes words, cut to the rest of this line.
+    /// Writes text, cut to the space that is left on the current line.
     pub(super) fn ink_cut(&mut self, ink: Ink, words: &str) {
         let mut cut = String::new();
         push_cut(&mut cut, words, self.room());
         self.ink(ink, &cut);
     }
 
-    /// Sets the style of the text that follows, if color is used. [`TextPage::newline`] resets it.
+    /// Sets the style of the following text, if color is used. [`TextPage::newline`] resets the
+    /// style.
     pub(super) fn dip(&mut self, ink: Ink) {
         if !self.style.color || self.dipped == ink {
             return;
@@ -184,7 +188,7 @@ impl<'p> TextPage<'p> {
         self.dipped = ink;
     }
 
-    /// Makes sure that `needed` columns follow, after a gap or on a new line.
+    /// Writes `gap` spaces if `needed` columns fit after them; otherwise begins a new line.
     pub(super) fn make_room(&mut self, needed: usize, gap: usize) {
         if self.column <= self.hang {
             return;
@@ -196,7 +200,8 @@ impl<'p> TextPage<'p> {
         }
     }
 
-    /// Writes words, wrapped at spaces; a word that is wider than a line is broken.
+    /// Writes text after `gap` spaces, wrapped at spaces. A word that is wider than a line is
+    /// broken.
     pub(super) fn write_words(&mut self, ink: Ink, words: &str, gap: usize) {
         let mut gap = gap;
         for word in words.split(' ') {
@@ -219,13 +224,13 @@ impl<'p> TextPage<'p> {
         self.ink(ink, head);
     }
 
-    /// A line across the page, of at most [`RULE`] columns.
+    /// Draws a horizontal line of at most [`RULE`] columns.
     pub(super) fn rule(&mut self) {
         self.ink(Ink::Dim, &"─".repeat(self.room().min(RULE)));
         self.newline();
     }
 
-    /// Writes the reasons of the missing values of this block.
+    /// Writes the reasons of the absent values of a block.
     pub(super) fn footnotes(&mut self, notes: &Footnotes<'_>) {
         let indent = self.indent();
         for (mark, reason) in notes.lines() {
@@ -238,7 +243,7 @@ impl<'p> TextPage<'p> {
         self.hang(indent);
     }
 
-    /// Writes a remark below a block, wrapped.
+    /// Writes a remark below a block, wrapped at spaces.
     pub(super) fn remark(&mut self, words: &str) {
         if !words.is_empty() {
             self.write_words(Ink::Dim, words, 0);

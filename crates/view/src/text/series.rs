@@ -1,4 +1,4 @@
-//! A series: a line for each reading, with columns of the same width in all lines.
+//! A series of readings: one line for each reading, with columns of the same width in all lines.
 
 use std::io::{self, Write};
 
@@ -9,13 +9,14 @@ use super::{Style, Units};
 use crate::cells::for_people;
 use crate::words::{Wording, push_cut, width};
 
-/// Columns for the words of the last column. Numbers are left out to keep them free.
+/// Minimum number of columns for the text at the end of a line. Numbers are omitted if the text
+/// would get less.
 const WORDS: usize = 20;
-/// Blanks between two columns.
+/// Number of spaces between two columns.
 const GAP: usize = 2;
 
-/// Writes the facts of one reading as one line, with the labels above it if `has_labels`. Numbers
-/// that do not fit are left out from the right.
+/// Writes the facts of one reading as one line, with the labels above it if `has_labels`. If the
+/// line is too long, the rightmost numbers are omitted.
 ///
 /// # Errors
 /// Returns the error of `out`.
@@ -49,7 +50,8 @@ fn is_number(value: &CellValue) -> bool {
     matches!(value, Bytes(_) | Change(_) | Count(_) | Absent(_))
 }
 
-/// The numbers that leave space for words. They are left out in pairs: a value and its change.
+/// Numbers that leave enough space for the text at the end of the line. They are omitted in pairs:
+/// a value and its change.
 fn fitting<'f>(mut numbers: Vec<&'f Fact>, style: &Style) -> Vec<&'f Fact> {
     let taken = |numbers: &[&Fact]| -> usize {
         numbers.iter().map(|it| column_width(it, style) + GAP).sum()
@@ -72,7 +74,7 @@ fn column_width(fact: &Fact, style: &Style) -> usize {
 fn cell(value: &CellValue, style: &Style) -> String {
     let mut text = String::new();
     match value {
-        // The report at the end of a series has the reasons.
+        // The report at the end of the series contains the reasons.
         CellValue::Absent(_) => text.push('?'),
         value => Wording { units: style.units, bare: true, notes: None }.push(&mut text, value),
     }
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_below_each_other_whatever_the_values() {
+    fn columns_are_aligned_for_all_values() {
         assert_eq!(
             lines(3 << 20, 1 << 20, 80),
             "   s     RES  CHANGE     PSS  CHANGE  GREW MOST\n   \

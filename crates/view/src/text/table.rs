@@ -1,4 +1,4 @@
-//! Tables: columns sized to what they hold, and cut or left out where they do not fit.
+//! Tables: columns as wide as their cells, and cut or omitted if the table does not fit.
 
 mod rows;
 
@@ -16,29 +16,31 @@ use crate::number::{self, Units};
 use crate::words::{Wording, clean, is_printable_ascii, width};
 use rows::{TextLines, TextRows};
 
-/// Between two columns.
+/// Number of spaces between two columns.
 const GAP: usize = 2;
 
-/// A column of words narrower than this says little: numbers are left out before it shrinks
-/// further.
+/// Minimum width of a text column. If the table does not fit, columns of numbers are omitted
+/// instead of narrowing text columns further.
 const NARROW: usize = 16;
 
-/// Rows between two writes to the output.
+/// Number of rows that are written to the output at once.
 const ROWS_A_FLUSH: usize = 512;
 
-/// Maximum number of pieces of [`ROWS_A_FLUSH`] rows that wait for the output, some 100 KiB each.
+/// Maximum number of finished pieces of [`ROWS_A_FLUSH`] rows (about 100 KiB each) that wait for
+/// the output.
 const PIECES_AHEAD: usize = 4;
 
-/// A column on the page.
+/// A column with its layout.
 struct TextLane<'a> {
     column: &'a TableColumn,
     total: Option<&'a CellValue>,
     label: String,
-    /// Words stand left and may be cut; numbers stand right and are never cut.
+    /// True for text, which is left-aligned and can be cut. Numbers are right-aligned and never
+    /// cut.
     words: bool,
-    /// The widest cell.
+    /// Width of the widest cell, total or label.
     natural: usize,
-    /// Assigned width.
+    /// Width that the layout assigned to the column.
     width: usize,
 }
 
@@ -80,7 +82,7 @@ fn column_wording<'n>(page: &TextPage<'_>, notes: &'n Footnotes<'n>) -> Wording<
     Wording { units: page.style.units, bare: true, notes: Some(notes) }
 }
 
-/// The columns for people, each with its total.
+/// Columns for people, each with its total.
 fn shown(
     table: &ReportTable,
     long: bool,
@@ -105,20 +107,20 @@ impl<'a> TextLane<'a> {
         TextLane { column, total, label, words: holds_words(column), natural, width: natural }
     }
 
-    /// Minimum width before columns are left out.
+    /// Minimum width of the column, below which columns are omitted instead.
     fn narrowest(&self) -> usize {
         if self.words { self.natural.min(NARROW.max(width(&self.label))) } else { self.natural }
     }
 }
 
-/// The widest of the values. Placeholders of missing values are measured too.
+/// Width of the widest cell. Cells of rows with gaps are included.
 fn widest_cell(column: &TableColumn, rows: usize, wording: Wording<'_>) -> usize {
     if matches!(column.gaps, Gaps::All(_)) {
         return 0;
     }
     let size = |n: u64| number::size_width(n, wording.units);
     match &column.cells {
-        // A larger size can be narrower here: `1023` and `1.0K`.
+        // A larger size can be narrower: `1.0M` is narrower than `1023K`.
         ColumnCells::Bytes(v) if wording.units == Units::Human => widest_human(v.iter().take(rows)),
         ColumnCells::Bytes(v) => v.iter().take(rows).max().map_or(0, |n| size(*n)),
         ColumnCells::Counts(v) => {
@@ -135,7 +137,7 @@ fn widest_cell(column: &TableColumn, rows: usize, wording: Wording<'_>) -> usize
     }
 }
 
-/// The widest of some sizes, looking no further than the first that no other can exceed.
+/// Width of the widest size. The search ends at the first size with the maximum width.
 fn widest_human<'a>(sizes: impl Iterator<Item = &'a u64>) -> usize {
     let mut widest = 0;
     for size in sizes {
@@ -147,7 +149,7 @@ fn widest_human<'a>(sizes: impl Iterator<Item = &'a u64>) -> usize {
     widest
 }
 
-/// The widest mark for a missing value.
+/// Width of the widest mark of an absent value.
 fn widest_mark(column: &TableColumn, wording: Wording<'_>) -> usize {
     let mark = |absent| cell_width(CellForm::Absent(absent), wording);
     match &column.gaps {
@@ -173,8 +175,9 @@ fn text_width(text: &[u8]) -> usize {
     if is_printable_ascii(text) { text.len() } else { width(&clean(text)) }
 }
 
-/// Makes the columns fit: shrinks words, and if that is not enough leaves out columns, numbers from
-/// the right first. Returns the labels of these columns, from left to right.
+/// Makes the columns fit into `room`. If text columns at their minimum widths are still too wide,
+/// columns are omitted, numbers from the right first. Returns the labels of the omitted columns,
+/// from left to right.
 fn fit(lanes: &mut Vec<TextLane<'_>>, room: usize) -> Vec<String> {
     let mut left_out = Vec::new();
     while lanes.len() > 1 && taken(lanes, |lane| lane.narrowest()) > room {
@@ -188,12 +191,13 @@ fn fit(lanes: &mut Vec<TextLane<'_>>, room: usize) -> Vec<String> {
     left_out
 }
 
-/// The width of a row.
+/// Width of a row, with the gaps between its columns.
 fn taken(lanes: &[TextLane<'_>], width: impl Fn(&TextLane<'_>) -> usize) -> usize {
     lanes.iter().map(width).sum::<usize>() + GAP * (lanes.len() - 1)
 }
 
-/// Narrows the widest column of words by at most `over`, and not far below the next widest.
+/// Narrows the widest text column by at most `over`: down to the width of the next widest one, or
+/// by one column if both are equally wide.
 fn shrink(lanes: &mut [TextLane<'_>], over: usize) {
     let alone = lanes.len() == 1;
     let mut widths: Vec<(usize, usize)> = (0..lanes.len())
@@ -207,7 +211,7 @@ fn shrink(lanes: &mut [TextLane<'_>], over: usize) {
     lanes[at].width = widest - over.min((widest - floor).min((widest - next).max(1)));
 }
 
-/// Writes the labels, each over its column.
+/// Writes the labels of the columns.
 fn header(page: &mut TextPage<'_>, lanes: &[TextLane<'_>]) {
     let mut line = TextLines::new(page.indent());
     for lane in lanes {
@@ -233,7 +237,7 @@ fn total(
     finish(page, &line, Ink::Bold);
 }
 
-/// Puts one line on the page in one ink.
+/// Writes one line in one style.
 fn finish(page: &mut TextPage<'_>, line: &TextLines, ink: Ink) {
     page.dip(ink);
     page.buffer.extend_from_slice(line.bytes());
@@ -254,13 +258,14 @@ fn body(
         let mut writer = writer();
         return pieces().try_for_each(|piece| page.put(writer.write(piece)));
     }
-    // Another thread writes every second piece. If it cannot start, this one writes all of them.
+    // Another thread formats every second piece. If the thread cannot start, this thread formats
+    // all pieces.
     thread::scope(|scope| {
         let (written, other) = sync_channel(PIECES_AHEAD);
         let write = move || {
             let mut writer = writer();
             let mut odd = pieces().skip(1).step_by(2);
-            // The receiver is dropped after an error of the output.
+            // The receiver is dropped if the output returns an error.
             odd.all(|piece| written.send(writer.write(piece).to_vec()).is_ok())
         };
         let _ = thread::Builder::new().spawn_scoped(scope, write);
@@ -275,7 +280,7 @@ fn body(
     })
 }
 
-/// Meanings of the columns, on request.
+/// Writes the meanings of the columns.
 fn meanings(page: &mut TextPage<'_>, lanes: &[TextLane<'_>]) {
     let told = || lanes.iter().filter(|lane| !lane.column.meaning.is_empty());
     let indent = page.indent();

@@ -1,5 +1,5 @@
-//! Any report at all: a view neither panics nor lets through what could steer a terminal or a
-//! browser.
+//! Tests with arbitrary reports: a view neither panics nor outputs sequences that could control a
+//! terminal or a browser.
 
 use crate::common;
 
@@ -42,7 +42,7 @@ fn any_style() -> impl Strategy<Value = Style> {
     })
 }
 
-/// The text with our own colors taken out, and the blanks that a color kept at a line's end.
+/// Removes the views' own color sequences, and the spaces before them at the end of a line.
 fn without_colors(text: &str) -> String {
     let mut plain = text.to_owned();
     for code in ["0", "1", "2", "32", "33", "36", "1;31"] {
@@ -51,7 +51,7 @@ fn without_colors(text: &str) -> String {
     plain.lines().map(|line| format!("{}\n", line.trim_end_matches(' '))).collect()
 }
 
-/// Expected JSON, computed in another way: as a tree.
+/// Expected JSON, computed differently: as a tree.
 fn expected(report: &Report) -> Json {
     let mut root = Map::new();
     root.insert("schema".into(), json!(report.schema));
@@ -157,12 +157,14 @@ fn value(value_: &CellValue) -> Json {
     }
 }
 
-/// Numbers are the same as doubles, which `serde_json` reads to within their last digit.
+/// True if two JSON values are equal. Floating-point numbers may differ in the last digit, because
+/// `serde_json` does not parse it exactly.
 fn same(a: &Json, b: &Json) -> bool {
     match (a, b) {
         (Json::Number(a), Json::Number(b)) => {
             let (x, y) = (a.as_f64().unwrap(), b.as_f64().unwrap());
-            // The parser may be off by the last digit; the smallest numbers have only this digit.
+            // `serde_json` may be wrong by the last digit. The smallest numbers have only this
+            // digit.
             let last_digit = (x.abs() * 2.0 * f64::EPSILON).max(f64::from_bits(4));
             a == b || (a.is_f64() || b.is_f64()) && (x - y).abs() <= last_digit
         }
@@ -202,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn json_gives_programs_the_very_values(report in common::any_report()) {
+    fn json_has_the_exact_values(report in common::any_report()) {
         let text = as_json(&report);
         let found: Json = serde_json::from_str(&text).unwrap();
         let wanted = expected(&report);
@@ -211,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn html_is_well_formed_whatever_the_words(report in common::any_report()) {
+    fn html_is_well_formed_with_any_text(report in common::any_report()) {
         let page = as_html(&report);
         prop_assert!(page.chars().all(|c| c == '\n' || is_plain(c)));
         let (body, _) = page.split_once("<script>\n").unwrap();
@@ -221,8 +223,8 @@ proptest! {
     }
 }
 
-/// Checks that every `<` starts a tag of ours, every attribute is quoted and every tag is closed:
-/// words that could get out of their place would break one of these.
+/// Checks that each `<` begins a tag of the view, that all attributes are quoted and that all tags
+/// are closed. Text that is not escaped would violate this.
 fn balanced(mut html: &str) -> Result<(), String> {
     let mut open: Vec<&str> = vec!["main"];
     while let Some(at) = html.find('<') {
@@ -281,7 +283,7 @@ fn balanced(mut html: &str) -> Result<(), String> {
     if open.is_empty() { Ok(()) } else { Err(format!("{open:?} stay open")) }
 }
 
-/// End of the tag: the first `>` outside of quotes.
+/// Index of the end of the tag: the first `>` outside of quotes.
 fn tag_end(html: &str) -> Option<usize> {
     let mut quoted = false;
     html.bytes().position(|b| {
@@ -291,7 +293,7 @@ fn tag_end(html: &str) -> Option<usize> {
 }
 
 #[test]
-fn hostile_words_reach_no_view_as_they_are() {
+fn every_view_escapes_hostile_text() {
     let report = common::sample();
     let style = Style { width: 200, color: true, long: true, ..Style::default() };
     let page = as_html(&report);
@@ -395,7 +397,8 @@ fn the_rows_of_a_long_table_stand_in_order_with_their_gaps() {
     }
     assert_eq!(lines.len(), header + 1 + ROWS + 1, "and the footnote");
 
-    // The output fails in the middle: the error is returned, and nothing waits for ever.
+    // The output fails in the middle of a table: the error is returned, and no thread waits
+    // forever.
     struct FullWriter(usize);
     impl std::io::Write for FullWriter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -1,4 +1,4 @@
-//! Profiles in the formats of other tools, read by other readers.
+//! Tests of profiles in the formats of other tools, checked by independent readers.
 
 use crate::profile;
 
@@ -18,7 +18,8 @@ fn frame(function: &str, offset: u64, line: u32, inlined: bool) -> Frame {
     Frame { function, module: Some("/usr/bin/grow".into()), offset, line: Some(line), inlined }
 }
 
-/// Two threads, one with frames without names; an inlined function; a label; one unknown duration.
+/// A profile with two threads, frames without names in one of them, an inlined function, a label,
+/// and an unknown duration.
 fn sample() -> StackProfile {
     let touch = [frame("touch", 0x1100, 7, true), frame("fill", 0x1100, 12, false)];
     let nameless = |offset| Frame {
@@ -68,7 +69,7 @@ fn svg(profile: &StackProfile) -> String {
     text(|out| flamegraph::write(profile, "pagewise faults", out))
 }
 
-/// An SVG names its document type.
+/// Parses an SVG, which may declare its document type.
 fn document(svg: &str) -> roxmltree::Document<'_> {
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
     roxmltree::Document::parse_with_options(svg, options).unwrap()
@@ -144,7 +145,7 @@ fn counts_that_no_reader_can_add_up_are_refused() {
     assert_eq!(refused, [std::io::ErrorKind::InvalidData; 4]);
 }
 
-/// `go tool pprof` is the reader that the format was made for.
+/// `go tool pprof` is the reader for which the format was designed.
 #[test]
 fn go_tool_pprof_counts_the_same() {
     let folder = tempfile::tempdir().unwrap();
@@ -182,8 +183,8 @@ fn go_tool_pprof_counts_the_same() {
     assert!(traces.contains("main") && !traces.contains("fill"), "{traces}");
 }
 
-/// Everything that was in a profile is in the messages of pprof, word for word but for what cannot
-/// be printed.
+/// Checks that all data of a profile is in the pprof messages, unchanged except for characters that
+/// cannot be printed.
 fn same_in_protobuf(profile: &StackProfile) {
     let read = protobuf(profile);
     let string = |at: i64| read.string_table[usize::try_from(at).unwrap()].clone();
@@ -241,7 +242,7 @@ fn same_in_protobuf(profile: &StackProfile) {
     assert_eq!(samples.next(), None);
 }
 
-/// Names that mean something to some format, and any other.
+/// Names with special meaning in one of the formats, and arbitrary names.
 fn names() -> impl Strategy<Value = String> {
     const HOSTILE: &[&str] = &[
         "",
@@ -321,7 +322,7 @@ prop_compose! {
     }
 }
 
-/// The sum of the counts.
+/// Sum of the counts of a profile.
 fn total(profile: &StackProfile) -> u64 {
     profile.samples.iter().map(|counted| counted.count).sum()
 }
@@ -344,7 +345,7 @@ proptest! {
             prop_assert!(depth == 1 || depths.contains(&depth));
         }
         prop_assert_eq!(sum, total(&profile));
-        // As a reader of differences sees it: no second number.
+        // Readers that compare two profiles parse a second number, so lines must not have one.
         for line in text.lines() {
             let (stack, _) = line.rsplit_once(' ').unwrap();
             let second = stack.rsplit_once(' ').map(|(_, word)| word);
@@ -358,7 +359,7 @@ proptest! {
         let text = text(|out| collapsed::write(&profile, out));
         prop_assume!(!text.is_empty());
         let mut options = inferno::flamegraph::Options::default();
-        // It sorts lines and then refuses its own order where a name holds what sorts before a
+        // inferno sorts lines and then rejects its own order if a name contains a character below a
         // space or `;`.
         options.flame_chart = true;
         let mut svg = Vec::new();

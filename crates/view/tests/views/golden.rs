@@ -1,4 +1,4 @@
-//! One report, every view: what it looks like is reviewed like code.
+//! Snapshot tests: one report in every view, whose output is reviewed like code.
 
 use crate::common;
 

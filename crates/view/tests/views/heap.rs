@@ -1,5 +1,5 @@
-//! Recordings of heaps in the formats of other tools, read by these tools where they are installed,
-//! and by plain readers.
+//! Tests of heap recordings in the formats of other tools, read by these tools if they are
+//! installed, and by simple readers.
 
 use crate::{profile, simulated};
 
@@ -25,7 +25,8 @@ fn text(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> String {
     String::from_utf8(bytes(write)).unwrap()
 }
 
-/// Output of a tool for a file; `None`, with a message, if it is not installed.
+/// Runs a tool on a file and returns its output; `None`, with a message, if the tool is not
+/// installed.
 fn tool(name: &str, args: &[&str], file: &std::path::Path) -> Option<String> {
     let mut command = Command::new(name);
     let Ok(output) = command.args(args).arg(file).env("LC_ALL", "C").output() else {
@@ -44,10 +45,10 @@ fn ms_print_shows_the_peak_and_its_tree() {
     std::fs::write(&path, bytes(|out| massif::write(&recording, 1.0, out))).unwrap();
     let Some(shown) = tool("ms_print", &["--threshold=0"], &path) else { return };
     assert!(shown.contains("Command:            ./chance two words"), "{shown}");
-    // Each moment, and the begin, the peak and the end.
+    // The recorded snapshots, and the begin, the peak and the end.
     let expected = format!("Number of snapshots: {}\n", recording.moments.len() + 3);
     assert!(shown.contains(&expected), "{shown}");
-    // Rows: number, time, total, live, extra, stacks.
+    // Columns of a row: number, time, total, live, extra, stacks.
     let rows: Vec<Vec<u64>> = shown
         .lines()
         .filter_map(|line| {
@@ -66,7 +67,7 @@ fn ms_print_shows_the_peak_and_its_tree() {
         let held = moment.held.as_ref().map_or(0, |held| held.0 - moment.live.bytes);
         assert_eq!((row[1], row[3], row[4]), (moment.time_ns / 1_000_000, moment.live.bytes, held));
     }
-    // Functions below the peak's root, by all bytes through them at each depth.
+    // Functions below the root of the peak's tree, with the sum of their bytes by depth.
     let tree = shown.split(" (peak)").nth(1).unwrap();
     let at = format!("\n{:>3} ", peak[0]);
     let tree = &tree[tree.find(&at).unwrap()..];
@@ -89,8 +90,8 @@ fn ms_print_shows_the_peak_and_its_tree() {
     }
 }
 
-/// Checks that the branches of a massif tree sum to their parent, and that no line has a comment in
-/// it.
+/// Checks that the branches of a massif tree add up to their parent, and that no line contains a
+/// comment.
 fn adds_up(text: &str) {
     let mut lines = text.lines().filter(|line| !line.starts_with('#')).peekable();
     let mut heap = 0;
@@ -117,10 +118,11 @@ fn branch<'a>(lines: &mut impl Iterator<Item = &'a str>, depth: usize) -> u64 {
     bytes
 }
 
-/// A minimal reader of heaptrack's format: the counts of each call stack, and the highest sum.
+/// Reads heaptrack's format: the counts of each call stack, and the maximum of the live bytes.
 fn read(text: &str) -> (BTreeMap<String, CountedStack>, u64) {
     let mut reader = PprofReader::default();
-    // As in heaptrack: one pass for the peak, and one for the blocks that are live then.
+    // Like heaptrack: one pass finds the peak, another pass finds the blocks that are live at the
+    // peak.
     reader.pass(text, u64::MAX);
     let (peak, at) = (reader.peak, reader.peak_at);
     let mut reader = PprofReader::default();
@@ -182,7 +184,7 @@ impl PprofReader {
                 }
                 "+" => {
                     let kind = hex();
-                    // As heaptrack_gui, which crashes otherwise.
+                    // heaptrack_gui crashes if this does not hold.
                     assert!(
                         kind <= self.counted,
                         "kinds are numbered in the order of their first `+`"
@@ -367,7 +369,7 @@ fn pprof_has_the_values_of_gos_heap_profiles() {
 }
 
 #[test]
-fn collapsed_stacks_are_of_what_was_asked_for() {
+fn collapsed_stacks_have_the_requested_quantity() {
     let recording = run(&steps(3000, 3), 50);
     let told = told(&recording);
     for (of, number) in [
@@ -404,7 +406,7 @@ fn counters_have_no_event_where_nothing_is_known() {
     assert_eq!(events[0]["args"]["name"], "./chance two words");
 }
 
-/// By hand: `cargo test --release -p pagewise-view --test views heap -- --ignored --nocapture`.
+/// Run by hand: `cargo test --release -p pagewise-view --test views heap -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes a while, and prints how long"]
 fn time_for_the_number_of_stacks_of_a_compiler() {
@@ -442,7 +444,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_made_up_stream_counts_as_the_program_did(
+    fn a_synthetic_stream_has_the_counts_of_the_program(
         steps in prop::collection::vec(any_step(), 1..120),
         every in 1..20_usize,
     ) {
@@ -467,9 +469,10 @@ proptest! {
         adds_up(&text(|out| massif::write(&recording, 1.0, out)));
     }
 
-    /// Numbers that no recorder writes: no panic, and no numbers that a reader could not add up.
+    /// Recordings with numbers that no recorder writes: the writers neither panic nor write numbers
+    /// whose sum overflows in a reader.
     #[test]
-    fn anything_at_all_is_written_or_refused(
+    fn any_recording_is_written_or_refused(
         steps in prop::collection::vec(any_step(), 0..40),
         stack: u32,
         amounts in prop::collection::vec(any::<u64>(), 12),

@@ -1,4 +1,4 @@
-//! The page of a heap, as a browser shows it.
+//! Tests of the page of a heap in a browser.
 
 use crate::simulated;
 
@@ -22,14 +22,15 @@ fn page(recording: &HeapRecording) -> String {
     String::from_utf8(out).unwrap()
 }
 
-/// Writes a page where it can be looked at after the test.
+/// Writes a page to a file that is kept after the test.
 fn kept(name: &str, page: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&path, page).unwrap();
     path
 }
 
-/// Content of the page after its script has run; `None`, with a message, without a browser.
+/// Returns the content of the page after its script has run; `None`, with a message, if no browser
+/// is installed.
 fn shown(path: &std::path::Path, hash: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}{hash}", path.display());
@@ -49,7 +50,7 @@ fn shown(path: &std::path::Path, hash: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The text of the elements of a class.
+/// Texts of the elements with a class.
 fn texts(dom: &str, class: &str) -> Vec<String> {
     let mark = format!("class=\"{class}\"");
     let parts = dom.split(&mark).skip(1).map(|part| {
@@ -84,7 +85,7 @@ fn a_moment_is_shown_with_its_call_stacks() {
     let kib = format!(": {:.1}K", moment.live.bytes as f64 / 1024.0);
     assert!(says.contains(&kib), "{says}, not {kib}");
     assert!(says.contains(&format!("in {} blocks", moment.live.blocks)), "{says}");
-    // The sites of the tree by the function that allocated.
+    // Live bytes of the tree by the allocating function.
     let mut by_function: std::collections::BTreeMap<&str, u64> = Default::default();
     for (site, amount) in &moment.tree.as_ref().unwrap().sites {
         let stack = &recording.stacks[recording.sites[*site as usize].stack as usize];
@@ -110,7 +111,7 @@ fn a_moment_is_shown_with_its_call_stacks() {
     assert!(cells == 1 && dom.contains("aria-label=\"main: "), "no flame graph");
 }
 
-/// Actions of a reader, as a script that writes its results into an element of its own.
+/// Script that performs a user's actions and writes the results into an element of the page.
 const ACTS: &str = r##"<script>
 const says = [];
 const key = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
@@ -156,7 +157,7 @@ fn moments_are_picked_by_click_and_calls_opened_by_keyboard() {
         told[0].strip_prefix("#moment=").and_then(|rest| rest.split('&').next()?.parse().ok());
     let picked = picked.unwrap_or_else(|| panic!("{told:?}"));
     assert!(recording.moments[picked].tree.is_some(), "{told:?}");
-    // Three tenths of the width, of which a margin is left of the line.
+    // The click is at three tenths of the width, which includes a margin left of the time line.
     assert!((1_000_000_000..1_300_000_000).contains(&time(picked)), "{told:?}");
     let expected = ["closed true", "below 2", "zoomed true", "width 100%", "whole true"];
     assert_eq!(told[1..6], expected);
@@ -193,7 +194,7 @@ fn a_recording_of_nothing_is_a_page() {
     assert!(texts(&dom, "says")[0].contains("0 B"), "{dom}");
 }
 
-/// As large as cc1plus: a hundred thousand calls.
+/// A heap as large as that of cc1plus: a hundred thousand call stacks.
 #[test]
 fn a_hundred_thousand_nodes_are_drawn_at_once() {
     let recording = simulated::large(30_000, 20, 100);
@@ -204,7 +205,7 @@ fn a_hundred_thousand_nodes_are_drawn_at_once() {
     let path = kept("heap-large.html", &page);
     let begun = Instant::now();
     let Some(dom) = shown(&path, "#moment=19&way=down") else { return };
-    // A bound for what hangs, not for what is slow.
+    // This limit detects a script that hangs, not one that is slow.
     assert!(begun.elapsed() < Duration::from_secs(120));
     assert!(texts(&dom, "says")[0].starts_with("At "), "{}", texts(&dom, "says")[0]);
     let cells = dom.matches("aria-label=\"function_").count();

@@ -1,4 +1,5 @@
-//! Tables and address maps of very many mappings: small pages, with every row in them.
+//! Tests of tables and address maps with very many mappings: the pages are small and contain every
+//! row.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,7 +18,8 @@ const ROWS: u64 = 65_400;
 const BASE: u64 = 0x7000_0000_0000;
 const STEP: u64 = 12 << 10;
 
-/// Sizes that repeat, as those of mappings do; the row in the middle has the largest.
+/// Size of a row. Sizes repeat, as those of mappings do; the row in the middle has the largest
+/// size.
 fn size(row: u64) -> u64 {
     if row == ROWS / 2 { 777 << 20 } else { (row % 1000) << 12 }
 }
@@ -78,7 +80,7 @@ fn page() -> String {
     String::from_utf8(out).unwrap()
 }
 
-/// The data of the table.
+/// The embedded data of the table.
 fn data(page: &str) -> Json {
     let (_, rest) = page.split_once("<script type=\"application/json\">\n").unwrap();
     let (text, _) = rest.split_once("\n</script>").unwrap();
@@ -128,7 +130,7 @@ fn every_cell_of_a_long_table_is_in_its_data() {
     assert_eq!(page.matches("</script>").count(), 2, "no name ends the data");
 }
 
-/// Actions of a reader, as a script that writes its results into an element of its own.
+/// Script that performs a user's actions and writes the results into an element of the page.
 const ACTS: &str = r#"<script>
 const says = [];
 const body = document.querySelector("tbody");

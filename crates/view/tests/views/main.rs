@@ -1,4 +1,4 @@
-//! Tests of the views, one module per format or kind of report.
+//! Tests of the views, one module for each format or kind of report.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

@@ -1,5 +1,5 @@
-//! Time for a large table. Ignored, since it depends on the machine's load: `cargo test --release
-//! -p pagewise-view --test views speed -- --ignored --nocapture`.
+//! Benchmark of a large table. It is ignored, because the result depends on the machine's load:
+//! `cargo test --release -p pagewise-view --test views speed -- --ignored --nocapture`.
 
 use crate::common;
 
@@ -10,7 +10,7 @@ use pagewise_model::Report;
 use pagewise_view::text::{Style, Units};
 use pagewise_view::{html, json, text};
 
-/// Counts the written bytes.
+/// Output that counts the written bytes.
 struct CountingSink(usize);
 
 impl Write for CountingSink {
@@ -24,7 +24,7 @@ impl Write for CountingSink {
     }
 }
 
-/// The median and the best of 21 runs, and the bytes of one.
+/// Median and minimum duration of 21 runs, and the number of bytes that one run writes.
 fn time(draw: impl Fn(&mut CountingSink)) -> ([Duration; 2], usize) {
     let mut runs = Vec::new();
     let mut bytes = 0;

@@ -1,5 +1,5 @@
-//! The rows of a table, written fast: numbers go from the report into the page with no allocation,
-//! and blanks are laid for a whole run of columns of numbers at once.
+//! The rows of a table, written fast: numbers are formatted without allocations, and the spaces of
+//! adjacent numeric columns are written at once.
 
 use std::collections::btree_map;
 use std::iter::Peekable;
@@ -14,7 +14,7 @@ use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
 use crate::words::{Wording, clean, is_printable_ascii, push_cut, width};
 
-/// Writes the rows of a table in order.
+/// Writer of the rows of a table, in order.
 pub(super) struct TextRows<'a> {
     parts: Vec<ColumnRun<'a>>,
     wording: Wording<'a>,
@@ -38,7 +38,8 @@ impl<'a> TextRows<'a> {
         TextRows { parts, wording, lines }
     }
 
-    /// Writes rows, which must be behind all rows written before, and returns their lines.
+    /// Formats rows and returns their lines. The rows must follow all rows that were formatted
+    /// before.
     pub(super) fn write(&mut self, rows: Range<usize>) -> &[u8] {
         self.lines.clear();
         for row in rows {
@@ -60,13 +61,13 @@ impl<'a> TextRows<'a> {
     }
 }
 
-/// Neighboring columns of numbers, or one column of anything.
+/// Adjacent columns of numbers, or one column of any form.
 enum ColumnRun<'a> {
     Numbers(Vec<NumberField<'a>>),
     Other(&'a TextLane<'a>, GapCursor<'a>),
 }
 
-/// A column of numbers that is as wide as it needs to be.
+/// A column of numbers that is wide enough for all its numbers.
 struct NumberField<'a> {
     values: &'a [u64],
     form: Form,
@@ -102,7 +103,8 @@ impl<'a> NumberField<'a> {
         })
     }
 
-    /// Writes the number, or the mark of a gap, at the end of `line`.
+    /// Writes the number of a row, or the mark of an absent value, right-aligned at the end of
+    /// `line`.
     #[inline]
     fn write(&mut self, line: &mut [u8], row: usize) {
         match (self.gaps.at(row), self.values.get(row)) {
@@ -122,8 +124,8 @@ impl<'a> NumberField<'a> {
     }
 }
 
-/// The gaps of a column, read in order of rows: a map lookup for each cell would take longer than
-/// the cell.
+/// Reads the gaps of a column in the order of rows, because a map lookup for each cell would take
+/// longer than formatting the cell.
 enum GapCursor<'a> {
     None,
     All(&'a str),
@@ -139,7 +141,8 @@ impl<'a> GapCursor<'a> {
         }
     }
 
-    /// The mark of a row that has no value; rows must be asked in order, but some may be left out.
+    /// Mark of a row that has no value; `None` if it has one. Calls must have increasing rows, but
+    /// can skip rows.
     #[inline]
     fn at(&mut self, row: usize) -> Option<&'a str> {
         match self {
@@ -153,13 +156,13 @@ impl<'a> GapCursor<'a> {
     }
 }
 
-/// Lines of a table being put together, field by field.
+/// Lines of a table that are built field by field.
 pub(super) struct TextLines {
     bytes: Vec<u8>,
     indent: usize,
-    /// Start of the last line.
+    /// Index in the buffer at which the current line starts.
     start: usize,
-    /// Reused for cells that are formatted before they are written.
+    /// Buffer for cells that are formatted before they are written; it is reused.
     scratch: String,
 }
 
@@ -168,7 +171,7 @@ impl TextLines {
         TextLines { bytes: Vec::new(), indent, start: 0, scratch: String::new() }
     }
 
-    /// The lines so far.
+    /// The finished lines.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -178,7 +181,7 @@ impl TextLines {
         self.start = 0;
     }
 
-    /// Ends the line, without the blanks at its end.
+    /// Ends the line, and removes spaces at its end.
     fn end(&mut self) {
         while self.bytes.last() == Some(&b' ') {
             self.bytes.pop();
@@ -187,7 +190,7 @@ impl TextLines {
         self.start = self.bytes.len();
     }
 
-    /// Number of blanks before the next field.
+    /// Number of spaces before the next field.
     fn gap(&self) -> usize {
         if self.bytes.len() > self.start { GAP } else { self.indent }
     }
@@ -196,7 +199,7 @@ impl TextLines {
         self.bytes.resize(self.bytes.len() + count, b' ');
     }
 
-    /// Writes a run of numbers, each at the right edge of its field.
+    /// Writes the numbers of adjacent columns, each right-aligned in its field.
     fn numbers(&mut self, run: &mut [NumberField<'_>], row: usize) {
         let mut end = self.bytes.len() + self.gap();
         let width: usize = run.iter().map(|field| field.width + GAP).sum();
@@ -208,7 +211,7 @@ impl TextLines {
         }
     }
 
-    /// Writes any cell.
+    /// Writes a cell of any form.
     pub(super) fn cell(&mut self, cell: CellForm<'_>, lane: &TextLane<'_>, wording: Wording<'_>) {
         if let Some(plain) = plain_words(cell).filter(|plain| plain.len() <= lane.width) {
             return self.field(plain, plain.len(), lane);
@@ -230,7 +233,7 @@ impl TextLines {
         self.scratch = made;
     }
 
-    /// Writes words in their field, cut if they are wider.
+    /// Writes text in its field. Text that is too wide is cut.
     pub(super) fn write_words(&mut self, words: &str, lane: &TextLane<'_>) {
         let used = width(words);
         if used <= lane.width {
@@ -244,7 +247,7 @@ impl TextLines {
         }
     }
 
-    /// Writes words that are `used` columns wide, which is not more than the field has.
+    /// Writes text of `used` columns. Requires that `used` is at most the width of the field.
     fn field(&mut self, words: &[u8], used: usize, lane: &TextLane<'_>) {
         let blank = lane.width - used;
         self.pad(self.gap() + if lane.words { 0 } else { blank });
@@ -253,7 +256,8 @@ impl TextLines {
     }
 }
 
-/// The words of a cell if each byte is one column wide, which holds for most names.
+/// Text of a cell if each of its bytes is one column wide (the case for most names); otherwise
+/// `None`.
 fn plain_words(cell: CellForm<'_>) -> Option<&[u8]> {
     let words = match cell {
         CellForm::Name(name) => name.as_bytes(),

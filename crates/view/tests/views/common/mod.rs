@@ -1,4 +1,5 @@
-//! Reports to draw: one made by hand with every kind of block and hostile names, and any at all.
+//! Reports for the tests: one constructed report with every kind of block and hostile names, and
+//! arbitrary reports.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
@@ -9,8 +10,8 @@ use pagewise_model::report::*;
 use pagewise_model::{Absent, AddrRange, Name, Report};
 use proptest::prelude::*;
 
-/// A name with all that terminals and browsers must not get: an escape sequence, a newline, markup,
-/// a direction mark, invalid UTF-8.
+/// A name with everything that terminals and browsers must not receive: an escape sequence, a
+/// newline, markup, a direction mark, invalid UTF-8.
 pub(crate) fn hostile() -> Name {
     Name::new(b"/tmp/\x1b[2J\nevil <script>alert('1')</script> & \"\xe2\x80\xae\xc2\x9b\xff.so")
 }
@@ -24,7 +25,7 @@ fn needs_root() -> Absent {
     Absent::NotPermitted("CAP_SYS_ADMIN: try sudo".into())
 }
 
-/// One report with every kind of block.
+/// A report with every kind of block.
 pub(crate) fn sample() -> Report {
     let blocks = vec![
         who(),
@@ -440,7 +441,7 @@ fn all_mappings() -> ReportBlock {
     })
 }
 
-/// A table of `rows` rows, with `columns` columns of numbers and one of names.
+/// A table with `rows` rows, `columns` columns of numbers, and one column of names.
 pub(crate) fn big_table(rows: usize, columns: usize) -> Report {
     let n = |row: usize, column: usize| {
         (row * 2_654_435_761 + column * 40_503) as u64 % 1_000_003
@@ -581,7 +582,8 @@ fn any_column() -> impl Strategy<Value = TableColumn> {
     )
 }
 
-/// Columns of different lengths are in it on purpose: a view must not panic on a wrong report.
+/// An arbitrary table. Its columns can differ in length, because a view must not panic on an
+/// inconsistent report.
 fn any_table() -> impl Strategy<Value = ReportBlock> {
     let keys = proptest::option::of(some(any_label()));
     let total = proptest::option::of(some(any_value()));
@@ -689,7 +691,7 @@ fn any_text() -> impl Strategy<Value = ReportBlock> {
     })
 }
 
-/// Any report, sensible or not.
+/// An arbitrary report, consistent or not.
 pub(crate) fn any_report() -> impl Strategy<Value = Report> {
     let block = prop_oneof![
         any_facts(),

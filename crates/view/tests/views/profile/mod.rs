@@ -1,20 +1,21 @@
-//! `profile.proto` of pprof, read by the description of the wire format of Protocol Buffers,
-//! without the code of the writer: names and numbers of
+//! Reader of `profile.proto` of pprof, independent of the writer's code. It follows the wire format
+//! of Protocol Buffers, and the names and numbers of
 //! <https://github.com/google/pprof/blob/main/proto/profile.proto>.
 
 use std::collections::BTreeMap;
 
-/// The value of a field as it is encoded.
+/// The encoded value of a field.
 enum WireValue<'m> {
     Number(u64),
     Bytes(&'m [u8]),
 }
 
-/// The fields of a message by their numbers, in the order in which they are encoded.
+/// Fields of a message by number. The values of a field are in the order of their encoding.
 struct WireMessage<'m>(BTreeMap<u64, Vec<WireValue<'m>>>);
 
 impl<'m> WireMessage<'m> {
-    /// `None` if the bytes are not a message, or have a type that profiles do not use.
+    /// Parses a message; `None` if the bytes are not a message, or contain a type that profiles do
+    /// not use.
     fn parse(mut bytes: &'m [u8]) -> Option<WireMessage<'m>> {
         let mut fields: BTreeMap<u64, Vec<WireValue<'m>>> = BTreeMap::new();
         while !bytes.is_empty() {
@@ -38,7 +39,7 @@ impl<'m> WireMessage<'m> {
         self.0.get(&field).map_or(&[], Vec::as_slice)
     }
 
-    /// A number, 0 if it is not encoded; of several, the last.
+    /// Value of a numeric field: 0 if it is not encoded, the last value if it is repeated.
     fn number(&self, field: u64) -> i64 {
         self.unsigned(field).cast_signed()
     }
@@ -47,7 +48,7 @@ impl<'m> WireMessage<'m> {
         self.unsigned_list(field).last().copied().unwrap_or(0)
     }
 
-    /// Repeated numbers, encoded one by one or packed.
+    /// Values of a repeated numeric field, encoded separately or packed.
     fn unsigned_list(&self, field: u64) -> Vec<u64> {
         let mut numbers = Vec::new();
         for value in self.values(field) {
@@ -75,7 +76,8 @@ impl<'m> WireMessage<'m> {
     }
 }
 
-/// The next number: seven bits in each byte, the lowest first; all bytes but the last have bit 7.
+/// Reads a number: seven bits in each byte, the lowest first. All bytes except the last have bit 7
+/// set.
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
@@ -102,7 +104,7 @@ pub(crate) struct ProtoProfile {
 }
 
 impl ProtoProfile {
-    /// `None` if the bytes are not a message.
+    /// Decodes a profile; `None` if the bytes are not a message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<ProtoProfile> {
         let message = WireMessage::parse(bytes)?;
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();

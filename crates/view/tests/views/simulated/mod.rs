@@ -1,4 +1,5 @@
-//! A program that allocates by chance, counted plainly: recordings with known answers.
+//! A simulated program that allocates at random and is counted in a simple way: recordings with
+//! known results.
 #![allow(clippy::unwrap_used, reason = "a part of tests")]
 #![allow(dead_code, reason = "each file of tests uses some of it")]
 
@@ -9,21 +10,22 @@ use pagewise_model::heap::*;
 use pagewise_model::traced::{Frame, SourcePosition};
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid};
 
-/// The functions; a frame has the index of its name.
+/// Names of the functions. The index of a frame is the index of its name.
 pub(crate) const FUNCTIONS: [&str; 5] = ["main", "read_all", "grow", "parse(char const*)", "leaf"];
 
-/// Call stacks, the allocation's first. Two have one function at different depths.
+/// Call stacks, the allocating function first. Two of them contain one function at different
+/// depths.
 pub(crate) const STACKS: [&[u32]; 6] =
     [&[1, 0], &[2, 1, 0], &[2, 3, 0], &[4, 3, 0], &[4, 4, 3, 0], &[0]];
 
-/// A step of a program: of thread `thread`, which allocates at a call stack, or frees a block.
+/// A step of a thread of a program: it allocates from a call stack, or frees a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AllocationStep {
     Allocate { thread: u8, stack: u8, bytes: u16 },
     Free { thread: u8, which: u16 },
 }
 
-/// Allocations of a call stack, by plain counting.
+/// Allocations of a call stack, counted in a simple way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CountedStack {
     pub(crate) allocations: u64,
@@ -70,8 +72,8 @@ pub(crate) fn empty() -> HeapRecording {
     }
 }
 
-/// Runs a program of a step each millisecond, with a snapshot after each `every` steps and a tree
-/// at each third of them.
+/// Runs a program with one step each millisecond. Every `every` steps it takes a snapshot; every
+/// third snapshot has a tree.
 pub(crate) fn run(steps: &[AllocationStep], every: usize) -> HeapRecording {
     let mut recording = empty();
     let mut sites: Vec<AllocationSite> = (0..)
@@ -162,7 +164,7 @@ fn of_site(blocks: &[(usize, u64, u64)], site: usize) -> HeapAmount {
     sum
 }
 
-/// The live amounts of all sites except the smallest.
+/// Live amounts of all sites except the smallest.
 fn tree(blocks: &[(usize, u64, u64)], sites: usize) -> LiveTree {
     let amounts = (0..).zip(0..sites).map(|(number, site)| (number, of_site(blocks, site)));
     let mut amounts: Vec<(u32, HeapAmount)> = amounts.filter(|(_, it)| it.blocks > 0).collect();
@@ -171,7 +173,7 @@ fn tree(blocks: &[(usize, u64, u64)], sites: usize) -> LiveTree {
     LiveTree { sites: amounts, others }
 }
 
-/// Amounts of each call stack, by its functions from the outermost on.
+/// Recorded amounts by call stack, whose functions are listed from the outermost on.
 pub(crate) fn told(recording: &HeapRecording) -> BTreeMap<String, CountedStack> {
     let mut told: BTreeMap<String, CountedStack> = BTreeMap::new();
     for site in &recording.sites {
@@ -187,7 +189,7 @@ pub(crate) fn told(recording: &HeapRecording) -> BTreeMap<String, CountedStack> 
     told
 }
 
-/// Steps by a generator that always gives the same.
+/// Steps of a deterministic generator.
 pub(crate) fn steps(count: usize, seed: u64) -> Vec<AllocationStep> {
     let mut state = seed | 1;
     let mut next = || {
@@ -199,8 +201,8 @@ pub(crate) fn steps(count: usize, seed: u64) -> Vec<AllocationStep> {
     (0..count)
         .map(|at| {
             let thread = (next() % 3) as u8;
-            // More is allocated than freed in the first half, and the other way round in the
-            // second.
+            // The first half allocates more than it frees; the second half frees more than it
+            // allocates.
             if next() % 10 < if at < count / 2 { 6 } else { 4 } {
                 let stack = (next() % 6) as u8;
                 AllocationStep::Allocate { thread, stack, bytes: (next() % 5000) as u16 }
@@ -214,8 +216,8 @@ pub(crate) fn steps(count: usize, seed: u64) -> Vec<AllocationStep> {
         .collect()
 }
 
-/// As many call stacks as a compiler has: `stacks` of `deep` calls that begin alike, and moments
-/// with trees at some of them.
+/// A recording with as many call stacks as a compiler has: `stacks` stacks of `deep` frames with
+/// common starts, and `moments` snapshots, some with trees.
 pub(crate) fn large(stacks: u32, deep: usize, moments: u64) -> HeapRecording {
     let mut recording = empty();
     recording.frames =
@@ -228,7 +230,7 @@ pub(crate) fn large(stacks: u32, deep: usize, moments: u64) -> HeapRecording {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            // Two at each place, so that stacks begin alike.
+            // Each function has two callees, so that call stacks have common starts.
             let callee = (u64::from(*calls.last().unwrap()) * 31 + state % 2 + 1) % 2000;
             calls.push(u32::try_from(callee).unwrap());
         }
