@@ -1,4 +1,4 @@
-//! A sweep and findings without names, for a support request.
+//! Replacement of names in a sweep and in findings, for a support request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use pagewise_model::sweep::{ProcessIdentity, Sweep};
 
 use crate::diagnosis::{ExportedFinding, FindingObject};
 
-/// Names that were replaced, with their replacements: the same name has one replacement.
+/// Replacements of names, by the kind of the name. Equal names have the same replacement.
 #[derive(Debug, Default)]
 struct Replacements(HashMap<&'static str, HashMap<Name, Name>>);
 
 impl Replacements {
-    /// `process-3` for the third name of its kind.
+    /// Returns the replacement of a name: `process-3` for the third name of its kind.
     fn replace(&mut self, kind: &'static str, name: &Name) -> Name {
         let known = self.0.entry(kind).or_default();
         let next = known.len() + 1;
@@ -30,8 +30,8 @@ impl Replacements {
     }
 }
 
-/// Replaces names of processes, programs, users and cgroups, and removes command lines. The same
-/// name has the same replacement everywhere. Sizes, counters, PIDs and times stay.
+/// Replaces names of processes, programs, users and cgroups, and removes command lines. Equal names
+/// have the same replacement everywhere. Sizes, counters, PIDs and times are unchanged.
 pub fn anonymous(sweep: &mut Sweep, findings: &mut [ExportedFinding]) {
     let mut names = Replacements::default();
     for process in &mut sweep.processes {
@@ -51,7 +51,7 @@ pub fn anonymous(sweep: &mut Sweep, findings: &mut [ExportedFinding]) {
         for cgroup in cgroups.iter_mut() {
             cgroup.path = names.path(&cgroup.path);
         }
-        // Readers look a cgroup up by its path.
+        // Cgroups are searched by path, so they must be in order of path.
         cgroups.sort_by(|a, b| a.path.cmp(&b.path));
     }
     for finding in findings {

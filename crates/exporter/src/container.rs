@@ -1,5 +1,5 @@
-//! The systemd unit, container and Kubernetes pod of a cgroup, by its path, and names of containers
-//! by the log files that the kubelet makes, or by a container runtime.
+//! The systemd unit, container and Kubernetes pod of a cgroup, from its path, and the names of
+//! containers, from the log files of the kubelet or from a container runtime.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -10,29 +10,29 @@ use std::sync::Arc;
 
 use crate::container_api;
 
-/// Digits of the ID of a container.
+/// Number of hexadecimal digits of a container ID.
 const ID_DIGITS: usize = 64;
-/// Bound of the log files that are listed.
+/// Maximum number of log files that are listed.
 const MAX_LOG_FILES: usize = 10_000;
 
-/// Unit, container and pod in the path of a cgroup.
+/// Unit, container and pod of a cgroup, from its path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CgroupOwner<'a> {
-    /// The innermost slice, such as `system.slice`.
+    /// Innermost slice, such as `system.slice`.
     pub slice: &'a [u8],
-    /// The systemd unit other than a slice: `ssh.service`, `session-1.scope`.
+    /// Systemd unit that is not a slice: `ssh.service`, `session-1.scope`.
     pub unit: &'a [u8],
-    /// The container runtime: `docker`, `containerd`, `cri-o`, `podman`.
+    /// Container runtime: `docker`, `containerd`, `cri-o`, `podman`.
     pub runtime: &'static str,
-    /// ID of the container, 64 hexadecimal digits.
+    /// ID of the container: 64 hexadecimal digits.
     pub container_id: &'a [u8],
-    /// UID of the pod.
+    /// UID of the Kubernetes pod.
     pub pod_uid: String,
-    /// Quality of service of the pod: `guaranteed`, `burstable`, `besteffort`.
+    /// Quality-of-service class of the pod: `guaranteed`, `burstable`, `besteffort`.
     pub qos: &'static str,
 }
 
-/// Prefixes of the scopes of container runtimes.
+/// Prefixes of scope units, with the container runtimes that create the scopes.
 const SCOPES: [(&[u8], &str); 5] = [
     (b"docker-", "docker"),
     (b"cri-containerd-", "containerd"),
@@ -42,7 +42,7 @@ const SCOPES: [(&[u8], &str); 5] = [
 ];
 
 impl<'a> CgroupOwner<'a> {
-    /// Reads the path of a cgroup.
+    /// Derives the owner from the path of a cgroup.
     pub fn of(path: &'a [u8]) -> CgroupOwner<'a> {
         let mut owner = CgroupOwner::default();
         let mut parent: &[u8] = b"";
@@ -73,8 +73,8 @@ impl<'a> CgroupOwner<'a> {
         }
     }
 
-    /// `kubepods-burstable-podUID` of systemd's driver; `podUID` in `kubepods/burstable` of the
-    /// other one.
+    /// Adds the pod from a path component: `kubepods-burstable-podUID` of the systemd driver, or
+    /// `podUID` in `kubepods/burstable` of the cgroupfs driver.
     fn add_pod(&mut self, name: &[u8]) {
         for (part, qos) in [
             (&b"kubepods"[..], "guaranteed"),
@@ -107,50 +107,51 @@ fn is_container_id(name: &[u8]) -> bool {
     name.len() == ID_DIGITS && name.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// Names of a container; empty where they are unknown.
+/// Names of a container. Unknown names are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ContainerNames {
-    /// The pod.
+    /// Name of the pod.
     pub(crate) pod: Vec<u8>,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub(crate) namespace: Vec<u8>,
-    /// The container, in the pod if it has one.
+    /// Name of the container.
     pub(crate) container: Vec<u8>,
-    /// The image that it was made from.
+    /// Name of the image from which the container was created.
     pub(crate) image: Vec<u8>,
 }
 
-/// Sources of the names of containers.
+/// Sources of container names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerSources {
-    /// Folder in which the kubelet makes a link for the log of each container.
+    /// Folder in which the kubelet creates a link for the log of each container.
     pub logs: Option<PathBuf>,
-    /// Socket of a runtime with the API of Docker.
+    /// Socket of a container runtime with Docker's API.
     pub socket: Option<PathBuf>,
 }
 
 impl ContainerSources {
-    /// Tries the socket.
+    /// Checks that the runtime answers, if a socket is configured.
     ///
     /// # Errors
-    /// [`io::Error`] if there is a socket that does not answer as the API does.
+    /// [`io::Error`] if the socket cannot be reached, or if the response does not follow Docker's
+    /// API.
     pub fn check(&self) -> io::Result<()> {
         self.socket.as_deref().map_or(Ok(()), |socket| container_api::read(socket).map(|_| ()))
     }
 
-    /// True without any source.
+    /// True if no source is configured.
     pub(crate) const fn is_empty(&self) -> bool {
         self.logs.is_none() && self.socket.is_none()
     }
 }
 
-/// Names of the containers of a machine, by their ID.
+/// Names of the containers of a machine, by container ID.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ContainerNameTable(HashMap<Vec<u8>, Arc<ContainerNames>>);
 
 impl ContainerNameTable {
-    /// Reads the names of all sources again. If a runtime does not answer, the names that it gave
-    /// before stay: series must not lose their labels while it restarts.
+    /// Reads the names from all sources. If a runtime does not answer, its earlier names are kept,
+    /// so that series keep their labels while the runtime restarts.
     pub(crate) fn refresh(&mut self, sources: &ContainerSources) {
         let named = sources.socket.as_deref().map(container_api::read);
         if !matches!(named, Some(Err(_))) {
@@ -161,20 +162,21 @@ impl ContainerNameTable {
         self.0.extend(named.map(|(id, names)| (id, Arc::new(names))));
     }
 
-    /// The names of a container.
+    /// Names of the container with this ID; `None` if they are unknown.
     pub(crate) fn get(&self, id: &[u8]) -> Option<&ContainerNames> {
         self.0.get(id).map(|it| &**it)
     }
 }
 
-/// The names in `/var/log/containers`, where the kubelet makes a link
-/// `POD_NAMESPACE_CONTAINER-ID.log` for each container. A folder that does not exist has none.
+/// Names from `/var/log/containers`, where the kubelet creates a link
+/// `POD_NAMESPACE_CONTAINER-ID.log` for each container. The result is empty if the folder does not
+/// exist.
 fn of_log_files(folder: &Path) -> impl Iterator<Item = (Vec<u8>, Arc<ContainerNames>)> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.take(MAX_LOG_FILES).filter_map(|entry| log_name(&entry.file_name()))
 }
 
-/// The ID and the names in the name of a log file.
+/// Container ID and names from the name of a log file; `None` if the file name has another form.
 fn log_name(file: &OsStr) -> Option<(Vec<u8>, Arc<ContainerNames>)> {
     let name = file.as_bytes().strip_suffix(b".log")?;
     let at = name.len().checked_sub(ID_DIGITS + 1)?;

@@ -1,4 +1,4 @@
-//! Names of containers from the API of Docker, which Podman has too, over a Unix socket.
+//! Names of containers from Docker's API over a Unix socket. Podman has the same API.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,12 +9,12 @@ use serde::Deserialize;
 
 use crate::container::ContainerNames;
 
-/// Time for each read and write. A sweep waits for it.
+/// Timeout of each read and write. The sweep waits meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of an answer that are read: a container takes some KiB.
+/// Maximum number of bytes of a response that are read. A container takes some KiB.
 const MAX_ANSWER: u64 = 16 << 20;
 
-/// A container in the answer.
+/// A container in the response.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ListedContainer {
@@ -27,7 +27,7 @@ struct ListedContainer {
     labels: Option<ContainerLabels>,
 }
 
-/// Labels by which a runtime knows the pod of a container.
+/// Labels with which a runtime marks the pod of a container.
 #[derive(Debug, Default, Deserialize)]
 struct ContainerLabels {
     #[serde(rename = "io.kubernetes.pod.name", default)]
@@ -38,15 +38,15 @@ struct ContainerLabels {
     container: String,
 }
 
-/// Reads the names of all running containers, with their ID.
+/// Reads the IDs and names of all running containers.
 ///
 /// # Errors
-/// [`io::Error`] if the socket cannot be reached, or the answer is not that of the API.
+/// [`io::Error`] if the socket cannot be reached, or if the response does not follow the API.
 pub(crate) fn read(socket: &Path) -> io::Result<Vec<(Vec<u8>, ContainerNames)>> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    // HTTP 1.0: the answer is one piece that ends with the connection.
+    // HTTP 1.0: the response is not chunked, and ends when the connection is closed.
     stream.write_all(b"GET /containers/json HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.take(MAX_ANSWER).read_to_end(&mut answer)?;

@@ -1,4 +1,4 @@
-//! The results of the slow cycle, which the caller hands to the exporter.
+//! Results of the slow cycle, which the caller passes to the exporter.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -7,68 +7,69 @@ use pagewise_model::account::MemoryAccount;
 use pagewise_model::report::Severity;
 use pagewise_model::{Bytes, Name};
 
-/// Findings that have series. A machine in trouble can have one for each process.
+/// Maximum number of findings that have series. A machine with problems can have one finding for
+/// each process.
 const MAX_FINDINGS: usize = 100;
 
-/// The account of a machine's RAM, and signs of trouble.
+/// Account of a machine's RAM, and findings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExportedDiagnosis {
     /// Time of the diagnosis or, without findings, of the account, in nanoseconds since 1970.
     pub unix_ns: u64,
-    /// The account; `None` if the machine could not be read.
+    /// Account of the machine's RAM; `None` if the machine could not be read.
     pub account: Option<MemoryAccount>,
     /// Memory that programs can still allocate.
     pub headroom: ExportedHeadroom,
-    /// Free memory, by the size of its blocks.
+    /// Fragmentation of the free memory.
     pub free: ExportedFreeMemory,
-    /// Signs of trouble, in any order and number; `None` if nothing looked for them.
+    /// Findings, in any order and number; `None` if no diagnosis was made.
     pub findings: Option<Vec<ExportedFinding>>,
 }
 
-/// Memory that programs can still allocate; `None` where it is unknown.
+/// Memory that programs can still allocate. Unknown values are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportedHeadroom {
-    /// Before the kernel reclaims memory.
+    /// Bytes that can be allocated before the kernel reclaims memory.
     pub before_reclaim: Option<Bytes>,
-    /// Before programs are swapped out.
+    /// Bytes that can be allocated before programs are swapped out.
     pub before_swap: Option<Bytes>,
-    /// Before an OOM kill.
+    /// Bytes that can be allocated before an OOM kill.
     pub before_oom: Option<Bytes>,
 }
 
-/// Fragmentation of the free memory; `None` where it is unknown.
+/// Fragmentation of the free memory. Unknown values are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExportedFreeMemory {
-    /// Free memory that huge pages can be made of without compaction.
+    /// Free memory that can be allocated as huge pages without compaction.
     pub allocatable_huge: Option<Bytes>,
-    /// Share of the free memory, from 0 to 1, in blocks that are smaller than a huge page.
+    /// Share of the free memory in blocks that are smaller than a huge page, from 0 to 1.
     pub unusable_index: Option<f64>,
 }
 
-/// A sign of trouble of an object.
+/// A finding about one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportedFinding {
-    /// The stable name.
+    /// Stable ID of the finding.
     pub id: &'static str,
-    /// The severity.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// The object.
+    /// Object of the finding.
     pub object: FindingObject,
 }
 
-/// The object of a finding. PIDs would make new series with each restart.
+/// Object of a finding. Objects have no PIDs, which would create new series at each restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FindingObject {
-    /// The machine.
+    /// The machine as a whole.
     Machine,
-    /// All processes of a name.
+    /// All processes with this name.
     Process(Name),
     /// A cgroup, by its path.
     Cgroup(Name),
 }
 
 impl FindingObject {
-    /// The value of the label `object`.
+    /// Value of the label `object`.
     pub fn label(&self) -> Name {
         match self {
             FindingObject::Machine => "machine".into(),
@@ -80,23 +81,24 @@ impl FindingObject {
 /// The findings that have series.
 #[derive(Debug, Default)]
 pub(crate) struct RankedFindings {
-    /// Each object once, the most severe first.
+    /// Findings, most severe first. No two have the same ID and object.
     pub(crate) kept: Vec<RankedFinding>,
-    /// Number of those that do not fit.
+    /// Number of findings without series, because the limits were reached.
     pub(crate) dropped: u64,
 }
 
-/// A finding, with all findings of the same name about the same object.
+/// All findings with the same ID about the same object.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RankedFinding {
     pub(crate) id: &'static str,
     pub(crate) object: Name,
-    /// The highest severity of them.
+    /// Highest severity of these findings.
     pub(crate) severity: Severity,
 }
 
 impl ExportedDiagnosis {
-    /// The findings that have series, at most [`MAX_FINDINGS`] and `max_series`: the most severe.
+    /// Selects the findings that have series: at most [`MAX_FINDINGS`] and at most `max_series`,
+    /// most severe first.
     pub(crate) fn findings(&self, max_series: usize) -> RankedFindings {
         let mut highest: BTreeMap<(&'static str, Name), Severity> = BTreeMap::new();
         for finding in self.findings.iter().flatten() {
@@ -107,7 +109,8 @@ impl ExportedDiagnosis {
         let ranked = highest.into_iter();
         let mut kept: Vec<RankedFinding> =
             ranked.map(|((id, object), severity)| RankedFinding { id, object, severity }).collect();
-        // A stable order: among equally severe ones, the same are kept each time.
+        // The sort is stable, so that equally severe findings are selected in the same order each
+        // time.
         kept.sort_by_key(|it| Reverse(it.severity));
         let all = kept.len();
         kept.truncate(MAX_FINDINGS.min(max_series));
@@ -148,7 +151,7 @@ mod tests {
         let mut list: Vec<ExportedFinding> = (0..MAX_FINDINGS + 5)
             .map(|at| finding("growth", Severity::Warning, &format!("a{at}")))
             .collect();
-        // The last in the order of names and of the list.
+        // This finding is the last one in the order of names and in the list.
         list.push(finding("thrash", Severity::Critical, "z"));
         let found = ranked(list.clone(), usize::MAX);
         assert_eq!((found.kept.len(), found.dropped), (MAX_FINDINGS, 6));

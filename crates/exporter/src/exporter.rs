@@ -1,4 +1,4 @@
-//! Turns successive sweeps into the text of scrapes.
+//! Converts consecutive sweeps to the text of scrapes.
 
 use pagewise_model::sweep::Sweep;
 
@@ -12,18 +12,18 @@ use crate::families::{
 use crate::groups::{GroupAssignment, GroupRules};
 use crate::limits::{SeriesBudget, SeriesLimits};
 
-/// Choices of an exporter.
+/// Configuration of an exporter.
 #[derive(Clone, Debug)]
 pub struct ExporterOptions {
     /// Rules for groups of processes.
     pub rules: GroupRules,
-    /// Bounds of the number of series.
+    /// Limits of the number of series.
     pub limits: SeriesLimits,
-    /// Sources of the names of containers.
+    /// Sources of container names.
     pub containers: ContainerSources,
 }
 
-/// Turns successive sweeps into metrics.
+/// Converts consecutive sweeps to metrics. It keeps the state that counters need.
 #[derive(Debug)]
 pub struct Exporter {
     options: ExporterOptions,
@@ -38,16 +38,16 @@ pub struct Exporter {
 /// The metrics of one sweep.
 #[derive(Clone, Debug, Default)]
 pub struct ExportedSweep {
-    /// The families, without those that are made for each scrape.
+    /// Metric families, without those that are computed at each scrape.
     pub families: Vec<MetricFamily>,
-    /// Start of the sweep, nanoseconds since 1970.
+    /// Start of the sweep in nanoseconds since 1970.
     pub unix_ns: u64,
-    /// Start of the sweep, nanoseconds since boot.
+    /// Start of the sweep in nanoseconds since boot.
     pub boot_ns: u64,
 }
 
 impl Exporter {
-    /// An exporter that has seen no sweep.
+    /// Creates an exporter, before the first sweep.
     pub fn new(options: ExporterOptions) -> Exporter {
         let mut names = ContainerNameTable::default();
         names.refresh(&options.containers);
@@ -63,12 +63,12 @@ impl Exporter {
         }
     }
 
-    /// Sets the results of the slow cycle, which all later sweeps export.
+    /// Sets the results of the slow cycle. All later sweeps export these results.
     pub fn set_diagnosis(&mut self, diagnosis: ExportedDiagnosis) {
         self.diagnosis = Some(diagnosis);
     }
 
-    /// The metrics of the next sweep.
+    /// Converts the next sweep to metrics.
     pub fn export(&mut self, sweep: Sweep) -> ExportedSweep {
         self.counts.sweeps += 1;
         self.counts.cpu_ns = self.counts.cpu_ns.saturating_add(sweep.cost.cpu_ns);
@@ -77,13 +77,15 @@ impl Exporter {
         let mut families = machine_families(&sweep);
         let fixed = count(&families) + count(&sweep_families(&sweep, self.counts)) + TAIL_SERIES;
         let left = limits.max_series.saturating_sub(fixed);
-        // The other series are for groups and cgroups.
+        // The diagnosis gets at most a quarter of the remaining series; groups and cgroups get the
+        // other ones.
         let (diagnosis, dropped) = diagnosis_families(self.diagnosis.as_ref(), left / 4);
         self.counts.dropped_findings = dropped;
         let left = left.saturating_sub(count(&diagnosis));
         families.extend(diagnosis);
 
-        // Groups leave half of the series to cgroups.
+        // Groups get at most half of the remaining series; cgroups get the other half and those
+        // that groups leave.
         let mut budget = SeriesBudget::new(left / 2);
         self.assignment = self.options.rules.assign(&sweep, &self.assignment);
         let groups = group_families(
@@ -114,7 +116,7 @@ impl Exporter {
     }
 }
 
-/// Series that are made for each scrape.
+/// Number of series that are computed at each scrape.
 const TAIL_SERIES: usize = 2;
 
 fn count(families: &[MetricFamily]) -> usize {
@@ -122,7 +124,7 @@ fn count(families: &[MetricFamily]) -> usize {
 }
 
 impl ExportedSweep {
-    /// The text of all families, without the end mark.
+    /// Text of all families, without the end mark.
     pub fn text(&self, format: ExpositionFormat) -> String {
         let mut text = String::with_capacity(count(&self.families) * 96);
         write_families(&mut text, &self.families, format);
@@ -130,7 +132,7 @@ impl ExportedSweep {
         text
     }
 
-    /// A whole scrape.
+    /// Text of a complete scrape.
     pub fn scrape(&self, format: ExpositionFormat, age_ns: u64, scrapes: u64) -> String {
         let mut text = self.text(format);
         text.push_str(&scrape_tail(format, age_ns, scrapes));
@@ -138,7 +140,7 @@ impl ExportedSweep {
     }
 }
 
-/// The end of each scrape: the metrics that change from one scrape to the next, and the end mark.
+/// Text at the end of each scrape: the metrics that are computed at each scrape, and the end mark.
 pub fn scrape_tail(format: ExpositionFormat, age_ns: u64, scrapes: u64) -> String {
     let mut text = String::new();
     write_families(&mut text, &tail_families(age_ns, scrapes), format);

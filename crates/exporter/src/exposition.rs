@@ -1,4 +1,4 @@
-//! Metric families as text: OpenMetrics 1.0 and the text format of Prometheus 0.0.4.
+//! Text formats of metric families: OpenMetrics 1.0 and the Prometheus text format 0.0.4.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pagewise_model::name::escape;
 
-/// Bytes of a label value after which it is cut.
+/// Maximum length of a label value in bytes. Longer values are cut.
 const MAX_LABEL_BYTES: usize = 1024;
 
 /// A text format of metrics.
@@ -19,7 +19,7 @@ pub enum ExpositionFormat {
 }
 
 impl ExpositionFormat {
-    /// The value of the header `Content-Type`.
+    /// Value of the HTTP header `Content-Type`.
     pub const fn content_type(self) -> &'static str {
         match self {
             ExpositionFormat::OpenMetrics => {
@@ -33,49 +33,50 @@ impl ExpositionFormat {
 /// Kind of the values of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// A value that goes up and down.
+    /// A value that can increase and decrease.
     Gauge,
-    /// A value that only grows; its samples have the suffix `_total`.
+    /// A value that only increases. Its samples have the suffix `_total`.
     Counter,
 }
 
-/// Metrics of one name.
+/// Metrics with one name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricFamily {
-    /// The name without `_total`. It ends with the unit.
+    /// Name of the metric, without `_total`. It ends with the unit.
     pub name: &'static str,
-    /// Meaning, in one sentence.
+    /// Meaning of the metric in one sentence.
     pub help: &'static str,
-    /// The unit; empty if the values have none.
+    /// Unit of the values; empty if the values have none.
     pub unit: &'static str,
     /// Kind of the values.
     pub kind: MetricKind,
-    /// The series.
+    /// The series of the metric, one for each set of labels.
     pub samples: Vec<MetricSample>,
 }
 
-/// One series.
+/// One series: labels and a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricSample {
-    /// Labels that the sample shares with others.
+    /// Labels that several series share.
     pub labels: Arc<LabelSet>,
-    /// A label that distinguishes it from those.
+    /// A label that distinguishes this series from others with the same `labels`; `None` without
+    /// one.
     pub extra: Option<(&'static str, Cow<'static, str>)>,
-    /// The value.
+    /// Value of the series.
     pub value: MetricValue,
 }
 
-/// A number.
+/// Value of a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetricValue {
-    /// A count or a size.
+    /// An integer: a count or a size.
     Whole(u64),
-    /// Any other number, infinity included.
+    /// A floating-point number; it can be infinite.
     Real(f64),
 }
 
 impl MetricValue {
-    /// Nanoseconds as seconds.
+    /// Converts nanoseconds to seconds.
     #[expect(clippy::cast_precision_loss, reason = "a float of 53 bits is what the formats have")]
     pub fn seconds(nanoseconds: u64) -> MetricValue {
         MetricValue::Real(nanoseconds as f64 / 1e9)
@@ -102,26 +103,27 @@ impl fmt::Display for MetricValue {
             MetricValue::Real(value) if value.is_infinite() => {
                 f.write_str(if *value > 0.0 { "+Inf" } else { "-Inf" })
             }
-            // Shortest text that reads back as the same float.
+            // The shortest text that is parsed as the same floating-point number.
             MetricValue::Real(value) => write!(f, "{value}"),
         }
     }
 }
 
-/// Labels with their values, which are bytes from outside.
+/// Labels with their values. The values are text from outside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelSet(Vec<(&'static str, String)>);
 
 impl LabelSet {
-    /// No labels.
+    /// Creates an empty set of labels.
     pub fn new() -> LabelSet {
         LabelSet::default()
     }
 
-    /// Adds a label. An empty value is the same as no label, and is left out.
+    /// Adds a label. A label with an empty value is omitted, because it is equal to a missing
+    /// label.
     ///
-    /// Control characters and bytes that are not UTF-8 become `\n`, `\x1b`, `\xff`; a long value is
-    /// cut.
+    /// Control characters and bytes that are not valid UTF-8 become `\n`, `\x1b`, `\xff`. A long
+    /// value is cut.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: &[u8]) -> LabelSet {
         if !value.is_empty() {
@@ -130,13 +132,13 @@ impl LabelSet {
         self
     }
 
-    /// The labels in order.
+    /// Names and values of the labels, in the order in which they were added.
     pub fn pairs(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
 }
 
-/// The text of a label value.
+/// Converts bytes to the text of a label value.
 pub(crate) fn label_text(value: &[u8]) -> String {
     let text = escape(value);
     if text.len() <= MAX_LABEL_BYTES {
@@ -148,13 +150,13 @@ pub(crate) fn label_text(value: &[u8]) -> String {
 }
 
 impl MetricFamily {
-    /// Adds a series.
+    /// Adds a series with these labels.
     pub fn push(&mut self, labels: &Arc<LabelSet>, value: impl Into<MetricValue>) {
         let labels = Arc::clone(labels);
         self.samples.push(MetricSample { labels, extra: None, value: value.into() });
     }
 
-    /// Adds a series with one more label.
+    /// Adds a series with these labels and one more label.
     pub fn push_with(
         &mut self,
         labels: &Arc<LabelSet>,
@@ -167,14 +169,14 @@ impl MetricFamily {
     }
 }
 
-/// Appends families in a format, without the end mark. Families without series are left out.
+/// Appends families in a text format, without the end mark. Families without series are omitted.
 pub fn write_families(out: &mut String, families: &[MetricFamily], format: ExpositionFormat) {
     for family in families.iter().filter(|family| !family.samples.is_empty()) {
         write_family(out, family, format);
     }
 }
 
-/// Appends the end mark, if the format has one.
+/// Appends the end mark of the format, if the format has one.
 pub fn write_end(out: &mut String, format: ExpositionFormat) {
     if format == ExpositionFormat::OpenMetrics {
         out.push_str("# EOF\n");
@@ -217,7 +219,7 @@ fn write_labels(out: &mut String, sample: &MetricSample) {
     }
 }
 
-/// Both formats escape these three characters alike.
+/// Both formats escape these three characters in the same way.
 fn write_label_value(out: &mut String, value: &str) {
     for c in value.chars() {
         match c {

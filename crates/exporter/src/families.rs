@@ -1,7 +1,7 @@
-//! A sweep as metric families.
+//! Conversion of a sweep to metric families.
 //!
-//! Each metric is a row of a table: its name, help and unit, and the function that takes its values
-//! from a row of data. A value that is absent makes no series.
+//! Each metric is a row of a table: its name, help and unit, and a function that computes its
+//! values from a row of data. An absent value creates no series.
 
 mod cgroups;
 mod diagnosis;
@@ -20,7 +20,7 @@ pub(crate) use groups::{GroupTotals, group_families};
 pub(crate) use machine::machine_families;
 pub(crate) use ourselves::{SweepCounts, sweep_families, tail_families};
 
-/// One metric of a kind of row.
+/// One metric of a type of data row.
 pub(crate) struct RowMetric<R> {
     name: &'static str,
     unit: &'static str,
@@ -47,19 +47,19 @@ const fn counter<R>(
     RowMetric { name, unit, kind: MetricKind::Counter, help, values }
 }
 
-/// The values of one metric of a row.
+/// Values of one metric for one data row, each with an optional label.
 #[derive(Default)]
 pub(crate) struct RowValues(Vec<(Option<ExtraLabel>, MetricValue)>);
 
 type ExtraLabel = (&'static str, Cow<'static, str>);
 
 impl RowValues {
-    /// The only value of the metric, unless it is absent.
+    /// Adds the only value of a metric; adds nothing if the value is absent.
     fn one(&mut self, value: Option<impl Into<MetricValue>>) {
         self.0.extend(value.map(|value| (None, value.into())));
     }
 
-    /// One value of several, by a label.
+    /// Adds one of several values of a metric, which a label distinguishes.
     fn each(
         &mut self,
         label: &'static str,
@@ -70,7 +70,7 @@ impl RowValues {
     }
 }
 
-/// The families of a table, empty.
+/// The families of a table of metrics, without series.
 pub(crate) fn empty<R>(metrics: &[RowMetric<R>]) -> Vec<MetricFamily> {
     let family = |it: &RowMetric<R>| MetricFamily {
         name: it.name,
@@ -82,7 +82,7 @@ pub(crate) fn empty<R>(metrics: &[RowMetric<R>]) -> Vec<MetricFamily> {
     metrics.iter().map(family).collect()
 }
 
-/// All families that there can be, without series.
+/// All families that the exporter can have, without series.
 pub fn metric_catalogue() -> Vec<MetricFamily> {
     let mut families = machine::catalogue();
     families.extend(groups::catalogue());
@@ -92,7 +92,7 @@ pub fn metric_catalogue() -> Vec<MetricFamily> {
     families
 }
 
-/// The values of a row, one element for each metric.
+/// Values of a data row, one element for each metric.
 pub(crate) fn values<R>(metrics: &[RowMetric<R>], row: &R) -> Vec<RowValues> {
     let each = metrics.iter().map(|metric| {
         let mut values = RowValues::default();
@@ -102,12 +102,12 @@ pub(crate) fn values<R>(metrics: &[RowMetric<R>], row: &R) -> Vec<RowValues> {
     each.collect()
 }
 
-/// Number of series.
+/// Number of series of these values.
 pub(crate) fn series(values: &[RowValues]) -> usize {
     values.iter().map(|it| it.0.len()).sum()
 }
 
-/// Adds the values of a row to the families of its table.
+/// Adds the values of a data row to the families of its table.
 pub(crate) fn append(
     families: &mut [MetricFamily],
     labels: &Arc<LabelSet>,
@@ -123,7 +123,7 @@ pub(crate) fn append(
     }
 }
 
-/// The families of a table with one row that has no labels.
+/// The families of a table for its only data row, which has no labels.
 pub(crate) fn of_one<R>(metrics: &[RowMetric<R>], row: &R) -> Vec<MetricFamily> {
     let mut families = empty(metrics);
     append(&mut families, &Arc::default(), values(metrics, row));

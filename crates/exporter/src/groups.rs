@@ -1,7 +1,8 @@
 //! Groups of processes, by rules in the format of process-exporter's configuration file.
 //!
-//! The first rule that matches a process names its group. A process that no rule matches belongs to
-//! the group of its nearest ancestor that has one, unless that is turned off.
+//! The first rule that matches a process determines its group. A process without a matching rule
+//! belongs to the group of its nearest ancestor that has a group, unless this inheritance is
+//! disabled.
 
 mod config;
 mod template;
@@ -18,7 +19,7 @@ pub use config::GroupConfigError;
 use template::NameTemplate;
 pub use template::TemplateError;
 
-/// Rules that put processes into groups.
+/// Rules that assign processes to groups.
 #[derive(Clone, Debug)]
 pub struct GroupRules {
     rules: Vec<GroupRule>,
@@ -26,10 +27,10 @@ pub struct GroupRules {
     folder_of: FolderLookup,
 }
 
-/// Finds the current folder of a process, which sweeps do not have.
+/// Finds the current working directory of a process, which sweeps do not contain.
 type FolderLookup = fn(Pid) -> Option<Name>;
 
-/// One rule: a process matches if all its parts match.
+/// One rule. A process matches if all parts of the rule match.
 #[derive(Clone, Debug)]
 struct GroupRule {
     name: NameTemplate,
@@ -38,49 +39,51 @@ struct GroupRule {
     command: Option<Vec<Regex>>,
 }
 
-/// A program by the first word of its command line.
+/// Matches programs by the first word of the command line.
 #[derive(Clone, Debug)]
 struct ExeRule {
     base: String,
-    /// The whole path, if the rule has one.
+    /// Complete path of the program; `None` if the rule has only the last component.
     path: Option<String>,
 }
 
-/// Properties of a process that rules and names use, and the captures of the regular expressions.
+/// Properties of a process that rules and group names use, and the captures of regular expressions.
 #[derive(Debug)]
 struct ProcessFacts<'a> {
     process: &'a SweepProcess,
     comm: &'a [u8],
-    /// First word of the command line; `comm` if it has none.
+    /// First word of the command line; `comm` if the command line is empty.
     exe: &'a [u8],
     folder_of: FolderLookup,
     matches: BTreeMap<String, String>,
 }
 
 impl GroupRules {
-    /// One group for each `comm`.
+    /// Rules with one group for each `comm`.
     pub fn by_comm() -> GroupRules {
         let name = NameTemplate::parse("{{.Comm}}").expect("the text above is a template");
         let rule = GroupRule { name, comm: None, exe: None, command: None };
         GroupRules { rules: vec![rule], with_children: true, folder_of: |_| None }
     }
 
-    /// With `true`, processes without a matching rule belong to the group of an ancestor.
+    /// With `true`, a process without a matching rule belongs to the group of its nearest ancestor
+    /// that has a group.
     #[must_use]
     pub fn with_children(mut self, with_children: bool) -> GroupRules {
         self.with_children = with_children;
         self
     }
 
-    /// With a function that finds the current folder of a process, for names with `.Cwd`.
+    /// Sets a function that finds the current working directory of a process, for group names with
+    /// `.Cwd`.
     #[must_use]
     pub fn with_folders(mut self, folder_of: fn(Pid) -> Option<Name>) -> GroupRules {
         self.folder_of = folder_of;
         self
     }
 
-    /// The group of each process of a sweep. `known` is the assignment of the sweep before: names
-    /// are made again only for processes whose identity has changed.
+    /// Assigns each process of a sweep to its group. `known` is the assignment of the previous
+    /// sweep: rules are evaluated only for processes whose identity has changed.
     pub fn assign(&self, sweep: &Sweep, known: &GroupAssignment) -> GroupAssignment {
         let mut own = HashMap::with_capacity(sweep.processes.len());
         for process in &sweep.processes {
@@ -103,7 +106,7 @@ impl GroupRules {
         GroupAssignment { own, groups }
     }
 
-    /// The group of a process or of its nearest ancestor with one.
+    /// Group of a process or of its nearest ancestor that has one; `None` if no ancestor has one.
     fn inherited(
         &self,
         process: &SweepProcess,
@@ -112,7 +115,7 @@ impl GroupRules {
     ) -> Option<GroupName> {
         let mut key = process.key;
         let mut parent = process.identity.parent;
-        // A sweep is not atomic, so parents could form a circle.
+        // A sweep is not atomic, so the parents can form a cycle.
         for _ in 0..=parents.len() {
             if let Some((_, Some(name))) = own.get(&key) {
                 return Some(name.clone());
@@ -177,13 +180,14 @@ impl ExeRule {
     }
 }
 
-/// The words of a command line with blanks between them.
+/// The words of a command line, separated by spaces.
 fn command_line(words: &[Name]) -> String {
     let words: Vec<_> = words.iter().map(|it| String::from_utf8_lossy(it.as_bytes())).collect();
     words.join(" ")
 }
 
-/// Last component of a path. `/` and slashes at the end do not count, as in Go's `filepath.Base`.
+/// Last component of a path, without trailing slashes. As in Go's `filepath.Base`, the result is
+/// `/` for a path of slashes only and `.` for an empty path.
 fn base(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|&b| b != b'/').map_or(0, |at| at + 1);
     match (path.is_empty(), end) {
@@ -193,13 +197,13 @@ fn base(path: &[u8]) -> &[u8] {
     }
 }
 
-/// Name of a group, as text.
+/// Name of a group.
 pub type GroupName = Arc<str>;
 
-/// The identity of a process, and the group that a rule gives it; `None` if no rule matches.
+/// Identity of a process, and the group of the rule that matches it; `None` if no rule matches.
 type OwnGroup = (Arc<ProcessIdentity>, Option<GroupName>);
 
-/// The groups of the processes of a sweep.
+/// The groups of all processes of a sweep.
 #[derive(Clone, Debug, Default)]
 pub struct GroupAssignment {
     own: HashMap<ProcessKey, OwnGroup>,
@@ -207,7 +211,7 @@ pub struct GroupAssignment {
 }
 
 impl GroupAssignment {
-    /// The group of a process.
+    /// Group of a process; `None` if it belongs to no group.
     pub fn group(&self, key: ProcessKey) -> Option<&GroupName> {
         self.groups.get(&key)
     }

@@ -1,14 +1,15 @@
-//! Bytes until the nearest memory limit of a cgroup or its ancestors.
+//! Headroom of cgroups: bytes until the nearest memory limit of a cgroup or its ancestors.
 
 use std::collections::HashMap;
 
 use pagewise_model::Name;
 use pagewise_model::sweep::{Sweep, SweepCgroup};
 
-/// The headroom of each cgroup of a sweep.
+/// Headroom of the cgroups of a sweep.
 #[derive(Debug)]
 pub(crate) struct Headroom<'a> {
-    /// Bytes until the limit of the cgroup itself, by path; `u64::MAX` without a limit.
+    /// Bytes until the limit of the cgroup itself, by path; `u64::MAX` if it is unlimited, `None`
+    /// if it is unknown.
     own: HashMap<&'a [u8], Option<u64>>,
 }
 
@@ -18,8 +19,8 @@ impl<'a> Headroom<'a> {
         Headroom { own: cgroups.map(|it| (it.path.as_bytes(), own(it))).collect() }
     }
 
-    /// The lowest headroom of a cgroup and its ancestors; `u64::MAX` without a limit, `None` if
-    /// unknown.
+    /// Lowest headroom of a cgroup and its ancestors; `u64::MAX` if all are unlimited, `None` if it
+    /// is unknown.
     pub(crate) fn at(&self, path: &Name) -> Option<u64> {
         let path = path.as_bytes();
         let mut least = *self.own.get(path)?;

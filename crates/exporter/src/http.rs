@@ -1,9 +1,8 @@
-//! The HTTP server: `/metrics`, `/healthz` and a landing page, within fixed bounds of memory and
-//! time.
+//! HTTP server with `/metrics`, `/healthz` and a landing page, with limited memory and time.
 //!
-//! One thread serves all connections with non-blocking sockets. When all connections are in use, a
-//! new one takes the place of the one whose present request is the oldest: clients that send or
-//! read slowly lose their connection, and a scrape is still answered.
+//! One thread serves all connections with non-blocking sockets. If the maximum number of
+//! connections is reached, a new connection replaces the one whose current request began first. So
+//! clients that send or read slowly lose their connections, and scrapes are still answered.
 
 mod auth;
 mod client_certificate;
@@ -28,19 +27,20 @@ use connection::{Connection, ConnectionState};
 pub(crate) use tls::read_certificates;
 pub use web_config::{WebConfig, WebConfigError};
 
-/// Connections at a time. A connection with TLS has buffers of its own.
+/// Maximum number of simultaneous connections. A TLS connection has additional buffers.
 const MAX_CONNECTIONS: usize = 128;
 const MAX_TLS_CONNECTIONS: usize = 48;
-/// Connections that are accepted before the others are served again.
+/// Maximum number of connections that are accepted at once, before existing connections are served
+/// again.
 const MAX_ACCEPTED: usize = 64;
-/// Longest wait, after which the server checks if it must end.
+/// Maximum time of one wait, after which the server checks if it must end.
 const TURN: Duration = Duration::from_millis(250);
-/// Time for answers that have begun when the server ends.
+/// Maximum time to complete responses when the server ends.
 const MAX_END: Duration = Duration::from_secs(5);
 /// Number of intervals without a sweep after which `/healthz` reports an error.
 const UNHEALTHY_INTERVALS: u32 = 4;
 
-/// The text of the last sweep, which scrapes are answered with.
+/// The text of the last sweep, from which scrapes are answered.
 #[derive(Debug)]
 pub struct PublishedScrape {
     current: Mutex<Option<Arc<ScrapeText>>>,
@@ -57,12 +57,12 @@ pub(crate) struct ScrapeText {
 }
 
 impl PublishedScrape {
-    /// Nothing yet; sweeps come at this interval.
+    /// Creates an object without text, for sweeps at this interval.
     pub fn new(interval: Duration) -> PublishedScrape {
         PublishedScrape { current: Mutex::new(None), interval, scrapes: AtomicU64::new(0) }
     }
 
-    /// Replaces the text. `age` is the time since the sweep began.
+    /// Replaces the text by that of a new sweep. `age` is the time since the sweep began.
     pub fn publish(&self, sweep: &ExportedSweep, age: Duration) {
         let now = Instant::now();
         let text = Arc::new(ScrapeText {
@@ -77,7 +77,8 @@ impl PublishedScrape {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The body of a scrape in two parts: the shared text, and what is made for this scrape.
+    /// Body of a scrape in two parts: the text that all scrapes share, and the text of this scrape.
+    /// `None` before the first sweep.
     pub(crate) fn scrape(&self, format: ExpositionFormat) -> Option<(Arc<str>, String)> {
         let text = self.current()?;
         let scrapes = self.scrapes.fetch_add(1, Ordering::Relaxed) + 1;
@@ -89,14 +90,15 @@ impl PublishedScrape {
         Some((Arc::clone(shared), scrape_tail(format, age_ns, scrapes)))
     }
 
-    /// True if the last sweep is recent.
+    /// True if the last sweep began less than [`UNHEALTHY_INTERVALS`] intervals ago, or less than
+    /// 10 s ago.
     pub(crate) fn is_healthy(&self) -> bool {
         let limit = self.interval.saturating_mul(UNHEALTHY_INTERVALS).max(Duration::from_secs(10));
         self.current().is_some_and(|it| it.since.elapsed() < limit)
     }
 }
 
-/// A server of scrapes.
+/// HTTP server for scrapes.
 #[derive(Debug)]
 pub struct ScrapeServer {
     listeners: Vec<TcpListener>,
@@ -106,7 +108,7 @@ pub struct ScrapeServer {
 }
 
 impl ScrapeServer {
-    /// A server for connections to these sockets.
+    /// Creates a server that accepts connections on these sockets.
     ///
     /// # Errors
     /// [`io::Error`] if a socket cannot be made non-blocking.
@@ -121,16 +123,17 @@ impl ScrapeServer {
         Ok(ScrapeServer { listeners, published, web, connections: Vec::new() })
     }
 
-    /// Serves until `is_over` returns true. Then completes the answers that have begun, and those
-    /// to requests that have arrived.
+    /// Serves connections until `is_over` returns true. Then completes responses that have begun,
+    /// and answers requests that have already arrived.
     ///
     /// # Errors
-    /// [`io::Error`] if the sockets cannot be waited for.
+    /// [`io::Error`] if waiting for the sockets fails.
     pub fn run(&mut self, mut is_over: impl FnMut() -> bool) -> io::Result<()> {
         while !is_over() {
             self.turn(true, TURN)?;
         }
-        // The first turn accepts the connections that have come, the second one reads the requests.
+        // The first turn accepts the connections that have arrived; the second turn reads their
+        // requests.
         for _ in 0..2 {
             self.turn(true, Duration::ZERO)?;
         }
@@ -143,7 +146,7 @@ impl ScrapeServer {
         Ok(())
     }
 
-    /// Waits for sockets, and serves those that are ready.
+    /// Waits until sockets are ready, and serves the ready ones.
     fn turn(&mut self, accepts: bool, longest: Duration) -> io::Result<()> {
         let ready = self.wait(accepts, longest)?;
         let now = Instant::now();
@@ -152,7 +155,8 @@ impl ScrapeServer {
                 connection.step(now, &self.published, &self.web);
             }
         }
-        // One password at a time, so that wrong ones cannot hold up all other connections.
+        // Only one password is verified in each turn, so that wrong passwords cannot block all
+        // other connections.
         let oldest = self.connections.iter_mut().filter(|it| it.state() == ConnectionState::Verify);
         if let Some(connection) = oldest.min_by_key(|it| it.since()) {
             connection.verify(&mut self.web);
@@ -166,7 +170,8 @@ impl ScrapeServer {
         Ok(())
     }
 
-    /// Readiness of each connection.
+    /// Waits until a socket is ready, `longest` at most. Returns for each connection if it is
+    /// ready.
     fn wait(&self, accepts: bool, longest: Duration) -> io::Result<Vec<bool>> {
         let mut fds: Vec<PollFd<'_>> = self
             .connections
@@ -193,7 +198,8 @@ impl ScrapeServer {
         let limit = if self.web.has_tls() { MAX_TLS_CONNECTIONS } else { MAX_CONNECTIONS };
         for listener in &self.listeners {
             for _ in 0..MAX_ACCEPTED {
-                // An error of one connection (ECONNABORTED), or no descriptor left: others go on.
+                // The connection failed (ECONNABORTED), or no descriptor is free. Other connections
+                // are served.
                 let Ok((stream, _)) = listener.accept() else { break };
                 if self.connections.len() >= limit {
                     let oldest =

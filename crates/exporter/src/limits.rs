@@ -1,13 +1,14 @@
-//! Bounds of the number of series.
+//! Limits of the number of series.
 
-/// Bounds of the series of a scrape.
+/// Limits of the number of series in a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeriesLimits {
-    /// Number of series of a scrape: machine, groups, cgroups, findings and the exporter itself.
+    /// Maximum number of series of a scrape: machine, groups, cgroups, findings and the exporter
+    /// itself.
     pub max_series: usize,
-    /// Number of groups; the others are summed as the group `other`.
+    /// Maximum number of groups with series. The other groups are merged into the group `other`.
     pub max_groups: usize,
-    /// Number of cgroups.
+    /// Maximum number of cgroups with series.
     pub max_cgroups: usize,
 }
 
@@ -17,11 +18,11 @@ impl Default for SeriesLimits {
     }
 }
 
-/// Series that are left until the limit, and those that did not fit.
+/// Number of series that are left until the limit, and number of series that did not fit.
 #[derive(Debug)]
 pub(crate) struct SeriesBudget {
     left: usize,
-    /// Series that were left out.
+    /// Number of series that were omitted.
     pub(crate) dropped: u64,
 }
 
@@ -30,8 +31,8 @@ impl SeriesBudget {
         SeriesBudget { left, dropped: 0 }
     }
 
-    /// Takes `count` series and returns true if they fit and `is_within` is true; otherwise counts
-    /// them as dropped.
+    /// Reserves `count` series and returns true if they fit and `is_within` is true. Otherwise
+    /// counts them as dropped and returns false.
     pub(crate) fn take(&mut self, count: usize, is_within: bool) -> bool {
         if is_within && count <= self.left {
             self.left -= count;

@@ -1,4 +1,5 @@
-//! Push to an OpenTelemetry collector: OTLP over HTTP, JSON encoding.
+//! Conversion of a sweep to OTLP (JSON encoding), which is pushed to an OpenTelemetry collector
+//! over HTTP.
 
 mod endpoint;
 
@@ -8,7 +9,7 @@ use crate::exporter::ExportedSweep;
 use crate::exposition::{MetricFamily, MetricKind, MetricSample, MetricValue};
 pub use endpoint::{OtlpEndpoint, OtlpError};
 
-/// A sweep as `ExportMetricsServiceRequest`. Counters count from `started_unix_ns`.
+/// Converts a sweep to an `ExportMetricsServiceRequest`. Counters begin at `started_unix_ns`.
 pub fn otlp_json(sweep: &ExportedSweep, started_unix_ns: u64) -> Value {
     let families = sweep.families.iter().filter(|it| !it.samples.is_empty());
     let metrics: Vec<Value> =
@@ -27,7 +28,7 @@ fn metric(family: &MetricFamily, unix_ns: u64, started_unix_ns: u64) -> Value {
         family.samples.iter().map(|it| point(it, family.kind, unix_ns, started_unix_ns)).collect();
     let data = match family.kind {
         MetricKind::Gauge => json!({"dataPoints": points}),
-        // 2 is AGGREGATION_TEMPORALITY_CUMULATIVE.
+        // 2 is the value of AGGREGATION_TEMPORALITY_CUMULATIVE.
         MetricKind::Counter => {
             json!({"dataPoints": points, "aggregationTemporality": 2, "isMonotonic": true})
         }
@@ -36,7 +37,7 @@ fn metric(family: &MetricFamily, unix_ns: u64, started_unix_ns: u64) -> Value {
     json!({"name": family.name, "description": family.help, "unit": unit(family.unit), key: data})
 }
 
-/// Units of the Unified Code for Units of Measure, which OTLP uses.
+/// Converts a unit to the Unified Code for Units of Measure, which OTLP requires.
 fn unit(unit: &str) -> &str {
     match unit {
         "bytes" => "By",
@@ -50,7 +51,7 @@ fn point(sample: &MetricSample, kind: MetricKind, unix_ns: u64, started_unix_ns:
     let extra = sample.extra.iter().map(|(name, value)| (*name, value.as_ref()));
     let attributes: Vec<Value> =
         sample.labels.pairs().chain(extra).map(|(name, value)| attribute(name, value)).collect();
-    // 64-bit integers are strings in this encoding.
+    // In OTLP's JSON encoding, 64-bit integers are strings.
     let mut point = json!({"attributes": attributes, "timeUnixNano": unix_ns.to_string()});
     match sample.value {
         MetricValue::Whole(value) => point["asInt"] = value.min(i64::MAX as u64).to_string().into(),

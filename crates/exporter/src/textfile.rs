@@ -1,4 +1,4 @@
-//! A file for the textfile collector of node_exporter.
+//! Metrics file for the textfile collector of node_exporter.
 
 use std::fs;
 use std::io;
@@ -8,18 +8,18 @@ use std::path::Path;
 use crate::exporter::ExportedSweep;
 use crate::exposition::{ExpositionFormat, write_families};
 
-/// Name of the file; the collector reads files that end with `.prom`.
+/// Name of the file. The collector reads files with the suffix `.prom`.
 const FILE: &str = "pagewise.prom";
 
-/// Writes `pagewise.prom` in a folder. The file appears whole or not at all.
+/// Writes `pagewise.prom` in a folder. The file is replaced atomically.
 ///
 /// # Errors
 /// [`io::Error`] if the folder cannot be written to.
 pub fn write_textfile(folder: &Path, sweep: &ExportedSweep) -> io::Result<()> {
     let mut text = String::new();
-    // The collector refuses timestamps and end marks; it adds the age of the file itself.
+    // The collector rejects timestamps and end marks. It exports the age of the file itself.
     write_families(&mut text, &sweep.families, ExpositionFormat::Prometheus);
-    // A name that the collector does not read.
+    // The collector does not read a file with this name.
     let unfinished = folder.join(format!(".{FILE}.{}", std::process::id()));
     let written = fs::write(&unfinished, text)
         .and_then(|()| fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o644)))

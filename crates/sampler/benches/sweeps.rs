@@ -1,7 +1,8 @@
-//! CPU time of sweeps over all processes: the first one and the next ones.
+//! Benchmark of the CPU time of sweeps over all processes: the first sweep, and the sweeps after
+//! it.
 //!
-//! `cargo bench -p pagewise-sampler --bench sweeps`: 300, 3,000 and 10,000 sleeping processes more
-//! than those that run anyway (`PAGEWISE_BENCH_PROCESSES` sets another list).
+//! `cargo bench -p pagewise-sampler --bench sweeps`: 300, 3,000 and 10,000 sleeping processes in
+//! addition to the running ones (`PAGEWISE_BENCH_PROCESSES` sets another list of numbers).
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -13,12 +14,12 @@ use pagewise_model::sweep::SweepCost;
 use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
 
-/// Sweeps after the first one.
+/// Number of sweeps after the first one.
 const NEXT: usize = 15;
-/// Time between two of them.
+/// Time between two sweeps.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Processes that sleep. They end with the value.
+/// Sleeping processes, which are killed when the value is dropped.
 struct SleepingProcesses(Vec<Child>);
 
 impl SleepingProcesses {

@@ -1,38 +1,38 @@
-//! CPU time that sweeps may spend on reading pages.
+//! Budget of CPU time for reading the pages of processes.
 
 use std::time::Duration;
 
 use pagewise_sys::system;
 
-/// Longest time over which unspent CPU time adds up.
+/// Maximum time over which unspent CPU time accumulates.
 const MAX_SAVED: Duration = Duration::from_secs(600);
 
-/// A share of the CPU time of one core that adds up while it is not spent.
+/// Budget: a share of one core's CPU time, which accumulates while it is not spent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageBudget {
     share: f64,
-    /// Seconds; negative after a reading that took longer than expected.
+    /// Available CPU time in seconds; negative after a reading that took longer than expected.
     balance: f64,
 }
 
 impl PageBudget {
-    /// A budget with CPU time for the first sweep.
+    /// Creates a budget of `share`, with the CPU time `first` for the first sweep.
     pub(crate) fn new(share: f64, first: Duration) -> PageBudget {
         PageBudget { share, balance: first.as_secs_f64() }
     }
 
-    /// Adds the CPU time of the time that has passed.
+    /// Adds the share of the time that has passed.
     pub(crate) fn earn(&mut self, passed: Duration) {
         let most = (self.share * MAX_SAVED.as_secs_f64()).max(self.balance);
         self.balance = (self.balance + self.share * passed.as_secs_f64()).min(most);
     }
 
-    /// Forgets CPU time that the share alone would never add up to.
+    /// Limits the balance to the CPU time that the share accumulates in [`MAX_SAVED`].
     pub(crate) fn forget_excess(&mut self) {
         self.balance = self.balance.min(self.share * MAX_SAVED.as_secs_f64());
     }
 
-    /// Hands CPU time that has added up for longer than `kept` to another budget.
+    /// Moves CPU time above the amount that accumulates in `kept` to another budget.
     pub(crate) fn share_surplus(&mut self, kept: Duration, other: &mut PageBudget) {
         let surplus = self.balance - self.share * kept.as_secs_f64();
         if surplus > 0.0 {
@@ -42,25 +42,26 @@ impl PageBudget {
         }
     }
 
-    /// True if a reading of this cost may begin.
+    /// True if a reading with this expected cost may begin.
     ///
-    /// A reading that costs more than the maximum balance may begin at the maximum balance.
+    /// A reading that costs more than the maximum balance may begin when the balance is at its
+    /// maximum.
     pub(crate) fn allows(&self, cost: Duration) -> bool {
         let most = self.share * MAX_SAVED.as_secs_f64();
         self.has_left() && self.balance >= cost.as_secs_f64().min(most)
     }
 
-    /// True if anything is left.
+    /// True if CPU time is available.
     pub(crate) fn has_left(&self) -> bool {
         self.balance > 0.0
     }
 
-    /// Subtracts the cost of a reading.
+    /// Subtracts the CPU time of a reading.
     pub(crate) fn spend(&mut self, cost: Duration) {
         self.balance -= cost.as_secs_f64();
     }
 
-    /// Runs a reading and subtracts its CPU time, which it returns too.
+    /// Runs a reading and subtracts its CPU time. Returns the result and the CPU time.
     pub(crate) fn meter<T>(&mut self, read: impl FnOnce() -> T) -> (T, Duration) {
         let before = system::thread_cpu_time();
         let result = read();

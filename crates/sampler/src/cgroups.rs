@@ -1,4 +1,4 @@
-//! The memory cgroups over several sweeps.
+//! Memory cgroups that are tracked over several sweeps.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use pagewise_model::{Absent, Name, Reading};
 use pagewise_proc::ProcRoot;
 use pagewise_proc::cgroup::hierarchy::CgroupHierarchy;
 
-/// Memory cgroups, in order of their path.
+/// Memory cgroups, in order of path.
 #[derive(Debug)]
 pub(crate) struct TrackedCgroups {
     hierarchy: Reading<CgroupHierarchy>,
@@ -32,13 +32,13 @@ impl TrackedCgroups {
         }
     }
 
-    /// True if a cgroup is known, or cgroups cannot be seen at all.
+    /// True if the cgroup is tracked, or if cgroups cannot be read at all.
     pub(crate) fn knows(&self, path: &Name) -> bool {
         self.hierarchy.is_err() || self.cgroups.contains_key(path)
     }
 
-    /// Reads all cgroups. A cgroup whose charged memory is the same as before is read in full only
-    /// after `refresh_ns`. New cgroups are looked for if a process is in an unknown one, or after
+    /// Reads all cgroups. A cgroup with unchanged charged memory is read completely only after
+    /// `refresh_ns`. New cgroups are searched if a process is in an unknown cgroup, or after
     /// `refresh_ns`.
     pub(crate) fn read(
         &mut self,
@@ -71,7 +71,8 @@ impl TrackedCgroups {
             }
             current != Err(Absent::Vanished)
         });
-        // The root of v2 has no account: the machine's counters are its.
+        // The root cgroup of v2 has no counter of charged memory; the counters of the machine
+        // replace it.
         let has_account = |it: &&TrackedCgroup| it.values.current.is_ok();
         Ok(self.cgroups.values().filter(has_account).map(|it| it.values.clone()).collect())
     }

@@ -1,9 +1,9 @@
-//! Sweeps over all processes and memory cgroups, at a rate and within a budget, and the events
-//! between two sweeps.
+//! Sweeps over all processes and memory cgroups at an interval and within a CPU budget, and the
+//! events between two sweeps.
 //!
-//! A sweep reads `stat` of each process. Only a process that has changed since, by its faults, its
-//! CPU time or its sizes, is read further; its pages only within a budget of CPU time. Processes
-//! that have not changed are read again from time to time, since other processes change their PSS.
+//! A sweep reads `stat` of each process. More files are read only if `stat` shows a change of the
+//! page faults, the CPU time or the sizes; the pages are read only within the CPU budget. Unchanged
+//! processes are read again from time to time, because other processes change their PSS.
 #![forbid(unsafe_code)]
 
 mod budget;

@@ -1,4 +1,4 @@
-//! One process over several sweeps.
+//! A process that is tracked over several sweeps.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -16,25 +16,26 @@ use pagewise_proc::status::MemoryStatus;
 use pagewise_proc::users::Users;
 use pagewise_proc::{ProcRoot, cgroup};
 
-/// RSS up to which `smaps_rollup` holds the mmap lock for well below a millisecond.
+/// Maximum RSS for which reading `smaps_rollup` holds the mmap lock for much less than a
+/// millisecond.
 const SMALL: Bytes = Bytes::mib(32);
-/// Bytes of a command line that are kept.
+/// Maximum number of bytes of a command line that are kept.
 const MAX_COMMAND: usize = 256;
-/// CPU time to read a resident page, until it has been measured.
+/// Assumed CPU time in nanoseconds to read a resident page, until the time has been measured.
 const NANOSECONDS_PER_PAGE: u64 = 25;
 
-/// A process that was seen in a sweep.
+/// A process or kernel thread that a sweep has found.
 #[derive(Debug)]
 pub(crate) enum TrackedTask {
     /// A process with memory of its own.
     Process(Box<TrackedProcess>),
     /// A kernel thread.
     KernelThread,
-    /// Its files may not be read, not even `stat`.
+    /// Files that this process may not read, including `stat`.
     Hidden,
 }
 
-/// Counters that change when the memory of a process changes.
+/// Counters of `stat` that change when the memory of a process changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ChangeMark {
     minor_faults: u64,
@@ -55,7 +56,7 @@ impl ChangeMark {
         }
     }
 
-    /// True if the process may have other pages now. CPU time alone does not change them.
+    /// True if the process may have different pages. CPU time alone does not change the pages.
     fn has_other_pages(&self, other: &ChangeMark) -> bool {
         ChangeMark { ticks: 0, ..*self } != ChangeMark { ticks: 0, ..*other }
     }
@@ -64,26 +65,27 @@ impl ChangeMark {
 /// A process with memory of its own.
 #[derive(Debug)]
 pub(crate) struct TrackedProcess {
-    /// Its values in the last sweep.
+    /// Values of the process in the last sweep.
     pub(crate) values: SweepProcess,
-    /// `stat`, open, so that no other process can be read under the same PID.
+    /// Open file `stat`. It ensures that no other process with the same PID is read.
     pub(crate) stat: Option<OwnedFd>,
     mark: ChangeMark,
-    /// When its pages were read.
+    /// Time at which the pages were read; `None` if they have not been read.
     pub(crate) pages_ns: Option<u64>,
-    /// True if its pages may have changed since.
+    /// True if the pages may have changed since they were read.
     pub(crate) is_stale: bool,
-    /// True if the pages are read again although the process has not changed.
+    /// True if the pages must be read again although the process has not changed.
     pub(crate) is_due: bool,
-    /// Time of the last refresh.
+    /// Time of the last refresh in nanoseconds since boot.
     refreshed_ns: u64,
-    /// CPU time of the last reading of its pages.
+    /// CPU time of the last reading of the pages; `None` if they have not been read.
     cost: Option<Duration>,
-    /// The thread whose files have the memory: another one if the first thread has ended.
+    /// The thread whose files contain the memory. It is another thread than the main thread if the
+    /// main thread has ended.
     memory: Pid,
 }
 
-/// Readers and constants that all processes share.
+/// Readers and constants that all tracked processes share.
 #[derive(Debug)]
 pub(crate) struct ProcessReader {
     pub(crate) root: ProcRoot,
@@ -93,15 +95,15 @@ pub(crate) struct ProcessReader {
     pub(crate) names: SharedNames,
     pub(crate) page_bytes: u64,
     pub(crate) tick_ns: u64,
-    /// Time after which a process that has not changed is read again.
+    /// Time in nanoseconds after which an unchanged process is read again.
     pub(crate) refresh_ns: u64,
-    /// The time of the sweep.
+    /// Time of the current sweep in nanoseconds since boot.
     pub(crate) now_ns: u64,
     pub(crate) unix_ns: u64,
 }
 
 impl TrackedProcess {
-    /// A process that no earlier sweep has. Its pages are not read yet.
+    /// Creates a process that no earlier sweep contained. Its pages are not read here.
     pub(crate) fn new(
         reader: &mut ProcessReader,
         pid: Pid,
@@ -147,7 +149,8 @@ impl TrackedProcess {
             pages_ns: None,
             is_stale: true,
             is_due: false,
-            // Spread over the interval, so that not all are read again in the same sweep.
+            // Refreshes are spread over the interval, so that one sweep does not refresh all
+            // processes.
             refreshed_ns: reader.now_ns.saturating_sub(spread(pid, reader.refresh_ns)),
             cost: None,
             memory: pid,
@@ -157,7 +160,7 @@ impl TrackedProcess {
         process
     }
 
-    /// Takes the values of a new `stat`, and reads the sizes if they may have changed.
+    /// Stores the values of a new `stat`, and reads the sizes if they may have changed.
     pub(crate) fn update(&mut self, reader: &mut ProcessReader, stat: &PidStat) {
         let mark = ChangeMark::of(stat);
         let has_another_name = *stat.name.as_bytes() != *self.values.identity.name.as_bytes();
@@ -193,13 +196,14 @@ impl TrackedProcess {
         };
     }
 
-    /// Reads sizes and identity.
+    /// Reads the sizes and the identity.
     fn read_all(&mut self, reader: &mut ProcessReader, stat: &PidStat) {
         let status = self.read_sizes(reader, stat);
         self.read_identity(reader, stat, &status);
     }
 
-    /// Reads the sizes of `status`, and the values that follow from them. Returns `status`.
+    /// Reads the sizes from `status`, and computes the values that follow from them. Returns the
+    /// content of `status`.
     fn read_sizes(&mut self, reader: &mut ProcessReader, stat: &PidStat) -> Reading<MemoryStatus> {
         let pid = self.values.key.pid;
         self.memory = reader.memory_thread(pid, stat);
@@ -207,8 +211,7 @@ impl TrackedProcess {
         let page_bytes = reader.page_bytes;
         let values = &mut self.values;
         let exact = status.as_ref().ok().and_then(|it| it.resident);
-        // `status` has no `VmRSS` line for a process without memory of its own and for one that has
-        // ended.
+        // `status` has no `VmRSS` line if the process has no memory of its own or has ended.
         values.rss = match (&status, exact) {
             (_, Some(rss)) => rss,
             (Ok(_), None) => Bytes::ZERO,
@@ -232,7 +235,7 @@ impl TrackedProcess {
         })();
         values.swap = line(|it| it.swap, "2.6.34");
         let peak = line(|it| it.peak, "");
-        // A zombie has no `VmHWM`: the last one stays.
+        // `status` of a zombie has no `VmHWM`, so the last value is kept.
         if has_memory || !matches!(values.peak_rss, Ok(size) if !size.is_zero()) {
             values.peak_rss = peak;
         }
@@ -241,7 +244,7 @@ impl TrackedProcess {
         status
     }
 
-    /// Reads command, user and cgroup. Successive sweeps share the value if it is the same.
+    /// Reads command, user and cgroup. Consecutive sweeps share the value if it is unchanged.
     fn read_identity(
         &mut self,
         reader: &mut ProcessReader,
@@ -275,32 +278,34 @@ impl TrackedProcess {
         }
     }
 
-    /// Reads all that can change without a sign in `stat`, if that has not been done for a while.
+    /// If the refresh interval has passed, reads all values that can change without a change of
+    /// `stat`.
     pub(crate) fn refresh(&mut self, reader: &mut ProcessReader, stat: &PidStat) {
         if reader.now_ns.saturating_sub(self.refreshed_ns) < reader.refresh_ns {
             return;
         }
         self.refreshed_ns = reader.now_ns;
-        // The budget has not sufficed since the last time: the values count as outdated, and the
-        // process is read before those that are only due.
+        // The pages were due since the last refresh, but the budget did not permit a reading. The
+        // values are now outdated, and are read before those that are only due.
         self.is_stale |= self.is_due;
         self.is_due = true;
         self.read_all(reader, stat);
     }
 
-    /// True if the pages are read in chunks with pauses, and not by `smaps_rollup`.
+    /// True if the pages are read in chunks with pauses instead of by `smaps_rollup`.
     pub(crate) fn is_large(&self) -> bool {
         self.values.rss > SMALL
     }
 
-    /// CPU time that a reading of the pages is expected to take.
+    /// CPU time that reading the pages is expected to take.
     pub(crate) fn expected_cost(&self, page_bytes: u64) -> Duration {
         self.cost.unwrap_or_else(|| {
             Duration::from_nanos((self.values.rss.0 / page_bytes.max(1)) * NANOSECONDS_PER_PAGE)
         })
     }
 
-    /// Reads the pages. Returns the longest time for which the mmap lock may have been held.
+    /// Reads the pages. Returns the longest time in nanoseconds for which the mmap lock may have
+    /// been held.
     pub(crate) fn read_pages(&mut self, reader: &mut ProcessReader) -> u64 {
         let sums = if self.values.has_lost_memory() {
             Ok(nothing())
@@ -313,7 +318,8 @@ impl TrackedProcess {
         (self.is_stale, self.is_due) = (false, false);
         let values = &mut self.values;
         match sums {
-            // The older reading is as good, and a recorder need not write it again.
+            // Equal sums that were not outdated keep the time of the earlier reading, so that a
+            // recorder does not write them again.
             Ok(sums)
                 if !was_stale
                     && (&sums.pss, &sums.uss, &sums.uss_anonymous, &sums.swap_shmem)
@@ -347,12 +353,12 @@ impl TrackedProcess {
         }
     }
 
-    /// Notes the cost of the last reading of the pages.
+    /// Stores the CPU time of the last reading of the pages.
     pub(crate) fn note_cost(&mut self, cost: Duration) {
         self.cost = Some(cost);
     }
 
-    /// Marks the pages as read in an earlier sweep, if they may have changed since.
+    /// Marks the pages as read in an earlier sweep if they may have changed since.
     pub(crate) fn postpone(&mut self) {
         if !self.is_stale {
             return;
@@ -371,12 +377,13 @@ impl TrackedProcess {
     }
 }
 
-/// Names that processes have in common: programs, users, cgroups. Each is in memory once.
+/// Interned names that processes have in common: programs, users, cgroups.
 #[derive(Debug, Default)]
 pub(crate) struct SharedNames(HashSet<Name>);
 
 impl SharedNames {
-    /// Above this number, names of processes that ended are likely to be most of them.
+    /// Number of names at which all names are removed, because most of them then belong to ended
+    /// processes.
     const MAX: usize = 5000;
 
     fn shared(&mut self, name: Name) -> Name {
@@ -402,7 +409,7 @@ impl ProcessReader {
     }
 }
 
-/// A part of an interval that differs between processes.
+/// An offset within an interval that differs between processes.
 fn spread(pid: Pid, interval: u64) -> u64 {
     u64::from(pid.0).wrapping_mul(0x9e37_79b9_7f4a_7c15) % interval.max(1)
 }
@@ -417,7 +424,8 @@ fn nothing() -> PageSums {
     }
 }
 
-/// The arguments of a `cmdline`, up to [`MAX_COMMAND`] bytes; an ellipsis stands for the others.
+/// Arguments of a `cmdline`, at most [`MAX_COMMAND`] bytes. An ellipsis replaces the omitted
+/// arguments.
 fn command(text: &[u8]) -> Vec<Name> {
     let is_cut = text.len() > MAX_COMMAND;
     let text = &text[..text.len().min(MAX_COMMAND)];
@@ -442,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_command_line_is_cut_and_says_so() {
+    fn a_long_command_line_is_cut_and_ends_with_an_ellipsis() {
         assert_eq!(command(b"a\0b\0"), [Name::from("a"), Name::from("b")]);
         assert!(command(b"").is_empty());
         let long = command(&b"x\0".repeat(4 * MAX_COMMAND));

@@ -1,4 +1,4 @@
-//! The sampler: sweeps, and the events between two.
+//! The sampler: sweeps, and the events between two sweeps.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,28 +20,31 @@ use crate::budget::PageBudget;
 use crate::cgroups::TrackedCgroups;
 use crate::process::{ProcessReader, SharedNames, TrackedProcess, TrackedTask};
 
-/// CPU time for the pages of large processes in the first sweep.
+/// CPU time that the first sweep may spend on the pages of large processes.
 const FIRST_LARGE: Duration = Duration::from_millis(200);
-/// Time for which the CPU time for small processes adds up before large ones get the surplus.
+/// Time over which CPU time for small processes accumulates. CPU time above that amount is moved to
+/// the budget for large processes.
 const SMALL_RESERVE: Duration = Duration::from_secs(30);
-/// Cgroups are few, and a limit can change without a change of the charge.
+/// Maximum time between two complete readings of the cgroups. Cgroups are few, and a limit can
+/// change without a change of the charged memory.
 const MAX_CGROUP_REFRESH: Duration = Duration::from_secs(60);
-/// A clock that differs by more than this from the time since boot was set; below, it was adjusted.
+/// Maximum difference in nanoseconds between the two clocks' elapsed times that counts as
+/// adjustment. A larger difference means that the clock was set.
 const CLOCK_TOLERANCE_NS: u64 = 1_000_000_000;
-/// A sweep that is later than this number of intervals leaves a gap.
+/// Number of intervals between two sweeps above which a gap is reported.
 const GAP_INTERVALS: u32 = 3;
 
-/// Bounds of the work of a sampler.
+/// Limits of a sampler.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplerOptions {
-    /// Time between two sweeps; a longer time is an event.
+    /// Interval between two sweeps. A much longer time between sweeps is a gap event.
     pub interval: Duration,
-    /// Share of the CPU time of one core that may be spent on reading pages of processes.
+    /// Share of one core's CPU time that may be spent on reading pages of processes.
     pub page_share: f64,
-    /// Time after which a process or cgroup that has not changed is read again.
+    /// Time after which an unchanged process or cgroup is read again.
     pub refresh: Duration,
-    /// Number of processes whose `stat` stays open, which makes the next reading cheaper. Each
-    /// takes a page of kernel memory.
+    /// Maximum number of processes whose `stat` stays open, which makes the next reading cheaper.
+    /// Each open file takes a page of kernel memory.
     pub held_files: usize,
 }
 
@@ -61,11 +64,11 @@ impl Default for SamplerOptions {
 pub struct SweepOutcome {
     /// The sweep.
     pub sweep: Sweep,
-    /// Events since the sweep before; none in the first sweep.
+    /// Events since the previous sweep; empty in the first sweep.
     pub events: Vec<SweepEvent>,
 }
 
-/// Reads all processes and cgroups again and again.
+/// Reads all processes and cgroups repeatedly.
 #[derive(Debug)]
 pub struct Sampler {
     options: SamplerOptions,
@@ -76,11 +79,11 @@ pub struct Sampler {
     small: PageBudget,
     large: PageBudget,
     last: Option<LastSweep>,
-    /// CPU time that the last sweep spent on pages.
+    /// CPU time that the last sweep spent on reading pages.
     pages_cpu: Duration,
 }
 
-/// Values of the last sweep, from which the events follow.
+/// Values of the last sweep, with which the next sweep is compared to find events.
 #[derive(Debug)]
 struct LastSweep {
     time: SweepTime,
@@ -88,7 +91,7 @@ struct LastSweep {
     cgroups: Reading<Vec<SweepCgroup>>,
 }
 
-/// Counts of a sweep under way.
+/// Counts of the sweep in progress.
 #[derive(Debug, Default)]
 struct SweepTally {
     kernel_threads: u64,
@@ -100,7 +103,7 @@ struct SweepTally {
 }
 
 impl Sampler {
-    /// A sampler of a tree; the first sweep reads everything.
+    /// Creates a sampler of a `/proc` tree. The first sweep reads everything.
     ///
     /// # Errors
     /// [`ProcError::Io`] if the tree does not exist.
@@ -131,8 +134,9 @@ impl Sampler {
         })
     }
 
-    /// CPU time that the last sweep spent on reading pages of processes. Over time it is at most
-    /// [`SamplerOptions::page_share`]; one sweep may spend what the sweeps before it have saved.
+    /// CPU time that the last sweep spent on reading pages of processes. On average over time it is
+    /// at most [`SamplerOptions::page_share`]; one sweep may spend the CPU time that earlier sweeps
+    /// did not spend.
     pub fn pages_cpu(&self) -> Duration {
         self.pages_cpu
     }
@@ -151,8 +155,8 @@ impl Sampler {
         self.small.share_surplus(SMALL_RESERVE, &mut self.large);
         let mut tally = SweepTally::default();
         let is_first = self.last.is_none();
-        // Before the processes are listed: a process that starts during the sweep is then part of
-        // the counters of the next one, which lists it.
+        // The counters are read before the processes are listed. A process that starts during the
+        // sweep is then counted in the next sweep, which also lists it.
         let machine = counters::read(&mut self.reader.files);
         self.read_tasks(&mut tally)?;
         self.pages_cpu = Duration::ZERO;
@@ -189,7 +193,7 @@ impl Sampler {
         processes.collect()
     }
 
-    /// Reads `stat` of all processes, and forgets those that have ended.
+    /// Reads `stat` of all processes, and removes processes that have ended.
     fn read_tasks(&mut self, tally: &mut SweepTally) -> Result<(), ProcError> {
         let pids = self.reader.root.pids()?;
         let ended: Vec<Pid> =
@@ -233,7 +237,7 @@ impl Sampler {
         }
     }
 
-    /// A task that is not known yet; `None` if it has ended meanwhile.
+    /// Reads a process or kernel thread for the first time; `None` if it has ended meanwhile.
     fn first_reading(&mut self, pid: Pid) -> Option<TrackedTask> {
         let file = match self.reader.files.open(pid, "stat") {
             Ok(file) => file,
@@ -285,8 +289,8 @@ impl Sampler {
         });
     }
 
-    /// Reads pages of processes that have changed, those first whose pages were read the longest
-    /// ago, then of those that are due.
+    /// Reads the pages of changed processes, in order of the age of their last reading, oldest
+    /// first; then those of processes that are due.
     fn read_pages(&mut self, is_first: bool, tally: &mut SweepTally) {
         let mut queue: Vec<(bool, Option<u64>, bool, Pid)> = Vec::new();
         for (pid, task) in &self.tasks {
@@ -318,7 +322,7 @@ impl Sampler {
             tally.cost.longest_hold_ns = tally.cost.longest_hold_ns.max(hold);
         }
         if is_first {
-            // The CPU time of the first sweep is not a debt of the next ones.
+            // The CPU time of the first sweep does not reduce the budget of the next sweeps.
             self.small = PageBudget::new(
                 self.options.page_share * 0.7,
                 self.options.interval.mul_f64(self.options.page_share),
@@ -354,7 +358,8 @@ impl Sampler {
     }
 }
 
-/// Events of cgroups that both sweeps have. Returns the number of OOM kills.
+/// Reports limit hits and OOM kills of cgroups that are in both sweeps. Returns the number of OOM
+/// kills.
 fn limit_events(
     before: &Reading<Vec<SweepCgroup>>,
     after: &Reading<Vec<SweepCgroup>>,
@@ -383,7 +388,7 @@ fn limit_events(
     all
 }
 
-/// A clock that was set, and a time without sweeps.
+/// Reports a clock that was set, and a time without sweeps.
 fn clock_events(before: SweepTime, after: SweepTime, interval: Duration) -> Vec<SweepEventKind> {
     let mut events = Vec::new();
     let passed = after.boot_ns.saturating_sub(before.boot_ns);

@@ -1,5 +1,5 @@
-//! Conditions under which a recorder saves a snapshot: growth, pressure, a limit that is nearly
-//! reached.
+//! Triggers for which a recorder saves a snapshot: growth of a process, memory pressure, and a
+//! cgroup near its limit.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -10,23 +10,25 @@ use pagewise_model::sweep::{
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Bytes, Name};
 
-/// Time between two samples of the sizes.
+/// Time in nanoseconds between two samples of the sizes of all processes.
 const SAMPLE_NS: u64 = 60_000_000_000;
-/// A process that grew must have grown by this share of its size too.
+/// Minimum growth of a process as a share of its size; smaller growth fires no trigger.
 const MIN_GROWTH: f64 = 0.2;
 
-/// Thresholds of triggers.
+/// Thresholds of the triggers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TriggerLimits {
-    /// Growth of RSS and swap of a process within `window`, and by at least a fifth.
+    /// Minimum growth of a process's RSS and swap within `window`. The growth must also be at least
+    /// a fifth of the size.
     pub growth: Bytes,
-    /// The time of the growth.
+    /// Time within which the growth must happen.
     pub window: Duration,
-    /// Share of the time in which at least one task waited for memory, from 0 to 1.
+    /// Minimum share of time in which at least one task waited for memory, from 0 to 1.
     pub pressure: f64,
-    /// Share of a cgroup's limit that its memory takes, without inactive page cache, from 0 to 1.
+    /// Minimum share of its limit that a cgroup's memory takes, without inactive page cache, from 0
+    /// to 1.
     pub near_limit: f64,
-    /// Time before a trigger fires again for the same target.
+    /// Minimum time between two triggers of the same kind for the same target.
     pub pause: Duration,
 }
 
@@ -45,31 +47,31 @@ impl Default for TriggerLimits {
 /// A trigger that fired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FiredTrigger {
-    /// The trigger.
+    /// Kind of the trigger.
     pub trigger: SweepTrigger,
-    /// Its target.
+    /// Target of the trigger.
     pub target: TriggerTarget,
-    /// The process to diagnose: the target, or the process in the target with the largest growth,
-    /// then with the largest size.
+    /// Process to diagnose: the target itself, or the process of the target with the largest
+    /// growth; among equal growths, the largest process.
     pub process: Option<ProcessKey>,
 }
 
-/// Watches sweeps.
+/// Checks sweeps for triggers.
 #[derive(Debug)]
 pub struct TriggerWatch {
     limits: TriggerLimits,
-    /// Sizes of all processes, the oldest first.
+    /// Samples of the sizes of all processes, oldest first: `boot_ns`, and the size by process.
     samples: VecDeque<(u64, HashMap<ProcessKey, Bytes>)>,
     fired: HashMap<(SweepTrigger, TriggerTarget), u64>,
 }
 
 impl TriggerWatch {
-    /// Begins to watch.
+    /// Creates a watch without samples.
     pub fn new(limits: TriggerLimits) -> TriggerWatch {
         TriggerWatch { limits, samples: VecDeque::new(), fired: HashMap::new() }
     }
 
-    /// The triggers that fire at a sweep.
+    /// Returns the triggers that fire at a sweep.
     pub fn check(&mut self, sweep: &Sweep) -> Vec<FiredTrigger> {
         let now = sweep.time.boot_ns;
         let mut found = self.growing(sweep);
@@ -110,7 +112,7 @@ impl TriggerWatch {
         }
     }
 
-    /// Growth since the smallest size within the window.
+    /// Growth of a process since its smallest size within the window.
     fn growth(&self, process: &SweepProcess) -> Bytes {
         let sizes = self.samples.iter().filter_map(|(_, sizes)| sizes.get(&process.key));
         sizes.min().map_or(Bytes::ZERO, |least| size(process) - *least)
@@ -158,7 +160,7 @@ fn is_near_limit(cgroup: &SweepCgroup, share: f64) -> bool {
     held.fraction_of(*limit).is_some_and(|used| used >= share)
 }
 
-/// True if a process is in a cgroup or in one below it.
+/// True if the process is in the cgroup or in one of its descendants.
 fn is_below(process: &SweepProcess, path: &Name) -> bool {
     let Ok(own) = &process.identity.cgroup else { return false };
     match own.as_bytes().strip_prefix(path.as_bytes()) {

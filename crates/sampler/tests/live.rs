@@ -1,4 +1,4 @@
-//! Sweeps of live processes, compared with the kernel's own sums.
+//! Tests of sweeps over live processes, compared with the kernel's own values.
 
 #![allow(clippy::unwrap_used, reason = "tests may do it")]
 
@@ -11,7 +11,7 @@ use pagewise_model::sweep::{PagesReading, Sweep, SweepEvent, SweepEventKind, Swe
 use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
 
-/// A process that sleeps. It ends with the value.
+/// A sleeping process, which is killed when the value is dropped.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -19,12 +19,13 @@ impl Sleeper {
         Sleeper(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
     }
 
-    /// Waits until it sleeps, and has had no fault and used no CPU time for a tenth of a second.
+    /// Waits until the process sleeps and has neither faulted nor used CPU time for a tenth of a
+    /// second.
     fn wait_until_idle(&self) {
         let activity = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
             let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-            // State, minor faults, user and system time.
+            // Fields of `stat`: state, minor faults, user time and system time.
             [0, 7, 11, 12].map(|at| fields[at].to_owned())
         };
         let mut before = activity();
@@ -54,7 +55,7 @@ fn sampler(options: SamplerOptions) -> Sampler {
     Sampler::new(&ProcRoot::live(), options).unwrap()
 }
 
-/// Bytes of a line of a file of a process.
+/// Bytes of a line in a file of `/proc/PID`.
 fn kernels(pid: u32, file: &str, line: &str) -> Bytes {
     let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
     let value = text.lines().find_map(|it| it.strip_prefix(line)).unwrap();
@@ -72,7 +73,7 @@ fn an_idle_process_is_read_once_and_its_values_are_the_kernels() {
     let pid = sleeper.0.id();
     assert_eq!(process.rss, kernels(pid, "status", "VmRSS:"));
     assert_eq!(process.peak_rss, Ok(kernels(pid, "status", "VmHWM:")));
-    // Other processes map its C library too, and come and go.
+    // The number of other processes that map the C library changes.
     let pss = kernels(pid, "smaps_rollup", "Pss:");
     assert!(process.pss_total().unwrap().0.abs_diff(pss.0) < 256 << 10, "{process:?} {pss}");
     assert_eq!(process.identity.name, "sleep".into());
@@ -99,8 +100,8 @@ fn starts_and_ends_are_events_and_short_processes_are_counted() {
         SweepEventKind::ShortLived { count } => Some(count),
         _ => None,
     });
-    // A process that starts while the sweep runs may be seen, but its creation is not counted yet:
-    // the number of short-lived ones is then too low by it.
+    // A process that starts during the sweep may be listed although its creation is not counted
+    // yet. The number of short-lived processes is then too low by one.
     let is_any_start = |it: &&SweepEvent| matches!(it.event, SweepEventKind::Started { .. });
     let started = events.iter().filter(is_any_start).count() as u64;
     assert!(short.unwrap_or(0) + started > 50, "{short:?} {started}");
@@ -114,8 +115,8 @@ fn starts_and_ends_are_events_and_short_processes_are_counted() {
 }
 
 #[test]
-fn without_a_budget_a_changed_process_keeps_its_older_values_and_says_so() {
-    // A small process: the first sweep reads the pages of all of those.
+fn without_a_budget_a_changed_process_keeps_its_older_values_and_is_postponed() {
+    // The process is small, because the first sweep reads the pages of all small processes.
     let script = "read -r line; s=$(printf '%1000000s'); echo; read -r line";
     let mut shell = Command::new("sh");
     shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -125,7 +126,7 @@ fn without_a_budget_a_changed_process_keeps_its_older_values_and_says_so() {
     let mut sampler = sampler(options);
     let first = sampler.sweep().unwrap().sweep;
     let before = shell.of(&first).unwrap();
-    // It grows between the sweeps.
+    // The process grows between the sweeps.
     input.write_all(b"\n").unwrap();
     output.read_exact(&mut [0]).unwrap();
     let second = sampler.sweep().unwrap().sweep;
@@ -138,7 +139,7 @@ fn without_a_budget_a_changed_process_keeps_its_older_values_and_says_so() {
 }
 
 #[test]
-fn an_idle_process_that_waits_too_long_for_its_next_reading_says_so() {
+fn an_idle_process_that_waits_too_long_for_its_next_reading_is_postponed() {
     let sleeper = Sleeper::start();
     sleeper.wait_until_idle();
     let options =
@@ -147,7 +148,7 @@ fn an_idle_process_that_waits_too_long_for_its_next_reading_says_so() {
     let first = sampler.sweep().unwrap().sweep;
     let at = first.time.boot_ns;
     let mut pages = || sleeper.of(&sampler.sweep().unwrap().sweep).unwrap().pages;
-    // It is due in each sweep, and is never read again.
+    // The process is due in each sweep, but its pages are not read again.
     assert_eq!(pages(), PagesReading::Unchanged(at));
     assert_eq!(pages(), PagesReading::Postponed(at));
 }

@@ -1,9 +1,9 @@
-//! A recording of a week: its size by table, the CPU time to write it, and the time to read any
-//! moment of it.
+//! Benchmark of a recording of a week: its size by table, the CPU time to write it, and the time to
+//! read the sweep at any time of the week.
 //!
-//! `cargo bench -p pagewise-store --bench week`: a day with 300 processes that are idle, and one
-//! with 60 busy processes and two short ones in each sweep; the second one, seven times, is the
-//! week (`PAGEWISE_BENCH_SWEEPS` sets another number of sweeps for a day).
+//! `cargo bench -p pagewise-store --bench week`: a day with 300 idle processes, and a day with 60
+//! busy processes and two short-lived processes in each sweep. Seven copies of the second day are
+//! the week. `PAGEWISE_BENCH_SWEEPS` sets another number of sweeps in a day.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -24,14 +24,14 @@ use rusqlite::Connection;
 
 const SECOND: u64 = 1_000_000_000;
 const INTERVAL: u64 = 5;
-/// 2026-11-16 00:00 UTC.
+/// Time of the first sweep in seconds since 1970: 2026-11-16 00:00 UTC.
 const BEGIN: u64 = 1_794_787_200;
 const DAY: u64 = 86_400;
 const PROCESSES: u32 = 300;
-/// Moments of the week that are read.
+/// Number of times of the week whose sweeps are read.
 const MOMENTS: u64 = 60;
 
-/// A set of processes.
+/// Parameters of a simulated set of processes.
 struct ProcessLoad {
     name: &'static str,
     busy: u32,
@@ -96,7 +96,7 @@ fn record(folder: &Path, load: &ProcessLoad, sweeps: u64) {
     }
 }
 
-/// Copies the file of the day to the six days after it.
+/// Copies the file of the first day to the six days after it.
 fn week(folder: &Path) {
     let first = folder.join("2026-11-16.pagewise.db");
     for day in 1..7 {
@@ -109,7 +109,7 @@ fn week(folder: &Path) {
     }
 }
 
-/// Reads moments that are spread over the week. The reader is opened again for each, as by
+/// Reads sweeps at times that are spread over the week. Each reading opens a new reader, like
 /// `pagewise replay --at`.
 fn moments(folder: &Path, sweeps: u64) {
     let mut times: Vec<Duration> = (0..MOMENTS)
@@ -134,7 +134,7 @@ fn moments(folder: &Path, sweeps: u64) {
     );
 }
 
-/// A machine whose processes change as those of real ones do.
+/// A simulated machine whose processes change like those of real machines.
 struct SimulatedMachine<'a> {
     load: &'a ProcessLoad,
     processes: Vec<SweepProcess>,
@@ -198,7 +198,7 @@ impl SimulatedMachine<'_> {
         }
     }
 
-    /// A process that works: its anonymous memory changes a little.
+    /// Simulates a busy process: its anonymous memory changes slightly.
     fn work(&mut self, at: usize, boot_ns: u64) {
         let (grown, faults) = (self.below(64), self.below(900));
         let cpu_ns = self.below(80) * 10_000_000;
@@ -270,7 +270,7 @@ impl SimulatedMachine<'_> {
         (sweep, events)
     }
 
-    /// A cgroup; one in eight works.
+    /// Simulates a cgroup. One in eight cgroups is busy.
     fn cgroup(&mut self, number: u64, at: u64) -> SweepCgroup {
         let work = if number.is_multiple_of(8) { self.below(500) } else { 0 };
         let current = Bytes::kib(50_000 + number + work);
@@ -296,7 +296,8 @@ impl SimulatedMachine<'_> {
         }
     }
 
-    /// A third of the lines of a real `meminfo` and half of those of `vmstat` change in 5 s.
+    /// Simulates the machine. One third of the lines of a real `meminfo` and half of the lines of
+    /// `vmstat` change in 5 s.
     fn machine(&mut self, at: u64) -> SweepMachine {
         let mut counters = |count: u64, one_in: u64, start: &str| {
             let counter = |number: u64| BootCounter {

@@ -1,6 +1,6 @@
-//! Values of a sweep as columns of integers: one table of columns for each kind of row.
+//! Values of a sweep as integer columns, with one list of columns for each type of row.
 //!
-//! A negative number below [`ABSENT`] is the reason of an absent value.
+//! A number below [`ABSENT`] represents the reason of an absent value.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,13 +12,14 @@ use pagewise_model::sweep::{
 };
 use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
 
-/// The cell of an absent value is this minus the ID of the reason.
+/// The integer of an absent value is `ABSENT` minus the ID of the reason.
 pub(crate) const ABSENT: i64 = -1_000_000;
 
-/// A value of a row.
+/// A value in a row: an integer, or the reason of its absence.
 pub(crate) type Cell = Reading<i64>;
 
-/// A column: its name, and both directions.
+/// A column: its name, the conversion of a value to a cell, and the conversion of a cell to a
+/// value.
 pub(crate) struct RowColumn<T> {
     pub(crate) name: &'static str,
     pub(crate) get: fn(&T) -> Cell,
@@ -41,7 +42,7 @@ fn bytes(cell: i64) -> Bytes {
     Bytes::kib(number(cell))
 }
 
-/// A column of a plain number.
+/// Column of a field that is a number.
 macro_rules! plain_number {
     ($name:literal, $field:ident) => {
         RowColumn {
@@ -52,7 +53,7 @@ macro_rules! plain_number {
     };
 }
 
-/// A column of a reading of bytes, in KiB.
+/// Column of a field that is a reading of bytes, stored in KiB.
 macro_rules! size {
     ($name:literal, $field:ident) => {
         RowColumn {
@@ -63,7 +64,7 @@ macro_rules! size {
     };
 }
 
-/// A column of a reading of a count.
+/// Column of a field that is a reading of a count.
 macro_rules! count {
     ($name:literal, $field:ident) => {
         RowColumn {
@@ -74,7 +75,7 @@ macro_rules! count {
     };
 }
 
-/// A column of a part of a reading, in KiB. An absent reading is absent in all of its parts.
+/// Column of one part of a reading, stored in KiB. If the reading is absent, all its parts are.
 macro_rules! part {
     ($name:literal, $field:ident . $part:ident) => {
         RowColumn {
@@ -88,7 +89,7 @@ macro_rules! part {
     };
 }
 
-/// The value of a reading, made from nothing where it was absent.
+/// Access to the value of a reading. An absent reading is replaced by a default value first.
 trait GetOrInsertDefault<T> {
     fn get_or_insert_default(&mut self) -> &mut T;
 }
@@ -102,7 +103,7 @@ impl<T: Default> GetOrInsertDefault<T> for Reading<T> {
     }
 }
 
-/// Columns of `process_row`.
+/// Columns of the table `process_row`.
 pub(crate) const PROCESS: [RowColumn<SweepProcess>; 21] = [
     RowColumn {
         name: "parent",
@@ -138,7 +139,7 @@ pub(crate) const PROCESS: [RowColumn<SweepProcess>; 21] = [
     size!("swap_shmem_kib", swap_shmem),
     plain_number!("minor_faults", minor_faults),
     plain_number!("major_faults", major_faults),
-    // The kernel counts ticks of ten milliseconds.
+    // The kernel counts CPU time in ticks of ten milliseconds.
     RowColumn {
         name: "cpu_ms",
         get: |it| Ok(whole(it.cpu_ns / 1_000_000)),
@@ -160,13 +161,13 @@ pub(crate) const PROCESS: [RowColumn<SweepProcess>; 21] = [
     },
 ];
 
-/// Number of columns of `process_row`.
+/// Number of columns of the table `process_row`.
 pub(crate) const PROCESS_CELLS: usize = PROCESS.len();
 
-/// The cell of an unlimited limit, and of a slab size that the kernel does not count.
+/// Integer for an unlimited limit, and for a slab size that the kernel does not count.
 const UNLIMITED: i64 = -1;
 
-/// A column of a pressure.
+/// Column of a field of a pressure reading.
 macro_rules! pressure {
     ($name:literal, $field:ident, $get:expr, $set:expr) => {
         RowColumn {
@@ -186,7 +187,7 @@ macro_rules! pressure {
     };
 }
 
-/// Columns of `cgroup_row`.
+/// Columns of the table `cgroup_row`.
 pub(crate) const CGROUP: [RowColumn<SweepCgroup>; 15] = [
     size!("current_kib", current),
     size!("peak_kib", peak),
@@ -222,7 +223,8 @@ pub(crate) const CGROUP: [RowColumn<SweepCgroup>; 15] = [
     pressure!("full_us", pressure, |it| it.full_us, |it, to| it.full_us = to),
 ];
 
-/// Columns of `machine_row` that every file has. Those of `meminfo` and `vmstat` follow the kernel.
+/// Columns of the table `machine_row` in all files. The columns after them depend on the kernel's
+/// `meminfo` and `vmstat`.
 pub(crate) const MACHINE: [RowColumn<SweepMachine>; 11] = [
     RowColumn {
         name: "meminfo",
@@ -247,13 +249,14 @@ pub(crate) const MACHINE: [RowColumn<SweepMachine>; 11] = [
     pressure!("io_full_us", io_pressure, |it| it.full_us, |it, to| it.full_us = to),
 ];
 
-/// Beginnings of the columns of `machine_row` that are lines of files.
+/// Prefixes of the names of `machine_row` columns for lines of `meminfo` and `vmstat`.
 const MEMINFO: &str = "meminfo_";
 const VMSTAT: &str = "vmstat_";
-/// The end of the name of a column in KiB. Lines of `meminfo` without a unit are numbers of pages.
+/// Suffix of the name of a column in KiB. Lines of `meminfo` without a unit are numbers of pages.
 const KIB: &str = "_kib";
 
-/// A line of `meminfo` or `vmstat` as a column; `None` if its name cannot be one.
+/// Name and value of the column for a line of `meminfo` or `vmstat`; `None` if the line's name
+/// cannot be a column name.
 fn line(start: &str, counter: &BootCounter) -> Option<(String, Cell)> {
     let name = std::str::from_utf8(counter.name.as_bytes()).ok()?;
     let is_plain =
@@ -267,14 +270,14 @@ fn line(start: &str, counter: &BootCounter) -> Option<(String, Cell)> {
     })
 }
 
-/// The lines of `meminfo` and `vmstat` as columns.
+/// Names and values of the columns for all lines of `meminfo` and `vmstat`.
 pub(crate) fn machine_lines(machine: &SweepMachine) -> Vec<(String, Cell)> {
     let meminfo = machine.meminfo.iter().flatten().filter_map(|it| line(MEMINFO, it));
     let vmstat = machine.vmstat.iter().flatten().filter_map(|it| line(VMSTAT, it));
     meminfo.chain(vmstat).collect()
 }
 
-/// Adds the value of a column to the lines of the machine.
+/// Adds the value of a column to `meminfo` or `vmstat` of the machine.
 pub(crate) fn set_machine_line(machine: &mut SweepMachine, column: &str, cell: i64) {
     if let (Some(name), Ok(lines)) = (column.strip_prefix(MEMINFO), &mut machine.meminfo) {
         let (name, count) = match name.strip_suffix(KIB) {
@@ -287,7 +290,7 @@ pub(crate) fn set_machine_line(machine: &mut SweepMachine, column: &str, cell: i
     }
 }
 
-/// The machine without any value.
+/// A machine without values.
 pub(crate) fn blank_machine() -> SweepMachine {
     let none = || Absent::NotRecorded("the recording".into());
     SweepMachine {
@@ -299,7 +302,7 @@ pub(crate) fn blank_machine() -> SweepMachine {
     }
 }
 
-/// A cgroup without any value.
+/// A cgroup without values.
 pub(crate) fn blank_cgroup(path: Name) -> SweepCgroup {
     let none = || Absent::NotRecorded("the recording".into());
     SweepCgroup {
@@ -315,7 +318,7 @@ pub(crate) fn blank_cgroup(path: Name) -> SweepCgroup {
     }
 }
 
-/// Reasons of absent values, each with its ID.
+/// IDs of the reasons of absent values in one file.
 #[derive(Debug, Default)]
 pub(crate) struct AbsentIds {
     ids: HashMap<Absent, i64>,
@@ -323,13 +326,14 @@ pub(crate) struct AbsentIds {
 }
 
 impl AbsentIds {
-    /// Adds a reason that the file has.
+    /// Adds a reason that was read from the file.
     pub(crate) fn add(&mut self, id: i64, why: Absent) {
         self.ids.insert(why.clone(), id);
         self.reasons.insert(id, why);
     }
 
-    /// The integer of a cell, and the reason if the file does not have it yet.
+    /// Integer of a cell. If the cell has a reason that the file does not contain, also returns the
+    /// new ID and the reason.
     pub(crate) fn code(&mut self, cell: Cell) -> (i64, Option<(i64, Absent)>) {
         let why = match cell {
             Ok(value) => return (value, None),
@@ -343,7 +347,7 @@ impl AbsentIds {
         (ABSENT - id, Some((id, why)))
     }
 
-    /// The cell of an integer.
+    /// Cell of an integer.
     pub(crate) fn cell(&self, code: i64) -> Cell {
         if code > ABSENT {
             return Ok(code);
@@ -353,7 +357,7 @@ impl AbsentIds {
     }
 }
 
-/// A process without any value.
+/// A process without values.
 pub(crate) fn blank_process(key: ProcessKey, identity: Arc<ProcessIdentity>) -> SweepProcess {
     let none = || Absent::NotRecorded("the recording".into());
     SweepProcess {

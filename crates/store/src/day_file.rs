@@ -1,4 +1,5 @@
-//! Files of a recording: one a day (UTC), in parts if a part was damaged or has become large.
+//! Files of a recording: one for each day (UTC). A new part of the day begins if the last part is
+//! damaged or too large.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,25 +13,26 @@ use rusqlite::{Connection, OpenFlags};
 use crate::error::StoreError;
 use crate::schema;
 
-/// Time for which a writer or reader waits for another one.
+/// Maximum time for which a writer or reader waits for a lock of another one.
 const BUSY: Duration = Duration::from_secs(5);
-/// Page size of the files of recorders: the default of SQLite.
+/// Page size of the files in bytes: the default of SQLite.
 const PAGE: u64 = 4 << 10;
-/// Bytes of the header of a file that have the page size and the versions of the format.
+/// Length in bytes of the start of the file header that contains the page size and the format
+/// versions.
 const HEADER: usize = 20;
 const READ: OpenFlags = OpenFlags::SQLITE_OPEN_READ_ONLY.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
-/// The end of the names.
+/// Suffix of the file names.
 const SUFFIX: &str = ".pagewise.db";
 
-/// A file of a recording. Files sort in the order in which they were written, if the clock was not
-/// set back.
+/// A file of a recording. The order of files is the order of writing, unless the clock was set
+/// back.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DayFile {
-    /// The day: `2026-11-25`.
+    /// Day of the sweeps in the file: `2026-11-25`.
     pub day: String,
-    /// The number of the part, from 1.
+    /// Number of the part of the day, from 1.
     pub part: u32,
-    /// The path.
+    /// Path of the file.
     pub path: PathBuf,
 }
 
@@ -54,21 +56,21 @@ impl DayFile {
         Some(DayFile { day, part, path })
     }
 
-    /// The file and those that SQLite keeps beside it while it is open.
+    /// Paths of the file and of the two files that SQLite keeps beside it while it is open.
     pub fn paths(&self) -> [PathBuf; 3] {
         ["", "-wal", "-shm"].map(|end| self.beside(end))
     }
 
-    /// Bytes on disk, with the files that SQLite keeps beside it.
+    /// Size in bytes of the file and of the files that SQLite keeps beside it.
     pub fn size(&self) -> u64 {
         let sizes = self.paths().map(fs::metadata);
         sizes.into_iter().flatten().map(|it| it.len()).sum()
     }
 
-    /// Removes the file.
+    /// Removes the file and the files beside it.
     pub(crate) fn remove(&self) -> Result<(), StoreError> {
         for end in ["-wal", "-shm"] {
-            // They exist only while a recorder runs, or was killed.
+            // The files beside it exist only while a recorder runs or after it was killed.
             let _ = fs::remove_file(self.beside(end));
         }
         fs::remove_file(&self.path).map_err(|error| StoreError::io(&self.path, error))
@@ -116,7 +118,7 @@ impl DayFile {
         Ok(connection)
     }
 
-    /// Opens the file to read it, also a damaged one, and one that a recorder writes to.
+    /// Opens the file read-only. The file may be damaged, or open in a recorder.
     ///
     /// # Errors
     /// [`StoreError`]
@@ -135,8 +137,8 @@ impl DayFile {
         let connection = opened.map_err(|error| StoreError::sqlite(&self.path, error))?;
         match self.is_readable(&connection) {
             Ok(()) => Ok(connection),
-            // Without the right to write to the folder, SQLite opens a file in WAL mode only as
-            // one that does not change.
+            // Without write permission for the folder, SQLite opens a file in WAL mode only if the
+            // file is declared immutable.
             Err(error) if error.is_not_writable() || is_cannot_open(&error) => {
                 self.open_immutable()
             }
@@ -161,11 +163,13 @@ impl DayFile {
         Ok(connection)
     }
 
-    /// A copy of the whole pages of a file whose last page was cut; `None` if it has whole pages
-    /// only. SQLite would read zeros in place of the missing part, which look like values.
+    /// Copies the whole pages of a file whose last page was cut. Returns `None` if the file has
+    /// only whole pages. SQLite would read zeros in place of the missing part, which would look
+    /// like values.
     ///
-    /// Only a file that seems to be cut is opened here: when a file is closed, the kernel releases
-    /// the POSIX locks on it of all connections of this process.
+    /// The file is opened here only if its length shows that it was cut: when a file is closed, the
+    /// kernel releases all POSIX locks of this process on the file, including those of SQLite
+    /// connections.
     fn whole_pages(&self) -> io::Result<Option<Vec<u8>>> {
         if fs::metadata(&self.path)?.len().is_multiple_of(PAGE) {
             return Ok(None);
@@ -176,12 +180,12 @@ impl DayFile {
         if file.read_exact(&mut bytes).is_err() {
             return Ok(None);
         }
-        // The value 1 stands for 64 KiB.
+        // The value 1 represents a page size of 64 KiB.
         let page = u64::from(u16::from_be_bytes([bytes[16], bytes[17]])).max(2);
         if length.is_multiple_of(page) {
             return Ok(None);
         }
-        // Versions of the format: 1 has no write-ahead log, which a copy in memory cannot have.
+        // Format version 1 has no write-ahead log, which a copy in memory cannot have.
         bytes[18..20].fill(1);
         let left = (length - length % page).saturating_sub(HEADER as u64);
         file.take(left).read_to_end(&mut bytes)?;
@@ -191,7 +195,7 @@ impl DayFile {
     fn is_readable(&self, connection: &Connection) -> Result<(), StoreError> {
         let wrong = |error| StoreError::sqlite(&self.path, error);
         connection.busy_timeout(BUSY).map_err(wrong)?;
-        // SQLite then opens a file that is shorter than its header says.
+        // With this setting, SQLite opens a file that is shorter than its header states.
         connection.execute_batch("PRAGMA writable_schema = ON;").map_err(wrong)?;
         match schema::is_ours(connection).map_err(wrong)? {
             true => Ok(()),
@@ -205,7 +209,7 @@ fn is_cannot_open(error: &StoreError) -> bool {
         if source.sqlite_error_code() == Some(rusqlite::ErrorCode::CannotOpen))
 }
 
-/// A path as a part of a URI.
+/// Escapes a path as a part of a URI.
 fn uri_path(path: &Path) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'-' | b'_' | b'.' | b'~');
     let bytes = path.as_os_str().as_encoded_bytes();
@@ -215,7 +219,7 @@ fn uri_path(path: &Path) -> String {
         .collect()
 }
 
-/// The files of a folder, in order.
+/// Lists the files of a recording in order.
 ///
 /// # Errors
 /// [`StoreError::Io`] if the folder cannot be listed.

@@ -1,4 +1,5 @@
-//! Rows of one file: each has the values that changed since the row before.
+//! Writes the rows of one file. A row contains the values that changed since the previous row of
+//! the same process or cgroup.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,13 +17,13 @@ use crate::cells::{
 };
 use crate::schema::{self, quoted};
 
-/// Codes of `pages`.
+/// Values of the column `pages`.
 pub(crate) const PAGES_NOW: i64 = 1;
 pub(crate) const PAGES_POSTPONED: i64 = 2;
 pub(crate) const PAGES_NEVER: i64 = 3;
 pub(crate) const PAGES_UNCHANGED: i64 = 4;
 
-/// The last rows of a file, and the IDs that the next rows refer to.
+/// The last rows of a file, and the IDs of rows that the next rows refer to.
 #[derive(Debug)]
 pub(crate) struct DayRows {
     connection: Connection,
@@ -30,29 +31,30 @@ pub(crate) struct DayRows {
     processes: HashMap<ProcessKey, StoredProcess>,
     /// IDs of the processes that ended before the last sweep.
     ended: HashMap<ProcessKey, i64>,
-    /// IDs of processes of the file, until the first sweep has found those that still run.
+    /// IDs of the processes that were in the file when it was opened, until the first sweep has
+    /// found those that still run.
     earlier: HashMap<ProcessKey, i64>,
     cgroups: HashMap<Name, StoredCgroup>,
     categories: HashMap<Name, i64>,
-    /// IDs of identities and programs of this run; see [`MAX_KNOWN`].
+    /// IDs of the identities and programs that this run has stored; at most [`MAX_KNOWN`].
     identities: HashMap<IdentityKey, i64>,
     programs: HashMap<ProgramKey, i64>,
-    /// Columns of `machine_row`, and their last values.
+    /// Names of the columns of `machine_row`, with their last values.
     machine: Vec<(String, Option<i64>)>,
     insert_process_row: String,
     insert_cgroup_row: String,
     next_sweep: i64,
-    /// Number of events of the last sweep.
+    /// Number of events that were stored with the last sweep.
     events: i64,
 }
 
-/// Rows of `identity` and `program` that are kept in memory to be referred to again. If there are
-/// more, all are forgotten: a later row may repeat an earlier one.
+/// Maximum number of rows of `identity` and of `program` whose IDs are kept in memory. If there are
+/// more, all IDs are discarded, and later rows may repeat earlier rows.
 const MAX_KNOWN: usize = 2048;
 
-/// Name, command and program.
+/// Name, command and ID of the program.
 type IdentityKey = (Name, Reading<Vec<Name>>, i64);
-/// Executable file, user ID, user and cgroup.
+/// Path of the program file, user ID, user and cgroup.
 type ProgramKey = (Reading<Name>, Reading<u32>, Option<Name>, Reading<Name>);
 
 #[derive(Debug)]
@@ -74,7 +76,7 @@ struct StoredCgroup {
 }
 
 impl DayRows {
-    /// The rows of a file that is open.
+    /// Creates the writer of an open file.
     pub(crate) fn new(connection: Connection) -> rusqlite::Result<DayRows> {
         let placeholders = |count| vec!["?"; count].join(", ");
         let last: Option<i64> =
@@ -134,7 +136,7 @@ impl DayRows {
         Ok(())
     }
 
-    /// The time of the last sweep of the file.
+    /// Time of the last sweep in the file; `None` if the file has no sweep.
     pub(crate) fn last_time(&self) -> rusqlite::Result<Option<SweepTime>> {
         let last = self.connection.query_row(
             "SELECT unix_ns, boot_ns FROM sweep ORDER BY id DESC LIMIT 1",
@@ -170,7 +172,7 @@ impl DayRows {
         Ok(())
     }
 
-    /// Appends categories and events to the last sweep.
+    /// Appends categories, events and saved files to the last sweep.
     pub(crate) fn append_to_last(
         &mut self,
         categories: &[CategorySample],
@@ -195,11 +197,12 @@ impl DayRows {
         self.connection.execute_batch("COMMIT")
     }
 
-    /// Writes all into the file itself, which then needs no other file beside it.
+    /// Moves the write-ahead log into the file, so that SQLite needs no other file beside it.
     pub(crate) fn close(self) -> rusqlite::Result<()> {
         let DayRows { connection, .. } = self;
         connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE);")?;
-        // It fails if a reader has the file open: the file then stays as it is, which is valid too.
+        // This fails if a reader has the file open. The file then keeps its write-ahead log, which
+        // is also valid.
         let _ = connection.execute_batch("PRAGMA journal_mode = DELETE;");
         connection.close().map_err(|(_, error)| error)
     }
@@ -227,7 +230,7 @@ impl DayRows {
         Ok(())
     }
 
-    /// The integer of a cell; a reason that is new gets its row.
+    /// Integer of a cell. A reason that the file does not contain is inserted.
     fn code(&mut self, cell: Cell) -> rusqlite::Result<i64> {
         let (code, new) = self.absent.code(cell);
         if let Some((id, why)) = new {
@@ -316,7 +319,7 @@ impl DayRows {
         Ok(())
     }
 
-    /// Stores the last identity of a process. Returns the ID of the process.
+    /// Stores the last identity of a process, and returns the ID of the process.
     fn renamed(&self, id: i64, identity: i64) -> rusqlite::Result<i64> {
         let update = "UPDATE process SET identity = ? WHERE id = ?";
         self.connection.prepare_cached(update)?.execute(params![identity, id])?;
@@ -513,7 +516,7 @@ impl DayRows {
         Ok(())
     }
 
-    /// The ID of a process of the last rows, or of one that has ended since.
+    /// ID of a process that is in the last rows or has ended since; `None` for a new process.
     fn known_process(&self, key: ProcessKey) -> Option<i64> {
         let last = self.processes.get(&key).map(|it| it.id);
         last.or_else(|| self.ended.get(&key).copied()).or_else(|| self.earlier.get(&key).copied())
@@ -547,7 +550,7 @@ impl DayRows {
     }
 }
 
-/// Remembers the ID of a row, and returns it.
+/// Adds the ID of a row to the known IDs, and returns the ID.
 fn note<K: Eq + std::hash::Hash>(known: &mut HashMap<K, i64>, key: K, id: i64) -> i64 {
     if known.len() >= MAX_KNOWN {
         known.clear();
@@ -556,8 +559,8 @@ fn note<K: Eq + std::hash::Hash>(known: &mut HashMap<K, i64>, key: K, id: i64) -
     id
 }
 
-/// True if two identities have the same row. The parent has a column of its own, and the start
-/// belongs to the process.
+/// True if two identities are stored as the same row. The parent and the start of the process are
+/// stored elsewhere.
 fn is_same(one: &Arc<ProcessIdentity>, other: &Arc<ProcessIdentity>) -> bool {
     Arc::ptr_eq(one, other)
         || (one.name == other.name
@@ -568,7 +571,7 @@ fn is_same(one: &Arc<ProcessIdentity>, other: &Arc<ProcessIdentity>) -> bool {
             && one.cgroup == other.cgroup)
 }
 
-/// Columns of `event`.
+/// Columns of the table `event`.
 struct EventRow {
     process: Option<i64>,
     cgroup: Option<i64>,
@@ -595,7 +598,7 @@ impl Default for EventRow {
     }
 }
 
-/// Codes of `pages` and `pages_ns`; `None` where they follow from the row before.
+/// Values of the columns `pages` and `pages_ns`; `None` if they follow from the previous row.
 fn pages_codes(
     before: Option<&StoredProcess>,
     now: PagesReading,
@@ -618,26 +621,26 @@ fn pages_codes(
     (Some(code), (!is_known).then(|| at.cast_signed()))
 }
 
-/// A name as text, or as a blob if it is not UTF-8.
+/// Converts a name to a text value, or to a blob if it is not valid UTF-8 or contains a zero byte.
 pub(crate) fn name_value(name: &Name) -> Value {
     match std::str::from_utf8(name.as_bytes()) {
-        // SQL functions stop at a zero byte of a text.
+        // SQL functions treat a zero byte as the end of a text.
         Ok(text) if !text.contains('\0') => Value::Text(text.to_owned()),
         _ => Value::Blob(name.as_bytes().to_owned()),
     }
 }
 
-/// A name that [`name_value`] wrote.
+/// Converts a value that [`name_value`] wrote to a name.
 pub(crate) fn name_of(value: rusqlite::types::ValueRef<'_>) -> Name {
     Name::new(value.as_bytes().unwrap_or_default())
 }
 
-/// Reasons of absent values of a file.
+/// Reads the reasons of absent values of a file.
 pub(crate) fn absent_ids(connection: &Connection) -> rusqlite::Result<AbsentIds> {
     let mut ids = AbsentIds::default();
     let mut statement = connection.prepare("SELECT id, json FROM absent ORDER BY id")?;
     let mut rows = statement.query(())?;
-    // The reasons before the damage of a damaged table are still right.
+    // If the table is damaged, the reasons before the damage are still valid.
     while let Ok(Some(row)) = rows.next() {
         let json: String = row.get(1)?;
         let why = serde_json::from_str(&json);

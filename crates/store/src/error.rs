@@ -2,42 +2,42 @@
 
 use std::path::{Path, PathBuf};
 
-/// A recording that cannot be read or written.
+/// Reason why a recording cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// SQLite reports an error.
+    /// SQLite reported an error.
     #[error("{}: {source}", path.display())]
     Sqlite {
-        /// The file.
+        /// Path of the database file.
         path: PathBuf,
-        /// The error.
+        /// Error of SQLite.
         source: rusqlite::Error,
     },
     /// A file or folder cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The error.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The file has another form than this version writes.
+    /// The file is not a recording, or has a format version that this program does not support.
     #[error("{} is not a recording of this version of pagewise", path.display())]
     NotARecording {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The folder has no recording.
+    /// The folder contains no recording.
     #[error("no recording in {}", path.display())]
     Empty {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
     },
-    /// Another recorder writes to the folder.
+    /// Another recorder is writing to the folder.
     #[error("another recorder writes to {}", path.display())]
     Locked {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
     },
 }
@@ -51,7 +51,7 @@ impl StoreError {
         StoreError::Io { path: path.to_owned(), source }
     }
 
-    /// True if the content of the file is damaged.
+    /// True if the content of the file is damaged, or is not that of a recording.
     pub fn is_damage(&self) -> bool {
         use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
         match self {
@@ -63,7 +63,7 @@ impl StoreError {
         }
     }
 
-    /// True if the disk is full, or refuses writes.
+    /// True if the disk is full or refuses writes. Each [`StoreError::Io`] counts.
     pub fn is_not_writable(&self) -> bool {
         use rusqlite::ErrorCode::{DiskFull, ReadOnly, SystemIoFailure};
         match self {
@@ -75,7 +75,7 @@ impl StoreError {
         }
     }
 
-    /// The next step for the user.
+    /// The next step for the user; `None` if no step is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             StoreError::Empty { .. } => {

@@ -1,8 +1,9 @@
-//! Sweeps over all processes in SQLite files, one a day, and the same values read back.
+//! Writes sweeps over all processes to SQLite files, one for each day, and reads them back without
+//! loss.
 //!
-//! A row has only the values that changed since the row before of the same process or cgroup. At
-//! intervals, a sweep has complete rows, from which a reader starts. docs/record.md documents the
-//! tables.
+//! A row contains only the values that changed since the previous row of the same process or
+//! cgroup. At intervals, a sweep has complete rows, at which a reader can begin. docs/record.md
+//! documents the tables.
 #![forbid(unsafe_code)]
 
 mod cells;

@@ -1,4 +1,4 @@
-//! Reads sweeps back.
+//! Reads recorded sweeps.
 
 mod day;
 
@@ -12,27 +12,28 @@ use self::day::DayReader;
 use crate::day_file::{DayFile, day_of, files};
 use crate::error::StoreError;
 
-/// A recording: all files of a folder.
+/// A reader of a recording: all files of a folder.
 #[derive(Debug)]
 pub struct RecordReader {
     folder: PathBuf,
     files: Vec<DayFile>,
 }
 
-/// The times of a file.
+/// First and last sweep of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordSpan {
     /// The file.
     pub file: DayFile,
-    /// Its first and last sweep and the number of sweeps; the reason if it cannot be read.
+    /// Times of the first and the last sweep, and the number of sweeps; an error message if the
+    /// file cannot be read.
     pub sweeps: Result<(SweepTime, SweepTime, u64), String>,
 }
 
 impl RecordReader {
-    /// Opens a folder.
+    /// Opens the recording in a folder.
     ///
     /// # Errors
-    /// [`StoreError::Empty`] if it has no recording, [`StoreError::Io`].
+    /// [`StoreError::Empty`] if the folder contains no recording, [`StoreError::Io`].
     pub fn open(folder: &Path) -> Result<RecordReader, StoreError> {
         let empty = || StoreError::Empty { path: folder.to_owned() };
         let files = match files(folder) {
@@ -47,12 +48,12 @@ impl RecordReader {
         Ok(RecordReader { folder: folder.to_owned(), files })
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The times of each file.
+    /// First and last sweep of each file.
     pub fn spans(&self) -> Vec<RecordSpan> {
         let span = |file: &DayFile| RecordSpan {
             file: file.clone(),
@@ -64,8 +65,8 @@ impl RecordReader {
         self.files.iter().map(span).collect()
     }
 
-    /// The last sweep at a time or before; `None` if the recording begins later. With a clock that
-    /// was set back, the sweep that was written last.
+    /// The last sweep at or before the time `unix_ns`; `None` if the recording begins later. If the
+    /// clock was set back, sweeps overlap in time; the result is the sweep that was written last.
     ///
     /// # Errors
     /// [`StoreError`] if no file can be read.
@@ -85,14 +86,14 @@ impl RecordReader {
         damage.map_or(Ok(None), Err)
     }
 
-    /// The files of the days from one time to another. A file has sweeps of its day only, whatever
-    /// the clock did.
+    /// Files of the days from `from_ns` to `to_ns`. Each file contains sweeps of one day only, even
+    /// if the clock was set.
     fn files_of(&self, from_ns: u64, to_ns: u64) -> impl DoubleEndedIterator<Item = &DayFile> {
         let (first, last) = (day_of(from_ns), day_of(to_ns));
         self.files.iter().filter(move |file| (&first..=&last).contains(&&file.day))
     }
 
-    /// The time of the next sweep after a time.
+    /// Time of the first sweep after the time `unix_ns`; `None` if no sweep is later.
     ///
     /// # Errors
     /// [`StoreError`]
@@ -101,7 +102,7 @@ impl RecordReader {
         nearest(files, |day| day.next_after(unix_ns), |it| it.unix_ns)
     }
 
-    /// The time of the last sweep before a time.
+    /// Time of the last sweep before the time `unix_ns`; `None` if no sweep is earlier.
     ///
     /// # Errors
     /// [`StoreError`]
@@ -110,7 +111,7 @@ impl RecordReader {
         nearest(files, |day| day.last_before(unix_ns), |it| u64::MAX - it.unix_ns)
     }
 
-    /// The sweeps from one time to another, in the order in which they were written.
+    /// Iterates over the sweeps from `from_ns` to `to_ns`, in the order in which they were written.
     pub fn sweeps(&self, from_ns: u64, to_ns: u64) -> RecordCursor {
         RecordCursor {
             files: self.files_of(from_ns, to_ns).rev().cloned().collect(),
@@ -121,17 +122,19 @@ impl RecordReader {
         }
     }
 
-    /// The events from one time to another. Files that cannot be read are left out.
+    /// Events from `from_ns` to `to_ns`. Files that cannot be read are skipped.
     pub fn events(&self, from_ns: u64, to_ns: u64) -> Vec<SweepEvent> {
         self.collected((from_ns, to_ns), |day| day.events(from_ns, to_ns))
     }
 
-    /// Categories of processes from one time to another.
+    /// Memory by category of processes from `from_ns` to `to_ns`. Files that cannot be read are
+    /// skipped.
     pub fn categories(&self, from_ns: u64, to_ns: u64) -> Vec<CategorySample> {
         self.collected((from_ns, to_ns), |day| day.categories(from_ns, to_ns))
     }
 
-    /// Snapshots and diagnoses that triggers saved: the time, the kind, and the file.
+    /// Snapshots and diagnoses that triggers saved from `from_ns` to `to_ns`: time, kind, and file
+    /// name.
     pub fn saved_files(&self, from_ns: u64, to_ns: u64) -> Vec<(SweepTime, String, PathBuf)> {
         let found = self.collected((from_ns, to_ns), |day| day.saved_files(from_ns, to_ns));
         let path =
@@ -149,8 +152,8 @@ impl RecordReader {
     }
 }
 
-/// The nearest time in files that are in order of their distance: that of the first day that has
-/// one.
+/// The nearest time in `files`, which must be in order of their distance: the time from the first
+/// day that has one.
 fn nearest<'f>(
     files: impl Iterator<Item = &'f DayFile>,
     find: impl Fn(&mut DayReader) -> Result<Option<SweepTime>, StoreError>,
@@ -176,10 +179,10 @@ fn nearest<'f>(
     }
 }
 
-/// Sweeps one after the other. Each is made from the one before.
+/// Cursor over sweeps. It computes each sweep from the previous one.
 #[derive(Debug)]
 pub struct RecordCursor {
-    /// Files that are not open yet, the next one last.
+    /// Files that are not open yet. The last element is the next file.
     files: Vec<DayFile>,
     day: Option<DayReader>,
     range: (u64, u64),
@@ -188,7 +191,8 @@ pub struct RecordCursor {
 }
 
 impl RecordCursor {
-    /// The next sweep; `None` at the end. Damaged rows are skipped: [`RecordCursor::gaps`].
+    /// The next sweep; `None` at the end. Damaged rows are skipped and become
+    /// [`RecordCursor::gaps`].
     pub fn next_sweep(&mut self) -> Option<&Sweep> {
         loop {
             if self.day.is_none() {
@@ -234,7 +238,7 @@ impl RecordCursor {
         self.gaps.push(SweepEvent { time, event });
     }
 
-    /// Gaps that damaged rows leave, so far.
+    /// Gaps of damaged rows that were found until now.
     pub fn gaps(&self) -> &[SweepEvent] {
         &self.gaps
     }

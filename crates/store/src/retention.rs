@@ -9,13 +9,13 @@ use pagewise_model::Bytes;
 use crate::day_file::{DayFile, files};
 use crate::error::StoreError;
 
-/// Bounds of a recording.
+/// Maximum age and size of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetentionLimits {
-    /// Number of days to keep: the latest ones that have records. Days are counted by their files
-    /// and not by the clock, so that a clock that is set wrong deletes at most the oldest day.
+    /// Maximum number of days with records; the latest ones are kept. Days are counted by files and
+    /// not by the clock, so that a clock with a wrong time deletes at most the oldest day.
     pub days: usize,
-    /// Size of all files.
+    /// Maximum size of all files in bytes.
     pub size: Bytes,
 }
 
@@ -25,8 +25,8 @@ impl Default for RetentionLimits {
     }
 }
 
-/// Deletes the oldest files above the limits, and files of snapshots of days that are deleted. The
-/// file `current` stays. Returns the number of deleted files.
+/// Deletes the oldest files above the limits, with the snapshots and diagnoses of the deleted days.
+/// The file `current` is never deleted. Returns the number of deleted files.
 ///
 /// # Errors
 /// [`StoreError::Io`]
@@ -63,7 +63,7 @@ pub fn apply(
     Ok(deleted)
 }
 
-/// Names and sizes of snapshots and diagnoses.
+/// Names and sizes in bytes of saved snapshots and diagnoses.
 fn saved_files(folder: &Path) -> Vec<(String, u64)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let saved = entries.filter_map(|entry| {

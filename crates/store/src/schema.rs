@@ -1,4 +1,4 @@
-//! The tables of a file.
+//! Tables of a database file.
 
 use rusqlite::Connection;
 
@@ -6,10 +6,11 @@ use crate::cells::{CGROUP, MACHINE, PROCESS, RowColumn};
 
 /// `PRAGMA application_id` of a recording: "pgws".
 pub(crate) const APPLICATION: i32 = 0x7067_7773;
-/// `PRAGMA user_version`. Raised when an older reader would misread a newer file.
+/// `PRAGMA user_version`: version of the file format. It increases when a change would make an
+/// older program misread the file.
 pub(crate) const VERSION: i32 = 2;
 
-/// Tables with the same columns in every file.
+/// SQL of the tables with the same columns in every file.
 const FIXED: &str = "
 CREATE TABLE absent(id INTEGER PRIMARY KEY, reason TEXT NOT NULL, json TEXT NOT NULL);
 CREATE TABLE process(id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_ticks INTEGER NOT NULL,
@@ -31,17 +32,17 @@ CREATE TABLE category_row(sweep INTEGER, process INTEGER, category INTEGER, rss_
 CREATE TABLE saved_file(id INTEGER PRIMARY KEY, sweep INTEGER NOT NULL, kind TEXT NOT NULL, file TEXT NOT NULL);
 ";
 
-/// Views for people.
+/// SQL of the views, which are for people.
 const VIEWS: &str = "
 CREATE VIEW sweep_time AS SELECT id AS sweep, datetime(unix_ns / 1000000000, 'unixepoch') AS utc FROM sweep;
 CREATE VIEW process_name AS SELECT process.id AS process, pid, name, command, exe, uid, user, cgroup
     FROM process JOIN identity ON identity.id = process.identity JOIN program ON program.id = program;
 ";
 
-/// Columns of `process_row` before those of [`PROCESS`].
+/// Columns of `process_row` that precede the columns of [`PROCESS`].
 pub(crate) const PROCESS_ROW: [&str; 6] =
     ["sweep", "process", "ended", "identity", "pages", "pages_ns"];
-/// Columns of `cgroup_row` before those of [`CGROUP`].
+/// Columns of `cgroup_row` that precede the columns of [`CGROUP`].
 pub(crate) const CGROUP_ROW: [&str; 3] = ["sweep", "cgroup", "ended"];
 
 fn names<T>(columns: &[RowColumn<T>]) -> impl Iterator<Item = &'static str> + '_ {
@@ -52,23 +53,23 @@ fn list(names: impl Iterator<Item = &'static str>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// The columns of `process_row`.
+/// SQL of the columns of `process_row`.
 pub(crate) fn process_columns() -> String {
     list(PROCESS_ROW.into_iter().chain(names(&PROCESS)))
 }
 
-/// The columns of `cgroup_row`.
+/// SQL of the columns of `cgroup_row`.
 pub(crate) fn cgroup_columns() -> String {
     list(CGROUP_ROW.into_iter().chain(names(&CGROUP)))
 }
 
-/// A name between quotation marks, for SQL.
+/// A name in double quotes, for SQL.
 pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Creates the tables of an empty file. Each row table is sorted by sweep, then by process or
-/// cgroup.
+/// Creates the tables in an empty file. The rows of each row table are sorted by sweep, then by
+/// process or cgroup.
 pub(crate) fn create(connection: &Connection) -> rusqlite::Result<()> {
     let integers = |columns: &str| columns.replace(", ", " INTEGER, ") + " INTEGER";
     let process = integers(&process_columns());
@@ -87,14 +88,14 @@ pub(crate) fn create(connection: &Connection) -> rusqlite::Result<()> {
     ))
 }
 
-/// True if a file has the tables of this version; an empty file has none yet.
+/// True if the file has the tables of this version; false for an empty file.
 pub(crate) fn is_ours(connection: &Connection) -> rusqlite::Result<bool> {
     let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), (), |row| row.get(0));
     let (application, version): (i32, i32) = (pragma("application_id")?, pragma("user_version")?);
     Ok((application, version) == (APPLICATION, VERSION))
 }
 
-/// The columns of `machine_row` after `sweep`.
+/// Names of the columns of `machine_row` after the column `sweep`.
 pub(crate) fn machine_columns(connection: &Connection) -> rusqlite::Result<Vec<String>> {
     let mut statement = connection.prepare("SELECT name FROM pragma_table_info('machine_row')")?;
     let names = statement.query_map((), |row| row.get(0))?;

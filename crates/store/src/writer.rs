@@ -1,4 +1,4 @@
-//! Appends sweeps to the files of a folder.
+//! Appends sweeps to the files of a recording.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::DirBuilderExt;
@@ -16,18 +16,18 @@ use crate::day_file::{DayFile, day_of, files};
 use crate::day_rows::DayRows;
 use crate::error::StoreError;
 
-/// The file that a recorder locks.
+/// Name of the file that a recorder locks.
 const LOCK: &str = "recorder.lock";
-/// Number of tries to lock it, and the time between two.
+/// Number of attempts to take the lock, and the time between two attempts.
 const LOCK_TRIES: usize = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// Parameters of a recording.
+/// Parameters of a [`RecordWriter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterOptions {
-    /// Time between two complete sweeps, from which a reader starts.
+    /// Time between two complete sweeps, at which a reader can begin.
     pub full_every: Duration,
-    /// Size above which a new part of the day begins.
+    /// File size in bytes above which a new part of the day begins.
     pub part_size: Bytes,
 }
 
@@ -37,19 +37,19 @@ impl Default for WriterOptions {
     }
 }
 
-/// Appends sweeps to the files of a folder. Each sweep is on the disk when [`RecordWriter::append`]
-/// returns.
+/// Writer of a recording in a folder. When [`RecordWriter::append`] returns, the sweep is on the
+/// disk.
 #[derive(Debug)]
 pub struct RecordWriter {
     folder: PathBuf,
     options: WriterOptions,
     open: Option<OpenDay>,
-    /// The last sweep that was written, in this run or the one before.
+    /// Time of the last sweep that was written, in this run or in the previous one.
     last: Option<SweepTime>,
-    /// Why the sweeps since then are missing.
+    /// Reason why no sweeps were written since `last`; `None` if sweeps are not missing.
     missing: Option<GapReason>,
     on_open: Option<fn(&DayFile)>,
-    /// Released when the recorder ends, in whatever way.
+    /// Lock of the folder, which the kernel releases when the recorder ends.
     _lock: File,
 }
 
@@ -62,12 +62,12 @@ struct OpenDay {
 }
 
 impl RecordWriter {
-    /// Opens a folder, and creates it if it does not exist.
+    /// Opens a folder to write a recording, and creates the folder if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::Locked`] if another recorder writes to the folder, [`StoreError::Io`].
+    /// [`StoreError::Locked`] if another recorder is writing to the folder, [`StoreError::Io`].
     pub fn open(folder: &Path, options: WriterOptions) -> Result<RecordWriter, StoreError> {
-        // Command lines may hold secrets.
+        // Command lines may contain secrets, so only the owner may read the folder.
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(|error| StoreError::io(folder, error))?;
         let path = folder.join(LOCK);
@@ -87,24 +87,25 @@ impl RecordWriter {
         })
     }
 
-    /// Calls a function with each file before it is opened. SQLite holds POSIX locks on the
-    /// [`DayFile::paths`] of the last one, so that this process must not open and close these files
-    /// otherwise: the kernel would release the locks.
+    /// Sets a function that is called with each file before the file is opened. SQLite then holds
+    /// POSIX locks on the [`DayFile::paths`] of this file. This process must not open and close
+    /// these files elsewhere, because the kernel would release the locks.
     pub fn on_open(&mut self, call: fn(&DayFile)) {
         self.on_open = Some(call);
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The file that is written to.
+    /// The file that is being written; `None` before the first sweep.
     pub fn current(&self) -> Option<&DayFile> {
         self.open.as_ref().map(|it| &it.file)
     }
 
-    /// Appends a sweep and its events. After an error the next call tries again, and notes the gap.
+    /// Appends a sweep and its events. After an error, the next call tries again and also stores an
+    /// event for the gap.
     ///
     /// # Errors
     /// [`StoreError`]
@@ -120,7 +121,7 @@ impl RecordWriter {
                     true => GapReason::Damaged,
                     false => GapReason::NotWritable,
                 });
-                // The values in memory may differ from the file.
+                // The last rows in memory may differ from the file, so the file is opened again.
                 self.open = None;
             }
         }
@@ -177,22 +178,22 @@ impl RecordWriter {
         day.rows.close().map_err(|error| StoreError::sqlite(&day.file.path, error))
     }
 
-    /// The gap before the next sweep.
+    /// The gap event before the next sweep; `None` without a gap.
     fn gap(&self, now: SweepTime) -> Option<SweepEventKind> {
         let (from, reason) = (self.last?, self.missing?);
-        // The time since boot begins again after a boot.
+        // The time since boot is lower than before if the machine was restarted.
         let is_reboot = reason == GapReason::NotRunning && now.boot_ns < from.boot_ns;
         let reason = if is_reboot { GapReason::Reboot } else { reason };
         Some(SweepEventKind::Gap { from, reason })
     }
 
-    /// The file of a day. A new day, in whatever direction the clock went, and a large file begin
-    /// another one.
+    /// The file for the sweep. A new file begins if the day changes in either direction, or if the
+    /// file is too large.
     fn day(&mut self, now: SweepTime) -> Result<&mut OpenDay, StoreError> {
         let day = day_of(now.unix_ns);
         let part_size = self.options.part_size.0;
         if let Some(open) = &self.open {
-            // The size is checked every 16 sweeps: it takes three system calls.
+            // The size is checked every 16 sweeps, because the check takes three system calls.
             let is_large = open.sweeps % 16 == 15 && open.file.size() > part_size;
             if open.file.day != day || is_large {
                 self.close_day()?;
@@ -204,7 +205,7 @@ impl RecordWriter {
         Ok(self.open.as_mut().expect("it was opened above"))
     }
 
-    /// Opens the last part of a day, or a new one if that is damaged or large.
+    /// Opens the last part of a day, or a new part if the last one is damaged or too large.
     fn open_day(&self, day: &str) -> Result<OpenDay, StoreError> {
         let last = files(&self.folder)?.into_iter().rfind(|file| file.day == day);
         let part = last.as_ref().map_or(1, |file| file.part);
@@ -220,7 +221,7 @@ impl RecordWriter {
         };
         let (file, rows) = match opened {
             Some(rows) => (file, rows),
-            // The damaged one stays: readers take from it what is left.
+            // The damaged part is kept, because readers can use the rows that are left.
             None => {
                 let file = DayFile::new(&self.folder, day, part + 1);
                 let rows = self.open_rows(&file)?;
@@ -238,8 +239,8 @@ impl RecordWriter {
     }
 }
 
-/// Tries to take the lock. [`is_recording`] holds it for a moment, so a failed try sleeps for
-/// [`LOCK_PAUSE`].
+/// Tries to take the lock. [`is_recording`] may hold the lock for a short time, so the function
+/// sleeps for [`LOCK_PAUSE`] after a failed attempt.
 fn is_locked_now(lock: &File) -> bool {
     let locked = flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok();
     if !locked {
@@ -248,13 +249,13 @@ fn is_locked_now(lock: &File) -> bool {
     locked
 }
 
-/// True if a recorder writes to a folder.
+/// True if a recorder is writing to the folder.
 pub fn is_recording(folder: &Path) -> bool {
     let Ok(lock) = File::open(folder.join(LOCK)) else { return false };
     flock(&lock, FlockOperation::NonBlockingLockShared).is_err()
 }
 
-/// The time of the last sweep of a folder, if its last file can be read.
+/// Time of the last sweep in the folder; `None` if the last file cannot be read.
 fn last_time(folder: &Path) -> Option<SweepTime> {
     let files = files(folder).ok()?;
     files.iter().rev().find_map(|file| {

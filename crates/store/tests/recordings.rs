@@ -1,4 +1,4 @@
-//! Recordings: the same values come back, after damage too.
+//! Tests of recordings: readers get the written values, also after damage.
 
 #![allow(clippy::unwrap_used, reason = "tests may do it")]
 
@@ -20,10 +20,10 @@ use pagewise_store::{RecordReader, RecordWriter, StoreError, WriterOptions, file
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
-/// 2026-11-25 00:00 UTC.
+/// Start of the recorded day in seconds since 1970: 2026-11-25 00:00 UTC.
 const DAY: u64 = 1_795_564_800;
 
-/// A small generator of numbers.
+/// Generator of pseudorandom numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -172,7 +172,7 @@ impl Numbers {
         }
     }
 
-    /// The next sweep, in which some processes are as they were.
+    /// The sweep after `before`, in which some processes are unchanged.
     fn next(&mut self, before: &Sweep, seconds: u64) -> Sweep {
         let mut sweep = self.sweep(seconds);
         for process in &mut sweep.processes {
@@ -223,7 +223,7 @@ fn read_all(folder: &Path) -> (Vec<Sweep>, Vec<SweepEvent>) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn the_same_values_come_back(seed: u64) {
+    fn readers_get_the_written_values(seed: u64) {
         let folder = tempfile::tempdir().unwrap();
         let sweeps = made(seed, 20);
         let writer = record(folder.path(), &sweeps);
@@ -240,7 +240,7 @@ proptest! {
 }
 
 #[test]
-fn events_categories_and_files_come_back() {
+fn readers_get_events_categories_and_files() {
     let folder = tempfile::tempdir().unwrap();
     let sweeps = made(7, 3);
     let mut writer = record(folder.path(), &sweeps[..2]);
@@ -304,10 +304,10 @@ fn events_categories_and_files_come_back() {
 }
 
 #[test]
-fn a_recorder_that_was_killed_goes_on_and_marks_the_gap() {
+fn a_killed_recorder_continues_and_records_the_gap() {
     let folder = tempfile::tempdir().unwrap();
     let sweeps = made(3, 12);
-    // Neither closed nor dropped, as after a SIGKILL: only the lock is released.
+    // The writer is neither closed nor dropped, as after a SIGKILL. Only the lock is released.
     let copy = tempfile::tempdir().unwrap();
     let writer = record(folder.path(), &sweeps[..8]);
     for entry in fs::read_dir(folder.path()).unwrap().flatten() {
@@ -325,7 +325,7 @@ fn a_recorder_that_was_killed_goes_on_and_marks_the_gap() {
     assert_eq!(events, [SweepEvent { time: sweeps[8].time, event: gap }]);
 }
 
-/// Number of POSIX locks of this process on a file.
+/// Number of POSIX locks that this process holds on a file.
 fn locks(path: &Path) -> usize {
     let (pid, inode) = (std::process::id().to_string(), fs::metadata(path).unwrap().ino());
     let text = fs::read_to_string("/proc/locks").unwrap();
@@ -346,7 +346,7 @@ fn a_reader_of_the_same_process_releases_no_lock_of_the_recorder() {
 }
 
 #[test]
-fn one_recorder_at_a_time() {
+fn a_folder_has_one_recorder_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let writer = RecordWriter::open(folder.path(), options()).unwrap();
     let second = RecordWriter::open(folder.path(), options());
@@ -355,7 +355,7 @@ fn one_recorder_at_a_time() {
     RecordWriter::open(folder.path(), options()).unwrap();
 }
 
-/// Copies a recording with one file cut to a length.
+/// Copies a recording, and cuts the file `name` to `length` bytes.
 fn cut(folder: &Path, name: &str, length: usize) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(folder).unwrap().flatten() {
@@ -452,7 +452,7 @@ fn a_clock_that_jumps_loses_no_sweep() {
 }
 
 #[test]
-fn a_folder_without_a_recording_says_so() {
+fn a_folder_without_a_recording_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     for path in [folder.path().to_owned(), folder.path().join("none")] {
         assert!(matches!(RecordReader::open(&path), Err(StoreError::Empty { .. })));

@@ -1,4 +1,4 @@
-//! Drawing of the state.
+//! Draws the state of the screen into a frame.
 
 mod canvas;
 mod cells;
@@ -13,7 +13,7 @@ use crate::palette::Paint;
 use crate::state::{MIN_COLUMNS, MIN_LINES, TopOverlay, TopState};
 use canvas::Canvas;
 
-/// Draws the state.
+/// Draws the state of the screen into a frame.
 pub fn draw(frame: &mut Frame<'_>, state: &TopState) {
     let mut canvas = Canvas::new(frame.buffer_mut(), state.palette);
     let (columns, lines) = canvas.size();
@@ -28,12 +28,12 @@ pub fn draw(frame: &mut Frame<'_>, state: &TopState) {
     }
 }
 
-/// Number of lines of the help.
+/// Number of lines of the help at the width of the terminal.
 pub(crate) fn help_lines(state: &TopState) -> usize {
     help::lines(state).len()
 }
 
-/// The bottom line: a message, the filter that is edited, or the most important keys.
+/// Draws the bottom line: a message, the filter that is edited, or the most important keys.
 fn bottom_line(canvas: &mut Canvas<'_>, state: &TopState, y: u16, screen: KeyGroup) {
     let width = canvas.size().0;
     if state.overlay == TopOverlay::Filter {
@@ -51,7 +51,7 @@ fn bottom_line(canvas: &mut Canvas<'_>, state: &TopState, y: u16, screen: KeyGro
     let (help, others): (Vec<_>, Vec<_>) = hints(screen, state.is_replay())
         .into_iter()
         .partition(|it| it.command == UserCommand::Help);
-    // The help explains the keys that do not fit.
+    // Keys that do not fit are omitted; the help lists them.
     let mut end = width;
     for binding in help {
         let needed = hint_width(binding.shown, binding.word);
@@ -73,7 +73,7 @@ fn bottom_line(canvas: &mut Canvas<'_>, state: &TopState, y: u16, screen: KeyGro
     }
 }
 
-/// Columns between two keys of the bottom line.
+/// Number of columns between two keys of the bottom line.
 const GAP: u16 = 2;
 
 fn hint_width(key: &str, word: &str) -> u16 {

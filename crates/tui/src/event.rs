@@ -1,4 +1,4 @@
-//! Events that change the state, and actions that the state asks for.
+//! Events that change the state of the screen, and actions that the caller must carry out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use pagewise_model::report::Report;
 use pagewise_model::sweep::ProcessKey;
 use pagewise_model::top::{TopQuery, TopTable};
 
-/// A key.
+/// A key that was pressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyPress {
-    /// A character, with Shift applied.
+    /// A character; Shift is already applied.
     Char(char),
     /// A letter with Ctrl.
     Ctrl(char),
@@ -41,7 +41,7 @@ pub enum KeyPress {
     Home,
     /// End.
     End,
-    /// A function key by its number.
+    /// A function key, with its number.
     Function(u8),
 }
 
@@ -56,7 +56,7 @@ pub enum PointerAction {
     WheelDown,
 }
 
-/// The object of a page.
+/// The process or cgroup of a page.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PageSubject {
     /// A process.
@@ -65,7 +65,7 @@ pub enum PageSubject {
     Cgroup(Name),
 }
 
-/// A command of pagewise whose output a pane shows.
+/// A pagewise command whose output is shown in a pane of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageInstrument {
     /// `pagewise diagnose`.
@@ -77,23 +77,23 @@ pub enum PageInstrument {
 }
 
 impl PageInstrument {
-    /// All, in the order of their panes.
+    /// All commands, in the order of their panes.
     pub const ALL: [PageInstrument; 3] =
         [PageInstrument::Diagnose, PageInstrument::HeapScan, PageInstrument::Faults];
 }
 
-/// The reports about the process of a page, made from one snapshot.
+/// The reports about the process of a page, computed from one snapshot.
 #[derive(Clone, Debug)]
 pub struct LiveReports {
     /// Memory by category, with the growth since the page was opened.
     pub overview: Report,
-    /// `pagewise explain`.
+    /// The report of `pagewise explain`.
     pub explain: Report,
-    /// `pagewise diff` since the page was opened.
+    /// The report of `pagewise diff`: changes since the page was opened.
     pub growth: Report,
-    /// The largest mappings.
+    /// The largest mappings of the process.
     pub mappings: Report,
-    /// Threads and their stacks.
+    /// The threads of the process and their stacks.
     pub threads: Report,
 }
 
@@ -106,56 +106,56 @@ pub enum OutputStream {
     Messages,
 }
 
-/// End of a command.
+/// End of a command that a pane shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstrumentEnd {
-    /// It printed its report.
+    /// The command printed its report.
     Done,
-    /// It failed; its messages are part of its output.
+    /// The command failed. Its messages are part of its output.
     Failed,
-    /// It was interrupted before it had a report.
+    /// The command was interrupted before it had a report.
     Interrupted,
 }
 
-/// A change from outside.
+/// An event that the caller passes to [`TopState::apply`](crate::TopState::apply).
 #[derive(Clone, Debug)]
 pub enum TuiEvent {
     /// A key was pressed.
     Key(KeyPress),
-    /// The mouse, with column and line.
+    /// An action of the mouse, with its column and line.
     Pointer(PointerAction, u16, u16),
-    /// The terminal has this number of columns and lines.
+    /// The size of the terminal changed to this number of columns and lines.
     Resize(u16, u16),
-    /// The table of a new sweep, or of a changed query.
+    /// A table for a new sweep or for a changed query.
     Table(Arc<TopTable>),
-    /// The time between sweeps changed, to keep to the CPU budget.
+    /// The interval between sweeps changed, to stay within the CPU budget.
     Interval(Duration),
     /// Reports for the open page.
     Reports(PageSubject, Arc<LiveReports>),
-    /// Why the object of the open page cannot be read.
+    /// The process or cgroup of the open page cannot be read, with the reason.
     Unreadable(PageSubject, String),
-    /// Output of a command, as it was printed.
+    /// Output of a command, unchanged.
     Output(PageSubject, PageInstrument, OutputStream, Vec<u8>),
-    /// A command ended.
+    /// A command of a pane ended.
     Ended(PageSubject, PageInstrument, InstrumentEnd),
     /// A message for the bottom line.
     Message(String),
 }
 
-/// A step through a recording.
+/// A step to another sweep of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayStep {
     /// The previous sweep.
     Previous,
     /// The next sweep.
     Next,
-    /// A minute back.
+    /// The sweep one minute earlier.
     MinuteBack,
-    /// A minute forward.
+    /// The sweep one minute later.
     MinuteForward,
-    /// The previous event.
+    /// The sweep of the previous event.
     PreviousEvent,
-    /// The next event.
+    /// The sweep of the next event.
     NextEvent,
     /// The first sweep.
     First,
@@ -163,31 +163,31 @@ pub enum ReplayStep {
     Last,
 }
 
-/// An action for the caller.
+/// An action that the caller must carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TuiAction {
-    /// End.
+    /// Quit the program.
     Quit,
     /// Restore the terminal and stop this process, as Ctrl-Z does.
     Suspend,
-    /// Draw every cell again.
+    /// Redraw every cell.
     Redraw,
-    /// Answer this query with a table.
+    /// Build the table of this query, and pass it as [`TuiEvent::Table`].
     Query(TopQuery),
-    /// Stop or continue the sweeps.
+    /// Stop the sweeps (true) or continue them (false).
     Freeze(bool),
-    /// Change the time between sweeps.
+    /// Change the interval between sweeps.
     Interval(Duration),
-    /// Begin to make reports about an object.
+    /// Begin to compute reports about a process or cgroup.
     Open(PageSubject),
-    /// Stop to make reports.
+    /// Stop to compute reports.
     Close,
-    /// Start a command, whose output has at most this number of columns.
+    /// Start a command for a process or cgroup. Its output has at most this number of columns.
     Start(PageSubject, PageInstrument, u16),
-    /// Interrupt a command.
+    /// Interrupt a command of a pane.
     Stop(PageSubject, PageInstrument),
     /// Save a snapshot of a process.
     Save(ProcessKey),
-    /// Go to another sweep of the recording.
+    /// Move to another sweep of the recording.
     Step(ReplayStep),
 }

@@ -1,11 +1,11 @@
-//! The keys: one table for the dispatch, the help and the bottom line.
+//! Keys: one table for the dispatch of commands, the help and the bottom line.
 
 use KeyPress::{Char, Ctrl, Function};
 use UserCommand as Do;
 
 use crate::event::{KeyPress, PageInstrument, ReplayStep};
 
-/// A command of the user.
+/// A command that the user gives by a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UserCommand {
     Quit,
@@ -42,28 +42,28 @@ pub(crate) enum UserCommand {
 pub enum KeyGroup {
     /// All screens.
     All,
-    /// The table.
+    /// The screen with the table.
     Table,
-    /// The page of a process or a cgroup.
+    /// The screen with the page of a process or a cgroup.
     Page,
     /// All screens of a recording.
     Replay,
 }
 
-/// Keys of one command.
+/// The keys of one command.
 #[derive(Debug)]
 pub struct KeyBinding {
     pub(crate) keys: &'static [KeyPress],
     pub(crate) command: UserCommand,
-    /// The keys as the help shows them.
+    /// The keys in the form of the help.
     pub shown: &'static str,
-    /// One word for the bottom line; empty for none.
+    /// One word for the bottom line; empty if the bottom line omits the keys.
     pub word: &'static str,
-    /// A phrase for the help.
+    /// Description of the command for the help.
     pub help: &'static str,
 }
 
-/// A heading of the help, the screen, and its keys.
+/// A heading of the help, the screen on which the keys work, and the keys.
 pub type KeyBindings = (&'static str, KeyGroup, &'static [KeyBinding]);
 
 /// All keys, in the order of the help.
@@ -200,7 +200,7 @@ const ALL: &[KeyBinding] = &[
     key(&[Ctrl('c')], Do::Quit, "Ctrl-C", "", "quit"),
 ];
 
-/// The command of a key on a screen.
+/// Returns the command of a key on a screen; `None` if the key has no command there.
 pub(crate) fn command_of(
     press: KeyPress,
     screen: KeyGroup,
@@ -214,7 +214,7 @@ pub(crate) fn command_of(
     keys.find(|binding| binding.keys.contains(&press)).map(|binding| binding.command)
 }
 
-/// The keys of the bottom line on a screen.
+/// The keys that the bottom line shows on a screen.
 pub(crate) fn hints(screen: KeyGroup, is_replay: bool) -> Vec<&'static KeyBinding> {
     let order = [(KeyGroup::Replay, is_replay), (screen, true), (KeyGroup::All, true)];
     let wanted = order.iter().filter(|(_, is_wanted)| *is_wanted).map(|(group, _)| *group);

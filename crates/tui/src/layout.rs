@@ -1,19 +1,20 @@
-//! Positions on the screen, from the size of the terminal alone: drawing and mouse share them.
+//! Positions on the screen, computed only from the size of the terminal. Drawing and mouse handling
+//! use the same positions.
 
 use pagewise_model::top::{TopColumn, TopQuery, TopSubject};
 
 use crate::state::TopState;
 
-/// Lines of a title and of a bottom line.
+/// Height of the title and of the bottom line, in lines.
 const ONE: u16 = 1;
-/// Columns of a name below which other columns are left out.
+/// Minimum width of the name column. Other columns are omitted if the name would get less.
 const NAME_WIDTH: u16 = 25;
-/// Columns of a name on a wide terminal.
+/// Minimum width of the name column on a wide terminal.
 const WIDE_NAME_WIDTH: u16 = 34;
-/// Terminals from this width on have wide columns.
+/// Minimum width of a wide terminal, on which columns are wider.
 const WIDE: u16 = 120;
 
-/// A column of the table on the screen.
+/// Position of a table column on the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ColumnSpan {
     pub(crate) column: TopColumn,
@@ -21,22 +22,22 @@ pub(crate) struct ColumnSpan {
     pub(crate) width: u16,
 }
 
-/// The table on the screen.
+/// Positions of the table's parts on the screen.
 #[derive(Clone, Debug)]
 pub(crate) struct TableLayout {
-    /// Lines with figures of the machine, from line 1 on.
+    /// Number of lines with values of the machine. They begin at line 1.
     pub(crate) figure_lines: u16,
-    /// The line that names the rows, their order and the filter.
+    /// Index of the line with the kind of the rows, their order and the filter.
     pub(crate) status_line: u16,
-    /// The line with the headings.
+    /// Index of the line with the headings.
     pub(crate) heading_line: u16,
-    /// The first line with a row.
+    /// Index of the line with the first row.
     pub(crate) first_row_line: u16,
-    /// Number of rows that fit.
+    /// Number of rows that fit on the screen.
     pub(crate) rows: u16,
-    /// The line of the last event, if there is one.
+    /// Index of the line with the last event; `None` if the table has no event.
     pub(crate) event_line: Option<u16>,
-    /// The bottom line.
+    /// Index of the bottom line.
     pub(crate) bottom_line: u16,
     pub(crate) columns: Vec<ColumnSpan>,
 }
@@ -72,14 +73,14 @@ impl TableLayout {
         }
     }
 
-    /// The column under a position.
+    /// The column at a horizontal position; `None` between columns.
     pub(crate) fn column_at(&self, x: u16) -> Option<TopColumn> {
         let last = self.columns.iter().rev().find(|span| span.x <= x.saturating_add(1))?;
         Some(last.column)
     }
 }
 
-/// Width of a column other than the name.
+/// Width of a column; 0 for the name, which gets the remaining width.
 const fn width_of(column: TopColumn, is_wide: bool) -> u16 {
     match column {
         TopColumn::Pid => 7,
@@ -102,7 +103,8 @@ const fn width_of(column: TopColumn, is_wide: bool) -> u16 {
     }
 }
 
-/// Columns by their importance on a narrow terminal. The name is always shown.
+/// Columns of tables of processes, in the order in which they are added while they fit. The name is
+/// always shown.
 const IMPORTANCE: [TopColumn; 14] = [
     TopColumn::Pid,
     TopColumn::Current,
@@ -120,8 +122,8 @@ const IMPORTANCE: [TopColumn; 14] = [
     TopColumn::User,
 ];
 
-/// The same of cgroups: a cgroup has pressure and a charge of its own, while RSS and the order of
-/// the OOM killer are those of its processes.
+/// Columns of tables of cgroups, in the order in which they are added while they fit. Pressure and
+/// charge belong to a cgroup itself, while RSS and the OOM rank belong to its processes.
 const IMPORTANCE_OF_CGROUPS: [TopColumn; 13] = [
     TopColumn::Pid,
     TopColumn::Current,
@@ -138,7 +140,8 @@ const IMPORTANCE_OF_CGROUPS: [TopColumn; 13] = [
     TopColumn::Minor,
 ];
 
-/// The columns that fit: the column of the order first, then the most important ones.
+/// Selects and positions the columns that fit: first the column by which the rows are sorted, then
+/// by importance.
 fn columns(width: u16, known: &[TopColumn], query: &TopQuery) -> Vec<ColumnSpan> {
     let is_wide = width >= WIDE;
     let name_width = if is_wide { WIDE_NAME_WIDTH } else { NAME_WIDTH };
@@ -169,7 +172,7 @@ fn columns(width: u16, known: &[TopColumn], query: &TopQuery) -> Vec<ColumnSpan>
     spans
 }
 
-/// A page on the screen: title, panes, body, bottom line.
+/// Positions of the page's parts on the screen: title, panes, body, bottom line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageLayout {
     pub(crate) tab_line: u16,

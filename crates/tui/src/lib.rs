@@ -1,8 +1,9 @@
-//! The live view of `pagewise top` and `pagewise replay`: a state machine of keys, tables and
-//! pages, and its drawing. Neither reads a file, a clock or a terminal.
+//! The live view of `pagewise top` and `pagewise replay`: a state machine for keys, tables and
+//! pages, and functions that draw it. They do not access files, clocks or the terminal.
 //!
-//! [`TopState::apply`] takes an event and returns the actions that the caller carries out;
-//! [`draw`] draws the state into a frame. Text from outside is escaped before it reaches a frame.
+//! [`TopState::apply`] takes an event and returns the actions that the caller must carry out.
+//! [`draw`] draws the state into a frame. Text from outside is escaped before it is written to a
+//! frame.
 #![forbid(unsafe_code)]
 
 mod draw;

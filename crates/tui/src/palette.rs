@@ -1,9 +1,9 @@
-//! Colors that people with any color vision can tell apart. Each meaning also has a shape, a sign
-//! or a weight, so that nothing depends on color alone.
+//! Colors that are distinguishable with any color vision. Each meaning also has a shape, a sign or
+//! a weight, so that color is never the only difference.
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// Meaning of a style.
+/// Meaning of a text style.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Paint {
     Plain,
@@ -11,11 +11,11 @@ pub(crate) enum Paint {
     Dim,
     /// Headings of columns, and the selected row.
     Reversed,
-    /// Memory that grows; warnings.
+    /// Memory that grows, and warnings.
     Rising,
     /// Memory that shrinks.
     Falling,
-    /// Errors and kills.
+    /// Errors and OOM kills.
     Alarm,
     /// Bars and trends.
     Bar,
@@ -23,14 +23,15 @@ pub(crate) enum Paint {
     Accent,
 }
 
-/// Colors on or off.
+/// Conversion of meanings to terminal styles, with or without colors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Palette {
     pub(crate) color: bool,
 }
 
-// Orange, vermilion, blue and sky blue of Okabe and Ito, by the nearest of the 256 colors of
-// terminals. They differ in brightness too, and can be read on dark and on light backgrounds.
+// Orange, vermilion, blue and sky blue of the palette of Okabe and Ito, approximated by the 256
+// terminal colors. The colors also differ in brightness, and are readable on dark and light
+// backgrounds.
 const ORANGE: Color = Color::Indexed(172);
 const VERMILION: Color = Color::Indexed(166);
 const BLUE: Color = Color::Indexed(32);

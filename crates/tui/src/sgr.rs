@@ -1,20 +1,20 @@
-//! Printed text to lines of styled words. Escape sequences of pagewise's own text view keep their
-//! meaning; all other control characters become visible text.
+//! Converts printed text to lines of styled words. Escape sequences that pagewise's text view
+//! writes become styles; all other control characters become visible text.
 
 use pagewise_model::name::escape;
 
 use crate::palette::Paint;
 
-/// A line of words with their styles.
+/// A line of words, each with its style.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StyledLine {
     pub(crate) words: Vec<(Paint, String)>,
 }
 
-/// Lines that are kept: more would take too much memory.
+/// Maximum number of lines of a text that are kept, to limit memory.
 const MAX_LINES: usize = 20_000;
 
-/// The lines of a text.
+/// Converts a text to styled lines.
 pub(crate) fn lines(text: &[u8]) -> Vec<StyledLine> {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     if text.is_empty() {
@@ -33,7 +33,7 @@ fn line(text: &[u8]) -> StyledLine {
             rest = after;
             continue;
         }
-        // A lone escape character is one word.
+        // An escape character outside of a known sequence is part of the word that it begins.
         let from = usize::from(first == b'\x1b');
         let end =
             rest[from..].iter().position(|&b| b == b'\x1b').map_or(rest.len(), |at| at + from);
@@ -43,14 +43,14 @@ fn line(text: &[u8]) -> StyledLine {
     line
 }
 
-/// The parameters of an SGR sequence at the start of the text, and the text behind it.
+/// If the text begins with an SGR sequence, returns its parameters and the text after the sequence.
 fn sgr_sequence(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let body = text.strip_prefix(b"\x1b[")?;
     let end = body.iter().position(|b| !matches!(b, b'0'..=b'9' | b';'))?;
     (body[end] == b'm').then(|| (&body[..end], &body[end + 1..]))
 }
 
-/// The style of parameters that the text view uses.
+/// The style that SGR parameters of the text view stand for; unknown parameters keep `now`.
 fn paint_of(parameters: &[u8], now: Paint) -> Paint {
     match parameters {
         b"" | b"0" => Paint::Plain,

@@ -1,4 +1,4 @@
-//! The state of the screen, and its changes.
+//! State of the screen, and the changes that events make.
 
 mod page;
 mod table;
@@ -17,30 +17,30 @@ use crate::keys::{KeyGroup, UserCommand, command_of};
 use crate::palette::Palette;
 pub(crate) use page::OpenPage;
 
-/// Narrower terminals show a message only.
+/// Minimum width of the terminal. Narrower terminals show only a message.
 pub const MIN_COLUMNS: u16 = 40;
-/// Lower terminals show a message only.
+/// Minimum height of the terminal. Lower terminals show only a message.
 pub const MIN_LINES: u16 = 6;
 
-/// Times between sweeps that a user can choose, in milliseconds.
+/// Intervals between sweeps that the user can select, in milliseconds.
 const INTERVALS: [u64; 7] = [500, 1000, 2000, 5000, 10_000, 30_000, 60_000];
-/// Rows or lines that a turn of the wheel moves.
+/// Number of rows or lines by which one step of the mouse wheel scrolls.
 const WHEEL: usize = 3;
-/// Length of a filter: no name is longer.
+/// Maximum length of a filter in bytes. Longer filters would match no name.
 const MAX_FILTER: usize = 200;
 
-/// Parameters of a state.
+/// Parameters of a [`TopState`].
 #[derive(Clone, Debug)]
 pub struct TopOptions {
-    /// Columns and lines of the terminal.
+    /// Number of columns and number of lines of the terminal.
     pub size: (u16, u16),
     /// True to use colors.
     pub color: bool,
     /// Format of sizes.
     pub units: Units,
-    /// Time between two sweeps.
+    /// Interval between two sweeps.
     pub interval: Duration,
-    /// The first query.
+    /// Query at the start.
     pub query: TopQuery,
     /// Times of the first and the last sweep of a recording, in nanoseconds since 1970; `None` for
     /// the running machine.
@@ -49,17 +49,17 @@ pub struct TopOptions {
     pub utc_offset: i64,
 }
 
-/// A layer above the table or the page.
+/// An element that is shown above the table or the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TopOverlay {
     None,
-    /// The filter is being edited; each key changes the filter of the query.
+    /// The filter is being edited. Each key changes the filter of the query.
     Filter,
-    /// The help, from this line on.
+    /// The help is shown. The value is the index of its first visible line.
     Help(usize),
 }
 
-/// The state of the screen.
+/// State of the screen.
 #[derive(Clone, Debug)]
 pub struct TopState {
     pub(crate) size: (u16, u16),
@@ -69,25 +69,26 @@ pub struct TopState {
     pub(crate) utc_offset: i64,
     pub(crate) query: TopQuery,
     pub(crate) table: Option<Arc<TopTable>>,
-    /// The selected row.
+    /// Index of the selected row.
     pub(crate) selected: usize,
-    /// The identity of the selected row, which the selection follows; `None` to stay at the top.
+    /// Identity of the row that stays selected when its index changes; `None` to keep the first row
+    /// selected.
     followed: Option<TopKey>,
-    /// The first visible row.
+    /// Index of the first visible row.
     pub(crate) scroll: usize,
     pub(crate) page: Option<OpenPage>,
     pub(crate) overlay: TopOverlay,
     pub(crate) is_frozen: bool,
-    /// The time between sweeps that the user chose.
+    /// Interval between sweeps that the user chose.
     pub(crate) interval: Duration,
-    /// The time between sweeps that keeps to the CPU budget.
+    /// Interval between sweeps that stays within the CPU budget.
     pub(crate) actual_interval: Duration,
-    /// A message in place of the keys, until the next key.
+    /// Message that replaces the keys in the bottom line until the next key press.
     pub(crate) message: Option<String>,
 }
 
 impl TopState {
-    /// The state before the first event.
+    /// Creates the state before the first event.
     pub fn new(options: TopOptions) -> TopState {
         TopState {
             size: options.size,
@@ -109,17 +110,17 @@ impl TopState {
         }
     }
 
-    /// The query that the table must answer.
+    /// The query whose rows the table must contain.
     pub const fn query(&self) -> &TopQuery {
         &self.query
     }
 
-    /// Opens the page of an object, as Enter on its row does.
+    /// Opens the page of a process or cgroup, like the Enter key does for the selected row.
     pub fn open(&mut self, subject: PageSubject) -> Vec<TuiAction> {
         self.open_page(subject, None)
     }
 
-    /// Applies an event. The caller carries out the actions in their order.
+    /// Applies an event. The caller must carry out the returned actions in order.
     pub fn apply(&mut self, event: TuiEvent) -> Vec<TuiAction> {
         match event {
             TuiEvent::Key(press) => return self.press(press),
@@ -199,7 +200,7 @@ impl TopState {
         if self.is_replay() { vec![TuiAction::Step(step)] } else { Vec::new() }
     }
 
-    /// The object of the open page or of the selected row.
+    /// The process or cgroup of the open page, or of the selected row.
     fn subject(&self) -> Option<PageSubject> {
         match &self.page {
             Some(page) => Some(page.subject.clone()),
@@ -261,7 +262,8 @@ impl TopState {
         actions
     }
 
-    /// The name of a process in the table, or of a cgroup, escaped.
+    /// Title of a page: PID, name and arguments of a process in the table, or the path of a cgroup,
+    /// escaped.
     fn title_of(&self, subject: &PageSubject) -> Option<String> {
         match subject {
             PageSubject::Cgroup(path) => Some(format!("cgroup {}", path.escaped())),
@@ -274,7 +276,8 @@ impl TopState {
         }
     }
 
-    /// Leaves the innermost state: a running command, the page, the filter, the cgroup, the groups.
+    /// Undoes one step: interrupts the command of the selected pane; otherwise closes the page;
+    /// otherwise removes a restriction of the table.
     fn back(&mut self) -> Vec<TuiAction> {
         let Some(page) = &self.page else { return self.widen() };
         if let Some(instrument) = page.running_here() {
@@ -357,12 +360,12 @@ impl TopState {
         }
     }
 
-    /// The selected row.
+    /// The selected row; `None` if the table has no rows.
     pub(crate) fn selected_row(&self) -> Option<&TopRow> {
         self.table.as_ref()?.rows.get(self.selected)
     }
 
-    /// True if the table has cgroups.
+    /// True if the rows of the table are cgroups.
     pub(crate) fn shows_cgroups(&self) -> bool {
         self.query.subject == TopSubject::Cgroups
     }
@@ -376,7 +379,7 @@ fn subject_of(key: &TopKey) -> Option<PageSubject> {
     }
 }
 
-/// A text without control characters.
+/// Escapes control characters in a text.
 pub(crate) fn plain(text: &str) -> String {
     pagewise_model::name::escape(text.as_bytes()).into_owned()
 }

@@ -1,4 +1,4 @@
-//! Memory cgroups.
+//! Metrics of memory cgroups.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -15,16 +15,16 @@ use crate::exposition::{LabelSet, MetricFamily, MetricKind};
 use crate::headroom::Headroom;
 use crate::limits::SeriesBudget;
 
-/// The families of cgroups.
+/// The families of all cgroups.
 pub(crate) struct CgroupFamilies {
     pub(crate) families: Vec<MetricFamily>,
-    /// Number of cgroups without series.
+    /// Number of cgroups without series, because the limits were reached.
     pub(crate) left_out: u64,
-    /// True if a container has no name in the table.
+    /// True if a cgroup belongs to a container whose names are unknown.
     pub(crate) has_unnamed: bool,
 }
 
-/// A cgroup, and what follows from other values of the sweep.
+/// Data row of a cgroup: the cgroup, and values that depend on other values of the sweep.
 #[derive(Clone, Debug)]
 struct CgroupRow {
     cgroup: SweepCgroup,
@@ -111,7 +111,8 @@ fn bytes(out: &mut RowValues, value: &Reading<Bytes>) {
     out.one(value.as_ref().ok().map(|it| it.0));
 }
 
-/// The families of the cgroups of a sweep, those with the most charged memory first.
+/// Computes the families of the cgroups of a sweep. Cgroups with the most charged memory get series
+/// first.
 pub(crate) fn cgroup_families(
     sweep: &Sweep,
     names: &ContainerNameTable,
@@ -152,7 +153,7 @@ pub(crate) fn cgroup_families(
     CgroupFamilies { families, left_out, has_unnamed }
 }
 
-/// The labels of each series: the path, and the names by which people and alerts know it.
+/// Labels of each series of a cgroup: its path, and names of its unit, container and pod.
 fn labels(
     cgroup: &SweepCgroup,
     owner: &CgroupOwner<'_>,
@@ -197,7 +198,7 @@ fn info_family() -> MetricFamily {
     }
 }
 
-/// The families without series.
+/// The families of cgroups, without series.
 pub(super) fn catalogue() -> Vec<MetricFamily> {
     let mut families = empty(&METRICS);
     families.push(info_family());

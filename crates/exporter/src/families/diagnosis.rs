@@ -1,4 +1,4 @@
-//! Values of the slow cycle: the account of the machine's RAM, and findings.
+//! Metrics of the slow cycle: the account of the machine's RAM, and findings.
 
 use std::sync::Arc;
 
@@ -71,8 +71,8 @@ fn finding_family() -> MetricFamily {
     }
 }
 
-/// The families of a diagnosis, with at most `max_series` series, and the number of findings that
-/// are left out; none before the first diagnosis.
+/// Returns the families of a diagnosis with at most `max_series` series, and the number of findings
+/// without series. The list is empty before the first diagnosis.
 pub(crate) fn diagnosis_families(
     diagnosis: Option<&ExportedDiagnosis>,
     max_series: usize,
@@ -93,7 +93,7 @@ pub(crate) fn diagnosis_families(
     (families, found.dropped)
 }
 
-/// The families without series.
+/// The families of a diagnosis, without series.
 pub(super) fn catalogue() -> Vec<MetricFamily> {
     let mut families = empty(&METRICS);
     families.push(finding_family());

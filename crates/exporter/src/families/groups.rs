@@ -1,4 +1,4 @@
-//! Groups of processes.
+//! Metrics of groups of processes.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,13 +14,13 @@ use crate::groups::{GroupAssignment, GroupName};
 use crate::headroom::Headroom;
 use crate::limits::SeriesBudget;
 
-/// The group of all groups that have no series of their own.
+/// Name of the group that sums all groups without their own series.
 const OTHER: &str = "other";
 
-/// Counters of each exported group since the exporter first saw it.
+/// Counters of each exported group since the exporter first found the group.
 ///
-/// A sum over the processes that exist would fall when a process ends. Therefore the growth of each
-/// process is added to the group that has it at the time.
+/// A sum over existing processes would decrease when a process ends. Therefore the growth of each
+/// process is added to its current group.
 #[derive(Debug, Default)]
 pub(crate) struct GroupTotals(HashMap<GroupName, GroupCounters>);
 
@@ -31,10 +31,10 @@ struct GroupCounters {
     cpu_ns: u64,
 }
 
-/// The families of groups.
+/// The families of all groups.
 pub(crate) struct GroupFamilies {
     pub(crate) families: Vec<MetricFamily>,
-    /// Number of groups that were summed as `other`.
+    /// Number of groups that were merged into the group `other`.
     pub(crate) merged: u64,
 }
 
@@ -61,13 +61,13 @@ struct GroupSums {
     counters: GroupCounters,
 }
 
-/// A sum over the processes that have memory and whose value is known. A process that has ended and
-/// waits for its parent has no memory: its zeros would make a sum of unknown values look known.
+/// Sum over the processes that have memory and a known value. Zombies have no memory; their zeros
+/// would make a sum of unknown values look known.
 #[derive(Clone, Copy, Debug, Default)]
 struct PartialSum<T> {
-    /// `None` if no process has the value.
+    /// The sum; `None` if no process has a known value.
     known: Option<T>,
-    /// Number of processes with memory whose value is not in the sum.
+    /// Number of processes that have memory but no known value.
     without: u64,
 }
 
@@ -196,7 +196,7 @@ fn kinds(out: &mut RowValues, value: Option<BytesByPageKind>) {
     out.each("kind", "shmem", value.map(|it| it.shmem.0));
 }
 
-/// `u64::MAX` stands for no limit.
+/// Adds a headroom; `u64::MAX` represents an unlimited one, which is exported as infinity.
 pub(super) fn headroom(out: &mut RowValues, value: Option<u64>) {
     out.one(value.map(|it| match it {
         u64::MAX => MetricValue::Real(f64::INFINITY),
@@ -209,7 +209,7 @@ fn signed(value: i64) -> f64 {
     value as f64
 }
 
-/// The families of the groups of a sweep, the largest groups first.
+/// Computes the families of the groups of a sweep. The largest groups get series first.
 pub(crate) fn group_families(
     sweep: &Sweep,
     previous: Option<&Sweep>,
@@ -231,7 +231,7 @@ pub(crate) fn group_families(
     let mut exported = Vec::new();
     let mut others: Vec<&SweepProcess> = Vec::new();
     let mut merged = 0;
-    // The series of `other` itself.
+    // Series are reserved for the group `other`.
     let mut room = SeriesBudget::new(budget.left().saturating_sub(MAX_ROW_SERIES));
     for (name, members) in ranked {
         let sums = GroupSums::of(&members, sweep, previous, &headroom);
@@ -260,12 +260,13 @@ pub(crate) fn group_families(
         budget.take(series(&values), true);
         append(&mut families, &labels, values);
     }
-    // Groups that have gone leave nothing behind, so that the memory of the exporter has a bound.
+    // Totals of groups without processes are removed, so that the memory of the exporter is
+    // limited.
     totals.0 = next;
     GroupFamilies { families, merged }
 }
 
-/// Highest number of series of a group.
+/// Maximum number of series of one group.
 const MAX_ROW_SERIES: usize = METRICS.len() + 9;
 
 /// Bytes by which groups are ranked.
@@ -278,7 +279,8 @@ fn size(members: &[&SweepProcess]) -> u64 {
 }
 
 impl GroupCounters {
-    /// Adds what a process has done since the sweep before, or since its start.
+    /// Adds the growth of a process's counters since the previous sweep; for a new process, since
+    /// its start.
     fn add(&mut self, process: &SweepProcess, previous: Option<&Sweep>) {
         let before = previous.and_then(|it| it.process(process.key));
         let add = |sum: &mut u64, of: fn(&SweepProcess) -> u64| {
@@ -375,7 +377,7 @@ fn add_kinds(a: BytesByPageKind, b: BytesByPageKind) -> BytesByPageKind {
     }
 }
 
-/// The families without series.
+/// The families of groups, without series.
 pub(super) fn catalogue() -> Vec<MetricFamily> {
     empty(&METRICS)
 }

@@ -1,4 +1,4 @@
-//! The machine: meminfo, vmstat, pressure.
+//! Metrics of the machine: meminfo, vmstat, pressure.
 
 use pagewise_model::Reading;
 use pagewise_model::fragmentation::BootCounter;
@@ -82,7 +82,7 @@ fn lines(list: &Reading<Vec<BootCounter>>) -> impl Iterator<Item = &BootCounter>
     list.iter().flatten()
 }
 
-/// The lines of meminfo that count pages; all others are sizes.
+/// True for lines of meminfo that are numbers of pages; all other lines are sizes.
 fn is_huge_page_count(line: &BootCounter) -> bool {
     line.name.as_bytes().starts_with(b"HugePages_")
 }
@@ -103,18 +103,18 @@ fn microseconds(value: u64) -> MetricValue {
     MetricValue::seconds(value.saturating_mul(1000))
 }
 
-/// Hundredths of a percent as a ratio.
+/// Converts hundredths of a percent to a ratio from 0 to 1.
 #[expect(clippy::cast_precision_loss, reason = "at most 10,000")]
 fn ratio(hundredths: u64) -> f64 {
     hundredths as f64 / 10_000.0
 }
 
-/// The families of the machine.
+/// Computes the families of the machine.
 pub(crate) fn machine_families(sweep: &Sweep) -> Vec<MetricFamily> {
     of_one(&METRICS, sweep)
 }
 
-/// The families without series.
+/// The families of the machine, without series.
 pub(super) fn catalogue() -> Vec<MetricFamily> {
     empty(&METRICS)
 }

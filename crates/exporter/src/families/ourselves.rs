@@ -1,4 +1,4 @@
-//! The exporter itself: its sweeps, its bounds, and the scrapes that it answered.
+//! Metrics of the exporter itself: its sweeps, its limits, and its scrapes.
 
 use std::sync::Arc;
 
@@ -7,29 +7,29 @@ use pagewise_model::sweep::{Sweep, SweepCost, SweepTime};
 use super::{RowMetric, counter, empty, gauge, of_one};
 use crate::exposition::{LabelSet, MetricFamily, MetricKind, MetricValue};
 
-/// Counts of the exporter since its start.
+/// Counts of the exporter since its start, and limits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SweepCounts {
-    /// Sweeps so far.
+    /// Number of sweeps.
     pub(crate) sweeps: u64,
-    /// CPU time of the sweeps, and of making their metrics.
+    /// CPU time of the sweeps and of their conversion to metrics, in nanoseconds.
     pub(crate) cpu_ns: u64,
-    /// Processes that ended while they were read.
+    /// Number of processes that ended while they were read.
     pub(crate) vanished: u64,
-    /// Series of groups and of cgroups that the last sweep has not, because of the limits.
+    /// Number of series of groups and cgroups that the last sweep lacks because of the limits.
     pub(crate) dropped_group_series: u64,
     pub(crate) dropped_cgroup_series: u64,
-    /// Findings without a series.
+    /// Number of findings without series in the last sweep.
     pub(crate) dropped_findings: u64,
-    /// Groups that are part of `other`.
+    /// Number of groups that the last sweep merged into `other`.
     pub(crate) merged_groups: u64,
-    /// Cgroups without series.
+    /// Number of cgroups without series in the last sweep.
     pub(crate) left_out_cgroups: u64,
-    /// The limit of series.
+    /// Maximum number of series.
     pub(crate) max_series: u64,
 }
 
-/// The last sweep and the counts.
+/// Data row: the last sweep and the counts.
 #[derive(Clone, Copy, Debug)]
 struct OurRow {
     time: SweepTime,
@@ -116,7 +116,7 @@ const METRICS: [RowMetric<OurRow>; 13] = [
     ),
 ];
 
-/// The families of the last sweep's cost and of the limits.
+/// Computes the families of the last sweep's cost and of the limits.
 pub(crate) fn sweep_families(sweep: &Sweep, counts: SweepCounts) -> Vec<MetricFamily> {
     let row = OurRow { time: sweep.time, cost: sweep.cost, counts };
     let mut families = of_one(&METRICS, &row);
@@ -127,7 +127,7 @@ pub(crate) fn sweep_families(sweep: &Sweep, counts: SweepCounts) -> Vec<MetricFa
     families
 }
 
-/// The families that are made for each scrape.
+/// Computes the families that change with each scrape.
 pub(crate) fn tail_families(age_ns: u64, scrapes: u64) -> Vec<MetricFamily> {
     let mut age = family(
         "pagewise_sweep_age_seconds",
@@ -159,7 +159,7 @@ fn version_family() -> MetricFamily {
     family("pagewise_build_info", "", MetricKind::Gauge, "Version of pagewise.")
 }
 
-/// The families without series.
+/// The families of the exporter itself, without series.
 pub(super) fn catalogue() -> Vec<MetricFamily> {
     let mut families = empty(&METRICS);
     families.push(version_family());

@@ -1,4 +1,4 @@
-//! process-exporter's configuration file: YAML to rules.
+//! Parses process-exporter's configuration file (YAML) to rules.
 
 use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
@@ -6,37 +6,37 @@ use serde::Deserialize;
 use super::template::{NameTemplate, TemplateError};
 use super::{ExeRule, GroupRule, GroupRules, base};
 
-/// Bytes that a compiled regular expression may take.
+/// Maximum size of a compiled regular expression in bytes.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
-/// Why a configuration file was refused.
+/// Reason why a configuration file was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupConfigError {
-    /// Not YAML, or not in the form of the file.
+    /// The file is not YAML, or does not have the expected structure.
     #[error("not in the format of process-exporter: {0}")]
     Yaml(#[from] serde_norway::Error),
-    /// A rule that would match every process by mistake.
+    /// The rule with this index has no matcher, so it would match every process.
     #[error("process_names[{0}]: expected comm, exe or cmdline, found none of them")]
     NoMatcher(usize),
-    /// A regular expression.
+    /// A regular expression is invalid.
     #[error("process_names[{index}]: cmdline: {error}")]
     Regex {
         /// Index of the rule.
         index: usize,
-        /// The error.
+        /// Error of the regular expression.
         error: Box<regex::Error>,
     },
-    /// A name.
+    /// The name of a group is invalid.
     #[error("process_names[{index}]: name: {error}")]
     Template {
         /// Index of the rule.
         index: usize,
-        /// The error.
+        /// Error of the name.
         error: TemplateError,
     },
 }
 
-/// The file. process-exporter ignores other keys, so this reader does too.
+/// Structure of the file. Other keys are ignored, as in process-exporter.
 #[derive(Debug, Deserialize)]
 struct ConfigFile {
     #[serde(default)]
@@ -56,10 +56,10 @@ struct ConfigRule {
 }
 
 impl GroupRules {
-    /// Reads a configuration file of process-exporter.
+    /// Parses a configuration file of process-exporter.
     ///
     /// # Errors
-    /// [`GroupConfigError`] names the rule.
+    /// [`GroupConfigError`] contains the index of the rule.
     pub fn parse(text: &str) -> Result<GroupRules, GroupConfigError> {
         let file: ConfigFile = serde_norway::from_str(text)?;
         let rules = file.process_names.unwrap_or_default();
@@ -90,8 +90,8 @@ fn read_rule(index: usize, rule: ConfigRule) -> Result<GroupRule, GroupConfigErr
     Ok(GroupRule { name, comm: rule.comm, exe, command })
 }
 
-/// The programs of a rule. process-exporter keeps the last one of several with the same last
-/// component: `[sh, /bin/sh]` is `/bin/sh` alone.
+/// Parses the programs of a rule. If several have the same last component, only the last one
+/// counts, as in process-exporter: `[sh, /bin/sh]` is equal to `[/bin/sh]`.
 fn read_programs(list: Vec<String>) -> Vec<ExeRule> {
     let mut programs: Vec<ExeRule> = Vec::new();
     for program in list.into_iter().map(read_exe) {

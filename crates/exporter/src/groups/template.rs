@@ -1,11 +1,11 @@
-//! Names of groups: the part of Go's template language that configuration files of process-exporter
-//! use, which are fields and `index`.
+//! Templates for names of groups: the part of Go's template language that configuration files of
+//! process-exporter use, which is fields and `index`.
 
 use pagewise_model::civil::CivilTime;
 
 use super::{ProcessFacts, base};
 
-/// A name with fields in it: `{{.ExeBase}}:{{.Matches.Port}}`.
+/// A template with fields: `{{.ExeBase}}:{{.Matches.Port}}`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NameTemplate(Vec<TemplatePart>);
 
@@ -27,34 +27,34 @@ enum TemplateField {
     Cgroups,
     Cgroup(usize),
     Matches,
-    /// `.Matches.NAME`: `<no value>` if the expression has no such group.
+    /// `.Matches.NAME`: becomes `<no value>` if the regular expression has no group NAME.
     Match(String),
-    /// `index .Matches "NAME"`: empty if the expression has no such group.
+    /// `index .Matches "NAME"`: becomes empty if the regular expression has no group NAME.
     MatchOrEmpty(String),
 }
 
-/// Why a name was refused.
+/// Reason why a template was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// The action is outside of the supported part of the language.
+    /// The action is not in the supported part of the template language.
     #[error(
         "expected a field such as .Comm, .ExeBase, .ExeFull, .Username, .PID, .StartTime, .Cwd, \
          .Cgroups, .Matches or .Matches.NAME, found {{{{{0}}}}}"
     )]
     Action(String),
-    /// No `}}`.
+    /// A `{{` has no matching `}}`.
     #[error("expected }}}} after {{{{{0}")]
     Open(String),
 }
 
 impl NameTemplate {
-    /// Reads a name.
+    /// Parses a template.
     pub(super) fn parse(text: &str) -> Result<NameTemplate, TemplateError> {
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((before, after)) = rest.split_once("{{") {
             let (action, next) =
                 after.split_once("}}").ok_or_else(|| TemplateError::Open(after.into()))?;
-            // `{{- x -}}` removes the blanks around the action.
+            // `{{- x -}}` also removes the white space around the action.
             let (action, before) = match action.strip_prefix("- ") {
                 Some(action) => (action, before.trim_end()),
                 None => (action, before),
@@ -71,7 +71,7 @@ impl NameTemplate {
         Ok(NameTemplate(parts))
     }
 
-    /// The name of a process's group.
+    /// Computes the name of a process's group.
     pub(super) fn render(&self, facts: &ProcessFacts<'_>) -> Vec<u8> {
         let mut out = Vec::new();
         for part in &self.0 {
@@ -163,7 +163,7 @@ impl TemplateField {
     }
 }
 
-/// A time as Go prints it, in UTC: `2024-02-29 12:00:00 +0000 UTC`.
+/// A time in UTC in Go's format: `2024-02-29 12:00:00 +0000 UTC`.
 fn start_time(unix_ns: u64) -> String {
     let seconds = i64::try_from(unix_ns / 1_000_000_000).unwrap_or(i64::MAX);
     format!("{} +0000 UTC", CivilTime::new(seconds, 0))

@@ -6,13 +6,13 @@ use std::hint::black_box;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// Maximum number of verified credentials that are remembered, so that a scrape does not run bcrypt
-/// each time.
+/// Maximum number of verified credentials that are cached, so that not each scrape runs bcrypt.
 const MAX_VERIFIED: usize = 16;
-/// A hash of cost 10 that no password has: an unknown user takes as long as a known one.
+/// A bcrypt hash of cost 10 that no password has. It is checked for unknown users, so that they
+/// take as long as known users.
 const NO_USER: &str = "$2b$10$.....................................................";
 
-/// A user and a password as a client sent them.
+/// User name and password that a client sent.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
     user: String,
@@ -26,7 +26,7 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Reads the value of the header `Authorization`.
+    /// Parses the value of the header `Authorization`; `None` if it has another form.
     pub(super) fn parse(header: &[u8]) -> Option<Credentials> {
         let (scheme, encoded) = header.split_at_checked(6)?;
         if !scheme.eq_ignore_ascii_case(b"basic ") {
@@ -38,7 +38,8 @@ impl Credentials {
         Some(Credentials { user, password: decoded[at + 1..].to_vec() })
     }
 
-    /// Compares all bytes, so that the time does not depend on the first difference.
+    /// Compares all bytes, so that the duration does not depend on the position of the first
+    /// difference.
     fn is_same(&self, other: &Credentials) -> bool {
         let (a, b) = (&self.password, &other.password);
         let differs = a.iter().zip(b).fold(0, |sum, (a, b)| black_box(sum | (a ^ b)));
@@ -62,12 +63,13 @@ impl UserTable {
         self.hashes.is_empty()
     }
 
-    /// True if these credentials were right lately.
+    /// True if these credentials are in the cache of verified credentials.
     pub(super) fn is_verified(&self, credentials: &Credentials) -> bool {
         self.verified.iter().fold(false, |found, it| found | it.is_same(credentials))
     }
 
-    /// Checks a password, which takes some hundredths of a second.
+    /// Verifies a password with bcrypt, which takes some hundredths of a second. Returns true if it
+    /// is right.
     pub(super) fn verify(&mut self, credentials: &Credentials) -> bool {
         if self.is_verified(credentials) {
             return true;

@@ -1,4 +1,4 @@
-//! Certificates of clients: the check of their signature, and of the names in them.
+//! Verifiers of client certificates. They check the signature and the names of a certificate.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-/// Accepts the certificates that another verifier accepts, if they have one of these names.
+/// Accepts the certificates that another verifier accepts and that contain one of these names.
 #[derive(Debug)]
 pub(super) struct NamedClients {
     pub(super) verifier: Arc<dyn ClientCertVerifier>,
     pub(super) names: Vec<String>,
 }
 
-/// Accepts every certificate. The client has its private key; nothing else is known of it.
+/// Accepts every certificate. Only the client's possession of the private key is verified.
 #[derive(Debug)]
 pub(super) struct AnyClients {
     pub(super) algorithms: WebPkiSupportedAlgorithms,
@@ -105,21 +105,21 @@ impl ClientCertVerifier for AnyClients {
     }
 }
 
-// Tags of DER, X.690 and RFC 5280.
+// Tags of ASN.1 elements in DER (X.690, RFC 5280).
 const SEQUENCE: u8 = 0x30;
 const OBJECT_IDENTIFIER: u8 = 0x06;
 const OCTET_STRING: u8 = 0x04;
-/// `[3]`: the extensions of a certificate.
+/// Tag of the extensions of a certificate: `[3]`.
 const EXTENSIONS: u8 = 0xa3;
 const EMAIL_NAME: u8 = 0x81;
 const DNS_NAME: u8 = 0x82;
 const URI_NAME: u8 = 0x86;
 const IP_ADDRESS: u8 = 0x87;
-/// 2.5.29.17, subjectAltName.
+/// DER encoding of the object identifier of subjectAltName: 2.5.29.17.
 const SUBJECT_ALTERNATIVE_NAME: [u8; 3] = [0x55, 0x1d, 0x11];
 
-/// True if a subject alternative name of a certificate (DNS, e-mail, URI, IP address) is one of
-/// these.
+/// True if a subject alternative name of the certificate (DNS, e-mail, URI, IP address) is in
+/// `names`.
 fn has_name(certificate: &[u8], names: &[String]) -> bool {
     let found = alternative_names(certificate).unwrap_or_default();
     elements(found).any(|(tag, value)| names.iter().any(|name| is_same(tag, value, name)))
@@ -140,7 +140,7 @@ fn address(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// The content of the extension with the subject alternative names.
+/// Content of the subjectAltName extension; `None` if the certificate has none.
 fn alternative_names(certificate: &[u8]) -> Option<&[u8]> {
     let certificate = first(certificate, SEQUENCE)?;
     let signed = first(certificate, SEQUENCE)?;
@@ -153,12 +153,12 @@ fn alternative_names(certificate: &[u8]) -> Option<&[u8]> {
     first(names, SEQUENCE)
 }
 
-/// The content of the first element with a tag.
+/// Content of the first element with a tag; `None` if the bytes do not contain it.
 fn first(der: &[u8], tag: u8) -> Option<&[u8]> {
     elements(der).find(|it| it.0 == tag).map(|it| it.1)
 }
 
-/// Tags and contents of successive elements, up to the first that is cut.
+/// Tags and contents of consecutive elements, up to the first truncated element.
 fn elements(mut der: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     std::iter::from_fn(move || {
         let (tag, content, rest) = element(der)?;
@@ -167,7 +167,8 @@ fn elements(mut der: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// The first element, and the bytes after it.
+/// Tag and content of the first element, and the bytes after it; `None` if the element is
+/// truncated.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first()?;
     let (&short, rest) = rest.split_first()?;
@@ -189,13 +190,13 @@ mod tests {
 
     use super::*;
 
-    /// An element of at most 127 bytes.
+    /// Encodes an element of at most 127 bytes.
     fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
         let content = parts.concat();
         [&[tag, u8::try_from(content.len()).expect("a short element")], &content[..]].concat()
     }
 
-    /// The parts of a certificate that the reader looks at.
+    /// Encodes the parts of a certificate that the verifier reads.
     fn certificate(names: &[(u8, &[u8])]) -> Vec<u8> {
         let names: Vec<u8> = names.iter().flat_map(|(tag, value)| der(*tag, &[value])).collect();
         let names = der(OCTET_STRING, &[&der(SEQUENCE, &[&names])]);

@@ -1,4 +1,4 @@
-//! One connection: bytes in, requests, responses, bytes out, without blocking.
+//! State machine of one connection: it receives requests and sends responses without blocking.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -13,35 +13,37 @@ use super::request::{HttpRequest, MAX_HEAD_BYTES, RequestParse};
 use super::response::{HttpResponse, answer, refuse, unauthorized};
 use super::{PublishedScrape, WebConfig};
 
-/// Time for a whole request, from the first byte or the connection.
+/// Maximum time to receive a complete request, from its first byte or from the start of the
+/// connection.
 const MAX_REQUEST: Duration = Duration::from_secs(10);
-/// Time for a client to read an answer.
+/// Maximum time for a client to read a response.
 const MAX_ANSWER: Duration = Duration::from_secs(30);
-/// Time until the next request of an open connection: Prometheus scrapes once a minute by default.
+/// Maximum time until the next request of an open connection. Prometheus scrapes once a minute by
+/// default.
 const MAX_IDLE: Duration = Duration::from_secs(90);
-/// Time for a client to close its side after an error.
+/// Maximum time for a client to close its side after an error.
 const MAX_DRAIN: Duration = Duration::from_secs(1);
-/// Bytes of plain text that wait for encryption.
+/// Maximum number of bytes of plain text that wait for encryption.
 const TLS_BUFFER: usize = 16 << 10;
-/// Bytes that are read or written before other connections have their turn.
+/// Maximum number of bytes that one connection reads or writes before other connections are served.
 const MAX_TURN_BYTES: usize = 256 << 10;
-/// Bytes of one read.
+/// Maximum number of bytes of one `read`.
 const READ_BYTES: usize = 4 << 10;
 
-/// Phase of a connection.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionState {
-    /// Waits for the next request.
+    /// The connection waits for the next request.
     Idle,
-    /// A part of a request has come.
+    /// A part of a request was received.
     Reading,
-    /// The password of a request has to be checked.
+    /// The password of a request must be verified.
     Verify,
-    /// An answer is sent.
+    /// A response is being sent.
     Writing,
-    /// The last answer was sent; the client's bytes are discarded.
+    /// The last response was sent. Bytes that the client still sends are discarded.
     Draining,
-    /// To be dropped.
+    /// The connection must be dropped.
     Closed,
 }
 
@@ -54,12 +56,12 @@ pub(super) struct Connection {
     input: Vec<u8>,
     request: Option<HttpRequest>,
     response: HttpResponse,
-    /// Start of the present state; for a request, the time of its first byte.
+    /// Time at which the current state began; while a request is read, the time of its first byte.
     since: Instant,
 }
 
 impl Connection {
-    /// `None` if the socket or TLS cannot be set up.
+    /// Creates a connection; `None` if the socket or TLS cannot be set up.
     pub(super) fn new(stream: TcpStream, web: &WebConfig, now: Instant) -> Option<Connection> {
         stream.set_nonblocking(true).ok()?;
         let _ = stream.set_nodelay(true);
@@ -74,7 +76,7 @@ impl Connection {
         Some(Connection {
             stream,
             tls,
-            // A connection that sends nothing has no more time than a request.
+            // A new connection that sends nothing gets only the time of a request.
             state: ConnectionState::Reading,
             input: Vec::new(),
             request: None,
@@ -91,12 +93,12 @@ impl Connection {
         self.since
     }
 
-    /// True if an answer has begun that is not yet sent.
+    /// True if a response has begun and has not been sent completely.
     pub(super) fn is_answering(&self) -> bool {
         matches!(self.state, ConnectionState::Writing | ConnectionState::Verify)
     }
 
-    /// True if the connection can go on without the socket.
+    /// True if the connection can continue without waiting for the socket.
     pub(super) fn has_work(&self) -> bool {
         self.state == ConnectionState::Verify
     }
@@ -122,14 +124,14 @@ impl Connection {
         }
     }
 
-    /// Does what can be done without waiting.
+    /// Does everything that is possible without waiting.
     pub(super) fn step(&mut self, now: Instant, published: &PublishedScrape, web: &WebConfig) {
         if self.advance(now, published, web).is_err() {
             self.state = ConnectionState::Closed;
         }
     }
 
-    /// Checks the password of the request.
+    /// Verifies the password of the request. If it is wrong or missing, prepares the response.
     pub(super) fn verify(&mut self, web: &mut WebConfig) {
         let Some(request) = &self.request else { return };
         if !request.credentials().is_some_and(|it| web.verify(&it)) {
@@ -179,7 +181,8 @@ impl Connection {
         }
     }
 
-    /// Reads what has come, within the bound of a request. True if the client has closed.
+    /// Reads the bytes that have arrived, at most the maximum size of a request. Returns true if
+    /// the client has closed its side.
     fn receive(&mut self, now: Instant) -> io::Result<bool> {
         let mut buffer = [0; READ_BYTES];
         while self.input.len() < MAX_HEAD_BYTES {
@@ -207,20 +210,20 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
             }
-            // EOF without a TLS alert ends the connection all the same.
+            // An end of file without a TLS alert also ends the connection.
             if tls.read_tls(&mut self.stream)? == 0 {
                 return Ok(0);
             }
             let state = tls.process_new_packets();
             if let Err(error) = state {
-                // Sends the alert, if it fits.
+                // Sends the alert if the socket accepts it.
                 let _ = tls.write_tls(&mut self.stream);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, error));
             }
         }
     }
 
-    /// Takes a request from the input. False if it is incomplete.
+    /// Parses a request from the received bytes. Returns false if it is incomplete.
     fn parse(&mut self, now: Instant, published: &PublishedScrape, web: &WebConfig) -> bool {
         match HttpRequest::parse(&self.input) {
             RequestParse::Partial if self.input.len() < MAX_HEAD_BYTES => return false,
@@ -231,7 +234,7 @@ impl Connection {
                 self.input.shrink_to(READ_BYTES);
                 self.request = Some(request);
                 if web.has_users() {
-                    // `since` stays: the oldest request is checked first.
+                    // `since` is unchanged, because the oldest request is verified first.
                     self.state = ConnectionState::Verify;
                 } else {
                     self.respond(now, published, web);
@@ -253,7 +256,7 @@ impl Connection {
         (self.state, self.since) = (ConnectionState::Writing, now);
     }
 
-    /// Sends what the client takes. True if all was sent.
+    /// Sends as much as the socket accepts. Returns true if everything was sent.
     fn send(&mut self) -> io::Result<bool> {
         let mut turn = 0;
         while turn < MAX_TURN_BYTES {
@@ -287,7 +290,7 @@ impl Connection {
         Ok(false)
     }
 
-    /// Sends encrypted bytes. True if none are left.
+    /// Sends encrypted bytes. Returns true if none are left.
     fn flush_tls(&mut self) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(true) };
         while tls.wants_write() {
@@ -323,8 +326,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Discards what the client still sends: closing a socket with unread bytes resets the
-    /// connection, and the client may lose the answer.
+    /// Discards bytes that the client still sends. Closing a socket with unread bytes would reset
+    /// the connection, and the client could lose the response.
     fn drain(&mut self) -> io::Result<()> {
         let mut buffer = [0; READ_BYTES];
         for _ in 0..16 {

@@ -1,31 +1,31 @@
-//! The head of an HTTP/1 request. Requests with a body are refused.
+//! The head of an HTTP/1 request. Requests with a body are rejected.
 
 use crate::exposition::ExpositionFormat;
 
-/// Bytes of the head of a request.
+/// Maximum size of the head of a request in bytes.
 pub(super) const MAX_HEAD_BYTES: usize = 8 << 10;
-/// Lines of the head of a request.
+/// Maximum number of header lines of a request.
 const MAX_HEADERS: usize = 64;
 
-/// A request.
+/// A parsed request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct HttpRequest {
     pub(super) is_head: bool,
-    /// The path without the query.
+    /// Path of the request, without the query.
     pub(super) path: Vec<u8>,
     pub(super) closes: bool,
     pub(super) format: ExpositionFormat,
     pub(super) authorization: Option<Vec<u8>>,
 }
 
-/// A request, or the reason for its absence.
+/// Result of parsing.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RequestParse {
-    /// More bytes have to come.
+    /// The request is incomplete.
     Partial,
-    /// The status of the answer.
+    /// The request is rejected. The value is the status code of the response.
     Refused(u16),
-    /// A request and the length of its head.
+    /// A complete request, and the length of its head in bytes.
     Whole(HttpRequest, usize),
 }
 
@@ -73,7 +73,8 @@ fn has_token(value: &[u8], token: &[u8]) -> bool {
     value.split(|&b| b == b',').any(|it| it.trim_ascii().eq_ignore_ascii_case(token))
 }
 
-/// The format that a client prefers; Prometheus' own if it has no preference.
+/// The format that the client prefers according to the header `Accept`; the Prometheus format if it
+/// has no preference.
 fn negotiate(accept: &[u8]) -> ExpositionFormat {
     let accept = String::from_utf8_lossy(accept).to_ascii_lowercase();
     let (mut open_metrics, mut prometheus) = (0.0, 0.0);
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn a_scraper_gets_the_format_that_it_prefers() {
         let of = |accept: &str| negotiate(accept.as_bytes());
-        // Prometheus 2.42.
+        // The header of Prometheus 2.42.
         let prometheus = "application/openmetrics-text;version=1.0.0,\
             application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         assert_eq!(of(prometheus), ExpositionFormat::OpenMetrics);
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_no_scrape_are_refused() {
+    fn requests_other_than_scrapes_are_refused() {
         let of = |text: &str| HttpRequest::parse(text.as_bytes());
         assert_eq!(of("GET /metrics HTTP/1.1\r\nHost: x\r\n"), RequestParse::Partial);
         assert_eq!(of("POST /metrics HTTP/1.1\r\n\r\n"), RequestParse::Refused(405));
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_query_is_no_part_of_the_path() {
+    fn the_path_excludes_the_query() {
         let RequestParse::Whole(request, length) =
             HttpRequest::parse(b"GET /metrics?x=1 HTTP/1.1\r\nConnection: Close\r\n\r\nGET")
         else {

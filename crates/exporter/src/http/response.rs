@@ -1,4 +1,4 @@
-//! Answers to requests.
+//! Responses to requests.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::PublishedScrape;
 use super::request::HttpRequest;
 
-/// An answer that is sent in parts: head, text that many answers share, end.
+/// A response that is sent in parts: head, text that many responses share, end.
 #[derive(Debug, Default)]
 pub(super) struct HttpResponse {
     head: Vec<u8>,
@@ -17,7 +17,7 @@ pub(super) struct HttpResponse {
 }
 
 impl HttpResponse {
-    /// The next bytes to send; none at the end.
+    /// The next bytes to send; empty if everything was sent.
     pub(super) fn rest(&self) -> &[u8] {
         let mut at = self.sent;
         let shared = self.shared.as_ref().map_or(&b""[..], |it| it.as_bytes());
@@ -34,15 +34,15 @@ impl HttpResponse {
         self.sent += count;
     }
 
-    /// Adds lines of headers to the head.
+    /// Adds header lines to the head.
     pub(super) fn add_headers(&mut self, lines: &str) {
-        // The empty line ends the head.
+        // The empty line at the end of the head is removed, and is added again below.
         self.head.truncate(self.head.len() - b"\r\n".len());
         self.head.extend_from_slice(lines.as_bytes());
         self.head.extend_from_slice(b"\r\n");
     }
 
-    /// True if the connection ends with this answer.
+    /// True if the connection must be closed after this response.
     pub(super) fn closes(&self) -> bool {
         self.closes
     }
@@ -53,7 +53,7 @@ const PAGE: &str = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf
     last sweep over all processes and memory cgroups, <a href=\"/healthz\">state</a> of the \
     exporter.</p></body></html>\n";
 
-/// The answer to a request.
+/// Creates the response to a request.
 pub(super) fn answer(request: &HttpRequest, published: &PublishedScrape) -> HttpResponse {
     match &request.path[..] {
         b"/metrics" => match published.scrape(request.format) {
@@ -74,13 +74,14 @@ fn plain(request: &HttpRequest, status: u16, text: &str) -> HttpResponse {
     make(status, "text/plain; charset=utf-8", None, text, request.is_head, request.closes)
 }
 
-/// An answer to bytes that do not form a request; the connection ends.
+/// Creates the response to bytes that do not form a valid request. The connection is closed after
+/// it.
 pub(super) fn refuse(status: u16) -> HttpResponse {
     let text = format!("{}\n", reason(status));
     make(status, "text/plain; charset=utf-8", None, &text, false, true)
 }
 
-/// The answer to a wrong or missing password.
+/// Creates the response to a wrong or missing password.
 pub(super) fn unauthorized(request: &HttpRequest) -> HttpResponse {
     plain(request, 401, "Unauthorized\n")
 }

@@ -1,5 +1,5 @@
-//! The section `tls_server_config` of a web configuration file: the certificate of the server, the
-//! versions and algorithms of TLS, and the certificates of clients.
+//! The section `tls_server_config` of a web configuration file: the server's certificate, versions
+//! and algorithms of TLS, and the verification of client certificates.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub(super) struct TlsSection {
     curve_preferences: Option<Vec<String>>,
 }
 
-/// The names of curves are those of Go.
+/// Elliptic curves by their names in Go.
 const CURVES: [(&str, NamedGroup); 3] = [
     ("X25519", NamedGroup::X25519),
     ("CurveP256", NamedGroup::secp256r1),
@@ -74,7 +74,7 @@ impl TlsSection {
         Ok(Arc::new(config))
     }
 
-    /// The algorithms. As in Go, the cipher suites of TLS 1.3 are always there.
+    /// Creates the set of algorithms. As in Go, the cipher suites of TLS 1.3 cannot be disabled.
     fn provider(&self) -> Result<CryptoProvider, String> {
         let mut provider = rustls::crypto::ring::default_provider();
         if let Some(names) = self.cipher_suites.as_ref().filter(|it| !it.is_empty()) {
@@ -99,7 +99,7 @@ impl TlsSection {
         Ok(provider)
     }
 
-    /// The versions from `min_version` to `max_version` that have cipher suites.
+    /// TLS versions from `min_version` to `max_version` that have cipher suites.
     fn versions(
         &self,
         suites: &[SupportedCipherSuite],
@@ -124,7 +124,7 @@ impl TlsSection {
         }
     }
 
-    /// The check of the certificates of clients; `None` if they are not asked for one.
+    /// Creates the verifier of client certificates; `None` if the server requests no certificate.
     fn client_verifier(
         &self,
         path: &Path,
@@ -169,7 +169,7 @@ impl TlsSection {
     }
 }
 
-/// Accepts certificates of the authorities in a file.
+/// Creates a verifier that accepts certificates of the authorities in a file.
 fn signed_by(
     file: &Path,
     provider: Arc<CryptoProvider>,
@@ -182,7 +182,7 @@ fn signed_by(
     verifier.build().map_err(|error| wrong(file, error.to_string()))
 }
 
-/// The values with these names, in this order.
+/// Returns the values with these names, in the order of the names; an error for an unknown name.
 fn choose<T: Copy>(names: &[String], known: &[(String, T)], key: &str) -> Result<Vec<T>, String> {
     let of = |name: &String| {
         let found = known.iter().find(|it| it.0 == *name).map(|it| it.1);
@@ -194,12 +194,12 @@ fn choose<T: Copy>(names: &[String], known: &[(String, T)], key: &str) -> Result
     names.iter().map(of).collect()
 }
 
-/// The name of a cipher suite in Go, which for TLS 1.3 has no version.
+/// Name of a cipher suite in Go. The names of TLS 1.3 suites contain no version.
 fn suite_name(suite: SupportedCipherSuite) -> Option<String> {
     suite.suite().as_str().map(|it| it.replacen("TLS13_", "TLS_", 1))
 }
 
-/// The certificates in a file.
+/// Reads the certificates in a file.
 pub(crate) fn read_certificates(
     path: &Path,
 ) -> Result<Vec<CertificateDer<'static>>, WebConfigError> {

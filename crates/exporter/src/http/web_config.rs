@@ -1,4 +1,4 @@
-//! `web.config.file`: TLS and passwords, in the format that Prometheus' exporters share.
+//! `web.config.file`: TLS and passwords, in the format that Prometheus exporters share.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,49 +14,50 @@ use serde::Deserialize;
 use super::auth::{Credentials, UserTable};
 use super::tls::TlsSection;
 
-/// Time between two checks of the files.
+/// Time between two checks of the files for changes.
 const RELOAD: Duration = Duration::from_secs(5);
-/// bcrypt costs twice the time for each step; above this one a scrape would take seconds.
+/// Maximum cost of bcrypt hashes. Each step doubles the time; with a higher cost, a scrape would
+/// take seconds.
 const MAX_BCRYPT_COST: u32 = 14;
 
-/// Why a file was refused.
+/// Reason why a file was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum WebConfigError {
-    /// A file that cannot be read.
+    /// A file cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error.
+        /// Error of the system.
         error: io::Error,
     },
-    /// Not YAML, or with a key that is not supported.
+    /// The file is not YAML, or has an unsupported key.
     #[error("{}: {error}", path.display())]
     Yaml {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error.
+        /// Error of the parser.
         error: serde_norway::Error,
     },
-    /// A value that is wrong.
+    /// A value is invalid.
     #[error("{}: {problem}", path.display())]
     Value {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The problem.
+        /// Description of the problem.
         problem: String,
     },
 }
 
-/// TLS and passwords of the server.
+/// Configuration of TLS and passwords.
 #[derive(Debug, Default)]
 pub struct WebConfig {
     path: Option<PathBuf>,
     tls: Option<Arc<ServerConfig>>,
     users: UserTable,
-    /// Lines of further headers of all answers.
+    /// Header lines that are added to all responses.
     headers: Arc<str>,
-    /// The files and the time of their last change.
+    /// Configuration file, certificates and keys, with the time of their last change.
     files: Vec<(PathBuf, Option<SystemTime>)>,
     looked: Option<Instant>,
 }
@@ -72,7 +73,7 @@ struct ConfigFile {
     basic_auth_users: Option<BTreeMap<String, String>>,
 }
 
-/// This server has HTTP/1.1 only, so `http2` may have either value.
+/// The server supports only HTTP/1.1, so `http2` can have either value.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HttpSection {
@@ -82,7 +83,7 @@ struct HttpSection {
     headers: Option<HeaderSection>,
 }
 
-/// Headers of all answers.
+/// Header lines of all responses.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HeaderSection {
@@ -99,11 +100,11 @@ struct HeaderSection {
 }
 
 impl WebConfig {
-    /// Reads a file. Paths in it are relative to its folder.
+    /// Loads a web configuration file. Paths in the file are relative to its folder.
     ///
     /// # Errors
-    /// [`WebConfigError`] names the file and the key. A key that this server does not support is an
-    /// error: ignoring it could make the metrics public.
+    /// [`WebConfigError`] names the file and the key. Unsupported keys are errors, because ignoring
+    /// them could make the metrics public.
     pub fn load(path: &Path) -> Result<WebConfig, WebConfigError> {
         let text = fs::read_to_string(path).map_err(|error| io_error(path, error))?;
         let file: Option<ConfigFile> = serde_norway::from_str(&text)
@@ -156,8 +157,8 @@ impl WebConfig {
         self.users.verify(credentials)
     }
 
-    /// Reads the files again if one has changed. Files with errors are ignored until they are
-    /// right, since a certificate and its key are not replaced at once.
+    /// Reads the files again if one of them has changed. If the new files have errors, the old
+    /// configuration stays, because a certificate and its key are not replaced at the same time.
     pub(super) fn reload_if_changed(&mut self, now: Instant) {
         let Some(path) = &self.path else { return };
         if self.looked.is_some_and(|it| now.saturating_duration_since(it) < RELOAD) {
@@ -199,7 +200,7 @@ fn check_hash(path: &Path, user: &str, hash: &str) -> Result<(), WebConfigError>
 }
 
 impl HeaderSection {
-    /// The lines of the headers. Blank values leave a header out.
+    /// Creates the header lines. Headers with blank values are omitted.
     fn read(&self, path: &Path) -> Result<String, WebConfigError> {
         let mut lines = String::new();
         for (name, value, accepted) in self.values() {
@@ -215,7 +216,7 @@ impl HeaderSection {
                 );
                 return Err(wrong(path, problem));
             }
-            // Each answer has it anyway.
+            // Each response has this header anyway.
             if name != "X-Content-Type-Options" {
                 lines.push_str(&format!("{name}: {value}\r\n"));
             }
@@ -223,7 +224,8 @@ impl HeaderSection {
         Ok(lines)
     }
 
-    /// Names, values, and the values that are accepted, if not all are.
+    /// Name and value of each header, with its accepted values; the list is empty if all values are
+    /// accepted.
     fn values(&self) -> [(&'static str, &Option<String>, &'static [&'static str]); 5] {
         [
             ("Content-Security-Policy", &self.content_security_policy, &[]),
@@ -285,7 +287,7 @@ mod tests {
         assert_eq!(headers(all).as_deref(), Ok(expected));
         let error = headers("X-Frame-Options: allow").expect_err("another value");
         assert!(error.contains("X-Frame-Options: expected deny or sameorigin, found \"allow\""));
-        // A value cannot add a header of its own.
+        // A value must not be able to add another header.
         assert!(headers("X-XSS-Protection: \"0\\r\\nSet-Cookie: a=b\"").is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! The address of a collector, and the request that pushes metrics to it, with or without TLS.
+//! Address of an OpenTelemetry collector, and the HTTP request that pushes metrics to it, with or
+//! without TLS.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -14,18 +15,19 @@ use super::otlp_json;
 use crate::exporter::ExportedSweep;
 use crate::http::{WebConfigError, read_certificates};
 
-/// Time to connect, and for each read and write.
+/// Timeout of connecting, and of each read and write.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of an answer that are read.
+/// Maximum number of bytes of a response that are read.
 const MAX_ANSWER: usize = 4 << 10;
-/// The authorities of the machine, by distribution: Debian and Alpine, Fedora, openSUSE, others.
+/// Files with the certificate authorities of the machine, by distribution: Debian and Alpine,
+/// Fedora, openSUSE, others.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Headers that each request has.
+/// Names of the headers that each request has. Users cannot set these headers.
 const OWN_HEADERS: [&str; 5] =
     ["host", "content-type", "content-length", "connection", "transfer-encoding"];
 
@@ -34,7 +36,7 @@ const OWN_HEADERS: [&str; 5] =
 pub struct OtlpEndpoint {
     authority: String,
     path: String,
-    /// Lines of further headers.
+    /// Header lines that the user added.
     headers: String,
     tls: Option<CollectorTls>,
 }
@@ -45,7 +47,7 @@ struct CollectorTls {
     config: Arc<ClientConfig>,
 }
 
-/// Leaves out the headers, which often have a password.
+/// Omits the headers, because they often contain a password.
 impl fmt::Debug for OtlpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("OtlpEndpoint");
@@ -53,24 +55,24 @@ impl fmt::Debug for OtlpEndpoint {
     }
 }
 
-/// Why a push failed.
+/// Reason why a push failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OtlpError {
-    /// The URL is of a form that is not supported.
+    /// The form of the URL is not supported.
     #[error("expected http://HOST:PORT or https://HOST:PORT, with or without /PATH, found {0}")]
     Url(String),
-    /// A header that is not supported. The value may be a password and is not shown.
+    /// The header is not valid. Its value can be a password and is not shown.
     #[error(
         "the header {0:?} needs a name without blanks, and a value of printable ASCII characters"
     )]
     Header(String),
-    /// A header that each request has.
+    /// The user set a header that each request has already.
     #[error("the header {0} is set by pagewise")]
     OwnHeader(String),
-    /// No authorities for TLS.
+    /// The machine has no file with certificate authorities for TLS.
     #[error("no certificates of authorities, in any of {}: name a file of them", .0.join(", "))]
     NoAuthorities(&'static [&'static str]),
-    /// A file of authorities.
+    /// A file with certificate authorities cannot be read.
     #[error(transparent)]
     Authorities(WebConfigError),
     /// TLS cannot be set up.
@@ -85,12 +87,12 @@ pub enum OtlpError {
 }
 
 impl OtlpEndpoint {
-    /// Reads a URL. Without a port, it is 4318; without a path, metrics go to `/v1/metrics`.
-    /// `authorities` is a file of CA certificates that verify an `https` collector; without it, the
-    /// CA certificates of the machine do.
+    /// Parses a URL. The default port is 4318; the default path is `/v1/metrics`. `authorities` is
+    /// a file with CA certificates to verify an `https` collector; with `None`, the CA certificates
+    /// of the machine are used.
     ///
     /// # Errors
-    /// [`OtlpError`], before anything is sent.
+    /// [`OtlpError`] if the URL or the certificates are not valid. No request is sent here.
     pub fn new(url: &str, authorities: Option<&Path>) -> Result<OtlpEndpoint, OtlpError> {
         let refuse = || OtlpError::Url(url.into());
         let (is_tls, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
@@ -124,10 +126,10 @@ impl OtlpEndpoint {
         })
     }
 
-    /// With a further header of each request.
+    /// Adds a header to all requests.
     ///
     /// # Errors
-    /// [`OtlpError`] if the name has characters that a header must not have, if each request has
+    /// [`OtlpError`] if the name contains characters that are not permitted, if each request has
     /// the header already, or if the value could end the header.
     pub fn with_header(mut self, name: &str, value: &str) -> Result<OtlpEndpoint, OtlpError> {
         let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
@@ -198,7 +200,7 @@ impl OtlpEndpoint {
         stream.flush()?;
         let mut answer = Vec::new();
         let read = stream.take(MAX_ANSWER as u64).read_to_end(&mut answer);
-        // Collectors end connections in several ways; the status line is enough.
+        // Collectors close connections in different ways. The status line is sufficient.
         match read {
             Err(error) if !answer.contains(&b'\n') => Err(error),
             _ => Ok(String::from_utf8_lossy(&answer).into_owned()),

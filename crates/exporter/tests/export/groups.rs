@@ -1,11 +1,11 @@
-//! Groups by configuration files of process-exporter.
+//! Tests of groups with configuration files of process-exporter.
 
 use pagewise_exporter::{GroupAssignment, GroupRules};
 use pagewise_model::sweep::SweepProcess;
 
 use crate::sweeps::{named, process, sweep};
 
-/// The group of each process, `-` for none.
+/// Names of the groups of all processes; `-` for a process without a group.
 fn groups(rules: &str, with_children: bool, processes: Vec<SweepProcess>) -> Vec<String> {
     let rules = GroupRules::parse(rules).unwrap().with_children(with_children);
     let sweep = sweep(1, processes, Vec::new());
@@ -63,7 +63,7 @@ fn a_process_without_a_rule_belongs_to_its_nearest_ancestor_with_one() {
             process(3, 2, &["sh"], 1),
             process(4, 3, &["cc"], 1),
             process(5, 1, &["sshd"], 1),
-            // Two processes that are the parents of each other, of a torn sweep.
+            // Two processes that are each other's parent, from an inconsistent sweep.
             process(6, 7, &["a"], 1),
             process(7, 6, &["b"], 1),
         ]
@@ -133,22 +133,22 @@ process_names:
     assert_eq!(names, ["databased:one", "/usr/local/bin/scraperd:5", "/srv/walk", ""]);
 }
 
-/// A configuration, command lines, and the groups that process-exporter gives them.
+/// A configuration with command lines and the groups that process-exporter assigns to them.
 type ConfigurationCase = (&'static str, &'static [(&'static [&'static str], &'static str)]);
 
-/// The configurations of process-exporter's tests, README and packages, in other words.
+/// Configurations equivalent to those in process-exporter's tests, README and packages.
 const OWN_CONFIGURATIONS: [ConfigurationCase; 5] = [
-    // The default of the packages and of the Helm chart.
+    // Default configuration of the packages and of the Helm chart.
     (
         "process_names: [{name: '{{.Comm}}', cmdline: ['.+']}]",
         &[(&["/usr/sbin/sshd", "-D"], "sshd"), (&["nginx: worker"], "nginx: worker"), (&[], "-")],
     ),
-    // Programs: of any folder, and of one.
+    // Programs in any folder, and programs in one folder.
     (
         "process_names:\n  - exe: \n    - dash\n  - exe: \n    - zsh\n  - exe: \n    - /bin/fish\n",
         &[(&["/bin/dash"], "dash"), (&["zsh"], "zsh"), (&["/bin/fish"], "fish"), (&["fish"], "-")],
     ),
-    // An escape of YAML's double quotes, a lazy quantifier, and each property of a process.
+    // An escape in double quotes of YAML, a lazy quantifier, and all properties of a process.
     (
         r#"
 process_names:
@@ -177,7 +177,7 @@ process_names:
             (&["/bin/boxed"], "[/system.slice/web.service]"),
         ],
     ),
-    // Each kind of selector; a regular expression that begins with a dash.
+    // All kinds of selectors, and a regular expression that begins with a dash.
     (
         r#"
 process_names:
@@ -204,7 +204,7 @@ process_names:
             (&["/usr/local/bin/exporter"], "-"),
         ],
     ),
-    // A name without a field; comm has at most 15 bytes.
+    // A name without fields. `comm` has at most 15 bytes.
     (
         "process_names:\n  - comm:\n    - chromium-browse\n  - exe:\n    - /sbin/upstart\n    \
          cmdline:\n    - --user\n    name: upstart:-user\n",

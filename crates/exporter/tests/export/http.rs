@@ -1,4 +1,4 @@
-//! The server, and clients that are slow or hostile.
+//! Tests of the HTTP server, also with slow and hostile clients.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::parser::parse;
 use crate::sweeps::{export, exporter, named, process, sweep};
 
-/// A server in a thread, which ends with the value.
+/// A server in a thread, which ends when the value is dropped.
 struct RunningServer {
     address: SocketAddr,
     published: Arc<PublishedScrape>,
@@ -47,7 +47,7 @@ impl RunningServer {
         stream
     }
 
-    /// The answer to a request on a connection of its own.
+    /// Sends a request on a new connection, and returns the response.
     fn ask(&self, request: &str) -> String {
         let mut stream = self.connect();
         stream.write_all(request.as_bytes()).unwrap();
@@ -150,14 +150,14 @@ fn large_and_broken_requests_are_refused() {
 }
 
 #[test]
-fn a_thousand_slow_connections_do_not_keep_a_scrape_from_its_answer() {
-    // Each connection has two files of this process.
+fn a_scrape_is_answered_despite_a_thousand_slow_connections() {
+    // Each connection takes two descriptors of this process.
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let server = RunningServer::start(WebConfig::default(), true);
     let mut slow = Vec::new();
     for _ in 0..1000 {
-        // The listening queue may be full for a moment.
+        // The listening queue can be full for a short time.
         let Ok(mut stream) = TcpStream::connect(server.address) else { break };
         let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ");
         slow.push(stream);
@@ -173,7 +173,7 @@ fn a_thousand_slow_connections_do_not_keep_a_scrape_from_its_answer() {
 fn passwords_are_needed_if_there_are_users() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("web.yml");
-    // The hash of `secret` with the lowest cost.
+    // Hash of the password `secret` with the lowest cost.
     let hash = bcrypt::hash("secret", 4).unwrap();
     std::fs::write(&path, format!("basic_auth_users:\n  ann: {hash}\n")).unwrap();
     let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
@@ -182,7 +182,7 @@ fn passwords_are_needed_if_there_are_users() {
         without.starts_with("HTTP/1.1 401") && without.contains("WWW-Authenticate: Basic"),
         "{without}"
     );
-    // ann:wrong, ann:secret
+    // The credentials are ann:wrong, then ann:secret.
     assert!(server.get("/metrics", "Authorization: Basic YW5uOndyb25n\r\n").contains(" 401 "));
     for _ in 0..2 {
         let right = server.get("/metrics", "Authorization: Basic YW5uOnNlY3JldA==\r\n");
@@ -202,7 +202,7 @@ fn the_server_ends_while_clients_are_connected() {
     drop((idle, half));
 }
 
-/// Status line, and whether the body has the length that the head states.
+/// Returns the status line, and true if the body has the length that the head states.
 fn answer_of(stream: &mut TcpStream) -> (String, bool) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -216,7 +216,7 @@ const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n";
 #[test]
 fn an_answer_under_way_is_completed_when_the_server_ends() {
     let server = RunningServer::start(WebConfig::default(), true);
-    // More than the buffers of the sockets hold.
+    // The response is larger than the buffers of the sockets.
     let named = |pid: u32| named(process(pid, 1, &["x"], 1), format!("{pid}").as_bytes());
     let limits = SeriesLimits { max_series: 1_000_000, max_groups: 100_000, max_cgroups: 1 };
     let large = exporter(GroupRules::by_comm(), limits).export(sweep(
@@ -262,14 +262,14 @@ fn a_changed_file_of_passwords_is_read_again() {
     };
     write("secret");
     let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
-    // ann:secret, ann:other
+    // The credentials are ann:secret and ann:other.
     let is_right = |credentials: &str| {
         let answer = server.get("/metrics", &format!("Authorization: Basic {credentials}\r\n"));
         answer.starts_with("HTTP/1.1 200")
     };
     let (secret, other) = ("YW5uOnNlY3JldA==", "YW5uOm90aGVy");
     assert!(is_right(secret) && !is_right(other));
-    // A file that is half written keeps the passwords before it.
+    // With a partly written file, the earlier passwords stay valid.
     std::fs::write(&path, "basic_auth_users:\n  ann: $2b$").unwrap();
     assert!(is_right(secret));
     write("other");
@@ -291,14 +291,14 @@ fn openssl(folder: &Path, words: &str) -> Option<()> {
 
 const NEW_KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
 
-/// A certificate of its own authority, and its key; `None` without openssl.
+/// Creates a self-signed certificate and its key; `None` if openssl is not installed.
 fn certificate(folder: &Path) -> Option<()> {
     let files = "-keyout key.pem -out cert.pem -days 2";
     let name = "-subj /CN=localhost -addext subjectAltName=DNS:localhost";
     openssl(folder, &format!("req -x509 {NEW_KEY} {files} {name}"))
 }
 
-/// A certificate of a client that another authority has signed.
+/// Creates a client certificate that another authority has signed.
 fn client_certificate(folder: &Path) -> Option<()> {
     let authority = "-keyout ca-key.pem -out ca.pem -days 2 -subj /CN=authority";
     openssl(folder, &format!("req -x509 {NEW_KEY} {authority}"))?;
@@ -311,7 +311,7 @@ fn client_certificate(folder: &Path) -> Option<()> {
     openssl(folder, &format!("x509 -req {signed} -CA ca.pem -CAkey ca-key.pem -CAcreateserial"))
 }
 
-/// The answer to a scrape by the TLS client of openssl.
+/// Scrapes with the TLS client of openssl, and returns the response.
 fn tls_scrape(server: &RunningServer, folder: &Path, options: &str) -> String {
     let address = server.address.to_string();
     let mut client = Command::new("openssl")
@@ -324,7 +324,7 @@ fn tls_scrape(server: &RunningServer, folder: &Path, options: &str) -> String {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A client that was refused has ended.
+    // The write fails if the server has rejected the client.
     let _ = client.stdin.take().unwrap().write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
     let output = client.wait_with_output().unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -344,7 +344,7 @@ fn tls_is_served_with_the_certificate_of_the_file() {
         assert!(answer.starts_with("HTTP/1.1 200"), "{version}: {answer}");
         parse(body(&answer), false).unwrap();
     }
-    // A client without TLS gets no metrics.
+    // A client without TLS must not get the metrics.
     let mut plain = server.connect();
     plain.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
     let mut answer = Vec::new();
@@ -352,7 +352,8 @@ fn tls_is_served_with_the_certificate_of_the_file() {
     assert!(!answer.windows(8).any(|it| it == b"pagewise"), "{answer:?}");
 }
 
-/// A server with further keys in `tls_server_config`, or the error.
+/// Starts a server with additional keys in `tls_server_config`; returns the error if it is
+/// rejected.
 fn serve_tls(folder: &Path, keys: &str) -> Result<RunningServer, String> {
     let path = folder.join("web.yml");
     let config = format!(
@@ -364,7 +365,7 @@ fn serve_tls(folder: &Path, keys: &str) -> Result<RunningServer, String> {
     Ok(RunningServer::start(web, true))
 }
 
-/// True if a client with these options of openssl gets the metrics.
+/// True if an openssl client with these options gets the metrics.
 fn serves(server: &RunningServer, folder: &Path, options: &str) -> bool {
     tls_scrape(server, folder, options).starts_with("HTTP/1.1 200")
 }
@@ -384,7 +385,7 @@ fn algorithms_of_tls_are_those_of_the_file() {
     assert!(!is_served(&server, "-tls1_2 -cipher ECDHE-ECDSA-AES256-GCM-SHA384"));
     assert!(is_served(&server, "-tls1_3 -groups P-384"));
     assert!(!is_served(&server, "-tls1_3 -groups X25519"));
-    // Without a suite of TLS 1.2, that version is off.
+    // Without a cipher suite for TLS 1.2, this version is disabled.
     let server = serve_tls(folder, "cipher_suites: [TLS_AES_128_GCM_SHA256]").unwrap();
     assert!(is_served(&server, "-tls1_3") && !is_served(&server, "-tls1_2"));
     let server = serve_tls(folder, "cipher_suites: [], curve_preferences: []").unwrap();
@@ -452,7 +453,7 @@ fn a_client_needs_one_of_the_names_in_the_file() {
         assert!(!is_served("scraper.example.org", options), "{version}");
         assert!(!is_served("localhost", &format!("{version} -cert cert.pem -key key.pem")));
     }
-    // A client may write any name into a certificate that the server does not verify.
+    // A client can write any name into a certificate that the server does not verify.
     for kind in ["NoClientCert", "RequireAnyClientCert"] {
         let keys = format!("client_auth_type: {kind}, client_allowed_sans: [x]");
         let error = serve_tls(folder, &keys).err().unwrap();
@@ -495,7 +496,7 @@ fn a_client_needs_a_certificate_of_the_authority_in_the_file() {
         RunningServer::start(WebConfig::load(&path).unwrap(), true)
     };
     let signed = "-cert client.pem -key client-key.pem";
-    // The server's certificate is of another authority.
+    // The client uses the server's certificate, which another authority has signed.
     let foreign = "-cert cert.pem -key key.pem";
     let is_served = |server: &RunningServer, options: &str| serves(server, folder.path(), options);
     let server = serve("RequireAndVerifyClientCert");

@@ -1,4 +1,5 @@
-//! Metrics of made sweeps: as text, by an independent parser and promtool, and over HTTP.
+//! Tests of metrics from synthetic sweeps: as text, by an independent parser and promtool, and over
+//! HTTP.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails a test")]
 

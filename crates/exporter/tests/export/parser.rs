@@ -1,12 +1,12 @@
-//! A reader of OpenMetrics 1.0 and of the text format of Prometheus, written from their
-//! specifications. It accepts only what the exporter may write: gauges and counters.
+//! Parser of OpenMetrics 1.0 and of the Prometheus text format, written from their specifications.
+//! It accepts only gauges and counters, because the exporter writes no other types.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Series with their values, by `name{label="value",...}` with raw values.
+/// Values of series by name and labels. Label values are not escaped.
 pub(crate) type ParsedSeries = BTreeMap<(String, Vec<(String, String)>), f64>;
 
-/// Reads a text; the first line that is wrong is the error.
+/// Parses a text; returns the first invalid line as the error.
 pub(crate) fn parse(text: &str, is_open_metrics: bool) -> Result<ParsedSeries, String> {
     let mut series = ParsedSeries::new();
     let mut names: BTreeSet<String> = BTreeSet::new();
@@ -114,7 +114,7 @@ fn sample(line: &str) -> Result<ParsedSample, String> {
     Ok((name.into(), labels, value))
 }
 
-/// The text until the closing quote, and what follows.
+/// Returns the text up to the closing quote, and the text after the quote.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();

@@ -1,4 +1,4 @@
-//! Sweeps of made processes.
+//! Synthetic sweeps.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use pagewise_model::sweep::{
 };
 use pagewise_model::{Absent, Bytes, Name, Pid};
 
-/// A process of `mib` MiB of anonymous memory.
+/// A process with `mib` MiB of anonymous memory.
 pub(crate) fn process(pid: u32, parent: u32, command: &[&str], mib: u64) -> SweepProcess {
     let words: Vec<Name> = command.iter().map(|it| Name::new(it.as_bytes())).collect();
     let base = command.first().map_or("", |it| it.rsplit('/').next().unwrap_or_default());
@@ -50,7 +50,7 @@ pub(crate) fn process(pid: u32, parent: u32, command: &[&str], mib: u64) -> Swee
     }
 }
 
-/// The same process with another `comm`.
+/// Replaces the `comm` of a process.
 pub(crate) fn named(mut process: SweepProcess, name: &[u8]) -> SweepProcess {
     let mut identity = ProcessIdentity::clone(&process.identity);
     identity.name = Name::new(name);

@@ -1,4 +1,4 @@
-//! The text of sweeps.
+//! Tests of the text of metrics.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use crate::parser::{ParsedSeries, parse};
 use crate::sweeps::{cgroup, export, exporter, named, process, sweep};
 
-/// A value by its name and labels.
+/// Value of the series with this name and these labels.
 fn value(series: &ParsedSeries, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let labels = labels.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
     series.get(&(name.to_owned(), labels)).copied()
@@ -58,7 +58,7 @@ fn promtool_and_the_python_client_accept_the_text() {
     check("promtool", &["check", "metrics"], &exported.scrape(Prometheus, 1, 1));
     let python = "import sys\nfrom prometheus_client.openmetrics.parser import \
         text_string_to_metric_families as parse\nlist(parse(sys.stdin.read()))";
-    // The package of the distribution is for its own Python.
+    // The distribution's package of the client library is for the distribution's own Python.
     let has_client = Command::new(PYTHON)
         .args(["-c", "import prometheus_client"])
         .stderr(Stdio::null())
@@ -73,7 +73,7 @@ fn promtool_and_the_python_client_accept_the_text() {
 
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Gives a text to a program, which must accept it without output.
+/// Passes a text to a program, which must accept it without output.
 fn check(program: &str, args: &[&str], text: &str) {
     let child = Command::new(program)
         .args(args)
@@ -97,7 +97,7 @@ fn an_absent_value_makes_no_series() {
     assert_eq!(group(&series, "pagewise_group_uss_bytes", "hidden"), None);
     assert_eq!(group(&series, "pagewise_group_processes_without_pss", "hidden"), Some(1.0));
     assert!(!series.keys().any(|(name, _)| name.starts_with("pagewise_io_")));
-    // The first sweep shows no growth.
+    // The first sweep has no growth, because it has no previous sweep.
     assert_eq!(group(&series, "pagewise_group_growth_bytes_per_second", "hidden"), None);
 }
 
@@ -106,7 +106,7 @@ fn a_sum_is_of_processes_with_memory_and_the_others_are_counted() {
     let unknown = || Err(Absent::Ambiguous("swap".into()));
     let mut shell = process(7, 1, &["bash"], 2);
     shell.uss_anonymous = unknown();
-    // A process that has ended has zeros only.
+    // A process that has ended has only zeros.
     let mut ended = process(8, 7, &["bash"], 0);
     ended.state = 'Z';
     let series = series_of(&export(sweep(1, vec![shell.clone(), ended.clone()], Vec::new())));
@@ -174,7 +174,7 @@ fn the_headroom_is_that_of_the_nearest_limit_of_any_ancestor() {
 }
 
 #[test]
-fn the_number_of_series_has_a_bound_and_the_rest_is_stated() {
+fn the_number_of_series_is_limited_and_omitted_series_are_counted() {
     let processes: Vec<_> = (1..=400)
         .map(|pid| named(process(pid, 1, &["x"], u64::from(pid)), format!("p{pid}").as_bytes()))
         .collect();
@@ -187,7 +187,7 @@ fn the_number_of_series_has_a_bound_and_the_rest_is_stated() {
         assert!(series.len() <= max_series, "{} of {max_series}", series.len());
         let groups = || series.iter().filter(|((name, _), _)| name == "pagewise_group_uss_bytes");
         let sum: f64 = groups().map(|(_, value)| *value).sum();
-        // The others are part of the sum.
+        // Groups without their own series are included in the sum.
         assert_eq!(sum, total);
         let merged = value(&series, "pagewise_merged_groups", &[]);
         assert_eq!(merged, Some((400 - (groups().count() - 1)) as f64));
@@ -221,13 +221,13 @@ fn a_bundle_without_names_has_none_of_them() {
     let identity = &sweep.processes[0].identity;
     let cgroup = identity.cgroup.as_ref().unwrap();
     assert!(sweep.cgroup(cgroup).is_some(), "the process is still in its cgroup");
-    // Findings have the same replacements.
+    // Names in findings get the same replacements.
     assert_eq!(findings[0].object, FindingObject::Machine);
     assert_eq!(findings[1].object, FindingObject::Process(identity.name.clone()));
     assert_eq!(findings[2].object, FindingObject::Cgroup(cgroup.clone()));
 }
 
-/// A diagnosis with a number of warnings and one critical finding.
+/// A diagnosis with `warnings` warnings and one critical finding.
 fn diagnosis(warnings: usize) -> ExportedDiagnosis {
     let of = |severity, name: String| ExportedFinding {
         id: "growth",
@@ -255,7 +255,7 @@ fn a_container_has_the_names_that_its_runtime_gives() {
     let runtime = UnixListener::bind(&socket).unwrap();
     let id = "0123456789abcdef".repeat(4);
     let list = format!(r#"[{{"Id": "{id}", "Names": ["/web\"1"], "Image": "nginx:1.27"}}]"#);
-    // The second time, it does not answer as the interface does.
+    // The second response does not follow the API.
     let answers = [format!("200 OK\r\n\r\n{list}"), "500 Oops\r\n\r\n".to_owned()];
     let serving = std::thread::spawn(move || {
         answers.map(|answer| {

@@ -1,4 +1,4 @@
-//! Rows of one file as sweeps.
+//! Reads the rows of one file as sweeps.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::day_rows::{
 use crate::error::StoreError;
 use crate::schema::{self, CGROUP_ROW, PROCESS_ROW};
 
-/// A file that is read.
+/// Reader of one file.
 #[derive(Debug)]
 pub(super) struct DayReader {
     file: DayFile,
@@ -31,18 +31,19 @@ pub(super) struct DayReader {
     processes: HashMap<i64, (ProcessKey, u64)>,
     identities: HashMap<(i64, i64), Arc<ProcessIdentity>>,
     cgroups: HashMap<i64, Name>,
-    /// Columns of `machine_row` that are lines of files, and their last values.
+    /// Columns of `machine_row` for lines of `meminfo` and `vmstat`, and their last values.
     machine_columns: Vec<String>,
     machine: Vec<Option<i64>>,
     select_process: String,
     select_cgroup: String,
     sweep: Sweep,
-    /// The sweep that comes next, and the last one.
+    /// ID of the next sweep to read, and ID of the last one.
     next: i64,
     end: i64,
-    /// The first sweep that the caller wants. Earlier ones are read to complete its values.
+    /// ID of the first sweep that the caller requested. Earlier sweeps are read only to complete
+    /// its values.
     wanted: i64,
-    /// The times that the caller wants.
+    /// First and last time that the caller requested, in nanoseconds since 1970.
     range: (u64, u64),
     is_cut: bool,
 }
@@ -78,7 +79,7 @@ impl DayReader {
         StoreError::sqlite(&self.file.path, error)
     }
 
-    /// Calls `take` with the ID and time of each sweep. In a damaged file it stops at the damage
+    /// Calls `take` with the ID and time of each sweep. In a damaged file, it stops at the damage
     /// and sets `is_cut`.
     fn scan(&mut self, mut take: impl FnMut(i64, SweepTime)) -> Result<(), StoreError> {
         let select = "SELECT unix_ns, boot_ns, id FROM sweep ORDER BY id";
@@ -100,7 +101,8 @@ impl DayReader {
         }
     }
 
-    /// The first and last time, and the number of sweeps.
+    /// Times of the first and the last sweep, and the number of sweeps; `None` if the file has no
+    /// sweep.
     pub(super) fn span(&mut self) -> Result<Option<(SweepTime, SweepTime, u64)>, StoreError> {
         let mut span: Option<(SweepTime, SweepTime, u64)> = None;
         self.scan(|_, time| {
@@ -131,7 +133,7 @@ impl DayReader {
         found.optional().map_err(|error| self.wrong(error))
     }
 
-    /// The last sweep at a time or before.
+    /// ID of the last sweep at or before a time.
     pub(super) fn id_at(&mut self, unix_ns: u64) -> Result<Option<i64>, StoreError> {
         let mut best: Option<(u64, i64)> = None;
         self.scan(|id, time| {
@@ -142,7 +144,7 @@ impl DayReader {
         Ok(best.map(|(_, id)| id))
     }
 
-    /// One sweep.
+    /// The sweep with this ID.
     pub(super) fn sweep(&mut self, id: i64) -> Result<Sweep, StoreError> {
         self.range = (0, u64::MAX);
         self.begin_at(id, id)?;
@@ -150,7 +152,7 @@ impl DayReader {
         Ok(self.sweep.clone())
     }
 
-    /// The IDs of the first and last sweep from one time to another.
+    /// IDs of the first and the last sweep from `from_ns` to `to_ns`.
     fn ids(&mut self, from_ns: u64, to_ns: u64) -> Result<Option<(i64, i64)>, StoreError> {
         let mut ends: Option<(i64, i64)> = None;
         self.scan(|id, time| {
@@ -161,7 +163,7 @@ impl DayReader {
         Ok(ends)
     }
 
-    /// Begins with the sweeps from one time to another.
+    /// Prepares to read the sweeps from `from_ns` to `to_ns`.
     pub(super) fn begin(&mut self, from_ns: u64, to_ns: u64) -> Result<(), StoreError> {
         self.range = (from_ns, to_ns);
         match self.ids(from_ns, to_ns)? {
@@ -173,7 +175,7 @@ impl DayReader {
         }
     }
 
-    /// True if the file lacks a part.
+    /// True if a part of the file is missing.
     pub(super) const fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -186,7 +188,7 @@ impl DayReader {
         Ok(())
     }
 
-    /// Goes on to the next complete sweep. Returns false without one.
+    /// Continues at the next complete sweep. Returns false if the file has none.
     pub(super) fn skip_damage(&mut self) -> Result<bool, StoreError> {
         let select = "SELECT min(id) FROM sweep WHERE id >= ? AND is_full";
         let full = self.connection.query_row(select, params![self.next], |row| row.get(0));
@@ -194,19 +196,19 @@ impl DayReader {
         Ok(full.filter(|id| *id <= self.end).map(|id| self.next = id).is_some())
     }
 
-    /// The sweep of the last step.
+    /// The sweep that the last call of [`DayReader::step`] read.
     pub(super) const fn current(&self) -> &Sweep {
         &self.sweep
     }
 
-    /// Reads up to the next sweep that the caller wants. Returns false at the end.
+    /// Reads up to the next requested sweep. Returns false at the end.
     pub(super) fn step(&mut self) -> Result<bool, StoreError> {
         while self.next <= self.end {
             let id = self.next;
             self.next += 1;
-            // A missing ID: the row of the sweep was on a damaged page.
+            // If the ID is missing, the row of the sweep was on a damaged page.
             let is_there = self.apply(id).map_err(|error| self.wrong(error))?;
-            // With a clock that was set, the times are not in order.
+            // If the clock was set, the times are not in order.
             let is_wanted = (self.range.0..=self.range.1).contains(&self.sweep.time.unix_ns);
             if is_there && id >= self.wanted && is_wanted {
                 return Ok(true);
@@ -292,7 +294,7 @@ impl DayReader {
                     sweep.processes.insert(at, blank_process(key, identity));
                     at
                 }
-                // The complete row before it is damaged.
+                // The complete row before this row is damaged.
                 (Err(_), None) => continue,
             };
             let values = &mut sweep.processes[at];
@@ -354,7 +356,7 @@ impl DayReader {
         Ok(())
     }
 
-    /// The events of a time.
+    /// Events from `from` to `to`.
     pub(super) fn events(&mut self, from: u64, to: u64) -> Result<Vec<SweepEvent>, StoreError> {
         let select = "SELECT unix_ns, boot_ns, kind, process, cgroup, name, count, peak_rss_kib, \
                       last_rss_kib, lived_ns, detail FROM event JOIN sweep ON sweep.id = \
@@ -365,7 +367,7 @@ impl DayReader {
             events.extend(day.event(row)?);
             Ok(())
         });
-        // The events before the damage of a damaged table are still right.
+        // If the table is damaged, the events before the damage are still valid.
         match found {
             Err(error) if events.is_empty() => Err(error),
             _ => Ok(events),
@@ -410,7 +412,7 @@ impl DayReader {
                 let detail: Option<String> = row.get(10)?;
                 match detail.and_then(|json| serde_json::from_str(&json).ok()) {
                     Some(event) => event,
-                    // A kind of a later version.
+                    // A later version wrote an event of an unknown kind.
                     None => return Ok(None),
                 }
             }
@@ -418,7 +420,7 @@ impl DayReader {
         Ok(Some(SweepEvent { time, event }))
     }
 
-    /// Categories of processes.
+    /// Memory by category of processes.
     pub(super) fn categories(
         &mut self,
         from: u64,
@@ -452,7 +454,7 @@ impl DayReader {
         Ok(samples)
     }
 
-    /// Files of snapshots and diagnoses.
+    /// Snapshots and diagnoses that triggers saved.
     pub(super) fn saved_files(
         &mut self,
         from: u64,
@@ -478,7 +480,7 @@ impl DayReader {
         let Some((first, last)) = self.ids(from, to)? else { return Ok(()) };
         let path = self.file.path.clone();
         let wrong = |error| StoreError::sqlite(&path, error);
-        // A second connection, so that the rows do not borrow this reader.
+        // The rows borrow this second connection, so that they do not borrow the reader.
         let connection = self.file.open_to_read()?;
         let mut statement = connection.prepare(select).map_err(wrong)?;
         let mut rows =
@@ -579,7 +581,7 @@ fn identity_of(
         let uid = absent.cell(row.get(3)?);
         Ok(ProcessIdentity {
             name: name_of(row.get_ref(0)?),
-            // The parent has its own column in `process_row`.
+            // The column of the parent is in `process_row`.
             parent: Pid(0),
             command,
             exe: name(row.get_ref(2)?),

@@ -1,4 +1,4 @@
-//! Cells of the terminal. Nothing is written outside of it.
+//! Cells of a frame. Text outside of the frame is not written.
 
 use ratatui::buffer::Buffer;
 use ratatui::style::Style;
@@ -12,7 +12,7 @@ pub(super) struct Canvas<'b> {
     palette: Palette,
 }
 
-/// Number of columns of a text.
+/// Number of columns that a text takes.
 pub(super) fn width(text: &str) -> usize {
     text.width()
 }
@@ -22,18 +22,18 @@ impl<'b> Canvas<'b> {
         Canvas { buffer, palette }
     }
 
-    /// Columns and lines.
+    /// Number of columns and number of lines.
     pub(super) const fn size(&self) -> (u16, u16) {
         (self.buffer.area.width, self.buffer.area.height)
     }
 
-    /// Number of columns from a column to the end of the line.
+    /// Number of columns from column `x` to the end of the line.
     pub(super) const fn rest(&self, x: u16) -> u16 {
         self.size().0.saturating_sub(x)
     }
 
-    /// Writes the start of a text into at most `room` columns; returns the number of columns. A
-    /// text that does not fit ends with an ellipsis.
+    /// Writes a text into at most `room` columns, and returns the number of columns that were
+    /// written. A text that does not fit is cut and ends with an ellipsis.
     pub(super) fn put(&mut self, x: u16, y: u16, room: u16, text: &str, paint: Paint) -> u16 {
         let style = self.palette.style(paint);
         self.put_styled(x, y, room, text, style)
@@ -53,19 +53,19 @@ impl<'b> Canvas<'b> {
         end - x
     }
 
-    /// Writes a text at the right end of `room` columns.
+    /// Writes a text right-aligned into `room` columns.
     pub(super) fn put_right(&mut self, x: u16, y: u16, room: u16, text: &str, paint: Paint) {
         let used = u16::try_from(width(text)).unwrap_or(room).min(room);
         self.put(x + room - used, y, used, text, paint);
     }
 
-    /// Gives a whole line a style, after its text.
+    /// Sets the style of a whole line.
     pub(super) fn paint_line(&mut self, y: u16, paint: Paint) {
         let (columns, _) = self.size();
         self.paint(0, y, columns, paint);
     }
 
-    /// Gives columns of a line a style in place of their own.
+    /// Replaces the style of `room` columns of a line.
     pub(super) fn paint(&mut self, x: u16, y: u16, room: u16, paint: Paint) {
         let style = self.palette.style(paint);
         for column in x..x.saturating_add(room) {

@@ -6,21 +6,21 @@ use pagewise_view::text;
 
 use super::canvas::width;
 
-/// A missing value. The reason is in the help and on the page of the process.
+/// Mark for an absent value. The help and the page of the process have the reason.
 pub(super) const ABSENT: &str = "–";
 
-/// The mark before a value of an earlier sweep, if the process has changed since.
+/// Mark before a value that was read in an earlier sweep, although the process has changed since.
 pub(super) const OUTDATED: &str = "~";
 
-/// Heights of a trend.
+/// Characters for the heights of values in a trend.
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Divisor of the highest value: a change below this part is drawn lower than full height, so that
-/// noise does not look like growth.
+/// Divisor of the highest value in a trend. A range of values smaller than the quotient is drawn
+/// lower than full height, so that noise does not look like growth.
 const FULL_HEIGHT_SHARE: u64 = 20;
-/// The same for small processes, in bytes.
+/// Minimum range of values in bytes that is drawn at full height, for small processes.
 const FULL_HEIGHT_BYTES: u64 = 256 << 10;
 
-/// A value, or the mark of a missing one.
+/// Text of a value, or the mark for an absent value.
 pub(super) fn reading<T>(reading: &Reading<T>, cell: impl FnOnce(&T) -> String) -> String {
     reading.as_ref().map_or_else(|_| ABSENT.to_owned(), cell)
 }
@@ -37,7 +37,7 @@ pub(super) fn share(share: f64) -> String {
     text::cell(&CellValue::Share(share))
 }
 
-/// A rate in at most seven columns. A rate above 0 is never drawn as 0.
+/// Text of a rate in at most seven columns. A rate above 0 is never shown as 0.
 pub(super) fn rate(rate: f64) -> String {
     match rate {
         _ if !rate.is_finite() => "?".to_owned(),
@@ -49,7 +49,7 @@ pub(super) fn rate(rate: f64) -> String {
     }
 }
 
-/// The age of an event, before its sentence.
+/// Age of an event, as the prefix of the event's sentence.
 pub(super) fn age(ns: u64) -> String {
     match ns / 1_000_000_000 {
         0 => "now: ".to_owned(),
@@ -57,7 +57,7 @@ pub(super) fn age(ns: u64) -> String {
     }
 }
 
-/// A duration in whole seconds, or minutes from one minute on.
+/// Text of a duration in whole seconds; in whole minutes from one minute on.
 pub(super) fn duration(ns: u64) -> String {
     match ns / 1_000_000_000 {
         seconds if seconds < 60 => format!("{seconds} s"),
@@ -65,7 +65,7 @@ pub(super) fn duration(ns: u64) -> String {
     }
 }
 
-/// The last values of a series to scale, in `columns` characters.
+/// Draws the values of a series to scale in `columns` characters, the last value at the right end.
 pub(super) fn trend(values: &[Option<u64>], columns: usize) -> String {
     let picked = pick(values, columns);
     let known = || picked.iter().flatten().copied();
@@ -82,7 +82,7 @@ pub(super) fn trend(values: &[Option<u64>], columns: usize) -> String {
     blanks.chain(picked.iter().map(|value| value.map_or(' ', height))).collect()
 }
 
-/// At most `columns` values, at equal distances, the last one included.
+/// Selects at most `columns` values at equal distances, including the last one.
 fn pick(values: &[Option<u64>], columns: usize) -> Vec<Option<u64>> {
     if values.len() <= columns {
         return values.to_vec();
@@ -90,7 +90,7 @@ fn pick(values: &[Option<u64>], columns: usize) -> Vec<Option<u64>> {
     (1..=columns).map(|at| values[at * values.len() / columns - 1]).collect()
 }
 
-/// The end of a text that fits a number of columns.
+/// The longest suffix of a text that fits into `room` columns.
 pub(super) fn end_of(text: &str, room: u16) -> &str {
     let mut rest = text;
     while width(rest) > usize::from(room) {

@@ -1,4 +1,4 @@
-//! The help: all keys, and the meaning of the columns.
+//! The help: all keys, and the meanings of the columns.
 
 use pagewise_model::top::TopColumn;
 
@@ -8,7 +8,7 @@ use crate::palette::Paint;
 use crate::sgr::StyledLine;
 use crate::state::TopState;
 
-/// Columns of the keys, and of the names of columns.
+/// Width of the column of keys and names of table columns, in characters.
 const KEY_WIDTH: usize = 11;
 
 pub(super) fn draw(canvas: &mut Canvas<'_>, state: &TopState, first: usize) {
@@ -30,7 +30,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, state: &TopState, first: usize) {
     canvas.put(0, height - 1, columns, text, Paint::Dim);
 }
 
-/// All lines, wrapped to the width of the terminal.
+/// All lines of the help, wrapped to the width of the terminal.
 pub(super) fn lines(state: &TopState) -> Vec<StyledLine> {
     let columns = usize::from(state.size.0);
     let mut lines = Vec::new();

@@ -1,4 +1,4 @@
-//! The page of a process or a cgroup.
+//! Draws the page of a process or a cgroup.
 
 use super::bottom_line;
 use super::canvas::Canvas;
@@ -33,7 +33,7 @@ fn tabs(canvas: &mut Canvas<'_>, page: &OpenPage, y: u16) {
     }
 }
 
-/// The reason why the body is empty or old, or the state of the command.
+/// Draws the reason why the page has no or old content, or the state of the selected command.
 fn status(canvas: &mut Canvas<'_>, page: &OpenPage, y: u16) {
     let columns = canvas.size().0;
     let (text, paint) = if let Some(pane) = page.selected_command() {
@@ -64,7 +64,7 @@ fn styled_line(canvas: &mut Canvas<'_>, line: &StyledLine, y: u16) {
     }
 }
 
-/// Lines that are not visible.
+/// Draws the range of visible lines and the number of all lines, if not all are visible.
 fn position(canvas: &mut Canvas<'_>, page: &OpenPage, layout: &PageLayout) {
     let visible = usize::from(layout.lines);
     if page.lines.len() <= visible {

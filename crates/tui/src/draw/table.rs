@@ -1,4 +1,4 @@
-//! The table of processes or cgroups.
+//! Draws the table of processes or cgroups.
 
 use pagewise_model::civil::CivilTime;
 use pagewise_model::report::{CellValue, Fact};
@@ -13,9 +13,9 @@ use crate::layout::{ColumnSpan, TableLayout};
 use crate::palette::Paint;
 use crate::state::{TopState, plain};
 
-/// Deeper levels of a tree are not indented further.
+/// Maximum number of levels of a tree for which the indentation grows.
 const MAX_INDENT: usize = 10;
-/// Growth of a process in bytes per minute from which it is marked: below, it is noise.
+/// Growth in bytes per minute from which on it is colored. A smaller growth is noise.
 const MARKED_GROWTH: u64 = 1 << 20;
 
 pub(super) fn draw(canvas: &mut Canvas<'_>, state: &TopState) {
@@ -39,7 +39,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, state: &TopState) {
     bottom_line(canvas, state, layout.bottom_line, KeyGroup::Table);
 }
 
-/// The command, and the time or the interval.
+/// Draws the title: the command, and the time of the sweep or the interval.
 fn title(canvas: &mut Canvas<'_>, state: &TopState) {
     let columns = canvas.size().0;
     let name = if state.is_replay() { "pagewise replay" } else { "pagewise top" };
@@ -61,7 +61,7 @@ fn title(canvas: &mut Canvas<'_>, state: &TopState) {
     }
 }
 
-/// The time in the span of the recording.
+/// Draws the position of the time `now` between the start and the end of the recording.
 fn timeline(canvas: &mut Canvas<'_>, x: u16, (first, last): (u64, u64), now: u64) {
     let room = canvas.rest(x);
     if room < 10 {
@@ -75,7 +75,7 @@ fn timeline(canvas: &mut Canvas<'_>, x: u16, (first, last): (u64, u64), now: u64
     canvas.put(x + at, 0, 1, "●", Paint::Accent);
 }
 
-/// Figures of the machine, as many as fit.
+/// Draws values of the machine, as many as fit into `lines` lines.
 fn figures(canvas: &mut Canvas<'_>, facts: &[Fact], lines: u16) {
     let columns = canvas.size().0;
     let (mut x, mut line) = (0, 0);
@@ -98,7 +98,7 @@ fn figures(canvas: &mut Canvas<'_>, facts: &[Fact], lines: u16) {
     }
 }
 
-/// Objects of the rows, their order, and what limits them.
+/// Draws the kind of the rows, their order, and the filters that apply.
 fn status(canvas: &mut Canvas<'_>, state: &TopState, table: &TopTable, y: u16) {
     let query = &state.query;
     let mut parts: Vec<(String, Paint)> = Vec::new();
@@ -140,8 +140,8 @@ fn status(canvas: &mut Canvas<'_>, state: &TopState, table: &TopTable, y: u16) {
         };
         parts.push((plain(&format!("{count} PSS unknown: {why}")), Paint::Rising));
     }
-    // The first and the last part stay: the last one has the reason of unknown values, if there are
-    // any. Parts between them are left out.
+    // Parts in the middle are omitted if the line is too long. The last part stays, because it has
+    // the reason of unknown values, if there are any.
     let columns = usize::from(canvas.size().0);
     let length = |parts: &[(String, Paint)]| parts.iter().map(|it| width(&it.0) + 2).sum::<usize>();
     while parts.len() > 2 && length(&parts) > columns + 2 {
@@ -247,8 +247,8 @@ fn cell(canvas: &mut Canvas<'_>, state: &TopState, row: &TopRow, span: &ColumnSp
     }
 }
 
-/// PSS or USS, with a mark if it is outdated. If the value fills its column, the mark is in the gap
-/// before the column.
+/// Draws PSS or USS, with a mark if it is outdated. The mark is in the gap before the column if the
+/// value fills the column.
 fn pages(canvas: &mut Canvas<'_>, row: &TopRow, span: &ColumnSpan, y: u16) {
     let (reading, paint) = match span.column {
         TopColumn::Pss => (&row.pss, Paint::Bold),
@@ -263,7 +263,7 @@ fn pages(canvas: &mut Canvas<'_>, row: &TopRow, span: &ColumnSpan, y: u16) {
     }
 }
 
-/// Growth with its sign; small changes are not marked.
+/// Growth with its sign, and its color: small changes have none.
 fn growth(row: &TopRow) -> (String, Paint) {
     match &row.growth {
         Ok(0) => ("0".to_owned(), Paint::Dim),
@@ -293,7 +293,7 @@ fn name(canvas: &mut Canvas<'_>, state: &TopState, row: &TopRow, span: &ColumnSp
     let room = usize::from(end.saturating_sub(x));
     let shown = match &row.key {
         TopKey::Process(_) => name.escaped().into_owned(),
-        // The end of a path says more than its start.
+        // The end of a path contains more information than its start, so the middle is cut.
         TopKey::Group(_) | TopKey::Cgroup(_) => text::cut(&name.escaped(), room),
     };
     x += canvas.put(x, y, end.saturating_sub(x), &shown, Paint::Bold) + 1;
@@ -302,7 +302,7 @@ fn name(canvas: &mut Canvas<'_>, state: &TopState, row: &TopRow, span: &ColumnSp
     }
 }
 
-/// The lines that lead from a parent to its child.
+/// Lines of the tree that connect the row with its parent.
 fn branches(branches: &[bool]) -> String {
     let Some((last, above)) = branches.split_last() else { return String::new() };
     let skipped = above.len().saturating_sub(MAX_INDENT);
@@ -312,7 +312,7 @@ fn branches(branches: &[bool]) -> String {
     text
 }
 
-/// The last event.
+/// Draws the last event.
 fn event(canvas: &mut Canvas<'_>, table: &TopTable, y: u16) {
     let columns = canvas.size().0;
     if let Some(event) = table.events.last() {

@@ -12,7 +12,7 @@ use crate::keys::UserCommand;
 use crate::layout::PageLayout;
 use crate::sgr::{self, StyledLine};
 
-/// Bytes of the output of a command that are kept.
+/// Maximum number of bytes of each output stream of a command that are kept.
 const MAX_OUTPUT: usize = 4 << 20;
 
 /// A pane of the page.
@@ -57,7 +57,7 @@ impl PageTab {
     }
 }
 
-/// A pane on the line of panes.
+/// Position of a pane's name in the line of panes.
 #[derive(Clone, Debug)]
 pub(crate) struct TabSpan {
     pub(crate) index: usize,
@@ -66,14 +66,14 @@ pub(crate) struct TabSpan {
     pub(crate) label: String,
 }
 
-/// The output of a command.
+/// The output of a command in a pane.
 #[derive(Clone, Debug)]
 pub(crate) struct CommandPane {
     pub(crate) instrument: PageInstrument,
     report: Vec<u8>,
     messages: Vec<u8>,
     pub(crate) end: Option<InstrumentEnd>,
-    /// Number of sweeps since the command began.
+    /// Number of sweeps since the command began; it animates the progress mark.
     pub(crate) sweeps: usize,
 }
 
@@ -87,7 +87,8 @@ impl CommandPane {
         kept.extend_from_slice(&text[..text.len().min(room)]);
     }
 
-    /// The report of a finished command; otherwise the messages, then the report so far.
+    /// The lines to show: the report of a command that ended successfully; otherwise its messages,
+    /// followed by the report so far.
     fn lines(&self) -> Vec<StyledLine> {
         let mut lines = match self.end {
             Some(InstrumentEnd::Done) if !self.report.is_empty() => Vec::new(),
@@ -102,17 +103,17 @@ impl CommandPane {
 #[derive(Clone, Debug)]
 pub(crate) struct OpenPage {
     pub(crate) subject: PageSubject,
-    /// The name of the object, escaped.
+    /// Title of the page, escaped.
     pub(crate) title: String,
     pub(crate) tabs: Vec<PageTab>,
     pub(crate) tab: usize,
     reports: Option<Arc<LiveReports>>,
-    /// Why the object cannot be read, escaped.
+    /// Reason why the process or cgroup cannot be read, escaped.
     pub(crate) failure: Option<String>,
     pub(crate) commands: Vec<CommandPane>,
-    /// The lines of the selected pane.
+    /// Lines of the selected pane.
     pub(crate) lines: Vec<StyledLine>,
-    /// The first visible line.
+    /// Index of the first visible line.
     pub(crate) scroll: usize,
 }
 
@@ -163,19 +164,19 @@ impl OpenPage {
         self.commands.iter_mut().find(|pane| pane.instrument == instrument)
     }
 
-    /// The output of the selected pane, if it is of a command.
+    /// Output of the command of the selected pane; `None` if the pane shows a report.
     pub(crate) fn selected_command(&self) -> Option<&CommandPane> {
         let PageTab::Command(instrument) = *self.tabs.get(self.tab)? else { return None };
         self.commands.iter().find(|pane| pane.instrument == instrument)
     }
 
-    /// The command that runs in the selected pane.
+    /// The command of the selected pane, if it is running.
     pub(super) fn running_here(&self) -> Option<PageInstrument> {
         let pane = self.selected_command().filter(|pane| pane.end.is_none())?;
         Some(pane.instrument)
     }
 
-    /// All commands that run.
+    /// All commands of the page that are running.
     pub(super) fn running(&self) -> Vec<PageInstrument> {
         let running = self.commands.iter().filter(|pane| pane.end.is_none());
         running.map(|pane| pane.instrument).collect()
@@ -187,7 +188,8 @@ impl OpenPage {
         }
     }
 
-    /// Starts a command in a pane of its own, unless it runs already; selects the pane.
+    /// Starts a command in its own pane and selects the pane. A running command is not started
+    /// again.
     pub(super) fn start(
         &mut self,
         instrument: PageInstrument,
@@ -211,7 +213,7 @@ impl OpenPage {
         actions
     }
 
-    /// Leaves the first pane only: the others need the process itself.
+    /// Removes all panes except the first, because the other panes need the running process.
     pub(super) fn keep_first_tab(&mut self) {
         self.tabs.truncate(1);
     }
@@ -250,7 +252,8 @@ impl OpenPage {
         self.scroll = scroll.min(last);
     }
 
-    /// The panes on their line. If they do not fit, all but the selected one have short names.
+    /// Positions of the panes' names. If they do not fit, all panes except the selected one have
+    /// short names.
     pub(crate) fn tab_spans(&self, columns: u16) -> Vec<TabSpan> {
         let spans = self.spans_with(PageTab::label);
         match spans.last() {
@@ -286,7 +289,7 @@ impl OpenPage {
         }
     }
 
-    /// Makes the lines of the selected pane.
+    /// Recomputes the lines of the selected pane.
     pub(super) fn render(&mut self, size: (u16, u16), units: Units) {
         self.lines = match self.tabs.get(self.tab) {
             Some(PageTab::Command(_)) => {
@@ -301,7 +304,7 @@ impl OpenPage {
         self.scroll_by(true, 0, size);
     }
 
-    /// True if the selected pane waits for its first report.
+    /// True if the selected pane has not received its first report.
     pub(crate) fn waits(&self) -> bool {
         let is_report = !matches!(self.tabs.get(self.tab), Some(PageTab::Command(_)) | None);
         is_report && self.reports.is_none() && self.failure.is_none()
@@ -318,13 +321,13 @@ fn report_of(tab: PageTab, reports: &LiveReports) -> &Report {
     }
 }
 
-/// A report as the text view draws it.
+/// Lines of a report as the text view draws them.
 fn report_lines(report: &Report, width: u16, units: Units) -> Vec<StyledLine> {
     let style = Style { width: usize::from(width), color: true, long: false, units };
     let mut bytes = Vec::new();
     match text::write(report, &style, &mut bytes) {
         Ok(()) => sgr::lines(&bytes),
-        // A vector takes all bytes.
+        // Writing to a vector cannot fail.
         Err(_) => Vec::new(),
     }
 }

@@ -1,4 +1,4 @@
-//! The table: selection, order, filter, groups.
+//! Changes of the table: selection, order, filter, groups.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::keys::UserCommand;
 use crate::layout::TableLayout;
 
 impl TopState {
-    /// Shows a new table. The selection follows its row, or stays at the top.
+    /// Shows a new table. The selection stays at the selected object, or at the first row.
     pub(super) fn show(&mut self, table: Arc<TopTable>) {
         if let Some(key) = &self.followed {
             match table.rows.iter().position(|row| row.key == *key) {
@@ -24,7 +24,7 @@ impl TopState {
         self.table = Some(table);
         if let Some(mut page) = self.page.take() {
             page.count_sweep();
-            // The process may have executed another program.
+            // The process may have called `execve`, which changes its name.
             if let Some(title) = self.title_of(&page.subject) {
                 page.title = title;
             }
@@ -108,13 +108,14 @@ impl TopState {
         }
     }
 
-    /// Removes the innermost limit of the rows: the filter, the cgroup, the groups or the tree.
+    /// Removes one restriction of the table: the filter, or else the cgroup, the groups or the
+    /// tree.
     pub(super) fn widen(&mut self) -> Vec<TuiAction> {
         let query = &mut self.query;
         if !query.filter.is_empty() {
             query.filter.clear();
         } else if query.cgroup.take().is_some() || query.grouping.take().is_some() {
-            // The condition has removed it.
+            // The condition has already removed the cgroup or the groups.
         } else if query.tree {
             query.tree = false;
         } else {
@@ -123,7 +124,7 @@ impl TopState {
         self.asked()
     }
 
-    /// Sorts by the next or the previous visible column.
+    /// Sorts by the visible column to the right or to the left of the current one.
     fn sort_by_neighbor(&mut self, is_right: bool) -> Vec<TuiAction> {
         let known = self.table.as_deref().map_or(&TopColumn::ALL[..], |table| &table.columns);
         let columns: Vec<TopColumn> = known.iter().copied().filter(|it| it.sorts()).collect();
@@ -162,11 +163,12 @@ impl TopState {
         let rows = self.table.as_ref().map_or(0, |table| table.rows.len());
         let lowest = (self.selected + 1).saturating_sub(visible);
         self.scroll = self.scroll.clamp(lowest, self.selected).min(rows.saturating_sub(1));
-        // No empty lines below the last row.
+        // The table is scrolled at most until its last row is at the bottom.
         self.scroll = self.scroll.min(rows.saturating_sub(visible));
     }
 
-    /// A press of the mouse: a heading sorts, a row is selected, the selected row is opened.
+    /// Handles a mouse press: on a heading it sorts, on a row it selects the row, on the selected
+    /// row it opens the page.
     pub(super) fn press_at(&mut self, x: u16, y: u16) -> Vec<TuiAction> {
         self.message = None;
         let layout = TableLayout::of(self);
@@ -215,7 +217,7 @@ fn other_subject(query: &mut TopQuery) {
     query.reversed = false;
 }
 
-/// Shows the processes of a group.
+/// Changes the query to the processes of a group.
 fn enter_group(query: &mut TopQuery, name: &Name) {
     match query.grouping.take() {
         Some(TopGrouping::Cgroup) => query.cgroup = Some(name.clone()),

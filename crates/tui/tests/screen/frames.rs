@@ -1,4 +1,4 @@
-//! Frames at the widths of terminals that people use.
+//! Tests of frames at common widths of terminals.
 
 use std::sync::Arc;
 
@@ -112,7 +112,7 @@ fn report(rows: u64) -> Report {
     Report { schema: "test/1", title: Vec::new(), blocks: vec![ReportBlock::Table(table)] }
 }
 
-/// The page of the largest process of the fixed machine.
+/// Opens the page of the largest process of the constructed machine.
 pub(crate) fn page(columns: u16, lines: u16) -> (MadeScreen, PageSubject) {
     let mut screen = MadeScreen::new(columns, lines);
     screen.apply(TuiEvent::Key(KeyPress::Enter));

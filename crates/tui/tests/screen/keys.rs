@@ -1,4 +1,4 @@
-//! Keys and the mouse: what they change, and what they ask for.
+//! Tests of keys and the mouse: changes of the state, and actions for the caller.
 
 use std::time::Duration;
 

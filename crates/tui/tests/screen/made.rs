@@ -1,4 +1,4 @@
-//! A fixed machine of some processes and cgroups, its table, and frames as text.
+//! A constructed machine with some processes and cgroups, its table, and frames as text.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use pagewise_view::text::Units;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-/// 2026-11-24 02:13:05 UTC.
+/// Time of the first sweep in seconds since 1970: 2026-11-24 02:13:05 UTC.
 const BEGIN: u64 = 1_795_486_385;
 
-/// PID, parent, MiB, MiB per second, user, cgroup, command.
+/// PID, PID of the parent, size in MiB, growth in MiB per second, user, cgroup, command.
 type MadeProcess = (u32, u32, u64, u64, &'static str, &'static str, &'static [&'static str]);
 
 const PROCESSES: &[MadeProcess] = &[
@@ -180,7 +180,7 @@ fn sweep(second: u64) -> Sweep {
     }
 }
 
-/// Sweeps of half a minute, the last one with an event, after a change of each.
+/// Sweeps of half a minute, each changed by `change`. The last sweep has an event.
 fn history(change: impl Fn(&mut Sweep)) -> TopHistory {
     let mut history = TopHistory::default();
     for second in 0..=30 {
@@ -199,7 +199,7 @@ fn history(change: impl Fn(&mut Sweep)) -> TopHistory {
     history
 }
 
-/// A state machine with its caller: queries are answered, other actions are kept.
+/// A state machine and its caller: queries are answered, other actions are recorded.
 pub(crate) struct MadeScreen {
     pub(crate) state: TopState,
     pub(crate) actions: Vec<TuiAction>,
@@ -220,7 +220,7 @@ impl MadeScreen {
         MadeScreen::of(history(|_| ()), size, query, recording)
     }
 
-    /// The pages of two processes were read in the first sweep only.
+    /// A screen on which PSS and USS of two processes are from the first sweep.
     pub(crate) fn outdated(columns: u16, lines: u16) -> MadeScreen {
         let first = sweep(0);
         let history = history(|sweep| {
@@ -260,7 +260,7 @@ impl MadeScreen {
         self.state.apply(TuiEvent::Table(Arc::new(table)));
     }
 
-    /// Applies an event, and answers a query of the state.
+    /// Applies an event, and answers the query that the state may return.
     pub(crate) fn apply(&mut self, event: TuiEvent) {
         if let TuiEvent::Resize(columns, lines) = event {
             self.size = (columns, lines);
@@ -273,7 +273,7 @@ impl MadeScreen {
         }
     }
 
-    /// The actions since the last call, without queries.
+    /// Returns the actions since the last call, without queries.
     pub(crate) fn taken(&mut self) -> Vec<TuiAction> {
         let mut actions = std::mem::take(&mut self.actions);
         actions.retain(|action| !matches!(action, TuiAction::Query(_)));
@@ -286,7 +286,7 @@ impl MadeScreen {
         terminal
     }
 
-    /// The frame as text, without blanks at the ends of lines.
+    /// The frame as text, without spaces at the ends of lines.
     pub(crate) fn frame(&self) -> String {
         let terminal = self.terminal();
         let buffer = terminal.backend().buffer();
@@ -297,7 +297,7 @@ impl MadeScreen {
             while x < self.size.0 {
                 let symbol = buffer[(x, y)].symbol();
                 line.push_str(symbol);
-                // A wide character hides the cell behind it.
+                // A wide character also covers the next cell.
                 let width = unicode_width::UnicodeWidthStr::width(symbol);
                 x += u16::try_from(width.max(1)).unwrap();
             }
@@ -307,20 +307,20 @@ impl MadeScreen {
         text
     }
 
-    /// The line of the selected row.
+    /// Text of the selected row's line.
     pub(crate) fn selected(&self) -> String {
         let terminal = self.terminal();
         let buffer = terminal.backend().buffer();
         let reversed = ratatui::style::Modifier::REVERSED;
         let is_reversed =
             |y: u16| (0..self.size.0).any(|x| buffer[(x, y)].modifier.contains(reversed));
-        // The first reversed line has the headings.
+        // The headings are the first reversed line, the selected row is the second one.
         let line = (0..self.size.1).filter(|y| is_reversed(*y)).nth(1);
         let frame = self.frame();
         line.and_then(|y| frame.lines().nth(usize::from(y))).unwrap_or_default().to_owned()
     }
 
-    /// All symbols of the frame.
+    /// True if the frame contains a control character.
     pub(crate) fn has_control_characters(&self) -> bool {
         let terminal = self.terminal();
         let cells = &terminal.backend().buffer().content;

@@ -1,4 +1,4 @@
-//! Frames and keys of the live view, on a fixed machine.
+//! Tests of the frames and keys of the live view, with a constructed machine.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,5 +1,5 @@
-//! Random events: no state panics, none draws outside of the terminal, none shows a control
-//! character.
+//! Tests with random events: the state machine does not panic, draws nothing outside of the
+//! terminal, and shows no control character.
 
 use std::time::Duration;
 
