@@ -1,5 +1,5 @@
-//! CPU time and memory of the pointer graph: a million blocks in 1 GiB, with two pointers a block;
-//! ten million small blocks; and a gibibyte of pointers.
+//! CPU time and memory of the pointer graph, for three heaps: a million blocks in 1 GiB with two
+//! pointers in each block; ten million small blocks; and 1 GiB of pointers.
 //!
 //! `cargo bench -p pagewise-scan --bench graph -- [NAME]`
 
@@ -24,11 +24,11 @@ use rustix::time::{ClockId, clock_gettime};
 const HEAP: u64 = 0x5555_0000_0000;
 const DATA: u64 = 0x5554_0000_0000;
 const DATA_WORDS: usize = 512;
-/// Bytes before a block that belong to the allocator.
+/// Number of bytes between the end of a block and the start of the next block.
 const HEADER: u64 = 16;
 const ROUNDS: usize = 3;
 
-/// A heap of equal blocks, and data with pointers to it.
+/// A heap of blocks of equal size, and a data mapping with pointers to the blocks.
 struct HeapImage {
     mappings: Vec<Mapping>,
     contents: [Vec<u8>; 2],
@@ -58,9 +58,9 @@ impl Memory for HeapImage {
     }
 }
 
-/// Makes a heap of `count` blocks of `size` bytes: a binary tree, in which every block also points
-/// to a random block. Numbers are mixed over the addresses. A hundredth of the blocks is lost.
-/// `dense` fills the blocks with pointers.
+/// Makes a heap of `count` blocks of `size` bytes. The blocks are the nodes of a binary tree, whose
+/// node numbers are scattered over the addresses. Every block also points to a random block, and 1
+/// % of the blocks are leaked. If `dense` is true, all remaining words are pointers too.
 fn image(count: u64, size: u64, dense: bool) -> HeapImage {
     let stride = size + HEADER;
     let mapping = |start, len, name: &str| Mapping {
@@ -75,7 +75,7 @@ fn image(count: u64, size: u64, dense: bool) -> HeapImage {
         smaps: Err(Absent::Vanished),
         pages: Err(Absent::Vanished),
     };
-    // A prime number, so that every block has one number.
+    // The factor is a prime number, so each number gets a different block.
     let place = |number: u64| number.wrapping_mul(7_368_787) % count;
     let address = |number: u64| HEAP + HEADER + place(number) * stride;
     let mut heap = vec![0_u8; (count * stride) as usize];
@@ -163,13 +163,14 @@ fn measure(image: &HeapImage) -> ([Duration; 6], String) {
     (steps, counts)
 }
 
-/// CPU time of all threads: other programs on the machine change it least.
+/// CPU time of all threads of this process. Other programs on the machine change CPU time less than
+/// elapsed time.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// The largest resident set since the last call.
+/// Maximum resident set in bytes since the last call, from `VmHWM`.
 fn peak_resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,8 +1,8 @@
-//! Code of allocators in a process: while a thread executes it, the data of the allocator may
-//! contradict itself.
+//! Address ranges of allocator code in a process. While a thread executes allocator code, the data
+//! of the allocator may contradict itself.
 //!
-//! The malloc of a C library is a part of that library, so glibc and musl have modules of their
-//! own. The other allocators are libraries, or are linked into the program.
+//! The malloc of a C library is a part of that library, so glibc and musl have their own modules.
+//! Other allocators are separate libraries, or are linked into the program.
 
 use pagewise_model::{AddrRange, Mapping, Pid};
 use pagewise_proc::variables::functions_where;
@@ -11,16 +11,16 @@ use pagewise_proc::{ProcRoot, target_file};
 use crate::memory::{file_name, mapped_function};
 use crate::{glibc, mimalloc, musl};
 
-/// An allocator with a library of its own.
+/// An allocator that exists as a library of its own.
 struct NamedAllocator {
-    /// First bytes of the library's file name.
+    /// Prefix of the library's file name.
     library: &'static [u8],
-    /// First bytes of the names of its functions, in a program that contains it.
+    /// Prefixes of the allocator's function names, in a program that is linked with the allocator.
     functions: &'static [&'static [u8]],
 }
 
 const ALLOCATORS: [NamedAllocator; 3] = [
-    // `_rjem_je_` in Rust programs.
+    // Rust programs prefix the function names of jemalloc with `_rjem_je_`.
     NamedAllocator { library: b"libjemalloc", functions: &[b"je_", b"_rjem_"] },
     NamedAllocator {
         library: b"libtcmalloc",
@@ -28,8 +28,8 @@ const ALLOCATORS: [NamedAllocator; 3] = [
     },
     NamedAllocator { library: mimalloc::LIBRARY, functions: &[b"mi_", b"_mi_"] },
 ];
-/// Maximum bytes of an allocator's code. A linker puts the functions of an allocator side by side,
-/// also those with other names.
+/// Maximum number of bytes of an allocator's code. A linker places all functions of an allocator
+/// next to each other, including functions without the known prefixes.
 const MAX_CODE: u64 = 512 << 10;
 
 impl NamedAllocator {
@@ -38,7 +38,7 @@ impl NamedAllocator {
     }
 }
 
-/// The code of all allocators of a process.
+/// Returns the code ranges of all allocators of a process.
 pub fn allocator_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
     let mut code = glibc::malloc_code(root, pid, mappings);
     code.extend(musl::malloc_code(root, pid, mappings));
@@ -57,7 +57,7 @@ fn library_code(mappings: &[Mapping]) -> impl Iterator<Item = AddrRange> {
     code.filter(is_library).map(|mapping| mapping.range)
 }
 
-/// The code of the allocators that the program contains.
+/// Returns the code ranges of the allocators that are linked into the program.
 fn program_code(root: &ProcRoot, pid: Pid, program: &Mapping) -> Vec<AddrRange> {
     let Ok(file) = target_file::open_mapped(root, pid, program) else { return Vec::new() };
     let is_wanted = |name: &[u8]| ALLOCATORS.iter().any(|it| it.has_function(name));
@@ -69,7 +69,7 @@ fn program_code(root: &ProcRoot, pid: Pid, program: &Mapping) -> Vec<AddrRange> 
     ALLOCATORS.iter().flat_map(of_allocator).collect()
 }
 
-/// These ranges, or the range from the first to the last if that can be one allocator.
+/// Returns the hull of `ranges` if it is small enough for one allocator, and `ranges` otherwise.
 fn with_hull(ranges: Vec<AddrRange>) -> Vec<AddrRange> {
     match hull(&ranges) {
         Some(hull) if hull.len().0 <= MAX_CODE => vec![hull],
@@ -77,7 +77,7 @@ fn with_hull(ranges: Vec<AddrRange>) -> Vec<AddrRange> {
     }
 }
 
-/// From the first to the last of some ranges.
+/// Smallest range that covers all `ranges`; `None` without ranges.
 pub(crate) fn hull(ranges: &[AddrRange]) -> Option<AddrRange> {
     let start = ranges.iter().map(|range| range.start).min()?;
     let end = ranges.iter().map(|range| range.end).max()?;

@@ -2,56 +2,56 @@
 
 use std::ops::Range;
 
-/// Blocks of a range that are compared one by one.
+/// Maximum number of blocks that are compared without a binary search.
 const UNROLLED_SEARCH: usize = 4;
 
-/// A live block: the bytes that the program may use.
+/// A live block: the bytes of an allocation that the program may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
     /// Address that the allocator returned.
     pub start: u64,
-    /// Usable bytes.
+    /// Number of usable bytes.
     pub size: u64,
 }
 
 /// All live blocks of a process, in order of address. They do not overlap.
 ///
-/// A block takes 8 bytes, so that a look-up reads one cache line. Parts of the table take 16 more
-/// for each 4 GiB of addresses that have blocks.
+/// A block takes 8 bytes, so a lookup reads one cache line. The table takes 16 more bytes for each
+/// 4 GiB of addresses that contain blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTable {
     blocks: Vec<PackedBlock>,
     parts: Vec<TablePart>,
-    /// Index and size of each block of 4 GiB and more, in order of index.
+    /// Index and size in bytes of each block of 4 GiB or more, in order of index.
     large: Vec<(usize, u64)>,
 }
 
-/// A block of the table.
+/// A block in compact form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PackedBlock {
-    /// Distance from the base of its part.
+    /// Distance in bytes from the base of the [`TablePart`] that contains the block.
     offset: u32,
-    /// Usable bytes, or [`PackedBlock::LARGE`].
+    /// Number of usable bytes, or [`PackedBlock::LARGE`].
     size: u32,
 }
 
 impl PackedBlock {
-    /// Stands for a size in [`BlockTable::large`].
+    /// Value of `size` for a block whose size is in [`BlockTable::large`].
     const LARGE: u32 = u32::MAX;
 }
 
 /// Consecutive blocks that begin within 4 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TablePart {
-    /// Index of its first block.
+    /// Index of the first block of the part.
     first: usize,
-    /// Address of its first block.
+    /// Address of the first block of the part.
     base: u64,
 }
 
 impl BlockTable {
-    /// Appends a block that lies behind all others. Returns false, and keeps the table as it is, if
-    /// it does not.
+    /// Appends `block` if it begins at or above the end of the last block. Otherwise returns false
+    /// and leaves the table unchanged.
     pub fn push(&mut self, block: LiveBlock) -> bool {
         let end = |block: LiveBlock| block.start.saturating_add(block.size);
         if self.last().is_some_and(|last| end(last) > block.start) {
@@ -70,7 +70,8 @@ impl BlockTable {
         true
     }
 
-    /// Both tables as one. If two blocks overlap, the one with the lower address remains.
+    /// Returns a table with the blocks of both tables. If two blocks overlap, the block with the
+    /// lower address remains.
     #[must_use]
     pub fn merged(&self, other: &BlockTable) -> BlockTable {
         let mut merged = BlockTable::default();
@@ -85,7 +86,8 @@ impl BlockTable {
         merged
     }
 
-    /// The table without the blocks of these numbers, which are in order.
+    /// Returns the table without the blocks with the indices `numbers`, which must be in ascending
+    /// order.
     #[must_use]
     pub fn without(&self, numbers: &[usize]) -> BlockTable {
         let mut others = BlockTable::default();
@@ -113,7 +115,7 @@ impl BlockTable {
         self.blocks.is_empty()
     }
 
-    /// The block with number `index`, in order of address.
+    /// The block with index `index` in order of address.
     #[inline]
     pub fn get(&self, index: usize) -> Option<LiveBlock> {
         let block = self.blocks.get(index)?;
@@ -125,13 +127,15 @@ impl BlockTable {
         Some(LiveBlock { start, size })
     }
 
-    /// Distance of a block from an address that it shares with others; 0 behind the last block.
+    /// Distance in bytes of a block from the base address of its part; 0 if `index` is not below
+    /// the number of blocks.
     #[inline]
     pub(crate) fn offset(&self, index: usize) -> u32 {
         self.blocks.get(index).map_or(0, |block| block.offset)
     }
 
-    /// Number behind the last of these blocks that begins at or below `address`.
+    /// Index after the last block of the range `of` that begins at or below `address`; the start of
+    /// `of` if all blocks begin above `address`.
     #[inline]
     pub(crate) fn after(&self, address: u64, of: Range<usize>) -> usize {
         let Some(last) = of.end.checked_sub(1) else { return 0 };
@@ -148,7 +152,7 @@ impl BlockTable {
         of.start + found.sum::<usize>()
     }
 
-    /// As [`Self::after`], for any number of blocks.
+    /// Does the same as [`Self::after`] by binary search, for any number of blocks.
     fn after_search(&self, address: u64, of: Range<usize>) -> usize {
         let (mut low, mut high) = (of.start, of.end);
         while low < high {
@@ -162,11 +166,11 @@ impl BlockTable {
         low
     }
 
-    /// Base of the part with a block; 0 if the table is empty.
+    /// Base address of the part that contains the block `index`; 0 if the table is empty.
     #[inline]
     fn base_of(&self, index: usize) -> u64 {
         let parts = match &self.parts[..] {
-            // Most heaps have one or two parts; this is the fast path for two.
+            // Most heaps have one or two parts; this is the fast path for two parts.
             [low, high] => return if index < high.first { low.base } else { high.base },
             parts => &parts[..parts.partition_point(|part| part.first <= index)],
         };
@@ -183,7 +187,7 @@ impl BlockTable {
         self.len().checked_sub(1).and_then(|last| self.get(last))
     }
 
-    /// Number of the block that contains `address`.
+    /// Index of the block that contains `address`; `None` if no block does.
     pub fn containing(&self, address: u64) -> Option<usize> {
         let after = self.parts.partition_point(|part| part.base <= address);
         let part = self.parts[..after].last()?;

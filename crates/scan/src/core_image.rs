@@ -1,8 +1,8 @@
-//! Memory of a core file: read from the file on request, never copied as a whole.
+//! Memory of a core file, read from the file on demand; the whole file is never in memory.
 //!
-//! Pages that the file has as a hole were never touched: they read as zeros, and `visit` leaves
-//! them out. Bytes that were not dumped are unknown, except those of read-only segments whose file
-//! has the recorded build ID.
+//! Pages that are holes in the file were never touched: they read as zeros, and `visit` skips them.
+//! Bytes that were not dumped are unknown, except in read-only segments whose mapped file has the
+//! build ID that the core file records.
 
 use std::sync::Mutex;
 
@@ -11,10 +11,10 @@ use pagewise_proc::core_file::{self, CoreFile, ImageFiles, ThreadNote};
 
 use crate::memory::{Memory, ScannedThread};
 
-/// Bytes read at a time, and kept for the next read nearby.
+/// Number of bytes that are read at once and cached for later reads of nearby addresses.
 const WINDOW: usize = 1 << 16;
 
-/// A core file as the memory of a process.
+/// A core file, presented as the memory of a process.
 #[derive(Debug)]
 pub struct CoreImage {
     core: CoreFile,
@@ -25,7 +25,8 @@ pub struct CoreImage {
     window: Mutex<Window>,
 }
 
-/// The bytes of the core that were read last: chunk headers are read one after the other.
+/// Bytes of the last read from the core file: successive chunk headers are often close to each
+/// other.
 #[derive(Debug, Default)]
 struct Window {
     start: u64,
@@ -40,10 +41,11 @@ impl Window {
 }
 
 impl CoreImage {
-    /// The memory of an open core file. `images` fill in read-only segments.
+    /// Creates the memory of an open core file. Files in `images` supply the read-only segments
+    /// that the core file lacks.
     pub fn new(core: CoreFile, images: ImageFiles) -> CoreImage {
         let mut snapshot = core_file::snapshot(&core, &images);
-        // A core file has the name of the first thread only.
+        // A core file contains the name of the first thread only.
         let named = core.notes().process.as_ref();
         let name = |tid| named.filter(|process| process.pid == tid).map(|it| &it.name);
         let thread = |note: &ThreadNote| ScannedThread {
@@ -59,8 +61,8 @@ impl CoreImage {
         CoreImage { core, images, snapshot, mappings, threads, window: Mutex::default() }
     }
 
-    /// Identity and properties of the process, without the mappings, which [`Memory::mappings`]
-    /// has.
+    /// Identity and properties of the process, without the mappings; [`Memory::mappings`] returns
+    /// the mappings.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
@@ -75,14 +77,15 @@ impl CoreImage {
         self.snapshot.provenance.page_size
     }
 
-    /// Bytes of memory that the core has.
+    /// Number of bytes of memory that the core file contains.
     pub fn held(&self) -> Bytes {
         self.core.segments().iter().map(|segment| segment.held).sum()
     }
 
-    /// Fills `into` from the core, through the window.
+    /// Fills `into` from the core file through the cached window. Returns false if a byte is
+    /// missing.
     fn read_core(&self, address: u64, into: &mut [u8]) -> bool {
-        // A thread that finds the window in use reads past it.
+        // A thread that finds the window in use reads from the file directly.
         let Ok(mut window) = self.window.try_lock() else { return self.core.read(address, into) };
         if let Some(bytes) = window.get(address, into.len()) {
             into.copy_from_slice(bytes);
@@ -104,7 +107,8 @@ impl CoreImage {
         true
     }
 
-    /// Fills `into` piece by piece: held bytes from the core, the others from files.
+    /// Fills `into` from the core file, and from mapped files where the core file has no bytes.
+    /// Returns false if a byte is in neither.
     fn read_pieces(&self, address: u64, into: &mut [u8]) -> bool {
         let Some(end) = address.checked_add(into.len() as u64) else { return false };
         let part = |range: AddrRange| {
@@ -125,11 +129,12 @@ impl CoreImage {
         rest.is_empty() || self.images.read(at, &mut into[part(rest)])
     }
 
-    /// Calls `each` for the stored bytes of a range that the core holds.
+    /// Calls `each` for the bytes of `held` that are stored in the file, without holes.
     fn visit_held(&self, held: AddrRange, piece: &mut [u8], each: &mut dyn FnMut(u64, &[u8])) {
         let mut at = held.start;
         while let Some(stored) = self.core.next_stored(AddrRange { start: at, end: held.end }) {
-            // Pieces hold whole words: the words at the border of a hole are zeros or cut off.
+            // Pieces begin at a whole word. The skipped part of a word borders on a hole, or was
+            // cut off.
             let first = stored.start.checked_next_multiple_of(8);
             let mut next = first.unwrap_or(stored.end);
             while next < stored.end {
@@ -148,8 +153,9 @@ impl CoreImage {
     }
 }
 
-/// Registers of x86-64 in the order of perf samples. A core file has r15 to r12, bp, bx, r11 to r8,
-/// ax, cx, dx, si, di, ip, sp. Those of other machines stay as they are.
+/// Converts the x86-64 registers of a core file to the order of perf samples. The order of a core
+/// file is r15 to r12, bp, bx, r11 to r8, ax, cx, dx, si, di, ip, sp. Registers of other machines
+/// keep their order.
 fn in_sample_order(registers: &[u64]) -> Vec<u64> {
     const ORDER: [usize; 17] = [10, 5, 11, 12, 13, 14, 4, 16, 15, 9, 8, 7, 6, 3, 2, 1, 0];
     match <&[u64; 17]>::try_from(registers) {
@@ -167,7 +173,8 @@ impl Memory for CoreImage {
         &self.threads
     }
 
-    /// Visits what the core has. Read-only segments in files hold no pointers to the heap.
+    /// Visits the bytes that the core file contains. Read-only segments, whose bytes are in other
+    /// files, contain no pointers to the heap.
     fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
         let mut piece = vec![0; WINDOW];
         for held in self.core.held(range) {

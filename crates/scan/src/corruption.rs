@@ -2,10 +2,10 @@
 
 use pagewise_model::heap_scan::HeapCorruption;
 
-/// No more contradictions than this are kept one by one.
+/// Maximum number of contradictions that are stored; further ones are only counted.
 const MAX_ENTRIES: usize = 100;
 
-/// The contradictions of a walk.
+/// The contradictions that a heap walk has found.
 #[derive(Debug, Default)]
 pub(crate) struct CorruptionLog {
     pub(crate) entries: Vec<HeapCorruption>,
@@ -13,7 +13,7 @@ pub(crate) struct CorruptionLog {
 }
 
 impl CorruptionLog {
-    /// Adds one: the word at `address` should be `expected`.
+    /// Adds a contradiction: the word at `address` is `found` and should be `expected`.
     pub(crate) fn add(&mut self, block: u64, address: u64, expected: &str, found: u64) {
         self.count += 1;
         if self.entries.len() < MAX_ENTRIES {

@@ -1,5 +1,5 @@
-//! Walk of CPython's allocator of small blocks (obmalloc): arenas, pools and blocks of up to 512
-//! bytes, in which most Python objects lie. Larger blocks are malloc's.
+//! Heap walk of CPython's allocator of small blocks (obmalloc): arenas, pools, and blocks of up to
+//! 512 bytes, which contain most Python objects. Larger blocks come from malloc.
 //!
 //! ```text
 //!  arenas   the arenas of each interpreter
@@ -7,8 +7,8 @@
 //!  objects  types of the objects in blocks
 //! ```
 //!
-//! None of this is an interface of CPython. A contradiction is reported, and the walk goes on with
-//! the next pool. Every loop is bounded by the size of the memory.
+//! CPython does not guarantee these layouts. If data contradicts itself, the walk reports the
+//! contradiction and continues with the next pool. The size of the memory bounds every loop.
 
 mod arenas;
 mod objects;
@@ -32,7 +32,7 @@ pub(crate) use objects::live_types;
 use pools::{ArenaImage, HEADER_BYTES, PoolUse, UsedPool, pool_use};
 
 pub(crate) const NAME: &str = "CPython";
-/// Since 3.12 each interpreter with a lock of its own has arenas of its own.
+/// Since 3.12 each interpreter with its own lock has its own arenas.
 const ARENA_LABEL: &str = "interpreter";
 const NOT_RESIDENT: &str = "its pages are in swap or could not be read";
 const DAMAGED: &str = "its header or free list contradicts itself";
@@ -40,10 +40,10 @@ const DAMAGED: &str = "its header or free list contradicts itself";
 /// Walks the arenas of CPython. Returns `None` if the process has none.
 ///
 /// # Errors
-/// [`ScanError::NotWalked`] for a Python without the global lock, whose allocator is mimalloc.
+/// [`ScanError::NotWalked`] for a Python without the global lock: it uses mimalloc instead.
 ///
 /// # Complexity
-/// Linear in the memory of the arenas.
+/// Linear in the number of bytes of all arenas.
 pub(crate) fn walk(
     memory: &dyn Memory,
     page_size: PageSize,
@@ -65,7 +65,8 @@ pub(crate) fn walk(
     Ok(Some(walk.finish(&arenas)))
 }
 
-/// The arenas of all vectors, each with the number of its vector, in order of address.
+/// Returns the arenas of all vectors in order of address, each with the index of its vector. Arenas
+/// that overlap an earlier one are reported and left out.
 fn in_order(vectors: &[ArenaVector], log: &mut CorruptionLog) -> Vec<(usize, PythonArena)> {
     let numbered = vectors.iter().enumerate();
     let mut arenas: Vec<(usize, PythonArena)> = numbered
@@ -86,11 +87,11 @@ fn in_order(vectors: &[ArenaVector], log: &mut CorruptionLog) -> Vec<(usize, Pyt
     arenas
 }
 
-/// Sums of the walk.
+/// State and sums of the walk.
 struct PythonWalk<'a> {
     memory: &'a dyn Memory,
     page: u64,
-    /// By vector.
+    /// One sum for each arena vector.
     sums: Vec<WalkedArena>,
     blocks: BlockTable,
     sizes: SizeTally,
@@ -99,14 +100,14 @@ struct PythonWalk<'a> {
     log: CorruptionLog,
 }
 
-/// An arena during its walk.
+/// State of the walk in one arena.
 struct OpenArena<'r> {
     vector: usize,
     pool_bytes: u64,
     density: PageDensityCounter<'r>,
-    /// End of the last live block.
+    /// End of the last live block; `None` before the first.
     live_end: Option<u64>,
-    /// Number of pools without live blocks; `None` if the use of a pool is unknown.
+    /// Number of pools without live blocks; `None` if the state of a pool is unknown.
     available: Option<u64>,
 }
 
@@ -161,7 +162,8 @@ impl<'a> PythonWalk<'a> {
         self.density.iter_mut().zip(cells).for_each(|(sum, cell)| *sum += cell);
     }
 
-    /// Adds the memory of an arena, and the part of it that was never used.
+    /// Adds the size of an arena, its resident bytes, the bytes outside of its pools, and its pools
+    /// that were never used, to the sums of its vector.
     fn add_held(&mut self, vector: usize, arena: &PythonArena, resident: Bytes) {
         let sum = &mut self.sums[vector];
         if sum.parts == 0 {
@@ -180,12 +182,13 @@ impl<'a> PythonWalk<'a> {
         self.sums[open.vector].free.pages += open.pool_bytes;
     }
 
-    /// Compares the number of available pools with the arena's own count.
+    /// Reports the arena's own count of available pools if it differs from the number of pools
+    /// found.
     fn check_available(&mut self, open: &OpenArena<'_>, arena: &PythonArena) {
         let Some(available) = open.available.filter(|it| *it != arena.available) else { return };
         let expected = format!("{available}, the number of pools without live blocks");
         self.log.add(arena.entry, arena.entry + AVAILABLE, &expected, arena.available);
-        // A thread can be about to take or to free a pool.
+        // A difference of 1 is possible while a thread takes or frees a pool.
         self.sums[open.vector].is_locked |= available.abs_diff(arena.available) == 1;
     }
 

@@ -1,17 +1,18 @@
-//! Resident pages of a heap by their live share.
+//! Resident pages of a heap, counted by the live share of each page.
 
 use pagewise_model::AddrRange;
 
-/// Cells of a density: pages without a live byte, and by eighths.
+/// Number of counters: one for pages without live bytes, and one for each eighth of a page.
 pub(crate) const CELLS: usize = 9;
 
-/// Counts the resident pages of a range of addresses by their live share. Live ranges come in
-/// order of address.
+/// Counts the resident pages of an address range by their live share. Requires live ranges in order
+/// of address.
 pub(crate) struct PageDensityCounter<'r> {
     page: u64,
     /// Resident ranges, in order of address.
     runs: &'r [AddrRange],
-    /// The page that the last live range ended in, and its live bytes.
+    /// Address of the page that contains the end of the last live range, and the number of live
+    /// bytes in this page.
     open: Option<(u64, u64)>,
     cells: [u64; CELLS],
 }
@@ -59,7 +60,8 @@ impl<'r> PageDensityCounter<'r> {
         }
     }
 
-    /// Resident bytes of a range that does not lie before those of earlier calls.
+    /// Number of resident bytes of `range`. Requires that `range` does not begin before the ranges
+    /// of earlier calls.
     fn resident(&mut self, range: AddrRange) -> u64 {
         while self.runs.first().is_some_and(|run| run.end <= range.start) {
             self.runs = &self.runs[1..];
@@ -67,7 +69,8 @@ impl<'r> PageDensityCounter<'r> {
         resident_in(self.runs, range)
     }
 
-    /// The cells. `pages` is the number of all resident pages.
+    /// Returns the number of pages for each live share. `pages` is the number of all resident
+    /// pages.
     pub(crate) fn finish(mut self, pages: u64) -> [u64; CELLS] {
         self.close();
         let used: u64 = self.cells[1..].iter().sum();
@@ -76,7 +79,7 @@ impl<'r> PageDensityCounter<'r> {
     }
 }
 
-/// Bytes of a range in `runs`, of which the first may lie before the range.
+/// Number of bytes of `range` that `runs` cover. The first run may begin before `range`.
 pub(crate) fn resident_in(runs: &[AddrRange], range: AddrRange) -> u64 {
     let parts = runs.iter().take_while(|run| run.start < range.end);
     parts.filter_map(|run| run.intersection(range)).map(|part| part.len().0).sum()
@@ -95,7 +98,8 @@ mod tests {
         let mut counter = PageDensityCounter::new(PAGE, &runs);
         counter.add(range(16, 80));
         counter.add(range(1024, 1024 + 192));
-        // From the middle of a page to the middle of one that is not resident.
+        // This range begins in the middle of a page and ends in the middle of a page that is not
+        // resident.
         counter.add(range(5 * PAGE + 2048, 10 * PAGE + 2048));
         counter.add(range(12 * PAGE, 13 * PAGE));
         assert_eq!(counter.finish(19), [12, 1, 0, 0, 1, 0, 0, 0, 5]);

@@ -1,4 +1,4 @@
-//! Why a heap is not scanned.
+//! Reasons why a heap is not scanned.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use pagewise_model::Bytes;
 use pagewise_proc::ProcError;
 use pagewise_remote::RemoteError;
 
-/// Why a process was not copied, or its heap not walked.
+/// Reason why a process was not copied, or its heap was not walked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScanError {
     /// The process cannot be read.
     #[error(transparent)]
     Proc(#[from] ProcError),
-    /// Its threads cannot be stopped.
+    /// The threads of the process cannot be stopped.
     #[error("cannot stop the process")]
     Stop(#[from] RemoteError),
     /// There is too little memory for the copy.
@@ -24,12 +24,12 @@ pub enum ScanError {
     NoMemory {
         /// Size of the copy.
         needed: Bytes,
-        /// `MemAvailable`.
+        /// `MemAvailable` of `/proc/meminfo`.
         available: Bytes,
-        /// Memory that is left to others.
+        /// Available memory that the copy must leave to other processes.
         reserve: Bytes,
     },
-    /// The pause would be, or was, too long.
+    /// The copy would stop, or has stopped, the process for longer than permitted.
     #[error(
         "copying {} MiB stops the process for about {} ms, more than the {} ms of --max-pause",
         mebibytes(*bytes), takes.as_millis(), limit.as_millis()
@@ -37,38 +37,38 @@ pub enum ScanError {
     PauseTooLong {
         /// Size of the copy.
         bytes: Bytes,
-        /// Duration of the pause, estimated or measured.
+        /// Estimated or measured duration of the stop.
         takes: Duration,
-        /// The longest time permitted.
+        /// Maximum permitted duration of the stop.
         limit: Duration,
     },
-    /// More memory would be copied than permitted.
+    /// The copy would be larger than permitted.
     #[error("{} MiB would be copied, more than {} MiB", mebibytes(*bytes), mebibytes(*limit))]
     TooLarge {
         /// Size of the copy.
         bytes: Bytes,
-        /// The most bytes permitted.
+        /// Maximum permitted size of the copy.
         limit: Bytes,
     },
-    /// The process is not made to fork a snapshot.
+    /// Forking a snapshot was refused for this process.
     #[error("the process is not made to fork a snapshot: {0}")]
     ForkRefused(String),
-    /// It grew while its copy was prepared, each time.
+    /// The process grew during each attempt to copy it.
     #[error("the process grows faster than its copy can be prepared")]
     Grows,
-    /// The kernel refused to read its memory.
+    /// The kernel refused to read the memory of the process.
     #[error("cannot read its memory")]
     Copy(#[source] std::io::Error),
-    /// The kernel gave no memory for the copy.
+    /// The kernel refused to allocate memory for the copy.
     #[error("cannot map memory for the copy")]
     Buffer(#[source] std::io::Error),
-    /// No allocator that can be walked was found.
+    /// The process has no allocator that can be walked.
     #[error("{0}")]
     NoHeap(&'static str),
-    /// An allocator was found that cannot be walked.
+    /// The process has an allocator that cannot be walked.
     #[error("the heap of {allocator} cannot be walked: {why}")]
     NotWalked {
-        /// Its name.
+        /// Name of the allocator.
         allocator: &'static str,
         /// The expected data that is missing.
         why: String,

@@ -1,19 +1,19 @@
-//! Walk of the heaps of glibc's malloc, from the memory of a process: arenas, chunks, free lists,
-//! thread caches, and blocks with mappings of their own.
+//! Heap walk of glibc's malloc in the memory of a process: arenas, chunks, free lists, thread
+//! caches, and blocks with their own mappings.
 //!
 //! ```text
 //!  arena         arenas and heaps, found and checked by structure
 //!  thread_cache  the arena and the cache of each thread
 //!  lists         the chunks of all free lists
 //!  mapped        blocks and parts of the main arena outside of heaps
-//!  chunks        the walk over all chunks, which settles the use of each
-//!  sample        shares of live and free memory from windows, without a stop
-//!  code          the code that changes all this
+//!  chunks        the walk over all chunks, which determines the use of each chunk
+//!  sample        shares of live and free memory from windows, without a stop of the process
+//!  code          address ranges of the code that changes these structures
 //! ```
 //!
-//! None of this is an interface of glibc. All data is checked against the addresses and sizes that
-//! it must have. A contradiction is reported, and the walk goes on behind it. Every loop is bounded
-//! by the size of the memory, so that a hostile heap costs time in proportion to its size.
+//! glibc does not guarantee these layouts, so all data is checked against the addresses and sizes
+//! that it must have. The walk reports each contradiction and continues after it. The size of the
+//! memory bounds every loop: a corrupted heap takes time in proportion to its size.
 
 mod arena;
 pub(crate) mod chunks;
@@ -43,7 +43,7 @@ use lists::{CutList, FreeListReader, ListedChunks};
 use mapped::{MappedChunk, OutsideLayout, OutsideMemory};
 use thread_cache::ThreadData;
 
-/// Usable bytes of the largest block that a thread cache holds without further settings.
+/// Number of usable bytes of the largest block that a thread cache holds by default.
 const DEFAULT_LARGEST_CACHED: u64 = 1032;
 
 pub use code::malloc_code;
@@ -52,7 +52,7 @@ pub(crate) use sample::sample;
 /// Walks the heaps of glibc. Returns `None` if the process has no main arena of glibc.
 ///
 /// # Complexity
-/// O(n log n) in the number of free chunks in lists, O(n) in all others.
+/// O(n log n) in the number of free chunks in lists, O(n) in the number of all other chunks.
 pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Option<AllocatorWalk> {
     let mut log = CorruptionLog::default();
     let layout = HeapLayout::read(memory, page_size, &mut log)?;
@@ -115,7 +115,7 @@ fn sorted(mut addresses: Vec<u64>) -> Vec<u64> {
     addresses
 }
 
-/// Walks segments and blocks with mappings of their own, in order of address.
+/// Walks the segments and the blocks with their own mappings in order of address.
 fn walk_all(walk: &mut ChunkWalk<'_>, memory: &dyn Memory, layout: &HeapLayout) -> MappedBlocks {
     let mut mapped = MappedBlocks {
         counted: layout.parameters.map(|parameters| parameters.mapped),
@@ -138,17 +138,17 @@ fn walk_all(walk: &mut ChunkWalk<'_>, memory: &dyn Memory, layout: &HeapLayout) 
     mapped
 }
 
-/// Arenas and their heaps, without memory outside of these.
+/// Arenas and their heaps, without memory outside of the heaps.
 struct ArenaLayout {
-    /// Main arenas, then the others.
+    /// Main arenas first, then thread arenas.
     states: Vec<ArenaState>,
     mains: usize,
-    /// In order of address.
+    /// Segments in order of address.
     segments: Vec<HeapSegment>,
     parameters: Option<MallocParameters>,
-    /// The brk heap.
+    /// Address range of the brk heap.
     brk: AddrRange,
-    /// Heaps whose first page is not known.
+    /// Heaps whose first page is unknown.
     unread: Vec<AddrRange>,
 }
 
@@ -181,16 +181,16 @@ impl ArenaLayout {
 
 /// Arenas and all their memory.
 struct HeapLayout {
-    /// Main arenas, then the others.
+    /// Main arenas first, then thread arenas.
     states: Vec<ArenaState>,
     mains: usize,
-    /// In order of address.
+    /// Segments in order of address.
     segments: Vec<HeapSegment>,
     outside: OutsideMemory,
     parameters: Option<MallocParameters>,
-    /// The brk heap.
+    /// Address range of the brk heap.
     brk: AddrRange,
-    /// Heaps whose first page is not known.
+    /// Heaps whose first page is unknown.
     unread: Vec<AddrRange>,
 }
 
@@ -215,7 +215,7 @@ impl HeapLayout {
         }
         let parts = outside.main.iter();
         if brk.is_empty() {
-            // If brk fails from the start, the arena begins in a mapping.
+            // If the first `brk` call fails, the main arena begins in a mapping.
             let is_part = |at| outside.main.iter().any(|part| part.start == at);
             parameters = arena::parameters(memory, main, &is_part);
         }
@@ -224,8 +224,9 @@ impl HeapLayout {
         Some(HeapLayout { states, mains, segments, outside, parameters, brk, unread })
     }
 
-    /// The lists that could not be read. Without marks, each cache may hold as many blocks of a
-    /// size as a bin has entries.
+    /// Returns the number of lists that could not be read and the blocks that they may contain. If
+    /// no marks are known, each unread cache may hold as many blocks of each size as a bin holds
+    /// entries.
     fn unread_lists(
         &self,
         threads: &ThreadData,
@@ -254,14 +255,14 @@ impl HeapLayout {
         UnreadLists { threads: number, lists: cut.len() as u64, marked, unclear }
     }
 
-    /// Blocks with mappings of their own that thread caches may hold: since glibc 2.43.
+    /// Blocks with their own mappings that thread caches may hold; empty before glibc 2.43.
     fn cacheable_blocks(&self) -> &[MappedChunk] {
         let has_any = self.states.iter().any(|state| arena::mapped_end(state.layout) > 0);
         if has_any { &self.outside.blocks } else { &[] }
     }
 
-    /// Heaps, mapped blocks and arena states, without the gaps: they may hold live blocks that are
-    /// unknown, and the pointers of these.
+    /// Returns the ranges of heaps, mapped blocks and arena states, without `gaps`: gaps may
+    /// contain unknown live blocks, whose pointers count.
     fn managed(&self, gaps: &[HeapGap]) -> Vec<AddrRange> {
         let segments = self.segments.iter().map(|it| AddrRange { start: it.start, ..it.chunks });
         let mapped = self.outside.blocks.iter().map(|chunk| chunk.pages);
@@ -312,7 +313,7 @@ impl HeapLayout {
     }
 }
 
-/// The heap that `brk` moves; mprotect can have split it into several mappings.
+/// Address range of the brk heap. `mprotect` can have split it into several mappings.
 fn brk_heap(mappings: &[Mapping]) -> AddrRange {
     let mut parts =
         mappings.iter().filter(|it| it.name.as_bytes() == b"[heap]" && it.range.end <= MAX_ADDRESS);

@@ -1,26 +1,26 @@
-//! Pointers between blocks, and conclusions from them: reachable and leaked blocks, dominators,
-//! retained bytes, paths from roots.
+//! Pointers between blocks, and results derived from them: reachable and leaked blocks, dominators,
+//! retained bytes, and paths from roots.
 //!
-//! Blocks and roots are nodes with 32-bit numbers: blocks in order of address, then roots. Bytes of
-//! memory for a block with two pointers, of which 20 live through all steps: the table 8, the
-//! pointers 8, their offsets 4.
+//! Blocks and roots are nodes with 32-bit numbers: blocks in order of address, then roots. The
+//! diagram lists the bytes of memory in each phase for a block with two pointers. Every phase
+//! includes 20 bytes: 8 of the block table, 8 of the pointers, and 4 of their offsets.
 //!
 //! ```text
-//!  pointers      34   their own threads' results 12, which become the pointers; index of blocks 2
+//!  pointers      34   result buffers of threads 12, which become the pointers; block index 2
 //!  search        36   numbers 4, parents 4, pointers to follow at most 8
-//!  dominators    44   numbers 4, parents 4, forest 8, reversed pointers 4 + 4, the latter of which
-//!                     become dominators
+//!  dominators    44   numbers 4, parents 4, forest 8, reversed pointers 4, their offsets 4, which
+//!                     become the dominators
 //!  retention     40   numbers 4, order 4, parents 4, dominators 4, entries 4
-//!  names, paths  36   reversed pointers 8 + 4, next nodes 4
-//!  retained      48   for `--why`: as retention, and bytes 8, blocks 4 instead of entries
+//!  names, paths  36   reversed pointers 8, their offsets 4, next nodes 4
+//!  retained      48   for `--why`: like retention, with bytes 8 and blocks 4 instead of entries
 //! ```
 //!
 //! ```text
-//!  roots        memory that holds roots: registers, stacks, data of objects
-//!  edges        one pass over this memory and all blocks: the pointers
+//!  roots        memory that contains roots: registers, stacks, data of ELF objects
+//!  edges        one pass over the roots and all blocks, which finds the pointers
 //!  entities     pointers of roots grouped by variable, stack frame or mapping
 //!  traversal    depth-first numbers of all nodes that a root reaches
-//!  leaks        blocks that no root reaches, under the blocks that lead to them
+//!  leaks        blocks that no root reaches, grouped by the leaked block that reaches them
 //!  dominators   immediate dominators (semi-NCA)
 //!  retained     bytes that only one root or block keeps alive
 //!  paths        paths from roots to a block
@@ -59,10 +59,10 @@ use pagewise_model::AddrRange;
 use crate::blocks::BlockTable;
 use crate::memory::Memory;
 
-/// More blocks than this are not numbered.
+/// Maximum number of blocks in a graph.
 pub const MAX_BLOCKS: usize = 1 << 30;
 
-/// The pointers of all blocks and roots.
+/// Finds the pointers of all blocks and roots.
 ///
 /// Returns `None` for more than [`MAX_BLOCKS`] blocks.
 pub fn heap_pointers(
@@ -78,19 +78,20 @@ pub fn heap_pointers(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PointerGraph {
     blocks: usize,
-    /// Index in `targets` of the first pointer of each node; one more entry than nodes.
+    /// Index in `targets` of the first pointer of each node, and as last entry the number of
+    /// pointers.
     offsets: Vec<u32>,
     targets: Vec<u32>,
     roots: Vec<RootEntity>,
-    /// Addresses of the last pointers: those of roots.
+    /// Addresses of the pointers of roots, which are the last pointers in `targets`.
     root_addresses: Vec<u64>,
     types: BlockTypes,
     unrecorded: u64,
 }
 
 impl PointerGraph {
-    /// Groups the pointers of roots: those in one of `areas` (variables, stack frames; in order of
-    /// address) belong together, the others of a span as [`RootPart`] describes.
+    /// Groups the pointers of roots. The pointers in one of `areas` (variables and stack frames, in
+    /// order of address) belong to one root. [`RootPart`] describes the grouping of all others.
     pub fn new(pointers: HeapPointers, spans: &[RootSpan], areas: &[AddrRange]) -> PointerGraph {
         let HeapPointers { mut offsets, mut targets, roots, unrecorded, types } = pointers;
         let blocks = offsets.len().saturating_sub(1);
@@ -119,7 +120,7 @@ impl PointerGraph {
         }
     }
 
-    /// Number of blocks: the first nodes.
+    /// Number of blocks. Their nodes have the numbers below this.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
@@ -134,22 +135,22 @@ impl PointerGraph {
         self.targets.len()
     }
 
-    /// Number of pointers beyond the bound.
+    /// Number of pointers that were not stored because of the limit.
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded
     }
 
-    /// Types of the blocks.
+    /// Types of the blocks by their first words.
     pub fn types(&self) -> &BlockTypes {
         &self.types
     }
 
-    /// The roots: nodes behind the blocks.
+    /// The roots. Their nodes follow the nodes of the blocks.
     pub fn roots(&self) -> &[RootEntity] {
         &self.roots
     }
 
-    /// The root with this number; `None` for a block.
+    /// The root of the node `node`; `None` for a block.
     pub fn root_of(&self, node: u32) -> Option<&RootEntity> {
         (node as usize).checked_sub(self.blocks).and_then(|root| self.roots.get(root))
     }
@@ -160,7 +161,8 @@ impl PointerGraph {
         &self.targets[self.offsets[node] as usize..self.offsets[node + 1] as usize]
     }
 
-    /// Address of the first pointer of a root to a block.
+    /// Address of the first pointer of a root to the block `target`; `None` if the root has no such
+    /// pointer.
     pub fn root_pointer(&self, node: u32, target: u32) -> Option<u64> {
         let root = self.root_of(node)?;
         let at = self.targets_of(node).iter().position(|&it| it == target)?;
@@ -168,7 +170,7 @@ impl PointerGraph {
     }
 }
 
-/// Numbers of nodes and pointers are bounded: [`MAX_BLOCKS`] and the bound of pointers.
+/// Converts an index to 32 bits. [`MAX_BLOCKS`] and the limit of stored pointers bound every index.
 fn number(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }

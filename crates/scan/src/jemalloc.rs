@@ -1,18 +1,17 @@
-//! Walk of the heaps of jemalloc 5.2 and 5.3, from the memory of a process: extents, slabs and
-//! thread caches.
+//! Heap walk of jemalloc 5.2 and 5.3 in the memory of a process: extents, slabs and thread caches.
 //!
 //! ```text
-//!  extent_tree   the radix tree that leads to all extents, found and checked by structure
+//!  extent_tree   the radix tree of all extents, found and checked by structure
 //!  extent        extents, and their layouts by version
-//!  metadata      memory of the allocator itself, and arenas
-//!  thread_cache  free blocks in caches of threads
+//!  metadata      base blocks of the allocator's own data, and arenas
+//!  thread_cache  free blocks in thread caches
 //!  size_classes  sizes of blocks
 //! ```
 //!
-//! Libraries are stripped, so everything is found by structure. Each extent is checked against the
-//! tree, each slab against its count of free slots, each cached block against its slab. A
-//! contradiction is reported, and the walk goes on. Builds with another page size or quantum than
-//! those of x86-64 have another structure, which is refused.
+//! Libraries are usually stripped, so all data is found by its structure. Each extent is checked
+//! against the tree, each slab against its count of free slots, and each cached block against its
+//! slab. The walk reports each contradiction and continues. Builds whose page size or quantum
+//! differs from the default of x86-64 have another structure; the walk rejects them.
 
 mod extent;
 pub(crate) mod extent_tree;
@@ -47,13 +46,13 @@ const NO_TREE: &str = "no tree of extents of jemalloc 5.2 or 5.3, with pages of 
 const UNKNOWN_PAGES: &str = "its pages are in swap or could not be read";
 const UNKNOWN_USE: &str = "the data of its extent contradicts itself";
 
-/// Walks the heaps of jemalloc. Returns `None` if the process does not use it.
+/// Walks the heaps of jemalloc. Returns `None` if the process does not use jemalloc.
 ///
 /// # Errors
-/// [`ScanError::NotWalked`] if the process has a library of jemalloc with another layout.
+/// [`ScanError::NotWalked`] if the process maps a library of jemalloc with an unsupported layout.
 ///
 /// # Complexity
-/// O(n log n) in the number of cached blocks, O(n) in all others.
+/// O(n log n) in the number of cached blocks, O(n) in the number of all other blocks.
 pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<Option<AllocatorWalk>, ScanError> {
     let anonymous = anonymous_memory(memory.mappings());
     let mut log = CorruptionLog::default();
@@ -67,7 +66,8 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<Option<Allocator
     Ok(Some(structure.walked(memory, page_size, layout, log)))
 }
 
-/// Sorts extents by address, and drops those of unmapped pages and those that overlap another one.
+/// Sorts extents by address, and removes extents of unmapped pages and those that overlap another
+/// extent.
 fn retain_valid(extents: &mut Vec<Extent>, memory: &dyn Memory, log: &mut CorruptionLog) {
     let mappings = memory.mappings();
     extents.retain(|extent| {
@@ -92,9 +92,9 @@ fn retain_valid(extents: &mut Vec<Extent>, memory: &dyn Memory, log: &mut Corrup
     });
 }
 
-/// Extents, metadata and caches.
+/// Extents, base blocks and thread caches of a process.
 struct HeapStructure<'a> {
-    /// In order of address, without overlaps.
+    /// Extents in order of address, without overlaps.
     extents: Vec<Extent>,
     /// Pages whose extents could not be read.
     unread: Vec<u64>,
@@ -115,7 +115,7 @@ impl<'a> HeapStructure<'a> {
         find_extent_trees(memory, anonymous, &mut |tree| {
             let mut own_log = CorruptionLog::default();
             let found = tree_extents(memory, tree, &mut own_log);
-            // Words that agree by chance lead to no extents.
+            // A structure that looks like a tree by chance has no consistent extents.
             if ExtentLayout::detect(&found.extents, memory).is_none() {
                 return false;
             }
@@ -177,7 +177,8 @@ impl<'a> HeapStructure<'a> {
         tally.finish().into_walk(NAME, layout.name, log, gaps, managed)
     }
 
-    /// Extents, metadata and roots, without parts whose blocks are unknown.
+    /// Returns the ranges of extents, base blocks and roots of trees, without gaps, whose blocks
+    /// are unknown.
     fn managed(&self, gaps: &[HeapGap]) -> Vec<AddrRange> {
         let mut ranges: Vec<AddrRange> = self.extents.iter().map(|extent| extent.pages).collect();
         ranges.extend(self.base.ranges());
@@ -191,11 +192,11 @@ impl<'a> HeapStructure<'a> {
     }
 }
 
-/// The arenas, by their numbers.
+/// The arenas of a process, with a mapping from arena numbers to rows.
 struct ArenaRows {
     rows: Vec<WalkedArena>,
     numbers: BTreeMap<u64, usize>,
-    /// Base blocks, and the rows of their arenas.
+    /// Range of each base block, and the row of its arena.
     metadata: Vec<(AddrRange, usize)>,
 }
 
@@ -239,7 +240,7 @@ impl ArenaRows {
     }
 }
 
-/// The walk over all extents, in order of address.
+/// State of the walk over all extents, in order of address.
 struct ExtentWalk<'a, 'r> {
     memory: &'a dyn Memory,
     layout: ExtentLayout,
@@ -254,7 +255,7 @@ impl ExtentWalk<'_, '_> {
     fn add(&mut self, arena: usize, extent: &Extent) {
         self.report_strays(extent.pages.start);
         match self.layout.state(extent) {
-            // Pages that a cache of extents keeps for the next slab (`sec_t`).
+            // These pages are in a cache of extents for later slabs (`sec_t`).
             ExtentState::Active if self.layout.class(extent) == CLASSES => {
                 self.tally.add_free(arena, extent.pages, FreePages::Kept);
             }
@@ -302,7 +303,7 @@ impl ExtentWalk<'_, '_> {
         self.tally.add_slots(arena, extent.pages, size, slots);
     }
 
-    /// Marks the slots of a slab that thread caches have.
+    /// Marks the slots of a slab that are in thread caches.
     fn mark_cached(&mut self, extent: &Extent, class: u64, size: u64, slots: &mut [SlotUse]) {
         while let Some(block) = self.cached.next_if(|it| it.address < extent.pages.end) {
             let offset = block.address - extent.pages.start;
@@ -321,7 +322,7 @@ impl ExtentWalk<'_, '_> {
         }
     }
 
-    /// Marks the slots of the allocator itself.
+    /// Marks the slots that contain data of the allocator itself.
     fn mark_internal(&mut self, extent: &Extent, size: u64, slots: &mut [SlotUse]) {
         self.skip_internal(extent.pages.start);
         while let Some(address) = self.internal.next_if(|it| **it < extent.pages.end) {
@@ -361,7 +362,7 @@ impl ExtentWalk<'_, '_> {
         self.tally.add_block(arena, extent.pages, LiveBlock { start: extent.address, size }, slot);
     }
 
-    /// Reports cached blocks before `end` that lie in no slab and are not large.
+    /// Reports cached blocks below `end` that are neither in a slab nor large blocks.
     fn report_strays(&mut self, end: u64) {
         while let Some(block) = self.cached.next_if(|it| it.address < end) {
             self.log_stray(block);

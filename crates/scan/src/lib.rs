@@ -1,28 +1,28 @@
-//! The heap of a process from outside: the blocks of its allocators, their reachability, and the
-//! bytes that each root retains. Needs no recorder in the process.
+//! Analysis of the heap of a process from outside: the blocks of its allocators, their
+//! reachability, and the bytes that each root retains. The process needs no recorder.
 //!
 //! ```text
-//!  memory   memory, mappings and threads at one time: of a stopped process, a snapshot, a core file
+//!  memory   memory, mappings and threads at one time: stopped process, snapshot, core file
 //!  live     memory of a live process, copied while it is stopped
-//!  core_image  memory of a core file, read from the file on request
-//!  walk     the walks of all allocators, as one heap
-//!  allocator_code  the code that changes heaps
-//!  running  memory of a live process that runs meanwhile
+//!  core_image  memory of a core file, read from the file on demand
+//!  walk     the walks of all allocators, combined into one heap
+//!  allocator_code  address ranges of allocator code
+//!  running  memory of a live process that is not stopped
 //!  glibc    the walk of glibc's malloc
 //!  cpython  the walk of CPython's obmalloc
 //!  pagewise_pools  the walk of pagewise's own allocators
 //!  musl     the walk of musl's malloc (mallocng)
 //!  mimalloc  the walk of mimalloc 2
-//!  slot_heap  sums of allocators whose pages hold slots of one size
+//!  slot_heap  sums for allocators whose pages contain slots of one size
 //!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
 //!  jemalloc the walk of jemalloc
 //!  tcmalloc the walk of gperftools' tcmalloc
-//!  span_tally  sums of heaps whose blocks lie in slabs
+//!  span_tally  sums for heaps whose blocks are in slabs
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
-//!  scan     a copy and its walk as one value
-//!  sample   live and free shares from windows of a running process
+//!  scan     a copied process or a core file, and its heap walk, as one value
+//!  sample   live and free shares, estimated from windows of a running process
 //!  saved    scans in files
 //! ```
 #![forbid(unsafe_code)]

@@ -1,18 +1,19 @@
-//! Memory of a live process: all its threads are stopped, the resident pages that a scan needs are
-//! copied, and the process runs on.
+//! Memory of a live process: all threads are stopped, the resident pages that a scan needs are
+//! copied, and the threads continue.
 //!
 //! ```text
-//!  plan      the ranges to copy: resident pages of mappings that can hold blocks or pointers
+//!  plan      the ranges to copy: resident pages of mappings that can contain blocks or pointers
 //!  transfer  the copy itself, by several threads
 //!  image     the copied ranges as a `Memory`
-//!  constants  bytes of mapped files that are not copied
-//!  moving    the same without a stop
-//!  snapshot  the same from a child that the process is made to fork
+//!  constants  bytes of mapped files that need no copy
+//!  moving    a copy without a stop of the process
+//!  snapshot  a copy of a child that the process is made to fork
 //! ```
 //!
-//! The pause begins with the first stopped thread. Page tables are read before it, to map and fault
-//! in the memory for the copy, and again in it, since the process ran meanwhile. If pagewise is
-//! killed in the pause, the kernel detaches all threads, and they run on.
+//! The pause begins when the first thread is stopped. The page tables are read before the pause, to
+//! map and fault in the memory for the copy, and again during the pause, since the process ran
+//! meanwhile. If pagewise is killed during the pause, the kernel detaches all threads, and they
+//! continue.
 
 mod constants;
 mod image;
@@ -47,62 +48,63 @@ use plan::{CopyPlan, PageScanner};
 pub use snapshot::copy_forked;
 use transfer::{CopyBuffer, TransferFailure};
 
-/// Number of attempts to prepare a copy that is large enough.
+/// Maximum number of attempts to prepare enough memory for the copy.
 const ATTEMPTS: u32 = 4;
-/// Memory that must stay available on the machine beside the copy.
+/// Memory that must stay available on the machine in addition to the copy.
 const RESERVE: Bytes = Bytes::mib(64);
-/// Part of the memory for growth that is faulted in beforehand.
+/// Number of bytes of the growth reserve that are faulted in before the pause.
 const FAULTED_SPARE: u64 = 1 << 20;
-/// Number of repeated stops until no thread is in the code of the allocator, and the time between
-/// two.
+/// Maximum number of repeated stops, if a thread is in the code of the allocator each time, and the
+/// time between two stops.
 const MAX_REPEATS: u64 = 29;
 const BETWEEN_STOPS: Duration = Duration::from_micros(300);
-/// Bytes above the stack pointer that are examined for return addresses.
+/// Number of bytes above the stack pointer that are examined for return addresses.
 const STACK_BYTES: usize = 512;
-/// Number of bytes that are copied before the pause to measure the rate.
+/// Number of bytes that are copied before the pause to measure the copy rate.
 const TRIAL: u64 = 32 << 20;
-/// Slowest rate that an estimate assumes, in bytes per microsecond, and the rate without a trial.
+/// Minimum copy rate for the estimate of a pause, in bytes per microsecond, and the rate that is
+/// assumed without a measurement.
 const MIN_RATE: u64 = 256;
 const USUAL_RATE: u64 = 8 << 10;
 
 /// The memory to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyScope {
-    /// Memory that can hold blocks, and the data of the allocator.
+    /// Memory that can contain blocks, and the data of the allocator.
     Heap,
-    /// This and all memory that can hold pointers to blocks.
+    /// The memory of `Heap`, and all memory that can contain pointers to blocks.
     HeapAndRoots,
 }
 
 /// Parameters of a copy.
 #[expect(missing_debug_implementations, reason = "it holds a function")]
 pub struct CopyRequest<'a> {
-    /// The memory to copy.
+    /// Memory to copy.
     pub scope: CopyScope,
-    /// The longest permitted pause.
+    /// Maximum permitted pause.
     pub max_pause: Duration,
-    /// Code in which no thread should be at the time of the copy: that of the allocator.
+    /// Address ranges of the allocator's code, in which no thread should be during the copy.
     pub busy_code: &'a [AddrRange],
-    /// Called with the expected pause, before it begins.
+    /// Called with the expected pause before the pause begins.
     pub announce: &'a (dyn Fn(ExpectedPause) + Sync),
 }
 
-/// The pause that a copy is expected to take.
+/// Expected pause of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpectedPause {
     /// Number of threads to stop.
     pub threads: usize,
     /// Number of bytes to copy.
     pub bytes: Bytes,
-    /// Duration.
+    /// Expected duration of the pause.
     pub pause: Duration,
 }
 
-/// Copies a running process. The calling thread may be any.
+/// Copies a running process. Any thread may call this function.
 ///
 /// # Errors
-/// [`ScanError::NoMemory`], [`ScanError::PauseTooLong`] before or in the pause; those of reading
-/// and of stopping a process.
+/// [`ScanError::NoMemory`]; [`ScanError::PauseTooLong`] before or during the pause; errors of
+/// reading and of stopping the process.
 pub fn copy_running(
     root: &ProcRoot,
     pid: Pid,
@@ -126,11 +128,11 @@ pub fn copy_running(
     Err(ScanError::Grows)
 }
 
-/// Copies a process that the calling thread has stopped: all its threads are in ptrace stops.
-/// `task` is the process, or one of its threads if the first thread has ended.
+/// Copies a process that the calling thread has stopped. Requires that all its threads are in
+/// ptrace stops. `task` is the process, or one of its other threads if its first thread has ended.
 ///
 /// # Errors
-/// As [`copy_running`], without those of stopping.
+/// The errors of [`copy_running`], except those of stopping the process.
 pub fn copy_stopped(
     root: &ProcRoot,
     pid: Pid,
@@ -140,7 +142,7 @@ pub fn copy_stopped(
     let max_pause = Duration::MAX;
     let request = CopyRequest { scope, max_pause, busy_code: &[], announce: &|_| {} };
     let tids = threads_of(root, pid);
-    // Nothing waits for the copy.
+    // The process is already stopped, so the expected pause is not limited.
     let prepared = Prepared::new(root, task, &request, tids.len(), &mut |_, _| Duration::ZERO)?;
     let stops = tids.iter().filter_map(|tid| {
         let id = i32::try_from(*tid).ok()?;
@@ -149,7 +151,7 @@ pub fn copy_stopped(
     let stops: Vec<(u32, StopPoint)> = stops.collect();
     let copy = prepared.fill(root, &stops, Instant::now(), &request)?;
     let mut copy = copy.ok_or(ScanError::Grows)?;
-    // The caller had stopped the process before: the copy caused no pause.
+    // The caller had stopped the process already, so the copy did not cause the pause.
     copy.measured.pause_ns = 0;
     copy.process.pid = pid;
     Ok(copy)
@@ -160,11 +162,11 @@ fn threads_of(root: &ProcRoot, pid: Pid) -> Vec<u32> {
     listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// A copy with an expected pause up to this has a real-time priority. Other threads need the CPU,
-/// too, so a longer copy has the lowest niceness.
+/// Maximum expected pause for which a copy gets a real-time priority. A longer copy gets the lowest
+/// niceness, because other threads need the CPU too.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Stops of a process.
+/// Number and durations of the stops of a process.
 #[derive(Debug, Default)]
 struct Pauses {
     longest: Duration,
@@ -172,17 +174,18 @@ struct Pauses {
 }
 
 impl Pauses {
-    /// Adds a stop that began at `since` and has ended.
+    /// Adds a stop that began at `since` and ends now.
     fn add(&mut self, since: Instant) {
         self.longest = self.longest.max(since.elapsed());
         self.count += 1;
     }
 }
 
-/// A copy with its memory, before the pause.
+/// A planned copy with its memory, before the pause.
 struct Prepared<'r> {
     process: Process,
-    /// The process, or a thread of it if the first has ended: the one whose memory can be read.
+    /// The thread through which the memory is read: the first thread, or another one if it has
+    /// ended.
     reader: Pid,
     page_size: PageSize,
     scanner: PageScanner<'r>,
@@ -191,7 +194,7 @@ struct Prepared<'r> {
     expected: ExpectedPause,
     /// The ranges to copy, as planned before the pause.
     planned: Vec<AddrRange>,
-    /// Size of the private mappings that a program can write to.
+    /// Number of bytes of the private mappings that the program can write to.
     committed: Bytes,
 }
 
@@ -238,8 +241,8 @@ impl<'r> Prepared<'r> {
         })
     }
 
-    /// Stops all threads, copies, and lets them run on. `None` if the process has grown beyond the
-    /// prepared memory. The stops are added to `pauses`.
+    /// Stops all threads, copies, and resumes the threads. Returns `None` if the process has grown
+    /// beyond the prepared memory. Adds the stops to `pauses`.
     fn copy(
         self,
         root: &ProcRoot,
@@ -251,7 +254,7 @@ impl<'r> Prepared<'r> {
             settled_stop(target, self.reader, request, pauses)?;
         let is_short = self.expected.pause <= SHORT_PAUSE;
         let copy = || self.fill(root, &stops, since, request);
-        // A preempted copy would prolong the pause.
+        // Preemption of the copying threads would prolong the pause.
         let copied = if is_short { briefly_raised(copy) } else { copy() };
         drop(stopped);
         pauses.add(since);
@@ -306,7 +309,7 @@ impl<'r> Prepared<'r> {
     }
 }
 
-/// All threads of a process, stopped.
+/// All threads of a process in ptrace stops.
 struct SettledStop {
     stopped: Vec<Tracee>,
     stops: Vec<(u32, StopPoint)>,
@@ -315,8 +318,8 @@ struct SettledStop {
     unsettled: u64,
 }
 
-/// Stops all threads, again and again until none is in the code of the allocator, or this was
-/// repeated too often. The stops that were given up are added to `pauses`.
+/// Stops all threads, and repeats this until no thread is in the code of the allocator, at most
+/// [`MAX_REPEATS`] times. Adds every stop except the last to `pauses`.
 fn settled_stop(
     target: &RemoteProcess,
     reader: Pid,
@@ -343,8 +346,8 @@ fn settled_stop(
     }
 }
 
-/// Number of threads whose next instruction, or a return address near the top of their stack, is in
-/// a range of code.
+/// Number of threads whose program counter, or a return address near the top of their stack, is in
+/// `code`.
 fn unsettled_threads(reader: Pid, stops: &[(u32, StopPoint)], code: &[AddrRange]) -> u64 {
     let is_busy = |address: u64| code.iter().any(|range| range.contains(address));
     let returns = |stop: &StopPoint| {
@@ -357,12 +360,15 @@ fn unsettled_threads(reader: Pid, stops: &[(u32, StopPoint)], code: &[AddrRange]
     if code.is_empty() { 0 } else { busy.count() as u64 }
 }
 
-/// Number of bytes above the stack pointer that are examined for return addresses. A thread that
-/// sleeps in a system call that allocators do not make has only stale ones.
+/// Number of bytes above the stack pointer that are examined for return addresses. In a system call
+/// that allocators do not make, a thread is not in allocator code, and only stale return addresses
+/// point there.
 fn examined_stack(stop: &StopPoint) -> usize {
-    /// `mmap`, `mprotect`, `munmap`, `brk`, `mremap` and `madvise` on x86-64.
+    /// System call numbers of `mmap`, `mprotect`, `munmap`, `brk`, `mremap` and `madvise` on
+    /// x86-64.
     const OF_ALLOCATORS: [u64; 6] = [9, 10, 11, 12, 25, 28];
-    /// `futex`: the wait for a lock of the allocator has a small frame.
+    /// System call number of `futex`. The function that waits for a lock of the allocator has a
+    /// small frame.
     const FUTEX: u64 = 202;
     match stop.call {
         Some((FUTEX, _)) => STACK_BYTES / 8,
@@ -398,8 +404,8 @@ fn readable(
     }
 }
 
-/// The thread of a process whose memory can be read: the first one, unless it has ended before the
-/// others.
+/// Returns the thread through which the memory of a process can be read: the first thread, unless
+/// it has ended before the others.
 fn reader_of(root: &ProcRoot, pid: Pid) -> Pid {
     let has_memory = |pid: &Pid| root.read(*pid, "maps").is_ok_and(|text| !text.is_empty());
     let threads = threads_of(root, pid).into_iter().map(Pid);
@@ -411,7 +417,7 @@ fn name_of(root: &ProcRoot, pid: Pid, tid: u32) -> Vec<u8> {
     name.strip_suffix(b"\n").map(<[u8]>::to_vec).unwrap_or(name)
 }
 
-/// Capacity for a copy of `bytes`, with a reserve for growth of the process.
+/// Number of bytes to reserve for a copy of `bytes`, including a reserve for growth of the process.
 const fn room_for(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 16).saturating_add(8 << 20)
 }
@@ -426,7 +432,7 @@ fn permit_memory(root: &ProcRoot, wanted: u64) -> Result<(), ScanError> {
     }
 }
 
-/// The expected pause, by the rate at which the first part is copied while the process runs.
+/// Returns the expected pause. The copy rate is measured on the first part, while the process runs.
 fn expected(plan: &CopyPlan, buffer: &mut CopyBuffer, pid: Pid, threads: usize) -> Duration {
     let trial = plan.first_bytes(TRIAL);
     let bytes: u64 = trial.iter().map(|range| range.len().0).sum();

@@ -1,11 +1,11 @@
-//! Memory of processes that do not exist, for tests.
+//! Synthetic processes for tests.
 
 use pagewise_model::mapping::{Prot, Sharing};
 use pagewise_model::{Absent, AddrRange, Device, Mapping, Name};
 
 use crate::memory::{Memory, ScannedThread};
 
-/// Memory of a process that does not exist.
+/// Memory of a synthetic process.
 #[derive(Clone)]
 pub(crate) struct MadeProcess {
     pub(crate) mappings: Vec<Mapping>,
@@ -13,7 +13,7 @@ pub(crate) struct MadeProcess {
     pub(crate) pieces: Vec<MemoryPiece>,
 }
 
-/// Consecutive bytes, in order of address.
+/// A range of bytes of a synthetic process.
 #[derive(Clone)]
 pub(crate) struct MemoryPiece {
     pub(crate) start: u64,
@@ -60,7 +60,7 @@ impl Memory for MadeProcess {
     }
 }
 
-/// A private mapping that can be written.
+/// Creates a private writable mapping.
 pub(crate) fn mapping(start: u64, bytes: u64, name: &str, inode: u64) -> Mapping {
     Mapping {
         range: AddrRange { start, end: start + bytes },
@@ -77,7 +77,7 @@ pub(crate) fn mapping(start: u64, bytes: u64, name: &str, inode: u64) -> Mapping
 }
 
 impl MadeProcess {
-    /// Zero-filled memory, and threads with these thread pointers.
+    /// Creates a process with zero-filled memory and one thread for each thread pointer.
     pub(crate) fn new(mut mappings: Vec<Mapping>, thread_pointers: &[u64]) -> MadeProcess {
         mappings.sort_by_key(|mapping| mapping.range);
         let pieces = mappings.iter().map(|it| MemoryPiece {
@@ -116,7 +116,7 @@ impl MadeProcess {
         self.put(address & !7, (old & !mask) | (value << shift));
     }
 
-    /// Replaces some words of the memory at random: by random words, or by addresses in it.
+    /// Replaces `words` random words of the memory by random values, or by addresses in the memory.
     pub(crate) fn damage(&mut self, random: &mut fastrand::Rng, words: usize) {
         for _ in 0..words {
             let index = random.usize(..self.pieces.len());

@@ -1,4 +1,4 @@
-//! Memory, mappings and threads of a process at one time, from any source.
+//! Interface to the memory, mappings and threads of a process at one time, from any source.
 
 use pagewise_model::{AddrRange, Mapping};
 use pagewise_proc::variables::FileFunction;
@@ -8,21 +8,21 @@ use crate::graph::range_without;
 /// A thread at the time of the scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScannedThread {
-    /// Its ID.
+    /// Thread ID.
     pub tid: u32,
-    /// Its name (`comm`); empty if unknown.
+    /// Thread name (`comm`); empty if unknown.
     pub name: Vec<u8>,
-    /// The stack pointer.
+    /// Stack pointer.
     pub stack_pointer: u64,
-    /// The base of thread-local storage (`fs` on x86-64).
+    /// Thread pointer: the base of thread-local storage (`fs` on x86-64).
     pub thread_pointer: u64,
-    /// General registers, the stack pointer included. On x86-64 these are 17 in the order of perf
-    /// samples: ax, bx, cx, dx, si, di, bp, sp, ip, r8 to r15. Elsewhere their order is arbitrary.
+    /// General registers, including the stack pointer. On x86-64 these are 17 registers in the
+    /// order of perf samples: ax, bx, cx, dx, si, di, bp, sp, ip, r8 to r15. On other machines
+    /// their order is arbitrary.
     pub registers: Vec<u64>,
 }
 
-/// The memory of a process at one time. Its contents are hostile: every value that is read may be
-/// anything.
+/// Memory of a process at one time. Its contents are untrusted: every word can have any value.
 pub trait Memory: Sync {
     /// All mappings, in order of address.
     fn mappings(&self) -> &[Mapping];
@@ -32,34 +32,35 @@ pub trait Memory: Sync {
 
     /// Calls `each(address, bytes)` for the known bytes of `range`, in order of address. Pieces
     /// start at multiples of 8 and do not overlap. Pages that are not resident, and bytes that the
-    /// source lacks, are left out: a page that was never touched holds no pointer.
+    /// source does not contain, are skipped: a page that was never touched contains no pointer.
     fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8]));
 
-    /// Fills `into` with the bytes at `address`. Returns false if any of them is not known.
+    /// Fills `into` with the bytes at `address`. Returns false if any of these bytes is unknown.
     fn read(&self, address: u64, into: &mut [u8]) -> bool;
 
-    /// As [`Memory::read`], also for bytes of mapped files that the process has not changed.
+    /// Reads like [`Memory::read`], and also reads bytes of mapped files that the process has not
+    /// changed.
     fn read_constant(&self, address: u64, into: &mut [u8]) -> bool {
         self.read(address, into)
     }
 
-    /// The word at `address`, if it is known.
+    /// The word at `address`; `None` if it is unknown.
     fn word(&self, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes).then(|| u64::from_le_bytes(bytes))
     }
 }
 
-/// Memory without some ranges, which appear unknown.
+/// Memory in which some ranges appear unknown.
 #[expect(missing_debug_implementations, reason = "it holds any memory")]
 pub struct MaskedMemory<'a> {
     memory: &'a dyn Memory,
-    /// In order of address.
+    /// Hidden ranges in order of address.
     hidden: &'a [AddrRange],
 }
 
 impl<'a> MaskedMemory<'a> {
-    /// Hides ranges, which are in order of address.
+    /// Hides the ranges `hidden`, which must be in order of address.
     pub fn new(memory: &'a dyn Memory, hidden: &'a [AddrRange]) -> MaskedMemory<'a> {
         MaskedMemory { memory, hidden }
     }
@@ -88,19 +89,20 @@ impl Memory for MaskedMemory<'_> {
     }
 }
 
-/// The word at an offset of bytes; 0 behind their end.
+/// The word at the offset `at` of `bytes`; 0 if it extends beyond the end.
 pub(crate) fn word(bytes: &[u8], at: u64) -> u64 {
     let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
     rest.map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// The 4 bytes at an offset of bytes; 0 behind their end.
+/// The 4 bytes at the offset `at` of `bytes`; 0 if they extend beyond the end.
 pub(crate) fn half(bytes: &[u8], at: u64) -> u32 {
     let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
     rest.map_or(0, |word| u32::from_le_bytes(*word))
 }
 
-/// The bytes of a range; unknown ones, such as those of pages that were never touched, are 0.
+/// Reads the bytes of a range. Unknown bytes, such as those of pages that were never touched, are
+/// 0.
 pub(crate) fn read_sparse(memory: &dyn Memory, range: AddrRange) -> Vec<u8> {
     let mut all = vec![0; usize::try_from(range.len().0).unwrap_or(0)];
     memory.visit(range, &mut |start, bytes| {
@@ -112,30 +114,31 @@ pub(crate) fn read_sparse(memory: &dyn Memory, range: AddrRange) -> Vec<u8> {
     all
 }
 
-/// The addresses of a function of the file of a mapping.
+/// Address range of a function of the mapped file; `None` if it is outside of the mapping.
 pub(crate) fn mapped_function(function: &FileFunction, mapping: &Mapping) -> Option<AddrRange> {
     let offset = function.offset.checked_sub(mapping.offset)?;
     let start = mapping.range.start.checked_add(offset)?;
     AddrRange { start, end: start.saturating_add(function.size) }.intersection(mapping.range)
 }
 
-/// The last component of a path.
+/// Last component of a path.
 pub(crate) fn file_name(path: &[u8]) -> &[u8] {
     let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     &path[start..]
 }
 
-/// Consecutive words, if all of them are known.
+/// Reads consecutive words; `None` if any of them is unknown.
 pub(crate) fn words<const N: usize>(memory: &dyn Memory, address: u64) -> Option<[u64; N]> {
     let mut bytes = [[0; 8]; N];
     memory.read(address, bytes.as_flattened_mut()).then(|| bytes.map(u64::from_le_bytes))
 }
 
-/// Bytes that are read at a time in search of a word.
+/// Number of bytes that are read at once in the search for a word.
 const SEARCH_STEP: u64 = 64 << 10;
 
-/// The first word of a range that satisfies a condition, of those at a distance of `stride` from
-/// each other, and its index. The bytes that are read are taken from `budget`.
+/// Returns the index and value of the first word in a range for which the condition is true. The
+/// words are `stride` bytes apart. Subtracts the number of bytes read from `budget`, and returns
+/// `None` if no word matches or the budget is used up.
 pub(crate) fn first_word(
     memory: &dyn Memory,
     range: AddrRange,

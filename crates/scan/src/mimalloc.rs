@@ -1,4 +1,4 @@
-//! Walk of the heap of mimalloc 2, from the memory of a process.
+//! Heap walk of mimalloc 2 in the memory of a process.
 //!
 //! ```text
 //!  layout    the layouts of all supported versions
@@ -7,12 +7,13 @@
 //! ```
 //!
 //! A segment is aligned to its size, and begins with a table of its slices of 64 KiB. A page is a
-//! run of slices, and holds blocks of one size. A free block is in one of four lists: two of its
-//! page, one of its page for other threads, or one of the heap that owns the page. All other blocks
-//! are in use. Each thread owns segments; those of a thread that ended have no owner.
+//! run of slices that contains blocks of one size. A free block is in one of four lists: two lists
+//! of its page, a list of its page for blocks freed by other threads, or a list of the heap that
+//! owns the page. All other blocks are in use. Each thread owns segments; the segments of an ended
+//! thread have no owner.
 //!
-//! None of this is an interface of mimalloc: all data is checked, and a contradiction is reported.
-//! Every loop is bounded by the number of blocks that fit into the pages.
+//! mimalloc does not guarantee these layouts, so all data is checked, and each contradiction is
+//! reported. The number of blocks that fit into the pages bounds every loop.
 
 mod layout;
 mod pages;
@@ -32,7 +33,7 @@ use crate::walk::AllocatorWalk;
 use pages::{BlockPage, PageReader};
 use segments::Segment;
 
-/// First bytes of the library's file name.
+/// Prefix of the library's file name.
 pub(crate) const LIBRARY: &[u8] = b"libmimalloc";
 
 const NO_SEGMENT: &str =
@@ -41,8 +42,8 @@ const NO_SEGMENT: &str =
 /// Walks the heap of mimalloc. Returns `None` if the process has no segment of mimalloc.
 ///
 /// # Errors
-/// [`ScanError::NotWalked`] if the process has mapped the library of mimalloc, and uses it in a
-/// version that is not supported.
+/// [`ScanError::NotWalked`] if the process maps the library of mimalloc, and no supported layout
+/// matches its data.
 ///
 /// # Complexity
 /// O(n log n) in the number of blocks.
@@ -76,13 +77,14 @@ pub(crate) fn walk(
     Ok(Some(heap.finish(memory, page_size, allocator)))
 }
 
-/// True if the process has mapped the library. A program that contains mimalloc shows no name.
+/// True if the process maps the library of mimalloc. A program that is linked statically with
+/// mimalloc maps no such file.
 fn has_library(memory: &dyn Memory) -> bool {
     memory.mappings().iter().any(|mapping| file_name(mapping.path()).starts_with(LIBRARY))
 }
 
-/// Numbers of arenas by thread pointer: each thread that owns segments has an arena, and one is of
-/// all segments without an owner.
+/// Arena numbers by thread pointer: one arena for each thread that owns segments, and one for all
+/// segments without an owner.
 type ArenaNumbers = BTreeMap<u64, usize>;
 
 fn add_arenas(heap: &mut SlotHeap, memory: &dyn Memory, segments: &[Segment]) -> ArenaNumbers {

@@ -1,16 +1,16 @@
-//! Walk of the heap of musl's malloc (mallocng, since musl 1.2.1), from the memory of a process.
+//! Heap walk of musl's malloc (mallocng, since musl 1.2.1) in the memory of a process.
 //!
 //! ```text
 //!  context  the variables of malloc, found and checked by structure
-//!  groups   descriptors of groups: memory that is divided into up to 32 equal slots
+//!  groups   descriptors of groups; a group is memory divided into up to 32 equal slots
 //!  slots    the headers of slots in use: position and size of the block in the slot
-//!  code     the code that changes all this
+//!  code     address ranges of the code that changes these structures
 //! ```
 //!
-//! Descriptors lie outside of the heap, in pages that begin with a secret number, and each group
-//! points back to its descriptor. A slot of a group can hold a smaller group; such a slot counts as
-//! memory of the allocator, not as a block. None of this is an interface of musl: all data is
-//! checked, and a contradiction is reported. Every loop is bounded by the number of descriptors.
+//! Descriptors are outside of the heap, in areas that begin with a secret number, and each group
+//! points back to its descriptor. A slot of a group can contain a smaller group; such a slot counts
+//! as memory of the allocator, not as a block. musl does not guarantee these layouts, so all data
+//! is checked, and each contradiction is reported. The number of descriptors bounds every loop.
 
 mod code;
 mod context;
@@ -32,7 +32,7 @@ use slots::{GroupBytes, SlotUse};
 
 pub(crate) use code::{is_library, malloc_code};
 
-/// Walks the heap of musl. Returns `None` if the process has no variables of mallocng.
+/// Walks the heap of musl. Returns `None` if the process has no `malloc_context` of mallocng.
 ///
 /// # Complexity
 /// O(n log n) in the number of groups and blocks.
@@ -52,7 +52,7 @@ pub(crate) fn walk(
     Ok(Some(walk.heap.finish(memory, page_size, allocator)))
 }
 
-/// Sums of the walk.
+/// State and sums of the walk.
 struct MuslWalk<'a> {
     memory: &'a dyn Memory,
     heap: SlotHeap,
@@ -87,13 +87,14 @@ impl MuslWalk<'_> {
         }
         let before = self.heap.log.count;
         table.check_nested(&mut marked, &mut self.heap.log);
-        // A program that writes outside of its blocks does not reach descriptors, but a thread that
-        // holds the lock leaves them half changed.
+        // An inconsistent descriptor means that a thread holds the lock and is changing it. A
+        // program that writes outside of its blocks does not reach descriptors, which are outside
+        // of the heap.
         let in_change = in_lists > 0 || self.heap.log.count > before;
         self.heap.arenas[arena].is_locked |= in_change;
     }
 
-    /// Adds the slots of a group. Addresses of groups in its slots are added to `marked`.
+    /// Adds the slots of a group. Adds the addresses of groups in these slots to `marked`.
     fn add_group(
         &mut self,
         group: &GroupMeta,
@@ -113,7 +114,8 @@ impl MuslWalk<'_> {
         for index in group.used_slots() {
             let slot = group.slot(index);
             match bytes.slot_use(index, &mut self.heap.log) {
-                // The descriptor decides if the header of the slot was overwritten.
+                // The descriptor of a nested group decides if the program has overwritten the
+                // header of the slot.
                 SlotUse::Block(block) => match table.group_in(slot) {
                     Some(group) => marked.push(group),
                     None => self.heap.add_block(block, slot, owner),

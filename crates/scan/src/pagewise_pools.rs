@@ -1,8 +1,8 @@
-//! Walk of the pools of pagewise's own allocators (crate `alloc`, feature `stats`): each process
-//! has a table with the memory of its pools.
+//! Heap walk of the pools of pagewise's own allocators (crate `alloc`, feature `stats`). A table in
+//! each process lists the memory of its pools.
 //!
-//! The blocks of a TLSF pool have headers, which are walked. All memory of another pool counts as
-//! live: nothing in it divides live from free bytes.
+//! The blocks of a TLSF pool have headers, so the walk finds each block. All memory of other pools
+//! counts as live: nothing in it separates live from free bytes.
 
 mod tlsf;
 
@@ -21,16 +21,17 @@ use crate::walk::AllocatorWalk;
 
 const NAME: &str = "pagewise pools";
 const OTHER_VERSION: &str = "its table of pools is of another version of pagewise";
-/// Maximum bytes of a table that are read; a table has 4 MiB.
+/// Maximum number of bytes of a table that are read; a table has 4 MiB.
 const MAX_TABLE: u64 = 16 << 20;
 
-/// Walks the pools of a process. Returns `None` if it has none with memory.
+/// Walks the pools of a process. Returns `None` if no pool has memory.
 ///
 /// # Errors
-/// [`ScanError::NotWalked`] if its table of pools is of another version.
+/// [`ScanError::NotWalked`] if the table of pools has another version.
 ///
 /// # Complexity
-/// O(n log n) in the number of ranges of memory, and linear in the blocks of TLSF pools.
+/// O(n log n) in the number of memory ranges of pools, and linear in the number of blocks of TLSF
+/// pools.
 pub(crate) fn walk(memory: &dyn Memory, _: PageSize) -> Result<Option<AllocatorWalk>, ScanError> {
     let Some(table) = table_of(memory.mappings()) else { return Ok(None) };
     let Some(pools) = parse_table(&bytes_of(memory, table.range)) else {
@@ -58,17 +59,17 @@ fn bytes_of(memory: &dyn Memory, table: AddrRange) -> Vec<u8> {
     bytes
 }
 
-/// Memory of a pool.
+/// A memory range of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PoolPart {
     range: AddrRange,
-    /// Number of the pool.
+    /// Index of the pool.
     pool: usize,
     is_tlsf: bool,
 }
 
-/// The memory of all pools that live, in order of address, without overlaps: a pool can have its
-/// memory from another one.
+/// Returns the memory ranges of all existing pools, in order of address, without overlaps. The
+/// memory of a pool can come from another pool; it then counts only for the outer pool.
 fn parts(memory: &dyn Memory, pools: &[RegisteredPool]) -> Vec<PoolPart> {
     let living = pools.iter().enumerate().filter(|(_, pool)| pool.lives);
     let mut parts: Vec<PoolPart> = living
@@ -101,10 +102,10 @@ fn is_mapped(memory: &dyn Memory, range: AddrRange) -> bool {
     end >= range.end && range.start.is_multiple_of(8)
 }
 
-/// Sums of the walk.
+/// State and sums of the walk.
 struct PoolsWalk<'a> {
     memory: &'a dyn Memory,
-    /// By pool.
+    /// One sum for each pool.
     sums: Vec<WalkedArena>,
     blocks: BlockTable,
     sizes: SizeTally,
@@ -144,7 +145,7 @@ impl<'a> PoolsWalk<'a> {
         }
     }
 
-    /// Adds the blocks of a TLSF pool. Returns false if its headers contradict themselves.
+    /// Adds the blocks of a TLSF pool. Returns false if the headers contradict each other.
     fn add_tlsf(&mut self, part: &PoolPart) -> bool {
         let Some(blocks) = tlsf::blocks(self.memory, part.range, &mut self.log) else {
             return false;
@@ -189,7 +190,7 @@ impl<'a> PoolsWalk<'a> {
     }
 }
 
-/// The kind of a pool, and the name that the program gave to it.
+/// Type of the pool and the name that the program chose for it.
 fn label(pool: &RegisteredPool) -> String {
     let text = |name: &Name| escape(name.as_bytes()).into_owned();
     [text(&pool.kind), text(&pool.name)].join(" ").trim_end().to_owned()

@@ -1,4 +1,4 @@
-//! The pointer graph of a heap as a model value: leaks, retained bytes and paths, with the names of
+//! The pointer graph of a heap as a model value: leaks, retained bytes and paths, with names of
 //! roots and types.
 
 mod names;
@@ -33,73 +33,75 @@ use crate::graph::{
 };
 use crate::memory::Memory;
 
-/// Groups of leaks, and roots, that a scan keeps.
+/// Maximum number of groups of leaks, and of roots, in a scan.
 const MAX_ROWS: usize = 10_000;
-/// Entries of the tree of retained bytes.
+/// Maximum number of entries in the tree of retained bytes.
 const MAX_ENTRIES: usize = 5000;
-/// Part of all retained bytes that an entry of this tree has at least: one in N.
+/// Inverse of the minimum share of an entry: an entry retains at least 1/N of all retained bytes.
 const MIN_ENTRY_PART: u64 = 5000;
-/// Paths to a block.
+/// Maximum number of paths to a block.
 const MAX_PATHS: usize = 16;
-/// Maximum number of roots that are named for blocks that several keep alive; of rows of such
-/// blocks that have names; and of nodes that the search for the names of one row visits.
+/// Limits for blocks that several roots keep alive: maximum number of named roots of a row
+/// (`MAX_SEVERAL`), of rows with named roots, and of nodes that the search for the roots of one row
+/// visits.
 const MAX_SEVERAL: usize = 4;
 const MAX_NAMED_ROWS: usize = 100;
 const MAX_NAME_NODES: usize = 1 << 17;
-/// Blocks of a path that are kept at its beginning and at its end.
+/// Number of blocks that are reported from each end of a longer path.
 const PATH_END: usize = 16;
-/// First bytes of a leaked block that are kept.
+/// Number of leading bytes of a leaked block that are reported.
 const FIRST_BYTES: usize = 16;
 
-/// Variables and classes whose types are wanted.
+/// Request for the types of variables and classes.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "it holds the memory of a process")]
 pub struct WantedTypes<'a> {
-    /// Addresses in global and static variables, in order.
+    /// Addresses in global and static variables, in ascending order.
     pub addresses: &'a [u64],
-    /// Names of classes.
+    /// Names of the classes.
     pub classes: &'a [Name],
-    /// The memory, with the threads whose local and thread-local variables are wanted.
+    /// Memory of the process, with the threads whose local and thread-local variables are
+    /// requested.
     pub memory: &'a dyn Memory,
-    /// Stacks: index of the thread, and the addresses.
+    /// Stack ranges, each with the index of its thread.
     pub stacks: &'a [(u32, AddrRange)],
 }
 
-/// Finds types of variables and of classes.
+/// Finds the types of variables and of classes.
 pub type FindTypes<'a> = dyn Fn(&WantedTypes<'_>) -> DataTypes + 'a;
 
-/// Finds the call stacks that allocated the blocks which begin at addresses.
+/// Finds the call stacks that allocated the blocks at these start addresses.
 pub type FindAllocations<'a> = dyn Fn(&[u64]) -> Reading<AllocationStacks> + 'a;
 
-/// Conclusions to draw from a graph.
+/// Analyses of a pointer graph to carry out.
 #[expect(missing_debug_implementations, reason = "it holds functions")]
 pub struct GraphRequest<'a> {
-    /// Compute retained bytes.
+    /// True to compute retained bytes.
     pub retained: bool,
-    /// Search the paths to this address.
+    /// Address to which paths are searched.
     pub why: Option<u64>,
-    /// Finds the variables that contain addresses, which are in order.
+    /// Finds the variables that contain the given addresses, which are in ascending order.
     pub variables: &'a dyn Fn(&[u64]) -> NamedVariables,
-    /// Finds the functions of threads.
+    /// Finds the functions on the stacks of threads.
     pub frames: &'a dyn Fn(&FrameRequest<'_>) -> ThreadFrames,
     /// Finds types; `None` if types are not wanted.
     pub types: Option<&'a FindTypes<'a>>,
-    /// Finds the call stacks of leaked blocks, whose addresses are in order.
+    /// Finds the call stacks that allocated leaked blocks, whose addresses are in ascending order.
     pub allocations: &'a FindAllocations<'a>,
-    /// Memory of a heap recorder in the process, which holds no roots.
+    /// Memory of a heap recorder in the process, which contains no roots.
     pub recorder: &'a [AddrRange],
-    /// Converts a mangled name.
+    /// Demangles a symbol name.
     pub demangle: &'a dyn Fn(&str) -> String,
 }
 
-/// Searches the pointers of a heap. `managed` is the memory of the allocator, in order of address.
-/// `rounding` is that of its sizes.
+/// Analyzes the pointers of a heap. `managed` is the memory of the allocators, in order of address.
+/// `rounding` is the allocators' rounding of block sizes.
 ///
 /// # Errors
-/// [`ScanError::NoHeap`] for more blocks than can be numbered.
+/// [`ScanError::NoHeap`] if the heap has more blocks than a graph can contain.
 ///
 /// # Complexity
-/// Linear in the memory; the dominators O(n log n) in the number of pointers.
+/// Linear in the memory; O(n log n) in the number of pointers for the dominators.
 pub fn heap_graph(
     memory: &dyn Memory,
     blocks: &BlockTable,
@@ -138,7 +140,7 @@ pub fn heap_graph(
             (found.retained, shared, found.retention) = described.retention(&traversal, &tree);
         }
         let of_block = request.why.map(|asked| described.retained_by(asked, &traversal, &tree));
-        // The search for paths needs as much memory as these.
+        // The search for paths needs as much memory as these two values.
         drop((traversal, tree));
         described.name_several(&mut found.retained, &shared);
         found.why = request.why.zip(of_block).map(|(asked, amount)| described.kept(asked, amount));
@@ -151,7 +153,7 @@ pub fn heap_graph(
     Ok(found)
 }
 
-/// Ranges in order of address, those that overlap or touch as one.
+/// Returns ranges in order of address; overlapping and adjacent ranges are joined.
 fn joined(mut ranges: Vec<AddrRange>) -> Vec<AddrRange> {
     ranges.sort_unstable();
     ranges.dedup_by(|next, last| {
@@ -171,8 +173,8 @@ fn sorted(addresses: impl Iterator<Item = u64>) -> Vec<u64> {
     addresses
 }
 
-/// Space that glibc reserves below the thread pointer for the variables of libraries that are
-/// loaded later: 1,664 bytes in glibc 2.36. The frames of a thread begin below it.
+/// Number of bytes that glibc reserves below the thread pointer for variables of libraries that are
+/// loaded later (1,664 in glibc 2.36), rounded down. The frames of a thread begin below this space.
 const TLS_SURPLUS: u64 = 1600;
 
 fn variable_at(variables: &[NamedVariable], address: u64) -> Option<&NamedVariable> {
@@ -180,7 +182,7 @@ fn variable_at(variables: &[NamedVariable], address: u64) -> Option<&NamedVariab
     variables[..after].last().filter(|variable| variable.range.contains(address))
 }
 
-/// A graph and the data that describe its nodes.
+/// A graph with the data that describes its nodes.
 struct DescribedGraph<'a> {
     memory: &'a dyn Memory,
     blocks: &'a BlockTable,
@@ -191,7 +193,7 @@ struct DescribedGraph<'a> {
     allocations: &'a FindAllocations<'a>,
 }
 
-/// The call stacks of leaks, in the order of the leaks.
+/// Call stacks that allocated the heads of leaks, in the order of the leaks.
 struct LeakStacks(Reading<AllocationStacks>);
 
 impl LeakStacks {
@@ -288,7 +290,7 @@ impl DescribedGraph<'_> {
         }
     }
 
-    /// The member of a node, a block or a root, by which it leads to a block.
+    /// Name of the member of a node (a block or a root) that points to the block `to`.
     fn member(&self, node: u32, to: u32) -> Option<Name> {
         match self.graph.root_of(node) {
             None => self.types.member(self.memory, self.blocks, node, to),
@@ -353,7 +355,7 @@ impl DescribedGraph<'_> {
         }
     }
 
-    /// The name of a mapping; of the anonymous end of `.bss`, that of the file before it.
+    /// Name of a mapping. For the anonymous end of `.bss` it is the name of the mapping before it.
     fn mapping_name(&self, mapping: u32) -> Name {
         let mappings = self.memory.mappings();
         let mapping = mapping as usize;
@@ -367,8 +369,8 @@ impl DescribedGraph<'_> {
         }
     }
 
-    /// Rows of retained bytes; the number and the first block of those that several roots keep
-    /// alive; the tree of these bytes.
+    /// Returns the rows of retained bytes; the index and first block of each row whose blocks
+    /// several roots keep alive; and the tree of retained bytes.
     fn retention(
         &self,
         traversal: &Traversal,
@@ -399,7 +401,7 @@ impl DescribedGraph<'_> {
         (roots.collect(), shared, self.entries(&retention, traversal))
     }
 
-    /// Names the roots of blocks that several roots keep alive.
+    /// Fills in the names of the roots in rows whose blocks several roots keep alive.
     fn name_several(&self, rows: &mut [RetainingRoot], shared: &[(usize, u32)]) {
         if shared.is_empty() {
             return;
@@ -408,14 +410,15 @@ impl DescribedGraph<'_> {
         for &(row, block) in shared {
             let paths = search.paths_to(block, MAX_SEVERAL + 1, MAX_NAME_NODES);
             let row = &mut rows[row];
-            // Fewer than two: the others lie beyond the nodes that were visited.
+            // If fewer than two roots were found, the others are beyond the visited nodes.
             row.has_more_roots = paths.len() > MAX_SEVERAL || paths.len() < 2;
             let named = paths.iter().take(MAX_SEVERAL);
             row.roots = named.map(|path| self.root_path(path).root).collect();
         }
     }
 
-    /// Entries from a root down, as long as one of them retains half of the root's bytes.
+    /// Returns the entries from a root down, as long as an entry retains at least half of the
+    /// root's bytes.
     fn path_down(
         &self,
         retention: &RetentionTree,
@@ -448,7 +451,7 @@ impl DescribedGraph<'_> {
         })
     }
 
-    /// The entries with the most retained bytes; those above an entry are among them.
+    /// Returns the entries with the most retained bytes, which include the ancestors of each entry.
     fn entries(&self, retention: &RetentionTree, traversal: &Traversal) -> Vec<RetentionEntry> {
         let tops = retention.entries.iter().filter(|entry| entry.parent.is_none());
         let all: u64 = tops.map(|entry| entry.retained_bytes).sum();
@@ -522,7 +525,7 @@ fn retained_of(entry: &RetentionNode) -> LiveAmount {
     LiveAmount { blocks: entry.retained_blocks, bytes: entry.retained_bytes }
 }
 
-/// The entry with the most retained bytes directly below each entry.
+/// For each entry: the child with the most retained bytes.
 struct LargestBelow(Vec<Option<u32>>);
 
 impl LargestBelow {

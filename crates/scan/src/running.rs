@@ -1,7 +1,7 @@
-//! Memory of a process that runs meanwhile: nothing is stopped or copied beforehand.
+//! Memory of a process that continues to run: it is neither stopped nor copied.
 //!
-//! Only pages that are present are read: a read of others would map or swap them in. Values that
-//! are read one after the other can be of different times.
+//! Only present pages are read: a read of other pages would map them or swap them in. Values can be
+//! of different times.
 
 use std::fs::File;
 use std::io;
@@ -18,8 +18,8 @@ use pagewise_sys::remote::OpenMemory;
 
 use crate::memory::{Memory, ScannedThread};
 
-/// Bytes that one system call reads: the kernel holds the mmap lock of the process for some
-/// microseconds meanwhile.
+/// Maximum number of bytes that one system call reads: meanwhile the kernel holds the mmap lock of
+/// the process, for some microseconds.
 const PIECE: u64 = 128 << 10;
 
 /// Memory of a running process.
@@ -33,10 +33,10 @@ pub struct RunningMemory<'m> {
 }
 
 impl<'m> RunningMemory<'m> {
-    /// Opens the memory of a process with these mappings.
+    /// Opens the memory of a process that has these mappings.
     ///
     /// # Errors
-    /// That of the kernel, if its memory or page map cannot be opened.
+    /// The error of the kernel if the memory or the page map of the process cannot be opened.
     pub fn open(
         root: &ProcRoot,
         pid: Pid,
@@ -54,8 +54,8 @@ impl<'m> RunningMemory<'m> {
     }
 
     fn measured<T>(&self, call: impl FnOnce() -> T) -> T {
-        // The kernel holds the mmap lock of the process meanwhile. The time is taken before the
-        // priority is lowered: then other threads may run.
+        // The kernel holds the mmap lock of the process during the call. The time is measured
+        // before the priority is lowered again, because other threads may run afterwards.
         let (result, took) = briefly_raised(|| {
             let began = Instant::now();
             (call(), began.elapsed())
@@ -64,12 +64,13 @@ impl<'m> RunningMemory<'m> {
         result
     }
 
-    /// As [`Memory::read`], also of pages of files that are present, such as code.
+    /// Reads like [`Memory::read`], and also reads present pages of files, such as code.
     pub fn read_present(&self, address: u64, into: &mut [u8]) -> bool {
         self.read_without(0, address, into)
     }
 
-    /// Reads pages that are present and lack a bit of their entry of `pagemap`.
+    /// Reads pages that are present and whose `pagemap` entry does not have the bits `excluded`
+    /// set.
     fn read_without(&self, excluded: u64, address: u64, into: &mut [u8]) -> bool {
         let Some(end) = address.checked_add(into.len() as u64) else { return false };
         let range = AddrRange { start: address, end };
@@ -79,7 +80,7 @@ impl<'m> RunningMemory<'m> {
                 && self.copy(address, into) == into.len()
     }
 
-    /// Runs of pages in a range that are present and lack the bit `excluded`.
+    /// Runs of pages in `range` that are present and do not have the bits `excluded` set.
     fn present(&self, range: AddrRange, excluded: u64) -> Vec<AddrRange> {
         let start = range.start - range.start % self.page;
         let pages = (range.end - start).div_ceil(self.page);
@@ -115,7 +116,7 @@ impl Memory for RunningMemory<'_> {
         self.mappings
     }
 
-    /// None: registers of a running thread cannot be read.
+    /// Returns no threads: the registers of a running thread cannot be read.
     fn threads(&self) -> &[ScannedThread] {
         &[]
     }

@@ -1,5 +1,5 @@
-//! A sample of the heap of a process that runs meanwhile, cheap enough for every report about the
-//! process: bounded by time and by bytes read.
+//! A sample of the heap of a running process. Limits on time and bytes make it cheap enough for
+//! every report about the process.
 
 pub(crate) mod estimate;
 
@@ -17,17 +17,18 @@ use crate::memory::{Memory, ScannedThread};
 use crate::running::RunningMemory;
 use estimate::WindowSample;
 
-/// The sample ends after this time, or after this number of bytes.
+/// Maximum duration of a sample, and maximum number of bytes that it reads.
 const TIME: Duration = Duration::from_millis(50);
 const BYTES: u64 = 64 << 20;
-/// The sample does not end before this number of windows was read, which takes some milliseconds:
-/// on a machine with busy CPUs all of the time can pass while pagewise waits for one.
+/// Minimum number of windows, which are read even beyond the time limit and take some milliseconds.
+/// On a machine with busy CPUs the whole time can pass while pagewise waits for a CPU.
 const MIN_WINDOWS: u64 = 64;
-/// A heap is sampled if it has at least this size, or at least [`SMALLEST`] and half of RES.
+/// Minimum size of a heap that is sampled. A heap of at least [`SMALLEST`] is also sampled if it is
+/// at least half of RES.
 const LARGE: Bytes = Bytes::mib(64);
 const SMALLEST: Bytes = Bytes::mib(8);
 
-/// Samples the heap of the process of a snapshot.
+/// Samples the heap of the running process that `snapshot` describes.
 pub fn add(root: &ProcRoot, snapshot: &mut Snapshot) {
     let began = Instant::now();
     let sample = of_process(root, snapshot, began);
@@ -39,7 +40,7 @@ pub fn add(root: &ProcRoot, snapshot: &mut Snapshot) {
     snapshot.heap_sample = sample;
 }
 
-/// Samples the heap in the core file of a snapshot.
+/// Samples the heap in a core file, and adds the sample to its snapshot.
 pub fn add_of_core(image: &CoreImage, snapshot: &mut Snapshot) {
     let began = Instant::now();
     let subject = SampleSubject { snapshot, memory: image, began };
@@ -91,7 +92,7 @@ fn too_small() -> Absent {
     Absent::NotCollected("the heap is smaller than 64 MiB and than half of RES".into())
 }
 
-/// A process, and the source of its memory.
+/// A process to sample, and the source of its memory.
 struct SampleSubject<'a> {
     snapshot: &'a Snapshot,
     memory: &'a dyn Memory,
@@ -99,7 +100,7 @@ struct SampleSubject<'a> {
 }
 
 impl SampleSubject<'_> {
-    /// `resident` is all memory of the process.
+    /// Samples the heap. `resident` is the resident memory of the whole process.
     fn sample(&self, resident: Option<Bytes>) -> Reading<HeapSample> {
         let memory = BoundedMemory { memory: self.memory, left: AtomicU64::new(BYTES) };
         let page_size = self.snapshot.provenance.page_size;
@@ -130,11 +131,11 @@ impl SampleSubject<'_> {
     }
 }
 
-/// The windows of the arenas of a process.
+/// Result of sampling the arenas of a process.
 pub(crate) struct SampledArenaWindows {
     /// Number of arenas.
     pub(crate) arenas: u64,
-    /// Resident memory of the arenas, if it is known without the windows.
+    /// Resident memory of the arenas; `None` if it must be estimated from the windows.
     pub(crate) resident: Option<Bytes>,
     pub(crate) sample: WindowSample,
 }
@@ -156,7 +157,7 @@ fn estimates(sample: &WindowSample, resident: Option<Bytes>) -> HeapSample {
     }
 }
 
-/// Memory of which a bounded number of bytes is read.
+/// Memory of which only a limited number of bytes can be read.
 struct BoundedMemory<'a> {
     memory: &'a dyn Memory,
     left: AtomicU64,
@@ -183,7 +184,7 @@ impl Memory for BoundedMemory<'_> {
     }
 
     fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
-        /// Large ranges are visited in steps, so that the bound holds.
+        /// Maximum number of bytes between two checks of the limit in a large range.
         const STEP: u64 = 4 << 20;
         let mut start = range.start;
         while start < range.end && !self.is_exhausted() {

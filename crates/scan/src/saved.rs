@@ -10,10 +10,10 @@ use pagewise_sys::output_file::{self, FileReaders};
 
 use crate::ScanError;
 
-/// Writes a scan, which its owner alone can read.
+/// Writes a scan to a file that only its owner can read.
 ///
 /// # Errors
-/// The file cannot be written.
+/// An error if the file cannot be written.
 pub fn save(scan: &HeapScan, path: &Path) -> io::Result<()> {
     output_file::write(path, FileReaders::Owner, |out| {
         serde_json::to_writer(&mut *out, scan)?;
@@ -21,10 +21,10 @@ pub fn save(scan: &HeapScan, path: &Path) -> io::Result<()> {
     })
 }
 
-/// Opens a scan.
+/// Opens a saved scan.
 ///
 /// # Errors
-/// [`ScanError::NotAScan`] if the file cannot be read, is of another kind, or of a newer version.
+/// [`ScanError::NotAScan`] if the file cannot be read, is not a scan, or has a newer version.
 pub fn open(path: &Path) -> Result<HeapScan, ScanError> {
     let named = |why: String| {
         let path = escape(path.as_os_str().as_encoded_bytes()).into_owned();

@@ -1,4 +1,4 @@
-//! A copied process, or a core file, and the walk of its heap as one value.
+//! The heap walk of a copied process or of a core file, as one value.
 
 use std::time::{Instant, SystemTime};
 
@@ -18,17 +18,17 @@ use crate::memory::Memory;
 use crate::reachability::{GraphRequest, heap_graph};
 use crate::walk::walk_heap;
 
-/// A scan, and the live blocks of the heap.
+/// A scan together with the live blocks of the heap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScannedHeap {
-    /// Sums.
+    /// The scan, without single blocks.
     pub scan: HeapScan,
     /// All live blocks.
     pub blocks: BlockTable,
 }
 
-/// Walks the heap of a copied process, and searches its pointers for a `request`. `began` is the
-/// time at which the copy was begun.
+/// Walks the heap of a copied process, and analyzes its pointers if there is a `request`. `began`
+/// is the time at which the copy began.
 ///
 /// # Errors
 /// [`ScanError::NoHeap`] or [`ScanError::NotWalked`]
@@ -48,8 +48,8 @@ pub fn scan(
     source.scanned(copy, began, request)
 }
 
-/// Walks the heap in a core file, and searches its pointers for a `request`. `began` is the time at
-/// which the file was opened.
+/// Walks the heap in a core file, and analyzes its pointers if there is a `request`. `began` is the
+/// time at which the file was opened.
 ///
 /// # Errors
 /// [`ScanError::NoHeap`] or [`ScanError::NotWalked`]
@@ -62,14 +62,14 @@ pub fn scan_core(
         process: image.snapshot().process.clone(),
         moment: ProcessMoment::CoreDumped,
         page_size: image.page_size(),
-        // No process is copied or stopped.
+        // A core file needs no copy and no stop.
         copy: MemoryCopy::default(),
         unseen: Bytes::ZERO,
     };
     source.scanned(image, began, request)
 }
 
-/// The process of a scan.
+/// Process and measurements of a scan.
 struct ScanSource {
     process: Process,
     moment: ProcessMoment,

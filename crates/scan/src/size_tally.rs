@@ -1,10 +1,10 @@
-//! Live blocks by usable size.
+//! Number of live blocks by usable size.
 
 use std::collections::BTreeMap;
 
 use pagewise_model::heap_scan::LiveSize;
 
-/// Sizes below this are counted in an array.
+/// Number of small sizes: blocks of fewer bytes are counted in an array, others in a map.
 const SMALL_SIZES: u64 = 64 << 10;
 
 /// Number of blocks by usable size.
@@ -25,7 +25,7 @@ impl SizeTally {
         }
     }
 
-    /// In order of size.
+    /// Returns the counts in ascending order of size.
     pub(crate) fn finish(self) -> Vec<LiveSize> {
         let small = (0..).zip(self.small).filter(|(_, blocks)| *blocks > 0);
         small.chain(self.large).map(|(size, blocks)| LiveSize { size, blocks }).collect()

@@ -1,5 +1,5 @@
-//! Sums of an allocator whose pages hold slots of one size: its walker finds memory and blocks in
-//! any order.
+//! Sums of an allocator whose pages contain slots of one size. Its walker may add memory and blocks
+//! in any order.
 
 use pagewise_model::heap_scan::{
     HeapAllocator, HeapGap, LiveAmount, MappedBlocks, WalkedArena, WalkedHeap,
@@ -14,22 +14,23 @@ use crate::memory::Memory;
 use crate::size_tally::SizeTally;
 use crate::walk::AllocatorWalk;
 
-/// No program has memory behind this address: sums of addresses and sizes cannot overflow.
+/// Upper bound of accepted addresses. No program has memory above it, so sums of addresses and
+/// sizes cannot overflow.
 pub(crate) const MAX_ADDRESS: u64 = 1 << 62;
-/// No more gaps than this are kept.
+/// Maximum number of gaps that are stored.
 const MAX_GAPS: usize = 100;
 pub(crate) const NOT_RESIDENT: &str = "its pages are in swap or could not be read";
 
-/// Owner of memory.
+/// Owner of a memory range or block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotOwner {
-    /// An arena, by its number.
+    /// The arena with this index.
     Arena(usize),
-    /// A block with a mapping of its own.
+    /// A block with its own mapping, which belongs to no arena.
     Mapped,
 }
 
-/// A live block, and the slot that holds it.
+/// A live block and its slot.
 #[derive(Clone, Copy, Debug)]
 struct SlotBlock {
     block: LiveBlock,
@@ -37,10 +38,10 @@ struct SlotBlock {
     owner: SlotOwner,
 }
 
-/// Memory and blocks of an allocator.
+/// Collected memory ranges and blocks of an allocator.
 #[derive(Debug, Default)]
 pub(crate) struct SlotHeap {
-    /// The arenas. Their sizes, residence and live blocks are computed at the end.
+    /// Arenas. `finish` computes their sizes, resident bytes and live blocks.
     pub(crate) arenas: Vec<WalkedArena>,
     pub(crate) log: CorruptionLog,
     ranges: Vec<(AddrRange, SlotOwner)>,
@@ -49,7 +50,7 @@ pub(crate) struct SlotHeap {
 }
 
 impl SlotHeap {
-    /// Adds memory of the allocator.
+    /// Adds a memory range of the allocator.
     pub(crate) fn add_range(&mut self, range: AddrRange, owner: SlotOwner) {
         self.ranges.push((range, owner));
     }
@@ -70,7 +71,7 @@ impl SlotHeap {
         }
     }
 
-    /// The sums.
+    /// Computes the sums.
     ///
     /// # Complexity
     /// O(n log n) in the number of blocks.
@@ -129,7 +130,7 @@ impl SlotHeap {
         AllocatorWalk { heap, blocks, managed }
     }
 
-    /// Sums the ranges. Returns the resident parts of those of arenas.
+    /// Sums the memory ranges. Returns the resident parts of the ranges that belong to arenas.
     fn add_memory(&mut self, memory: &dyn Memory, mapped: &mut MappedBlocks) -> Vec<AddrRange> {
         let mut runs: Vec<AddrRange> = Vec::new();
         for &(range, owner) in &self.ranges {
@@ -160,7 +161,8 @@ impl SlotHeap {
         runs
     }
 
-    /// All memory without gaps: these may hold live blocks that are unknown, and their pointers.
+    /// Returns all memory ranges without gaps. Gaps may contain unknown live blocks, whose pointers
+    /// count.
     fn managed(&self) -> Vec<AddrRange> {
         let gaps = self
             .gaps
@@ -171,17 +173,18 @@ impl SlotHeap {
     }
 }
 
-/// The memory between the last block and the next.
+/// State for the gaps between consecutive live blocks.
 #[derive(Debug, Default)]
 struct BlockGap {
-    /// Number of the range of the last block.
+    /// Index of the memory range of the last block.
     range: usize,
-    /// End of its slot.
+    /// End of the slot of the last block.
     end: Option<u64>,
 }
 
 impl BlockGap {
-    /// Length of the gap before a slot, if the block before it lies in the same range.
+    /// Number of bytes between `slot` and the slot of the last block; 0 if they are in different
+    /// memory ranges.
     fn before(&mut self, slot: AddrRange, ranges: &[(AddrRange, SlotOwner)]) -> Bytes {
         while ranges.get(self.range).is_some_and(|(range, _)| range.end <= slot.start) {
             self.range += 1;

@@ -1,4 +1,4 @@
-//! Sums of heaps whose blocks lie in spans of pages: slabs of equal slots, single blocks, and free
+//! Sums of heaps whose blocks are in spans of pages: slabs of equal slots, single blocks, and free
 //! pages. jemalloc calls spans extents.
 
 use std::collections::BTreeMap;
@@ -20,24 +20,24 @@ use crate::walk::AllocatorWalk;
 pub(crate) enum SlotUse {
     /// A live block.
     Live,
-    /// Free in the cache of a thread.
+    /// A free slot in a thread cache.
     Cached,
-    /// Free in the slab.
+    /// A free slot that the slab's own data marks as free.
     Free,
-    /// A block of the allocator itself.
+    /// A slot with data of the allocator itself.
     Internal,
 }
 
-/// Free pages.
+/// State of free pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FreePages {
-    /// With their memory, which the allocator can release.
+    /// Still backed by memory, which the allocator can release.
     Kept,
-    /// Without memory: released to the system, or never touched.
+    /// Not backed by memory: released to the kernel, or never touched.
     Released,
 }
 
-/// The resident ranges of `spans`, which are in order of address.
+/// Returns the resident ranges of `spans`, which are in order of address.
 pub(crate) fn resident_runs(memory: &dyn Memory, spans: &[AddrRange]) -> Vec<AddrRange> {
     let mut runs: Vec<AddrRange> = Vec::new();
     for span in spans {
@@ -52,7 +52,7 @@ pub(crate) fn resident_runs(memory: &dyn Memory, spans: &[AddrRange]) -> Vec<Add
     runs
 }
 
-/// Ranges without empty ones; neighbors are joined. The input is in order of address.
+/// Joins adjacent ranges and removes empty ones. Requires ranges in order of address.
 pub(crate) fn joined(ranges: impl IntoIterator<Item = AddrRange>) -> Vec<AddrRange> {
     let mut all: Vec<AddrRange> = Vec::new();
     for range in ranges.into_iter().filter(|range| !range.is_empty()) {
@@ -64,15 +64,15 @@ pub(crate) fn joined(ranges: impl IntoIterator<Item = AddrRange>) -> Vec<AddrRan
     all
 }
 
-/// Ranges that do not overlap.
+/// A set of ranges that do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct DisjointRanges {
-    /// Starts and ends.
+    /// End of each range, by its start.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl DisjointRanges {
-    /// Adds a range. Returns false, and does not add it, if it overlaps another one.
+    /// Adds a range. Returns false and does not add it if it overlaps another range.
     pub(crate) fn insert(&mut self, range: AddrRange) -> bool {
         let before = self.ranges.range(..range.end).next_back();
         let is_apart = before.is_none_or(|(_, end)| *end <= range.start);
@@ -82,23 +82,23 @@ impl DisjointRanges {
         is_apart
     }
 
-    /// In order of address.
+    /// Returns the ranges in order of address.
     pub(crate) fn into_ranges(self) -> Vec<AddrRange> {
         self.ranges.into_iter().map(|(start, end)| AddrRange { start, end }).collect()
     }
 }
 
-/// The last span of an arena, and the last live block in it and the spans directly before it.
+/// End of the last span of an arena, and end of the last live block in the run of adjacent spans.
 #[derive(Clone, Copy, Debug, Default)]
 struct ArenaCursor {
     span_end: u64,
     live_end: Option<u64>,
 }
 
-/// Sums of spans, which are added in order of address.
+/// Sums of spans, which must be added in order of address.
 pub(crate) struct SpanTally<'r> {
     page: u64,
-    /// Resident ranges that were not passed yet.
+    /// Resident ranges from the current span on.
     runs: &'r [AddrRange],
     resident: u64,
     density: PageDensityCounter<'r>,
@@ -108,7 +108,7 @@ pub(crate) struct SpanTally<'r> {
     blocks: BlockTable,
 }
 
-/// The results of a tally.
+/// Results of a tally.
 pub(crate) struct SpanSums {
     pub(crate) arenas: Vec<WalkedArena>,
     pub(crate) blocks: BlockTable,
@@ -117,7 +117,8 @@ pub(crate) struct SpanSums {
 }
 
 impl SpanSums {
-    /// The walked heap of one allocator. `layout` is that of its thread caches.
+    /// Returns the walked heap of one allocator. `layout` names the detected layout of the
+    /// allocator.
     pub(crate) fn into_walk(
         self,
         allocator: &str,
@@ -146,7 +147,7 @@ impl SpanSums {
 }
 
 impl<'r> SpanTally<'r> {
-    /// An empty tally. `runs` are the resident ranges of all spans.
+    /// Creates an empty tally. `runs` are the resident ranges of all spans.
     pub(crate) fn new(
         page_size: PageSize,
         runs: &'r [AddrRange],
@@ -206,7 +207,7 @@ impl<'r> SpanTally<'r> {
         }
     }
 
-    /// Adds a span of free pages.
+    /// Adds a span of free pages in the state `pages`.
     pub(crate) fn add_free(&mut self, arena: usize, span: AddrRange, pages: FreePages) {
         let resident = self.begin_span(arena, span);
         let sum = &mut self.arenas[arena];
@@ -215,7 +216,7 @@ impl<'r> SpanTally<'r> {
                 sum.free.pages += span.len().0;
                 sum.trimmable.0 += resident;
             }
-            // A huge page can give memory to addresses that were never touched.
+            // A huge page can back addresses that were never touched.
             FreePages::Released => {
                 sum.free.pages += resident;
                 sum.free.retained += span.len().0 - resident;
@@ -224,13 +225,13 @@ impl<'r> SpanTally<'r> {
         }
     }
 
-    /// Adds a span of the allocator itself.
+    /// Adds a span with data of the allocator itself.
     pub(crate) fn add_own(&mut self, arena: usize, span: AddrRange) {
         self.begin_span(arena, span);
         self.arenas[arena].own += span.len();
     }
 
-    /// Adds memory of the allocator outside of all spans, which holds no blocks.
+    /// Adds memory of the allocator outside of all spans, which contains no blocks.
     pub(crate) fn add_metadata(&mut self, arena: usize, range: AddrRange, resident: u64) {
         let sum = &mut self.arenas[arena];
         sum.own += range.len();
@@ -238,7 +239,7 @@ impl<'r> SpanTally<'r> {
         sum.resident.0 += resident;
     }
 
-    /// Counts the memory of a span, and returns the resident bytes.
+    /// Counts the memory of a span. Returns its number of resident bytes.
     fn begin_span(&mut self, arena: usize, span: AddrRange) -> u64 {
         while self.runs.first().is_some_and(|run| run.end <= span.start) {
             self.runs = &self.runs[1..];
@@ -277,7 +278,7 @@ impl<'r> SpanTally<'r> {
         cursor.live_end = Some(range.end);
     }
 
-    /// The sums, without arenas that have no memory.
+    /// Returns the sums, without arenas that have no memory.
     pub(crate) fn finish(self) -> SpanSums {
         let mut arenas = self.arenas;
         arenas.retain(|arena| !arena.held.is_zero() || arena.free.retained > 0);

@@ -1,14 +1,14 @@
-//! Walk of the heap of gperftools' tcmalloc, from the memory of a process: spans, central lists and
-//! thread caches.
+//! Heap walk of gperftools' tcmalloc in the memory of a process: spans, central lists and thread
+//! caches.
 //!
 //! ```text
-//!  page_map    the map that leads to all spans, found and checked by structure
+//!  page_map    the map from pages to spans, found and checked by structure
 //!  free_lists  thread caches and transfer caches
 //! ```
 //!
 //! The layout is that of gperftools 2.8 to 2.18 on x86-64, with pages of 8 KiB. A slot of a span is
-//! live unless the span's own list, a thread cache or a transfer cache has it; each span is checked
-//! against its count of slots in use.
+//! live unless it is in the span's own list, a thread cache or a transfer cache. Each span is
+//! checked against its count of slots in use.
 
 mod free_lists;
 mod page_map;
@@ -33,17 +33,17 @@ use free_lists::{FreeLists, ListedSlot};
 use page_map::{Span, SpanLocation, page_map_root, spans};
 
 const NAME: &str = "tcmalloc";
-/// A span has at most this number of slots: 16 bits count those in use.
+/// Maximum number of slots of a span: the count of slots in use has 16 bits.
 const MAX_SLOTS: u64 = 1 << 16;
 const UNKNOWN_USE: &str = "the data of its span contradicts itself";
 
-/// Walks the heap of tcmalloc. Returns `None` if the process does not use it.
+/// Walks the heap of tcmalloc. Returns `None` if the process does not use tcmalloc.
 ///
 /// # Errors
-/// [`ScanError::NotWalked`] if the process has a library of tcmalloc with another layout.
+/// [`ScanError::NotWalked`] if the process maps a library of tcmalloc with an unsupported layout.
 ///
 /// # Complexity
-/// O(n log n) in the number of free slots in caches, O(n) in all others.
+/// O(n log n) in the number of free slots in caches, O(n) in the number of all other slots.
 pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<Option<AllocatorWalk>, ScanError> {
     let anonymous = anonymous_memory(memory.mappings());
     let mut log = CorruptionLog::default();
@@ -100,10 +100,10 @@ fn walked(
     sums.into_walk(NAME, "gperftools 2.8 to 2.18", log, gaps, managed)
 }
 
-/// The walk over all spans, in order of address.
+/// State of the walk over all spans, in order of address.
 struct SpanWalk<'a, 'r> {
     memory: &'a dyn Memory,
-    /// Bytes of a slot by class.
+    /// Slot size in bytes of each size class.
     sizes: &'a [u64],
     listed: Peekable<slice::Iter<'a, ListedSlot>>,
     tally: SpanTally<'r>,
@@ -143,7 +143,7 @@ impl SpanWalk<'_, '_> {
         self.tally.add_slots(0, span.pages, size, slots);
     }
 
-    /// Marks the slots in the list of the span.
+    /// Marks the slots in the span's own free list.
     fn mark_own_list(&mut self, span: &Span, size: u64, slots: &mut [SlotUse]) {
         let mut free = 0;
         let mut slot = span.objects;
@@ -166,7 +166,7 @@ impl SpanWalk<'_, '_> {
         }
     }
 
-    /// Marks the slots in thread caches and transfer caches.
+    /// Marks the slots of the span that are in thread caches and transfer caches.
     fn mark_listed(&mut self, span: &Span, size: u64, slots: &mut [SlotUse]) {
         while let Some(listed) = self.listed.next_if(|it| it.address < span.pages.end) {
             let slot = slot_at(span, size, listed.address, slots);
@@ -178,7 +178,7 @@ impl SpanWalk<'_, '_> {
         }
     }
 
-    /// Reports listed slots before `end` that lie in no span of slots.
+    /// Reports listed slots below `end` that are in no span of slots.
     fn report_strays(&mut self, end: u64) {
         while let Some(listed) = self.listed.next_if(|it| it.address < end) {
             self.log_stray(listed);
@@ -192,7 +192,7 @@ impl SpanWalk<'_, '_> {
     }
 }
 
-/// The entry of a slot at an address of a span.
+/// Entry of the slot that begins at `address` in a span; `None` if no slot begins there.
 fn slot_at<'s>(
     span: &Span,
     size: u64,

@@ -1,4 +1,4 @@
-//! The walks of all allocators of a process, as one heap.
+//! The heap walks of all allocators of a process, combined into one heap.
 
 use pagewise_model::heap_scan::{LiveAmount, LiveSize, RefusedAllocator, WalkedHeap};
 use pagewise_model::{AddrRange, Mapping, PageSize};
@@ -8,14 +8,14 @@ use crate::graph::range_without;
 use crate::memory::{MaskedMemory, Memory, file_name};
 use crate::{ScanError, cpython, glibc, jemalloc, mimalloc, musl, pagewise_pools, tcmalloc};
 
-/// A walked heap, and its live blocks.
+/// A walked heap and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AllocatorWalk {
-    /// Sums.
+    /// Sums of the heap.
     pub heap: WalkedHeap,
     /// All live blocks.
     pub blocks: BlockTable,
-    /// Memory that the allocators manage, in order of address, without parts that could not be
+    /// Memory that the allocators manage, in order of address, without the parts that could not be
     /// walked.
     pub managed: Vec<AddrRange>,
 }
@@ -24,7 +24,7 @@ pub struct AllocatorWalk {
 /// [`ScanError::NotWalked`] if its layout is unknown.
 type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>, ScanError>;
 
-/// Walkers of allocators that have their memory from the kernel, in the order of their arenas in
+/// Walkers of allocators that get their memory from the kernel, in the order of their arenas in
 /// reports.
 const WALKERS: &[AllocatorWalker] = &[
     |memory, page_size| Ok(glibc::walk(memory, page_size)),
@@ -34,21 +34,23 @@ const WALKERS: &[AllocatorWalker] = &[
     mimalloc::walk,
 ];
 
-/// Walkers of allocators whose memory can lie in blocks of those of [`WALKERS`].
+/// Walkers of allocators whose memory can be in blocks of the allocators of [`WALKERS`].
 const NESTED_WALKERS: &[AllocatorWalker] = &[cpython::walk, pagewise_pools::walk];
 
 /// Walks the heaps of all allocators of a process.
 ///
 /// # Errors
 /// - [`ScanError::NoHeap`] if the process uses no allocator that can be walked.
-/// - [`ScanError::NotWalked`] if no allocator could be walked, and the layout of one is unknown.
+/// - [`ScanError::NotWalked`] if no allocator could be walked, and the layout of at least one
+///   allocator is unsupported.
 pub fn walk_heap(memory: &dyn Memory, page_size: PageSize) -> Result<AllocatorWalk, ScanError> {
     let mut refusals = Vec::new();
     let mut nested = walks(NESTED_WALKERS, memory, page_size, &mut refusals)?;
     let mut hidden: Vec<AddrRange> =
         nested.iter().flat_map(|walk| walk.managed.iter().copied()).collect();
     hidden.sort_unstable();
-    // Blocks of a nested allocator can look like headers of another one, and its pages count once.
+    // Blocks of a nested allocator can look like headers of another allocator, and its pages must
+    // count only once.
     let rest = MaskedMemory::new(memory, &hidden);
     let mut outer = walks(WALKERS, &rest, page_size, &mut refusals)?;
     for inner in &mut nested {
@@ -90,8 +92,9 @@ fn refused_allocator(refusal: ScanError) -> Option<RefusedAllocator> {
 }
 
 impl AllocatorWalk {
-    /// Removes the blocks that hold memory of a nested allocator: the blocks of that allocator
-    /// replace them. The other bytes of such a block can hold pointers of the program.
+    /// Removes the blocks that contain memory of a nested allocator, because the blocks of the
+    /// nested allocator replace them. The other bytes of such a block can contain pointers of the
+    /// program.
     fn replace_holders(&mut self, inner: &mut AllocatorWalk) {
         let ranges = inner.managed.iter();
         let mut holders: Vec<usize> =
@@ -119,7 +122,7 @@ impl AllocatorWalk {
         }
     }
 
-    /// This heap with that of another allocator.
+    /// Combines this heap with the heap of another allocator.
     fn with(mut self, other: &AllocatorWalk) -> AllocatorWalk {
         self.blocks = self.blocks.merged(&other.blocks);
         self.managed.extend_from_slice(&other.managed);
@@ -137,7 +140,7 @@ fn remove_size(sizes: &mut Vec<LiveSize>, size: u64) {
     }
 }
 
-/// True if a file with a name that begins with `name` is mapped.
+/// True if a mapped file has a name that begins with `name`.
 pub(crate) fn maps_library(mappings: &[Mapping], name: &[u8]) -> bool {
     let is_it = |mapping: &Mapping| file_name(mapping.path()).starts_with(name);
     mappings.iter().any(|mapping| mapping.inode != 0 && is_it(mapping))
@@ -177,7 +180,7 @@ mod tests {
         let mut outer =
             walk("malloc", &[(0x1000, 32), (0x2000, 0x1000), (0x8000, 48)], &[(0x1000, 0x9000)]);
         let inner = &[(0x2110, 16), (0x2120, 24)];
-        // A pool has two ranges in one block.
+        // A pool has two ranges in one block of the outer heap.
         let mut inner = walk("pool", inner, &[(0x2100, 0x2200), (0x2400, 0x2800)]);
         outer.replace_holders(&mut inner);
         let whole = outer.with(&inner);
@@ -189,7 +192,7 @@ mod tests {
         assert_eq!(pool.nested, LiveAmount { blocks: 1, bytes: 0x1000 });
         let sizes: Vec<u64> = whole.heap.sizes.iter().map(|entry| entry.size).collect();
         assert_eq!(sizes, [16, 24, 32, 48]);
-        // The other bytes of the block can hold pointers of the program.
+        // The other bytes of the block can contain pointers of the program.
         let range = |start, end| AddrRange { start, end };
         let managed = [
             range(0x1000, 0x2000),

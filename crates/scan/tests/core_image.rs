@@ -1,4 +1,4 @@
-//! Memory and heap of a core file, compared with the numbers that its program printed.
+//! Memory and heap of a core file, compared with the addresses and sizes that its program printed.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic anywhere")]
 
 use std::collections::BTreeMap;
@@ -15,14 +15,15 @@ use pagewise_scan::memory::Memory;
 use pagewise_skip::{Lack, skip};
 use tempfile::TempDir;
 
-/// The core file of a fixture program, and the numbers that it printed.
+/// The core file of a fixture program, and the numbers that the program printed.
 struct Dumped {
     core: PathBuf,
     numbers: BTreeMap<String, u64>,
     folder: TempDir,
 }
 
-/// Runs a program until it dumps core. `None` if the machine writes no core files there.
+/// Runs a program until it dumps core. Returns `None`, after recording a skip, if the machine
+/// writes no core file into the current folder.
 fn dumped(program: &str, mode: &str) -> Option<Dumped> {
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     if pattern.starts_with('|') || pattern.starts_with('/') || pattern.trim().is_empty() {
@@ -64,7 +65,7 @@ fn image(path: &Path) -> CoreImage {
     CoreImage::new(core, images)
 }
 
-/// The blocks that the program printed, by address.
+/// Returns the blocks that the program printed, in order of address.
 fn expected(dumped: &Dumped) -> Vec<(u64, u64)> {
     let address = |(key, size): (&String, &u64)| Some((key.parse().ok()?, *size));
     let mut blocks: Vec<(u64, u64)> = dumped.numbers.iter().filter_map(address).collect();
@@ -89,7 +90,7 @@ fn the_heap_in_a_core_has_the_blocks_that_the_program_holds() {
             let found = found.map(|block| (block.start, block.size));
             assert_eq!(found, Some((*address, *size)), "{address:#x}");
         }
-        // The C library has some blocks of its own: of threads, and of standard output.
+        // The C library allocates some blocks itself, for threads and for standard output.
         let others = walk.blocks.len() - live.len();
         assert!(others < 10, "{others} blocks more");
         assert_eq!(walk.heap.arenas.len(), 2);
@@ -107,7 +108,7 @@ fn pieces_are_in_order_and_leave_out_what_was_never_touched() {
     };
     let mut bytes = Vec::new();
     let mut end = pattern.start;
-    // Beyond both ends of the range lie guards.
+    // The range has a guard page on both sides.
     let page = image.page_size().bytes();
     let around = AddrRange { start: pattern.start - page, end: pattern.end + page };
     image.visit(around, &mut |address, piece| {
@@ -127,7 +128,7 @@ fn pieces_are_in_order_and_leave_out_what_was_never_touched() {
         last = address + piece.len() as u64;
         visited += piece.len() as u64;
     });
-    // The stack of the waiting thread has 256 KiB, of which it touched one or two pages.
+    // The stack of the sleeping thread has 256 KiB, of which the thread touched one or two pages.
     let held: u64 = image.held().0;
     assert!(visited < held - 128 * 1024 && visited > pattern.len().0, "{visited} of {held}");
     let mut word = [0; 8];
@@ -144,7 +145,7 @@ fn pieces_are_in_order_and_leave_out_what_was_never_touched() {
 fn a_read_may_cross_from_the_core_into_a_file() {
     let Some(dumped) = dumped("crashing", "null") else { return };
     let image = image(&dumped.core);
-    // The kernel dumps the first page of a library, and leaves out the rest of its first mapping.
+    // The kernel dumps the first page of a library, and omits the other pages of its first mapping.
     let library = image.mappings().iter().find(|it| it.name.base() == b"libc.so.6").unwrap();
     let page = image.page_size().bytes();
     let mut across = vec![0; 64];

@@ -1,5 +1,5 @@
-//! Heaps of real programs with damaged words: each walk ends, reads a bounded number of bytes, and
-//! finds blocks in mapped memory only.
+//! Heaps of real programs with damaged words. Each walk must end, read a bounded number of bytes,
+//! and report blocks in mapped memory only.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
@@ -87,9 +87,9 @@ print('ready', flush=True)
 sys.stdin.read()
 ";
 
-/// Bytes that a call of [`Memory`] counts for, besides those that it reads.
+/// Number of bytes that each call of [`Memory`] costs in addition to the bytes that it reads.
 const CALL_COST: u64 = 64;
-/// Damaged heaps of each allocator.
+/// Number of damaged heaps for each allocator.
 const CASES: u32 = 40;
 
 /// A program that is killed when the value is dropped.
@@ -102,7 +102,7 @@ impl Drop for WaitingProgram {
     }
 }
 
-/// The memory of a program that has filled its heap.
+/// Returns the memory of a program that has filled its heap; `None` if the program cannot run.
 fn copied(command: &mut Command) -> Option<ProcessCopy> {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut program = WaitingProgram(command.spawn().ok()?);
@@ -118,7 +118,7 @@ fn copied(command: &mut Command) -> Option<ProcessCopy> {
     Some(copy_running(&ProcRoot::live(), Pid(program.0.id()), &request).unwrap())
 }
 
-/// A change of a word.
+/// A change of one word.
 #[derive(Clone, Debug)]
 enum WordChange {
     Value(u64),
@@ -141,7 +141,7 @@ fn word_change() -> impl Strategy<Value = WordChange> {
     ]
 }
 
-/// Memory with changed words. Counts what is read.
+/// Memory with changed words. Counts the bytes that are read.
 struct DamagedMemory<'a> {
     whole: &'a ProcessCopy,
     changed: BTreeMap<u64, u64>,
@@ -149,7 +149,7 @@ struct DamagedMemory<'a> {
 }
 
 impl<'a> DamagedMemory<'a> {
-    /// `words` are the addresses of words that are not zero.
+    /// Creates damaged memory. `words` are the addresses of nonzero words in `whole`.
     fn new(
         whole: &'a ProcessCopy,
         words: &[u64],
@@ -228,7 +228,7 @@ impl Memory for DamagedMemory<'_> {
     }
 }
 
-/// Walks a heap, and searches its pointers.
+/// Walks a damaged heap, and analyzes its pointers.
 fn scanned(memory: &DamagedMemory<'_>, page_size: PageSize) -> Result<AllocatorWalk, ScanError> {
     let walk = walk_heap(memory, page_size)?;
     let request = GraphRequest {
@@ -247,7 +247,7 @@ fn scanned(memory: &DamagedMemory<'_>, page_size: PageSize) -> Result<AllocatorW
     Ok(walk)
 }
 
-/// Addresses of the words that are not zero.
+/// Returns the addresses of nonzero words.
 fn words(copy: &ProcessCopy) -> Vec<u64> {
     let mut words = Vec::new();
     copy.visit(AddrRange { start: 0, end: u64::MAX }, &mut |start, bytes| {
@@ -257,7 +257,7 @@ fn words(copy: &ProcessCopy) -> Vec<u64> {
     words
 }
 
-/// Scans damaged copies of a heap of an allocator.
+/// Scans damaged copies of the heap of one allocator.
 fn walks_of_damaged_heaps_end(allocator: &str, copy: &ProcessCopy) {
     let words = words(copy);
     let whole = DamagedMemory::new(copy, &words, &[]);
@@ -300,7 +300,7 @@ fn walks_of_damaged_heaps_end(allocator: &str, copy: &ProcessCopy) {
     assert!(walked > 0, "{allocator}: no damaged heap was walked");
 }
 
-/// Compiles the program. `None`, after recording a skip, without the compiler.
+/// Compiles the program. Returns `None`, after recording a skip, if the compiler is missing.
 fn compiled(compiler: &'static str, folder: &Path) -> Option<std::path::PathBuf> {
     let (source, program) = (folder.join("filled.c"), folder.join(compiler));
     fs::write(&source, SOURCE).unwrap();

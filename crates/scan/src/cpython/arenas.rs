@@ -1,4 +1,4 @@
-//! The arenas of each interpreter: found and checked by their structure, since programs are
+//! The arenas of each interpreter, found and checked by their structure because programs are
 //! usually stripped.
 //!
 //! Objects/obmalloc.c and Include/internal/pycore_obmalloc.h of CPython 3.8 to 3.14, on 64-bit
@@ -7,7 +7,7 @@
 //! ```text
 //!  arena_object                        _obmalloc_mgmt (since 3.12)
 //!     0  address; 0 if unused             0  vector of arena_object
-//!     8  first pool never carved          8  its length
+//!     8  first pool never carved          8  number of its entries
 //!    16  available pools                 16  first unused entry
 //!    20  all pools                       24  first entry with available pools
 //!    24  first freed pool                32  last entry by number of available pools
@@ -15,7 +15,7 @@
 //!    40  previous entry
 //! ```
 //!
-//! Until 3.11 the vector and its length are two static variables, not always side by side.
+//! Until 3.11 the vector and its length are two static variables, which are not always adjacent.
 
 use std::collections::HashSet;
 
@@ -26,54 +26,56 @@ use super::pools::{ALIGNMENT, ARENA_INDEX, CLASS, CLASSES, LAST_OFFSET};
 use crate::corruption::CorruptionLog;
 use crate::memory::Memory;
 
-/// Bytes of `arena_object`.
+/// Number of bytes of an `arena_object`.
 const ENTRY_BYTES: u64 = 48;
-/// Offset of the number of available pools.
+/// Offset of the number of available pools in an `arena_object`.
 pub(super) const AVAILABLE: u64 = 16;
-/// Pools of an arena that are examined to find out their size.
+/// Maximum number of pools of an arena that are examined to determine the pool size.
 const EXAMINED_POOLS: usize = 8;
-/// Length of a new vector, which doubles when it is full.
+/// Number of entries of a new vector. CPython doubles this number when the vector is full.
 const MIN_ENTRIES: u64 = 16;
-/// Vectors are not read beyond this length: 1 TiB of arenas.
+/// Maximum number of entries that are read from a vector, enough for 1 TiB of arenas.
 const MAX_ENTRIES: u64 = 1 << 20;
-/// The end of `.bss` behind the mapped file is searched up to this length.
+/// Maximum number of bytes that are searched in the anonymous mapping after the data of a file,
+/// which is the end of `.bss`.
 const MAX_BSS: u64 = 64 << 20;
-/// No program has memory behind this address: sums of addresses and sizes cannot overflow.
+/// Upper bound of accepted addresses. No program has memory above it, so sums of addresses and
+/// sizes cannot overflow.
 const MAX_ADDRESS: u64 = 1 << 62;
-/// First word of `_PyRuntime` since 3.13 (`_Py_DebugOffsets`). The version follows, then a word
-/// that is 1 in builds without the global lock.
+/// First word of `_PyRuntime` since 3.13 (`_Py_DebugOffsets`). The second word is the version. The
+/// third word is 1 in builds without the global lock.
 const RUNTIME_COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
-/// Sizes of arenas and pools.
+/// Sizes of arenas and pools in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PoolGeometry {
     pub(super) arena: u64,
     pub(super) pool: u64,
 }
 
-/// Until 3.9; since 3.10; and without the radix tree.
+/// Sizes until 3.9, since 3.10, and since 3.10 without the radix tree.
 const GEOMETRIES: [PoolGeometry; 3] = [
     PoolGeometry { arena: 256 << 10, pool: 4 << 10 },
     PoolGeometry { arena: 1 << 20, pool: 16 << 10 },
     PoolGeometry { arena: 1 << 20, pool: 4 << 10 },
 ];
 
-/// An entry of a vector that has an arena.
+/// An entry of a vector that describes an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PythonArena {
-    /// Its `arena_object`.
+    /// Address of the `arena_object`.
     pub(super) entry: u64,
     pub(super) index: u64,
     pub(super) range: AddrRange,
-    /// All its pools.
+    /// Range of all pools of the arena.
     pub(super) pools: AddrRange,
     /// End of the pools that were ever used.
     pub(super) carved_end: u64,
-    /// Number of its available pools, by its own count.
+    /// Number of available pools according to the `arena_object`.
     pub(super) available: u64,
 }
 
-/// The arenas of an interpreter; several can share them.
+/// The arena vector of an interpreter; several interpreters can share a vector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ArenaVector {
     pub(super) address: u64,
@@ -81,17 +83,18 @@ pub(super) struct ArenaVector {
     pub(super) arenas: Vec<PythonArena>,
 }
 
-/// Results of the search.
+/// Results of the search for interpreters.
 #[derive(Debug, Default)]
 pub(super) struct PythonStates {
     pub(super) vectors: Vec<ArenaVector>,
-    /// True if a Python without the global lock was found, whose allocator is another.
+    /// True if the search found a Python without the global lock, which does not use obmalloc.
     pub(super) is_free_threaded: bool,
 }
 
 impl PythonStates {
-    /// Searches the data of all objects for the main interpreter. Since 3.12 an interpreter with
-    /// a lock of its own also has arenas of its own; their state lies in a block of malloc.
+    /// Searches the data of all ELF objects for the arena vector of the main interpreter. Since
+    /// 3.12 each interpreter with its own lock has its own arenas, and a block of malloc contains
+    /// its state: if the main state has an `_obmalloc_mgmt`, `find` also searches anonymous memory.
     pub(super) fn find(memory: &dyn Memory, log: &mut CorruptionLog) -> PythonStates {
         let mut search = StateSearch::new(memory);
         let mappings = memory.mappings();
@@ -107,8 +110,8 @@ impl PythonStates {
     }
 }
 
-/// True for data of a program or library, and for the anonymous mapping behind it, which is the end
-/// of `.bss`. A core file has no inodes.
+/// True if the mapping at index `at` is writable data of an ELF object, or the anonymous mapping
+/// directly after such data, which is the end of `.bss`.
 fn is_object_data(mappings: &[Mapping], at: usize) -> bool {
     let is_file = |mapping: &Mapping| is_private_data(mapping) && mapping.file_key().is_some();
     let mapping = &mappings[at];
@@ -117,7 +120,8 @@ fn is_object_data(mappings: &[Mapping], at: usize) -> bool {
     is_file(mapping) || is_behind && is_anonymous(mapping)
 }
 
-/// The data in a mapping: the kernel can merge the end of `.bss` with other memory behind it.
+/// Range of the mapping that can be object data. The kernel can merge the end of `.bss` with other
+/// anonymous memory after it.
 fn data_range(mapping: &Mapping) -> AddrRange {
     let range = mapping.range;
     if mapping.file_key().is_some() {
@@ -138,11 +142,11 @@ fn is_anonymous(mapping: &Mapping) -> bool {
 
 struct StateSearch<'a> {
     memory: &'a dyn Memory,
-    /// In order of address: memory that can hold vectors.
+    /// Anonymous mappings, which can contain vectors, in order of address.
     anonymous: Vec<AddrRange>,
     known: HashSet<u64>,
     states: PythonStates,
-    /// True if a vector is part of an `_obmalloc_mgmt`.
+    /// True if an `_obmalloc_mgmt` refers to one of the vectors.
     has_management: bool,
 }
 
@@ -188,7 +192,7 @@ impl<'a> StateSearch<'a> {
         self.push(vector, length, log);
     }
 
-    /// Searches memory of malloc for states of other interpreters.
+    /// Searches memory of malloc for the states of other interpreters.
     fn search_heap(&mut self, range: AddrRange, log: &mut CorruptionLog) {
         let mut before = (0, 0);
         let mut found = Vec::new();
@@ -226,10 +230,11 @@ const fn is_length(word: u64) -> bool {
     MIN_ENTRIES <= word && word <= MAX_ENTRIES && word.is_power_of_two()
 }
 
-/// The length of a vector whose address lies at `at`, if an `_obmalloc_mgmt` begins there.
+/// Reads the number of entries of the vector at `vector` if an `_obmalloc_mgmt` begins at `at`;
+/// `None` otherwise.
 fn management_length(memory: &dyn Memory, at: u64, vector: u64) -> Option<u64> {
     let word = |offset: u64| memory.word(at.checked_add(offset)?);
-    // The length is an `unsigned`; the four bytes behind it are zero.
+    // The length is an `unsigned`; the four padding bytes after it are zero.
     let length = word(8).filter(|length| is_length(*length))?;
     let is_entry = |entry: u64| {
         entry == 0
@@ -241,7 +246,8 @@ fn management_length(memory: &dyn Memory, at: u64, vector: u64) -> Option<u64> {
     lists.into_iter().all(|is_list| is_list).then_some(length)
 }
 
-/// The length beside the static variable `arenas`, which lies at `at`.
+/// Reads the number of entries of the vector from a word next to the static variable `arenas`,
+/// whose address is `at`.
 fn static_length(memory: &dyn Memory, at: u64) -> Option<u64> {
     let half = |address: u64| {
         let mut bytes = [0; 4];
@@ -251,7 +257,7 @@ fn static_length(memory: &dyn Memory, at: u64) -> Option<u64> {
     beside.into_iter().flatten().filter_map(half).find(|length| is_length(*length))
 }
 
-/// `arena_object`.
+/// Fields of an `arena_object`.
 #[derive(Clone, Copy, Debug)]
 struct ArenaEntry {
     address: u64,
@@ -279,7 +285,7 @@ impl ArenaEntry {
         })
     }
 
-    /// The arena, if all numbers agree with the sizes.
+    /// Returns the arena if all fields agree with the sizes in `geometry`.
     fn arena(&self, entry: u64, index: u64, geometry: PoolGeometry) -> Option<PythonArena> {
         if self.address == 0 || self.address > MAX_ADDRESS || !self.address.is_multiple_of(8) {
             return None;
@@ -306,7 +312,7 @@ impl ArenaEntry {
         })
     }
 
-    /// True for an entry without an arena, of a vector at `vector`.
+    /// True if the entry has no arena and can belong to a vector at address `vector`.
     fn is_unused(&self, vector: u64) -> bool {
         let is_entry = |next: u64| {
             next.checked_sub(vector).is_some_and(|offset| {
@@ -317,8 +323,8 @@ impl ArenaEntry {
     }
 }
 
-/// True if a vector begins at an address: its first entry with an arena makes sense, and a pool of
-/// this arena has the index of the entry.
+/// True if a vector begins at the address `vector`: the first entry with an arena is consistent,
+/// and one of the first pools of this arena has the index of the entry.
 fn begins_vector(memory: &dyn Memory, vector: u64) -> bool {
     geometry_of(memory, vector).is_some()
 }
@@ -334,7 +340,7 @@ fn geometry_of(memory: &dyn Memory, vector: u64) -> Option<PoolGeometry> {
                 arena.is_some_and(|arena| has_own_pool(memory, &arena, geometry.pool))
             });
         }
-        // The list of unused entries has one end.
+        // The list of unused entries has one last entry.
         ends += u32::from(entry.next == 0);
         if ends > 1 || !entry.is_unused(vector) {
             return None;
@@ -343,8 +349,8 @@ fn geometry_of(memory: &dyn Memory, vector: u64) -> Option<PoolGeometry> {
     None
 }
 
-/// True if the header of one of the first pools agrees with the index of the arena and the size of
-/// pools: the numbers of an arena alone can be those of two geometries.
+/// True if the header of one of the first pools agrees with the index of the arena and with the
+/// pool size. The `arena_object` alone can be consistent with two geometries.
 fn has_own_pool(memory: &dyn Memory, arena: &PythonArena, pool: u64) -> bool {
     let size = usize::try_from(pool).unwrap_or(usize::MAX);
     let carved = (arena.pools.start..arena.carved_end).step_by(size);
@@ -361,7 +367,7 @@ fn has_own_pool(memory: &dyn Memory, arena: &PythonArena, pool: u64) -> bool {
 }
 
 impl ArenaVector {
-    /// Reads a vector, up to the first entry that makes no sense if its length is unknown.
+    /// Reads a vector. If its length is unknown, reading ends at the first inconsistent entry.
     fn read(
         memory: &dyn Memory,
         vector: u64,

@@ -4,14 +4,15 @@
 //!
 //! ```text
 //!  object             type object (also an object)
-//!     0  references      16  size of the variable part
+//!     0  reference count 16  size of the variable part
 //!     8  type            24  name
 //!                        32  size of an instance, and of an item of its variable part
 //!                       168  flags
 //! ```
 //!
-//! Before an object lie the links of the garbage collector and, since 3.11, the dictionary and the
-//! weak references of an instance: 16 bytes each, by the flags of its type.
+//! Two optional parts of 16 bytes each precede an object: the links of the garbage collector, and,
+//! since 3.11, the pointers to the dictionary and the weak references of an instance. The flags of
+//! the type determine which parts exist.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -22,38 +23,39 @@ use pagewise_model::{Mapping, Name};
 use crate::blocks::{BlockTable, LiveBlock};
 use crate::memory::Memory;
 
-/// Bytes of a type object that are read.
+/// Number of bytes that are read from a type object.
 const TYPE_BYTES: usize = 176;
 const TYPE: usize = 8;
 const TYPE_NAME: usize = 24;
 const BASIC_SIZE: usize = 32;
 const ITEM_SIZE: usize = 40;
 const FLAGS: usize = 168;
-/// Bits of the flags: instances have a dictionary or weak references before the object; the type is
-/// complete; instances have links of the garbage collector.
+/// Bit numbers in the flags of a type. `PREFIX_BITS`: instances have a dictionary or weak
+/// references before the object. `READY_BIT`: the type is complete. `COLLECTED_BIT`: instances have
+/// links of the garbage collector.
 const PREFIX_BITS: [u32; 2] = [3, 4];
 const READY_BIT: u32 = 12;
 const COLLECTED_BIT: u32 = 14;
-/// Bytes before an object that its type can require.
+/// Possible numbers of bytes before an object in its block.
 const OFFSETS: [u64; 3] = [0, 16, 32];
-/// Bytes of a block that are examined: the largest offset, and an object.
+/// Number of bytes that are read from a block: the largest offset plus an object header.
 const EXAMINED_BYTES: usize = 48;
-/// Bytes of an object without contents.
+/// Size in bytes of the smallest object: the reference count and the type.
 const MIN_OBJECT: u64 = 16;
 const MAX_BASIC_SIZE: u64 = 64 << 10;
 const MAX_ITEM_SIZE: u64 = 4 << 10;
-/// Metaclasses between a type and `type`.
+/// Maximum length of the chain of metaclasses from a type to `type`.
 const MAX_METACLASSES: usize = 8;
-/// Longer names of types are cut off.
+/// Maximum number of bytes of a type name; longer names are truncated.
 const MAX_NAME: usize = 200;
-/// Names are read in pieces of this size: behind a name the memory can end.
+/// Number of bytes that are read from a name at once: the memory after a name can be unmapped.
 const NAME_PIECE: usize = 8;
-/// Addresses without a type that are remembered.
+/// Maximum number of cached addresses at which no type was found.
 const MAX_OTHERS: usize = 1 << 18;
-/// Types that are reported.
+/// Maximum number of types in the report.
 const MAX_TYPES: usize = 10_000;
 
-/// The live objects in all blocks by type, most bytes first.
+/// Returns the live objects in all blocks by type, in descending order of bytes.
 ///
 /// # Complexity
 /// Linear in the number of blocks.
@@ -79,25 +81,25 @@ pub(crate) fn live_types(memory: &dyn Memory, blocks: &BlockTable) -> Vec<LiveTy
     types
 }
 
-/// A type of objects.
+/// A Python type.
 struct ObjectType {
     name: Name,
-    /// Bytes between the start of a block and the object.
+    /// Number of bytes between the start of a block and the object.
     offset: u64,
-    /// Size of an instance.
+    /// Size of an instance in bytes.
     size: u64,
 }
 
 struct KnownTypes<'a> {
     memory: &'a dyn Memory,
-    /// By address.
+    /// Known types by address.
     types: HashMap<u64, ObjectType>,
-    /// Addresses at which no type lies, up to [`MAX_OTHERS`].
+    /// Addresses at which no type was found, at most [`MAX_OTHERS`].
     others: HashSet<u64>,
 }
 
 impl KnownTypes<'_> {
-    /// Address of the type of the object in a block.
+    /// Address of the type of the object in a block; `None` if the block contains no object.
     fn type_of(&mut self, block: LiveBlock) -> Option<u64> {
         let mut bytes = [0; EXAMINED_BYTES];
         let len = usize::try_from(block.size).unwrap_or(usize::MAX).min(bytes.len());
@@ -133,8 +135,8 @@ impl KnownTypes<'_> {
     }
 }
 
-/// True for a number of references. Since 3.12 the upper half of the word has flags, and an
-/// immortal object a large number; an address has other bits.
+/// True if `word` can be a reference count: the low half is not 0, and the 16 bits above it are 0.
+/// Since 3.12 the topmost bits can be flags. Most addresses have other bits set.
 const fn is_count(word: u64) -> bool {
     word & 0xffff_ffff != 0 && word >> 32 & 0xffff == 0
 }
@@ -146,7 +148,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 fn read_type(memory: &dyn Memory, address: u64) -> Option<ObjectType> {
     let mappings = memory.mappings();
     let at = mappings.partition_point(|mapping| mapping.range.end <= address);
-    // Even a type that never changes has a number of references: its memory is writable.
+    // Python writes the reference count of every type, so the memory of a type is writable.
     let is_writable = |it: &Mapping| it.prot.write && it.range.contains(address);
     if !mappings.get(at).is_some_and(is_writable) {
         return None;
@@ -165,13 +167,14 @@ fn read_type(memory: &dyn Memory, address: u64) -> Option<ObjectType> {
     let name = makes_sense.then(|| type_name(memory, word(&bytes, TYPE_NAME))).flatten()?;
     let part = |is_there: bool| if is_there { 16 } else { 0 };
     let offset = part(has(COLLECTED_BIT)) + part(PREFIX_BITS.into_iter().any(has));
-    // An object with a variable part, such as an int or a tuple, can have none of it: the size
-    // includes the first item of some.
+    // The variable part of an object can be empty, for example in an int or a tuple. The instance
+    // size of some of these types includes the first item.
     let size = if item > 0 { MIN_OBJECT } else { size };
     Some(ObjectType { name, offset, size })
 }
 
-/// True if the type of a type, and so on, ends with `type`, which is its own type.
+/// True if the chain of metaclasses from the type at `address` ends with `type`, which is its own
+/// type.
 fn is_class(memory: &dyn Memory, address: u64) -> bool {
     let mut class = address;
     for _ in 0..MAX_METACLASSES {
@@ -188,13 +191,13 @@ fn is_class(memory: &dyn Memory, address: u64) -> bool {
     false
 }
 
-/// The text at an address, up to its NUL.
+/// Reads the NUL-terminated text at `address`.
 fn type_name(memory: &dyn Memory, address: u64) -> Option<Name> {
     let mut name = Vec::new();
     let mut at = address;
     while name.len() < MAX_NAME {
         let mut piece = [0; NAME_PIECE];
-        // An aligned piece lies in one page.
+        // An aligned piece does not cross a page boundary.
         let len = NAME_PIECE - usize::try_from(at % NAME_PIECE as u64).unwrap_or(0);
         let piece = &mut piece[..len];
         if !memory.read_constant(at, piece) {

@@ -1,25 +1,25 @@
-//! Pools: pages with blocks of one size. A pool contradicts itself unless live, freed and never
-//! used blocks are all its blocks.
+//! Pools: pages with blocks of one size. In a consistent pool each block is either live, freed or
+//! never used.
 //!
 //! ```text
 //!  pool_header
-//!     0  live blocks                        36  size class: blocks of 16 * (class + 1) bytes
+//!     0  number of live blocks              36  size class: blocks of 16 * (class + 1) bytes
 //!     8  first free block                   40  offset of the first block that was never used
-//!    16  next pool                          44  largest such offset
+//!    16  next pool                          44  offset of the last block
 //!    24  previous pool                      48  the blocks
 //!    32  index of the arena
 //! ```
 //!
-//! The first word of a free block is the address of the next one, 0 in the last.
+//! The first word of a free block is the address of the next free block, or 0 in the last one.
 
 use pagewise_model::AddrRange;
 
 use super::arenas::PythonArena;
 use crate::corruption::CorruptionLog;
 
-/// Bytes of `pool_header`.
+/// Number of bytes of a `pool_header`.
 pub(super) const HEADER_BYTES: u64 = 48;
-/// Sizes of blocks are multiples of this.
+/// Alignment of blocks in bytes; each size class is 16 bytes larger than the previous one.
 pub(super) const ALIGNMENT: u64 = 16;
 /// Number of size classes.
 pub(super) const CLASSES: u64 = 32;
@@ -29,7 +29,7 @@ pub(super) const CLASS: u64 = 36;
 const NEXT_OFFSET: u64 = 40;
 pub(super) const LAST_OFFSET: u64 = 44;
 
-/// The bytes of an arena that are known; others are zero.
+/// Known bytes of an arena; all other bytes are zero.
 #[derive(Debug)]
 pub(super) struct ArenaImage {
     pub(super) range: AddrRange,
@@ -63,26 +63,27 @@ impl ArenaImage {
 /// State of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PoolUse {
-    /// All its blocks are free.
+    /// All blocks of the pool are free.
     Free,
-    /// Some of its blocks are live.
+    /// Some blocks of the pool are live.
     Used(UsedPool),
-    /// Its header or a free block is in swap, or could not be read.
+    /// The header or a free block of the pool is in swap or could not be read.
     Unknown,
-    /// Its live blocks are unknown: the data contradicts itself.
+    /// The data of the pool contradicts itself, so its live blocks are unknown.
     Damaged,
 }
 
 /// A pool with live blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UsedPool {
-    /// Size of each block.
+    /// Size of each block in bytes.
     pub(super) size: u64,
-    /// Number of its blocks.
+    /// Number of blocks that fit into the pool.
     pub(super) capacity: u64,
-    /// By block that was ever used: true if it is live.
+    /// For each block that was ever used: true if it is live.
     pub(super) live: Vec<bool>,
-    /// True if its count of live blocks is wrong by one: a thread can be about to change it.
+    /// True if the stored count of live blocks is wrong by one, which is possible while a thread
+    /// allocates or frees a block.
     pub(super) is_in_change: bool,
 }
 
@@ -96,7 +97,8 @@ struct PoolLayout {
 }
 
 impl PoolLayout {
-    /// The block that begins at an address and was ever used.
+    /// Index of the block that begins at `address`; `None` if no block begins there or the block
+    /// was never used.
     fn index_of(&self, address: u64) -> Option<usize> {
         let offset = address.checked_sub(self.start + HEADER_BYTES)?;
         let is_block = offset.is_multiple_of(self.size) && offset / self.size < self.used;
@@ -104,7 +106,7 @@ impl PoolLayout {
     }
 }
 
-/// Reads the pool at `start`.
+/// Reads the pool at address `start`.
 pub(super) fn pool_use(
     image: &ArenaImage,
     arena: &PythonArena,
@@ -131,7 +133,7 @@ pub(super) fn pool_use(
     }
 }
 
-/// The layout by the size class and the two offsets of a pool.
+/// Computes the layout of a pool from its size class and the two offsets in its header.
 fn pool_layout(
     start: u64,
     pool: u64,
@@ -156,7 +158,8 @@ fn pool_layout(
     Some(PoolLayout { start, size, capacity, used: used? })
 }
 
-/// Follows the free list. Each block is in it once, so that its length is bounded.
+/// Follows the free list, and marks each block in it as free. A block that occurs twice ends the
+/// list, so the loop ends.
 fn used_pool(
     image: &ArenaImage,
     layout: &PoolLayout,

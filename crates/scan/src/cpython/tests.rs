@@ -11,7 +11,7 @@ const ENTRY: u64 = 48;
 const TYPES: u64 = HEAP + 0x1000;
 const ARENA: u64 = 0x7f00_0000_1000;
 
-/// Sizes of arenas and pools, and whether the state is that of 3.12 and later.
+/// Sizes of arenas and pools in bytes, and true for the state layout of 3.12 and later.
 const LAYOUTS: [(u64, u64, bool); 4] = [
     (256 << 10, 4 << 10, false),
     (1 << 20, 16 << 10, false),
@@ -19,10 +19,10 @@ const LAYOUTS: [(u64, u64, bool); 4] = [
     (1 << 20, 4 << 10, true),
 ];
 
-/// A pool to make.
+/// Contents of a pool in a test image.
 struct MadePool {
     class: u64,
-    /// Number of blocks that were ever used, and those of them that are free again.
+    /// Number of blocks that were ever used, and the indices of the blocks that were freed.
     used: u64,
     freed: &'static [u64],
 }
@@ -45,8 +45,8 @@ fn put_pool(image: &mut TestImage, start: u64, index: u64, pool_bytes: u64, pool
     image.store(start + 40, next | (pool_bytes - size) << 32);
 }
 
-/// A process with one arena, the second of its vector: two pools with blocks, one that was freed,
-/// and others that were never used.
+/// Creates a process with one arena, which has the second entry of its vector: two pools with live
+/// blocks, one freed pool, and pools that were never used.
 fn python(arena: u64, pool: u64, has_management: bool) -> TestImage {
     let mut image = TestImage::default();
     image.map(DATA, 2 * PAGE, "/usr/bin/python3");
@@ -68,7 +68,7 @@ fn python(arena: u64, pool: u64, has_management: bool) -> TestImage {
     put_pool(&mut image, first, 1, pool, &LARGE);
     put_pool(&mut image, first + pool, 1, pool, &SMALL);
     image.store(freed + 32, 1);
-    // Also a pointer into the vector, and one to memory of zeros.
+    // The words include another pointer into the vector, and a pointer to zero-filled memory.
     let state = [VECTOR, 16, VECTOR, entry, 0, 0];
     for (at, word) in (DATA + 0x100..).step_by(8).zip(state) {
         image.store(at, if has_management || word == VECTOR { word } else { 0 });
@@ -146,7 +146,7 @@ fn a_damaged_pool_is_reported_and_the_next_one_walked() {
         assert_eq!(heap.corrupted, 1, "{name}: {:?}", heap.corruption);
         assert!(!heap.arenas[0].is_locked, "{name}");
         assert!(blocks.containing(first + pool + HEADER_BYTES).is_some(), "{name}");
-        // Unknown blocks keep what they point to.
+        // Ranges with unknown live blocks are not managed memory, so pointers in them still count.
         let is_managed = managed.iter().any(|range| range.contains(first));
         assert_eq!(is_managed, heap.gaps.is_empty(), "{name}");
     }
@@ -195,7 +195,7 @@ fn a_python_without_the_global_lock_is_refused() {
     assert_eq!(walk(&image, PageSize::new(PAGE).unwrap()).unwrap(), None);
 }
 
-/// Stores a type at an address, with a metaclass `type` behind it.
+/// Stores a type at `address`, followed by its metaclass `type`.
 fn put_type(image: &mut TestImage, address: u64, name: &str, size: u64, flags: u64) {
     let metaclass = address + 0x100;
     let name_at = address + 0x200;
@@ -221,7 +221,7 @@ fn objects_are_counted_by_the_name_of_their_type() {
     for (object, references, class) in [
         (starts[0] + 16, 1, TYPES),
         (starts[1], u64::from(u32::MAX), TYPES + 0x400),
-        // A pointer cannot be a number of references; an object of a collected type has a prefix.
+        // A pointer is not a reference count. An object of a garbage-collected type has a prefix.
         (starts[2], HEAP + 8, TYPES + 0x400),
         (starts[3], 1, TYPES),
     ] {
@@ -238,7 +238,7 @@ fn objects_are_counted_by_the_name_of_their_type() {
 #[test]
 fn memory_that_is_not_a_vector_is_none() {
     let mut image = python(1 << 20, 16 << 10, true);
-    // The pools belong to another entry.
+    // The pools have the index of another entry.
     let first = ARENA.next_multiple_of(16 << 10);
     (0..3).for_each(|pool| image.store(first + pool * (16 << 10) + 32, 2 | 3 << 32));
     assert_eq!(walk(&image, PageSize::new(PAGE).unwrap()).unwrap(), None);

@@ -1,4 +1,4 @@
-//! `malloc_state`, `malloc_par` and `heap_info`: found and checked by their structure, since C
+//! `malloc_state`, `malloc_par` and `heap_info`, found and checked by their structure because C
 //! libraries are usually stripped.
 //!
 //! malloc/malloc.c and malloc/arena.c of glibc 2.27 to 2.44, on 64-bit machines. `malloc_state` is
@@ -8,8 +8,8 @@
 //!  malloc_par until 2.34, 2.42, since 2.43   heap_info
 //!   32  32  32  arena_max                     0  arena
 //!       40  40  page sizes, flags             8  previous heap
-//!   40  60  68  mappings, most at once       16  bytes in use
-//!   48  68  76  most so far                  24  accessible bytes
+//!   40  60  68  mappings now, permitted      16  bytes in use
+//!   48  68  76  maximum mappings so far      24  accessible bytes
 //!   52  72  80  fixed threshold              32  page size (2.35)
 //!   56  80  88  mapped bytes
 //!   72  96 104  start of the brk heap
@@ -30,8 +30,9 @@ use pagewise_model::{AddrRange, Mapping};
 use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, half, word};
 
-/// Bytes behind a chunk with a mapping of its own: since glibc 2.43 its block reaches into them, as
-/// that of any chunk into the next one.
+/// Number of bytes between the end of a mapped chunk and the end of its mapping. Since glibc 2.43 a
+/// block with its own mapping extends into these bytes, as any other block extends into the next
+/// chunk.
 pub(super) const fn mapped_end(layout: StateLayout) -> u64 {
     match layout {
         StateLayout::WithFastbins => 0,
@@ -39,34 +40,35 @@ pub(super) const fn mapped_end(layout: StateLayout) -> u64 {
     }
 }
 
-/// Flag of a main arena that has memory outside of the brk heap.
+/// Flag in `malloc_state` of a main arena that has memory outside of the brk heap.
 const NONCONTIGUOUS: u32 = 2;
-/// Known flags, of all versions.
+/// All flags of `malloc_state` that any supported version sets.
 const ALL_FLAGS: u32 = 7;
 
-/// An arena has at least this number of bins whose two words agree; a corrupted one may have
-/// others.
+/// Minimum number of bins whose two links agree in an accepted arena. Corruption may affect the
+/// other bins.
 const MIN_SOUND_BINS: usize = 100;
-/// No more addresses than this are examined as those of main arenas.
+/// Maximum number of addresses that are examined as candidates for main arenas.
 const MAX_CANDIDATES: usize = 1 << 17;
-/// More arenas than this are not walked, nor more heaps of an arena.
+/// Maximum number of arenas that are walked.
 const MAX_ARENAS: usize = 1 << 14;
 const MAX_HEAPS: usize = 1 << 16;
-/// No page is smaller.
+/// Smallest page size in bytes of all supported machines.
 const MIN_PAGE: u64 = 4 << 10;
-/// Alignment of heaps: without and with huge pages of 2 MiB for malloc.
+/// Alignment of heaps in bytes: by default, and if malloc uses huge pages of 2 MiB.
 const HEAP_ALIGNMENTS: [u64; 2] = [64 << 20, 8 << 20];
-/// No program has memory behind this address: sums of addresses and sizes cannot overflow.
+/// Upper bound of accepted addresses. No program has memory above it, so sums of addresses and
+/// sizes cannot overflow.
 pub(super) const MAX_ADDRESS: u64 = 1 << 62;
 
-/// `malloc_state`.
+/// Fields of a `malloc_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ArenaState {
     pub(super) address: u64,
     pub(super) layout: StateLayout,
     pub(super) is_locked: bool,
     flags: u32,
-    /// Empty if the layout has none.
+    /// First chunk of each fastbin; empty if the layout has no fastbins.
     pub(super) fastbins: Vec<u64>,
     pub(super) top: u64,
     /// First and last chunk of each bin.
@@ -109,13 +111,13 @@ impl ArenaState {
         (lock_is_one && state.makes_sense()).then_some(state)
     }
 
-    /// Its bytes.
+    /// Address range of the `malloc_state`.
     pub(super) fn range(&self) -> AddrRange {
         let end = self.address.saturating_add(self.layout.bytes());
         AddrRange { start: self.address, end }
     }
 
-    /// Address of a fastbin.
+    /// Address of the link to the first chunk of a fastbin.
     pub(super) fn fastbin(&self, index: usize) -> u64 {
         self.address.wrapping_add(FASTBINS).wrapping_add(8 * index as u64)
     }
@@ -125,12 +127,12 @@ impl ArenaState {
         self.address.wrapping_add(self.layout.next())
     }
 
-    /// Address that a bin has as a chunk: its two words are `fd` and `bk`.
+    /// Address of the pseudo chunk of a bin: the two links of the bin are its `fd` and `bk`.
     pub(super) fn bin(&self, index: usize) -> u64 {
         self.layout.bin(self.address, index)
     }
 
-    /// True if the arena has no memory yet: its last chunk is a bin.
+    /// True if the arena has no memory yet: `top` points to the first bin.
     pub(super) fn is_unused(&self) -> bool {
         self.system == 0 && self.top == self.bin(0)
     }
@@ -157,10 +159,10 @@ impl ArenaState {
     }
 }
 
-/// The main arenas of the C libraries of a process, most often one.
+/// Returns the main arenas of all C libraries in a process, usually one.
 ///
-/// A main arena is found by its link to the next arena: the address of the main arena itself, or
-/// that of an arena at the start of a heap.
+/// A main arena is found by its link to the next arena, which is the address of the main arena
+/// itself or of an arena at the start of a heap.
 pub(super) fn main_arenas(memory: &dyn Memory) -> Vec<ArenaState> {
     let mut found: Vec<ArenaState> = Vec::new();
     let mut candidates = 0..MAX_CANDIDATES;
@@ -193,7 +195,7 @@ fn is_in_heap_header(address: u64) -> bool {
 
 /// True if a mapping holds the initialized data of a program or library.
 fn is_data(mapping: &Mapping) -> bool {
-    // A core file has neither inodes nor the sharing of files.
+    // A core file records neither inodes nor which mappings are shared.
     mapping.sharing != Sharing::Shared
         && mapping.prot.write
         && mapping.file_key().is_some()
@@ -206,15 +208,15 @@ fn main_arena(memory: &dyn Memory, address: u64, layout: StateLayout) -> Option<
     is_ring.then_some(state)
 }
 
-/// An arena in a heap of its own.
+/// A thread arena: its state is at the start of its first heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadArena {
     pub(super) state: ArenaState,
-    /// Alignment of its heaps.
+    /// Alignment of the heaps in bytes.
     alignment: u64,
 }
 
-/// `heap_info`.
+/// Fields of a `heap_info`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HeapInfo {
     start: u64,
@@ -237,14 +239,14 @@ impl HeapInfo {
     }
 }
 
-/// A range of chunks.
+/// A contiguous range of chunks of one arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeapSegment {
-    /// Number of the arena.
+    /// Index of the arena.
     pub(super) arena: usize,
-    /// Start of the memory that the arena has here.
+    /// Start of the arena's memory that contains the chunks.
     pub(super) start: u64,
-    /// From the first chunk to the end of the last.
+    /// Range from the start of the first chunk to the end of the last chunk.
     pub(super) chunks: AddrRange,
 }
 
@@ -259,7 +261,7 @@ impl ThreadArena {
         Some(ThreadArena { state: ArenaState::read(memory, address, layout)?, alignment })
     }
 
-    /// The heaps, the one with the last chunk first.
+    /// Returns the heaps of the arena, beginning with the heap that contains `top`.
     pub(super) fn segments(
         &self,
         memory: &dyn Memory,
@@ -302,21 +304,22 @@ impl ThreadArena {
     }
 }
 
-/// Notes the mapping that contains an address if the data of an arena there is not known.
+/// Adds the mapping that contains `address` to `unread` if the page of `address` is unknown.
+/// Returns true if the mapping was added.
 fn note_unread(memory: &dyn Memory, address: u64, unread: &mut Vec<AddrRange>) -> bool {
     let range = unread_mapping(memory, address).filter(|range| !unread.contains(range));
     unread.extend(range);
     range.is_some()
 }
 
-/// The mapping that contains an address whose page is not known.
+/// The mapping that contains `address` if the page of `address` is unknown; `None` otherwise.
 fn unread_mapping(memory: &dyn Memory, address: u64) -> Option<AddrRange> {
     let page_start = address & !(MIN_PAGE - 1);
     let mapping = memory.mappings().iter().find(|it| it.range.contains(address))?;
     memory.word(page_start).is_none().then_some(mapping.range)
 }
 
-/// The arenas of the ring behind a main arena.
+/// Returns the thread arenas in the ring of arenas that begins at `main`.
 pub(super) fn thread_arenas(
     memory: &dyn Memory,
     main: &ArenaState,
@@ -342,33 +345,35 @@ pub(super) fn thread_arenas(
     arenas
 }
 
-/// `malloc_par`, in part.
+/// Fields of `malloc_par` that the walk needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MallocParameters {
     /// First address of the brk heap.
     pub(super) heap_start: u64,
-    /// Blocks with mappings of their own.
+    /// Number and bytes of the blocks with their own mappings.
     pub(super) mapped: LiveAmount,
-    /// Size of the huge pages that malloc requests; the end of the brk heap is released in units of
-    /// it. 0 without, and before glibc 2.35.
+    /// Size in bytes of the huge pages that malloc requests, which is also the unit in which the
+    /// end of the brk heap is released. 0 if malloc requests no huge pages, and before glibc 2.35.
     pub(super) huge_page: u64,
-    /// Usable bytes of the largest block that a thread cache holds.
+    /// Number of usable bytes of the largest block that a thread cache holds.
     pub(super) largest_cached: u64,
-    /// The most entries of a bin of a thread cache.
+    /// Maximum number of entries in a bin of a thread cache.
     pub(super) cached_entries: u64,
 }
 
-/// Offsets from the start of the brk heap in `malloc_par`: number of mappings, most permitted, most
-/// so far, and whether the threshold is fixed. Until glibc 2.34, and since.
+/// Distances in bytes from fields of `malloc_par` to the later field with the start of the brk
+/// heap, until glibc 2.34 and since 2.35. The fields are the number of mappings now, the permitted
+/// number, the maximum so far, and the flag of a fixed threshold.
 const MAPPING_COUNTS: [[u64; 4]; 2] = [[32, 28, 24, 20], [36, 32, 28, 24]];
-/// Offset of the page size, since 2.35.
+/// Distance in bytes from the huge page size to the start of the brk heap in `malloc_par`, since
+/// 2.35.
 const HUGE_PAGE: u64 = 56;
-/// Bytes before that word, and all bytes, that are checked.
+/// Number of bytes that are read before the start of the brk heap, and in total.
 const BEFORE: u64 = 40;
 const CHECKED: usize = 72;
 
-/// The parameters, which lie in the same data as the main arena. `is_start` is true for addresses
-/// at which the main arena may have begun.
+/// Searches the mapping of the main arena for `malloc_par`. `is_start` is true for addresses at
+/// which the main arena may have begun.
 pub(super) fn parameters(
     memory: &dyn Memory,
     main: &ArenaState,
@@ -386,7 +391,7 @@ pub(super) fn parameters(
     found
 }
 
-/// The parameters if the word at `at` is the start of the brk heap.
+/// Reads the parameters if the word at `at` can be the start of the brk heap; `None` otherwise.
 fn parameters_at(memory: &dyn Memory, at: u64) -> Option<MallocParameters> {
     let mut raw = [0; CHECKED];
     if !memory.read(at.checked_sub(BEFORE)?, &mut raw) {
@@ -395,7 +400,7 @@ fn parameters_at(memory: &dyn Memory, at: u64) -> Option<MallocParameters> {
     let [bytes, most_bytes] = [16, 8].map(|before| word(&raw, BEFORE - before));
     let [bins, most_cached, entries] = [8, 16, 24].map(|behind| word(&raw, BEFORE + behind));
     let makes_sense = bytes <= most_bytes
-        // Since glibc 2.43 each `realloc` of such a block counts 16 bytes too many.
+        // Since glibc 2.43 each `realloc` of a mapped block counts 16 bytes too many.
         && bytes.is_multiple_of(UNIT)
         && (1..=1024).contains(&bins)
         && most_cached < 1 << 32

@@ -1,7 +1,8 @@
 //! The walk over the chunks of a heap, in order of address.
 //!
-//! A chunk is in use if the flag of the *next* chunk is set, unless a fastbin or a thread cache has
-//! it. So each chunk is settled when the next header is read.
+//! A chunk is in use if the `PREV_INUSE` flag of the *next* chunk is set, unless the chunk is in a
+//! fastbin or a thread cache. So the use of a chunk is determined when the header of the next chunk
+//! is read.
 
 use pagewise_heaplog::glibc_chunk::{
     self, FLAGS, HEADER, MAPPED, MIN_CHUNK, OTHER_ARENA, PREVIOUS_IN_USE, UNIT,
@@ -19,30 +20,31 @@ use crate::density::{CELLS, PageDensityCounter, resident_in};
 use crate::memory::Memory;
 use crate::size_tally::SizeTally;
 
-/// Number of consecutive chunks that must hold together where the walk goes on behind a
-/// contradiction.
+/// Minimum number of consecutive consistent chunks at the address at which the walk continues after
+/// a contradiction.
 const CHAIN: usize = 8;
-/// Number of headers that are examined in all to go on behind contradictions.
+/// Maximum number of headers that are examined, in total, to find chunks after contradictions.
 const MAX_TRIES: u64 = 8 << 20;
-/// `malloc_trim` keeps the header of a free chunk: `sizeof(struct malloc_chunk)`.
+/// Number of bytes that `malloc_trim` keeps at the start of a free chunk: a `struct malloc_chunk`.
 pub(super) const KEPT_HEADER: u64 = 48;
 const NOT_RESIDENT: &str = "its pages are in swap or could not be read";
 const NO_CHUNKS: &str = "no further chunks were found in it";
 
-/// An arena as the walk needs it.
+/// Properties of an arena that the walk needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArenaBounds {
     pub(super) is_main: bool,
     pub(super) top: u64,
-    /// End of the brk heap, if this arena has it and can shrink it.
+    /// End of the brk heap, if the arena has the brk heap and can shrink it.
     pub(super) brk: Option<u64>,
-    /// The brk heap shrinks by multiples of this.
+    /// Number of bytes; the brk heap shrinks by multiples of it.
     pub(super) trim_unit: u64,
-    /// True if all its free lists could be followed: a free chunk is then in one of them.
+    /// True if all free lists of the arena were followed to their ends, so that they contain every
+    /// free chunk.
     pub(super) has_all_lists: bool,
 }
 
-/// Bytes that `malloc_trim` would release, if they are resident.
+/// A range that `malloc_trim` would release; only its resident bytes count.
 #[derive(Clone, Copy, Debug)]
 struct TrimRange {
     arena: usize,
@@ -50,7 +52,7 @@ struct TrimRange {
     is_top: bool,
 }
 
-/// A chunk whose use is not settled yet.
+/// The current chunk, whose use is unknown until the next header is read.
 #[derive(Clone, Copy, Debug)]
 struct OpenChunk {
     start: u64,
@@ -63,15 +65,15 @@ impl OpenChunk {
     }
 }
 
-/// Sums of the walk.
+/// State and sums of the walk.
 pub(super) struct ChunkWalk<'a> {
     memory: &'a dyn Memory,
     page: u64,
     arenas: &'a [ArenaBounds],
     listed: &'a ListedChunks,
-    /// Values of the second word of blocks in thread caches that could not be read.
+    /// Values that the second word of a block has while the block is in an unread thread cache.
     marks: &'a [u64],
-    /// Number of the next listed chunk, and its address.
+    /// Index and address of the next chunk in `listed`.
     next_listed: (usize, u64),
     tries: u64,
     trims: Vec<TrimRange>,
@@ -80,31 +82,32 @@ pub(super) struct ChunkWalk<'a> {
     pub(super) sizes: SizeTally,
     pub(super) density: [u64; CELLS],
     pub(super) gaps: Vec<HeapGap>,
-    /// Blocks with one of `marks`.
+    /// Number and bytes of the blocks that contain one of `marks`.
     pub(super) marked: LiveAmount,
     pub(super) log: &'a mut CorruptionLog,
 }
 
-/// A segment during its walk.
+/// State of the walk in one segment.
 struct SegmentState<'s> {
     segment: &'s HeapSegment,
     bounds: ArenaBounds,
     /// Address of the next header.
     next: u64,
     open: Option<OpenChunk>,
-    /// Start of the free chunks that `malloc_trim` would coalesce, up to the open chunk.
+    /// Start of the adjacent free chunks before the open chunk, which `malloc_trim` would coalesce.
     free_since: Option<u64>,
-    /// End of the last live chunk.
+    /// End of the last live chunk; `None` before the first.
     live_end: Option<u64>,
-    /// The end of the walk: nothing further belongs to the arena.
+    /// Address at which the walk of the segment ended: the arena owns no memory above it. `None`
+    /// during the walk.
     end: Option<u64>,
-    /// Resident ranges.
+    /// Resident ranges in order of address.
     runs: Vec<AddrRange>,
 }
 
-/// Reads a header that may follow later into the caches. The address of each header depends on the
-/// header before, so the CPU cannot read several at a time by itself. Chunks of one size often
-/// follow each other.
+/// Prefetches a header that may be read a few chunks later. The address of each header depends on
+/// the header before it, so the CPU cannot prefetch headers itself. The guess is that the next
+/// chunks have the same size.
 #[inline]
 fn read_ahead(bytes: &[u8], offset: usize, size: u64) {
     const CHUNKS: usize = 8;
@@ -149,7 +152,7 @@ impl<'a> ChunkWalk<'a> {
         self.next_listed = (index, address);
     }
 
-    /// Reports listed addresses before `chunk`: no chunk begins there.
+    /// Reports listed addresses below `chunk`: no chunk begins at these addresses.
     fn report_strays(&mut self, chunk: u64) {
         while self.next_listed.1 < chunk {
             let stray = self.next_listed.1;
@@ -159,7 +162,7 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// The list of a chunk.
+    /// Returns the free list that contains the chunk, or `None`.
     fn list_of(&mut self, chunk: u64) -> Option<ChunkList> {
         self.report_strays(chunk);
         if self.next_listed.1 != chunk {
@@ -175,7 +178,8 @@ impl<'a> ChunkWalk<'a> {
         list
     }
 
-    /// Adds a block with a mapping of its own. Blocks and segments come in order of address.
+    /// Adds a block with its own mapping. Requires calls for blocks and segments in order of
+    /// address.
     pub(super) fn add_mapped(&mut self, chunk: &MappedChunk, sums: &mut MappedBlocks) {
         let amount = LiveAmount { blocks: 1, bytes: chunk.block.size };
         if self.list_of(chunk.chunk()).is_some() {
@@ -230,7 +234,7 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// Settles the chunk before the one at `state.next`, and opens that one.
+    /// Determines the use of the open chunk, and opens the chunk at `state.next`.
     fn add_chunk(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64) {
         let chunk = state.next;
         let size = glibc_chunk::size(head);
@@ -253,9 +257,10 @@ impl<'a> ChunkWalk<'a> {
         state.next = chunk + size;
     }
 
-    /// End of the marks (fenceposts) that begin at a chunk: two chunks of 16 bytes, three if there
-    /// was no room for a free chunk before them, or one and one of 0 bytes at the end of a heap
-    /// that is not the last of its arena.
+    /// Returns the end of the fenceposts that begin at `chunk`, or `None`. In the main arena,
+    /// fenceposts are two chunks of 16 bytes, or three if there was no space for a free chunk
+    /// before them. At the end of a heap that is not the last of its arena, they are a chunk of 16
+    /// bytes and a chunk of 0 bytes.
     fn end_marks(&self, state: &SegmentState<'_>, chunk: u64, head: u64) -> Option<u64> {
         let end = chunk + HEADER;
         match (glibc_chunk::size(head), state.bounds.is_main) {
@@ -274,10 +279,11 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// Ends a part of an arena. Another part of the main arena may follow if the program has moved
-    /// the end of the brk heap itself, or if the arena had to map a part elsewhere meanwhile.
+    /// Ends a part of an arena. Another part of the main arena may follow in the same segment, if
+    /// the program moved the end of the brk heap itself, or if the arena mapped a part elsewhere
+    /// meanwhile.
     fn add_end(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64, end: u64) {
-        // At the end of a heap the last mark can have the header of a small chunk.
+        // The first fencepost at the end of a heap can have the header of a chunk of minimum size.
         let is_mark = |open: &OpenChunk| {
             !state.bounds.is_main
                 && glibc_chunk::size(head) == 0
@@ -389,7 +395,8 @@ impl<'a> ChunkWalk<'a> {
         state.free_since = state.free_since.or(Some(start));
     }
 
-    /// The list of a chunk of a thread cache that could not be read, by the marks of blocks.
+    /// Returns the list of a chunk that belongs to an unread thread cache, recognized by `marks`:
+    /// the chunk is in the cache, or contains the cache.
     fn marked_list(&mut self, chunk: OpenChunk) -> Option<ChunkList> {
         if self.marks.is_empty() {
             return None;
@@ -427,7 +434,8 @@ impl<'a> ChunkWalk<'a> {
         state.live_end = Some(start + size);
     }
 
-    /// Ends the free chunks before `end`, which `malloc_trim` would coalesce and release in part.
+    /// Ends the run of free chunks before `end`. `malloc_trim` would coalesce these chunks and
+    /// release their whole pages.
     fn close_free_run(&mut self, state: &mut SegmentState<'_>, end: u64) {
         let Some(start) = state.free_since.take() else { return };
         let first = (start + KEPT_HEADER).next_multiple_of(self.page);
@@ -438,10 +446,10 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// Goes on behind a header that contradicts.
+    /// Continues the walk after an inconsistent header.
     fn recover(&mut self, state: &mut SegmentState<'_>, head: u64) {
         let chunk = state.next;
-        // The size that led here may be the wrong one: it may span other chunks.
+        // The size of the previous chunk may be wrong and span other chunks.
         let inside = state.open.and_then(|open| {
             let next = self.find_chunk_before(state, open.start + MIN_CHUNK, chunk)?;
             Some((open, next))
@@ -460,7 +468,8 @@ impl<'a> ChunkWalk<'a> {
         self.go_on(state, chunk + UNIT, NO_CHUNKS);
     }
 
-    /// Settles a chunk whose next header is not known: it counts as live unless a list has it.
+    /// Determines the use of the open chunk if the header after it is unknown: it counts as live
+    /// unless a free list contains it.
     fn settle_lost(&mut self, state: &mut SegmentState<'_>) {
         if let Some(open) = state.open.take() {
             let is_listed = self.next_listed.1 == open.start;
@@ -471,7 +480,8 @@ impl<'a> ChunkWalk<'a> {
         state.live_end = None;
     }
 
-    /// Continues at the next chunk from `from` on.
+    /// Continues the walk at the first chunk from the address `from` on, and records the gap before
+    /// it.
     fn go_on(&mut self, state: &mut SegmentState<'_>, from: u64, why: &'static str) {
         let next = self.find_chunk(state, from);
         let end = state.segment.chunks.end;
@@ -482,13 +492,13 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// Adds a heap that was not walked.
+    /// Records a heap that was not walked as a gap.
     pub(super) fn add_unread(&mut self, heap: AddrRange) {
         self.add_gap(heap.start, heap.end, NOT_RESIDENT);
     }
 
     fn add_gap(&mut self, start: u64, end: u64, why: &'static str) {
-        /// Gaps beyond this number are not kept.
+        /// Maximum number of gaps that are stored.
         const MAX_GAPS: usize = 100;
         let bytes = Bytes(end.saturating_sub(start));
         if !bytes.is_zero() && self.gaps.len() < MAX_GAPS {
@@ -500,7 +510,7 @@ impl<'a> ChunkWalk<'a> {
         self.find_chunk_before(state, from, state.segment.chunks.end)
     }
 
-    /// The first address at which several chunks hold together.
+    /// Returns the first address from `from` to `end` at which a chain of consistent chunks begins.
     fn find_chunk_before(&mut self, state: &SegmentState<'_>, from: u64, end: u64) -> Option<u64> {
         let mut at = from.checked_next_multiple_of(UNIT)?;
         while at < end && self.tries > 0 {
@@ -575,7 +585,7 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// Reports the remaining listed chunks: they are in no segment that was walked.
+    /// Reports the remaining listed chunks: no walked segment contains them.
     pub(super) fn finish(&mut self) {
         self.report_strays(u64::MAX);
     }

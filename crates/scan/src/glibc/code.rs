@@ -1,5 +1,5 @@
-//! Code of malloc in a process: while a thread executes it, the data of the allocator may
-//! contradict itself.
+//! Address ranges of malloc code in a process. While a thread executes this code, the data of the
+//! allocator may contradict itself.
 
 use pagewise_model::{AddrRange, Mapping, Pid};
 use pagewise_proc::variables::{FileFunction, functions};
@@ -26,14 +26,17 @@ const EXPORTED: [&str; 16] = [
     "mallinfo2",
     "mallopt",
 ];
-/// Only glibc has this function.
+/// A function that only glibc exports.
 const OF_GLIBC: &str = "malloc_info";
-/// The static functions of `malloc.c` lie within this distance before its exported ones.
+/// Maximum number of bytes between a static function of `malloc.c` and the first exported function
+/// after it.
 const STATIC_CODE: u64 = 48 << 10;
-/// All of its code is shorter than this; a program may have functions of these names of its own.
+/// Maximum number of bytes of all malloc code. A larger range means that the program has its own
+/// functions with some of these names.
 const MAX_CODE: u64 = 256 << 10;
 
-/// The code of malloc of the C library, or of a program that contains it.
+/// Returns the ranges of malloc code in the C library, or in a program that is linked statically
+/// with it.
 pub fn malloc_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
     let is_library = |mapping: &&Mapping| {
         let name = file_name(mapping.path());

@@ -1,4 +1,5 @@
-//! Free lists: fastbins, bins and thread caches. Each is followed as far as it holds together.
+//! Free lists: fastbins, bins and thread caches. Each list is followed until its end or the first
+//! contradiction.
 
 use std::ops::RangeInclusive;
 
@@ -12,10 +13,10 @@ use super::thread_cache::ThreadCache;
 use crate::corruption::CorruptionLog;
 use crate::memory::Memory;
 
-/// Number of the first bin of large chunks, from 0 for the unsorted bin.
+/// Index of the first bin of large chunks; the unsorted bin has index 0.
 const FIRST_LARGE_BIN: usize = 63;
 
-/// The list that a chunk is in, or its use by the allocator itself.
+/// The free list that contains a chunk, or the use of the chunk by the allocator itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum ChunkList {
@@ -24,7 +25,7 @@ pub(super) enum ChunkList {
     Unsorted = 3,
     Small = 4,
     Large = 5,
-    /// In no list: it holds the lists of a thread cache.
+    /// The chunk is in no list: it contains a thread cache.
     CacheItself = 6,
 }
 
@@ -38,7 +39,7 @@ impl ChunkList {
         ChunkList::CacheItself,
     ];
 
-    /// True if chunks of the list count as in use for their neighbors.
+    /// True if the header after a chunk of this list marks the chunk as in use.
     pub(super) const fn looks_used(self) -> bool {
         matches!(self, ChunkList::Tcache | ChunkList::Fastbin | ChunkList::CacheItself)
     }
@@ -47,7 +48,7 @@ impl ChunkList {
 /// The chunks of all free lists, in order of address.
 #[derive(Debug, Default)]
 pub(super) struct ListedChunks {
-    /// Addresses of chunks; their low bits, which are otherwise 0, are the list.
+    /// Addresses of chunks. The low bits, which are 0 in an address, contain the [`ChunkList`].
     entries: Vec<u64>,
 }
 
@@ -67,34 +68,35 @@ impl ListedChunks {
     }
 }
 
-/// Memory with chunks, and the mangling of links in it.
+/// Follows free lists. Contains the memory with the chunks, and the mangling of the links in it.
 pub(super) struct FreeListReader<'a> {
     memory: &'a dyn Memory,
-    /// In order of address.
+    /// Segments in order of address.
     segments: &'a [HeapSegment],
     /// Chunks with mappings of their own that thread caches may hold, in order of address.
     mapped: &'a [MappedChunk],
-    /// True if links of singly linked lists are mangled by their address (safe-linking, since
-    /// 2.32); `None` if no list shows it.
+    /// True if the links of singly linked lists are mangled with their address (safe-linking, since
+    /// glibc 2.32). `None` if the first entries of all lists leave it undecided.
     pub(super) mangles: Option<bool>,
-    /// Number of further entries that are followed: there are at most as many chunks.
+    /// Maximum number of further entries to follow, initially derived from the maximum number of
+    /// chunks.
     budget: u64,
-    /// Lists that lead into memory that is not known.
+    /// Lists that continue in unknown memory.
     pub(super) cut: Vec<CutList>,
 }
 
-/// A list of a thread cache, or a fastbin, that leads into memory that is not known.
+/// A list of a thread cache, or a fastbin, that continues in unknown memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CutList {
     /// Address of the thread cache; `None` for a fastbin.
     pub(super) cache: Option<u64>,
-    /// Sizes of its chunks.
+    /// Sizes in bytes of the chunks in the list.
     pub(super) sizes: RangeInclusive<u64>,
-    /// Number of entries that were not reached, if it is known.
+    /// Number of entries that were not reached; `None` if the list has no count.
     pub(super) left: Option<u64>,
 }
 
-/// A position in a singly linked list, for cycle detection by Brent's algorithm.
+/// State of Brent's cycle detection in a singly linked list.
 struct CycleDetector {
     tortoise: u64,
     steps: u64,
@@ -106,7 +108,7 @@ impl CycleDetector {
         CycleDetector { tortoise: 0, steps: 0, power: 1 }
     }
 
-    /// True if `address` was met before.
+    /// True if the list contained `address` before.
     fn has_met(&mut self, address: u64) -> bool {
         if address == self.tortoise {
             return true;
@@ -148,7 +150,8 @@ impl<'a> FreeListReader<'a> {
         self.mapped.binary_search_by_key(&chunk, MappedChunk::chunk).is_ok()
     }
 
-    /// Finds out by the first entries of lists whether their links are mangled.
+    /// Determines from the first entries of lists whether links are mangled; `None` if neither form
+    /// of links prevails.
     fn detect_mangling(&self, entries: impl Iterator<Item = u64>) -> Option<bool> {
         let is_block = |at: u64| {
             at.is_multiple_of(UNIT)
@@ -177,8 +180,8 @@ impl<'a> FreeListReader<'a> {
         self.budget > 0
     }
 
-    /// Adds the chunks of an arena's fastbins and bins. Returns true if all lists were followed to
-    /// their ends.
+    /// Adds the chunks of an arena's fastbins and bins. Returns true if all these lists were
+    /// followed to their ends.
     pub(super) fn add_arena(
         &mut self,
         arena: &ArenaState,
@@ -240,7 +243,7 @@ impl<'a> FreeListReader<'a> {
         (is_inside || self.is_mapped_chunk(chunk)).then(|| self.memory.word(chunk + 8)).flatten()
     }
 
-    /// True for a chunk in a heap whose memory is not known.
+    /// True if `chunk` is the address of a chunk in a heap, and the page of its header is unknown.
     fn is_unknown(&self, chunk: u64) -> bool {
         let is_known = |at: u64| self.memory.word(at).is_some();
         let end = chunk.checked_add(HEADER).filter(|_| chunk.is_multiple_of(UNIT));
@@ -274,7 +277,7 @@ impl<'a> FreeListReader<'a> {
             }
             let word =
                 |at: usize| words[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-            // A chunk has one link back: so a list in which all agree has no cycle.
+            // Each chunk has one back link, so a list in which all back links agree has no cycle.
             if word(24) != before {
                 log.add(
                     chunk + HEADER,
@@ -300,7 +303,8 @@ impl<'a> FreeListReader<'a> {
         true
     }
 
-    /// Adds the chunks of a thread cache. Returns true if all lists were followed to their ends.
+    /// Adds the chunks of a thread cache. Returns true if all lists of the cache were followed to
+    /// their ends.
     pub(super) fn add_cache(
         &mut self,
         cache: &ThreadCache,
@@ -358,13 +362,13 @@ impl<'a> FreeListReader<'a> {
     }
 }
 
-/// True if a chunk of these segments, which are in order of address, contains an address.
+/// True if the chunks of one of `segments`, which are in order of address, contain `address`.
 pub(super) fn is_in_segments(segments: &[HeapSegment], address: u64) -> bool {
     let at = segments.partition_point(|it| it.chunks.end <= address);
     segments.get(at).is_some_and(|segment| segment.chunks.contains(address))
 }
 
-/// Segments by address, without those that overlap others.
+/// Returns the segments in order of address, without those that overlap an earlier segment.
 pub(super) fn without_overlaps(
     mut segments: Vec<HeapSegment>,
     log: &mut CorruptionLog,

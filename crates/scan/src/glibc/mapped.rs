@@ -1,8 +1,8 @@
-//! Memory of the allocator outside of its heaps: blocks with mappings of their own, and parts of
-//! the main arena that were mapped because the brk heap could not grow.
+//! Memory of the allocator outside of its heaps: blocks with their own mappings, and parts of the
+//! main arena that were mapped because the brk heap could not grow.
 //!
-//! No list leads to either, so every known page of anonymous memory is examined. The kernel merges
-//! neighboring mappings, so a block may begin at any page of one.
+//! No list of the allocator refers to this memory, so every known page of anonymous memory is
+//! examined. The kernel merges neighboring mappings, so a block may begin at any page of a mapping.
 
 use pagewise_heaplog::glibc_chunk::{
     self, FLAGS, HEADER, MAPPED, MIN_CHUNK, PREVIOUS_IN_USE, UNIT,
@@ -14,50 +14,51 @@ use super::arena::{HeapSegment, MAX_ADDRESS};
 use crate::blocks::LiveBlock;
 use crate::memory::Memory;
 
-/// Size of the chunk before the end of a part, and of the one behind it (fenceposts).
+/// Size in bytes of each fencepost: the chunk before the end of a part, and the chunk after it.
 pub(super) const FENCEPOST: u64 = 16;
-/// Number of headers that are examined in vain before the search ends: memory can be made so that
-/// every page leads through all others.
+/// Maximum number of headers that are examined without result before the search ends. In hostile
+/// memory every page can begin a chain of headers through all other pages.
 const MAX_TRIES: u64 = 8 << 20;
 
-/// A block with a mapping of its own.
+/// A block with its own mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MappedChunk {
-    /// Its pages.
+    /// Address range of the mapping.
     pub(super) pages: AddrRange,
     pub(super) block: LiveBlock,
 }
 
 impl MappedChunk {
-    /// Address of its header.
+    /// Address of the chunk header of the block.
     pub(super) fn chunk(&self) -> u64 {
         self.block.start - HEADER
     }
 }
 
-/// The memory that was found.
+/// Results of the search.
 #[derive(Debug, Default)]
 pub(super) struct OutsideMemory {
-    /// In order of address.
+    /// Blocks with their own mappings, in order of address.
     pub(super) blocks: Vec<MappedChunk>,
     /// Parts of the main arena, in order of address.
     pub(super) main: Vec<AddrRange>,
-    /// The page at which the search ended, if that was before the end of the memory.
+    /// Address of the page at which the search ended early; `None` if the search examined all
+    /// memory.
     pub(super) ended_at: Option<u64>,
 }
 
-/// Properties of the memory that is searched.
+/// Properties of the memory in which the search takes place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OutsideLayout {
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub(super) page: u64,
-    /// Bytes between the end of a chunk and the end of its mapping.
+    /// Number of bytes between the end of a chunk and the end of its mapping.
     pub(super) mapped_end: u64,
-    /// The last chunk of a main arena that has parts outside of the brk heap.
+    /// Address of the last chunk of a main arena; `None` if the arena is only in the brk heap.
     pub(super) top: Option<u64>,
 }
 
-/// Searches anonymous memory outside of `segments`, which are in order of address.
+/// Searches the anonymous memory outside of `segments`, which are in order of address.
 pub(super) fn outside(
     memory: &dyn Memory,
     segments: &[HeapSegment],
@@ -103,17 +104,18 @@ fn segment_end(segments: &[HeapSegment], at: u64) -> Option<u64> {
     segments.get(index).filter(|it| it.start <= at).map(|it| it.chunks.end)
 }
 
-/// The search for blocks and parts in pages.
+/// State of the search for blocks and parts of the main arena.
 struct PageSearch<'a> {
     memory: &'a dyn Memory,
     layout: OutsideLayout,
     found: OutsideMemory,
-    /// Number of headers that may still be examined in vain.
+    /// Number of headers that the search may still examine without result.
     tries: u64,
 }
 
 impl PageSearch<'_> {
-    /// Adds what begins at the start of `limit`, and returns its end.
+    /// Adds the block or part that begins at the start of `limit` and returns its end; `None` if
+    /// neither begins there.
     fn add(&mut self, header: &[u8; 16], limit: AddrRange) -> Option<u64> {
         let layout = self.layout;
         let [before, head] =
@@ -154,7 +156,8 @@ impl PageSearch<'_> {
     }
 }
 
-/// The block in the mapping at the start of `limit`, which has `bytes` bytes by its first header.
+/// Returns the block in the mapping that begins at the start of `limit` and has `bytes` bytes
+/// according to its first header.
 fn mapped_chunk(
     memory: &dyn Memory,
     limit: AddrRange,
@@ -163,7 +166,7 @@ fn mapped_chunk(
 ) -> Option<MappedChunk> {
     let unaligned = (limit.start, limit.start.checked_add(bytes)?);
     let (chunk, end) = aligned_chunk(memory, limit, bytes, layout).unwrap_or(unaligned);
-    // A block reaches into the first word behind its chunk if the mapping does.
+    // If the mapping extends beyond the chunk, the block includes the first word after the chunk.
     let block_end = end - layout.mapped_end / 2;
     (end <= limit.end).then_some(MappedChunk {
         pages: AddrRange { start: limit.start, end },
@@ -171,11 +174,12 @@ fn mapped_chunk(
     })
 }
 
-/// The chunk and its end, if the block was requested with an alignment: the chunk begins later in
-/// the mapping, and its first word is the distance from the start.
+/// Returns the chunk and its end if the block was requested with an alignment. Such a chunk begins
+/// later in the mapping, and its first word is the distance from the start of the mapping.
 ///
-/// The header at the start of the mapping is left over. `realloc` can have changed the size since,
-/// and moved the mapping to an address with another alignment: the block then begins at any page.
+/// The header at the start of the mapping is obsolete. A later `realloc` can have changed the size,
+/// and moved the mapping to an address with a smaller alignment, so the block can begin at any
+/// page.
 fn aligned_chunk(
     memory: &dyn Memory,
     limit: AddrRange,
@@ -195,7 +199,7 @@ fn aligned_chunk(
     let small = (5..).map(|power| 1_u64 << power).take_while(|alignment| *alignment < page);
     let small = small.filter_map(|alignment| {
         let chunk = limit.start + alignment - HEADER;
-        // Until glibc 2.42 the bytes before it had to be enough for a chunk.
+        // Until glibc 2.42 there had to be space for a minimum chunk before the aligned chunk.
         let is_too_near = alignment < HEADER + MIN_CHUNK && layout.mapped_end == 0;
         let chunk = if is_too_near { chunk + alignment } else { chunk };
         end_of(chunk, memory.word(chunk)?, memory.word(chunk + 8)?)
@@ -218,8 +222,8 @@ fn aligned_chunk(
     found
 }
 
-/// The end of the part of a main arena that begins at the start of `limit`: behind its last chunk
-/// or its fenceposts. The error is the number of headers that led there.
+/// Returns the end of the part of a main arena that begins at the start of `limit`: the end of its
+/// last chunk or of its fenceposts. The error is the number of headers that were examined.
 fn part_end(memory: &dyn Memory, limit: AddrRange, top: u64) -> Result<u64, u64> {
     let mut chunk = limit.start;
     for headers in 1.. {
@@ -232,7 +236,7 @@ fn part_end(memory: &dyn Memory, limit: AddrRange, top: u64) -> Result<u64, u64>
     Err(u64::MAX)
 }
 
-/// A chunk of a part of a main arena, by its end.
+/// A chunk in a part of a main arena, with the end address of the chunk.
 enum PartStep {
     Chunk(u64),
     Last(u64),

@@ -1,16 +1,17 @@
-//! Live and free shares of glibc's heaps, from windows at random places of a process that may run
-//! meanwhile.
+//! Estimates the live and free shares of glibc's heaps from windows at random addresses. The
+//! process may run meanwhile.
 //!
 //! ```text
 //!  free lists   all free chunks of 40 KiB and more: exact
-//!  windows      64 KiB at random places, and the 40 KiB before each
+//!  windows      64 KiB at random addresses, and the 40 KiB before each (lead)
 //!   |<- lead ->|<------- window ------->|
-//!      ^ the first chunk from which a chain of chunks holds together
+//!      ^ the first chunk from which a chain of chunks is consistent
 //! ```
 //!
-//! A chunk that begins before the lead, and ends in the window, is larger than 40 KiB: it is in
-//! use, or in the lists. So each byte of a window is settled. After a contradiction, for example
-//! because of a change between two reads, the bytes behind it are unknown: they widen the range.
+//! A chunk that begins before the lead and ends in the window is larger than 40 KiB. It is live
+//! unless a free list contains it, so the use of every byte in a window is known. After a
+//! contradiction, for example because memory changed between two reads, the use of the following
+//! bytes is unknown; unknown bytes widen the reported range.
 
 mod window;
 
@@ -26,40 +27,41 @@ use crate::sample::SampledArenaWindows;
 use crate::sample::estimate::{WindowSample, spread_order};
 use window::{WindowBytes, WindowWalk};
 
-/// Bytes of a window.
+/// Number of bytes of a window.
 const WINDOW: u64 = 64 << 10;
-/// Chunks of this size and more are looked up in the free lists.
+/// Minimum size in bytes of chunks that are looked up in the free lists.
 const LARGE_CHUNK: u64 = 40 << 10;
-/// Number of the first bin that can hold these, from 0 for the unsorted bin.
+/// Index of the first bin with chunks of at least `LARGE_CHUNK`; the unsorted bin has index 0.
 const FIRST_LARGE_LIST: usize = 119;
-/// Number of the bins in use.
+/// Number of bins that glibc uses.
 const LISTS: usize = 126;
-/// Number of chunks in lists that are read in all.
+/// Maximum number of listed chunks that are read from all arenas.
 const MAX_LISTED: usize = 4000;
-/// Number of attempts to read the arenas of a process that changes them.
+/// Maximum number of attempts to read the arenas while the process changes them.
 const ATTEMPTS: u32 = 3;
 
-/// Arenas, and the large chunks of their free lists.
+/// The arenas of a process, and the large chunks of their free lists.
 struct SampledArenas<'m> {
     memory: &'m dyn Memory,
     page: u64,
-    /// In order of address.
+    /// Segments in order of address.
     segments: Vec<HeapSegment>,
     states: Vec<ArenaState>,
     mains: usize,
-    /// Free chunks, in order of address.
+    /// Ranges of free chunks, in order of address.
     listed: Vec<AddrRange>,
-    /// For each arena, true if all its large free chunks are in `listed`.
+    /// For each arena: true if `listed` contains all its large free chunks.
     is_listed: Vec<bool>,
-    /// True if links of singly linked lists are mangled; `None` if no fastbin shows it.
+    /// True if the links of singly linked lists are mangled; `None` if the lists leave it
+    /// undecided.
     mangles: Option<bool>,
 }
 
-/// Samples the arenas of a process while `goes_on` returns true for the number of windows so far.
-/// `None` if `is_large` is false for their resident memory.
+/// Samples the arenas of a process as long as `goes_on` returns true for the number of windows read
+/// so far. Returns `None` if `is_large` is false for the resident memory of the arenas.
 ///
 /// # Errors
-/// The reason that the process has no such arenas, or that they cannot be read.
+/// The reason why the process has no such arenas, or why they cannot be read.
 pub(crate) fn sample(
     memory: &dyn Memory,
     page_size: PageSize,
@@ -77,7 +79,7 @@ pub(crate) fn sample(
     Ok(Some(SampledArenaWindows { arenas: arenas.states.len() as u64, resident, sample }))
 }
 
-/// The arenas, read again if the process was changing them.
+/// Reads the arenas, and retries if the process changed them meanwhile.
 fn settled_layout(memory: &dyn Memory) -> Reading<ArenaLayout> {
     for _ in 0..ATTEMPTS {
         let mut log = CorruptionLog::default();
@@ -90,7 +92,8 @@ fn settled_layout(memory: &dyn Memory) -> Reading<ArenaLayout> {
     Err(Absent::NotSupported("the data of the arenas contradicts itself".into()))
 }
 
-/// Resident memory of segments, by that of their mappings.
+/// Estimates the resident memory of `segments` from the resident memory of their mappings; `None`
+/// if that is unknown.
 fn resident_of(segments: &[HeapSegment], mappings: &[Mapping]) -> Option<Bytes> {
     let mut sum = Bytes::ZERO;
     for segment in segments {
@@ -104,7 +107,7 @@ fn resident_of(segments: &[HeapSegment], mappings: &[Mapping]) -> Option<Bytes> 
     Some(sum)
 }
 
-/// The share of `bytes` that `part` is of `whole`.
+/// Returns `bytes` multiplied by the ratio of `part` to `whole`.
 fn scaled(bytes: Bytes, part: Bytes, whole: Bytes) -> Bytes {
     let scaled = u128::from(bytes.0) * u128::from(part.0) / u128::from(whole.0.max(1));
     Bytes(u64::try_from(scaled).unwrap_or(bytes.0))
@@ -126,7 +129,8 @@ impl<'m> SampledArenas<'m> {
         arenas
     }
 
-    /// Adds the large chunks of an arena's bins, the largest first. Returns true if all are added.
+    /// Adds the large chunks of an arena's bins, beginning with the bins of the largest chunks.
+    /// Returns true if all large chunks were added.
     fn add_large_chunks(&mut self, arena: usize) -> bool {
         let mut is_whole = true;
         for bin in (FIRST_LARGE_LIST..LISTS).rev().chain([0]) {
@@ -167,18 +171,19 @@ impl<'m> SampledArenas<'m> {
         self.segments.get(at).filter(|it| it.chunks.contains(address)).copied()
     }
 
-    /// The first listed chunk that ends behind `address`.
+    /// The first listed chunk that ends above `address`.
     fn listed_behind(&self, address: u64) -> Option<AddrRange> {
         let at = self.listed.partition_point(|it| it.end <= address);
         self.listed.get(at).copied()
     }
 
-    /// True if an arena has chunks in fastbins.
+    /// True if a fastbin of the arena is not empty.
     fn has_fast_chunks(&self, arena: usize) -> bool {
         self.states[arena].fastbins.iter().any(|chunk| *chunk != 0)
     }
 
-    /// Reads windows in an order whose first part, of any length, is spread over all segments.
+    /// Reads windows in a pseudo-random order. Any number of first windows is spread over all
+    /// segments.
     fn windows(&self, goes_on: &dyn Fn(u64) -> bool) -> WindowSample {
         let counts: Vec<u64> = self.segments.iter().map(|it| windows_of(it, self.page)).collect();
         let population = counts.iter().sum();
@@ -197,7 +202,7 @@ impl<'m> SampledArenas<'m> {
         sample
     }
 
-    /// The window with a number among all.
+    /// Segment and range of the window with the index `number`, counted over all segments.
     fn window(&self, counts: &[u64], number: u64) -> Option<(HeapSegment, AddrRange)> {
         let mut index = number;
         for (segment, &count) in self.segments.iter().zip(counts) {
@@ -220,7 +225,7 @@ fn windows_of(segment: &HeapSegment, page: u64) -> u64 {
     (segment.chunks.end - page_of(segment.chunks.start, page)).div_ceil(WINDOW)
 }
 
-/// Address of a block of a chunk.
+/// Address of the block in a chunk.
 const fn block(chunk: u64) -> u64 {
     chunk + HEADER
 }

@@ -27,7 +27,7 @@ const MAPPED: u64 = 0x7f20_0000_0000;
 const TLS: u64 = 0x7f30_0000_0000;
 const POINTER: u64 = TLS + 0x740;
 
-/// Differences between versions.
+/// Layout of a glibc version.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     name: &'static str,
@@ -37,10 +37,10 @@ struct Version {
     heap_header: u64,
     /// Offset of `top` in `malloc_state`.
     top: u64,
-    /// Bytes behind a chunk with a mapping of its own.
+    /// Number of bytes between the end of a mapped chunk and the end of its mapping.
     mapped_end: u64,
-    /// Offsets of the number of mappings, of their most, of the mapped bytes, and of the start of
-    /// the heap in `malloc_par`.
+    /// Offsets in `malloc_par` of the number of mappings, of the maximum number, of the mapped
+    /// bytes, and of the start of the brk heap.
     parameters: [u64; 4],
 }
 
@@ -70,14 +70,14 @@ impl Version {
         self.top == 96
     }
 
-    /// Address that a bin has as a chunk.
+    /// Address of the pseudo chunk of a bin.
     const fn bin(self, arena: u64, bin: u64) -> u64 {
         arena + self.top + 16 * bin
     }
 }
 
 impl MadeProcess {
-    /// An arena with empty bins.
+    /// Stores an arena with empty bins.
     fn put_arena(&mut self, version: Version, at: u64, top: u64, next: u64, bytes: u64) {
         for bin in (0..127).map(|bin| version.bin(at, bin)) {
             self.put(bin + 16, bin);
@@ -88,7 +88,8 @@ impl MadeProcess {
         }
     }
 
-    /// Chunks one behind the other: their sizes, and true if they are in use. The last is `top`.
+    /// Stores adjacent chunks with the given sizes, and true for chunks in use. The last chunk is
+    /// `top`. Returns the chunk addresses.
     fn put_chunks(&mut self, first: u64, flags: u64, chunks: &[(u64, bool)]) -> Vec<u64> {
         let (mut at, mut before) = (first, (0, true));
         let mut all = Vec::new();
@@ -105,7 +106,7 @@ impl MadeProcess {
         all
     }
 
-    /// A bin with one chunk.
+    /// Stores a bin that contains one chunk.
     fn put_bin(&mut self, head: u64, chunk: u64) {
         for (at, word) in
             [(head + 16, chunk), (head + 24, chunk), (chunk + 16, head), (chunk + 24, head)]
@@ -114,7 +115,7 @@ impl MadeProcess {
         }
     }
 
-    /// A singly linked list of words at these addresses.
+    /// Stores a singly linked list whose links are at the addresses `links`.
     fn put_list(&mut self, version: Version, head: u64, links: &[u64], offset: u64) {
         self.put(head, links[0] - offset);
         let nexts = links[1..].iter().map(|next| next - offset).chain([0]);
@@ -124,7 +125,7 @@ impl MadeProcess {
     }
 }
 
-/// A process with two arenas, one of each kind of free chunk, and a mapped block.
+/// Creates a process with two arenas, one chunk in each kind of free list, and mapped blocks.
 fn made(version: Version) -> MadeProcess {
     let mappings = vec![
         mapping(HEAP, HEAP_BYTES, "[heap]", 0),
@@ -136,7 +137,7 @@ fn made(version: Version) -> MadeProcess {
     let mut made = MadeProcess::new(mappings, &[POINTER]);
     put_main(&mut made, version);
     put_thread_arena(&mut made, version);
-    // A block of its own, an aligned one whose chunk begins further behind, and other memory.
+    // A mapped block, a mapped block with an alignment, whose chunk begins later, and other memory.
     let end = version.mapped_end;
     made.put(MAPPED + 8, (33 * PAGE - end) | 2);
     let aligned = MAPPED + 33 * PAGE;
@@ -149,22 +150,23 @@ fn made(version: Version) -> MadeProcess {
 }
 
 fn put_main(made: &mut MadeProcess, version: Version) {
-    // A chunk that was too small to be split; since 2.43 for a size that was rounded twice.
+    // This chunk is larger than requested because the remainder was too small to be split off;
+    // since 2.43 the requested size is rounded up twice.
     let too_much = if version.has_fastbins() { 16 } else { 32 };
     let cache = version.cache_bins * (version.count_width + 8) + 8;
     let cache = cache.next_multiple_of(16) + too_much;
     let sizes = [
         (cache, true),
         (48, true),
-        // In the thread cache.
+        // Chunks in the thread cache.
         (64, true),
         (64, true),
         (112, true),
-        // In a fastbin.
+        // Chunks in a fastbin.
         (80, true),
         (80, true),
         (2000, true),
-        // Unsorted, small, large.
+        // Chunks in the unsorted, a small and a large bin, separated by live chunks.
         (9008, false),
         (32, true),
         (512, false),
@@ -207,7 +209,7 @@ fn put_thread_arena(made: &mut MadeProcess, version: Version) {
     let first = (arena + version.top + 2104).next_multiple_of(16);
     let top = THREAD_HEAP + THREAD_HEAP_BYTES - first - 96 - 160;
     let chunks = made.put_chunks(first, 4, &[(96, true), (160, true), (top, true)]);
-    // `top` has no flag of its arena.
+    // The header of `top` has no flag of its arena.
     made.put(chunks[2] + 8, top | 1);
     made.put_arena(version, arena, chunks[2], MAIN, THREAD_HEAP_BYTES);
     for (offset, word) in [(0, arena), (8, 0), (16, THREAD_HEAP_BYTES), (24, THREAD_HEAP_BYTES)] {
@@ -260,8 +262,8 @@ fn the_layouts_of_all_versions_are_detected() {
 const SECOND_POINTER: u64 = TLS + PAGE + 0x740;
 const MARK: u64 = 0x1234_5678_9abc_def0;
 
-/// The same with a second thread, whose cache is in its arena and holds two blocks. `marks` are the
-/// second words of the cached blocks of each thread.
+/// Creates the process of [`made`] with a second thread, whose cache is in its own arena and
+/// contains two blocks. `marks` are the second words of the cached blocks, for each thread.
 fn made_with_two_caches(version: Version, marks: [u64; 2]) -> MadeProcess {
     let mut made = made(version);
     let more = MadeProcess::new(vec![mapping(TLS + PAGE, PAGE, "", 0)], &[SECOND_POINTER]);
@@ -273,7 +275,7 @@ fn made_with_two_caches(version: Version, marks: [u64; 2]) -> MadeProcess {
     let first = (arena + version.top + 2104).next_multiple_of(16);
     let top = THREAD_HEAP + THREAD_HEAP_BYTES - first - 96 - cache - 128;
     let sizes = [(96, true), (cache, true), (64, true), (64, true), (top, true)];
-    // The header of the former last chunk.
+    // This clears the header of the former last chunk.
     made.put(first + 96 + 160 + 8, 0);
     let chunks = made.put_chunks(first, 4, &sizes);
     made.put(chunks[4] + 8, top | 1);
@@ -299,7 +301,8 @@ fn blocks_of_a_cache_that_cannot_be_read_are_recognized_by_their_marks() {
     assert_eq!(whole.unread_lists, UnreadLists::default());
     assert_eq!(whole.corruption, []);
     let known = made_with_two_caches(V2_36, [MARK; 2]);
-    // The data of the first thread, then a contradiction of several bins in its cache.
+    // First the TLS of the first thread is unknown; then several bins of its cache contradict their
+    // counts.
     let hidden = [AddrRange { start: TLS, end: TLS + PAGE }];
     let masked = MaskedMemory::new(&known, &hidden);
     let mut damaged = known.clone();
@@ -323,7 +326,7 @@ fn blocks_of_a_cache_that_cannot_be_read_are_recognized_by_their_marks() {
         let marked = LiveAmount { blocks: 2, bytes: 2 * 56 };
         let caches = UnreadLists { threads: 1, marked, ..UnreadLists::default() };
         assert_eq!(heap.unread_lists, caches);
-        // A damaged cache itself counts as a block.
+        // The block that contains a damaged cache counts as live.
         let more = u64::from(!is_sound);
         assert_eq!(heap.live().blocks, whole.live().blocks + more);
         assert_eq!(heap.corruption, []);
@@ -332,7 +335,7 @@ fn blocks_of_a_cache_that_cannot_be_read_are_recognized_by_their_marks() {
 
 #[test]
 fn without_marks_the_blocks_that_a_cache_may_hold_are_unclear() {
-    // In 2.28 the second word is the program's. A single thread shows no mark.
+    // In 2.28 the program can have written the second word. With a single thread, no mark is known.
     for known in [made_with_two_caches(V2_27, [7; 2]), made(V2_36)] {
         let hidden = [AddrRange { start: TLS, end: TLS + PAGE }];
         let heap =
@@ -352,7 +355,8 @@ fn a_list_that_leads_into_an_unknown_page_is_no_contradiction() {
     };
     for mark in [MARK, 7] {
         let mut known = made_with_two_caches(V2_36, [mark; 2]);
-        // The cache has the second of its two blocks, one in a page of its own, and the first.
+        // The cache contains three blocks in this order: the second of the two original blocks, a
+        // block in a page of its own, and the first original block.
         let lists = HEAP + 16 + V2_36.cache_bins * V2_36.count_width;
         let cached = HEAP + 672 + 48 + 16;
         let far = HEAP + 20 * PAGE + 512;
@@ -360,12 +364,12 @@ fn a_list_that_leads_into_an_unknown_page_is_no_contradiction() {
         known.put_narrow(HEAP + 16 + 2 * 2, 3, 2);
         let heap = hidden(&known, HEAP + 20 * PAGE);
         assert_eq!(heap.corruption, []);
-        // The first is recognized by its mark.
+        // The walk recognizes the first original block by its mark.
         assert_eq!(heap.arenas[0].free.tcache, 128);
         let marked = LiveAmount { blocks: 1, bytes: 56 };
         assert_eq!(heap.unread_lists, UnreadLists { lists: 1, marked, ..UnreadLists::default() });
     }
-    // Without marks it may be any live block of its size.
+    // Without marks, the first original block may be any live block of its size.
     let mut known = made_with_two_caches(V2_27, [7; 2]);
     let cached = HEAP + 608 + 48 + 16;
     let far = HEAP + 20 * PAGE + 512;
@@ -374,7 +378,7 @@ fn a_list_that_leads_into_an_unknown_page_is_no_contradiction() {
     known.put_narrow(HEAP + 16 + 2, 3, 1);
     let heap = hidden(&known, HEAP + 20 * PAGE);
     assert_eq!((heap.corruption, heap.arenas[0].free.tcache), (vec![], 64));
-    // The cache counts two further blocks; one is in the unknown page.
+    // The cache counts two further blocks, of which one is in the unknown page.
     let unclear = LiveAmount { blocks: 2, bytes: 2 * 56 };
     assert_eq!(heap.unread_lists, UnreadLists { lists: 1, unclear, ..UnreadLists::default() });
 }
@@ -382,7 +386,7 @@ fn a_list_that_leads_into_an_unknown_page_is_no_contradiction() {
 #[test]
 fn a_thread_that_is_changing_its_cache_has_one() {
     let mut made = made_with_two_caches(V2_36, [MARK; 2]);
-    // The last block was taken, and the count is not changed yet.
+    // The thread has taken the last block and has not changed the count yet.
     let lists = HEAP + 16 + V2_36.cache_bins * V2_36.count_width;
     made.put(lists + 8 * 2, 0);
     let heap = walked(&made).heap;
@@ -393,7 +397,7 @@ fn a_thread_that_is_changing_its_cache_has_one() {
 #[test]
 fn a_mapped_block_in_a_thread_cache_is_free() {
     let mut made = made(V2_43);
-    // Bin 68 has chunks up to 256 KiB.
+    // Bin 68 contains chunks of up to 256 KiB.
     let lists = HEAP + 16 + V2_43.cache_bins * V2_43.count_width;
     made.put_list(V2_43, lists + 8 * 68, &[MAPPED + 16], 0);
     let AllocatorWalk { heap, blocks, .. } = walked(&made);
@@ -407,7 +411,7 @@ fn a_mapped_block_in_a_thread_cache_is_free() {
 #[test]
 fn parts_of_the_brk_heap_are_walked_if_the_last_chunk_lies_elsewhere() {
     let mut made = made(V2_36);
-    // The last chunk is in a mapping; before the brk heap's second part are three end marks.
+    // The last chunk is in a mapping. Three fenceposts precede the second part of the brk heap.
     let last = made.word(MAIN + V2_36.top).unwrap();
     let size = made.word(last + 8).unwrap() - 1;
     made.put(MAIN + V2_36.top, MAPPED + 38 * PAGE);
@@ -442,7 +446,8 @@ fn trimmable_are_the_whole_pages_of_free_chunks_and_of_the_end() {
     let main = &heap.arenas[0];
     let top = main.free.top;
     assert_eq!(main.trimmable_top.0, (top - 33) / PAGE * PAGE);
-    // One page of the unsorted chunk, and some of the large one: headers stay.
+    // `malloc_trim` would release one page of the unsorted chunk and some pages of the large chunk,
+    // without the headers.
     let chunk = |start: u64, size: u64| {
         let first = (start + 48).next_multiple_of(PAGE);
         (start + size - first) / PAGE * PAGE
@@ -455,7 +460,7 @@ fn trimmable_are_the_whole_pages_of_free_chunks_and_of_the_end() {
     assert_eq!(heap.arenas[1].trimmable.0, 0, "malloc_trim leaves the end of thread arenas");
 }
 
-/// A word of memory before it was changed.
+/// Original value of a word that a test changed.
 struct ChangedWord {
     piece: usize,
     at: usize,
@@ -470,13 +475,13 @@ impl MadeProcess {
         ChangedWord { piece, at, before }
     }
 
-    /// Changes some words, to such that an allocator could have there and to others.
+    /// Changes some words, to values that are plausible for an allocator and to random values.
     fn change(&mut self, random: &mut fastrand::Rng) -> Vec<ChangedWord> {
         let mut changes = Vec::new();
         for _ in 0..random.usize(1..20) {
             let piece = random.usize(..self.pieces.len());
             let bytes = self.pieces[piece].bytes.len();
-            // The start of a mapping has more of the allocator's data.
+            // The start of a mapping contains more data of the allocator.
             let limit = if random.bool() { bytes.min(4000) } else { bytes };
             let at = random.usize(..limit / 8) * 8;
             let other = &self.pieces[random.usize(..self.pieces.len())];
@@ -500,8 +505,8 @@ impl MadeProcess {
         }
     }
 
-    /// Walks the heap of images with changed words. Returns the number of those in which a
-    /// contradiction was noticed.
+    /// Walks the heap of `images` copies with changed words. Returns the number of copies in which
+    /// the walk reported a contradiction.
     fn walk_changed(&mut self, images: usize, random: &mut fastrand::Rng) -> usize {
         let all: u64 = self.mappings.iter().map(|mapping| mapping.range.len().0).sum();
         let mut noticed = 0;
@@ -528,7 +533,7 @@ fn changed_words_are_contradictions_and_the_walk_ends() {
     }
 }
 
-/// The memory of a shell with some variables: copied while it waits for its input.
+/// Copies the memory of a shell with some variables while the shell waits for input.
 fn captured() -> Option<MadeProcess> {
     let script = "for i in {1..400}; do a[i]=$i$i$i; done; for i in {1..400..3}; do unset 'a[i]'; done; echo; read";
     let mut bash = Command::new("bash");
@@ -558,7 +563,8 @@ fn captured() -> Option<MadeProcess> {
     Some(MadeProcess { mappings, threads, pieces })
 }
 
-/// `PAGEWISE_RUNS` is the number of images, and `PAGEWISE_SEED` chooses them.
+/// The environment variable `PAGEWISE_RUNS` is the number of images, and `PAGEWISE_SEED` is the
+/// seed of the changes.
 #[test]
 fn changed_words_of_a_real_heap_are_contradictions_and_the_walk_ends() {
     let Some(mut captured) = captured() else { return };
@@ -577,7 +583,7 @@ fn changed_words_of_a_real_heap_are_contradictions_and_the_walk_ends() {
 #[test]
 fn pages_that_all_lead_through_the_others_are_searched_in_time() {
     let mut made = made(V2_36);
-    // The main arena has parts outside of the brk heap if its last chunk is there.
+    // If the last chunk of a main arena is outside of the brk heap, the arena has parts there.
     made.put(MAIN + V2_36.top, MAPPED + (1 << 40));
     let bytes = 64 << 20;
     let index = made.mappings.iter().position(|it| it.range.start == MAPPED).unwrap();
@@ -602,8 +608,8 @@ fn memory_of_nothing_but_equal_small_sizes_is_walked_in_time() {
     assert!(heap.corruption.len() <= 100);
 }
 
-/// Chunks of a main arena of some MiB, with contents that look like the allocator's data. All free
-/// chunks are in the unsorted bin, or in the last ones if they are large.
+/// Creates a main arena of some MiB whose chunk contents look like data of the allocator. Large
+/// free chunks are in the last bins, and all other free chunks in the unsorted bin.
 fn large_heap(random: &mut fastrand::Rng, live: f64, fast: bool) -> MadeProcess {
     const BYTES: u64 = 6 << 20;
     let mappings =
@@ -659,7 +665,7 @@ fn large_heap(random: &mut fastrand::Rng, live: f64, fast: bool) -> MadeProcess 
 }
 
 impl MadeProcess {
-    /// A bin with chunks.
+    /// Stores a bin that contains `chunks`.
     fn put_ring(&mut self, head: u64, chunks: &[u64]) {
         let ring: Vec<u64> = [&[head], chunks, &[head]].concat();
         for pair in ring.windows(2) {

@@ -1,8 +1,8 @@
-//! Data that threads have of their own: their arena, and their cache of free blocks (tcache).
+//! Per-thread data of malloc: the arena of each thread, and its cache of free blocks (tcache).
 //!
-//! Both are variables in the static TLS of the C library. Their offsets from the thread pointer are
-//! the same in all threads and known only by symbols, so they are found by their values: the
-//! address of an arena, and the address of a block that is laid out as a cache.
+//! Both are pointers in the static TLS of the C library. Their offsets from the thread pointer are
+//! equal in all threads, but only symbols contain them. So the pointers are found by their values:
+//! the address of an arena, and the address of a block with the layout of a cache.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -13,57 +13,59 @@ use pagewise_model::AddrRange;
 
 use crate::memory::{Memory, ScannedThread};
 
-/// Static TLS below the thread pointer that is searched. Behind it lies the stack.
+/// Maximum number of bytes of static TLS below the thread pointer that are searched. The stack
+/// follows below the TLS.
 const MAX_TLS: u64 = 64 << 10;
-/// The part of it that is examined if no thread shows an offset. The offset is smaller in all known
-/// programs whose C library is loaded at the start.
+/// Number of bytes of static TLS below the thread pointer that are examined if no thread reveals
+/// the offset of the cache. The offset is smaller in all known programs that load the C library at
+/// their start.
 const NEAR_TLS: u64 = 1 << 10;
-/// Number of threads that vote on offsets.
+/// Maximum number of threads whose data determines the offsets.
 const MAX_VOTERS: usize = 64;
 
-/// Sizes of the chunks in a bin.
+/// Sizes in bytes of the chunks in a bin.
 fn sizes(bin: usize) -> RangeInclusive<u64> {
     let size = MIN_CHUNK + UNIT * bin as u64;
     if bin < SMALL_BINS { size..=size } else { MIN_CHUNK + UNIT * SMALL_BINS as u64..=u64::MAX }
 }
 
-/// A cache.
+/// A thread cache (tcache).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadCache {
-    /// Address of the block.
+    /// Address of the block that contains the cache.
     pub(super) address: u64,
     pub(super) layout: CacheLayout,
-    /// The lists that are not empty.
+    /// The nonempty lists of the cache.
     pub(super) heads: Vec<CacheHead>,
 }
 
-/// A list of a cache.
+/// Head of a list in a thread cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CacheHead {
     /// Address of the link to the first entry.
     pub(super) address: u64,
-    /// The first entry, as a block.
+    /// Address of the first entry, as the address of its block.
     pub(super) entry: u64,
     pub(super) count_address: u64,
-    /// Number of entries; `None` if the layout has no such count.
+    /// Number of entries; `None` if the layout has no count of entries.
     pub(super) count: Option<u64>,
-    /// Sizes of its chunks.
+    /// Sizes in bytes of the chunks in the list.
     pub(super) sizes: RangeInclusive<u64>,
 }
 
 impl ThreadCache {
-    /// The block at `address` as a cache; `None` if it is laid out otherwise.
+    /// Reads the block at `address` as a cache; `None` if the block has another layout.
     pub(super) fn read(memory: &dyn Memory, address: u64) -> Option<ThreadCache> {
         ThreadCache::read_with(memory, address, 0)
     }
 
-    /// The same of a cache that its thread may be changing: the thread changes the first entry and
-    /// the count of a bin one after the other.
+    /// Reads the cache like [`Self::read`], but accepts one inconsistent bin: its thread may be
+    /// changing the first entry and the count of a bin one after the other.
     fn read_in_change(memory: &dyn Memory, address: u64) -> Option<ThreadCache> {
         ThreadCache::read_with(memory, address, 1)
     }
 
-    /// The block at `address` as a cache in which up to `most` bins contradict their counts.
+    /// Reads the block at `address` as a cache in which up to `most` bins contradict their counts.
     fn read_with(memory: &dyn Memory, address: u64, mut most: u32) -> Option<ThreadCache> {
         if !address.is_multiple_of(UNIT) {
             return None;
@@ -104,23 +106,23 @@ impl ThreadCache {
     }
 }
 
-/// Data of the threads.
+/// Per-thread data of all threads.
 #[derive(Debug, Default)]
 pub(super) struct ThreadData {
-    /// Each thread's arena, if it was found for any thread.
+    /// Arena address of each thread; `None` if it was found for no thread.
     pub(super) arenas: Option<Vec<u64>>,
     pub(super) caches: Vec<ThreadCache>,
-    /// Caches that could not be read: their addresses, where these are known.
+    /// Caches that could not be read, with their addresses if known.
     pub(super) unread: Vec<Option<u64>>,
 }
 
 impl ThreadData {
-    /// The values of the second word of blocks in the caches that could not be read, and in others
-    /// with these addresses; none if they are unknown.
+    /// Returns the marks of blocks in unread caches and in the caches with the addresses `others`.
+    /// Empty if the marks are unknown.
     ///
-    /// Since 2.29 this word of a cached block is a mark, by which `free` recognizes a block that is
-    /// freed twice: the address of the cache, since 2.34 a random number of the process.
-    /// `malloc` overwrites it.
+    /// A mark is the second word of a cached block, by which `free` recognizes a block that is
+    /// freed twice. Since glibc 2.29 it is the address of the cache, and since 2.34 a random number
+    /// of the process. `malloc` overwrites the mark.
     pub(super) fn marks(&self, memory: &dyn Memory, others: &[u64]) -> Vec<u64> {
         let entries =
             self.caches.iter().flat_map(|cache| cache.heads.iter().map(move |it| (cache, it)));
@@ -129,7 +131,7 @@ impl ThreadData {
                 Some((cache.address, memory.word(head.entry.checked_add(8)?)?))
             })
             .collect();
-        // Without marks the word is what the program has left there.
+        // Versions without marks leave the program's data in the second word.
         let may_be_random = self.caches.iter().all(|cache| cache.layout.width > 1);
         match marks[..] {
             _ if self.unread.is_empty() && others.is_empty() => Vec::new(),
@@ -144,18 +146,18 @@ impl ThreadData {
     }
 }
 
-/// The cache of a thread.
+/// Result of reading a thread's cache.
 enum CacheState {
     Read(ThreadCache),
-    /// It has none yet, or none any more.
+    /// The thread has no cache yet, or no longer has one.
     None,
-    /// Its address, if that is known.
+    /// The cache could not be read; its address if known.
     Unread(Option<u64>),
 }
 
 impl CacheState {
-    /// The cache whose address is the word at an offset below the thread pointer. Before a thread's
-    /// first allocation, some versions have the address of a constant there.
+    /// Reads the cache to which the word at `offset` below the thread pointer points. Before a
+    /// thread's first allocation, this word is the address of a constant in some versions.
     fn at(
         memory: &dyn Memory,
         thread: &ScannedThread,
@@ -171,7 +173,8 @@ impl CacheState {
         }
     }
 
-    /// The same if no thread shows the offset.
+    /// Searches the words near the thread pointer for the address of an unread cache. Called only
+    /// if no thread reveals the offset.
     fn without_offset(
         memory: &dyn Memory,
         thread: &ScannedThread,
@@ -200,8 +203,8 @@ impl CacheState {
     }
 }
 
-/// Finds the data of the threads. `arenas` are the addresses of all arenas, in order; `is_in_heap`
-/// is true for addresses in their heaps.
+/// Finds the per-thread data of all threads. `arenas` are the addresses of all arenas in order;
+/// `is_in_heap` is true for addresses in heaps of these arenas.
 pub(super) fn thread_data(
     memory: &dyn Memory,
     arenas: &[u64],
@@ -234,8 +237,9 @@ pub(super) fn thread_data(
     data
 }
 
-/// The offset below the thread pointer at which most threads have such a word; of several, the one
-/// nearest to the thread pointer, since stale words on stacks lie further away.
+/// Returns the offset below the thread pointer at which most threads have a word for which `is_it`
+/// returns true. If several offsets are equal, the smallest is chosen: stale words on stacks are
+/// further away.
 fn best_offset(
     memory: &dyn Memory,
     threads: &[ScannedThread],

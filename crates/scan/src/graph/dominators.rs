@@ -5,30 +5,30 @@
 
 use super::{PointerGraph, Traversal, VIRTUAL_ROOT, number};
 
-/// Nodes whose sources are read together.
+/// Number of nodes whose sources are prefetched together.
 const BATCH: usize = 64;
 
-/// Immediate dominators by depth-first number.
+/// Immediate dominators, indexed by depth-first number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DominatorTree {
     parents: Vec<u32>,
 }
 
 impl DominatorTree {
-    /// Number of the immediate dominator; that of the virtual root is itself.
+    /// Number of the immediate dominator; the virtual root dominates itself.
     pub fn parent(&self, number: u32) -> u32 {
         self.parents[number as usize]
     }
 }
 
-/// Numbers the nodes that the roots of a graph reach, and computes their dominators.
+/// Numbers the nodes that the roots of a graph reach, and computes their immediate dominators.
 pub fn dominators(graph: &PointerGraph) -> (Traversal, DominatorTree) {
     let traversal = Traversal::unordered(graph);
     let ReversedPointers { mut ends, sources, mut forest } =
         ReversedPointers::new(graph, &traversal);
     let nodes = number(traversal.len());
-    // The semidominator of a node takes the place of the end of its sources, which is not read
-    // again.
+    // The semidominator of a node overwrites the end index of its sources, which is not
+    // read again.
     for node in (1..nodes).rev() {
         let at = node as usize;
         if at.is_multiple_of(BATCH) {
@@ -41,7 +41,7 @@ pub fn dominators(graph: &PointerGraph) -> (Traversal, DominatorTree) {
         ends[at] = semi;
     }
     drop((forest, sources));
-    // Semidominators become dominators in place, from the root on.
+    // Dominators replace the semidominators in place, from the root down.
     let mut parents = ends;
     parents[VIRTUAL_ROOT as usize] = VIRTUAL_ROOT;
     for node in 1..nodes {
@@ -54,38 +54,39 @@ pub fn dominators(graph: &PointerGraph) -> (Traversal, DominatorTree) {
     (traversal.ordered(), DominatorTree { parents })
 }
 
-/// Pointers by their target, in depth-first numbers. The sources of a node with lower numbers are
-/// its ancestors in the depth-first tree: only the lowest of them counts, and is the label of the
-/// node in the forest.
+/// Pointers grouped by their target, in depth-first numbers. Sources with a lower number than the
+/// target are ancestors of the target in the depth-first tree. Only the lowest ancestor matters,
+/// and it is the label of the target in the forest.
 struct ReversedPointers {
-    /// Index behind the last source of each number; the first is that behind those of the number
-    /// before.
+    /// Index after the last source of each number. The first source follows the last source of the
+    /// previous number.
     ends: Vec<u32>,
-    /// Sources with higher numbers than the target.
+    /// Sources with a higher number than their target.
     sources: Vec<u32>,
     forest: LinkForest,
 }
 
 impl ReversedPointers {
     fn new(graph: &PointerGraph, traversal: &Traversal) -> ReversedPointers {
-        // No branch depends on the order of two numbers, which is as good as random: the CPU would
-        // wait for each cache miss to know whether it took the right one.
+        // The order of two numbers is practically random, so a branch on it would often be
+        // mispredicted, and the CPU would wait for a cache miss each time. This computation has no
+        // branch.
         let is_back = |source: u32, target: u32| u32::from(source > target);
         let mut forest = LinkForest::new(traversal);
         traversal.visit_pointers(graph, |source, target| {
             let target_node = &mut forest.nodes[target as usize];
             target_node.label = source.min(target_node.label);
-            // Counts the sources until the second pass.
+            // `ancestor` counts the sources until the second pass.
             target_node.ancestor += is_back(source, target);
         });
         let mut ends = Vec::with_capacity(traversal.len());
         let mut sum = 0;
         for (node, number) in forest.nodes.iter_mut().zip(0..) {
-            // The index of the first source; the second pass adds 1 for each source.
+            // This is the index of the first source; the second pass adds 1 for each source.
             ends.push(sum);
             sum += std::mem::replace(&mut node.ancestor, traversal.parent(number));
         }
-        // The last element receives the pointers that are not counted.
+        // The last element absorbs the writes for pointers that are not counted.
         let mut sources = vec![0; sum as usize + 1];
         traversal.visit_pointers(graph, |source, target| {
             let (end, is_back) = (&mut ends[target as usize], is_back(source, target));
@@ -97,7 +98,7 @@ impl ReversedPointers {
     }
 }
 
-/// Nodes that were processed, linked to their parents; paths are compressed.
+/// Processed nodes, linked to their parents, with path compression.
 struct LinkForest {
     nodes: Vec<LinkedNode>,
     path: Vec<u32>,
@@ -106,27 +107,27 @@ struct LinkForest {
 #[derive(Clone, Copy)]
 struct LinkedNode {
     ancestor: u32,
-    /// The lowest semidominator on the compressed path to the node. Before the node is processed,
-    /// the lowest number of those that point to it.
+    /// Lowest semidominator on the compressed path to the node. Before the node is processed: the
+    /// lowest number of the nodes that point to the node.
     label: u32,
 }
 
 impl LinkForest {
-    /// Nodes without ancestors, labeled with their parents.
+    /// Creates a forest of unlinked nodes. The label of each node is its parent.
     fn new(traversal: &Traversal) -> LinkForest {
         let parents = (0..number(traversal.len())).map(|node| traversal.parent(node));
         let nodes = parents.map(|parent| LinkedNode { ancestor: 0, label: parent });
         LinkForest { nodes: nodes.collect(), path: Vec::new() }
     }
 
-    /// Reads nodes into the caches: these reads do not wait for each other as those of paths do.
+    /// Prefetches nodes: these reads are independent of each other, unlike the reads along a path.
     fn read(&self, numbers: &[u32]) {
         let ancestors = numbers.iter().map(|&it| self.nodes[it as usize].ancestor);
         std::hint::black_box(ancestors.fold(0, |all, it| all ^ it));
     }
 
-    /// The lowest semidominator of `node` and its linked ancestors. Nodes above `last` are linked,
-    /// and `node` is one of them.
+    /// Returns the lowest semidominator of `node` and its linked ancestors. Requires that all nodes
+    /// above `last`, including `node`, are linked.
     fn lowest(&mut self, node: u32, last: u32) -> u32 {
         let mut at = node;
         while self.nodes[at as usize].ancestor > last {

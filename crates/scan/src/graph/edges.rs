@@ -1,8 +1,8 @@
-//! One pass over memory: the pointers from blocks and roots to blocks.
+//! One pass over memory that finds the pointers from blocks and roots to blocks.
 //!
-//! A pointer is an aligned word whose value lies in a block, also behind its start. Work is divided
-//! into pieces in order of address, which several threads read; their results, put one after the
-//! other, are in order of the pointing block.
+//! A pointer is an aligned word whose value is an address in a block; the address need not be the
+//! start of the block. The memory is divided into pieces in order of address, which several threads
+//! read. The concatenated results are in order of the pointing block.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -14,71 +14,73 @@ use super::roots::{RootSpan, RootSpanKind};
 use crate::blocks::BlockTable;
 use crate::memory::Memory;
 
-/// Bytes of a piece of work.
+/// Target size of a piece in bytes.
 const PIECE_BYTES: u64 = 16 << 20;
-/// A span is in no more pieces than this, however large it is.
+/// Maximum number of pieces of one span.
 const MAX_SPAN_PIECES: u64 = 1 << 16;
-/// Blocks of a piece of work.
+/// Maximum number of blocks of a piece.
 const PIECE_BLOCKS: u64 = 64 << 10;
-/// Pointers of a piece for which capacity is reserved. An allocation of this size has a mapping of
-/// its own: capacity that is never used takes no memory, and freeing it returns its memory at once.
+/// Number of pointers of a piece for which capacity is reserved. An allocation of this size has its
+/// own mapping, so unused capacity takes no physical memory, and freeing the allocation unmaps it.
 const PIECE_POINTERS: usize = 256 << 10;
-/// Unused bytes between two blocks that are read with them: one request costs about as much.
+/// Maximum number of unused bytes between two blocks that are read in one request: a second request
+/// takes about as long as reading this number of bytes.
 const MAX_READ_GAP: u64 = 64 << 10;
-/// Threads beyond this number wait for memory.
+/// Maximum number of threads: memory bandwidth limits any further threads.
 const MAX_THREADS: usize = 8;
-/// Words that are looked up together, so that their cache misses overlap.
+/// Number of words that are looked up together, so that their cache misses overlap.
 const BATCH: usize = 256;
-/// Pointers that are stored for each block, on average.
+/// Maximum number of stored pointers for each block, on average.
 const POINTERS_PER_BLOCK: u64 = 16;
-/// Pointers that are stored in any case.
+/// Number of pointers that are stored in addition, so that small heaps have a sufficient limit.
 const MIN_POINTERS: u64 = 1 << 20;
 
-/// Pointers to blocks.
+/// Pointers from blocks and roots to blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeapPointers {
-    /// Index in `targets` of the first pointer of each block; one more entry than blocks.
+    /// Index in `targets` of the first pointer of each block, and as last entry the number of
+    /// pointers.
     pub(super) offsets: Vec<u32>,
-    /// Blocks that the blocks point to, in order of the pointing block.
+    /// Target blocks of the pointers in blocks, in order of the pointing block.
     pub(super) targets: Vec<u32>,
-    /// Pointers of roots, in order of their spans.
+    /// Pointers of roots, in order of the spans that contain them.
     pub(super) roots: RootPointers,
-    /// Pointers that were not stored.
+    /// Pointers that were not stored because of the limit.
     pub unrecorded: UnrecordedPointers,
     /// Types of blocks.
     pub types: BlockTypes,
 }
 
-/// Types of blocks: the first word of an object with virtual functions points to the table of its
-/// class, which is read-only data of a program or library.
+/// Types of blocks. The first word of an object with virtual functions points to the virtual table
+/// of its class, which is read-only data of an ELF object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTypes {
-    /// By block, 0 for none; empty if no block has a type.
+    /// Type number of each block; 0 for a block without a type. Empty if no block has a type.
     numbers: Vec<u32>,
-    /// The first words, by type.
+    /// First word of the blocks of each type.
     words: Vec<u64>,
 }
 
 impl BlockTypes {
-    /// Number of a block's type; 0 for none.
+    /// Type number of a block; 0 if the block has no type.
     pub fn number(&self, block: u32) -> u32 {
         self.numbers.get(block as usize).copied().unwrap_or(0)
     }
 
-    /// The first word of a block, if it points to read-only data of an object.
+    /// First word of a block if it points to read-only data of an ELF object.
     pub fn word(&self, block: u32) -> Option<u64> {
         let number = self.number(block).checked_sub(1)?;
         self.words.get(number as usize).copied()
     }
 
-    /// Blocks whose first word points to read-only data of an object, and the word.
+    /// Blocks whose first word points to read-only data of an ELF object, each with this word.
     pub fn firsts(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         let numbers = (0..).zip(&self.numbers);
         numbers.filter_map(|(block, _)| Some((block, self.word(block)?)))
     }
 
-    /// Gives a block a type that another source than its first word shows. Numbers of such types
-    /// are above those of words.
+    /// Sets the type of a block that has been determined without its first word. Numbers of such
+    /// types are higher than those of first words.
     pub(crate) fn set(&mut self, blocks: usize, block: u32, number: u32) {
         if self.numbers.is_empty() {
             self.numbers = vec![0; blocks];
@@ -88,7 +90,7 @@ impl BlockTypes {
         }
     }
 
-    /// The first words of all types.
+    /// First words of all types, in order of type number.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
@@ -110,7 +112,7 @@ impl BlockTypes {
     }
 }
 
-/// Read-only data of objects, in order of address: tables of classes lie in it.
+/// Read-only data of ELF objects, in order of address: virtual tables are in such data.
 fn constant_data(memory: &dyn Memory) -> Vec<AddrRange> {
     let mappings = memory.mappings().iter();
     let is_constant = |it: &&Mapping| {
@@ -121,7 +123,7 @@ fn constant_data(memory: &dyn Memory) -> Vec<AddrRange> {
 }
 
 impl HeapPointers {
-    /// Addresses of the pointers in data of objects.
+    /// Addresses of the pointers in data of ELF objects.
     pub fn data_addresses(&self, spans: &[RootSpan]) -> impl Iterator<Item = u64> {
         self.addresses(spans, |kind| matches!(kind, RootSpanKind::Data(_)))
     }
@@ -150,21 +152,21 @@ impl HeapPointers {
 /// Pointers of roots to blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RootPointers {
-    /// Addresses of the pointers; of a register, 0.
+    /// Addresses of the pointers; 0 for pointers in registers.
     pub(super) addresses: Vec<u64>,
-    /// Blocks that they point to.
+    /// Target block of each pointer.
     pub(super) targets: Vec<u32>,
-    /// Number of the span that each run of pointers lies in, and where the run begins.
+    /// Index of the span of each run of pointers, and index of the first pointer of the run.
     pub(super) runs: Vec<(u32, u32)>,
 }
 
-/// Pointers beyond the bound of stored pointers. Their targets count as reachable, so a pointer
-/// that is not stored can hide a leak but not invent one.
+/// Pointers that were not stored because of the limit. Their targets count as reachable, so such a
+/// pointer can hide a leak but cannot cause a false leak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnrecordedPointers {
-    /// Their number.
+    /// Number of pointers that were not stored.
     pub count: u64,
-    /// The blocks that they point to, each once.
+    /// Target blocks of the pointers that were not stored, without duplicates.
     pub(super) targets: Vec<u32>,
 }
 
@@ -194,32 +196,32 @@ pub(super) fn pointers(
     pass.joined(results, spans)
 }
 
-/// Bound of the stored pointers for a number of blocks.
+/// Maximum number of stored pointers for a number of blocks.
 pub(super) fn most_pointers(blocks: usize) -> u64 {
     let bound = (blocks as u64).saturating_mul(POINTERS_PER_BLOCK).saturating_add(MIN_POINTERS);
     bound.min(u64::from(u32::MAX / 2))
 }
 
-/// A piece of work: what one thread reads at a time.
+/// A piece of work for one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ScanPiece {
-    /// Addresses; blocks and spans may begin before and end behind them.
+    /// Address range of the piece. Blocks and spans can extend beyond both ends.
     range: AddrRange,
     contents: PieceContents,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PieceContents {
-    /// These blocks, from the first to before the second.
+    /// Indices of the first block of the piece and of the first block after it.
     Blocks(usize, usize),
-    /// A span with roots.
+    /// Index of a span with roots.
     Span(u32),
 }
 
 fn pieces(blocks: &BlockTable, spans: &[RootSpan]) -> Vec<ScanPiece> {
     let mut pieces = pieces_of_blocks(blocks);
     for (number, span) in (0..).zip(spans) {
-        // A core file can have a mapping of any size, of which it holds little.
+        // A mapping in a core file can have any size while the file contains little of it.
         let share = span.range.len().0 / MAX_SPAN_PIECES;
         let bytes = share.checked_next_multiple_of(PIECE_BYTES).unwrap_or(share).max(PIECE_BYTES);
         let mut at = span.range.start;
@@ -233,10 +235,10 @@ fn pieces(blocks: &BlockTable, spans: &[RootSpan]) -> Vec<ScanPiece> {
     pieces
 }
 
-/// Pieces of at most [`PIECE_BYTES`] of blocks; a larger block is in several.
+/// Divides the blocks into pieces of about [`PIECE_BYTES`]. A larger block is in several pieces.
 fn pieces_of_blocks(blocks: &BlockTable) -> Vec<ScanPiece> {
     let mut pieces = Vec::new();
-    // First block, start, bytes and blocks of the piece that grows.
+    // State of the current piece: index of its first block, start address, bytes, number of blocks.
     let mut open: Option<(usize, u64, u64, u64)> = None;
     let mut end = 0;
     let piece = |first: usize, last: usize, start: u64, end: u64| ScanPiece {
@@ -279,7 +281,8 @@ struct PieceResult {
     counts: Vec<u32>,
     /// Address of each pointer of a span; empty for blocks.
     addresses: Vec<u64>,
-    /// First words of blocks that point to read-only data of an object.
+    /// Index and first word of the blocks whose first word points to read-only data of an ELF
+    /// object.
     firsts: Vec<(u32, u64)>,
 }
 
@@ -314,7 +317,7 @@ impl PointerPass<'_> {
         })
     }
 
-    /// Takes pieces until none is left.
+    /// Processes pieces until none is left.
     fn work(&self) -> Vec<PieceResult> {
         let mut results = Vec::new();
         loop {
@@ -355,8 +358,8 @@ impl PointerPass<'_> {
         reader.result
     }
 
-    /// The addresses of block `at` and of those behind it without large gaps, and the block after
-    /// them.
+    /// Address range of block `at` and the following blocks up to the first large gap, and the
+    /// index of the next block.
     fn run_of_blocks(
         &self,
         at: usize,
@@ -403,7 +406,8 @@ impl PointerPass<'_> {
         }
     }
 
-    /// True if `count` more pointers can be stored; otherwise notes their targets.
+    /// Returns true if `count` more pointers can be stored. Otherwise marks their targets as
+    /// unrecorded.
     fn takes(&self, count: u64, targets: &[u32]) -> bool {
         if self.stored.fetch_add(count, Ordering::Relaxed) + count <= self.most_pointers {
             return true;
@@ -432,7 +436,7 @@ impl PointerPass<'_> {
         results.collect()
     }
 
-    /// Puts the results one after the other.
+    /// Concatenates the results of all pieces.
     fn joined(self, results: Vec<PieceResult>, spans: &[RootSpan]) -> HeapPointers {
         let mut all = HeapPointers::default();
         let mut counts = vec![0_u32; self.blocks.len() + 1];
@@ -486,22 +490,22 @@ impl RootPointers {
     }
 }
 
-/// Reads the words of consecutive blocks.
+/// Finds the pointers of consecutive blocks.
 struct BlockReader<'a> {
     pass: &'a PointerPass<'a>,
     range: AddrRange,
     first: usize,
     current: usize,
     end: usize,
-    /// Pointing block, relative to `first`, and a word that may be a pointer.
+    /// Words that may be pointers, each with the index of its block relative to `first`.
     pending: Vec<(u32, u64)>,
-    /// Buckets of the pending words.
+    /// Bucket of each pending word.
     buckets: Vec<(u32, u32)>,
     result: PieceResult,
 }
 
 impl BlockReader<'_> {
-    /// Reads the words of blocks in `bytes`, which start at `address`.
+    /// Searches the blocks in `bytes`, which begin at `address`.
     fn read(&mut self, address: u64, bytes: &[u8]) {
         let end = address.saturating_add(bytes.len() as u64).min(self.range.end);
         while let Some(block) =
@@ -585,7 +589,8 @@ impl BlockReader<'_> {
         }
     }
 
-    /// Removes the targets from `before` on, which belong to the blocks up to `source`.
+    /// Removes the targets from index `before` on, and subtracts them from the counts of the blocks
+    /// up to `source`.
     fn drop_targets(&mut self, before: usize, source: usize) {
         let mut excess = self.result.targets.len() - before;
         self.result.targets.truncate(before);

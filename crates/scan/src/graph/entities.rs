@@ -6,20 +6,20 @@ use super::edges::RootPointers;
 use super::number;
 use super::roots::{RootSpan, RootSpanKind};
 
-/// A span of data with at most this number of pointers has one root for each pointer outside all
-/// areas. In a larger span, neighboring ones are one root.
+/// Maximum number of pointers of a data span in which each pointer outside all areas is a root of
+/// its own. In a span with more pointers, neighboring pointers outside all areas form one root.
 const MAX_WORDS: usize = 4000;
 
-/// A root: pointers that have one name.
+/// A root: a group of pointers with a common name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RootEntity {
-    /// Number of the span; `None` stands for pointers that were not recorded.
+    /// Index of the span; `None` for the root of pointers that were not stored.
     pub span: Option<u32>,
-    /// Part of the span.
+    /// Part of the span that contains the pointers.
     pub part: RootPart,
-    /// Address of its first pointer; 0 of registers.
+    /// Address of the first pointer of the root; 0 for registers.
     pub address: u64,
-    /// Its first pointer.
+    /// Index of the first pointer of the root.
     pub(super) first: u32,
 }
 
@@ -32,15 +32,15 @@ impl RootEntity {
 /// Part of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootPart {
-    /// The area with this number: a variable or a stack frame.
+    /// The area with this index: a variable or a stack frame.
     Area(u32),
-    /// One pointer of an object's data outside all areas.
+    /// A single pointer in data of an ELF object, outside all areas.
     Word,
     /// All pointers of the span, or those between two areas.
     Rest,
 }
 
-/// Groups pointers. Pointers of an entity follow each other.
+/// Groups pointers of roots. The pointers of a root are consecutive.
 pub(super) fn entities(
     roots: &RootPointers,
     spans: &[RootSpan],

@@ -1,11 +1,11 @@
-//! Memory made for tests: mappings with bytes, and threads.
+//! Synthetic processes for tests: mappings with bytes, and threads.
 
 use pagewise_model::{Absent, AddrRange, Device, Mapping, Name, Prot, Sharing};
 
 use crate::blocks::{BlockTable, LiveBlock};
 use crate::memory::{Memory, ScannedThread};
 
-/// A made-up process.
+/// A synthetic process.
 #[derive(Debug, Default)]
 pub(crate) struct TestImage {
     mappings: Vec<Mapping>,
@@ -14,8 +14,8 @@ pub(crate) struct TestImage {
 }
 
 impl TestImage {
-    /// Adds a zero-filled readable and writable mapping behind all others. With a name it is one of
-    /// a file.
+    /// Adds a zero-filled readable and writable mapping above all others. If `name` is not empty,
+    /// it is a mapping of this file.
     pub(crate) fn map(&mut self, start: u64, len: u64, name: &str) -> &mut Mapping {
         let absent = || Absent::NotCollected("".into());
         self.mappings.push(Mapping {
@@ -64,7 +64,7 @@ impl Memory for TestImage {
     fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
         for (mapping, bytes) in self.mappings.iter().zip(&self.contents) {
             let Some(part) = mapping.range.intersection(range) else { continue };
-            // Pieces of uneven sizes: blocks lie across their borders.
+            // The pieces have uneven sizes, so that blocks extend across piece boundaries.
             let mut at = part.start.next_multiple_of(8);
             while at < part.end {
                 let end = (at + 8 * 37).min(part.end);
@@ -85,7 +85,7 @@ impl Memory for TestImage {
     }
 }
 
-/// A table of these blocks: address and size.
+/// Creates a table of `blocks`, each given by address and size.
 pub(crate) fn table(blocks: impl IntoIterator<Item = (u64, u64)>) -> BlockTable {
     let mut table = BlockTable::default();
     for (start, size) in blocks {

@@ -1,21 +1,21 @@
-//! The block that contains an address, in a few memory accesses.
+//! Lookup of the block that contains an address, in a few memory accesses.
 //!
 //! ```text
 //!  regions   runs of blocks without large gaps, each divided into buckets of equal size
-//!  buckets   number of the first block that starts in or after a bucket
+//!  buckets   index of the first block that starts in or after each bucket
 //! ```
 
 use crate::blocks::BlockTable;
 
-/// Gap between two blocks from which on they are in different regions.
+/// Minimum number of bytes between two blocks that belong to different regions.
 const REGION_GAP: u64 = 1 << 20;
-/// Smallest bucket, as a power of two: glibc's smallest chunk has 32 bytes.
+/// Binary logarithm of the smallest bucket size: the smallest chunk of glibc has 32 bytes.
 const MIN_BUCKET_SHIFT: u32 = 5;
 
-/// Words that are compared at a time: a cache line.
+/// Number of words that are compared together: one cache line.
 pub(super) const WORD_GROUP: usize = 8;
 
-/// A run of blocks.
+/// A run of blocks without large gaps.
 #[derive(Clone, Copy, Debug)]
 struct IndexRegion {
     start: u64,
@@ -23,13 +23,13 @@ struct IndexRegion {
     first_bucket: usize,
 }
 
-/// Finds blocks by address.
+/// An index of blocks by address.
 #[derive(Debug)]
 pub(super) struct BlockIndex<'a> {
     blocks: &'a BlockTable,
     low: u64,
     span: u64,
-    /// The upper half of `low`, and the number of values that this half has behind it.
+    /// Upper half of `low`, and the difference from it to the upper half of the end address.
     upper: (u32, u32),
     regions: Vec<IndexRegion>,
     buckets: Vec<u32>,
@@ -37,7 +37,7 @@ pub(super) struct BlockIndex<'a> {
 }
 
 impl<'a> BlockIndex<'a> {
-    /// Takes about 4 bytes for every two blocks.
+    /// Builds the index, which takes about 4 bytes for every two blocks.
     pub(super) fn new(blocks: &'a BlockTable) -> BlockIndex<'a> {
         let mut regions = regions(blocks);
         let low = regions.first().map_or(0, |first| first.start);
@@ -66,8 +66,8 @@ impl<'a> BlockIndex<'a> {
         BlockIndex { blocks, low, span: high - low, upper, regions, buckets, shift }
     }
 
-    /// False if no block contains any of these words; true if one may. The upper halves decide:
-    /// any CPU compares several halves of a word at a time.
+    /// False if no block contains any of these words; true if a block may. Only the upper halves
+    /// are compared, because every CPU compares several 32-bit values in one instruction.
     #[inline]
     pub(super) fn may_contain_any(&self, words: &[[u8; 8]; WORD_GROUP]) -> bool {
         let (low, span) = self.upper;
@@ -78,41 +78,42 @@ impl<'a> BlockIndex<'a> {
         words.iter().map(is_inside).fold(0, |any, it| any | it) != 0
     }
 
-    /// False if no block contains `word`; true if one may.
+    /// False if no block contains `word`; true if a block may.
     #[inline]
     pub(super) fn may_contain(&self, word: u64) -> bool {
         word.wrapping_sub(self.low) < self.span
     }
 
-    /// Number of the block that contains `address`.
+    /// Index of the block that contains `address`; `None` if no block does.
     #[inline]
     pub(super) fn containing(&self, address: u64) -> Option<u32> {
         self.in_bucket(address, self.bucket(address))
     }
 
-    /// The blocks that start in the bucket of `address`: the first, and the one after the last.
-    /// Separate from [`Self::in_bucket`], so that a loop over many addresses waits for several
-    /// buckets at a time.
+    /// Returns the range of blocks that start in the bucket of `address`. Separate from
+    /// [`Self::in_bucket`], so that a loop over many addresses can wait for several buckets at
+    /// once.
     #[inline]
     pub(super) fn bucket(&self, address: u64) -> (u32, u32) {
         let after = self.regions.partition_point(|region| region.start <= address);
         let Some(at) = after.checked_sub(1) else { return (0, 0) };
         let region = self.regions[at];
-        // Behind the region, only its last block could contain the address, and does not.
+        // An address above the region is in no block: only the last block could contain it, and it
+        // ends with the region.
         let offset = address.min(region.end) - region.start;
         let bucket = region.first_bucket + usize::try_from(offset >> self.shift).unwrap_or(0);
         let end = self.buckets.get(bucket + 1).copied();
         (self.buckets[bucket], end.unwrap_or(self.buckets[bucket]))
     }
 
-    /// Reads the first block of each bucket into the caches: these reads do not wait for each
-    /// other.
+    /// Prefetches the first block of each bucket: these reads are independent of each other.
     pub(super) fn read(&self, buckets: &[(u32, u32)]) {
         let starts = buckets.iter().map(|&(first, _)| self.blocks.offset(first as usize));
         std::hint::black_box(starts.fold(0, |all, start| all ^ start));
     }
 
-    /// Number of the block that contains `address`, which lies in this bucket.
+    /// Index of the block that contains `address`, among the blocks of its bucket; `None` if none
+    /// does.
     #[inline]
     pub(super) fn in_bucket(&self, address: u64, (first, end): (u32, u32)) -> Option<u32> {
         let after = self.blocks.after(address, first as usize..end as usize);
@@ -126,13 +127,13 @@ fn upper_half(word: u64) -> u32 {
     u32::try_from(word >> 32).unwrap_or(u32::MAX)
 }
 
-/// Block numbers fit in 32 bits: [`super::PointerGraph`] takes no larger table.
+/// Block indices fit in 32 bits: [`super::PointerGraph`] accepts no larger table.
 fn number(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }
 
-/// Runs of blocks, at most one for every eight blocks: with blocks far apart, the gap inside a run
-/// may be larger.
+/// Divides the blocks into regions, at most one for every eight blocks. If blocks are far apart,
+/// the gap between two blocks of a region may therefore exceed [`REGION_GAP`].
 fn regions(blocks: &BlockTable) -> Vec<IndexRegion> {
     let most = blocks.len() / 8 + 8;
     let mut gap = REGION_GAP;

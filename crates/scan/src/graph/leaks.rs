@@ -1,42 +1,43 @@
-//! Blocks that no root reaches, each under the block that leads to it.
+//! Leaks: blocks that no root reaches, grouped by the leaked block that reaches them.
 //!
-//! A leak is a block that no other leaked block points to, or the lowest block of a cycle that
-//! nothing outside points to. All blocks that it reaches count to it; one that two leaks reach
-//! counts to the leak with the higher address.
+//! The head of a leak is a leaked block that no other leaked block points to, or the lowest block
+//! of a cycle that no block outside the cycle points to. A leak contains all blocks that its head
+//! reaches. A block that two heads reach belongs to the head with the higher address.
 
 use super::{PointerGraph, Traversal, number};
 use crate::blocks::BlockTable;
 
-/// A leak and the blocks that only leaked blocks lead to.
+/// A leak: its head, and the leaked blocks that the head reaches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeapLeak {
-    /// The head: number of a block.
+    /// Index of the head block.
     pub head: u32,
-    /// Blocks, the head included.
+    /// Number of blocks, including the head.
     pub blocks: u64,
-    /// Their bytes.
+    /// Number of bytes of the blocks, including the head.
     pub bytes: u64,
 }
 
 /// All leaks of a heap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeapLeaks {
-    /// In order of address.
+    /// Leaks in order of the addresses of their heads.
     pub leaks: Vec<HeapLeak>,
-    /// All blocks that no root reaches.
+    /// Number of blocks that no root reaches.
     pub blocks: u64,
-    /// Their bytes.
+    /// Number of bytes of the blocks that no root reaches.
     pub bytes: u64,
 }
 
-/// State of a block in the search.
+/// State of a block in the search: in ascending order, so that a search overwrites only older
+/// states.
 const UNSEEN: u8 = 0;
 const IN_FIRST_SEARCH: u8 = 1;
 const IN_SECOND_SEARCH: u8 = 2;
 const REACHABLE: u8 = 3;
 
 impl HeapLeaks {
-    /// Finds the leaks: the blocks that `traversal` did not reach.
+    /// Groups the blocks that `traversal` did not reach into leaks.
     pub fn new(graph: &PointerGraph, traversal: &Traversal, blocks: &BlockTable) -> HeapLeaks {
         let state = |block| if traversal.reaches(block) { REACHABLE } else { UNSEEN };
         let state = (0..number(graph.blocks)).map(state).collect();
@@ -48,9 +49,9 @@ impl HeapLeaks {
                 search.flood(block, IN_FIRST_SEARCH, |_| ());
             }
         }
-        // No other leaked block leads to the last start, or only its own cycle does. In reverse
-        // order this holds for each start that a later one does not reach: had an earlier start
-        // reached it, it would not have become a start.
+        // The last start is a head: only blocks of its own cycle reach it, because a start is a
+        // block that no earlier start reaches. In reverse order, each start that no later start
+        // reaches is a head for the same reason.
         let mut found = HeapLeaks::default();
         for &head in starts.iter().rev() {
             if search.state[head as usize] == IN_SECOND_SEARCH {
@@ -77,7 +78,8 @@ struct LeakSearch<'a> {
 }
 
 impl LeakSearch<'_> {
-    /// Gives a new state to all leaked blocks that `start` reaches and that have an older one.
+    /// Sets `state` in all leaked blocks that `start` reaches and whose state is lower, and calls
+    /// `each` for them.
     fn flood(&mut self, start: u32, state: u8, mut each: impl FnMut(u32)) {
         self.state[start as usize] = state;
         self.stack.push(start);

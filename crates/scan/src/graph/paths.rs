@@ -1,4 +1,4 @@
-//! Paths from roots to a block: the pointers that keep it alive.
+//! Paths from roots to a block: the pointers that keep the block alive.
 
 use std::collections::VecDeque;
 
@@ -7,36 +7,36 @@ use super::{PointerGraph, number};
 /// A shortest path from a root to a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeepPath {
-    /// Nodes from the root to the block.
+    /// Nodes of the path, from the root to the block.
     pub nodes: Vec<u32>,
 }
 
-/// Shortest paths to a block from at most `most` roots, the shortest first. Empty if the block is
-/// leaked.
+/// Returns shortest paths to a block, one from each of at most `most` roots, in ascending order of
+/// length. Empty if the block is leaked.
 pub fn paths_to(graph: &PointerGraph, block: u32, most: usize) -> Vec<KeepPath> {
     PathSearch::new(graph).paths_to(block, most, usize::MAX)
 }
 
-/// A search for paths to several blocks, one after the other.
+/// A search for paths to several blocks in succession.
 #[derive(Debug)]
 pub struct PathSearch<'g> {
     graph: &'g PointerGraph,
     sources: SourceLists,
-    /// The node that follows on the path to the block; [`NO_NODE`] for nodes that were not visited.
+    /// For each visited node: the next node on the path to the block; [`NO_NODE`] for other nodes.
     next: Vec<u32>,
 }
 
 const NO_NODE: u32 = u32::MAX;
 
 impl<'g> PathSearch<'g> {
-    /// Reverses all pointers.
+    /// Creates a search, with all pointers of the graph reversed.
     pub fn new(graph: &'g PointerGraph) -> PathSearch<'g> {
         let (sources, next) = (SourceLists::new(graph), vec![NO_NODE; graph.nodes()]);
         PathSearch { graph, sources, next }
     }
 
-    /// Shortest paths to a block from at most `most` roots, the shortest first, among the
-    /// `max_nodes` nodes that are nearest to the block.
+    /// Returns shortest paths like [`paths_to`], and visits only the `max_nodes` nodes that are
+    /// nearest to the block.
     pub fn paths_to(&mut self, block: u32, most: usize, max_nodes: usize) -> Vec<KeepPath> {
         let mut queue = VecDeque::from([block]);
         let mut visited = vec![block];
@@ -68,7 +68,7 @@ fn follow(next: &[u32], from: u32) -> Vec<u32> {
     std::iter::successors(Some(from), step).collect()
 }
 
-/// Pointers by their target.
+/// Sources of the pointers, grouped by target.
 #[derive(Debug)]
 struct SourceLists {
     offsets: Vec<u32>,

@@ -1,4 +1,4 @@
-//! Tests of the whole graph against plain second implementations on random heaps.
+//! Comparison of the whole graph with simple second implementations, on random heaps.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -12,7 +12,8 @@ const HEAP: u64 = 0x5555_0000_0000;
 const DATA: u64 = 0x5554_0000_0000;
 const DATA_BYTES: u64 = 0x1000;
 
-/// Blocks by size in words, and pointers: from a block (or data) at a word to a byte of a block.
+/// Size in words of each block, and pointers: from a word of a block or of data to a byte of a
+/// block.
 #[derive(Clone, Debug)]
 struct RandomHeap {
     blocks: Vec<(u64, u64)>,
@@ -35,7 +36,7 @@ fn random_heap(most: usize) -> impl Strategy<Value = RandomHeap> {
 struct BuiltHeap {
     image: TestImage,
     blocks: BlockTable,
-    /// Expected pointers of blocks.
+    /// Expected pointers of each block.
     edges: BTreeMap<u32, BTreeSet<u32>>,
     roots: BTreeMap<u64, u32>,
 }
@@ -83,7 +84,8 @@ impl BuiltHeap {
         PointerGraph::new(pointers, &spans, &[])
     }
 
-    /// Blocks that are reachable without the node `without`, by a search over hash maps.
+    /// Returns the blocks that are reachable without the node `without`, by a search over hash
+    /// maps.
     fn reachable(&self, without: Option<PlainNode>) -> HashSet<u32> {
         let allowed = |node| Some(node) != without;
         let roots = self.roots.iter().filter(|(address, _)| allowed(PlainNode::Word(**address)));
@@ -158,7 +160,7 @@ proptest! {
         let heap = heap.build();
         let graph = heap.graph();
         let (traversal, tree) = dominators(&graph);
-        // Blocks that are unreachable without another block are dominated by it.
+        // A block dominates the blocks that are unreachable without it.
         let mut dominated: HashMap<u32, BTreeSet<u32>> = HashMap::new();
         let all = heap.reachable(None);
         for &block in &all {
@@ -187,8 +189,8 @@ proptest! {
         prop_assert_eq!((leaks.blocks, leaks.bytes), (lost.len() as u64, heap.bytes_of(&lost)));
         prop_assert_eq!(leaks.leaks.iter().map(|leak| leak.blocks).sum::<u64>(), leaks.blocks);
         prop_assert_eq!(leaks.leaks.iter().map(|leak| leak.bytes).sum::<u64>(), leaks.bytes);
-        // A head is the lowest block of those that reach it and that it reaches, if nothing else
-        // reaches it.
+        // A head is a leaked block that only blocks in its own cycle reach, and the lowest block of
+        // that cycle.
         let reach: HashMap<u32, BTreeSet<u32>> = lost.iter().map(|&it| (it, heap.reachable_from(it))).collect();
         let is_head = |block: &u32| {
             let to_it = lost.iter().filter(|from| reach[from].contains(block));
@@ -275,7 +277,7 @@ proptest! {
     }
 }
 
-/// A thread's stack with a pointer to a block of its own at each of these addresses.
+/// Creates a thread's stack with a pointer at each of `addresses`, each to a different block.
 fn stack_image() -> (TestImage, BlockTable) {
     const STACK: u64 = 0x7000_0000_0000;
     let mut image = TestImage::default();
@@ -336,7 +338,7 @@ fn a_list_of_a_million_blocks_needs_no_call_stack() {
         let next = HEAP + (block + 1) * 16;
         let at = usize::try_from(block * 16).unwrap();
         image.bytes(1)[at..at + 8].copy_from_slice(&next.to_le_bytes());
-        // And back, to the first block.
+        // Each block also points back to the first block.
         image.bytes(1)[at + 8..at + 16].copy_from_slice(&HEAP.to_le_bytes());
     }
     let blocks = table((0..COUNT).map(|block| (HEAP + block * 16, 16)));

@@ -1,16 +1,17 @@
-//! Bytes that only one node keeps alive: of each root and block, and summed up by size and type.
+//! Bytes that only one node keeps alive: for each root and block, and summed by block size and
+//! type.
 
 use std::collections::HashMap;
 
 use super::{DominatorTree, PointerGraph, Traversal, VIRTUAL_ROOT, number};
 use crate::blocks::BlockTable;
 
-/// Maximum number of entries of a retention tree; further nodes are counted in the entry above.
+/// Maximum number of entries of a retention tree; further nodes count in their parent entry.
 const MAX_ENTRIES: usize = 50_000;
-/// Maximum number of entries from a root down.
+/// Maximum number of entries on a path from a root entry down.
 const MAX_DEPTH: u32 = 24;
 
-/// Retained bytes and blocks by depth-first number: the node and all nodes that it dominates.
+/// Retained bytes and blocks by depth-first number, of each node with all nodes that it dominates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetainedSizes {
     bytes: Vec<u64>,
@@ -18,7 +19,7 @@ pub struct RetainedSizes {
 }
 
 impl RetainedSizes {
-    /// Sums up the sizes of blocks along the dominator tree.
+    /// Sums the sizes of blocks up the dominator tree.
     pub fn new(
         traversal: &Traversal,
         dominators: &DominatorTree,
@@ -38,49 +39,49 @@ impl RetainedSizes {
         RetainedSizes { bytes, blocks: counts }
     }
 
-    /// Bytes that are unreachable without the node.
+    /// Number of bytes that are unreachable without the node.
     pub fn bytes(&self, number: u32) -> u64 {
         self.bytes[number as usize]
     }
 
-    /// Blocks that are unreachable without the node, the node included.
+    /// Number of blocks that are unreachable without the node, including the node itself.
     pub fn blocks(&self, number: u32) -> u64 {
         u64::from(self.blocks[number as usize])
     }
 }
 
-/// Blocks of one size and type that the same entry retains.
+/// An entry of the retention tree: blocks of one size and type with the same parent entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetentionNode {
-    /// The entry above; `None` of roots, and of blocks that several roots keep alive.
+    /// Index of the parent entry; `None` for roots, and for blocks that several roots keep alive.
     pub parent: Option<u32>,
-    /// The first node: the root, or a block of this size and type.
+    /// First node of the entry: the root, or a block of this size and type.
     pub first: u32,
-    /// Blocks of this entry.
+    /// Number of blocks of the entry.
     pub blocks: u64,
-    /// Their bytes.
+    /// Number of bytes of the blocks of the entry.
     pub bytes: u64,
-    /// Blocks of this entry and of all below it.
+    /// Number of blocks of the entry and of all its descendants.
     pub retained_blocks: u64,
-    /// Their bytes.
+    /// Number of bytes of the blocks of the entry and of all its descendants.
     pub retained_bytes: u64,
-    /// Class of its nodes.
+    /// Class of the nodes of the entry.
     pub class: NodeClass,
     depth: u32,
-    /// The last entry that was made below this one.
+    /// Index of the child entry that was created last.
     last: u32,
 }
 
-/// Nodes of one class below the same entry share an entry.
+/// Class of a node. Nodes of one class below the same entry share an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeClass {
-    /// A root, by its node.
+    /// A root, given by its node.
     Root(u32),
-    /// Blocks.
+    /// A block, given by its size and type.
     Block {
-        /// Usable bytes of each.
+        /// Number of usable bytes.
         size: u64,
-        /// Number of the type.
+        /// Type number.
         block_type: u32,
     },
 }
@@ -96,16 +97,16 @@ impl NodeClass {
     }
 }
 
-/// The dominator tree by size and type of blocks. A chain of blocks of one class, such as a list,
-/// is one entry, also if blocks of other classes lie between them.
+/// The dominator tree, grouped by size and type of blocks. A chain of blocks of one class, such as
+/// a linked list, is one entry, even if blocks of other classes are between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetentionTree {
-    /// Entries, each behind the one above it.
+    /// Entries; each entry follows its parent.
     pub entries: Vec<RetentionNode>,
 }
 
 impl RetentionTree {
-    /// Groups the dominator tree.
+    /// Builds the retention tree from the dominator tree.
     pub fn new(
         graph: &PointerGraph,
         traversal: &Traversal,
@@ -117,7 +118,7 @@ impl RetentionTree {
         let mut entry_of = vec![NO_ENTRY; traversal.len()];
         let mut batch: Vec<(u32, NodeClass)> = Vec::with_capacity(BATCH as usize);
         for first in (1..nodes).step_by(BATCH as usize) {
-            // A loop of its own, so that the cache misses of several blocks overlap.
+            // A separate loop overlaps the cache misses of several blocks.
             let found = (first..nodes.min(first + BATCH)).filter_map(|at| traversal.node(at));
             batch.extend(found.map(|node| (node, NodeClass::of(graph, blocks, node))));
             for ((node, class), at) in batch.drain(..).zip(first..) {
@@ -132,7 +133,7 @@ impl RetentionTree {
 }
 
 const NO_ENTRY: u32 = u32::MAX;
-/// Nodes whose blocks are read together.
+/// Number of nodes whose blocks are read together.
 const BATCH: u32 = 256;
 
 #[derive(Default)]
@@ -142,7 +143,8 @@ struct RetentionBuilder {
 }
 
 impl RetentionBuilder {
-    /// The entry of a node whose dominator has the entry `above`.
+    /// Returns the entry of a node whose dominator belongs to the entry `above`, and creates it if
+    /// necessary.
     fn entry(&mut self, above: u32, class: NodeClass, node: u32) -> u32 {
         if let Some(known) = self.known(above, class) {
             return known;
@@ -170,7 +172,7 @@ impl RetentionBuilder {
         entry
     }
 
-    /// Adds a node to its entry.
+    /// Counts a node in its entry.
     fn add(&mut self, entry: u32, class: NodeClass) {
         if let (NodeClass::Block { size, .. }, Some(entry)) =
             (class, self.entries.get_mut(entry as usize))
@@ -180,7 +182,8 @@ impl RetentionBuilder {
         }
     }
 
-    /// An entry of this class directly below `above`, or `above` itself or an entry over it.
+    /// Returns a child of `above` with this class, or else `above` itself or one of its ancestors
+    /// with this class; `None` if no entry matches.
     fn known(&self, above: u32, class: NodeClass) -> Option<u32> {
         let mut at = self.entries.get(above as usize).map(|entry| (above, entry));
         if let Some(last) = at.and_then(|(_, entry)| self.entries.get(entry.last as usize))
@@ -213,7 +216,7 @@ impl RetentionBuilder {
 }
 
 impl RetentionNode {
-    /// True if it stands for a block, or for blocks, that several roots keep alive.
+    /// True if the entry contains blocks that several roots keep alive.
     pub fn is_shared(&self) -> bool {
         self.parent.is_none() && matches!(self.class, NodeClass::Block { .. })
     }

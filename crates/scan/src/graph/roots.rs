@@ -1,47 +1,48 @@
-//! Memory whose pointers keep blocks alive: registers, stacks, thread-local storage, data of
+//! Memory whose pointers keep blocks alive: registers, stacks, thread-local storage, data of ELF
 //! objects, and other mappings that the allocator does not manage.
 
 use pagewise_model::{AddrRange, Backing, Mapping, Sharing};
 
 use crate::memory::{Memory, ScannedThread};
 
-/// Bytes below the stack pointer that a function may use without moving it (System V ABI of
-/// x86-64).
+/// Number of bytes below the stack pointer that a function may use without moving the stack pointer
+/// (System V ABI of x86-64).
 const RED_ZONE: u64 = 128;
-/// Upper bound of glibc's `struct pthread`, which begins at the thread pointer; it has 2,304 bytes
-/// in glibc 2.36.
+/// Upper bound in bytes of glibc's `struct pthread`, which begins at the thread pointer and has
+/// 2,304 bytes in glibc 2.36.
 const THREAD_CONTROL_BLOCK: u64 = 4 << 10;
-/// Bytes at the end of a mapping in which the control block of a finished thread is searched.
+/// Number of bytes at the end of a mapping that are searched for the control block of a thread that
+/// has ended.
 const CONTROL_BLOCK_SEARCH: u64 = 16 << 10;
 
-/// Kind of memory that holds roots.
+/// Kind of memory that contains roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RootSpanKind {
-    /// The general registers of a thread, by its index in [`Memory::threads`].
+    /// General registers of the thread with this index in [`Memory::threads`].
     Registers(u32),
-    /// The used part of a thread's stack.
+    /// The used part of the stack of the thread with this index.
     Stack(u32),
-    /// Thread-local variables of a thread, and its control block.
+    /// Thread-local variables and control block of the thread with this index.
     ThreadLocal(u32),
-    /// Data of a program or library (`.data`, `.bss` and what the loader relocates), by the index
-    /// of a mapping.
+    /// Data of an ELF object (`.data`, `.bss`, and data that the loader relocates) in the mapping
+    /// with this index.
     Data(u32),
-    /// Another mapping, by its index.
+    /// The mapping with this index, if it is neither a stack nor data.
     Other(u32),
 }
 
-/// A range of addresses that holds roots.
+/// An address range that contains roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RootSpan {
-    /// Kind of the memory.
+    /// Kind of memory.
     pub kind: RootSpanKind,
-    /// Its addresses; empty for registers.
+    /// Address range; empty for registers.
     pub range: AddrRange,
 }
 
-/// All memory that holds roots: registers first, then in order of address. `allocator` are the
-/// ranges that an allocator manages, in order of address. They hold no roots: the pointers of free
-/// lists do not keep blocks alive.
+/// Returns all memory that contains roots: registers first, then ranges in order of address.
+/// `allocator` are the ranges that an allocator manages, in order of address. They contain no
+/// roots, because the pointers of free lists do not keep blocks alive.
 pub fn root_spans(memory: &dyn Memory, allocator: &[AddrRange], tls_bytes: u64) -> Vec<RootSpan> {
     let threads = memory.threads();
     let registers = (0..).zip(threads).map(|(thread, _)| RootSpan {
@@ -62,7 +63,8 @@ pub fn root_spans(memory: &dyn Memory, allocator: &[AddrRange], tls_bytes: u64) 
     spans
 }
 
-/// True if a program can have stored pointers there. Memory that became read-only later counts.
+/// True if the program can have stored pointers in the mapping, including memory that became
+/// read-only later.
 fn may_hold_roots(mappings: &[Mapping], at: usize) -> bool {
     let mapping = &mappings[at];
     let is_kept = mapping.prot.read && mapping.backing() != Backing::Special;
@@ -85,11 +87,11 @@ fn is_relocated(mappings: &[Mapping], at: usize) -> bool {
     })
 }
 
-/// Data of an object: a private mapping of a file, or the anonymous mapping behind it, which is
-/// the end of `.bss`.
+/// True if the mapping is data of an ELF object: a private mapping of a file, or the anonymous
+/// mapping directly after it, which is the end of `.bss`.
 pub(crate) fn is_data(mappings: &[Mapping], at: usize) -> bool {
     let mapping = &mappings[at];
-    // A core file has no inodes, and does not show whether a mapping of a file was private.
+    // A core file contains neither inodes nor the sharing of file mappings.
     let of_file = |it: &Mapping| match it.sharing {
         Sharing::Private => it.inode != 0,
         Sharing::Unknown => it.backing() == Backing::File,
@@ -113,8 +115,9 @@ fn of_mapping(memory: &dyn Memory, at: usize, tls_bytes: u64) -> Vec<RootSpan> {
     let stacks = stacks(memory.threads(), mappings, at);
     if stacks.is_empty() {
         if let Some(control_block) = finished_thread(memory, at) {
-            // Its other data is dead. The next thread on this stack reuses the table of
-            // thread-local storage.
+            // Only one word of the control block keeps a block alive: the address of the thread's
+            // table of thread-local storage, which the next thread on this stack reuses. All other
+            // data of the stack is dead.
             let start = control_block.saturating_add(8);
             let range = AddrRange { start, end: start.saturating_add(8) };
             return vec![RootSpan { kind: RootSpanKind::Other(index), range }];
@@ -136,9 +139,9 @@ fn of_mapping(memory: &dyn Memory, at: usize, tls_bytes: u64) -> Vec<RootSpan> {
         .collect()
 }
 
-/// The used parts of the stacks in a mapping. Stacks of several threads can share a mapping if
-/// guard regions divide them. Another mapping that a stack pointer points to has no unused part: it
-/// can hold stacks of coroutines that wait.
+/// Returns the used parts of the stacks in a mapping. Several stacks separated by guard regions can
+/// share a mapping. A mapping that is not a thread's own stack has no unused part, even if a stack
+/// pointer points into it: it can contain stacks of suspended coroutines.
 fn stacks(threads: &[ScannedThread], mappings: &[Mapping], at: usize) -> Vec<RootSpan> {
     let mapping = mappings[at].range;
     let is_main = mappings[at].name.as_bytes() == b"[stack]";
@@ -156,7 +159,7 @@ fn stacks(threads: &[ScannedThread], mappings: &[Mapping], at: usize) -> Vec<Roo
     let bounds: Vec<u64> = next.chain([mapping.end]).collect();
     let spans = inside.iter().zip(bounds).map(|(&(pointer, index, thread_pointer), bound)| {
         let start = pointer.saturating_sub(RED_ZONE).max(mapping.start) & !7;
-        // Nothing of a thread lies above its control block.
+        // A stack contains no data of its thread above the thread's control block.
         let has_control_block = pointer < thread_pointer && thread_pointer < bound;
         let top = thread_pointer.saturating_add(THREAD_CONTROL_BLOCK);
         let end = if has_control_block { bound.min(top) } else { bound };
@@ -165,8 +168,8 @@ fn stacks(threads: &[ScannedThread], mappings: &[Mapping], at: usize) -> Vec<Roo
     spans.filter(|span| !span.range.is_empty()).collect()
 }
 
-/// Divides a span at the thread-local storage that lies in it: `tls_bytes` below each thread
-/// pointer, and the control block above it.
+/// Splits a span at the thread-local storage in it. The storage of a thread is `tls_bytes` below
+/// its thread pointer, and the control block above it.
 fn with_thread_local(threads: &[ScannedThread], span: RootSpan, tls_bytes: u64) -> Vec<RootSpan> {
     let mut areas: Vec<(AddrRange, u32)> = (0_u32..)
         .zip(threads)
@@ -196,15 +199,15 @@ fn with_thread_local(threads: &[ScannedThread], span: RootSpan, tls_bytes: u64) 
     parts
 }
 
-/// True if a guard page lies directly below a mapping.
+/// True if a guard page is directly below the mapping.
 fn is_guarded(mappings: &[Mapping], at: usize) -> bool {
     let below = at.checked_sub(1).map(|below| &mappings[below]);
     below.is_some_and(|it| it.prot.is_none() && it.range.end == mappings[at].range.start)
 }
 
-/// The control block of a thread that ended, in its stack: glibc keeps both for the next thread. A
-/// guard page lies below the stack, and the control block still points to itself at offsets 0 and
-/// 16 (`tcbhead_t`).
+/// Returns the address of the control block of an ended thread in a stack that glibc keeps for the
+/// next thread. A guard page is below such a stack, and the control block still contains its own
+/// address at offsets 0 and 16 (`tcbhead_t`).
 fn finished_thread(memory: &dyn Memory, at: usize) -> Option<u64> {
     let mapping = &memory.mappings()[at];
     let is_large = mapping.range.len().0 >= CONTROL_BLOCK_SEARCH;
@@ -226,7 +229,7 @@ fn finished_thread(memory: &dyn Memory, at: usize) -> Option<u64> {
     found
 }
 
-/// The parts of a range that are not in `taken`, which is in order of address.
+/// Returns the parts of `range` that are not in `taken`, which is in order of address.
 pub fn range_without(range: AddrRange, taken: &[AddrRange]) -> Vec<AddrRange> {
     let mut parts = Vec::new();
     let mut at = range.start;

@@ -1,24 +1,23 @@
-//! Depth-first search from all roots: the reachable nodes, numbered in the order of their
-//! discovery.
+//! Depth-first search from all roots, which numbers the reachable nodes in order of discovery.
 
 use super::{PointerGraph, number};
 
-/// Number of the virtual root, which points to all roots.
+/// Number of the virtual root, an additional node that points to all roots.
 pub const VIRTUAL_ROOT: u32 = 0;
 
-/// Depth-first numbers (preorder): 0 is the virtual root, then every reachable node.
+/// Depth-first numbers (preorder): 0 for the virtual root, then one for every reachable node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traversal {
-    /// The node of each number; of the virtual root, `u32::MAX`.
+    /// Node of each number; `u32::MAX` for the virtual root.
     order: Vec<u32>,
-    /// The number of each node; 0 if no root reaches it.
+    /// Number of each node; 0 if no root reaches the node.
     numbers: Vec<u32>,
-    /// Number of the node from which each number was reached.
+    /// Number of the parent in the depth-first tree, for each number.
     parents: Vec<u32>,
 }
 
-/// Nodes without a number, one bit each: the bits fit in the CPU caches, unlike the numbers, and
-/// each pointer requires a look-up.
+/// Set of nodes without a number, with one bit for each node. Each pointer requires a lookup, and
+/// unlike the numbers these bits fit in the CPU caches.
 struct UnseenNodes(Vec<u64>);
 
 impl UnseenNodes {
@@ -30,7 +29,7 @@ impl UnseenNodes {
         self.0[node as usize / 64] >> (node % 64) & 1 == 1
     }
 
-    /// Removes a node. False if it was not there.
+    /// Removes a node. Returns false if the set did not contain it.
     fn remove(&mut self, node: u32) -> bool {
         let (bits, bit) = (&mut self.0[node as usize / 64], 1 << (node % 64));
         let was_there = *bits & bit != 0;
@@ -45,15 +44,17 @@ impl Traversal {
         Traversal::unordered(graph).ordered()
     }
 
-    /// A search whose `order` is still missing.
+    /// Searches from all roots, and leaves `order` empty.
     pub(super) fn unordered(graph: &PointerGraph) -> Traversal {
         let mut numbers = vec![0; graph.nodes()];
-        // Unused capacity takes no memory. Growth would take the used part twice.
+        // Unused capacity takes no physical memory. A growing vector would need the used part
+        // twice.
         let mut parents: Vec<u32> = Vec::with_capacity(graph.nodes() + 1);
         parents.push(VIRTUAL_ROOT);
         let mut unseen = UnseenNodes::new(graph.nodes());
-        // Pointers to follow: number of the source, and target. The pointers of a node are read
-        // once, when it is found: to come back to it would read cold memory again.
+        // Pointers to follow: number of the source, and target node. All pointers of a node are
+        // read when the node is discovered; reading some of them later would access cold memory
+        // again.
         let mut waiting: Vec<(u32, u32)> = Vec::with_capacity(graph.pointers());
         for root in graph.blocks..graph.nodes() {
             waiting.push((VIRTUAL_ROOT, number(root)));
@@ -64,7 +65,7 @@ impl Traversal {
                 let own = number(parents.len());
                 numbers[node as usize] = own;
                 parents.push(source);
-                // The first pointer is followed first.
+                // The reverse order on the stack makes the search follow the first pointer first.
                 let targets = graph.targets_of(node).iter().rev();
                 let targets = targets.filter(|target| unseen.contains(**target));
                 waiting.extend(targets.map(|&target| (own, target)));
@@ -73,7 +74,7 @@ impl Traversal {
         Traversal { order: Vec::new(), numbers, parents }
     }
 
-    /// Adds the order, which follows from the numbers.
+    /// Fills in `order`, which follows from the numbers.
     pub(super) fn ordered(mut self) -> Traversal {
         self.order = vec![u32::MAX; self.parents.len()];
         let reached = (0..).zip(&self.numbers).filter(|(_, number)| **number != 0);
@@ -81,7 +82,8 @@ impl Traversal {
         self
     }
 
-    /// Calls `each(source, target)` for the pointers between reachable nodes, by number.
+    /// Calls `each(source, target)` with the depth-first numbers of each pointer between reachable
+    /// nodes.
     pub(super) fn visit_pointers(&self, graph: &PointerGraph, mut each: impl FnMut(u32, u32)) {
         let reached = (0..).zip(&self.numbers).filter(|(_, source)| **source != 0);
         for (node, &source) in reached {
@@ -91,12 +93,12 @@ impl Traversal {
         }
     }
 
-    /// Number of numbered nodes, the virtual root included.
+    /// Number of numbered nodes, including the virtual root.
     pub fn len(&self) -> usize {
         self.parents.len()
     }
 
-    /// True if no root exists.
+    /// True if the graph has no roots.
     pub fn is_empty(&self) -> bool {
         self.parents.len() == 1
     }
@@ -106,17 +108,17 @@ impl Traversal {
         self.numbers[node as usize] != 0
     }
 
-    /// The node of a number; `None` for the virtual root.
+    /// The node with a number; `None` for the virtual root.
     pub fn node(&self, number: u32) -> Option<u32> {
         (number != VIRTUAL_ROOT).then(|| self.order[number as usize])
     }
 
-    /// The number of a node; `None` if no root reaches it.
+    /// Depth-first number of a node; `None` if no root reaches the node.
     pub fn number(&self, node: u32) -> Option<u32> {
         Some(self.numbers[node as usize]).filter(|&number| number != 0)
     }
 
-    /// Number of the node from which a number was reached.
+    /// Number of the parent in the depth-first tree.
     pub fn parent(&self, number: u32) -> u32 {
         self.parents[number as usize]
     }

@@ -1,10 +1,10 @@
-//! Types of blocks by the pointers that lead to them: breadth first from variables and objects of
-//! known classes.
+//! Types of blocks, derived from the pointers to them. The search is breadth-first from variables
+//! and from objects of known classes.
 //!
-//! A pointer to the start of a block gives the block the type that the pointer is declared with, if
-//! the size of the block is that of the type, or of an array of it, and if its own pointers are
-//! null or lead to mapped memory. Two pointers of different types are a contradiction: the block
-//! has no type, and nothing follows from its contents.
+//! A pointer to the start of a block assigns its declared target type to the block. This requires
+//! that the size of the block fits the type or an array of it, and that each pointer in the block
+//! is null or points to mapped memory. Two pointers of different types are a contradiction: then
+//! the block has no type, and its contents are not followed.
 
 use std::collections::VecDeque;
 
@@ -16,29 +16,30 @@ use super::index::BlockIndex;
 use crate::blocks::{BlockTable, LiveBlock};
 use crate::memory::Memory;
 
-/// Bytes of a block that are read at a time.
+/// Number of bytes of a block that are read at once.
 const PIECE: u64 = 64 << 10;
-/// Elements whose pointers are checked before a block is an array.
+/// Maximum number of elements whose pointers are checked before a block counts as an array.
 const CHECKED_ELEMENTS: u64 = 4;
-/// Bytes of a block that are read for this check.
+/// Maximum number of bytes of a block that are read to check its pointers.
 const CHECKED_BYTES: u64 = 4 << 10;
-/// Maximum depth of structures that are the first member of a structure.
+/// Maximum number of structures that are nested as first members.
 const MAX_NESTING: u32 = 16;
-/// Pointers that are followed besides one for each byte of the heap: types of a hostile file can
-/// have many at one place.
+/// Number of pointers that are followed in addition to one for each byte of the heap. Types in a
+/// hostile file can declare many pointers at one offset.
 const MIN_FOLLOWED: u64 = 16 << 20;
 
 /// Rounding of block sizes by an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockRounding {
-    /// Chunks of 16 bytes, of which a block has all but 8, and mappings of whole pages.
+    /// Chunks are multiples of 16 bytes, and a block is a chunk without 8 bytes. Large blocks have
+    /// mappings of whole pages.
     Chunks,
-    /// Size classes, up to a fifth apart.
+    /// Size classes, with steps of up to 20 %.
     SizeClasses,
 }
 
 impl BlockRounding {
-    /// The largest rounding of some allocators.
+    /// Returns the coarsest rounding of these allocators.
     pub fn of(allocators: &[HeapAllocator]) -> BlockRounding {
         match allocators.iter().all(|allocator| allocator.name == "glibc") {
             true => BlockRounding::Chunks,
@@ -52,51 +53,54 @@ impl BlockRounding {
 pub struct BlockType {
     /// Index in [`DataTypes::types`].
     pub data_type: u32,
-    /// True if the block is an array of several.
+    /// True if the block is an array of this type.
     pub is_array: bool,
 }
 
 /// Types of blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTyping {
-    /// By block: 0 for none, [`CONTRADICTED`], or 1 + the index of the type.
+    /// Code of each block: 0 if the type is unknown, [`CONTRADICTED`], [`OTHERWISE`], or 1 + the
+    /// index of the type.
     codes: Vec<u32>,
-    /// Blocks to which pointers of different types lead.
+    /// Number and bytes of the blocks to which pointers of different types point.
     pub contradicted: LiveAmount,
 }
 
 const UNKNOWN: u32 = 0;
 const CONTRADICTED: u32 = u32::MAX;
-/// The class of the block is known otherwise, and has no type here.
+/// Code of a block whose class is known from another source and has no type in the debug
+/// information.
 const OTHERWISE: u32 = u32::MAX - 1;
-/// Types beyond this index have no code.
+/// Upper bound of type indices; types from this index on are ignored.
 const MAX_TYPE: u32 = u32::MAX - 3;
 
-/// The blocks to which types are given, and the types.
+/// Input of the type search: the blocks and the types.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "it holds the memory of a process")]
 pub struct TypingInput<'a> {
-    /// The memory.
+    /// Memory of the process.
     pub memory: &'a dyn Memory,
-    /// The blocks.
+    /// Live blocks of the process.
     pub blocks: &'a BlockTable,
-    /// The types.
+    /// Types from debug information.
     pub data: &'a DataTypes,
-    /// Rounding of sizes by the allocator.
+    /// Rounding of block sizes by the allocator.
     pub rounding: BlockRounding,
 }
 
 impl BlockTyping {
-    /// Searches types. `classes` are blocks whose class is known otherwise, and the type of the
-    /// class if there is one.
+    /// Determines types of blocks. `classes` are the blocks whose class is known from another
+    /// source, each with the type of the class if it has one.
     ///
     /// # Complexity
-    /// Linear in the bytes of typed blocks: the type of a block changes a few times at most.
+    /// Linear in the bytes of typed blocks: the type of a block changes only a few times.
     pub fn new(input: &TypingInput<'_>, classes: &[(u32, Option<u32>)]) -> BlockTyping {
         let mut search = TypeSearch::new(input);
         search.run(&input.data.variables, classes);
         if !input.data.locals.is_empty() {
-            // A local variable that is not set yet has any value.
+            // Local variables come last, because an uninitialized local variable can have any
+            // value.
             search.settle();
             search.run(&input.data.locals, &[]);
         }
@@ -113,7 +117,7 @@ impl BlockTyping {
         typing
     }
 
-    /// The type of a block.
+    /// Type of a block; `None` if it is unknown or contradicted.
     pub fn get(&self, input: &TypingInput<'_>, block: u32) -> Option<BlockType> {
         let data_type = type_of(*self.codes.get(block as usize)?)?;
         let described = input.data.types.get(data_type as usize)?;
@@ -122,7 +126,7 @@ impl BlockTyping {
         Some(BlockType { data_type, is_array })
     }
 
-    /// The pointer of a typed block that leads to another block.
+    /// Pointer member of a typed block that points to the block `to`.
     pub fn member<'a>(
         &self,
         input: &TypingInput<'a>,
@@ -132,7 +136,7 @@ impl BlockTyping {
         let found = self.get(input, block)?;
         let data_type = input.data.types.get(found.data_type as usize)?;
         let start = input.blocks.get(block as usize)?.start;
-        // An element of an array has no name.
+        // A pointer in an element of an array has no unique name.
         if found.is_array {
             return None;
         }
@@ -140,7 +144,7 @@ impl BlockTyping {
     }
 }
 
-/// The pointer of an object at `start` that leads to `to`.
+/// Pointer member of an object at `start` that points to the block `to`.
 pub fn member_of<'a>(
     memory: &dyn Memory,
     data_type: &'a DataType,
@@ -159,12 +163,13 @@ fn type_of(code: u32) -> Option<u32> {
     (code != CONTRADICTED && code != OTHERWISE).then(|| code.checked_sub(1)).flatten()
 }
 
-/// Number of objects of a type in a block. `None` if the allocator returns no block of this size
-/// for any number of objects.
+/// Number of objects of a type in a block of `usable` bytes. `None` if the allocator returns no
+/// block of this size for any number of objects.
 fn elements(data_type: &DataType, usable: u64, rounding: BlockRounding) -> Option<u64> {
-    /// glibc does not split a chunk if less than the smallest chunk would remain.
+    /// Number of bytes below which glibc does not split off the remainder of a chunk: the smallest
+    /// chunk.
     const REST: u64 = 32;
-    /// From here on a block may have a mapping of its own.
+    /// Number of bytes from which a block may have its own mapping.
     const MAPPED: u64 = 64 << 10;
     const PAGE: u64 = 4 << 10;
     let size = data_type.size;
@@ -190,16 +195,16 @@ fn elements(data_type: &DataType, usable: u64, rounding: BlockRounding) -> Optio
     (is_one || rest < most).then_some(count)
 }
 
-/// A search over blocks whose types are not settled yet.
+/// State of the type search.
 struct TypeSearch<'a> {
     input: TypingInput<'a>,
     index: BlockIndex<'a>,
     codes: Vec<u32>,
-    /// Blocks whose type pointers do not change: objects of known classes, to which pointers to a
-    /// base class lead. Empty without any.
+    /// True for each block whose type is final: objects of known classes, to which pointers of a
+    /// base class type can point. Empty if no type is final.
     settled: Vec<bool>,
     waiting: VecDeque<u32>,
-    /// Pointers that may still be followed.
+    /// Number of pointers that may still be followed.
     left: u64,
 }
 
@@ -217,8 +222,8 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// Searches from variables and from blocks of known classes, and once more without the
-    /// conclusions from blocks whose type was then contradicted.
+    /// Searches from variables and from blocks of known classes. If a block is contradicted,
+    /// searches a second time without following the contradicted blocks.
     fn run(&mut self, variables: &[TypedVariable], classes: &[(u32, Option<u32>)]) {
         self.seed(classes);
         self.search(variables);
@@ -234,7 +239,7 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// Keeps the types that were found: later pointers contradict none of them.
+    /// Makes the types found so far final: later pointers cannot contradict them.
     fn settle(&mut self) {
         self.settled = self.codes.iter().map(|code| *code != UNKNOWN).collect();
     }
@@ -271,7 +276,7 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// Follows the pointers of a block by its type.
+    /// Follows the pointers of a block according to its type.
     fn follow(&mut self, block: u32) {
         let data_type = self.codes.get(block as usize).and_then(|&code| type_of(code));
         let data_type = data_type.and_then(|it| self.input.data.types.get(it as usize));
@@ -292,7 +297,7 @@ impl<'a> TypeSearch<'a> {
         self.array(data_type, found.start, count);
     }
 
-    /// Follows the pointers of one object.
+    /// Follows the pointers of one object at `start`.
     fn object(&mut self, data_type: &DataType, start: u64) {
         let size = usize::try_from(data_type.size.min(PIECE)).unwrap_or(0);
         let mut bytes = vec![0; size];
@@ -320,7 +325,7 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// Follows the pointers of an object; `bytes` are its first ones, or none if they are not
+    /// Follows the pointers of an object. `bytes` are its first bytes, or empty if they are not
     /// readable as a whole.
     fn pointers(&mut self, data_type: &DataType, start: u64, bytes: &[u8]) {
         for field in &data_type.pointers {
@@ -344,7 +349,7 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// Applies a pointer with the value `word`, which is declared as a pointer to `target`.
+    /// Applies a pointer with the value `word`, whose declared target type is `target`.
     fn lead(&mut self, word: u64, target: u32) {
         if !self.index.may_contain(word) || target >= MAX_TYPE {
             return;
@@ -374,11 +379,12 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// The type of a block to which pointers of two types lead. `None` if they contradict.
+    /// Returns the type of a block to which pointers of two types point; `None` if the types
+    /// contradict each other.
     fn joined(&self, known: u32, new: u32) -> Option<u32> {
         let types = &self.input.data.types;
         let (a, b) = (types.get(known as usize)?, types.get(new as usize)?);
-        // Any object can be accessed as bytes.
+        // C permits access to any object through a pointer to a byte type.
         let is_bytes = |it: &DataType| it.form == DataForm::Scalar && it.size == 1;
         if is_bytes(b) || is_same(a, b) || self.begins(new, known) {
             Some(known)
@@ -389,7 +395,8 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// True if an object of type `of` begins with one of type `first`: a base class, or a header.
+    /// True if the first member of type `of`, at any depth, has the type `first`: a base class or a
+    /// header.
     fn begins(&self, first: u32, of: u32) -> bool {
         let types = &self.input.data.types;
         let Some(first) = types.get(first as usize) else { return false };
@@ -405,7 +412,7 @@ impl<'a> TypeSearch<'a> {
         false
     }
 
-    /// True if a block can hold objects of a type by its size and its pointers.
+    /// True if the size and the pointers of a block are plausible for objects of this type.
     fn is_plausible(&self, data_type: &DataType, block: LiveBlock) -> bool {
         let count = elements(data_type, block.size, self.input.rounding);
         let Some(count) = count else { return false };
@@ -431,12 +438,12 @@ impl<'a> TypeSearch<'a> {
         let mappings = self.input.memory.mappings();
         let after = mappings.partition_point(|it| it.range.start <= word);
         let below = after.checked_sub(1).map(|at| &mappings[at]);
-        // A pointer behind the last element may be the end of a mapping.
+        // A pointer to the end of an array may be the end of a mapping.
         word == 0 || below.is_some_and(|it| it.range.contains(word) || it.range.end == word)
     }
 }
 
-/// True if two types are the same one, declared in two files.
+/// True if two types are declarations of the same type in two files.
 fn is_same(a: &DataType, b: &DataType) -> bool {
     a.name == b.name && a.size == b.size && a.form == b.form && a.pointers.len() == b.pointers.len()
 }

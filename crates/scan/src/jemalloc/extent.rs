@@ -1,4 +1,4 @@
-//! Extents: runs of pages that hold a slab of equal slots, one block, or no block.
+//! Extents: runs of pages that are a slab of equal slots, one large block, or free.
 //!
 //! `extent_t` of jemalloc 5.2 and `edata_t` of 5.3 differ in the first word:
 //!
@@ -6,7 +6,7 @@
 //!  offset                                   bits of the first word    5.2      5.3
 //!    0  bits                                 arena                    0..12    0..12
 //!    8  address                              slab                     12       12
-//!   16  size; the low 12 bits are a number   state                    16..18   17..20
+//!   16  size; low 12 bits: serial number     state                    16..18   17..20
 //!   64  bitmap of 512 bits: free slots       size class               18..26   20..28
 //!                                            free slots of the slab   26..36   28..38
 //! ```
@@ -21,28 +21,28 @@ use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, words};
 
 const BITMAP: u64 = 64;
-/// Number of words of the bitmap.
+/// Number of words of the bitmap of free slots.
 const BITMAP_WORDS: usize = 8;
-/// Number of extents by which the layout is detected.
+/// Maximum number of extents that are compared to detect the layout.
 const MAX_VOTERS: usize = 4000;
 
-/// Layout of extents, by version.
+/// Layout of extents in a range of versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExtentLayout {
-    /// Versions that have it.
+    /// Versions with this layout, for the report.
     pub(super) name: &'static str,
     state_shift: u32,
     state_bits: u32,
     class_shift: u32,
     free_shift: u32,
-    /// Position of the class in the second word of elements of 16 bytes.
+    /// Bit offset of the size class in the second word of 16-byte elements.
     leaf_class_shift: u32,
-    /// Bytes of a large extent that its block does not use (`sz_large_pad`): blocks begin at
-    /// different cache lines.
+    /// Number of bytes of a large extent outside of its block (`sz_large_pad`), which jemalloc uses
+    /// to start blocks at different cache lines.
     pad: u64,
 }
 
-/// jemalloc 5.3 added a flag for guard pages, and states of extents that are being changed.
+/// jemalloc 5.3 added a flag for guard pages, and states of extents that a thread is changing.
 const LAYOUTS: [ExtentLayout; 2] = [
     ExtentLayout {
         name: "jemalloc 5.3",
@@ -68,33 +68,34 @@ const LAYOUTS: [ExtentLayout; 2] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExtentState {
     Active,
-    /// Free, with its memory.
+    /// Free, and still backed by memory.
     Dirty,
-    /// Free; the kernel may take its memory (`MADV_FREE`).
+    /// Free; the kernel may reclaim the memory (`MADV_FREE`).
     Muzzy,
-    /// Free, without memory.
+    /// Free, and not backed by memory.
     Retained,
-    /// A thread was changing it.
+    /// A thread was changing the extent.
     Changing,
 }
 
-/// An extent of a tree.
+/// An extent of the radix tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Address of its data.
+    /// Address of the `extent_t` or `edata_t`.
     pub(super) edata: u64,
-    /// Address of its block, on its first page.
+    /// Address of the block, which is on the first page.
     pub(super) address: u64,
-    /// Its pages.
+    /// Address range of the extent.
     pub(super) pages: AddrRange,
     bits: u64,
-    /// The element of its first page.
+    /// Words of the leaf element of the first page.
     leaf: [u64; 2],
     is_compact: bool,
 }
 
 impl Extent {
-    /// The extent whose first page has this element. The error is a word that contradicts.
+    /// Reads the extent whose first page has the leaf element `element`. The error is the
+    /// inconsistent word.
     fn read(memory: &dyn Memory, element: LeafElement, is_compact: bool) -> Result<Extent, u64> {
         let read = words(memory, element.edata);
         let [bits, address, size] = read.ok_or(element.raw[0])?;
@@ -107,28 +108,29 @@ impl Extent {
         Ok(Extent { edata: element.edata, address, pages, bits, leaf: element.raw, is_compact })
     }
 
-    /// Number of its arena.
+    /// Number of the arena that owns the extent.
     pub(super) const fn arena(&self) -> u64 {
         self.bits & 0xfff
     }
 
-    /// True if it is a slab.
+    /// True if the extent is a slab.
     pub(super) const fn is_slab(&self) -> bool {
         self.bits >> 12 & 1 != 0
     }
 
-    /// The free ones of `count` slots; `None` if the bitmap is not known.
+    /// Returns the free slots among the first `count` slots; `None` if the bitmap is unknown.
     pub(super) fn free_slots(&self, memory: &dyn Memory, count: u64) -> Option<FreeSlots> {
         let mut bits: [u64; BITMAP_WORDS] = words(memory, self.edata + BITMAP)?;
         for (word, first) in bits.iter_mut().zip((0..).step_by(64)) {
-            // The bits behind those of slots are of earlier uses.
+            // Bits beyond the last slot are left over from earlier uses.
             let own = count.saturating_sub(first).min(64);
             *word &= u64::MAX.checked_shr(64 - u32::try_from(own).unwrap_or(64)).unwrap_or(0);
         }
         Some(FreeSlots(bits))
     }
 
-    /// True if its size class agrees with the tree, or its number of free slots with the bitmap.
+    /// For a slab: true if the count of free slots agrees with the bitmap. Otherwise: true if the
+    /// size class agrees with the tree.
     fn agrees(&self, layout: ExtentLayout, memory: &dyn Memory) -> bool {
         let class = layout.class(self);
         if class >= SMALL_CLASSES || !self.is_slab() {
@@ -139,7 +141,7 @@ impl Extent {
     }
 }
 
-/// Bits of the free slots of a slab.
+/// Bitmap of the free slots of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FreeSlots([u64; BITMAP_WORDS]);
 
@@ -172,13 +174,13 @@ impl ExtentLayout {
         extent.bits >> self.free_shift & 0x3ff
     }
 
-    /// The size class of an extent in the tree.
+    /// Size class of an extent according to its leaf element.
     pub(super) const fn leaf_class(self, extent: &Extent) -> u64 {
         let [first, second] = extent.leaf;
         if extent.is_compact { first >> 48 } else { second >> self.leaf_class_shift & 0xff }
     }
 
-    /// Bytes and number of the slots of a slab.
+    /// Size in bytes and number of the slots of a slab.
     pub(super) fn slots(self, extent: &Extent) -> Option<(u64, u64)> {
         let class = self.class(extent);
         let size = class_size(class).filter(|_| class < SMALL_CLASSES)?;
@@ -186,11 +188,11 @@ impl ExtentLayout {
         (1..=MAX_SLOTS as u64).contains(&slots).then_some((size, slots))
     }
 
-    /// The layout with which most extents agree, if these are more than half.
+    /// Returns the layout with which most extents agree, if they are more than half of the extents.
     pub(super) fn detect(extents: &[Extent], memory: &dyn Memory) -> Option<ExtentLayout> {
         let count = |layout: ExtentLayout| {
             let agree = extents.iter().map(|extent| (extent, extent.agrees(layout, memory)));
-            // The tree may still have the size class of the slab that a free extent was.
+            // The tree may still contain the size class of a slab that was freed.
             let voters = agree.filter(|(extent, agrees)| *agrees || !layout.is_free(extent));
             voters.take(MAX_VOTERS).fold((0, 0), |(votes, voters), (_, agrees)| {
                 (votes + usize::from(agrees), voters + 1)
@@ -203,12 +205,13 @@ impl ExtentLayout {
         (votes * 2 > voters).then_some(ExtentLayout { pad, ..layout })
     }
 
-    /// True if an extent holds no block.
+    /// True if the extent contains no block.
     fn is_free(self, extent: &Extent) -> bool {
         self.state(extent) != ExtentState::Active && self.class(extent) == CLASSES
     }
 
-    /// True if an extent is longer than its block, or the block begins behind its first page.
+    /// True if a large extent is longer than its block, or its block does not begin at the start of
+    /// its first page.
     fn shows_pad(self, extent: &Extent) -> bool {
         let is_large = self.state(extent) == ExtentState::Active && !extent.is_slab();
         let class = self.class(extent);
@@ -217,8 +220,9 @@ impl ExtentLayout {
         is_large && (is_longer || extent.address != extent.pages.start)
     }
 
-    /// Usable bytes of the only block of an extent. Since 5.3.1, blocks above 16 KiB have all sizes
-    /// of whole pages, and the class that is next above.
+    /// Number of usable bytes of the single block of an extent; `None` if its size class is
+    /// inconsistent. Since 5.3.1, the size of a block above 16 KiB is any number of whole pages,
+    /// and its class is the next larger one.
     pub(super) fn block_size(self, extent: &Extent) -> Option<u64> {
         let class = self.class(extent);
         if class < SMALL_CLASSES {
@@ -230,23 +234,23 @@ impl ExtentLayout {
     }
 }
 
-/// The extents of a tree.
+/// The extents of a radix tree.
 #[derive(Debug, Default)]
 pub(super) struct TreeExtents {
-    /// In order of address, without overlaps.
+    /// Extents in order of address, without overlaps.
     pub(super) extents: Vec<Extent>,
-    /// Memory of the nodes of the tree.
+    /// Address ranges of the nodes of the tree.
     pub(super) nodes: Vec<AddrRange>,
     /// Pages whose extents could not be read.
     pub(super) unread: Vec<u64>,
 }
 
-/// From this number of contradictions on, words with more contradictions than extents only look
-/// like a tree: a damaged tree has more extents.
+/// Number of contradictions from which a tree with more contradictions than extents is rejected. A
+/// damaged but real tree has more extents than contradictions.
 const MAX_CONTRADICTIONS: u64 = 1000;
 
-/// Reads all extents of a tree. The result is empty if the words look like a tree by chance: such
-/// words can lead to all memory of a process, which takes long to read.
+/// Reads all extents of a tree. The result is empty if the words look like a tree only by chance:
+/// pointers in such words can refer to all memory of a process, and following them would take long.
 pub(super) fn tree_extents(
     memory: &dyn Memory,
     tree: ExtentTree,
@@ -283,7 +287,7 @@ pub(super) fn tree_extents(
     found
 }
 
-/// True if an address is in a mapping of the process.
+/// True if a mapping of the process contains `address`.
 fn is_mapped(memory: &dyn Memory, address: u64) -> bool {
     let mappings = memory.mappings();
     let at = mappings.partition_point(|mapping| mapping.range.end <= address);
@@ -291,9 +295,9 @@ fn is_mapped(memory: &dyn Memory, address: u64) -> bool {
 }
 
 impl TreeExtents {
-    /// Adds the extent of an element. The elements of the first and the last page, and in slabs
-    /// those of all pages, have the address of the extent. Returns true if that address is in no
-    /// mapping.
+    /// Adds the extent of a leaf element. The elements of the first and the last page of an extent
+    /// contain the address of the extent; in a slab, those of all pages do. Returns true if the
+    /// element's extent address is in no mapping.
     fn add(
         &mut self,
         memory: &dyn Memory,
@@ -301,7 +305,7 @@ impl TreeExtents {
         is_compact: bool,
         log: &mut CorruptionLog,
     ) -> bool {
-        // The other bits of an element without an extent are those of one that was there.
+        // An element without an extent keeps the other bits of an earlier extent.
         if element.edata == 0 {
             return false;
         }

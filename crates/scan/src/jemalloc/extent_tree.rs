@@ -1,7 +1,7 @@
-//! The radix tree by which jemalloc finds the extent of an address (`rtree_t`).
+//! The radix tree in which jemalloc looks up the extent of an address (`rtree_t`).
 //!
-//! Its root is an array in the data of the library or program. An entry leads to a leaf, or to a
-//! node whose entries lead to leaves. A leaf has an element for each page:
+//! The root is an array in the data of the library or program. An entry of the root points to a
+//! leaf, or to a node whose entries point to leaves. A leaf has an element for each page:
 //!
 //! ```text
 //!  built for addresses of 48 bits                       57 bits
@@ -14,9 +14,9 @@
 //!                                                         class, 32 slab
 //! ```
 //!
-//! Symbols of it are not exported. A pointer in data is an entry of a root if the first element
-//! that it leads to has an extent whose address agrees with the position of the element. The
-//! position of the entry then gives the start of the root.
+//! The symbols of the tree are not exported. A pointer in data counts as an entry of a root if the
+//! first used element below it has an extent whose address agrees with the position of the element.
+//! The position of the entry in the root then yields the start of the root.
 
 use pagewise_model::mapping::Sharing;
 use pagewise_model::{AddrRange, Backing, Mapping};
@@ -26,24 +26,25 @@ use crate::graph::is_data;
 use crate::memory::{Memory, first_word, words};
 use crate::span_tally::{DisjointRanges, joined};
 
-/// Pointers to nodes have this alignment.
+/// Alignment in bytes of nodes.
 const NODE_ALIGNMENT: u64 = 64;
-/// Extents of jemalloc 5.3 have an alignment of 128, those of 5.2 of 64.
+/// Alignment in bytes of `extent_t` in jemalloc 5.2; `edata_t` of 5.3 has an alignment of 128.
 const EXTENT_ALIGNMENT: u64 = 64;
-/// No program has memory behind this address.
+/// Upper bound of addresses in user space.
 const MAX_ADDRESS: u64 = 1 << 57;
-/// Bytes of zeros that are read in all behind pointers that lead to no node.
+/// Maximum number of zero bytes that are read, in total, behind pointers that turn out not to point
+/// to nodes.
 const MAX_SEARCH: u64 = 1 << 30;
-/// Number of refused trees that are remembered.
+/// Maximum number of rejected trees that are stored, so that they are not read again.
 const MAX_REFUSED: usize = 256;
-/// Shape of a tree, by the width of addresses.
+/// Shape of a tree, which depends on the width of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TreeShape {
-    /// Bits of the page number that each level distinguishes.
+    /// Number of bits of the page number that each level indexes.
     level_bits: u32,
-    /// Levels of nodes below the root, leaves included.
+    /// Number of levels below the root, including the leaves.
     levels: u32,
-    /// Bytes of an element of a leaf.
+    /// Number of bytes of a leaf element.
     element: u64,
 }
 
@@ -57,7 +58,8 @@ impl TreeShape {
         1 << self.level_bits
     }
 
-    /// Bytes of a node `levels` above the leaves, or of a leaf.
+    /// Number of bytes of a node that is `levels` levels above the leaves; of a leaf if `levels` is
+    /// 0.
     const fn node_bytes(self, levels: u32) -> u64 {
         self.entries() * if levels == 0 { self.element } else { 8 }
     }
@@ -66,12 +68,12 @@ impl TreeShape {
         self.entries() * 8
     }
 
-    /// True if the elements of leaves are one word.
+    /// True if leaf elements are one word.
     pub(super) const fn is_compact(self) -> bool {
         self.element == 8
     }
 
-    /// The address of the extent in the first word of an element.
+    /// Address of the extent in the first word of an element; 0 if it has none.
     fn edata(self, word: u64) -> u64 {
         let address = if self.is_compact() { word & ((1 << 48) - 1) } else { word };
         address & !(EXTENT_ALIGNMENT - 1)
@@ -83,7 +85,7 @@ impl TreeShape {
 pub(super) struct LeafElement {
     /// Address of the page.
     pub(super) page: u64,
-    /// Address of its extent.
+    /// Address of the `extent_t` or `edata_t` of the page.
     pub(super) edata: u64,
     /// The words of the element.
     pub(super) raw: [u64; 2],
@@ -97,14 +99,15 @@ pub(super) struct ExtentTree {
 }
 
 impl ExtentTree {
-    /// The addresses of the root.
+    /// Address range of the root.
     pub(super) fn root_range(self) -> AddrRange {
         AddrRange { start: self.root, end: self.root + self.shape.root_bytes() }
     }
 
-    /// Calls `each` for all elements that have an extent, in order of address. Returns the nodes.
-    /// A node that overlaps another is not walked, and `overlapping` is called with the address of
-    /// its entry. The visit ends when one of them returns false.
+    /// Calls `each` for all leaf elements that have an extent, in order of address. Calls
+    /// `overlapping` with the address and value of an entry whose node overlaps another node, and
+    /// skips this node. The visit ends when a callback returns false. Returns the address ranges of
+    /// the nodes.
     pub(super) fn visit(
         self,
         memory: &dyn Memory,
@@ -122,16 +125,16 @@ impl ExtentTree {
 #[derive(Clone, Copy)]
 struct TreeNode {
     address: u64,
-    /// Number of levels below it.
+    /// Number of levels below the node.
     levels: u32,
-    /// Number of the first page that it covers.
+    /// Number of the first page that the node covers.
     key: u64,
 }
 
 struct TreeVisit<'a> {
     shape: TreeShape,
     memory: &'a dyn Memory,
-    /// Nodes below the root that were visited. No memory is visited twice.
+    /// Ranges of the visited nodes below the root, so that no memory is visited twice.
     nodes: DisjointRanges,
     each: &'a mut dyn FnMut(LeafElement) -> bool,
     is_ended: bool,
@@ -172,7 +175,7 @@ impl TreeVisit<'_> {
         });
     }
 
-    /// Adds a node, unless it overlaps another one.
+    /// Records a node as visited. Returns false if it overlaps a visited node.
     fn enter(&mut self, node: TreeNode) -> bool {
         let bytes = self.shape.node_bytes(node.levels);
         let end = node.address.checked_add(bytes).filter(|end| *end <= MAX_ADDRESS);
@@ -181,8 +184,8 @@ impl TreeVisit<'_> {
     }
 }
 
-/// Private anonymous memory that is writable, in order of address. The kernel may have divided a
-/// block of the allocator into several mappings.
+/// Private writable anonymous memory, in order of address. Adjacent mappings are joined, because
+/// the kernel may have split a block of the allocator into several mappings.
 pub(crate) fn anonymous_memory(mappings: &[Mapping]) -> Vec<AddrRange> {
     let is_anonymous = |it: &&Mapping| {
         it.sharing == Sharing::Private
@@ -199,14 +202,15 @@ pub(crate) fn written_data(mappings: &[Mapping]) -> Vec<AddrRange> {
     joined((0..mappings.len()).filter(is_written).map(|at| mappings[at].range))
 }
 
-/// The range of a sorted list that contains an address.
+/// The range of a sorted list that contains `address`; `None` if none does.
 pub(crate) fn range_of(ranges: &[AddrRange], address: u64) -> Option<AddrRange> {
     let at = ranges.partition_point(|range| range.end <= address);
     ranges.get(at).copied().filter(|range| range.contains(address))
 }
 
-/// Finds all trees of a process: a program and a library can have one each. `accepts` reads a tree,
-/// and returns false for words that look like a tree by chance. Such a tree is offered once.
+/// Finds all trees of a process: a program and a library can each contain a tree. `accepts` reads a
+/// tree, and returns false for words that only look like a tree. `accepts` is not called again for
+/// a rejected tree.
 pub(super) fn find_extent_trees(
     memory: &dyn Memory,
     anonymous: &[AddrRange],
@@ -238,12 +242,13 @@ pub(super) fn find_extent_trees(
 struct TreeSearch<'a> {
     memory: &'a dyn Memory,
     anonymous: &'a [AddrRange],
-    /// Bytes of zeros that may still be read.
+    /// Number of zero bytes that may still be read.
     left: u64,
 }
 
 impl TreeSearch<'_> {
-    /// The tree whose root has the pointer `node` at `entry`, in a range of data.
+    /// Returns the tree whose root contains the pointer `node` at the address `entry` in the data
+    /// range `data`.
     fn tree_with_entry(&mut self, entry: u64, node: u64, data: AddrRange) -> Option<ExtentTree> {
         let region = range_of(self.anonymous, node)?;
         let room = region.end - node;
@@ -257,7 +262,8 @@ impl TreeSearch<'_> {
         })
     }
 
-    /// The page of the first element below a node, if its extent has that page.
+    /// Address of the page of the first element with an extent below a node; `None` if this extent
+    /// does not contain the page.
     fn page_below(&mut self, shape: TreeShape, node: u64, levels: u32, room: u64) -> Option<u64> {
         let bytes = shape.node_bytes(levels);
         if room < bytes {
@@ -272,7 +278,7 @@ impl TreeSearch<'_> {
             let own_index = (page / PAGE) >> (shape.level_bits * levels) & (shape.entries() - 1);
             return (own_index == index).then_some(page);
         }
-        // An element whose extent became part of another one keeps its size class.
+        // An element whose extent was merged into another extent keeps its size class.
         let has_extent = |word| shape.edata(word) != 0;
         let (index, word) =
             first_word(self.memory, range, shape.element, &mut self.left, &has_extent)?;
@@ -283,7 +289,7 @@ impl TreeSearch<'_> {
     }
 }
 
-/// The page of an extent whose number has the low bits `index`.
+/// Address of the page of an extent whose page number has the low bits `index`.
 fn page_with_index(address: u64, size: u64, index: u64, mask: u64) -> Option<u64> {
     let pages = size / PAGE;
     if pages == 0 || address >= MAX_ADDRESS || size >= MAX_ADDRESS {

@@ -1,4 +1,4 @@
-//! Memory of the allocator itself: base blocks, which hold extents, arenas and nodes of the tree.
+//! Base blocks: memory for the allocator's own extents, arenas and tree nodes.
 //!
 //! ```text
 //!  base_block_t                          base_t
@@ -10,7 +10,8 @@
 //!  192  base_t, in the first block
 //! ```
 //!
-//! A block has the alignment of a huge page, and the address of an extent lies in one.
+//! A base block is aligned to the size of a huge page. So the block that contains an extent is
+//! found by steps of this size below the extent.
 
 use pagewise_model::AddrRange;
 
@@ -18,15 +19,15 @@ use super::extent_tree::range_of;
 use crate::memory::{Memory, words};
 use crate::span_tally::joined;
 
-/// Alignment of base blocks.
+/// Alignment of base blocks in bytes.
 const BLOCK_ALIGNMENT: u64 = 2 << 20;
 const HEADER: u64 = 144;
 const BASE: u64 = 192;
-/// Number of steps back to the start of a block, and of addresses without a block after which no
-/// further ones are searched.
+/// Maximum number of steps back to the start of a block, and maximum number of failed searches,
+/// after which the search for blocks stops.
 const MAX_STEPS: u64 = 4000;
 const MAX_MISSES: u32 = 1 << 10;
-/// Blocks of an arena. Each has the size of all before it, or more.
+/// Maximum number of base blocks of an arena. The size of each block grows, so few blocks suffice.
 const MAX_CHAIN: usize = 1 << 10;
 
 /// A base block.
@@ -54,7 +55,7 @@ impl BaseBlock {
 pub(super) struct BaseBlocks<'a> {
     memory: &'a dyn Memory,
     anonymous: &'a [AddrRange],
-    /// In order of address.
+    /// Blocks in order of address.
     blocks: Vec<BaseBlock>,
     misses: u32,
 }
@@ -68,7 +69,7 @@ impl<'a> BaseBlocks<'a> {
         &self.blocks
     }
 
-    /// The addresses of all blocks, joined.
+    /// Address ranges of all blocks; adjacent ranges are joined.
     pub(super) fn ranges(&self) -> Vec<AddrRange> {
         joined(self.blocks.iter().map(|block| block.range))
     }
@@ -78,7 +79,7 @@ impl<'a> BaseBlocks<'a> {
         self.blocks.get(at).copied().filter(|block| block.range.contains(address))
     }
 
-    /// The block that contains an address of the allocator's data.
+    /// Returns the base block that contains `address`, and records it; `None` if none does.
     pub(super) fn find(&mut self, address: u64) -> Option<BaseBlock> {
         if let Some(known) = self.known(address) {
             return Some(known);
@@ -106,8 +107,8 @@ impl<'a> BaseBlocks<'a> {
         }
     }
 
-    /// The number of the arena to which a block belongs, and the address of its data. All further
-    /// blocks of the arena are added.
+    /// Returns the number of the arena that owns `block`, and the address of its `base_t`. Also
+    /// records all older blocks of the arena.
     pub(super) fn arena_of(&mut self, block: BaseBlock) -> Option<(u64, u64)> {
         let mut block = block;
         for _ in 0..MAX_CHAIN {

@@ -1,16 +1,17 @@
 //! Size classes of jemalloc, with its default quantum of 16 bytes and pages of 4 KiB.
 
-/// Bytes of a page of jemalloc, which it is built with.
+/// Page size in bytes that is compiled into jemalloc.
 pub(super) const PAGE: u64 = 1 << PAGE_SHIFT;
 const PAGE_SHIFT: u32 = 12;
-/// Number of classes; also the class of an extent that holds no block (`SC_NSIZES`).
+/// Number of size classes; also the class of a free extent (`SC_NSIZES`).
 pub(super) const CLASSES: u64 = 232;
-/// Number of classes whose blocks lie in slabs (`SC_NBINS`).
+/// Number of size classes whose blocks are in slabs (`SC_NBINS`).
 pub(super) const SMALL_CLASSES: u64 = 36;
 /// Maximum number of slots of a slab.
 pub(super) const MAX_SLOTS: usize = 512;
 
-/// Bytes of the blocks of a class: 8, four multiples of 16, then four classes to each doubling.
+/// Number of bytes of the blocks of a class: 8, then four multiples of 16, then four classes for
+/// each doubling. `None` if the class does not exist.
 pub(super) const fn class_size(class: u64) -> Option<u64> {
     match class {
         0 => Some(8),

@@ -15,14 +15,14 @@ const HEAP: u64 = 0x7f20_0020_0000;
 const HEAP_BYTES: u64 = 1 << 20;
 const CACHE: u64 = 0x7f30_0000_0100;
 
-/// Differences between versions and builds.
+/// Layout of a jemalloc version or build.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     name: &'static str,
     state_shift: u32,
     class_shift: u32,
     free_shift: u32,
-    /// Bits of each level of the tree, and bytes of an element of a leaf.
+    /// Number of bits that each level of the tree indexes, and number of bytes of a leaf element.
     level_bits: u32,
     element: u64,
 }
@@ -39,12 +39,12 @@ const fn version(name: &'static str, shifts: [u32; 3], level_bits: u32) -> Versi
     Version { name, state_shift, class_shift, free_shift, level_bits, element }
 }
 
-/// An extent to be made.
+/// An extent of a synthetic heap.
 #[derive(Clone, Copy, Debug)]
 struct MadeExtent {
     start: u64,
     pages: u64,
-    /// Distance of its block from the start.
+    /// Number of bytes between the start of the extent and its block.
     offset: u64,
     is_slab: bool,
     state: u64,
@@ -53,8 +53,8 @@ struct MadeExtent {
 }
 
 const SLOTS: u64 = 64;
-/// A slab of 64 slots of 64 bytes, of which 0 and 5 are free; a large block; a dirty and a retained
-/// extent.
+/// A slab of 64 slots of 64 bytes, of which slots 0 and 5 are free; a large block; a dirty extent;
+/// and a retained extent.
 const EXTENTS: [MadeExtent; 4] = [
     MadeExtent {
         start: HEAP,
@@ -111,7 +111,7 @@ impl MadeHeap {
         for (edata, extent) in (EDATA..).step_by(128).zip(EXTENTS) {
             made.put_extent(edata, &extent);
         }
-        // Bits behind those of the slots are of earlier uses.
+        // Bits beyond the last slot are left over from earlier uses.
         made.image.store(EDATA + 72, 0xff);
         made.put_cache(&[HEAP + 64, HEAP + 7 * 64]);
         made
@@ -151,7 +151,7 @@ impl MadeHeap {
         self.store_all(leaf, &[edata, extent.class << 5 | u64::from(extent.is_slab)]);
     }
 
-    /// A thread cache with these blocks of 64 bytes, and its arena.
+    /// Stores a thread cache that contains `blocks`, each of 64 bytes, and the arena of the cache.
     fn put_cache(&mut self, blocks: &[u64]) {
         let stack = CACHE + 0x2000;
         self.store_all(stack, blocks);
@@ -195,7 +195,7 @@ fn the_layouts_of_all_versions_are_detected() {
         assert_eq!(blocks.last().unwrap().size, 16 << 10);
         let arena = &heap.arenas[0];
         assert_eq!((arena.free.slots, arena.free.tcache), (128, 128), "{version:?}");
-        // All of the made memory is resident.
+        // All of the synthetic memory is resident.
         assert_eq!((arena.free.pages, arena.free.retained), (6 << 12, 0), "{version:?}");
         assert_eq!(arena.trimmable.0, 2 << 12, "only dirty extents are purged");
         assert_eq!(arena.live_chunks.0 + arena.own.0 + arena.free.total(), arena.held.0);
@@ -216,7 +216,7 @@ fn a_heap_whose_slabs_are_mostly_freed_is_walked() {
             let freed =
                 MadeExtent { start, pages: 1, offset: 0, is_slab: true, state, class, free: 0 };
             made.put_extent(edata, &freed);
-            // Its element still has the class of the slab.
+            // The leaf element still has the size class of the slab.
             made.put_element(start >> 12, edata, &MadeExtent { class: 4, ..freed });
         }
         let heap = made.walked().heap;
@@ -232,7 +232,7 @@ fn words_that_look_like_a_tree_by_chance_hide_no_tree() {
     for version in VERSIONS {
         let mut made = MadeHeap::new(version);
         let (node, leaf) = (BASE + (9 << 19), BASE + (10 << 19));
-        // The root would begin before the true one, and have the entries of that one.
+        // The fake root begins below the real root and shares its entries.
         let index = 0x100;
         let (top, shift) = match version.element {
             8 => (BASE + (4 << 20), 30),
@@ -240,7 +240,7 @@ fn words_that_look_like_a_tree_by_chance_hide_no_tree() {
         };
         made.image.store(LIBRARY + 8 * index, top);
         made.image.store(node, leaf);
-        // The class in the tree is not that of the extent.
+        // The size class in the tree differs from the class in the extent.
         match version.element {
             8 => made.image.store(top, 7 << 48 | FAKE),
             _ => made.store_all(leaf, &[FAKE, 7 << 5]),

@@ -1,7 +1,8 @@
-//! Thread caches (`tcache_t`): per size class a stack of pointers to free blocks.
+//! Thread caches (`tcache_t`): a stack of pointers to free blocks for each size class.
 //!
-//! An arena has two lists of the caches of its threads, whose heads lie one behind the other. Both
-//! lead to the same cache, so each head proves the other. The lists are rings.
+//! An arena has two circular lists of the caches of its threads, and the heads of both lists are
+//! adjacent words. Both heads must point into the same cache, which confirms that they are list
+//! heads.
 //!
 //! ```text
 //!  5.2: tcache_t                          5.3: tcache_slow_t          tcache_t
@@ -21,57 +22,60 @@ use super::size_classes::{CLASSES, SMALL_CLASSES};
 use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, words};
 
-/// Bytes of a bin.
+/// Number of bytes of a bin.
 const BIN: u64 = 24;
-/// Bins of a cache of 5.3.0: classes of up to 8 MiB. Since 5.3.1 up to 32 KiB; each bin then ends
-/// with its capacity.
+/// Maximum number of bins of a cache in 5.3.0, for classes of up to 8 MiB; and since 5.3.1, for
+/// classes of up to 32 KiB. Since 5.3.1 the last field of a bin is its capacity.
 const MAX_BINS: u64 = 73;
 const MAX_BINS_WITH_CAPACITY: u64 = 41;
 const OLD_SMALL_BINS: u64 = 16;
 const OLD_LINK: u64 = OLD_SMALL_BINS + SMALL_CLASSES * BIN;
-/// Descriptors of 5.2 lie this far behind the small bins: the lists of a cache are between them.
+/// Possible distances in bytes from `tcache_t` to its descriptor in 5.2. One list of an arena links
+/// the `tcache_t` structures, and the other list links the descriptors.
 const OLD_DESCRIPTORS: [u64; 2] = [896, 920];
 const NEW_DESCRIPTOR: u64 = 16;
-/// The large bins of 5.2 lie at most this far behind the descriptor.
+/// Maximum distance in bytes from the descriptor to the large bins in 5.2.
 const MAX_LARGE_DISTANCE: u64 = 4 << 10;
-/// The thread's data of arenas is searched in this number of words before a cache of 5.2.
+/// Number of words before a cache of 5.2 that are searched for the thread's table of arena data.
 const ARENA_DATA_WORDS: usize = 16;
-/// More caches, and more cached blocks, are not read.
+/// Maximum number of caches, and of cached blocks, that are read.
 const MAX_CACHES: usize = 1 << 16;
 const MAX_CACHED: usize = 1 << 24;
 
-/// A free block in the cache of a thread.
+/// A free block in a thread cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CachedBlock {
     pub(super) address: u64,
-    /// Its size class.
+    /// Size class of the block.
     pub(super) class: u64,
-    /// Address of the pointer to it.
+    /// Address of the pointer in the cache to the block.
     pub(super) pointer: u64,
 }
 
 /// All thread caches of a process.
 #[derive(Debug, Default)]
 pub(super) struct ThreadCaches {
-    /// In order of address.
+    /// Cached blocks in order of address.
     pub(super) blocks: Vec<CachedBlock>,
-    /// Addresses in blocks of the allocator itself: those with the stacks, and others of threads.
+    /// Addresses inside blocks that contain stacks of the caches or other per-thread data of the
+    /// allocator.
     pub(super) internal: Vec<u64>,
-    /// The arena of each cache, by the address of its data.
+    /// Address of the arena of each cache.
     pub(super) arenas: Vec<u64>,
 }
 
-/// The address of a cache, by version.
+/// Address of a thread cache in each range of versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CacheAddress {
-    /// Address of `tcache_t`, and distance of its descriptor.
+    /// For 5.2: address of `tcache_t`, and distance in bytes to its descriptor.
     Old(u64, u64),
-    /// Address of `tcache_slow_t`.
+    /// For 5.3: address of `tcache_slow_t`.
     New(u64),
 }
 
 impl CacheAddress {
-    /// The cache to which two neighboring heads of lists lead.
+    /// Returns the cache to which the adjacent list heads `first` and `second` point; `None` if
+    /// they do not point to a cache.
     fn of_heads(memory: &dyn Memory, first: u64, second: u64) -> Option<CacheAddress> {
         let distance = second.checked_sub(first).filter(|_| first != 0)?;
         let cache = match distance {
@@ -82,7 +86,7 @@ impl CacheAddress {
         cache.bins(memory).map(|_| cache)
     }
 
-    /// The addresses of its small bins and of its large bins, if it is a cache.
+    /// Addresses of the small bins and of the large bins; `None` if the data is not a cache.
     fn bins(self, memory: &dyn Memory) -> Option<(u64, u64)> {
         match self {
             CacheAddress::Old(cache, distance) => {
@@ -101,8 +105,9 @@ impl CacheAddress {
         }
     }
 
-    /// The block with the thread's data of all arenas (`arenas_tdata` of 5.2), if it has one: its
-    /// address stands behind that of the thread's arena, before the cache.
+    /// Address of the block with the thread's table of arena data (`arenas_tdata` of 5.2), if the
+    /// thread has one. Before the cache, the word with this address follows the word with the
+    /// address of the thread's arena.
     fn arena_data(self, memory: &dyn Memory) -> Option<u64> {
         let CacheAddress::Old(cache, _) = self else { return None };
         let arena = self.arena(memory)?;
@@ -119,7 +124,7 @@ impl CacheAddress {
         })
     }
 
-    /// The next cache in the ring.
+    /// Next cache in the circular list; `None` if the data there is not a cache.
     fn next(self, memory: &dyn Memory) -> Option<CacheAddress> {
         let next = match self {
             CacheAddress::Old(cache, distance) => {
@@ -137,7 +142,7 @@ impl CacheAddress {
     }
 }
 
-/// Finds the caches by the lists of the arenas, which lie in base blocks.
+/// Finds the thread caches through the lists of the arenas, which are in base blocks.
 pub(super) fn thread_caches(
     memory: &dyn Memory,
     base: &BaseBlocks<'_>,
@@ -185,7 +190,7 @@ impl ThreadCaches {
                 if class < SMALL_CLASSES { (small, class) } else { (large, class - SMALL_CLASSES) };
             let bin = first + index * BIN;
             let Some(bin_words) = words(memory, bin) else { break };
-            // Bins without a stack are not in use, nor are those of larger classes.
+            // A bin without a stack is unused, and so are all bins of larger classes.
             if class >= classes || bin_words == [0; 3] {
                 break;
             }
@@ -207,7 +212,8 @@ impl ThreadCaches {
     ) {
         let CacheStack { first, count } = stack;
         if class == 0 {
-            // The stacks lie in one block: this is an address in it also if the stack is empty.
+            // All stacks of a cache are in one block. For an empty stack, the word below its end is
+            // in this block.
             self.internal.push(if count == 0 { first.saturating_sub(8) } else { first });
         }
         if count == 0 {
@@ -229,20 +235,20 @@ impl ThreadCaches {
     }
 }
 
-/// Pointers to cached blocks.
+/// Addresses of the pointers to the cached blocks of a bin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CacheStack {
     first: u64,
     count: u16,
 }
 
-/// The stack of 5.2 grows down from its end.
+/// In 5.2 the bin contains the end of the stack and the number of blocks.
 fn old_stack([counts, _, end]: [u64; 3]) -> CacheStack {
     let count = u16::try_from(counts >> 32).unwrap_or(0);
     CacheStack { first: end.saturating_sub(8 * u64::from(count)), count }
 }
 
-/// The stack of 5.3 has its first entry, and the low bits of its end.
+/// In 5.3 the bin contains the address of the first entry, and the low 16 bits of the end address.
 fn new_stack([first, _, ends]: [u64; 3]) -> CacheStack {
     let low = |word: u64| u16::try_from(word & 0xffff).unwrap_or(0);
     CacheStack { first, count: low(ends >> 32).wrapping_sub(low(first)) / 8 }

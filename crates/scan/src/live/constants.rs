@@ -1,4 +1,4 @@
-//! Bytes of mapped files that are not copied, since the process has not changed them.
+//! Bytes of mapped files that are read from the files: the process has not changed these pages.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,12 +9,12 @@ use pagewise_model::mapping::Sharing;
 use pagewise_model::{Mapping, Pid};
 use pagewise_proc::{ProcRoot, target_file};
 
-/// The files of a process, opened when one of their bytes is needed.
+/// The mapped files of a process, each opened when one of its bytes is needed.
 #[derive(Debug)]
 pub(super) struct MappedFiles {
     root: ProcRoot,
     pid: Pid,
-    /// By the start of the mapping; `None` if the file cannot be opened, or is another one now.
+    /// Files by the start of their mappings; `None` if the file cannot be opened or was replaced.
     opened: Mutex<HashMap<u64, Option<File>>>,
 }
 
@@ -23,8 +23,8 @@ impl MappedFiles {
         MappedFiles { root: root.clone(), pid, opened: Mutex::default() }
     }
 
-    /// Fills `into` with bytes of the file of a mapping that contains `address`. Returns false if
-    /// the process can have other bytes there.
+    /// Fills `into` with bytes of the mapped file of a mapping that contains `address`. Returns
+    /// false if the process may have changed these bytes.
     pub(super) fn read(&self, mapping: &Mapping, address: u64, into: &mut [u8]) -> bool {
         let end = address.checked_add(into.len() as u64);
         let is_inside = end.is_some_and(|end| end <= mapping.range.end);

@@ -9,28 +9,28 @@ use super::plan::CopyPlan;
 use super::transfer::CopyBuffer;
 use crate::memory::{Memory, ScannedThread};
 
-/// Memory of a process, as it was while the process was stopped.
+/// Memory of a process, copied while the process was stopped.
 #[derive(Debug)]
 pub struct ProcessCopy {
-    /// The process.
+    /// Identity of the process.
     pub process: Process,
-    /// Its page size.
+    /// Page size of the process.
     pub page_size: PageSize,
     /// Size and duration of the copy.
     pub measured: MemoryCopy,
     mappings: Vec<Mapping>,
     threads: Vec<ScannedThread>,
-    /// In order of address.
+    /// Copied ranges in order of address.
     pieces: Vec<CopiedPiece>,
     buffer: CopyBuffer,
     files: Option<MappedFiles>,
 }
 
-/// Consecutive copied bytes.
+/// A copied range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CopiedPiece {
     range: AddrRange,
-    /// Offset of the first byte in the buffer.
+    /// Offset of the first byte of the range in the buffer.
     offset: u64,
 }
 
@@ -49,12 +49,12 @@ impl ProcessCopy {
         ProcessCopy { process, page_size, measured, mappings, threads, pieces, buffer, files: None }
     }
 
-    /// Makes `read_constant` read bytes that were not copied from the mapped files.
+    /// Makes `read_constant` read bytes that were not copied from `files`.
     pub(super) fn with_files(self, files: MappedFiles) -> ProcessCopy {
         ProcessCopy { files: Some(files), ..self }
     }
 
-    /// Releases memory that was prepared for growth of the process.
+    /// Releases the unused memory that was prepared for growth of the process.
     pub(super) fn release_spare(&mut self) {
         let end = |piece: &CopiedPiece| piece.offset + piece.range.len().0;
         self.buffer.release_spare(self.pieces.iter().map(end).max().unwrap_or(0));
@@ -67,7 +67,8 @@ impl ProcessCopy {
         self.buffer.as_bytes().get(offset..offset + length).unwrap_or_default()
     }
 
-    /// The copied bytes from `address` on, up to the end of their piece.
+    /// The copied bytes from `address` to the end of the range that contains it; empty if none
+    /// does.
     fn from(&self, address: u64) -> &[u8] {
         let at = self.pieces.partition_point(|piece| piece.range.end <= address);
         match self.pieces.get(at).filter(|piece| piece.range.contains(address)) {
@@ -77,7 +78,7 @@ impl ProcessCopy {
     }
 }
 
-/// The ranges with their offsets in the buffer, without the pages that could not be read.
+/// Returns the ranges with their offsets in the buffer, without the pages in `unread`.
 fn pieces(ranges: &[AddrRange], unread: &[AddrRange]) -> Vec<CopiedPiece> {
     let mut pieces = Vec::new();
     let mut holes = unread.iter().peekable();
@@ -112,7 +113,7 @@ impl Memory for ProcessCopy {
     fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
         let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
         for piece in self.pieces[first..].iter().take_while(|it| it.range.start < range.end) {
-            // Pieces start at multiples of 8.
+            // Callers require pieces that start at multiples of 8.
             let start = range.start.max(piece.range.start).next_multiple_of(8);
             let part = AddrRange { start, end: range.end.min(piece.range.end) };
             if !part.is_empty() {
@@ -143,7 +144,7 @@ impl Memory for ProcessCopy {
         }
         let at = self.mappings.partition_point(|mapping| mapping.range.end <= address);
         let mapping = self.mappings.get(at).filter(|mapping| mapping.range.contains(address));
-        // A changed page that was not copied is in swap, or could not be read.
+        // A changed page that was not copied is in swap or could not be read.
         let all_copied = self.measured.swapped.is_zero() && self.measured.unread.is_zero();
         let mapping = mapping.filter(|mapping| all_copied || !mapping.prot.write);
         let found = mapping.zip(self.files.as_ref());

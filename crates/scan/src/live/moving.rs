@@ -1,4 +1,4 @@
-//! A copy of a process that runs on meanwhile.
+//! A copy of a process that continues to run.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,14 @@ use pagewise_remote::StopPoint;
 use super::{CopyRequest, CopyScope, Prepared, ProcessCopy};
 use crate::ScanError;
 
-/// Copies a process without a stop, if at most `max_bytes` are to be copied. Values that are copied
-/// one after the other can be of different times: blocks that were allocated or freed meanwhile can
-/// appear unreachable or contradictory. Registers are unknown, and so are the stack pointers of
-/// threads that run: their whole stacks hold roots.
+/// Copies a process without a stop if at most `max_bytes` must be copied. Values can be of
+/// different times, so blocks that were allocated or freed meanwhile can appear unreachable or
+/// inconsistent. Registers are unknown. The stack pointers of running threads are unknown too, so
+/// their whole stacks count as roots.
 ///
 /// # Errors
-/// [`ScanError::NoMemory`]; [`ScanError::TooLarge`]; [`ScanError::Grows`]; those of reading.
+/// [`ScanError::NoMemory`]; [`ScanError::TooLarge`]; [`ScanError::Grows`]; errors of reading the
+/// process.
 pub fn copy_moving(
     root: &ProcRoot,
     pid: Pid,

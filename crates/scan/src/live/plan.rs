@@ -1,4 +1,4 @@
-//! The ranges of a process to copy.
+//! Selection of the ranges of a process to copy.
 
 use std::fs::File;
 use std::thread::sleep;
@@ -18,23 +18,23 @@ use pagewise_sys::probe::{Features, scans_guards};
 use super::CopyScope;
 use crate::ScanError;
 
-/// Bytes below the stack pointer that a function may use (System V ABI, 3.2.2).
+/// Number of bytes below the stack pointer that a function may use (System V ABI, 3.2.2).
 const RED_ZONE: u64 = 128;
-/// Number of runs of pages that one system call returns.
+/// Maximum number of runs of pages that one system call returns.
 const REGIONS: usize = 1024;
-/// Number of times that page table entries of possibly moving pages are read again, if the process
-/// has pages in swap; and the time between two.
+/// Number of times that the page table entries of absent pages are read again if the process has
+/// pages in swap, and the time between two reads.
 const MOVE_LOOKS: u32 = 4;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
-/// The ranges to copy, and the pages that cannot be.
+/// The ranges to copy, and the bytes that cannot be copied.
 #[derive(Debug)]
 pub(super) struct CopyPlan {
     /// All mappings of the process.
     pub(super) mappings: Vec<Mapping>,
-    /// In order of address, none empty, none adjacent to the next.
+    /// Ranges to copy, in order of address. No range is empty or adjacent to the next one.
     pub(super) ranges: Vec<AddrRange>,
-    /// Pages in swap: reading them would bring them back into memory.
+    /// Bytes in swap, which are not copied: reading these pages would swap them in.
     pub(super) swapped: Bytes,
 }
 
@@ -42,10 +42,10 @@ pub(super) struct CopyPlan {
 pub(super) struct PageScanner<'a> {
     root: &'a ProcRoot,
     process: Process,
-    /// The process or thread whose memory is read.
+    /// The process or thread through which the memory is read.
     reader: Pid,
     page_size: PageSize,
-    /// `None` before Linux 6.7, which has no `PAGEMAP_SCAN`.
+    /// File descriptor for `PAGEMAP_SCAN`; `None` before Linux 6.7.
     pagemap: Option<File>,
     report: Categories,
 }
@@ -66,9 +66,10 @@ impl<'a> PageScanner<'a> {
         Ok(PageScanner { root, process: process.clone(), reader, page_size, pagemap, report })
     }
 
-    /// Separates absent pages that are in memory from swapped ones: while the kernel moves a page,
-    /// as for compaction, its page table entry looks like that of a swapped page. A read waits
-    /// until the page was moved. Returns the pages in memory, and the bytes in swap.
+    /// Separates pages under migration from swapped pages among `absent`. While the kernel migrates
+    /// a page, for example during compaction, its page table entry looks like a swap entry. Reading
+    /// a page under migration waits until the migration ends. Returns the pages in memory, and the
+    /// bytes in swap.
     fn moving(
         &self,
         wanted: &[&Mapping],
@@ -91,14 +92,14 @@ impl<'a> PageScanner<'a> {
         Ok((moved, swapped.iter().map(|range| range.len()).sum()))
     }
 
-    /// Bytes of the process in swap.
+    /// Bytes of the process in swap (`VmSwap`); `None` if unknown.
     fn swapped(&self) -> Option<Bytes> {
         let text = self.root.read(self.reader, "status").ok()?;
         status::parse(&text).status.vm_swap.ok()
     }
 
-    /// Calls `each` for consecutive pages of one kind, in order of address. Untouched pages are
-    /// left out.
+    /// Calls `each` for runs of consecutive pages of one kind, in order of address, without pages
+    /// that were never touched.
     fn scan(
         &self,
         wanted: &[&Mapping],
@@ -128,9 +129,9 @@ impl<'a> PageScanner<'a> {
         mapping: &Mapping,
         each: &mut impl FnMut(AddrRange, PageMapKind),
     ) -> Result<(), ScanError> {
-        // To find out if a page is of a file, the kernel reads the page's `struct page`, which is
-        // not in the CPU cache: 0.1 us for each page. Private anonymous mappings have no file
-        // pages.
+        // To determine whether a page belongs to a file, the kernel reads its `struct page`, which
+        // is usually not in the CPU cache: 0.1 us per page. Private anonymous mappings contain no
+        // file pages.
         let is_plain = mapping.inode == 0
             && mapping.backing() == Backing::Anonymous
             && mapping.sharing == Sharing::Private;
@@ -154,7 +155,7 @@ impl<'a> PageScanner<'a> {
     }
 }
 
-/// The parts of mappings in a range, as mappings.
+/// Returns the parts of `mappings` in a range, as mappings.
 fn parts_of(mappings: &[&Mapping], range: AddrRange) -> Vec<Mapping> {
     let parts = mappings.iter().filter_map(|it| Some((it.range.intersection(range)?, it)));
     parts.map(|(range, mapping)| Mapping { range, ..(**mapping).clone() }).collect()
@@ -182,8 +183,8 @@ fn kind(categories: Categories, mapping: &Mapping) -> PageMapKind {
 }
 
 impl CopyPlan {
-    /// Reads the page tables of the mappings that a scan needs. Dead stack memory is left out: that
-    /// below the stack pointers of `stops`.
+    /// Reads the page tables of the mappings that a scan needs. Leaves out dead stack memory, which
+    /// is below the stack pointers in `stops`.
     pub(super) fn read(
         scanner: &PageScanner<'_>,
         mappings: Vec<Mapping>,
@@ -207,7 +208,7 @@ impl CopyPlan {
         Ok(CopyPlan { mappings, ..plan })
     }
 
-    /// Adds ranges in any order.
+    /// Adds ranges that may be in any order and between those added before.
     fn add_others(&mut self, others: Vec<AddrRange>, dead: &[AddrRange]) {
         if others.is_empty() {
             return;
@@ -240,7 +241,7 @@ impl CopyPlan {
         self.ranges.iter().map(|range| range.len().0).sum()
     }
 
-    /// The first ranges, up to a number of bytes.
+    /// The first ranges of the plan, up to `bytes` bytes.
     pub(super) fn first_bytes(&self, bytes: u64) -> Vec<AddrRange> {
         let mut left = bytes;
         let mut first = Vec::new();
@@ -256,8 +257,8 @@ impl CopyPlan {
     }
 }
 
-/// True if a mapping can hold blocks or pointers to blocks. A page of a private file mapping that
-/// is still the file's was never written.
+/// True if a mapping can contain blocks or pointers to blocks. Unchanged pages of a private file
+/// mapping contain none.
 fn is_wanted(mapping: &Mapping, scope: CopyScope) -> bool {
     if !mapping.prot.read {
         return false;
@@ -268,13 +269,13 @@ fn is_wanted(mapping: &Mapping, scope: CopyScope) -> bool {
             mapping.prot.write || scope == CopyScope::HeapAndRoots && !mapping.prot.exec
         }
         (Backing::Shmem, Sharing::Shared) => scope == CopyScope::HeapAndRoots && mapping.prot.write,
-        // `maps` always has the letter `p` or `s`.
+        // `maps` always contains the letter `p` or `s`, so `Unknown` does not occur.
         (_, Sharing::Shared | Sharing::Unknown) => false,
     }
 }
 
-/// Stack memory below the stack pointers, in order of address. Other mappings than stacks have
-/// none: the stack of a coroutine may be a block of the heap.
+/// Returns the stack memory below the stack pointers, in order of address. Only mappings of thread
+/// stacks have dead memory: the stack of a coroutine may be a block of the heap.
 fn dead_stacks(
     mappings: &[Mapping],
     page_size: PageSize,
@@ -289,7 +290,7 @@ fn dead_stacks(
             let below = at.checked_sub(1).map(|below| &mappings[below]);
             let is_guarded =
                 below.is_some_and(|it| it.prot.is_none() && it.range.end == mapping.range.start);
-            // The C library places the data of a thread at the top of its stack.
+            // The C library places the control block of a thread at the top of the thread's stack.
             let is_stack = mapping.name.as_bytes() == b"[stack]"
                 || is_guarded
                     && stop.stack < stop.thread_data

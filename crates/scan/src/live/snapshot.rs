@@ -1,5 +1,5 @@
-//! Memory of a live process, copied from a child that the process was made to fork. The process is
-//! stopped while the kernel copies its page tables; the pages are copied while it runs on.
+//! Memory of a live process, copied from a child that the process is made to fork. The process is
+//! stopped only while the kernel copies its page tables; the pages are copied afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -20,20 +20,22 @@ use super::{
 use crate::ScanError;
 use crate::memory::Memory;
 
-/// Time that `fork` takes for a base page that is mapped: its page table entry and the counters of
-/// the page. 60 to 130 ns were measured on a virtual machine with two busy CPUs (Linux 6.18).
+/// Duration of `fork` for each mapped base page: the kernel copies a page table entry and updates
+/// the counters of the page. 60 to 130 ns were measured on a virtual machine with two busy CPUs
+/// (Linux 6.18).
 const TIME_PER_PAGE: Duration = Duration::from_nanos(130);
-/// Number of tasks that must be left for the process and its user.
+/// Minimum number of tasks that the process and its user must still be able to create.
 const SPARE_TASKS: u64 = 8;
-/// Number of times that a child of `vfork` is checked, until it has executed its program.
+/// Maximum number of times that a process with a `vfork` child is checked until the child has
+/// called `execve`, and the time between two checks.
 const VFORK_LOOKS: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
-/// Copies a running process by a snapshot that it is made to fork. The calling thread may be any.
-/// `keeper` notes the snapshot until it is gone.
+/// Copies a running process from a snapshot, a child that the process is made to fork. Any thread
+/// may call this function. `keeper` records the snapshot until it has ended.
 ///
 /// # Errors
-/// [`ScanError::ForkRefused`] with the reason where a fork is unsafe, or would fail; others as
+/// [`ScanError::ForkRefused`] with the reason if a fork is unsafe or would fail; the errors of
 /// [`super::copy_running`].
 pub fn copy_forked(
     root: &ProcRoot,
@@ -62,8 +64,8 @@ pub fn copy_forked(
     Err(ScanError::Grows)
 }
 
-/// Resident anonymous memory: that whose page table entries a fork copies, and that must be copied
-/// if the process writes to all of it while the snapshot lives.
+/// Resident anonymous memory: a fork copies its page table entries. If the process writes to all of
+/// it while the snapshot exists, the kernel copies all these pages.
 fn private_pages(root: &ProcRoot, pid: Pid) -> Bytes {
     let text = root.read(pid, "status").unwrap_or_default();
     status::parse(&text).status.rss_anon.unwrap_or_default()
@@ -74,7 +76,7 @@ fn expected_fork_pause(bytes: u64, threads: usize) -> Duration {
     expected_pause(threads) + TIME_PER_PAGE.saturating_mul(pages)
 }
 
-/// Refuses a fork that would harm the process, or fail.
+/// Returns an error if a fork would harm the process or fail.
 fn permit_fork(
     root: &ProcRoot,
     pid: Pid,
@@ -93,11 +95,12 @@ fn permit_fork(
     refusal(&room, private, committed).map_or(Ok(()), |why| Err(ScanError::ForkRefused(why)))
 }
 
-/// The reason why a process with this amount of resident private memory and of committed memory
-/// must not fork. The memory for the copy is allocated already.
+/// Returns the reason why a process with `private` bytes of resident private memory and `committed`
+/// bytes of committed memory must not fork; `None` if it may. Called after the memory for the copy
+/// was allocated.
 fn refusal(room: &ForkRoom, private: Bytes, committed: Bytes) -> Option<String> {
     let mib = |bytes: Bytes| bytes.0.div_ceil(1 << 20);
-    // Page tables take 1/512; twice that is required.
+    // Page tables take 1/512 of the memory; twice this amount is required.
     let needed = private + Bytes(private.0 / 256) + RESERVE;
     let few = |left: &u64| *left < SPARE_TASKS;
     if let Some(thread) = room.in_vfork {
@@ -139,8 +142,8 @@ fn refusal(room: &ForkRoom, private: Bytes, committed: Bytes) -> Option<String> 
 }
 
 impl<'r> Prepared<'r> {
-    /// Stops all threads, makes one fork, lets them run on, and copies the snapshot. `None` if the
-    /// process has grown beyond the prepared memory.
+    /// Stops all threads, makes one of them fork, resumes them, and copies the snapshot. Returns
+    /// `None` if the process has grown beyond the prepared memory.
     fn copy_snapshot(
         self,
         root: &'r ProcRoot,
@@ -152,20 +155,20 @@ impl<'r> Prepared<'r> {
         let SettledStop { mut stopped, stops, since, unsettled } =
             settled_stop(target, self.reader, request, pauses)?;
         let forked = ForkedSnapshot::fork(target, &mut stopped, keeper);
-        // The mappings at that time: they come and go while the process runs.
+        // The mappings are read during the stop, because the running process changes them.
         let original = root.read(self.reader, "maps").unwrap_or_default();
         drop(stopped);
         pauses.add(since);
         let snapshot = forked?;
         let (planned, reader) = (self.planned.clone(), self.reader);
         let copied = self.of_snapshot(root, Pid(snapshot.child())).and_then(|prepared| {
-            // Nothing waits for the copy any more.
+            // The process already runs again, so the duration of the copy is not limited.
             let request = CopyRequest { max_pause: Duration::MAX, ..*request };
             prepared.fill(root, &stops, Instant::now(), &request)
         });
         let lived = snapshot.end(keeper)?;
         let Some(copy) = copied? else { return Ok(None) };
-        // The snapshot has ended, so the files are read by way of the process.
+        // The snapshot has ended, so mapped files are opened through the process.
         let mut copy = copy.with_files(MappedFiles::new(root, reader));
         let original = maps::parse(&original).mappings;
         copy.measured.unread += kept_from_children(&planned, &original, copy.mappings())?;
@@ -177,7 +180,7 @@ impl<'r> Prepared<'r> {
         Ok(Some(copy))
     }
 
-    /// The same with the snapshot as the process whose memory is read.
+    /// Returns the prepared copy with the snapshot as the process whose memory is read.
     fn of_snapshot(self, root: &'r ProcRoot, snapshot: Pid) -> Result<Self, ScanError> {
         let process = Process { pid: snapshot, ..self.process.clone() };
         Ok(Prepared {
@@ -188,10 +191,11 @@ impl<'r> Prepared<'r> {
     }
 }
 
-/// Resident private memory of the process that is missing in the snapshot (`MADV_DONTFORK`).
+/// Returns the resident private memory of the process that is missing in the snapshot
+/// (`MADV_DONTFORK`).
 ///
 /// # Errors
-/// [`ScanError::ForkRefused`] if a part of the heap is missing, which would look empty.
+/// [`ScanError::ForkRefused`] if a part of the heap is missing: it would look empty.
 fn kept_from_children(
     planned: &[AddrRange],
     original: &[Mapping],
@@ -210,16 +214,16 @@ fn kept_from_children(
     Ok(missing_bytes(planned, &original.iter().filter(is_private).collect::<Vec<_>>(), snapshot))
 }
 
-/// True if a mapping is a part of an arena of glibc: the program break, or a heap of a further
-/// arena, which begins at a multiple of its largest size.
+/// True if a mapping belongs to an arena of glibc: the brk heap, or a heap of a thread arena, which
+/// begins at a multiple of the maximum heap size.
 fn is_of_heap(mapping: &Mapping) -> bool {
     const HEAP_MAX_SIZE: u64 = 64 << 20;
     let is_arena = mapping.inode == 0 && mapping.range.start.is_multiple_of(HEAP_MAX_SIZE);
     mapping.name.as_bytes() == b"[heap]" || is_arena && mapping.sharing == Sharing::Private
 }
 
-/// Bytes of the planned ranges that are in some mappings of the process, and in no mapping of the
-/// snapshot.
+/// Number of bytes of the planned ranges that are in one of `original`, the mappings of the
+/// process, and in no mapping of the snapshot.
 fn missing_bytes(planned: &[AddrRange], original: &[&Mapping], snapshot: &[Mapping]) -> Bytes {
     let covered = |range: AddrRange| -> u64 {
         let parts = snapshot.iter().filter_map(|it| it.range.intersection(range));

@@ -1,4 +1,4 @@
-//! The copy of ranges into one buffer, by several threads.
+//! The copy of ranges into one buffer by several threads.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,27 +16,27 @@ use pagewise_sys::region::AlignedRegion;
 use pagewise_sys::remote::{self, OpenMemory};
 use pagewise_sys::system;
 
-/// Bytes that a thread copies at a time.
+/// Number of bytes of one job of a copying thread.
 const CHUNK: usize = 4 << 20;
-/// Alignment of the buffer, so that huge pages fit.
+/// Alignment of the buffer in bytes, so that the kernel can use huge pages.
 const ALIGNMENT: usize = 2 << 20;
-/// The most threads: more do not copy faster than memory permits.
+/// Maximum number of threads: memory bandwidth limits any further threads.
 const MAX_THREADS: usize = 4;
-/// Ranges that one system call takes.
+/// Maximum number of ranges in one system call.
 const MAX_RANGES: usize = 1024;
 
-/// Memory for a copy, faulted in.
+/// Memory for a copy, faulted in before use.
 #[derive(Debug)]
 pub(super) struct CopyBuffer {
     region: AlignedRegion,
 }
 
-/// Why a copy ended early.
+/// Reason why a copy ended early.
 #[derive(Debug)]
 pub(super) enum TransferFailure {
-    /// The deadline has passed.
+    /// The deadline passed.
     Late,
-    /// The kernel refused to read.
+    /// The kernel refused to read the memory.
     Refused(io::Error),
 }
 
@@ -47,7 +47,7 @@ struct TransferJob<'b> {
 }
 
 impl CopyBuffer {
-    /// Maps memory, and has the kernel fault in the part that will be needed: page faults in the
+    /// Maps memory and has the kernel fault in the first `needed` bytes: page faults during the
     /// pause would prolong it.
     pub(super) fn map(capacity: u64, needed: u64) -> io::Result<CopyBuffer> {
         let [capacity, needed] = [capacity, needed.min(capacity)].map(usize::try_from);
@@ -55,9 +55,9 @@ impl CopyBuffer {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
         let mut region = AlignedRegion::map(capacity, ALIGNMENT)?;
-        // Without huge pages the copy is slower, not wrong.
+        // An error is harmless: without huge pages the copy is only slower.
         let _ = region.advise(Advice::HugePage);
-        // Several threads fault pages in faster than one.
+        // Several threads fault in pages faster than one thread.
         thread::scope(|scope| {
             let part = needed.div_ceil(threads()).next_multiple_of(ALIGNMENT);
             for part in region.bytes()[..needed].chunks_mut(part.max(ALIGNMENT)) {
@@ -75,18 +75,19 @@ impl CopyBuffer {
         self.region.as_bytes()
     }
 
-    /// Releases the memory behind the first `used` bytes: that was for growth of the process.
+    /// Releases the memory after the first `used` bytes, which was reserved for growth of the
+    /// process.
     pub(super) fn release_spare(&mut self, used: u64) {
         let page = usize::try_from(system::page_size()).unwrap_or(CHUNK);
         let first = usize::try_from(used).ok().and_then(|it| it.checked_next_multiple_of(page));
         if let Some(spare) = first.and_then(|first| self.region.bytes().get_mut(first..)) {
-            // If the kernel refuses, the memory stays until the end of the scan.
+            // If the kernel refuses, the memory stays allocated until the end of the scan.
             let _ = advise_own(spare, Advice::DontNeed);
         }
     }
 
-    /// Copies ranges, one behind the other. Returns the pages that could not be read; their bytes
-    /// in the buffer mean nothing.
+    /// Copies ranges into the buffer, one directly after the other. Returns the pages that could
+    /// not be read; their bytes in the buffer are undefined.
     pub(super) fn fill(
         &mut self,
         pid: u32,
@@ -122,8 +123,8 @@ impl CopyBuffer {
     }
 }
 
-/// Number of threads that copy. The first call reads files of the control group; later calls, in
-/// the pause, do not.
+/// Number of threads that copy. The first call reads cgroup files; later calls, including those
+/// during the pause, return the cached number.
 fn threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS))
@@ -136,7 +137,7 @@ fn fault_in(bytes: &mut [u8]) {
     }
 }
 
-/// Memory that is copied.
+/// The memory that is copied.
 struct SourceMemory {
     pid: u32,
     page: u64,
@@ -150,8 +151,8 @@ impl SourceMemory {
         Ok(SourceMemory { pid, page: system::page_size(), memory: OpenMemory::open(pid)?, pagemap })
     }
 
-    /// As [`OpenMemory::read`]; by the faster `process_vm_readv` if no page is shared with another
-    /// process.
+    /// Reads like [`OpenMemory::read`], but with the faster `process_vm_readv` if no other process
+    /// shares a page.
     fn read(&self, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
         if ranges.iter().all(|range| self.is_exclusive(range)) {
             return remote::read_exclusive(self.pid, ranges, buffer);
@@ -159,7 +160,7 @@ impl SourceMemory {
         self.memory.read(ranges, buffer)
     }
 
-    /// True if no other process maps the anonymous pages of a range.
+    /// True if no other process maps the anonymous pages of the range.
     fn is_exclusive(&self, range: &Range<u64>) -> bool {
         let pages = range.end.div_ceil(self.page).saturating_sub(range.start / self.page);
         let mut entries = vec![0; usize::try_from(pages * 8).unwrap_or(0)];
@@ -195,7 +196,7 @@ fn jobs<'b>(buffer: &'b mut [u8], ranges: &[AddrRange]) -> Vec<TransferJob<'b>> 
 }
 
 impl TransferJob<'_> {
-    /// Copies the ranges. Returns pages that cannot be read.
+    /// Copies the ranges of the job. Returns the pages that cannot be read.
     fn copy(mut self, memory: &SourceMemory) -> io::Result<Vec<AddrRange>> {
         let page = system::page_size();
         let mut unread = Vec::new();
@@ -208,7 +209,8 @@ impl TransferJob<'_> {
             if count as u64 == wanted {
                 continue;
             }
-            // The kernel stops at the range with a page that it cannot read.
+            // The kernel stops in or before the range with a page that it cannot read, so the next
+            // page is read alone.
             let Some(next) = self.ranges.front() else { break };
             let end = next.end.min((next.start / page + 1) * page);
             let start = next.start;

@@ -5,7 +5,7 @@
 //!                                          to 2.1.3  to 2.1.3  since 2.1.4  ..    to 2.0.8
 //!  slices of the page (4 bytes)                   0          0      0          0          0
 //!  distance from the page, in bytes (4)           4          4      4          4          4
-//!  blocks that are ready (2)                     10         10     10         10         10
+//!  blocks carved so far (2)                      10         10     10         10         10
 //!  blocks that fit (2)                           12         12     12         12         12
 //!  free list                                     16         16     16         16         16
 //!  blocks in use                             24 (4)     24 (4) 32 (2)     32 (2)     40 (4)
@@ -18,24 +18,24 @@
 //!  bytes                                         80         96     96        112         96
 //! ```
 
-/// Bytes of a slice.
+/// Number of bytes of a slice.
 pub(super) const SLICE: u64 = 64 << 10;
-/// Fields that all pages have in one place.
+/// Offsets of fields that are equal in all layouts.
 pub(super) const SLICE_COUNT: u64 = 0;
 pub(super) const SLICE_DISTANCE: u64 = 4;
 pub(super) const CAPACITY: u64 = 10;
 pub(super) const RESERVED: u64 = 12;
 pub(super) const FREE: u64 = 16;
-/// A block size that did not fit into 4 bytes: the block fills its page.
+/// Value of the block size field if the size does not fit into 4 bytes: the block fills its page.
 pub(super) const HUGE_BLOCK: u64 = 2 << 30;
 
-/// Offsets in a slice.
+/// Offsets of fields in a slice entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageLayout {
     pub(super) bytes: u64,
     pub(super) used: u64,
-    /// True if the number of used blocks and the size of a block have 4 bytes each; else they have
-    /// 2 and 8.
+    /// True if the number of used blocks and the block size are 4-byte fields. Otherwise they have
+    /// 2 and 8 bytes.
     pub(super) has_halves: bool,
     pub(super) block_size: u64,
     pub(super) local_free: u64,
@@ -74,12 +74,12 @@ const WIDE: PageLayout = PageLayout {
 const WIDE_KEYED: PageLayout =
     PageLayout { bytes: 112, keys: Some(56), thread_free: 72, heap: 80, ..WIDE };
 
-/// Offsets in a segment.
+/// Offsets of fields in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SegmentLayout {
-    /// Versions that have it.
+    /// Versions with this layout, for the report.
     pub(super) name: &'static str,
-    /// Size and alignment of all segments but those of huge blocks.
+    /// Size and alignment in bytes of all segments except those of huge blocks.
     pub(super) bytes: u64,
     pub(super) cookie: u64,
     pub(super) slice_count: u64,
@@ -134,7 +134,8 @@ const fn large(name: &'static str, page: PageLayout) -> SegmentLayout {
 }
 
 impl SegmentLayout {
-    /// All layouts. One whose pages have more fields to check comes before one of equal size.
+    /// All layouts. Among layouts of equal size, those whose pages have more fields to check come
+    /// first.
     pub(super) const ALL: [SegmentLayout; 8] = [
         with_subprocess("mimalloc 2.2 to 2.3", WIDE),
         with_subprocess("mimalloc 2.2 to 2.3, encoded lists", WIDE_KEYED),
@@ -145,20 +146,20 @@ impl SegmentLayout {
         large("mimalloc 2.0.6 to 2.0.7", PLAIN),
         large("mimalloc 2.0.6 to 2.0.7, encoded lists", OLD_KEYED),
     ];
-    /// The smallest alignment of segments.
+    /// Smallest segment alignment in bytes of all layouts.
     pub(super) const MIN_ALIGNMENT: u64 = 32 << 20;
 
-    /// Number of slices of all segments but those of huge blocks.
+    /// Number of slices of all segments except those of huge blocks.
     pub(super) const fn max_entries(&self) -> u64 {
         self.bytes / SLICE
     }
 }
 
-/// Distance of the first block from the start of its page, for a block size: how versions without
-/// the address of the first block compute it.
+/// Function from a block size to the distance of the first block from the start of its page, as
+/// computed by versions that do not store the address of the first block.
 pub(super) type FirstBlockRule = fn(u64) -> u64;
 
-/// 2.1.1 to 2.1.3, 2.0.9, and 2.0.7.
+/// Rules of 2.1.1 to 2.1.3, of 2.0.9, and of 2.0.7.
 pub(super) const FIRST_BLOCK_RULES: [FirstBlockRule; 3] = [
     |size| match size {
         0..8 => 0,
@@ -170,8 +171,9 @@ pub(super) const FIRST_BLOCK_RULES: [FirstBlockRule; 3] = [
     |size| if (8..=1024).contains(&size) { 128 } else { 0 },
 ];
 
-/// Offsets in a heap of its list of blocks that other threads freed; the thread follows it. In the
-/// older versions, the tables of pages lie before it, and their size depends on padding.
+/// Possible offsets in a heap of its list of blocks that other threads freed. The thread of the
+/// heap follows this list. In older versions the page tables precede the list, and their size
+/// depends on padding.
 pub(super) const DELAYED_FREE: [u64; 3] = [8, 2840, 2848];
-/// Distance of the keys from this list.
+/// Distance in bytes in a heap from its list of blocks that other threads freed to its keys.
 pub(super) const DELAYED_KEYS: u64 = 32;

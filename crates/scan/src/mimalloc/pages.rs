@@ -1,9 +1,9 @@
-//! Pages with blocks of one size, and their free lists.
+//! Pages: runs of slices with blocks of one size, and their free lists.
 //!
-//! A link of a list is the first word of a free block: the address of the next block or, in builds
-//! with encoded lists, this address combined with two keys of the page. The end of an encoded list
-//! is the address of the page's entry in the table. The list for other threads has flags in its two
-//! lowest bits.
+//! The first word of a free block is the link to the next block of its list: an address or, in
+//! builds with encoded lists, an address combined with two keys of the page. An encoded list ends
+//! with the address of the page's table entry. The list of blocks freed by other threads has flags
+//! in the two lowest bits of its head.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -17,51 +17,52 @@ use crate::blocks::LiveBlock;
 use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, half};
 
-/// Flags of the list for other threads.
+/// Mask of the flags in the head of the list of blocks freed by other threads.
 const FLAGS: u64 = 3;
-/// Bytes behind a block in builds with padding: a check value, and the number of unused bytes.
+/// Number of bytes after a block in builds with padding: a check value and the number of unused
+/// bytes.
 const PADDING: u64 = 8;
-/// Number of blocks of a page that show the existence of padding.
+/// Maximum number of blocks of a page that are examined to detect padding.
 const PADDING_VOTES: u64 = 64;
 
-/// Number of pages that decide the position of the first block.
+/// Maximum number of pages that are examined to determine the position of the first block.
 const VOTING_PAGES: usize = 1000;
 
-/// Keys of a list.
+/// The two keys of an encoded list.
 pub(super) type ListKeys = [u64; 2];
 
-/// A page.
+/// A page of mimalloc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BlockPage {
-    /// Number of its segment.
+    /// Index of the segment.
     pub(super) segment: usize,
-    /// Address of its entry in the table.
+    /// Address of the page's entry in the table of the segment.
     address: u64,
-    /// From the first to the last block that is ready.
+    /// Range from the first to the last carved block.
     pub(super) blocks: AddrRange,
     pub(super) block_size: u64,
-    /// Number of blocks that fit.
+    /// Number of blocks that fit in the page.
     pub(super) reserved: u64,
-    /// True if the number of used blocks differs by one from that of the lists: its thread may be
-    /// allocating or freeing a block.
+    /// True if the stored number of used blocks differs by one from the number derived from the
+    /// lists: the thread may be allocating or freeing a block.
     pub(super) is_in_change: bool,
     used: u64,
-    /// The two lists of the owner, and that of other threads.
+    /// Heads of the two lists of the owner and of the list of blocks freed by other threads.
     lists: [ListHead; 3],
     heap: u64,
     keys: Option<ListKeys>,
-    /// One bit for each block that is in a list.
+    /// Bitmap of the blocks that are in a list.
     listed: Vec<u64>,
 }
 
-/// The address of a link to the first block, and that block.
+/// Address of the link to the first block of a list, and the address of this block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ListHead {
     address: u64,
     first: u64,
 }
 
-/// A live block.
+/// A live block and its index in its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IndexedBlock {
     pub(super) index: u64,
@@ -107,19 +108,19 @@ impl BlockPage {
         self.blocks.len().0 / self.block_size
     }
 
-    /// Number of the block at an address.
+    /// Index of the block that begins at `address`; `None` if no block begins there.
     fn index(&self, address: u64) -> Option<u64> {
         let distance = address.checked_sub(self.blocks.start)?;
         let is_block = self.blocks.contains(address) && distance.is_multiple_of(self.block_size);
         is_block.then(|| distance / self.block_size)
     }
 
-    /// The next block of a list, by the first word of a block.
+    /// Decodes the first word of a free block: the address of the next block in its list.
     fn next(&self, word: u64) -> u64 {
         self.keys.map_or(word, |keys| decoded(word, keys, self.address))
     }
 
-    /// Number of entries of a list before the first one outside of the blocks.
+    /// Number of entries of a list before the first entry that is not a block of the page.
     fn blocks_of_list(&self, memory: &dyn Memory, first: u64) -> u64 {
         let (mut next, mut count) = (first, 0);
         while count < self.capacity() && self.index(next).is_some() {
@@ -130,7 +131,7 @@ impl BlockPage {
         count
     }
 
-    /// Marks a block as free. Returns false if it was marked before.
+    /// Marks a block as free. Returns false if it was already marked.
     fn mark(&mut self, index: u64) -> bool {
         let cell = usize::try_from(index / 64).ok().and_then(|at| self.listed.get_mut(at));
         let Some(cell) = cell else { return false };
@@ -146,10 +147,10 @@ impl BlockPage {
     }
 }
 
-/// The pages of all segments.
+/// Reads the pages of all segments.
 pub(super) struct PageReader<'a> {
     memory: &'a dyn Memory,
-    /// In order of address.
+    /// Pages in order of address.
     pages: Vec<BlockPage>,
     segments: &'a [Segment],
 }
@@ -164,7 +165,7 @@ impl<'a> PageReader<'a> {
             let numbered = segments.iter().enumerate();
             numbered.flat_map(|(at, segment)| segment.pages.iter().map(move |span| (at, span)))
         };
-        // The rule by which most entries of lists are blocks.
+        // The best rule is the one by which most list entries are blocks of their pages.
         let agreeing = |rule: &FirstBlockRule| {
             let pages = spans().filter_map(|(at, span)| BlockPage::new(layout, at, span, *rule));
             let entries = |page: &BlockPage| {
@@ -189,7 +190,7 @@ impl<'a> PageReader<'a> {
         for at in 0..self.pages.len() {
             let [free, local, others] = self.pages[at].lists;
             let own = self.read_list(at, free, log) + self.read_list(at, local, log);
-            // Blocks in the lists of other threads still count as used.
+            // Blocks in the list of other threads are still included in the count of used blocks.
             self.read_list(at, others, log);
             self.check_used(at, own, log);
         }
@@ -204,7 +205,7 @@ impl<'a> PageReader<'a> {
         }
     }
 
-    /// Marks the blocks of a list of a page, and returns their number.
+    /// Marks the blocks of a list as free, and returns their number.
     fn read_list(&mut self, at: usize, head: ListHead, log: &mut CorruptionLog) -> u64 {
         let (mut link, mut next, mut count) = (head.address, head.first, 0);
         while next != 0 {
@@ -222,7 +223,8 @@ impl<'a> PageReader<'a> {
         count
     }
 
-    /// Each block that is ready is in use, or in one of the `own` entries of the owner's lists.
+    /// Checks that each carved block is either in use or among the `own` entries of the owner's
+    /// lists.
     fn check_used(&mut self, at: usize, own: u64, log: &mut CorruptionLog) {
         let page = &mut self.pages[at];
         let used = page.capacity().saturating_sub(own);
@@ -233,7 +235,7 @@ impl<'a> PageReader<'a> {
         }
     }
 
-    /// Marks the blocks that other threads have given to a heap.
+    /// Marks the blocks in the list of a heap to which other threads add freed blocks.
     fn read_delayed(&mut self, heap: u64, thread: u64, log: &mut CorruptionLog) {
         let word = |at: u64| self.memory.word(heap.checked_add(at)?);
         let Some(list) = DELAYED_FREE.into_iter().find(|at| word(at + 8) == Some(thread)) else {
@@ -268,7 +270,7 @@ impl<'a> PageReader<'a> {
         self.pages.get(at).filter(|page| page.blocks.contains(address)).map(|_| at)
     }
 
-    /// The blocks of a page that are in no list.
+    /// Returns the blocks of a page that are in no list.
     pub(super) fn live_blocks(
         &self,
         page: &BlockPage,
@@ -303,9 +305,10 @@ impl<'a> PageReader<'a> {
         blocks.collect()
     }
 
-    /// Number of unused bytes at the end of a block, by its padding; `None` if that is not whole.
+    /// Number of unused bytes at the end of a block according to its padding; `None` if the check
+    /// value is wrong.
     fn padding(&self, page: &BlockPage, block: u64, keys: ListKeys) -> Option<u64> {
-        /// Since 2.1.8, the first byte of the check value is 0.
+        /// Mask of the checked bits: since 2.1.8 the first byte of the check value is 0.
         const CHECKED: u32 = 0xffff_ff00;
         let usable = page.block_size.checked_sub(PADDING)?;
         let mut bytes = [0; 8];
@@ -318,13 +321,14 @@ impl<'a> PageReader<'a> {
     }
 }
 
-/// `mi_ptr_encode`.
+/// Computes `mi_ptr_encode`.
 #[expect(clippy::cast_possible_truncation, reason = "a rotation uses the lowest 6 bits")]
 pub(super) const fn encoded(address: u64, [first, second]: ListKeys) -> u64 {
     (address ^ second).rotate_left(first as u32 & 63).wrapping_add(first)
 }
 
-/// `mi_ptr_decode`; `end` stands for the end of the list.
+/// Computes `mi_ptr_decode`, and returns 0 for a link that decodes to `end`, which marks the end of
+/// the list.
 #[expect(clippy::cast_possible_truncation, reason = "a rotation uses the lowest 6 bits")]
 fn decoded(word: u64, [first, second]: ListKeys, end: u64) -> u64 {
     let address = word.wrapping_sub(first).rotate_right(first as u32 & 63) ^ second;

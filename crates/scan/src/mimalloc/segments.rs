@@ -12,50 +12,50 @@ use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, half, read_sparse, word};
 use crate::slot_heap::MAX_ADDRESS;
 
-/// Slices that hold the table itself, and guard pages.
+/// Maximum number of slices for the segment's own table and guard pages.
 const MAX_INFO_SLICES: u64 = 16;
-/// No block is smaller.
+/// Minimum size of a block in bytes.
 const MIN_BLOCK: u64 = 8;
-/// The block size of a free run that is in no queue. A segment that is kept for later without an
-/// owner has only such runs.
+/// Value of the block size field in a free run that is in no queue. A reserved segment without an
+/// owner contains only such runs.
 const TAKEN_FROM_QUEUE: u64 = 1;
 
-/// A segment.
+/// A segment of mimalloc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) range: AddrRange,
     pub(super) is_huge: bool,
-    /// Thread pointer of the thread that owns it; 0 without an owner.
+    /// Thread pointer of the owning thread; 0 without an owner.
     pub(super) thread: u64,
     secret: u64,
-    /// Bytes of runs of free slices.
+    /// Number of bytes in runs of free slices.
     pub(super) free_bytes: u64,
-    /// Slices behind a contradiction in the table.
+    /// Range of the slices after a contradiction in the table.
     pub(super) gap: Option<AddrRange>,
     /// Pages with blocks.
     pub(super) pages: Vec<PageSpan>,
 }
 
-/// A page in the table of a segment.
+/// A page, according to the table of its segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PageSpan {
-    /// Its slices.
+    /// Address range of the slices of the page.
     pub(super) slices: AddrRange,
-    /// Address of its entry in the table.
+    /// Address of the page's table entry.
     pub(super) address: u64,
-    /// The entry.
+    /// Bytes of the table entry.
     pub(super) entry: Vec<u8>,
 }
 
-/// The slices that an entry of a table leads to.
+/// Use of a run of slices, according to its table entry.
 enum SliceSpan {
     Free,
     Page,
     Broken { offset: u64, expected: &'static str },
 }
 
-/// The segments of a process in order of address, and their layout, which is the one that most
-/// pages have.
+/// Finds the segments of a process in order of address, and the layout with which most of their
+/// pages agree.
 pub(super) fn segments(
     memory: &dyn Memory,
     log: &mut CorruptionLog,
@@ -77,7 +77,7 @@ pub(super) fn segments(
     let (_, layout, secret) = best?;
     let mut segments: Vec<Segment> = Vec::new();
     for start in starts {
-        // An aligned address inside of a segment holds data of the program.
+        // A segment-aligned address inside of another segment belongs to data of the program.
         if segments.last().is_some_and(|last| start < last.range.end) {
             continue;
         }
@@ -92,7 +92,7 @@ pub(super) fn segments(
     Some((layout, segments))
 }
 
-/// Addresses at which a segment can begin, in order.
+/// Returns the addresses at which a segment can begin, in ascending order.
 fn starts(mappings: &[Mapping]) -> Vec<u64> {
     const ALIGNMENT: u64 = SegmentLayout::MIN_ALIGNMENT;
     let may_hold = |it: &&Mapping| {
@@ -109,8 +109,8 @@ fn starts(mappings: &[Mapping]) -> Vec<u64> {
 }
 
 impl Segment {
-    /// The segment at `start`. Without a `log`, the segment must agree with the layout; with one,
-    /// contradictions in the table are added to it.
+    /// Reads the segment at `start`. Without `log`, any contradiction to the layout returns `None`;
+    /// with `log`, contradictions in the table are added to it.
     fn read(
         memory: &dyn Memory,
         layout: &SegmentLayout,
@@ -126,7 +126,7 @@ impl Segment {
                 .map(|at| word(&header, at));
         let kind = half(&header, layout.is_huge);
         let is_huge = kind == 1;
-        // Builds with guard pages leave the last slice out.
+        // Builds with guard pages do not count the last slice.
         let full = count.min(layout.max_entries());
         let makes_sense = kind <= 1
             && cookie != 0
@@ -177,7 +177,7 @@ impl Segment {
     }
 }
 
-/// An entry of the table of a segment.
+/// A table entry of a segment.
 struct SliceEntry<'a> {
     layout: &'a SegmentLayout,
     segment: &'a Segment,
@@ -195,7 +195,7 @@ impl SliceEntry<'_> {
         word(self.entry(), offset)
     }
 
-    /// The slices from this one to the end of the page or free run.
+    /// Address range of the page or free run that begins with this entry.
     fn slices(&self) -> AddrRange {
         let start = self.segment.range.start + self.index * SLICE;
         let count = u64::from(half(self.entry(), SLICE_COUNT));
@@ -226,7 +226,7 @@ impl SliceEntry<'_> {
     }
 }
 
-/// An entry that begins a page.
+/// A table entry that begins a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageEntry<'a> {
     pub(super) layout: &'a SegmentLayout,

@@ -14,7 +14,8 @@ const THREAD: u64 = STACK + 64;
 const SECRET: u64 = 0x1234_5678_9abc_def0;
 const KEYS: ListKeys = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
 
-/// Blocks of 56 bytes: 20 are ready, 5 of them free, each list has one or two.
+/// A page of blocks of 56 bytes. 20 blocks are carved, of which 5 are free; each list contains one
+/// or two.
 const SMALL: u64 = SEGMENT + SLICE;
 const SMALL_BLOCKS: u64 = 20;
 const SMALL_BYTES: u64 = 56;
@@ -22,16 +23,16 @@ const FREE_BLOCKS: [u64; 2] = [2, 1];
 const LOCAL_BLOCK: u64 = 5;
 const OTHERS_BLOCK: u64 = 7;
 const DELAYED_BLOCK: u64 = 9;
-/// Two blocks of 20 KiB.
+/// A page of two blocks of 20 KiB.
 const MEDIUM: u64 = SEGMENT + 2 * SLICE;
 const MEDIUM_BYTES: u64 = 20 << 10;
 const HUGE_SLICES: u64 = 600;
 
-/// A version and its build options.
+/// A version of mimalloc with its build options.
 #[derive(Clone, Copy, Debug)]
 struct MadeVersion {
     layout: SegmentLayout,
-    /// Distance of the first small block from its page.
+    /// Distance in bytes of the first small block from the start of its page.
     first: u64,
     is_padded: bool,
 }
@@ -60,7 +61,7 @@ struct MadeHeap {
 }
 
 impl MadeHeap {
-    /// Address of an entry of the table.
+    /// Address of a table entry.
     fn entry(&self, segment: u64, index: u64) -> u64 {
         segment + self.version.layout.slices + index * self.version.layout.page.bytes
     }
@@ -107,7 +108,7 @@ impl MadeHeap {
         }
     }
 
-    /// A list of blocks from `head` on; `end` stands for its end in encoded lists.
+    /// Stores a list of blocks whose head is at `head`. `end` marks the end of an encoded list.
     fn put_list(&mut self, head: u64, flags: u64, blocks: &[u64], end: u64) {
         self.made.put(head, blocks[0] | flags);
         let nexts = blocks[1..].iter().copied().chain([0]);
@@ -294,7 +295,7 @@ fn a_segment_that_is_kept_for_later_is_free() {
         heap.put_span(SEGMENT, 1, layout.max_entries() - 1, 0);
         heap.put_segment(KEPT, layout.max_entries(), false);
         heap.made.put(KEPT + layout.thread, 0);
-        // Its only run of slices is in no queue.
+        // The only run of slices of this segment is in no queue.
         heap.put_span(KEPT, 1, layout.max_entries() - 1, 1);
         let walk = walked(&heap.made);
         assert_eq!(walk.heap.corruption, [], "{version:?}");

@@ -1,5 +1,5 @@
-//! Code of musl's malloc in a process: while a thread executes it, the data of the allocator may
-//! contradict itself.
+//! Address ranges of musl's malloc code in a process. While a thread executes this code, the data
+//! of the allocator may contradict itself.
 
 use pagewise_model::{AddrRange, Mapping, Pid};
 use pagewise_proc::variables::{FileFunction, functions_where};
@@ -20,7 +20,7 @@ const EXPORTED: [&[u8]; 9] = [
     b"realloc",
     b"reallocarray",
 ];
-/// Its other functions, which only files with all symbols name.
+/// Names of internal malloc functions, which only files with a full symbol table contain.
 const INTERNAL: [&[u8]; 12] = [
     b"__libc_calloc",
     b"__libc_free",
@@ -35,14 +35,15 @@ const INTERNAL: [&[u8]; 12] = [
     b"free_group",
     b"nontrivial_free",
 ];
-/// Only mallocng has this function.
+/// A function that only mallocng contains.
 const OF_MALLOCNG: &str = "__malloc_alloc_meta";
-/// Only glibc has this function.
+/// A function that only glibc exports.
 const OF_GLIBC: &[u8] = b"malloc_info";
-/// The code of malloc is shorter than this in a shared library.
+/// Maximum number of bytes of the malloc code in a shared library.
 const MAX_CODE: u64 = 32 << 10;
 
-/// The code of malloc of musl's C library, or of a program that contains it.
+/// Returns the ranges of malloc code in musl's C library, or in a program that is linked statically
+/// with it.
 pub(crate) fn malloc_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
     let code = || mappings.iter().filter(|it| it.inode != 0 && it.prot.exec);
     if let Some(library) = code().find(|it| is_library(it)) {
@@ -51,7 +52,7 @@ pub(crate) fn malloc_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Ve
     code().next().map_or_else(Vec::new, |program| code_in(root, pid, program, false))
 }
 
-/// True for a mapping of musl's C library, which is also the dynamic linker.
+/// True for a mapping of musl's C library; its file is also the dynamic linker.
 pub(crate) fn is_library(mapping: &Mapping) -> bool {
     let name = file_name(mapping.path());
     name.starts_with(b"ld-musl-") || name == b"libc.so"
@@ -71,7 +72,7 @@ fn code_in(root: &ProcRoot, pid: Pid, mapping: &Mapping, is_library: bool) -> Ve
     }
     let mut ranges: Vec<AddrRange> =
         functions.iter().filter_map(|function| mapped_function(function, mapping)).collect();
-    // In a library the functions without symbols lie between the others.
+    // In a library, functions without symbols are between the named functions.
     if let Some(whole) = hull(&ranges).filter(|hull| is_library && hull.len().0 <= MAX_CODE) {
         ranges.push(whole);
     }

@@ -1,8 +1,8 @@
-//! `malloc_context`: the variables of malloc, and the chain of pages with descriptors.
+//! `malloc_context`: the variables of malloc, and the list of areas with descriptors.
 //!
-//! src/malloc/mallocng/meta.h of musl 1.2.1 to 1.2.6, on 64-bit machines. On machines
-//! with several page sizes, a word with the page size follows the secret, and all other offsets are
-//! larger by 8:
+//! The layouts are those of src/malloc/mallocng/meta.h of musl 1.2.1 to 1.2.6, on 64-bit machines.
+//! On machines with several page sizes, a word with the page size follows the secret in
+//! `malloc_context`, and all later offsets are larger by 8:
 //!
 //! ```text
 //!  malloc_context                                  meta_area
@@ -27,16 +27,17 @@ use crate::slot_heap::MAX_ADDRESS;
 
 /// Number of size classes.
 pub(super) const CLASSES: usize = 48;
-/// Bytes of a page with descriptors, whatever the page size is; each is aligned to this.
+/// Size and alignment in bytes of an area, independent of the page size.
 const AREA_BYTES: u64 = 4 << 10;
-/// Offset of the first descriptor of an area.
+/// Offset of the first descriptor in an area.
 const AREA_HEADER: u64 = 24;
-/// Number of descriptors of an area.
+/// Number of descriptors in an area.
 const AREA_METAS: u64 = (AREA_BYTES - AREA_HEADER) / META_BYTES;
 const NEXT_AREA: u64 = 8;
 const AREA_COUNT: u64 = 16;
 
-/// Distance of the other fields from where they are without a page size.
+/// Possible shifts in bytes of the fields after the secret: 0, or 8 if the page size follows the
+/// secret.
 const SHIFTS: [u64; 2] = [0, 8];
 const PAGE_SIZE: u64 = 8;
 const INITIALIZED: u64 = 8;
@@ -45,7 +46,7 @@ const LAST_AREA: u64 = 64;
 const ACTIVE: u64 = 80;
 const USAGE: u64 = 464;
 
-/// The variables of malloc.
+/// Fields of a `malloc_context`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MallocContext {
     pub(super) address: u64,
@@ -53,13 +54,13 @@ pub(super) struct MallocContext {
     shift: u64,
     first_area: u64,
     last_area: u64,
-    /// The first group with free slots of each size class, or 0.
+    /// Address of the first group with free slots of each size class, or 0.
     pub(super) active: Vec<u64>,
     /// Number of slots of each size class.
     pub(super) usage: Vec<u64>,
 }
 
-/// A page with descriptors.
+/// An area with descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MetaArea {
     start: u64,
@@ -70,7 +71,7 @@ impl MetaArea {
         AddrRange { start: self.start, end: self.start + AREA_BYTES }
     }
 
-    /// Addresses of its descriptors.
+    /// Addresses of the descriptors in the area.
     pub(super) fn metas(self) -> impl Iterator<Item = u64> {
         (0..AREA_METAS).map(move |index| self.start + AREA_HEADER + index * META_BYTES)
     }
@@ -86,10 +87,10 @@ impl MetaArea {
     }
 }
 
-/// The variables of all C libraries of a process, most often one.
+/// Returns the `malloc_context` of each C library in a process, usually one.
 ///
-/// The address of the first area is a multiple of 4 KiB, and the area begins with the secret that
-/// lies before that address.
+/// A `malloc_context` is found by its pointer to the first area: the pointer is a multiple of 4
+/// KiB, and the area begins with the same secret as the `malloc_context`.
 pub(super) fn contexts(memory: &dyn Memory) -> Vec<MallocContext> {
     let mappings = memory.mappings();
     let mut found: Vec<MallocContext> = Vec::new();
@@ -108,11 +109,11 @@ pub(super) fn contexts(memory: &dyn Memory) -> Vec<MallocContext> {
     found
 }
 
-/// True if a mapping holds variables of a program or library: data in a file, or the anonymous
-/// mapping behind it, which is the end of `.bss`.
+/// True if the mapping at index `at` contains variables of an ELF object: writable data of a file,
+/// or the anonymous mapping directly after it, which is the end of `.bss`.
 fn holds_variables(mappings: &[Mapping], at: usize) -> bool {
     let mapping = &mappings[at];
-    // A core file has neither inodes nor the sharing of files.
+    // A core file contains neither inodes nor the sharing of file mappings.
     let is_data = |it: &Mapping| {
         it.sharing != Sharing::Shared && it.prot.write && it.range.end <= MAX_ADDRESS
     };
@@ -127,7 +128,7 @@ fn holds_variables(mappings: &[Mapping], at: usize) -> bool {
 }
 
 impl MallocContext {
-    /// The variables, if the word at `at` is the address of the first area.
+    /// Reads the `malloc_context` if the word at `at` can be its pointer to the first area.
     fn read(memory: &dyn Memory, at: u64, shift: u64) -> Option<MallocContext> {
         let address = at.checked_sub(FIRST_AREA + shift)?;
         let word = |offset: u64| memory.word(address + shift + offset);
@@ -164,7 +165,7 @@ impl MallocContext {
         self.address + self.shift + USAGE + 8 * class as u64
     }
 
-    /// The pages with descriptors.
+    /// Returns all areas, and reports an inconsistent link between them.
     pub(super) fn areas(&self, memory: &dyn Memory, log: &mut CorruptionLog) -> Vec<MetaArea> {
         let mut areas = Vec::new();
         let mut known = HashSet::new();

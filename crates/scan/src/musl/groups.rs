@@ -1,4 +1,4 @@
-//! `meta`: the descriptors of groups.
+//! `meta`: descriptors of groups.
 //!
 //! ```text
 //!  meta                                      group
@@ -7,11 +7,11 @@
 //!    16  group                                 16  slots
 //!    24  slots to hand out (32 bits)
 //!    28  freed slots (32 bits)
-//!    32  last slot (5 bits), can be freed (1), size class (6), units of 4 KiB that are mapped (52)
+//!   32  last slot (5 bits), can be freed (1), size class (6), number of mapped 4 KiB units (52)
 //! ```
 //!
-//! A group without mapped units lies in a slot of another group or, if it cannot be freed, in
-//! memory that the dynamic linker has left over.
+//! A group without mapped units is in a slot of another group. If it cannot be freed, it is instead
+//! in spare memory that the dynamic linker donated to malloc.
 
 use pagewise_model::{AddrRange, Mapping};
 
@@ -20,29 +20,29 @@ use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, half, word};
 use crate::slot_heap::MAX_ADDRESS;
 
-/// Bytes of a descriptor.
+/// Number of bytes of a descriptor.
 pub(super) const META_BYTES: u64 = 40;
 const META_LEN: usize = 40;
-/// Sizes and addresses are multiples of this; also the size of a group's header.
+/// Alignment in bytes of sizes and addresses; also the number of bytes of a group's header.
 pub(super) const UNIT: u64 = 16;
-/// Unit of mapped bytes, whatever the page size is.
+/// Unit of the mapped size in bytes, independent of the page size.
 const MAP_UNIT: u64 = 4 << 10;
 const NEXT: u64 = 8;
 const GROUP: u64 = 16;
 const AVAILABLE: u64 = 24;
 const FREED: u64 = 28;
 const BITS: u64 = 32;
-/// Size class of a group that is one block with a mapping of its own.
+/// Size class of a group that consists of one block with its own mapping.
 const NO_CLASS: u64 = 63;
 
-/// Sizes of slots in units, by size class.
+/// Sizes of slots by size class, in units of 16 bytes.
 const SLOT_UNITS: [u16; CLASSES] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 20, 25, 31, 36, 42, 50, 63, 72, 84, 102, 127, 146,
     170, 204, 255, 292, 340, 409, 511, 584, 682, 818, 1023, 1169, 1364, 1637, 2047, 2340, 2730,
     3276, 4095, 4680, 5460, 6552, 8191,
 ];
 
-/// A descriptor of a group.
+/// A group descriptor (`meta`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GroupMeta {
     /// Address of the descriptor.
@@ -76,7 +76,8 @@ impl GroupMeta {
         }
     }
 
-    /// The first field that contradicts: its offset and expected value.
+    /// Returns the offset and the expected value of the first inconsistent field; `None` if the
+    /// descriptor is consistent.
     fn contradiction(&self, mappings: &[Mapping]) -> Option<(u64, &'static str)> {
         let all = u32::MAX >> (31 - self.last);
         let free = self.available | self.freed;
@@ -109,25 +110,26 @@ impl GroupMeta {
         UNIT * u64::from(units.copied().unwrap_or(1))
     }
 
-    /// The bytes of a slot, its header excluded, which lies before them.
+    /// Address range of a slot, without the slot's header, which is before the range. The range
+    /// ends with the header of the next slot.
     pub(super) fn slot(&self, index: u32) -> AddrRange {
         let start = self.group + UNIT + self.stride() * u64::from(index);
         AddrRange { start, end: start + self.stride() }
     }
 
-    /// All memory of the group.
+    /// Address range of the group.
     pub(super) fn range(&self) -> AddrRange {
         let slots = UNIT + self.stride() * u64::from(self.last + 1);
         let bytes = if self.mapped > 0 { self.mapped } else { slots };
         AddrRange { start: self.group, end: self.group + bytes }
     }
 
-    /// True if the group is one block with a mapping of its own.
+    /// True if the group consists of one block with its own mapping.
     pub(super) const fn is_single_block(&self) -> bool {
         self.class == NO_CLASS
     }
 
-    /// True if the group lies in a slot of another.
+    /// True if the group is in a slot of another group.
     pub(super) const fn is_nested(&self) -> bool {
         self.mapped == 0 && self.can_be_freed
     }
@@ -157,7 +159,7 @@ fn is_writable(mappings: &[Mapping], address: u64) -> bool {
 #[derive(Debug)]
 pub(super) struct GroupTable {
     groups: Vec<GroupMeta>,
-    /// Addresses of the groups in slots of others, in order.
+    /// Addresses of the groups that are in slots of other groups, in ascending order.
     nested: Vec<u64>,
 }
 
@@ -198,13 +200,13 @@ impl GroupTable {
         &self.groups
     }
 
-    /// The group in a slot.
+    /// Address of the group in a slot, according to the descriptors.
     pub(super) fn group_in(&self, slot: AddrRange) -> Option<u64> {
         let first = self.nested.partition_point(|group| *group < slot.start);
         self.nested.get(first).copied().filter(|group| slot.contains(*group))
     }
 
-    /// Drops groups that overlap the one before them, except those in slots of others.
+    /// Removes groups that overlap the previous group, except groups in slots of other groups.
     fn drop_overlapping(&mut self, log: &mut CorruptionLog) {
         self.groups.sort_unstable_by_key(|it| (it.group, it.is_nested(), it.address));
         let (mut end, mut last_group) = (0, 0);
@@ -223,7 +225,7 @@ impl GroupTable {
         self.groups.sort_unstable_by_key(|it| it.address);
     }
 
-    /// Each group points to its descriptor.
+    /// Checks that each group points to its descriptor.
     fn check_links_back(&self, memory: &dyn Memory, log: &mut CorruptionLog) {
         for group in &self.groups {
             if let Some(link) = memory.word(group.group).filter(|link| *link != group.address) {
@@ -238,7 +240,7 @@ impl GroupTable {
         self.groups.get(index)
     }
 
-    /// Checks the lists of groups with free slots, and the numbers of slots by size class.
+    /// Checks the lists of groups with free slots, and the number of slots of each size class.
     pub(super) fn check_lists(&self, context: &MallocContext, log: &mut CorruptionLog) {
         for (class, &first) in context.active.iter().enumerate() {
             let is_first = self.at(first).is_some_and(|it| it.class == class as u64);
@@ -269,8 +271,8 @@ impl GroupTable {
         }
     }
 
-    /// Checks that the slots whose headers mark a group are the slots in which descriptors place
-    /// one.
+    /// Checks that the slots whose headers mark a nested group are the same slots in which
+    /// descriptors place a group.
     pub(super) fn check_nested(&self, marked: &mut [u64], log: &mut CorruptionLog) {
         marked.sort_unstable();
         for &slot in marked.iter().filter(|slot| self.nested.binary_search(slot).is_err()) {

@@ -1,31 +1,33 @@
-//! Slots in use: the position of the block in its slot, and its size.
+//! Slots in use: position and size of the block in its slot.
 //!
-//! The 4 bytes before a block are its header. `malloc` moves a block within its slot each time, in
-//! units of 16 bytes; the header at the beginning of the slot then has the distance:
+//! The header of a block is the 4 bytes before it. `malloc` varies the position of a block in its
+//! slot, in units of 16 bytes. If the block does not begin at the start of the slot, the header
+//! before the slot contains the distance:
 //!
 //! ```text
-//!  -4  1 if the distance to the group has 32 bits and lies at -8, else 0
-//!  -3  index of the slot (5 bits), bytes behind the block (3): 0 to 4, 5: the number lies at the
-//!      end of the slot, 6: the slot holds a group, 7: the block begins further behind
-//!  -2  distance in units: to the first slot of the group, or from the slot to the block
+//!   -4  1 if the distance to the group has 32 bits and is at -8, else 0
+//!   -3  index of the slot (5 bits), unused bytes after the block (3): 0 to 4; 5: the number is at
+//!       the end of the slot; 6: the slot contains a group; 7: the block begins later in the slot
+//!   -2  distance in units: from the first slot of the group, or from the slot to the block
 //! ```
 //!
-//! The slot ends with a zero byte, which is the first one of the header behind it. `free` sets the
-//! byte at -3 to 255 and the distance to 0, before it marks the slot as free.
+//! The usable bytes of a slot are followed by a zero byte, which is also the first byte of the next
+//! header. `free` sets the byte at -3 to 255 and the distance to 0 before it marks the slot as
+//! free.
 
 use super::groups::{GroupMeta, UNIT};
 use crate::blocks::LiveBlock;
 use crate::corruption::CorruptionLog;
 use crate::memory::Memory;
 
-/// Bytes of a header.
+/// Number of bytes of a block header.
 const HEADER: u64 = 4;
-/// Groups up to this size are read at once.
+/// Maximum number of bytes of a group that is read at once.
 const MAX_READ: u64 = 64 << 10;
-/// Byte -3 of a slot whose block begins further behind, and of a freed block.
+/// Byte -3 of a slot whose block begins later in the slot, and byte -3 of a freed block.
 const MOVED: u8 = 7 << 5;
 const FREED: u8 = 255;
-/// Values of the 3 bits.
+/// Values of the upper 3 bits of byte -3.
 const SIZE_AT_END: u64 = 5;
 const HOLDS_GROUP: u64 = 6;
 
@@ -33,15 +35,15 @@ const HOLDS_GROUP: u64 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotUse {
     Block(LiveBlock),
-    /// The slot holds a group at this address.
+    /// The slot contains a group at this address.
     Group(u64),
-    /// A thread is allocating or freeing it.
+    /// A thread is allocating or freeing the block in the slot.
     InChange,
-    /// Its header is not known.
+    /// The header of the slot is unknown.
     Unknown,
 }
 
-/// A header.
+/// Fields of a block header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SlotHeader {
     is_long: u8,
@@ -59,11 +61,11 @@ impl SlotHeader {
     }
 }
 
-/// The memory of a group.
+/// Memory of a group.
 pub(super) struct GroupBytes<'a> {
     memory: &'a dyn Memory,
     group: &'a GroupMeta,
-    /// All of it, if it is small and known.
+    /// All bytes of the group if it is small and known; otherwise empty.
     bytes: Vec<u8>,
 }
 
@@ -94,7 +96,7 @@ impl<'a> GroupBytes<'a> {
         Some(SlotHeader { is_long, tag, distance: u16::from_le_bytes([low, high]).into() })
     }
 
-    /// Distance of a block to the first slot in units.
+    /// Distance of a block from the first slot of the group, in units.
     fn distance(&self, block: u64, header: SlotHeader) -> Option<u64> {
         if header.is_long == 0 {
             return Some(header.distance);
@@ -102,7 +104,7 @@ impl<'a> GroupBytes<'a> {
         Some(u32::from_le_bytes(self.read(block - 8)?).into())
     }
 
-    /// The use of a slot that is not free.
+    /// Returns the use of a slot that is not free according to the descriptor.
     pub(super) fn slot_use(&mut self, index: u32, log: &mut CorruptionLog) -> SlotUse {
         let slot = self.group.slot(index);
         let Some(first) = self.header(slot.start) else { return SlotUse::Unknown };
@@ -129,8 +131,9 @@ impl<'a> GroupBytes<'a> {
         self.sized(block, index, header, log)
     }
 
-    /// The block in a slot, by the slot's first header. A distance of more than 16 bits is cut off:
-    /// the header of the block decides.
+    /// Returns the start of the block in a slot, according to the header before the slot. A
+    /// distance of more than 16 bits is truncated there, so the candidate whose own header is
+    /// consistent is chosen.
     fn block_start(&self, index: u32, first: SlotHeader) -> Option<u64> {
         const CUT_OFF: u64 = UNIT << 16;
         let slot = self.group.slot(index);
@@ -150,7 +153,7 @@ impl<'a> GroupBytes<'a> {
         behind.find(is_block).or(nearest)
     }
 
-    /// The block as large as it can be.
+    /// Returns a block that extends to the end of its slot, for a block with an unknown size.
     fn whole(&self, block: u64, index: u32) -> SlotUse {
         let end = self.group.slot(index).end - HEADER;
         SlotUse::Block(LiveBlock { start: block, size: end.saturating_sub(block) })
@@ -181,7 +184,7 @@ impl<'a> GroupBytes<'a> {
             log.add(block, block - HEADER, "a block that ends in its slot", reserved);
             return SlotUse::Block(LiveBlock { start: block, size: 0 });
         };
-        // A page that was never touched is zero.
+        // A page that was never touched reads as zero.
         for zero in [block + size, end] {
             if let Some(found) = byte(zero).filter(|found| *found != 0) {
                 log.add(block, zero, "a zero byte behind the block", found.into());

@@ -12,17 +12,18 @@ const GROUPS: u64 = 0x7f20_0000_0000;
 const SECRET: u64 = 0x1234_5678_9abc_def0;
 const STACK: u64 = 0x7f30_0000_0000;
 
-/// Slots of 48 bytes; a block that begins at its slot, and one that begins 16 bytes behind.
+/// A group with slots of 48 bytes: one block begins at the start of its slot, and another 16 bytes
+/// later.
 const SMALL: u64 = GROUPS;
-/// A block with a mapping of its own.
+/// A block with its own mapping.
 const SINGLE: u64 = GROUPS + 2 * PAGE;
-/// Slots of 672 bytes, of which one holds a group.
+/// A group with slots of 672 bytes, of which one contains a group.
 const OUTER: u64 = GROUPS + 64 * PAGE;
 const NESTED: u64 = OUTER + 16 + 672;
-/// A slot in memory of the library.
+/// A group in memory of the library.
 const DONATED: u64 = LIBC + 0x800;
 
-/// A descriptor.
+/// Fields of a descriptor in a synthetic heap.
 struct MadeGroup {
     meta: u64,
     group: u64,
@@ -80,8 +81,8 @@ impl MadeHeap {
         }
     }
 
-    /// The header and the end of a block. `slot` is the first byte of its slot, and `first` that of
-    /// the first slot of the group.
+    /// Stores the header and the end of a block. `slot` is the start address, index and size of its
+    /// slot, and `first` is the start of the first slot of the group.
     fn put_block(&mut self, first: u64, slot: (u64, u64, u64), moved: u64, size: u64) {
         let (start, index, bytes) = slot;
         let block = start + 16 * moved;
@@ -100,7 +101,7 @@ impl MadeHeap {
     }
 }
 
-/// A heap with one of each kind of group.
+/// Creates a heap with one group of each kind.
 fn made(shift: u64) -> MadeProcess {
     let mut heap = MadeHeap::new(shift);
     let group = |meta, group, free, last, class, units| MadeGroup {
@@ -166,7 +167,8 @@ fn blocks_have_the_sizes_that_were_requested() {
         assert_eq!(mapped.held.0, 40 * PAGE);
         let arena = &walk.heap.arenas[0];
         assert_eq!((arena.live.blocks, arena.live.bytes), (7, 953));
-        // 8 free slots of 48 bytes, 1 of 672, and 11 of 48 in the nested group.
+        // The free slots are 8 of 48 bytes, one of 672 bytes, and 11 of 48 bytes in the nested
+        // group.
         assert_eq!(arena.free.total(), 8 * 48 + 672 + 11 * 48);
         assert_eq!(arena.held.0, 2 * PAGE + PAGE + 256);
         assert_eq!(arena.live_chunks.0, 4 * 48 + 2 * 672 + 240);
@@ -221,7 +223,7 @@ fn a_descriptor_that_contradicts_is_left_out() {
         memory.put(address, value);
         let walk = walked(&memory);
         assert!(walk.heap.corrupted > 0, "{name}");
-        // The nested group is known by its own descriptor.
+        // The nested group is still found by its own descriptor.
         assert_eq!(walk.blocks.len(), BLOCKS.len() - 2, "{name}");
     }
 }

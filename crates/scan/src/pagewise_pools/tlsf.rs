@@ -1,14 +1,15 @@
-//! Blocks of a TLSF pool: `tlsf/heap.rs` and `tlsf/block.rs` of pagewise-alloc, on 64-bit machines.
+//! Blocks of a TLSF pool. The layout is that of `tlsf/heap.rs` and `tlsf/block.rs` in
+//! pagewise-alloc, on 64-bit machines.
 //!
 //! ```text
-//!  region: │ region before, size, zeroed │ word │ payload │ word │ payload │ .. │ word of size 0 │
-//!  word:   size | 1 free | 2 the block before is free | 4 | 8 freed, in a bin | tag (debug)
+//!  region: │ previous region, size, zeroed │ word │ payload │ word │ payload │ .. │ word, size 0 │
+//!  word:   size | 1 free | 2 previous block is free | 4 | 8 freed, in a bin | tag (debug)
 //! ```
 //!
-//! Sizes of blocks include their words, since the pool's own pointers lead to the words.
+//! Sizes of blocks include their words, because the pool's own pointers point to the words.
 //!
-//! A freed block in a bin counts as free. One in the pool's cache of small blocks has the word of a
-//! block in use, and counts as live.
+//! A freed block in a bin counts as free. A block in the pool's cache of small blocks has the word
+//! of a live block, and counts as live.
 
 use pagewise_model::AddrRange;
 
@@ -17,19 +18,19 @@ use crate::corruption::CorruptionLog;
 use crate::memory::Memory;
 
 const WORD: u64 = 8;
-/// Block sizes are multiples of this.
+/// Unit of block sizes in bytes.
 const GRANULE: u64 = 16;
 const MIN_BLOCK: u64 = 32;
-/// Bytes of a region before its first block.
+/// Number of bytes between the start of a region and its first block.
 const HEAD: u64 = 24;
 const SIZE: u64 = ((1 << 40) - 1) & !(GRANULE - 1);
 const FREE: u64 = 1;
 const AFTER_FREE: u64 = 2;
-/// The block is freed, in a bin, and not merged yet.
+/// Flag of a block that is freed and in a bin, but not yet coalesced.
 const WAITING: u64 = 8;
 
-/// The blocks of the regions that fill a range, each with true if it is free. `None` if a word
-/// contradicts the others.
+/// Returns the blocks of the regions that fill `range`, each with true if it is free. Returns
+/// `None` if the words contradict each other.
 pub(super) fn blocks(
     memory: &dyn Memory,
     range: AddrRange,
@@ -51,7 +52,7 @@ pub(super) fn blocks(
     Some(found)
 }
 
-/// Adds the blocks of a region, whose last word lies at the end of `words`.
+/// Adds the blocks of the region that ends at the end of `words`.
 fn add_region(
     memory: &dyn Memory,
     words: AddrRange,
@@ -87,14 +88,14 @@ mod tests {
     const BYTES: u64 = 0x1000;
     const FIRST: u64 = REGION + HEAD;
 
-    /// Two regions side by side, each with a live, a free and a live block.
+    /// Creates two adjacent regions, each with a live, a free and a live block.
     fn pool() -> TestImage {
         let mut image = TestImage::default();
         image.map(REGION, 2 * BYTES, "");
         for region in [REGION, REGION + BYTES] {
             let rest = BYTES - HEAD - WORD - 64 - 96;
             image.store(region + WORD, BYTES);
-            // Debug builds have a tag in the upper bits.
+            // Debug builds store a tag in the upper bits.
             image.store(region + HEAD, 64 | 0xabc << 40);
             image.store(region + HEAD + 64, 96 | FREE);
             image.store(region + HEAD + 64 + 96, rest | AFTER_FREE | 4);

@@ -9,58 +9,59 @@ use super::GraphRequest;
 use crate::graph::{HeapPointers, RootSpan, RootSpanKind};
 use crate::memory::Memory;
 
-/// Thread-local variables of all threads together.
+/// Maximum number of thread-local variables in all threads together.
 const MAX_THREAD_LOCALS: usize = 1 << 18;
 
-/// Part of a stack that a function uses.
+/// Part of a stack that belongs to one function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameArea {
-    /// Its addresses.
+    /// Address range.
     pub range: AddrRange,
-    /// The function.
+    /// Function of the frame.
     pub frame: RootFrame,
 }
 
-/// Functions of threads.
+/// Functions on the stacks of threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadFrames {
-    /// Frames that contain a wanted address.
+    /// Frames that contain a requested address.
     pub areas: Vec<FrameArea>,
-    /// The innermost function of each thread, whose registers the thread has, in the order of
+    /// Innermost function of each thread, which names its registers, in the order of
     /// [`Memory::threads`]; empty if no thread is known.
     pub innermost: Vec<Option<RootFrame>>,
 }
 
-/// The stacks of threads, and the addresses on them whose functions are wanted.
+/// Request for the functions of stack addresses.
 #[expect(missing_debug_implementations, reason = "it holds the memory of a process")]
 pub struct FrameRequest<'a> {
-    /// The memory.
+    /// Memory of the process.
     pub memory: &'a dyn Memory,
-    /// Stacks: index of the thread, and the addresses.
+    /// Stack ranges, each with the index of its thread.
     pub stacks: &'a [(u32, AddrRange)],
-    /// Addresses of pointers, in order.
+    /// Addresses of pointers, in ascending order.
     pub addresses: &'a [u64],
 }
 
-/// The name of an area.
+/// Name of an area.
 pub(super) enum AreaName {
     Variable(NamedVariable),
     Frame(RootFrame),
 }
 
-/// Names of areas.
+/// Names of areas and registers.
 #[derive(Default)]
 pub(super) struct RootNames {
-    /// In order of address: variables, the thread-local variables of each thread, stack frames.
+    /// Areas in order of address: variables, thread-local variables of each thread, stack frames.
     pub(super) areas: Vec<AddrRange>,
     /// The name of each area.
     pub(super) named: Vec<AreaName>,
-    /// Functions of registers by thread.
+    /// Innermost function of each thread.
     pub(super) innermost: Vec<Option<RootFrame>>,
 }
 
 impl RootNames {
-    /// Names the variables `found` by symbols and `typed` by debug information, and the functions.
+    /// Names the areas: variables `found` by symbols, variables `typed` by debug information, and
+    /// stack frames.
     pub(super) fn new(
         memory: &dyn Memory,
         spans: &[RootSpan],
@@ -113,7 +114,7 @@ fn thread_frames(
     pointers: &HeapPointers,
     request: &GraphRequest<'_>,
 ) -> ThreadFrames {
-    // Leaks have no roots.
+    // Leaks need no names of roots.
     if !request.retained && request.why.is_none() {
         return ThreadFrames::default();
     }
@@ -124,7 +125,7 @@ fn thread_frames(
     (request.frames)(&wanted)
 }
 
-/// The used parts of stacks, each with the index of its thread.
+/// Returns the used parts of stacks, each with the index of its thread.
 pub(super) fn thread_stacks(spans: &[RootSpan]) -> Vec<(u32, AddrRange)> {
     let mut stacks: Vec<(u32, AddrRange)> = Vec::new();
     for span in spans {

@@ -1,5 +1,5 @@
-//! Thread-local variables of each thread: the addresses of the storage of files, from words that
-//! the dynamic linker has written.
+//! Addresses of the thread-local variables of each thread. The storage of each ELF file is found
+//! through words that the dynamic linker has written.
 
 use pagewise_model::data_types::{ThreadStorage, TypedThreadLocal, TypedVariable};
 use pagewise_model::{AddrRange, Mapping};
@@ -7,12 +7,12 @@ use pagewise_model::{AddrRange, Mapping};
 use crate::memory::Memory;
 use crate::musl;
 
-/// Thread-local variables of all threads together.
+/// Maximum number of thread-local variables in all threads together.
 const MAX_VARIABLES: usize = 1 << 18;
-/// Files with thread-local storage.
+/// Maximum number of files with thread-local storage.
 const MAX_FILES: u64 = 1 << 20;
 
-/// The variables of all threads that have storage for them.
+/// Returns the thread-local variables of all threads that have storage for them.
 pub(super) fn thread_local_variables(
     memory: &dyn Memory,
     described: &[TypedThreadLocal],
@@ -30,19 +30,19 @@ pub(super) fn thread_local_variables(
     pointers.flat_map(of_thread).take(MAX_VARIABLES).collect()
 }
 
-/// A variable of a storage that begins at an address.
+/// Returns a variable at its address in a storage that begins at `start`.
 fn moved(variable: &TypedVariable, start: u64) -> Option<TypedVariable> {
     let AddrRange { start: from, end } = variable.range;
     let range = AddrRange { start: start.checked_add(from)?, end: start.checked_add(end)? };
     Some(TypedVariable { range, ..variable.clone() })
 }
 
-/// Form of the table of storages that each thread has, the dynamic thread vector.
+/// Layout of the dynamic thread vector: each thread's table of storage addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StorageTables {
-    /// An entry has two words, and the word two before the table is the largest number.
+    /// Each entry has two words. The second word before the table is the highest index.
     Glibc,
-    /// An entry has one word, and the first word of the table is the largest number.
+    /// Each entry has one word. The first word of the table is the highest index.
     Musl,
 }
 
@@ -52,8 +52,8 @@ impl StorageTables {
         if is_musl { StorageTables::Musl } else { StorageTables::Glibc }
     }
 
-    /// The address of a storage. `None` if the thread has none: a library that was loaded later
-    /// gets storage in a thread at its first use there.
+    /// Start address of a thread's storage. `None` if the thread has no storage: for a library that
+    /// was loaded later, a thread gets storage at its first use.
     fn start(self, memory: &dyn Memory, pointer: u64, storage: ThreadStorage) -> Option<u64> {
         match storage {
             ThreadStorage::BelowThreadPointer(bytes) => pointer.checked_sub(bytes),
@@ -63,7 +63,7 @@ impl StorageTables {
             }
             ThreadStorage::Numbered { word } => {
                 let number = memory.word(word).filter(|number| (1..MAX_FILES).contains(number))?;
-                // Unused entries are 0 or -1 and lead to no mapping.
+                // Unused entries are 0 or -1, and no mapping contains such an address.
                 self.entry(memory, memory.word(pointer.checked_add(8)?)?, number)
             }
         }
@@ -88,12 +88,12 @@ mod tests {
     use super::*;
     use crate::made::{MadeProcess, mapping};
 
-    /// Thread pointers of two threads, and their tables of storages.
+    /// Thread pointers of two threads, and the addresses of their dynamic thread vectors.
     const THREADS: [(u64, u64); 2] = [(0x7800, 0x8020), (0x9800, 0x8220)];
-    /// The word that the dynamic linker has filled in.
+    /// Address of the word that the dynamic linker has written.
     const WORD: u64 = 0x8400;
 
-    /// A process whose second thread has no storage for file 3 yet.
+    /// Creates a process whose second thread has no storage for file 3 yet.
     fn process(library: &str, entry: u64, count: impl Fn(u64) -> u64) -> MadeProcess {
         let mappings = vec![mapping(0x7000, 0x3000, "", 0), mapping(0x10_0000, 0x1000, library, 1)];
         let mut process = MadeProcess::new(mappings, &THREADS.map(|(pointer, _)| pointer));
@@ -139,7 +139,7 @@ mod tests {
         let mut process = process("/lib/libc.so.6", 16, |table| table - 16);
         let below = starts(&process, ThreadStorage::BelowThreadPointer(0x40));
         assert_eq!(below, [0x77d0, 0x97d0]);
-        // The word is the distance of a variable with offset 8.
+        // The word contains the distance from the thread pointer to a variable with offset 8.
         process.put(WORD, 0_u64.wrapping_sub(0x100 - 8));
         let known = ThreadStorage::OfVariable { word: WORD, offset: 8 };
         assert_eq!(starts(&process, known), [0x7710, 0x9710]);

@@ -1,4 +1,4 @@
-//! Types of blocks: classes by their tables, and others by debug information.
+//! Types of blocks: classes from virtual tables, and other types from debug information.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -21,20 +21,21 @@ use crate::memory::Memory;
 /// Types of the blocks of a heap.
 #[derive(Default)]
 pub(super) struct HeapTypes {
-    /// By the number of a type, from 1 on: first words, then types of debug information.
+    /// Name of each type, at the index type number - 1: first the types of first words, then those
+    /// of debug information.
     names: Vec<Option<Name>>,
-    /// Number of types that first words show.
+    /// Number of types that were found by first words.
     words: usize,
     found: Option<FoundTypes>,
 }
 
-/// The blocks to give types to.
+/// Input for the types of blocks.
 pub(super) struct TypingMemory<'a> {
     pub(super) memory: &'a dyn Memory,
     pub(super) blocks: &'a BlockTable,
     pub(super) rounding: BlockRounding,
     pub(super) spans: &'a [RootSpan],
-    /// Addresses of pointers in variables, in order.
+    /// Addresses of pointers in variables, in ascending order.
     pub(super) addresses: &'a [u64],
 }
 
@@ -46,7 +47,7 @@ struct FoundTypes {
 }
 
 impl HeapTypes {
-    /// The types that the first words of blocks show, by the symbols that they point to.
+    /// Determines the types of blocks from their first words, by the symbols to which these point.
     pub(super) fn of_classes(
         pointers: &HeapPointers,
         found: &NamedVariables,
@@ -60,14 +61,14 @@ impl HeapTypes {
                 return None;
             }
             let name = (request.demangle)(&String::from_utf8_lossy(name));
-            // `{vtable(shop::Book)}`
+            // Example of a name: `{vtable(shop::Book)}`.
             let class = name.strip_prefix("{vtable(").and_then(|rest| rest.strip_suffix(")}"));
             Some(Name::from(class.unwrap_or(&name)))
         };
         HeapTypes { names: words.iter().map(type_of).collect(), words: words.len(), found: None }
     }
 
-    /// Adds the types that debug information shows, if they are wanted.
+    /// Adds the types from debug information if they were requested.
     pub(super) fn add_data_types(
         &mut self,
         of: &TypingMemory<'_>,
@@ -100,7 +101,7 @@ impl HeapTypes {
         self.found = Some(FoundTypes { data, typing, rounding, took_ns });
     }
 
-    /// Gives numbers to the types that blocks have.
+    /// Assigns type numbers to the types of blocks.
     fn number(
         &mut self,
         input: &TypingInput<'_>,
@@ -127,17 +128,17 @@ impl HeapTypes {
         }
     }
 
-    /// The variables that debug information describes.
+    /// Variables that debug information describes.
     pub(super) fn variables(&self) -> &[TypedVariable] {
         self.found.as_ref().map_or(&[], |found| &found.data.variables)
     }
 
-    /// The name of a type.
+    /// Name of a type; `None` if the number is 0 or the type has no name.
     pub(super) fn name(&self, number: u32) -> Option<Name> {
         self.names.get((number as usize).checked_sub(1)?).cloned().flatten()
     }
 
-    /// Live blocks by type, if types were wanted.
+    /// Live blocks by type, if types were requested.
     pub(super) fn summary(
         &self,
         blocks: &BlockTable,
@@ -174,7 +175,7 @@ impl HeapTypes {
         })
     }
 
-    /// The member of a block by which it leads to another.
+    /// Name of the member of a block that points to another block.
     pub(super) fn member(
         &self,
         memory: &dyn Memory,
@@ -188,7 +189,7 @@ impl HeapTypes {
         Some(field.member.clone()).filter(|name| !name.is_empty())
     }
 
-    /// The member of the variable at an address that leads to a block.
+    /// Name of the member of the variable at an address that points to a block.
     pub(super) fn variable_member(
         &self,
         memory: &dyn Memory,
@@ -205,7 +206,7 @@ impl HeapTypes {
     }
 }
 
-/// Adds the thread-local variables of each thread to the variables.
+/// Adds the thread-local variables of each thread to `data`.
 fn add_thread_locals(data: &mut DataTypes, memory: &dyn Memory) {
     data.variables.extend(thread_local_variables(memory, &data.thread_locals));
     data.variables.sort_by_key(|it| (it.range.start, Reverse(it.range.end)));

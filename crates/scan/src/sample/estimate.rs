@@ -1,22 +1,22 @@
-//! Estimates from windows at random places: shares of resident memory, each with a range.
+//! Estimates from windows at random addresses: shares of resident memory, each with a range.
 
 use pagewise_model::Bytes;
 use pagewise_model::heap_sample::BytesEstimate;
 
-/// Standard errors on each side of an estimate.
+/// Number of standard errors on each side of an estimate.
 const ERRORS: f64 = 3.0;
-/// A use that no window shows can still have a share of this number divided by the number of
-/// windows read (rule of three, 95 %).
+/// Upper bound of the share of a use that no window contains, multiplied by the number of windows
+/// read (rule of three, 95 %).
 const UNSEEN: f64 = 3.0;
 
-/// Bounds of a number of bytes in one window.
+/// Lower and upper bound of a number of bytes in one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WindowBounds {
     pub(crate) low: u64,
     pub(crate) high: u64,
 }
 
-/// Resident bytes of one window by their use.
+/// Resident bytes of one window by use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WindowShares {
     pub(crate) resident: u64,
@@ -27,17 +27,17 @@ pub(crate) struct WindowShares {
     pub(crate) unsettled: u64,
 }
 
-/// Windows of a heap.
+/// A sample of the windows of a heap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WindowSample {
-    /// The windows that were read.
+    /// Windows that were read.
     pub(crate) windows: Vec<WindowShares>,
-    /// Number of all windows.
+    /// Number of all windows of the heap.
     pub(crate) population: u64,
 }
 
 impl WindowSample {
-    /// Resident bytes of all windows, extrapolated from those that were read.
+    /// Resident bytes of the heap, extrapolated from the windows that were read.
     pub(crate) fn resident(&self) -> Bytes {
         let read: u64 = self.windows.iter().map(|window| window.resident).sum();
         let scaled = u128::from(read) * u128::from(self.population);
@@ -45,7 +45,8 @@ impl WindowSample {
         Bytes(u64::try_from(whole).unwrap_or(u64::MAX))
     }
 
-    /// Bytes of a use. `resident` are those of all windows.
+    /// Estimates the bytes of one use in the heap. `resident` is the number of resident bytes of
+    /// the heap.
     pub(crate) fn estimate(
         &self,
         resident: Bytes,
@@ -58,7 +59,8 @@ impl WindowSample {
         BytesEstimate { low, high: bytes(high + margin) }
     }
 
-    /// The share of resident bytes, and its margin: a ratio estimate over clusters.
+    /// Returns the share of a use in the resident bytes and the margin of error of this share: a
+    /// ratio estimate with windows as clusters.
     fn share(&self, of_window: impl Fn(&WindowShares) -> u64) -> (f64, f64) {
         let pairs: Vec<(f64, f64)> = self
             .windows
@@ -91,8 +93,8 @@ fn part_of(whole: Bytes, share: f64) -> Bytes {
     Bytes((whole.0 as f64 * share) as u64)
 }
 
-/// All numbers below `count` once, in an order whose first part, of any length, is spread evenly:
-/// multiples of a step near the golden section, which has no common divisor with `count`.
+/// Yields all numbers below `count` once, in an order in which any number of first elements is
+/// spread evenly: multiples of a step near the golden section that is coprime to `count`.
 pub(crate) fn spread_order(count: u64) -> impl Iterator<Item = u64> {
     let golden = u128::from(count) * 618_034 / 1_000_000;
     let mut step = u64::try_from(golden).unwrap_or(1).max(1);

@@ -1,7 +1,7 @@
 //! Free slots in thread caches and in the transfer caches of the central lists.
 //!
 //! ```text
-//!  ThreadCache                                  CentralFreeList, of 1,216 bytes, one for each class
+//!  ThreadCache                                  CentralFreeList, of 1,216 bytes, one per class
 //!     0  lists of 128 classes, 32 bytes each       8  its class
 //!        0  first slot                            16  list of spans without free slots (a Span)
 //!        8  number of slots                       64  list of the others (a Span)
@@ -9,8 +9,8 @@
 //!  4096  sizes, sampler, neighbors             1152  number of chains
 //! ```
 //!
-//! A thread cache has the sizes of all classes, which proves it. Static variables lead to the first
-//! one. The lists of spans lead to the central lists.
+//! Every thread cache contains the slot sizes of all size classes, which identifies it. Static
+//! variables point to the first thread cache. The links of span lists point to the central lists.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,40 +21,40 @@ use crate::corruption::CorruptionLog;
 use crate::jemalloc::extent_tree::{range_of, written_data};
 use crate::memory::{Memory, words};
 
-/// Number of classes, with unused ones at the end.
+/// Number of size classes, including unused ones at the end.
 pub(super) const CLASSES: usize = 128;
 const LIST_WORDS: usize = 4;
 const LISTS_BYTES: u64 = (8 * LIST_WORDS * CLASSES) as u64;
-/// Words behind the lists that hold the neighbors.
+/// Number of words after the lists that include the links to the neighboring caches.
 const NEIGHBOR_WORDS: usize = 12;
-/// Largest size of a class.
+/// Largest slot size in bytes of a size class.
 const MAX_CLASS_SIZE: u64 = 256 << 10;
 const CENTRAL_BYTES: u64 = 1216;
 const CENTRAL_LISTS: [u64; 2] = [16, 64];
 const CHAINS: u64 = 128;
 const MAX_CHAINS: u64 = 64;
 const CHAIN_COUNT: u64 = 1152;
-/// More variables, caches, slots of a chain, and slots in all are not read.
+/// Maximum numbers that are read: variables, caches, slots of a chain, and slots in total.
 const MAX_VARIABLES: usize = 64;
 const MAX_CACHES: usize = 1 << 16;
 const MAX_CHAIN: u64 = 1 << 20;
 const MAX_SLOTS: usize = 1 << 26;
 
-/// A free slot outside of its span's list.
+/// A free slot that is not in its span's own list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ListedSlot {
     pub(super) address: u64,
     pub(super) class: usize,
-    /// True in the cache of a thread, false in a transfer cache.
+    /// True if the slot is in a thread cache, false if it is in a transfer cache.
     pub(super) is_cached: bool,
 }
 
-/// Sizes of all classes, and the free slots outside of spans.
+/// Slot sizes of all size classes, and the free slots that are in no span's own list.
 #[derive(Debug, Default)]
 pub(super) struct FreeLists {
-    /// By class; 0 if the class is not used.
+    /// Slot size in bytes of each size class; 0 if the class is unused.
     pub(super) sizes: Vec<u64>,
-    /// In order of address.
+    /// Free slots in order of address.
     pub(super) slots: Vec<ListedSlot>,
     /// Number of thread caches.
     pub(super) caches: u64,
@@ -62,12 +62,12 @@ pub(super) struct FreeLists {
 
 type ThreadCacheLists = [u64; LIST_WORDS * CLASSES];
 
-/// The lists at an address, and the sizes of the classes, if it is a thread cache.
+/// Returns the lists and the slot sizes of the thread cache at `address`; `None` if none is there.
 fn thread_cache(memory: &dyn Memory, address: u64) -> Option<(ThreadCacheLists, Vec<u64>)> {
     if !address.is_multiple_of(8) {
         return None;
     }
-    // The size of the second class is read first: most addresses are of other data.
+    // The size of the second class is read first, because it rejects most addresses with one read.
     let second = memory.word(address.checked_add(56)?)?;
     if second != 8 && second != 16 {
         return None;
@@ -130,7 +130,7 @@ impl FreeLists {
         }
     }
 
-    /// Adds a chain of slots, and returns their number.
+    /// Adds the slots of a chain, and returns their number.
     fn add_chain(&mut self, memory: &dyn Memory, first: u64, class: usize, is_cached: bool) -> u64 {
         let (mut slot, mut count) = (first, 0);
         while slot != 0 && count < MAX_CHAIN && self.slots.len() < MAX_SLOTS {
@@ -168,7 +168,7 @@ impl FreeLists {
     }
 }
 
-/// Addresses of thread caches to which static variables lead.
+/// Returns the addresses of thread caches to which static variables point.
 fn first_caches(memory: &dyn Memory, anonymous: &[AddrRange]) -> Vec<u64> {
     let mut found = Vec::new();
     for data in written_data(memory.mappings()) {
@@ -187,7 +187,7 @@ fn first_caches(memory: &dyn Memory, anonymous: &[AddrRange]) -> Vec<u64> {
     found
 }
 
-/// The address of the central list of class 0, to which most lists of spans lead.
+/// Address of the central list of class 0, derived from the address to which most span lists link.
 fn central_lists(memory: &dyn Memory, spans: &[Span]) -> Option<u64> {
     let mut votes: HashMap<u64, u64> = HashMap::new();
     let slabs = spans.iter().filter(|it| it.location == SpanLocation::InUse && it.class > 0);

@@ -20,35 +20,36 @@ use crate::jemalloc::extent_tree::{range_of, written_data};
 use crate::memory::{Memory, first_word, words};
 use crate::span_tally::DisjointRanges;
 
-/// Bits of the offset in a page of tcmalloc, which it is built with.
+/// Binary logarithm of the page size that is compiled into tcmalloc.
 const PAGE_SHIFT: u32 = 13;
 const LEAF_BITS: u32 = 18;
 const LEAF_BYTES: u64 = 8 << LEAF_BITS;
 const ROOT_BYTES: u64 = 8 << 17;
-/// Page numbers are below this: addresses have 48 bits.
+/// Upper bound of page numbers: addresses have 48 bits.
 const MAX_PAGES: u64 = 1 << 35;
-/// Bytes of zeros that are read in all behind pointers that lead to no leaf.
+/// Maximum number of zero bytes that are read, in total, behind pointers that turn out not to point
+/// to leaves.
 const MAX_SEARCH: u64 = 1 << 30;
 
-/// Location of a span.
+/// State of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SpanLocation {
     InUse,
     Free,
-    /// Free, and returned to the system.
+    /// Free, and released to the kernel.
     Returned,
 }
 
-/// A span.
+/// A span of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// Address of its data.
+    /// Address of the `Span`.
     pub(super) data: u64,
     pub(super) pages: AddrRange,
     pub(super) next: u64,
-    /// First free slot.
+    /// Address of the first free slot.
     pub(super) objects: u64,
-    /// Slots that are in use, or in caches.
+    /// Number of slots that are in use or in caches.
     pub(super) in_use: u64,
     pub(super) class: usize,
     pub(super) location: SpanLocation,
@@ -79,8 +80,8 @@ impl Span {
     }
 }
 
-/// Finds the root of the map: a pointer in data is an entry of it if the number of the first span
-/// that it leads to agrees with the position of the pointer to the span.
+/// Finds the root of the map. A pointer in data counts as an entry of the root if the page number
+/// of the first span in the leaf agrees with the position of the span's pointer in the leaf.
 pub(super) fn page_map_root(memory: &dyn Memory, anonymous: &[AddrRange]) -> Option<AddrRange> {
     let mut found = None;
     let mut budget = MAX_SEARCH;
@@ -120,8 +121,8 @@ fn root_with_entry(
     is_root.then_some(root)
 }
 
-/// Reads all spans, in order of address. Pointers of pages inside of a span may be those of earlier
-/// spans.
+/// Reads all spans in order of address. The map keeps stale pointers for the inner pages of a span,
+/// so the walk uses only the pointer of its first page.
 pub(super) fn spans(
     memory: &dyn Memory,
     anonymous: &[AddrRange],

@@ -1,4 +1,4 @@
-//! A heap in synthetic memory.
+//! A synthetic heap of tcmalloc.
 
 use super::*;
 use crate::graph::image::TestImage;
@@ -13,7 +13,7 @@ const CACHE: u64 = SPANS + 0x1000;
 const HEAP: u64 = 0x7f20_0000_0000;
 const PAGE: u64 = 8 << 10;
 const SLOT: u64 = 4096;
-/// Class of slots of 4,096 bytes, the second of three.
+/// Size class of slots of 4,096 bytes, the second of three.
 const CLASS: u64 = 2;
 
 fn store_all(image: &mut TestImage, address: u64, words: &[u64]) {
@@ -22,8 +22,8 @@ fn store_all(image: &mut TestImage, address: u64, words: &[u64]) {
     }
 }
 
-/// A span of four slots, of which the span's list, the thread cache and a transfer cache have one
-/// each; a large block, and a free span.
+/// Creates a heap with a span of four slots, of which one is in the span's own list, one in the
+/// thread cache and one in a transfer cache; a large block; and a free span.
 fn made() -> TestImage {
     let mut image = TestImage::default();
     image.map(LIBRARY, 0x12_0000, "/lib/libtcmalloc.so.4");

@@ -1,4 +1,4 @@
-//! One window of a heap: the chunks in it, and the use of each of its pages.
+//! The chunks in one window of a heap, and the use of each page of the window.
 
 use pagewise_heaplog::glibc_chunk::{
     self, HEADER, MAPPED, MIN_CHUNK, OTHER_ARENA, PREVIOUS_IN_USE, UNIT,
@@ -11,22 +11,22 @@ use crate::glibc::chunks::KEPT_HEADER;
 use crate::memory::Memory;
 use crate::sample::estimate::{WindowBounds, WindowShares};
 
-/// Number of consecutive chunks that must hold together at the first one.
+/// Minimum number of consistent consecutive chunks after which the first chunk is trusted.
 const CHAIN: usize = 8;
-/// Number of words outside of the window that are read for it.
+/// Maximum number of words outside of the window that are read for one window.
 const MAX_WORDS: u32 = 64;
-/// The largest chunk in a thread cache by default, and in a fastbin.
+/// Size in bytes of the largest chunk in a thread cache by default.
 const MAX_CACHED: u64 = 1040;
 const MAX_FAST: u64 = 128;
-/// A heap ends with marks (fenceposts) of no more than this.
+/// Maximum number of bytes of the fenceposts at the end of a heap.
 const END_MARKS: u64 = 64;
 
-/// Known bytes of a range.
+/// Bytes of a range, of which some pages may be unknown.
 pub(super) struct WindowBytes {
     page: u64,
     range: AddrRange,
     bytes: Vec<u8>,
-    /// Known bytes of each page.
+    /// Number of known bytes of each page.
     known: Vec<u64>,
 }
 
@@ -36,7 +36,7 @@ impl WindowBytes {
         WindowBytes { page, range, bytes: Vec::new(), known: Vec::new() }
     }
 
-    /// Reads a range of whole pages.
+    /// Reads the pages of `range`, which begins and ends at page boundaries.
     pub(super) fn fill(&mut self, memory: &dyn Memory, range: AddrRange) {
         let length = usize::try_from(range.len().0).unwrap_or(0);
         self.range = range;
@@ -69,7 +69,8 @@ impl WindowBytes {
     }
 }
 
-/// The parts of `piece` in the pages of `range`, with the number of the page.
+/// Splits `piece` at the page boundaries of `range`. Yields each part with the index of its page in
+/// `range`.
 fn pages(
     range: AddrRange,
     piece: AddrRange,
@@ -85,14 +86,14 @@ fn pages(
     })
 }
 
-/// The use of a chunk, as its neighbors and its contents show it.
+/// Use of a chunk, according to its neighbors and its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkUse {
     Live,
     Free,
-    /// In a thread cache or a fastbin.
+    /// The chunk is in a thread cache or a fastbin.
     Cached,
-    /// In a fastbin, or live.
+    /// The chunk is in a fastbin, or live.
     PerhapsCached,
 }
 
@@ -102,7 +103,7 @@ struct SampledChunk {
     used_as: ChunkUse,
 }
 
-/// Bytes of a page by use, and whether `malloc_trim` would release it.
+/// Bytes of a page by use, and whether `malloc_trim` would release the page.
 #[derive(Clone, Copy, Debug, Default)]
 struct PageUse {
     free: u64,
@@ -139,7 +140,7 @@ impl PageUse {
     }
 }
 
-/// Adjacent chunks that `malloc_trim` would coalesce.
+/// Start of the adjacent chunks that `malloc_trim` would coalesce; `None` without a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct FreeRun(Option<u64>);
 
@@ -148,7 +149,8 @@ impl FreeRun {
         self.0 = self.0.or(Some(start));
     }
 
-    /// Ends the run. Returns the pages that would be released: the header of the chunk stays.
+    /// Ends the run at `end`. Returns the whole pages that `malloc_trim` would release: the chunk
+    /// header stays.
     fn close(&mut self, end: u64, page: u64) -> Option<AddrRange> {
         let start = (self.0.take()? + KEPT_HEADER).next_multiple_of(page);
         let end = page_of(end, page);
@@ -156,8 +158,8 @@ impl FreeRun {
     }
 }
 
-/// The runs that end at the current chunk: of chunks that are free for sure, and of those that
-/// may be, too.
+/// The runs of free chunks that end at the current chunk. `sure` contains only chunks that are
+/// certainly free; `perhaps` also contains chunks that may be free.
 #[derive(Clone, Copy, Debug, Default)]
 struct FreeRuns {
     sure: FreeRun,
@@ -165,7 +167,8 @@ struct FreeRuns {
 }
 
 impl FreeRuns {
-    /// Continues the runs with a chunk, or ends them before it.
+    /// Continues each run with a chunk if the chunk is or may be free, and otherwise ends the run
+    /// before the chunk.
     fn add(&mut self, chunk: u64, is_free: bool, may_be_free: bool, tally: &mut PageTally) {
         match is_free {
             true => self.sure.open(chunk),
@@ -191,16 +194,16 @@ impl FreeRuns {
     }
 }
 
-/// The walk over the chunks of one window.
+/// State of the walk over the chunks of one window.
 pub(super) struct WindowWalk<'w, 'm> {
     arenas: &'w SampledArenas<'m>,
     segment: HeapSegment,
     bytes: &'w WindowBytes,
     is_main: bool,
     top: u64,
-    /// Number of words outside of the window that may still be read.
+    /// Number of words outside of the window that the walk may still read.
     words: u32,
-    /// True if a chain of at least [`CHAIN`] chunks ended with a contradiction.
+    /// True if a chain of at least [`CHAIN`] consistent chunks ended with a contradiction.
     has_broken_chain: bool,
 }
 
@@ -224,7 +227,7 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         self.arenas.memory.word(address)
     }
 
-    /// The chunk that begins at `start`; `None` if no chunk of the heap does.
+    /// Reads the chunk that begins at `start`; `None` if the data there is inconsistent.
     fn chunk(&mut self, start: u64) -> Option<SampledChunk> {
         let listed = self.arenas.listed_behind(start);
         if let Some(range) = listed.filter(|listed| listed.start == start) {
@@ -253,7 +256,8 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         Some(SampledChunk { range: AddrRange { start, end }, used_as })
     }
 
-    /// The use of a chunk that looks used: in a cache it begins with a link to the next.
+    /// Returns the use of a chunk that is marked as in use. The block of a cached chunk begins with
+    /// the link to the next cached block.
     fn cached(&self, chunk: u64, size: u64) -> ChunkUse {
         let Some(link) = self.bytes.word(block(chunk)) else { return ChunkUse::Live };
         let is_link = |link: u64| {
@@ -261,7 +265,7 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         };
         let can_be_fast = size <= MAX_FAST && self.arenas.has_fast_chunks(self.segment.arena);
         match self.arenas.mangles {
-            // Pointers of the program look alike.
+            // A pointer of the program is indistinguishable from a link that is not mangled.
             Some(false) if can_be_fast && is_link(link) => ChunkUse::PerhapsCached,
             Some(false) => ChunkUse::Live,
             _ if size <= MAX_CACHED && is_link(link ^ (block(chunk) >> 12)) => ChunkUse::Cached,
@@ -269,14 +273,14 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         }
     }
 
-    /// True if the last chunk, a listed chunk or an end mark is known to begin at an address.
+    /// True if `top`, a listed chunk or a fencepost is known to begin at `at`.
     fn is_boundary(&self, at: u64) -> bool {
         at == self.top
             || self.arenas.listed_behind(at).is_some_and(|listed| listed.start == at)
             || self.is_end(at)
     }
 
-    /// True if it is known that a chunk begins at an address.
+    /// True if a chunk is known to begin at `at`.
     fn is_start(&self, at: u64) -> bool {
         at == self.segment.chunks.start || self.is_boundary(at)
     }
@@ -287,8 +291,9 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
             && self.bytes.word(at + 8).is_some_and(is_mark)
     }
 
-    /// `None` if chunks hold together from `first` to `until`, and at least a number of them;
-    /// otherwise the address from which another chain may begin.
+    /// Returns `None` if the chunks from `first` to `until` are consistent, and at least [`CHAIN`]
+    /// of them or up to a known boundary. Otherwise returns the address from which another chain
+    /// may begin.
     fn chain_break(&mut self, first: u64, until: u64) -> Option<u64> {
         let (mut at, mut was_free, mut length) = (first, false, 0);
         while length < CHAIN || at < until {
@@ -296,10 +301,11 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
                 return None;
             }
             let chunk = self.chunk(at);
-            // Free neighbors are coalesced.
+            // Two adjacent free chunks are inconsistent: free neighbors are coalesced.
             let chunk = chunk.filter(|chunk| !(was_free && chunk.used_as == ChunkUse::Free));
             let Some(chunk) = chunk else {
-                // All chunks of a long chain lead to the same contradiction.
+                // A chain that begins at any chunk of this long chain would end at the same
+                // contradiction.
                 self.has_broken_chain |= length >= CHAIN;
                 return Some(if length >= CHAIN { at } else { first } + UNIT);
             };
@@ -309,8 +315,8 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         None
     }
 
-    /// The first chunk in the known bytes that begins before the end of the window. Data of the
-    /// program that looks like chunks seldom does so for long.
+    /// Returns the first chunk of a consistent chain in the known bytes, if it begins before the
+    /// end of the window. Data of the program that looks like chunks is seldom consistent for long.
     fn first_chunk(&mut self, window: AddrRange) -> Option<u64> {
         let start = self.bytes.range.start;
         if start <= self.segment.chunks.start {
@@ -334,8 +340,8 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         None
     }
 
-    /// True if a chain of chunks begins inside of what may be a chunk: one of both is data of the
-    /// program that leads to a chunk by chance.
+    /// True if a consistent chain also begins inside of `chunk`. Then one of the two is data of the
+    /// program that looks like a chunk by chance.
     fn is_ambiguous(&mut self, chunk: AddrRange, until: u64) -> bool {
         let mut at = chunk.start + UNIT;
         while at < chunk.end.min(until) {
@@ -347,11 +353,11 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         false
     }
 
-    /// The use of the window's resident pages.
+    /// Determines the use of the window's resident pages.
     pub(super) fn settle(mut self, window: AddrRange) -> WindowShares {
         let mut tally = PageTally::new(window, self.bytes.page);
         let first = self.first_chunk(window).unwrap_or(window.end);
-        // Without all free chunks, a large one can be before the first.
+        // If the known free chunks are incomplete, a large free chunk may precede the first chunk.
         let is_settled =
             self.arenas.is_listed[self.segment.arena] && self.words > 0 && !self.has_broken_chain;
         if first > window.start && !is_settled {
@@ -402,8 +408,9 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
             }
             let is_free = used_as == ChunkUse::Free;
             let can_join = joins_fast && range.len().0 <= MAX_FAST && used_as != ChunkUse::Live;
-            // malloc_trim coalesces the chunks of fastbins. A thread cache has 7 chunks of a size
-            // at most: few of the cached chunks are in one.
+            // `malloc_trim` coalesces the chunks of fastbins but not those of thread caches. A
+            // thread cache has at most 7 chunks of each size by default, so most cached chunks are
+            // in fastbins.
             let is_fast = can_join && used_as == ChunkUse::Cached;
             runs.add(at, is_free || is_fast, can_join, tally);
             (at, was_free) = (range.end, is_free);
@@ -412,7 +419,7 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
     }
 }
 
-/// The pages of a window.
+/// Use of the pages of a window.
 struct PageTally {
     window: AddrRange,
     page: u64,
@@ -425,7 +432,7 @@ impl PageTally {
         PageTally { window, page, pages: vec![PageUse::default(); count] }
     }
 
-    /// Adds the bytes of a range to a use.
+    /// Adds the bytes of `range` to the counter that `of_page` selects in each page.
     fn add(&mut self, range: AddrRange, of_page: impl Fn(&mut PageUse) -> &mut u64) {
         for (index, part) in pages(self.window, range, self.page) {
             if let Some(page) = self.pages.get_mut(index) {
