@@ -1,6 +1,6 @@
-//! Linker options of the recorder: the loader initializes it first of all, before constructors that
-//! allocate (`DF_1_INITFIRST`), loads no other library for it, and binds its symbols to any version
-//! of the C library.
+//! Linker options of the recorder. The loader initializes it before all other objects, including
+//! constructors that allocate (`DF_1_INITFIRST`), loads no other library for it, and binds its
+//! symbols to any version of the C library.
 #![expect(
     clippy::disallowed_macros,
     reason = "what cargo is told is printed, and this runs in no program"
@@ -21,9 +21,10 @@ fn main() {
 }
 
 /// By default, the linker binds each symbol to its newest version in this machine's C library,
-/// which an older C library lacks. Empty linker scripts in place of the C library leave the symbols
-/// without a version: glibc resolves them to the oldest version, musl to its only one. The program
-/// has loaded the C library already. `src/linker.rs` has the functions that older ones lack.
+/// which an older C library lacks. Empty linker scripts replace the C library at link time and
+/// leave the symbols without a version: glibc resolves them to the oldest version, and musl to the
+/// only one. At run time the program has already loaded the C library. `src/linker.rs` supplies the
+/// functions that older versions lack.
 fn without_versions() {
     let Some(out) = std::env::var_os("OUT_DIR") else { return };
     let folder = PathBuf::from(out).join("no-libc");
@@ -33,14 +34,15 @@ fn without_versions() {
             .iter()
             .all(|name| std::fs::write(folder.join(name), script).is_ok());
     if is_written {
-        // Only for the library: the tests of this crate are an executable, which needs the C
-        // library.
+        // The option is for the library only: the tests of this crate are an executable, which
+        // needs the C library.
         println!("cargo::rustc-cdylib-link-arg=-L{}", folder.display());
     }
 }
 
-/// Rust's standard library links `libgcc_s.so` for panics, which each program would then load at
-/// its start. A linker script of that name leads the linker to the archive with the same functions.
+/// Rust's standard library links `libgcc_s.so` for panics, so each program would load this library
+/// at its start. A linker script of the same name redirects the linker to a static archive with the
+/// same functions.
 fn without_libgcc() -> Option<()> {
     let output = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output().ok()?;
     let archive = PathBuf::from(str::from_utf8(&output.stdout).ok()?.trim());

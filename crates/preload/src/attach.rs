@@ -1,13 +1,13 @@
 //! Recording of a running program: the functions that the collector makes one of the program's
 //! threads call, after it has loaded this library.
 //!
-//! While all threads are stopped, the collector hooks the functions that the program calls at their
-//! entry ([`crate::inline`]). To end the recording, it stops all threads again at a point where
-//! none is within the recorder, restores the entries and calls [`pagewise_heap_detach`]: from then
-//! on no thread enters the recorder. Then it calls [`pagewise_heap_release`], which unmaps all
-//! memory of the recorder. The library stays loaded for the next recording. The collector may be
-//! killed at any time: the thread that runs a call completes it, and the remaining steps can be
-//! done later.
+//! While all threads are stopped, the collector inserts inline hooks into the functions that the
+//! program calls ([`crate::inline`]). To end the recording, it stops all threads again at a point
+//! where none is within the recorder, restores the functions and calls [`pagewise_heap_detach`]:
+//! from then on no thread enters the recorder. Then it calls [`pagewise_heap_release`], which
+//! unmaps all memory of the recorder. The library stays loaded for the next recording. The
+//! collector may be killed at any time: the thread that executes a call completes it, and the
+//! remaining calls can be made later.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,41 +21,42 @@ use crate::{inline, kernel, named, peak, threads};
 /// Begins to record. Returns [`attached::YES`], or the code of the failure.
 ///
 /// # Safety
-/// `settings` ends with a zero. The thread is in no function of the C library.
+/// `settings` must end with a zero byte, and the thread must be outside of all functions of the C
+/// library.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) -> u64 {
-    // In a child of `fork`, `is_recording` decides now if the child is recorded.
+    // In a child of `fork`, this call of `is_recording` decides whether the child is recorded.
     if begin::stage() == StartStage::Records && begin::is_recording() {
         return attached::BUSY;
     }
     forget();
-    // SAFETY: the caller passes a text that ends with a zero.
+    // SAFETY: the caller guarantees that `settings` ends with a zero byte.
     let settings = unsafe { CStr::from_ptr(settings) };
     let result = begin::attach(settings.to_bytes());
     if result != attached::YES {
-        // SAFETY: calls are not recorded, so only this thread entered the recorder; relocated
-        // prologues of an earlier recording stay.
+        // SAFETY: calls are not recorded, so only this thread has entered the recorder. The
+        // relocated prologues of an earlier recording are not unmapped.
         unsafe { release(!inline::is_ready() && !named::are_some()) };
     }
     result
 }
 
-/// Ends the recording: from now on calls go to the program's own functions. Only some words change,
-/// so other threads may run meanwhile, also in the recorder. The entries of the functions were
-/// restored before.
+/// Ends the recording: from now on calls go to the program's own functions. Called after the
+/// prologues of the functions were restored. Changes only a few words, so other threads may run
+/// meanwhile, even within the recorder.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) extern "C" fn pagewise_heap_detach() -> u64 {
     begin::turn_off();
     attached::YES
 }
 
-/// Unmaps all memory of the recorder, which no thread can enter any more. The relocated prologues
-/// are unmapped only if `with_moved` is not 0.
+/// Unmaps all memory of the recorder, and also the relocated prologues if `with_moved` is not 0.
+/// Called when no thread can enter the recorder any more.
 ///
 /// # Safety
-/// [`pagewise_heap_detach`] has returned. At some time since, no thread was within the recorder,
-/// and the words of each thread (`hooks::OWN`) were zero. If the relocated prologues are unmapped,
-/// no thread was in one or was to return into one.
+/// [`pagewise_heap_detach`] must have returned. At some time since, all threads were outside of the
+/// recorder, and the words of each thread (`hooks::OWN`) were zero. If `with_moved` is not 0, no
+/// thread was executing a relocated prologue or had a return address in one.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pagewise_heap_release(with_moved: u64) -> u64 {
     // SAFETY: recording has ended, and no thread is in the recorder, as the caller guarantees.
@@ -63,10 +64,10 @@ pub(crate) unsafe extern "C" fn pagewise_heap_release(with_moved: u64) -> u64 {
     attached::YES
 }
 
-/// Unmaps all memory.
+/// Unmaps all memory of the recorder.
 ///
 /// # Safety
-/// That of [`pagewise_heap_release`].
+/// The conditions of [`pagewise_heap_release`].
 unsafe fn release(with_moved: bool) {
     forget();
     begin::forget_alive();
@@ -74,7 +75,7 @@ unsafe fn release(with_moved: bool) {
         // SAFETY: no thread executes the relocated prologues or returns into them, as the caller
         // guarantees.
         unsafe { inline::forget() };
-        // In a program that was started with this library, the trampolines of `named` stay in use:
+        // In a program that was started with this library, the trampolines of `named` stay mapped:
         // they are set up only once.
         if begin::was_attached() {
             // SAFETY: no thread executes the relocated prologues or returns into them, as the
@@ -82,9 +83,10 @@ unsafe fn release(with_moved: bool) {
             unsafe { named::forget() };
         }
     }
-    // SAFETY: no thread is in the recorder, whose memory this is, as the caller guarantees.
+    // SAFETY: the caller guarantees that no thread is in the recorder, which alone uses this
+    // memory.
     unsafe { kernel::unmap_all() };
-    // SAFETY: no thread is in the recorder, which alone uses the tables, as the caller guarantees.
+    // SAFETY: the caller guarantees that no thread is in the recorder, which alone uses the tables.
     unsafe { shared::uninstall() };
 }
 
@@ -94,8 +96,8 @@ fn forget() {
     threads::forget_births();
 }
 
-/// Writes the addresses of the functions that end this recording into the header. A program that
-/// ran already may have any number of threads.
+/// Writes the addresses of the functions that end this recording into the header. If `is_running`
+/// is true, the program was running already and may have any number of threads.
 pub(crate) fn tell(is_running: bool) {
     let detach = pagewise_heap_detach as *const ();
     head(hooks::DETACH).store(detach.addr() as u64, Relaxed);

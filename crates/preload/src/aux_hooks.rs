@@ -1,4 +1,4 @@
-//! Hooks of functions outside of `malloc`'s family that a recording needs: creation of threads,
+//! Hooks of functions outside of `malloc`'s family that a recording needs: thread creation,
 //! `prctl`, `dlclose`, and functions that change mappings.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
@@ -9,7 +9,7 @@ use pagewise_heaplog::tables::trouble;
 use crate::begin::{self, StartStage};
 use crate::{linker, mappings, modules, next_alloc, peak, threads};
 
-/// Functions of the C library that are recorded beside `malloc`'s family.
+/// Functions of the C library that are hooked in addition to `malloc`'s family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Other {
@@ -24,9 +24,9 @@ pub(crate) enum Other {
     Sbrk,
 }
 
-/// Number of these functions.
+/// Number of functions in [`Other`].
 pub(crate) const OTHERS: usize = 9;
-/// Index of the first function that changes mappings.
+/// Index of the first function in [`Other`] that changes mappings.
 pub(crate) const FIRST_OF_MAPPINGS: usize = Other::Mmap as usize;
 
 const NAMES: [&CStr; OTHERS] = [
@@ -46,13 +46,14 @@ static BEHIND: [AtomicPtr<c_void>; OTHERS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; OTHERS];
 
 impl Other {
-    /// The next function of this name, found at its first call.
+    /// Returns the next function of the same name, which is looked up at the first call.
     pub(crate) fn behind(self) -> *mut c_void {
         behind(&BEHIND[self as usize], NAMES[self as usize])
     }
 }
 
-/// The next function of a name, found at its first call.
+/// Returns the next function with this name, which is looked up at the first call and cached in
+/// `cache`.
 pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Relaxed);
     if !known.is_null() {
@@ -63,7 +64,7 @@ pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Sets the function that is called next.
+/// Replaces the next function with index `index`.
 pub(crate) fn replace(index: usize, function: *mut ()) {
     BEHIND[index].store(function.cast(), Relaxed);
 }
@@ -75,14 +76,14 @@ pub(crate) fn forget() {
     }
 }
 
-/// The functions that a running program may call; null for missing ones.
+/// Returns the functions that a running program may call; null for missing ones.
 pub(crate) fn find_running() -> [*mut (); OTHERS] {
     NAMES.map(|name| next_alloc::running(name).cast())
 }
 
-/// Replacements for [`find_running`]: the stubs, not the exported functions, which the loader would
-/// look up by name. No stub is inlined into its exported function: the compiler would merge the two
-/// equal functions into one, under the exported name.
+/// Returns the replacements of the functions in [`find_running`]: the stubs, because the loader
+/// would look up the exported functions by name. No stub is inlined into its exported function:
+/// otherwise the compiler would merge the two equal functions under the exported name.
 pub(crate) fn stubs() -> [*mut (); OTHERS] {
     let [mmap, munmap, mremap, brk, sbrk] = mappings::stubs();
     [
@@ -98,10 +99,11 @@ pub(crate) fn stubs() -> [*mut (); OTHERS] {
     ]
 }
 
-/// Called before a thread is created: with two threads, each counts its live bytes separately.
-/// Returns false if this process is not recorded, such as a child that shares its parent's tables.
+/// Called before a thread is created: with two or more threads, each thread counts its live bytes
+/// separately. Returns false if this process is not recorded, for example a child that shares its
+/// parent's tables.
 fn thread_comes() -> bool {
-    // This thread may itself be one that has just come.
+    // The calling thread may itself be newly created and not known yet.
     let Some(entered) = threads::enter() else { return false };
     peak::comes();
     peak::make_many(entered.thread());
@@ -109,7 +111,7 @@ fn thread_comes() -> bool {
     true
 }
 
-/// Reverses [`thread_comes`] if no thread was created.
+/// Reverses [`thread_comes`] if thread creation failed.
 fn thread_does_not_come() {
     let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
 }
@@ -117,7 +119,7 @@ fn thread_does_not_come() {
 /// Creates a thread.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_create(
@@ -150,7 +152,7 @@ unsafe extern "C" fn on_pthread_create(
     let comes = thread_comes();
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, PthreadCreateFn>(function) };
-    // SAFETY: the program called it with these arguments.
+    // SAFETY: the program called the hooked function with these arguments.
     let result = unsafe { function(thread, attributes, start, argument) };
     if result != 0 && comes {
         thread_does_not_come();
@@ -158,10 +160,10 @@ unsafe extern "C" fn on_pthread_create(
     result
 }
 
-/// Creates a thread, by the function of the C standard.
+/// Creates a thread; this is the function of the C standard.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn thrd_create(
@@ -189,7 +191,7 @@ unsafe extern "C" fn on_thrd_create(
     let comes = thread_comes();
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, ThrdCreateFn>(function) };
-    // SAFETY: the program called it with these arguments.
+    // SAFETY: the program called the hooked function with these arguments.
     let result = unsafe { function(thread, start, argument) };
     if result != 0 && comes {
         thread_does_not_come();
@@ -197,11 +199,11 @@ unsafe extern "C" fn on_thrd_create(
     result
 }
 
-/// Changes attributes of the process. After a seccomp filter in strict mode, recording ends: the
+/// Changes attributes of the process. Before strict seccomp mode begins, recording ends: the
 /// recorder's system calls, such as reading the time, would kill the thread.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn prctl(
@@ -231,17 +233,17 @@ unsafe extern "C" fn on_prctl(
     if option == libc::PR_SET_SECCOMP && second == c_ulong::from(libc::SECCOMP_MODE_STRICT) {
         begin::give_up(trouble::CALLS);
     }
-    // SAFETY: the symbol of this name takes up to five words, in the registers where these are.
+    // SAFETY: the symbol of this name takes up to five words, passed in the same registers.
     let function = unsafe { std::mem::transmute::<*mut c_void, PrctlFn>(function) };
-    // SAFETY: the program called it with these arguments.
+    // SAFETY: the program called the hooked function with these arguments.
     unsafe { function(option, second, third, fourth, fifth) }
 }
 
-/// Unloads a library and discards the recorded data of its code, since other code may be loaded at
-/// the same addresses.
+/// Unloads a library and discards the recorded data of its code, because other code may be loaded
+/// at the same addresses later.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
@@ -263,7 +265,7 @@ unsafe extern "C" fn on_dlclose(handle: *mut c_void) -> c_int {
     if is_recorded {
         threads::code_goes();
     }
-    // SAFETY: the program called it with this argument.
+    // SAFETY: the program called the hooked function with this argument.
     let result = unsafe { function(handle) };
     if let Some(entered) = is_recorded.then(threads::enter).flatten() {
         modules::forget_unloaded();

@@ -17,44 +17,45 @@ use crate::shared::{self, head};
 use crate::stubs::{self, EntryFunction, FUNCTIONS, Own, set_own};
 use crate::{attach, live, log, mappings, pools, rows, sampling, thread_cache, threads, tree};
 
-/// Stage of the start.
+/// Stage of the recorder's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum StartStage {
-    /// No call has arrived yet.
+    /// No function of the recorder was called yet.
     Cold = 0,
     /// The first call is being served.
     Begins = 1,
     /// Calls are recorded.
     Records = 2,
-    /// Calls are not recorded; only an attaching collector changes that.
+    /// Calls are not recorded. Only a collector that attaches changes this stage.
     Off = 3,
 }
 
 static STAGE: AtomicU8 = AtomicU8::new(StartStage::Cold as u8);
-/// Points to a word that is 0 in a child of `fork`.
+/// Pointer to a word that `fork` sets to 0 in the child; null before a recording.
 static ALIVE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 /// 1 if children of `fork` are recorded.
 static FOLLOW: AtomicU8 = AtomicU8::new(0);
 /// 1 if the allocator is the C library's.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 /// [`STARTED`] or [`ATTACHED`] if functions must be hooked before any call is recorded, because the
-/// program does not call the exported functions; else 0.
+/// program does not call the exported functions; otherwise 0.
 static TO_HOOK: AtomicU8 = AtomicU8::new(0);
-/// 1 if the collector hooked functions; an unrecorded child does not restore them.
+/// 1 if the collector hooked functions. A child that is not recorded does not restore such
+/// functions.
 static WAS_ATTACHED: AtomicU8 = AtomicU8::new(0);
-/// This process hooks the functions, before it has other threads.
+/// Value of [`TO_HOOK`]: this process hooks the functions before it has other threads.
 const STARTED: u8 = 1;
-/// The collector hooks the functions.
+/// Value of [`TO_HOOK`]: the collector hooks the functions.
 const ATTACHED: u8 = 2;
-/// 1 if the program runs already, with any number of threads.
+/// 1 if the recording began in a running program, which may have any number of threads.
 static IS_RUNNING: AtomicU8 = AtomicU8::new(0);
-/// Settings from the environment, for children.
+/// Settings from the environment, which children of `fork` read again.
 static SETTINGS: SettingsText = SettingsText(std::cell::UnsafeCell::new([0; MAX_SETTINGS_BYTES]));
 const MAX_SETTINGS_BYTES: usize = 256;
 
 struct SettingsText(std::cell::UnsafeCell<[u8; MAX_SETTINGS_BYTES]>);
-// SAFETY: it is written once, before other threads run, and only read afterwards.
+// SAFETY: the text is written once, before other threads run, and only read afterwards.
 unsafe impl Sync for SettingsText {}
 
 pub(crate) fn stage() -> StartStage {
@@ -70,7 +71,8 @@ fn set_stage(stage: StartStage) {
     STAGE.store(stage as u8, Ordering::Release);
 }
 
-/// True if calls are recorded in this process. In a child of `fork`, the first call decides that.
+/// True if calls are recorded in this process. In a child of `fork`, the first call decides whether
+/// the child is recorded.
 #[cold]
 pub(crate) fn is_recording() -> bool {
     if stage() != StartStage::Records {
@@ -82,7 +84,8 @@ pub(crate) fn is_recording() -> bool {
         return true;
     }
     if guard::is_on() {
-        // Guarded objects and tables are as they were in the parent.
+        // Guarded objects and tables of the child are copies of the parent's; other recorder memory
+        // is zero-filled.
         threads::reset();
         rows::reset();
         tree::reset();
@@ -95,10 +98,10 @@ pub(crate) fn is_recording() -> bool {
         leave_child();
         return false;
     }
-    // After fork this is the only thread, and the recorder's own memory is zeros.
+    // After `fork` this is the only thread, and the recorder's own memory is zero-filled.
     set_stage(StartStage::Begins);
     reset_tables();
-    // SAFETY: no thread writes it after this stage.
+    // SAFETY: no thread writes the settings after this stage.
     let settings = unsafe { &*SETTINGS.0.get() };
     if record(settings).is_none() {
         leave_child();
@@ -112,17 +115,18 @@ pub(crate) fn was_attached() -> bool {
     WAS_ATTACHED.load(Ordering::Relaxed) != 0
 }
 
-/// Ends the recording in a child of `fork`, whose only thread this is.
+/// Ends the recording in a child of `fork`. Called by the child's only thread.
 fn leave_child() {
     turn_off();
     if was_attached() {
-        // If the code cannot be made writable, the jumps stay and lead to the functions.
+        // If the code cannot be made writable, the inline hooks stay and call the program's
+        // functions.
         let _ = inline::unpatch();
         let _ = named::unpatch();
     }
 }
 
-/// Ends the recording, for a reason that is published.
+/// Ends the recording for the reason `why`, which is written to the tables.
 pub(crate) fn give_up(why: u64) {
     if is_recording() {
         head(header::TROUBLE).store(why, Ordering::Relaxed);
@@ -130,7 +134,7 @@ pub(crate) fn give_up(why: u64) {
     }
 }
 
-/// Clears [`ALIVE`], whose memory is about to be unmapped. Nothing is recorded any more.
+/// Clears [`ALIVE`], whose memory is about to be unmapped. Called after the recording has ended.
 pub(crate) fn forget_alive() {
     ALIVE.store(std::ptr::null_mut(), Ordering::Relaxed);
 }
@@ -140,7 +144,8 @@ pub(crate) fn turn_off() {
     set_stage(StartStage::Off);
 }
 
-/// Runs when the library is loaded, so that a program that allocates nothing connects, too.
+/// Runs when the library is loaded, so that a program without allocations also connects to the
+/// collector.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -157,23 +162,23 @@ pub(crate) unsafe extern "C" fn begin() {
     if first.is_err() {
         return;
     }
-    // Looking for functions may itself allocate.
+    // The lookup of functions may itself allocate.
     stubs::aim(next_alloc::boot_targets());
     let whose = next_alloc::resolve();
     guard::find();
     let is_glibc = whose == MallocOwner::Glibc && next_alloc::has_headers();
     IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
     TO_HOOK.store(if whose == MallocOwner::Theirs { STARTED } else { 0 }, Ordering::Relaxed);
-    // SAFETY: no other thread is here, by the exchange above.
+    // SAFETY: the exchange above admits one thread only.
     let settings = unsafe { &mut *SETTINGS.0.get() };
     if environment(settings).is_none() || record(settings).is_none() {
         turn_off();
     }
 }
 
-/// Begins in a program that runs already.
+/// Begins to record in a running program. Returns [`attached::YES`] or the code of the failure.
 pub(crate) fn attach(words: &[u8]) -> u64 {
-    // SAFETY: no other thread accesses it: calls are not recorded yet.
+    // SAFETY: calls are not recorded yet, so no other thread accesses the settings.
     let settings = unsafe { &mut *SETTINGS.0.get() };
     let Some(room) = settings.get_mut(..words.len()).filter(|room| room.len() < MAX_SETTINGS_BYTES)
     else {
@@ -201,8 +206,8 @@ pub(crate) fn attach(words: &[u8]) -> u64 {
     attached::YES
 }
 
-/// Reads the recorder's variable from the process's initial environment: the C library's `environ`
-/// may not be initialized yet.
+/// Reads the recorder's variable from the initial environment of the process: the `environ` of the
+/// C library may not be initialized yet.
 fn environment(into: &mut [u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     let file = OwnedFile::open(c"/proc/self/environ").ok()?;
     let name = greeting::VARIABLE.as_bytes();
@@ -231,11 +236,11 @@ fn environment(into: &mut [u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     }
 }
 
-/// Settings of a recording or of guarding, from the environment.
+/// Settings of a recording or of guarding.
 struct RecorderSettings<'s> {
-    /// Mean bytes between samples; 0 to record every call.
+    /// Mean number of bytes between samples; 0 to record every call.
     every: u64,
-    /// Size of the smallest block that is logged; 0 for no log.
+    /// Minimum size in bytes of blocks that are logged; 0 for no log.
     least: u64,
     /// True to record mappings too.
     maps: bool,
@@ -244,7 +249,7 @@ struct RecorderSettings<'s> {
     socket: &'s [u8],
 }
 
-/// Parses the settings. The switches for children and pools take effect at once.
+/// Parses the settings. The options for children and pools take effect at once.
 fn parse(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<RecorderSettings<'_>> {
     let length = settings.iter().position(|&byte| byte == 0)?;
     let (mut every, mut least, mut maps) = (0, 0, false);
@@ -252,7 +257,7 @@ fn parse(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<RecorderSettings<'_>> {
     let mut guard = guard::GuardConfig::default();
     let mut rest = settings.get(..length)?;
     while !rest.is_empty() {
-        // The socket's path comes last, and may have commas.
+        // The path of the socket is the last setting and may contain commas.
         let end = if rest.starts_with(b"socket=") {
             rest.len()
         } else {
@@ -280,7 +285,7 @@ fn parse(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<RecorderSettings<'_>> {
     Some(RecorderSettings { every, least, maps, guard, socket: socket? })
 }
 
-/// Connects to the collector, and begins to record if the answer permits it.
+/// Connects to the collector, and begins to record if the collector accepts.
 fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     let settings = parse(settings)?;
     mappings::switch(settings.maps);
@@ -289,7 +294,7 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     }
     let connection = OwnedFile::connect(settings.socket).ok()?;
     let Some((tables, base)) = tables() else {
-        // A file of length 0 reports that memory is exhausted.
+        // A file of length 0 informs the collector that memory is exhausted.
         let nothing = OwnedFile::unnamed(c"pagewise-heap", 0).ok()?;
         connection.send(&hello(), &nothing).ok()?;
         return None;
@@ -320,8 +325,8 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     let targets = switch_on(&settings, is_glibc && !is_named, is_named)?;
     set_stage(StartStage::Records);
     stubs::aim(targets);
-    // In children of `fork` the jumps exist already, and in a program that was running before, the
-    // collector writes them.
+    // In a child of `fork` the inline hooks exist already. In a program that was running before,
+    // the collector writes them.
     if TO_HOOK.swap(0, Ordering::Relaxed) == STARTED {
         inline::patch()?;
     }
@@ -331,8 +336,8 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     Some(())
 }
 
-/// Sends the tables to the collector. Returns true if the collector records this process; `None` if
-/// it does not answer, or waits for this process no longer.
+/// Sends the tables to the collector. Returns true if the collector records this process, and
+/// `None` if it does not answer or no longer waits for this process.
 fn is_accepted(connection: &OwnedFile, tables: &OwnedFile) -> Option<bool> {
     connection.send(&hello(), tables).ok()?;
     let mut answer = [0_u8];
@@ -343,8 +348,8 @@ fn is_accepted(connection: &OwnedFile, tables: &OwnedFile) -> Option<bool> {
     Some(answer == [greeting::YES])
 }
 
-/// Prepares the recording of allocators that have names of their own. Returns true if the process
-/// has such allocators; `None` without memory.
+/// Prepares the recording of allocators with their own function names. Returns true if the process
+/// has such allocators, and `None` if memory is exhausted.
 fn prepare_named(how: u8, is_glibc: bool, functions: &[*mut (); FUNCTIONS]) -> Option<bool> {
     let was_named = named::are_some();
     named::prepare_trampolines()?;
@@ -382,7 +387,7 @@ fn describe_process(every: u64, is_glibc: bool) {
     set_head(header::BEGAN_MONOTONIC, kernel::clock(libc::CLOCK_MONOTONIC));
     set_head(header::EVERY_BYTES, every);
     set_head(header::LIFETIMES_EVERY, if every == 0 { u64::from(threads::TIMED_EVERY) } else { 0 });
-    // No record has one of these first epochs.
+    // No record contains one of these first epochs.
     set_head(header::EPOCHS, 1 << 32 | 1);
     let provider = match is_glibc {
         true => allocator::GLIBC,
@@ -393,7 +398,7 @@ fn describe_process(every: u64, is_glibc: bool) {
     set_head(header::OWN_NEW, u64::from(!is_glibc && next_alloc::has_own_new()));
 }
 
-/// Writes the functions that the collector has to hook into the tables.
+/// Writes the functions that the collector must hook into the tables.
 fn request_hooks(how: u8, functions: &[*mut (); FUNCTIONS], maps: bool) -> Option<()> {
     match how {
         ATTACHED => {
@@ -410,8 +415,8 @@ fn request_hooks(how: u8, functions: &[*mut (); FUNCTIONS], maps: bool) -> Optio
     Some(())
 }
 
-/// Switches the recording on, except for the targets of the stubs, which are returned. `None`
-/// without memory.
+/// Switches the recording on and returns the targets of the stubs, which the caller must set.
+/// Returns `None` if memory is exhausted.
 fn switch_on(
     settings: &RecorderSettings<'_>,
     is_usual: bool,
@@ -423,7 +428,7 @@ fn switch_on(
         return None;
     }
     sampling::begin(every);
-    // With sampling, the log would lack most blocks.
+    // With sampling, the log would not contain most blocks.
     log::begin(if every == 0 { settings.least } else { 0 });
     let alive = ALIVE.load(Ordering::Relaxed);
     // SAFETY: the word is in memory that is never unmapped.
@@ -450,7 +455,7 @@ fn switch_on(
     Some(targets)
 }
 
-/// Begins to guard, if the collector accepts this process. The tables are private memory.
+/// Begins to guard if the collector accepts this process. The tables are in private memory.
 fn begin_to_guard(wanted: &guard::GuardConfig, socket: &[u8]) -> Option<()> {
     // Guarding needs the exported functions, which a program with its own `malloc` does not call.
     if TO_HOOK.load(Ordering::Relaxed) != 0 {
@@ -471,7 +476,7 @@ fn begin_to_guard(wanted: &guard::GuardConfig, socket: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// The tables' file, and where it is mapped.
+/// Creates the file of the tables and maps it. Returns the file and the address of the mapping.
 fn tables() -> Option<(OwnedFile, *mut u8)> {
     // A process that exceeds its file size limit is killed.
     if kernel::longest_file() < LENGTH as u64 {
@@ -482,7 +487,7 @@ fn tables() -> Option<(OwnedFile, *mut u8)> {
     Some((tables, base))
 }
 
-/// First message of a recorder.
+/// Returns the first message that a recorder sends.
 fn hello() -> [u8; 16] {
     let mut hello = [0_u8; 16];
     let (magic, numbers) = hello.split_at_mut(8);
@@ -512,23 +517,24 @@ fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Usable size of a block; 0 if the allocator is not glibc's.
+/// Usable size of a block in bytes; 0 if the allocator is not glibc's.
 #[inline(always)]
 pub(crate) fn room(address: u64) -> u64 {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { next_alloc::glibc_room(address) } else { 0 }
 }
 
-/// Length of a block's mapping, if glibc's allocator mapped it alone.
+/// Length in bytes of the mapping of a block, if glibc's allocator mapped the block alone.
 pub(crate) fn mapped(address: u64) -> Option<u64> {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { next_alloc::glibc_mapped(address) } else { None }
 }
 
-/// `realloc` of a block that was allocated before the next allocator was found.
+/// Performs `realloc` of a block that the boot allocator has returned.
 pub(crate) fn from_boot(old: *mut c_void, size: usize) -> *mut c_void {
     let new = next_alloc::malloc(size);
     if !new.is_null() {
         let length = next_alloc::boot_size(old).min(size);
-        // SAFETY: both blocks are long enough, and no other thread has the new one.
+        // SAFETY: both blocks have at least `length` bytes, and no other thread knows the new
+        // block.
         unsafe { std::ptr::copy_nonoverlapping(old.cast::<u8>(), new.cast::<u8>(), length) };
     }
     new

@@ -1,36 +1,36 @@
-//! Unwinding of one function by its unwind table (`.eh_frame`): one row, for one address.
+//! Unwinding of one function by its unwind table (`.eh_frame`): finds the row of one address.
 //!
-//! Supports the output of compilers: tables sorted for search, frames found by the stack pointer or
-//! the frame pointer, return addresses just below the frame. Any other row is
-//! [`UnwindRow::Unknown`], where a call stack ends. DWARF 5, section 6.4, and the Linux Standard
-//! Base, "Exception Frames".
+//! Supports the tables that compilers emit: tables that are sorted for search, frames relative to
+//! the stack pointer or the frame pointer, and return addresses directly below the end of the
+//! frame. Any other row is [`UnwindRow::Unknown`], which ends a call stack. Sources: DWARF 5,
+//! section 6.4, and the Linux Standard Base, "Exception Frames".
 //!
-//! gimli 0.34 with storage of fixed size (`read-core`) is not used here, as `pagewise-trace` does:
-//! it finds the same rows in 1.6 times the time (260 ns, not 160 ns, for an address of glibc or
-//! libstdc++), and its context takes 8.7 KB of the stack of the thread that allocates, which may be
-//! a coroutine with 16 KiB. The eight states here take less than 0.6 KB.
+//! `pagewise-trace` uses gimli 0.34 with fixed-size storage (`read-core`) instead. It finds the
+//! same rows in 1.6 times the time (260 ns instead of 160 ns for an address of glibc or libstdc++).
+//! Its context takes 8.7 KB of the stack of the allocating thread, which may be a coroutine with 16
+//! KiB. The eight saved states here take less than 0.6 KB.
 
-/// Rule that computes the caller's frame from the function's frame, at one of its instructions.
+/// Rule that computes the caller's frame from the frame of a function at one of its instructions.
 /// Offsets are in words of 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnwindRow {
-    /// The frame ends `offset` above the stack pointer.
+    /// The frame ends `offset` words above the stack pointer.
     Stack { offset: u16, saved: u16 },
-    /// The frame ends `offset` above the frame pointer.
+    /// The frame ends `offset` words above the frame pointer.
     Frame { offset: u16, saved: u16 },
-    /// The address of the frame's end lies at `offset` words from the frame pointer (functions that
-    /// realign their stack).
+    /// A word contains the address of the frame's end. This word is `offset` words from the frame
+    /// pointer (in functions that realign their stack).
     Behind { offset: i16, saved: u16 },
-    /// A signal frame, to which a signal handler returns: the kernel saved the registers there.
+    /// The frame to which a signal handler returns: the kernel has saved the registers in it.
     Signal,
-    /// No caller: a thread begins here.
+    /// The function has no caller: a thread begins here.
     End,
     /// Any other rule.
     Unknown,
 }
 
-// `saved`: the frame pointer is saved this number of words below the frame's end; 0 if the function
-// leaves it unchanged.
+// `saved`: number of words from the saved frame pointer up to the end of the frame; 0 if the
+// function leaves the frame pointer unchanged.
 
 impl UnwindRow {
     /// Packs a row: the offset in bits 0 to 15, the kind in bits 16 to 18, [`PLAIN`] in bit 19, and
@@ -74,19 +74,19 @@ impl UnwindRow {
         }
     }
 
-    /// Offset and saved of a word that is [`PLAIN`].
+    /// Returns `offset` and `saved` of a word with the bit [`PLAIN`]; `None` for other words.
     #[inline(always)]
     pub(crate) fn unpack_plain(word: u32) -> Option<(u16, u16)> {
         (word & PLAIN != 0).then_some((word as u16, (word >> 20) as u16))
     }
 }
 
-/// Bit of a packed row for the most frequent kind: an [`UnwindRow::Stack`] of at least one word and
-/// fewer than [`PLAIN_END`], with the saved frame pointer within the frame.
+/// Bit in a packed row of the most frequent form: an [`UnwindRow::Stack`] whose `offset` is at
+/// least one and below [`PLAIN_END`], and whose saved frame pointer is within the frame.
 pub(crate) const PLAIN: u32 = 1 << 19;
 pub(crate) const PLAIN_END: u16 = 1 << 15;
 
-/// Memory of a mapped file; a read outside of it fails.
+/// Memory of a mapped file. A read outside of its range returns `None`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ImageBytes {
     start: usize,
@@ -94,10 +94,10 @@ pub(crate) struct ImageBytes {
 }
 
 impl ImageBytes {
-    /// The memory from `start` to `end`.
+    /// Creates the image of the memory from `start` to `end`.
     ///
     /// # Safety
-    /// The targets of its pointers are mapped and do not change while this value is used.
+    /// The memory must be mapped and unchanged while this value is in use.
     pub(crate) unsafe fn new(start: usize, end: usize) -> ImageBytes {
         ImageBytes { start, end }
     }
@@ -108,16 +108,17 @@ impl ImageBytes {
             return None;
         }
         let place: *const T = std::ptr::with_exposed_provenance(at);
-        // SAFETY: the range was checked to be of the image; the types read are plain numbers.
+        // SAFETY: the range was checked to be within the image, and every bit pattern is valid for
+        // the integer types that are read.
         Some(unsafe { place.read_unaligned() })
     }
 
-    /// Bytes of it, which stay while the object is loaded.
+    /// Returns `length` bytes of the image, which exist as long as the object is loaded.
     pub(crate) fn bytes(&self, at: usize, length: usize) -> Option<&'static [u8]> {
         if at < self.start || at.checked_add(length)? > self.end {
             return None;
         }
-        // SAFETY: the range was checked to be of the image, of which nothing changes.
+        // SAFETY: the range was checked to be within the image, whose bytes do not change.
         Some(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), length) })
     }
 }
@@ -174,7 +175,7 @@ impl ImageCursor<'_> {
         None
     }
 
-    /// An address in `encoding` (`DW_EH_PE_*`); `None` if it is indirect.
+    /// Reads an address in `encoding` (`DW_EH_PE_*`); `None` if the encoding is indirect.
     fn address(&mut self, encoding: u8, data: usize) -> Option<usize> {
         let here = self.at;
         let value = match encoding & 0x0f {
@@ -200,13 +201,13 @@ impl ImageCursor<'_> {
     }
 }
 
-/// The row at `address`, by the search table at `header` (`PT_GNU_EH_FRAME`).
+/// Returns the row for `address`, through the search table at `header` (`PT_GNU_EH_FRAME`).
 pub(crate) fn row(image: &ImageBytes, header: usize, address: usize) -> UnwindRow {
     let Some(entry) = search(image, header, address) else { return UnwindRow::Unknown };
     evaluate(image, entry, address).unwrap_or(UnwindRow::Unknown)
 }
 
-/// Address of the entry (FDE) for an address.
+/// Address of the table entry (FDE) that covers `address`.
 fn search(image: &ImageBytes, header: usize, address: usize) -> Option<usize> {
     const SORTED: u8 = 0x3b;
     let mut cursor = ImageCursor { image, at: header, end: image.end };
@@ -234,14 +235,14 @@ fn search(image: &ImageBytes, header: usize, address: usize) -> Option<usize> {
     Some(header.wrapping_add_signed(offset as isize))
 }
 
-/// Location of a register's value in the caller.
+/// Location of the caller's value of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RegisterRule {
     Same,
     Undefined,
-    /// At this number of bytes from the frame's end.
+    /// In the word at this number of bytes from the end of the frame.
     At(i64),
-    /// At the address in the frame pointer.
+    /// In the word to which the frame pointer points.
     Here,
     Other,
 }
@@ -302,7 +303,7 @@ fn evaluate(image: &ImageBytes, entry: usize, address: usize) -> Option<UnwindRo
     Some(compact(state))
 }
 
-/// Common part of entries (a CIE).
+/// Common part of table entries (a CIE).
 #[derive(Clone, Copy, Debug)]
 struct Common {
     encoding: u8,
@@ -376,7 +377,7 @@ impl Common {
     }
 }
 
-/// Follows instructions up to `address`.
+/// Executes call frame instructions up to `address`.
 fn execute(
     cursor: &mut ImageCursor<'_>,
     common: &Common,
@@ -432,7 +433,7 @@ fn execute(
     Some(state)
 }
 
-/// The instructions that are not among the most frequent.
+/// Executes an instruction that is not among the most frequent ones.
 fn rare_instruction(
     cursor: &mut ImageCursor<'_>,
     common: &Common,
@@ -465,7 +466,7 @@ fn rare_instruction(
     Some(())
 }
 
-/// The instructions that define where a register was saved.
+/// Executes an instruction that defines the location of a saved register.
 #[inline(always)]
 fn register_rule(
     cursor: &mut ImageCursor<'_>,
@@ -499,8 +500,8 @@ fn register_rule(
             let skip = cursor.unsigned()?;
             let begin = cursor.at;
             cursor.skip(skip)?;
-            // Functions that realign their stack save the frame pointer at the address in the frame
-            // pointer.
+            // Functions that realign their stack save the frame pointer in the word to which the
+            // frame pointer points.
             rule(
                 state,
                 register,
@@ -533,7 +534,7 @@ fn register_rule(
     Some(())
 }
 
-/// The instructions that define the end of the frame, the canonical frame address.
+/// Executes an instruction that defines the end of the frame, the canonical frame address.
 #[inline(always)]
 fn frame_end(
     cursor: &mut ImageCursor<'_>,
@@ -602,7 +603,8 @@ fn restore(state: &mut UnwindState, initial: UnwindState, register: u64) {
     }
 }
 
-/// A frame's end by a DWARF expression; supports the form of functions that realign their stack.
+/// Evaluates a DWARF expression for the end of a frame. Supports only the form that functions with
+/// a realigned stack use.
 fn expression(cursor: &mut ImageCursor<'_>) -> Option<FrameEnd> {
     let length = cursor.unsigned()?;
     let begin = cursor.at;
@@ -618,7 +620,8 @@ fn expression(cursor: &mut ImageCursor<'_>) -> Option<FrameEnd> {
     })
 }
 
-/// The offset of an expression that is the frame pointer and an offset.
+/// Returns the offset in an expression that adds an offset to the frame pointer; `None` for other
+/// expressions.
 fn by_frame_pointer(image: &ImageBytes, begin: usize, end: usize) -> Option<i64> {
     let mut cursor = ImageCursor { image, at: begin, end };
     if cursor.byte()? != BREG_FRAME {
@@ -628,7 +631,7 @@ fn by_frame_pointer(image: &ImageBytes, begin: usize, end: usize) -> Option<i64>
     (cursor.at == end).then_some(offset)
 }
 
-/// Compact form of a state.
+/// Converts a state to a row.
 fn compact(state: UnwindState) -> UnwindRow {
     match state.back {
         RegisterRule::Undefined => return UnwindRow::End,
@@ -640,7 +643,7 @@ fn compact(state: UnwindState) -> UnwindRow {
         (_, RegisterRule::Same) => Some(0),
         (_, RegisterRule::At(offset)) => words(-offset).filter(|&words| words > 0),
         (_, RegisterRule::Here) => Some(SAVED_HERE),
-        // The frame pointer cannot be restored, so the row is unknown.
+        // The caller's frame pointer cannot be restored, so the row is unknown.
         (_, RegisterRule::Undefined | RegisterRule::Other) => None,
     };
     let saved = saved.and_then(|words| u16::try_from(words).ok());
@@ -662,7 +665,7 @@ fn compact(state: UnwindState) -> UnwindRow {
     }
 }
 
-/// Value of `saved` if the frame pointer is saved at the address in the frame pointer.
+/// Value of `saved` if the frame pointer is saved in the word to which the frame pointer points.
 pub(crate) const SAVED_HERE: i64 = SAVED_MOST as i64;
 /// Maximum of `saved`, which has 12 bits.
 const SAVED_MOST: u16 = 0xfff;

@@ -1,18 +1,18 @@
-//! The guarding mode of this library: some objects, chosen at random, or all, are on pages of their
-//! own, so that an access past their ends or after their free is detected at once.
+//! The guarding mode of this library: randomly chosen objects, or all objects, are on separate
+//! pages, so that an access past the end of an object or after its free is detected at once.
 //!
 //! ```text
-//!  guard      selection of allocations, and each function of malloc's family for guarded ones
-//!  pool       their memory; guard pages around them; quarantine of freed ones
+//!  guard      selection of allocations, and the functions of malloc's family for guarded objects
+//!  pool       memory of objects, guard pages around them, and quarantine of freed objects
 //!  moves      pages that move from one object to the next
-//!  canary     canary bytes in the rest of their pages, checked at the free
+//!  canary     canary bytes in the unused part of an object's pages, checked at its free
 //!  signals    SIGSEGV and SIGBUS of guarded memory, and the program's own handlers
 //!  operators  the C++ operators that allocate and free objects
 //!  tell       report of a memory error with its call stacks, before the program continues or ends
 //! ```
-//!
-//! Each thread counts its allocations down from a random number that is drawn anew each time, so
-//! that each allocation has the same probability. An allocation that is not guarded costs two more
+//! Each thread counts its allocations down from a random number and then draws a new number, so
+//! that every allocation has the same probability. An allocation that is not guarded costs two more
+//! instructions.
 //! instructions.
 
 mod canary;
@@ -41,24 +41,24 @@ use pool::{Id, NotFreed};
 /// Parameters of guarding.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GuardConfig {
-    /// Sampling rate: one in `rate` allocations is guarded on average; 0 for none.
+    /// Sampling interval: one in `rate` allocations is guarded on average; 0 guards no allocation.
     pub rate: u64,
-    /// Memory limit in bytes.
+    /// Limit in bytes of the memory for guarding.
     pub most: u64,
-    /// The program continues after a memory error.
+    /// True if the program continues after a memory error.
     pub goes_on: bool,
-    /// The best means by which pages are made inaccessible.
+    /// Best permitted method of making pages inaccessible.
     pub means: Option<pool::ProtectMeans>,
-    /// Position of an object in its page: [`side`].
+    /// Position of objects in their pages, as parsed by [`side`].
     pub side: u8,
 }
 
-/// Values of [`SIDE`]: at the end of the pages, at their start, or at one of these by chance.
+/// Values of [`SIDE`]: objects are at the end of their pages, at the start, or randomly at either.
 const AT_END: u8 = 0;
 const AT_START: u8 = 1;
 const BY_CHANCE: u8 = 2;
 
-/// Parses the position of objects in their pages.
+/// Parses the setting for the position of objects in their pages.
 pub(crate) fn side(word: &[u8]) -> Option<u8> {
     match word {
         b"end" => Some(AT_END),
@@ -68,7 +68,7 @@ pub(crate) fn side(word: &[u8]) -> Option<u8> {
     }
 }
 
-/// Parses the best permitted method of making pages inaccessible.
+/// Parses the setting for the best permitted method of making pages inaccessible.
 pub(crate) fn means(word: &[u8]) -> Option<pool::ProtectMeans> {
     match word {
         b"moves" => Some(pool::ProtectMeans::Moves),
@@ -78,21 +78,21 @@ pub(crate) fn means(word: &[u8]) -> Option<pool::ProtectMeans> {
     }
 }
 
-/// Alignment that `malloc` guarantees.
+/// Alignment in bytes that `malloc` guarantees.
 const ALIGN: usize = 16;
 
 static RATE: AtomicU64 = AtomicU64::new(0);
-/// 1 / ln(1 - 1/rate), an `f64`.
+/// Value of 1 / ln(1 - 1/rate), as the bits of an `f64`.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 static GOES_ON: AtomicU8 = AtomicU8::new(0);
 static SIDE: AtomicU8 = AtomicU8::new(AT_END);
-/// 1 if the next allocator is glibc's, which has a header before each block.
+/// 1 if the next allocator is glibc's, whose blocks have headers.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
-/// Functions that handle unguarded blocks.
+/// Next functions, which handle unguarded blocks.
 static PASS: [AtomicPtr<()>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 
-/// True if this process is guarded.
+/// True if guarding is on in this process.
 pub(crate) fn is_on() -> bool {
     RATE.load(Relaxed) != 0 && begin::stage() == StartStage::Records
 }
@@ -101,13 +101,13 @@ fn goes_on() -> bool {
     GOES_ON.load(Relaxed) != 0
 }
 
-/// True if each allocation is guarded: freed addresses are then checked more closely.
+/// True if every allocation is guarded. Freed addresses are then also checked more strictly.
 fn is_strict() -> bool {
     RATE.load(Relaxed) == 1
 }
 
-/// Begins to guard. Returns the targets of the stubs; `None` if the collector refuses this process
-/// or guarding is not possible.
+/// Begins to guard. Returns the targets of the stubs, or `None` if the collector refuses this
+/// process or guarding is not possible.
 pub(crate) fn begin(
     wanted: &GuardConfig,
     socket: &[u8],
@@ -148,8 +148,7 @@ pub(crate) fn begin(
     Some(targets)
 }
 
-/// Looks up the next functions of those exported functions that programs call even if they are not
-/// guarded.
+/// Looks up the next functions of the exported functions that programs call even without guarding.
 pub(crate) fn find() {
     signals::find();
     aux_hooks::behind(&FORK, c"fork");
@@ -163,7 +162,7 @@ pub(crate) fn forked() {
     tell::forked();
 }
 
-/// `malloc`: most allocations are only counted down.
+/// Entry of `malloc`: most calls only count the allocation down.
 #[unsafe(naked)]
 unsafe extern "C" fn enter_malloc() {
     naked_asm!(
@@ -190,7 +189,7 @@ unsafe extern "C" fn enter_calloc() {
     )
 }
 
-/// `free`: most blocks are not guarded.
+/// Entry of `free`: most blocks are not guarded.
 #[unsafe(naked)]
 unsafe extern "C" fn enter_free() {
     naked_asm!(
@@ -262,27 +261,28 @@ unsafe extern "C" fn enter_pvalloc() {
     naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym pvalloc)
 }
 
-/// Number of allocations to skip before the next guarded one.
+/// Returns a random number of allocations to skip before the next guarded one.
 fn draw(thread: &ThreadData) -> u64 {
     if is_strict() {
         return 0;
     }
-    // In (0, 1].
+    // The interval of `uniform` is (0, 1].
     let uniform = ((thread.draw() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
     let scale = f64::from_bits(SCALE.load(Relaxed));
     let passed = logarithm(uniform) * scale;
     (passed as i64).max(0).cast_unsigned()
 }
 
-/// True if an allocation that was counted down is guarded; then draws the number for the next one.
+/// Returns true if the allocation that was just counted down must be guarded, and then draws the
+/// number for the next one.
 fn is_due(thread: &ThreadData) -> bool {
     if own::<{ Own::Left as usize }>().cast_signed() >= 0 {
         return false;
     }
     let passed = draw(thread);
     if thread.begins_sampling() && passed > 0 {
-        // The thread has drawn no number before: its first allocation has the same probability as
-        // any.
+        // The thread had no random number yet, so its first allocation must be guarded with the
+        // same probability as any other.
         set_own::<{ Own::Left as usize }>(passed - 1);
         return false;
     }
@@ -290,21 +290,23 @@ fn is_due(thread: &ThreadData) -> bool {
     true
 }
 
-/// The number of this thread.
+/// Thread ID of this thread.
 fn number(thread: &ThreadData) -> u32 {
     match thread.tid() {
-        // Ending threads share one value.
+        // Ending threads share one `ThreadData`, so the kernel is asked.
         0 => kernel::thread(),
         tid => tid,
     }
 }
 
-/// A guarded object for an allocation that was counted down, if it is due and there is room.
+/// Returns a guarded object if the allocation is due and the pool has space. Called after the
+/// allocation was counted down.
 fn guarded(size: usize, align: usize, stack: u64, frame: u64) -> Option<*mut c_void> {
     guarded_by(size, align, stack, frame, made_by::MALLOC)
 }
 
-/// The same by a function of this kind.
+/// Returns a guarded object like [`guarded`], for an allocation by a function of the family
+/// `made_by`.
 fn guarded_by(
     size: usize,
     align: usize,
@@ -313,7 +315,7 @@ fn guarded_by(
     made_by: u32,
 ) -> Option<*mut c_void> {
     let Some(entered) = threads::enter() else {
-        // The next allocation tries again.
+        // The next allocation of the thread is due again.
         set_own::<{ Own::Left as usize }>(0);
         return None;
     };
@@ -325,7 +327,7 @@ fn guarded_by(
             _ => thread.draw() >> 63 != 0,
         };
         let at = at(stack, frame);
-        // The C++ library's own operators call `malloc` too, unless they are replaced.
+        // The C++ library's own operators also call `malloc`, unless the program replaces them.
         let made_by = if operators::is_library(at.code) { made_by::ANY } else { made_by };
         let node = thread.node(at);
         let call = pool::AllocatingCall { node, thread: number(thread), made_by };
@@ -335,7 +337,7 @@ fn guarded_by(
     object.flatten().map(std::ptr::with_exposed_provenance_mut)
 }
 
-/// Counts down an allocation whose stub does not.
+/// Counts down an allocation. Called for functions whose stub does not count.
 fn count() {
     let left = own::<{ Own::Left as usize }>();
     set_own::<{ Own::Left as usize }>(left.wrapping_sub(1));
@@ -351,7 +353,7 @@ unsafe extern "C" fn calloc(number: usize, size: usize, stack: u64, frame: u64) 
     object.unwrap_or_else(|| next_alloc::calloc(number, size))
 }
 
-/// A guarded object with this alignment; `None` if the alignment is not a power of two.
+/// Returns a guarded object with this alignment; `None` if the alignment is not a power of two.
 fn aligned(align: usize, size: usize, stack: u64, frame: u64) -> Option<*mut c_void> {
     count();
     align.is_power_of_two().then(|| guarded(size, align, stack, frame)).flatten()
@@ -385,7 +387,7 @@ unsafe extern "C" fn posix_memalign(
     let Some(object) = aligned(align, size, stack, frame) else {
         return next_alloc::posix_memalign(to, align, size);
     };
-    // SAFETY: the caller's pointer is to be written.
+    // SAFETY: the program passes a pointer to which the address may be written.
     unsafe { to.write(object) };
     0
 }
@@ -416,7 +418,7 @@ unsafe extern "C" fn free(block: *mut c_void, stack: u64, frame: u64) {
     next_alloc::free(block);
 }
 
-/// Call tree node of the caller.
+/// Returns the call tree node of the program's call.
 fn node(stack: u64, frame: u64) -> u32 {
     threads::enter().map_or(ROOT, |entered| {
         let node = entered.thread().node(at(stack, frame));
@@ -446,8 +448,8 @@ fn free_guarded(id: Id, address: usize, stack: u64, frame: u64) {
     }
 }
 
-/// Claims an object to free it. If it is not an object, an error is reported, and the program ends
-/// if it is set to.
+/// Claims an object that is to be freed. If the address is not that of a live object, reports an
+/// error, ends the program unless it is set to continue, and returns false.
 fn release(id: Id, address: usize, stack: u64, frame: u64) -> bool {
     let Err(why) = pool::free_object(id, address) else { return true };
     let bug = match why {
@@ -477,9 +479,9 @@ fn tell_broken(id: Id, address: usize, node: u32, access: u64) {
     });
 }
 
-/// True for an address that `malloc` cannot have returned: not aligned, on the stack, in a
-/// program's data, not mapped, or at the beginning of a page without the header of a block before
-/// it. The error is then reported.
+/// Returns true, after reporting the error, for an address that `malloc` cannot have returned: it
+/// is not aligned, on the stack, in the data of an ELF object or not mapped, or it is at the start
+/// of a page and no header of a block precedes it.
 fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
     let has_no_header = || {
         IS_GLIBC.load(Relaxed) != 0
@@ -497,12 +499,12 @@ fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
     is_none
 }
 
-/// True if the word before an address can be the size of a glibc chunk. The page before the address
-/// can be unmapped, without the right to read it, or part of any other mapping.
+/// True if the word before an address can be the size of a glibc chunk. The page that contains the
+/// word can be unmapped, unreadable, or part of any other mapping.
 fn has_glibc_header(address: usize) -> bool {
-    /// Flags of a chunk in the lowest bits of its size.
+    /// Mask of the flags in the lowest bits of a chunk size.
     const FLAGS: usize = 7;
-    /// Size of the smallest chunk.
+    /// Size in bytes of the smallest chunk.
     const MIN_CHUNK: usize = 4 * size_of::<usize>();
     let before = address.wrapping_sub(size_of::<usize>());
     let mut size = [0; size_of::<usize>()];
@@ -512,15 +514,15 @@ fn has_glibc_header(address: usize) -> bool {
             size >= MIN_CHUNK && size.is_multiple_of(ALIGN)
         }
         Err(kernel::Errno(libc::EFAULT)) => false,
-        // A seccomp filter can forbid the call.
+        // A seccomp filter can forbid `process_vm_readv`.
         Err(_) => kernel::is_mapped(before & !(pool::page() - 1), pool::page()),
     }
 }
 
-/// True if an address above the stack pointer is on the same stack, which is the thread's own. The
-/// end of the stack is known: other memory may follow it directly.
+/// True if an address above the stack pointer is on the same stack. Covers only stacks whose end is
+/// known, which are the thread's own: other memory may follow the stack directly.
 fn is_on_stack(address: u64, stack: u64) -> bool {
-    /// No stack is searched further up.
+    /// Maximum distance in bytes from the stack pointer.
     const FAR: u64 = 64 << 20;
     let ends = [next_alloc::thread_data(), next_alloc::first_stack_end()];
     if address - stack > FAR || !ends.iter().any(|&end| address < end) {
@@ -556,13 +558,13 @@ unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u
     };
     operators::check_free(id, address, stack, frame);
     if size == 0 {
-        // As the C library does.
+        // Size 0 frees the block, as in the C library.
         free_guarded(id, address, stack, frame);
         return std::ptr::null_mut();
     }
     let new = guarded(size, ALIGN, stack, frame).unwrap_or_else(|| next_alloc::malloc(size));
     if !new.is_null() {
-        // SAFETY: both are live, of at least that many bytes.
+        // SAFETY: both objects are live, and have at least the given number of bytes.
         unsafe { copy(old, new, length.min(size)) };
         free_guarded(id, address, stack, frame);
     }
@@ -570,8 +572,7 @@ unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u
 }
 
 unsafe fn copy(from: *const c_void, to: *mut c_void, length: usize) {
-    // SAFETY: the caller guarantees that both blocks have `length` bytes; they are different
-    // objects.
+    // SAFETY: the caller guarantees that both blocks are different and have `length` bytes.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), length) };
 }
 
@@ -580,7 +581,7 @@ unsafe fn realloc_other(old: *mut c_void, size: usize, stack: u64, frame: u64) -
     let Some(new) = object else { return next_alloc::realloc(old, size) };
     // SAFETY: the block is live.
     let length = unsafe { malloc_usable_size(old) }.min(size);
-    // SAFETY: both are live, of at least that many bytes.
+    // SAFETY: both blocks are live, and have at least `length` bytes.
     unsafe { copy(old, new, length) };
     next_alloc::free(old);
     new
@@ -589,10 +590,10 @@ unsafe fn realloc_other(old: *mut c_void, size: usize, stack: u64, frame: u64) -
 static USABLE_SIZE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static FORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Usable size of a block in bytes.
+/// Returns the usable size of a block in bytes.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
     let address = block.addr();
@@ -606,14 +607,14 @@ pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize 
     type UsableSizeFn = unsafe extern "C" fn(*mut c_void) -> usize;
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, UsableSizeFn>(function) };
-    // SAFETY: the program passes a block of the C library's, or NULL.
+    // SAFETY: the program passes a block of the C library, or NULL.
     unsafe { function(block) }
 }
 
-/// Creates a child, which has the guarded objects of its parent.
+/// Creates a child process, which inherits the guarded objects.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn fork() -> c_int {
     let function = aux_hooks::behind(&FORK, c"fork");
@@ -625,16 +626,17 @@ pub(crate) unsafe extern "C" fn fork() -> c_int {
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(function) };
     let entered = if is_on() { threads::enter() } else { None };
     let Some(entered) = entered else {
-        // SAFETY: `fork` takes nothing; the program calls it where it may.
+        // SAFETY: `fork` has no arguments, and the program called it at this point.
         return unsafe { function() };
     };
     pool::hold_for_fork();
-    // SAFETY: `fork` takes nothing; the program calls it where it may, and the pool's lock is held.
+    // SAFETY: `fork` has no arguments, and the program called it at this point. The lock of the
+    // pool is held.
     let result = unsafe { function() };
-    // SAFETY: it was held above, by this thread, or by the one that it is a copy of.
+    // SAFETY: this thread, or the parent's thread of which it is a copy, acquired the lock above.
     unsafe { pool::go_on_after_fork() };
-    // In the child, the data of this thread are zero-filled. The child is set up now, since freed
-    // objects must be inaccessible.
+    // In the child, this thread's data are zero-filled. The child is set up at once, because freed
+    // objects must stay inaccessible.
     if result == 0 {
         let _ = begin::is_recording();
     } else {
@@ -650,7 +652,7 @@ pub(crate) unsafe extern "C" fn fork() -> c_int {
 static AT_END_OF_PROGRAM: unsafe extern "C" fn() = at_end;
 
 unsafe extern "C" fn at_end() {
-    // `is_recording` sets up a child of `fork` that has allocated nothing yet.
+    // `is_recording` sets up a child of `fork` that has not allocated yet.
     if RATE.load(Relaxed) == 0 || !begin::is_recording() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Recording hooks of `malloc`'s family, which call the underlying allocator.
+//! Recording hooks of `malloc`'s family. Each hook calls the underlying allocator.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use crate::stacks::CallPoint;
 use crate::thread_cache;
 use crate::threads::{self, ThreadData};
 
-/// Numbers by which stubs distinguish functions with the same signature.
+/// Values by which stubs distinguish functions with equal signatures.
 pub(crate) const CALLOC: usize = 0;
 pub(crate) const REALLOC: usize = 1;
 pub(crate) const MEMALIGN: usize = 2;
@@ -21,16 +21,17 @@ pub(crate) const ALIGNED_ALLOC: usize = 3;
 pub(crate) const VALLOC: usize = 4;
 pub(crate) const PVALLOC: usize = 5;
 
-/// Call point of the program: `stack` is the stack pointer, which points at the return address.
+/// Returns the call point in the program. `stack` is the stack pointer, which points at the return
+/// address.
 #[inline(always)]
 pub(crate) fn at(stack: u64, frame: u64) -> CallPoint {
     let back: *const u64 = std::ptr::with_exposed_provenance(stack as usize);
-    // SAFETY: the stub has passed its stack pointer, where the call put its return address.
+    // SAFETY: the stub passes its stack pointer, which points to the return address of the call.
     CallPoint { code: unsafe { back.read_volatile() }, stack: stack + 8, frame }
 }
 
-// Hooks are compiled twice. With `USUAL`, every call is recorded and the allocator is glibc's;
-// without it, both are checked at run time.
+// The hooks are compiled twice. With `USUAL`, every call is recorded and the allocator is glibc's;
+// without it, both conditions are checked at run time.
 
 #[inline(always)]
 pub(crate) fn note<const USUAL: bool>(block: *mut c_void, size: usize, stack: u64, frame: u64) {
@@ -90,8 +91,8 @@ pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void, stac
     next_alloc::free(block);
 }
 
-/// Counts that a block is to be freed, by `free` with its caller's stack pointer, or by another
-/// function.
+/// Counts a block that is about to be freed: by `free` with its caller's stack pointer in `stack`,
+/// or by another function.
 #[inline(always)]
 pub(crate) fn freed<const USUAL: bool>(block: *mut c_void, stack: Option<u64>) {
     let address = block.addr() as u64;
@@ -129,7 +130,8 @@ fn unknown_freed(address: u64, stack: Option<u64>) {
     unknown(begin::room(address));
 }
 
-/// Counts a free of a block whose allocation was not recorded, with its usable size.
+/// Counts a free of a block whose allocation was not recorded. `room` is the usable size of the
+/// block.
 #[cold]
 fn unknown(room: u64) {
     if !sampling::is_on() {
@@ -201,16 +203,16 @@ fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void
 /// Result of a resize of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ResizeOutcome {
-    /// The block has this size now, at the same or another address.
+    /// The block has this size in bytes now, at the same or another address.
     Resized(usize),
-    /// It is freed.
+    /// The block was freed.
     Freed,
-    /// It is as it was.
+    /// The block is unchanged.
     Kept,
 }
 
 impl ResizeOutcome {
-    /// Outcome of the C library's `realloc`.
+    /// Outcome of a call of the C library's `realloc` that returned `new`.
     pub(crate) fn usual(new: *mut c_void, size: usize) -> ResizeOutcome {
         match (new.is_null(), size) {
             (false, _) => ResizeOutcome::Resized(size),
@@ -220,8 +222,8 @@ impl ResizeOutcome {
     }
 }
 
-/// Resizes a block by `call`, which is counted as a free and an allocation; as an allocation alone
-/// if `old` is null.
+/// Resizes a block by `call` and counts a free and an allocation. If `old` is null, counts only an
+/// allocation.
 pub(crate) fn resize(
     old: *mut c_void,
     stack: u64,
@@ -236,7 +238,8 @@ pub(crate) fn resize(
         return new;
     }
     let address = old.addr() as u64;
-    // Another thread may get the address before the call returns, so the block is removed first.
+    // Another thread may get the address before the call returns, so the block is removed before
+    // the call.
     let known = threads::enter().and_then(|entered| {
         let known = entered.thread().remove_block::<false>(address);
         threads::leave(entered);

@@ -1,18 +1,19 @@
-//! Inline hooks for programs that have a `malloc` of their own: a jump to our hook replaces the
-//! first instructions of each function.
+//! Inline hooks for programs with their own `malloc`: a jump to our hook replaces the first
+//! instructions of each function.
 //!
-//! The recorder writes the addresses of the functions and of a page that it mapped near them. The
-//! collector reads their code and writes the instructions that a jump would overwrite, relocated to
-//! that page ([`hooks`]): a trampoline. The C library's own functions are hooked in the same way in
-//! a program that runs already.
+//! The recorder passes the addresses of the functions, and of a page that it has mapped near them,
+//! to the collector. The collector reads the code of the functions, relocates the instructions that
+//! a jump would overwrite to that page ([`hooks`]), and adds a jump back: a trampoline. In a
+//! running program, the functions of the C library are hooked in the same way.
 //!
 //! ```text
-//!  malloc:  jmp entry           near page:  entry:  jmp entry_of::<0>      -> hook, or on where this thread is within a call
-//!  behind:  ...                             moved:  the first instructions, jmp behind
+//!  malloc:  jmp entry      near page:  entry:  jmp entry_of::<0>, which jumps to the hook, or,
+//!  behind:  ...                                within a call of this thread, to `moved`
+//!                          near page:  moved:  the first instructions, jmp behind
 //! ```
 //!
-//! An allocator's functions may call each other: calls inside a recorded call are not the
-//! program's, so a thread's word ([`Own::Within`]) marks that it is in one.
+//! An allocator's functions may call each other. A call inside of a recorded call is not a call of
+//! the program, so each thread has a word ([`Own::Within`]) that marks a call in progress.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
@@ -24,26 +25,27 @@ use crate::kernel;
 use crate::shared::head;
 use crate::stubs::{FUNCTIONS, Own, TARGETS};
 
-/// All functions that may be hooked: `malloc`'s family, followed by [`aux_hooks`].
+/// Number of functions that may be hooked: `malloc`'s family, followed by those of [`aux_hooks`].
 pub(crate) const ALL: usize = hooks::FUNCTIONS;
 const _: () = assert!(FUNCTIONS == hooks::FAMILY && FUNCTIONS + OTHERS == ALL, "these are all");
 
-/// Trampolines: the relocated prologue of each function.
+/// Address of the trampoline of each function: its relocated prologue; null without one.
 static MOVED: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
-/// Replacements of the other functions.
+/// Hooks of the functions in [`aux_hooks`].
 static STUBS: [AtomicPtr<()>; OTHERS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; OTHERS];
-/// Address of each function, number of moved bytes, and the original first bytes.
+/// Address of each function, number of relocated bytes, and the original first bytes.
 static KNOWN: [[AtomicU64; 3]; ALL] = [const { [const { AtomicU64::new(0) }; 3] }; ALL];
 const AT: usize = 0;
 const LENGTH: usize = 1;
 const BEFORE: usize = 2;
-/// Address of a page near `malloc`'s family, and of one near the other functions if the first is
-/// out of reach; 0 if not allocated.
+/// Address of a page near `malloc`'s family, and of a page near the other functions if the first
+/// page is out of their reach; 0 without such a page.
 static NEAR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-/// 1 if the trampolines exist: threads may be in them.
+/// 1 if the trampolines exist and threads may be in them.
 static READY: AtomicU64 = AtomicU64::new(0);
 
-/// Target of the jump in a patched function.
+/// Target of the jump in a hooked function: the hook, or the trampoline if this thread is within a
+/// call.
 #[unsafe(naked)]
 unsafe extern "C" fn entry_of<const FUNCTION: usize>() {
     naked_asm!(
@@ -57,7 +59,7 @@ unsafe extern "C" fn entry_of<const FUNCTION: usize>() {
     )
 }
 
-/// The same for functions outside of the allocator.
+/// Target of the jump in a hooked function outside of the allocator.
 #[unsafe(naked)]
 unsafe extern "C" fn entry_of_other<const FUNCTION: usize>() {
     naked_asm!(
@@ -72,7 +74,8 @@ unsafe extern "C" fn entry_of_other<const FUNCTION: usize>() {
     )
 }
 
-/// Calls the trampoline of a function, whose own calls of other functions are not the program's.
+/// Calls the trampoline of a function. Calls that the function makes itself are not calls of the
+/// program.
 #[unsafe(naked)]
 unsafe extern "C" fn behind<const FUNCTION: usize>() {
     naked_asm!(
@@ -90,8 +93,9 @@ unsafe extern "C" fn behind<const FUNCTION: usize>() {
 
 /// Jumps to the trampoline of a function outside of the allocator.
 ///
-/// The address of a trampoline is in memory only. A hook that had it in a register could leave it
-/// on the stack, where it resembles a return address, and the trampoline could not be unmapped.
+/// The address of the trampoline is never in a register: a hook could store such a register on the
+/// stack, where the value would resemble a return address, and the trampoline could not be
+/// unmapped.
 #[unsafe(naked)]
 unsafe extern "C" fn behind_other<const FUNCTION: usize>() {
     naked_asm!(
@@ -110,9 +114,9 @@ macro_rules! table {
 }
 pub(crate) use table;
 
-/// Requests hooks for these functions (null for missing ones); for the others only in a program
-/// that runs already, and for the mapping functions only if they are recorded. `None` without
-/// memory near them.
+/// Requests hooks for the functions in `family` (null for missing ones). In a running program also
+/// requests hooks for the functions of [`aux_hooks`], including those that change mappings if
+/// mappings are recorded. Returns `None` if no memory near the functions can be mapped.
 pub(crate) fn ask(
     family: &[*mut (); FUNCTIONS],
     others: Option<&[*mut (); OTHERS]>,
@@ -128,7 +132,8 @@ pub(crate) fn ask(
         !other.is_null() && address(other).abs_diff(of_family.load(Relaxed)) > FARTHEST
     });
     if let Some(far) = far.filter(|_| !is_ready && of_others.load(Relaxed) == 0) {
-        // Without hooks of the other functions, the recording has less data.
+        // Without hooks of the functions outside of the allocator, the recording is incomplete but
+        // correct.
         of_others.store(room_near(address(far)).unwrap_or(0), Relaxed);
     }
     let none = [std::ptr::null_mut(); OTHERS];
@@ -137,15 +142,15 @@ pub(crate) fn ask(
         family.get(index).or_else(|| others.get(index - FUNCTIONS)).copied().unwrap_or_default()
     });
     for (index, function) in functions.iter().enumerate().filter(|_| !is_ready) {
-        // One function of several names has one hook.
+        // A function with several names has one hook.
         let is_first = !functions[..index].contains(function);
         let at = if is_first { address(function) } else { 0 };
         KNOWN[index][AT].store(at, Relaxed);
         KNOWN[index][LENGTH].store(0, Relaxed);
         if at != 0 {
             let code: *const u64 = std::ptr::with_exposed_provenance(function.addr());
-            // SAFETY: eight bytes are mapped there: the function is longer, or other code follows
-            // it.
+            // SAFETY: at least eight bytes are mapped at `code`: the function is longer, or other
+            // code follows it.
             KNOWN[index][BEFORE].store(unsafe { code.read_unaligned() }, Relaxed);
         }
     }
@@ -158,7 +163,7 @@ pub(crate) fn ask(
     Some(())
 }
 
-/// Address of a function's part of the page near it.
+/// Address of a function's part in the page near the function.
 fn part(index: usize) -> u64 {
     part_in(NEAR.each_ref().map(|near| near.load(Relaxed)), index)
 }
@@ -168,7 +173,7 @@ fn part_in([of_family, of_others]: [u64; 2], index: usize) -> u64 {
     near + (index * hooks::STRIDE) as u64
 }
 
-/// Addresses of the pages that are mapped.
+/// Addresses of the mapped pages.
 fn rooms() -> impl Iterator<Item = u64> {
     NEAR.iter().map(|near| near.load(Relaxed)).filter(|&near| near != 0)
 }
@@ -177,7 +182,8 @@ fn rooms() -> impl Iterator<Item = u64> {
 pub(crate) fn tell(wanted: u64) {
     let address = |function: &*mut ()| function.addr() as u64;
     let own: u64;
-    // SAFETY: the loader has written the offset of `pw_own` from the thread pointer there.
+    // SAFETY: the instruction reads the offset of `pw_own` from the thread pointer, which the
+    // loader has written.
     unsafe {
         asm!("mov {}, qword ptr [rip + pw_own@GOTTPOFF]", out(reg) own, options(nostack, readonly, preserves_flags));
     }
@@ -202,15 +208,15 @@ pub(crate) fn tell(wanted: u64) {
     head(hooks::NEAR).store(of_family, Relaxed);
 }
 
-/// Writes the relocated prologues into the pages near the functions. In each page only the parts of
-/// nearby functions are used.
+/// Writes the relocated prologues into the pages near the functions. Each page contains only the
+/// parts of the functions near it.
 fn write_moved_code() -> Option<()> {
     for near in rooms() {
         for index in 0..hooks::CODE_WORDS {
             let word = head(hooks::CODE + index).load(Relaxed);
             let place = std::ptr::with_exposed_provenance_mut::<u64>(near as usize + index * 8);
-            // SAFETY: the page near the functions is ours and long enough, and no thread executes
-            // it yet.
+            // SAFETY: the page near the functions is the recorder's own and long enough, and no
+            // thread executes it yet.
             unsafe { place.write_volatile(word) };
         }
         kernel::protect_code(near, hooks::CODE_WORDS * 8, libc::PROT_READ | libc::PROT_EXEC)
@@ -219,8 +225,8 @@ fn write_moved_code() -> Option<()> {
     Some(())
 }
 
-/// Installs the trampolines from the collector's answer. Returns the functions that call them;
-/// `None` if a required function cannot be hooked.
+/// Installs the trampolines from the collector's answer. Returns functions that call them; `None`
+/// if a required function cannot be hooked.
 pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIONS]> {
     if READY.load(Relaxed) != 0 {
         return Some(again(functions));
@@ -239,7 +245,8 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
     for (index, function) in functions.iter().enumerate() {
         let first = functions.iter().position(|other| other == function).unwrap_or(index);
         if length(first) == 0 {
-            // A missing hook would record frees without allocations, or the reverse.
+            // If one hook were missing, frees without allocations would be recorded, or the
+            // reverse.
             if !function.is_null() {
                 return None;
             }
@@ -248,7 +255,7 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
         MOVED[index].store(moved(first), Relaxed);
         all[index] = table[index];
     }
-    // Without a hook of one of the other functions, the recording has less data.
+    // Without a hook of one of these functions, the recording is incomplete but correct.
     for (other, behind) in table!(behind_other).into_iter().enumerate() {
         let index = FUNCTIONS + other;
         if length(index) != 0 {
@@ -263,16 +270,16 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
     Some(all)
 }
 
-/// True if there are trampolines: threads may be in them.
+/// True if the trampolines exist and threads may be in them.
 pub(crate) fn is_ready() -> bool {
     READY.load(Relaxed) != 0
 }
 
-/// Unmaps the trampolines. The functions have their original prologues again, and the next
-/// recording looks them up anew.
+/// Unmaps the trampolines. Called after the original prologues were restored. The next recording
+/// looks up the functions again.
 ///
 /// # Safety
-/// No thread is in that code or returns into it, and none is within the recorder.
+/// No thread may execute a trampoline, have a return address in one, or be within the recorder.
 pub(crate) unsafe fn forget() {
     let rooms = NEAR.each_ref().map(|near| near.swap(0, Relaxed));
     if rooms[0] == 0 {
@@ -283,28 +290,28 @@ pub(crate) unsafe fn forget() {
     aux_hooks::forget();
     for near in rooms.into_iter().filter(|&near| near != 0) {
         let at = std::ptr::with_exposed_provenance_mut(near as usize);
-        // SAFETY: `CODE_WORDS` words were mapped at `at`, and the caller excludes that a thread
+        // SAFETY: `CODE_WORDS` words were mapped at `at`, and the caller guarantees that no thread
         // executes them.
         unsafe { kernel::unmap(at, hooks::CODE_WORDS * 8) };
     }
 }
 
-/// Makes hooks that threads have not left yet call the functions directly, since these have their
-/// original prologues again.
+/// Makes hooks that threads are still executing call the functions directly, because the original
+/// prologues were restored.
 fn lead_to_functions(rooms: [u64; 2]) {
     let trampolines = MOVED.each_ref().map(|moved| moved.load(Relaxed).addr() as u64);
     for (index, known) in KNOWN.iter().enumerate() {
         let function = std::ptr::with_exposed_provenance_mut(known[AT].load(Relaxed) as usize);
         let own = part_in(rooms, index) + hooks::MOVED as u64;
-        // A function of several names has one trampoline.
+        // A function with several names has one trampoline.
         for (moved, _) in MOVED.iter().zip(trampolines).filter(|(_, to)| *to == own) {
             moved.store(function, Relaxed);
         }
     }
 }
 
-/// Wraps functions so that calls inside of them are not the program's: they may be hooked under
-/// other names.
+/// Wraps functions so that calls that they make themselves are not recorded: the called functions
+/// may be hooked under other names.
 pub(crate) fn surround(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     for (to, function) in MOVED.iter().zip(functions) {
         to.store(*function, Relaxed);
@@ -312,7 +319,7 @@ pub(crate) fn surround(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS]
     again(functions)
 }
 
-/// The wrappers of functions that have a trampoline, and the other functions unchanged.
+/// Returns the wrapper of each function that has a trampoline, and the other functions unchanged.
 fn again(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     let table = table!(behind);
     std::array::from_fn(|index| match MOVED[index].load(Relaxed).is_null() {
@@ -321,30 +328,30 @@ fn again(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     })
 }
 
-/// Bytes of a jump.
+/// Number of bytes of a jump instruction.
 const JUMP: usize = 5;
 
-/// Writes the jumps into the functions. No other thread may run.
+/// Writes the jumps into the functions. Requires that no other thread runs.
 pub(crate) fn patch() -> Option<()> {
     hooked().try_for_each(|(at, to, _)| hook(at, to))
 }
 
-/// Restores the first bytes of the functions. No other thread may run.
+/// Restores the first bytes of the functions. Requires that no other thread runs.
 pub(crate) fn unpatch() -> Option<()> {
     hooked().try_for_each(|(at, to, before)| unhook(at, to, before))
 }
 
-/// Hooked functions: address, target of the jump, and original first bytes.
+/// Yields the hooked functions: address, target of the jump, and original first bytes.
 fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     KNOWN.iter().enumerate().filter_map(|(index, known)| {
         let [at, length, before] = [AT, LENGTH, BEFORE].map(|word| known[word].load(Relaxed));
         let to = part(index);
-        // A function out of reach of a jump keeps its first bytes.
+        // A function that is too far away for the jump keeps its first bytes.
         (at != 0 && length != 0 && jump_to(at, to).is_some()).then_some((at, to, before))
     })
 }
 
-/// A jump at one address to another; `None` if the distance exceeds 32 bits.
+/// Encodes a jump from `at` to `to`; `None` if the distance exceeds 32 bits.
 fn jump_to(at: u64, to: u64) -> Option<[u8; JUMP]> {
     let distance = to.wrapping_sub(at + JUMP as u64).cast_signed();
     let mut jump = [0xe9; JUMP];
@@ -352,15 +359,17 @@ fn jump_to(at: u64, to: u64) -> Option<[u8; JUMP]> {
     Some(jump)
 }
 
-/// Writes the jump into a function whose first bytes were moved. No other thread may run.
+/// Writes the jump into a function whose first bytes were relocated. Requires that no other thread
+/// runs.
 pub(crate) fn hook(at: u64, to: u64) -> Option<()> {
     write(at, jump_to(at, to)?)
 }
 
-/// Restores the first bytes of a function, if it begins with that jump. No other thread may run.
+/// Restores the first bytes of a function if it begins with the jump from `at` to `to`. Requires
+/// that no other thread runs.
 pub(crate) fn unhook(at: u64, to: u64, before: u64) -> Option<()> {
     let code: *const [u8; JUMP] = std::ptr::with_exposed_provenance(at as usize);
-    // SAFETY: the function is at least as long.
+    // SAFETY: the function is at least as long as a jump.
     if unsafe { code.read() } == jump_to(at, to)? {
         write(at, *before.to_le_bytes().first_chunk()?)?;
     }
@@ -372,17 +381,17 @@ fn write(at: u64, bytes: [u8; JUMP]) -> Option<()> {
     kernel::protect_code(at, JUMP, all).ok()?;
     let code: *mut u8 = std::ptr::with_exposed_provenance_mut(at as usize);
     for (offset, byte) in bytes.into_iter().enumerate() {
-        // SAFETY: the bytes were just made writable, are covered by what was moved, and no thread
-        // runs them.
+        // SAFETY: the bytes were just made writable, the relocated bytes cover them, and no thread
+        // executes them.
         unsafe { code.wrapping_add(offset).write_volatile(byte) };
     }
     kernel::protect_code(at, JUMP, libc::PROT_READ | libc::PROT_EXEC).ok()
 }
 
-/// Maximum distance of a page from the functions that jump to it.
+/// Maximum distance in bytes of a page from the functions that jump to it.
 const FARTHEST: u64 = 1 << 30;
 
-/// A page that jumps of 32 bits reach from `address`.
+/// Maps a page that 32-bit jumps from `address` can reach, and returns its address.
 fn room_near(address: u64) -> Option<u64> {
     const STEP: u64 = 1 << 20;
     (1..FARTHEST / STEP).find_map(|step| {

@@ -1,4 +1,4 @@
-//! System calls without the C library: they do not change `errno`, and do not act on cancellation.
+//! System calls without the C library. They do not change `errno`, and do not act on cancellation.
 
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
@@ -11,17 +11,18 @@ use crate::shared;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub i32);
 
-/// Relative paths are resolved from the current directory.
+/// Directory descriptor with which relative paths are resolved from the current directory.
 const AT_FDCWD: usize = (libc::AT_FDCWD as isize).cast_unsigned();
 
-/// A system call with its arguments.
+/// Makes a system call with the given arguments.
 ///
 /// # Safety
-/// The call with these arguments must not affect memory in use.
+/// The call must not affect memory that is in use.
 unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
-    // SAFETY: the registers are those of the kernel's calling convention, and it keeps all others.
+    // SAFETY: the registers follow the kernel's calling convention, and the kernel preserves all
+    // others.
     unsafe {
         asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b, in("rdx") c,
              in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -33,18 +34,18 @@ unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     }
 }
 
-/// Nanoseconds during which a call that signals interrupt is repeated.
+/// Nanoseconds during which a call is repeated if signals interrupt it.
 const SIGNALS_LIMIT_NS: u64 = 5_000_000_000;
 
-/// As [`call`], and again if a signal interrupts it: the kernel does not restart calls on a socket
-/// with a time limit, and each starts that limit anew.
+/// Makes a system call, and repeats it if a signal interrupts it. The kernel does not restart a
+/// call on a socket with a timeout, and each repeated call starts the timeout anew.
 ///
 /// # Safety
-/// As [`call`].
+/// The conditions of [`call`].
 unsafe fn call_through_signals(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     let mut first = None;
     loop {
-        // SAFETY: the caller vouches for the call with these arguments.
+        // SAFETY: the caller guarantees that the call does not affect memory in use.
         match unsafe { call(number, arguments) } {
             Err(Errno(libc::EINTR)) => {
                 let now = clock(libc::CLOCK_MONOTONIC);
@@ -70,15 +71,16 @@ impl OwnedFile {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 
-    /// Opens a file to read.
+    /// Opens a file for reading.
     pub(crate) fn open(path: &CStr) -> Result<OwnedFile, Errno> {
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC).cast_unsigned() as usize;
-        // SAFETY: the path ends with a zero.
+        // SAFETY: the path ends with a zero byte.
         unsafe { call(libc::SYS_openat, [AT_FDCWD, path.as_ptr().addr(), flags, 0, 0, 0]) }
             .map(OwnedFile::new)
     }
 
-    /// The mapping that contains an address, from an open `/proc/self/maps`; needs Linux 6.11.
+    /// Returns start and end of the mapping that contains an address. The file must be an open
+    /// `/proc/self/maps`; requires Linux 6.11.
     pub(crate) fn mapping_at(&self, address: u64) -> Result<(u64, u64), Errno> {
         /// `struct procmap_query` of `linux/fs.h`.
         #[repr(C)]
@@ -95,31 +97,32 @@ impl OwnedFile {
         let size = size_of::<ProcmapArgs>() as u64;
         let mut query = ProcmapArgs { size, flags: 0, address, start: 0, end: 0, others: [0; 8] };
         let to = (&raw mut query).addr();
-        // SAFETY: the kernel writes into the query, whose size is passed; names are not requested.
+        // SAFETY: the kernel writes only to the query, whose size is passed; the query requests no
+        // name.
         unsafe { call(libc::SYS_ioctl, [self.argument(), PROCMAP_QUERY, to, 0, 0, 0]) }?;
         Ok((query.start, query.end))
     }
 
-    /// A file without a name, of zeros.
+    /// Creates an unnamed file of `length` zero bytes.
     pub(crate) fn unnamed(name: &CStr, length: usize) -> Result<OwnedFile, Errno> {
         let flags = libc::MFD_CLOEXEC as usize;
-        // SAFETY: the name ends with a zero.
+        // SAFETY: the name ends with a zero byte.
         let file =
             unsafe { call(libc::SYS_memfd_create, [name.as_ptr().addr(), flags, 0, 0, 0, 0]) }
                 .map(OwnedFile::new)?;
         if length > 0 {
-            // SAFETY: it only makes our own file longer.
+            // SAFETY: the call changes only the length of this file, which is not mapped yet.
             unsafe { call(libc::SYS_ftruncate, [file.argument(), length, 0, 0, 0, 0]) }?;
         }
         Ok(file)
     }
 
-    /// A Unix socket that is connected to `path`; connecting, sending and receiving wait for five
-    /// seconds each at most.
+    /// Creates a Unix socket and connects it to `path`. Connecting, sending and receiving wait for
+    /// at most five seconds each.
     pub(crate) fn connect(path: &[u8]) -> Result<OwnedFile, Errno> {
         let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC).cast_unsigned() as usize;
         let unix = libc::AF_UNIX.cast_unsigned() as usize;
-        // SAFETY: it makes a socket.
+        // SAFETY: the call only creates a socket.
         let socket =
             unsafe { call(libc::SYS_socket, [unix, kind, 0, 0, 0, 0]) }.map(OwnedFile::new)?;
         let mut address =
@@ -130,7 +133,7 @@ impl OwnedFile {
         for (to, from) in address.sun_path.iter_mut().zip(path) {
             *to = from.cast_signed();
         }
-        // The limits also apply to `connect`: the collector may be slow, or stopped.
+        // The timeouts also apply to `connect`: the collector may be slow or stopped.
         let patience = libc::timeval { tv_sec: 5, tv_usec: 0 };
         for option in [libc::SO_SNDTIMEO, libc::SO_RCVTIMEO] {
             let arguments = [
@@ -141,19 +144,19 @@ impl OwnedFile {
                 size_of::<libc::timeval>(),
                 0,
             ];
-            // SAFETY: the time is on the stack, with the length that is passed.
+            // SAFETY: the kernel reads the timeout from the stack, and its length is passed.
             unsafe { call(libc::SYS_setsockopt, arguments) }?;
         }
         let length = size_of::<libc::sockaddr_un>();
         let at = (&raw const address).addr();
-        // SAFETY: the address is on the stack, with the length that is passed.
+        // SAFETY: the kernel reads the address from the stack, and its length is passed.
         unsafe {
             call_through_signals(libc::SYS_connect, [socket.argument(), at, length, 0, 0, 0])
         }?;
         Ok(socket)
     }
 
-    /// Sends bytes and a file with them.
+    /// Sends bytes together with a file descriptor. Returns the number of bytes sent.
     pub(crate) fn send(&self, bytes: &[u8], file: &OwnedFile) -> Result<usize, Errno> {
         #[repr(C, align(8))]
         struct Control {
@@ -172,7 +175,7 @@ impl OwnedFile {
             iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(),
             iov_len: bytes.len(),
         };
-        // SAFETY: all zeros is a message without anything.
+        // SAFETY: all-zero bytes are a valid empty `msghdr`.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = (&raw const piece).cast_mut();
         message.msg_iovlen = 1;
@@ -180,31 +183,31 @@ impl OwnedFile {
         message.msg_controllen = size_of::<Control>();
         let flags = libc::MSG_NOSIGNAL.cast_unsigned() as usize;
         let arguments = [self.argument(), (&raw const message).addr(), flags, 0, 0, 0];
-        // SAFETY: the message's parts lie here until the call returns.
+        // SAFETY: all parts of the message are local variables that outlive the call.
         unsafe { call_through_signals(libc::SYS_sendmsg, arguments) }
     }
 
-    /// Sends bytes, all of them.
+    /// Sends all bytes.
     pub(crate) fn say(&self, mut bytes: &[u8]) -> Result<(), Errno> {
         let flags = libc::MSG_NOSIGNAL.cast_unsigned() as usize;
         while !bytes.is_empty() {
             let arguments = [self.argument(), bytes.as_ptr().addr(), bytes.len(), flags, 0, 0];
-            // SAFETY: the kernel reads what lies in `bytes`.
+            // SAFETY: the kernel only reads `bytes`.
             let count = unsafe { call_through_signals(libc::SYS_sendto, arguments) }?;
             bytes = bytes.get(count..).unwrap_or(&[]);
         }
         Ok(())
     }
 
-    /// Reads into `bytes` and returns the number of bytes.
+    /// Reads into `bytes`. Returns the number of bytes read.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
         let arguments = [self.argument(), bytes.as_mut_ptr().addr(), bytes.len(), 0, 0, 0];
-        // SAFETY: the kernel writes into `bytes`, as many as there are at most.
+        // SAFETY: the kernel writes at most the length of `bytes` to `bytes`.
         unsafe { call_through_signals(libc::SYS_read, arguments) }
     }
 }
 
-/// Requests of `<linux/userfaultfd.h>`; `words` is the length of the argument.
+/// Requests of `<linux/userfaultfd.h>`. `words` is the length of the argument in words of 8 bytes.
 mod missing {
     const fn request(way: usize, number: usize, words: usize) -> usize {
         way << 30 | (words * 8) << 16 | 0xaa << 8 | number
@@ -214,35 +217,38 @@ mod missing {
     pub(super) const WAKE: usize = request(2, 2, 2);
     pub(super) const COPY: usize = request(3, 3, 5);
     pub(super) const MOVE: usize = request(3, 5, 5);
-    /// The version of the interface.
+    /// Version of the interface, and the feature that raises SIGBUS at missing pages.
     pub(super) const VERSION: u64 = 0xaa;
     pub(super) const SIGBUS: u64 = 1 << 7;
     pub(super) const MOVES: u64 = 1 << 16;
-    /// Mode of a registration for missing pages. [`DO_NOT_WAKE`]: no thread waits to be woken.
+    /// Mode of a registration for missing pages. [`DO_NOT_WAKE`]: mode of a copy or move that wakes
+    /// no thread, because none waits.
     pub(super) const MODE_MISSING: u64 = 1;
     pub(super) const DO_NOT_WAKE: u64 = 1;
-    /// Flag of the system call: faults in user mode only, which needs no privilege.
+    /// Flag of the system call: handle only faults in user mode, which requires no privilege.
     pub(super) const USER_MODE_ONLY: usize = 1;
 }
 
-/// A descriptor that controls the handling of missing pages: `userfaultfd`.
+/// Calls on a `userfaultfd`, a descriptor that controls the handling of missing pages.
 impl OwnedFile {
-    /// A new `userfaultfd`: accesses to missing pages raise SIGBUS, and pages can be moved.
+    /// Creates a `userfaultfd` with which accesses to missing pages raise SIGBUS and pages can be
+    /// moved.
     pub(crate) fn of_missing_pages() -> Result<OwnedFile, Errno> {
         let flags = libc::O_CLOEXEC.cast_unsigned() as usize | missing::USER_MODE_ONLY;
-        // SAFETY: it makes a descriptor.
+        // SAFETY: the call only creates a descriptor.
         let file =
             unsafe { call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map(OwnedFile::new)?;
         let mut api = [missing::VERSION, missing::SIGBUS | missing::MOVES, 0];
-        // SAFETY: it sets what the descriptor does.
+        // SAFETY: the call only sets the features of the descriptor.
         unsafe { file.control(missing::API, &mut api) }?;
         Ok(file)
     }
 
     /// True if this is a `userfaultfd`. The check has no effect.
     pub(crate) fn is_of_missing_pages(&self) -> bool {
-        // A range never begins in the middle of a page.
-        // SAFETY: it would only wake threads that wait for a page; none waits.
+        // A range never begins in the middle of a page, so a `userfaultfd` rejects this one with
+        // `EINVAL`. SAFETY: the request could only wake threads that wait for a page, and no thread
+        // waits.
         let woken = unsafe { self.control(missing::WAKE, &mut [1, 1]) };
         woken == Err(Errno(libc::EINVAL))
     }
@@ -257,25 +263,25 @@ impl OwnedFile {
         words: &mut [u64; N],
     ) -> Result<usize, Errno> {
         let to = words.as_mut_ptr().addr();
-        // SAFETY: the request names the length of `words`, and affects no memory in use, as the
-        // caller guarantees.
+        // SAFETY: the request encodes the length of `words`, and the caller guarantees that it
+        // affects no memory in use.
         unsafe { call(libc::SYS_ioctl, [self.argument(), request, to, 0, 0, 0]) }
     }
 
     /// Makes accesses to missing pages of a range of private memory raise SIGBUS.
     ///
     /// # Safety
-    /// The memory is our own.
+    /// The memory must belong to the recorder.
     pub(crate) unsafe fn refuse_missing(&self, at: usize, length: usize) -> Result<usize, Errno> {
         let mut words = [at as u64, length as u64, missing::MODE_MISSING, 0];
         // SAFETY: the caller passes a range of the recorder's own memory.
         unsafe { self.control(missing::REGISTER, &mut words) }
     }
 
-    /// Copies a page to an address without one.
+    /// Copies a page to an address without a page.
     ///
     /// # Safety
-    /// Both are our own.
+    /// Both pages must belong to the recorder.
     pub(crate) unsafe fn put_page(
         &self,
         from: usize,
@@ -283,15 +289,15 @@ impl OwnedFile {
         page: usize,
     ) -> Result<usize, Errno> {
         let mut words = [to as u64, from as u64, page as u64, missing::DO_NOT_WAKE, 0];
-        // SAFETY: the caller passes addresses of the recorder's own pages; a page that is there
-        // stays.
+        // SAFETY: the caller passes addresses of the recorder's own pages, and an existing page
+        // stays unchanged.
         unsafe { self.control(missing::COPY, &mut words) }
     }
 
-    /// Moves a page to an address without one.
+    /// Moves a page to an address without a page.
     ///
     /// # Safety
-    /// Both belong to the guard, and no thread accesses the first from now on.
+    /// Both pages must belong to the guard, and no thread may access the first page from now on.
     pub(crate) unsafe fn move_page(
         &self,
         from: usize,
@@ -299,14 +305,16 @@ impl OwnedFile {
         page: usize,
     ) -> Result<usize, Errno> {
         let mut words = [to as u64, from as u64, page as u64, missing::DO_NOT_WAKE, 0];
-        // SAFETY: the caller passes pages of the guard, the first of which no thread accesses.
+        // SAFETY: the caller passes pages of the guard, and guarantees that no thread accesses the
+        // first page.
         unsafe { self.control(missing::MOVE, &mut words) }
     }
 
-    /// Duplicates the descriptor, with the lowest free number from `least` on.
+    /// Duplicates the descriptor. The duplicate has the lowest free number that is at least
+    /// `least`.
     pub(crate) fn with_number(&self, least: usize) -> Result<OwnedFile, Errno> {
         let how = libc::F_DUPFD_CLOEXEC.cast_unsigned() as usize;
-        // SAFETY: it makes another descriptor.
+        // SAFETY: the call only creates a descriptor.
         unsafe { call(libc::SYS_fcntl, [self.argument(), how, least, 0, 0, 0]) }.map(OwnedFile::new)
     }
 
@@ -315,7 +323,8 @@ impl OwnedFile {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    /// A file that [`OwnedFile::keep`] left open. It is not closed when this value is dropped.
+    /// Returns a file that [`OwnedFile::keep`] left open. Dropping the returned value does not
+    /// close the file.
     pub(crate) fn kept(number: i32) -> std::mem::ManuallyDrop<OwnedFile> {
         std::mem::ManuallyDrop::new(OwnedFile(number))
     }
@@ -328,78 +337,78 @@ pub(crate) fn most_files() -> usize {
 
 impl Drop for OwnedFile {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is owned by this value alone.
+        // SAFETY: only this value owns the descriptor.
         let _ = unsafe { call(libc::SYS_close, [self.argument(), 0, 0, 0, 0, 0]) };
     }
 }
 
-/// Zero-filled memory that occupies no pages until it is touched, and stays until [`unmap_all`]. In
-/// a child of `fork` it is zero-filled again.
+/// Maps zero-filled memory that occupies no pages until it is touched. It stays mapped until
+/// [`unmap_all`], and is zero-filled again in a child of `fork`.
 pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags =
         (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE).cast_unsigned() as usize;
-    // SAFETY: a new mapping where nothing was.
+    // SAFETY: the kernel chooses an unused address for the new mapping.
     let at = unsafe { call(libc::SYS_mmap, [0, length, protection, flags, usize::MAX, 0]) }?;
     let wipe = libc::MADV_WIPEONFORK.cast_unsigned() as usize;
-    // SAFETY: the mapping is our own, and nothing is in it yet.
+    // SAFETY: the mapping belongs to the recorder and contains no data yet.
     unsafe { call(libc::SYS_madvise, [at, length, wipe, 0, 0, 0]) }?;
-    // Huge pages would fill memory that is touched here and there.
+    // Huge pages would waste memory, because the pages are touched sparsely.
     let small = libc::MADV_NOHUGEPAGE.cast_unsigned() as usize;
-    // SAFETY: the range is a mapping of this module. A kernel without huge pages refuses, which has
-    // no effect.
+    // SAFETY: the range is a mapping of this module. A kernel without huge pages rejects the call
+    // without any effect.
     let _ = unsafe { call(libc::SYS_madvise, [at, length, small, 0, 0, 0]) };
     shared::note_own(at, length);
     note_piece(at, length);
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
-/// Zero-filled memory at an address; fails if anything is mapped there.
+/// Maps zero-filled memory at `address`. Fails if anything is mapped there.
 pub(crate) fn memory_at(address: u64, length: usize) -> Result<u64, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE)
         .cast_unsigned() as usize;
     let arguments = [address as usize, length, protection, flags, usize::MAX, 0];
-    // SAFETY: a new mapping, only where nothing was.
+    // SAFETY: with these flags the kernel creates the mapping only at unused addresses.
     let at = unsafe { call(libc::SYS_mmap, arguments) }? as u64;
     if at == address {
         return Ok(at);
     }
-    // Kernels before 4.17 treat the address as a hint. SAFETY: the mapping was created just now,
-    // and no pointer to it exists.
+    // Kernels before 4.17 treat the address as a hint. SAFETY: the mapping was just created, and no
+    // pointer to it exists.
     let _ = unsafe { call(libc::SYS_munmap, [at as usize, length, 0, 0, 0, 0]) };
     Err(Errno(libc::EEXIST))
 }
 
 /// Changes the access rights of the pages that contain a range.
 pub(crate) fn protect_code(address: u64, length: usize, protection: i32) -> Result<(), Errno> {
-    // SAFETY: `getauxval` reads what the kernel wrote at `execve`.
+    // SAFETY: `getauxval` only reads the auxiliary vector.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
     let begin = address & !(page - 1);
     let length = (address - begin) as usize + length;
     let arguments = [begin as usize, length, protection.cast_unsigned() as usize, 0, 0, 0];
-    // SAFETY: callers only add to what may be done with pages of code, and take that back.
+    // SAFETY: callers only add access rights to pages of code, and later remove the added rights.
     unsafe { call(libc::SYS_mprotect, arguments) }.map(drop)
 }
 
-/// Releases pages: they are zero-filled when they are read again.
+/// Releases pages, which are zero-filled when they are next read.
 ///
 /// # Safety
-/// The range is of [`memory`], and its readers treat zeros as empty.
+/// The range must belong to [`memory`], and its readers must treat zeros as empty entries.
 pub(crate) unsafe fn forget(at: *mut u8, length: usize) {
     let advice = libc::MADV_DONTNEED.cast_unsigned() as usize;
-    // SAFETY: the range is of `memory`, and its readers treat zeros as empty, as the caller
-    // guarantees.
+    // SAFETY: the caller guarantees that the range belongs to `memory` and that its readers treat
+    // zeros as empty entries.
     let _ = unsafe { call(libc::SYS_madvise, [at.addr(), length, advice, 0, 0, 0]) };
 }
 
-/// Zero-filled memory that occupies no pages until it is touched. A child of `fork` has its own
-/// copy of it.
+/// Maps zero-filled memory that occupies no pages until it is touched. A child of `fork` gets its
+/// own copy.
 pub(crate) fn private(length: usize) -> Result<*mut u8, Errno> {
     map_new(length, libc::PROT_READ | libc::PROT_WRITE)
 }
 
-/// Reserves addresses that are not used elsewhere, without access rights.
+/// Reserves unused addresses without access rights.
 pub(crate) fn reserve(length: usize) -> Result<*mut u8, Errno> {
     map_new(length, libc::PROT_NONE)
 }
@@ -408,18 +417,19 @@ fn map_new(length: usize, protection: i32) -> Result<*mut u8, Errno> {
     let flags =
         (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE).cast_unsigned() as usize;
     let arguments = [0, length, protection.cast_unsigned() as usize, flags, usize::MAX, 0];
-    // SAFETY: a new mapping where nothing was.
+    // SAFETY: the kernel chooses an unused address for the new mapping.
     let at = unsafe { call(libc::SYS_mmap, arguments) }?;
     let small = libc::MADV_NOHUGEPAGE.cast_unsigned() as usize;
-    // SAFETY: the mapping is our own. A kernel without huge pages refuses, which is as good.
+    // SAFETY: the mapping belongs to the recorder. A kernel without huge pages rejects the call
+    // without any effect.
     let _ = unsafe { call(libc::SYS_madvise, [at, length, small, 0, 0, 0]) };
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
-/// Unmaps a mapping of ours.
+/// Unmaps a mapping of the recorder.
 ///
 /// # Safety
-/// The whole range was mapped by this module, and is not in use.
+/// This module must have mapped the whole range, and it must not be in use.
 pub(crate) unsafe fn unmap(at: *mut u8, length: usize) {
     // SAFETY: the caller passes a mapping of this module that is not in use.
     let _ = unsafe { call(libc::SYS_munmap, [at.addr(), length, 0, 0, 0, 0]) };
@@ -428,52 +438,53 @@ pub(crate) unsafe fn unmap(at: *mut u8, length: usize) {
 /// Changes the access rights of pages.
 ///
 /// # Safety
-/// The pages are of [`reserve`], and no thread depends on their rights.
+/// The pages must belong to [`reserve`], and no thread may depend on their access rights.
 pub(crate) unsafe fn protect(at: usize, length: usize, protection: i32) -> Result<usize, Errno> {
-    // SAFETY: the pages are of `reserve`, and no thread depends on their rights, as the caller
-    // guarantees.
+    // SAFETY: the caller guarantees that the pages belong to `reserve` and that no thread depends
+    // on their access rights.
     unsafe { call(libc::SYS_mprotect, [at, length, protection.cast_unsigned() as usize, 0, 0, 0]) }
 }
 
-/// Gives advice on pages, which may empty them.
+/// Calls `madvise` on pages, which may discard their contents.
 ///
 /// # Safety
-/// The pages are of [`reserve`], and no thread depends on their contents.
+/// The pages must belong to [`reserve`], and no thread may depend on their contents.
 pub(crate) unsafe fn advise(at: usize, length: usize, advice: i32) -> Result<usize, Errno> {
-    // SAFETY: the pages are of `reserve`, and no thread depends on their contents, as the caller
-    // guarantees.
+    // SAFETY: the caller guarantees that the pages belong to `reserve` and that no thread depends
+    // on their contents.
     unsafe { call(libc::SYS_madvise, [at, length, advice.cast_unsigned() as usize, 0, 0, 0]) }
 }
 
-/// Sends this thread a signal.
+/// Sends a signal to this thread.
 pub(crate) fn raise(signal: i32) {
     let arguments = [process() as usize, thread() as usize, signal.cast_unsigned() as usize];
     let [process, thread, signal] = arguments;
-    // SAFETY: it goes to this thread alone, which is to get it.
+    // SAFETY: the call sends the signal to this thread only, which is its purpose.
     let _ = unsafe { call(libc::SYS_tgkill, [process, thread, signal, 0, 0, 0]) };
 }
 
 /// Writes a message to standard error.
 pub(crate) fn complain(bytes: &[u8]) {
     let error = libc::STDERR_FILENO.cast_unsigned() as usize;
-    // SAFETY: the kernel reads what lies in `bytes`.
+    // SAFETY: the kernel only reads `bytes`.
     let _ = unsafe { call(libc::SYS_write, [error, bytes.as_ptr().addr(), bytes.len(), 0, 0, 0]) };
 }
 
-/// True if a page is mapped.
+/// True if the page at `at` is mapped.
 pub(crate) fn is_mapped(at: usize, length: usize) -> bool {
     let mut answer = 0_u8;
     let arguments = [at, length, (&raw mut answer).addr(), 0, 0, 0];
-    // SAFETY: the kernel writes a byte for the one page.
+    // SAFETY: the kernel writes one byte for the single page.
     unsafe { call(libc::SYS_mincore, arguments) }.is_ok()
 }
 
-/// Copies memory of this process that may be unmapped. `EFAULT` if a part of it cannot be read.
+/// Copies memory of this process that may be unmapped. Returns `EFAULT` if a part of it cannot be
+/// read.
 pub(crate) fn read_own(at: usize, into: &mut [u8]) -> Result<(), Errno> {
     let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let from = libc::iovec { iov_base: ptr::with_exposed_provenance_mut(at), iov_len: into.len() };
     let (to, from) = ((&raw const to).addr(), (&raw const from).addr());
-    // SAFETY: the kernel writes into `into`, which is as long as is said, what it can read.
+    // SAFETY: the kernel writes only to `into`, whose length is passed.
     let read =
         unsafe { call(libc::SYS_process_vm_readv, [process() as usize, to, 1, from, 1, 0]) }?;
     if read == into.len() { Ok(()) } else { Err(Errno(libc::EFAULT)) }
@@ -481,36 +492,36 @@ pub(crate) fn read_own(at: usize, into: &mut [u8]) -> Result<(), Errno> {
 
 /// Yields the CPU to other threads.
 pub(crate) fn give_way() {
-    // SAFETY: `sched_yield` takes nothing and changes no memory.
+    // SAFETY: `sched_yield` has no arguments and changes no memory.
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
-/// Maps a file, shared, to read and write.
+/// Maps a file as shared memory for reading and writing.
 pub(crate) fn map(file: &OwnedFile, length: usize) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE).cast_unsigned() as usize;
     let arguments = [0, length, protection, flags, file.argument(), 0];
-    // SAFETY: a new mapping where nothing was.
+    // SAFETY: the kernel chooses an unused address for the new mapping.
     let at = unsafe { call(libc::SYS_mmap, arguments) }?;
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
-/// Maximum size of files that this process writes (`RLIMIT_FSIZE`): above it, a signal kills the
-/// process.
+/// Maximum size in bytes of files that this process writes (`RLIMIT_FSIZE`). A write beyond it
+/// raises a signal that kills the process.
 pub(crate) fn longest_file() -> u64 {
     limit(libc::RLIMIT_FSIZE, libc::RLIM_INFINITY)
 }
 
-/// A limit of this process, or `unknown`.
+/// Returns a soft limit of this process, or `unknown` if it cannot be read.
 fn limit(which: u32, unknown: u64) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: unknown, rlim_max: 0 };
     let to = (&raw mut limit).addr();
-    // SAFETY: the kernel writes the limit there, and changes none.
+    // SAFETY: the kernel writes the limit to `limit`, and changes no limit.
     let _ = unsafe { call(libc::SYS_prlimit64, [0, which as usize, 0, to, 0, 0]) };
     limit.rlim_cur
 }
 
-/// A mapping that [`memory`] has made, to be unmapped with all others.
+/// A mapping that [`memory`] has created and [`unmap_all`] unmaps.
 struct MappedPiece {
     at: AtomicUsize,
     length: AtomicUsize,
@@ -532,7 +543,7 @@ fn note_piece(at: usize, length: usize) {
 /// Unmaps all memory that [`memory`] has mapped.
 ///
 /// # Safety
-/// No part of it is in use any more.
+/// No part of this memory may be in use any more.
 pub(crate) unsafe fn unmap_all() {
     for piece in &ALL[..PIECES_USED.swap(0, Ordering::Acquire).min(PIECES)] {
         let at = ptr::with_exposed_provenance_mut(piece.at.load(Ordering::Relaxed));
@@ -542,10 +553,10 @@ pub(crate) unsafe fn unmap_all() {
     }
 }
 
-/// Waits while `word` is `value`.
+/// Waits on a futex as long as `word` is `value`.
 pub(crate) fn wait(word: &std::sync::atomic::AtomicU32, value: u32) {
     let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG).cast_unsigned() as usize;
-    // SAFETY: the kernel reads the word, which outlives the call.
+    // SAFETY: the kernel only reads the word, which outlives the call.
     let _ = unsafe {
         call(libc::SYS_futex, [word.as_ptr().addr(), operation, value as usize, 0, 0, 0])
     };
@@ -554,11 +565,11 @@ pub(crate) fn wait(word: &std::sync::atomic::AtomicU32, value: u32) {
 /// Wakes one thread that waits for `word`.
 pub(crate) fn wake(word: &std::sync::atomic::AtomicU32) {
     let operation = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG).cast_unsigned() as usize;
-    // SAFETY: the kernel only looks who waits at this address.
+    // SAFETY: the kernel only searches its queue of threads that wait at this address.
     let _ = unsafe { call(libc::SYS_futex, [word.as_ptr().addr(), operation, 1, 0, 0, 0]) };
 }
 
-/// Numbers of this process, its parent and this thread.
+/// IDs of this process, its parent and this thread.
 pub(crate) fn process() -> u32 {
     number(libc::SYS_getpid)
 }
@@ -572,24 +583,24 @@ pub(crate) fn thread() -> u32 {
 }
 
 fn number(which: i64) -> u32 {
-    // SAFETY: these calls only return a number.
+    // SAFETY: these calls have no arguments and only return a number.
     unsafe { call(which, [0; 6]) }.ok().and_then(|number| u32::try_from(number).ok()).unwrap_or(0)
 }
 
-/// The name of this thread, ending with a zero.
+/// Name of this thread, with a terminating zero byte.
 pub(crate) fn thread_name() -> [u8; 16] {
     let mut name = [0_u8; 16];
     let get = libc::PR_GET_NAME.cast_unsigned() as usize;
-    // SAFETY: the kernel writes 16 bytes.
+    // SAFETY: the kernel writes 16 bytes, the length of `name`.
     let _ = unsafe { call(libc::SYS_prctl, [get, name.as_mut_ptr().addr(), 0, 0, 0, 0]) };
     name
 }
 
-/// The time of a clock in nanoseconds.
+/// Time of a clock in nanoseconds.
 pub(crate) fn clock(which: i32) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the C library writes the time there; it does not fail for clocks that exist, and so
-    // changes no errno.
+    // SAFETY: the C library writes the time to `time`. The call cannot fail for clocks that exist,
+    // so it does not change `errno`.
     unsafe { libc::clock_gettime(which, &raw mut time) };
     time.tv_sec
         .cast_unsigned()

@@ -1,33 +1,33 @@
-//! The recorder that a program loads (`LD_PRELOAD`): it interposes `malloc` and the other
-//! allocation functions and counts allocations and frees by call stack, in tables that the program
+//! The recorder, a library that a program loads by `LD_PRELOAD`. It interposes `malloc` and the
+//! other allocation functions, and counts allocations and frees by call stack in tables that it
 //! shares with the collector ([`pagewise_heaplog::tables`]).
 //!
-//! This code runs inside another program's `malloc`. It allocates nothing and calls no function
-//! that might. It takes a lock only to record an item for the first time, does not wait for the
-//! collector while it records, and records less rather than fail.
+//! This code runs inside another program's `malloc`. It allocates nothing, and calls no function
+//! that might allocate. It takes a lock only to record an item for the first time, and does not
+//! wait for the collector while it records. After an error it records less data instead of failing.
 //!
 //! ```text
-//!  stubs   exported functions: a few instructions, and a jump to the target of the recording mode
-//!  hooks   each function of malloc's family, recorded
+//!  stubs   exported functions: a few instructions, and a jump to the target for the recording mode
+//!  hooks   recording hooks of malloc's family
 //!  threads the data of each thread, and its counts
-//!  stacks  the call stack: found by a hash of its words, or unwound by rows
-//!  map     a table that readers use without a lock
+//!  stacks  call stacks: found by a hash of their words, or unwound by rows
+//!  map     a hash table that is read without a lock
 //!  rows    unwind rows by return address; cfi reads them from .eh_frame
 //!  tree    the call tree, and allocation sites
 //!  live    live blocks by address
-//!  log     allocations and frees of large blocks in the order of time, on request
-//!  peak    live bytes, and their maximum
-//!  aux_hooks threads that begin, libraries that are unloaded
-//!  guard   the other mode: objects on pages of their own, which detects memory errors
+//!  log     allocations and frees of large blocks in order of time, on request
+//!  peak    live bytes and their maximum
+//!  aux_hooks hooks of other functions, such as pthread_create and dlclose
+//!  guard   the guarding mode: objects on separate pages, which detects memory errors
 //!  mappings the program's own mmap and related calls, on request
 //!  pools   blocks of pagewise's own allocators, on request
 //!  inline  inline hooks of functions that cannot be interposed
-//!  named   allocators under other names than malloc's
+//!  named   allocators with other function names than malloc's
 //!  attach  recording of a running program
-//!  linker  functions that older C libraries have in other files, or lack
-//!  symbols functions by name, if the loader does not look them up
-//!  objects files of code, if the loader has no table of them
-//!  begin   the first call, the child after fork, and the handshake with the collector
+//!  linker  functions that older C libraries lack or have in other files
+//!  symbols lookup of functions by name, if the loader's lookup is missing
+//!  objects files of code, if the loader has no lookup for them
+//!  begin   the first call, children of fork, and the handshake with the collector
 //! ```
 #![cfg_attr(
     test,

@@ -1,9 +1,10 @@
-//! Functions of the loader and of threads that older C libraries have in libraries of their own,
-//! which a program may not have loaded; and functions that newer C libraries alone have, for the
-//! code that Rust's library brings along.
+//! Functions that only some C libraries have. Older C libraries have the functions of the loader
+//! and of threads in separate libraries, which a program may not have loaded. Newer functions are
+//! missing in older C libraries but are called by code of Rust's standard library.
 //!
-//! The recorder names no library that it needs and no version of a symbol (`build.rs`), so it loads
-//! with glibc since 2.17 and with musl. This file has the functions that some of these lack.
+//! The recorder declares no required library and no version of a symbol (`build.rs`), so it loads
+//! with glibc since 2.17 and with musl. This file supplies the functions that some of these
+//! versions lack.
 
 use std::arch::global_asm;
 use std::ffi::{CStr, c_int, c_void};
@@ -11,8 +12,9 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::symbols;
 
-// glibc has `dlsym` in libc.so since 2.34, before in libdl.so. `stat64` and `fstat64` are functions
-// since 2.33: the kernel's structure is the same, and only the message of a panic calls them.
+// `dlsym` is in libc.so since glibc 2.34, and in libdl.so before. `stat64` and `fstat64` are
+// functions since glibc 2.33. The replacements use the same kernel structure, and only the message
+// of a panic calls them.
 global_asm!(
     ".weak dlsym",
     ".weak dlopen",
@@ -36,7 +38,8 @@ global_asm!(
     "stat64: mov eax, 4; jmp 2f",
     "fstat64: mov eax, 5",
     "2: syscall; cqo; mov eax, edx; ret",
-    // Finds no file: a panic ends the process, also without a backtrace.
+    // This replacement finds no file: a panic ends the process in any case, but without a
+    // backtrace.
     "_dl_find_object: mov eax, -1; ret",
     "pthread_key_create: jmp [rip + {keys}]",
     "pthread_setspecific: jmp [rip + {keys} + 8]",
@@ -58,12 +61,12 @@ type CreateKey = unsafe extern "C" fn(
 ) -> c_int;
 type SetSpecific = unsafe extern "C" fn(libc::pthread_key_t, *const c_void) -> c_int;
 
-/// Indices of [`LOADER`].
+/// Indices in [`LOADER`].
 const SYMBOL: usize = 0;
 const OPEN: usize = 1;
 
-/// `pthread_key_create`, `pthread_setspecific` and `pthread_key_delete`, which a program without
-/// threads lacks.
+/// Addresses of `pthread_key_create`, `pthread_setspecific` and `pthread_key_delete`; null in a
+/// program that has not loaded a thread library.
 #[repr(transparent)]
 struct KeyFunctions([AtomicPtr<c_void>; 3]);
 static KEYS: KeyFunctions =
@@ -73,42 +76,43 @@ extern "C" fn refuse() -> c_int {
     libc::ENOSYS
 }
 
-/// A function of the loader; `None` if no library of the program has it.
+/// Address of a function of the loader; `None` if no loaded library contains it.
 fn loader(index: usize) -> Option<*const c_void> {
-    // SAFETY: the table has two words, which the loader wrote before any code ran.
+    // SAFETY: the table has two words, which the loader wrote before any code of this library ran.
     let address = unsafe { LOADER.get(index).copied() }?;
     (address != 0).then(|| std::ptr::with_exposed_provenance(address))
 }
 
-/// `dlsym`. Without it all files are searched, in the order of the loader; null if none has the
-/// name.
+/// Calls `dlsym`. If no loaded library contains `dlsym`, searches all files in load order. Returns
+/// null if no file contains the symbol.
 ///
 /// # Safety
-/// The handle is a constant or an open library.
+/// The handle must be a constant, such as `RTLD_NEXT`, or that of an open library.
 pub(crate) unsafe fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let Some(function) = loader(SYMBOL) else {
         return symbols::find(name, std::ptr::eq(handle, libc::RTLD_NEXT));
     };
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*const c_void, FindSymbol>(function) };
-    // SAFETY: the name ends with a zero; the caller answers for the handle. `RTLD_NEXT` is relative
-    // to the file of the caller, which is this one.
+    // SAFETY: the name ends with a zero byte, and the caller guarantees that the handle is valid.
+    // `RTLD_NEXT` is relative to the file of the caller, which is this library.
     unsafe { function(handle, name.as_ptr()) }
 }
 
-/// The function or variable that the program has by a name; null without one.
+/// First function or variable with this name in load order; null if it is missing.
 pub(crate) fn first(name: &CStr) -> *mut c_void {
-    // SAFETY: the handle is a constant.
+    // SAFETY: `RTLD_DEFAULT` is a constant.
     unsafe { dlsym(libc::RTLD_DEFAULT, name) }
 }
 
-/// The function or variable that the program would have without this library.
+/// First function or variable with this name after this library in load order; null if it is
+/// missing.
 pub(crate) fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: the handle is a constant.
+    // SAFETY: `RTLD_NEXT` is a constant.
     unsafe { dlsym(libc::RTLD_NEXT, name) }
 }
 
-/// `dlopen` of a library that is loaded already, or of the program (`None`).
+/// Opens a library that is already loaded, or the program itself (`None`). Returns null on failure.
 pub(crate) fn open_loaded(name: Option<&CStr>) -> *mut c_void {
     let Some(function) = loader(OPEN) else { return std::ptr::null_mut() };
     // SAFETY: the symbol of this name has this type.
@@ -117,12 +121,12 @@ pub(crate) fn open_loaded(name: Option<&CStr>) -> *mut c_void {
         Some(name) => (name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD),
         None => (std::ptr::null(), libc::RTLD_LAZY),
     };
-    // SAFETY: the name ends with a zero or is null, which names the program.
+    // SAFETY: the path ends with a zero byte or is null, which stands for the program.
     unsafe { function(path, flags) }
 }
 
-/// Looks up the functions of thread-specific keys; the program may load a thread library that has
-/// them later.
+/// Looks up the functions for thread-specific keys again, because the program may load the thread
+/// library later.
 fn find_keys() {
     const NAMES: [&CStr; 3] =
         [c"pthread_key_create", c"pthread_setspecific", c"pthread_key_delete"];
@@ -134,22 +138,25 @@ fn find_keys() {
     }
 }
 
-/// A key whose destructor is called as a thread ends.
+/// Creates a key whose destructor the C library calls when a thread ends.
 pub(crate) fn create_key(ends: unsafe extern "C" fn(*mut c_void)) -> Option<libc::pthread_key_t> {
     find_keys();
     let function = KEYS.0[0].load(Relaxed).cast_const();
-    // SAFETY: the symbol of this name has this type, and a function without arguments ignores them.
+    // SAFETY: the symbol of this name has this type. The replacement function ignores its
+    // arguments.
     let function = unsafe { std::mem::transmute::<*const c_void, CreateKey>(function) };
     let mut key = 0;
-    // SAFETY: the key is written there; the function is one that the C library may call.
+    // SAFETY: the key is written to a local variable, and the C library may call `ends` as a
+    // destructor.
     (unsafe { function(&raw mut key, Some(ends)) } == 0).then_some(key)
 }
 
-/// Sets this thread's value of a key that was created.
+/// Sets this thread's value of a key. Requires a key of [`create_key`].
 pub(crate) fn set_key(key: libc::pthread_key_t, value: *const c_void) {
     let function = KEYS.0[1].load(Relaxed).cast_const();
-    // SAFETY: the symbol of this name has this type, and a function without arguments ignores them.
+    // SAFETY: the symbol of this name has this type. The replacement function ignores its
+    // arguments.
     let function = unsafe { std::mem::transmute::<*const c_void, SetSpecific>(function) };
-    // SAFETY: the key was created; its value is passed to its destructor alone.
+    // SAFETY: the key was created, and its value is only passed to the destructor.
     let _ = unsafe { function(key, value) };
 }

@@ -1,12 +1,13 @@
-//! Live blocks: the allocation site and the size of each, by its address.
+//! Live blocks: allocation site and size of each block, by the address of the block.
 //!
-//! A map of the address space in two levels: a table of 2^20 leaves, each for 128 MiB, created when
-//! the first block there is recorded. A leaf has a cell for each address at which a block can
-//! begin. The C library's blocks are at least 32 bytes apart, and their headers give their size
-//! except for some bytes: a cell of 4 bytes has the site and these bytes. Other allocators have
-//! other rounding and blocks 16 bytes apart: their cells are words with the size. If a program
-//! requests up to 8 bytes, they may have two blocks in 16 bytes: blocks that begin in the middle
-//! have leaves of their own.
+//! The map has two levels. A root table of 2^20 entries refers to leaves, each for 128 MiB of
+//! addresses, which are created when the first block in them is recorded. A leaf has a cell for
+//! each address at which a block can begin. The C library's blocks are at least 32 bytes apart, and
+//! their headers determine their sizes up to a few bytes. So a cell of 4 bytes contains the site
+//! and these few bytes. Other allocators round sizes differently, and their blocks may be 16 bytes
+//! apart, so their cells are words that also contain the size. For requests of up to 8 bytes, such
+//! an allocator may place two blocks within 16 bytes: blocks that begin in the middle have separate
+//! leaves.
 
 use std::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release,
@@ -21,12 +22,12 @@ use crate::kernel;
 use crate::lock::Lock;
 use crate::shared;
 
-/// Recorded data of a block.
+/// Recorded data of a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordedBlock {
     pub site: u32,
     pub size: u64,
-    /// Its lifetime is being measured.
+    /// True if the lifetime of the block is being measured.
     pub timed: bool,
 }
 
@@ -35,23 +36,23 @@ static LOCK: Lock = Lock::new();
 /// 1 if the cells have the format for the C library's blocks.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 
-/// Bit 3 of an address, moved to bit 63: the half of 16 bytes in which the block begins, for
-/// readers in other processes.
+/// Bit 3 of an address, moved to bit 63. It identifies the half of 16 bytes in which the block
+/// begins, for processes that read the tables.
 fn half(address: u64) -> u64 {
     address << 60 & HALF
 }
 
-/// The same for 32 bytes and a cell of 4 bytes.
+/// Bit 4 of an address, moved to bit 31. It identifies the half of 32 bytes for a cell of 4 bytes.
 #[inline(always)]
 fn odd(address: u64) -> u32 {
     const _: () = assert!(live::ODD == 16 << 27, "bit 4 of an address, moved to bit 31");
     (address as u32) << 27 & live::ODD
 }
 
-/// Begins an empty map.
+/// Creates an empty map.
 pub(crate) fn begin(is_glibc: bool) -> Option<()> {
     IS_GLIBC.store(u8::from(is_glibc), Relaxed);
-    // The second half is for blocks of up to 8 bytes that lie between multiples of 16.
+    // The second half of the root table is for blocks that begin between multiples of 16.
     let root = kernel::memory((2 << (SPACE - LEAF)) * size_of::<AtomicPtr<u8>>()).ok()?;
     ROOT.store(root.cast(), Release);
     let kind = if is_glibc { NARROW } else { WIDE };
@@ -60,13 +61,13 @@ pub(crate) fn begin(is_glibc: bool) -> Option<()> {
     Some(())
 }
 
-/// True if cells are of 4 bytes.
+/// True if cells have 4 bytes.
 #[inline(always)]
 fn is_glibc() -> bool {
     IS_GLIBC.load(Relaxed) != 0
 }
 
-/// Forgets everything, in a child of `fork`.
+/// Clears the map in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
     ODD.lock.reset();
@@ -81,30 +82,31 @@ fn leaf<const USUAL: bool>(address: u64) -> Option<&'static AtomicPtr<u8>> {
     if address >> SPACE != 0 {
         return None;
     }
-    // The map exists before any call is recorded, and a child of `fork` does not get here.
+    // The map is created before any call is recorded, and a child of `fork` does not call this
+    // function before a reset.
     let root = ROOT.load(Relaxed);
     let half = if USUAL || is_glibc() { 0 } else { address >> 3 & 1 };
     let place = root.wrapping_add((half << (SPACE - LEAF) | address >> LEAF) as usize);
-    // SAFETY: both halves of the table have an entry for each value of these bits, and it is never
-    // unmapped.
+    // SAFETY: both halves of the table have an entry for each value of these address bits, and the
+    // table is never unmapped.
     Some(unsafe { &*place })
 }
 
-/// A cell of 4 bytes for each 32 of addresses.
+/// Cell of 4 bytes for the 32 bytes that contain an address.
 #[inline(always)]
 fn narrow(leaf: *mut u8, address: u64) -> &'static AtomicU32 {
     let place =
         leaf.cast::<AtomicU32>().wrapping_add(((address & ((1 << LEAF) - 1)) >> 5) as usize);
-    // SAFETY: leaves have a cell for each place, and are never unmapped.
+    // SAFETY: a leaf has a cell for every 32 bytes of its range, and is never unmapped.
     unsafe { &*place }
 }
 
-/// A cell of 8 bytes for each 16 of addresses.
+/// Cell of 8 bytes for the 16 bytes that contain an address.
 #[inline(always)]
 fn wide(leaf: *mut u8, address: u64) -> &'static AtomicU64 {
     let place =
         leaf.cast::<AtomicU64>().wrapping_add(((address & ((1 << LEAF) - 1)) >> 4) as usize);
-    // SAFETY: leaves have a cell for each address, and are never unmapped.
+    // SAFETY: a leaf has a cell for every 16 bytes of its range, and is never unmapped.
     unsafe { &*place }
 }
 
@@ -123,7 +125,8 @@ fn new_leaf(entry: &AtomicPtr<u8>) -> Option<*mut u8> {
     Some(leaf)
 }
 
-/// Records a block; `room` is its usable size. Returns false if that is not possible.
+/// Records a block with the usable size `room`. Returns false if memory or address range does not
+/// permit it.
 #[inline(always)]
 pub(crate) fn put<const USUAL: bool>(address: u64, block: RecordedBlock, room: u64) -> bool {
     let Some(entry) = leaf::<USUAL>(address) else { return false };
@@ -155,8 +158,8 @@ pub(crate) fn put<const USUAL: bool>(address: u64, block: RecordedBlock, room: u
     true
 }
 
-/// Removes a block from the map; `None` if it is not recorded. `room` returns its usable size, and
-/// is called only if the size depends on that.
+/// Removes a block from the map; `None` if it is not recorded. `room` returns the usable size of
+/// the block, and is called only if the cell does not contain the size.
 #[inline(always)]
 pub(crate) fn remove_block<const USUAL: bool>(
     address: u64,
@@ -186,8 +189,8 @@ pub(crate) fn remove_block<const USUAL: bool>(
     }
 }
 
-/// Sizes of blocks that their cells cannot hold: large ones, which are few. Open addressing under a
-/// lock.
+/// Sizes of large blocks, which do not fit in their cells: a hash table with open addressing under
+/// a lock. Such blocks are rare.
 struct Odd {
     lock: Lock,
     table: AtomicPtr<(AtomicU64, AtomicU64)>,
@@ -253,7 +256,7 @@ impl Odd {
         }
         let size = value.load(Relaxed);
         self.used.fetch_sub(1, Relaxed);
-        // Following entries move up, so that a search does not end at the hole.
+        // The following entries move into the hole, so that no search ends there early.
         let mut index = hole;
         loop {
             index = (index + 1) & mask;
@@ -284,7 +287,7 @@ impl Odd {
         self.mask.store(count - 1, Relaxed);
         for index in 0..old_count {
             let place = old.wrapping_add(index as usize);
-            // SAFETY: the old table has this many entries, and is never unmapped.
+            // SAFETY: the old table has this number of entries, and is never unmapped.
             let (key, value) = unsafe { &*place };
             if key.load(Relaxed) != 0 {
                 let (to_key, to_value) = self.entry(self.find(key.load(Relaxed)));
@@ -296,7 +299,7 @@ impl Odd {
         shared::head(header::LIVE_SIZES).store(told, Relaxed);
         if !old.is_null() {
             let length = old_count as usize * size_of::<(AtomicU64, AtomicU64)>();
-            // SAFETY: the memory is of `kernel::memory`, and all who read it hold the lock.
+            // SAFETY: the memory belongs to `kernel::memory`, and all readers hold the lock.
             unsafe { kernel::forget(old.cast(), length) };
         }
         Some(())
@@ -320,13 +323,14 @@ mod tests {
         }
     }
 
-    /// Records and removes blocks at random, at least `apart` bytes from each other.
+    /// Records and removes blocks at random addresses that are at least `apart` bytes from each
+    /// other.
     fn comes_and_goes(is_glibc: bool, apart: u64) {
         begin(is_glibc).unwrap();
         let mut chance = LiveRandom(0x1357_9bdf_0246_8ace);
         let mut expected: BTreeMap<u64, (RecordedBlock, u64)> = BTreeMap::new();
         for _ in 0..200_000 {
-            // In a few leaves, close to each other in half of them.
+            // The addresses are in a few leaves, and in half of the cases close to each other.
             let leaf = 0x1000 + chance.below(5) * 3;
             let places = if chance.below(2) == 0 { 1 << 9 } else { (1 << LEAF) / apart };
             let address = (leaf << LEAF) + chance.below(places) * apart + apart / 2;
@@ -359,7 +363,7 @@ mod tests {
         for (address, (block, room)) in expected {
             assert_eq!(remove_block::<false>(address, || room), Some(block));
         }
-        // Addresses that no program has.
+        // These addresses do not exist in user space.
         assert!(!put::<false>(1 << 47, RecordedBlock { site: 1, size: 1, timed: false }, 24));
         assert_eq!(remove_block::<false>(u64::MAX, || 0), None);
         reset();

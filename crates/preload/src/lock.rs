@@ -1,4 +1,4 @@
-//! A lock that waits by a futex and allocates nothing. A child of `fork` resets it.
+//! A lock that waits on a futex and allocates nothing.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,12 +8,12 @@ const OPEN: u32 = 0;
 const HELD: u32 = 1;
 const AWAITED: u32 = 2;
 
-/// A lock. The thread that holds it is marked as recording, so a signal handler that allocates on
-/// it does not wait here.
+/// A lock. The thread that holds it is marked as recording, so a signal handler on that thread does
+/// not record its allocations and never waits for the lock.
 #[derive(Debug)]
 pub(crate) struct Lock(AtomicU32);
 
-/// Opens the lock on drop.
+/// Releases the lock on drop.
 #[derive(Debug)]
 pub(crate) struct LockGuard<'a>(&'a Lock);
 
@@ -44,15 +44,15 @@ impl Lock {
         }
     }
 
-    /// Opens it where a [`LockGuard`] was forgotten.
+    /// Releases the lock after its [`LockGuard`] was forgotten.
     ///
     /// # Safety
-    /// This thread holds it, and nothing will open it again.
+    /// This thread must hold the lock, and must not release it again.
     pub(crate) unsafe fn open(&self) {
         drop(LockGuard(self));
     }
 
-    /// Opens it in a child of `fork`, where the thread that held it does not exist.
+    /// Releases the lock in a child of `fork`, in which the thread that held it does not exist.
     pub(crate) fn reset(&self) {
         self.0.store(OPEN, Ordering::Relaxed);
     }

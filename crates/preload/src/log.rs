@@ -1,9 +1,9 @@
-//! A log of the allocations and frees of large blocks, with their times. It is in shared memory, so
-//! that it stays after the end of the process.
+//! A log of the allocations and frees of large blocks with their times. It is in shared memory, so
+//! it remains readable after the end of the process.
 //!
-//! A ring buffer that is written under a lock, so that its entries are in order of time. The
-//! program never waits for the reader: entries that do not fit are lost, and the time of the loss
-//! is stored.
+//! The log is a ring buffer that is written under a lock, so its entries are in order of time. The
+//! program never waits for the collector: entries that do not fit are lost, and the time of the
+//! loss is stored.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -14,10 +14,10 @@ use crate::lock::Lock;
 use crate::shared::{self, head};
 
 static LOCK: Lock = Lock::new();
-/// The smallest block that is logged; the maximum if the log is off.
+/// Minimum size in bytes of blocks that are logged; `u64::MAX` if the log is off.
 static MIN_LOGGED_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Logs blocks of `least` bytes and more from now on, and first an entry that marks the start; 0
+/// Starts to log blocks of at least `least` bytes, and logs an entry that marks the start. 0
 /// switches the log off.
 pub(crate) fn begin(least: u64) {
     if least > 0 {
@@ -26,31 +26,31 @@ pub(crate) fn begin(least: u64) {
     }
 }
 
-/// True if there is a log.
+/// True if the log is on.
 pub(crate) fn is_on() -> bool {
     MIN_LOGGED_BYTES.load(Relaxed) != u64::MAX
 }
 
-/// True if a block of this size is logged.
+/// True if a block of `size` bytes is logged.
 #[inline(always)]
 pub(crate) fn wants(size: u64) -> bool {
     size >= MIN_LOGGED_BYTES.load(Relaxed)
 }
 
-/// Forgets everything, in a child of `fork`.
+/// Clears the state in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
     MIN_LOGGED_BYTES.store(u64::MAX, Relaxed);
 }
 
-/// Logs an allocation, before the program gets the block.
+/// Logs an allocation. Called before the program receives the block.
 #[cold]
 #[inline(never)]
 pub(crate) fn allocated(address: u64, size: u64, site: u32) {
     write(address, size, u64::from(site) + 1);
 }
 
-/// Logs a free, before the block is freed.
+/// Logs a free. Called before the block is freed.
 #[cold]
 #[inline(never)]
 pub(crate) fn freed(address: u64) {

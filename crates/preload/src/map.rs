@@ -1,14 +1,14 @@
-//! A table from words to words that readers use without a lock.
+//! A hash table from words to words that is read without a lock.
 //!
-//! Open addressing. It grows by replacing the table with one of twice the size; the pages of the
-//! old one are released, and concurrent readers of it see empty entries, which means not found.
-//! Entries are added under a lock of the caller's.
+//! The table uses open addressing. It grows by replacement with a table of twice the size. The
+//! pages of the old table are released, so its concurrent readers find empty entries, as if the key
+//! were missing. Callers add entries under a lock of their own.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::kernel;
 
-/// A key that is not 0, and its value.
+/// A key that is not 0, with its value.
 #[repr(C)]
 struct MapEntry {
     key: AtomicU64,
@@ -17,17 +17,17 @@ struct MapEntry {
 
 /// A hash table.
 pub(crate) struct WordMap {
-    /// The value of the first entry is the hash mask, the number of the other entries less one: so
-    /// the mask belongs to the table that is read.
+    /// First entry of the current table. Its value is the hash mask: the number of the following
+    /// entries minus 1. So the mask always belongs to the same table as the entries.
     entries: AtomicPtr<MapEntry>,
     used: AtomicUsize,
 }
 
-/// Marker of a removed key (tombstone): it is never searched for.
+/// Key that marks a removed entry (tombstone). Callers never search for it.
 const GONE: u64 = 1;
-/// Bytes of an entry.
+/// Number of bytes of an entry.
 const SIZE: usize = size_of::<MapEntry>();
-/// Entries of the first table.
+/// Number of entries of the first table.
 const FIRST: usize = 1 << 11;
 
 #[inline(always)]
@@ -43,28 +43,28 @@ fn hash(key: u64) -> usize {
 #[inline(always)]
 fn at(entries: *mut MapEntry, index: usize) -> &'static MapEntry {
     let place = entries.wrapping_add(index);
-    // SAFETY: tables are never unmapped, the index is at most the number of entries, and entries
-    // are atomic.
+    // SAFETY: tables are never unmapped, the index is at most the number of entries, and all
+    // entries are atomic.
     unsafe { &*place }
 }
 
-/// Hash mask. For a released table, whose pages are zeros, the mask selects one entry, which is
-/// empty.
+/// Hash mask of a table. For a released table, whose pages are zero, the mask is 0 and selects one
+/// entry, which is empty.
 #[inline(always)]
 fn mask(entries: *mut MapEntry) -> usize {
     at(entries, 0).value.load(Ordering::Relaxed) as usize
 }
 
-/// A table at one time, for several look-ups. After a replacement it contains no entries.
+/// A table at one time, for several lookups. It is empty after the table was replaced.
 #[derive(Clone, Copy)]
 pub(crate) struct View {
     entries: *mut MapEntry,
-    /// The mask of a hash, times the size of an entry.
+    /// Hash mask, multiplied by the size of an entry.
     mask: usize,
 }
 
 impl View {
-    /// The entry of a key.
+    /// Entry of a key; `None` if the key is missing.
     #[inline(always)]
     fn entry(self, key: u64) -> Option<&'static MapEntry> {
         const SHIFT: u32 = SIZE.trailing_zeros();
@@ -72,7 +72,7 @@ impl View {
         loop {
             offset &= self.mask;
             let place = self.entries.wrapping_byte_add(SIZE + offset);
-            // SAFETY: the offset is that of one of the entries.
+            // SAFETY: the masked offset is that of an entry in the table.
             let entry = unsafe { &*place };
             match entry.key.load(Ordering::Acquire) {
                 there if there == key => return Some(entry),
@@ -82,12 +82,12 @@ impl View {
         }
     }
 
-    /// Value of a key.
+    /// Value of a key; `None` if the key is missing.
     #[inline(always)]
     pub(crate) fn find(self, key: u64) -> Option<u64> {
         let entry = self.entry(key)?;
         let value = entry.value.load(Ordering::Acquire);
-        // The table's pages may have been released after its key was read.
+        // The pages of the table may have been released after the key was read.
         if value == 0 && entry.key.load(Ordering::Relaxed) != key {
             return None;
         }
@@ -104,7 +104,7 @@ impl WordMap {
         WordMap { entries: AtomicPtr::new(std::ptr::null_mut()), used: AtomicUsize::new(0) }
     }
 
-    /// The table as it is now; none where it has nothing.
+    /// Current table; `None` before the first insertion.
     #[inline(always)]
     pub(crate) fn view(&self) -> Option<View> {
         let entries = self.entries.load(Ordering::Acquire);
@@ -114,13 +114,14 @@ impl WordMap {
         Some(View { entries, mask: mask(entries) * SIZE })
     }
 
-    /// Value of a key.
+    /// Value of a key; `None` if the key is missing.
     #[inline(always)]
     pub(crate) fn find(&self, key: u64) -> Option<u64> {
         self.view()?.find(key)
     }
 
-    /// Adds a missing key; the caller's lock is held. `None` if memory is exhausted.
+    /// Adds a key. Requires that the key is missing and that the caller holds its lock. Returns
+    /// `None` if memory is exhausted.
     pub(crate) fn insert(&self, key: u64, value: u64) -> Option<()> {
         let mut entries = self.entries.load(Ordering::Relaxed);
         let used = self.used.load(Ordering::Relaxed);
@@ -132,7 +133,7 @@ impl WordMap {
         Some(())
     }
 
-    /// Sets the value of a key in the table.
+    /// Sets the value of an existing key.
     pub(crate) fn change(&self, key: u64, value: u64) {
         if let Some(entry) = self.view().and_then(|view| view.entry(key)) {
             entry.value.store(value, Ordering::Relaxed);
@@ -158,13 +159,14 @@ impl WordMap {
         self.used.store(used, Ordering::Relaxed);
         self.entries.store(entries, Ordering::Release);
         if !old.is_null() {
-            // SAFETY: the memory is of `kernel::memory`, and readers treat zeros as free entries.
+            // SAFETY: the memory belongs to `kernel::memory`, and readers treat zeros as empty
+            // entries.
             unsafe { kernel::forget(old.cast(), length(mask(old))) };
         }
         Some(entries)
     }
 
-    /// Removes all keys for which `wanted` returns true; the caller's lock is held.
+    /// Removes all keys for which `wanted` returns true. Requires that the caller holds its lock.
     pub(crate) fn take_out(&self, wanted: impl Fn(u64) -> bool) {
         let entries = self.entries.load(Ordering::Relaxed);
         if entries.is_null() {
@@ -178,7 +180,7 @@ impl WordMap {
         }
     }
 
-    /// Forgets everything, in a child of `fork`, where all memory of ours is zeros.
+    /// Clears the map in a child of `fork`, where all memory of the recorder is zero-filled.
     pub(crate) fn reset(&self) {
         self.entries.store(std::ptr::null_mut(), Ordering::Relaxed);
         self.used.store(0, Ordering::Relaxed);
@@ -225,8 +227,8 @@ mod tests {
         }
     }
 
-    /// Lock-free readers see an entry completely or not at all, while the table is replaced and its
-    /// pages are released.
+    /// Readers without a lock find an entry either completely or not at all, while the table is
+    /// replaced and its pages are released.
     #[test]
     fn readers_never_see_half_an_entry() {
         const COUNT: u64 = 300_000;

@@ -1,8 +1,9 @@
-//! Mappings that a program makes itself: `mmap`, `munmap`, `mremap`, `brk`, `sbrk`, on request.
+//! Recording of mappings that the program makes itself, on request: `mmap`, `munmap`, `mremap`,
+//! `brk`, `sbrk`.
 //!
-//! The C library's own calls, such as those of `malloc`, do not get here. Ranges are stored in
-//! order of address in an array, under a lock: programs have hundreds. A hole in the middle of a
-//! range leaves two pieces, of which the first counts as the block.
+//! Internal calls of the C library, such as those of `malloc`, are not recorded. Ranges are stored
+//! in an array in order of address, under a lock: programs have hundreds of them. A hole in the
+//! middle of a range leaves two pieces, of which only the first counts as a block.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
@@ -26,21 +27,21 @@ pub(crate) fn switch(on: bool) {
     IS_ON.store(u8::from(on), Relaxed);
 }
 
-/// Forgets everything, in a child of `fork`.
+/// Clears the state in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
     ROOM.store(0, Relaxed);
     USED.store(0, Relaxed);
 }
 
-/// A part of a mapping.
+/// A piece of a mapping, with its allocation site.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct SitePiece {
     start: u64,
     end: u64,
     site: u32,
-    /// 1 if the piece counts as a block.
+    /// 1 if the piece counts as a block; otherwise 0.
     blocks: u32,
 }
 
@@ -48,30 +49,31 @@ static LOCK: Lock = Lock::new();
 static PIECES: AtomicPtr<SitePiece> = AtomicPtr::new(std::ptr::null_mut());
 static ROOM: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Capacity of the first array. [`MAX_PIECES`] exceeds the kernel's default limit of mappings.
+/// Number of pieces that fit in the first array. [`MAX_PIECES`] exceeds the kernel's default limit
+/// of mappings.
 const FIRST: usize = 1 << 10;
 const MAX_PIECES: usize = 1 << 17;
 
 fn get(index: usize) -> SitePiece {
-    // SAFETY: callers stay below the number of pieces, and hold the lock.
+    // SAFETY: callers pass an index below the number of pieces, and hold the lock.
     unsafe { PIECES.load(Relaxed).wrapping_add(index).read() }
 }
 
 fn set(index: usize, piece: SitePiece) {
-    // SAFETY: callers stay below the room, and hold the lock.
+    // SAFETY: callers pass an index below the capacity, and hold the lock.
     unsafe { PIECES.load(Relaxed).wrapping_add(index).write(piece) };
 }
 
-/// Moves pieces from an index on to another.
+/// Moves all pieces from the index `from` on to the index `to`.
 fn shift(from: usize, to: usize) {
     let pieces = PIECES.load(Relaxed);
     let count = USED.load(Relaxed) - from;
-    // SAFETY: both ranges are below the room, which callers have seen to, and the lock is held.
+    // SAFETY: callers guarantee that both ranges are within the capacity, and hold the lock.
     unsafe { std::ptr::copy(pieces.wrapping_add(from), pieces.wrapping_add(to), count) };
     USED.store(USED.load(Relaxed) + to - from, Relaxed);
 }
 
-/// Room for one more piece.
+/// Makes space for one more piece. Returns `None` if memory is exhausted.
 fn make_room() -> Option<()> {
     let (used, room) = (USED.load(Relaxed), ROOM.load(Relaxed));
     if used < room {
@@ -84,9 +86,9 @@ fn make_room() -> Option<()> {
     let new = kernel::memory(more * size_of::<SitePiece>()).ok()?.cast::<SitePiece>();
     let old = PIECES.load(Relaxed);
     if room > 0 {
-        // SAFETY: both arrays have as much room, and the lock is held.
+        // SAFETY: both arrays have space for `used` pieces, and the lock is held.
         unsafe { std::ptr::copy_nonoverlapping(old, new, used) };
-        // SAFETY: the old array is not read any more; it is from `kernel::memory`.
+        // SAFETY: the old array belongs to `kernel::memory`, and is not read any more.
         unsafe { kernel::forget(old.cast(), room * size_of::<SitePiece>()) };
     }
     PIECES.store(new, Relaxed);
@@ -94,7 +96,7 @@ fn make_room() -> Option<()> {
     Some(())
 }
 
-/// The first piece that ends behind an address.
+/// Index of the first piece that ends above an address.
 fn first_behind(address: u64) -> usize {
     let (mut low, mut high) = (0, USED.load(Relaxed));
     while low < high {
@@ -107,7 +109,7 @@ fn first_behind(address: u64) -> usize {
     low
 }
 
-/// Removes a range. `tell` receives the site, the bytes and the blocks of each piece of it.
+/// Removes a range. Calls `tell` with the site, bytes and blocks of each removed part.
 fn remove_range(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
     let mut index = first_behind(start);
     while index < USED.load(Relaxed) {
@@ -132,7 +134,7 @@ fn remove_range(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
                 return;
             }
             (true, true) => {
-                // Without room the second half is forgotten.
+                // If memory is exhausted, the second part of the piece is removed too.
                 let has_room = make_room().is_some();
                 let gone = if has_room { to - from } else { piece.end - from };
                 tell(piece.site, gone, 0);
@@ -147,7 +149,7 @@ fn remove_range(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
     }
 }
 
-/// Adds a range that overlaps no other.
+/// Adds a range. Requires that it overlaps no other range. Returns `None` if memory is exhausted.
 fn put(start: u64, end: u64, site: u32) -> Option<()> {
     make_room()?;
     let index = first_behind(start);
@@ -156,9 +158,9 @@ fn put(start: u64, end: u64, site: u32) -> Option<()> {
     Some(())
 }
 
-/// Start and end of a range, extended to whole pages.
+/// Start and end of a range, with the end rounded up to a page boundary.
 fn range(start: u64, length: u64) -> (u64, u64) {
-    // SAFETY: `getauxval` reads what the kernel wrote at `execve`.
+    // SAFETY: `getauxval` only reads the auxiliary vector.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
     let end = start.saturating_add(length).checked_next_multiple_of(page).unwrap_or(u64::MAX);
     (start & !(page - 1), end)
@@ -175,7 +177,7 @@ fn gone(thread: &ThreadData, start: u64, end: u64) {
     });
 }
 
-/// Removes an unmapped range.
+/// Removes a range that the program unmaps.
 fn unmapped(start: u64, length: u64) {
     if let Some(entered) = threads::enter() {
         let (start, end) = range(start, length);
@@ -184,7 +186,7 @@ fn unmapped(start: u64, length: u64) {
     }
 }
 
-/// Records a new mapping, in place of what was mapped there.
+/// Records a new mapping, which replaces all earlier mappings in its range.
 fn mapped(start: u64, length: u64, stack: u64, frame: u64) {
     let Some(entered) = threads::enter() else { return };
     let thread = entered.thread();
@@ -204,8 +206,8 @@ fn mapped(start: u64, length: u64, stack: u64, frame: u64) {
     threads::leave(entered);
 }
 
-/// Start addresses of the C library's files, whose calls get here too if functions are hooked at
-/// their entry.
+/// Start addresses of the C library's files. If the functions are hooked inline, internal calls
+/// from these files also reach the hooks.
 static SYSTEM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
 /// Excludes calls from the files that contain these functions.
@@ -216,7 +218,7 @@ pub(crate) fn pass_over(functions: [*mut (); SYSTEM.len()]) {
     }
 }
 
-/// True if calls are recorded, and this one is not one of the C library's own.
+/// True if calls are recorded, and the caller is not in the C library.
 fn is_recorded(stack: u64) -> bool {
     if IS_ON.load(Relaxed) == 0 || begin::stage() != StartStage::Records {
         return false;
@@ -253,7 +255,7 @@ unsafe extern "C" fn on_mmap(
     type MmapFn =
         unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
     let Some(function) = behind!(Mmap, MmapFn) else { return failed() };
-    // SAFETY: the program called it with these arguments.
+    // SAFETY: the program called the hooked function with these arguments.
     let made = unsafe { function(at, length, protection, flags, file, offset) };
     if made != failed() && is_recorded(stack) {
         mapped(made.addr() as u64, length as u64, stack, frame);
@@ -273,13 +275,13 @@ unsafe extern "C" fn on_munmap(
 ) -> c_int {
     type MunmapFn = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
     let Some(function) = behind!(Munmap, MunmapFn) else { return -1 };
-    // Other threads may get the addresses before the call returns. The kernel refuses only
-    // addresses that are not page-aligned.
+    // The range is removed before the call, because other threads may get its addresses before the
+    // call returns. The kernel refuses only addresses that are not page-aligned.
     let (start, _) = range(at.addr() as u64, 0);
     if is_recorded(stack) && start == at.addr() as u64 {
         unmapped(start, length as u64);
     }
-    // SAFETY: the program called it with these arguments.
+    // SAFETY: the program called the hooked function with these arguments.
     unsafe { function(at, length) }
 }
 
@@ -301,11 +303,11 @@ unsafe extern "C" fn on_mremap(
     if is_recorded && !stays && old_length != 0 {
         unmapped(old.addr() as u64, old_length as u64);
     }
-    // SAFETY: the program called it with these arguments.
+    // SAFETY: the program called the hooked function with these arguments.
     let made = unsafe { function(old, old_length, new_length, flags, to) };
     if is_recorded {
         let (at, length) = match made == failed() {
-            // The old range stays mapped.
+            // With this flag the old range stays mapped.
             true => (old, if stays { 0 } else { old_length }),
             false => (made, new_length),
         };
@@ -328,7 +330,7 @@ fn moved(before: u64, after: u64, stack: u64, frame: u64) {
 unsafe extern "C" fn on_sbrk(by: isize, stack: u64, frame: u64) -> *mut c_void {
     type SbrkFn = unsafe extern "C" fn(isize) -> *mut c_void;
     let Some(function) = behind!(Sbrk, SbrkFn) else { return failed() };
-    // SAFETY: the program called it with this argument.
+    // SAFETY: the program called the hooked function with this argument.
     let before = unsafe { function(by) };
     if before != failed() && by != 0 && is_recorded(stack) {
         let before = before.addr() as u64;
@@ -343,9 +345,9 @@ unsafe extern "C" fn on_brk(end: *mut c_void, stack: u64, frame: u64) -> c_int {
     let (Some(now), Some(function)) = (behind!(Sbrk, Now), behind!(Brk, BrkFn)) else {
         return -1;
     };
-    // SAFETY: `sbrk(0)` returns the end of the heap and moves nothing.
+    // SAFETY: `sbrk(0)` returns the program break and does not move it.
     let before = unsafe { now(0) };
-    // SAFETY: the program called it with this argument.
+    // SAFETY: the program called the hooked function with this argument.
     let result = unsafe { function(end) };
     if result == 0 && is_recorded(stack) {
         moved(before.addr() as u64, end.addr() as u64, stack, frame);
@@ -353,8 +355,8 @@ unsafe extern "C" fn on_brk(end: *mut c_void, stack: u64, frame: u64) -> c_int {
     result
 }
 
-/// Stub of a function with up to six arguments: passes the stack pointer and the frame pointer as
-/// the next two.
+/// Stub of a function with up to six arguments. It passes the stack pointer and the frame pointer
+/// as two further arguments.
 macro_rules! six {
     ($($stub:ident $hook:ident;)*) => {$(
         #[unsafe(naked)]
@@ -377,10 +379,10 @@ macro_rules! one {
 
 macro_rules! exported {
     ($($name:ident $stub:ident;)*) => {$(
-        /// Function that programs call.
+        /// Exported function that programs call.
         ///
         /// # Safety
-        /// That of the C library's function.
+        /// The requirements of the C library's function.
         #[cfg(not(test))]
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -410,7 +412,7 @@ exported! {
     sbrk sbrk_stub;
 }
 
-/// Replacements of `mmap`, `munmap`, `mremap`, `brk` and `sbrk`.
+/// Hooks of `mmap`, `munmap`, `mremap`, `brk` and `sbrk`.
 pub(crate) fn stubs() -> [*mut (); 5] {
     [
         mmap_stub as *mut (),
@@ -425,7 +427,7 @@ pub(crate) fn stubs() -> [*mut (); 5] {
 mod tests {
     use super::*;
 
-    /// Compares the ranges with a plain list of pages.
+    /// Compares the recorded ranges with a simple list of pages.
     #[test]
     fn ranges_agree_with_a_list_of_pages() {
         let mut pages = [None::<u32>; 64];

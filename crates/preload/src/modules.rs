@@ -1,4 +1,4 @@
-//! Files of code: the one that contains an address, and its unwind table.
+//! ELF files of code: finds the file that contains an address, and its unwind table.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -12,21 +12,21 @@ use crate::objects;
 use crate::rows;
 use crate::shared;
 
-/// An object of the loader that covers an address.
+/// A loaded ELF object.
 #[derive(Debug)]
 pub(crate) struct LoaderObject {
-    /// Its first address.
+    /// Start of the object's addresses.
     pub start: usize,
-    /// End of its addresses.
+    /// End of the object's addresses.
     pub end: usize,
-    /// Address of its unwind table header.
+    /// Address of the header of the object's unwind table.
     pub header: usize,
-    /// Its memory.
+    /// Memory of the object.
     pub image: ImageBytes,
     map: *const LinkMap,
 }
 
-/// The first fields of `struct link_map` of `<link.h>`.
+/// The first fields of `struct link_map` in `<link.h>`.
 #[repr(C)]
 #[derive(Debug)]
 struct LinkMap {
@@ -47,39 +47,41 @@ struct DlFindObject {
 
 pub(crate) type FindObject = unsafe extern "C" fn(*const c_void, *mut c_void) -> c_int;
 
-/// The object that covers an address. It takes no lock of the loader's.
+/// Returns the object that contains an address, without a lock of the loader.
 pub(crate) fn find(address: u64) -> Option<LoaderObject> {
     if next_alloc::find_object().is_some() {
         return find_by_loader(address);
     }
     let found = objects::find(usize::try_from(address).ok()?)?;
     let (start, end) = (found.start.load(Relaxed), found.end.load(Relaxed));
-    // SAFETY: the object is mapped from start to end, and is not unloaded while its code is on this
-    // thread's stack.
+    // SAFETY: the object is mapped from `start` to `end`, and is not unloaded while this thread's
+    // stack contains return addresses in it.
     let image = unsafe { ImageBytes::new(start, end) };
     let map = (&raw const found.link).cast();
     Some(LoaderObject { start, end, header: found.header.load(Relaxed), image, map })
 }
 
-/// The same by the loader's own table, which takes no lock (`_dl_find_object`, glibc 2.35).
+/// Returns the object that contains an address, through the loader's lock-free table
+/// (`_dl_find_object`, glibc 2.35).
 pub(crate) fn find_by_loader(address: u64) -> Option<LoaderObject> {
     let find = next_alloc::find_object()?;
     let address: *const c_void = std::ptr::without_provenance(usize::try_from(address).ok()?);
     let mut found = std::mem::MaybeUninit::<DlFindObject>::zeroed();
-    // SAFETY: the function writes what it found there, which is at least as large.
+    // SAFETY: the function writes its result to `found`, which is at least as large as the result.
     if unsafe { find(address, found.as_mut_ptr().cast()) } != 0 {
         return None;
     }
-    // SAFETY: all zeros is a value, and the call wrote over it.
+    // SAFETY: all-zero bytes are a valid value, and the call has written to it.
     let found = unsafe { found.assume_init() };
     let (start, end) = (found.start.expose_provenance(), found.end.expose_provenance());
-    // SAFETY: the object is mapped from start to end, and is not unloaded while its code is on this
-    // thread's stack.
+    // SAFETY: the object is mapped from `start` to `end`, and is not unloaded while this thread's
+    // stack contains return addresses in it.
     let image = unsafe { ImageBytes::new(start, end) };
     Some(LoaderObject { start, end, header: found.header.addr(), image, map: found.map })
 }
 
-/// The module number of an object, which is assigned now if it has none; the lock of rows is held.
+/// Returns the module number of an object, and assigns one if it has none. Requires the lock of
+/// `rows`.
 pub(crate) fn number(object: &LoaderObject) -> Option<u64> {
     let count = shared::head(header::MODULES).load(Relaxed);
     let used = usize::try_from(count).ok()?;
@@ -94,7 +96,8 @@ pub(crate) fn number(object: &LoaderObject) -> Option<u64> {
     if used >= MODULES.room {
         return None;
     }
-    // SAFETY: the loader keeps this while the object is loaded, which it is: its code is running.
+    // SAFETY: the loader keeps the `link_map` as long as the object is loaded, and the object is
+    // loaded because its code is on the stack.
     let bias = unsafe { (*object.map).bias };
     let path = path(object)?;
     let build_id = build_id(object, bias).unwrap_or(&[]);
@@ -111,21 +114,23 @@ pub(crate) fn number(object: &LoaderObject) -> Option<u64> {
     Some(count)
 }
 
-/// An object's path, as the loader has it; empty for the program itself.
+/// Path of an object according to the loader; empty for the program itself.
 pub(crate) fn path(object: &LoaderObject) -> Option<&'static [u8]> {
-    // SAFETY: the loader keeps this while the object is loaded, which it is: its code is running.
+    // SAFETY: the loader keeps the `link_map` as long as the object is loaded, and the object is
+    // loaded because its code is on the stack.
     let name = unsafe { (*object.map).name };
     if name.is_null() {
         return Some(&[]);
     }
-    // SAFETY: the loader's names end with a zero, and stay as long as the object.
+    // SAFETY: the loader's names end with a zero byte, and exist as long as the object is loaded.
     Some(unsafe { CStr::from_ptr(name) }.to_bytes())
 }
 
-/// The last word of a module, which only the recorder uses: 1 once it is unloaded.
+/// Index of the last word of a module, which only the recorder uses: 1 after the object was
+/// unloaded.
 const GONE: usize = 7;
 
-/// Forgets what is known of objects that are not loaded any more.
+/// Discards the recorded data of objects that have been unloaded.
 pub(crate) fn forget_unloaded() {
     let _held = rows::LOCK.hold();
     objects::forget();
@@ -147,8 +152,8 @@ pub(crate) fn forget_unloaded() {
     }
 }
 
-/// True if `map` still belongs to an object with this path. The object may have been unloaded, and
-/// another loaded in its place.
+/// True if `map` still belongs to an object with this path. The object may have been unloaded and
+/// replaced by another one.
 fn has_path(map: *const LinkMap, path: u64, length: u64) -> bool {
     const AT_A_TIME: usize = 128;
     let mut words = [0; size_of::<LinkMap>()];
@@ -167,7 +172,7 @@ fn has_path(map: *const LinkMap, path: u64, length: u64) -> bool {
     })
 }
 
-/// The build ID of an object's notes.
+/// Returns the build ID from the notes of an object.
 fn build_id(object: &LoaderObject, bias: usize) -> Option<&'static [u8]> {
     const PROGRAM_HEADERS: usize = 0x20;
     const NOTE: u32 = 4;

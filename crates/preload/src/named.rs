@@ -1,16 +1,18 @@
-//! Functions that allocate under names of their own, such as those of a jemalloc or mimalloc inside
-//! a program: hooked at their entry.
+//! Inline hooks of functions that allocate under other names, such as those of a jemalloc or
+//! mimalloc that is linked into a program.
 //!
-//! The collector finds them, and writes their meaning ([`role`]) and the instructions that a jump
-//! would overwrite ([`named`]). All lead to one function here, with their number:
+//! The collector finds these functions, and writes the meaning of each ([`role`]) and the
+//! instructions that a jump would overwrite ([`named`]). All hooked functions jump to one entry
+//! function here, and pass their number:
 //!
 //! ```text
-//!  mi_malloc:  jmp part         its part of a room near it:  mov r11d, number; jmp entry  -> called, or on to `moved` where
-//!  behind:     ...              moved:  the first instructions, jmp behind                   this thread is within a call
+//!  mi_malloc:  jmp part    near page:  part:   mov r11d, number; jmp entry, which records a call,
+//!  behind:     ...                             or, within a call of this thread, jumps to `moved`
+//!                          near page:  moved:  the first instructions, jmp behind
 //! ```
 //!
-//! Calls of these functions by each other are not the program's calls: [`Own::Within`] marks this,
-//! for them and for `malloc` and its family ([`gated`]).
+//! Calls of these functions by each other are not calls of the program. [`Own::Within`] marks a
+//! call in progress, of these functions and of `malloc` and its family ([`gated`]).
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
@@ -25,54 +27,55 @@ use crate::sampling;
 use crate::shared::head;
 use crate::stubs::{FUNCTIONS, Own, own, set_own};
 
-/// Trampoline of each function.
+/// Address of the trampoline of each function.
 static MOVED: [AtomicPtr<()>; MAX_CHUNKS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS];
-/// The words of each row up to [`row::CODE`].
+/// The words of each row of the tables, up to [`row::CODE`].
 static ROWS: [[AtomicU64; row::CODE]; MAX_CHUNKS] =
     [const { [const { AtomicU64::new(0) }; row::CODE] }; MAX_CHUNKS];
-/// Number of trampolines. They stay as long as threads may be in them.
+/// Number of trampolines. The trampolines stay mapped as long as threads may be in them.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Code areas of the trampolines: address and length of each.
+/// Address and length in bytes of each code area that contains trampolines.
 static ROOMS: [[AtomicU64; 2]; named::MAX_ROOMS] =
     [const { [const { AtomicU64::new(0) }; 2] }; named::MAX_ROOMS];
 static ROOM_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Targets of `malloc` and its family, in a call of the program and in a nested one.
+/// Targets of the stubs of `malloc` and its family: for a call of the program, and for a nested
+/// call.
 static HOOKS: [AtomicPtr<()>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 static BEHIND: [AtomicPtr<()>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 
-/// A function's arguments, as far as they are in registers.
+/// Arguments of a function that are in registers.
 type Arguments = [usize; 6];
 type NamedFn = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
 
-/// The function to call in place of the hooked one.
+/// The function that is called in place of the hooked one.
 #[derive(Clone, Copy)]
 enum NextFunction {
-    /// The hooked function itself, by the trampoline with this number.
+    /// The hooked function itself, through the trampoline with this number.
     Behind(usize),
-    /// Another one that throws no exception, since an exception could not pass through this code.
+    /// Another function that throws no exception: an exception could not pass through this code.
     Instead(NamedFn),
 }
 
-/// `value` is the return value of the function, unless `goes_on` is 1: then the function must be
-/// called.
+/// Result of a hooked call. If `goes_on` is 1, the function must still be called. Otherwise `value`
+/// is its return value.
 #[repr(C)]
 struct Answer {
     value: usize,
     goes_on: usize,
 }
 
-/// Target of a hooked function's jump; its number is in `r11`.
+/// Target of the jump in a hooked function; the number of the function is in `r11`.
 #[unsafe(naked)]
 unsafe extern "C" fn entry() {
     naked_asm!(
         "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
         "cmp qword ptr fs:[rax + {within}], 0",
         "jne 3f",
-        // Seven words keep the stack aligned for the call.
+        // Seven words align the stack for the call.
         "push r9", "push r8", "push rcx", "push rdx", "push rsi", "push rdi", "push r11",
         "lea rdi, [rsp + 8]",
         "lea rsi, [rsp + 56]",
@@ -93,8 +96,8 @@ unsafe extern "C" fn entry() {
     )
 }
 
-/// The trampoline of a function, whose number is on the stack. Its address is in memory only, as in
-/// [`inline`].
+/// Calls the trampoline of the function whose number is on the stack. The address of the trampoline
+/// is never in a register, for the reason that [`inline`] states.
 #[unsafe(naked)]
 unsafe extern "C" fn behind(
     a: usize,
@@ -113,8 +116,8 @@ unsafe extern "C" fn behind(
     )
 }
 
-/// Target of `malloc` and its family: the hook, or the next function if this thread is within a
-/// call.
+/// Target of the stubs of `malloc` and its family: the hook, or the next function if this thread is
+/// within a call.
 #[unsafe(naked)]
 unsafe extern "C" fn gate<const FUNCTION: usize>() {
     naked_asm!(
@@ -128,7 +131,7 @@ unsafe extern "C" fn gate<const FUNCTION: usize>() {
     )
 }
 
-/// Makes `malloc` and its family record only calls from outside of these functions.
+/// Makes the hooks of `malloc` and its family record only calls from outside of these functions.
 pub(crate) fn gated(
     hooks: [*mut (); FUNCTIONS],
     behind: [*mut (); FUNCTIONS],
@@ -139,12 +142,12 @@ pub(crate) fn gated(
     inline::table!(gate)
 }
 
-/// True if the process has such functions.
+/// True if the process has hooked functions of this kind.
 pub(crate) fn are_some() -> bool {
     COUNT.load(Relaxed) != 0
 }
 
-/// Requests hooks of these functions from the collector.
+/// Requests hooks for these functions from the collector.
 pub(crate) fn ask() {
     head(named::ENTRY).store((entry as *const ()).addr() as u64, Relaxed);
     let count = COUNT.load(Relaxed);
@@ -169,7 +172,7 @@ fn word(number: usize, word: usize) -> &'static AtomicU64 {
     head(named::ROWS + number * row::WORDS + word)
 }
 
-/// Prepares the trampolines according to the collector's answer. `None` if memory is exhausted.
+/// Prepares the trampolines from the collector's answer. Returns `None` if memory is exhausted.
 pub(crate) fn prepare_trampolines() -> Option<()> {
     if are_some() {
         return Some(());
@@ -201,8 +204,8 @@ pub(crate) fn prepare_trampolines() -> Option<()> {
         for index in 0..named::STRIDE / 8 {
             let code = word(number, row::CODE + index).load(Relaxed);
             let to = std::ptr::with_exposed_provenance_mut::<u64>(place as usize + index * 8);
-            // SAFETY: the address lies in a code area, as was checked, which is ours and not
-            // executed yet.
+            // SAFETY: the address was checked to be in a code area, which belongs to the recorder,
+            // and no thread executes it yet.
             unsafe { to.write_volatile(code) };
         }
         for (index, to) in ROWS[number].iter().enumerate() {
@@ -219,15 +222,15 @@ pub(crate) fn prepare_trampolines() -> Option<()> {
     Some(())
 }
 
-/// Unmaps the trampolines. The functions have their original prologues again, and the next
-/// recording looks them up anew.
+/// Unmaps the trampolines. Called after the original prologues were restored. The next recording
+/// looks up the functions again.
 ///
 /// # Safety
-/// No thread is in that code or returns into it, and none is within the recorder.
+/// No thread may execute a trampoline, have a return address in one, or be within the recorder.
 pub(crate) unsafe fn forget() {
     let count = COUNT.swap(0, Relaxed);
-    // Hooks that threads have not left yet call the functions directly, since these have their
-    // original prologues again.
+    // Hooks that threads are still executing call the functions directly, because the original
+    // prologues were restored.
     for (moved, words) in MOVED.iter().zip(&ROWS).take(count) {
         let function = words[row::AT].load(Relaxed) as usize;
         moved.store(std::ptr::with_exposed_provenance_mut(function), Relaxed);
@@ -235,23 +238,23 @@ pub(crate) unsafe fn forget() {
     let rooms = ROOM_COUNT.swap(0, Relaxed);
     for room in ROOMS.iter().take(rooms) {
         let [at, length] = room.each_ref().map(|word| word.load(Relaxed) as usize);
-        // SAFETY: `length` bytes were mapped there, and the caller excludes that a thread executes
-        // them.
+        // SAFETY: `length` bytes were mapped at `at`, and the caller guarantees that no thread
+        // executes them.
         unsafe { kernel::unmap(std::ptr::with_exposed_provenance_mut(at), length) };
     }
 }
 
-/// Writes the jumps into the functions. No other thread may run.
+/// Writes the jumps into the functions. Requires that no other thread runs.
 pub(crate) fn patch() -> Option<()> {
     hooked().try_for_each(|(at, to, _)| inline::hook(at, to))
 }
 
-/// Restores the first bytes of the functions. No other thread may run.
+/// Restores the first bytes of the functions. Requires that no other thread runs.
 pub(crate) fn unpatch() -> Option<()> {
     hooked().try_for_each(|(at, to, before)| inline::unhook(at, to, before))
 }
 
-/// Hooked functions: address, target of the jump, and original first bytes.
+/// Yields the hooked functions: address, target of the jump, and original first bytes.
 fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     ROWS.iter().take(COUNT.load(Relaxed)).filter_map(|words| {
         let [at, to, before] =
@@ -260,14 +263,16 @@ fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     })
 }
 
-/// Calls the underlying function, whose own calls are not the program's.
+/// Calls the underlying function. Calls that this function makes itself are not calls of the
+/// program.
 #[inline(always)]
 fn call(function: NextFunction, [a, b, c, d, e, f]: Arguments) -> usize {
     set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_add(1));
     let value = match function {
-        // SAFETY: the program called it with these arguments; there is a trampoline of this number.
+        // SAFETY: the program called the hooked function with these arguments, and a trampoline
+        // with this number exists.
         NextFunction::Behind(number) => unsafe { behind(a, b, c, d, e, f, number) },
-        // SAFETY: it takes the arguments of the function that the program called.
+        // SAFETY: the function has the same parameters as the function that the program called.
         NextFunction::Instead(function) => unsafe { function(a, b, c, d, e, f) },
     };
     set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_sub(1));
@@ -280,10 +285,11 @@ unsafe extern "C" fn called(
     frame: u64,
     number: usize,
 ) -> Answer {
-    // One by one, as the stub has written them: a larger read would wait for the pending writes.
+    // The words are read one by one, as the stub has written them: a larger read would wait for the
+    // pending writes.
     let read = |at: usize| {
         let place = arguments.cast::<usize>().wrapping_add(at);
-        // SAFETY: the stub has put the arguments there.
+        // SAFETY: the stub has written the arguments to these addresses.
         unsafe { place.read_volatile() }
     };
     let arguments: Arguments = std::array::from_fn(read);
@@ -293,14 +299,14 @@ unsafe extern "C" fn called(
         0 => NextFunction::Behind(number % MAX_CHUNKS),
         instead => {
             let instead = std::ptr::with_exposed_provenance_mut(instead);
-            // SAFETY: it takes no more arguments than these, all of them in registers, and returns
-            // one word.
+            // SAFETY: the function has at most these parameters, all in registers, and returns one
+            // word.
             NextFunction::Instead(unsafe { std::mem::transmute::<*mut (), NamedFn>(instead) })
         }
     };
     let what = words[row::ROLE].load(Relaxed);
     let argument = |which| arguments.get(role::argument(what, which) as usize).copied();
-    // `None` if the product overflows: such a block cannot exist.
+    // The size is `None` if the product overflows: no block can have this size.
     let size = || argument(0).unwrap_or(0).checked_mul(argument(1).unwrap_or(1));
     let block = std::ptr::with_exposed_provenance_mut::<c_void>;
     let note = |address: usize, size: usize| {
@@ -318,7 +324,7 @@ unsafe extern "C" fn called(
             let value = call(function, arguments);
             if value as u32 == 0 {
                 let to: *const usize = std::ptr::with_exposed_provenance(arguments[0]);
-                // SAFETY: the call has succeeded, so the pointer was written.
+                // SAFETY: the call succeeded, so it has written the pointer.
                 note(unsafe { to.read() }, size().unwrap_or(0));
             }
             value
@@ -347,7 +353,7 @@ unsafe extern "C" fn called(
             let value = call(function, arguments);
             if value != 0 {
                 let text = std::ptr::with_exposed_provenance(value);
-                // SAFETY: the function returns text that ends with a zero.
+                // SAFETY: the function returned text that ends with a zero byte.
                 note(value, unsafe { CStr::from_ptr(text) }.count_bytes() + 1);
             }
             value
@@ -358,8 +364,8 @@ unsafe extern "C" fn called(
     Answer { value, goes_on }
 }
 
-/// jemalloc's `xallocx(block, size, extra, flags)`, which returns the new length of the block: less
-/// than `size` if it cannot grow.
+/// Records jemalloc's `xallocx(block, size, extra, flags)`, which returns the new size of the
+/// block. The new size is less than `size` if the block could not grow.
 fn resize_in_place(function: NextFunction, arguments: Arguments, stack: u64, frame: u64) -> usize {
     let [old, size, extra, ..] = arguments;
     let mut room = 0;

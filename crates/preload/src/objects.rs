@@ -1,6 +1,6 @@
-//! Files of code, by `/proc/self/maps` and their ELF headers: for C libraries without
-//! `_dl_find_object`. The other functions that find files take a lock of the loader, which a thread
-//! inside `malloc` may hold already.
+//! Lookup of ELF files of code by `/proc/self/maps` and ELF headers, for C libraries without
+//! `_dl_find_object`. Other functions that find files take a lock of the loader, which a thread
+//! inside `malloc` may already hold.
 
 use std::ffi::c_char;
 use std::sync::atomic::{
@@ -10,25 +10,25 @@ use std::sync::atomic::{
 use crate::kernel::{self, OwnedFile};
 use crate::lock::Lock;
 
-/// Maximum number of files; code of others is unknown.
+/// Maximum number of files; code in further files is unknown.
 const MAX_OBJECTS: usize = 1024;
-/// Bytes of all paths.
+/// Number of bytes for all paths together.
 const PATH_BYTES: usize = 1 << 20;
-/// Size of an entry of the table of program headers.
+/// Number of bytes of an entry in the program header table.
 const PROGRAM_HEADER: usize = 56;
-/// Program headers that are read at a time.
+/// Number of program headers that are read at once.
 const HEADERS_AT_A_TIME: usize = 16;
 
-/// A file of code. Only `is_loaded` changes once it is set.
+/// An ELF file of code. After its creation only `is_loaded` changes.
 #[derive(Debug)]
 pub(crate) struct CodeObject {
-    /// Its first address.
+    /// Start of the file's addresses.
     pub start: AtomicUsize,
-    /// End of its addresses.
+    /// End of the file's addresses.
     pub end: AtomicUsize,
-    /// Address of its unwind table header; 0 without one.
+    /// Address of the header of the file's unwind table; 0 if it has none.
     pub header: AtomicUsize,
-    /// The words that a [`crate::modules::LinkMap`] has.
+    /// Words with the layout of [`crate::modules::LinkMap`].
     pub link: LinkWords,
     is_loaded: AtomicUsize,
 }
@@ -52,19 +52,20 @@ static OBJECTS: [CodeObject; MAX_OBJECTS] = [const {
 }; MAX_OBJECTS];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Memory of paths, each with a zero at its end.
+/// Memory for paths, each with a terminating zero byte.
 static PATHS: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static PATHS_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Held to add files. A thread that holds it takes no other lock.
+/// Protects additions of files. A thread that holds it takes no other lock.
 static LOCK: Lock = Lock::new();
 
-/// The file that covers an address.
+/// Returns the file that contains an address.
 pub(crate) fn find(address: usize) -> Option<&'static CodeObject> {
     known(address).or_else(|| learn(address))
 }
 
-/// Marks all files as not loaded, since one may be unloaded. The next search reads them again.
+/// Marks all files as not loaded, because one of them may be unloaded. The next search reads them
+/// again.
 pub(crate) fn forget() {
     let _held = LOCK.hold();
     for object in &OBJECTS[..COUNT.load(Relaxed)] {
@@ -94,7 +95,8 @@ fn learn(address: usize) -> Option<&'static CodeObject> {
     let mut text = MapsText::open()?;
     loop {
         let line = text.line()?;
-        // A file begins with its header; its other mappings are within the range of the first.
+        // The first mapping of a file contains the ELF header, which determines the range of all
+        // mappings of the file.
         if line.is_file && line.offset == 0 && line.start <= address {
             let layout = ElfLayout::read(line.start).filter(|layout| address < layout.end);
             if let Some(layout) = layout {
@@ -106,7 +108,7 @@ fn learn(address: usize) -> Option<&'static CodeObject> {
     }
 }
 
-/// Adds a file, or notes that a known one is loaded. The lock is held.
+/// Adds a file, or marks a known file as loaded. Requires the lock.
 fn add(layout: &ElfLayout, path: &[u8]) -> Option<&'static CodeObject> {
     let count = COUNT.load(Relaxed);
     let is_same = |object: &&CodeObject| {
@@ -132,11 +134,12 @@ fn add(layout: &ElfLayout, path: &[u8]) -> Option<&'static CodeObject> {
 
 fn has_path(object: &CodeObject, path: &[u8]) -> bool {
     let name = object.link.name.load(Relaxed);
-    // SAFETY: paths have a zero at their end and are never unmapped.
+    // SAFETY: paths end with a zero byte and are never unmapped.
     unsafe { std::ffi::CStr::from_ptr(name) }.to_bytes() == path
 }
 
-/// Copies a path to memory that stays, also in children of `fork`.
+/// Copies a path to memory that is never unmapped and is inherited by children of `fork`. Returns
+/// `None` if the memory is full.
 fn keep(path: &[u8]) -> Option<*mut u8> {
     if PATHS.load(Relaxed).is_null() {
         PATHS.store(kernel::private(PATH_BYTES).ok()?, Relaxed);
@@ -144,13 +147,14 @@ fn keep(path: &[u8]) -> Option<*mut u8> {
     let used = PATHS_USED.load(Relaxed);
     let after = used.checked_add(path.len() + 1).filter(|&after| after <= PATH_BYTES)?;
     let to = PATHS.load(Relaxed).wrapping_add(used);
-    // SAFETY: the memory has this many unused bytes, which are zeros, one more than the path.
+    // SAFETY: the memory has this number of unused zero bytes, which is one more than the length of
+    // the path.
     unsafe { std::ptr::copy_nonoverlapping(path.as_ptr(), to, path.len()) };
     PATHS_USED.store(after, Relaxed);
     Some(to)
 }
 
-/// Addresses of a loaded ELF file, from its headers in memory.
+/// Address range of a loaded ELF file, from its headers in memory.
 #[derive(Debug)]
 struct ElfLayout {
     start: usize,
@@ -166,7 +170,7 @@ impl ElfLayout {
         const EH_FRAME: u32 = 0x6474_e550;
         let mut bytes = [0; 64];
         kernel::read_own(start, &mut bytes).ok()?;
-        // 64 bits, little endian.
+        // The file must be a 64-bit little-endian ELF file.
         if bytes[..6] != *b"\x7fELF\x02\x01" {
             return None;
         }
@@ -194,9 +198,9 @@ impl ElfLayout {
                 }
             }
         }
-        // SAFETY: `getauxval` reads what the kernel wrote at `execve`.
+        // SAFETY: `getauxval` only reads the auxiliary vector.
         let page = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
-        // SAFETY: as above.
+        // SAFETY: `getauxval` only reads the auxiliary vector.
         let program = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
         let bias = start.wrapping_sub(low & !(page - 1));
         let end = bias.wrapping_add(high);
@@ -212,21 +216,21 @@ fn word(bytes: &[u8], at: usize) -> Option<usize> {
     Some(usize::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// `/proc/self/maps`, read by system calls alone.
+/// Parser of `/proc/self/maps` that reads the file by system calls only.
 struct MapsText {
     file: OwnedFile,
     bytes: [u8; 512],
     at: usize,
     count: usize,
-    /// The path that was read last.
+    /// Path of the last line whose path was read.
     path: [u8; MAX_PATH],
 }
 
-/// Maximum bytes of a path; a file with a longer one is unknown. The kernel permits longer ones
-/// (`PATH_MAX`), but a thread's stack may be small.
+/// Maximum number of bytes of a path; a file with a longer path is unknown. The kernel permits
+/// longer paths (`PATH_MAX`), but a thread's stack may be small.
 const MAX_PATH: usize = 1024;
 
-/// The beginning of a line, up to its path.
+/// Fields of a line before its path.
 struct MapsLine {
     start: usize,
     offset: usize,
@@ -253,7 +257,7 @@ impl MapsText {
         Some(byte)
     }
 
-    /// A number in hexadecimal digits, and the character behind it.
+    /// Reads a hexadecimal number and the character after it.
     fn number(&mut self) -> Option<usize> {
         let mut number = 0_usize;
         while let Some(digit) = char::from(self.next()?).to_digit(16) {
@@ -267,13 +271,14 @@ impl MapsText {
         Some(())
     }
 
-    /// The beginning of the next line; its path is to be read or skipped next.
+    /// Reads the fields of the next line. The caller must then read or skip the path of this line.
     fn line(&mut self) -> Option<MapsLine> {
         let start = self.number()?;
         self.number()?;
         self.skip_field()?;
         let offset = self.number()?;
-        // The device, then the inode: only files, and what the kernel maps as one, have paths.
+        // The device and the inode follow. Only files and special mappings of the kernel have a
+        // path.
         self.skip_field()?;
         while self.peek()?.is_ascii_digit() {
             self.at += 1;
@@ -285,11 +290,11 @@ impl MapsText {
         if first == b'/' {
             return Some(MapsLine { start, offset, is_file: true });
         }
-        // "[vdso]" is the one such mapping that has a header, which `ElfLayout::read` verifies.
+        // "[vdso]" is the only special mapping with an ELF header, which `ElfLayout::read` checks.
         Some(MapsLine { start, offset, is_file: first == b'[' })
     }
 
-    /// The path of the line whose beginning was read.
+    /// Reads the path of the line whose other fields were read last.
     fn path(&mut self) -> Option<&[u8]> {
         let mut length = 0;
         loop {
@@ -323,14 +328,14 @@ mod tests {
             assert_eq!(object.start.load(Relaxed), loaders.start);
             assert_eq!(object.end.load(Relaxed), loaders.end);
             assert_eq!(object.header.load(Relaxed), loaders.header);
-            // SAFETY: paths have a zero at their end and are never unmapped.
+            // SAFETY: paths end with a zero byte and are never unmapped.
             let path = unsafe { std::ffi::CStr::from_ptr(object.link.name.load(Relaxed)) };
             let theirs = crate::modules::path(&loaders).unwrap();
             let real = std::fs::canonicalize(std::str::from_utf8(theirs).unwrap());
             let real = real.map(|path| path.to_str().unwrap().to_owned()).unwrap_or_default();
             assert_eq!(path.to_str().unwrap(), real);
         }
-        // Before glibc 2.35 there is nothing to compare with.
+        // Before glibc 2.35 the loader has no table for the comparison.
         assert!(compared == 2 || compared == 0);
         let before = std::ptr::from_ref(find(libc).unwrap());
         forget();

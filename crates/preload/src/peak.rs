@@ -1,9 +1,9 @@
 //! Live bytes and their peak.
 //!
-//! The live bytes are [`header::UPPER`] minus the credit of all threads. While one thread records,
-//! its credit is the distance to the peak, so that each new peak and each descent is noticed at
-//! once. With several threads, each allocates and frees up to [`CREDIT`] between updates, and the
-//! peak has that error.
+//! The number of live bytes is [`header::UPPER`] minus the credit of all threads. While only one
+//! thread records, its credit is the distance to the peak, so each new peak and each descent from
+//! it is noticed at once. With several threads, each thread allocates and frees up to [`CREDIT`]
+//! bytes between updates of the header, and the peak has an error of this size.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,48 +12,49 @@ use pagewise_heaplog::tables::{CREDIT, header, thread};
 use crate::shared::{head, peak_epoch, slot};
 use crate::threads::ThreadData;
 
-/// Threads that are being created, and do not record yet.
+/// Number of threads that are being created and do not record yet.
 pub(crate) static COMING: AtomicU64 = AtomicU64::new(0);
 
-/// Stands for any number of threads that began before the recording.
+/// Value of [`COMING`] for an unknown number of threads that began before the recording.
 const ANY_NUMBER: u64 = u64::MAX >> 1;
 
-/// Live bytes when the epoch of peaks last changed: the sum of the copies in the records; a lower
-/// bound if it is not exact. [`header::PEAK`] exceeds it by the credit of the threads.
+/// Number of live bytes when the epoch of peaks last changed, which is the sum of the copies in the
+/// records; a lower bound if the exact number is unknown. [`header::PEAK`] exceeds this number by
+/// the credit of the threads.
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
-/// Signed number of bytes that ending threads have allocated and not freed since the other threads
-/// last read it.
+/// Signed number of bytes that ending threads have allocated and not freed, and that the other
+/// threads have not accounted for yet.
 static LATE: AtomicU64 = AtomicU64::new(0);
 
-/// Assumes any number of threads, in a program that runs already: no thread counts as the only one,
-/// unless the collector, which has stopped all threads, changes [`COMING`].
+/// Assumes an unknown number of threads in a running program. Then no thread counts as the only
+/// one, unless the collector, which has stopped all threads, changes [`COMING`].
 pub(crate) fn any_may_come() {
     COMING.store(ANY_NUMBER, Relaxed);
     head(header::MANY).store(1, Relaxed);
 }
 
-/// True if there may be threads that did not begin to record, in a program that ran already.
+/// True if a running program may have threads that do not record yet.
 pub(crate) fn has_others() -> bool {
     COMING.load(Relaxed) > ANY_NUMBER / 2
 }
 
-/// Resets all counts, before a recording begins.
+/// Resets all counts. Called before a recording begins.
 pub(crate) fn reset() {
     COMING.store(0, Relaxed);
     KEPT.store(0, Relaxed);
     LATE.store(0, Relaxed);
 }
 
-/// Counts a thread that is being created. Even if it never records, the number of live bytes is
-/// less exact from here on.
+/// Counts a thread that is being created. From then on the number of live bytes is less exact, even
+/// if the thread never records.
 pub(crate) fn comes() {
     COMING.fetch_add(1, Relaxed);
     let running = head(header::RUNNING).load(Relaxed).max(1);
     head(header::MAX_LIVE_THREADS).fetch_max(running + 1, Relaxed);
 }
 
-/// Adds live bytes.
+/// Adds `size` live bytes to the balance of a thread.
 #[inline(always)]
 pub(crate) fn more(thread: &ThreadData, size: u64) {
     let room = thread.room().wrapping_sub(size.cast_signed());
@@ -63,7 +64,7 @@ pub(crate) fn more(thread: &ThreadData, size: u64) {
     }
 }
 
-/// Subtracts live bytes.
+/// Subtracts `size` live bytes from the balance of a thread.
 #[inline(always)]
 pub(crate) fn less(thread: &ThreadData, size: u64) {
     let room = thread.room().wrapping_add(size.cast_signed());
@@ -131,7 +132,8 @@ fn give_back(thread: &ThreadData, room: i64) {
     keep_if_highest();
 }
 
-/// Begins a new epoch of peaks, if the live bytes rose since the last one and exceed [`KEPT`].
+/// Begins a new epoch of peaks if the number of live bytes rose since the last epoch and exceeds
+/// [`KEPT`].
 fn keep_if_highest() {
     if head(header::RISING).load(Relaxed) == 0 || head(header::RISING).swap(0, Relaxed) == 0 {
         return;
@@ -140,7 +142,7 @@ fn keep_if_highest() {
     let live = match live_now() {
         Some(live) if live <= kept => return,
         Some(live) => live,
-        // No thread has more credit than twice `CREDIT`.
+        // The credit of a thread is at most twice `CREDIT`, so this is a lower bound.
         None => {
             let room = head(header::RUNNING).load(Relaxed).saturating_mul(2 * CREDIT);
             head(header::UPPER).load(Relaxed).saturating_sub(room)
@@ -150,8 +152,8 @@ fn keep_if_highest() {
     peak_epoch().fetch_add(1, Relaxed);
 }
 
-/// Live bytes of all threads; `None` if there are very many threads, or if one of them is changing
-/// its credit.
+/// Number of live bytes of all threads; `None` if there are more than `MAX_THREADS` threads, or if
+/// a thread is changing its credit.
 fn live_now() -> Option<u64> {
     const MAX_THREADS: u64 = 64;
     const TRIES: u32 = 4;
@@ -161,7 +163,7 @@ fn live_now() -> Option<u64> {
     }
     for _ in 0..TRIES {
         let upper = head(header::UPPER).load(Relaxed);
-        // Slot 0 has no credit while no ending thread records.
+        // Slot 0 has no credit as long as no ending thread records.
         let rooms = (1..threads)
             .filter(|index| slot(*index, thread::RUNS).load(Relaxed) != 0)
             .map(|index| slot(index, thread::ROOM).load(Relaxed).cast_signed());
@@ -182,14 +184,14 @@ fn is_single() -> bool {
     head(header::MANY).load(Relaxed) == 0
 }
 
-/// Called before another thread begins: reduces the credit of this thread, which was the distance
-/// to the peak.
+/// Reduces the credit of this thread, which was the distance to the peak. Called before another
+/// thread begins.
 pub(crate) fn make_many(thread: &ThreadData) {
     if !is_single() {
         return;
     }
     head(header::MANY).store(1, Relaxed);
-    // Live bytes that are at the peak now count as a new peak.
+    // If the live bytes are at the peak now, they count as a new peak.
     head(header::RISING).store(u64::from(thread.most_room.get() == 0), Relaxed);
     let back = thread.room() - CREDIT.cast_signed();
     if back > 0 {
@@ -199,14 +201,15 @@ pub(crate) fn make_many(thread: &ThreadData) {
     thread.most_room.set(2 * CREDIT.cast_signed());
 }
 
-/// Returns to exact peaks if all other threads have ended.
+/// Returns to exact peaks if all threads except this one have ended.
 fn try_single(thread: &ThreadData) {
     if thread.is_late() || head(header::RUNNING).load(Relaxed) != 1 || COMING.load(Relaxed) != 0 {
         return;
     }
     take_late();
     let live = head(header::UPPER).load(Relaxed).wrapping_sub(thread.room().cast_unsigned());
-    // The maximum of `UPPER` includes the credit of threads: a peak below it would go unnoticed.
+    // `UPPER` at its maximum includes the credit of threads, so a peak below this maximum would not
+    // be noticed.
     let kept = KEPT.load(Relaxed);
     let peak = kept.max(live);
     head(header::RISING).store(0, Relaxed);
@@ -217,7 +220,7 @@ fn try_single(thread: &ThreadData) {
     head(header::MANY).store(0, Relaxed);
 }
 
-/// Updates the credit of a thread that allocates after others have ended.
+/// Updates the credit of a thread that allocates after other threads have ended.
 pub(crate) fn settle(thread: &ThreadData) {
     if !is_single() {
         try_single(thread);
@@ -230,14 +233,14 @@ pub(crate) fn settle(thread: &ThreadData) {
     }
 }
 
-/// All threads but one have ended. The last one may free many blocks before it allocates, so the
-/// live bytes may be at the peak now.
+/// Called when all threads except one have ended. The last thread may free many blocks before it
+/// allocates, so the live bytes may be at the peak now.
 pub(crate) fn one_is_left() {
     keep_if_highest();
 }
 
-/// Adds the balance of an ending thread to [`LATE`]. Returns true if it is not 0 and a single
-/// thread is left, which must add it.
+/// Adds the balance of an ending thread to [`LATE`]. Returns true if the balance is not 0 and only
+/// one thread is left, which must then account for it.
 pub(crate) fn leave_late(late: &ThreadData) -> bool {
     let room = late.room();
     late.set_room(0);
@@ -245,23 +248,25 @@ pub(crate) fn leave_late(late: &ThreadData) -> bool {
     room != 0 && is_single()
 }
 
-/// Adds the balance of ending threads, while several threads run.
+/// Accounts for the balance of ending threads. Called while several threads run.
 fn take_late() {
     if LATE.load(Relaxed) != 0 {
         head(header::UPPER).fetch_add(LATE.swap(0, Relaxed), Relaxed);
     }
 }
 
-/// The same while one thread runs: its distance to the peak after that.
+/// Accounts for the balance of ending threads while one thread runs. Returns the distance of that
+/// thread to the peak.
 fn catch_up_with_late(room: i64) -> i64 {
     room.wrapping_sub(LATE.swap(0, Relaxed).cast_signed())
 }
 
-/// A thread ends: its credit returns to the header.
+/// Returns the credit of an ending thread to the header.
 pub(crate) fn leave(thread: &ThreadData) {
     head(header::UPPER).fetch_sub(thread.room().cast_unsigned(), Relaxed);
     thread.set_room(0);
     thread.most_room.set(0);
-    // The last thread may have ended, and its credit would stand for the distance to the peak.
+    // The ended thread may have been the only one, and its credit would be mistaken for the
+    // distance to the peak.
     head(header::MANY).store(1, Relaxed);
 }

@@ -1,9 +1,9 @@
-//! Blocks of pagewise's own allocators, on request: their pools report each block that they
-//! allocate, as they report it to valgrind, and find this function by name
+//! Recording of blocks of pagewise's own allocators, on request. The pools look up a function of
+//! this library by name and report each allocated block to it, as they report it to valgrind
 //! (`pagewise_alloc::watch`).
 //!
-//! A pool's memory is itself inside a block or a mapping, so its blocks are stored in a table of
-//! their own: by address, open addressing, under a lock.
+//! The memory of a pool is itself in a block or a mapping, so its blocks are stored in a separate
+//! table: by address, with open addressing, under a lock.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -30,33 +30,33 @@ mod told {
     pub(super) const ALLOCATED: u32 = 0;
     /// A block was freed.
     pub(super) const FREED: u32 = 1;
-    /// A block has another size.
+    /// The size of a block was changed.
     pub(super) const RESIZED: u32 = 2;
-    /// A range of memory, with all blocks in it, left the pool.
+    /// A range of memory with all its blocks left the pool.
     pub(super) const GONE: u32 = 3;
 }
 
-/// Bits of a block's size; the others are of its site.
+/// Number of bits of a value that contain the size of the block; the other bits contain its site.
 const SIZE: u32 = 43;
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct OutEntry {
-    /// The address; 0 for a free entry.
+    /// Address of the block; 0 for a free entry.
     key: u64,
     value: u64,
 }
 
-/// Live blocks of pools.
+/// Table of the live blocks of pools.
 #[derive(Debug)]
 struct OutBlocks {
     entries: *mut OutEntry,
-    /// One less than the number of entries.
+    /// Number of entries minus 1.
     mask: u64,
     used: u64,
 }
 
-// SAFETY: it is reached under a lock only.
+// SAFETY: the table is used only under its lock.
 unsafe impl Send for OutBlocks {}
 
 static LOCK: Lock = Lock::new();
@@ -67,17 +67,17 @@ static BLOCKS: SharedOutBlocks = SharedOutBlocks(std::cell::UnsafeCell::new(OutB
 }));
 
 struct SharedOutBlocks(std::cell::UnsafeCell<OutBlocks>);
-// SAFETY: the table is only used under its lock.
+// SAFETY: the table is used only under its lock.
 unsafe impl Sync for SharedOutBlocks {}
 
-/// Calls `body` with the blocks, under the lock.
+/// Calls `body` with the table, under the lock.
 fn alone<T>(body: impl FnOnce(&mut OutBlocks) -> T) -> T {
     let _held = LOCK.hold();
-    // SAFETY: the lock is held, and `body` does not come here again: it is of this file.
+    // SAFETY: the lock is held, and `body`, which is in this file, does not call this function.
     body(unsafe { &mut *BLOCKS.0.get() })
 }
 
-/// Forgets everything, in a child of `fork`.
+/// Clears the state in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
     alone(|blocks| (blocks.entries, blocks.mask, blocks.used) = (std::ptr::null_mut(), 0, 0));
@@ -88,14 +88,13 @@ impl OutBlocks {
 
     fn entry(&self, index: u64) -> OutEntry {
         let place = self.entries.wrapping_add((index & self.mask) as usize);
-        // SAFETY: the index is below the number of entries, which are ours alone while the lock is
-        // held.
+        // SAFETY: the index is below the number of entries, and the lock is held.
         unsafe { place.read() }
     }
 
     fn set(&mut self, index: u64, entry: OutEntry) {
         let place = self.entries.wrapping_add((index & self.mask) as usize);
-        // SAFETY: the index is inside the table.
+        // SAFETY: the index is below the number of entries, and the lock is held.
         unsafe { place.write(entry) };
     }
 
@@ -133,7 +132,8 @@ impl OutBlocks {
         Some(found.value)
     }
 
-    /// Empties an entry. Following entries move up, so that no search ends at the hole.
+    /// Empties an entry. The following entries move into the hole, so that no search ends there
+    /// early.
     fn take_at(&mut self, mut hole: u64) {
         self.used -= 1;
         let mut index = hole;
@@ -152,7 +152,7 @@ impl OutBlocks {
         self.set(hole, OutEntry::default());
     }
 
-    /// Removes all blocks from `start` to `end`, and calls `tell` with the value of each.
+    /// Removes all blocks from `start` to `end`, and calls `tell` with the value of each block.
     fn take_range(&mut self, start: u64, end: u64, tell: &mut dyn FnMut(u64)) {
         if self.used == 0 {
             return;
@@ -161,7 +161,7 @@ impl OutBlocks {
         while index <= self.mask {
             let found = self.entry(index);
             if found.key != 0 && (start..end).contains(&found.key) {
-                // Another entry may have moved to this index.
+                // Another entry may have moved to this index, so the index stays the same.
                 self.take_at(index);
                 tell(found.value);
             } else {
@@ -180,13 +180,13 @@ impl OutBlocks {
             return Some(());
         }
         for index in 0..=old_mask {
-            // SAFETY: the old table has this many entries.
+            // SAFETY: the old table has this number of entries.
             let entry = unsafe { old.wrapping_add(index as usize).read() };
             if entry.key != 0 {
                 self.set(self.find(entry.key), entry);
             }
         }
-        // SAFETY: the memory is from `kernel::memory`, and no other thread uses it.
+        // SAFETY: the memory belongs to `kernel::memory`, and no other thread uses it.
         unsafe { kernel::forget(old.cast(), length(old_mask + 1)) };
         Some(())
     }
@@ -219,7 +219,8 @@ fn count_freed(thread: &ThreadData, value: u64) {
     record.add(record::FREED, size);
 }
 
-/// True if pools must report; called once, when the first pool is created.
+/// True if pools must report their blocks. A program calls this once, when it creates its first
+/// pool.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) extern "C" fn pagewise_heap_wants_pools() -> bool {
     IS_ON.load(Relaxed) != 0 && begin::stage() == StartStage::Records
@@ -240,10 +241,11 @@ unsafe extern "C" fn on_told(what: u32, start: u64, size: u64, stack: u64, frame
     threads::leave(entered);
 }
 
-/// Function that a pool calls: the event, the address, and the number of bytes.
+/// Function that a pool calls to report an event. Its arguments are the event, the address of the
+/// block, and its number of bytes.
 ///
 /// # Safety
-/// None that the pool could break.
+/// Any arguments are permitted.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]

@@ -1,4 +1,4 @@
-//! Unwind rows by return address: read from tables once, then looked up.
+//! Unwind rows by return address, read from unwind tables once and then cached.
 
 use std::sync::atomic::Ordering;
 
@@ -11,27 +11,29 @@ use crate::modules;
 use crate::objects;
 use crate::shared;
 
-/// Protects additions of rows, places, modules and strings.
+/// Protects additions of rows, return addresses, modules and strings.
 pub(crate) static LOCK: Lock = Lock::new();
 
-/// For each address its row, and the number of its place in the upper half.
+/// Unwind row of each return address; the upper half of a value is the index of the return address
+/// in the tables.
 static KNOWN: WordMap = WordMap::new();
 
-/// In place of a number: the code is the recorder's own, whose frames are between those of the
-/// program and those of the C library.
+/// Value of an index for code of the recorder, whose frames are between those of the program and
+/// those of the C library.
 pub(crate) const OURS: u32 = u32::MAX;
 
-/// Unwind data of an address.
+/// Unwind data of a return address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AddressRow {
-    /// Rule to unwind the function.
+    /// Rule to unwind the function that contains the return address.
     pub row: UnwindRow,
-    /// The number of the place, or [`OURS`].
+    /// Index of the return address in the tables, or [`OURS`].
     pub place: u32,
 }
 
 impl AddressRow {
-    /// Packs the data into one word. Places of the recorder are never plain.
+    /// Packs the data into one word. The recorder's own return addresses never have the bit
+    /// [`PLAIN`].
     fn pack(self) -> u64 {
         let row = if self.place == OURS { self.row.pack() & !PLAIN } else { self.row.pack() };
         u64::from(row) | u64::from(self.place) << 32
@@ -43,30 +45,31 @@ impl AddressRow {
     }
 }
 
-/// Data of most frames: plain, in the program, and seen before.
+/// Data of the most frequent frames: in the program, with a [`PLAIN`] row that is cached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlainFrame {
-    /// Bytes from the stack pointer to the frame's end, more than 0.
+    /// Number of bytes from the stack pointer to the end of the frame; greater than 0.
     pub length: u64,
-    /// Bytes from there down to the saved frame pointer, at most `length`; 0 if the frame pointer
-    /// is unchanged.
+    /// Number of bytes from the end of the frame down to the saved frame pointer, at most `length`;
+    /// 0 if the frame pointer is unchanged.
     pub saved: u64,
-    /// The number of the place.
+    /// Index of the return address in the tables.
     pub place: u32,
 }
 
-/// The rows that are known at one time, for one walk of a stack.
+/// The cached rows at one time, for one walk of a stack.
 #[derive(Clone, Copy)]
 pub(crate) struct RowCache(View);
 
 impl RowCache {
-    /// `None` if no row is known.
+    /// Current cache; `None` if it contains no row.
     #[inline(always)]
     pub(crate) fn now() -> Option<RowCache> {
         KNOWN.view().map(RowCache)
     }
 
-    /// Data of a return address if it is plain; [`get`] returns the data of any address.
+    /// Data of a return address if its row is cached and [`PLAIN`]. [`get`] returns the data of any
+    /// address.
     #[inline(always)]
     pub(crate) fn plain(self, address: u64) -> Option<PlainFrame> {
         let found = self.0.find(address)?;
@@ -76,13 +79,13 @@ impl RowCache {
     }
 }
 
-/// Cached data of a return address.
+/// Cached data of a return address; `None` if it is not cached.
 #[inline(always)]
 fn find(address: u64) -> Option<AddressRow> {
     KNOWN.find(address).map(AddressRow::unpack)
 }
 
-/// Data of a return address, computed if it is not cached.
+/// Returns the data of a return address, and computes and caches it if necessary.
 #[inline(always)]
 pub(crate) fn get(address: u64) -> Option<AddressRow> {
     match find(address) {
@@ -98,7 +101,7 @@ fn learn(address: u64) -> Option<AddressRow> {
     if let Some(known) = find(address) {
         return Some(known);
     }
-    // The call lies before its return address, which may belong to the next function.
+    // The call instruction precedes its return address, which may belong to the next function.
     let code =
         if address & INTERRUPTED == 0 { address.wrapping_sub(1) } else { address & !INTERRUPTED };
     let object = modules::find(code);
@@ -113,7 +116,7 @@ fn learn(address: u64) -> Option<AddressRow> {
     let number = shared::head(header::PLACES).load(Ordering::Relaxed);
     let index = usize::try_from(number).ok().filter(|&index| index < PLACES.room)?;
     let (to, of) = shared::place(index);
-    // The kernel set this return address, so that no call lies before it.
+    // The kernel has set this return address, so no call instruction precedes it.
     let mark = if row == UnwindRow::Signal { INTERRUPTED } else { 0 };
     to.store(address | mark, Ordering::Relaxed);
     of.store(module, Ordering::Relaxed);
@@ -121,7 +124,7 @@ fn learn(address: u64) -> Option<AddressRow> {
     keep(address, AddressRow { row, place: index as u32 })
 }
 
-/// Adds the row of an address; the lock is held.
+/// Adds the data of an address to the cache. Requires the lock.
 fn keep(address: u64, known: AddressRow) -> Option<AddressRow> {
     KNOWN.insert(address, known.pack())?;
     Some(AddressRow::unpack(known.pack()))
@@ -129,16 +132,16 @@ fn keep(address: u64, known: AddressRow) -> Option<AddressRow> {
 
 /// True if an object is this library.
 fn is_ours(object: &modules::LoaderObject) -> bool {
-    // Tests are one program with it.
+    // In tests, this code and the tests are one program.
     !cfg!(test) && (object.start..object.end).contains(&(is_ours as *const () as usize))
 }
 
-/// Forgets all addresses from `start` to `end`: their code is gone. The lock is held.
+/// Removes all addresses from `start` to `end`, whose code was unloaded. Requires the lock.
 pub(crate) fn forget(start: u64, end: u64) {
     KNOWN.take_out(|address| (start..end).contains(&(address & !INTERRUPTED)));
 }
 
-/// Forgets everything, in a child of `fork`.
+/// Clears the state in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
     objects::reset();

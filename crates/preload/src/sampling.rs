@@ -1,9 +1,9 @@
 //! Sampling: a block is recorded with a probability that grows with its size, and is weighted by
 //! the inverse of that probability.
 //!
-//! Bytes are counted down by each thread, from a number that is drawn from the exponential
-//! distribution anew each time. So the points at which samples are taken are a Poisson process over
-//! the bytes allocated: a block of `s` bytes is taken with p = 1 - exp(-s/mean), and counted as 1/p
+//! Each thread counts bytes down from a number that it draws anew from an exponential distribution
+//! after each sample. So the sampling points form a Poisson process over the allocated bytes. A
+//! block of `s` bytes is sampled with the probability p = 1 - exp(-s/mean), and counts as 1/p
 //! blocks. The sums are unbiased, and their variance is estimated by the sum of s^2 (1-p)/p^2
 //! (Horvitz and Thompson).
 
@@ -21,17 +21,18 @@ use crate::stacks::CallPoint;
 use crate::stubs::{Own, own, set_own};
 use crate::threads::{self, ThreadData};
 
-/// The mean number of bytes between samples; 0 where all calls are recorded.
+/// Mean number of bytes between samples; 0 if all calls are recorded.
 static MEAN: AtomicU64 = AtomicU64::new(0);
 
-/// Low bits of an address that [`FILTER`] ignores: neighboring blocks share an entry, so that
-/// programs with locality in memory have it in the filter, too.
+/// Number of low address bits that [`FILTER`] ignores. Neighboring blocks share an entry, so a
+/// program with memory locality also has locality in the filter.
 pub(crate) const FILTER_BITS: usize = 8;
 
-/// Filter: number of sampled blocks whose addresses have these bits, or [`u8::MAX`] for many.
+/// Number of sampled blocks for each value of the 16 address bits above the lowest [`FILTER_BITS`]
+/// bits; [`u8::MAX`] for 255 or more.
 pub(crate) static FILTER: [AtomicU8; 1 << 16] = [const { AtomicU8::new(0) }; 1 << 16];
 
-/// Begins to sample, with `mean` bytes between samples on average.
+/// Starts sampling with `mean` bytes between samples on average.
 pub(crate) fn begin(mean: u64) {
     MEAN.store(mean, Relaxed);
     for count in &FILTER {
@@ -39,20 +40,20 @@ pub(crate) fn begin(mean: u64) {
     }
 }
 
-/// True if samples are taken.
+/// True if sampling is on.
 #[inline(always)]
 pub(crate) fn is_on() -> bool {
     MEAN.load(Relaxed) != 0
 }
 
-/// False if a freed block is certainly not sampled, which is the most common case.
+/// False if a block that is being freed is certainly not sampled, which is the most frequent case.
 #[inline(always)]
 pub(crate) fn may_be_one(address: u64) -> bool {
     !is_on() || filter(address).load(Relaxed) != 0
 }
 
-/// True if an allocation must be examined. With sampling, an unsampled allocation reduces the
-/// counter.
+/// True if an allocation must be recorded or examined. With sampling, subtracts an allocation that
+/// is not due from the counter.
 #[inline(always)]
 pub(crate) fn is_due(size: usize) -> bool {
     if !is_on() {
@@ -70,14 +71,14 @@ fn filter(address: u64) -> &'static AtomicU8 {
     &FILTER[(address >> FILTER_BITS) as usize & 0xffff]
 }
 
-/// `malloc`, if the bytes until the next sample are used up.
+/// Slow path of `malloc`: called if the bytes until the next sample are used up.
 pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
     let block = next_alloc::malloc(size);
     counted_down(block, size, stack, frame);
     block
 }
 
-/// `calloc`, the same; the product does not overflow.
+/// Slow path of `calloc`, for a product that does not overflow.
 pub(crate) unsafe extern "C" fn calloc(
     count: usize,
     size: usize,
@@ -89,7 +90,7 @@ pub(crate) unsafe extern "C" fn calloc(
     block
 }
 
-/// Records a block if it is a sample. The stub has subtracted its size already.
+/// Records a block if it is sampled. Called after the stub has subtracted the size of the block.
 fn counted_down(block: *mut c_void, size: usize, stack: u64, frame: u64) {
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
@@ -98,12 +99,12 @@ fn counted_down(block: *mut c_void, size: usize, stack: u64, frame: u64) {
         }
         threads::leave(entered);
     } else if !begin::is_recording() || own::<{ Own::Left as usize }>() >> 63 != 0 {
-        // Discards the deficit. A thread that begins to record later draws a number then.
+        // Discards the deficit. A thread that begins to record later draws a new number.
         set_own::<{ Own::Left as usize }>(0);
     }
 }
 
-/// Records a block of any other function, if it is a sample.
+/// Records a block of any other function if it is sampled.
 pub(crate) fn allocated(thread: &ThreadData, address: u64, size: u64, at: CallPoint) {
     let left = own::<{ Own::Left as usize }>().wrapping_sub(size);
     set_own::<{ Own::Left as usize }>(left);
@@ -112,19 +113,20 @@ pub(crate) fn allocated(thread: &ThreadData, address: u64, size: u64, at: CallPo
     }
 }
 
-/// True if a sampling point lies in the bytes that were subtracted; then draws the next one.
+/// True if a sampling point is within the subtracted bytes. In this case draws the next point.
 fn is_sample(thread: &ThreadData) -> bool {
     let mut left = own::<{ Own::Left as usize }>().cast_signed();
     let mut hits = 0;
     if thread.begins_sampling() {
-        // The first number was not drawn yet.
+        // This thread has not drawn a number before.
         left = left.saturating_add(draw(thread));
     }
     while left < 0 {
         hits += 1;
         left = left.saturating_add(draw(thread));
         if hits == 64 {
-            // After a block this large the next sampling point is independent of the rest.
+            // After such a large block, the distance to the next sampling point is independent of
+            // the deficit.
             left = draw(thread);
         }
     }
@@ -132,15 +134,15 @@ fn is_sample(thread: &ThreadData) -> bool {
     hits > 0
 }
 
-/// Bytes to the next point.
+/// Draws the number of bytes to the next sampling point.
 fn draw(thread: &ThreadData) -> i64 {
     let mean = MEAN.load(Relaxed) as f64;
-    // In (0, 1].
+    // The interval of `uniform` is (0, 1].
     let uniform = ((thread.draw() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
     (-logarithm(uniform) * mean) as i64
 }
 
-/// Amount that a block represents.
+/// Number of blocks and bytes that a sampled block represents, and the variance of these estimates.
 struct BlockWeight {
     blocks: u64,
     bytes: u64,
@@ -186,7 +188,7 @@ fn sample_block(thread: &ThreadData, address: u64, size: u64, at: CallPoint) {
 
 /// Counts a free of a sampled block.
 pub(crate) fn freed(thread: &ThreadData, address: u64, block: RecordedBlock) {
-    // A saturated counter stays so: the number of its blocks is unknown.
+    // A saturated counter stays saturated, because the number of its blocks is unknown.
     let _ = filter(address).fetch_update(Relaxed, Relaxed, |count| {
         if count == u8::MAX { None } else { count.checked_sub(1) }
     });
@@ -197,7 +199,7 @@ pub(crate) fn freed(thread: &ThreadData, address: u64, block: RecordedBlock) {
     record.add(record::FREES, weight.blocks);
     record.add(record::FREED, weight.bytes);
     vary(record, record::LIVE_VARIANCE, -weight.variance);
-    // Any allocation since then would have reduced the counter.
+    // Any later allocation of this thread would have reduced the counter.
     if thread.is_last(address, own::<{ Own::Left as usize }>()) {
         record.add(record::TEMPORARY, weight.blocks);
     }
@@ -207,12 +209,14 @@ fn vary(record: crate::shared::SiteRecord, number: usize, more: f64) {
     record.set(number, (f64::from_bits(record.get(number)) + more).to_bits());
 }
 
-/// ln(x) for x in (0, 1], without the mathematical library, which the program may not have.
+/// Computes ln(x) for x in (0, 1] without the mathematical library, which the program may not have
+/// loaded.
 pub(crate) fn logarithm(x: f64) -> f64 {
     let bits = x.to_bits();
     let exponent = ((bits >> 52) as i64 - 1023) as f64;
     let mantissa = f64::from_bits(bits & ((1 << 52) - 1) | 1023 << 52);
-    // 2 atanh((m-1)/(m+1)), m in [1, 2): terms fall by a factor of 9 at the least.
+    // The series is 2 atanh((m-1)/(m+1)) for m in [1, 2); each term is at most 1/9 of the previous
+    // one.
     let ratio = (mantissa - 1.0) / (mantissa + 1.0);
     let square = ratio * ratio;
     let mut term = ratio;
@@ -224,12 +228,12 @@ pub(crate) fn logarithm(x: f64) -> f64 {
     exponent * std::f64::consts::LN_2 + 2.0 * sum
 }
 
-/// exp(x) - 1 for x <= 0.
+/// Computes exp(x) - 1 for x <= 0.
 fn exponential_less_one(x: f64) -> f64 {
     if x < -40.0 {
         return -1.0;
     }
-    // exp(x)-1 of a small part, then squared up: (1+e)^2 - 1 = e (2 + e).
+    // The result for a small fraction of x is squared repeatedly: (1+e)^2 - 1 = e (2 + e).
     let halvings = 7;
     let small = x / f64::from(1 << halvings);
     let mut term = small;

@@ -1,4 +1,5 @@
-//! The tables that are shared with the collector: each word by table and number.
+//! The tables that are shared with the collector, with access to each word by table, entry and word
+//! index.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
@@ -9,8 +10,8 @@ use pagewise_heaplog::tables::{
     TableRange, header, record, thread,
 };
 
-/// Address of the tables; null if they are not mapped. They are unmapped only after the recording
-/// of a running program has ended.
+/// Address of the tables; null if they are not mapped. They are unmapped only after the end of a
+/// recording of a running program.
 static BASE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Sets the address of the tables.
@@ -18,7 +19,7 @@ pub(crate) fn install(base: *mut u8) {
     BASE.store(base, Release);
 }
 
-/// Creates tables, once for all tests of this program.
+/// Creates the tables once for all tests of this program.
 #[cfg(test)]
 pub(crate) fn install_for_tests() {
     static ONCE: std::sync::Once = std::sync::Once::new();
@@ -31,7 +32,7 @@ pub(crate) fn install_for_tests() {
 /// Unmaps the tables.
 ///
 /// # Safety
-/// The tables are not in use any more.
+/// The tables must not be in use any more.
 pub(crate) unsafe fn uninstall() {
     let base = BASE.swap(std::ptr::null_mut(), Relaxed);
     if !base.is_null() {
@@ -41,88 +42,89 @@ pub(crate) unsafe fn uninstall() {
     }
 }
 
-/// A byte's address in the tables.
+/// Address of the byte at `offset` in the tables.
 #[inline(always)]
 fn at(offset: usize) -> *mut u8 {
     debug_assert!(offset < LENGTH);
     BASE.load(Relaxed).wrapping_add(offset)
 }
 
-/// A word.
+/// The word `number` of the entry `index` in a table.
 #[inline(always)]
 fn word(table: &TableRange, index: usize, number: usize) -> &'static AtomicU64 {
     debug_assert!(index < table.room && number * 8 < table.entry.max(8));
     let place = at(table.place(index) + number * 8).cast::<AtomicU64>();
-    // SAFETY: entries lie in the mapping, which is `LENGTH` long and stays; words are aligned, and
-    // all access is atomic.
+    // SAFETY: the entry is within the mapping, which has `LENGTH` bytes and stays mapped. Words are
+    // aligned, and all accesses are atomic.
     unsafe { &*place }
 }
 
-/// Half a word.
+/// The 32-bit half word `number` of the entry `index` in a table.
 #[inline(always)]
 fn half(table: &TableRange, index: usize, number: usize) -> &'static AtomicU32 {
     debug_assert!(index < table.room && number * 4 < table.entry.max(4));
     let place = at(table.place(index) + number * 4).cast::<AtomicU32>();
-    // SAFETY: the offset is that of a word of the tables, which stay mapped.
+    // SAFETY: the offset is that of an aligned half word in the tables, which stay mapped.
     unsafe { &*place }
 }
 
-/// A word of the header.
+/// The word `number` of the header.
 #[inline(always)]
 pub(crate) fn head(number: usize) -> &'static AtomicU64 {
     word(&HEADER, number, 0)
 }
 
-/// The reason why recording ended; `None` without tables.
+/// Reason why the recording ended; `None` if the tables are not mapped.
 pub(crate) fn trouble() -> Option<u64> {
     (!BASE.load(Relaxed).is_null()).then(|| head(header::TROUBLE).load(Relaxed))
 }
 
-/// The epoch of peaks.
+/// Current epoch of peaks.
 #[inline(always)]
 pub(crate) fn peak_epoch() -> &'static AtomicU32 {
     half(&HEADER, header::EPOCHS, 0)
 }
 
-/// A word of a thread's slot.
+/// The word `number` of the thread slot `index`.
 #[inline(always)]
 pub(crate) fn slot(index: usize, number: usize) -> &'static AtomicU64 {
     debug_assert!(number < thread::WORDS);
     word(&THREADS, index, number)
 }
 
-/// A word of a module.
+/// The word `number` of the module `index`.
 pub(crate) fn module(index: usize, number: usize) -> &'static AtomicU64 {
     word(&pagewise_heaplog::tables::MODULES, index, number)
 }
 
-/// Address and module of a place.
+/// Return address and module of the entry `index`.
 pub(crate) fn place(index: usize) -> (&'static AtomicU64, &'static AtomicU64) {
     (word(&PLACES, index, 0), word(&PLACES, index, 1))
 }
 
-/// Parent and place of a node.
+/// Parent node and return address of a call tree node.
 #[inline(always)]
 pub(crate) fn node(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
     (half(&NODES, index, 0), half(&NODES, index, 1))
 }
 
-/// Node and kind of a site.
+/// Node and kind of memory of a site.
 pub(crate) fn site(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
     (half(&SITES, index, 0), half(&SITES, index, 1))
 }
 
-/// A word of an entry of the log.
+/// The word `number` of the log entry `index`.
 pub(crate) fn log(index: usize, number: usize) -> &'static AtomicU64 {
     word(&LOG, index, number)
 }
 
-/// Group of sites plus 1 that a chunk counts, and slot of the thread that owns the chunk.
+/// Index plus 1 of the group of sites that a chunk counts, and slot of the thread that owns the
+/// chunk.
 pub(crate) fn owner(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
     (half(&OWNERS, index, 0), half(&OWNERS, index, 1))
 }
 
-/// Adds a range to the list of the recorder's own memory, if there are tables.
+/// Adds a range to the list of the recorder's own memory, if the tables are mapped.
 pub(crate) fn note_own(address: usize, length: usize) {
     if BASE.load(Relaxed).is_null() {
         return;
@@ -135,39 +137,40 @@ pub(crate) fn note_own(address: usize, length: usize) {
     }
 }
 
-/// Appends bytes to the strings; returns their offset. `None` if the table is full.
+/// Appends bytes to the string table and returns their offset; `None` if the table is full.
+/// Requires the lock of `rows`.
 pub(crate) fn string(bytes: &[u8]) -> Option<u64> {
     let used = head(header::STRINGS).load(Relaxed);
     let begin = usize::try_from(used).ok()?;
     let end = begin.checked_add(bytes.len()).filter(|&end| end <= STRINGS.room)?;
-    // SAFETY: the bytes from `begin` to `end` are in the table, bytes beyond the count are not
-    // read, and the lock is held.
+    // SAFETY: the range from `begin` to `end` is within the table, no thread reads bytes beyond the
+    // stored count, and the lock is held.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at(STRINGS.at + begin), bytes.len()) };
     head(header::STRINGS).store(end as u64, Release);
     Some(used)
 }
 
-/// A byte of the strings; zero behind their end.
+/// A byte of the string table; 0 beyond its end.
 pub(crate) fn byte(index: usize) -> u8 {
     if index >= STRINGS.room {
         return 0;
     }
-    // SAFETY: the byte lies in the table, and who adds strings has written it before it was
-    // counted.
+    // SAFETY: the byte is within the table, and was written before the count that includes it.
     unsafe { at(STRINGS.at + index).read() }
 }
 
-/// The counters of a site in one thread.
+/// Counters of a site in one thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SiteRecord(&'static [AtomicU64; record::SIZE / 8]);
 
 impl SiteRecord {
-    /// A record by chunk and number in it.
+    /// The record `number` in a chunk.
     #[inline(always)]
     pub(crate) fn at_number(chunk: usize, number: usize) -> SiteRecord {
         debug_assert!(chunk < CHUNKS.room && number < RECORDS);
         let place = at(CHUNKS.place(chunk) + number * record::SIZE).cast();
-        // SAFETY: chunks lie in the mapping, are aligned to pages, and hold `RECORDS` records.
+        // SAFETY: chunks are within the mapping, are aligned to pages, and contain `RECORDS`
+        // records.
         SiteRecord(unsafe { &*place })
     }
 
@@ -186,7 +189,8 @@ impl SiteRecord {
         self.set(number, self.get(number).wrapping_add(more));
     }
 
-    /// Before a change, copies the live counts for the peaks and time points since the last change.
+    /// Copies the live counts if a peak or time point has occurred since the last change. Called
+    /// before each change.
     #[inline(always)]
     pub(crate) fn roll(self) {
         let now = head(header::EPOCHS).load(Relaxed);
@@ -208,11 +212,11 @@ impl SiteRecord {
             self.set(record::AT_MOMENT, bytes);
             self.set(record::AT_MOMENT + 1, blocks);
         }
-        // The collector uses the copies only if the record has the epoch that they belong to.
+        // The collector uses the copies only if the record has the epoch in which they were made.
         self.0[record::EPOCHS].store(now, Release);
     }
 
-    /// Adds all that another record of the same site counted, and empties that one.
+    /// Adds all counts of another record of the same site, and clears that record.
     pub(crate) fn absorb(self, other: SiteRecord) {
         self.roll();
         other.roll();

@@ -1,32 +1,32 @@
-//! The call stack of an allocation: looked up by a hash of the words that determine it, followed
+//! Call stack of an allocation: looked up by a hash of the words that determine it, and unwound
 //! frame by frame if it is new.
 //!
 //! A frame is determined by the return address, the stack pointer, sometimes the frame pointer, and
-//! the words of the stack that the unwind row reads. So the first walk of a stack records the
-//! addresses of these words. The next time that the stack pointer and the return address are the
-//! same, the words at the same addresses are hashed. If a stack with this hash was followed before,
-//! then the walk would read the same words again and end the same: the stack is the same one.
+//! the stack words that its unwind row reads. So the first walk of a stack records the addresses of
+//! these words. The next time that the stack pointer and the return address are equal, the words at
+//! the recorded addresses are hashed. If a stack with this hash was walked before, a new walk would
+//! read the same words and find the same frames, so the stack is known.
 //!
-//! Stacks are cut into pieces at fixed addresses (every [`WINDOW`] bytes), so that all stacks that
-//! share their outer frames share the pieces of these, too:
+//! Stacks are divided into pieces at fixed addresses (every [`WINDOW`] bytes), so that all stacks
+//! with the same outer frames share the pieces of these frames:
 //!
 //! ```text
-//!  stack pointer of the caller                                                       end of the stack
-//!  | frames in the first window   | frames in the next window | ...                              |
-//!  | layout: offsets of words       --> layout: offsets         --> ...           --> no caller    |
-//!  | hash of the piece              --> hash of the piece       --> ...                            |
-//!  \______________________ hash of the stack --> site ____________________________________________/
+//!  stack pointer of the caller                                                  end of the stack
+//!  | frames in the first window | frames in the next window | ...                           |
+//!  | layout: offsets of words     --> layout: offsets         --> ...         --> no caller |
+//!  | hash of the piece            --> hash of the piece       --> ...                       |
+//!  \___________________ hash of the stack --> site ________________________________________/
 //! ```
 //!
-//! Several layouts may begin with the same stack pointer and return address, because the frames
-//! above differ in size. The hash is first computed with the layouts used last. If no stack has
-//! this hash, [`ThreadStacks::follow`] chooses, piece by piece, the layout for which the piece has
-//! a known hash, and walks the frames of the piece if none has one.
+//! Several layouts can begin with the same stack pointer and return address, because the outer
+//! frames differ in size. The hash is first computed with the most recently used layouts. If no
+//! known stack has this hash, [`ThreadStacks::follow`] chooses a layout for each piece by which the
+//! hash of the piece is known. If no layout is suitable, it walks the frames of the piece.
 //!
-//! A lookup has no branch that depends on which of the known stacks it finds, and the products of
-//! the hash do not wait for each other: programs that use many stacks in random order pay neither
-//! for branch mispredictions nor for long chains of latencies. Two stacks that differ have the same
-//! hash with a probability of 2^-58.
+//! A lookup has no branch that depends on the known stack that it finds, and the products of the
+//! hash are independent of each other. So programs that use many stacks in random order suffer
+//! neither branch mispredictions nor long latency chains. Two different stacks have the same hash
+//! with a probability of 2^-58.
 
 use std::arch::asm;
 use std::cell::Cell;
@@ -43,48 +43,49 @@ use crate::{kernel, next_alloc, tree};
 mod tests;
 mod walk;
 
-/// Bytes of stack that one piece covers at most, a power of two: 512 words. With less, most stacks
-/// have several pieces, each of which costs as much as ten words; with more, fewer stacks share
-/// their outer pieces.
+/// Maximum number of stack bytes in one piece, a power of two: 512 words. With a smaller value,
+/// most stacks have several pieces, each of which costs as much as ten words. With a larger value,
+/// fewer stacks share their outer pieces.
 const WINDOW: u64 = 512 * 8;
-/// Maximum number of words that determine a piece, and of frames in it.
+/// Maximum number of words that determine a piece, and maximum number of its frames.
 const WORDS: usize = 32;
-/// Layouts of a thread, in sets of those that begin at addresses with a similar hash.
+/// Number of layouts of a thread, in sets of `WAYS`. A hash of the start address selects the set.
 const LAYOUTS: usize = WAYS << 10;
 const WAYS: usize = 4;
-/// Pieces that make up one call stack; the frames above are cut off.
+/// Maximum number of pieces of one call stack; further outer frames are cut off.
 const PIECES: usize = 128;
-/// Sets of pieces that a thread has followed: [`PIECE_WAYS`] pieces each, a cache line.
+/// Number of sets of pieces that a thread caches. Each set has [`PIECE_WAYS`] pieces, which fill a
+/// cache line.
 const PIECE_SETS: usize = 1 << 11;
 const PIECE_WAYS: usize = 4;
-/// Stacks that a thread caches, a power of two, in sets of a cache line. [`SITE`] has the bits of
-/// an entry that hold the site.
+/// Number of stacks that a thread caches, a power of two, in sets that fill a cache line. [`SITE`]
+/// is the mask of the bits of an entry that contain the site.
 const STACKS: usize = 1 << 16;
 const STACK_WAYS: usize = 8;
 const SITE: u64 = SITES.room as u64 - 1;
 const _: () = assert!(SITES.room.is_power_of_two());
-/// In place of an offset: the frame pointer was not saved in this piece.
+/// Value of an offset if the frame pointer was not saved in this piece.
 const UNSAVED: u16 = u16::MAX;
-/// Hash of no frames.
+/// Initial hash, before any frame.
 const OUTSIDE: u64 = 2;
-/// Keys of the hash: one for each word, random and fixed.
+/// Keys of the hash: fixed random numbers, one for each word.
 static KEYS: [u64; WORDS] = generate_keys();
 
-/// The keys, by an address that the compiler does not know: an addition takes a key from memory in
-/// one instruction, while a constant of 64 bits needs another, of 10 bytes.
+/// Returns the keys, at an address that is opaque to the compiler. An addition then reads a key
+/// from memory in one instruction; a 64-bit constant would need another instruction of 10 bytes.
 #[inline(always)]
 fn keys() -> &'static [u64; WORDS] {
     let place: *const [u64; WORDS];
-    // SAFETY: it computes an address.
+    // SAFETY: the instruction only computes an address.
     unsafe {
         asm!("lea {}, [rip + {}]", out(reg) place, sym KEYS,
             options(pure, nomem, nostack, preserves_flags));
     }
-    // SAFETY: it is the address of `KEYS`.
+    // SAFETY: `place` is the address of `KEYS`.
     unsafe { &*place }
 }
 
-/// `splitmix64`.
+/// Generates the keys by `splitmix64`.
 const fn generate_keys() -> [u64; WORDS] {
     let mut keys = [0; WORDS];
     let mut state = 0_u64;
@@ -99,56 +100,56 @@ const fn generate_keys() -> [u64; WORDS] {
     keys
 }
 
-/// Position of a thread in a function that has called another.
+/// Position of a thread in a function that has called another function.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallPoint {
     /// Return address of the call.
     pub code: u64,
-    /// The stack pointer after it returned.
+    /// Stack pointer after the return of the call.
     pub stack: u64,
     /// The frame pointer.
     pub frame: u64,
 }
 
-/// Ending of a piece.
+/// Kind of the end of a piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum PieceEnd {
-    /// Its last frame has no caller.
+    /// The last frame of the piece has no caller.
     #[default]
     Outside,
-    /// Its last frame cannot be left.
+    /// The last frame of the piece cannot be unwound.
     Cut,
-    /// Its last frame was called from the next piece.
+    /// The caller of the last frame is in the next piece.
     Call,
-    /// Its last frame is that of a signal's handler: the kernel wrote down where the next piece
-    /// begins.
+    /// The last frame of the piece is a signal frame: the kernel has saved the position at which
+    /// the next piece begins.
     Signal,
 }
 
-/// Offsets in words, from the saved frame pointer on, of what the kernel saves for a signal handler
-/// (`struct ucontext` of x86-64).
+/// Offsets in words from the saved frame pointer to other registers that the kernel saves for a
+/// signal handler (`struct ucontext` of x86-64).
 const SIGNAL_STACK: u64 = 5;
 const SIGNAL_CODE: u64 = 6;
 
-/// Addresses of the words that determine the frames of a piece, relative to its stack pointer.
+/// Offsets, from the stack pointer of a piece, of the words that determine the frames of the piece.
 #[repr(C, align(128))]
 struct WordLayout {
     code: Cell<u64>,
     stack: Cell<u64>,
-    /// [`ThreadStacks::epoch`] when it was noted.
+    /// Value of [`ThreadStacks::epoch`] when the layout was recorded.
     epoch: Cell<u64>,
-    /// Hash of the layout, which is a key of the piece's hash.
+    /// Hash of the layout, which is part of the hash of a piece.
     key: Cell<u64>,
-    /// Bytes from the stack pointer to that of the next piece.
+    /// Number of bytes from the stack pointer to that of the next piece.
     length: Cell<u32>,
     words: Cell<u8>,
     uses_frame: Cell<bool>,
     end: Cell<PieceEnd>,
-    /// True if other layouts begin at the same address.
+    /// True if other layouts begin with the same stack pointer and return address.
     has_rivals: Cell<bool>,
-    /// Words from the stack pointer to the end of what is read.
+    /// Number of words from the stack pointer to the end of the stack memory that is read.
     reach: Cell<u16>,
-    /// Location of the saved frame pointer.
+    /// Offset in words of the saved frame pointer, or [`UNSAVED`].
     saved: Cell<u16>,
     offsets: [Cell<u16>; WORDS],
 }
@@ -159,11 +160,11 @@ impl WordLayout {
         self.code.get() == code && self.stack.get() == stack && self.epoch.get() == epoch
     }
 
-    /// Hash of the frames from `at` on, if their words lie where this layout has them; none if the
-    /// stack ends before.
+    /// Hash of the frames from `at` on, if they have this layout; `None` if the layout extends
+    /// beyond the end of the stack.
     ///
-    /// NH of UMAC: a sum of products of pairs of words, each plus a key, none of which waits for
-    /// another. The sums of two stacks whose products differ have a given difference with a
+    /// The hash is NH of UMAC: a sum of independent products of pairs of words, each word plus a
+    /// key. If the products of two stacks differ, their sums have a given difference with a
     /// probability of at most 2^-64, so the frame pointer can be added without a key.
     #[inline(always)]
     fn hash(&self, at: CallPoint, end: u64) -> Option<u64> {
@@ -184,7 +185,7 @@ impl WordLayout {
     }
 
     /// Call point of the next piece, if the frames have this layout, or one with the same words up
-    /// to there; `None` for the last piece.
+    /// to that point; `None` for the last piece.
     #[inline(always)]
     fn outer(&self, at: CallPoint) -> Option<CallPoint> {
         let frame = match self.saved.get() {
@@ -208,8 +209,8 @@ impl WordLayout {
         CallPoint { code: word(saved + SIGNAL_CODE * 8) | INTERRUPTED, stack, frame }
     }
 
-    /// The slot of the layouts that begin where this one does and have the same caller; none if the
-    /// stack ends before.
+    /// Slot of the layouts that begin at the same call point as this one and have the same caller;
+    /// `None` if the word with the caller is beyond the end of the stack.
     #[inline(always)]
     fn rivals(&self, at: CallPoint, end: u64) -> Option<usize> {
         let place = at.stack + u64::from(self.offsets[0].get()) * 8;
@@ -252,7 +253,7 @@ impl WordLayout {
         u16::try_from(words).ok().filter(|&words| words < UNSAVED - 1)
     }
 
-    /// Computes the key, after all other fields are set.
+    /// Computes the key. Called after all other fields were set.
     fn seal(&self) {
         let flags = u64::from(self.words.get()) << 8
             | u64::from(self.uses_frame.get()) << 2
@@ -268,17 +269,17 @@ impl WordLayout {
     }
 }
 
-/// A piece that was followed.
+/// A piece whose frames were walked.
 #[repr(C)]
 struct StackPiece {
     layout: WordLayout,
-    /// Hash of the places of all frames.
+    /// Hash of the indices of the return addresses of all frames.
     calls: Cell<u64>,
     frames: Cell<u8>,
     places: [Cell<u32>; WORDS],
 }
 
-/// A sum of products, of 128 bits.
+/// A sum of 128-bit products, modulo 2^128.
 #[derive(Clone, Copy)]
 struct HashSum {
     low: u64,
@@ -286,11 +287,11 @@ struct HashSum {
 }
 
 impl HashSum {
-    /// The same as an addition of `u128`, for which the compiler copies both halves of the sum and
-    /// of the product each time.
+    /// Adds a product. Equivalent to an addition of `u128` values, for which the compiler would
+    /// copy both halves of the sum and of the product each time.
     #[inline(always)]
     fn add_product(&mut self, first: u64, second: u64) {
-        // SAFETY: it multiplies and adds in registers.
+        // SAFETY: the instructions only multiply and add registers.
         unsafe {
             asm!("mul {second}", "add {low}, rax", "adc {high}, rdx",
                 second = in(reg) second, low = inout(reg) self.low, high = inout(reg) self.high,
@@ -299,61 +300,62 @@ impl HashSum {
     }
 }
 
-/// A word of the stack.
+/// Reads a word of the stack.
 #[inline(always)]
 fn word(address: u64) -> u64 {
     let place: *const u64 = std::ptr::with_exposed_provenance(address as usize);
-    // SAFETY: callers have checked that the address lies between a stack pointer of this thread and
+    // SAFETY: callers have checked that the address is between a stack pointer of this thread and
     // the end of that stack.
     unsafe { place.read_volatile() }
 }
 
-/// Stacks that a thread has seen.
+/// Stacks that a thread caches.
 #[repr(C)]
 pub(crate) struct ThreadStacks {
-    /// Lowest possible address, and end, of the stack in use.
+    /// Lowest address known to belong to the current stack, and the end of this stack.
     low: Cell<u64>,
     end: Cell<u64>,
     others: [(Cell<u64>, Cell<u64>); 8],
     next_other: Cell<usize>,
     turn: Cell<usize>,
-    /// Number of invalidations: layouts of an earlier epoch are not used, and all hashes differ.
+    /// Number of invalidations. Layouts of an earlier epoch are not used, and hashes of different
+    /// epochs differ.
     epoch: Cell<u64>,
     layouts: [WordLayout; LAYOUTS],
-    /// For each slot, the number of the layout that was used last.
+    /// For each slot, the index of the layout that was used last.
     last: [Cell<u16>; LAYOUTS],
-    /// Sites by hash of the stack, with as many bits of the hash as there is space for.
+    /// Site of each cached stack, in the bits of [`SITE`]; the other bits contain bits of its hash.
     stacks: [[Cell<u64>; STACK_WAYS]; STACKS / STACK_WAYS],
-    /// Pieces that were followed: the hash, and the hash of the places of their frames.
+    /// For each cached piece: its hash, and the hash of the indices of its return addresses.
     pieces: [[(Cell<u64>, Cell<u64>); PIECE_WAYS]; PIECE_SETS],
-    /// The stack that is being followed: hashes of the places of each piece; where each piece's
-    /// places begin, and all places.
+    /// Data of the stack that is being walked: for each piece the hash of its return addresses
+    /// (`calls`) and the index of its first return address in `places`.
     calls: [Cell<u64>; PIECES],
     begins: [Cell<u16>; PIECES],
     places: [Cell<u32>; PIECES * WORDS],
     piece: StackPiece,
 }
 
-/// A call stack.
+/// Result of a lookup of a call stack.
 pub(crate) enum StackLookup {
-    /// A known one, with this site.
+    /// A known stack with this site.
     Site(u32),
-    /// One that is to be kept once it has a site ([`ThreadStacks::keep`]).
+    /// A new stack. The caller must pass its site to [`ThreadStacks::keep`].
     New(NewStack),
 }
 
-/// A call stack that this thread has followed.
+/// A call stack that this thread has walked.
 #[derive(Clone, Copy)]
 pub(crate) struct NewStack {
     hash: u64,
-    /// Hash of the places of all frames.
+    /// Hash of the indices of the return addresses of all frames.
     calls: u64,
     node: u32,
     site: Option<u32>,
 }
 
 impl NewStack {
-    /// The site; `None` if the table is full.
+    /// Returns the site of the stack, and creates it if necessary; `None` if the table is full.
     pub(crate) fn site(self, kind: u32) -> Option<u32> {
         self.site.or_else(|| {
             let site = tree::site(self.node, kind)?;
@@ -363,15 +365,15 @@ impl NewStack {
     }
 }
 
-/// The slot of an address. The layouts that begin there are in the set of layouts that contains the
-/// layout with this number.
+/// Slot of a call point. The layouts that begin at the call point are in the set that contains the
+/// layout with the index of the slot.
 #[inline(always)]
 fn slot(at: CallPoint) -> usize {
     let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 40) as usize % LAYOUTS
 }
 
-/// The numbers of the layouts in the set of a slot.
+/// Indices of the layouts in the set of a slot.
 fn set(slot: usize) -> Range<usize> {
     let begin = slot / WAYS * WAYS;
     begin..begin + WAYS
@@ -384,7 +386,8 @@ fn count_cut() {
 }
 
 impl ThreadStacks {
-    /// The site of the call stack from `at` on, if it is known by the layouts that were used last.
+    /// Site of the call stack from `at` on, if the stack is known by the most recently used
+    /// layouts.
     #[inline(always)]
     pub(crate) fn known_site(&self, at: CallPoint) -> Option<u32> {
         let (site, is_cut) = self.known(at)?;
@@ -394,12 +397,12 @@ impl ThreadStacks {
         Some(site)
     }
 
-    /// The call stack from `at` on; none if it cannot be followed at all.
+    /// Looks up the call stack from `at` on; `None` if the innermost frame cannot be unwound.
     pub(crate) fn find(&self, at: CallPoint) -> Option<StackLookup> {
         self.follow(at, true)
     }
 
-    /// The node of the innermost frame; none if the stack cannot be followed at all.
+    /// Call tree node of the innermost frame; `None` if this frame cannot be unwound.
     pub(crate) fn node(&self, at: CallPoint) -> Option<u32> {
         match self.follow(at, false)? {
             StackLookup::New(new) => Some(new.node),
@@ -407,7 +410,8 @@ impl ThreadStacks {
         }
     }
 
-    /// The site of a stack that is known by the layouts that were used last, and whether it is cut.
+    /// Site of a stack that is known by the most recently used layouts, and true if the stack is
+    /// cut off.
     #[inline(always)]
     fn known(&self, mut at: CallPoint) -> Option<(u32, bool)> {
         let epoch = self.epoch.get();
@@ -428,7 +432,7 @@ impl ThreadStacks {
         Some((self.site(hash)?, true))
     }
 
-    /// The layout that a stack most likely has from here on.
+    /// Layout that the stack most probably has from `at` on.
     #[inline(always)]
     fn layout(&self, at: CallPoint, end: u64, epoch: u64) -> Option<&WordLayout> {
         let layout = self.in_slot(slot(at), at, epoch)?;
@@ -438,13 +442,13 @@ impl ThreadStacks {
         Some(layout)
     }
 
-    /// The layout that was used last at this slot.
+    /// Layout that was used last at a slot.
     #[inline(always)]
     fn last(&self, slot: usize) -> &WordLayout {
         &self.layouts[usize::from(self.last[slot].get()) % LAYOUTS]
     }
 
-    /// The layout that begins here and was used last.
+    /// Layout that begins at `at`: the one that was used last, or else any other in the set.
     #[inline(always)]
     fn in_slot(&self, slot: usize, at: CallPoint, epoch: u64) -> Option<&WordLayout> {
         let layout = self.last(slot);
@@ -454,13 +458,14 @@ impl ThreadStacks {
         self.in_set(slot, at.code, at.stack, epoch)
     }
 
-    /// A layout of the set that begins here, but was not used last at its slot.
+    /// A layout in the set of a slot that begins at this call point. Called if the layout used last
+    /// at the slot does not begin there.
     #[inline(never)]
     fn in_set(&self, slot: usize, code: u64, stack: u64, epoch: u64) -> Option<&WordLayout> {
         self.layouts[set(slot)].iter().find(|layout| layout.begins(code, stack, epoch))
     }
 
-    /// The layout of stacks that have the same caller, too.
+    /// Layout that was used last among those that begin at `at` and have the same caller.
     fn rival(
         &self,
         layout: &WordLayout,
@@ -471,7 +476,7 @@ impl ThreadStacks {
         self.in_slot(layout.rivals(at, end)?, at, epoch)
     }
 
-    /// The site of a stack by its hash.
+    /// Site of a stack with this hash.
     #[inline(always)]
     fn site(&self, hash: u64) -> Option<u32> {
         let set = &self.stacks[hash as usize / STACK_WAYS % (STACKS / STACK_WAYS)];
@@ -480,7 +485,7 @@ impl ThreadStacks {
             let known = set[own ^ way].get();
             if (known ^ hash) & !SITE == 0 && known != 0 {
                 if way != 0 {
-                    // The next look-up of this stack finds it first.
+                    // The next lookup of this stack then finds it first.
                     set[own ^ way].set(set[own].get());
                     set[own].set(known);
                 }
@@ -490,7 +495,7 @@ impl ThreadStacks {
         None
     }
 
-    /// Notes the site of a stack.
+    /// Caches the site of a stack.
     #[cold]
     #[inline(never)]
     pub(crate) fn keep(&self, NewStack { hash, .. }: NewStack, site: u32) {
@@ -500,7 +505,8 @@ impl ThreadStacks {
         set[free.unwrap_or(own)].set(hash & !SITE | u64::from(site));
     }
 
-    /// The layout by which a piece is known, the hash of the piece, and that of its places.
+    /// Returns a layout by which the piece at `at` is cached, the hash of the piece, and the hash
+    /// of its return addresses.
     fn held(&self, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
         let (first, epoch) = (slot(at), self.epoch.get());
         let layout = self.in_slot(first, at, epoch)?;
@@ -509,14 +515,15 @@ impl ThreadStacks {
             return Some(found);
         }
         let found = self.held_in(first, at, end)?;
-        // Another layout with the same caller would be tried first.
+        // The next lookup would try another layout with the same caller first.
         if let Some(rivals) = rivals.filter(|rivals| self.in_slot(*rivals, at, epoch).is_some()) {
             self.keep_in(rivals, found.0);
         }
         Some(found)
     }
 
-    /// The same, of the layouts in the set of a slot.
+    /// Returns a layout in the set of one slot by which the piece at `at` is cached, the hash of
+    /// the piece, and the hash of its return addresses.
     fn held_in(&self, slot: usize, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
         let last = usize::from(self.last[slot].get()) % LAYOUTS;
         [last].into_iter().chain(set(slot)).find_map(|number| {
@@ -532,15 +539,16 @@ impl ThreadStacks {
         })
     }
 
-    /// The call stack from `at` on, found piece by piece. None if the innermost frame cannot be
-    /// followed. With `by_site` a known site is enough.
+    /// Looks up the call stack from `at` on, piece by piece. Returns `None` if the innermost frame
+    /// cannot be unwound. With `by_site`, the result is the site if it is known, and otherwise
+    /// always the node.
     #[inline(never)]
     fn follow(&self, begin: CallPoint, by_site: bool) -> Option<StackLookup> {
         let mut at = begin;
         let mut end = self.end(at.stack)?;
         let mut hash = OUTSIDE;
         let mut count = 0;
-        // The last piece that was walked, which is still in `self.piece`.
+        // Index of the last walked piece, whose data is still in `self.piece`.
         let mut walked = None;
         let is_cut = loop {
             let held = self.held(at, end);
@@ -569,7 +577,8 @@ impl ThreadStacks {
         if by_site && let Some(site) = self.site(hash) {
             return Some(StackLookup::Site(site));
         }
-        // From here on each is the hash of all calls from the outermost one to this piece.
+        // From here on, each element is the hash of all calls from the outermost one to the end of
+        // this piece.
         for number in (0..count).rev() {
             let outer = self.calls.get(number + 1).filter(|_| number + 1 < count);
             let calls = &self.calls[number];
@@ -583,10 +592,10 @@ impl ThreadStacks {
         Some(StackLookup::New(NewStack { hash, calls, node, site }))
     }
 
-    /// Finds the node of a stack of `count` pieces that no thread has seen, by the hashes in
-    /// [`ThreadStacks::calls`]. The pieces up to the first one that is called from known ones are
-    /// followed again for their places, but not the innermost one if `is_walked`: it is still in
-    /// [`ThreadStacks::piece`].
+    /// Finds or creates the node of a stack of `count` pieces whose hashes are in
+    /// [`ThreadStacks::calls`]. The pieces inside of the first known outer part are walked again to
+    /// get their return addresses. If `is_walked` is true, the innermost piece is still in
+    /// [`ThreadStacks::piece`] and is not walked again.
     #[cold]
     #[inline(never)]
     fn resolve(&self, begin: CallPoint, count: usize, is_walked: bool) -> Option<u32> {
@@ -622,14 +631,14 @@ impl ThreadStacks {
         Some(node)
     }
 
-    /// Follows the frames from `at` on.
+    /// Walks the frames of the piece at `at`.
     fn walk(&self, at: CallPoint, end: u64) {
         self.piece.layout.clear(at, self.epoch.get());
         walk::walk(&self.piece, at, end, &self.last(slot(at)).offsets);
         self.piece.layout.seal();
     }
 
-    /// Follows the frames from `at` on, and notes their layout and the piece.
+    /// Walks the frames of the piece at `at`, and caches the layout and the piece.
     #[inline(never)]
     fn learn(&self, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
         self.walk(at, end);
@@ -645,7 +654,8 @@ impl ThreadStacks {
         Some((layout, hash, piece.calls.get()))
     }
 
-    /// Notes a layout: if others begin at the same address, among those with the same caller.
+    /// Caches a layout. If others begin at the same call point, it is stored in the slot of those
+    /// with the same caller.
     fn keep_layout(&self, layout: &WordLayout, at: CallPoint, end: u64) -> &WordLayout {
         let epoch = self.epoch.get();
         let mut slot = slot(at);
@@ -677,7 +687,7 @@ impl ThreadStacks {
         &self.layouts[number]
     }
 
-    /// Forgets all: another thread is going to use this.
+    /// Clears all data, because another thread is going to use this value.
     pub(crate) fn forget(&self) {
         self.forget_calls();
         for (low, end) in
@@ -688,12 +698,12 @@ impl ThreadStacks {
         }
     }
 
-    /// Forgets what was called; the stack's bounds stay.
+    /// Invalidates all cached stacks, but keeps the bounds of the thread's stacks.
     pub(crate) fn forget_calls(&self) {
         self.epoch.set(self.epoch.get() + 1);
     }
 
-    /// End of the stack that `stack` points into.
+    /// End of the stack that contains the address `stack`.
     #[inline(always)]
     fn end(&self, stack: u64) -> Option<u64> {
         if stack >= self.low.get() && stack < self.end.get() {
@@ -724,25 +734,26 @@ impl ThreadStacks {
     }
 }
 
-/// Bounds of the stack that contains an address. Nothing outside is read, so the bounds must be
-/// certain: a stack of the program's own may be close to a thread's, with unreadable memory
-/// between.
+/// Bounds of the stack that contains an address. Only memory within these bounds is read, so they
+/// must be certain: a stack that the program has mapped may be close to the thread's own, with
+/// unreadable memory between them.
 fn bounds(stack: u64) -> Option<(u64, u64)> {
     const NEAR: u64 = 16 << 20;
     let near = |end: u64| {
         let below = end.checked_sub(stack).filter(|&below| below > 0 && below < NEAR)?;
-        // Lower addresses are looked up again, with the same end.
+        // A lower address causes another lookup, with the same end.
         Some((stack.saturating_sub(NEAR - below), end & !7))
     };
-    // The first thread's stack ends where the loader says, and the kernel keeps others away from
-    // it.
+    // The first thread's stack ends at the address that the loader reports, and the kernel places
+    // no mapping close below it.
     near(next_alloc::first_stack_end()).or_else(|| mapping(stack)).or_else(|| {
-        // Without /proc: the C library puts a thread's own data at the end of its stack.
+        // If /proc is missing: the C library places the control block of a thread at the end of its
+        // stack.
         near(next_alloc::thread_data()).filter(|_| kernel::thread() != kernel::process())
     })
 }
 
-/// The mapping that an address is in, by `/proc/self/maps`.
+/// Bounds of the mapping that contains an address, from `/proc/self/maps`.
 pub(crate) fn mapping(address: u64) -> Option<(u64, u64)> {
     let file = kernel::OwnedFile::open(c"/proc/self/maps").ok()?;
     if let Ok(found) = file.mapping_at(address) {

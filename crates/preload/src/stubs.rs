@@ -1,12 +1,13 @@
-//! Entry points of the functions: a jump to the target of the present mode of recording, with the
-//! stack pointer and the frame pointer.
+//! Exported entry points of the functions. Each jumps to the target for the current recording mode,
+//! and passes the stack pointer and the frame pointer.
 //!
-//! [`TARGETS`] has the target of each function: at first [`crate::begin`], then the hooks, or the
+//! [`TARGETS`] contains the target of each function: first [`crate::begin`], then a hook, or the
 //! allocator itself without a recording. Hooks receive the stack pointer and the frame pointer of
-//! their caller as further arguments.
+//! their caller as additional arguments.
 //!
-//! A thread's own words are in memory that the loader made for it before it ran (thread-local
-//! storage of the initial-exec model): two instructions, and no call that could allocate.
+//! A thread's own words are in memory that the loader allocates before the thread runs
+//! (thread-local storage of the initial-exec model). An access takes two instructions and no call
+//! that could allocate.
 
 use std::arch::{asm, global_asm, naked_asm};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -24,13 +25,13 @@ global_asm!(
     ".popsection",
 );
 
-/// Thread-local words, as offsets in bytes.
+/// Thread-local words; the values are their offsets in bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub(crate) enum Own {
-    /// Address of its data; null if it is not recorded.
+    /// Address of the thread's data; null if the thread is not recorded.
     Thread = 0,
-    /// Bytes until the next sample, or allocations until the next guarded one.
+    /// Number of bytes until the next sample, or number of allocations until the next guarded one.
     Left = 8,
     /// State of the thread ([`crate::threads`]).
     Stage = 16,
@@ -38,11 +39,11 @@ pub(crate) enum Own {
     Within = 24,
 }
 
-/// A word of this thread's.
+/// Value of a word of this thread.
 #[inline(always)]
 pub(crate) fn own<const WORD: usize>() -> u64 {
     let value: u64;
-    // SAFETY: the word lies in this thread's block, which is 64 bytes long.
+    // SAFETY: the word is within this thread's block of words, which has 64 bytes.
     unsafe {
         asm!("mov {value}, qword ptr [rip + pw_own@GOTTPOFF]", "mov {value}, qword ptr fs:[{value} + {word}]",
              value = out(reg) value, word = const WORD, options(nostack, readonly, preserves_flags));
@@ -50,17 +51,17 @@ pub(crate) fn own<const WORD: usize>() -> u64 {
     value
 }
 
-/// Changes a word of this thread's.
+/// Changes a word of this thread.
 #[inline(always)]
 pub(crate) fn set_own<const WORD: usize>(value: u64) {
-    // SAFETY: `fs` points at this thread's own data, which no other thread writes.
+    // SAFETY: the word is within this thread's block of words, which no other thread writes.
     unsafe {
         asm!("mov {at}, qword ptr [rip + pw_own@GOTTPOFF]", "mov qword ptr fs:[{at} + {word}], {value}",
              at = out(reg) _, value = in(reg) value, word = const WORD, options(nostack, preserves_flags));
     }
 }
 
-/// Functions that a program calls.
+/// Functions that a program calls and that have stubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum EntryFunction {
@@ -75,7 +76,7 @@ pub(crate) enum EntryFunction {
     Pvalloc,
 }
 
-/// Number of functions.
+/// Number of functions in [`EntryFunction`].
 pub(crate) const FUNCTIONS: usize = 9;
 
 /// Target of each function.
@@ -98,7 +99,7 @@ pub(crate) fn aim(targets: [*mut (); FUNCTIONS]) {
     }
 }
 
-/// Targets if every call is recorded; `usual` if the allocator is the C library's.
+/// Targets if every call is recorded. `usual` is true if the allocator is the C library's.
 pub(crate) fn every(usual: bool) -> [*mut (); FUNCTIONS] {
     let (malloc, free) = if usual {
         (usual_malloc as *mut (), every_free::<true> as *mut ())
@@ -118,7 +119,7 @@ pub(crate) fn every(usual: bool) -> [*mut (); FUNCTIONS] {
     ]
 }
 
-/// First target of a function: starts the recorder, then jumps to the new target.
+/// First target of each function: starts the recorder, then jumps to the new target.
 #[unsafe(naked)]
 unsafe extern "C" fn first<const FUNCTION: usize>() {
     naked_asm!(
@@ -132,10 +133,10 @@ unsafe extern "C" fn first<const FUNCTION: usize>() {
 
 macro_rules! exported {
     ($($name:ident $number:expr;)*) => {$(
-        /// Function that programs call.
+        /// Exported function that programs call.
         ///
         /// # Safety
-        /// That of the C library's function.
+        /// The requirements of the C library's function.
         #[cfg(not(test))]
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -169,20 +170,21 @@ unsafe extern "C" fn every_malloc() {
     naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc::<false>)
 }
 
-/// `free`, which passes the stack pointer: the hook reads the caller of an unknown block there.
+/// Target of `free`. It passes the stack pointer, at which the hook finds the caller of an unknown
+/// block's free.
 #[unsafe(naked)]
 unsafe extern "C" fn every_free<const USUAL: bool>() {
     naked_asm!("mov rsi, rsp", "jmp {hook}", hook = sym hooks::free::<USUAL>)
 }
 
-/// A function of one argument.
+/// Target of a function with one argument.
 #[unsafe(naked)]
 unsafe extern "C" fn one<const HOOK: usize>() {
     naked_asm!("mov rsi, rsp", "mov rdx, rbp", "mov ecx, {hook}", "jmp {dispatch}",
         hook = const HOOK, dispatch = sym hooks::one)
 }
 
-/// A function of two.
+/// Target of a function with two arguments.
 #[unsafe(naked)]
 unsafe extern "C" fn two<const HOOK: usize>() {
     naked_asm!("mov rdx, rsp", "mov rcx, rbp", "mov r8d, {hook}", "jmp {dispatch}",
@@ -194,7 +196,7 @@ unsafe extern "C" fn three_posix_memalign() {
     naked_asm!("mov rcx, rsp", "mov r8, rbp", "jmp {hook}", hook = sym hooks::posix_memalign)
 }
 
-/// `malloc` where samples are taken: most calls only count bytes down.
+/// Target of `malloc` with sampling: most calls only subtract from the byte counter.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_malloc() {
     naked_asm!(
@@ -208,7 +210,8 @@ pub(crate) unsafe extern "C" fn sampled_malloc() {
     )
 }
 
-/// `calloc` with sampling. A product that overflows allocates nothing, and is not counted.
+/// Target of `calloc` with sampling. A call whose product overflows allocates nothing, and is not
+/// counted.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_calloc() {
     naked_asm!(
@@ -227,8 +230,8 @@ pub(crate) unsafe extern "C" fn sampled_calloc() {
     )
 }
 
-/// Continues if the block in the first argument is certainly not sampled; jumps to label 2
-/// otherwise.
+/// Continues if the block in the first argument is certainly not sampled. Otherwise jumps to label
+/// 2.
 macro_rules! on_if_no_sample {
     () => {
         "mov eax, edi
@@ -240,8 +243,8 @@ macro_rules! on_if_no_sample {
     };
 }
 
-/// `realloc` with sampling: calls the hook only if the old block may be sampled or the new one is
-/// due.
+/// Target of `realloc` with sampling: calls the hook only if the old block may be sampled or the
+/// new block is due.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_realloc() {
     naked_asm!(
@@ -250,7 +253,7 @@ pub(crate) unsafe extern "C" fn sampled_realloc() {
         "sub qword ptr fs:[rax + {left}], rsi",
         "js 3f",
         "jmp qword ptr [rip + {others} + 8 * {function}]",
-        // The next allocation reduces the counter itself.
+        // The hook subtracts the size itself, so the stub reverses its subtraction.
         "3:", "add qword ptr fs:[rax + {left}], rsi",
         "2:", "mov rdx, rsp", "mov rcx, rbp", "mov r8d, {hook}", "jmp {dispatch}",
         bits = const sampling::FILTER_BITS, filter = sym sampling::FILTER,
@@ -259,7 +262,7 @@ pub(crate) unsafe extern "C" fn sampled_realloc() {
     )
 }
 
-/// `free` with sampling: most blocks are not sampled.
+/// Target of `free` with sampling: most blocks are not sampled.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_free() {
     naked_asm!(

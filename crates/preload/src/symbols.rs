@@ -1,5 +1,5 @@
-//! Functions by name, from the symbol tables of loaded files: for programs of glibc before 2.34
-//! that have not loaded `libdl.so`, which has `dlsym` there.
+//! Lookup of functions by name in the symbol tables of loaded files, for programs with glibc before
+//! 2.34 that have not loaded `libdl.so`, which contains `dlsym` in these versions.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -10,9 +10,9 @@ const STRINGS: u64 = 5;
 const SYMBOLS: u64 = 6;
 const GNU_HASH: u64 = 0x6fff_fef5;
 const VERSIONS: u64 = 0x6fff_fff0;
-/// Bytes of a symbol.
+/// Number of bytes of a symbol table entry.
 const SYMBOL: usize = 24;
-/// Bit of a version that only older programs are bound to.
+/// Bit of a symbol version that only older programs are bound to.
 const HIDDEN: u16 = 0x8000;
 /// Types of symbols.
 const TLS: u8 = 6;
@@ -20,7 +20,7 @@ const IFUNC: u8 = 10;
 
 struct SymbolSearch<'a> {
     name: &'a CStr,
-    /// True until this library was visited, if only the files after it count.
+    /// True until this library has been visited, if only later files are searched.
     waits: bool,
     found: Option<SymbolAddress>,
 }
@@ -29,15 +29,16 @@ struct SymbolSearch<'a> {
 #[derive(Clone, Copy)]
 struct SymbolAddress {
     address: usize,
-    /// True if the address is that of a function that returns the address.
+    /// True if the symbol is a resolver, a function that returns the address of the actual
+    /// function.
     is_resolver: bool,
 }
 
-/// The function of a name in the first file that has it, or in the first one after this library.
-/// Null without one.
+/// Address of the symbol in the first file that defines it, or in the first one after this library
+/// if `behind_ours` is true. Null if no file defines it.
 pub(crate) fn find(name: &CStr, behind_ours: bool) -> *mut c_void {
     let mut search = SymbolSearch { name, waits: behind_ours, found: None };
-    // SAFETY: the function gets the search, which outlives the call, as its last argument.
+    // SAFETY: the callback receives a pointer to `search`, which outlives the call.
     let _ = unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     let Some(found) = search.found else { return std::ptr::null_mut() };
     let address: *mut c_void = std::ptr::with_exposed_provenance_mut(found.address);
@@ -45,9 +46,9 @@ pub(crate) fn find(name: &CStr, behind_ours: bool) -> *mut c_void {
         return address;
     }
     type Resolver = unsafe extern "C" fn() -> *mut c_void;
-    // SAFETY: a symbol of this type is a function without arguments that returns an address.
+    // SAFETY: a symbol of the type IFUNC is a function without arguments that returns an address.
     let resolver = unsafe { std::mem::transmute::<*mut c_void, Resolver>(address) };
-    // SAFETY: the loader calls it alike.
+    // SAFETY: the loader calls the resolver in the same way.
     unsafe { resolver() }
 }
 
@@ -58,9 +59,10 @@ unsafe extern "C" fn visit(
 ) -> c_int {
     // SAFETY: the loader passes a description that is valid during the call.
     let info = unsafe { &*info };
-    // SAFETY: it is the argument of `find`, to which no other reference exists meanwhile.
+    // SAFETY: `find` passes a pointer to its local variable, to which it has no other reference
+    // during the call.
     let search = unsafe { &mut *search.cast::<SymbolSearch<'_>>() };
-    // SAFETY: the loader's table has this many program headers.
+    // SAFETY: the loader's table has this number of program headers.
     let headers =
         unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
     let base = info.dlpi_addr as usize;
@@ -77,14 +79,15 @@ unsafe extern "C" fn visit(
     }
     let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC);
     let Some(dynamic) = dynamic else { return 0 };
-    // SAFETY: the file is mapped there, and the loader unloads none during the call.
+    // SAFETY: the file is mapped at these addresses, and the loader unloads no file during the
+    // call.
     let image = unsafe { ImageBytes::new(start, end) };
     let tables = SymbolTables::read(&image, base, base.wrapping_add(dynamic.p_vaddr as usize));
     search.found = tables.and_then(|tables| tables.find(&image, base, search.name));
     c_int::from(search.found.is_some())
 }
 
-/// Addresses of the tables of a file.
+/// Addresses of the symbol tables of a file.
 #[derive(Default)]
 struct SymbolTables {
     strings: usize,
@@ -99,7 +102,8 @@ impl SymbolTables {
         for at in (dynamic..).step_by(16) {
             let tag: u64 = image.read(at)?;
             let value = image.read::<u64>(at + 8)? as usize;
-            // The loader has added the base, except in files that it may not write to.
+            // The loader has added the base to the value, except in files whose dynamic section is
+            // read-only.
             let value = if value < base { base + value } else { value };
             match tag {
                 0 => break,
@@ -137,7 +141,8 @@ impl SymbolTables {
         }
     }
 
-    /// A symbol, if it has this name, is defined, and is what new programs are bound to.
+    /// Returns a symbol if it has this name, is defined, and is the version that new programs are
+    /// bound to.
     fn symbol(
         &self,
         image: &ImageBytes,
@@ -176,10 +181,10 @@ mod tests {
     #[test]
     fn functions_are_those_of_dlsym() {
         for name in [c"malloc", c"free", c"getpid", c"memcpy", c"pthread_create", c"no_such_name"] {
-            // SAFETY: the name ends with a zero.
+            // SAFETY: the name ends with a zero byte, and the handle is a constant.
             let theirs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
             assert_eq!(find(name, false), theirs, "{name:?}");
-            // SAFETY: as above.
+            // SAFETY: the name ends with a zero byte, and the handle is a constant.
             let theirs = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
             assert_eq!(find(name, true), theirs, "{name:?}");
         }

@@ -1,4 +1,4 @@
-//! Data of a thread: its counters, the cache of its stacks, and its start and end.
+//! Data of a thread: its counters and its cache of call stacks; start and end of threads.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -18,86 +18,88 @@ use crate::stacks::{CallPoint, StackLookup, ThreadStacks};
 use crate::stubs::{Own, own, set_own};
 use crate::{kernel, linker, log, modules, next_alloc, peak, sampling};
 
-/// Data of a thread, in memory that is zeros in a child of `fork`.
+/// Data of a thread, in memory that is zero-filled in a child of `fork`.
 #[repr(C)]
 pub(crate) struct ThreadData {
-    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`. `heap attach` reads it through the list
-    /// of all threads.
+    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`. `heap attach` reads this word through the
+    /// list of all threads.
     state: Cell<u32>,
-    /// Address of the words of its slot, which are shared.
+    /// Address of the words of the thread's slot in the shared tables.
     own: Cell<*const AtomicU64>,
-    /// Its slot.
+    /// Index of the thread's slot.
     slot: Cell<usize>,
-    /// Address of the last allocation.
+    /// Address of the last allocated block.
     last: Cell<u64>,
-    /// With sampling: bytes left until the next sample at that allocation.
+    /// With sampling: number of bytes until the next sample at the time of the last allocation.
     last_left: Cell<u64>,
-    /// Credit above which the thread returns a part of it.
+    /// Credit in bytes above which the thread returns a part of its credit.
     pub most_room: Cell<i64>,
-    /// Allocations until the next whose lifetime is measured.
+    /// Number of allocations until the next one whose lifetime is measured.
     until_timed: Cell<u32>,
-    /// Its chunks: the number of the first plus 1, and how many there are.
+    /// Index plus 1 of the thread's first chunk, and number of its chunks.
     first_chunk: Cell<u32>,
     chunks: Cell<u32>,
-    /// State of the random numbers.
+    /// State of the random number generator.
     random: Cell<u64>,
-    /// 1 once the first number of bytes to a sample was drawn.
+    /// 1 if the thread has drawn its first number of bytes to a sample.
     samples: Cell<u64>,
-    /// [`GENERATION`] when this thread last caught up with it.
+    /// Value of [`GENERATION`] when the thread last noticed a change.
     generation: Cell<u64>,
-    /// [`CODE`] when this thread last forgot its stacks.
+    /// Value of [`CODE`] when the thread last invalidated its cached stacks.
     code: Cell<u64>,
-    /// The next in the list of [`WAITING`].
+    /// Next element in the list [`WAITING`].
     next: Cell<*mut ThreadData>,
     stacks: ThreadStacks,
-    /// For each chunk's worth of sites, the number of this thread's chunk plus 1.
+    /// For each group of `RECORDS` sites: index plus 1 of the thread's chunk.
     directory: [Cell<u32>; SITES.room / RECORDS],
 }
 
-/// The thread may record.
+/// State of a thread that may record.
 const READY: u32 = 1;
-/// The thread is recording: its allocations meanwhile are not recorded.
+/// State of a thread that is recording: allocations during this time are not recorded.
 const BUSY_NOW: u32 = hooks::NOW;
-/// Average number of allocations for each one whose lifetime is measured.
+/// Average number of allocations for each allocation whose lifetime is measured.
 pub(crate) const TIMED_EVERY: u32 = 128;
-/// Chunks of all threads together above which a thread passes its own on. [`FEWEST_CHUNKS`]: each
-/// thread may have at least these.
+/// Number of chunks of all threads together above which a thread hands its chunks over to [`LATE`].
+/// [`FEWEST_CHUNKS`]: number of chunks that each thread may always have.
 const MAX_THREAD_CHUNKS: u64 = 8 << 10;
 const FEWEST_CHUNKS: u64 = 64;
-/// No smaller block has a mapping of its own, unless the program asks for it (`M_MMAP_THRESHOLD`).
+/// Minimum size in bytes of blocks with their own mapping, unless the program sets a lower one
+/// (`M_MMAP_THRESHOLD`).
 pub(crate) const LARGE: u64 = 64 << 10;
-/// Slots of ended threads are used again when there are more.
+/// Number of slots from which slots of ended threads are reused.
 const MANY_SLOTS: u64 = (THREADS.room / 2) as u64;
 
-/// Held while threads begin and end, and while chunks are passed on.
+/// Held while threads begin and end, and while chunks are handed over.
 static LOCK: Lock = Lock::new();
-/// Data of ended threads, for new threads.
+/// List of the data of ended threads, which new threads reuse.
 static WAITING: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
-/// The first free chunk, plus 1; the others are linked from it.
+/// Index plus 1 of the first free chunk; each free chunk links to the next one.
 static FREE_CHUNK: AtomicU32 = AtomicU32::new(0);
-/// Counters for ended or ending threads, under [`LATE_LOCK`].
+/// Data that counts for ending and ended threads, under [`LATE_LOCK`].
 static LATE: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
 static LATE_LOCK: Lock = Lock::new();
-/// For each chunk the next of the same thread, plus 1.
+/// For each chunk: index plus 1 of the next chunk of the same thread.
 static NEXT_CHUNK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
-/// The key whose destructor the C library calls for ending threads.
+/// Key whose destructor the C library calls when a thread ends.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// Values of [`Own::Stage`]: the thread has not recorded yet.
+/// Value of [`Own::Stage`]: the thread has not recorded yet.
 const NEW: u64 = 0;
-/// The thread records.
+/// Value of [`Own::Stage`]: the thread records.
 const RECORDS_NOW: u64 = 1;
-/// The thread is ending.
+/// Value of [`Own::Stage`]: the thread is ending.
 const ENDING: u64 = 2;
-/// The thread is not recorded: it is being set up, could not be, or counts for ending threads.
+/// Value of [`Own::Stage`]: the thread is not recorded, because it is being set up, could not be
+/// set up, or counts for ending threads.
 const BUSY: u64 = 3;
 
-/// The thread that records, which may not come here again until [`leave`].
+/// Data with which this thread is recording. The thread cannot enter again before [`leave`].
 #[derive(Clone, Copy)]
 pub(crate) enum Entered {
-    /// This thread's own.
+    /// The thread's own data.
     Own(&'static ThreadData),
-    /// That of ending threads, whose lock is held.
+    /// The data of ending threads, whose lock is held.
     Late(&'static ThreadData),
 }
 
@@ -110,14 +112,15 @@ impl Entered {
     }
 }
 
-/// Begins to record a call. `None` within the recorder, before the recording begins, and in a child
-/// of `fork` that is not recorded.
+/// Begins to record a call. Returns `None` within the recorder, before the recording begins, and in
+/// a child of `fork` that is not recorded.
 #[inline(always)]
 pub(crate) fn enter() -> Option<Entered> {
     enter_own().map(Entered::Own).or_else(enter_first)
 }
 
-/// Begins to record in a thread that has recorded before. After `None`, [`enter_first`] may begin.
+/// Begins to record in a thread that has recorded before. If this returns `None`, [`enter_first`]
+/// may still succeed.
 #[inline(always)]
 pub(crate) fn enter_own() -> Option<&'static ThreadData> {
     let thread: *const ThreadData =
@@ -125,7 +128,7 @@ pub(crate) fn enter_own() -> Option<&'static ThreadData> {
     if thread.is_null() {
         return None;
     }
-    // SAFETY: threads' memory is never unmapped, and this is this thread's.
+    // SAFETY: data of threads are never unmapped, and this is the data of this thread.
     let thread = unsafe { &*thread };
     if thread.state.get() != READY {
         return None;
@@ -134,14 +137,14 @@ pub(crate) fn enter_own() -> Option<&'static ThreadData> {
     Some(thread)
 }
 
-/// Ends what [`enter_own`] began.
+/// Ends a recording that [`enter_own`] began.
 #[inline(always)]
 pub(crate) fn leave_own(thread: &ThreadData) {
-    // In a child that was created meanwhile the state is 0 and stays so.
+    // If `fork` created this process meanwhile, the state is 0 and stays 0.
     thread.state.set(thread.state.get() * READY / BUSY_NOW);
 }
 
-/// Ends what [`enter`] began.
+/// Ends a recording that [`enter`] began.
 #[inline(always)]
 pub(crate) fn leave(entered: Entered) {
     match entered {
@@ -159,11 +162,11 @@ pub(crate) fn leave(entered: Entered) {
 #[inline(never)]
 fn leave_late() {
     set_own::<{ Own::Stage as usize }>(ENDING);
-    // SAFETY: `enter_first` left it locked, and no other thread holds it.
+    // SAFETY: `enter_first` left the lock held by this thread.
     unsafe { LATE_LOCK.open() };
 }
 
-/// Begins to record where [`enter_own`] does not: in a new thread, or for one that is ending.
+/// Begins to record if [`enter_own`] cannot: in a new thread, or on behalf of an ending thread.
 #[cold]
 #[inline(never)]
 pub(crate) fn enter_first() -> Option<Entered> {
@@ -181,7 +184,7 @@ pub(crate) fn enter_first() -> Option<Entered> {
             }
             return late.map(Entered::Late);
         }
-        // The thread is recording, is being set up, or could not be.
+        // The thread is recording, is being set up, or could not be set up.
         _ => return None,
     }
     set_own::<{ Own::Stage as usize }>(BUSY);
@@ -196,7 +199,7 @@ pub(crate) fn enter_first() -> Option<Entered> {
 fn late() -> Option<&'static ThreadData> {
     let late = LATE.load(Relaxed);
     if !late.is_null() {
-        // SAFETY: threads' memory is never unmapped; the lock is held.
+        // SAFETY: data of threads are never unmapped, and the lock is held.
         return Some(unsafe { &*late });
     }
     let late = new_thread()?;
@@ -207,7 +210,8 @@ fn late() -> Option<&'static ThreadData> {
 
 fn new_thread() -> Option<&'static ThreadData> {
     let memory = kernel::memory(size_of::<ThreadData>()).ok()?.cast::<ThreadData>();
-    // SAFETY: zeros are a thread that has nothing; the memory stays.
+    // SAFETY: all-zero bytes are valid data of a thread without chunks, and the memory is never
+    // unmapped.
     let thread = unsafe { &*memory };
     thread.state.set(BUSY_NOW);
     Some(thread)
@@ -219,7 +223,7 @@ fn begin_thread() -> Option<&'static ThreadData> {
     let thread = if waiting.is_null() {
         new_thread()?
     } else {
-        // SAFETY: threads' memory is never unmapped; the lock is held.
+        // SAFETY: data of threads are never unmapped, and the lock is held.
         let thread = unsafe { &*waiting };
         WAITING.store(thread.next.get(), Relaxed);
         thread
@@ -247,7 +251,7 @@ fn begin_thread() -> Option<&'static ThreadData> {
     slot(index, thread::TID).store(u64::from(kernel::thread()), Relaxed);
     slot(index, thread::RUNS).store(1, Relaxed);
     let running = head(header::RUNNING).fetch_add(1, Relaxed) + 1;
-    // In a program that ran already there may be more, which did not record yet.
+    // A running program may have more threads, which do not record yet.
     let most = running + u64::from(peak::has_others());
     head(header::MAX_LIVE_THREADS).fetch_max(most, Relaxed);
     if running > 1 {
@@ -256,7 +260,7 @@ fn begin_thread() -> Option<&'static ThreadData> {
     let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
     drop(held);
     if KEY.load(Relaxed) != u32::MAX {
-        // A value that is not null, so that the destructor is called.
+        // The C library calls the destructor only if the value is not null.
         linker::set_key(KEY.load(Relaxed), std::ptr::from_ref(thread).cast::<c_void>());
     }
     Some(thread)
@@ -269,7 +273,7 @@ fn name(index: usize) {
     }
 }
 
-/// Adds the counts of a slot's thread to those of ended threads.
+/// Adds the counts in a slot to the counts of ended threads.
 fn empty_slot(index: usize) {
     let (begin, end) = (thread::ALLOCATED, thread::WORDS);
     for number in begin..end {
@@ -277,7 +281,7 @@ fn empty_slot(index: usize) {
     }
 }
 
-/// Prepares the recording of threads, before the first begins.
+/// Prepares the recording of threads. Called before the first thread records.
 pub(crate) fn begin() -> Option<()> {
     let next = kernel::memory(CHUNKS.room * size_of::<AtomicU32>()).ok()?;
     NEXT_CHUNK.store(next.cast(), Relaxed);
@@ -290,7 +294,7 @@ pub(crate) fn begin() -> Option<()> {
     Some(())
 }
 
-/// Forgets everything, in a child of `fork`.
+/// Clears the state in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
     LATE_LOCK.reset();
@@ -299,7 +303,7 @@ pub(crate) fn reset() {
     LATE.store(std::ptr::null_mut(), Relaxed);
     peak::reset();
     GOING.store(0, Relaxed);
-    // Blocks of the parent whose lifetime was being measured.
+    // Lifetimes of the parent's blocks are not measured any more.
     for (key, _) in &BORN {
         key.store(0, Relaxed);
     }
@@ -307,7 +311,7 @@ pub(crate) fn reset() {
     set_own::<{ Own::Stage as usize }>(NEW);
 }
 
-/// A thread ends: what it counted is added to what all ended threads did.
+/// Ends the recording of a thread: its counts are added to those of ended threads.
 unsafe extern "C" fn ends(_value: *mut c_void) {
     if begin::stage() != StartStage::Records {
         return;
@@ -325,13 +329,13 @@ unsafe extern "C" fn ends(_value: *mut c_void) {
         slot(index, thread::RUNS).store(0, Relaxed);
         if head(header::RUNNING).fetch_sub(1, Relaxed) == 2 {
             peak::one_is_left();
-            // The last thread has exact counts again, from its next allocation on.
+            // The last thread returns to exact counts at its next allocation.
             GENERATION.fetch_add(1, Release);
         }
         thread.next.set(WAITING.load(Relaxed));
         WAITING.store(std::ptr::from_ref(thread).cast_mut(), Relaxed);
     }
-    // SAFETY: it was held above, and forgotten.
+    // SAFETY: this thread acquired the lock above and forgot the guard.
     unsafe { LATE_LOCK.open() };
 }
 
@@ -346,7 +350,7 @@ impl ThreadData {
     fn slot(&self, number: usize) -> &'static AtomicU64 {
         debug_assert!(number < thread::WORDS);
         let place = self.own.get().wrapping_add(number);
-        // SAFETY: it points at the words of the slot, which lie in the tables, and these stay.
+        // SAFETY: the pointer refers to the words of the slot in the tables, which stay mapped.
         unsafe { &*place }
     }
 
@@ -366,7 +370,7 @@ impl ThreadData {
         self.slot(thread::ROOM).store(room.cast_unsigned(), Relaxed);
     }
 
-    /// A pseudorandom number (xorshift).
+    /// Draws a pseudorandom number (xorshift).
     pub(crate) fn draw(&self) -> u64 {
         let mut random = self.random.get() | 1;
         random ^= random << 13;
@@ -403,7 +407,7 @@ impl ThreadData {
                 let _held = LOCK.hold();
                 self.hand_over(late);
             }
-            // SAFETY: it was held above, and forgotten.
+            // SAFETY: this thread acquired the lock above and forgot the guard.
             unsafe { LATE_LOCK.open() };
         }
         let _held = LOCK.hold();
@@ -425,7 +429,7 @@ impl ThreadData {
         Some(SiteRecord::at_number(chunk as usize, site % RECORDS))
     }
 
-    /// Adds a chunk to this thread; the lock is held.
+    /// Adds a chunk to this thread. Requires the lock.
     fn adopt(&self, chunk: u32, sites: usize) {
         let (whose_sites, whose) = shared::owner(chunk as usize);
         whose.store(self.slot.get() as u32, Relaxed);
@@ -436,7 +440,7 @@ impl ThreadData {
         self.directory[sites].set(chunk + 1);
     }
 
-    /// Passes all chunks to another value that no other thread uses; the locks are held.
+    /// Hands all chunks over to other data, which no other thread uses. Requires both locks.
     fn hand_over(&self, to: &ThreadData) {
         let [mut allocations, mut allocated, mut frees, mut freed] = [0_u64; 4];
         head(header::CHANGES).fetch_add(1, Release);
@@ -477,7 +481,7 @@ impl ThreadData {
         head(header::CHANGES).fetch_add(1, Release);
     }
 
-    /// Counts a block.
+    /// Counts an allocated block.
     #[inline(always)]
     pub(crate) fn allocated<const USUAL: bool>(&self, address: u64, size: u64, at: CallPoint) {
         let Some((site, record)) = self.site(at) else { return };
@@ -502,13 +506,13 @@ impl ThreadData {
         peak::more(self, size);
     }
 
-    /// The site of a call stack, and this thread's record of it.
+    /// Site of a call stack for heap memory, and this thread's record of it.
     #[inline(always)]
     pub(crate) fn site(&self, at: CallPoint) -> Option<(u32, SiteRecord)> {
         self.site_of(at, kind::HEAP)
     }
 
-    /// The site of a call stack and a kind of memory.
+    /// Site of a call stack for a kind of memory, and this thread's record of it.
     #[inline(always)]
     pub(crate) fn site_of(&self, at: CallPoint, kind: u32) -> Option<(u32, SiteRecord)> {
         if self.generation.get() != GENERATION.load(Relaxed) {
@@ -521,7 +525,7 @@ impl ThreadData {
         Some((site, self.record(site)?))
     }
 
-    /// The site of a call stack that is not known at the first look; `None` if the table is full.
+    /// Site of a call stack that the fast lookup did not find; `None` if the table is full.
     #[inline(never)]
     fn find_site(&self, at: CallPoint, kind: u32) -> Option<u32> {
         match self.stacks.find(at) {
@@ -538,8 +542,8 @@ impl ThreadData {
         }
     }
 
-    /// The node of a call stack's innermost call; [`pagewise_heaplog::recording::ROOT`] for an
-    /// empty stack.
+    /// Call tree node of the innermost call of a stack; [`pagewise_heaplog::recording::ROOT`] for
+    /// an empty stack.
     pub(crate) fn node(&self, at: CallPoint) -> u32 {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.catch_up();
@@ -547,9 +551,9 @@ impl ThreadData {
         self.stacks.node(at).unwrap_or(pagewise_heaplog::recording::ROOT)
     }
 
-    /// Invalidates stacks of code that was unloaded or is being unloaded: other code may be mapped
-    /// there before the unloading thread reports it. If other threads have ended, this one may be
-    /// the only one.
+    /// Notices changes since the last allocation. Invalidates the cached stacks if code was
+    /// unloaded or is being unloaded: other code may be mapped at its addresses before the
+    /// unloading thread reports it. If other threads have ended, this one may be the only one.
     #[cold]
     #[inline(never)]
     fn catch_up(&self) {
@@ -567,17 +571,17 @@ impl ThreadData {
         peak::settle(self);
     }
 
-    /// True if it counts for threads that are ending: several may do so, one after the other.
+    /// True if this data counts for ending threads, which use it in turn.
     pub(crate) fn is_late(&self) -> bool {
         self.slot.get() == 0
     }
 
-    /// Its thread ID.
+    /// ID of the thread.
     pub(crate) fn tid(&self) -> u32 {
         self.slot(thread::TID).load(Relaxed) as u32
     }
 
-    /// Takes a block out of those that are live, without counting it.
+    /// Removes a block from the live blocks without counting a free.
     #[inline(always)]
     pub(crate) fn remove_block<const USUAL: bool>(&self, address: u64) -> Option<RecordedBlock> {
         let block = live::remove_block::<USUAL>(address, || next_alloc::glibc_room(address))?;
@@ -590,7 +594,7 @@ impl ThreadData {
         Some(block)
     }
 
-    /// Puts a block back that was not freed after all.
+    /// Adds a block to the live blocks again. Called if the block was not freed after all.
     pub(crate) fn put_back(&self, address: u64, block: RecordedBlock) {
         if live::put::<false>(address, block, begin::room(address)) && log::wants(block.size) {
             log::allocated(address, block.size, block.site);
@@ -600,7 +604,7 @@ impl ThreadData {
         }
     }
 
-    /// Counts that a block was freed.
+    /// Counts a free of a block.
     #[inline(always)]
     pub(crate) fn freed<const USUAL: bool>(&self, address: u64, block: RecordedBlock) {
         if !USUAL && sampling::is_on() {
@@ -620,12 +624,13 @@ impl ThreadData {
         }
     }
 
-    /// This thread's record of a site.
+    /// This thread's record of a site; `None` if the table is full.
     pub(crate) fn record_of(&self, site: u32) -> Option<SiteRecord> {
         self.record(site)
     }
 
-    /// True if a block is this thread's last allocation, at which this number of bytes was left.
+    /// True if a block is this thread's last allocation, after which `left` bytes were left until
+    /// the next sample.
     pub(crate) fn is_last(&self, address: u64, left: u64) -> bool {
         self.last.get() == address && self.last_left.get() == left
     }
@@ -640,7 +645,7 @@ impl ThreadData {
         self.slot(cell).fetch_add(times, Relaxed);
     }
 
-    /// Stores the time of an allocation; returns false if the table is full.
+    /// Stores the time of an allocation. Returns false if the entry for its address is in use.
     #[cold]
     #[inline(never)]
     fn time(&self, address: u64) -> bool {
@@ -653,7 +658,7 @@ impl ThreadData {
         true
     }
 
-    /// Counts the lifetime of a timed block that was freed.
+    /// Counts the lifetime of a freed block that was measured.
     #[cold]
     #[inline(never)]
     fn timed(&self, address: u64) {
@@ -668,13 +673,14 @@ impl ThreadData {
         self.slot(thread::LIFETIMES + cell).fetch_add(1, Relaxed);
     }
 
-    /// True if the first number of bytes to a sample is to be drawn; only once.
+    /// True at the first call only: the thread must then draw its first number of bytes to a
+    /// sample.
     pub(crate) fn begins_sampling(&self) -> bool {
         self.samples.replace(1) == 0
     }
 }
 
-/// Counts a large block, if it has a mapping of its own.
+/// Counts an allocation of a large block that has its own mapping, or its free if `gone` is true.
 #[cold]
 #[inline(never)]
 pub(crate) fn count_mapped(address: u64, size: u64, gone: bool) {
@@ -688,37 +694,38 @@ pub(crate) fn count_mapped(address: u64, size: u64, gone: bool) {
     };
 }
 
-/// Number of changes that threads must notice at their next allocation: code was unloaded, or one
-/// thread is left.
+/// Number of changes that threads must notice at their next allocation: code was unloaded, or only
+/// one thread is left.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// Number of unloadings of code.
+/// Number of times that code was unloaded.
 static CODE: AtomicU64 = AtomicU64::new(0);
 
-/// Calls that unload code and have not returned.
+/// Number of calls in progress that unload code.
 static GOING: AtomicU64 = AtomicU64::new(0);
 
-/// Called before code is unloaded; [`code_has_gone`] is called after it.
+/// Called before code is unloaded. [`code_has_gone`] must be called afterwards.
 pub(crate) fn code_goes() {
     GOING.fetch_add(1, Relaxed);
     CODE.fetch_add(1, Relaxed);
     GENERATION.fetch_add(1, Release);
 }
 
-/// Called after code was unloaded: the stacks that threads cache may contain it.
+/// Called after code was unloaded: cached stacks may contain its addresses.
 pub(crate) fn code_has_gone() {
     let _ = GOING.fetch_update(Relaxed, Relaxed, |going| going.checked_sub(1));
     CODE.fetch_add(1, Relaxed);
     GENERATION.fetch_add(1, Release);
 }
 
-/// Capacity of [`BORN`]: blocks whose lifetime is measured, and the times of their allocation. A
-/// block whose entry is taken is not measured; that does not depend on its lifetime.
+/// Number of entries of [`BORN`]: addresses of blocks whose lifetime is measured, and the times of
+/// their allocation. A block whose entry is in use is not measured, which does not depend on the
+/// lifetime of the block.
 const BIRTHS: usize = 1 << 13;
 static BORN: [(AtomicU64, AtomicU64); BIRTHS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; BIRTHS];
 
-/// Forgets which blocks are measured.
+/// Clears all measured blocks.
 pub(crate) fn forget_births() {
     for (key, _) in &BORN {
         key.store(0, Relaxed);

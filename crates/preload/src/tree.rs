@@ -1,5 +1,5 @@
-//! Call stacks as a tree of calls, with one node for each pair of caller and place; and the nodes
-//! that allocate.
+//! Call stacks as a tree of calls, with one node for each pair of caller and return address; and
+//! the allocation sites, which are nodes that allocate.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -13,29 +13,29 @@ use crate::shared;
 
 static LOCK: Lock = Lock::new();
 
-/// Numbers of nodes plus 1, found by hash without a lock.
+/// Hash table of nodes: each slot contains the index of a node plus 1. It is read without a lock.
 static INDEX: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 static MASK: AtomicUsize = AtomicUsize::new(0);
-/// For each node the number of its site plus 1.
+/// For each node: index of its site plus 1; 0 without a site.
 static SITE_OF: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Nodes by the hash of all calls down to them (see [`mix`]): one look-up instead of one for each
-/// call. Two different stacks have the same hash with a probability of 2^-64.
+/// Nodes by the hash of all calls down to them (see [`mix`]), so that one lookup replaces one
+/// lookup for each call. Two different stacks have the same hash with a probability of 2^-64.
 static RUNS: WordMap = WordMap::new();
 
-/// Adds a number to the hash of those before it.
+/// Combines a number with the hash of all numbers before it.
 #[inline(always)]
 pub(crate) fn mix(before: u64, number: u64) -> u64 {
     let mixed = (before.rotate_left(23) ^ number).wrapping_mul(0xd6e8_feb8_6659_fd93);
     mixed ^ mixed >> 32
 }
 
-/// Key of a hash: 0 and 1 are not valid keys.
+/// Key for a hash: 0 and 1 are not valid keys.
 fn key(calls: u64) -> u64 {
     calls.max(2)
 }
 
-/// The node for a hash of calls, and its site, if they are known.
+/// Node for a hash of calls, and its site if it is known; `None` if the hash is unknown.
 #[inline(always)]
 pub(crate) fn find_run(calls: u64) -> Option<(u32, Option<u32>)> {
     let both = RUNS.find(key(calls))?;
@@ -47,7 +47,7 @@ pub(crate) fn find_run(calls: u64) -> Option<(u32, Option<u32>)> {
 pub(crate) fn keep_run(calls: u64, node: u32) {
     let _held = LOCK.hold();
     if RUNS.find(key(calls)).is_none() {
-        // Without memory it is looked up call by call.
+        // If memory is exhausted, the node is looked up call by call each time.
         let _ = RUNS.insert(key(calls), u64::from(node));
     }
 }
@@ -59,7 +59,7 @@ pub(crate) fn keep_site(calls: u64, node: u32, site: u32) {
     RUNS.change(key(calls), u64::from(node) | u64::from(site + 1) << 32);
 }
 
-/// Slots of the first index.
+/// Number of slots of the first hash table.
 const FIRST: usize = 1 << 13;
 
 #[inline(always)]
@@ -68,21 +68,23 @@ fn hash(parent: u32, place: u32) -> usize {
     (both.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
 }
 
-/// A word of an array of ours that is long enough.
+/// An element of an array of the recorder. Requires an index below the length of the array.
 #[inline(always)]
 fn element(array: *mut AtomicU32, index: usize) -> &'static AtomicU32 {
     let place = array.wrapping_add(index);
-    // SAFETY: arrays are never unmapped, and indexes are below their length.
+    // SAFETY: arrays are never unmapped, and callers pass an index below the length.
     unsafe { &*place }
 }
 
-/// The node of a call from `parent`; `None` if the table is full.
+/// Returns the node of a call from `parent`, and creates it if necessary; `None` if the table is
+/// full.
 #[inline(always)]
 pub(crate) fn child(parent: u32, place: u32) -> Option<u32> {
     find(parent, place).or_else(|| insert(parent, place))
 }
 
-/// The node of a call, if it exists. Slot 0 of an index has its mask; nodes begin after it.
+/// Node of a call if it exists. Slot 0 of the hash table contains the mask; nodes begin in the next
+/// slot.
 fn find(parent: u32, place: u32) -> Option<u32> {
     let index = INDEX.load(Ordering::Acquire);
     if index.is_null() {
@@ -136,7 +138,7 @@ fn grow(used: usize) -> Option<()> {
     let old = INDEX.load(Ordering::Relaxed);
     let old_mask = MASK.load(Ordering::Relaxed);
     let mut count = if old.is_null() { FIRST } else { (old_mask + 1) * 2 };
-    // A child of `fork` that keeps its parent's nodes begins with many.
+    // A child of `fork` that keeps its parent's nodes begins with many nodes.
     while used * 3 > (count - 1) * 2 {
         count *= 2;
     }
@@ -155,13 +157,14 @@ fn grow(used: usize) -> Option<()> {
     MASK.store(mask, Ordering::Relaxed);
     INDEX.store(index, Ordering::Release);
     if !old.is_null() {
-        // SAFETY: the memory is of `kernel::memory`, and readers treat zeros as free slots.
+        // SAFETY: the memory belongs to `kernel::memory`, and readers treat zeros as free slots.
         unsafe { kernel::forget(old.cast(), (old_mask + 2) * size_of::<AtomicU32>()) };
     }
     Some(())
 }
 
-/// The site of a node and a kind; `None` if the table is full. Calls without a stack have site 0.
+/// Returns the site of a node and a kind of memory, and creates it if necessary; `None` if the
+/// table is full. Calls without a call stack have site 0.
 pub(crate) fn site(node: u32, kind: u32) -> Option<u32> {
     if node == ROOT {
         return Some(0);
@@ -195,13 +198,13 @@ fn add_site(node: u32, kind: u32) -> Option<u32> {
     u32::try_from(index).ok()
 }
 
-/// Adds the site of allocations without a call stack.
+/// Adds site 0, which is for allocations without a call stack.
 pub(crate) fn begin() {
     let _held = LOCK.hold();
     add_site(ROOT, pagewise_heaplog::tables::kind::HEAP);
 }
 
-/// Forgets everything, in a child of `fork`, where all memory of ours is zeros.
+/// Clears the state in a child of `fork`, where all memory of the recorder is zero-filled.
 pub(crate) fn reset() {
     LOCK.reset();
     INDEX.store(std::ptr::null_mut(), Ordering::Relaxed);

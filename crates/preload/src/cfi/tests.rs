@@ -1,4 +1,4 @@
-//! Rows of unwind tables, against what readelf says of the same files.
+//! Rows of unwind tables, compared with the output of readelf for the same files.
 
 #![expect(
     clippy::disallowed_types,
@@ -15,11 +15,11 @@ use pagewise_skip::{Lack, skip_part};
 
 use super::*;
 
-/// A file as the loader would map it.
+/// A file in memory, laid out as the loader maps it.
 struct LoadedFile {
     memory: Vec<u8>,
     header: usize,
-    /// The address in the file that the memory begins with.
+    /// Address in the file of the first byte of `memory`.
     base: usize,
 }
 
@@ -63,7 +63,7 @@ impl LoadedFile {
     }
 }
 
-/// Row that readelf prints for an address. Unchanged registers have no entry.
+/// Row that readelf prints for an address. It has no entry for unchanged registers.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Said {
     end: String,
@@ -72,7 +72,7 @@ struct Said {
 }
 
 impl Said {
-    /// True if readelf's row agrees with ours.
+    /// True if readelf's row agrees with `row`.
     fn is(&self, row: UnwindRow) -> bool {
         let words = |offset: u16| i64::from(offset) * 8;
         let frame = |saved: u16| match self.frame_pointer.as_deref() {
@@ -96,7 +96,7 @@ impl Said {
 }
 
 /// Compares every `step`th row of a file. Returns the number of compared rows, and the number of
-/// unknown ones among them; `None` without readelf or without the file.
+/// unknown rows among them. Returns `None` if readelf or the file is missing.
 fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
     let path = std::fs::canonicalize(path).ok()?;
     let mut readelf = Command::new("readelf")
@@ -131,7 +131,7 @@ fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
             continue;
         }
         let address = words.first().and_then(|word| usize::from_str_radix(word, 16).ok());
-        // A row may begin behind what its entry covers, where padding follows.
+        // A row may begin after the end of its entry's code, in padding.
         let Some(address) = address.filter(|&at| entry.0 <= at && at < entry.1) else { continue };
         if words.len() != columns.len() || is_signal {
             continue;
@@ -158,12 +158,12 @@ fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
     }
     readelf.wait().unwrap();
     std::eprintln!("{}: {compared} rows, {unknown} of them unknown", path.display());
-    // Most rows have the fast form, `PLAIN`.
+    // Most rows have the frequent form `PLAIN`.
     assert!(plain > compared / 2, "{}: {plain} of {compared}", path.display());
     (compared > 0).then_some((compared, unknown))
 }
 
-/// Rows at the limits of the packed form.
+/// The rows include those at the limits of the packed form.
 #[test]
 fn rows_come_out_of_words_as_they_went_in() {
     let saved_here = SAVED_HERE as u16;
@@ -196,7 +196,7 @@ fn rows_come_out_of_words_as_they_went_in() {
     }
 }
 
-/// Path of a file that the compiler prints.
+/// Asks the compiler for the path of one of its files.
 fn of_compiler(words: &str) -> Option<String> {
     let output = Command::new("gcc").arg(words).output().ok()?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
@@ -242,7 +242,7 @@ fn a_table_that_was_written_over_is_read_without_harm() {
     let mut chance = CfiRandom(0x1234_5678_9abc_def1);
     let length = mapped.memory.len();
     for _ in 0..2000 {
-        // Near the header, where the search table and most entries are.
+        // The changes are near the header, which the search table and most entries follow.
         for _ in 0..20 {
             let at = (mapped.header + chance.below(1 << 16)) % length;
             mapped.memory[at] = u8::try_from(chance.below(256)).unwrap();
@@ -251,7 +251,7 @@ fn a_table_that_was_written_over_is_read_without_harm() {
             let _ = mapped.row(mapped.base + chance.below(length));
         }
     }
-    // Nor is a table read beyond the end of its memory.
+    // A truncated image must not be read beyond its end.
     mapped.memory.truncate(mapped.header + 100);
     for _ in 0..100 {
         let _ = mapped.row(mapped.base + chance.below(length));

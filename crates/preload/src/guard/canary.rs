@@ -1,12 +1,12 @@
-//! Canary bytes in the unused part of an object's pages: written at the allocation, checked at the
-//! free.
+//! Canary bytes in the unused part of an object's pages: written at the allocation, and checked at
+//! the free.
 //!
-//! Bytes near the object have values that programs rarely write; bytes further away are zeros.
+//! Bytes near the object have values that programs rarely write; bytes further away are zero.
 
-/// Bytes on each side that are filled.
+/// Number of canary bytes on each side of an object.
 const NEAR: usize = 64;
 
-/// Canary byte of an address: not a text character, not zero, and different from its neighbors.
+/// Canary byte of an address: never an ASCII character, and different from its neighbors.
 fn filling(address: usize) -> u8 {
     (address as u8).wrapping_mul(0x9d) ^ 0xc3 | 0x80
 }
@@ -15,8 +15,8 @@ fn near(from: usize, start: usize, end: usize, to: usize) -> [std::ops::Range<us
     [from.max(start.saturating_sub(NEAR))..start, end..to.min(end + NEAR)]
 }
 
-/// Fills the bytes around the object from `start` to `end` in the accessible pages from `from` to
-/// `to`.
+/// Fills the bytes around the object with canary bytes. The object is from `start` to `end`, and
+/// its accessible pages are from `from` to `to`.
 pub(crate) fn fill(from: usize, start: usize, end: usize, to: usize) {
     for range in near(from, start, end, to) {
         for address in range {
@@ -27,7 +27,7 @@ pub(crate) fn fill(from: usize, start: usize, end: usize, to: usize) {
     }
 }
 
-/// Fills pages with zeros.
+/// Fills the pages from `from` to `to` with zeros.
 pub(crate) fn clear(from: usize, to: usize) {
     let bytes: *mut u8 = std::ptr::with_exposed_provenance_mut(from);
     // SAFETY: the pages are accessible, and not in use by another thread yet.
@@ -36,7 +36,7 @@ pub(crate) fn clear(from: usize, to: usize) {
 
 fn is_changed(address: usize) -> bool {
     let byte: *const u8 = std::ptr::with_exposed_provenance(address);
-    // SAFETY: the caller has these pages, which are accessible.
+    // SAFETY: the caller owns these pages, which are accessible.
     unsafe { byte.read_volatile() != filling(address) }
 }
 
@@ -48,7 +48,8 @@ fn is_zero(from: usize, to: usize) -> bool {
     bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
-/// The changed byte that is nearest to the object, behind it or before it.
+/// Address of the changed byte nearest to the object, above or below it; `None` if no byte was
+/// changed.
 pub(crate) fn broken(from: usize, start: usize, end: usize, to: usize) -> Option<usize> {
     let [mut before, mut behind] = near(from, start, end, to);
     let far_before = from..before.start;

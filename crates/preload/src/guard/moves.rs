@@ -1,37 +1,37 @@
-//! Pages that are moved with their contents from one slot to another, in one system call
+//! Pages that are moved with their contents from one slot to another in one system call
 //! (`UFFDIO_MOVE`, Linux 6.8).
 //!
-//! A `userfaultfd` makes the kernel refuse accesses to missing pages of a range (`SIGBUS`), instead
-//! of providing zero pages. So a slot without a page is inaccessible without a guard marker, and
-//! the call that makes the slot of a freed object inaccessible makes that of the next object
-//! accessible.
+//! A `userfaultfd` makes the kernel raise `SIGBUS` at accesses to missing pages of a range, instead
+//! of mapping zero pages. So a slot without a page is inaccessible without a guard marker, and
+//! moving a page from the slot of a freed object to the slot of the next object changes the access
+//! to both in one call.
 //!
-//! The descriptor of the `userfaultfd` has a high number, since programs rely on low ones. The
-//! collector holds it as well: if a program that closes all its descriptors closed the last one,
-//! the range would become accessible. After that no more pages can be moved. A child of `fork`
-//! inherits the descriptor, which controls its parent's memory: so the number is in memory that is
-//! zero-filled in a child.
+//! The file descriptor of the `userfaultfd` has a high number, because programs rely on low ones.
+//! The collector holds a duplicate: if a program closed all descriptors, and with them the last
+//! duplicate, the range would become accessible. After the program has closed its own, no more
+//! pages can be moved. A child of `fork` inherits the descriptor, which still controls the memory
+//! of the parent. Therefore the number is in memory that is zero-filled in a child.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 
 use super::{pool::page, tell};
 use crate::kernel::{self, Errno, OwnedFile};
 
-/// Lowest number of the descriptor if the limit of descriptors allows it; else it is one of the
-/// last [`LEFT`] numbers below the limit.
+/// Lowest number of the descriptor if the limit of descriptors permits it. Otherwise the number is
+/// one of the last [`LEFT`] numbers below the limit.
 const NUMBERS: usize = 1000;
 const LEFT: usize = 24;
 
-/// The descriptor's number plus 1, in memory that is zero-filled in a child of `fork`.
-/// [`INHERITED`] keeps the number in a child.
+/// The descriptor's number plus 1, in memory that is zero-filled in a child of `fork`. A child
+/// finds the parent's value in [`INHERITED`].
 static NUMBER: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 static INHERITED: AtomicU32 = AtomicU32::new(0);
-/// A page of zeros.
+/// A zero-filled page, from which new pages are copied.
 static ZEROS: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
-/// 1 if no more pages can be moved.
+/// 1 if pages can no longer be moved.
 static IS_OVER: AtomicU32 = AtomicU32::new(0);
 
-/// Prepares to move pages; `None` if the kernel cannot, or refuses to.
+/// Prepares to move pages. Returns `None` if the kernel lacks the feature or refuses it.
 pub(crate) fn begin() -> Option<()> {
     ZEROS.store(kernel::private(page()).ok()?, Relaxed);
     NUMBER.store(kernel::memory(size_of::<AtomicU32>()).ok()?.cast(), Relaxed);
@@ -39,7 +39,8 @@ pub(crate) fn begin() -> Option<()> {
 }
 
 fn number() -> Option<&'static AtomicU32> {
-    // SAFETY: it is null or of memory that is never unmapped, which holds one.
+    // SAFETY: the pointer is null or refers to memory that is never unmapped and contains an
+    // `AtomicU32`.
     unsafe { NUMBER.load(Relaxed).as_ref() }
 }
 
@@ -55,7 +56,7 @@ fn open() -> Option<()> {
     Some(())
 }
 
-/// Sends the descriptor to the collector, which holds it as well.
+/// Sends the descriptor to the collector, which keeps a duplicate open.
 pub(crate) fn have_held() {
     if let Some(file) = file() {
         tell::hold(&file);
@@ -72,17 +73,17 @@ fn file() -> Option<std::mem::ManuallyDrop<OwnedFile>> {
     Some(OwnedFile::kept(number.cast_signed()))
 }
 
-/// True if pages can be moved.
+/// True if pages can still be moved.
 pub(crate) fn can() -> bool {
     IS_OVER.load(Relaxed) == 0 && number().is_some_and(|number| number.load(Relaxed) != 0)
 }
 
-/// Replaces the inherited descriptor in a child of `fork`, whose memory is not registered until
-/// [`add`] is called.
+/// Replaces the inherited descriptor in a child of `fork`. The caller must register the child's
+/// memory by [`add`].
 pub(crate) fn forked() -> Option<()> {
     if let Some(inherited) = INHERITED.swap(0, Relaxed).checked_sub(1) {
         let file = OwnedFile::kept(inherited.cast_signed());
-        // The program may have closed it, and something else may have the number now.
+        // The program may have closed the descriptor, and another file may have the number now.
         if file.is_of_missing_pages() {
             drop(std::mem::ManuallyDrop::into_inner(file));
         }
@@ -95,13 +96,13 @@ pub(crate) fn forked() -> Option<()> {
 /// Makes accesses to missing pages of a range raise SIGBUS.
 ///
 /// # Safety
-/// The pages are the guard's own.
+/// The pages must belong to the guard.
 pub(crate) unsafe fn add(at: usize, length: usize) -> Option<()> {
     // SAFETY: the caller passes pages of the guard.
     unsafe { file()?.refuse_missing(at, length) }.ok().map(drop)
 }
 
-/// True if a call succeeded. After an error that will recur, no pages are moved any more.
+/// True if a call succeeded. After an error that will recur, further moves fail.
 fn done(result: Result<usize, Errno>) -> bool {
     if let Err(Errno(libc::EBADF | libc::ENOTTY | libc::ENOENT | libc::EINVAL | libc::EPERM)) =
         result
@@ -111,31 +112,34 @@ fn done(result: Result<usize, Errno>) -> bool {
     result.is_ok()
 }
 
-/// Maps a zero-filled page at an address without one.
+/// Maps a zero-filled page at an address without a page. Returns true if a page is there
+/// afterwards.
 ///
 /// # Safety
-/// The page is the guard's own.
+/// The page must belong to the guard.
 pub(crate) unsafe fn put(to: usize) -> bool {
     let Some(file) = file() else { return false };
     let zeros = ZEROS.load(Relaxed).addr();
-    // SAFETY: the caller passes a page of the guard; `zeros` is a page that is only read.
+    // SAFETY: the caller passes the address of a page of the guard; `zeros` is a page that is only
+    // read.
     let put = unsafe { file.put_page(zeros, to, page()) };
     put == Err(Errno(libc::EEXIST)) || done(put)
 }
 
-/// Moves a page to an address without one.
+/// Moves a page to an address without a page. Returns true on success.
 ///
 /// # Safety
-/// Both belong to the guard, and no thread accesses the first from now on.
+/// Both pages must belong to the guard, and no thread may access the first page from now on.
 pub(crate) unsafe fn go(from: usize, to: usize) -> bool {
     let Some(file) = file() else { return false };
-    // SAFETY: the caller passes pages of the guard, the first of which no thread accesses.
+    // SAFETY: the caller passes pages of the guard, and guarantees that no thread accesses the
+    // first page.
     let moved = unsafe { file.move_page(from, to, page()) };
-    // Pages that are shared with a child of `fork` stay where they are.
+    // Pages that are shared with a child of `fork` cannot be moved; that is not a lasting error.
     moved.is_ok()
 }
 
-/// Queue of slots that have a page each and wait for the next objects, in the order of use.
+/// Queue of slots that already have a page for the next object, in order of use.
 pub(crate) struct Ready {
     first: AtomicU32,
     count: AtomicU32,
@@ -155,7 +159,7 @@ impl Ready {
         &self.numbers[(self.first.load(Relaxed) + number) as usize % MAX_READY_SLOTS]
     }
 
-    /// Appends a slot; returns false if the queue is full. Under the pool's lock.
+    /// Appends a slot; returns false if the queue is full. Requires the lock of the pool.
     pub(crate) fn push(&self, number: u32) -> bool {
         let count = self.count.load(Relaxed);
         if count as usize == MAX_READY_SLOTS {
@@ -166,12 +170,12 @@ impl Ready {
         true
     }
 
-    /// Number of slots in the queue. Under the pool's lock.
+    /// Number of slots in the queue. Requires the lock of the pool.
     pub(crate) fn count(&self) -> u32 {
         self.count.load(Relaxed)
     }
 
-    /// Takes the first. Under the pool's lock.
+    /// Removes and returns the first slot. Requires the lock of the pool.
     pub(crate) fn pop(&self) -> Option<u32> {
         let left = self.count.load(Relaxed).checked_sub(1)?;
         let number = self.place(0).load(Relaxed);

@@ -1,10 +1,11 @@
-//! C++'s `operator new` and `operator delete`, by all names that compilers call: which of them made
-//! an object, and which frees it.
+//! C++'s `operator new` and `operator delete`, under all names that compilers call. The slot of a
+//! guarded object stores the operator that allocated it, which is compared with the operator that
+//! frees it.
 //!
-//! A program calls our functions, which call the next ones, of the C++ library. Guarded objects are
-//! allocated here, so that their slots store the function; a free by another kind of function, or
-//! with another size, is reported. Programs with operators of their own call these, and nothing is
-//! concluded about their objects.
+//! The program calls our functions, which call the next functions, those of the C++ library.
+//! Guarded objects are allocated here, so that their slots store the family of the operator. A free
+//! by an operator of another family, or with another size, is reported. A program with its own
+//! operators calls these instead, and its objects are not checked for this error.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
@@ -17,9 +18,9 @@ use crate::inline::table;
 use crate::stubs::Own;
 use crate::{modules, next_alloc};
 
-/// Number of functions: 8 that allocate objects, then 12 that free them.
+/// Number of functions: 8 that allocate objects, followed by 12 that free objects.
 const FUNCTIONS: usize = 20;
-/// Every second function is for arrays.
+/// Names of the functions. Every second function is for arrays.
 const NAMES: [&CStr; FUNCTIONS] = [
     c"_Znwm",
     c"_Znam",
@@ -44,8 +45,8 @@ const NAMES: [&CStr; FUNCTIONS] = [
 ];
 const FIRST_DELETE: usize = 8;
 
-/// True if the second argument of a function is the object's size; see [`is_aligned`] for
-/// alignments.
+/// True if the second argument of a function is the size of the object. For the argument with the
+/// alignment see [`is_aligned`].
 const fn is_sized(function: usize) -> bool {
     matches!(function, 10 | 11 | 16 | 17)
 }
@@ -54,11 +55,11 @@ const fn is_aligned(function: usize) -> bool {
     matches!(function, 4..8)
 }
 
-/// Target of each function: the next one in load order, or the guard.
+/// Target of each function: the next function in load order, or the guard.
 static TARGETS: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
-/// The next functions.
+/// Next functions in load order.
 static BEHIND: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
-/// Address range of the C++ library's code; 0 if unknown.
+/// Start and end of the C++ library's code; 0 if unknown.
 static LIBRARY: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 const fn table_of_first() -> [AtomicPtr<()>; FUNCTIONS] {
@@ -81,10 +82,10 @@ mod exported {
 
     macro_rules! exported {
         ($($name:ident $number:literal;)*) => {$(
-            /// Function that programs call.
+            /// Exported function that programs call.
             ///
             /// # Safety
-            /// That of the C++ library's function.
+            /// The requirements of the C++ library's function.
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             pub(crate) unsafe extern "C" fn $name() {
@@ -118,7 +119,7 @@ mod exported {
     }
 }
 
-/// First target of each function: looks up the next function at its first call, since the C++
+/// First target of each function. It looks up the next function at the first call, because the C++
 /// library may be loaded late.
 #[unsafe(naked)]
 unsafe extern "C" fn first<const FUNCTION: usize>() {
@@ -152,39 +153,40 @@ unsafe extern "C" fn find(function: usize) {
         (true, _) => plain_delete as *mut (),
     };
     behind.store(found, Relaxed);
-    // Guarding sets another target.
+    // The target stays as it is if guarding has set another one meanwhile.
     let _ = target.compare_exchange(before, found, Relaxed, Relaxed);
 }
 
-/// Names of the library with these functions, for libraries that are loaded in a local scope only.
+/// File names of C++ libraries, which are searched if they are loaded in a local scope only.
 const LIBRARIES: [&CStr; 3] = [c"libstdc++.so.6", c"libc++abi.so.1", c"libc++.so.1"];
 
-// Implementation without a C++ library.
+// The following functions replace the operators if no C++ library is loaded.
 
 unsafe extern "C" fn plain_new(size: usize) -> *mut c_void {
-    // SAFETY: any size may be asked for.
+    // SAFETY: `malloc` accepts any size.
     or_abort(unsafe { libc::malloc(size.max(1)) })
 }
 
 unsafe extern "C" fn plain_aligned_new(size: usize, align: usize) -> *mut c_void {
-    // SAFETY: any size may be asked for, and the alignment is a power of two.
+    // SAFETY: `aligned_alloc` accepts any size, and the alignment is a power of two.
     or_abort(unsafe { libc::aligned_alloc(align, size.max(1).next_multiple_of(align.max(1))) })
 }
 
 fn or_abort(block: *mut c_void) -> *mut c_void {
     if block.is_null() {
-        // SAFETY: it ends the program, like an uncaught exception.
+        // SAFETY: `abort` has no preconditions; it ends the program like an uncaught exception.
         unsafe { libc::abort() }
     }
     block
 }
 
 unsafe extern "C" fn plain_delete(block: *mut c_void) {
-    // SAFETY: the program frees the block.
+    // SAFETY: the program passes a block that it frees.
     unsafe { libc::free(block) };
 }
 
-/// Begins to guard objects of these functions, if the program calls ours and has none of its own.
+/// Begins to guard objects of these operators, if the program calls our functions and has no
+/// operators of its own.
 pub(crate) fn begin() {
     if !NAMES.iter().all(|name| next_alloc::is_called_ours(name)) {
         return;
@@ -200,19 +202,19 @@ pub(crate) fn begin() {
     }
 }
 
-/// True if code is the C++ library's, which calls `malloc` and `free` for operators of its own.
+/// True if `code` is in the C++ library, which calls `malloc` and `free` for its own operators.
 pub(crate) fn is_library(code: u64) -> bool {
     let [start, end] = [LIBRARY[0].load(Relaxed), LIBRARY[1].load(Relaxed)];
     (start..end).contains(&(code as usize))
 }
 
-/// Allocates an object if one is due to be guarded, or frees a guarded one. Otherwise it jumps to
-/// the next function. Its frame is on the stack only during the guard's work, which throws no
+/// Allocates a guarded object if one is due, or frees a guarded object. Otherwise jumps to the next
+/// function. This function's frame is on the stack only while the guard runs, which throws no
 /// exception.
 #[unsafe(naked)]
 unsafe extern "C" fn guard<const FUNCTION: usize>() {
     naked_asm!(
-        // Functions that allocate: they count down only if the object is due.
+        // Functions that allocate count down only if the next guarded object is due.
         ".if {function} < {first_delete}",
         "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
         "cmp qword ptr fs:[rax + {left}], 1",
@@ -242,7 +244,7 @@ unsafe extern "C" fn guard<const FUNCTION: usize>() {
     )
 }
 
-/// The kind of a function, of one object or of arrays.
+/// The family of an operator: `NEW` for single objects, `NEW_ARRAY` for arrays.
 fn family(function: usize) -> u32 {
     let is_array = !function.is_multiple_of(2);
     match (function < FIRST_DELETE, is_array) {
@@ -282,7 +284,7 @@ unsafe extern "C" fn delete(
     free_guarded(id, address, stack, frame);
 }
 
-/// An object that is freed by a function or with a size that does not match its allocation.
+/// A free of an object by a function or with a size that does not match its allocation.
 struct FreedBy {
     id: pool::Id,
     address: usize,
@@ -293,7 +295,7 @@ struct FreedBy {
 fn mismatch(id: pool::Id, address: usize, by: u32, size: Option<usize>) -> Option<FreedBy> {
     let slot = id.slot();
     if slot.state.load(Relaxed) != pool::state::LIVE || slot.address.load(Relaxed) != address {
-        // Not a live object: reported by `release`.
+        // `release` reports that the address is not that of a live object.
         return None;
     }
     let made = slot.made_by.load(Relaxed);
@@ -316,7 +318,7 @@ fn report(it: FreedBy, stack: u64, frame: u64) {
     tell::after_a_call();
 }
 
-/// Reports an object that `free` or `realloc` frees but another function allocated.
+/// Reports an object that `free` or `realloc` frees and that an operator allocated.
 pub(crate) fn check_free(id: pool::Id, address: usize, stack: u64, frame: u64) {
     let Some(bug) = mismatch(id, address, made_by::MALLOC, None) else { return };
     let back: *const u64 = std::ptr::with_exposed_provenance(stack as usize);

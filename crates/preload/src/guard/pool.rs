@@ -1,24 +1,28 @@
-//! Memory of guarded objects: pages of their own, with guard pages on both sides.
+//! Memory of guarded objects: separate pages, with guard pages on both sides.
 //!
-//! A range of addresses is reserved once, so that one comparison distinguishes guarded objects from
-//! others. It has a part for each size class, cut into slots. A slot of class *c* has 2^*c* pages
-//! for one object and as many that are never accessible (three in class 0):
+//! One range of addresses is reserved at the start, so that one comparison distinguishes guarded
+//! objects from other blocks. The range has a part for each size class, which is divided into
+//! slots. A slot of class *c* has 2^*c* pages for one object, and the same number of pages that are
+//! never accessible (three in class 0):
 //!
 //! ```text
-//!  class 0  | guard | object | guard | guard |         class 2  | guard | o | o | o | o | guard | guard | guard |
-//!                          ^ ends here, or begins at the page's beginning
+//!  class 0  | guard | object | guard | guard |
+//!                            ^ end of the object, unless it is at the start of its page
+//!  class 2  | guard | object | object | object | object | guard | guard | guard |
 //! ```
 //!
-//! Pages outside of the object stay inaccessible. The unused part of its own pages has canary bytes
-//! ([`super::canary`]). After the free its pages are inaccessible again and occupy no memory
-//! (quarantine). Its slot is reused when its class has no unused slot left, in the order of frees.
+//! Pages outside of the object stay inaccessible. The unused part of the object's own pages
+//! contains canary bytes ([`super::canary`]). After the free, the pages of the object are
+//! inaccessible and occupy no memory (quarantine). When a class has no unused slots left, slots of
+//! freed objects are reused in the order of the frees.
 //!
-//! Objects smaller than a page, the most common ones, move from slot to slot with their pages
-//! ([`super::moves`], Linux 6.8): at a free the page moves to a slot that waits for the next
-//! object, and the old slot has no page. That is one system call for each object. Other pages are
-//! made inaccessible by guard markers in the page tables if the kernel has them
-//! (`MADV_GUARD_INSTALL`, Linux 6.13), else by `mprotect`, which splits mappings: a process may
-//! have some 65,000. Size classes whose slots would need whole page tables always use `mprotect`.
+//! Objects smaller than a page, which are the most common ones, move from slot to slot with their
+//! page ([`super::moves`], Linux 6.8). At a free, one system call moves the page to a slot that is
+//! reserved for the next object, and the old slot is left without a page. All other pages are made
+//! inaccessible by guard markers in the page tables if the kernel supports them
+//! (`MADV_GUARD_INSTALL`, Linux 6.13). Otherwise `mprotect` is used, which splits mappings; a
+//! process may have some 65,000 of them. Size classes whose slots would need whole page tables
+//! always use `mprotect`.
 
 use std::sync::atomic::{
     AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
@@ -32,24 +36,25 @@ use crate::kernel::{self, OwnedFile};
 use crate::lock::Lock;
 use moves::{MAX_READY_SLOTS, READY};
 
-/// First address of the range. [`LENGTH`] is its length in bytes, 0 if nothing is guarded.
+/// First address of the range. [`LENGTH`] is the length of the range in bytes, 0 if guarding is
+/// off.
 pub(crate) static BASE: AtomicUsize = AtomicUsize::new(0);
 pub(crate) static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// Number of size classes: objects have up to 2^15 pages.
+/// Number of size classes: an object has at most 2^15 pages.
 const CLASSES: usize = 16;
-/// First size class whose pages are always made inaccessible by `mprotect`.
+/// First size class that always uses `mprotect`.
 const LARGE: usize = 5;
-/// Maximum number of bits of a part's length, which is tried first; the minimum is
-/// [`SMALLEST_PART`].
+/// Binary logarithm of the largest length of a part, which is tried first. [`SMALLEST_PART`] is the
+/// binary logarithm of the smallest length.
 const PART: u32 = 36;
 const SMALLEST_PART: u32 = 28;
-/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of `<linux/mman.h>`.
+/// Values of `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` in `<linux/mman.h>`.
 const INSTALL: i32 = 102;
 const REMOVE: i32 = 103;
-/// Mappings that are left to the program.
+/// Number of mappings that are left to the program.
 const MAPPINGS_LEFT: i64 = 5000;
-/// Default limit of mappings of a process.
+/// Default limit of mappings of a process, which is assumed if the limit cannot be read.
 const MAPPINGS_USUAL: i64 = 65_530;
 /// Access rights of accessible pages.
 const ALL_ACCESS: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -59,68 +64,70 @@ const FEWEST: usize = 16;
 static PART_BITS: AtomicU32 = AtomicU32::new(0);
 static PAGE_BITS: AtomicU32 = AtomicU32::new(0);
 static SLOTS: AtomicPtr<GuardSlot> = AtomicPtr::new(std::ptr::null_mut());
-/// 1 if the kernel has guard markers.
+/// 1 if the kernel supports guard markers.
 static HAS_MARKS: AtomicU32 = AtomicU32::new(0);
-/// 1 if pages of objects smaller than a page are moved, also after the kernel has refused to.
+/// 1 if pages of objects smaller than a page are moved. It stays 1 after the kernel has refused
+/// moves.
 static HAS_MOVES: AtomicU32 = AtomicU32::new(0);
-/// Bytes by which the accessible pages may still grow. [`MAPPINGS`] is the number of objects that
-/// may still have mappings of their own.
+/// Number of bytes by which the accessible pages may still grow. [`MAPPINGS`] is the number of
+/// objects that may still split mappings.
 static ROOM: AtomicI64 = AtomicI64::new(0);
 static MAPPINGS: AtomicI64 = AtomicI64::new(0);
 static PEAK_BYTES: AtomicI64 = AtomicI64::new(0);
 static MIN_ROOM: AtomicI64 = AtomicI64::new(0);
-/// Number of guarded objects. [`LEFT_OUT`] counts those that the pool could not take.
+/// Number of guarded objects. [`LEFT_OUT`] is the number of objects that the pool had no space for.
 static GUARDED: AtomicU64 = AtomicU64::new(0);
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 
-/// Protects the allocation of slots.
+/// Protects the queues of slots.
 static LOCK: Lock = Lock::new();
 
 /// States of a slot.
 pub(crate) mod state {
-    /// The slot was never used.
+    /// The slot contains a live object.
     pub(crate) const UNUSED: u32 = 0;
-    /// An object that is live.
+    /// The slot contains a live object.
     pub(crate) const LIVE: u32 = 1;
-    /// A freed object.
+    /// The object of the slot was freed.
     pub(crate) const FREED: u32 = 2;
-    /// A live object whose canary is being checked.
+    /// The slot contains a live object whose canary bytes are being checked.
     pub(crate) const CHECKED: u32 = 3;
-    /// An object is being allocated.
+    /// A thread is allocating an object in the slot.
     pub(crate) const TAKEN: u32 = 4;
 }
 
-/// A slot's object.
+/// Data of a slot and of its object.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct GuardSlot {
     pub state: AtomicU32,
-    /// Number plus 1 of the next freed slot.
+    /// Number plus 1 of the next slot in a queue of freed slots; 0 in the last one.
     next: AtomicU32,
     pub address: AtomicUsize,
     pub size: AtomicUsize,
-    /// Call tree nodes and thread IDs.
+    /// Call tree nodes of the allocation and the free, and IDs of the threads that made them.
     pub allocated_at: AtomicU32,
     pub allocated_by: AtomicU32,
     pub freed_at: AtomicU32,
     pub freed_by: AtomicU32,
-    /// Kind of function that allocated it: `made_by` of `pagewise_heaplog::guard`.
+    /// Family of the function that allocated the object: `made_by` of `pagewise_heaplog::guard`.
     pub made_by: AtomicU32,
-    /// 1 if the access rights of some of its pages were changed after a memory error.
+    /// 1 if the access rights of some pages of the slot were changed after a memory error.
     opened: AtomicU32,
 }
 
-/// Slots of a class.
+/// Slots of a size class.
 struct GuardClass {
-    /// Maximum number of slots, and number of slots ever used.
+    /// Maximum number of slots, and number of slots that were ever used.
     most: AtomicU32,
     used: AtomicU32,
-    /// Numbers plus 1 of the first and the last slot in the queue of freed ones. `late` is the head
-    /// of a list, newest first, of slots that are to be added to the queue.
+    /// Numbers plus 1 of the first and the last slot in the queue of freed slots. `late` is the
+    /// head of a list, newest first, of freed slots that are not in the queue yet.
     first: AtomicU32,
     last: AtomicU32,
     late: AtomicU32,
-    /// Bytes of the part that are prepared: marked as guard pages, or registered for moves.
+    /// Number of bytes of the part that are prepared: covered by guard markers, or registered for
+    /// moves.
     marked: AtomicUsize,
 }
 
@@ -135,7 +142,7 @@ static ALL: [GuardClass; CLASSES] = [const {
     }
 }; CLASSES];
 
-/// A slot by class and number.
+/// A slot, given by size class and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Id {
     class: usize,
@@ -150,7 +157,7 @@ pub(crate) fn page() -> usize {
     1 << page_bits()
 }
 
-/// Bits of a slot's length.
+/// Binary logarithm of the length of a slot.
 fn slot_bits(class: usize) -> u32 {
     page_bits() + (class as u32 + 1).max(2)
 }
@@ -159,7 +166,7 @@ fn part_bits() -> u32 {
     PART_BITS.load(Relaxed)
 }
 
-/// Slots that a class has addresses for.
+/// Number of slots of a class that fit in a part.
 fn slots_of(class: usize, part: u32) -> usize {
     1_usize.checked_shl(part.saturating_sub(slot_bits(class))).unwrap_or(0)
 }
@@ -169,9 +176,9 @@ fn slots_of(class: usize, part: u32) -> usize {
 pub(crate) enum ProtectMeans {
     /// `mprotect`, which splits mappings.
     Mappings,
-    /// Guard markers.
+    /// Guard markers in the page tables.
     Marks,
-    /// Moves of the pages to other slots.
+    /// Moves of pages to other slots, which leave the slot without a page.
     Moves,
 }
 
@@ -185,7 +192,7 @@ fn means_of(class: usize) -> ProtectMeans {
     }
 }
 
-/// Reported method of making pages inaccessible.
+/// Code of the method for size class 0, for reports.
 pub(crate) fn means() -> u64 {
     match means_of(0) {
         ProtectMeans::Moves => means::MOVES,
@@ -195,12 +202,12 @@ pub(crate) fn means() -> u64 {
 }
 
 impl Id {
-    /// Data of the slot.
+    /// Data of the slot and of its object.
     pub(crate) fn slot(self) -> &'static GuardSlot {
         let before: usize = (0..self.class).map(|class| slots_of(class, part_bits())).sum();
         let place = SLOTS.load(Relaxed).wrapping_add(before + self.number as usize);
-        // SAFETY: there is one for each slot of each class, all atomic, and they are never
-        // unmapped.
+        // SAFETY: the array has an element for each slot of each class, its fields are atomic, and
+        // it is never unmapped.
         unsafe { &*place }
     }
 
@@ -209,13 +216,13 @@ impl Id {
         part + ((self.number as usize) << slot_bits(self.class))
     }
 
-    /// Address range of the pages for an object.
+    /// Address range of the pages that an object of the slot can use.
     fn objects(self) -> (usize, usize) {
         let start = self.start() + page();
         (start, start + (page() << self.class))
     }
 
-    /// The slot before this one, and the one behind it.
+    /// The slots directly before and after this one.
     fn neighbors(self) -> [Option<Id>; 2] {
         let behind = self.number + 1;
         let has_behind = (behind as usize) < slots_of(self.class, part_bits());
@@ -225,7 +232,7 @@ impl Id {
         ]
     }
 
-    /// The pages that its object has bytes in.
+    /// Address range of the pages that contain bytes of the slot's object.
     pub(crate) fn pages(self) -> (usize, usize) {
         let slot = self.slot();
         let start = slot.address.load(Relaxed);
@@ -233,12 +240,12 @@ impl Id {
         (start & !(page() - 1), end.next_multiple_of(page()))
     }
 
-    /// Makes pages accessible.
+    /// Makes pages accessible. Returns true on success.
     fn open(self, from: usize, to: usize) -> bool {
         match means_of(self.class) {
             ProtectMeans::Moves => {
                 (from..to).step_by(page()).all(|page| {
-                    // SAFETY: the pages belong to this slot, which is empty.
+                    // SAFETY: the pages belong to this slot, which contains no live object.
                     unsafe { moves::put(page) }
                 })
             }
@@ -251,7 +258,7 @@ impl Id {
         }
     }
 
-    /// Makes pages inaccessible and empty.
+    /// Makes pages inaccessible and releases their memory.
     fn shut(self, from: usize, to: usize) {
         match means_of(self.class) {
             ProtectMeans::Moves => {}
@@ -270,29 +277,31 @@ impl Id {
         let _ = unsafe { kernel::advise(from, to - from, libc::MADV_DONTNEED) };
     }
 
-    /// Makes all pages of a slot inaccessible again after a memory error changed their access
-    /// rights.
+    /// Makes all pages of the slot inaccessible again. Called for a slot whose access rights were
+    /// changed after a memory error.
     fn clean(self) {
         let (from, to) = (self.start(), self.start() + (1 << slot_bits(self.class)));
         self.shut(from, to);
         if means_of(self.class) == ProtectMeans::Moves {
-            // SAFETY: the pages are this slot's, and empty.
+            // SAFETY: the pages belong to this slot, which contains no live object.
             unsafe { unbar(from, to) };
         }
     }
 
-    /// Makes the page of an address accessible, so that the program can continue.
+    /// Makes the page of an address accessible after a memory error, so that the program can
+    /// continue. Returns true on success.
     pub(crate) fn let_in(self, address: usize) -> bool {
         let from = address & !(page() - 1);
         self.slot().opened.store(1, Relaxed);
         if means_of(self.class) == ProtectMeans::Moves {
-            // SAFETY: the page belongs to this slot, which is empty.
+            // SAFETY: the page belongs to this slot, which contains no live object.
             unsafe { unbar(from, from + page()) };
         }
         self.open(from, from + page())
     }
 
-    /// Moves the page of a freed object to another slot for the next object.
+    /// Moves the page of a freed object to another slot for the next object. Returns true on
+    /// success.
     fn hand_on(self) -> bool {
         let its = &ALL[self.class];
         let next = {
@@ -307,7 +316,7 @@ impl Id {
         if next.slot().opened.swap(0, Relaxed) != 0 {
             next.clean();
         }
-        // SAFETY: the object in the one slot was freed, and the other slot is not in use.
+        // SAFETY: the object in this slot was freed, and the slot `next` is unused.
         let moved = unsafe { moves::go(self.objects().0, next.objects().0) };
         let is_ready = moved && {
             let _held = LOCK.hold();
@@ -323,16 +332,18 @@ impl Id {
     }
 }
 
-/// Makes accesses to a page raise SIGSEGV, whether the page exists or not.
+/// Makes accesses to a page raise SIGSEGV, even if the page is missing. Returns true on success.
 ///
 /// # Safety
-/// The page is of [`reserve`](kernel::reserve), and no live object uses it.
+/// The page must belong to [`reserve`](kernel::reserve), and must not contain a live object.
 unsafe fn bar(at: usize) -> bool {
     let barred = if HAS_MARKS.load(Relaxed) != 0 {
-        // SAFETY: the page is of `reserve`, and its slot is empty.
+        // SAFETY: the caller guarantees that the page belongs to `reserve` and contains no live
+        // object.
         unsafe { kernel::advise(at, page(), INSTALL) }
     } else {
-        // SAFETY: the page belongs to this slot, which is empty.
+        // SAFETY: the caller guarantees that the page belongs to `reserve` and contains no live
+        // object.
         unsafe { kernel::protect(at, page(), libc::PROT_NONE) }
     };
     barred.is_ok()
@@ -341,19 +352,22 @@ unsafe fn bar(at: usize) -> bool {
 /// Reverses [`bar`] for a range of pages.
 ///
 /// # Safety
-/// As [`bar`].
+/// The conditions of [`bar`] for each page.
 unsafe fn unbar(from: usize, to: usize) {
     if HAS_MARKS.load(Relaxed) != 0 {
-        // SAFETY: the pages are of `reserve`, and the object of their slot was freed.
+        // SAFETY: the caller guarantees that the pages belong to `reserve` and contain no live
+        // object.
         let _ = unsafe { kernel::advise(from, to - from, REMOVE) };
     } else {
-        // SAFETY: the pages belong to this slot, whose object was freed.
+        // SAFETY: the caller guarantees that the pages belong to `reserve` and contain no live
+        // object.
         let _ = unsafe { kernel::protect(from, to - from, ALL_ACCESS) };
     }
 }
 
-/// Prepares a missing page after SIGBUS, so that the repeated access raises SIGSEGV, or succeeds if
-/// a live object has the page. Returns false if the pages of this size class do not move.
+/// Prepares a missing page after SIGBUS. If a live object contains the page, the repeated access
+/// then succeeds; otherwise it raises SIGSEGV. Returns false if the pages of this size class do not
+/// move.
 pub(crate) fn comes_again(address: usize) -> bool {
     let Some(id) = find(address).filter(|id| means_of(id.class) == ProtectMeans::Moves) else {
         return false;
@@ -363,25 +377,25 @@ pub(crate) fn comes_again(address: usize) -> bool {
     let _held = LOCK.hold();
     if at == id.objects().0 {
         match slot.state.load(Acquire) {
-            // Another thread is allocating an object with a page in this slot.
+            // Another thread is allocating an object in this slot.
             state::TAKEN => {
                 kernel::give_way();
                 return true;
             }
-            // SAFETY: the page is the guard's, and stays as it is if it is there.
+            // SAFETY: the page belongs to the guard, and an existing page stays unchanged.
             state::LIVE | state::CHECKED => return unsafe { moves::put(at) },
             _ => {}
         }
     }
     slot.opened.store(1, Relaxed);
-    // SAFETY: no live object has bytes there.
+    // SAFETY: the page contains no bytes of a live object.
     unsafe { bar(at) }
 }
 
-/// Prepares to guard objects within a memory limit, by methods up to `best`; `None` if that is not
-/// possible.
+/// Prepares to guard objects in at most `most` bytes of memory, by methods up to `best`. Returns
+/// `None` if that is not possible.
 pub(crate) fn begin(most: u64, best: ProtectMeans) -> Option<()> {
-    // SAFETY: it only reads what the kernel handed to the program.
+    // SAFETY: `getauxval` only reads the auxiliary vector.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
     if !page.is_power_of_two() {
         return None;
@@ -393,7 +407,7 @@ pub(crate) fn begin(most: u64, best: ProtectMeans) -> Option<()> {
         .find_map(|part| kernel::reserve(CLASSES << part).ok().map(|base| (part, base)))?;
     let count: usize = (0..CLASSES).map(|class| slots_of(class, part)).sum();
     let Ok(slots) = kernel::private(count * size_of::<GuardSlot>()) else {
-        // SAFETY: no other thread has the address yet.
+        // SAFETY: no other thread knows the address yet.
         unsafe { kernel::unmap(base, CLASSES << part) };
         return None;
     };
@@ -404,12 +418,12 @@ pub(crate) fn begin(most: u64, best: ProtectMeans) -> Option<()> {
     let moves = best >= ProtectMeans::Moves && moves::begin().is_some() && try_moves(base);
     HAS_MOVES.store(u32::from(moves), Relaxed);
     let most = i64::try_from(most).unwrap_or(i64::MAX);
-    // The rest is for slots and their page tables.
+    // The remaining quarter is for slots and their page tables.
     let room = most / 4 * 3;
     ROOM.store(room, Relaxed);
     MIN_ROOM.store(room, Relaxed);
     PEAK_BYTES.store(room, Relaxed);
-    // An object splits a mapping into three.
+    // Each object splits a mapping into three.
     MAPPINGS.store((mappings() - MAPPINGS_LEFT).max(0) / 2, Relaxed);
     let mut share = usize::try_from(most / 4).unwrap_or(usize::MAX);
     for (class, its) in ALL.iter().enumerate() {
@@ -427,32 +441,32 @@ pub(crate) fn begin(most: u64, best: ProtectMeans) -> Option<()> {
     Some(())
 }
 
-/// True if this kernel has guard markers: tested on the first page, where the marker stays.
+/// True if this kernel supports guard markers. The test leaves a marker on the first page.
 fn try_marks(base: usize) -> bool {
     let length = page();
-    // SAFETY: the memory is not in use yet.
+    // SAFETY: no thread uses this memory yet.
     let opened = unsafe { kernel::protect(base, length, ALL_ACCESS) };
-    // SAFETY: the memory is not in use yet.
+    // SAFETY: no thread uses this memory yet.
     opened.is_ok() && unsafe { kernel::advise(base, length, INSTALL) }.is_ok()
 }
 
-/// True if this kernel moves pages: tested on the last two pages of size class 0, which are
-/// restored.
+/// True if this kernel can move pages. The test uses the last two pages of size class 0 and
+/// restores them.
 fn try_moves(base: usize) -> bool {
     let page = page();
     let (first, length) = (base + (1 << part_bits()) - 2 * page, 2 * page);
-    // SAFETY: the slots are not in use yet.
+    // SAFETY: no thread uses these slots yet.
     let opened = unsafe { kernel::protect(first, length, ALL_ACCESS) }.is_ok();
-    // SAFETY: the slots are not in use yet.
+    // SAFETY: no thread uses these slots yet.
     let moves = opened
         && unsafe { moves::add(first, length) }.is_some()
-        // SAFETY: the slots are not in use yet.
+        // SAFETY: no thread uses these slots yet.
         && unsafe { moves::put(first) }
-        // SAFETY: the slots are not in use yet.
+        // SAFETY: no thread uses these slots yet.
         && unsafe { moves::go(first, first + page) };
-    // SAFETY: the slots are not in use yet.
+    // SAFETY: no thread uses these slots yet.
     let _ = unsafe { kernel::advise(first, length, libc::MADV_DONTNEED) };
-    // SAFETY: the slots are not in use yet.
+    // SAFETY: no thread uses these slots yet.
     let _ = unsafe { kernel::protect(first, length, libc::PROT_NONE) };
     if !moves {
         moves::end();
@@ -460,7 +474,7 @@ fn try_moves(base: usize) -> bool {
     moves
 }
 
-/// Maximum number of mappings of a process.
+/// Maximum number of mappings of a process (`vm.max_map_count`).
 fn mappings() -> i64 {
     let read = || {
         let file = OwnedFile::open(c"/proc/sys/vm/max_map_count").ok()?;
@@ -474,13 +488,13 @@ fn mappings() -> i64 {
     read().filter(|&count| count > 0).unwrap_or(MAPPINGS_USUAL)
 }
 
-/// True if an address is of guarded memory.
+/// True if an address is in guarded memory.
 #[inline(always)]
 pub(crate) fn contains(address: usize) -> bool {
     address.wrapping_sub(BASE.load(Relaxed)) < LENGTH.load(Relaxed)
 }
 
-/// The slot that contains an address; `None` if the address is not of guarded memory.
+/// The slot that contains an address; `None` if the address is not in guarded memory.
 pub(crate) fn find(address: usize) -> Option<Id> {
     let offset = address.wrapping_sub(BASE.load(Relaxed));
     if offset >= LENGTH.load(Relaxed) {
@@ -491,25 +505,25 @@ pub(crate) fn find(address: usize) -> Option<Id> {
     Some(Id { class, number: (within >> slot_bits(class)) as u32 })
 }
 
-/// Number of guarded objects, number of those that the pool could not take, and peak bytes of
+/// Number of guarded objects, number of objects that the pool had no space for, and peak bytes of
 /// accessible pages.
 pub(crate) fn counts() -> (u64, u64, u64) {
     let most = PEAK_BYTES.load(Relaxed) - MIN_ROOM.load(Relaxed);
     (GUARDED.load(Relaxed), LEFT_OUT.load(Relaxed), most.cast_unsigned())
 }
 
-/// Call that allocates an object.
+/// The call that allocates an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocatingCall {
-    /// The call stack.
+    /// Call tree node of the call.
     pub node: u32,
     pub thread: u32,
-    /// Kind of the function.
+    /// Family of the allocating function.
     pub made_by: u32,
 }
 
-/// Guards an object; `None` if the pool is full. With `first` it is at the beginning of its page,
-/// else at the end.
+/// Allocates a guarded object; `None` if the pool is full. The object is at the start of its pages
+/// if `first` is true, and otherwise at the end.
 pub(crate) fn allocate(
     size: usize,
     align: usize,
@@ -537,7 +551,7 @@ pub(crate) fn allocate(
     slot.freed_at.store(0, Relaxed);
     slot.freed_by.store(0, Relaxed);
     let (from, to) = id.pages();
-    // For an alignment above a page, more was mapped than is used.
+    // For an alignment above the page size, more memory was accounted than the object uses.
     let exact = i64::try_from(to - from).unwrap_or(bytes);
     ROOM.fetch_add(bytes - exact, Relaxed);
     if is_ready {
@@ -555,12 +569,12 @@ pub(crate) fn allocate(
     Some(address)
 }
 
-/// A slot for an object.
+/// A slot that was taken for an object.
 struct PlacedObject {
     id: Id,
-    /// Bytes of memory that it will take.
+    /// Number of bytes of accessible pages that were accounted for the object.
     bytes: i64,
-    /// True if its page exists, with the bytes of an earlier object.
+    /// True if the slot already has a page, which contains bytes of an earlier object.
     is_ready: bool,
 }
 
@@ -568,8 +582,8 @@ fn place(size: usize, align: usize) -> Option<PlacedObject> {
     let more = if align > page() { align } else { 0 };
     let pages = size.max(1).checked_add(more)?.checked_add(page() - 1)? >> page_bits();
     let mut class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
-    // The program may empty a whole page of its own by `madvise`, and the page must not be missing
-    // then.
+    // Objects of a page or more use no moves: a program may empty its own whole page by `madvise`,
+    // and an access to such a page must not find it missing.
     if means_of(class) == ProtectMeans::Moves && (size.max(align) >= page() || !moves::can()) {
         class += 1;
     }
@@ -608,7 +622,7 @@ fn give_back(id: Id, bytes: i64) {
 }
 
 impl GuardClass {
-    /// Takes a slot. Under the lock.
+    /// Takes a slot. Requires the lock.
     fn pop_slot(&self, class: usize) -> Option<u32> {
         let used = self.used.load(Relaxed);
         if used < self.most.load(Relaxed) {
@@ -628,7 +642,7 @@ impl GuardClass {
         Some(number)
     }
 
-    /// Adds the slots of `late` to the end of the queue.
+    /// Appends the slots of `late` to the queue. Requires the lock.
     fn put_in_order(&self, class: usize) {
         // The list begins with the slot that was freed last.
         let newest = self.late.swap(0, Acquire);
@@ -646,7 +660,8 @@ impl GuardClass {
         }
     }
 
-    /// Prepares the pages of a slot that is used for the first time, and those of the next slots.
+    /// Prepares the pages of a slot that is used for the first time, together with those of the
+    /// following slots.
     fn mark(&self, class: usize, number: u32) -> Option<()> {
         const AT_ONCE: usize = 2 << 20;
         let means = means_of(class);
@@ -660,8 +675,8 @@ impl GuardClass {
         if end <= marked {
             return Some(());
         }
-        // Guard markers need accessible pages first. No other thread has their addresses in
-        // between. SAFETY: these pages were never used.
+        // Guard markers require accessible pages. No thread knows the addresses of these pages yet.
+        // SAFETY: these pages were never used.
         unsafe { kernel::protect(part + marked, AT_ONCE, ALL_ACCESS) }.ok()?;
         if means == ProtectMeans::Moves {
             // SAFETY: these pages were never used.
@@ -675,8 +690,8 @@ impl GuardClass {
     }
 }
 
-/// Adds a freed slot to `late` without the lock; `put_in_order` moves it to the queue under the
-/// lock.
+/// Adds a freed slot to `late` without the lock. `put_in_order` later moves it to the queue under
+/// the lock.
 fn put_late(id: Id) {
     let late = &ALL[id.class].late;
     let mut first = late.load(Relaxed);
@@ -689,23 +704,24 @@ fn put_late(id: Id) {
     }
 }
 
-/// Why an object cannot be freed.
+/// Reason why an object cannot be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotFreed {
-    /// No object begins there.
+    /// No object begins at the address.
     NoObject,
-    /// It was freed before.
+    /// The object was freed before.
     Freed,
 }
 
-/// Length of the live object that begins at an address.
+/// Length in bytes of the live object that begins at an address; `None` if none does.
 pub(crate) fn length(id: Id, address: usize) -> Option<usize> {
     let slot = id.slot();
     let is_live = matches!(slot.state.load(Acquire), state::LIVE | state::CHECKED);
     (is_live && slot.address.load(Relaxed) == address).then(|| slot.size.load(Relaxed))
 }
 
-/// Claims an object for this thread to free; other threads see it as freed from then on.
+/// Claims an object that this thread is going to free. From then on it counts as freed for all
+/// other threads.
 pub(crate) fn free_object(id: Id, address: usize) -> Result<(), NotFreed> {
     let slot = id.slot();
     loop {
@@ -721,8 +737,8 @@ pub(crate) fn free_object(id: Id, address: usize) -> Result<(), NotFreed> {
     }
 }
 
-/// The byte nearest to an object that was changed outside of it, in its own pages. The object is
-/// claimed by [`free_object`], or being checked.
+/// Address of the changed canary byte nearest to an object; `None` if none was changed. Requires
+/// that [`free_object`] has claimed the object, or that its state is `CHECKED`.
 pub(crate) fn broken(id: Id) -> Option<usize> {
     let slot = id.slot();
     let address = slot.address.load(Relaxed);
@@ -730,8 +746,8 @@ pub(crate) fn broken(id: Id) -> Option<usize> {
     canary::broken(from, address, address + slot.size.load(Relaxed), to)
 }
 
-/// Frees an object that [`free_object`] claimed. The lock may be waited for if this thread
-/// `can_wait`.
+/// Frees an object that [`free_object`] has claimed. If `can_wait` is true, this thread may wait
+/// for the lock.
 pub(crate) fn free(id: Id, node: u32, thread: u32, can_wait: bool) {
     let slot = id.slot();
     slot.freed_at.store(node, Relaxed);
@@ -745,7 +761,7 @@ pub(crate) fn free(id: Id, node: u32, thread: u32, can_wait: bool) {
     put_late(id);
 }
 
-/// Calls `look` with each live object; no thread can free one in between.
+/// Calls `look` with each live object, which no thread can free during the call.
 pub(crate) fn each_live(mut look: impl FnMut(Id)) {
     for (class, its) in ALL.iter().enumerate() {
         for number in 0..its.used.load(Relaxed) {
@@ -759,8 +775,8 @@ pub(crate) fn each_live(mut look: impl FnMut(Id)) {
     }
 }
 
-/// The object that an access to guarded memory most probably meant, and how far from it the address
-/// is.
+/// Returns the object that an access to guarded memory was most probably intended for, and the
+/// distance in bytes from the object to the address.
 pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     let here = find(address)?;
     let [before, behind] = here.neighbors();
@@ -777,8 +793,8 @@ pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     };
     let candidates = [Some(here), before, behind].into_iter().flatten();
     let known = candidates.filter_map(|id| distance(&id).map(|distance| (id, distance)));
-    // An object that is live is a likelier neighbor than one that was freed, unless the access was
-    // to that one itself.
+    // A live object is a more probable target than a freed one, unless the access was to a page of
+    // the freed object itself.
     known.min_by_key(|&(id, distance)| {
         let is_live = id.slot().state.load(Relaxed) == state::LIVE;
         let (from, to) = id.pages();
@@ -787,21 +803,22 @@ pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     })
 }
 
-/// Holds the lock, so that no child of `fork` begins while slots are being allocated.
+/// Acquires the lock before `fork`, so that the child is not created during an allocation of a
+/// slot.
 pub(crate) fn hold_for_fork() {
     std::mem::forget(LOCK.hold());
 }
 
-/// Ends what [`hold_for_fork`] began.
+/// Releases the lock that [`hold_for_fork`] acquired.
 ///
 /// # Safety
-/// This thread called [`hold_for_fork`].
+/// This thread must have called [`hold_for_fork`].
 pub(crate) unsafe fn go_on_after_fork() {
-    // SAFETY: this thread holds the lock since `hold_for_fork`.
+    // SAFETY: this thread has held the lock since `hold_for_fork`.
     unsafe { LOCK.open() };
 }
 
-/// Begins anew in a child of `fork`, with the objects of its parent.
+/// Sets up the pool in a child of `fork`, which has copies of its parent's objects.
 pub(crate) fn forked() {
     LOCK.reset();
     GUARDED.store(0, Relaxed);
@@ -809,10 +826,10 @@ pub(crate) fn forked() {
     if means_of(0) != ProtectMeans::Moves {
         return;
     }
-    // The parent's descriptor does not cover missing pages of the child.
+    // The parent's descriptor does not cover the missing pages of the child.
     let (first, length) = (BASE.load(Relaxed), ALL[0].marked.load(Relaxed));
     let can_move = moves::forked().is_some();
-    // SAFETY: the range is the guard's own.
+    // SAFETY: the range belongs to the guard.
     if can_move && (length == 0 || unsafe { moves::add(first, length) }.is_some()) {
         return;
     }
@@ -823,7 +840,7 @@ pub(crate) fn forked() {
         let is_live = matches!(id.slot().state.load(Relaxed), state::LIVE | state::CHECKED);
         let objects = if is_live { id.objects() } else { (end, end) };
         for at in (start..objects.0).chain(objects.1..end).step_by(page()) {
-            // SAFETY: no live object has bytes there.
+            // SAFETY: the page contains no bytes of a live object.
             unsafe { bar(at) };
         }
     }
@@ -849,7 +866,7 @@ mod tests {
         free(id, 8, 10, true);
     }
 
-    /// One test, since there is one pool.
+    /// One test calls all checks in turn, because there is only one pool.
     #[test]
     fn guarded_slots_work() {
         begin(1 << 20, ProtectMeans::Moves).unwrap();
@@ -875,7 +892,7 @@ mod tests {
         assert_eq!(first, second);
     }
 
-    /// As far as its alignment allows.
+    /// The object ends as close to the end of its page as its alignment permits.
     fn an_object_ends_where_its_page_does() {
         let address = one();
         assert_eq!((address + 100).next_multiple_of(16) % page(), 0);
@@ -886,12 +903,12 @@ mod tests {
         assert_eq!(free_object(id, address + 16), Err(NotFreed::NoObject));
         for wrong in [address - 1, address + 100, address - 300] {
             let byte: *mut u8 = std::ptr::with_exposed_provenance_mut(wrong);
-            // SAFETY: the byte is of the object's own page, which is accessible.
+            // SAFETY: the byte is on the object's own page, which is accessible.
             let before = unsafe { byte.read() };
-            // SAFETY: the byte is inside the object's pages, which are accessible.
+            // SAFETY: the byte is on the object's own page, which is accessible.
             unsafe { byte.write(before ^ 1) };
             assert_eq!(broken(id), Some(wrong));
-            // SAFETY: the byte is inside the object's pages, which are accessible.
+            // SAFETY: the byte is on the object's own page, which is accessible.
             unsafe { byte.write(before) };
         }
         assert_eq!(broken(id), None);
@@ -899,7 +916,7 @@ mod tests {
         assert_eq!(free_object(id, address), Err(NotFreed::Freed));
     }
 
-    /// A free allows another one.
+    /// A free makes another allocation possible.
     fn the_number_of_objects_is_limited() {
         let mut live = Vec::new();
         while let Some(address) = allocate(3 * page(), 16, true, by(1, 1)) {

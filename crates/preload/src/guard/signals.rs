@@ -1,9 +1,9 @@
-//! The signals of an access to guarded memory, and the program's own handlers of these.
+//! Signals of accesses to guarded memory, and the program's own handlers of these signals.
 //!
 //! Our handler is called first. The action that the program sets (`sigaction`, `signal`) is stored
-//! here, and its handler is called for faults outside of guarded memory, with the flags and the
-//! mask that the program requested. The signals are never blocked, since the kernel kills a program
-//! that faults while they are blocked.
+//! here. Its handler is called for faults outside of guarded memory, with the flags and the mask
+//! that the program requested. The signals are never blocked, because the kernel kills a process
+//! that faults while the signal is blocked.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -18,11 +18,11 @@ use crate::stacks::CallPoint;
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 const WORDS: usize = size_of::<libc::sigaction>() / 8;
 
-/// Signal action that the program set for each of [`SIGNALS`]: a `struct sigaction` in words.
+/// The `struct sigaction`, as words, that the program has set for each of [`SIGNALS`].
 static WANTED: [[AtomicU64; WORDS]; 2] = [const { [const { AtomicU64::new(0) }; WORDS] }; 2];
 static LOCK: Lock = Lock::new();
 
-/// The C library's functions.
+/// Functions of the C library.
 static SIGACTION: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static SIGNAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static SIGPROCMASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -45,14 +45,15 @@ fn wanted(index: usize) -> libc::sigaction {
     for (to, from) in words.iter_mut().zip(&WANTED[index]) {
         *to = from.load(Relaxed);
     }
-    // SAFETY: they were those of such a struct, or zeros, which is one with the default action.
+    // SAFETY: the words are those of a `sigaction`, or zeros, which are a valid `sigaction` with
+    // the default action.
     unsafe { std::mem::transmute::<[u64; WORDS], libc::sigaction>(words) }
 }
 
 fn want(index: usize, action: &libc::sigaction) {
     let words = std::ptr::from_ref(action).cast::<u64>();
     for (number, to) in WANTED[index].iter().enumerate() {
-        // SAFETY: the struct has that many words.
+        // SAFETY: the struct has at least `number + 1` words.
         to.store(unsafe { words.wrapping_add(number).read() }, Relaxed);
     }
 }
@@ -68,11 +69,12 @@ unsafe fn really(
     }
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, SigAction>(function) };
-    // SAFETY: the program's pointers are to actions or NULL, as its own call requires.
+    // SAFETY: the caller passes pointers to actions, or NULL, as `sigaction` requires.
     unsafe { function(signal, action, old) }
 }
 
-/// Installs our handler with the flags and the mask that the program requested for its own.
+/// Installs our handler. If the program has set a handler, ours gets its flags without
+/// `SA_RESETHAND`. The mask is that of the program without [`SIGNALS`].
 fn set(index: usize) -> c_int {
     let mut ours = wanted(index);
     let is_function = !matches!(ours.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
@@ -83,20 +85,20 @@ fn set(index: usize) -> c_int {
     };
     ours.sa_sigaction = handler as *const () as usize;
     unblock(&mut ours.sa_mask);
-    // SAFETY: the handler is one.
+    // SAFETY: `ours` is a valid action, and `handler` has the type of a signal handler.
     unsafe { really(SIGNALS[index], &raw const ours, std::ptr::null_mut()) }
 }
 
-/// Removes the signals from a set.
+/// Removes [`SIGNALS`] from a signal set.
 fn unblock(mask: &mut libc::sigset_t) {
     for signal in SIGNALS {
-        // SAFETY: the set is one, and the signals exist.
+        // SAFETY: `mask` is a valid signal set, and the signal numbers are valid.
         unsafe { libc::sigdelset(mask, signal) };
     }
 }
 
-/// Looks up the C library's functions in advance: they may be called first in a signal handler,
-/// where a look-up is not possible.
+/// Looks up the functions of the C library in advance: their first call may be in a signal handler,
+/// where no lookup is possible.
 pub(crate) fn find() {
     for (cache, name) in [
         (&SIGACTION, c"sigaction"),
@@ -108,16 +110,16 @@ pub(crate) fn find() {
     }
 }
 
-/// Installs our handlers in front of the program's.
+/// Installs our handlers, and stores the program's actions.
 pub(crate) fn begin() -> Option<()> {
     OWN_STACK.store(kernel::memory(STACK).ok()?.addr(), Relaxed);
     for (index, signal) in SIGNALS.into_iter().enumerate() {
         let mut old = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: it writes what is there.
+        // SAFETY: a null action only reads the current action, which is written to `old`.
         if unsafe { really(signal, std::ptr::null(), old.as_mut_ptr()) } != 0 {
             return None;
         }
-        // SAFETY: all zeros is a value, and the call wrote over it.
+        // SAFETY: all-zero bytes are a valid `sigaction`, and the call has written to `old`.
         want(index, unsafe { old.assume_init_ref() });
         if set(index) != 0 {
             return None;
@@ -131,35 +133,37 @@ pub(crate) fn forked() {
     LOCK.reset();
 }
 
-/// Sets the default action of a signal, whatever the program requested.
+/// Sets the default action of a signal, even if the program has set another one.
 pub(crate) fn default(signal: c_int) {
-    // SAFETY: all zeros is the default action.
+    // SAFETY: all-zero bytes are a valid `sigaction` with the default action.
     let action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: the action lies here.
+    // SAFETY: the action is a local variable, which outlives the call.
     unsafe { really(signal, &raw const action, std::ptr::null_mut()) };
 }
 
-/// Bytes of our own stack for handlers: the program's may be as small as the kernel allows.
+/// Number of bytes of our own stack for reports: the program's stack may be as small as the kernel
+/// permits.
 const STACK: usize = 128 << 10;
-/// Lowest address of that stack, which is used under [`REPORTING`]. It is a mapping of its own,
-/// since static memory of a library stays mapped after the end of a recording.
+/// Lowest address of the stack for reports, which is used under the lock [`REPORTING`]. The stack
+/// is a mapping of its own, because static memory of the library would stay mapped after the end of
+/// a recording.
 static OWN_STACK: AtomicUsize = AtomicUsize::new(0);
 static REPORTING: Lock = Lock::new();
-/// The thread that is on that stack.
+/// ID of the thread that runs on the stack for reports; 0 for none.
 static REPORTER: AtomicUsize = AtomicUsize::new(0);
 
 struct Fault {
     address: usize,
     at: CallPoint,
     access: ObjectAccess,
-    /// The signal that ends the program; 0 if the address is of guarded memory.
+    /// The signal that ends the program; 0 if the address is in guarded memory.
     ends_by: c_int,
     /// True if the program can continue after the access.
     goes_on: bool,
 }
 
 unsafe extern "C" fn report(fault: *mut Fault) {
-    // SAFETY: the handler below passes its own, which outlives the call.
+    // SAFETY: the handler below passes a pointer to its local variable, which outlives the call.
     let fault = unsafe { &mut *fault };
     match fault.ends_by {
         0 => fault.goes_on = tell::access(fault.address, fault.at, fault.access),
@@ -167,7 +171,7 @@ unsafe extern "C" fn report(fault: *mut Fault) {
     }
 }
 
-/// The kind of access of a page fault, and the registers of the instruction.
+/// Returns the kind of access of a page fault, and the registers at the faulting instruction.
 fn access_of(context: &libc::ucontext_t) -> (ObjectAccess, CallPoint) {
     let register = |number: c_int| {
         usize::try_from(number)
@@ -191,13 +195,15 @@ fn access_of(context: &libc::ucontext_t) -> (ObjectAccess, CallPoint) {
 }
 
 unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes both.
+    // SAFETY: the kernel passes a valid pointer.
     let said = unsafe { &*info };
     let code = said.si_code;
-    // SAFETY: there is one, which means something where the kernel sent the signal for a fault.
+    // SAFETY: every `siginfo_t` has the bytes of this field. The field is used only if the kernel
+    // sent the signal for a fault.
     let address = unsafe { said.si_addr() }.addr();
     let is_guarded = pool::contains(address);
-    // For other memory the program's own handler is called, which may expect the signal.
+    // For other memory, the program's own handler is called if there is one: it may expect the
+    // signal.
     let ends = || {
         index(signal)
             .is_some_and(|it| matches!(wanted(it).sa_sigaction, libc::SIG_DFL | libc::SIG_IGN))
@@ -206,7 +212,7 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
         if is_guarded && signal == libc::SIGBUS && pool::comes_again(address) {
             return;
         }
-        // SAFETY: the kernel passes the context.
+        // SAFETY: the kernel passes a valid pointer to the context.
         let (access, at) = access_of(unsafe { &*context.cast::<libc::ucontext_t>() });
         let ends_by = if is_guarded { 0 } else { signal };
         let mut fault = Fault { address, at, access, ends_by, goes_on: false };
@@ -215,7 +221,8 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
             let _held = REPORTING.hold();
             REPORTER.store(me, Relaxed);
             let top = OWN_STACK.load(Relaxed) + STACK;
-            // SAFETY: no other thread uses the stack while the lock is held; the function returns.
+            // SAFETY: no other thread uses the stack while the lock is held, and the called
+            // function returns.
             unsafe {
                 std::arch::asm!("mov r12, rsp", "mov rsp, {top}", "call {report}", "mov rsp, r12",
                     top = in(reg) top, report = sym report, in("rdi") &raw mut fault, out("r12") _,
@@ -239,8 +246,8 @@ unsafe fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, contex
         // A fault cannot be ignored.
         libc::SIG_IGN if code <= 0 => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // A fault comes again at the same instruction, and then ends the program; a signal that
-            // was sent does not.
+            // After a fault, the same instruction faults again, and the signal then ends the
+            // program. A signal that was sent is not repeated, so it is raised again here.
             default(signal);
             if code <= 0 {
                 kernel::raise(signal);
@@ -252,7 +259,8 @@ unsafe fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, contex
             }
             type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
             let function: *const c_void = std::ptr::with_exposed_provenance(function);
-            // SAFETY: the program has set it; one of fewer arguments takes no notice of the others.
+            // SAFETY: the program has set this handler. A handler with fewer parameters ignores the
+            // other arguments.
             let function = unsafe { std::mem::transmute::<*const c_void, Handler>(function) };
             // SAFETY: the arguments are those that the kernel passed to this handler.
             unsafe { function(signal, info, context) };
@@ -263,7 +271,7 @@ unsafe fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, contex
 /// Sets or reads the action of a signal.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn sigaction(
     signal: c_int,
@@ -279,23 +287,24 @@ pub(crate) unsafe extern "C" fn sigaction(
             // SAFETY: the program passed these arguments.
             return unsafe { really(signal, action, old) };
         }
-        // SAFETY: it is not null, and so is one.
+        // SAFETY: the pointer is not null, so it points to an action, as `sigaction` requires.
         let mut open = unsafe { action.read() };
         unblock(&mut open.sa_mask);
-        // SAFETY: `open` is an action, and the program passed an address for the old one, or NULL.
+        // SAFETY: `open` is a valid action, and the program passed an address for the old action,
+        // or NULL.
         return unsafe { really(signal, &raw const open, old) };
     };
     let _held = LOCK.hold();
     let before = wanted(index);
     let mut result = 0;
     if !action.is_null() {
-        // SAFETY: it is not null, and so is one.
+        // SAFETY: the pointer is not null, so it points to an action, as `sigaction` requires.
         let action = unsafe { action.read() };
         want(index, &action);
         result = set(index);
     }
     if !old.is_null() {
-        // SAFETY: the program passed an address for an action, which is not NULL.
+        // SAFETY: the pointer is not null, so the old action may be written to it.
         unsafe { old.write(before) };
     }
     result
@@ -304,16 +313,16 @@ pub(crate) unsafe extern "C" fn sigaction(
 /// Sets the action of a signal.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn signal(
     signal: c_int,
     to: libc::sighandler_t,
 ) -> libc::sighandler_t {
     if is_on() && index(signal).is_some() {
-        // SAFETY: all zeros is the default action.
+        // SAFETY: all-zero bytes are a valid `sigaction` with the default action.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: zeros are a valid `sigaction`.
+        // SAFETY: all-zero bytes are a valid `sigaction`.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = to;
         action.sa_flags = libc::SA_RESTART;
@@ -340,16 +349,16 @@ unsafe fn set_mask(
     if function.is_null() {
         return libc::ENOSYS;
     }
-    // SAFETY: the symbols for which this is called have this type.
+    // SAFETY: the callers pass a symbol of this type, or null, which was excluded.
     let function = unsafe { std::mem::transmute::<*mut c_void, SetMask>(function) };
     if !is_on() || mask.is_null() || how == libc::SIG_UNBLOCK {
         // SAFETY: the program passed these arguments.
         return unsafe { function(how, mask, old) };
     }
-    // SAFETY: it is not null, and so is one.
+    // SAFETY: the pointer is not null, so it points to a signal set, as the function requires.
     let mut open = unsafe { mask.read() };
     unblock(&mut open);
-    // SAFETY: `open` is a set of signals, and the program passed an address for the old one, or
+    // SAFETY: `open` is a valid signal set, and the program passed an address for the old set, or
     // NULL.
     unsafe { function(how, &raw const open, old) }
 }
@@ -357,14 +366,14 @@ unsafe fn set_mask(
 /// Changes the blocked signals.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn sigprocmask(
     how: c_int,
     mask: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    // SAFETY: the program passed these arguments, and the symbol is of the type that `set_mask`
+    // SAFETY: the program passed these arguments, and the symbol has the type that `set_mask`
     // calls.
     unsafe { set_mask(behind(&SIGPROCMASK, c"sigprocmask"), how, mask, old) }
 }
@@ -372,14 +381,14 @@ pub(crate) unsafe extern "C" fn sigprocmask(
 /// Changes the blocked signals of a thread.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The requirements of the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pthread_sigmask(
     how: c_int,
     mask: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    // SAFETY: the program passed these arguments, and the symbol is of the type that `set_mask`
+    // SAFETY: the program passed these arguments, and the symbol has the type that `set_mask`
     // calls.
     unsafe { set_mask(behind(&PTHREAD_SIGMASK, c"pthread_sigmask"), how, mask, old) }
 }

@@ -1,5 +1,5 @@
-//! Reports memory errors: to the listener on the socket, with all call stacks, before the program
-//! continues or ends.
+//! Reports of memory errors, which are sent with all call stacks to the collector's socket before
+//! the program continues or ends.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -35,23 +35,23 @@ impl ObjectAccess {
     }
 }
 
-/// A memory error on an object, or at an address without an object.
+/// A memory error in an object, or at an address without an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ObjectBug {
     pub bug: u64,
     pub access: u64,
     pub address: usize,
     pub object: Option<pool::Id>,
-    /// The call stack.
+    /// Call tree node of the erroneous access or call.
     pub node: u32,
     pub goes_on: bool,
-    /// Kind of the function that frees it, and the size that the function was passed.
+    /// Family of the function that frees the object, and the size that the function was passed.
     pub freed_by: u32,
     pub freed_size: Option<usize>,
 }
 
 impl ObjectBug {
-    /// An error without an object.
+    /// Creates an error without an object.
     pub(crate) fn new(
         bug: u64,
         access: u64,
@@ -64,17 +64,17 @@ impl ObjectBug {
     }
 }
 
-/// The path of the socket, with a zero behind it.
+/// Path of the socket, with a terminating zero byte.
 static PATH: [AtomicU8; 109] = [const { AtomicU8::new(0) }; 109];
 /// Protects [`MESSAGE`].
 static LOCK: Lock = Lock::new();
 static MESSAGE: [AtomicU64; MAX_MESSAGE_WORDS] = [const { AtomicU64::new(0) }; MAX_MESSAGE_WORDS];
 /// Hashes of reported errors, so that an error in a loop is reported once.
 static TOLD: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
-/// Maximum length of a path in a message.
+/// Maximum number of bytes of a path in a message.
 const MAX_TEXT_BYTES: usize = 4 << 10;
 
-/// Sets the socket for reports.
+/// Sets the socket for reports. Returns `None` if the path is too long.
 pub(crate) fn begin(path: &[u8]) -> Option<()> {
     for (to, from) in PATH.iter().zip(path) {
         to.store(*from, Relaxed);
@@ -87,7 +87,7 @@ pub(crate) fn forked() {
     LOCK.reset();
 }
 
-/// A message that is being put together; the lock is held.
+/// The message in [`MESSAGE`] while it is being built. Requires the lock.
 struct BugMessage {
     used: usize,
 }
@@ -126,12 +126,13 @@ impl BugMessage {
         }
     }
 
-    /// Sends it and waits for the answer: true if the collector has received it.
+    /// Sends the message and waits for the answer. Returns true if the collector has received the
+    /// message.
     fn send(self) -> bool {
         self.send_with(None)
     }
 
-    /// Sends it, and a file with it.
+    /// Sends the message together with a file descriptor, and waits for the answer.
     fn send_with(mut self, file: Option<&OwnedFile>) -> bool {
         self.set(word::LENGTH, self.used as u64);
         let mut path = [0_u8; 109];
@@ -140,7 +141,7 @@ impl BugMessage {
         }
         let end = path.iter().position(|&byte| byte == 0).unwrap_or(0);
         let words = self.used.min(MAX_MESSAGE_WORDS);
-        // SAFETY: the array has this number of words of eight bytes, and changes only under the
+        // SAFETY: the array has at least `words` words of eight bytes, and changes only under the
         // lock, which is held.
         let bytes = unsafe { std::slice::from_raw_parts(MESSAGE.as_ptr().cast(), words * 8) };
         let say = || {
@@ -158,7 +159,7 @@ impl BugMessage {
     }
 }
 
-/// Asks whether this process is to be guarded.
+/// Asks the collector for permission to guard this process. Returns true if it agrees.
 pub(crate) fn hello() -> bool {
     let _held = LOCK.hold();
     let mut message = BugMessage::new(kind::HELLO, word::HELLO_WORDS);
@@ -167,13 +168,13 @@ pub(crate) fn hello() -> bool {
     message.send()
 }
 
-/// Sends a descriptor to the collector, which holds it until this process ends.
+/// Sends a descriptor to the collector, which keeps a duplicate open until this process ends.
 pub(crate) fn hold(file: &OwnedFile) {
     let _held = LOCK.hold();
     BugMessage::new(kind::HOLD, word::HOLD_WORDS).send_with(Some(file));
 }
 
-/// Reports the end of the program, with its counts.
+/// Reports the end of the program, with the counts of objects.
 pub(crate) fn end() {
     let _held = LOCK.hold();
     let (guarded, left_out, most) = pool::counts();
@@ -185,7 +186,7 @@ pub(crate) fn end() {
 }
 
 /// Handles an access to guarded memory that raised SIGSEGV. Returns true if the program can
-/// continue: the page is accessible now.
+/// continue because the page is accessible now.
 pub(crate) fn access(address: usize, at: CallPoint, how: ObjectAccess) -> bool {
     let goes_on = goes_on();
     let meant = pool::meant(address).map(|(id, _)| id);
@@ -200,8 +201,8 @@ pub(crate) fn access(address: usize, at: CallPoint, how: ObjectAccess) -> bool {
         } else if address >= end {
             bug::OVERFLOW
         } else {
-            // Another thread has freed the object and reused the slot meanwhile, so the object is
-            // not the one that was accessed.
+            // Another thread has freed the object and reused the slot meanwhile, so the current
+            // object is not the one that the program accessed.
             bug::WILD
         }
     });
@@ -210,13 +211,13 @@ pub(crate) fn access(address: usize, at: CallPoint, how: ObjectAccess) -> bool {
     goes_on && pool::find(address).is_some_and(|id| id.let_in(address))
 }
 
-/// Reports an access to unguarded memory, which ends the program by this signal.
+/// Reports an access to unguarded memory, which ends the program by `signal`.
 pub(crate) fn fault(signal: i32, address: usize, at: CallPoint, how: ObjectAccess) {
     let bug = if signal == libc::SIGBUS { bug::BUS_FAULT } else { bug::FAULT };
     tell(&ObjectBug::new(bug, how.number(), address, interrupted(at), false));
 }
 
-/// The call stack of an instruction that was interrupted.
+/// Returns the call tree node of an instruction that was interrupted.
 fn interrupted(at: CallPoint) -> u32 {
     let at = CallPoint { code: at.code | INTERRUPTED, ..at };
     threads::enter().map_or(ROOT, |entered| {
@@ -265,7 +266,7 @@ pub(crate) fn tell(bug: &ObjectBug) {
     }
 }
 
-/// Adds the frames of the call stacks, and the modules that contain their code.
+/// Adds the frames of the call stacks to a message, and the modules that contain their code.
 fn put_stacks(stacks: [u32; 3], message: &mut BugMessage) {
     let mut modules = Modules { known: [0; MAX_MODULES], count: 0 };
     for node in stacks {
@@ -303,11 +304,11 @@ fn was_told(words: [u64; 4]) -> bool {
             _ => {}
         }
     }
-    // Further errors are not reported.
+    // The table is full, so further errors are not reported.
     true
 }
 
-/// Indices of the return addresses of a call stack, the innermost first.
+/// Yields the indices of the return addresses of a call stack, from the innermost one outward.
 struct StackNodes {
     node: u32,
     left: usize,
@@ -327,14 +328,15 @@ impl Iterator for StackNodes {
     }
 }
 
-/// Modules of a message: numbers plus 1.
+/// Modules in a message, each as its number in the tables plus 1.
 struct Modules {
     known: [u64; MAX_MODULES],
     count: usize,
 }
 
 impl Modules {
-    /// Converts a module number plus 1 of the tables to one of the message; 0 for no module.
+    /// Converts the number plus 1 of a module in the tables to its number plus 1 in the message.
+    /// Returns 0 for 0, and if the message has no space for another module.
     fn number(&mut self, module: u64) -> u64 {
         if module == 0 {
             return 0;
@@ -356,7 +358,7 @@ impl Modules {
         let get = |word| shared::module(number, word).load(Relaxed);
         let path = (get(entry::PATH_LENGTH) as usize).min(MAX_TEXT_BYTES);
         let id = (get(entry::BUILD_ID_LENGTH) as usize).min(64);
-        // Paths may be long, and the message still needs capacity for the frames.
+        // Paths may be long, and the message must keep space for the frames.
         let room = MAX_MESSAGE_WORDS
             - 2 * 3 * MAX_STACK_FRAMES
             - (MAX_MODULES - index) * (module::WORDS + 16);
@@ -370,10 +372,10 @@ impl Modules {
     }
 }
 
-/// Aborts the program after a wrong call, unless it is to continue.
+/// Aborts the program after an erroneous call, unless it is set to continue.
 pub(crate) fn after_a_call() {
     if !goes_on() {
-        // SAFETY: it ends the program, as the C library does on such an error.
+        // SAFETY: `abort` has no preconditions; the C library also ends the program at such errors.
         unsafe { libc::abort() }
     }
 }

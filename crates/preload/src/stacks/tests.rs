@@ -1,5 +1,5 @@
-//! Call stacks of a function that reaches itself on thousands of paths, looked up again in another
-//! order.
+//! Call stacks of a function that recursively reaches itself on thousands of paths, and lookups of
+//! these stacks in another order.
 
 #![expect(clippy::disallowed_types, reason = "tests run in a program of their own")]
 
@@ -8,14 +8,14 @@ use std::hint::black_box;
 
 use super::*;
 
-/// Calls on each path, each of one of two functions.
+/// Number of calls on each path. Each call is of one of two functions.
 const CALLS: u32 = 12;
 
-/// Call point in the function that this is inlined into.
+/// Returns the call point in the function into which this function is inlined.
 #[inline(always)]
 fn here() -> CallPoint {
     let (code, stack, frame);
-    // SAFETY: it reads registers.
+    // SAFETY: the instructions only read registers.
     unsafe {
         std::arch::asm!("lea {code}, [rip]", "mov {stack}, rsp", "mov {frame}, rbp",
             code = out(reg) code, stack = out(reg) stack, frame = out(reg) frame, options(nomem, nostack, preserves_flags));
@@ -25,8 +25,8 @@ fn here() -> CallPoint {
 
 type PathProbe<'a> = &'a mut dyn FnMut(CallPoint);
 
-/// Calls `probe` at the end of a path: each bit is a call of one function or the other, which need
-/// `LEFT_WORDS` and `RIGHT_WORDS` words of stack.
+/// Calls `probe` at the end of a path. Each bit of `bits` selects the function of one call; the
+/// frames of the two functions contain `LEFT_WORDS` and `RIGHT_WORDS` words.
 #[inline(never)]
 fn path<const RIGHT: bool, const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
     left: u32,
@@ -42,7 +42,7 @@ fn path<const RIGHT: bool, const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
     } else {
         path::<true, LEFT_WORDS, RIGHT_WORDS>(left - 1, bits >> 1, probe);
     }
-    // Used after the call, which so is not a tail call.
+    // The use after the call prevents a tail call.
     black_box(words);
 }
 
@@ -54,12 +54,12 @@ fn end(probe: PathProbe<'_>) {
 
 fn stacks() -> Box<ThreadStacks> {
     shared::install_for_tests();
-    // SAFETY: zeros are stacks of which none is known.
+    // SAFETY: all-zero bytes are a valid empty `ThreadStacks`.
     unsafe { Box::<ThreadStacks>::new_zeroed().assume_init() }
 }
 
-/// Calls `probe` twice on all paths, with the round and the path, each time in another order.
-/// Callers are the same both times.
+/// Calls `probe` on all paths in two rounds, with the round and the bits of the path. The second
+/// round has another order, with the same callers.
 fn all_paths<const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
     mut probe: impl FnMut(u32, u32, CallPoint),
 ) {
@@ -70,7 +70,7 @@ fn all_paths<const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
     }
 }
 
-/// Caches a new path, with its bits as the site. Returns its node.
+/// Caches a new path, with its bits as the site, and returns its node.
 fn learn(stacks: &ThreadStacks, bits: u32, at: CallPoint) -> u32 {
     match stacks.find(at) {
         Some(StackLookup::New(new)) => {
@@ -96,7 +96,7 @@ fn each_known_stack_is_found_without_following_it() {
     assert_eq!(nodes.len(), 1 << CALLS, "one node for each path");
 }
 
-/// Other code may be loaded at the same addresses.
+/// Other code may be loaded at the same addresses, so forgotten stacks must be walked again.
 #[test]
 fn forgotten_stacks_are_not_known() {
     let stacks = stacks();
@@ -112,7 +112,7 @@ fn forgotten_stacks_are_not_known() {
     assert_eq!(count, 2 << CALLS);
 }
 
-/// Many paths end at the same stack pointer, by frames of other sizes.
+/// Many paths end at the same stack pointer with frames of different sizes.
 #[test]
 fn stacks_of_equal_depth_with_different_frames_are_distinguished() {
     let stacks = stacks();

@@ -1,5 +1,5 @@
-//! Frames, followed one after the other from the innermost on, and the addresses of the words that
-//! determine them.
+//! Walk over the frames of a piece, from the innermost one outward, which records the addresses of
+//! the words that determine the frames.
 
 use super::{CallPoint, PieceEnd, SIGNAL_CODE, SIGNAL_STACK, StackPiece, WINDOW, WORDS, word};
 use std::cell::Cell;
@@ -8,23 +8,23 @@ use crate::cfi::{SAVED_HERE, UnwindRow};
 use crate::rows::{self, RowCache};
 use crate::tree;
 
-/// The frames that were followed so far.
+/// State of a walk over the frames of a piece.
 #[derive(Clone, Copy)]
 struct FrameWalk<'a> {
     piece: &'a StackPiece,
-    /// Offsets of the words of a stack that this one may be like.
+    /// Offsets of the words in a layout that this piece probably has, too.
     like: &'a [Cell<u16>; WORDS],
     words: usize,
     frames: usize,
     calls: u64,
-    /// The stack pointer of the frame that comes next. The word below, a return address, is one of
-    /// those that determine the piece.
+    /// Stack pointer of the next frame. The word below it, a return address, is one of the words
+    /// that determine the piece.
     stack: u64,
-    /// Words from the piece's stack pointer to the end of what else is read.
+    /// Number of words from the piece's stack pointer to the end of the other words that are read.
     reach: u16,
-    /// Location of the last saved frame pointer; 0 while the register is unchanged.
+    /// Address of the last saved frame pointer; 0 if the register is unchanged.
     saved_at: u64,
-    /// Its location when that word was last recorded.
+    /// Value of `saved_at` when the saved frame pointer was last recorded.
     noted_at: u64,
 }
 
@@ -38,7 +38,7 @@ impl FrameWalk<'_> {
         Some(())
     }
 
-    /// Records a word that lies below the stack pointer at the end of the walk.
+    /// Records the offset of a word below the stack pointer at the end of the walk.
     #[inline(always)]
     fn put(&mut self, offset: u16) -> Option<()> {
         self.piece.layout.offsets.get(self.words)?.set(offset);
@@ -46,7 +46,7 @@ impl FrameWalk<'_> {
         Some(())
     }
 
-    /// Records a frame.
+    /// Records the return address of a frame.
     #[inline(always)]
     fn pass(&mut self, place: u32) -> Option<()> {
         self.piece.places.get(self.frames)?.set(place);
@@ -55,13 +55,13 @@ impl FrameWalk<'_> {
         Some(())
     }
 
-    /// True if another frame may not fit.
+    /// True if the data of another frame may not fit.
     #[inline(always)]
     fn is_full(&self) -> bool {
         self.words + 4 > WORDS || self.frames >= WORDS
     }
 
-    /// The frame pointer.
+    /// Frame pointer of the current frame.
     #[inline(always)]
     fn frame(&self, at: CallPoint) -> u64 {
         if self.saved_at == 0 { at.frame } else { word(self.saved_at) }
@@ -87,8 +87,8 @@ impl FrameWalk<'_> {
     }
 }
 
-/// Follows frames from `at` on. The layout of `piece` is clear; the stack may be like one with
-/// words at these offsets.
+/// Walks frames from `at` on. The layout of `piece` must be clear. `like` are the offsets of a
+/// layout that the stack probably has.
 pub(super) fn walk(piece: &StackPiece, at: CallPoint, end: u64, like: &[Cell<u16>; WORDS]) {
     let mut walk = FrameWalk {
         piece,
@@ -102,21 +102,21 @@ pub(super) fn walk(piece: &StackPiece, at: CallPoint, end: u64, like: &[Cell<u16
         noted_at: 0,
     };
     if !at.stack.is_multiple_of(8) || follow(&mut walk, at, end).is_none() {
-        // A frame cannot be followed: the stack ends here.
+        // A frame cannot be unwound, so the stack is cut off here.
         piece.layout.end.set(PieceEnd::Cut);
     }
     walk.end();
 }
 
-/// Follows frames to the end of the window. `None` if the last frame cannot be left.
+/// Walks frames to the end of the window. Returns `None` if a frame cannot be unwound.
 #[inline(always)]
 fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
     let window_end = (at.stack / WINDOW + 1) * WINDOW;
     let rows = RowCache::now();
     let mut code = at.code;
     loop {
-        // Each look-up waits for the result of the one before: work that can be done later is not
-        // done here.
+        // Each lookup depends on the result of the previous one, so all other work is deferred to
+        // the end.
         if let Some(plain) = rows.and_then(|rows| rows.plain(code)) {
             let top = walk.stack + plain.length;
             if top > end {
@@ -128,8 +128,8 @@ fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
             }
             let before = at.stack + u64::from(walk.like.get(walk.words)?.get()) * 8;
             code = word_as_expected(top - 8, before);
-            // The offset fits: a plain frame has fewer than 2^15 words, and it begins in the
-            // window.
+            // The offset fits into 16 bits: a plain frame has fewer than 2^15 words, and it begins
+            // in the window.
             walk.put(((top - 8 - at.stack) / 8) as u16)?;
             walk.stack = top;
         } else {
@@ -158,8 +158,8 @@ fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
     Some(())
 }
 
-/// Leaves a frame of any kind and returns its return address; `Some(None)` if the piece ends with
-/// this frame, `None` if the frame cannot be left.
+/// Unwinds a frame of any kind and returns its return address. Returns `Some(None)` if the piece
+/// ends with this frame, and `None` if the frame cannot be unwound.
 #[cold]
 #[inline(never)]
 fn leave(walk: &mut FrameWalk<'_>, code: u64, at: CallPoint, end: u64) -> Option<Option<u64>> {
@@ -201,7 +201,7 @@ fn leave(walk: &mut FrameWalk<'_>, code: u64, at: CallPoint, end: u64) -> Option
     Some(Some(back))
 }
 
-/// End of a frame that is found by the frame pointer, and location of the saved frame pointer.
+/// End of a frame that is found by the frame pointer, and address of the saved frame pointer.
 fn by_frame(
     walk: &mut FrameWalk<'_>,
     row: UnwindRow,
@@ -235,7 +235,8 @@ fn by_frame(
     Some((top, saved_in))
 }
 
-/// Code without a table may keep a frame pointer, as code of JIT compilers often does.
+/// Returns a row for code without an unwind table that keeps a frame pointer, as JIT compilers
+/// often emit it; `None` if the frame pointer is not plausible.
 fn by_frame_pointer(now: CallPoint, end: u64) -> Option<UnwindRow> {
     if !now.frame.is_multiple_of(8) || now.frame < now.stack || now.frame.checked_add(16)? > end {
         return None;
@@ -246,8 +247,8 @@ fn by_frame_pointer(now: CallPoint, end: u64) -> Option<UnwindRow> {
     (back > 0xffff && (goes_on || known())).then_some(UnwindRow::Frame { offset: 2, saved: 2 })
 }
 
-/// A signal frame: the kernel saved the registers of the thread there (`struct ucontext` of
-/// x86-64).
+/// Ends the piece with a signal frame, in which the kernel has saved the registers of the thread
+/// (`struct ucontext` of x86-64).
 fn interrupted(walk: &mut FrameWalk<'_>, now: CallPoint, end: u64) -> Option<()> {
     const FRAME: u64 = 120;
     let saved = now.stack.checked_add(FRAME)?;
@@ -262,21 +263,21 @@ fn interrupted(walk: &mut FrameWalk<'_>, now: CallPoint, end: u64) -> Option<()>
     Some(())
 }
 
-/// A word of the stack, which is at `expected` most times: the processor loads it from there before
-/// it has computed the address.
+/// Reads a word of the stack at `address`, which usually equals `expected`: the CPU speculatively
+/// loads the word at `expected` before `address` is computed.
 #[inline(always)]
 fn word_as_expected(address: u64, expected: u64) -> u64 {
     let mut same = expected;
-    // SAFETY: the assembly is empty. It hides from the compiler that both values are equal, so that
-    // it keeps both.
+    // SAFETY: the assembly is empty. It hides the equality of both values from the compiler, so
+    // that the compiler keeps both.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) same, options(pure, nomem, nostack, preserves_flags))
     };
     if address == expected {
         return word(same);
     }
-    // SAFETY: it does nothing. It keeps the compiler from selecting the address without a branch,
-    // which would wait for it.
+    // SAFETY: the assembly is empty. It keeps the compiler from selecting the address without a
+    // branch: the load would then wait for `address`.
     unsafe { std::arch::asm!("", options(nomem, nostack, preserves_flags)) };
     word(address)
 }
