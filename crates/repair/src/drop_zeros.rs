@@ -17,7 +17,8 @@ use crate::{INTERRUPTED, RangeOutcome, RepairConditions, RepairError, RepairTarg
 
 /// Number of huge pages that are read and changed in one stop of the process.
 const BLOCKS: usize = 4;
-/// Spare slots in a new scratch mapping, for threads that are created before the next stop.
+/// Number of spare slots in a new scratch mapping, for threads that are created before the next
+/// stop.
 const MORE_THREADS: usize = 64;
 
 /// Files by which a device or the kernel can write to a process's memory while its threads are
@@ -55,7 +56,8 @@ pub(crate) fn drop_zeros(
             let place = with_room(&remote, &mut scratch, keeper)?;
             let stopped = remote.stop_all(max_pause)?;
             let Some(mut alone) = Alone::begin(&remote, place, stopped)? else {
-                // New threads exceed the scratch mapping. The next chunk gets a larger one.
+                // The process has more threads than the scratch mapping has slots. The next chunk
+                // gets a larger mapping.
                 return Ok(None);
             };
             let results: Vec<_> =
@@ -105,7 +107,8 @@ pub(crate) fn drop_zeros(
 const LEFT: &str =
     "one of its system calls has not ended within two seconds; pagewise let it go on";
 
-/// A scratch mapping for the present threads; created if it is missing or too small.
+/// Returns a scratch mapping with a slot for each present thread. Creates it if it is missing or
+/// too small.
 fn with_room<'a>(
     target: &remote::RemoteProcess,
     scratch: &'a mut Option<Scratch>,
@@ -152,7 +155,7 @@ fn drop_in(
     Ok(())
 }
 
-/// Runs of zero pages, as page numbers.
+/// Returns the runs of zero-filled pages, as ranges of page indices.
 fn zero_runs(bytes: &[u8], page: u64) -> Vec<Range<u64>> {
     let size = usize::try_from(page).unwrap_or(usize::MAX);
     let mut runs: Vec<Range<u64>> = Vec::new();

@@ -1,10 +1,10 @@
-//! Why a process was not changed.
+//! Reasons why a process was not changed.
 
 use std::io;
 
 use pagewise_model::Absent;
 
-/// Why a plan was not carried out.
+/// Reason why a plan was not carried out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RepairError {
@@ -14,7 +14,7 @@ pub enum RepairError {
     /// The change is not possible in this process, or not safe.
     #[error("refused: {0}")]
     Refused(Absent),
-    /// The kernel refused.
+    /// The kernel refused an operation.
     #[error("{what}")]
     System {
         /// Attempted operation.
@@ -25,7 +25,7 @@ pub enum RepairError {
 }
 
 impl RepairError {
-    /// Advice for the reader.
+    /// Advice for the user, if the error has any.
     pub fn hint(&self) -> Option<String> {
         match self {
             RepairError::Proc(error) => error.hint(),

@@ -39,7 +39,7 @@ pub(crate) fn forbid_huge_pages(
     Ok(())
 }
 
-/// Why no remote call was made.
+/// Converts the error of a remote call to the reason why the call was not made.
 pub(crate) fn why(error: &remote::RemoteError) -> Absent {
     match error {
         remote::RemoteError::NotPermitted => Absent::NotPermitted(

@@ -1,5 +1,5 @@
-//! The one crate that changes a running process, and only on its user's request: a [`FixPlan`] is
-//! carried out, and its result is a [`Repair`].
+//! The only crate that changes a running process, and only on request of the user: it carries out a
+//! [`FixPlan`] and returns the result as a [`Repair`].
 //!
 //! No written data of a process is lost, even on errors. Pages are only split, collapsed, moved to
 //! swap or released by the allocator. A page is dropped only if it is zero-filled while no thread
@@ -29,11 +29,11 @@ pub use target::RepairTarget;
 
 /// Limits and callbacks of [`carry_out`].
 pub struct RepairConditions<'a> {
-    /// The longest time for which all threads may be stopped at once.
+    /// Maximum time for which all threads may be stopped at once.
     pub max_pause: Duration,
     /// Records the steps that undo a change if this process is killed.
     pub keeper: &'a mut (dyn Keeper + Send),
-    /// Returns true to end early: called between changes.
+    /// Called between changes. Returns true if the repair must end early.
     pub is_interrupted: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -45,10 +45,10 @@ impl fmt::Debug for RepairConditions<'_> {
     }
 }
 
-/// Why the kernel refuses advice for another process.
+/// Reason why the kernel refuses advice for another process.
 const NOT_PERMITTED: &str = "not permitted: process_madvise needs CAP_SYS_NICE";
 
-/// Why the rest of a plan was not carried out.
+/// Reason why the remaining ranges of a plan were not processed.
 const INTERRUPTED: &str = "a signal asked pagewise to end";
 
 /// Number of ranges in one `process_madvise` call, which holds the process's mmap lock for reading.
@@ -57,7 +57,7 @@ const BATCH: usize = 16;
 /// Reason that a page is still huge although the kernel reported no error.
 const STILL_HUGE: &str = "it is shared with another process, pinned, or was made huge again at once (--hold forbids that)";
 
-/// Result for the ranges of a plan.
+/// Outcome for the ranges of a plan.
 #[derive(Debug, Default)]
 struct RangeOutcome {
     done: u64,
@@ -82,8 +82,8 @@ impl RangeOutcome {
 /// Single ranges can fail while others succeed, because the process runs meanwhile.
 ///
 /// # Errors
-/// [`RepairError::Proc`] where the process is gone or may not be read; [`RepairError::Refused`]
-/// where it cannot be done safely.
+/// Fails with [`RepairError::Proc`] if the process has ended or may not be read, and with
+/// [`RepairError::Refused`] if the plan cannot be carried out safely.
 pub fn carry_out(
     target: &RepairTarget,
     plan: &FixPlan,

@@ -13,17 +13,17 @@ use pagewise_sys::region::AlignedRegion;
 
 use crate::{RepairConditions, RepairTarget, carry_out};
 
-/// Number of huge pages of the subject.
+/// Number of huge pages that the child process maps.
 const BLOCKS: usize = 2;
 /// Maximum pause of the child process.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Value of the first byte of each huge page; all other bytes are 0.
 const MARK: u8 = 0x5a;
 
-/// The first of `methods` that works in a test on a process that `subject` starts. That process
-/// must call [`be_the_subject`].
+/// Returns the first of `methods` that works in a test on a child process. `subject` returns the
+/// command of the child process, which must call [`be_the_subject`].
 ///
-/// Absent if no method works, or if the process gets no huge pages for the test.
+/// Absent if no method works, or if the child process gets no huge pages for the test.
 pub fn choose(
     methods: &[FixMethod],
     subject: &dyn Fn() -> io::Result<Command>,

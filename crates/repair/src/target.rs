@@ -72,10 +72,10 @@ impl RepairTarget {
         Ok(maps::parse(&self.read("maps")?).mappings)
     }
 
-    /// Its resident memory, counted by page: `statm` may lag behind.
+    /// Resident memory of the process, counted by page: `statm` may lag behind.
     ///
     /// # Errors
-    /// As reading its pages.
+    /// An error if the pages of the process cannot be read.
     pub fn resident(&self) -> Result<Bytes, RepairError> {
         Ok(self.total()?.breakdown.resident())
     }
@@ -93,7 +93,7 @@ impl RepairTarget {
         Ok(huge::count(&self.root, self.pid, self.page_size, blocks)?)
     }
 
-    /// Targets of its open file descriptors.
+    /// Targets of the links in `/proc/<pid>/fd`: the open files of the process.
     pub(crate) fn open_files(&self) -> Vec<Vec<u8>> {
         use std::os::unix::ffi::OsStringExt;
         let links = fs::read_dir(self.root.file(self.pid, "fd")).into_iter().flatten();
@@ -101,7 +101,7 @@ impl RepairTarget {
         links.filter_map(target).map(|path| path.into_os_string().into_vec()).collect()
     }
 
-    /// The process, for remote calls.
+    /// Opens the process for remote calls.
     pub(crate) fn remote(&self) -> Result<remote::RemoteProcess, remote::RemoteError> {
         remote::RemoteProcess::open(self.pid.0, Some(self.start_ticks))
     }

@@ -1,5 +1,5 @@
-//! Memory that a process holds and does not use: its allocator is made to release free pages, and
-//! its threads to release the unused part of their stacks.
+//! Memory that a process occupies but does not use: its allocator is made to release free pages,
+//! and its threads are made to release the unused part of their stacks.
 
 pub mod heap;
 pub mod stacks;
@@ -15,29 +15,30 @@ use pagewise_proc::{stat, status};
 use crate::{RepairError, RepairTarget};
 
 impl RepairTarget {
-    /// Its memory by kind.
+    /// Memory of the process by kind.
     ///
     /// # Errors
-    /// As reading its pages.
+    /// An error if the pages or the `status` of the process cannot be read.
     pub fn memory_by_kind(&self) -> Result<MemoryByKind, RepairError> {
         let breakdown = self.total()?.breakdown;
         let page_tables = status::parse(&self.read("status")?).status.vm_pte;
         Ok(MemoryByKind { breakdown, page_tables })
     }
 
-    /// Minor and major page faults since the process began.
+    /// Number of minor and of major page faults since the process began.
     ///
     /// # Errors
-    /// As reading its `stat`.
+    /// An error if the `stat` of the process cannot be read.
     pub fn faults(&self) -> Result<(u64, u64), RepairError> {
         let stat = stat::parse(&self.read("stat")?)?;
         Ok((stat.minor_faults, stat.major_faults))
     }
 
-    /// Memory of the process, and its page faults since `faults` was read, `waited` ago.
+    /// Memory of the process now, and number of page faults since an earlier time. The counts at
+    /// that time are the first argument, and `waited` is the time since then.
     ///
     /// # Errors
-    /// As reading its `stat` and its pages.
+    /// An error if the pages, the `status` or the `stat` of the process cannot be read.
     pub fn settled(
         &self,
         (minor, major): (u64, u64),
@@ -55,13 +56,13 @@ impl RepairTarget {
     /// Prepares calls of functions of the process.
     ///
     /// # Errors
-    /// The reason that no thread of the process may make such calls.
+    /// The reason why no thread of the process may make such calls.
     pub fn safe_calls(&self) -> Reading<SafeCalls> {
         SafeCalls::open(self.pid().0, self.start_ticks()).map_err(|error| absent(&error))
     }
 }
 
-/// Why nothing was called.
+/// Converts the reason why no function was called.
 fn absent(error: &CallRefused) -> Absent {
     match error {
         CallRefused::Remote(error) => crate::hold::why(error),
@@ -69,7 +70,7 @@ fn absent(error: &CallRefused) -> Absent {
     }
 }
 
-/// Measures resident memory around a release.
+/// Measures the resident memory before and after a release.
 fn around(
     target: &RepairTarget,
     release: impl FnOnce(&mut PartOutcome) -> Reading<()>,

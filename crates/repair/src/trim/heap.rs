@@ -71,8 +71,8 @@ const RELEASES: [ReleaseRow; 6] = [
     },
 ];
 
-/// The allocator whose walk shows how much a function will release, by its name in a scan. `None`
-/// if no walk does.
+/// Name in a scan of the allocator whose walk shows the number of bytes that a function will
+/// release. `None` if no walk does.
 pub fn estimated_by(function: &str) -> Option<&'static str> {
     RELEASES.iter().find(|row| row.name == function)?.estimated_by
 }
@@ -85,7 +85,7 @@ fn names() -> Vec<&'static str> {
 /// Functions of the process that release free pages.
 ///
 /// # Errors
-/// The reason why none can be called.
+/// The reason why none of these functions can be called.
 pub fn functions(calls: &SafeCalls) -> Reading<Vec<FoundFunction>> {
     let found = calls.functions(&names()).map_err(|error| absent(&error))?;
     if found.is_empty() {
@@ -106,7 +106,7 @@ pub fn named(functions: &[FoundFunction]) -> Vec<ReleaseFunction> {
 /// Has the allocators of a process release their free pages.
 ///
 /// # Errors
-/// [`RepairError`] where the process is gone; the reason where no function was called.
+/// [`RepairError`] if the process has ended; the reason if no function was called.
 pub fn release(
     target: &RepairTarget,
     conditions: &mut RepairConditions<'_>,
@@ -179,10 +179,10 @@ fn note(
     }
 }
 
-/// The bits of an `int` in a register.
+/// Mask of the bits of an `int` in a register.
 const INT: u64 = 0xffff_ffff;
 
-/// Shorter waits for a lock are normal on a busy machine.
+/// Minimum time for which a call may wait for a lock: shorter waits are normal on a busy machine.
 const MIN_LOCK_WAIT: Duration = Duration::from_millis(20);
 
 fn why_not(name: &str, error: &std::io::Error) -> String {

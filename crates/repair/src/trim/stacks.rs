@@ -27,9 +27,10 @@ use super::around;
 use crate::hold::why;
 use crate::{INTERRUPTED, RepairConditions, RepairError, RepairTarget};
 
-/// Stacks with less to release are left alone.
+/// Minimum number of bytes to release from a stack; a stack with less stays as it is.
 pub const MIN_UNUSED: Bytes = Bytes::kib(64);
-/// Addresses released in one stop of a thread: at most about 2 ms.
+/// Number of bytes of the address range that one stop of a thread releases, which takes at most
+/// about 2 ms.
 const PIECE: u64 = 16 << 20;
 /// Number of bytes from the thread pointer on that are searched for the bounds of the stack: they
 /// cover `struct pthread` of glibc.
@@ -37,7 +38,7 @@ const THREAD_DATA: usize = 2304;
 /// Maximum distance from `struct pthread` to the end of its stack.
 const ABOVE_THREAD_DATA: u64 = 64 << 10;
 
-/// Why the stack of a thread is left as it is.
+/// Reason why the stack of a thread stays as it is.
 const NOT_FOLLOWED: &str = "its call stack cannot be followed to the start of the thread: it may run on a stack within its stack";
 const NO_BOUNDS: &str =
     "the bounds of its stack are unknown: the C library did not map it with a guard";
@@ -58,7 +59,7 @@ enum StackStop {
 /// Releases the unused part of each thread's stack, except those that are known to have little.
 ///
 /// # Errors
-/// [`RepairError`] where the process is gone; the reason where no thread may make calls.
+/// [`RepairError`] if the process has ended; the reason if no thread may make calls.
 pub fn release(
     target: &RepairTarget,
     small: &[UnusedStack],
@@ -114,14 +115,14 @@ struct StackRelease<'a> {
     judge: StackJudge<'a>,
     mappings: &'a [Mapping],
     page: u64,
-    /// True if a thread did not stop in time: it stops later, and is detached when the tracing
-    /// thread ends.
+    /// True if a thread did not stop in time. The thread then stops later, and is detached when the
+    /// tracing thread ends.
     is_over: bool,
 }
 
 impl StackRelease<'_> {
-    /// The longest time that the thread was stopped for; `None` if it has ended, or if its stack
-    /// has nothing to release.
+    /// Releases the unused part of a thread's stack. Returns the longest time for which the thread
+    /// was stopped; `None` if it has ended, or if its stack has nothing to release.
     fn release_of_thread(&mut self, tid: u32) -> Result<Option<Duration>, String> {
         let (mut longest, mut from, mut attempts) = (None, 0, 0);
         let Some(thread) = self.stop(tid)? else { return Ok(None) };
