@@ -1,5 +1,5 @@
-//! Durations of the readings of one process, beside the lower bound: the time that the kernel needs
-//! to write its `smaps`.
+//! Prints the time that each reading of a process takes, and the lower bound: the time that the
+//! kernel needs to write the `smaps` of the process.
 //!
 //! `cargo run --release -p pagewise-proc --example reading PID`
 #![expect(clippy::print_stdout, reason = "an example tells what it found")]

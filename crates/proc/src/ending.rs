@@ -3,7 +3,7 @@
 use pagewise_model::ending::ProgramEnding;
 use pagewise_sys::trace::TraceEnding;
 
-/// The ending as the model has it.
+/// Converts the ending of a process that was waited for to the model's type.
 pub const fn program_ending(ending: TraceEnding) -> ProgramEnding {
     match ending {
         TraceEnding::Exited(status) => ProgramEnding::Exited(status),

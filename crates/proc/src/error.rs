@@ -16,12 +16,12 @@ pub const CAP_SYS_PTRACE: &str = "CAP_SYS_PTRACE";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcError {
-    /// A file does not read as it should.
+    /// A line of a file does not have the expected format.
     #[error("{}:{line}: expected {expected}, found \"{}\"", shown(path), found.escaped())]
     Parse {
-        /// The file, or the name of its format where bytes were parsed.
+        /// Path of the file, or the name of the format if bytes in memory were parsed.
         path: PathBuf,
-        /// The line, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// Expected text.
         expected: &'static str,
@@ -44,7 +44,7 @@ pub enum ProcError {
         /// Error of the kernel.
         source: io::Error,
     },
-    /// We may not read a file of a copied tree.
+    /// The user has no permission to read a file of a copied proc tree.
     #[error("{} may not be read", shown(path))]
     NotPermitted {
         /// The file.
@@ -55,7 +55,7 @@ pub enum ProcError {
     NoAccess {
         /// The process.
         pid: Pid,
-        /// The name of its user, or the user's id.
+        /// Name of the user that owns the process, or the user's ID.
         owner: Name,
         /// The capability that is missing.
         needs: &'static str,
@@ -66,10 +66,10 @@ pub enum ProcError {
         /// Expected path.
         path: PathBuf,
     },
-    /// The process is not there, or ended while it was read.
+    /// The process does not exist, or it ended while it was read.
     #[error("process {pid} does not exist")]
     NoSuchProcess {
-        /// The id that was asked for.
+        /// Requested process ID.
         pid: Pid,
     },
     /// No process has that name.
@@ -83,7 +83,7 @@ pub enum ProcError {
     AmbiguousName {
         /// Requested name.
         name: Name,
-        /// Their ids and command lines, those with the most resident memory first.
+        /// IDs and command lines of these processes, in descending order of resident memory.
         candidates: Vec<(Pid, Name)>,
     },
     /// A file is not a core file that can be read.
@@ -91,7 +91,8 @@ pub enum ProcError {
     CoreFile {
         /// The file.
         path: PathBuf,
-        /// Offset of the problem; of compressed data, the offset in the decompressed core.
+        /// Offset of the problem in the file. For a compressed file: the offset in the decompressed
+        /// core.
         offset: u64,
         /// Problem at this offset.
         problem: String,
@@ -101,7 +102,7 @@ pub enum ProcError {
     OtherProgram {
         /// The program.
         path: PathBuf,
-        /// Difference.
+        /// Difference between the two programs.
         problem: String,
     },
     /// A file is not a snapshot that this version can open.
@@ -115,7 +116,7 @@ pub enum ProcError {
 }
 
 impl ProcError {
-    /// Advice for the reader.
+    /// Returns the next step for the user, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
             ProcError::NotPermitted { .. } => Some("another user owns it: try sudo".into()),
@@ -151,9 +152,9 @@ impl ProcError {
         }
     }
 
-    /// The error of a denied access to a process, with the capability that permits it. For a
-    /// zombie, whose files the kernel denies to users without that capability, the error is that
-    /// the process has ended.
+    /// Returns the error of a denied access to a process, with the capability that permits the
+    /// access. The kernel also denies access to a zombie; the error is then that the process has
+    /// ended.
     pub fn no_access(root: &ProcRoot, pid: Pid, needs: &'static str) -> ProcError {
         if root.is_zombie(pid) {
             return ProcError::NoSuchProcess { pid };
@@ -165,7 +166,7 @@ impl ProcError {
         ProcError::Io { path: path.into(), source }
     }
 
-    /// A parse error with what was found cut to a readable length.
+    /// Returns a parse error, with the found text cut to a readable length.
     pub(crate) fn parse(
         path: &str,
         line: usize,

@@ -1,4 +1,4 @@
-//! Pages of a process and what the kernel says of each.
+//! Pages of a process, and the kernel's data about each page.
 
 pub mod huge;
 pub mod ksm;

@@ -76,7 +76,7 @@ impl ProcRoot {
         let folder = rustix::fs::open(&path, flags, Mode::empty())
             .map_err(|error| self.explain(pid, &path, error.into()))?;
         let held = HeldProcess { pid, folder: Arc::new(folder) };
-        // Its parent may have reaped it in between.
+        // The parent may have reaped the process in between.
         if !held.lives() {
             return Err(ProcError::NoSuchProcess { pid });
         }
@@ -100,7 +100,7 @@ impl ProcRoot {
         self.held.as_ref().filter(|held| held.pid == pid)
     }
 
-    /// The usual path of a file, which is not through an open folder.
+    /// Returns the usual path of a file, which does not lead through an open folder.
     pub(crate) fn usual(&self, path: &Path) -> PathBuf {
         let held = self.held.as_ref();
         let inner = held.and_then(|held| Some((held.pid, path.strip_prefix(held.path()).ok()?)));
@@ -115,18 +115,19 @@ impl ProcRoot {
         &self.path
     }
 
-    /// True if the processes in it run, so that system calls on their ids make sense.
+    /// True if the processes of the tree run, so that system calls on their PIDs are possible.
     pub fn is_live(&self) -> bool {
         self.live
     }
 
-    /// Our own id in it; `None` in a copied tree.
+    /// Returns the PID of this process in the tree; `None` in a copied tree.
     pub fn ourselves(&self) -> Option<Pid> {
         let link = std::fs::read_link(self.path.join("self")).ok().filter(|_| self.live)?;
         number(link.as_os_str().as_bytes()).and_then(|n| u32::try_from(n).ok()).map(Pid)
     }
 
-    /// True if system calls take the ids in it: it is live, and of our own pid namespace.
+    /// True if system calls accept the PIDs of the tree: the tree is live and belongs to the PID
+    /// namespace of this process.
     pub fn has_our_ids(&self) -> bool {
         self.ourselves() == Some(Pid(std::process::id()))
     }
@@ -134,8 +135,8 @@ impl ProcRoot {
     /// The ids of all processes, in order.
     ///
     /// # Errors
-    /// [`ProcError::Io`] where the tree cannot be listed, [`ProcError::NotMounted`] where it should
-    /// be live and is empty.
+    /// [`ProcError::Io`] if the tree cannot be listed, [`ProcError::NotMounted`] if a live tree is
+    /// empty.
     pub fn pids(&self) -> Result<Vec<Pid>, ProcError> {
         let ids = ids(&self.path).map_err(|e| ProcError::io(&self.path, e))?;
         if self.live && ids.is_empty() {
@@ -150,8 +151,9 @@ impl ProcRoot {
         ids(&path).map_err(|e| self.absence(&path, &e))
     }
 
-    /// The thread that has the process's memory: its first, or one that lives on where the first
-    /// has ended (`pthread_exit` in `main`), which leaves the files of the process itself empty.
+    /// Returns the thread that has the process's memory: the first thread, or another one if the
+    /// first has ended (`pthread_exit` in `main`). In that case the files of the process itself are
+    /// empty.
     pub fn holder(&self, pid: Pid, first_has_ended: bool, threads: u64) -> Pid {
         if !self.live || !first_has_ended || threads < 2 {
             return pid;
@@ -176,7 +178,8 @@ impl ProcRoot {
         }
     }
 
-    /// The name of the user who owns a process; the user's id if it has no name here.
+    /// Returns the name of the user who owns a process, or the user ID if this machine has no name
+    /// for it.
     pub(crate) fn owner(&self, pid: Pid) -> Name {
         let status = read_all(&self.file(pid, "status")).ok();
         let status = status.map(|text| status::parse(&text).uid);
@@ -197,29 +200,29 @@ impl ProcRoot {
         folder.unwrap_or_else(|| self.path.join(pid.to_string())).join(name)
     }
 
-    /// All of a process's file.
+    /// Reads the whole file of a process.
     ///
     /// # Errors
-    /// [`ProcError::NoSuchProcess`] where the process is gone, [`ProcError::NotPermitted`],
+    /// [`ProcError::NoSuchProcess`] if the process has ended, [`ProcError::NotPermitted`],
     /// [`ProcError::Io`].
     pub fn read(&self, pid: Pid, name: &str) -> Result<Vec<u8>, ProcError> {
         let path = self.file(pid, name);
         read_all(&path).map_err(|e| self.explain(pid, &path, e))
     }
 
-    /// All of a process's file, or why it is missing.
+    /// Reads the whole file of a process, or returns the reason why the file is missing.
     pub(crate) fn reading(&self, pid: Pid, name: &str) -> Reading<Vec<u8>> {
         let path = self.file(pid, name);
         read_all(&path).map_err(|e| self.absence(&path, &e))
     }
 
-    /// All of a file of the machine, or why it is missing.
+    /// Reads a whole file of the machine, or returns the reason why the file is missing.
     pub(crate) fn machine(&self, name: &str) -> Reading<Vec<u8>> {
         self.file_of_the_machine(&self.path.join(name))
     }
 
-    /// All of a file of `/sys`, or why it is missing. A copied tree has it below `DIR/sysfs`, since
-    /// `DIR/sys` is the copy of `/proc/sys`.
+    /// Reads a whole file of `/sys`, or returns the reason why the file is missing. A copied tree
+    /// has the file below `DIR/sysfs`, since `DIR/sys` is the copy of `/proc/sys`.
     pub(crate) fn sysfs(&self, name: &str) -> Reading<Vec<u8>> {
         self.file_of_the_machine(&self.sysfs_path(name))
     }
@@ -246,7 +249,7 @@ impl ProcRoot {
         }
     }
 
-    /// Opens a process's file for reading, without ever waiting for it.
+    /// Opens a process's file for reading, and never blocks.
     pub(crate) fn open(&self, pid: Pid, name: &str) -> Result<File, ProcError> {
         let path = self.file(pid, name);
         open(&path).map_err(|e| self.explain(pid, &path, e))
@@ -303,7 +306,7 @@ pub(crate) fn shown(path: &Path) -> Cow<'_, str> {
     escape(path.as_os_str().as_bytes())
 }
 
-/// The names in a folder that are ids, in order.
+/// Returns the names in a folder that are process or thread IDs, in order.
 fn ids(folder: &Path) -> io::Result<Vec<Pid>> {
     let ids = std::fs::read_dir(folder)?.filter_map(|entry| {
         let name = entry.ok()?.file_name();
@@ -314,14 +317,14 @@ fn ids(folder: &Path) -> io::Result<Vec<Pid>> {
     Ok(ids)
 }
 
-/// Rights needed to read another process's memory map.
+/// Requirements for reading another process's memory map.
 pub(crate) const PTRACE: &str = "the same user, or CAP_SYS_PTRACE";
 
 /// Reason for values that a copied tree lacks.
 pub(crate) const NOT_COPIED: &str = "not in the copied tree";
 
-/// Opens a regular file for reading, as all of `/proc` are. A FIFO or a device in a copied tree,
-/// which could block or have no end, is an error.
+/// Opens a regular file for reading: all files of `/proc` are regular. For a FIFO or a device in a
+/// copied tree, which could block or have no end, returns an error.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

@@ -1,5 +1,5 @@
-//! Reads a large file of `/proc` while it is parsed: the kernel writes on one CPU, we read on
-//! another.
+//! Reads a large file of `/proc` while it is parsed: the kernel writes on one CPU, and the parser
+//! runs on another.
 
 use pagewise_model::units::nanoseconds;
 use pagewise_sys::priority::briefly_raised;
@@ -9,28 +9,30 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Large enough that handing a buffer over costs nothing, small enough to stay in the cache.
+/// Size of a buffer in bytes. Passing a buffer of this size to another thread costs little, and the
+/// buffer still fits the CPU cache.
 const BUFFER: usize = 256 << 10;
-/// One buffer being filled, one being parsed, one on the way.
+/// Number of buffers: one is filled, one is parsed, and one is in a channel.
 const BUFFERS: usize = 3;
 
-/// Duration of a read, in nanoseconds, from which on a file is read without a raised priority:
-/// other threads need the CPU, too.
+/// Duration of a read in nanoseconds. After a read of at least this duration, the file is read
+/// without a raised priority, because other threads need the CPU, too.
 const LONG_READ: u64 = 5_000_000;
 
-/// Duration of reads at a raised priority. Raising it for each read would take an eighth of the
-/// time to read `smaps`.
+/// Duration of the reads that follow one raise of the priority. Raising the priority for each read
+/// would take an eighth of the time to read `smaps`.
 const RAISED: Duration = Duration::from_micros(200);
 
-/// The longest single `read`, in nanoseconds.
+/// Duration of the longest single `read`, in nanoseconds.
 ///
 /// The kernel holds the target's mmap lock for no longer than a `read` of `smaps` or `maps` takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LongestRead(pub(crate) u64);
 
-/// Hands the whole file to `consume`, piece by piece, cut anywhere.
+/// Passes the whole file to `consume` in pieces, which can begin and end in the middle of a line.
 ///
-/// A file that fits one buffer is read on this thread; starting another costs more than it gains.
+/// A file that fits one buffer is read on this thread: starting a second thread would cost more
+/// time than it saves.
 pub(crate) fn stream(file: &File, mut consume: impl FnMut(&[u8])) -> io::Result<LongestRead> {
     let mut buffer = vec![0; BUFFER];
     let mut longest = LongestRead::default();
@@ -49,8 +51,8 @@ pub(crate) fn stream(file: &File, mut consume: impl FnMut(&[u8])) -> io::Result<
     Ok(longest.max(rest?))
 }
 
-/// Consumes `first` and then the rest of the file, which another thread reads meanwhile. `None`,
-/// and nothing consumed, where there can be no other thread.
+/// Consumes `first` and then the remaining file, which another thread reads meanwhile. If no other
+/// thread can be started, returns `None` and consumes nothing.
 fn beside(
     file: &File,
     first: &[u8],
@@ -74,7 +76,7 @@ fn beside(
     })
 }
 
-/// Reads and consumes in turn.
+/// Alternates between reading and consuming.
 fn alone(
     file: &File,
     buffer: &mut [u8],
@@ -89,7 +91,7 @@ fn alone(
     }
 }
 
-/// A buffer, and how much of it was filled.
+/// A buffer, and the number of bytes in it.
 type FilledBuffer = (Vec<u8>, usize);
 
 fn keep_reading(
@@ -107,7 +109,7 @@ fn keep_reading(
     Ok(longest)
 }
 
-/// Reads until the buffer is full or the file ends; a seq_file gives a page or so a call.
+/// Reads until the buffer is full or the file ends. A seq_file returns about a page per call.
 fn fill(file: &File, buffer: &mut [u8], longest: &mut LongestRead) -> io::Result<usize> {
     let mut filled = 0;
     let mut ended = false;

@@ -1,6 +1,6 @@
-//! Numbers and words out of bytes, for the parsers of this crate.
+//! Parses numbers and words in bytes, for the parsers of this crate.
 
-/// Reads one thing after the other from the start of a line.
+/// Parses one item after another from the start of a line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineCursor<'a> {
     pub(crate) rest: &'a [u8],

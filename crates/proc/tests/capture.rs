@@ -33,7 +33,8 @@ struct Sleeper(Child);
 impl Sleeper {
     fn start(program: &Path) -> Sleeper {
         let sleeper = Sleeper(Command::new(program).arg("600").spawn().unwrap());
-        // A process in the dynamic loader changes its mappings: wait until it stays blocked.
+        // A process in the dynamic loader still changes its mappings, so wait until the process
+        // stays blocked.
         let mut before = "running\n".to_owned();
         loop {
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -65,8 +66,9 @@ impl Drop for Sleeper {
     }
 }
 
-/// Copies a program. Another process does: a child that another test forks meanwhile would keep a
-/// file open that this one writes, and nothing executes a file that is open for writing.
+/// Copies a program by another process. If this process wrote the copy, a child that another test
+/// forks meanwhile would keep the file open for writing, and a file that is open for writing cannot
+/// be executed.
 fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--").args([from, to]).status().unwrap();
     assert!(status.success());
@@ -214,7 +216,7 @@ fn names_of_threads_and_files_may_hold_anything() {
     copy_program("/bin/sleep".as_ref(), &path);
     let sleeper = Sleeper::start(&path);
     let snapshot = read(sleeper.pid(), Wish::Full).unwrap();
-    // maps writes a newline as four characters, comm and exe as it is.
+    // `maps` prints a newline as four characters; `comm` and `exe` contain it unchanged.
     let mapped = path.to_str().unwrap().replace('\n', "\\012");
     let mappings = snapshot.mappings.as_ref().unwrap();
     assert!(mappings.iter().any(|m| m.name.as_bytes() == mapped.as_bytes()), "{mappings:?}");
@@ -237,7 +239,7 @@ fn a_program_is_distinguished_from_its_replaced_file() {
     let elf = seen(OnDisk::Same).unwrap();
     fs::remove_file(&path).unwrap();
     let deleted = seen(OnDisk::Missing);
-    // A FIFO in its place does not make us wait for a writer.
+    // A FIFO instead of the file does not make the reading wait for a writer.
     mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
     seen(OnDisk::Replaced).ok();
     fs::remove_file(&path).unwrap();
@@ -407,7 +409,7 @@ fn a_copied_tree_gives_what_was_copied_and_says_what_was_not() {
     let whole = from(&["stat", "smaps", "maps", "statm", "mountinfo"]);
     let same = |s: &Snapshot| -> Vec<_> {
         let mappings = s.mappings.as_ref().unwrap();
-        // Not its shares: other programs come and go meanwhile.
+        // The shares are not compared, because other programs start and end meanwhile.
         let anonymous = |m: &Mapping| m.counter(SmapsCounter::Anonymous).unwrap();
         mappings.iter().map(|m| (m.range, m.name.clone(), m.rss().unwrap(), anonymous(m))).collect()
     };
@@ -464,7 +466,8 @@ fn a_copied_tree_with_hostile_files_is_read_safely() {
     symlink("/dev/zero", file("status")).unwrap();
     mknodat(CWD, file("smaps_rollup"), FileType::Fifo, Mode::RWXU, 0).unwrap();
     fs::create_dir(file("statm")).unwrap();
-    // A FIFO where a file should be is an error like any other; it neither blocks nor is empty.
+    // A FIFO in place of a file is an ordinary error: the reading neither blocks nor returns an
+    // empty file.
     let result = capture(&ProcRoot::at(tree.path()), sleeper.pid(), &CaptureRequest::default());
     let error = result.unwrap_err().to_string();
     assert!(error.contains("smaps_rollup"), "{error}");

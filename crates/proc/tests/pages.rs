@@ -21,7 +21,8 @@ use pagewise_sys::probe::Features;
 use pagewise_sys::system;
 use rustix::process::{Signal, kill_process};
 
-/// The targets share library pages: one at a time, so that no share changes under a reading.
+/// The targets share library pages, so only one target runs at a time: no share changes during a
+/// reading.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The program `kinds`, stopped; killed when dropped.
@@ -70,14 +71,15 @@ impl Drop for KindsTarget {
     }
 }
 
-/// The folder of the build, whose files are on a disk; a machine that did not build has none.
+/// Returns the folder of the build, whose files are on a disk. A machine that did not build the
+/// tests has no such folder.
 fn folder_of_files() -> PathBuf {
     let of_build = Path::new(env!("CARGO_TARGET_TMPDIR"));
     if of_build.is_dir() { of_build.to_owned() } else { std::env::temp_dir() }
 }
 
 fn kinds() -> String {
-    // A machine without a compiler gets the program built.
+    // On a machine without a compiler, the variable names a folder with the built program.
     if let Ok(folder) = std::env::var("PAGEWISE_TEST_PROGRAMS") {
         return format!("{folder}/kinds");
     }
@@ -146,7 +148,7 @@ fn entries(smaps: &str) -> Vec<ExpectedEntry> {
     entries
 }
 
-/// One reading, and what the kernel said before and after it.
+/// One reading, and the values of the kernel before and after it.
 struct PageReading {
     entries: Vec<ExpectedEntry>,
     rollup: ExpectedEntry,
@@ -155,8 +157,8 @@ struct PageReading {
 }
 
 impl PageReading {
-    /// True if only shares of files differ from those of the kernel: a process that maps the same
-    /// library starts and ends between the readings. Other differences are for the caller to find.
+    /// Returns true if only shares of files differ from those of the kernel: a process that maps
+    /// the same library starts and ends between the readings. The caller checks all other values.
     fn has_other_shares_of_files(&self) -> bool {
         let private = |entry: &ExpectedEntry| entry.bytes(&["Private_Clean", "Private_Dirty"]);
         let is_pss = |pages: &MappingPages, entry: &ExpectedEntry| {
@@ -170,7 +172,7 @@ impl PageReading {
         let is_other_file = files.any(|(mapping, entry)| {
             mapping.pages.as_ref().is_ok_and(|pages| !is_same(pages, entry))
         });
-        // The total of anonymous memory is known apart.
+        // The total of anonymous memory is checked separately.
         let is_other_total = self.walk.total.as_ref().is_ok_and(|total| {
             let anonymous = self.rollup.bytes(&["Pss_Anon"]);
             let is_anonymous_same =
@@ -182,7 +184,8 @@ impl PageReading {
     }
 }
 
-/// Reads until nothing changed meanwhile: other processes map and unmap the same libraries.
+/// Repeats the reading until nothing changed meanwhile: other processes map and unmap the same
+/// libraries.
 fn see(
     target: &KindsTarget,
     reading: impl Fn(&mut [Mapping]) -> Result<PageWalk, ProcError>,
@@ -222,8 +225,8 @@ fn assert_counts(pages: &MappingPages, entry: &ExpectedEntry) {
     assert_eq!(anonymous, entry.bytes(&["Anonymous"]), "Anonymous of {}", entry.header);
     match &pages.swap {
         Ok(swap) => assert_eq!(*swap, entry.bytes(&["Swap"]), "Swap of {}", entry.header),
-        // Page tables forget swapped pages of tmpfs, and a total that has such a mapping does not
-        // know its sum.
+        // Page tables do not show swapped pages of tmpfs, so a total over such a mapping is
+        // unknown.
         Err(why) => {
             assert!(matches!(why, Absent::NotCollected(_)), "{why:?}");
             let has_tmpfs =
@@ -247,7 +250,7 @@ fn assert_exclusive(pages: &MappingPages, entry: &ExpectedEntry) {
 
 fn assert_pss(pages: &MappingPages, entry: &ExpectedEntry) {
     assert_eq!(pages.pss, Ok(entry.bytes(&["Pss"])), "Pss of {}", entry.header);
-    // Only a rollup splits the share.
+    // Only `smaps_rollup` splits the share.
     if entry.header.ends_with("[rollup]") {
         let kib = |bytes: Bytes| Bytes::kib(bytes.0 >> 10);
         let anonymous = entry.bytes(&["Pss_Anon"]);
@@ -365,7 +368,7 @@ fn without_the_capability_the_reading_says_what_it_needs_and_counts_the_rest() {
     assert!(matches!(seen.walk.total.unwrap().pss, Err(Absent::NotPermitted(_))));
 }
 
-/// Capabilities belong to a thread: this one gives up its own.
+/// Drops the capabilities of this thread only: capabilities belong to a thread.
 fn see_unprivileged(target: &KindsTarget) -> PageReading {
     let none = rustix::thread::CapabilitySet::empty();
     let sets =
@@ -424,7 +427,7 @@ fn sixteen_tebibytes_of_nothing_are_read_at_once() {
         return;
     }
     let target = KindsTarget::start();
-    // Entry by entry this would take hours.
+    // A separate read for each entry would take hours.
     let seen = see_with(&target, features, Pace::POLITE);
     let large = seen.mappings.iter().filter(|mapping| mapping.size() > Bytes::gib(1 << 10));
     let guards: Bytes = large.map(|m| m.pages.as_ref().unwrap().breakdown.guard).sum();
@@ -443,7 +446,7 @@ fn mappings_out_of_order_are_all_filled_in() {
     read(&mut in_order);
     mappings.reverse();
     mappings.rotate_left(7);
-    // Twice in a row, too: the first mapping lies below the last one.
+    // A second copy follows, whose first mapping lies below the last mapping of the first copy.
     mappings.extend(in_order.clone());
     read(&mut mappings);
     for mapping in mappings.iter().filter(|it| it.backing() != Backing::File) {
@@ -469,7 +472,7 @@ fn many_mappings_are_read_on_two_threads_with_the_same_result() {
     let all = read(&mut many, &Pace::FAST);
     for (at, mapping) in many.iter().enumerate() {
         let known = &few[at % few.len()];
-        // Processes that begin and end share the pages of libraries meanwhile.
+        // Other processes that start and end meanwhile share the pages of libraries.
         if known.backing() != Backing::File {
             assert_eq!(mapping.pages, known.pages, "{at}: {:?}", mapping.range);
         }

@@ -1,8 +1,8 @@
-//! Core files: segments, notes, and the memory that they hold.
+//! Core files: segments, notes, and the memory contents of the process.
 //!
-//! A core file may be damaged or hostile. It is read by `pread` in pieces of limited size; no
-//! number in it decides how much memory the reader takes. It is never mapped, since a file that is
-//! truncated meanwhile would raise SIGBUS.
+//! A core file may be damaged or hostile. The file is read by `pread` in pieces of limited size,
+//! and no number in the file determines how much memory is allocated. The file is never mapped: if
+//! a mapped file is truncated, an access to its mapping raises SIGBUS.
 
 mod bytes;
 mod compressed;
@@ -28,7 +28,7 @@ pub use self::notes::{CoreNotes, MappedFileNote, ProcessNote, SignalNote, Thread
 pub use self::snapshot::snapshot;
 use crate::ProcError;
 
-/// The source in the reason for a value that a core file does not have.
+/// Name of the source in the reason why a value is absent: a core file lacks the value.
 pub(crate) const CORE_FILE: &str = "a core file";
 
 /// An open core file.
@@ -85,7 +85,7 @@ impl CoreFile {
         Ok(CoreFile { path: path.into(), bytes, compression, segments, loads, notes, gaps })
     }
 
-    /// Its path.
+    /// Returns the path of the core file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -132,8 +132,8 @@ impl CoreFile {
         true
     }
 
-    /// Offset of the byte at an address, and the number of bytes from there on that the segment
-    /// has.
+    /// Returns the file offset of the byte at an address, and the number of bytes that the file
+    /// contains from this offset to the end of the segment.
     fn locate(&self, address: u64) -> Option<(u64, u64)> {
         let after = self.segments.partition_point(|segment| segment.range.start <= address);
         let segment = &self.segments[after.checked_sub(1)?];
@@ -142,7 +142,7 @@ impl CoreFile {
             .then(|| (segment.offset + (address - held.start), held.end - address))
     }
 
-    /// The parts of a range whose bytes the file has, by address.
+    /// Returns the parts of an address range whose bytes the file contains, in order of address.
     pub fn held(&self, range: AddrRange) -> impl Iterator<Item = AddrRange> + '_ {
         let first = self.segments.partition_point(|segment| segment.range.end <= range.start);
         let overlapping = self.segments[first..].iter();
@@ -151,9 +151,9 @@ impl CoreFile {
             .filter_map(move |segment| segment.held_range().intersection(range))
     }
 
-    /// The first part of a held range that lies in no hole of the file: a writer leaves holes for
-    /// pages that were never touched, and they read as zeros. `None` if only a hole is left; the
-    /// whole range if the file system does not show holes.
+    /// Returns the first part of a held range that lies outside the holes of the file. Core files
+    /// have holes for pages that were never touched; holes read as zeros. Returns `None` if only
+    /// holes are left, and the whole range if the file system does not report holes.
     pub fn next_stored(&self, range: AddrRange) -> Option<AddrRange> {
         let (offset, held) = self.locate(range.start)?;
         let end = offset + held.min(range.len().0);

@@ -13,20 +13,20 @@ use super::variables::{
 use crate::elf::FilePieces;
 use crate::{ProcRoot, target_file};
 
-/// More variables than this are not returned.
+/// Maximum number of variables that are returned.
 const MAX_VARIABLES: usize = 1 << 20;
 
 /// A variable that contains an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedVariable {
-    /// Its addresses; of a thread-local variable, the distance below the thread pointer, from
-    /// `u64::MAX` down.
+    /// Addresses of the variable. For a thread-local variable: wrapping offsets from the thread
+    /// pointer, so `u64::MAX` is the byte directly below the thread pointer.
     pub range: AddrRange,
-    /// Its name, as the symbol table has it.
+    /// Name in the symbol table.
     pub name: Name,
-    /// The file that defines it.
+    /// File that defines the variable.
     pub module: Name,
-    /// The source file, if other source files cannot name the variable.
+    /// Source file of a variable with local binding, such as a `static` variable in C.
     pub source: Option<Name>,
 }
 
@@ -41,9 +41,9 @@ pub struct NamedVariables {
     pub thread_local_bytes: u64,
 }
 
-/// Variables that contain any of `addresses`, which are in order; and all thread-local variables of
-/// `program`. Without addresses, only the size of thread-local storage is read. A file that is
-/// broken, or no ELF file of 64 bits, has no variables.
+/// Returns the variables that contain any of `addresses`, which must be sorted, and all
+/// thread-local variables of `program`. If `addresses` is empty, only the size of thread-local
+/// storage is read. A file that is damaged, or is not a 64-bit ELF file, has no variables.
 pub fn named_variables(
     root: &ProcRoot,
     pid: Pid,
@@ -62,7 +62,8 @@ pub fn named_variables(
     found
 }
 
-/// Sorts by address; of several symbols that overlap, the first and largest stays.
+/// Sorts the variables by address. Among overlapping variables, the function keeps the one with the
+/// lowest address, and the largest one if addresses are equal.
 fn sort(variables: &mut Vec<NamedVariable>) {
     variables.sort_by_key(|it| (it.range.start, std::cmp::Reverse(it.range.end)));
     let mut end = 0;
@@ -125,7 +126,7 @@ impl NamedVariables {
 /// The headers of a file that its symbols need.
 struct FileSymbols {
     loads: Vec<LoadHeader>,
-    /// Bytes of its thread-local storage, aligned.
+    /// Number of bytes of the file's thread-local storage, rounded up to its alignment.
     tls_bytes: u64,
 }
 
@@ -134,7 +135,7 @@ struct DataSymbol<'a> {
     value: u64,
     size: u64,
     is_thread_local: bool,
-    /// The source file of a local symbol.
+    /// Source file of the symbol, if the symbol has local binding.
     source: Option<&'a [u8]>,
 }
 
@@ -191,13 +192,15 @@ impl FileSymbols {
     }
 }
 
-/// A bounded name, up to its final zero.
+/// Returns the name at the start of `rest`, without its final zero and at most [`MAX_NAME_BYTES`]
+/// long.
 fn before_zero(rest: &[u8]) -> &[u8] {
     let rest = &rest[..rest.len().min(MAX_NAME_BYTES)];
     &rest[..memchr::memchr(0, rest).unwrap_or(rest.len())]
 }
 
-/// The name of a source file; `None` for units of code generation, which Rust has instead.
+/// Returns the name of a source file. Returns `None` for a code generation unit, which Rust records
+/// in place of a source file.
 fn source_file(rest: &[u8]) -> Option<&[u8]> {
     const ENDS: [&[u8]; 8] = [b".c", b".cc", b".cpp", b".cxx", b".C", b".c++", b".m", b".mm"];
     let name = before_zero(rest);

@@ -22,16 +22,16 @@ use crate::mountinfo::Mount;
 use crate::root::PTRACE;
 use crate::target_file::{self, FileId, FoundFile, Refusal, TargetRoot};
 
-/// No larger piece of a file is read: headers and tables of names are smaller, and a file may be
-/// all hole.
+/// Maximum number of bytes that are read in one piece. Headers and name tables are smaller, but the
+/// sizes in a sparse file can be arbitrarily large.
 const LARGEST: u64 = 16 << 20;
-/// No more sections than this are looked at; real files have dozens.
+/// Maximum number of sections that are read. Real files have dozens.
 const SECTIONS: usize = 5000;
-/// No more of a section's name than this is kept.
+/// Maximum number of bytes of a section name that are kept.
 const NAME: usize = 256;
 
-/// Symbols that identify an allocator in a file, with the final zero of a table of names; and the
-/// allocator's name.
+/// Symbol names that identify an allocator, each with its final zero, and the name of the
+/// allocator.
 const ALLOCATORS: &[(&[u8], &str)] = &[
     (b"je_malloc\0", "jemalloc"),
     (b"_rjem_malloc\0", "jemalloc"),
@@ -42,7 +42,7 @@ const ALLOCATORS: &[(&[u8], &str)] = &[
     (b"sn_malloc\0", "snmalloc"),
 ];
 
-/// Looks into each mapped file once, in the order of first appearance.
+/// Reads the headers of each mapped file once, in order of first appearance.
 pub(crate) fn objects(
     root: &ProcRoot,
     pid: Pid,
@@ -56,8 +56,8 @@ pub(crate) fn objects(
     let mut last = None;
     let files = mappings.iter().filter(|mapping| {
         let key = (mapping.device, mapping.inode);
-        // Neighbors are often of one file: a look-up for each of 65,000 would cost more than the
-        // rest.
+        // Adjacent mappings often map the same file. A hash lookup for each of 65,000 mappings
+        // would take longer than everything else here.
         mapping.inode != 0
             && (mapping.prot.exec || mapping.backing() == Backing::File)
             && last.replace(key) != Some(key)
@@ -66,7 +66,7 @@ pub(crate) fn objects(
     files.map(|first| looker.object(first)).collect()
 }
 
-/// Looks at the files of one process.
+/// Finds the mapped files of one process and reads their headers.
 struct Looker<'a> {
     root: &'a ProcRoot,
     pid: Pid,
@@ -76,7 +76,7 @@ struct Looker<'a> {
 }
 
 impl Looker<'_> {
-    /// A file, by its first mapping.
+    /// Reads the headers of the file that `first` maps.
     fn object(&self, first: &Mapping) -> ElfObject {
         let (on_disk, elf) = if self.root.is_live() {
             (self.on_disk(first), self.elf(first))
@@ -93,14 +93,15 @@ impl Looker<'_> {
         }
     }
 
-    /// The file that a name leads the process to. It is not opened.
+    /// Finds the file that a name denotes for the process, and does not open it for reading.
     fn find(&self, name: &[u8]) -> Result<FoundFile, Refusal> {
         let root = self.own_root.get_or_init(|| TargetRoot::of_process(self.root, self.pid).ok());
         let root = root.as_ref().ok_or(Refusal::NotPermitted)?;
         root.find(Path::new(std::ffi::OsStr::from_bytes(name)))
     }
 
-    /// The mapped file itself, whatever became of its name; following it needs a capability.
+    /// Returns the path of the `map_files` link, which denotes the mapped file even if its name has
+    /// changed. Following this link needs a capability.
     fn by_map(&self, first: &Mapping) -> PathBuf {
         self.root.file(self.pid, "map_files").join(first.range.to_string())
     }
@@ -108,11 +109,12 @@ impl Looker<'_> {
     fn on_disk(&self, first: &Mapping) -> Reading<OnDisk> {
         let found = match self.find(first.path()) {
             Err(Refusal::Missing) => {
-                // A file can be called "x (deleted)" and be there.
+                // The name of an existing file can also end in " (deleted)".
                 let is_there = first.is_deleted() && self.find(first.name.as_bytes()).is_ok();
                 return Ok(if is_there { OnDisk::Same } else { OnDisk::Missing });
             }
-            // The path of a mapped file contains no link: a link has replaced a part of it.
+            // The path of a mapped file contains no link, so a link has replaced a component of the
+            // path.
             Err(Refusal::NotRegular) => return Ok(OnDisk::Replaced),
             found => found.map_err(|_| Absent::NotPermitted(PTRACE.into()))?,
         };
@@ -123,11 +125,11 @@ impl Looker<'_> {
         Ok(if is_same { OnDisk::Same } else { OnDisk::Replaced })
     }
 
-    /// True if a file is the mapped one, according to `maps`.
+    /// Returns true if the found file is the mapped file, according to `maps`.
     ///
-    /// Devices are not compared: on btrfs, `maps` and `stat` have different ones. Before Linux 6.8,
-    /// inodes on an overlay differ, too: there any name is accepted that the kernel has not marked
-    /// as deleted.
+    /// Devices are not compared: on btrfs, `maps` and `stat` show different devices. Before Linux
+    /// 6.8, inodes on an overlay also differ, so every name on an overlay is accepted that the
+    /// kernel has not marked as deleted.
     fn is_same(&self, first: &Mapping, found: &FoundFile) -> bool {
         let id = found.id();
         id.inode == first.inode || !first.is_deleted() && self.overlays.contains(&id.device)
@@ -146,12 +148,12 @@ impl Looker<'_> {
     }
 }
 
-/// A file that is read in a few pieces of limited size; the second field is the maximum.
+/// A file that is read in a few pieces. The second field is the maximum size of a piece in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct FilePieces<'d>(pub(crate) &'d ReadCache<&'d File>, pub(crate) u64);
 
 impl FilePieces<'_> {
-    /// True if it begins as an ELF file of 64 bits.
+    /// Returns true if the file begins as a 64-bit ELF file.
     pub(crate) fn is_elf64(self) -> bool {
         self.has_class(elf::ELFCLASS64)
     }
@@ -196,10 +198,11 @@ fn names_no_loader(data: FilePieces<'_>) -> object::read::Result<bool> {
     Ok(is_program && !programs.is_empty() && !programs.iter().any(is_interpreter))
 }
 
-/// The headers of an open ELF file; `is_exe` looks for allocators in its full symbol table, too.
+/// Reads the headers of an open ELF file. If `is_exe` is true, the full symbol table is also
+/// searched for allocators.
 ///
 /// # Errors
-/// [`Absent::NotSupported`] if it is not ELF, or damaged.
+/// [`Absent::NotSupported`] if the file is not an ELF file, or is damaged.
 pub fn of_file(file: &File, is_exe: bool) -> Reading<Elf> {
     let all: &[u32] = &[elf::SHT_DYNSYM, elf::SHT_SYMTAB];
     headers(FilePieces(&ReadCache::new(file), LARGEST), if is_exe { all } else { &all[..1] })
@@ -208,12 +211,13 @@ pub fn of_file(file: &File, is_exe: bool) -> Reading<Elf> {
 /// Parses the headers of an ELF file of 64 or 32 bits from memory.
 ///
 /// # Errors
-/// [`Absent::NotSupported`] if it is not ELF, or damaged.
+/// [`Absent::NotSupported`] if the bytes are not an ELF file, or are damaged.
 pub fn parse(bytes: &[u8]) -> Reading<Elf> {
     headers(bytes, &[elf::SHT_DYNSYM, elf::SHT_SYMTAB])
 }
 
-/// The headers; an allocator's symbols are looked for in tables of the types `symbols`.
+/// Reads the headers. Allocators are searched for in the symbol tables of the section types
+/// `symbols`.
 fn headers<'d>(data: impl ReadRef<'d>, symbols: &[u32]) -> Reading<Elf> {
     let found = match data.read_bytes_at(0, 5) {
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => {
@@ -234,7 +238,7 @@ fn parse_class<'d, H: FileHeader<Endian = Endianness>>(
     let header = H::parse(data)?;
     let endian = header.endian()?;
     let programs = header.program_headers(endian, data)?;
-    // Files without section headers are still ELF files: the segments say enough.
+    // A file without section headers is still an ELF file: its segments suffice.
     let sections = header.section_headers(endian, data).unwrap_or_default();
     let sections = &sections[..sections.len().min(SECTIONS)];
     let names = header.shstrndx(endian, data).ok();
@@ -317,10 +321,10 @@ fn bytes<'d, S: SectionHeader<Endian = Endianness>>(
     sections.get(usize::try_from(at).ok()?)?.data(endian, data).ok()
 }
 
-/// The allocator that the symbols of a table identify.
+/// Returns the allocator that a symbol of a symbol table identifies.
 ///
-/// A file that only calls the allocator also has its name, so the symbol must be defined here.
-/// Symbols are read only if the table contains a name, which is rare.
+/// A file that only calls the allocator also contains the symbol's name, so the file must define
+/// the symbol. Symbols are read only if the string table contains one of the names, which is rare.
 fn allocator<'d, S: SectionHeader<Endian = Endianness>>(
     sections: &[S],
     kind: u32,
@@ -355,7 +359,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A program that is on every machine.
+    /// Bytes of a program that exists on every machine: this test program.
     fn own_bytes() -> &'static [u8] {
         static BYTES: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
         BYTES.get_or_init(|| fs::read("/bin/sh").unwrap())
@@ -373,7 +377,8 @@ mod tests {
 
     #[test]
     fn a_table_larger_than_any_real_one_is_not_read() {
-        // A file that is all hole, with as many section headers as fit into it.
+        // The file is a single hole after its headers, which declare as many section headers as
+        // fit.
         let file = tempfile::tempfile().unwrap();
         let size = 1_u64 << 40;
         file.set_len(size).unwrap();

@@ -1,47 +1,47 @@
 //! The only module that opens files named by a target: files that it maps, its program, separate
 //! debug files, perf maps.
 //!
-//! A target chooses these names, so the file behind a name may be a FIFO, a device, a link to a
-//! file that only root may read, or 300 GB long. Each file is opened in these steps, and nothing
-//! that is not a regular file is ever opened for reading:
+//! A target chooses these names, so a name may denote a FIFO, a device, a link to a file that only
+//! root may read, or a file of 300 GB. Each file is opened in the following steps, which open only
+//! regular files for reading:
 //!
-//! 1. `/proc/PID/map_files/START-END` leads to the mapped file itself, whatever its name leads to
-//!    now. It needs `CAP_SYS_ADMIN` or `CAP_CHECKPOINT_RESTORE`.
-//! 2. Without these: `openat2` in `/proc/PID/root` with `RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS`.
-//!    Links resolve as they do for the target, never out of its root. If a seccomp filter forbids
-//!    `openat2` (ENOSYS, EPERM), one component at a time with `O_NOFOLLOW`: names in `maps` have no
-//!    links.
-//! 3. Both use `O_PATH`, which runs no driver code and never blocks. `fstat` then shows the type,
-//!    the size and the identity.
-//! 4. The checked inode is opened through `/proc/self/fd/N` with `O_NONBLOCK`, so that a lease of
-//!    the target delays nothing.
+//! 1. `/proc/PID/map_files/START-END` denotes the mapped file itself, even if another file has its
+//!    name now. Following this link needs `CAP_SYS_ADMIN` or `CAP_CHECKPOINT_RESTORE`.
+//! 2. Without these capabilities, the name is resolved by `openat2` in `/proc/PID/root` with
+//!    `RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS`. Links resolve as for the target and never leave
+//!    its root. If a seccomp filter forbids `openat2` (ENOSYS, EPERM), one component after another
+//!    is opened with `O_NOFOLLOW`: names in `maps` contain no links.
+//! 3. Steps 1 and 2 use `O_PATH`, which runs no driver code and never blocks. `fstat` then returns
+//!    the type, the size and the identity of the file.
+//! 4. The checked inode is opened through `/proc/self/fd/N` with `O_NONBLOCK`, so that a file lease
+//!    that the target holds does not block the call.
 //!
 //! # Identity
 //!
-//! `maps` has the device of the file system and the inode. `stat` has the same inode, but not
-//! always the same device:
+//! `maps` contains the device of the file system and the inode. `stat` returns the same inode, but
+//! on some file systems another device:
 //!
 //! | file system | `st_dev` | accepted by name if |
 //! |---|---|---|
 //! | most | as in `maps` | device and inode are those of `maps` |
-//! | btrfs and others with subvolumes | the subvolume's | the inode is, and the mount that the file was found on has the device of `maps` |
-//! | overlayfs | the overlay's; before Linux 6.8 `maps` has the device and inode below | the kernel has not marked the name as deleted |
+//! | btrfs and others with subvolumes | the subvolume's | the inode is that of `maps`, and the mount that contains the found file has the device of `maps` |
+//! | overlayfs | the overlay's; before Linux 6.8 `maps` has the device and inode of the lower file system | the kernel has not marked the name as deleted |
 //!
-//! The last two cases cannot exclude a file that the target has put in place of the mapped one: it
-//! is then a regular file in its own root. Through `map_files` this cannot happen.
+//! In the last two cases the target may have replaced the mapped file by another regular file in
+//! its root, which is then accepted. Through `map_files` this replacement has no effect.
 //!
 //! # Files that this process has locked
 //!
 //! The kernel releases all POSIX locks of a process on a file when the process closes any
 //! descriptor of the file (fcntl(2)). A recorder holds such locks on its recording, and maps a part
-//! of it: without them, the next reader truncates that part, which ends the recorder by SIGBUS.
-//! [`keep_locks_of`] names the files, which are then never opened here: a descriptor that is opened
-//! with `O_PATH` releases nothing when it is closed.
+//! of the recording. Without the locks, the next process that opens the recording truncates this
+//! part, and the recorder ends by SIGBUS. This module therefore never opens the files that
+//! [`keep_locks_of`] names. Closing a descriptor that was opened with `O_PATH` releases no locks.
 //!
 //! # Changes
 //!
-//! A file can be changed while it is read. Read with `read` and `pread` only: a mapping of a file
-//! that is truncated ends the process that reads it by SIGBUS.
+//! A file can be changed while it is read. Use only `read` and `pread`: if a file is truncated, an
+//! access to its mapping ends this process by SIGBUS.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;
@@ -61,7 +61,8 @@ use rustix::io::Errno;
 use crate::mountinfo::{self, Mount};
 use crate::{ProcRoot, root};
 
-/// No larger file is read for its symbols: the largest debug files of browsers have some GB.
+/// Maximum size in bytes of a file that is read for its symbols. The largest debug files of
+/// browsers have some GB.
 pub const MAX_ELF_BYTES: u64 = 16 << 30;
 
 /// `f_type` of overlayfs, `linux/magic.h`.
@@ -72,8 +73,8 @@ const ATTEMPTS: usize = 8;
 /// The files of [`keep_locks_of`].
 static LOCKED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Names the files on which this process holds POSIX locks, or will: from now on they are not
-/// opened by this module. The files of the call before are opened again.
+/// Sets the files on which this process holds, or will hold, POSIX locks. From now on this module
+/// refuses to open these files, and no longer refuses those of the previous call.
 pub fn keep_locks_of(paths: Vec<PathBuf>) {
     *LOCKED.lock().unwrap_or_else(PoisonError::into_inner) = paths;
 }
@@ -82,30 +83,30 @@ pub fn keep_locks_of(paths: Vec<PathBuf>) {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Its name leads to no file.
+    /// The name denotes no file.
     #[error("it cannot be found")]
     Missing,
-    /// It is a FIFO, a device, a folder, a socket or a link.
+    /// The file is a FIFO, a device, a folder, a socket or a link.
     #[error("it is not a regular file")]
     NotRegular,
-    /// It is not the file that was mapped.
+    /// The name denotes another file than the mapped one.
     #[error("another file has its name now")]
     OtherFile,
-    /// It belongs to another user.
+    /// The file belongs to another user.
     #[error("it belongs to another user")]
     OtherOwner,
-    /// It is too large.
+    /// The file is too large.
     #[error("it has {bytes} bytes, more than the limit of {limit}")]
     TooLarge {
-        /// Its size.
+        /// Size of the file in bytes.
         bytes: u64,
-        /// The limit.
+        /// Maximum size in bytes.
         limit: u64,
     },
-    /// This process has locked it: see [`keep_locks_of`].
+    /// This process has locked the file: see [`keep_locks_of`].
     #[error("it is a file of pagewise itself, which pagewise has locked")]
     Locked,
-    /// It may not be opened.
+    /// The file may not be opened.
     #[error("it may not be read")]
     NotPermitted,
     /// Another error.
@@ -129,7 +130,7 @@ impl From<Errno> for Refusal {
         match error {
             Errno::NOENT | Errno::NOTDIR | Errno::SRCH | Errno::NAMETOOLONG => Refusal::Missing,
             Errno::PERM | Errno::ACCESS => Refusal::NotPermitted,
-            // A link where none may be followed, or links in a circle.
+            // The name contains a link that may not be followed, or a cycle of links.
             Errno::LOOP => Refusal::NotRegular,
             error => Refusal::Io(error.into()),
         }
@@ -139,9 +140,9 @@ impl From<Errno> for Refusal {
 /// Identity of a file: its device and inode, as in `maps` and in the kernel's records of mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
-    /// The device of its file system.
+    /// Device of the file system.
     pub device: Device,
-    /// Its inode.
+    /// Inode of the file.
     pub inode: u64,
 }
 
@@ -187,7 +188,8 @@ impl FoundFile {
         FileId::of_stat(self.stat.st_dev, self.stat.st_ino)
     }
 
-    /// True if it lies on an overlay, where `maps` and `stat` need not agree.
+    /// Returns true if the file lies on an overlay, where `maps` and `stat` may show different
+    /// inodes.
     pub fn is_on_overlay(&self) -> bool {
         // `f_type` has another width on some machines.
         #[allow(clippy::cast_sign_loss, reason = "magic numbers are patterns of bits")]
@@ -195,14 +197,14 @@ impl FoundFile {
         fstatfs(&self.handle).is_ok_and(|it| it.f_type as u64 & 0xffff_ffff == OVERLAY)
     }
 
-    /// True if it is one of the files of [`keep_locks_of`].
+    /// Returns true if the file is one of the files of [`keep_locks_of`].
     fn is_locked(&self) -> bool {
         let locked = LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
         let is_it = |it: Metadata| FileId::of_metadata(&it) == self.id();
         locked.iter().any(|path| std::fs::metadata(path).is_ok_and(is_it))
     }
 
-    /// Opens it for reading, if it is a regular file of at most `limit` bytes.
+    /// Opens the file for reading, if it is a regular file of at most `limit` bytes.
     ///
     /// # Errors
     /// The reason, if the file is refused.
@@ -228,14 +230,14 @@ impl FoundFile {
     }
 }
 
-/// The root folder of a process, held open: names are resolved in it, as far as its mounts are
-/// still there, also once the process has ended.
+/// Open root folder of a process. Names are resolved in this folder even after the process has
+/// ended, as long as its mounts exist.
 #[derive(Debug)]
 pub struct TargetRoot {
     folder: OwnedFd,
     pid: Option<(ProcRoot, Pid)>,
-    /// Path of the folder from our own root, if the kernel has one: after `chroot` the names in
-    /// `maps` begin with it.
+    /// Path of the folder from the root of this process, if the kernel shows one. After a `chroot`
+    /// of the target, the names in `maps` begin with this path.
     outside: Option<PathBuf>,
     mounts: OnceCell<Vec<Mount>>,
 }
@@ -254,10 +256,10 @@ impl TargetRoot {
         Ok(TargetRoot { folder, pid, outside, mounts: OnceCell::new() })
     }
 
-    /// Our own root.
+    /// Opens the root of this process.
     ///
     /// # Errors
-    /// Returns an error if it cannot be opened.
+    /// Returns an error if the root cannot be opened.
     pub fn own() -> Result<TargetRoot, Refusal> {
         TargetRoot::at(Path::new("/"))
     }
@@ -268,7 +270,8 @@ impl TargetRoot {
         Ok(TargetRoot { folder, pid: None, outside: None, mounts: OnceCell::new() })
     }
 
-    /// The file of an absolute name, as the process finds it. It is not open for reading.
+    /// Finds the file that an absolute name denotes for the process, and does not open it for
+    /// reading.
     ///
     /// # Errors
     /// Returns the reason if the file cannot be used.
@@ -288,7 +291,8 @@ impl TargetRoot {
         self.find(path)?.open(limit)
     }
 
-    /// Like `open`, for a file that one of these users owns, and whose name is not a link.
+    /// Like [`TargetRoot::open`], for a file that belongs to one of the users `owners` and whose
+    /// name is not a link.
     ///
     /// # Errors
     /// The reason, if the file is refused.
@@ -303,7 +307,7 @@ impl TargetRoot {
         found.open(limit)
     }
 
-    /// Opens a file by its name, if it has this device and inode.
+    /// Opens a file by its name, if the file has the device and inode of `id`.
     ///
     /// # Errors
     /// The reason, if the file is refused.
@@ -312,8 +316,8 @@ impl TargetRoot {
         if found.id() == id { found.open(MAX_ELF_BYTES) } else { Err(Refusal::OtherFile) }
     }
 
-    /// Opens a file by its name in `maps` or in a record of a mapping, if it is still that file.
-    /// `deleted` is true if the kernel has marked the name as deleted.
+    /// Opens a file by its name in `maps` or in a record of a mapping, if the name still denotes
+    /// the file `id`. `deleted` is true if the kernel has marked the name as deleted.
     ///
     /// # Errors
     /// The reason, if the file is refused.
@@ -326,19 +330,20 @@ impl TargetRoot {
         }
     }
 
-    /// True if a file is the one of a mapping, by the table above.
+    /// Returns true if a found file is the mapped one, by the rules in the table of the module
+    /// documentation.
     fn is_mapped(&self, found: &FoundFile, id: FileId, deleted: bool) -> bool {
         if found.id() == id {
             return true;
         }
         if found.is_on_overlay() {
-            // After the end of the process it is unknown if this root is the one of the name.
+            // Once the process has ended, the mapped file may lie in another root than this one.
             return !deleted && (self.pid.is_some() || found.id().inode == id.inode);
         }
         found.id().inode == id.inode && self.file_system(found) == Some(id.device)
     }
 
-    /// The device of the mount that a file was found on, which is the one in `maps`.
+    /// Returns the device of the mount that contains a found file. `maps` shows the same device.
     fn file_system(&self, found: &FoundFile) -> Option<Device> {
         let fd = found.handle.as_fd().as_raw_fd();
         let text = root::read_all(Path::new(&format!("/proc/self/fdinfo/{fd}"))).ok()?;
@@ -357,7 +362,7 @@ impl TargetRoot {
     }
 
     fn resolve(&self, path: &Path, last: LastLink) -> Result<FoundFile, Refusal> {
-        // Mappings without a file have no name with this prefix.
+        // The names of mappings without a file do not begin with `/`.
         let within = path.strip_prefix("/").map_err(|_| Refusal::Missing)?;
         if within.as_os_str().is_empty() {
             return Err(Refusal::NotRegular);
@@ -368,7 +373,7 @@ impl TargetRoot {
         for _ in 0..ATTEMPTS {
             match rustix::fs::openat2(&self.folder, within, flags, Mode::empty(), how) {
                 Ok(handle) => return FoundFile::new(handle),
-                // Something on the way was renamed.
+                // A component of the path was renamed during the resolution.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(Errno::NOSYS | Errno::PERM) => return self.walk(within),
                 Err(error) => return Err(error.into()),
@@ -377,7 +382,7 @@ impl TargetRoot {
         Err(Refusal::Io(Errno::AGAIN.into()))
     }
 
-    /// One component after the other, none of which may be a link.
+    /// Opens one component of the path after another. Returns an error if a component is a link.
     fn walk(&self, within: &Path) -> Result<FoundFile, Refusal> {
         let mut components = Vec::new();
         for component in within.components() {
@@ -418,8 +423,8 @@ pub fn open_mapped(root: &ProcRoot, pid: Pid, mapping: &Mapping) -> Result<File,
     })
 }
 
-/// Opens the file that a range of addresses is mapped from, as `maps` has the range, if it is still
-/// this file.
+/// Opens the file that is mapped at exactly this address range, if the file still has the inode of
+/// `id`.
 ///
 /// # Errors
 /// The reason, if the file is refused: most often [`Refusal::NotPermitted`].
@@ -431,8 +436,8 @@ pub fn open_range(
 ) -> Result<File, Refusal> {
     let link = root.file(pid, "map_files").join(range.to_string());
     let found = through(&link)?;
-    // The range may be mapped from another file by now. On an overlay `stat` may have another
-    // inode.
+    // The range may map another file by now. On an overlay, `stat` may return another inode than
+    // `maps`.
     if found.id().inode != id.inode && !found.is_on_overlay() {
         return Err(Refusal::OtherFile);
     }
@@ -447,7 +452,7 @@ pub fn open_program(root: &ProcRoot, pid: Pid) -> Result<File, Refusal> {
     through(&root.file(pid, "exe"))?.open(MAX_ELF_BYTES)
 }
 
-/// Opens the program that a process runs, if it is a certain file.
+/// Opens the program that a process runs, if the program is the file `id`.
 ///
 /// # Errors
 /// The reason, if the file is refused.
@@ -457,8 +462,7 @@ pub fn open_program_if(root: &ProcRoot, pid: Pid, id: FileId) -> Result<File, Re
     if is_it { found.open(MAX_ELF_BYTES) } else { Err(Refusal::OtherFile) }
 }
 
-/// Opens a regular file that the user named: links are followed, nothing but a regular file is
-/// opened.
+/// Opens a file that the user named. Links are followed, and only a regular file is opened.
 ///
 /// # Errors
 /// The reason, if the file is refused.
@@ -466,7 +470,7 @@ pub fn open_regular(path: &Path, limit: u64) -> Result<File, Refusal> {
     through(path)?.open(limit)
 }
 
-/// A file by a name of the kernel's or the user's.
+/// Finds the file of a name that the kernel or the user provided. Links are followed.
 fn through(path: &Path) -> Result<FoundFile, Refusal> {
     FoundFile::new(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }

@@ -14,37 +14,38 @@ use pagewise_model::{Name, Pid};
 use crate::elf::FilePieces;
 use crate::{ProcRoot, target_file};
 
-/// No larger table is read: those of browsers are smaller, and a file may be all hole.
+/// Maximum size in bytes of a table that is read. The tables of browsers are smaller, but a sparse
+/// file may declare any size.
 pub(super) const LARGEST: u64 = 256 << 20;
 
-/// Symbols of these types may be variables.
+/// Types of the symbols that may be variables.
 const VARIABLES: &[u8] = &[elf::STT_OBJECT, elf::STT_TLS, elf::STT_NOTYPE, elf::STT_COMMON];
 
 /// A variable of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramVariable {
-    /// Its address.
+    /// Address of the variable.
     pub address: u64,
     /// Size in bytes; 0 if the symbol has no size.
     pub size: u64,
-    /// The file that it is defined in.
+    /// File that defines the variable.
     pub module: Name,
-    /// True if each thread has its own instance: then it has no single address.
+    /// True if each thread has its own instance, so that the variable has no single address.
     pub thread_local: bool,
 }
 
-/// All variables with a name, each once: several files may define the name, and several source
-/// files of one file may have a static variable of that name.
+/// Finds all variables with this name, each once. Several mapped files may define the name, and
+/// several source files of one mapped file may have a static variable of this name.
 pub fn find(root: &ProcRoot, pid: Pid, mappings: &[Mapping], name: &[u8]) -> Vec<ProgramVariable> {
     let files = files(mappings);
     files.flat_map(|first| of_file(root, pid, mappings, first, name, VARIABLES)).collect()
 }
 
-/// The function that the dynamic linker calls whenever it has mapped libraries, before code of
-/// theirs runs: there for debuggers, it does nothing. `None` where a program is linked statically,
-/// or the linker has no symbols.
+/// Returns the address of the function that the dynamic linker calls after it has mapped libraries
+/// and before code of these libraries runs. The function is empty and exists for debuggers. Returns
+/// `None` if the program is linked statically or the linker has no symbols.
 pub fn linker_tells(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<u64> {
-    // The name that glibc and musl have for `r_debug.r_brk`.
+    // Name of the function `r_debug.r_brk` in glibc and musl.
     const NAME: &[u8] = b"_dl_debug_state";
     const FUNCTION: &[u8] = &[elf::STT_FUNC];
     let mut found =
@@ -55,16 +56,16 @@ pub fn linker_tells(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<u
 /// A function of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileFunction {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// Offset in the file.
+    /// Offset of the function in the file, in bytes.
     pub offset: u64,
     /// Size in bytes.
     pub size: u64,
 }
 
-/// Functions of some names that a file defines, each once. None of a file that is broken or no ELF
-/// file.
+/// Returns the functions of a file that have one of the names, each once. A file that is damaged,
+/// or is not an ELF file, has no functions.
 pub fn functions(file: &File, names: &[&str]) -> Vec<FileFunction> {
     let found = functions_where(file, &|name| names.iter().any(|it| it.as_bytes() == name));
     let of_name = |name: &&str| {
@@ -79,25 +80,24 @@ pub fn functions(file: &File, names: &[&str]) -> Vec<FileFunction> {
 pub struct VisibleFunction {
     /// The function.
     pub function: FileFunction,
-    /// True if other files can: the dynamic linker finds it by its name.
+    /// True if the symbol is in the dynamic symbol table, so that other files can use the function.
     pub exported: bool,
 }
 
 /// Functions with wanted names in the symbol tables of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WantedFunctions {
-    /// The functions. One that is in both tables is listed twice.
+    /// The functions. A function that is in both symbol tables is listed twice.
     pub seen: Vec<VisibleFunction>,
-    /// True if there is a table of all symbols (`.symtab`), and not only of those that other files
-    /// use.
+    /// True if the file has a table of all symbols (`.symtab`) in addition to the exported ones.
     pub complete: bool,
 }
 
 /// Maximum length of a function name that is compared, with its final zero.
 pub(super) const MAX_NAME_BYTES: usize = 256;
 
-/// Functions that a file defines whose names are `wanted`, by one reading of its tables. None of a
-/// file that is broken or no ELF file of 64 bits.
+/// Returns the functions that a file defines and whose names are `wanted`, and reads its symbol
+/// tables once. A file that is damaged, or is not a 64-bit ELF file, has no functions.
 pub fn functions_where(file: &File, wanted: &dyn Fn(&[u8]) -> bool) -> WantedFunctions {
     let cache = ReadCache::new(file);
     let data = FilePieces(&cache, LARGEST);
@@ -155,8 +155,8 @@ fn all_functions(
     Ok(functions)
 }
 
-/// All names of a symbol table: one by one they would each be a read of the file. `None` where they
-/// are too many.
+/// Reads all names of a symbol table at once, because a separate read for each name would be slow.
+/// Returns `None` if the names have more than [`LARGEST`] bytes.
 pub(super) fn names<'d, H: FileHeader<Endian = Endianness>>(
     sections: &SectionTable<'d, H, FilePieces<'d>>,
     at: SectionIndex,
@@ -170,7 +170,7 @@ pub(super) fn names<'d, H: FileHeader<Endian = Endianness>>(
     names.data(endian, data).map(Some)
 }
 
-/// A name and what follows it.
+/// Returns the part of a name table that begins with the name at an offset.
 pub(super) fn name_at(names: &[u8], at: u32) -> Option<&[u8]> {
     names.get(usize::try_from(at).ok()?..)
 }
@@ -218,8 +218,8 @@ fn of_file(
     variables
 }
 
-/// Difference between the addresses of a process and those of a file: `first` is one of its
-/// mappings.
+/// Returns the difference between the addresses in a process and those in the file. `first` is a
+/// mapping of the file.
 pub(super) fn load_bias(
     mappings: &[Mapping],
     first: &Mapping,
@@ -233,7 +233,7 @@ pub(super) fn load_bias(
     })
 }
 
-/// A `PT_LOAD`.
+/// A program header of type `PT_LOAD`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadHeader {
     offset: u64,

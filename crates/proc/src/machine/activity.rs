@@ -10,7 +10,7 @@ use pagewise_model::fragmentation::BootCounter;
 use crate::cgroup::hierarchy::CgroupHierarchy;
 use crate::{ProcRoot, interrupts, meminfo, pressure, vmstat};
 
-/// Settings and counters of KSM.
+/// Folder of the settings and counters of KSM.
 const KSM: &str = "/sys/kernel/mm/ksm";
 
 /// Reads the counters of the machine; `at_ns` is the time since the beginning of the observation.
@@ -37,7 +37,7 @@ pub fn shootdowns(root: &ProcRoot) -> Option<u64> {
     interrupts::parse(&root.machine("interrupts").ok()?, "TLB")
 }
 
-/// Files of a folder that hold one number each.
+/// Reads the files of a folder that contain one number each.
 fn numbers(folder: &Path) -> Vec<BootCounter> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let counter = |entry: fs::DirEntry| {

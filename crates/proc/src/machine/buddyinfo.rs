@@ -25,7 +25,7 @@ fn zone(line: &[u8]) -> Option<Zone> {
     Some(Zone { node, name: Name::new(name), free: free? })
 }
 
-/// The node, the zone and what follows.
+/// Splits a line into the node, the zone and the text behind them.
 fn zone_start(line: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     let rest = line.strip_prefix(b"Node")?;
     let comma = memchr::memchr(b',', rest)?;
@@ -42,8 +42,7 @@ fn split_words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Reads a whole `pagetypeinfo`.
 ///
 /// # Errors
-/// [`ProcError::Parse`] for a line of a zone that does not read as one, or whose counts have no
-/// heading.
+/// [`ProcError::Parse`] for a malformed line of a zone, or for counts without a heading.
 pub fn parse_types(text: &[u8]) -> Result<PageTypes, ProcError> {
     let mut types = PageTypes::default();
     let mut kinds: Vec<&[u8]> = Vec::new();

@@ -80,7 +80,8 @@ fn searched(mounts: &[Mount]) -> Vec<&Mount> {
 
 /// Number of files between two reads of the clock.
 const CLOCK_INTERVAL: u64 = 64;
-/// Hard links that are remembered, so that a file counts once.
+/// Maximum number of files with several hard links that are remembered, so that each file counts
+/// once.
 const MAX_LINKED: usize = 1 << 20;
 
 struct FileWalk {
@@ -127,7 +128,8 @@ impl FileWalk {
         }
     }
 
-    /// Asks for the files of a folder, and adds its folders to those that are to be searched.
+    /// Queries the cached pages of the files of a folder, and adds its subfolders to the folders
+    /// that are to be searched.
     fn folder(
         &mut self,
         path: &Path,
@@ -141,7 +143,8 @@ impl FileWalk {
             self.found.unreadable += 1;
             return;
         };
-        // A folder of another device is a mount point, which is searched for itself or not at all.
+        // A folder of another device is a mount point, which is searched as a mount of its own or
+        // not at all.
         let own = fstat(&folder).map(|stat| stat.st_dev).ok();
         if own.is_none()
             || *device.get_or_insert(own.unwrap_or_default()) != own.unwrap_or_default()
@@ -192,7 +195,7 @@ impl FileWalk {
         }
     }
 
-    /// The cached pages of an open file; none if it was counted under another name.
+    /// Queries the cached pages of an open file; `None` if the file was counted under another name.
     fn ask(&mut self, file: OwnedFd) -> Option<(OwnedFd, CachedFile)> {
         let stat = fstat(&file).ok()?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);

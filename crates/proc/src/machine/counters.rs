@@ -1,4 +1,4 @@
-//! The counters of the machine that a sweep has.
+//! The counters of the machine that a sweep contains.
 
 use pagewise_model::Name;
 use pagewise_model::fragmentation::BootCounter;
@@ -10,8 +10,8 @@ use crate::quick_reader::QuickReader;
 use crate::text::{lines, number};
 use crate::{meminfo, pressure};
 
-/// Beginnings of the lines of `vmstat` that a sweep has: paging, reclaim, swap, compaction and OOM
-/// kills.
+/// First bytes of the lines of `vmstat` that a sweep contains: paging, reclaim, swap, compaction
+/// and OOM kills.
 const VMSTAT: [&[u8]; 13] = [
     b"pgfault ",
     b"pgmajfault ",
@@ -56,7 +56,7 @@ fn pressure_of(reader: &mut QuickReader, file: &str) -> Reading<PressureFigures>
         Ok(text) => pressure::parse_totals(text)
             .ok_or_else(|| Absent::NotSupported("not a pressure file".into())),
         Err(Absent::NotInThisKernel(_)) => Err(Absent::NotInThisKernel("4.20".into())),
-        // The kernel has it and `psi=0` turned it off: the files exist and cannot be read.
+        // The boot parameter `psi=0` has disabled PSI: the files exist but cannot be read.
         Err(why) => Err(why),
     }
 }

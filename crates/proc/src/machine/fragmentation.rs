@@ -1,5 +1,4 @@
-//! The free memory of a machine put together: buddyinfo, pagetypeinfo, vmstat and the huge page
-//! statistics.
+//! Free memory of a machine, from buddyinfo, pagetypeinfo, vmstat and the huge page statistics.
 
 use std::path::Path;
 
@@ -32,8 +31,9 @@ fn parsed<T>(result: Result<T, ProcError>) -> Reading<T> {
     result.map_err(|error| Absent::NotSupported(error.to_string().into()))
 }
 
-/// The base page size: this machine's. No file of `/proc` has it, so a tree copied from a machine
-/// with other pages says its own in `DIR/sysfs/page_size`, as `getconf PAGE_SIZE` prints it.
+/// Returns the base page size of this machine. For a copied tree, returns the number in
+/// `DIR/sysfs/page_size`, which `getconf PAGE_SIZE` prints: no file of `/proc` contains the page
+/// size.
 pub(crate) fn page_size(root: &ProcRoot) -> PageSize {
     let copied = (!root.is_live()).then(|| root.sysfs("page_size").ok()).flatten();
     let copied = copied.and_then(|text| PageSize::new(number(&text)?));

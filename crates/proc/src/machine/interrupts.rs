@@ -1,9 +1,9 @@
-//! `/proc/interrupts`: how often a kind of interrupt came, over all CPUs.
+//! `/proc/interrupts`: number of interrupts of a type, for each CPU or of all CPUs.
 
 use crate::text::{field, lines, number};
 
-/// The row of that name, such as `TLB`: for each CPU in the first line, its number and count.
-/// `None` if the row is missing.
+/// Returns the counts of the row with this name, such as `TLB`: CPU number and count for each CPU
+/// of the first line. Returns `None` if the row is missing.
 pub fn by_cpu(text: &[u8], row: &str) -> Option<Vec<(u32, u64)>> {
     let head = text.split(|byte| *byte == b'\n').next()?;
     let cpus = head.split(u8::is_ascii_whitespace).filter_map(|word| word.strip_prefix(b"CPU"));
@@ -12,7 +12,7 @@ pub fn by_cpu(text: &[u8], row: &str) -> Option<Vec<(u32, u64)>> {
     Some(cpus.zip(counts).collect())
 }
 
-/// The sum of the row of that name, such as `TLB`. `None` if the row is missing.
+/// Returns the sum of the row with this name, such as `TLB`. Returns `None` if the row is missing.
 pub fn parse(text: &[u8], row: &str) -> Option<u64> {
     let mut counts = find(text, row)?.peekable();
     counts.peek()?;
@@ -24,7 +24,7 @@ fn find<'t>(text: &'t [u8], row: &str) -> Option<impl Iterator<Item = u64> + use
     let rows = lines(text).filter_map(|(_, line)| field(line.trim_ascii_start()));
     let (_, counts) = rows.into_iter().find(|(name, _)| *name == row.as_bytes())?;
     let counts = counts.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-    // Words that say what it is follow the counts.
+    // A description of the interrupt follows the counts.
     Some(counts.map_while(number))
 }
 

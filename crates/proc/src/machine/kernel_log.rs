@@ -12,13 +12,13 @@ use crate::text::number;
 
 /// Maximum bytes of the log of `/dev/kmsg`: the last part of a longer log is kept.
 const MAX_LOG: usize = 32 << 20;
-/// Maximum length of a record of the kernel.
+/// Maximum length of a kernel log record in bytes.
 const RECORD: usize = 16 << 10;
 
 /// The log of a machine; a copied tree has it in `DIR/kmsg`.
 ///
 /// # Errors
-/// Those of [`read`], or [`Absent`] for a tree without the file.
+/// The errors of [`read`], or [`Absent`] for a tree without the file.
 pub fn of(root: &ProcRoot) -> Reading<Vec<u8>> {
     if root.is_live() { read() } else { root.machine("kmsg") }
 }
@@ -41,7 +41,8 @@ pub fn read() -> Reading<Vec<u8>> {
         match file.read(&mut record) {
             Ok(0) => break,
             Ok(length) => add_record(&mut log, &record[..length]),
-            // Newer records have overwritten the next one: the kernel goes on with the oldest.
+            // Newer records have overwritten the next one. The next read returns the oldest record
+            // that is left.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(_) => break,
@@ -84,7 +85,8 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// A line of a log without what the logger put in front, and its time in seconds since boot.
+/// Splits a line of a log into its time in seconds since boot, and the text without the prefix of
+/// the logger.
 ///
 /// Known loggers: `dmesg` with and without times and colors, `/dev/kmsg`, the journal, syslog, and
 /// serial consoles.
@@ -127,8 +129,8 @@ fn after_host(line: &[u8]) -> &[u8] {
     memchr::memmem::find(head, MARK).map_or(line, |at| &line[at + MARK.len()..])
 }
 
-/// `[   12.345678] text`, or `[Wed Nov 25 15:22:15 2026] text`. A number without a point is a
-/// process of a table, not a time.
+/// `[   12.345678] text`, or `[Wed Nov 25 15:22:15 2026] text`. A number without a decimal point is
+/// the ID of a process in a table, not a time.
 fn bracket(line: &[u8]) -> (Option<f64>, &[u8]) {
     let found = line.strip_prefix(b"[").and_then(|rest| {
         let end = memchr::memchr(b']', rest.get(..40.min(rest.len()))?)?;

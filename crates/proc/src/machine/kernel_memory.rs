@@ -35,7 +35,7 @@ pub(crate) fn hugetlb(root: &ProcRoot) -> Reading<Vec<HugetlbPool>> {
     Ok(pools)
 }
 
-/// The compressed devices that hold memory.
+/// Reads the zram devices that use memory.
 pub(crate) fn zram(root: &ProcRoot) -> Reading<Vec<ZramDevice>> {
     let devices = names(root, "block")?.into_iter().filter(|name| name.starts_with("zram"));
     let mut found: Vec<ZramDevice> = devices
@@ -45,7 +45,7 @@ pub(crate) fn zram(root: &ProcRoot) -> Reading<Vec<ZramDevice>> {
     Ok(found)
 }
 
-/// `mm_stat`: stored bytes, compressed bytes, used memory, and others.
+/// Parses `mm_stat`: stored bytes, compressed bytes, used memory, and further numbers.
 fn device(name: &str, text: &[u8]) -> Option<ZramDevice> {
     let mut numbers =
         text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).map(number);
@@ -58,12 +58,12 @@ fn device(name: &str, text: &[u8]) -> Option<ZramDevice> {
 const VIRTIO: &str = "bus/virtio/devices";
 /// Device ID of a balloon, as the files of `/sys` write it.
 const BALLOON: &[u8] = b"0x0005";
-/// Bit of the feature with which the guest takes pages back when it is out of memory: such pages
-/// stay in `MemTotal` (`VIRTIO_BALLOON_F_DEFLATE_ON_OOM`).
+/// Number of the feature bit `VIRTIO_BALLOON_F_DEFLATE_ON_OOM`: the guest takes pages back when it
+/// is out of memory, and the pages of the balloon stay in `MemTotal`.
 const DEFLATE_ON_OOM: usize = 2;
 
-/// True if the pages of the balloon are part of `MemTotal`: the driver of virtio takes them out of
-/// `MemTotal` unless the guest may take them back.
+/// True if the pages of the balloon are part of `MemTotal`. The virtio driver subtracts them unless
+/// the guest may take them back.
 pub(crate) fn balloon_in_total(root: &ProcRoot) -> Reading<bool> {
     let Ok(devices) = names(root, VIRTIO) else { return Ok(true) };
     let is_balloon = |name: &&String| {
@@ -71,7 +71,7 @@ pub(crate) fn balloon_in_total(root: &ProcRoot) -> Reading<bool> {
             .is_ok_and(|text| text.trim_ascii() == BALLOON)
     };
     match devices.iter().find(is_balloon) {
-        // Drivers of other hypervisors (VMware, Hyper-V) leave the pages in.
+        // Drivers of other hypervisors (VMware, Hyper-V) do not subtract the pages from `MemTotal`.
         None => Ok(true),
         Some(name) => {
             let features = root.sysfs(&format!("{VIRTIO}/{name}/features"))?;
@@ -100,7 +100,8 @@ pub(crate) fn stacks_in_vmalloc(root: &ProcRoot) -> Reading<bool> {
     }
 }
 
-/// Functions that allocate stacks: inlining moves the call into one of its callers.
+/// Functions that `vmallocinfo` may show as the caller for a kernel stack: inlining moves the
+/// allocation into one of its callers.
 const STACK_ALLOCATORS: [&[u8]; 4] =
     [b"dup_task_struct", b"copy_process", b"kernel_clone", b"alloc_thread_stack"];
 

@@ -7,7 +7,7 @@ use pagewise_model::{Absent, Bytes, Name, Reading};
 use crate::ProcRoot;
 use crate::text::{field, kilobytes, lines, number};
 
-/// One line of `meminfo`, in bytes.
+/// Returns the value of one line of `meminfo`, in bytes.
 pub fn parse(text: &[u8], name: &str) -> Reading<Bytes> {
     let value = lines(text).filter_map(|(_, l)| field(l)).find(|(n, _)| *n == name.as_bytes());
     let (_, value) = value.ok_or_else(|| Absent::NotInThisKernel("".into()))?;
@@ -23,7 +23,7 @@ pub fn all(text: &[u8]) -> Vec<BootCounter> {
     lines(text).filter_map(|(_, it)| field(it)).filter_map(line).collect()
 }
 
-/// Reads what a snapshot holds of the machine.
+/// Reads the settings of the machine that a snapshot contains.
 pub fn machine(root: &ProcRoot) -> MachineSettings {
     let meminfo = root.machine("meminfo");
     let line = |name| meminfo.as_ref().map_err(Clone::clone).and_then(|text| parse(text, name));

@@ -10,11 +10,11 @@ use crate::text::{LineCursor, lines};
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// The number of the mount, as in `mnt_id` of `/proc/<pid>/fdinfo`.
+    /// Mount ID, as in `mnt_id` of `/proc/<pid>/fdinfo`.
     pub id: u64,
-    /// The device of its files.
+    /// Device of the files of the mount.
     pub device: Device,
-    /// The folder of the filesystem that is mounted.
+    /// Folder of the file system that is visible at the mount point.
     pub root: PathBuf,
     /// Mount point.
     pub point: PathBuf,
@@ -35,7 +35,7 @@ impl Mount {
     }
 }
 
-/// Reads a whole `mountinfo`; lines that do not read as they should are left out.
+/// Reads a whole `mountinfo`. Malformed lines are left out.
 pub fn parse(text: &[u8]) -> Vec<Mount> {
     lines(text).filter_map(|(_, line)| mount(line)).collect()
 }
@@ -60,7 +60,7 @@ fn device(word: &[u8]) -> Option<Device> {
     Some(Device { major, minor })
 }
 
-/// A path with the kernel's `\040` for blanks and the like undone.
+/// Decodes the octal escapes in a path, such as `\040` for a blank.
 fn path(word: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word;

@@ -1,7 +1,7 @@
 //! Reports of the OOM killer in a kernel log, of Linux 5.10 and newer.
 //!
-//! A log is hostile: lines are missing, cut off, interleaved with other messages, and contain names
-//! that processes chose. A line that does not read as it should is counted and left out.
+//! A log can be hostile: lines are missing, cut off or interleaved with other messages, and contain
+//! names that processes chose. A malformed line is counted and left out.
 
 mod lines_of_report;
 
@@ -12,11 +12,11 @@ use crate::ProcRoot;
 use crate::kernel_log::{self, split_line};
 use crate::text::lines;
 
-/// Reports that are kept: the last ones of a longer log.
+/// Maximum number of reports that are kept: the last reports of the log.
 const MAX_REPORTS: usize = 256;
-/// Rows of a table that are kept.
+/// Maximum number of rows of the process table that are kept.
 const MAX_ROWS: usize = 1 << 16;
-/// Lines of counters that are kept.
+/// Maximum number of lines of counters that are kept.
 const MAX_COUNTERS: usize = 512;
 
 /// Parts of a report. They determine the meaning of lines without a label.
@@ -38,19 +38,19 @@ struct OpenReport {
     section: ReportSection,
     /// Counters of the machine in pages.
     pages: Vec<(Name, u64)>,
-    /// The heading of the table was seen.
+    /// True if the heading of the process table was read.
     has_heading: bool,
 }
 
-/// Reads all reports in the log of a machine, in order of time. Those of the running kernel have an
-/// age.
+/// Reads all reports in the log of a machine, in order of time. The reports of the running kernel
+/// also contain their age.
 ///
 /// # Errors
-/// Those of [`kernel_log::of`].
+/// The errors of [`kernel_log::of`].
 pub fn of(root: &ProcRoot) -> Reading<Vec<OomReport>> {
     let mut reports = parse(&kernel_log::of(root)?);
     if root.is_live() {
-        // The clock of the log stands still while the machine is suspended, as this one does.
+        // The clock of the log stops while the machine is suspended, as CLOCK_MONOTONIC does.
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9;
         for report in &mut reports {
@@ -123,9 +123,9 @@ impl LogParser {
 }
 
 impl OpenReport {
-    /// True if the line is of another kill, whose report the kernel did not print: it prints at
-    /// most ten in five seconds, but a line for each kill. If a whole cgroup is killed, all lines
-    /// are of one report.
+    /// Returns true if the line belongs to a further kill whose report the kernel did not print.
+    /// The kernel prints a line for each kill but at most ten reports in five seconds. If a whole
+    /// cgroup is killed, all its lines belong to one report.
     fn is_followed_by(&self, text: &[u8]) -> bool {
         !self.report.kills_all && !self.report.victims.is_empty() && lines_of_report::is_part(text)
     }
@@ -147,7 +147,7 @@ impl OpenReport {
         }
     }
 
-    /// Notes the page size that a counter in pages and in bytes shows.
+    /// Computes the page size from a counter that the log contains both in pages and in bytes.
     fn compare(&mut self, bytes: u64, name: &str) {
         let pages = self.pages.iter().find(|(it, _)| it.as_bytes() == name.as_bytes());
         if let Some((_, pages)) = pages.filter(|(_, pages)| *pages > 0)

@@ -50,8 +50,8 @@ pub fn read(root: &ProcRoot, wish: Wish, interval: Duration) -> Result<OomReadin
     })
 }
 
-/// The processes of a listing, in the order in which the kernel visits them: that of their start.
-/// `before` has the RES of processes at an earlier time.
+/// Returns the processes of a listing, in order of their start: the kernel visits processes in this
+/// order. `before` contains the RES of processes at an earlier time.
 pub(crate) fn processes(
     root: &ProcRoot,
     listing: &Listing,

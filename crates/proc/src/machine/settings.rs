@@ -20,7 +20,7 @@ use crate::{ProcRoot, capture, cgroup, interrupts, meminfo, pressure, swaps};
 pub struct SettingsRequest<'a> {
     /// Files with one setting each, by their path on a live system: `/proc/sys/vm/swappiness`.
     pub files: &'a [&'a str],
-    /// The process that matters.
+    /// Process whose settings are read in addition; `None` for none.
     pub process: Option<Pid>,
     /// Time for which TLB shootdowns are counted.
     pub sample: Duration,
@@ -69,7 +69,7 @@ fn file(root: &ProcRoot, path: &str) -> SettingFile {
     SettingFile { path: path.into(), value: text.map(|text| setting(&text)) }
 }
 
-/// A file system of its own, which small systems leave out.
+/// Mount point of securityfs, which small systems do not mount.
 const SECURITYFS: &str = "/sys/kernel/security/";
 
 /// True if nothing is mounted on [`SECURITYFS`] of a live system.
@@ -78,14 +78,15 @@ fn is_empty(root: &ProcRoot) -> bool {
     root.is_live() && entries.is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// A setting without its newline; the word in brackets where there are several.
+/// Returns the value of a setting: the word in brackets if the file lists alternatives, else the
+/// text without its newline.
 fn setting(text: &[u8]) -> Name {
     Name::new(selected(text).unwrap_or(text.trim_ascii()))
 }
 
 fn sizes(root: &ProcRoot) -> Reading<Vec<SizeSetting>> {
     let enabled = |folder: &str| root.sysfs(&format!("{folder}/enabled"));
-    // Sizes that only tmpfs can have hold no such file.
+    // The folder of a page size that only tmpfs supports does not contain `enabled`.
     let sizes = size_folders(root)?.into_iter().filter_map(|(size, folder)| {
         let enabled = enabled(&folder).ok()?;
         Some(SizeSetting { size, enabled: setting(&enabled) })
@@ -143,8 +144,8 @@ fn process(root: &ProcRoot, pid: Pid) -> ProcessSettings {
 const NAMES: [&[u8]; 2] = [b"GLIBC_TUNABLES", b"LD_PRELOAD"];
 const STARTS: [&[u8]; 5] = [b"MALLOC_", b"TCMALLOC_", b"MIMALLOC_", b"JEMALLOC_", b"_RJEM_MALLOC_"];
 
-/// The variables of an `environ` that configure malloc; others may contain secrets and are not read
-/// out.
+/// Returns the variables of an `environ` that configure malloc. Other variables may contain secrets
+/// and are not returned.
 pub fn variables(environ: &[u8]) -> Vec<EnvVariable> {
     let pairs = environ.split(|&b| b == 0).filter_map(|pair| {
         let equals = memchr::memchr(b'=', pair)?;

@@ -14,17 +14,17 @@ use crate::mountinfo::Mount;
 use crate::text::{lines, number};
 use crate::{ProcRoot, mountinfo};
 
-/// Mount namespaces that are looked at.
+/// Maximum number of mount namespaces that are searched.
 const MAX_NAMESPACES: usize = 512;
-/// Descriptors of a process that are looked at.
+/// Maximum number of descriptors of a process that are examined.
 const MAX_DESCRIPTORS: usize = 4000;
-/// Unit of the allocated blocks of a file.
+/// Size in bytes of the blocks in which `stat` counts the memory of a file.
 const BLOCK: u64 = 512;
 
 /// Reads all uses, largest first.
 ///
 /// # Errors
-/// [`Absent`] for a copied tree, whose file systems cannot be asked.
+/// [`Absent`] for a copied tree, whose file systems are not mounted.
 pub(crate) fn read(root: &ProcRoot, pids: &[Pid]) -> Reading<Vec<ShmemUse>> {
     if !root.is_live() {
         return Err(Absent::NotCollected("file systems are not in the copied tree".into()));
@@ -49,7 +49,7 @@ fn mounts(root: &ProcRoot, pids: &[Pid]) -> Vec<ShmemUse> {
         let text = root.read(pid, "mountinfo").unwrap_or_default();
         let mounts = mountinfo::parse(&text);
         for mount in mounts.iter().filter(|it| it.fs == b"tmpfs") {
-            // A file system that answers from a process or over a network may never answer.
+            // Access to a file system that a process or a server implements may block forever.
             let waits = mounts.iter().any(|it| it.may_wait() && mount.point.starts_with(&it.point));
             if waits || devices.contains(&mount.device) {
                 continue;
@@ -63,8 +63,8 @@ fn mounts(root: &ProcRoot, pids: &[Pid]) -> Vec<ShmemUse> {
     uses
 }
 
-/// A mount as its file system counts it. `None` if another mount hides it: its path then leads to
-/// the other file system.
+/// Returns the memory that the file system of a mount reports. Returns `None` if another mount
+/// hides this one: the path then belongs to the other file system.
 fn mounted(root: &Path, mount: &Mount) -> Option<ShmemUse> {
     let path = root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point));
     if device(&fs::metadata(&path).ok()?) != mount.device {

@@ -15,8 +15,8 @@ pub fn parse(text: &[u8]) -> Result<Vec<SwapArea>, ProcError> {
     lines(text).skip(1).map(|(at, line)| area(line).ok_or_else(|| bad(at, line))).collect()
 }
 
-/// `/swapfile file 2097148 0 -2`. Blanks in the path are written `\040`; a file that was removed
-/// has `\040(deleted)` after it.
+/// `/swapfile file 2097148 0 -2`. Blanks in the path are written as `\040`; the path of a removed
+/// file ends in `\040(deleted)`.
 fn area(line: &[u8]) -> Option<SwapArea> {
     let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     let path = Name::new(words.next()?);

@@ -1,4 +1,4 @@
-//! The counters from which the account of a machine's RAM is made.
+//! Reads the counters from which a report computes the use of a machine's RAM.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -27,11 +27,12 @@ use crate::{
 pub struct SystemRequest {
     /// Method by which processes are read.
     pub wish: Wish,
-    /// Time between the two readings of rates, for which the reading lasts at least.
+    /// Time between the two samples from which rates are computed. A whole reading takes at least
+    /// this time.
     pub sample: Duration,
     /// Number of largest processes to keep.
     pub largest: usize,
-    /// Search for the page cache of files; `None` without one.
+    /// Limits of the search for cached files; `None` to skip the search.
     pub files: Option<FileSearch>,
 }
 
@@ -60,7 +61,7 @@ pub fn read(root: &ProcRoot, request: &SystemRequest) -> Result<SystemReading, P
         path: root.path().join("meminfo"),
         source: std::io::ErrorKind::NotFound.into(),
     })?;
-    // The counters that belong together are read one directly after the other.
+    // Counters that are compared with each other are read directly one after the other.
     let meminfo = meminfo::all(&text);
     let zones = root.machine("zoneinfo").map(|text| zoneinfo::parse(&text));
     let slabs = slabinfo::read(root, page_size);
@@ -126,7 +127,7 @@ fn percpu_at_boot(root: &ProcRoot, page_size: PageSize) -> Reading<Bytes> {
         .ok_or(Absent::NotSupported("the kernel log has lost its beginning".into()))
 }
 
-/// The memory of all processes together, and the largest.
+/// Returns the summed memory of all processes, and the memory of the `kept` largest ones.
 fn shares(root: &ProcRoot, listing: &Listing, kept: usize) -> (ProcessSums, Vec<ProcessShare>) {
     let mut sums = ProcessSums { unread: listing.hidden, ..ProcessSums::default() };
     let sized = listing.processes.iter().filter_map(|it| {

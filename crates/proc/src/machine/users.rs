@@ -8,7 +8,7 @@ use pagewise_model::Name;
 use crate::root::read_all;
 use crate::text::{lines, number};
 
-/// The names of the users of this machine. A directory service's users are not among them.
+/// The names of the users of this machine, without the users of a directory service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users(HashMap<u32, Name>);
 
@@ -27,7 +27,7 @@ impl Users {
         };
         let mut users = HashMap::new();
         for (uid, name) in lines(text).filter_map(|(_, line)| user(line)) {
-            // The first line with an id gives it its name, as getpwuid does.
+            // The first line with a user ID determines the name of the user, as in getpwuid(3).
             users.entry(uid).or_insert(name);
         }
         Users(users)

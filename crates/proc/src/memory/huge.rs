@@ -23,10 +23,11 @@ use crate::pages::hugetlb::Hugetlb;
 use crate::pages::space::PageTables;
 use crate::{ProcError, ProcRoot};
 
-/// Number of bytes read in one call: they are still in the CPU cache when they are examined.
+/// Number of bytes that are read in one call: few enough to be still in the CPU cache when they are
+/// examined.
 const PIECE: usize = 256 << 10;
 
-/// Number of huge pages that are found before they are read.
+/// Number of huge pages that are found before they are read together.
 const READ_TOGETHER: usize = 64;
 
 /// Number of reading threads: two saturate the memory bandwidth available to one process.
@@ -35,21 +36,20 @@ const MAX_READER_THREADS: usize = 2;
 /// Number of single pages that are read in one call.
 const BATCH: usize = 1024;
 
-/// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
+/// Upper bound of user addresses on every 64-bit machine. `[vsyscall]` lies above it.
 const KERNEL_HALF: u64 = 1 << 63;
 
-/// Finds every huge page and reads it, or a sample of its base pages.
+/// Finds every huge page, and reads all huge pages or a sample of their base pages.
 ///
-/// Absent if the kernel has no huge pages, cannot locate them, or `/proc` is not of our own PID
-/// namespace.
+/// The result is absent if the kernel has no huge pages, if it cannot locate them, or if `/proc`
+/// belongs to another PID namespace.
 ///
 /// # Errors
 /// [`ProcError::NotPermitted`] where we may not trace the process, [`ProcError::NoSuchProcess`]
 /// where it is gone.
 ///
 /// # Complexity
-/// The scan of the page tables, and the reading of the huge pages: some 9 GB a
-/// second.
+/// Time of a scan of the page tables, and of reading the huge pages at about 9 GB per second.
 pub fn scan(
     root: &ProcRoot,
     pid: Pid,
@@ -108,7 +108,7 @@ fn prepare(root: &ProcRoot, features: &Features) -> Reading<u64> {
         .ok_or_else(|| Absent::NotSupported("this kernel has no transparent huge pages".into()))
 }
 
-/// A mapping with huge pages, and the addresses of its anonymous ones.
+/// A mapping with huge pages, and the addresses of its anonymous huge pages.
 type HugeMappingPages = (HugeMapping, Vec<u64>);
 
 struct Scanner {
@@ -119,7 +119,8 @@ struct Scanner {
 }
 
 impl Scanner {
-    /// The mappings with huge pages; if `exact`, with the zero pages in each.
+    /// Returns the mappings with huge pages. If `exact` is true, the zero-filled pages of each
+    /// mapping are counted.
     fn all(
         &mut self,
         mappings: &[Mapping],
@@ -169,7 +170,7 @@ impl Scanner {
             } else if !region.categories.contains(Categories::PFNZERO) {
                 huge.anonymous += length;
                 reader.note(region.start..region.end, &mut starts);
-                // Soon after the scan, while the pages are still resident.
+                // The pages are read soon after the scan, while they are still resident.
                 let fresh = &starts[huge.pages.len().min(starts.len())..];
                 if exact && failed.is_ok() && fresh.len() >= READ_TOGETHER {
                     failed = reader.count(fresh, &mut huge);
@@ -215,7 +216,7 @@ struct ContentReader {
     pid: Pid,
     page_size: PageSize,
     huge_size: u64,
-    /// One per thread.
+    /// One buffer for each thread.
     buffers: Vec<Vec<u8>>,
     /// Number of base pages read.
     read: u64,
@@ -318,7 +319,7 @@ impl ContentReader {
                 huge.zero += u64::from(is_zero(page));
             }
             self.read += count as u64;
-            // The kernel stops at the first page that it cannot read: that one is left out.
+            // The kernel stops at the first page that it cannot read. This page is left out.
             let stopped_early = count < ranges.len();
             self.lost += u64::from(stopped_early);
             rest = &rest[count + usize::from(stopped_early)..];
@@ -360,7 +361,8 @@ fn pieces(range: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Requests the resident pages, and which of them are of files, zero or huge.
+/// Returns a request for the resident pages that also identifies file pages, zero pages and huge
+/// pages.
 fn resident_request() -> ScanRequest {
     ScanRequest {
         all_of: Categories::PRESENT,
@@ -376,8 +378,9 @@ pub(super) fn is_anonymous(mapping: &Mapping) -> bool {
         && mapping.range.end <= KERNEL_HALF
 }
 
-/// Memory that could be huge: blocks of the size of a huge page that are completely resident in
-/// anonymous base pages. Also returns the resident bytes of such pages outside of these blocks.
+/// Finds memory that could be mapped by huge pages: blocks of the size of a huge page that are
+/// completely resident in anonymous base pages. Also returns the resident bytes of such base pages
+/// outside of these blocks.
 ///
 /// # Errors
 /// As [`scan`].
@@ -416,7 +419,7 @@ pub fn dense_blocks(
     Ok(Ok((blocks, resident.saturating_sub(inside))))
 }
 
-/// The blocks of that size and alignment that lie in a run as a whole.
+/// Returns the blocks of `size` bytes, aligned to `size`, that lie completely in a run.
 fn whole_blocks(run: AddrRange, size: u64) -> impl Iterator<Item = AddrRange> {
     let first = run.start.div_ceil(size).saturating_mul(size);
     let count = run.end.saturating_sub(first) / size;
@@ -438,8 +441,8 @@ pub fn count(
     huge.sum()
 }
 
-/// True if every byte is 0. Whole blocks are added up without a branch, which compiles to vector
-/// instructions.
+/// Returns true if every byte is 0. The bytes of a block are combined without a branch, which
+/// compiles to vector instructions.
 pub fn is_zero(page: &[u8]) -> bool {
     let (blocks, rest) = page.as_chunks::<256>();
     let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum | byte) == 0;

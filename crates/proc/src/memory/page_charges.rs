@@ -15,9 +15,9 @@ use std::os::unix::ffi::OsStrExt;
 use crate::ProcRoot;
 use crate::cgroup::hierarchy::CgroupHierarchy;
 
-/// Pages of a file that are looked at.
+/// Maximum number of pages of a file whose charges are read.
 const SAMPLE: usize = 256;
-/// Part of a file from which pages are taken.
+/// Number of bytes at the start of a file from which the pages are taken.
 const WINDOW: u64 = 1 << 30;
 /// Bits of a word of `pagemap` with the frame number of a present page.
 const FRAME: u64 = (1 << 55) - 1;
@@ -55,10 +55,10 @@ impl ChargeReader {
         })
     }
 
-    /// The cgroups of a sample of the cached pages of a file, those with most pages first.
+    /// Returns the cgroups of a sample of the cached pages of a file, in descending order of pages.
     ///
     /// # Errors
-    /// Those of the file.
+    /// The error of opening or mapping the file.
     pub(crate) fn charges(&mut self, file: &CachedFile) -> std::io::Result<Vec<PageCharge>> {
         let path = Path::new(std::ffi::OsStr::from_bytes(file.path.as_bytes()));
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -69,8 +69,8 @@ impl ChargeReader {
         let step = cached.len().div_ceil(SAMPLE).max(1);
         let mut counts: HashMap<Option<Name>, u64> = HashMap::new();
         for &page in cached.iter().step_by(step) {
-            // A page that was reclaimed meanwhile is read from the device again, and no other page:
-            // the window was mapped without read-ahead.
+            // If a page was reclaimed meanwhile, only this page is read from the device again: the
+            // window is mapped without read-ahead.
             let Ok(address) = window.populate(page) else { continue };
             if let Some(cgroup) = self.cgroup_of(address) {
                 *counts.entry(cgroup).or_default() += 1;
@@ -82,7 +82,8 @@ impl ChargeReader {
         Ok(charges)
     }
 
-    /// The cgroup of the page at an address of ours; `None` if the kernel hides the frame.
+    /// Returns the cgroup of the page at an address of this process; `None` if the kernel hides the
+    /// frame.
     fn cgroup_of(&self, address: u64) -> Option<Option<Name>> {
         let word = word_at(&self.pagemap, address / self.page_size.bytes())?;
         let frame = word & FRAME;

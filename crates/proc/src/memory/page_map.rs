@@ -1,10 +1,10 @@
 //! State of every page of a process, as runs of equal pages.
 //!
-//! Two methods, tested against each other: `PAGEMAP_SCAN` returns runs, and skips empty ranges;
-//! `pagemap` has a word per page, in half the time for many pages, and shows neither huge entries
-//! nor the zero page. So usually the words are read, and scans provide the rest. With CAP_SYS_ADMIN
-//! the frames behind pages show more: the number of mappings of each, merged pages, sizes of
-//! folios.
+//! Two methods are tested against each other. `PAGEMAP_SCAN` returns runs and skips empty ranges.
+//! `pagemap` has a word per page, takes half the time for many pages, and shows neither huge
+//! entries nor the zero page. So usually the words are read, and scans provide the missing data.
+//! With CAP_SYS_ADMIN the data of page frames is added: the number of mappings of each frame,
+//! merged pages, and sizes of folios.
 
 mod detail;
 mod runs;
@@ -29,7 +29,7 @@ use crate::pages::space::PageTables;
 use crate::pages::walk;
 use crate::{ProcError, ProcRoot};
 
-/// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
+/// Upper bound of user addresses on every 64-bit machine. `[vsyscall]` lies above it.
 const KERNEL_HALF: u64 = 1 << 63;
 
 /// Parameters of the page scan.
@@ -37,7 +37,7 @@ const KERNEL_HALF: u64 = 1 << 63;
 pub struct PageMapRequest {
     /// Kernel interface to use. Without `PAGEMAP_SCAN` in the kernel, `pagemap` is used.
     pub way: PageTableWay,
-    /// Look up frames as well, page by page.
+    /// True to read the data of each page frame as well.
     pub detail: bool,
     /// Pace of the reading.
     pub pace: Pace,
@@ -50,8 +50,8 @@ pub struct PageMapRequest {
 /// where it is gone.
 ///
 /// # Complexity
-/// By scan as long as the kernel walks its page tables: 6 ns a populated page, nothing for holes.
-/// By `pagemap` and with details a multiple of that.
+/// A scan takes 6 ns for each populated page and no time for holes. Reading `pagemap` or frame data
+/// can take several times as long.
 pub fn read(
     root: &ProcRoot,
     process: Process,
@@ -123,19 +123,19 @@ struct PageReader {
     hugetlb: Hugetlb,
     /// True if a scan distinguishes guard regions from swap.
     guards: bool,
-    /// The bytes of a huge page, if scans must find huge pages.
+    /// Size of a huge page in bytes, if scans must find huge pages.
     huge_size: Option<u64>,
     soft_dirty: bool,
     words: Vec<Word>,
-    /// The range whose words `words` begins with.
+    /// Address range whose words are at the beginning of `words`.
     read: AddrRange,
     detail: Option<Detail>,
 }
 
 const NOTHING: AddrRange = AddrRange { start: 0, end: 0 };
 
-/// For each mapping, the end of its group. Each mapping of a group follows the one before so
-/// closely that one read of both is cheaper than two.
+/// Returns, for each mapping, the end address of its group. Gaps between the mappings of a group
+/// are so small that one read across a gap is cheaper than two reads.
 fn ends_of_neighbors(mappings: &[Mapping], page_size: PageSize) -> Vec<u64> {
     let bridge = page_size.pages(walk::BRIDGE).0;
     let mut ends: Vec<u64> = mappings.iter().map(|mapping| mapping.range.end).collect();
@@ -180,8 +180,8 @@ impl PageReader {
         Ok(runs.finish())
     }
 
-    /// The pages of a mapping by the words of `pagemap`, and scans for the rest. Words are read up
-    /// to `neighbors_end`, and kept for the mappings that follow.
+    /// Returns the pages of a mapping from the words of `pagemap`, and from scans for the data that
+    /// words lack. Words are read up to `neighbors_end`, and kept for the mappings that follow.
     fn runs_from_words(
         &mut self,
         mapping: &Mapping,
@@ -193,7 +193,7 @@ impl PageReader {
         let mut words = std::mem::take(&mut self.words);
         let mut at = range.start;
         while at < range.end {
-            // Parts begin and end where huge pages do.
+            // Parts are aligned so that no huge page is split between two parts.
             let part_end = (at / most + 1).saturating_mul(most);
             if !(self.read.start..self.read.end).contains(&at) {
                 let end = part_end.min(neighbors_end.max(range.end));
@@ -246,8 +246,8 @@ impl PageReader {
         Ok(())
     }
 
-    /// Adds resident pages with equal words. Scans find those that huge entries map, and the zero
-    /// page.
+    /// Adds resident pages with equal words. Scans identify the pages that huge entries map, and
+    /// the zero page.
     fn put_scanned(
         &mut self,
         range: AddrRange,
@@ -255,7 +255,7 @@ impl PageReader {
         huge_size: u64,
         runs: &mut RunCollector,
     ) -> Result<(), ProcError> {
-        // By its word, the zero page is an anonymous page that is not exclusive.
+        // In `pagemap`, the zero page looks like an anonymous page that is not exclusive.
         if state.kind == PageMapKind::Anonymous && state.exclusive == Some(false) {
             return self.put_shared_anonymous(range, state, runs);
         }

@@ -1,8 +1,9 @@
 //! `/proc/<pid>/pagemap`: the state of every page, and the sums of `smaps` computed from it.
 //!
-//! Never reads `smaps`, which holds the target's mmap lock for a whole mapping at a time.
-//! Pages are read in chunks over neighboring mappings, with rests between; a read of
-//! `pagemap` holds the lock for one page-table page at a time, a scan for what it walks.
+//! This module never reads `smaps`, because that read holds the target's mmap lock for a whole
+//! mapping at a time. Pages are read in chunks over neighboring mappings, with sleeps between the
+//! chunks. A read of `pagemap` holds the lock for one page-table page at a time, and a scan holds
+//! it for the range that it walks.
 
 mod census;
 pub mod entry;
@@ -27,53 +28,55 @@ use crate::{ProcError, ProcRoot};
 /// Pace at which a process's page tables may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Address space to read before a rest.
+    /// Address space to read before a sleep.
     pub chunk: Bytes,
-    /// Length of a rest.
+    /// Duration of a sleep.
     pub rest: Duration,
 }
 
 impl Pace {
-    /// Short reads with rests between, for a target that is at work.
+    /// Short reads with sleeps between them, for a running target.
     ///
-    /// A rest is long enough for a thread that sleeps on the mmap lock to wake up and take it. With
-    /// 20 us that often fails, and it waits until the kernel hands the lock over after 4 ms.
+    /// A sleep is long enough for a thread that waits for the mmap lock to wake up and take the
+    /// lock. With 20 us the thread often fails, and waits until the kernel hands the lock over
+    /// after 4 ms.
     pub const POLITE: Pace = Pace { chunk: Bytes::mib(2), rest: Duration::from_micros(60) };
 
-    /// Longer reads, for one reading of a large process: a rest takes as much CPU time as the
-    /// reading of 4 MiB. The lock is released after each 2 MiB, but a waiting thread rarely gets it
-    /// before the rest.
+    /// Longer reads, for a single reading of a large process, because one sleep takes as much CPU
+    /// time as the reading of 4 MiB. The lock is released after each 2 MiB, but a waiting thread
+    /// rarely gets it before the sleep.
     pub const LARGE: Pace = Pace { chunk: Bytes::mib(16), rest: Duration::from_micros(60) };
 
-    /// No rests: for a target that is stopped, idle or small.
+    /// Reads without sleeps, for a target that is stopped, idle or small.
     pub const FAST: Pace = Pace { chunk: Bytes::mib(16), rest: Duration::ZERO };
 }
 
 /// Totals of a reading, and its cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageWalk {
-    /// The longest single system call: the target's mmap lock was held for no longer.
+    /// Duration of the longest single system call: the target's mmap lock was not held for longer.
     pub longest_hold_ns: u64,
-    /// The pages of all mappings together. Its PSS is rounded once, as in `smaps_rollup`, so it
-    /// can be more than the sum over the mappings.
+    /// Sums over the pages of all mappings. The PSS is rounded once, as in `smaps_rollup`, so it
+    /// can be more than the sum of the PSS of each mapping.
     pub total: Reading<MappingPages>,
-    /// Reason why some huge pages may be split wrongly into exclusive and co-mapped: the kernel
-    /// sets one exclusive bit for a whole huge page, even if a relative shares only a part.
+    /// Reason why some huge pages may be counted wrongly as exclusive or co-mapped: the kernel sets
+    /// one exclusive bit for a whole huge page, even if a parent or child process shares only a
+    /// part of it.
     pub doubt: Option<Absent>,
 }
 
 /// Fills in [`Mapping::pages`] of every mapping.
 ///
-/// A process that runs meanwhile changes under the reading: the sums are of pages seen one after
-/// the other, not at one moment.
+/// If the process runs meanwhile, the sums combine pages that were read at different times.
 ///
 /// # Errors
 /// [`ProcError::NotPermitted`] where we may not trace the process, [`ProcError::NoSuchProcess`]
 /// where it is gone or has no memory any more.
 ///
 /// # Complexity
-/// 5 ns a page of populated address space (Linux 6.18, x86-64); holes are free where the kernel
-/// has `PAGEMAP_SCAN`, and else cost the same up to 64 GiB a mapping, above which it is not read.
+/// 5 ns for each page of populated address space (Linux 6.18, x86-64). With `PAGEMAP_SCAN`, holes
+/// take no time. Without it, pages of holes take as long as populated pages, and mappings above 64
+/// GiB are not read.
 pub fn read(
     root: &ProcRoot,
     pid: Pid,
@@ -107,7 +110,7 @@ pub fn read_with(
     Ok(first.finish())
 }
 
-/// Walks all mappings: many of them with two threads, if the pace has no rests.
+/// Walks all mappings. Two threads share many mappings, if the pace has no sleeps.
 fn walk_all(
     walker: &(impl Fn(Trust) -> Result<Walker, ProcError> + Sync),
     trust: Trust,

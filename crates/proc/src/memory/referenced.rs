@@ -9,11 +9,11 @@ use pagewise_model::{Mapping, Pid};
 
 use crate::{ProcError, ProcRoot, smaps};
 
-/// Clears the referenced bit of every page that the process maps. Returns how long that took.
+/// Clears the referenced bit of every page that the process maps. Returns the duration of the call.
 ///
-/// It changes nothing that the process can see, but the kernel takes the pages for unused until
-/// they are touched again, and reclaims them sooner. It holds the mmap lock and flushes the TLB of
-/// every CPU that the process runs on.
+/// The process cannot observe the change, but the kernel treats the pages as unused until the
+/// process accesses them again, and reclaims them sooner. The call holds the mmap lock and flushes
+/// the TLB of every CPU that the process runs on.
 ///
 /// # Errors
 /// [`ProcError::NotPermitted`] for another user's process, [`ProcError::NoSuchProcess`] where it is
@@ -22,8 +22,8 @@ pub fn clear(root: &ProcRoot, pid: Pid) -> Result<Duration, ProcError> {
     write(root, pid, b"1\n")
 }
 
-/// Clears the soft-dirty bit of every page: the next write to each is a page fault. Returns how
-/// long that took.
+/// Clears the soft-dirty bit of every page, so that the next write to a page is a page fault.
+/// Returns the duration of the call.
 ///
 /// # Errors
 /// As [`clear`].

@@ -20,14 +20,14 @@ use crate::pages::Pace;
 use crate::pages::space::PageTables;
 use crate::{ProcError, ProcRoot};
 
-/// Smaller mappings are not read.
+/// Minimum resident size of a mapping that is read.
 const LARGE: Bytes = Bytes::mib(4);
-/// Number of mappings that are read, largest first.
+/// Maximum number of mappings that are read: the largest ones.
 const MAX_MAPPINGS: usize = 64;
-/// Number of pages that are read in all, and at least in each mapping.
+/// Total number of pages that are read. [`MIN_PAGES`] is the minimum number for each mapping.
 const PAGES: u64 = 1024;
 const MIN_PAGES: u64 = 32;
-/// Addresses that are tried for each page: sparse mappings have fewer resident pages.
+/// Number of addresses that are tried for each page: few pages of a sparse mapping are resident.
 const TRIES: u64 = 4;
 
 /// Reads a sample, and measures the longest system call in nanoseconds.
@@ -60,7 +60,8 @@ pub fn sample(
     let memory = OpenMemory::open(pid.0)
         .map_err(|error| ProcError::of_process(error, pid, "mem".as_ref()))?;
     let mut sampler = PageSampler {
-        // The calls are short, and the priority is raised for two of them at once.
+        // The pace has no sleeps because each call is short. The priority is raised once for two
+        // calls.
         space: PageTables::open(&features, root, pid, page_size, &Pace::FAST)?,
         memory,
         page_size,
@@ -133,7 +134,8 @@ impl PageSampler {
                 return Ok((0, Duration::ZERO));
             }
             let began = Instant::now();
-            // The kernel stops at a page that it cannot read: the page went away.
+            // The kernel stops at a page that it cannot read, because the page is not mapped any
+            // more.
             let read = memory.read(slice::from_ref(&(start..end)), buffer).unwrap_or(0);
             Ok::<_, ProcError>((read, began.elapsed()))
         })?;

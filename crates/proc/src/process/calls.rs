@@ -1,5 +1,5 @@
-//! The memory calls of processes under watch, with what `/proc` says of them while they are
-//! stopped.
+//! Memory system calls of traced processes, with data from `/proc` that is read while the processes
+//! are stopped.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,24 +17,25 @@ use pagewise_sys::{remote, system};
 
 use crate::{ProcRoot, auxv, maps, meminfo, program_ending, stat};
 
-/// The longest name that `memfd_create` takes, with the NUL at its end.
+/// Maximum length of a name that `memfd_create` accepts, with the NUL at its end.
 const MAX_NAME_BYTES: usize = 250;
 
-/// Bytes of the memory limit that a call takes, with its data in a report: some 730 as JSON.
+/// Number of bytes of the memory limit that one call uses, with its data in a report. A call has
+/// about 730 bytes as JSON.
 const CALL: u64 = 1 << 10;
-/// Number of calls that take as much memory as a process, whose mappings begin as a copy of its
-/// parent's; and number of mappings of a program that take as much as a call.
+/// Number of calls that use as much memory as one process, whose mappings begin as a copy of its
+/// parent's. Also the number of mappings of a program that use as much memory as one call.
 const PROCESS: usize = 16;
 const MAPPINGS: usize = 4;
 /// Number of bytes of a name that take as much memory as a call.
 const NAMES: usize = 256;
 
-/// Records until every process has ended, or the watching is over. `command` is empty for a process
-/// that ran already. Calls and processes that are made when the recording has taken its memory are
-/// counted and not recorded.
+/// Records until every process has ended or the tracing ends. `command` is empty for a process that
+/// was already running. Once the recording has used its memory limit, further calls and processes
+/// are counted and not recorded.
 ///
 /// # Errors
-/// Those of `waitpid`.
+/// The errors of `waitpid`.
 pub fn record(
     watched: &mut TracedProgram,
     command: Vec<Name>,
@@ -44,7 +45,8 @@ pub fn record(
     let mut recorder = CallRecorder::new(&root, limit.part(CALL));
     while let Some(seen) = watched.next()? {
         recorder.note(watched, &seen);
-        // A command runs to its end; a process can be left alone.
+        // A command is traced to its end, but a process that was already running can be detached
+        // earlier.
         if recorder.lost > 0 && command.is_empty() {
             break;
         }
@@ -88,16 +90,16 @@ struct CallRecorder<'r> {
     processes: HashSet<u32>,
     lost: u64,
     lost_processes: u64,
-    /// The calls that threads are in.
+    /// The call that each thread has entered and not left, by thread ID.
     open: HashMap<u32, OpenCall>,
     /// VIRT of processes that are about to end.
     last: HashMap<u32, Bytes>,
-    /// The first event, of a process that was running: its threads wait while it is read, but not
-    /// while it is interpreted.
+    /// Data of the first event, if the process was already running. Its threads are stopped while
+    /// the data is read, but not while the data is interpreted.
     first: Option<First>,
 }
 
-/// A process that was running when it was attached to.
+/// A process that was already running when the tracing began.
 struct First {
     time_ns: u64,
     pid: Pid,
@@ -150,7 +152,7 @@ impl<'r> CallRecorder<'r> {
             watch::TraceEventKind::Attached { is_native } => {
                 let texts = self.texts(seen.tid);
                 watched.go_on();
-                // Its calls are recorded from now on.
+                // The calls of this process are recorded from now on.
                 self.processes.insert(seen.pid);
                 self.first = Some(First { time_ns, pid: Pid(seen.pid), is_native, texts });
                 return;
@@ -198,8 +200,8 @@ impl<'r> CallRecorder<'r> {
                 self.lost_processes += 1;
                 return;
             }
-            // An executed program replaces the process's mappings: without them its further calls
-            // cannot be interpreted.
+            // An executed program replaces the process's mappings. Without these mappings, further
+            // calls of the process cannot be interpreted.
             CallEventKind::Image(_) if is_full => self.left = 0,
             _ if is_full => return,
             CallEventKind::Born { .. } | CallEventKind::Image(_) => {
@@ -262,14 +264,14 @@ impl<'r> CallRecorder<'r> {
         buffer[..read].split(|&byte| byte == 0).next().map(Name::new)
     }
 
-    /// The mapping that a segment was attached as.
+    /// Returns the mapping that `shmat` created at an address.
     fn attached(&self, tid: u32, address: u64) -> Vec<AddrRange> {
         let mappings = self.mappings(tid).unwrap_or_default();
         mappings.iter().filter(|m| m.range.start == address).map(|m| m.range).collect()
     }
 
-    /// Parts of the segment that was attached at an address, by the kernel's rule: mappings of one
-    /// segment, each as far from the address as from the segment's start.
+    /// Returns the mappings that `shmdt` of an address unmaps, by the kernel's rule: mappings of
+    /// one segment whose distance from the address equals their offset in the segment.
     fn to_detach(&self, tid: u32, address: u64) -> Vec<AddrRange> {
         let mappings = self.mappings(tid).unwrap_or_default();
         let is_part = |m: &&Mapping| {
@@ -296,7 +298,7 @@ impl<'r> CallRecorder<'r> {
         }
     }
 
-    /// Puts the image of a process that was running before all other events.
+    /// Inserts the program of a process that was already running before all other events.
     fn interpret_first(&mut self) {
         if let Some(First { time_ns, pid, is_native, texts }) = self.first.take() {
             let what = CallEventKind::Image(Box::new(texts.image(is_native)));
@@ -319,7 +321,7 @@ impl<'r> CallRecorder<'r> {
     }
 }
 
-/// About how much memory an event takes, in calls.
+/// Returns the approximate memory size of an event, in units of one call.
 fn takes(what: &CallEventKind) -> usize {
     match what {
         CallEventKind::Born { .. } => PROCESS,
@@ -343,7 +345,7 @@ impl Texts {
         auxv::parse(self.auxv.as_deref().unwrap_or_default())
     }
 
-    /// The program.
+    /// Returns the program that the process runs.
     fn image(&self, is_native: bool) -> ProgramImage {
         let mappings = self.maps.as_ref().map(|text| maps::parse(text).mappings);
         let here = mappings.as_deref().unwrap_or_default();
@@ -360,7 +362,7 @@ impl Texts {
         }
     }
 
-    /// The end of the heap, or where it will start.
+    /// Returns the end of the heap, or its future start if the heap is empty.
     fn program_break(&self, mappings: &[Mapping]) -> Reading<u64> {
         let heap = mappings.iter().rfind(|mapping| mapping.name.as_bytes() == b"[heap]");
         match heap {
@@ -408,8 +410,8 @@ mod tests {
         }
         (0..10).for_each(|_| push(2, call()));
         (2..6).for_each(|pid| push(pid, ended()));
-        // Two calls of the first two processes, and one of each other; then three more, and how the
-        // two ended.
+        // The limit has capacity for two processes, for one call of each, and for three further
+        // calls. The endings of these two processes are always recorded.
         let is_call = |it: &&CallEvent| matches!(it.what, CallEventKind::Call(_));
         assert_eq!(recorder.events.iter().filter(is_call).count(), 5);
         assert_eq!((recorder.lost, recorder.lost_processes), (9, 2));

@@ -27,13 +27,14 @@ use crate::{
     status, threads,
 };
 
-/// Up to this resident size, a full reading blocks the target for much less than 1 ms per mapping.
+/// Maximum resident size up to which a full reading blocks the target for much less than 1 ms per
+/// mapping.
 const SMALL: Bytes = Bytes::mib(64);
 
 /// Choice of the reading method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wish {
-    /// In full where the process is small, politely where it is not.
+    /// [`ReadMethod::Full`] for a small process, [`ReadMethod::Polite`] for a large one.
     #[default]
     Auto,
     /// [`ReadMethod::Polite`]
@@ -57,17 +58,17 @@ impl Wish {
     }
 }
 
-/// Parts to read, and the phase of the target's life.
+/// Parts to read, and the moment in the life of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CaptureRequest {
-    /// Which reading.
+    /// Choice of the reading method.
     pub wish: Wish,
-    /// The moment, for the record.
+    /// Moment that the snapshot records.
     pub moment: ProcessMoment,
     /// The pace of a polite reading.
     pub pace: Pace,
-    /// True if a full reading reads `smaps_rollup` too. It walks all pages once more: totals and
-    /// checks need it, a list of mappings does not.
+    /// True if a full reading reads `smaps_rollup` too, which walks all pages once more. Totals and
+    /// checks need this file, a list of mappings does not.
     pub sums: bool,
 }
 
@@ -84,16 +85,16 @@ impl Default for CaptureRequest {
 
 /// Reads a process.
 ///
-/// Parts that may not be read, or do not exist, are absent with the reason; only a process of which
-/// nothing can be read is an error.
+/// A part that may not be read, or does not exist, is absent with the reason. An error is returned
+/// only if nothing of the process can be read.
 ///
 /// # Errors
-/// [`ProcError::NoSuchProcess`] where it is not there or ends meanwhile, [`ProcError::Io`] and
-/// [`ProcError::Parse`] where even `stat` cannot be read.
+/// [`ProcError::NoSuchProcess`] if the process does not exist or ends meanwhile, [`ProcError::Io`]
+/// and [`ProcError::Parse`] if even `stat` cannot be read.
 pub fn capture(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot, ProcError> {
     if root.ourselves() == Some(pid) {
-        // Reading our own memory makes it grow. The allocator keeps the memory that a reading took,
-        // so that after two readings a third one needs no more.
+        // A reading of this process makes its own memory grow. The allocator keeps the memory of
+        // each reading, so a third reading needs no more.
         for _ in 0..2 {
             drop(read(root, pid, request)?);
         }
@@ -101,8 +102,8 @@ pub fn capture(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Sn
     read(root, pid, request)
 }
 
-/// Removes this process from the shares of other processes, whose libraries it maps too. Returns
-/// true on success.
+/// Replaces the libraries that this process shares with others by private copies, so that the
+/// shares of other processes do not count this process. Returns true on success.
 fn leave_shares(root: &ProcRoot, pid: Pid) -> bool {
     !root.is_live() || root.ourselves() == Some(pid) || libraries::copy_libraries()
 }
@@ -182,11 +183,11 @@ pub fn outline(root: &ProcRoot, pid: Pid) -> Result<(Process, Reading<Vec<Mappin
 /// The pages of each NUMA node.
 type ByNode = Reading<Vec<NodeShare>>;
 
-/// A reading under way.
+/// A reading in progress.
 struct Capture<'a> {
     root: &'a ProcRoot,
     pid: Pid,
-    /// The thread to ask for what is in memory.
+    /// Thread whose files show the memory of the process.
     holder: Pid,
     stat: PidStat,
     mounts: Vec<Mount>,
@@ -274,7 +275,8 @@ impl<'a> Capture<'a> {
         ksm::parse(&text).ok_or(Absent::NotInThisKernel("6.1".into()))
     }
 
-    /// The base page size of the machine that a tree was copied from: only `smaps` has it.
+    /// Finds the base page size of the machine that a tree was copied from. Only `smaps` contains
+    /// this size.
     fn find_page_size(&mut self, mappings: &[Mapping]) {
         let sizes = mappings.iter().filter_map(|m| m.counter(SmapsCounter::KernelPageSize).ok());
         match sizes.min().and_then(|size| PageSize::new(size.0)) {
@@ -303,7 +305,7 @@ impl<'a> Capture<'a> {
         if ns_pids.is_empty() {
             ns_pids.push(self.pid);
         }
-        // The kernel's own word for "no user".
+        // The kernel's value for an invalid user ID.
         let uid = uid.unwrap_or(u32::MAX);
         let users = if self.root.is_live() { Users::read() } else { Users::default() };
         Process {
@@ -343,7 +345,7 @@ impl<'a> Capture<'a> {
         elf::objects(self.root, self.holder, mappings, process.exe.as_ref().ok(), &self.mounts)
     }
 
-    /// The pools of pagewise's allocators; none where they cannot be read.
+    /// Returns the pools of pagewise's allocators. The list is empty if the pools cannot be read.
     fn pools(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<RegisteredPool> {
         let Ok(mappings) = mappings else { return Vec::new() };
         let read = pagewise_pools::read_registry(self.root, self.pid, mappings);
@@ -371,8 +373,7 @@ impl<'a> Capture<'a> {
         self.gaps.push(Gap { what: what.into(), why });
     }
 
-    /// The gaps, once it is sure that the process is still the one that was begun with, and did not
-    /// end meanwhile.
+    /// Returns the gaps, after a check that the process has not ended and still has its PID.
     fn end(self) -> Result<Vec<Gap>, ProcError> {
         let now = stat::parse(&self.root.read(self.pid, "stat")?)?;
         if now.start_ticks != self.stat.start_ticks || now.has_ended() && !self.stat.has_ended() {
@@ -391,7 +392,7 @@ pub(crate) fn kernel(root: &ProcRoot) -> Name {
     Name::new(text.trim_ascii())
 }
 
-/// The time since boot when a tree was copied.
+/// Returns the time since boot at which a tree was copied.
 pub(crate) fn uptime_of(root: &ProcRoot) -> Reading<Duration> {
     uptime(&root.machine("uptime")?).ok_or(Absent::NotCollected(NOT_COPIED.into()))
 }

@@ -18,17 +18,18 @@ use crate::root::read_all;
 use crate::text::{lines, number};
 use crate::{ProcRoot, mountinfo, pressure, vmstat};
 
-/// v1 spells "no limit" as the largest number of whole pages; nothing near it is a limit.
+/// Minimum limit in bytes that means "no limit": cgroup v1 prints the largest number of whole
+/// pages.
 const UNLIMITED: u64 = 1 << 60;
-/// The controller of memory.
+/// Name of the memory controller.
 const MEMORY: &[u8] = b"memory";
 
 /// A memory cgroup as `/proc/<pid>/cgroup` names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// 1 or 2.
+    /// Version of the cgroup interface: 1 or 2.
     pub version: u8,
-    /// Its path in the hierarchy.
+    /// Path of the cgroup in the hierarchy.
     pub path: Name,
 }
 
@@ -159,9 +160,9 @@ fn point(folder: &Path, names: &CgroupFiles) -> CgroupPoint {
     }
 }
 
-/// Bytes that may still be charged to the memory cgroups of a process: the least of all up to the
-/// root that we can see; `None` without a limit. Page cache that is easily reclaimed counts as
-/// free.
+/// Returns the number of bytes that may still be charged to the memory cgroups of a process: the
+/// minimum over all levels up to the root that we can see. `None` without a limit. Page cache that
+/// is easily reclaimed counts as free.
 pub(crate) fn memory_left(root: &ProcRoot, pid: Pid) -> Option<Bytes> {
     let (member, folder) = place(root, pid).ok()?;
     let names = names(&member);
@@ -206,7 +207,7 @@ fn usage(file: &Path) -> Reading<Bytes> {
     bytes(file).map(Bytes).ok_or(Absent::NotSupported("the cgroup gives no usage".into()))
 }
 
-/// Memory of a cgroup and of those below it in swap.
+/// Returns the memory in swap of a cgroup and of the cgroups below it.
 fn swapped(folder: &Path, names: &CgroupFiles) -> Reading<Bytes> {
     let absent = || Absent::NotSupported("the kernel does not count swap by cgroup".into());
     let text = read_all(&folder.join(names.swap.0)).map_err(|_| absent())?;
@@ -218,29 +219,31 @@ fn names(member: &Member) -> &'static CgroupFiles {
     if member.version == 1 { &V1 } else { &V2 }
 }
 
-/// The mounts that we see: the target's may be in a namespace of which we see nothing.
+/// Returns the mounts that this process sees. The mount namespace of the target may be
+/// inaccessible.
 fn our_mounts() -> Reading<Vec<Mount>> {
     let text = read_all(Path::new("/proc/self/mountinfo"));
     text.map(|text| mountinfo::parse(&text)).map_err(|_| Absent::NotInThisKernel("2.6.26".into()))
 }
 
-/// True if a mount of v1 has a controller.
+/// Returns true if a mount of v1 includes a controller.
 fn is_controller(mount: &Mount, controller: &[u8]) -> bool {
     mount.options.split(|&b| b == b',').any(|option| option == controller)
 }
 
-/// The files of one version.
+/// File names of one version of the cgroup interface.
 #[derive(Debug)]
 struct CgroupFiles {
     limit: &'static str,
     usage: &'static str,
     peak: &'static str,
     swap_limit: &'static str,
-    /// File and key of the number of hits of the limit, and of OOM kills; without a key, the file
-    /// is the number.
+    /// File and key of the number of times that the limit was hit. The next field has those of OOM
+    /// kills. If the key is empty, the file contains only the number.
     limit_hits: (&'static str, &'static str),
     oom_kills: (&'static str, &'static str),
-    /// The line of `memory.stat` for page cache that was not used lately, children included.
+    /// Beginning of the line of `memory.stat` for page cache that was not used lately, children
+    /// included.
     cache: &'static [u8],
     /// The file and the beginning of its line for memory in swap, children included.
     swap: (&'static str, &'static [u8]),
@@ -267,14 +270,14 @@ static V2: CgroupFiles = CgroupFiles {
     swap: ("memory.swap.current", b""),
 };
 
-/// A cgroup's folder, and the mount that it is below.
+/// A cgroup's folder, and the mount that contains it.
 struct CgroupFolder {
     path: PathBuf,
     top: PathBuf,
 }
 
 impl CgroupFolder {
-    /// The folder, where the mount shows it.
+    /// Returns the folder, if the mount shows it.
     fn of_member(member: &Member, mount: &Mount, controller: &[u8]) -> Option<CgroupFolder> {
         let is_its_kind = match member.version {
             1 => mount.fs == b"cgroup" && is_controller(mount, controller),
@@ -294,14 +297,14 @@ impl CgroupFolder {
         self.path.ancestors().take(depth + 1)
     }
 
-    /// The path below the mount of this folder or of one above it.
+    /// Returns the path of this folder, or of a folder above it, relative to the mount.
     fn path_of(&self, folder: &Path) -> Name {
         let below = folder.strip_prefix(&self.top).unwrap_or(folder);
         Name::new(Path::new("/").join(below).as_os_str().as_bytes())
     }
 
-    /// The lowest limit from here up to the mount, and the folder that has it; this one where none
-    /// has any.
+    /// Returns the lowest limit from this folder up to the mount, and the folder that has the
+    /// limit. Without a limit, returns this folder.
     fn lowest(&self, file: &str) -> (Option<Bytes>, &Path) {
         let limits =
             self.up_to_top().filter_map(|folder| Some((bytes(&folder.join(file))?, folder)));
@@ -312,7 +315,7 @@ impl CgroupFolder {
     }
 }
 
-/// A file with a number of bytes; `None` for `max` and for v1's way to say so.
+/// Reads a number of bytes from a file; `None` for `max` and for v1's number that means "no limit".
 fn bytes(path: &Path) -> Option<u64> {
     number(&read_all(path).ok()?).filter(|&n| n < UNLIMITED)
 }

@@ -14,8 +14,8 @@ use crate::{ProcRoot, cgroup, limits, meminfo, status};
 pub struct ForkRoom {
     /// `MemAvailable`.
     pub available: Reading<Bytes>,
-    /// Bytes that the memory cgroups of the process may still be charged with: the least of all up
-    /// to the root.
+    /// Bytes that may still be charged to the memory cgroups of the process: the minimum over all
+    /// levels up to the root.
     pub cgroup: Option<Bytes>,
     /// Number of tasks that the pids cgroups of the process may still get.
     pub cgroup_tasks: Option<u64>,
@@ -23,14 +23,14 @@ pub struct ForkRoom {
     pub user_tasks: Option<u64>,
     /// Bytes that may still be committed, if `vm.overcommit_memory` is 2.
     pub commit: Option<Bytes>,
-    /// A thread that waits for its child of `vfork`, which uses the memory of the process.
+    /// A thread that waits for its child of `vfork`, because the child uses the process's memory.
     pub in_vfork: Option<Pid>,
     /// True if the process handles page faults itself (userfaultfd).
     pub handles_faults: bool,
 }
 
 impl ForkRoom {
-    /// Reads all of it.
+    /// Reads all limits.
     pub fn read(root: &ProcRoot, pid: Pid) -> ForkRoom {
         let meminfo = root.machine("meminfo");
         let line =
@@ -57,7 +57,7 @@ fn user_tasks(root: &ProcRoot, pid: Pid) -> Option<u64> {
     let of = |pid: Pid| Some(status::parse(&root.read(pid, "status").ok()?));
     let text = root.read(pid, "status").ok()?;
     let user = status::parse(&text).uid?;
-    // The kernel exempts root, and these two capabilities (kernel/fork.c).
+    // The kernel exempts root, CAP_SYS_ADMIN and CAP_SYS_RESOURCE (kernel/fork.c).
     if user == 0 || has_right_to_fork(&text) {
         return None;
     }

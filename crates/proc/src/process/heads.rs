@@ -10,7 +10,8 @@ use pagewise_sys::remote;
 
 use crate::ProcRoot;
 
-/// glibc maps larger requests separately by default; it may be configured or adapt.
+/// Minimum size of a mapping whose head is read. By default, glibc maps larger requests separately;
+/// this threshold can be configured or adapt.
 const LARGE: Bytes = Bytes::kib(128);
 
 /// Bit 63 of a pagemap entry: the page is in memory.
@@ -45,7 +46,8 @@ pub(crate) fn is_candidate(mapping: &Mapping) -> bool {
         && is_unnamed(&mapping.name)
 }
 
-/// True if malloc can have made a mapping: newer ones give theirs a name of the kind `[anon:...]`.
+/// Returns true if malloc can have created a mapping of this name: newer allocators use names such
+/// as `[anon:...]`.
 fn is_unnamed(name: &Name) -> bool {
     name.is_empty() || name.as_bytes().starts_with(b"[anon:")
 }

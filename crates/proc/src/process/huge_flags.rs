@@ -1,4 +1,4 @@
-//! `VmFlags` of mappings with huge pages, for readings of the page tables, which have none.
+//! `VmFlags` of mappings with huge pages, for readings of the page tables, which contain no flags.
 
 use std::fs::File;
 use std::time::Duration;
@@ -9,15 +9,16 @@ use crate::ProcRoot;
 use crate::smaps::SmapsParser;
 use crate::stream::stream;
 
-/// Resident memory in base pages that the kernel walks in 1 ms, at least, while it holds the mmap
+/// Minimum amount of memory in base pages that the kernel walks in 1 ms, while it holds the mmap
 /// lock of the process.
 const WALKED_PER_MS: Bytes = Bytes::mib(64);
-/// Each mapping takes the kernel some microseconds, whatever it maps.
+/// Maximum number of mappings of the process: the kernel needs some microseconds for each mapping,
+/// even for an empty one.
 const MAX_MAPPINGS: usize = 8192;
 
 /// Adds the `smaps` entries of mappings with huge pages to a snapshot that was read from the page
-/// tables, if the longest pause of the process is expected to be within `max_pause`. Returns the
-/// longest pause.
+/// tables. Nothing is added if a read is expected to hold the mmap lock for longer than
+/// `max_pause`. Returns the longest time for which a read held the lock.
 pub fn add(root: &ProcRoot, snapshot: &mut Snapshot, max_pause: Duration) -> Duration {
     let pid = snapshot.process.pid;
     let Ok(mappings) = &mut snapshot.mappings else { return Duration::ZERO };

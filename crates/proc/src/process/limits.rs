@@ -5,7 +5,7 @@ use pagewise_model::process::{ResourceLimit, ResourceLimits};
 use crate::ProcError;
 use crate::text::{lines, number};
 
-/// Reads a whole `limits`. Capabilities are not in it.
+/// Reads a whole `limits`, which does not contain capabilities.
 ///
 /// # Errors
 /// [`ProcError::Parse`] where one of the four memory limits is missing.

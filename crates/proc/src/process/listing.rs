@@ -1,9 +1,10 @@
 //! Every process in one line each, with as few reads as the numbers need.
 //!
-//! `smaps_rollup` contains RSS, PSS, USS and swap. The quadrants follow from it if two facts are
-//! known: if any anonymous page is co-mapped (`Pss_Anon` shows it), and if there are tmpfs pages,
-//! or exclusive pages of shared file mappings. `maps` is read only if the sums do not decide this,
-//! and pages only of those mappings that `maps` leaves undecided.
+//! `smaps_rollup` contains RSS, PSS, USS and swap. The quadrants follow from these sums if two
+//! facts are known: the presence of co-mapped anonymous pages (`Pss_Anon` shows it), and the
+//! presence of tmpfs pages or of exclusive pages of shared file mappings. `maps` is read only if
+//! the sums do not determine these facts, and pages only of those mappings that `maps` leaves
+//! undecided.
 //!
 //! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead,
 //! unless the caller wishes otherwise.
@@ -42,7 +43,8 @@ use crate::{ProcError, ProcRoot, cgroup, maps, meminfo};
 pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, ProcError> {
     let begin = Instant::now();
     if root.is_live() {
-        // If that is not possible, pages that a process shares only with this one count as shared.
+        // If the libraries cannot be copied, pages that a process shares only with this one count
+        // as shared.
         libraries::copy_libraries();
     }
     let pids = root.pids()?;
@@ -79,11 +81,11 @@ enum PidOutcome {
     Process(Box<ProcessSummary>),
     KernelThread,
     Vanished,
-    /// Not even its status may be read.
+    /// Not even the `status` of the process may be read.
     Hidden,
 }
 
-/// State shared by all readers.
+/// State that all reading threads share.
 struct ListingShared<'a> {
     root: &'a ProcRoot,
     wish: Wish,
@@ -105,7 +107,8 @@ impl<'a> ListingShared<'a> {
         }
     }
 
-    /// Reads the processes with one thread per CPU. Also returns the longest hold, in nanoseconds.
+    /// Reads the processes with one thread per CPU. Also returns the longest time for which a call
+    /// held an mmap lock, in nanoseconds.
     fn read_all(&self, pids: &[Pid]) -> Result<(Vec<(Pid, PidOutcome)>, u64), ProcError> {
         let next = AtomicUsize::new(0);
         let work = || {
@@ -144,7 +147,8 @@ struct ListingStatus {
 }
 
 impl ListingStatus {
-    /// The same process with the memory that another of its threads has.
+    /// Returns this status with the memory of another thread: a first thread that has ended shows
+    /// no memory.
     fn with_memory_of(self, holder: ListingStatus) -> ListingStatus {
         ListingStatus { rss: holder.rss, shmem: holder.shmem, swap: holder.swap, ..self }
     }
@@ -163,7 +167,7 @@ impl ListingStatus {
                 b"VmRSS" => status.rss = size(value),
                 b"RssShmem" => status.shmem = size(value),
                 b"VmSwap" => status.swap = size(value),
-                // The lines after it are about signals and scheduling.
+                // The lines after `Threads:` are about signals and scheduling.
                 b"Threads" => {
                     status.threads = number(value).unwrap_or(1);
                     break;
@@ -174,8 +178,8 @@ impl ListingStatus {
         status
     }
 
-    /// True for a kernel thread. Before Linux 6.8 `status` has no line for it: then it is a process
-    /// without memory that has not ended.
+    /// Returns true for a kernel thread. Before Linux 6.8, `status` does not say so: a live process
+    /// without memory counts as one.
     fn is_kernel_thread(&self) -> bool {
         let has_ended = matches!(self.state, 'Z' | 'X');
         self.kernel_thread.unwrap_or(self.rss.is_none() && !has_ended)
@@ -211,7 +215,7 @@ struct ListingMemory {
     quadrants: ByQuadrant,
 }
 
-/// One thread's reader.
+/// State of one reading thread.
 struct ListingReader<'a> {
     shared: &'a ListingShared<'a>,
     files: QuickReader,
@@ -470,7 +474,7 @@ struct Rollup {
     exclusive: Bytes,
     anon: Bytes,
     anon_share: Option<Bytes>,
-    /// Both the kernel's count of tmpfs pages and their share are 0.
+    /// True if the kernel's count of tmpfs pages and their share are both 0.
     has_no_shmem: bool,
 }
 
@@ -488,8 +492,8 @@ impl Rollup {
 
     /// The exclusive anonymous pages, if the sums alone determine them.
     ///
-    /// A co-mapped page adds at most half of its size to `Pss_Anon`, and rounding takes less than
-    /// that. So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
+    /// A co-mapped page adds at most half of its size to `Pss_Anon`, and rounding reduces
+    /// `Pss_Anon` by less. So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
     fn anon_exclusive(&self) -> Option<Bytes> {
         if self.anon_share == Some(self.anon) || self.exclusive == self.resident {
             Some(self.anon)
@@ -500,7 +504,8 @@ impl Rollup {
         }
     }
 
-    /// The quadrants, which add up to the rollup's `Rss` whatever changed while pages were read.
+    /// Returns the quadrants, which add up to the rollup's `Rss` even if the process changed while
+    /// its pages were read.
     fn split(&self, found: &PageFigures) -> ByQuadrant {
         let least = |a: Bytes, b: Bytes| if a < b { a } else { b };
         let anon_exclusive = least(found.anon_exclusive, self.anon);

@@ -6,15 +6,16 @@ use pagewise_model::{Absent, Name};
 use crate::ProcError;
 use crate::text::{LineCursor, lines};
 
-/// Mappings read one after the other, and where that stopped.
+/// Mappings in the order of the text, and the error that ended the parsing.
 #[derive(Debug, Default)]
 pub struct ParsedMappings {
-    /// The mappings that are whole, by address.
+    /// The complete mappings, by address.
     pub mappings: Vec<Mapping>,
-    /// Why the rest is missing: text that is cut off or does not read as it should.
+    /// Error that ended the parsing: the text is cut off or malformed, and further mappings are
+    /// missing.
     pub torn: Option<ProcError>,
-    /// Lines left out because they repeat or overlap what came before: the process changed
-    /// meanwhile.
+    /// Number of lines that were left out because they repeat or overlap earlier lines: the process
+    /// changed its mappings meanwhile.
     pub repeated: usize,
 }
 
@@ -25,7 +26,7 @@ pub fn parse(text: &[u8]) -> ParsedMappings {
     parser.finish()
 }
 
-/// Reads `maps` piece by piece, as it comes from the kernel.
+/// Reads `maps` piece by piece, as the kernel returns it.
 #[derive(Debug)]
 pub struct MapsParser {
     builder: Builder,
@@ -36,7 +37,7 @@ pub struct MapsParser {
 }
 
 impl MapsParser {
-    /// A parser whose mappings say `unread` of their pages.
+    /// Returns a parser. `unread` is the reason why the mappings have no data of their pages.
     pub fn new(unread: Absent) -> MapsParser {
         MapsParser {
             builder: Builder::new(unread),
@@ -54,7 +55,7 @@ impl MapsParser {
         self.carry = carry;
     }
 
-    /// The mappings that were read whole, and what stopped the reading.
+    /// Returns the complete mappings, and the error that ended the parsing.
     pub fn finish(mut self) -> ParsedMappings {
         if !self.carry.is_empty() && self.parsed.torn.is_none() {
             let torn = ProcError::parse("maps", self.line + 1, "a whole line", &self.carry);
@@ -80,9 +81,10 @@ impl MapsParser {
     }
 }
 
-/// Passes the whole lines of `carry` and `text` to `take`, and returns what is left of a last one.
+/// Passes the complete lines of `carry` and `text` to `take`, and returns the incomplete last line.
 ///
-/// `carry` holds the start of the first line, and is empty afterwards if that ended here.
+/// `carry` contains the start of the first line. It is empty afterwards if this line ends in
+/// `text`.
 pub(crate) fn whole_lines<'t>(
     carry: &mut Vec<u8>,
     mut text: &'t [u8],
@@ -101,7 +103,7 @@ pub(crate) fn whole_lines<'t>(
 }
 
 impl ParsedMappings {
-    /// Adds a mapping, unless it does not come after the last one.
+    /// Adds a mapping, if it begins behind the last one.
     pub(crate) fn add(&mut self, mapping: Mapping) {
         match self.mappings.last() {
             Some(last) if mapping.range.start < last.range.end => self.repeated += 1,
@@ -110,7 +112,7 @@ impl ParsedMappings {
     }
 }
 
-/// Makes mappings of lines, and lets neighbors share a name.
+/// Converts lines to mappings. Neighbors with equal names share one name.
 #[derive(Debug)]
 pub(crate) struct Builder {
     name: Name,
@@ -118,7 +120,7 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// A builder of mappings that say `unread` of what is not on the line.
+    /// Returns a builder of mappings. `unread` is the reason for values that are not on the line.
     pub(crate) fn new(unread: Absent) -> Builder {
         Builder { name: Name::default(), unread }
     }
@@ -162,7 +164,7 @@ impl Builder {
         })
     }
 
-    /// The name, shared with the mapping before where that has the same.
+    /// Returns the name of a mapping. A mapping with the name of the previous one shares it.
     #[inline]
     fn name(&mut self, bytes: &[u8]) -> Name {
         if self.name.as_bytes() != bytes {
@@ -175,8 +177,8 @@ impl Builder {
 /// Column at which names start in a 64-bit kernel: it pads with at least two blanks.
 const NAME_COLUMN: usize = 73;
 
-/// The name at the end of a line. It may itself start with blanks, so the column decides where it
-/// can.
+/// Returns the name at the end of a line. A name may itself start with blanks, so the column
+/// determines its start if possible.
 fn name<'a>(line: &'a [u8], rest: &'a [u8]) -> &'a [u8] {
     let inode_end = line.len() - rest.len();
     let column = NAME_COLUMN.max(inode_end + 2);

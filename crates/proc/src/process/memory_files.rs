@@ -12,13 +12,13 @@ use crate::ProcRoot;
 use crate::mountinfo;
 use crate::text::{lines, number};
 
-/// Descriptors that are looked at; further ones are left out.
+/// Maximum number of descriptors that are examined; further ones are left out.
 const MAX_DESCRIPTORS: usize = 4000;
-/// Folders below that of shared memory that are read.
+/// Maximum depth of the folders below that of shared memory that are read.
 const MAX_DEPTH: u32 = 3;
 /// Name of all System V segments together.
 const SEGMENTS: &[u8] = b"/SYSV segments";
-/// Unit of the allocated blocks of a file.
+/// Size in bytes of the blocks in which `stat` counts the memory of a file.
 const BLOCK: u64 = 512;
 
 /// Folder of `shm_open` and of other shared memory with a name.
@@ -28,7 +28,7 @@ const SHARED_MEMORY: &str = "root/dev/shm";
 #[derive(Debug, Default)]
 pub struct MemoryFiles(HashMap<GroupKey, FileGroup>);
 
-/// Open files whose names differ by numbers only, or closed ones.
+/// A group of open files, or of closed files, whose names differ only by numbers.
 #[derive(Clone, Debug, Default)]
 struct FileGroup {
     /// The name of the file that was added last.
@@ -59,11 +59,11 @@ impl MemoryFiles {
         group.count += 1;
     }
 
-    /// Adds the open files; returns all by device and inode.
+    /// Adds the open files. Returns the device and inode of each.
     fn add_open(&mut self, root: &ProcRoot, pid: Pid) -> HashSet<(u64, u64)> {
         let Ok(entries) = fs::read_dir(root.file(pid, "fd")) else { return HashSet::new() };
         let on_tmpfs = tmpfs_devices(root, pid);
-        // Two descriptors of one file are one file.
+        // A file counts once, even if several descriptors refer to it.
         let mut known = HashSet::new();
         for entry in entries.flatten().take(MAX_DESCRIPTORS) {
             let Ok(link) = fs::read_link(entry.path()) else { continue };
@@ -80,8 +80,8 @@ impl MemoryFiles {
         known
     }
 
-    /// Adds the files of shared memory that the process has closed, or that others made, also in
-    /// folders.
+    /// Adds the files of shared memory that the process has closed or that other processes created,
+    /// including files in subfolders.
     fn add_closed(&mut self, root: &ProcRoot, pid: Pid, open: &HashSet<(u64, u64)>) {
         let mut folders = vec![(root.file(pid, SHARED_MEMORY), b"/dev/shm/".to_vec(), 0)];
         let mut left = MAX_DESCRIPTORS;
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(found[0].name, Name::from("/memfd:frame-N"));
         let found = of(&["/dev/shm/log17"], false).since(&of(&["/dev/shm/log17"], false));
         assert_eq!(found[0].name, Name::from("/dev/shm/log17"));
-        // A file that is replaced by one of another number does not grow.
+        // If a file is replaced by one whose name has another number, the group does not grow.
         let found = of(&["/dev/shm/tile8"], false).since(&of(&["/dev/shm/tile7"], false));
         assert_eq!((found[0].before, found[0].after), (Bytes(100), Bytes(100)));
         let names = ["/dev/shm/tile7", "/dev/shm/tile8", "/dev/shm/tile90"];

@@ -14,15 +14,15 @@ use crate::{ProcError, ProcRoot, maps};
 /// Sums of pages, rounded down to KiB.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageSums {
-    /// Proportional share.
+    /// PSS by page kind.
     pub pss: Reading<BytesByPageKind>,
     /// Pages that only this process maps.
     pub uss: Reading<Bytes>,
-    /// The part of them that is anonymous.
+    /// Anonymous part of `uss`.
     pub uss_anonymous: Reading<Bytes>,
     /// Pages of mapped tmpfs files and shared memory in swap.
     pub swap_shmem: Reading<Bytes>,
-    /// The longest system call that may have held the mmap lock of the process.
+    /// Duration of the longest system call that may have held the mmap lock of the process.
     pub longest_hold_ns: u64,
 }
 
@@ -40,8 +40,8 @@ impl PageSumReader {
         PageSumReader { features: Features::detect(), page_size, tmpfs: TmpfsDevices::default() }
     }
 
-    /// By `smaps_rollup`: the kernel holds the mmap lock while it walks a mapping. `swap` is the
-    /// anonymous memory in swap, which is part of the sum in the file.
+    /// Reads the sums from `smaps_rollup`. The kernel holds the mmap lock while it walks a mapping.
+    /// `swap` is the anonymous memory in swap, which is part of the sum in the file.
     ///
     /// # Errors
     /// [`Absent`]
@@ -55,7 +55,7 @@ impl PageSumReader {
         Ok(of_rollup(&rollup?, swap, hold_ns))
     }
 
-    /// By the page tables, in pieces with rests between.
+    /// Reads the sums from the page tables, in pieces with sleeps between them.
     ///
     /// # Errors
     /// [`Absent`]
@@ -126,8 +126,8 @@ fn of_rollup(rollup: &Smaps, swap: &Reading<Bytes>, longest_hold_ns: u64) -> Pag
 
 /// Exclusive anonymous pages, if the sums alone determine them.
 ///
-/// A co-mapped page adds at most half of its size to `Pss_Anon`, and rounding takes less than that.
-/// So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
+/// A co-mapped page adds at most half of its size to `Pss_Anon`, and rounding reduces `Pss_Anon` by
+/// less. So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
 fn anonymous_exclusive(rollup: &Smaps, exclusive: Reading<Bytes>) -> Reading<Bytes> {
     let (exclusive, anonymous) = (exclusive?, rollup.bytes(SmapsCounter::Anonymous)?);
     let is_all = rollup.bytes(SmapsCounter::PssAnon)? == anonymous

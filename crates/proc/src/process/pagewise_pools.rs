@@ -13,7 +13,7 @@ use crate::{ProcError, ProcRoot};
 /// Name of the table in `maps`.
 const NAME: &[u8] = b"/memfd:pagewise-pools (deleted)";
 
-/// `PWPOOLS` and the version.
+/// First word of a table: `PWPOOLS` and the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"PWPOOLS\x01");
 
 const HEADER: usize = 64;
@@ -77,7 +77,7 @@ pub fn read_registry(
     let first = start + HEADER as u64;
     let length = (shape.used * shape.entry_size) as u64;
     let entries = piece(pid, first..first + length).map_err(explain)?;
-    // The entries were read by PID: check that it is still the same process.
+    // The entries were read by PID: check that the PID still belongs to the same process.
     root.check(pid)?;
     let pools = shape.pools(&entries);
     Ok(Ok(Registry { pid, process: Name::default(), pools, lost: shape.lost }))
@@ -88,7 +88,7 @@ pub fn table_of(mappings: &[Mapping]) -> Option<&Mapping> {
     mappings.iter().find(|mapping| mapping.name.as_bytes() == NAME)
 }
 
-/// The pools of a table whose bytes are known. `None` of a table of another version.
+/// Returns the pools of a table whose bytes are known; `None` for a table of another version.
 pub fn parse_table(table: &[u8]) -> Option<Vec<RegisteredPool>> {
     let shape = RegistryShape::from_header(table, table.len() as u64)?;
     let entries = table.get(HEADER..HEADER + shape.used * shape.entry_size)?;
@@ -135,7 +135,7 @@ impl RegistryShape {
     }
 }
 
-/// Reads one entry; `None` where it was never used, or is just being made.
+/// Reads one entry; `None` if the entry was never used or is being initialized.
 fn parse(entry: &[u8]) -> Option<RegisteredPool> {
     let state = u32_at(entry, 0)?;
     if state != LIVE && state != ENDED {
@@ -155,7 +155,7 @@ fn parse(entry: &[u8]) -> Option<RegisteredPool> {
     let ranges: Vec<AddrRange> = (0..RANGES_COUNT).map(range).collect::<Option<_>>()?;
     let [requests, requested, returned, peak, held] = [0, 1, 2, 3, 4].map(counter);
     let live = requested?.wrapping_sub(returned?);
-    // The series ends with now, and so does the peak.
+    // The current counters are the last point of the series, and can be the peak.
     let now = Point { requests: requests?, live: Bytes(live), held: Bytes(held?) };
     let past: Vec<Point> = (0..usize::try_from(points).ok()?).map(point).collect::<Option<_>>()?;
     Some(RegisteredPool {

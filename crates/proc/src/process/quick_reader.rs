@@ -13,10 +13,10 @@ use rustix::io::{Errno, pread, read};
 use crate::root::{NOT_COPIED, PTRACE};
 use crate::{ProcError, ProcRoot, smaps};
 
-/// Size of a buffer for files of one record, which the kernel then returns in one read.
+/// Number of bytes of a buffer for files of one record, which the kernel returns in one read.
 const BUFFER: usize = 16 << 10;
-/// Larger files are cut, unless the reader is [whole](QuickReader::whole): `cmdline` can have
-/// 2 MiB.
+/// Maximum number of bytes of a file; larger files are cut unless the reader is
+/// [whole](QuickReader::whole). `cmdline` can have 2 MiB.
 const MAX_FILE: usize = 256 << 10;
 
 /// Reads files of processes, and of the machine, below one root.
@@ -35,7 +35,7 @@ pub struct QuickReader {
 enum FileEnd {
     /// A read that does not fill the buffer: right for files of one record.
     ShortRead,
-    /// A read without bytes: files of several records come in pieces.
+    /// A read without bytes: the kernel returns files of several records in pieces.
     EmptyRead,
 }
 
@@ -57,7 +57,7 @@ impl QuickReader {
         })
     }
 
-    /// A reader that cuts no file.
+    /// Returns a reader that cuts no file.
     ///
     /// # Errors
     /// As [`QuickReader::new`].
@@ -81,7 +81,7 @@ impl QuickReader {
         write!(self.path, "{pid}/{name}").expect("a String takes all");
     }
 
-    /// Reads a file of a process that is one record, such as `status`: the kernel gives it in one
+    /// Reads a file of a process that is one record, such as `status`. The kernel returns it in one
     /// piece, so that a second read to find the end is not needed.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl QuickReader {
         }
     }
 
-    /// Reads a file of a process that has several records, such as `maps`: the kernel gives it in
+    /// Reads a file of a process that has several records, such as `maps`. The kernel returns it in
     /// pieces.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl QuickReader {
         let begin = Instant::now();
         let read = briefly_raised(|| self.read(pid, "smaps_rollup"));
         let hold_ns = nanoseconds(begin.elapsed());
-        // A process that ends meanwhile gives nothing, or half.
+        // If the process ends meanwhile, the text is empty or incomplete.
         (read.and_then(|text| smaps::parse_rollup(text).ok_or(Absent::Vanished)), hold_ns)
     }
 

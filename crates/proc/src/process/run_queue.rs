@@ -8,10 +8,11 @@ use pagewise_model::{Absent, Pid, Reading};
 use crate::ProcRoot;
 use crate::text::number;
 
-/// Threads that are read; the others of a process with more are likely to be alike.
+/// Maximum number of threads that are read. The other threads of a process are likely to be
+/// similar.
 const MAX_THREADS: usize = 64;
 
-/// Times of the threads of a process since each began.
+/// Times of the threads of a process since the start of each thread.
 #[derive(Clone, Debug, Default)]
 pub struct RunQueueTimes(HashMap<Pid, CpuWaits>);
 
@@ -47,7 +48,8 @@ impl RunQueueTimes {
     }
 }
 
-/// The first two numbers, in nanoseconds.
+/// Parses the first two numbers, in nanoseconds: the time of running and the time of waiting for a
+/// CPU.
 fn parse(text: &[u8]) -> Option<CpuWaits> {
     let mut words = text.trim_ascii().split(u8::is_ascii_whitespace);
     let mut next = || number(words.next()?);

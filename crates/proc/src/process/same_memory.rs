@@ -1,5 +1,5 @@
-//! Processes that use the same memory, as `vfork` and `clone(CLONE_VM)` make them: each shows all
-//! of it in its files.
+//! Processes that share one address space, as after `vfork` and `clone(CLONE_VM)`: the files of
+//! each process show all of this memory.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,11 +9,11 @@ use pagewise_sys::system;
 
 use crate::ProcRoot;
 
-/// Comparisons for the processes of one size.
+/// Maximum number of comparisons for the processes of one size.
 const MAX_COMPARISONS: usize = 64;
 
-/// For each process that uses the memory of an earlier one in the list, that other process. Only
-/// processes with equal keys are compared: their sizes.
+/// Returns, for each process that uses the memory of an earlier process in the list, this earlier
+/// process. Only processes with equal keys are compared. A key is the size of the process.
 pub(crate) fn of_earlier<K: Hash + Eq>(
     root: &ProcRoot,
     processes: impl Iterator<Item = (Pid, K)>,

@@ -11,8 +11,8 @@ use pagewise_sys::output_file::{self, FileReaders};
 
 use crate::ProcError;
 
-/// Writes a snapshot, which its owner alone can read. A regular file is replaced in one step once
-/// the new one is on disk; into a pipe or a device it is written as it is.
+/// Writes a snapshot that only its owner can read. A regular file is replaced in one step once the
+/// new file is on disk. A pipe or a device is written directly.
 ///
 /// # Errors
 /// [`ProcError::Write`]
@@ -29,8 +29,8 @@ fn write(snapshot: &Snapshot, out: &mut dyn Write) -> io::Result<()> {
 /// Opens a snapshot.
 ///
 /// # Errors
-/// [`ProcError::Io`] where the file cannot be read, [`ProcError::NotASnapshot`] where it is
-/// foreign, cut off, or of a newer version than this program.
+/// [`ProcError::Io`] if the file cannot be read, [`ProcError::NotASnapshot`] if the file is not a
+/// snapshot, is cut off, or is of a newer version than this program.
 pub fn open(path: &Path) -> Result<Snapshot, ProcError> {
     let bytes = fs::read(path).map_err(|source| ProcError::io(path, source))?;
     parse(&bytes).map_err(|why| ProcError::NotASnapshot { path: path.into(), why })
@@ -39,10 +39,10 @@ pub fn open(path: &Path) -> Result<Snapshot, ProcError> {
 /// Parses a saved snapshot; returns the problem if it is invalid.
 ///
 /// # Errors
-/// One clause, safe to print.
+/// The problem as one clause, escaped for printing.
 pub fn parse(bytes: &[u8]) -> Result<Snapshot, String> {
     let parsed = serde_json::from_slice::<Snapshot>(bytes);
-    // A newer version may read without an error and still mean something else.
+    // A snapshot of a newer version may parse without an error and still have another meaning.
     let version = match &parsed {
         Ok(snapshot) => snapshot.pagewise_snapshot,
         Err(error) => version(bytes).map_err(|why| why.unwrap_or_else(|| said(error)))?,
@@ -60,7 +60,8 @@ fn said(error: &serde_json::Error) -> String {
     escape(error.to_string().as_bytes()).into_owned()
 }
 
-/// The version of a file that cannot be read, or why it has none where that is plain.
+/// Returns the version of a snapshot that could not be parsed, or the reason why it has no version,
+/// if the reason is evident.
 fn version(bytes: &[u8]) -> Result<u32, Option<String>> {
     #[derive(serde::Deserialize)]
     struct Version {

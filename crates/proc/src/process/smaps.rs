@@ -1,11 +1,11 @@
 //! `/proc/<pid>/smaps` and `smaps_rollup`: entries to [`Mapping`]s with every counter.
 //!
 //! The kernel writes each line of an entry with a name padded to 16 bytes and a number padded to 8,
-//! in the same order for each mapping. So the parser keeps the lines of the entry before, and first
-//! compares the next line with its counterpart there: if both start alike, a line costs two
-//! comparisons and eight bytes of arithmetic. Any other line (a wider number, a new line, another
-//! kernel) takes the general path, with the same result. Neighboring mappings often have equal
-//! entries: an entry whose text equals a recent one is not parsed.
+//! in the same order for each mapping. So the parser keeps the lines of the previous entry, and
+//! first compares each line with its counterpart in that entry: if both lines start alike, parsing
+//! costs two comparisons and eight bytes of arithmetic. Any other line (a wider number, a new line,
+//! another kernel) takes the general path, with the same result. Neighboring mappings often have
+//! equal entries: an entry whose text equals a recent one is not parsed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ pub fn parse_rollup(text: &[u8]) -> Option<Smaps> {
     for (_, line) in lines(&text[body..]) {
         general(&mut smaps, line)?;
     }
-    // Every kernel that has the file ends it with this line.
+    // The line `Locked:` is the last one of `smaps_rollup` in every kernel that has the file.
     smaps.has(SmapsCounter::Locked).then_some(smaps)
 }
 
-/// Reads `smaps` piece by piece, as it comes from the kernel.
+/// Reads `smaps` piece by piece, as the kernel returns it.
 #[derive(Debug)]
 pub struct SmapsParser {
     builder: Builder,
@@ -49,7 +49,8 @@ pub struct SmapsParser {
     /// The start of a line whose end is in the next piece.
     carry: Vec<u8>,
     line: usize,
-    /// The lines of the entry that is open, and of the whole one before.
+    /// Number of lines of the open entry. The field `lines_before` is the number for the previous
+    /// entry.
     lines: usize,
     lines_before: usize,
     last_flags: (Vec<u8>, VmFlags),
@@ -85,22 +86,24 @@ struct Text {
     entry: Arc<Smaps>,
 }
 
-/// Texts that the next entry is compared with. Stacks and their guard pages alternate.
+/// Number of recent texts that the next entry is compared with. One text is not enough: stacks
+/// alternate with their guard pages.
 const MAX_TEXTS: usize = 4;
-/// Bytes of a text at most; an entry has some 700.
+/// Maximum number of bytes of a text. An entry has about 700.
 const MAX_TEXT: usize = 4000;
 
-/// Shape of a line of an earlier entry: its beginning, its end, and the counter that its number is.
+/// Layout of a line of an earlier entry: the bytes before and after the number, and the counter
+/// that the number belongs to.
 #[derive(Clone, Copy, Debug)]
 struct LineShape {
     prefix: [u8; PREFIX],
     end: &'static [u8],
-    /// Shift from the unit of the line to ours: kB to bytes.
+    /// Left shift that converts the unit of the line to the unit of the counter: kB to bytes.
     shift: u32,
     counter: SmapsCounter,
 }
 
-/// `Rss:            `, and `    1234` after it.
+/// Lengths of the padded name `Rss:            ` and of the padded number `    1234` behind it.
 const PREFIX: usize = 16;
 const DIGITS: usize = 8;
 
@@ -111,7 +114,7 @@ impl Default for SmapsParser {
 }
 
 impl SmapsParser {
-    /// A parser whose mappings say `unread` of their pages.
+    /// Returns a parser. `unread` is the reason why the mappings have no data of their pages.
     pub fn new(unread: Absent) -> SmapsParser {
         SmapsParser {
             builder: Builder::new(unread),
@@ -136,7 +139,7 @@ impl SmapsParser {
         self.carry = carry;
     }
 
-    /// The mappings that were read whole, and what stopped the reading.
+    /// Returns the complete mappings, and the error that ended the parsing.
     pub fn finish(mut self) -> ParsedMappings {
         let carry = std::mem::take(&mut self.carry);
         // Names of fields start with a capital letter: anything else begins the next entry.
@@ -151,9 +154,9 @@ impl SmapsParser {
         self.parsed
     }
 
-    /// True if lines of the entry that is open are missing: all entries of a kernel have the same
-    /// lines. A first entry has nothing to be compared with, but since Linux 3.8 `VmFlags` ends it;
-    /// before, no process had a single mapping.
+    /// Returns true if lines of the open entry are missing: all entries of a kernel have the same
+    /// lines. A first entry cannot be compared with another. But since Linux 3.8 the line `VmFlags`
+    /// ends it, and before 3.8 every process had several mappings.
     fn is_cut(&self) -> bool {
         match &self.open {
             Some((_, entry)) if self.lines_before == 0 => entry.own.flags.is_none(),
@@ -194,8 +197,8 @@ impl SmapsParser {
         self.lines += lines;
     }
 
-    /// Gives the open mapping the entry of an earlier one, if its lines are next in the text.
-    /// Returns the text behind them.
+    /// If the next lines of the text equal a recent entry, the open mapping shares that entry.
+    /// Returns the text behind these lines.
     fn known_entry<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         let (_, entry) = self.open.as_mut()?;
         let known = self.texts.iter().find(|known| text.starts_with(&known.bytes))?;
@@ -203,7 +206,7 @@ impl SmapsParser {
         let lines = known.lines;
         let rest = &text[known.bytes.len()..];
         self.count_lines(lines);
-        // The layout has no further lines, should any follow.
+        // Further lines of the entry, if any, have no counterpart in the layout.
         self.next = self.layout.len();
         Some(rest)
     }
@@ -215,7 +218,8 @@ impl SmapsParser {
         }
     }
 
-    /// The quick way: the line that the entry before had here, with another number.
+    /// Fast path: parses a line that differs only in its number from its counterpart in the
+    /// previous entry.
     #[inline]
     fn known_line<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         let shape = self.layout.get(self.next)?;
@@ -231,7 +235,7 @@ impl SmapsParser {
         Some(rest)
     }
 
-    /// The general way: any line below a header, without its newline.
+    /// General path: parses any line below a header, without its newline.
     fn any_line(&mut self, line: &[u8]) {
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
             return self.flags(flags);
@@ -256,7 +260,7 @@ impl SmapsParser {
         }
     }
 
-    /// `VmFlags`, which neighbors often share.
+    /// Parses `VmFlags`, which neighbors often share.
     fn flags(&mut self, codes: &[u8]) {
         if self.last_flags.0 != codes {
             self.last_flags = (codes.to_vec(), vm_flags(codes));
@@ -267,7 +271,7 @@ impl SmapsParser {
         }
     }
 
-    /// Adds the open mapping. `text` has the lines below its header, if all of them came in one
+    /// Adds the open mapping. `text` contains the lines below its header, if all of them are in one
     /// piece.
     fn close(&mut self, text: Option<&[u8]>) {
         if let Some((mut mapping, entry)) = self.open.take() {
@@ -293,14 +297,14 @@ impl SmapsParser {
         self.lines = 0;
     }
 
-    /// Keeps the text of an entry, in place of the oldest.
+    /// Keeps the text of an entry, which replaces the oldest text.
     fn keep_text(&mut self, text: &[u8], entry: &Arc<Smaps>) {
         let (bytes, lines) = (text.to_vec(), self.lines - 1);
         self.texts.truncate(MAX_TEXTS - 1);
         self.texts.push_front(Text { bytes, lines, entry: Arc::clone(entry) });
     }
 
-    /// Gives up the entry that is open, and all that follows.
+    /// Discards the open entry, and ignores all further text.
     fn tear(&mut self, expected: &'static str, found: &[u8]) {
         self.open = None;
         let torn = || ProcError::parse("smaps", self.line + 1, expected, found);
@@ -309,7 +313,7 @@ impl SmapsParser {
 }
 
 impl LineShape {
-    /// The shape of a line that is padded as the kernel does it.
+    /// Returns the layout of a line that the kernel has padded.
     fn of_line(counter: SmapsCounter, line: &[u8]) -> Option<LineShape> {
         let (prefix, rest) = line.split_first_chunk::<PREFIX>()?;
         let (_, end) = rest.split_first_chunk::<DIGITS>()?;
@@ -377,8 +381,8 @@ fn padded_number(bytes: [u8; DIGITS]) -> Option<u64> {
     if !(blank_or_digit && no_digit_above_9 && blanks_are_zero && digits_at_the_end && a_digit) {
         return None;
     }
-    // Pairs, then fours, then all eight: each step weighs the earlier half ten, a hundred, ten
-    // thousand.
+    // Each step joins neighboring groups of digits, first to pairs, then to fours, then to all
+    // eight: the first group is multiplied by 10, 100 and 10,000.
     let pairs = (low * 10 + (low >> 8)) & 0x00ff_00ff_00ff_00ff;
     let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_ffff_0000_ffff;
     Some((fours * 10_000 + (fours >> 32)) & 0xffff_ffff)

@@ -7,28 +7,29 @@ use crate::ProcError;
 use crate::root::PTRACE;
 use crate::text::number;
 
-/// The fields of `stat` that the model has a place for.
+/// The fields of `stat` that the model contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PidStat {
-    /// `comm`, between the first `(` and the last `)`: it may hold either, and newlines.
+    /// `comm`, the text between the first `(` and the last `)`. The name may itself contain
+    /// parentheses and newlines.
     pub name: Name,
     /// The letter of the state.
     pub state: char,
-    /// The parent.
+    /// Process ID of the parent.
     pub parent: Pid,
     /// `PF_*` flags of the task.
     pub flags: u64,
-    /// Page faults of all its threads that needed no disk.
+    /// Number of page faults of all threads that needed no disk access.
     pub minor_faults: u64,
-    /// Page faults that needed one.
+    /// Number of page faults of all threads that needed a disk access.
     pub major_faults: u64,
-    /// CPU time of all its threads in user mode, in clock ticks.
+    /// CPU time of all threads in user mode, in clock ticks.
     pub user_ticks: u64,
-    /// CPU time of all its threads in the kernel, in clock ticks.
+    /// CPU time of all threads in the kernel, in clock ticks.
     pub system_ticks: u64,
     /// Number of threads.
     pub threads: u64,
-    /// When it was started, in clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     pub start_ticks: u64,
     /// Size of the address space.
     pub virt: Bytes,
@@ -40,12 +41,12 @@ pub struct PidStat {
 }
 
 impl PidStat {
-    /// True if it is a zombie, or already reaped.
+    /// True if the process is a zombie, or already reaped.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// True if it has ended, ends now, or was sent SIGKILL.
+    /// True if the process has ended, is ending, or was sent SIGKILL.
     pub fn is_dying(&self) -> bool {
         /// include/linux/sched.h.
         const PF_EXITING: u64 = 4;
@@ -55,7 +56,7 @@ impl PidStat {
             || self.pending.is_some_and(|pending| pending & SIGKILL != 0)
     }
 
-    /// True if it is a kernel thread.
+    /// True if the process is a kernel thread.
     pub fn is_kernel_thread(&self) -> bool {
         // PF_KTHREAD, include/linux/sched.h.
         self.flags & 0x0020_0000 != 0

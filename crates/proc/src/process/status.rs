@@ -1,11 +1,11 @@
-//! `/proc/<pid>/status`: who the process is, and its `Vm*` lines.
+//! `/proc/<pid>/status`: identity of the process, and its `Vm*` lines.
 
 use pagewise_model::process::ProcessStatus;
 use pagewise_model::{Absent, Bytes, Pid, Reading};
 
 use crate::text::{field, kilobytes, lines, number};
 
-/// The lines of a `status` that the model has a place for.
+/// The lines of a `status` that the model contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedStatus {
     /// The memory lines.
@@ -27,7 +27,7 @@ pub struct ParsedStatus {
 /// The bit of CAP_IPC_LOCK.
 const CAP_IPC_LOCK: u64 = 1 << 14;
 
-/// Reads a whole `status`. A line that is missing or does not read as it should is absent.
+/// Reads a whole `status`. The value of a missing or malformed line is absent.
 pub fn parse(text: &[u8]) -> ParsedStatus {
     let find =
         |name: &str| lines(text).filter_map(|(_, l)| field(l)).find(|(n, _)| *n == name.as_bytes());
@@ -73,7 +73,8 @@ pub struct MemoryStatus {
 }
 
 impl MemoryStatus {
-    /// Reads a whole `status`. A process without memory has the line of the user only.
+    /// Reads a whole `status`. For a process without memory, the file has only the user ID of these
+    /// lines.
     pub fn parse(text: &[u8]) -> MemoryStatus {
         let mut status = MemoryStatus::default();
         let size = |value| kilobytes(value).map(Bytes);
@@ -89,7 +90,7 @@ impl MemoryStatus {
                 b"RssFile" => status.file = size(value),
                 b"RssShmem" => status.shmem = size(value),
                 b"VmSwap" => status.swap = size(value),
-                // The lines after it are about signals and scheduling.
+                // The lines after `Threads:` are about signals and scheduling.
                 b"Threads" => break,
                 _ => {}
             }
@@ -100,9 +101,9 @@ impl MemoryStatus {
 
 /// True if SIGKILL was sent to the process, from a whole `status`.
 ///
-/// `ShdPnd` keeps a SIGKILL of kill(2) until the process is reaped. `stat` loses it for a moment: a
-/// thread that takes the signal clears its own pending signals before it gets the flag of an
-/// exiting thread.
+/// `ShdPnd` keeps a SIGKILL of kill(2) until the process is reaped. `stat` loses the signal for a
+/// moment: a thread that handles the signal clears its own pending signals before the kernel sets
+/// PF_EXITING.
 pub fn is_killed(text: &[u8]) -> bool {
     const SIGKILL: u64 = 1 << (9 - 1);
     let masks = lines(text).filter_map(|(_, line)| field(line));

@@ -7,7 +7,8 @@ use pagewise_model::{Name, Pid};
 use crate::text::number;
 use crate::{ProcError, ProcRoot, stat};
 
-/// [`find`], and the tree with that process [held](ProcRoot::holding), for several readings of it.
+/// Finds a process as [`find`] does, and also returns the tree with this process
+/// [held](ProcRoot::holding), for several readings of it.
 ///
 /// # Errors
 /// As [`find`]; [`ProcError::NoSuchProcess`].
@@ -74,7 +75,7 @@ struct NamedProcess {
 }
 
 impl NamedProcess {
-    /// `None` of a process that has just ended.
+    /// Returns `None` for a process that has just ended.
     fn read(root: &ProcRoot, pid: Pid) -> Option<NamedProcess> {
         let stat = stat::parse(&root.read(pid, "stat").ok()?).ok()?;
         let words = root.read(pid, "cmdline").unwrap_or_default();

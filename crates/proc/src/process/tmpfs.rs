@@ -21,8 +21,8 @@ impl TmpfsDevices {
         if mappings.iter().any(|m| unknown(m, &known)) {
             let text = root.read(pid, "mountinfo").unwrap_or_default();
             known.extend(mountinfo::parse(&text).iter().map(|m| (m.device, m.fs == b"tmpfs")));
-            // The kernel's own mounts, such as that of tmpfs, are in no namespace: their names
-            // identify them.
+            // The kernel's internal mounts, such as that of tmpfs, are in no mount namespace. The
+            // names of their files identify these mounts.
             for mapping in mappings.iter().filter(|m| m.inode != 0 && m.device.major == 0) {
                 known.entry(mapping.device).or_insert(false);
             }

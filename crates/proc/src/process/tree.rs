@@ -10,9 +10,9 @@ use crate::text::number;
 /// Maximum number of processes in a tree.
 const MAX_PROCESSES: usize = 1 << 16;
 
-/// A process, its children, theirs, and so on; those that end meanwhile may be missing, and so are
-/// those whose parent has ended. Only the process itself if the kernel lists no children
-/// (CONFIG_PROC_CHILDREN).
+/// Returns a process and its descendants. Descendants that end meanwhile, or whose parent has
+/// ended, may be missing. If the kernel does not list children (CONFIG_PROC_CHILDREN), only the
+/// process itself is returned.
 pub fn with_descendants(root: &ProcRoot, pid: Pid) -> Vec<Pid> {
     let mut found = vec![pid];
     let mut known = HashSet::from([pid]);
@@ -65,7 +65,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let task = folder.path().join("7/task/7");
         std::fs::create_dir_all(&task).unwrap();
-        // The process is its own descendant, too.
+        // The list of children contains the process itself.
         let children: Vec<String> = (7..300_000).map(|pid| pid.to_string()).collect();
         std::fs::write(task.join("children"), children.join(" ")).unwrap();
         let found = with_descendants(&ProcRoot::at(folder.path()), Pid(7));

@@ -51,7 +51,7 @@ pub fn read(
     Ok(Ok(unused))
 }
 
-/// The threads. The stack pointers of those that ran are read again, several times.
+/// Returns the threads. The stack pointers of running threads are read again, up to `TIMES` times.
 fn asked_again(root: &ProcRoot, pid: Pid, threads: &[Thread]) -> Vec<Thread> {
     const TIMES: u32 = 20;
     const PAUSE: Duration = Duration::from_micros(300);
@@ -92,8 +92,8 @@ fn unused_parts<'t>(
         else {
             continue;
         };
-        // Stacks without guard mappings between them are one mapping: the other thread's frames lie
-        // above its own pointer.
+        // Without guard mappings, neighboring stacks form one mapping. The memory below this
+        // pointer then contains frames of another thread.
         let below = pointers.partition_point(|&other| other < pointer);
         let lower = below.checked_sub(1).map_or(0, |index| pointers[index]);
         if stack.range.contains(lower) {

@@ -1,8 +1,8 @@
 /* One mapping of every kind of page that /proc/<pid>/pagemap distinguishes, for tests/pages.rs.
  *
- * Prints "ready", or "ready, no guards" before Linux 6.13, and waits to be killed. A child shares
- * half of what it inherits, so that pages are mapped once, twice and not at all. Files are made in
- * the folder given as argument. */
+ * Prints "ready", or "ready, no guards" before Linux 6.13, and waits to be killed. A child process
+ * shares half of the inherited pages, so that pages are mapped once, twice and not at all. The
+ * program creates its files in the folder given as argument. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
@@ -32,7 +32,7 @@ static char *map(size_t size, int protection, int flags, int fd) {
     return start;
 }
 
-/* Anonymous memory that neighbors nothing, so that it stays a mapping of its own. */
+/* Anonymous memory between inaccessible pages, so that it stays a mapping of its own. */
 static char *fenced(size_t size) {
     char *start = map(size + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1) + page;
     mprotect(start, size, PROT_READ | PROT_WRITE);

@@ -1,5 +1,5 @@
-//! Core files of the kernel and of gdb, compared with `/proc/PID/maps` from before, with `readelf`,
-//! with `gdb`, and with what the program says of its own memory.
+//! Core files of the kernel and of gdb, compared with earlier `/proc/PID/maps`, with `readelf`,
+//! with `gdb`, and with the facts that the program prints about its own memory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,7 +40,7 @@ struct Crashing {
 impl Crashing {
     fn start(mode: &str) -> Crashing {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        // The limit is the child's own: the shell sets it and becomes the program.
+        // The limit applies to the child only: the shell sets the limit and executes the program.
         let script = "ulimit -c unlimited; ulimit -s 1024; exec \"$0\" \"$1\"";
         let mut child = Command::new("sh")
             .args(["-c", script])
@@ -68,8 +68,8 @@ impl Crashing {
         self.facts[key]
     }
 
-    /// Lets it end, and returns the core file of the kernel; `None` if the machine writes none
-    /// there.
+    /// Lets the program end, and returns the core file of the kernel; `None` if the machine does
+    /// not write core files to the program's folder.
     fn dumped(&mut self) -> Option<PathBuf> {
         drop(self.child.stdin.take());
         let status = self.child.wait().unwrap();
@@ -124,7 +124,8 @@ fn has_pattern(core: &CoreFile, start: u64, size: u64) -> bool {
 
 type MapsLine = (u64, u64, Prot, Vec<u8>, u64);
 
-/// Values that a core of the kernel and `maps` have of each mapping. The main stack may have grown.
+/// Values that both a core of the kernel and `maps` contain for each mapping. The main stack may
+/// have grown.
 fn lines(mappings: &[Mapping]) -> Vec<MapsLine> {
     let line = |mapping: &Mapping| {
         let is_stack = mapping.name.as_bytes() == b"[stack]";
@@ -269,7 +270,7 @@ fn a_core_of_gdb_has_the_mappings_but_for_those_of_the_kernel() {
     let (core, _, snapshot) = open(&path);
     let dump = snapshot.core.as_ref().unwrap();
     assert_eq!((dump.writer, dump.signal), (CoreWriter::Gdb, None));
-    // gdb leaves out [vvar] and what must not be dumped.
+    // gdb omits [vvar] and memory that must not be dumped.
     let secret = process.fact("undumped.start");
     let expected = process.maps.iter().filter(|mapping| {
         !mapping.name.as_bytes().starts_with(b"[vvar") && mapping.range.start != secret
@@ -293,8 +294,8 @@ fn a_core_of_gdb_has_the_mappings_but_for_those_of_the_kernel() {
     assert!(remark("access rights") && remark("guards") && remark("names of special mappings"));
 }
 
-/// Options before the name of the input, and before that of the output. A decoder keeps the last
-/// window, so a small one lets it hand out more of a truncated file.
+/// Options before the name of the input, and options before the name of the output. A decoder
+/// withholds the last window of a truncated file, so a small window makes it return more.
 const ZSTD: [&[&str]; 2] = [&["-q", "-f", "--zstd=wlog=15"], &["-o"]];
 /// Blocks of 64 KiB, as systemd-coredump writes.
 const LZ4: [&[&str]; 2] = [&["-q", "-f", "-B4"], &[]];
@@ -324,7 +325,7 @@ fn compressed_and_truncated_copies_give_what_they_hold() {
         let [start, size] = ["start", "size"].map(|key| process.fact(&format!("pattern.{key}")));
         assert!(has_pattern(&core, start, size));
 
-        // The blocks of a truncated file that are whole give the first part of the core.
+        // The complete blocks of a truncated file contain the first part of the core.
         let cut = packed.with_extension("cut");
         let bytes = fs::read(&packed).unwrap();
         fs::write(&cut, &bytes[..bytes.len() - 64]).unwrap();
@@ -352,7 +353,7 @@ fn files_fill_in_what_a_core_leaves_out_if_their_build_ids_agree() {
     let mut bytes = [0; 8];
     assert!(!core.read(constant, &mut bytes), "read-only data is dumped nowhere by default");
     assert!(images.read(constant, &mut bytes) && &bytes == b"constant");
-    // Memory that the program can write is never that of the file.
+    // Memory that the program can write is never read from the file.
     assert!(!images.read(process.fact("bss.start"), &mut bytes));
     let exe = snapshot.process.exe.as_ref().unwrap();
     let object = snapshot.objects.iter().find(|object| object.name == *exe).unwrap();

@@ -8,8 +8,8 @@ fn has_row(source: &str, name: &str) -> bool {
     FIELDS.iter().any(|field| field.source == source && field.name == name)
 }
 
-/// The names in a file of `Name: value` lines that have no row. Lines that start a mapping are left
-/// out.
+/// Returns the names in a file of `Name: value` lines that have no row. Lines that start a mapping
+/// are ignored.
 fn without_row(path: &str, source: &str) -> Vec<String> {
     let text = fs::read_to_string(path).expect("the kernel has the file");
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name);

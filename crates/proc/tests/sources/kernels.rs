@@ -1,5 +1,5 @@
-//! Every captured kernel: each tree in `fixtures/kernels` is read as a `/proc` and must hold
-//! what the kernel's own sums, and the program that was captured, say.
+//! Every captured kernel: each tree in `fixtures/kernels` is read as a `/proc`, and the result must
+//! agree with the kernel's own sums and with the facts that the captured program recorded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +39,7 @@ impl CapturedTree {
         value.parse().unwrap_or_else(|_| panic!("{}: {key} is {value}", self.name))
     }
 
-    /// Names of the items for which the program recorded `.KEY`.
+    /// Returns the names of the items for which the program recorded `.KEY`.
     fn saying(&self, key: &str) -> Vec<String> {
         let names = self.meta.keys().filter_map(|k| k.strip_suffix(key)?.strip_suffix('.'));
         names.map(str::to_owned).collect()

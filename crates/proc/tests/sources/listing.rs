@@ -36,7 +36,7 @@ impl Idle {
         self.0.id()
     }
 
-    /// It has been loaded when it sleeps in the system call that it was started for.
+    /// The process has been loaded when it sleeps in the system call for which it was started.
     fn wait_until_asleep(&self) {
         for _ in 0..6000 {
             let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
@@ -61,10 +61,11 @@ fn quadrant_sum(summary: &ProcessSummary) -> Bytes {
     Quadrant::ALL.iter().map(|q| summary.quadrants.get(*q).clone().expect("it was read")).sum()
 }
 
-/// Compares two methods. Each gives values that belong to the process alone, which are equal, and
-/// sizes that depend on the sharing of libraries: those of the second method are between two
-/// readings by the first one. Repeats until they agree, for a process that starts and ends within a
-/// reading changes the sharing for a part of that time.
+/// Compares two methods. Each method returns values that belong to the process alone, which must be
+/// equal, and sizes that depend on the sharing of libraries. The sizes of the second method must
+/// lie between two readings by the first one. The comparison is repeated until both methods agree,
+/// because a process that starts and ends during a reading changes the sharing for a part of that
+/// time.
 fn agreed<T: PartialEq + Debug, const N: usize>(
     one: impl Fn() -> (T, [Bytes; N]),
     other: impl Fn() -> (T, [Bytes; N]),
@@ -119,7 +120,7 @@ fn quadrants(wish: Wish, pid: u32, method: ReadMethod) -> ByQuadrant {
     summary.quadrants.clone()
 }
 
-/// Shared anonymous memory of a process of which both methods give the same quadrants.
+/// Shared anonymous memory of a process, for which both methods return the same quadrants.
 fn agreed_shared_anonymous(pid: u32) -> Bytes {
     let sums = |wish, method| {
         let sums = quadrants(wish, pid, method);
@@ -137,7 +138,7 @@ fn the_rollup_and_the_pages_give_the_same_quadrants() {
     }
 }
 
-/// The child of `parent` once it is a fork that holds at least `least`.
+/// Returns the child of `parent` once the child is a fork that holds at least `least`.
 fn grown_child(parent: u32, least: Bytes) -> Option<u32> {
     for _ in 0..6000 {
         let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
@@ -159,8 +160,9 @@ fn grown_child(parent: u32, least: Bytes) -> Option<u32> {
 
 #[test]
 fn memory_shared_after_fork_is_shared_anonymous_however_it_is_read() {
-    // The subshell is a fork that does not exec: its memory is its parent's until one of them
-    // writes. It is more than what is asked for: khugepaged may copy a part.
+    // The subshell is a fork that does not exec: it shares the memory of its parent until one of
+    // them writes. The variable is larger than the requested size, because khugepaged may copy a
+    // part.
     let script = "x=$(head -c 8000000 /dev/zero | tr '\\0' x); (read y; :); :";
     let parent = Idle::start("bash", &["-c", script]);
     let Some(child) = grown_child(parent.pid(), Bytes(3_000_000)) else {
@@ -216,8 +218,8 @@ fn every_process_that_procps_lists_is_listed_or_a_kernel_thread() {
     let cat = find(&listing, idle.pid());
     let row = &rows[&idle.pid()];
     assert_eq!(cat.user.as_ref().unwrap().as_bytes(), row[2].as_bytes());
-    // procps takes RSS from counters that each CPU keeps for itself: up to 64 pages a CPU are not
-    // in it.
+    // procps reads RSS from counters that each CPU keeps for itself. Up to 64 pages of each CPU are
+    // missing in it.
     let rss = Bytes::kib(row[1].parse().unwrap());
     assert!(cat.rss.clone().unwrap().0.abs_diff(rss.0) < Bytes::mib(1).0, "{rss}");
 }

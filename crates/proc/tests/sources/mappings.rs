@@ -1,5 +1,5 @@
-//! `maps` and `smaps` as text: what a kernel prints is read back as it was, cut or not, and nothing
-//! makes us panic.
+//! `maps` and `smaps` as text: the parser returns the values that a kernel printed, also from cut
+//! text, and never panics.
 
 use std::sync::Arc;
 
@@ -112,7 +112,7 @@ fn names() -> impl Strategy<Value = Name> {
 }
 
 prop_compose! {
-    /// A mapping whose addresses are the gap before it and its length.
+    /// A mapping whose address range is the gap before it and its own length.
     fn mapping()(
         (gap, len) in (0_u64..1 << 40, 1_u64..1 << 30),
         prot in any::<(bool, bool, bool)>(),
@@ -150,7 +150,8 @@ fn address_space() -> impl Strategy<Value = Vec<Mapping>> {
     })
 }
 
-/// Lines of a kernel: some counters with `Rss`, perhaps a line of the future, perhaps flags.
+/// Lines of a kernel: some counters with `Rss`, an optional line of a future kernel, and optional
+/// flags.
 fn kernels() -> impl Strategy<Value = (Vec<SmapsCounter>, bool, bool)> {
     let some = prop::sample::subsequence(SmapsCounter::ALL.to_vec(), 0..=SmapsCounter::ALL.len());
     (some, any::<bool>(), any::<bool>())
@@ -190,7 +191,7 @@ fn smaps_of_a_kernel() -> impl Strategy<Value = Vec<Mapping>> {
     )
 }
 
-/// Text that looks like `smaps` in places.
+/// Text that partly looks like `smaps`.
 fn nearly_smaps() -> impl Strategy<Value = Vec<u8>> {
     let pieces = prop::sample::select(vec![
         "7f00-7f01 rw-p 00000000 00:00 0 \n",
@@ -327,7 +328,7 @@ fn an_entry_that_begins_like_an_earlier_one_keeps_its_other_lines() {
     let all = read(&text);
     assert_eq!(all.len(), lines.len());
     for ((page, lines), mapping) in (1..).zip(lines).zip(&all) {
-        // The flags say that an entry alone is whole.
+        // The flags show that a single entry is complete.
         let alone = read(&entry(page, &format!("{lines}VmFlags: rd \n")));
         let mut expected = alone[0].smaps.clone().unwrap();
         Arc::make_mut(&mut expected).flags = None;

@@ -27,7 +27,7 @@ impl CoreBytes {
         }
     }
 
-    /// Fills `into`. Returns false if the file ends before, or cannot be read.
+    /// Fills `into`. Returns false if the file ends too early or cannot be read.
     pub(super) fn read_exact(&self, offset: u64, into: &mut [u8]) -> bool {
         match self {
             CoreBytes::File { file, .. } => file.read_exact_at(into, offset).is_ok(),
@@ -48,9 +48,10 @@ impl CoreBytes {
         self.read_exact(offset, &mut bytes).then_some(bytes)
     }
 
-    /// The bytes at an offset: `None` if the file ends before. The caller bounds the length.
+    /// Returns the bytes at an offset, or `None` if the file ends too early. The caller limits the
+    /// length.
     pub(super) fn vec(&self, offset: u64, len: usize) -> Option<Vec<u8>> {
-        // Checked before memory is taken for it.
+        // The length is checked before memory is allocated.
         if offset.checked_add(len as u64)? > self.len() {
             return None;
         }

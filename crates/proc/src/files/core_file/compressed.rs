@@ -18,7 +18,7 @@ use super::bytes::CoreBytes;
 use super::{CoreProblem, gap};
 use crate::ProcError;
 
-/// Read and written at a time.
+/// Number of bytes that are read and written at a time.
 const PIECE: usize = 1 << 16;
 
 /// Folder and sizes of a decompressed core.
@@ -26,9 +26,9 @@ const PIECE: usize = 1 << 16;
 pub struct DecompressBounds {
     /// Folder of the temporary file.
     pub folder: PathBuf,
-    /// The largest core, pages of zeros included.
+    /// Maximum size of the decompressed core, including pages of zeros.
     pub size: Bytes,
-    /// The most disk space that it may take; also limited to half of what is free.
+    /// Maximum disk space of the temporary file. Half of the free disk space is a second limit.
     pub disk: Bytes,
 }
 
@@ -38,21 +38,22 @@ impl Default for DecompressBounds {
     }
 }
 
-/// Formats by their first bytes.
+/// First bytes of a file in each compression format.
 const XZ: &[u8] = b"\xfd7zXZ\0";
 const GZIP: &[u8] = b"\x1f\x8b";
 const BZIP2: &[u8] = b"BZh";
 const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
 const LZ4: &[u8] = b"\x04\x22\x4d\x18";
 
-/// Formats that need another program, and that program.
+/// First bytes of the formats that pagewise cannot decompress, and the command that can.
 const FOREIGN: &[(&[u8], &str)] = &[(XZ, "xz -dk"), (GZIP, "gzip -dk"), (BZIP2, "bzip2 -dk")];
 
 /// The bytes of a core file, decompressed if they are compressed.
 pub(super) struct UnpackedCore {
     pub(super) bytes: CoreBytes,
     pub(super) compression: Option<CoreCompression>,
-    /// The end of the data that could be decompressed, if there should be more.
+    /// Gap at the end of the data that could be decompressed, if the compressed data is damaged or
+    /// cut off.
     pub(super) gap: Option<Gap>,
 }
 

@@ -10,11 +10,11 @@ use pagewise_model::mapping::{AddrRange, Prot};
 use super::bytes::{CoreBytes, number, u32_at, u64_at};
 use super::{CoreProblem, gap};
 
-/// More load segments than `vm.max_map_count` allows on any machine we know of.
+/// Maximum number of load segments: more than `vm.max_map_count` allows on any known machine.
 const MAX_SEGMENTS: usize = 1 << 20;
-/// The kernel writes one segment of notes.
+/// Maximum number of segments of notes. The kernel writes one.
 const MAX_NOTE_SEGMENTS: usize = 64;
-/// Program headers read at a time.
+/// Number of program headers that are read at a time.
 const HEADERS_AT_ONCE: usize = 1024;
 
 const HEADER_SIZE: usize = 64;
@@ -26,7 +26,8 @@ const PT_NOTE: u32 = 4;
 const PF_X: u32 = 1;
 const PF_W: u32 = 2;
 const PF_R: u32 = 4;
-/// `e_phnum` where the number does not fit: it is in the first section header.
+/// Value of `e_phnum` if the number of program headers does not fit into the field. The first
+/// section header then contains the number.
 const PN_XNUM: u64 = 0xffff;
 /// Offset of `sh_info` in a section header.
 const SH_INFO: u64 = 44;
@@ -39,7 +40,7 @@ pub(super) enum CoreMachine {
     Other(u64),
 }
 
-/// The parts of the ELF header that matter.
+/// Fields of the ELF header that the reading needs.
 #[derive(Debug)]
 pub(super) struct CoreHeader {
     pub(super) machine: CoreMachine,
@@ -51,7 +52,7 @@ pub(super) struct CoreHeader {
 #[derive(Debug, Default)]
 pub(super) struct ProgramHeaders {
     pub(super) loads: Vec<LoadHeader>,
-    /// Offset and length in the file.
+    /// Offset and length of each segment of notes in the file.
     pub(super) notes: Vec<(u64, u64)>,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct LoadHeader {
 }
 
 impl LoadHeader {
-    /// The segment in a file of that size.
+    /// Converts the header to a segment of a file of `size` bytes.
     pub(super) fn segment(&self, size: u64) -> CoreSegment {
         let held = self.dumped.min(size.saturating_sub(self.offset));
         CoreSegment {
@@ -141,7 +142,7 @@ fn count(bytes: &CoreBytes, header: &[u8], short: u64) -> Result<u64, CoreProble
     }
 }
 
-/// Reads the program headers. Those behind the end of a truncated file become a gap.
+/// Reads the program headers. Segments behind the end of a truncated file become a gap.
 pub(super) fn programs(
     bytes: &CoreBytes,
     header: &CoreHeader,
@@ -199,7 +200,8 @@ impl ProgramHeaders {
         }
     }
 
-    /// Sorts the load segments by address. Returns the number of those that it drops.
+    /// Sorts the load segments by address, and drops invalid and overlapping segments. Returns the
+    /// number of dropped segments.
     fn sort(&mut self) -> usize {
         let all = self.loads.len();
         self.loads.sort_by_key(|load| load.range);

@@ -19,15 +19,16 @@ use super::{CORE_FILE, CoreFile};
 use crate::target_file::{self, TargetRoot};
 use crate::{ProcError, elf};
 
-/// Program headers and notes lie at the start of a file.
+/// Maximum number of bytes that are read from the start of a file, where program headers and notes
+/// lie.
 const MAX_HEAD: usize = 1 << 16;
 /// Minimum number of bytes of an image that a core with ELF headers contains.
 const SMALLEST_HEAD: usize = 1 << 9;
-/// A build ID of `ld --build-id` has 20 bytes.
+/// Maximum length of a build ID in bytes. A build ID of `ld --build-id` has 20 bytes.
 const MAX_BUILD_ID: usize = 64;
-/// Files that are looked for; a process has some hundred.
+/// Maximum number of mapped files that are searched for. A process maps a few hundred.
 const MAX_IMAGES: usize = 1 << 14;
-/// No larger program is opened.
+/// Maximum size in bytes of a mapped file that is opened.
 const MAX_FILE_BYTES: u64 = 16 << 30;
 
 const PT_NOTE: u32 = 4;
@@ -42,12 +43,12 @@ pub struct ImageFiles {
     builds: Vec<ImageBuild>,
 }
 
-/// The build of a mapped file.
+/// Build ID of a mapped file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageBuild {
     /// The name of the file in the core.
     pub name: Name,
-    /// Its path here.
+    /// Path of the file on this machine.
     pub path: PathBuf,
     /// The recorded build ID.
     pub build_id: Vec<u8>,
@@ -62,11 +63,12 @@ struct ImagePart {
 }
 
 impl ImageFiles {
-    /// Looks for the mapped files by their paths; the program is `exe`, if it is given.
+    /// Searches for the mapped files by their paths. If `exe` is given, it is the path of the
+    /// program.
     ///
     /// # Errors
     /// [`ProcError::OtherProgram`] if `exe` has another build ID than the program in the core,
-    /// [`ProcError::Io`] if it cannot be opened.
+    /// [`ProcError::Io`] if `exe` cannot be opened.
     pub fn find(core: &CoreFile, exe: Option<&Path>) -> Result<ImageFiles, ProcError> {
         let mut found = ImageFiles::default();
         let root = TargetRoot::own().ok();
@@ -155,7 +157,7 @@ impl ImageFiles {
         });
     }
 
-    /// The parts of an image that were never written: those of read-only segments.
+    /// Adds the parts of an image that the process never wrote: the read-only segments.
     fn parts_of(&mut self, core: &CoreFile, image: &CoreImage<'_>, elf: Option<&Elf>) {
         let Some(elf) = elf else { return };
         let file = self.files.len();
@@ -194,7 +196,7 @@ fn images(core: &CoreFile) -> Vec<CoreImage<'_>> {
         let elf = match head.as_deref() {
             None | Some([]) => Err(Absent::NotRecorded(CORE_FILE.into())),
             Some(head) if head.starts_with(b"\x7fELF") => elf::parse(head),
-            // A mapped file of another kind.
+            // The mapped file is not an ELF file.
             Some(_) => continue,
         };
         seen.insert(name.clone());
@@ -247,12 +249,13 @@ fn build_id(head: &[u8]) -> Option<Vec<u8>> {
     elf_note(head, b"GNU\0", NT_GNU_BUILD_ID, MAX_BUILD_ID)
 }
 
-/// The release of the kernel that made a vdso: its note of type 0 is `LINUX_VERSION_CODE`.
+/// Returns the release of the kernel that provided the vdso, from `LINUX_VERSION_CODE` in the
+/// vdso's note of type 0.
 pub(super) fn kernel_release(core: &CoreFile, vdso: AddrRange) -> Option<Name> {
     let code = elf_note(&head(core, vdso), b"Linux\0", 0, 4)?;
     let code = u32_at(&code, 0)?;
     let (version, patch, sublevel) = (code >> 16, code >> 8 & 0xff, code & 0xff);
-    // 255 stands for 255 and more.
+    // `LINUX_VERSION_CODE` limits the sublevel to 255, so 255 can mean a higher sublevel.
     let sublevel = if sublevel == 255 { String::new() } else { format!(".{sublevel}") };
     Some(Name::from(format!("{version}.{patch}{sublevel}").as_str()))
 }

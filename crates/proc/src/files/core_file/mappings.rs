@@ -9,13 +9,15 @@ use pagewise_model::{Absent, Bytes, Name};
 use super::notes::{AT_ENTRY, AT_EXECFN, AT_PHDR, AT_RANDOM, AT_SYSINFO_EHDR, MappedFileNote};
 use super::{CORE_FILE, CoreFile};
 
-/// The page of old system calls, at the same address in every process of x86-64.
+/// Address of the vsyscall page, which is the same in every process of x86-64.
 const VSYSCALL: u64 = 0xffff_ffff_ff60_0000;
-/// The kernel maps its data for the vdso directly below it, in less than this.
+/// Maximum size of `[vvar]`: kernel data for the vdso, which the kernel maps directly below the
+/// vdso.
 const MAX_VVAR: Bytes = Bytes::kib(128);
-/// The kernel starts the brk area at most this far behind the program (`arch_randomize_brk`).
+/// Maximum distance between the end of the program and the start of the brk area
+/// (`arch_randomize_brk`).
 const MAX_BRK_GAP: Bytes = Bytes::gib(1);
-/// Memory read at a time to look for bytes that are not zero.
+/// Number of bytes that are compared with zeros at a time.
 const PIECE: usize = 1 << 16;
 
 /// A mapping, and whether its access rights are recorded.
@@ -24,14 +26,16 @@ struct CoreMapping {
     has_rights: bool,
 }
 
-/// The mappings, and remarks for the reader.
+/// The mappings, and the counts and names for remarks on inferred values.
 pub(super) struct CoreMappings {
     pub(super) mappings: Vec<Mapping>,
-    /// File mappings without a segment: their rights come from ELF headers, or are unknown.
+    /// Number of file mappings without a segment. Their access rights come from ELF headers or are
+    /// unknown.
     pub(super) without_segment: usize,
-    /// Mappings that gdb wrote as readable and that hold only zeros: taken as without access.
+    /// Number of mappings that gdb wrote as readable and that hold only zeros. These mappings are
+    /// treated as mappings without access.
     pub(super) assumed_guards: usize,
-    /// Names that addresses gave.
+    /// Names of the special mappings that were identified by their addresses.
     pub(super) named: Vec<&'static str>,
 }
 
@@ -149,7 +153,7 @@ pub(super) fn segment_at<'a>(
         segment.offset - segment.offset % page <= offset
             && offset < segment.offset.saturating_add(segment.file_size)
     };
-    // The last one of the segments that share a page was mapped over it.
+    // If several segments share a page, the loader maps the last of them over the others.
     elf.segments.iter().rev().find(|segment| starts(segment))
 }
 
@@ -211,9 +215,11 @@ pub(super) fn program(core: &CoreFile) -> Option<&MappedFileNote> {
     [AT_PHDR, AT_ENTRY].into_iter().find_map(|kind| notes.file_at(notes.auxiliary(kind)?))
 }
 
-/// The brk area: the first writable anonymous mapping behind the program and its bss.
+/// Returns the index of the brk area: the first writable anonymous mapping behind the program and
+/// its bss.
 ///
-/// mmap hands out addresses near the stack, so memory that close behind the program is of brk.
+/// mmap allocates addresses near the stack, so anonymous memory at most [`MAX_BRK_GAP`] behind the
+/// program belongs to the brk area.
 fn heap(core: &CoreFile, mappings: &[Mapping], objects: &[ElfObject]) -> Option<usize> {
     let program = program(core)?;
     let mut last = index_at(mappings, program.range.start)?;
@@ -230,7 +236,7 @@ fn heap(core: &CoreFile, mappings: &[Mapping], objects: &[ElfObject]) -> Option<
         mapping.backing() == Backing::Anonymous && mapping.range.start < limit
     });
     let is_heap = |mapping: &Mapping| {
-        // Without address randomization the kernel merges the area with the program's bss.
+        // Without address randomization the kernel merges the brk area with the program's bss.
         let is_bss = mapping.range.start == file_end && mapping.range.end <= bss_end;
         mapping.prot.read && mapping.prot.write && mapping.name.is_empty() && !is_bss
     };
@@ -254,8 +260,9 @@ fn bss_end(
     end.checked_next_multiple_of(core.page_size()?.bytes())
 }
 
-/// gdb writes mappings without access as readable. Anonymous memory that can only be read and holds
-/// only zeros is of no use to a program, so it is taken as a guard or a reservation.
+/// Removes the access rights of read-only anonymous mappings that hold only zeros, and returns the
+/// number of these mappings. gdb writes mappings without access as readable, and a program has no
+/// use for such memory except as a guard or a reservation.
 fn assume_guards(core: &CoreFile, mappings: &mut [Mapping]) -> usize {
     let mut assumed = 0;
     for mapping in mappings {
@@ -269,7 +276,7 @@ fn assume_guards(core: &CoreFile, mappings: &mut [Mapping]) -> usize {
     assumed
 }
 
-/// True if the file holds a range whole and all of it is zero.
+/// Returns true if the file contains every byte of a range and all these bytes are zero.
 fn is_zero(core: &CoreFile, range: AddrRange) -> bool {
     let zeros = vec![0; PIECE];
     let mut piece = vec![0; PIECE];

@@ -14,17 +14,17 @@ use super::bytes::{CoreBytes, u32_at, u64_at};
 use super::gap;
 use super::headers::CoreMachine;
 
-/// More threads than `kernel.threads-max` allows on most machines.
+/// Maximum number of threads: more than `kernel.threads-max` allows on most machines.
 const MAX_THREADS: usize = 1 << 18;
-/// More mapped files than a process can have mappings.
+/// Maximum number of mapped files: more than a process can have mappings.
 const MAX_FILES: usize = 1 << 20;
-/// The kernel limits its note of mapped files to 16 MiB.
+/// Maximum size in bytes of NT_FILE. The kernel limits this note to 16 MiB.
 const MAX_FILE_NOTE: u64 = 32 << 20;
-/// Each thread has about ten notes.
+/// Maximum number of notes. Each thread has about ten.
 const MAX_NOTES: u64 = 1 << 22;
-/// Linux passes about 25 pairs.
+/// Maximum size in bytes of the auxiliary vector. Linux passes about 25 pairs of 16 bytes.
 const MAX_AUXILIARY: u64 = 4000;
-/// The longest description of the other notes that are read.
+/// Maximum size in bytes of the descriptions of all other notes that are read.
 const MAX_SMALL_NOTE: u64 = 1 << 10;
 
 const NT_PRSTATUS: u32 = 1;
@@ -45,7 +45,8 @@ pub(super) const AT_SYSINFO_EHDR: u64 = 33;
 /// All notes.
 #[derive(Debug)]
 pub struct CoreNotes {
-    /// The threads, in the order of the file: the kernel writes the one with the signal first.
+    /// The threads, in the order of the file. The kernel writes the thread that received the signal
+    /// first.
     pub threads: Vec<ThreadNote>,
     /// The process (NT_PRPSINFO).
     pub process: Option<ProcessNote>,
@@ -64,11 +65,11 @@ pub struct CoreNotes {
 /// One thread (NT_PRSTATUS).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadNote {
-    /// Its id.
+    /// Thread ID.
     pub tid: Pid,
-    /// Its parent process.
+    /// Process ID of the parent process.
     pub parent: Pid,
-    /// The signal that it was handling (`pr_cursig`); 0 for none.
+    /// Signal that the thread was handling (`pr_cursig`); 0 for none.
     pub signal: u32,
     /// The instruction pointer.
     pub instruction: u64,
@@ -88,24 +89,24 @@ pub struct ProcessNote {
     pub state: char,
     /// Real user id.
     pub uid: u32,
-    /// Its id.
+    /// Process ID.
     pub pid: Pid,
-    /// Its parent.
+    /// Process ID of the parent process.
     pub parent: Pid,
-    /// `comm` of its first thread.
+    /// `comm` of the first thread.
     pub name: Name,
-    /// The first 79 bytes of its command line, joined by blanks.
+    /// First 79 bytes of the command line, with blanks between the arguments.
     pub arguments: Name,
 }
 
 /// One mapped file (an entry of NT_FILE).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedFileNote {
-    /// Its addresses.
+    /// Address range of the mapping.
     pub range: AddrRange,
     /// Offset in the file, in bytes.
     pub offset: u64,
-    /// Its path, as `maps` prints it.
+    /// Path of the file, as `maps` prints it.
     pub name: Name,
 }
 
@@ -116,12 +117,12 @@ pub struct SignalNote {
     pub number: u32,
     /// `si_code`
     pub code: i32,
-    /// The first word of the fields that depend on the signal: the address for faults.
+    /// First word of the fields that depend on the signal: for a fault, the address.
     pub word: u64,
 }
 
 impl CoreNotes {
-    /// A value of the auxiliary vector.
+    /// Returns the value of an entry of the auxiliary vector; `None` without an entry of this type.
     pub fn auxiliary(&self, wanted: u64) -> Option<u64> {
         let found = self.auxiliary.iter().find(|(kind, _)| *kind == wanted);
         found.map(|(_, value)| *value).filter(|value| *value != 0)
@@ -135,14 +136,15 @@ impl CoreNotes {
     }
 }
 
-/// Layout of NT_PRSTATUS of a machine: 8-byte words from offset 112 on.
+/// Layout of NT_PRSTATUS of a machine. The registers are 8-byte words from offset 112 on; the
+/// fields count and index these words.
 struct RegisterLayout {
     count: usize,
     instruction: usize,
     stack_pointer: usize,
-    /// `None` if it is in a note of its own.
+    /// Index of the thread pointer; `None` if another note contains the thread pointer.
     thread_pointer: Option<usize>,
-    /// Words that hold no addresses: flags and segment selectors.
+    /// Indices of the registers that hold no addresses: flags and segment selectors.
     skipped: &'static [usize],
 }
 
@@ -210,14 +212,14 @@ struct NoteReader<'a> {
     bytes: &'a CoreBytes,
     layout: Option<&'static RegisterLayout>,
     notes: CoreNotes,
-    /// Notes that may still be read.
+    /// Number of notes that may still be read.
     left: u64,
-    /// Type of the first note: gdb begins with the process, the kernel with a thread.
+    /// Type of the first note: gdb writes NT_PRPSINFO first, the kernel NT_PRSTATUS.
     first: Option<u32>,
     gaps: &'a mut Vec<Gap>,
 }
 
-/// The description of a note.
+/// Offset and length of the description of a note in the file.
 #[derive(Clone, Copy)]
 struct NoteDescription {
     offset: u64,
@@ -240,7 +242,7 @@ impl NoteReader<'_> {
             let next = self.note(at, held);
             match next {
                 Some(next) if self.left > 0 => at = next,
-                // A truncated segment is a gap already.
+                // The missing part of a truncated segment is already reported as a gap.
                 _ if held < end => return,
                 Some(_) => {
                     let reason = format!("at most {MAX_NOTES} are read, up to offset {at:#x}");
@@ -255,7 +257,8 @@ impl NoteReader<'_> {
         }
     }
 
-    /// Reads one note. Returns the offset of the next one, or `None` if this one is not whole.
+    /// Reads one note. Returns the offset of the next note, or `None` if the segment ends within
+    /// this note.
     fn note(&mut self, at: u64, end: u64) -> Option<u64> {
         self.left = self.left.saturating_sub(1);
         let header = self.bytes.array::<12>(at)?;
@@ -293,7 +296,7 @@ impl NoteReader<'_> {
         }
     }
 
-    /// The description, if it is not longer than a bound.
+    /// Reads the description of a note. A description of more than `bound` bytes becomes a gap.
     fn description(&mut self, note: NoteDescription, bound: u64, part: &str) -> Option<Vec<u8>> {
         let len = usize::try_from(note.len).ok().filter(|_| note.len <= bound);
         let Some(len) = len else {
@@ -468,7 +471,7 @@ fn parse_files(bytes: &[u8]) -> Option<ParsedFiles> {
         };
         let name = &names[..len];
         names = &names[len + 1..];
-        // The kernel writes them by address.
+        // The kernel writes the mapped files in order of address.
         let last = files.last();
         let is_valid = start < end && last.is_none_or(|last| last.range.end <= start);
         if !is_valid {

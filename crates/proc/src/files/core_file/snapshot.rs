@@ -1,4 +1,4 @@
-//! A core file as a [`Snapshot`]: mappings, threads and identity. The rest is absent.
+//! A core file as a [`Snapshot`]: mappings, threads and identity. Other values are absent.
 
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -19,14 +19,14 @@ use super::notes::{SignalNote, ThreadNote};
 use super::{CORE_FILE, CoreFile};
 use crate::heads;
 
-/// `SI_USER`, `SI_QUEUE`, `SI_TKILL`: another process or thread sent the signal.
+/// `si_code` of signals that a process or thread sent: `SI_USER`, `SI_QUEUE`, `SI_TKILL`.
 const SENT: [i32; 3] = [0, -1, -6];
-/// SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV: the kernel fills in the address.
+/// Signals for which the kernel stores an address: SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV.
 const FAULTS: [u32; 5] = [4, 5, 7, 8, 11];
-/// SIGINT, SIGTRAP, SIGSTOP: gdb stops a process with these.
+/// Signals with which gdb stops a process: SIGINT, SIGTRAP, SIGSTOP.
 const STOPS_OF_GDB: [u32; 3] = [2, 5, 19];
 
-/// Makes a snapshot of a core file. `images` give the ELF headers of mapped files.
+/// Converts a core file to a snapshot. `images` contain the ELF headers of mapped files.
 pub fn snapshot(core: &CoreFile, images: &ImageFiles) -> Snapshot {
     let begin = Instant::now();
     let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
@@ -76,7 +76,7 @@ fn absent<T>() -> Reading<T> {
     Err(Absent::NotRecorded(CORE_FILE.into()))
 }
 
-/// True for an object whose headers are known: others are plain names.
+/// Returns true for an object whose headers are known. Other objects consist of a name only.
 fn is_loaded(object: &&ElfObject) -> bool {
     object.elf.is_ok()
 }
@@ -101,7 +101,7 @@ fn page_size(core: &CoreFile, gaps: &mut Vec<Gap>) -> PageSize {
     })
 }
 
-/// Values that are inferred instead of read.
+/// Returns remarks on the values that were inferred and not read.
 fn remarks(found: &CoreMappings) -> Vec<Gap> {
     let mut remarks = Vec::new();
     let mut remark = |part: &str, reason: String| {
@@ -145,7 +145,7 @@ fn process(core: &CoreFile) -> Process {
         name: name.or(base).unwrap_or_default(),
         command: known.map_or_else(absent, |process| Ok(vec![process.arguments.clone()])),
         exe: program.map_or_else(absent, Ok),
-        // The kernel's own word for "no user".
+        // The kernel's value for an invalid user ID.
         uid: known.map_or(u32::MAX, |process| process.uid),
         user: None,
         state: known.map_or('?', |process| process.state),
@@ -156,7 +156,8 @@ fn process(core: &CoreFile) -> Process {
     }
 }
 
-/// The threads by id. A core has the name of the first one only.
+/// Returns the threads in order of their IDs. A core file contains the name of the first thread
+/// only.
 fn threads(core: &CoreFile) -> Vec<Thread> {
     let notes = core.notes();
     let name = |thread: &ThreadNote| {
@@ -211,7 +212,7 @@ fn dump(core: &CoreFile) -> CoreDump {
     }
 }
 
-/// The signal of the first thread, unless gdb only stopped the process with it.
+/// Returns the signal of the first thread, unless gdb only used this signal to stop the process.
 fn signal(core: &CoreFile) -> Option<CoreSignal> {
     let notes = core.notes();
     let thread = notes.threads.first()?;
@@ -236,6 +237,6 @@ fn cause(note: SignalNote) -> SignalCause {
     }
 }
 
-/// The kernel sent it without an address: a general protection fault, for example by an address
-/// that is not canonical.
+/// `si_code` of a signal that the kernel sent without an address: a general protection fault, for
+/// example after an access to a non-canonical address.
 const SI_KERNEL: i32 = 0x80;

@@ -301,7 +301,7 @@ fn a_compressed_core_larger_than_the_bounds_is_refused() {
     let error = |size, disk| CoreFile::open(&path, &bounds(size, disk)).unwrap_err().to_string();
     assert!(error(1 << 20, 1 << 30).contains("the decompressed core exceeds 1048576 bytes"));
     assert!(error(1 << 30, 1 << 19).contains("takes more than 524288 bytes of disk space"));
-    // Zeros take no disk space, and the file is then found to be no core.
+    // The zeros take no disk space, so decompression succeeds. The result is not a core file.
     assert!(error(1 << 30, 1 << 20).contains("expected an ELF core file"));
     assert_eq!(
         std::fs::read_dir(folder.path()).unwrap().count(),

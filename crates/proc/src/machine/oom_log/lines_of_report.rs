@@ -8,17 +8,18 @@ use pagewise_model::{Bytes, Name, PageSize, Pid};
 use super::{MAX_COUNTERS, MAX_ROWS, OpenReport, ReportSection};
 use crate::text::{kilobytes, number};
 
-/// A smaller quotient of bytes and pages is not a page size.
+/// Minimum page size in bytes. A smaller quotient of bytes and pages is not a page size.
 const SMALLEST_PAGE: u64 = 4 << 10;
-/// v1 and v2 print "no limit" as the largest number of whole pages.
+/// Minimum limit in bytes that means "no limit": cgroup v1 and v2 print the largest number of whole
+/// pages.
 const UNLIMITED: u64 = 1 << 60;
 
-/// The text after a mark.
+/// Returns the text after a mark.
 fn after<'t>(text: &'t [u8], mark: &str) -> Option<&'t [u8]> {
     memmem::find(text, mark.as_bytes()).map(|at| &text[at + mark.len()..])
 }
 
-/// The texts on both sides of the last mark.
+/// Returns the texts before and after the last mark.
 fn around_last<'t>(text: &'t [u8], mark: &str) -> Option<(&'t [u8], &'t [u8])> {
     memmem::rfind(text, mark.as_bytes()).map(|at| (&text[..at], &text[at + mark.len()..]))
 }
@@ -53,7 +54,8 @@ pub(super) fn asker(text: &[u8]) -> Option<OomAsker> {
     })
 }
 
-/// True for a line that only a report has, whose beginning may be missing.
+/// Returns true for a line that only reports contain, even if the beginning of the report is
+/// missing.
 pub(super) fn is_part(text: &[u8]) -> bool {
     killed(text).is_some()
         || text.starts_with(b"oom-kill:constraint=")
@@ -66,8 +68,8 @@ fn no_victim(text: &[u8]) -> bool {
     text.starts_with(b"Out of memory and no killable processes")
 }
 
-/// `oom_reaper: reaped process 7 (a), now anon-rss:0kB, file-rss:4kB, shmem-rss:0kB`: the line may
-/// follow in the next report.
+/// `oom_reaper: reaped process 7 (a), now anon-rss:0kB, file-rss:4kB, shmem-rss:0kB`. The kernel
+/// may print this line within the next report.
 pub(super) fn reaper(text: &[u8], open: Option<&mut OomReport>, done: &mut [OomReport]) -> bool {
     let Some(rest) = text.strip_prefix(b"oom_reaper: ") else { return false };
     let read = rest.strip_prefix(b"reaped process ").and_then(|rest| {
@@ -99,7 +101,8 @@ fn kilobytes_word(text: &[u8]) -> Option<Bytes> {
 impl OpenReport {
     pub(super) fn line(&mut self, text: &[u8]) {
         let has_ended = self.section == ReportSection::Ended;
-        // Messages about failed requests may follow, with the same lines of memory.
+        // Messages about failed allocations can follow a report. They contain lines that look like
+        // the beginning of a report.
         if !has_ended && self.beginning(text) {
             return;
         }
@@ -117,7 +120,7 @@ impl OpenReport {
 
     fn beginning(&mut self, text: &[u8]) -> bool {
         if text.starts_with(b"CPU: ") {
-            // A process may have any name, so the first ID counts.
+            // A process name can contain any text, so the first ` PID: ` in the line counts.
             let id = after(text, " PID: ").and_then(|rest| pid(word(rest)));
             if let Some(asker) = self.report.asker.as_mut().filter(|asker| asker.pid.is_none()) {
                 asker.pid = id;
@@ -199,7 +202,7 @@ impl OpenReport {
         let Some(rest) = killed(text) else { return false };
         let victims = &mut self.report.victims;
         match victim(rest) {
-            // The line of a process of a cgroup that is killed as a whole may come twice.
+            // The log can contain the line of a process twice if its whole cgroup is killed.
             Some(victim) if victims.iter().any(|it| it.pid == victim.pid) => {}
             Some(victim) if victims.len() < MAX_ROWS => victims.push(victim),
             _ => self.report.damaged += 1,
@@ -361,7 +364,8 @@ fn victim(rest: &[u8]) -> Option<OomVictim> {
     })
 }
 
-/// A row of the table; `has_kinds` if the heading has the columns of kinds of pages.
+/// Parses a row of the process table. `has_kinds` is true if the heading has columns for kinds of
+/// pages, and `is_sure` is true if the heading was read.
 fn table_row(text: &[u8], has_kinds: bool, is_sure: bool) -> Option<OomTableRow> {
     let close = memchr::memchr(b']', text)?;
     let id = pid(&text[1..close])?;
@@ -379,7 +383,7 @@ fn table_row(text: &[u8], has_kinds: bool, is_sure: bool) -> Option<OomTableRow>
     let fifth = positive(next()?)?;
     let sixth = positive(next()?)?;
     let seventh = next()?;
-    // Without a heading, the sum of the kinds distinguishes them from other columns.
+    // Without a heading, three columns are kinds of pages if their sum is the RSS.
     let eighth = if has_kinds || !is_sure { next() } else { None };
     let kinds = positive(seventh).map(|it| [fifth, sixth, it]);
     let are_kinds = has_kinds
@@ -393,7 +397,7 @@ fn table_row(text: &[u8], has_kinds: bool, is_sure: bool) -> Option<OomTableRow>
     } else {
         (None, fifth, sixth, seventh)
     };
-    // A number that was taken for a column is the beginning of the name.
+    // If the row has no columns for kinds of pages, the eighth number is the beginning of the name.
     let name = match eighth.filter(|_| !are_kinds) {
         Some(number) => [number.to_string().as_bytes(), b" ", rest].concat(),
         None => rest.to_vec(),
@@ -410,7 +414,8 @@ fn table_row(text: &[u8], has_kinds: bool, is_sure: bool) -> Option<OomTableRow>
     })
 }
 
-/// The page size, from the memory of a victim in pages (its row) and in bytes.
+/// Computes the page size from the memory of a victim in pages (its row of the process table) and
+/// in bytes.
 pub(super) fn page_size(report: &OomReport) -> Option<PageSize> {
     report.victims.iter().find_map(|victim| {
         let bytes: Bytes = victim.memory?.into_iter().sum();

@@ -1,8 +1,8 @@
 //! Large folios by size: memory that base page table entries map, and that the kernel manages as
 //! one unit ("mTHP").
 //!
-//! Their sizes are in `/proc/kpageflags`, by page frame, which needs CAP_SYS_ADMIN. If the kernel
-//! counts no folio of a size on the whole machine, the search is skipped.
+//! The sizes of folios follow from the flags in `/proc/kpageflags`, which needs CAP_SYS_ADMIN. The
+//! search is skipped if the kernel's counts show that the whole machine has no such folio.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,7 @@ const STATS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// Anonymous memory in large folios, by size and by how it is mapped.
 ///
 /// # Errors
-/// Those of reading the pages of the process.
+/// The errors of reading the pages of the process.
 pub(super) fn sizes(
     root: &ProcRoot,
     space: &mut PageTables,
@@ -61,7 +61,7 @@ pub(super) fn sizes(
     Ok(Ok(sizes.into_iter().map(row).collect()))
 }
 
-/// Base pages in folios of one size.
+/// Numbers of base pages in folios of one size: all pages, and zero-filled ones.
 #[derive(Clone, Copy, Debug, Default)]
 struct FolioTally {
     pages: u64,
@@ -74,25 +74,26 @@ pub(super) struct Zeros {
     pub(super) buffer: Vec<u8>,
 }
 
-/// Folios by size, and by whether one entry maps them.
+/// Folios by size. The flag is true for folios that one huge entry maps.
 type FolioSizes = BTreeMap<(Bytes, bool), FolioTally>;
 
 /// True if any process of the machine may have large anonymous folios that no huge entry maps:
-/// those of other sizes, or more of the huge size than `huge`.
+/// folios of other sizes than `huge_size`, or more than `huge` bytes in folios of `huge_size`.
 fn machine_has_others(stats: &Path, huge_size: Bytes, huge: Bytes) -> bool {
     let Ok(folders) = fs::read_dir(stats) else { return false };
     folders.filter_map(Result::ok).any(|folder| {
         let name = folder.file_name();
         let Some(size) = name.to_str().and_then(folio_size) else { return false };
         let count = fs::read_to_string(folder.path().join("stats/nr_anon"));
-        // Kernels with these sizes and without counts (6.8 to 6.11) must be searched.
+        // Linux 6.8 to 6.11 have these sizes but do not count the folios, so the pages must be
+        // searched.
         let count = count.ok().and_then(|text| text.trim().parse::<u64>().ok());
         let mapped = if size == huge_size { huge.0 / huge_size.0.max(1) } else { 0 };
         count.is_none_or(|count| count > mapped)
     })
 }
 
-/// 65536 from `hugepages-64kB`.
+/// Returns the size in bytes: 65536 for `hugepages-64kB`.
 fn folio_size(folder: &str) -> Option<Bytes> {
     let kib: u64 = folder.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
     kib.checked_mul(1 << 10).map(Bytes)
@@ -173,7 +174,7 @@ fn zero_pages(
     counted.map(|counted| counted.zero).map_err(failed)
 }
 
-/// Runs of frames that follow each other, as page-table entries name them.
+/// Returns the runs of consecutive frame numbers in page-table entries.
 fn consecutive(words: &[Word]) -> Vec<std::ops::Range<u64>> {
     let mut runs: Vec<std::ops::Range<u64>> = Vec::new();
     for frame in words.iter().map(frame) {

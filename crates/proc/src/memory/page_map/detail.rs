@@ -9,7 +9,7 @@ use pagewise_model::page_map::{PageMapKind, PageState};
 use crate::pages::entry::{Word, frame, is_exclusive};
 use crate::pages::flags::{FrameFlagsFile, KSM, ZERO_PAGE, read_flag_words};
 
-/// The open files; without them only the exclusive bit of `pagemap` is known.
+/// Open files of frame data. Without them, only the exclusive bit of `pagemap` is known.
 pub(super) struct Detail(Option<FrameFiles>);
 
 struct FrameFiles {
@@ -28,7 +28,8 @@ impl Detail {
         self.0.is_some()
     }
 
-    /// The state of each resident page of a run, by its word.
+    /// Returns the state of each resident page of a run, from its word in `pagemap` and the data of
+    /// its frame.
     pub(super) fn states(&mut self, of: PageState, words: &[Word]) -> Vec<PageState> {
         let mut states: Vec<PageState> = words
             .iter()

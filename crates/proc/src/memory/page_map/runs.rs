@@ -16,7 +16,8 @@ impl RunCollector {
         RunCollector { range, runs: PageRuns::new(range.start) }
     }
 
-    /// Adds pages. The part before the end of the last ones, or outside of the range, is ignored.
+    /// Adds a run of pages. The part that overlaps the previous run, or lies outside of the range,
+    /// is ignored.
     pub(super) fn put(&mut self, range: AddrRange, state: PageState) {
         let at = self.runs.range().end;
         let start = range.start.clamp(at, self.range.end);
@@ -31,7 +32,7 @@ impl RunCollector {
     pub(super) fn finish(mut self) -> PageRuns {
         let rest = self.range.end.saturating_sub(self.runs.range().end);
         self.runs.push(rest, PageState::default());
-        // Most mappings have one run, and there are tens of thousands of them.
+        // A process can have tens of thousands of mappings, and most of them have one run.
         self.runs.shrink_to_fit();
         self.runs
     }

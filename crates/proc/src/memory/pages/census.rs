@@ -15,7 +15,7 @@ use crate::ProcError;
 struct SharedPage {
     slot: usize,
     kind: PageOrigin,
-    /// True if it was counted as exclusive.
+    /// True if the page was already counted as exclusive.
     exclusive: bool,
 }
 
@@ -26,7 +26,7 @@ struct CensusMapping {
     tally: PageTally,
 }
 
-/// The words of one part of a mapping.
+/// The words of `pagemap` for one part of a mapping.
 #[derive(Clone, Copy, Debug)]
 struct MappingWords<'w> {
     slot: usize,
@@ -34,7 +34,7 @@ struct MappingWords<'w> {
     words: &'w [Word],
 }
 
-/// The mappings being counted, in order, and the lookups that are due.
+/// The mappings being counted, in order, and the frame lookups that are not done yet.
 #[derive(Debug)]
 pub(super) struct Census {
     page_size: PageSize,
@@ -47,16 +47,17 @@ pub(super) struct Census {
     open: VecDeque<CensusMapping>,
 }
 
-/// Reliability of the exclusive bit of huge anonymous pages.
+/// Treatment of the exclusive bit of huge anonymous pages.
 ///
-/// Most kernels give all of a huge page the bit of its first small page. That is wrong if a
-/// relative shares the page in part: the relative has split its own mapping by writing, and ours is
-/// still whole.
+/// Most kernels report the bit of the first base page for all pages of a huge page. The reported
+/// bit is wrong if a parent or child process shares only a part of the huge page: that process has
+/// split its own mapping of the huge page by a write, but one entry of the target still maps all of
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// Right where the process shares no anonymous memory at all.
+    /// The bit is used. It is correct if the process shares no anonymous memory.
     Bits,
-    /// Counts the mappers of every small page: 0.1 us each.
+    /// The mappings of every base page are counted, which takes 0.1 us for each page.
     Counts,
 }
 
@@ -79,8 +80,8 @@ impl Census {
         }
     }
 
-    /// Counts the words that were read at `start` for those of `mappings` that lie there. The
-    /// first mapping is the first that was not closed yet.
+    /// Counts the words that were read at `start` into the tallies of the mappings that lie there.
+    /// The first element of `mappings` is the first mapping that is not closed yet.
     pub(super) fn count(
         &mut self,
         space: &mut PageTables,
@@ -103,7 +104,7 @@ impl Census {
         Ok(())
     }
 
-    /// The tally of the first mapping that was not closed yet.
+    /// Closes the first mapping that is not closed yet, and returns its tally.
     pub(super) fn close(&mut self, mapping: &Mapping) -> PageTally {
         self.open_up_to(0, mapping);
         let mut tally = self.open.pop_front().map(|open| open.tally).unwrap_or_default();
@@ -136,7 +137,8 @@ impl Census {
         part: MappingWords<'_>,
     ) -> Result<(), ProcError> {
         let mut at = part.start;
-        // A range of pages of one kind without a hole: only there can a huge entry be.
+        // Range of resident pages of one kind without a hole. A huge entry can only lie in such a
+        // range.
         let mut solid = (None, AddrRange { start: at, end: at });
         for run in runs(part.words) {
             let here = AddrRange { start: at, end: at + self.bytes(run.words).0 };
@@ -164,8 +166,8 @@ impl Census {
         let CensusMapping { ground, tally } = &mut self.open[slot];
         match run.state {
             EntryState::Empty => {}
-            // Without swap in use, the entry is a marker: guard regions had no bit at first, and
-            // userfaultfd leaves some.
+            // If no swap is in use, a swap entry is a marker: the first kernels with guard regions
+            // had no bit for them, and userfaultfd leaves markers.
             EntryState::Swapped if !self.swap_in_use => {}
             EntryState::Swapped => tally.breakdown.swapped += bytes,
             EntryState::Guard => tally.breakdown.guard += bytes,
@@ -209,8 +211,9 @@ impl Census {
         Ok(())
     }
 
-    /// True if one entry may map all these pages, and the answer matters. If frames are visible,
-    /// the first one is aligned and, unless it is the huge zero page's, mapped.
+    /// Returns true if one huge entry may map all these pages, and the result affects a count. If
+    /// frames are visible, the first frame must be aligned. It must also be mapped, unlike the
+    /// frame of the huge zero page.
     fn may_be_huge(&mut self, kind: PageOrigin, words: &[Word]) -> bool {
         let Some(frames) = &mut self.frames else { return kind == PageOrigin::Anonymous };
         let first = frame(&words[0]);
@@ -230,14 +233,14 @@ impl Census {
         match self.frames {
             // Co-mapped pages are counted one by one anyway.
             Some(_) if exclusive == 0 => {}
-            // Linux 6.11 to 6.14 decide the bit for each small page.
+            // Linux 6.11 to 6.14 report a separate bit for each base page.
             _ if (1..words.len()).contains(&exclusive) => {}
             Some(_) if is_counted => self.ask(words, SharedPage { slot, kind, exclusive: true }),
             _ => self.doubtful = true,
         }
     }
 
-    /// True if exclusive bits of huge pages were believed.
+    /// Returns true if exclusive bits of huge pages were used without a check.
     pub(super) const fn is_doubtful(&self) -> bool {
         self.doubtful
     }
@@ -257,8 +260,8 @@ impl Census {
     }
 }
 
-/// Counts pages that are not exclusive, without seeing their frames: their share is not known,
-/// and in anonymous memory they may be the zero page.
+/// Counts pages that are not exclusive and whose frames are hidden. The share of these pages is
+/// unknown, and in anonymous memory they may be the zero page.
 fn guess_co_mapped(
     space: &mut PageTables,
     tally: &mut PageTally,
@@ -305,8 +308,8 @@ mod tests {
         values.flat_map(u64::to_ne_bytes).collect()
     }
 
-    /// Reads one huge page at the address of its size, whose exclusive bits and numbers of mappings
-    /// are given by the number of the small page.
+    /// Counts one huge page of `size` bytes at the address `size`. The functions return the
+    /// exclusive bit and the number of mappings of a base page by its index.
     fn read_huge(size: u64, is_exclusive: fn(u64) -> bool, mappers: fn(u64) -> u64) -> Breakdown {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: Vec<u8>| fs::write(folder.path().join(name), bytes);
@@ -343,8 +346,8 @@ mod tests {
     #[test]
     fn a_huge_page_that_is_shared_in_part_counts_once() {
         let Some(size) = walk::huge_size() else { return skip(&Lack::Machine("no huge pages")) };
-        // A relative wrote to the first small page and shares the others. Linux 6.11 to 6.14 decide
-        // the bit for each small page.
+        // Another process wrote to the first base page and shares the others. Linux 6.11 to 6.14
+        // report a separate bit for each base page.
         let mappers = |page| if page == 0 { 1 } else { 2 };
         let pages = read_huge(size, |page| page == 0, mappers);
         assert_eq!(pages.resident(), Bytes(size));

@@ -1,6 +1,6 @@
-//! One word of `pagemap`: bits as admin-guide/mm/pagemap.rst gives them, and runs of alike words.
+//! One word of `pagemap`: bits as in admin-guide/mm/pagemap.rst, and runs of words with equal bits.
 
-/// A word as it is read.
+/// A word as read from `pagemap`, in native byte order.
 pub(crate) type Word = [u8; 8];
 
 /// The size of a word in the file.
@@ -8,16 +8,16 @@ pub(crate) const WORD: u64 = size_of::<Word>() as u64;
 
 /// Bits 0-54: the page frame, 0 where it is hidden.
 const FRAME: u64 = (1 << 55) - 1;
-/// Written since `clear_refs`, where the kernel tracks it.
+/// The page was written since `clear_refs`, if the kernel tracks writes.
 const SOFT_DIRTY: u64 = 1 << 55;
-/// Mapped by one page table only (since 4.2).
+/// Only one page table maps the page (since 4.2).
 pub const EXCLUSIVE: u64 = 1 << 56;
 /// A guard region (since 6.15).
 const GUARD: u64 = 1 << 58;
-/// A page of a file or of shared memory. The kernel sets it for the huge zero page too.
+/// The page is of a file or of shared memory. The kernel also sets this bit for the huge zero page.
 pub const FILE: u64 = 1 << 61;
 const SWAP: u64 = 1 << 62;
-/// In memory.
+/// The page is in memory.
 pub const PRESENT: u64 = 1 << 63;
 
 /// The bits that decide how a page is counted.
@@ -41,7 +41,7 @@ pub(crate) enum EntryState {
     Guard,
 }
 
-/// Pages in a row with the same [`EntryState`].
+/// Consecutive pages with the same [`EntryState`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateRun<'a> {
     pub(crate) state: EntryState,
@@ -58,9 +58,9 @@ pub(crate) fn runs(mut words: &[Word]) -> impl Iterator<Item = StateRun<'_>> {
     })
 }
 
-/// Number of leading words of this kind.
+/// Returns the number of leading words whose [`KIND`] bits are those of `kind`.
 fn alike(kind: u64, words: &[Word]) -> usize {
-    // Eight at a time without a branch between them: 8 GiB are 2 million words.
+    // Eight words are compared at a time without a branch between them: 8 GiB have 2 million words.
     let differs = |word: &Word| (u64::from_ne_bytes(*word) ^ kind) & KIND;
     let eights = words.as_chunks::<8>().0;
     let same =
@@ -81,13 +81,14 @@ fn state(kind: u64) -> EntryState {
     }
 }
 
-/// True if nothing is mapped at any of the pages. Kernels with soft-dirty bits set them in holes
-/// too.
+/// Returns true if nothing is mapped at any of the pages. Kernels that track soft-dirty pages also
+/// set that bit in holes.
 pub(crate) fn are_empty(words: &[Word]) -> bool {
     alike(0, words) == words.len()
 }
 
-/// True if a page was written since soft-dirty bits were cleared, where the kernel tracks it.
+/// Returns true if the page was written since soft-dirty bits were cleared. Always false if the
+/// kernel does not track writes.
 pub(crate) fn is_soft_dirty(word: &Word) -> bool {
     u64::from_ne_bytes(*word) & SOFT_DIRTY != 0
 }

@@ -7,15 +7,16 @@ use std::path::Path;
 /// Bits of a word: admin-guide/mm/pagemap.rst.
 const HEAD: u64 = 1 << 15;
 const TAIL: u64 = 1 << 16;
-/// Merged with equal pages.
+/// The page is merged with equal pages (KSM).
 pub(crate) const KSM: u64 = 1 << 21;
-/// The zero page.
+/// The page is the zero page.
 pub(crate) const ZERO_PAGE: u64 = 1 << 24;
 
-/// The largest folio that is counted as one, in base pages: the huge pages of 4 KiB page tables.
+/// Maximum number of base pages of a folio that is recognized as one: a huge page of 4 KiB base
+/// pages.
 const LARGEST: u64 = 512;
 
-/// The open file.
+/// The open file `/proc/kpageflags`.
 #[derive(Debug)]
 pub(crate) struct FrameFlagsFile(File);
 
@@ -24,8 +25,8 @@ impl FrameFlagsFile {
         File::open(root.join("kpageflags")).ok().map(FrameFlagsFile)
     }
 
-    /// The flags of frames in a row, with those of their neighbors where these are of the same
-    /// folios.
+    /// Reads the flags of consecutive frames, and of those neighboring frames that may belong to
+    /// the same folios.
     pub(crate) fn around(&self, first: u64, count: u64) -> FlagsAround {
         let own = read_flag_words(&self.0, first, count);
         let is = |word: Option<&u64>, bits: u64| word.is_some_and(|word| word & bits != 0);
@@ -42,7 +43,7 @@ impl FrameFlagsFile {
     }
 }
 
-/// Flags of frames in a row and of their neighbors.
+/// Flags of consecutive frames and of their neighbors.
 #[derive(Debug)]
 pub(crate) struct FlagsAround {
     words: Vec<u64>,
@@ -50,7 +51,7 @@ pub(crate) struct FlagsAround {
 }
 
 impl FlagsAround {
-    /// The flags of the `i`th of the frames; `None` of one without a struct page.
+    /// Returns the flags of the `i`th frame; `None` for a frame without a struct page.
     pub(crate) fn flags(&self, i: usize) -> Option<u64> {
         self.words.get(self.before + i).copied()
     }
@@ -69,7 +70,8 @@ impl FlagsAround {
     }
 }
 
-/// Reads words of a file with one per frame; fewer at the end of memory.
+/// Reads `count` words of a file that has one word for each frame. Returns fewer words at the end
+/// of memory.
 pub(crate) fn read_flag_words(file: &File, first: u64, count: u64) -> Vec<u64> {
     if count == 0 {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! `/proc/kpagecount`: how many page tables map each page frame. Needs CAP_SYS_ADMIN.
+//! `/proc/kpagecount`: number of page-table entries that map each page frame. Needs CAP_SYS_ADMIN.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::entry::{WORD, Word};
 
-/// Frames further apart than this are asked for in separate reads: a read costs what four frames
-/// do.
+/// Maximum distance between two frames that one read covers. A separate read takes as long as
+/// reading four more frames.
 const BRIDGE: u64 = 4;
 
 /// Maximum number of frames of one read.

@@ -11,7 +11,8 @@ use crate::ProcRoot;
 /// Distinguishes huge TLB mappings from others.
 #[derive(Debug)]
 pub(crate) struct Hugetlb {
-    /// The smallest page of a pool that has any; `None` where no mapping can hold one.
+    /// Smallest page size whose pool has pages; `None` if all pools are empty, so that no mapping
+    /// can contain hugetlb pages.
     smallest: Option<u64>,
     page_size: PageSize,
     maps: Option<File>,
@@ -53,7 +54,7 @@ fn smallest_pool(pools: &Path) -> Option<u64> {
     filled.filter_map(|pool| page_size_of(pool.file_name().to_str()?)).min()
 }
 
-/// 2097152 from `hugepages-2048kB`.
+/// Returns the size in bytes: 2097152 for `hugepages-2048kB`.
 fn page_size_of(pool: &str) -> Option<u64> {
     let kib: u64 = pool.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
     kib.checked_mul(1 << 10).filter(|size| *size > 0)

@@ -1,4 +1,4 @@
-//! An open `pagemap`: timed reads and scans, rests, and the search for the end of holes.
+//! An open `pagemap`: timed reads and scans, sleeps, and the search for the end of holes.
 
 use std::fs::File;
 use std::io;
@@ -16,11 +16,11 @@ use super::Pace;
 use super::entry::{WORD, Word};
 use crate::{ProcError, ProcRoot};
 
-/// A scan that took longer than this is followed by a shorter one.
+/// Duration of a scan above which the next scan is shorter.
 const LONG: Duration = Duration::from_micros(200);
 
-/// A call that held the lock this long is followed by a rest, and no scan grows longer: a waiting
-/// thread gets the lock within a quarter of a millisecond.
+/// Time for which calls may hold the mmap lock before a sleep follows, and above which scans stop
+/// growing: a waiting thread gets the lock within a quarter of a millisecond.
 const BRIEF: Duration = Duration::from_micros(170);
 
 /// The page tables of one process.
@@ -33,12 +33,13 @@ pub(crate) struct PageTables {
     can_scan: bool,
     pace: Pace,
     rests: Option<PreciseRests>,
-    /// For a target that is at work: a call that is preempted would hold the mmap lock until it is
-    /// scheduled again.
+    /// Raises the priority of this thread during calls, if the target is running. If a call were
+    /// preempted, it would hold the mmap lock until it is scheduled again.
     priority: Option<Priority>,
     since_rest: u64,
     held: Duration,
-    /// Time that the last call held the lock, and the longest such time.
+    /// Time for which the last call held the mmap lock. The field `longest` is the maximum of these
+    /// times.
     last: Duration,
     longest: Duration,
 }
@@ -77,7 +78,7 @@ impl PageTables {
         self.page_size
     }
 
-    /// Address space of one read.
+    /// Returns the size in bytes of the address space of one read.
     pub(crate) const fn chunk(&self) -> u64 {
         self.pace.chunk.0
     }
@@ -88,7 +89,7 @@ impl PageTables {
         vec![Word::default(); usize::try_from(count).unwrap_or(1)]
     }
 
-    /// The longest system call so far.
+    /// Returns the duration of the longest system call so far.
     pub(crate) const fn longest(&self) -> Duration {
         self.longest
     }
@@ -145,10 +146,11 @@ impl PageTables {
         Ok(bytes)
     }
 
-    /// Calls `each` with every run of pages of `range` that fits `request`, in order. A run can
-    /// come in parts.
+    /// Calls `each` with every run of pages of `range` that fits `request`, in order. A run can be
+    /// passed in several parts.
     ///
-    /// Scans hold the lock for all they walk, so they grow longer only while they are quick.
+    /// A scan holds the mmap lock for its whole range, so the ranges grow only while scans are
+    /// fast.
     pub(crate) fn each_region(
         &mut self,
         range: AddrRange,
@@ -168,13 +170,13 @@ impl PageTables {
         Ok(())
     }
 
-    /// The first address of `range` where something is mapped, or its end. Without
-    /// `PAGEMAP_SCAN`, its start: the hole has to be read.
+    /// Returns the first mapped address of `range`, or the end of `range`. Without `PAGEMAP_SCAN`,
+    /// returns the start of `range`, because the hole has to be read.
     pub(crate) fn next_populated(&mut self, range: AddrRange) -> Result<u64, ProcError> {
         if !self.can_scan {
             return Ok(range.start);
         }
-        // Guard regions are swap entries to the scan.
+        // The scan reports guard regions as swap entries.
         let request = ScanRequest {
             any_of: Categories::PRESENT | Categories::SWAPPED,
             report: Categories::PRESENT,
@@ -182,8 +184,8 @@ impl PageTables {
             ..ScanRequest::default()
         };
         let mut region = [ScanRegion::default()];
-        // A scan holds the lock for its whole range. Ranges without page tables take no time, but
-        // emptied tables are walked, so the stride grows only while scans are fast.
+        // A scan holds the mmap lock for its whole range. Ranges without page tables take no time,
+        // but empty page tables are walked, so the stride grows only while scans are fast.
         let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
             let end = range.end.min(at.saturating_add(stride));
@@ -207,7 +209,7 @@ impl PageTables {
             .map_err(|error| self.failed(error))
     }
 
-    /// Makes a system call that holds the target's mmap lock, and keeps the longest time one took.
+    /// Makes a system call that holds the target's mmap lock, and records the time that it took.
     fn hold<T>(&mut self, call: impl FnOnce(&PageTables) -> T) -> T {
         let (answer, held) = {
             let timed = || {
@@ -228,8 +230,8 @@ impl PageTables {
         ProcError::of_process(error, self.pid, &self.path)
     }
 
-    /// Rests if scans have held the lock for long enough since the last rest. Time decides and not
-    /// bytes, because a huge entry covers many bytes.
+    /// Sleeps if scans have held the lock for [`BRIEF`] since the last sleep. The criterion is time
+    /// and not bytes, because a huge entry covers many bytes.
     fn rest_once_held_for(&mut self, time: Duration) {
         self.held += time;
         if self.held < BRIEF {
@@ -241,7 +243,7 @@ impl PageTables {
         }
     }
 
-    /// Rests where a chunk has been read since the last rest.
+    /// Sleeps if a chunk has been read since the last sleep.
     fn rest_after(&mut self, bytes: u64) {
         let Some(rests) = &self.rests else { return };
         if self.since_rest >= self.pace.chunk.0 {

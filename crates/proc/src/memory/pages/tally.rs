@@ -9,7 +9,7 @@ use pagewise_model::{Absent, Backing, Breakdown, Bytes, PageSize, Reading, Shari
 /// The kernel adds up proportional shares in 1/4096 bytes (`PSS_SHIFT` of fs/proc/task_mmu.c).
 const PSS_SHIFT: u32 = 12;
 
-/// Number of values that are kept for sharing: enough for the few kinds that alternate.
+/// Number of recent values that later mappings can share. Few different values alternate.
 const RECENT: usize = 4;
 
 /// Kinds of pages that a mapping can contain.
@@ -17,7 +17,7 @@ const RECENT: usize = 4;
 pub(super) enum Ground {
     /// Anonymous pages and the zero page.
     Anonymous,
-    /// Page-cache pages and the anonymous copies of those that were written.
+    /// Page-cache pages, and anonymous copies of written pages.
     PrivateFile,
     /// Pages of tmpfs.
     Shmem,
@@ -67,17 +67,17 @@ pub(super) struct PageTally {
     pss_anon: u64,
     /// True if a co-mapped page's share is missing from `pss`.
     pub(super) pss_hidden: bool,
-    /// True if tmpfs pages may be in swap, unseen.
+    /// True if tmpfs pages may be in swap without being counted.
     pub(super) swap_hidden: bool,
     pub(super) anon_huge: Bytes,
     /// True if blocks that may be huge are missing from `anon_huge`.
     pub(super) huge_hidden: bool,
-    /// True if pages were seen that may be the zero page or co-mapped ones.
+    /// True if some pages may be either the zero page or co-mapped pages.
     pub(super) undecided: bool,
 }
 
 impl PageTally {
-    /// Nothing yet. `swap_hidden` where tmpfs pages may be in swap.
+    /// Returns an empty tally. `swap_hidden` is true if tmpfs pages may be in swap.
     pub(super) fn new(swap_hidden: bool) -> PageTally {
         PageTally { swap_hidden, ..PageTally::default() }
     }
@@ -88,7 +88,7 @@ impl PageTally {
         self.add_share(kind, bytes.0 << PSS_SHIFT);
     }
 
-    /// Adds pages that others map too, without their share.
+    /// Adds pages that other page tables also map, without their share.
     pub(super) fn add_co_mapped(&mut self, kind: PageOrigin, bytes: Bytes) {
         let sum = match kind {
             PageOrigin::Anonymous => &mut self.breakdown.anon_co_mapped,
@@ -114,7 +114,8 @@ impl PageTally {
         }
     }
 
-    /// Makes a page that was added as exclusive a co-mapped one, where more than one entry maps it.
+    /// Changes a page that was added as exclusive to a co-mapped page, if more than one entry maps
+    /// it.
     pub(super) fn correct(&mut self, kind: PageOrigin, page: PageSize, mappers: u64) {
         if mappers > 1 {
             let sum = self.exclusive(kind);
@@ -171,7 +172,7 @@ impl PageTally {
 pub(super) struct TallyLedger {
     total: PageTally,
     total_gap: Option<Absent>,
-    /// Values given out lately: mappings whose pages are alike share one.
+    /// Recently returned values. A mapping with equal values shares one of them.
     recent: VecDeque<Arc<MappingPages>>,
     pss_hidden: Absent,
     swap_hidden: Absent,
@@ -198,7 +199,7 @@ impl TallyLedger {
         }
     }
 
-    /// Adds a mapping to the total, and returns its value.
+    /// Adds a mapping to the total, and returns the value of the mapping.
     pub(super) fn enter(&mut self, tally: &PageTally) -> Reading<Arc<MappingPages>> {
         self.total.merge(tally);
         let pages = self.pages(tally)?;
@@ -211,7 +212,8 @@ impl TallyLedger {
         Ok(pages)
     }
 
-    /// The value of a mapping that was not read: the total is then not known either.
+    /// Returns the reason as the value of a mapping that was not read. The total is then also
+    /// unknown.
     pub(super) fn leave_out<T>(&mut self, why: Absent) -> Reading<T> {
         self.total_gap = Some(why.clone());
         Err(why)
@@ -223,12 +225,12 @@ impl TallyLedger {
         self.total_gap = self.total_gap.take().or(other.total_gap);
     }
 
-    /// True if any anonymous page of the process was seen in another one too.
+    /// Returns true if another process also maps any anonymous page of the process.
     pub(super) fn shares_anonymous(&self) -> bool {
         !self.total.breakdown.anon_co_mapped.is_zero()
     }
 
-    /// All mappings together.
+    /// Returns the sums over all mappings.
     pub(super) fn total(self) -> Reading<MappingPages> {
         match &self.total_gap {
             Some(why) => Err(why.clone()),
@@ -265,7 +267,7 @@ mod tests {
         for _ in 0..3 {
             tally.add_counted(Ground::Shmem, PageOrigin::File, PAGE, 3);
         }
-        // 3 * (16777216 / 3) is one 4096th short of a page, so one KiB is lost.
+        // 3 * (16777216 / 3) is 1/4096 byte less than a page, so rounding down loses one KiB.
         assert_eq!(TallyLedger::new().enter(&tally).unwrap().pss, Ok(Bytes::kib(3)));
     }
 

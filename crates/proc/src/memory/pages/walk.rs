@@ -16,14 +16,14 @@ use super::tally::{PageTally, TallyLedger};
 use super::{Pace, PageWalk};
 use crate::{ProcError, ProcRoot};
 
-/// A gap of this number of pages between two mappings is read too: that is cheaper than another
-/// read.
+/// Maximum gap between two mappings, in pages, that is read with them: reading the gap is cheaper
+/// than a second read.
 pub(crate) const BRIDGE: u64 = 64;
 
-/// Without `PAGEMAP_SCAN`, holes have to be read, so larger mappings are left out.
+/// Maximum size of a mapping that is read without `PAGEMAP_SCAN`: its holes have to be read, too.
 const TOO_LARGE: Bytes = Bytes::gib(64);
 
-/// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
+/// Upper bound of user addresses on every 64-bit machine. `[vsyscall]` lies above it.
 const KERNEL_HALF: u64 = 1 << 63;
 
 /// Reads the pages of one process.
@@ -46,7 +46,7 @@ impl Walker {
         trust: Trust,
     ) -> Result<Walker, ProcError> {
         let huge_size = huge_size();
-        // A chunk holds whole huge pages, so that none is seen in two parts.
+        // A chunk holds whole huge pages, so that no huge page is split between two chunks.
         let whole = huge_size.unwrap_or(page_size.bytes()).max(page_size.bytes());
         let chunk = Bytes(pace.chunk.0.max(1).next_multiple_of(whole));
         let words = usize::try_from(page_size.count(chunk)).unwrap_or(usize::MAX);
@@ -87,7 +87,8 @@ impl Walker {
         }
     }
 
-    /// True if the mapping has page-table entries that count, or why it cannot be read.
+    /// Returns true if the mapping has page-table entries to count, or the reason why the mapping
+    /// cannot be read.
     fn is_read(&self, mapping: &Mapping) -> Reading<bool> {
         if mapping.range.end > KERNEL_HALF || self.hugetlb.holds(mapping)? {
             return Ok(false);
@@ -99,8 +100,8 @@ impl Walker {
         Ok(true)
     }
 
-    /// Reads the first mapping and those that lie so close that they are read with it. Returns
-    /// their number.
+    /// Reads the first mapping, and those that follow it so closely that one read covers them.
+    /// Returns the number of mappings that were read.
     fn walk_span(&mut self, mappings: &mut [Mapping]) -> Result<usize, ProcError> {
         let length = 1 + mappings.windows(2).take_while(|pair| self.joins(pair)).count();
         let mut open = &mut mappings[..length];
@@ -117,13 +118,13 @@ impl Walker {
             }
             open = self.close(open, at);
         }
-        // A mapping without addresses is still open.
+        // A mapping with an empty range is still open.
         self.close(open, u64::MAX);
         Ok(length)
     }
 
-    /// True if the second of two mappings is read together with the first: it lies right behind
-    /// it. Mappings that moved while they were listed are out of order.
+    /// Returns true if one read covers both mappings of a pair, because the gap between them is
+    /// small. Mappings that moved while they were listed are out of order.
     fn joins(&self, pair: &[Mapping]) -> bool {
         let gap = AddrRange { start: pair[0].range.end, end: pair[1].range.start };
         gap.start <= gap.end
@@ -145,15 +146,15 @@ impl Walker {
 /// Counts of a walk.
 #[derive(Debug)]
 pub(super) struct WalkTotals {
-    /// The longest single system call.
+    /// Duration of the longest single system call.
     longest: Duration,
-    /// True if exclusive bits of huge pages were believed.
+    /// True if exclusive bits of huge pages were used without a check.
     has_believed_bits: bool,
     ledger: TallyLedger,
 }
 
 impl WalkTotals {
-    /// Adds those of a walk over other mappings of the same process.
+    /// Adds the counts of a walk over other mappings of the same process.
     pub(super) fn merge(&mut self, other: WalkTotals) {
         self.note_longest(other.longest);
         self.has_believed_bits |= other.has_believed_bits;
@@ -165,13 +166,13 @@ impl WalkTotals {
         self.longest = self.longest.max(longest);
     }
 
-    /// The longest single system call.
+    /// Returns the duration of the longest single system call.
     pub(super) const fn longest(&self) -> Duration {
         self.longest
     }
 
-    /// True if exclusive bits were believed that may be wrong. Only a relative can share a part of
-    /// a huge page, and a relative shares other anonymous pages, too.
+    /// Returns true if exclusive bits were used that may be wrong. Only a process related by fork
+    /// can share a part of a huge page, and such a process shares other anonymous pages, too.
     pub(super) fn is_doubtful(&self) -> bool {
         self.has_believed_bits && self.ledger.shares_anonymous()
     }

@@ -1,5 +1,5 @@
-//! The memory of one process: every mapping with what is known of its pages, and the kernel's own
-//! sums.
+//! The memory of one process: every mapping with the available data of its pages, and the kernel's
+//! own sums.
 
 use std::io::{self, ErrorKind};
 
@@ -23,7 +23,7 @@ pub(super) struct ReadMemory {
     pub(super) walk: Reading<Box<MappingPages>>,
 }
 
-/// Reads the memory of one process, and remembers what that cost the process and what it missed.
+/// Reads the memory of one process, and records the cost for the process and the missing data.
 pub(super) struct MemoryReader<'a> {
     pub(super) root: &'a ProcRoot,
     pub(super) pid: Pid,
@@ -34,7 +34,8 @@ pub(super) struct MemoryReader<'a> {
     pub(super) pace: Pace,
     /// True to read `smaps_rollup` in addition to `smaps`.
     pub(super) wants_sums: bool,
-    /// True if a walk over all pages takes long enough to start a thread for another.
+    /// True if a walk over all pages takes so long that a second thread for another walk saves
+    /// time.
     pub(super) is_large: bool,
     pub(super) longest: LongestRead,
     pub(super) gaps: Vec<Gap>,
@@ -45,7 +46,7 @@ impl MemoryReader<'_> {
         match method {
             ReadMethod::Full => self.full(),
             ReadMethod::Fast => self.by_pages(&Pace::FAST),
-            // No process is read in the manner of a core file.
+            // A process is never read by the method `CoreFile`.
             ReadMethod::Polite | ReadMethod::CoreFile => {
                 let pace = self.pace;
                 self.by_pages(&pace)
@@ -53,7 +54,8 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// Reads `smaps` and `smaps_rollup`, and page tables only for pages that those do not split.
+    /// Reads `smaps` and `smaps_rollup`. The page tables are read only for pages that these files
+    /// do not split.
     fn full(&mut self) -> Result<ReadMemory, ProcError> {
         let unread = if self.root.is_live() { USE_PAGES } else { NO_PAGES };
         let mut parser = smaps::SmapsParser::new(Absent::NotCollected(unread.into()));
@@ -73,9 +75,9 @@ impl MemoryReader<'_> {
         Ok(ReadMemory { mappings, rollup, walk })
     }
 
-    /// Reads `smaps`, and `smaps_rollup` where it is wanted. Both walk all pages: of a large
-    /// process, side by side; of a small one, one after the other with nothing between, so that
-    /// they see the same.
+    /// Reads `smaps`, and `smaps_rollup` if it is requested. Each file walks all pages. For a large
+    /// process two threads read the files in parallel. For a small process the second read directly
+    /// follows the first, so that both show the same state.
     fn both(
         &self,
         consume: impl FnMut(&[u8]),
@@ -127,7 +129,8 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// Mappings: none for a process without memory, absent without permission.
+    /// Returns the mappings. The list is empty for a process without memory, and absent without
+    /// permission.
     fn mappings(
         &mut self,
         read: Result<LongestRead, ProcError>,
@@ -146,7 +149,7 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// The mappings that are whole; what was torn or repeated becomes a gap.
+    /// Returns the complete mappings. Cut or repeated lines become a gap.
     fn whole(&mut self, parsed: ParsedMappings) -> Vec<Mapping> {
         if let Some(torn) = parsed.torn {
             self.miss("later mappings", Absent::NotSupported(torn.to_string().into()));
@@ -166,8 +169,8 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// Reads the page tables of those mappings that hold file pages and copies of them: `smaps`
-    /// adds the two up.
+    /// Reads the page tables of mappings that hold both file pages and written copies of file
+    /// pages: `smaps` adds both up.
     fn split_mixed(&mut self, mappings: &mut [Mapping]) {
         let mixed: Vec<usize> = (0..mappings.len()).filter(|&at| is_mixed(&mappings[at])).collect();
         if mixed.is_empty() || !self.root.is_live() {
@@ -201,8 +204,8 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// The pages by node. Walking them holds the target as `smaps` does, so only a full reading
-    /// asks.
+    /// Returns the pages by node. Their walk holds the mmap lock as `smaps` does, so only a full
+    /// reading includes it.
     pub(super) fn numa(&mut self, method: ReadMethod) -> Reading<Vec<NodeShare>> {
         if method != ReadMethod::Full {
             return Err(Absent::NotCollected(USE_FULL.into()));
@@ -266,7 +269,7 @@ const USE_FULL: &str = "only smaps has it: use --full";
 const USE_PAGES: &str = "the page tables were not read: use --fast or --polite";
 const NO_PAGES: &str = "the copied tree has no page tables";
 
-/// True if the file is not there while its process is.
+/// Returns true if the file does not exist although its process does.
 fn is_missing(error: &ProcError) -> bool {
     matches!(error, ProcError::Io { source, .. } if source.kind() == ErrorKind::NotFound)
 }

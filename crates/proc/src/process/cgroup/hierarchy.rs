@@ -14,7 +14,7 @@ use crate::root::read_all;
 use crate::text::{lines, number};
 use crate::{ProcRoot, vmstat};
 
-/// Folders that are visited: a machine with more cgroups is reported in part.
+/// Maximum number of folders that are visited. A machine with more cgroups is reported in part.
 const MAX_FOLDERS: usize = 8192;
 
 /// The mount of the memory controller.
@@ -23,7 +23,7 @@ pub struct CgroupHierarchy {
     version: u8,
     /// Mount point.
     point: PathBuf,
-    /// The cgroup that is mounted there.
+    /// Cgroup that is mounted at `point`.
     top: PathBuf,
     /// False for a copied tree.
     live: bool,
@@ -76,7 +76,7 @@ impl CgroupHierarchy {
         Err(Absent::NotCollected("control groups are not in the copied tree".into()))
     }
 
-    /// 1 or 2.
+    /// Returns the version of the cgroup interface: 1 or 2.
     pub fn version(&self) -> u8 {
         self.version
     }
@@ -117,7 +117,7 @@ impl CgroupHierarchy {
         found
     }
 
-    /// All cgroups.
+    /// Returns the folders of all cgroups.
     pub fn all(&self) -> Vec<PathBuf> {
         self.folders(&self.point)
     }
@@ -142,7 +142,8 @@ impl CgroupHierarchy {
     /// Number of memory cgroups that were removed and still hold memory.
     pub(crate) fn dying(&self) -> Option<u64> {
         match self.version {
-            // The file counts all cgroups of the machine: a part of them cannot be compared.
+            // `/proc/cgroups` counts the cgroups of the whole machine. The count is unknown if the
+            // mount shows only a part of them.
             1 if self.top != Path::new("/") || !self.live => None,
             1 => {
                 let listed = self.all().len();
@@ -151,7 +152,7 @@ impl CgroupHierarchy {
             }
             _ => {
                 let stat = vmstat::parse(&read_all(&self.point.join("cgroup.stat")).ok()?);
-                // Linux 6.12 counts each controller.
+                // Linux 6.12 has a count for each controller.
                 counter(&stat, "nr_dying_subsys_memory")
                     .or_else(|| counter(&stat, "nr_dying_descendants"))
             }

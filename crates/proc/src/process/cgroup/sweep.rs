@@ -14,7 +14,8 @@ use crate::text::number;
 use crate::{pressure, vmstat};
 
 impl CgroupHierarchy {
-    /// Charged bytes of a cgroup: one small read. Absent for the root of v2, which has no account.
+    /// Returns the charged bytes of a cgroup, by one small read. The value is absent for the root
+    /// of v2, which counts no charges.
     ///
     /// # Errors
     /// [`Absent::Vanished`] if the cgroup was removed.
@@ -94,8 +95,8 @@ fn limit(folder: &Path, file: &str) -> Reading<Option<Bytes>> {
     Ok(number(&text(folder, file)?).filter(|&n| n < UNLIMITED).map(Bytes))
 }
 
-/// The number of an event. `memory.events.local` (since 5.2) counts those of the cgroup itself,
-/// `memory.events` those of its children too.
+/// Returns the count of an event. `memory.events.local` (since 5.2) counts events of the cgroup
+/// itself, `memory.events` also those of its children.
 fn event(folder: &Path, (file, key): (&str, &str)) -> Reading<u64> {
     match key {
         "" => number(&text(folder, file)?).ok_or_else(no_line),
