@@ -26,7 +26,7 @@ const DEEPEST: usize = 1024;
 /// Maximum number of stored frames of all call stacks: a bound for hostile files.
 const CALLS: usize = 1 << 26;
 
-/// The same bound for [`stacks`], whose call stacks are not shared.
+/// Maximum number of stored frames for [`stacks`], whose call stacks are not shared.
 const CALLS_OF_SITES: usize = 1 << 19;
 
 /// Page size of a recording that does not contain one.
@@ -116,8 +116,8 @@ pub fn resolve(
     }
 }
 
-/// The call stacks of some sites; an empty one for a site that does not exist, or whose call stack
-/// exceeds the bound.
+/// Returns the call stacks of some sites. The stack is empty for a site that does not exist, or
+/// whose call stack exceeds the bound.
 pub fn stacks(
     mut recording: LogRecording,
     asked: &[u32],
@@ -179,7 +179,7 @@ struct AddressFrames {
     is_recorder: Vec<bool>,
 }
 
-/// A frame compared as readers see it: if the function is known, the offset is ignored.
+/// A frame that is compared by its visible data: if the function is known, the offset is ignored.
 #[derive(Debug)]
 struct AlikeFrame(Rc<Frame>);
 
@@ -237,7 +237,7 @@ impl AddressFrames {
         for (module, asked) in modules.iter().zip(&by_module).filter(|(_, asked)| !asked.is_empty())
         {
             let name = Name::new(&module.path);
-            // Actions of the recorder are not the program's.
+            // Frames in the recorder's library do not belong to the program.
             let is_recorder = name.base().starts_with(RECORDER_FILE.as_bytes());
             // A return address follows the call instruction, which may be the last of its line or
             // function: look up the byte before.
@@ -271,8 +271,8 @@ impl AddressFrames {
     }
 
     fn keep(&mut self, place: usize, found: Vec<Frame>) {
-        // Inlined functions of all places together are fewer than 2^32: each takes more than a byte
-        // of a file.
+        // The inlined functions of all addresses are fewer than 2^32: each function takes more than
+        // a byte of a file.
         let end = |flat: &Vec<u32>| u32::try_from(flat.len()).unwrap_or(u32::MAX);
         let start = end(&self.flat);
         for frame in found {
@@ -327,7 +327,7 @@ impl StackTable {
         if let Some(number) = self.numbers.get(&stack) {
             return *number;
         }
-        // Fewer stacks than sites, of which there are less than 2^32.
+        // There are fewer stacks than sites, and fewer than 2^32 sites.
         let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         self.calls += stack.len();
         stack.shrink_to_fit();

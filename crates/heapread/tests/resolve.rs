@@ -398,7 +398,8 @@ fn moments_after_the_last_counts_say_what_happened_in_all() {
 
 #[test]
 fn invalid_entries_are_ignored() {
-    // A reader rejects all of these. A recording from another source must not cause a panic.
+    // The parser of recordings rejects all of these. A recording from another source must not cause
+    // a panic.
     let mut raw = bare(&[(0, 10), (5, 20), (1, 30)]);
     raw.nodes[2].place = 99;
     raw.places[0].module = Some(4);

@@ -14,11 +14,11 @@ const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 /// A cache that holds data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataCache {
-    /// 1 is the nearest to the CPU.
+    /// Level of the cache; 1 is the nearest to the CPU.
     pub level: u8,
     /// Capacity.
     pub size: Bytes,
-    /// Size of a line.
+    /// Size of a cache line.
     pub line: Bytes,
     /// Number of lines of a set; absent if the kernel does not report it.
     pub ways: Option<usize>,
@@ -55,7 +55,8 @@ fn described(folder: &Path) -> Option<DataCache> {
         level: text("level")?.trim().parse().ok()?,
         size: size(text("size")?.trim())?,
         line: Bytes(text("coherency_line_size")?.trim().parse().ok()?),
-        // 0 for a fully associative cache, or if the kernel does not know.
+        // The file contains 0 for a fully associative cache, or if the kernel does not know the
+        // number.
         ways: text("ways_of_associativity")
             .and_then(|ways| ways.trim().parse().ok())
             .filter(|ways| *ways > 0),
@@ -89,7 +90,7 @@ impl CacheFiller {
     /// regions.
     ///
     /// # Errors
-    /// Those of [`caches`].
+    /// The errors of [`caches`].
     pub fn new() -> Reading<CacheFiller> {
         let first = caches()?.into_iter().next();
         let first = first.ok_or_else(|| Absent::NotSupported("no cache".into()))?;
@@ -113,7 +114,7 @@ fn in_memory(bytes: Bytes) -> usize {
 /// RAM.
 ///
 /// # Errors
-/// Absent on other CPUs than x86, and those of [`caches`].
+/// Absent on other CPUs than x86, and the errors of [`caches`].
 pub fn evict<T>(items: &[T]) -> Reading<()> {
     let line = caches()?.first().map_or(0, |cache| in_memory(cache.line));
     flush(items, line).map_err(|_| Absent::NotSupported("only x86 flushes by address".into()))

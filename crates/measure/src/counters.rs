@@ -60,7 +60,7 @@ impl Counters {
         })
     }
 
-    /// Opens all on a process that has not yet executed its program.
+    /// Opens all counters on a process that has not yet executed its program.
     pub(crate) fn open(&self, pid: u32) -> OpenCounters {
         let mut counters: Vec<Reading<PerfCounter>> = Vec::with_capacity(self.chosen.len());
         let mut leader: Option<(u8, usize)> = None;
@@ -111,7 +111,7 @@ fn is_refusal(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }
 
-/// Counts from the next `exec` on, in children too.
+/// Returns the mode that counts from the next `exec` on, in children too.
 fn mode(user_mode_only: bool) -> Mode {
     Mode {
         inherit: true,

@@ -41,7 +41,7 @@ pub enum MeasureError {
 }
 
 impl MeasureError {
-    /// Advice for the reader.
+    /// Returns the next step for the user, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
             MeasureError::UnknownEvent { .. } => Some("`pagewise events` lists them".to_owned()),

@@ -16,19 +16,19 @@ use crate::pmu::{Pmus, Terms};
 use crate::runner::RunCount;
 use crate::why;
 
-/// An event with a name of ours.
+/// An event to which pagewise gives a name.
 #[derive(Debug)]
 pub struct EventRow {
-    /// The name: `dtlb_read_misses`.
+    /// Name, such as `dtlb_read_misses`.
     pub name: &'static str,
     /// Event to count.
     pub what: EventSource,
-    /// Unit of its values.
+    /// Unit of the event's values.
     pub unit: MetricUnit,
-    /// Events of the CPU with one number are counted together, so that their ratios hold; 0 for
-    /// those counted alone.
+    /// Number of the group of CPU events that are counted together, so that their ratios hold; 0
+    /// for events that are counted alone.
     pub group: u8,
-    /// True if `stat` counts it by default.
+    /// True if `stat` counts the event by default.
     pub usual: bool,
 }
 
@@ -37,9 +37,9 @@ pub struct EventRow {
 pub enum EventSource {
     /// A `PERF_COUNT_SW_*`.
     Software {
-        /// The number.
+        /// Number of the event.
         config: u64,
-        /// True if it happens in the kernel, so that it cannot be counted in user mode only.
+        /// True if the event happens in the kernel, so that it cannot be counted in user mode only.
         in_kernel: bool,
     },
     /// A `PERF_COUNT_HW_*`.
@@ -113,8 +113,8 @@ use PerfCache::{Dtlb, L1d, Llc};
 const TLB_FLUSH: &str = "tlb/tlb_flush";
 const TRACES_TLB_FLUSHES: bool = cfg!(any(target_arch = "x86", target_arch = "x86_64"));
 
-/// Every event with a name of ours; `model::fields` says what each means. Numbers are those of
-/// `linux/perf_event.h`, reasons those of `enum tlb_flush_reason`.
+/// Every event to which pagewise gives a name; `model::fields` describes their meanings. Numbers
+/// are those of `linux/perf_event.h`, reasons those of `enum tlb_flush_reason`.
 pub const EVENTS: &[EventRow] = rows! {
     "task_clock" software(1), Nanos, 0, true;
     "page_faults" software(2), Count, 0, true;
@@ -155,12 +155,12 @@ pub const EVENTS: &[EventRow] = rows! {
     "mm_direct_reclaim_begin" Tracepoint("vmscan/mm_vmscan_direct_reclaim_begin", None), Count, 0, true;
 };
 
-/// An event that was asked for.
+/// A requested event.
 #[derive(Clone, Debug)]
 pub struct WantedEvent {
-    /// Its name: ours, or the words that chose it.
+    /// Name in [`EVENTS`], or the words that chose the event.
     pub name: Label,
-    /// Unit of its values.
+    /// Unit of the event's values.
     pub unit: MetricUnit,
     /// As [`EventRow::group`].
     pub group: u8,
@@ -205,7 +205,8 @@ impl WantedEvent {
         }
     }
 
-    /// True if it happens in the kernel, so that counting in user mode only would find none.
+    /// Returns true if the event happens in the kernel, so that counting in user mode only would
+    /// find none.
     pub(crate) fn is_in_kernel(&self) -> bool {
         matches!(
             self.how,
@@ -427,8 +428,8 @@ fn is_switch(name: &str) -> bool {
     ["enable", "filter", "header_page", "header_event"].contains(&name)
 }
 
-/// Events that can be counted here: every event in our tables and, if `like` is given, only those
-/// whose name contains it, and the tracepoints that contain it too. Each is tried.
+/// Tries to count events, and returns the result for each: every event in [`EVENTS`]. If `like` is
+/// given, only the events and the tracepoints whose names contain it are tried.
 pub fn survey(like: Option<&str>) -> CountableSurvey {
     let catalogue = EventCatalogue::open();
     let fits = |name: &str| like.is_none_or(|like| name.contains(like));

@@ -11,8 +11,8 @@ use crate::events::Operation;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 
-/// Terms that select an event of a PMU: `event=0xd0,umask=0x11` or the name of one, `mem-loads`. A
-/// term without a value is 1.
+/// Terms that select an event of a PMU: `event=0xd0,umask=0x11`, or the name of an event,
+/// `mem-loads`. A term without a value is 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms(Vec<(String, Option<u64>)>);
 

@@ -78,14 +78,14 @@ pub enum ProbeScope {
     Process,
 }
 
-/// One thing that a probe measures.
+/// One quantity that a probe measures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeQuantity {
-    /// Its name: `minflt`.
+    /// Name, such as `minflt`.
     pub name: Label,
-    /// Unit of its values.
+    /// Unit of the quantity's values.
     pub unit: MetricUnit,
-    /// True if it is counted in user mode only.
+    /// True if the quantity is counted in user mode only.
     pub user_mode_only: bool,
 }
 
@@ -128,7 +128,7 @@ const EMPTY_REGIONS: usize = 21;
 ///
 /// An event that cannot be counted is not an error: its value has the reason.
 ///
-/// It stays in its thread:
+/// The probe stays in its thread:
 ///
 /// ```compile_fail
 /// fn in_another_thread(probe: pagewise_measure::probe::CodeProbe) {
@@ -337,7 +337,8 @@ impl Cost {
         wall.map_or(Duration::ZERO, |wall| Duration::from_nanos(wall.value))
     }
 
-    /// A value by its name, `minflt` or `cycles`; `None` for what was not asked for.
+    /// Returns a value by its name, `minflt` or `cycles`; `None` for a value that was not
+    /// requested.
     pub fn get(&self, name: &str) -> Option<&Reading<Count>> {
         self.iter().find(|(quantity, _)| quantity.name == name).map(|(_, value)| value)
     }

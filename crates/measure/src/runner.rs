@@ -28,7 +28,7 @@ use crate::sampled::{self, Sampler};
 pub struct MeasuredCommand {
     /// A path, or a name to look for in `PATH`.
     pub program: OsString,
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: Vec<OsString>,
 }
 
@@ -37,8 +37,8 @@ pub struct MeasuredCommand {
 pub enum RunCount {
     /// A fixed number.
     Exactly(u32),
-    /// Until the 95 % interval of the median wall time, or of the ratio of two, is narrow enough,
-    /// or time is up.
+    /// Until the 95 % interval of the median wall time, or of the ratio of two commands' medians,
+    /// is narrow enough, or time is up.
     Until {
         /// Goal: half-width of the interval, as a share of the median.
         precision: f64,
@@ -55,13 +55,13 @@ const MAX_RUNS: usize = 10_000;
 /// Commands to run, and quantities to measure.
 #[derive(Clone, Debug)]
 pub struct MeasurePlan {
-    /// The command, and one to compare it with, if any.
+    /// The command, and a second command to compare it with, if any.
     pub commands: Vec<MeasuredCommand>,
-    /// Number of runs of each.
+    /// Number of measured runs of each command.
     pub runs: RunCount,
-    /// Runs of each beforehand that do not count.
+    /// Number of runs of each command before the measured ones.
     pub warmups: u32,
-    /// The CPU to stay on.
+    /// CPU on which the commands run; `None` for any CPU.
     pub cpu: Option<u32>,
     /// Events to count.
     pub events: Vec<WantedEvent>,
@@ -72,7 +72,7 @@ pub struct MeasurePlan {
 /// Progress of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasureProgress {
-    /// Runs made, of all commands, those that do not count included.
+    /// Number of completed runs of all commands, including runs that do not count.
     pub done: u64,
     /// Planned number of runs; `None` if it depends on the results.
     pub of: Option<u64>,
@@ -291,7 +291,7 @@ fn walls(arm: &MeasuredArm) -> Vec<f64> {
     arm.runs.iter().filter_map(estimate).collect()
 }
 
-/// A number that the clock and `wait4` give.
+/// A quantity that the clock or `wait4` provides.
 struct RunResource {
     name: &'static str,
     unit: MetricUnit,

@@ -23,7 +23,7 @@ const STEP: u64 = 16;
 /// Time to the next detailed sample, as a multiple of the CPU time of the last: CPU use of other
 /// programs does not count.
 const REST: u32 = 10;
-/// A process that has grown by this factor is sampled again without a rest. That is rare, and the
+/// A process that has grown by this factor is sampled again without a delay. That is rare, and the
 /// cost of the earlier samples of the small process does not predict it.
 const LEAP: u64 = 4;
 

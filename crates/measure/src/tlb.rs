@@ -7,7 +7,7 @@ use pagewise_sys::cpuid;
 /// A level of TLB, for pages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tlb {
-    /// 1 is the nearest to the CPU.
+    /// Level of the TLB; 1 is the nearest to the CPU.
     pub level: u8,
     /// Page size.
     pub page: Bytes,
@@ -20,7 +20,7 @@ pub struct Tlb {
 /// The TLBs for data of the CPU that we run on, level by level.
 ///
 /// # Errors
-/// Absent on other CPUs than x86, and where `cpuid` says nothing of them.
+/// Absent on other CPUs than x86, and if `cpuid` does not describe the TLBs.
 pub fn tlbs() -> Reading<Vec<Tlb>> {
     let found = described(&cpuid::leaf);
     if found.is_empty() {
@@ -123,7 +123,7 @@ fn of_amd(answers: Answers<'_>) -> Vec<Tlb> {
 enum Ways {
     /// 8 bits of entries, 8 of ways; ways of all ones mean fully associative.
     Plain,
-    /// 12 bits of entries, 4 of a code.
+    /// 12 bits of entries, and 4 bits of a code for the ways.
     Coded,
 }
 

@@ -1,4 +1,4 @@
-//! Regions whose cost is known, measured.
+//! Measures regions whose cost is known.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -188,7 +188,8 @@ fn the_overhead_is_taken_off_where_that_is_wanted_and_never_below_nothing() {
     let open =
         |subtract| CodeProbe::open(&ProbeOptions { subtract, ..options("task_clock") }).unwrap();
     let (mut plain, mut less) = (open(false), open(true));
-    // The minimum of many: other programs on the machine make some regions more expensive.
+    // The minimum of many regions is used: other programs on the machine make some regions more
+    // expensive.
     let least = |probe: &mut CodeProbe| {
         let costs = (0..201).map(|_| probe.measure(|| ()).unwrap().1);
         costs.map(|cost| value(&cost, "task_clock")).min().unwrap()

@@ -26,15 +26,17 @@ use crate::{
     TraceTarget, Uprobes, heaviest,
 };
 
-/// Bytes of each CPU's ring.
+/// Number of bytes of each CPU's ring.
 const RING: usize = 4 << 20;
-/// Pairs of a call stack and a size that are kept; further ones count as of an unknown stack.
+/// Maximum number of pairs of a call stack and a size that are kept. Calls of further pairs count
+/// for an unknown stack.
 const MAX_ROWS: usize = 1 << 13;
-/// Registers in the order of samples: the first two arguments of a function on x86-64.
+/// Indices of the registers si and di in a sample: the second and the first argument of a function
+/// on x86-64.
 const SI: usize = 4;
 const DI: usize = 5;
 
-/// Meaning of the arguments of a function.
+/// Arguments of a function that determine the requested size.
 #[derive(Clone, Copy, Debug)]
 enum SizeArgument {
     First,
@@ -52,7 +54,8 @@ const FUNCTIONS: [(&str, SizeArgument); 3] = [
 #[derive(Debug)]
 pub struct AllocationProfiler {
     session: TraceSession,
-    /// The kernel reads the file by its path as long as the probes exist.
+    /// File with the functions, which stays open: the kernel reads the file by its path as long as
+    /// the probes exist.
     code: TimedCode,
     counts: AllocationCounts,
     limit: MemoryLimit,
@@ -71,7 +74,8 @@ struct AllocationCounts {
     all: u64,
 }
 
-/// The file whose `malloc` the process calls: an allocator library comes before the C library.
+/// Returns the file whose `malloc` the process calls, and its functions. An allocator library takes
+/// precedence over the C library.
 fn allocator(pid: u32) -> Option<(TimedCode, Vec<(u64, SizeArgument)>)> {
     let names = FUNCTIONS.map(|(name, _)| name);
     let found = of_process(pid).into_iter().filter_map(|code| {
@@ -99,7 +103,7 @@ impl AllocationProfiler {
     /// Begins to record. `stack` is the number of stack bytes that are copied with each call.
     ///
     /// # Errors
-    /// The reason, if the process has no function `malloc` with a name, or the kernel refuses the
+    /// The reason, if no symbol of the process names a function `malloc`, or the kernel refuses the
     /// probes.
     pub fn begin(pid: u32, stack: u16, limit: MemoryLimit) -> Reading<AllocationProfiler> {
         if !cfg!(target_arch = "x86_64") {

@@ -23,12 +23,12 @@ use crate::{
 };
 
 const ENTER: &str = "raw_syscalls:sys_enter";
-/// Bytes of each CPU's ring.
+/// Number of bytes of each CPU's ring.
 const RING: usize = 1 << 20;
 /// Flags of `clone`.
 const CLONE_VM: u64 = 0x100;
 const CLONE_THREAD: u64 = 0x1_0000;
-/// Rows that are kept; further ones count as of an unknown call stack.
+/// Maximum number of rows that are kept. Calls of further rows count for an unknown call stack.
 const MAX_ROWS: usize = 1 << 14;
 
 /// A recorded system call.

@@ -11,10 +11,10 @@ use crate::unwind::Unwinder;
 /// Method of finding callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Callers {
-    /// By frame pointers, at most this number: cheap, and wrong for code that is built without
-    /// them.
+    /// Frame pointers, for at most this number of callers: cheap, but wrong for code that is built
+    /// without frame pointers.
     FramePointers(u16),
-    /// By unwind tables, in this number of stack bytes (at most 65528), which the kernel copies for
+    /// Unwind tables, with this number of stack bytes (at most 65528), which the kernel copies for
     /// each event.
     Tables(u16),
 }
@@ -46,8 +46,8 @@ impl Finder {
         }
     }
 
-    /// Address of the program, then the return addresses of its callers: the input of
-    /// [`crate::RecordedStacks::number`].
+    /// Returns the instruction pointer in user mode, then the return addresses of its callers: the
+    /// input of [`crate::RecordedStacks::number`].
     pub fn find(&mut self, spaces: &Spaces, sample: &PerfSample<'_>) -> &[u64] {
         if let Callers::Tables(_) = self.callers {
             return self.unwinder.unwind(spaces, sample);

@@ -1,5 +1,5 @@
-//! The code of functions, from the files that it is mapped from. A file is opened on first use, if
-//! possible while its process exists.
+//! The code of functions, from the mapped files. A file is opened on first use, if possible while
+//! its process exists.
 
 use std::rc::Rc;
 
@@ -21,7 +21,7 @@ impl Codes {
         pid: u32,
         address: u64,
     ) -> Option<Vec<u8>> {
-        /// Longer functions are refused.
+        /// Maximum number of bytes of a function; the code of longer functions is not returned.
         const MAX_FUNCTION_BYTES: u64 = 1 << 20;
         let (file, offset) = self.file(spaces, pid, address)?;
         let length = |at: u64| Some(offset - at + file.since_start(at)?);

@@ -1,8 +1,9 @@
-//! Types of the variables of a file, and of what their pointers lead to: global and static ones,
-//! thread-local ones, and those in the frames of functions that threads are in.
+//! Types of the variables of a file, and of the objects that they point to: global and static
+//! variables, thread-local ones, and those in the frames of functions that threads are in.
 //!
 //! The file is hostile. Its sections are copied once, up to [`MAX_SECTIONS`], so nothing changes
-//! while they are read. Entries, members, types and time have limits; what exceeds one has no type.
+//! while they are read. Entries, members, types and time have limits; a variable beyond a limit has
+//! no type.
 //!
 //! ```text
 //!  sections   copies of the sections of a file, and of the file that several debug files share
@@ -37,13 +38,14 @@ use sections::DebugSections;
 pub(crate) use thread_storage::thread_storage;
 use walk::WalkedUnits;
 
-/// Bytes of sections of one file that are read.
+/// Maximum number of bytes of the sections of one file that are read.
 const MAX_SECTIONS: u64 = 1 << 30;
-/// Time for all files of a process. A file of 100 MB takes a part of a second.
+/// Maximum time for all files of a process. A file of 100 MB takes a part of a second.
 pub(crate) const MAX_TIME: Duration = Duration::from_secs(10);
-/// Bytes of a name that are kept.
+/// Maximum number of bytes of a name that are kept.
 const MAX_NAME: usize = 200;
-/// Thread-local variables of a file, and local variables of all frames, that have types.
+/// Maximum number of thread-local variables of a file that have types. [`MAX_LOCALS`] is the
+/// maximum number of local variables of all frames.
 const MAX_THREAD_LOCALS: usize = 5000;
 const MAX_LOCALS: usize = 1 << 16;
 
@@ -52,7 +54,7 @@ type Dwarf<'a> = gimli::Dwarf<Slice<'a>>;
 type Unit<'a> = gimli::Unit<Slice<'a>>;
 type Value<'a> = gimli::AttributeValue<Slice<'a>>;
 
-/// An entry: its offset in `.debug_info`, of the file itself or of the shared file.
+/// Reference to an entry: its offset in `.debug_info` of the file itself or of the shared file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct EntryRef {
     is_shared: bool,
@@ -62,19 +64,19 @@ struct EntryRef {
 /// The types to look for in a file that is mapped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TypeRequest<'a> {
-    /// Its path.
+    /// Path of the file.
     pub(crate) module: &'a Name,
-    /// Difference between addresses and those in the file.
+    /// Difference between addresses in the process and addresses in the file.
     pub(crate) bias: u64,
-    /// Addresses in variables, in order.
+    /// Addresses in variables whose types are wanted, in order.
     pub(crate) addresses: &'a [u64],
-    /// Names of classes.
+    /// Names of classes whose types are wanted.
     pub(crate) classes: &'a [Name],
-    /// Location of its thread-local storage, if that is wanted and known.
+    /// Location of the thread-local storage of the file, if it is wanted and known.
     pub(crate) storage: Option<ThreadStorage>,
-    /// Frames of threads, in order of their instructions.
+    /// Frames of threads, in order of their instruction addresses.
     pub(crate) frames: &'a [CodeFrame],
-    /// End of the search.
+    /// Time at which the search ends.
     pub(crate) deadline: Instant,
 }
 
@@ -146,7 +148,7 @@ fn renumbered(mut data_type: DataType, base: u32) -> DataType {
     data_type
 }
 
-/// A bounded name.
+/// Returns a name of at most [`MAX_NAME`] bytes.
 fn name_of(bytes: &[u8]) -> Name {
     Name::new(&bytes[..bytes.len().min(MAX_NAME)])
 }
@@ -270,7 +272,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
-        /// Changed bytes in the sections, also such that refer to themselves.
+        /// Changes bytes in the sections, so that entries can also refer to themselves.
         #[test]
         fn any_debug_information_is_read_or_refused(
             changes in prop::collection::vec(

@@ -1,8 +1,8 @@
 //! Headers of ELF files that programs have mapped: segments, sections, unwind index, build ID and
 //! links to debug files.
 //!
-//! Any file can be mapped, so nothing here trusts what it reads, and no more is read than is asked
-//! for.
+//! Any file can be mapped, so this module does not trust the bytes of a file, and reads only
+//! requested parts.
 
 mod source;
 
@@ -13,7 +13,7 @@ use gimli::{Endianity, RunTimeEndian};
 
 pub(crate) use source::FileSource;
 
-/// Tables of larger files are truncated: no linker writes more.
+/// Maximum number of segments that are read from a file: no linker writes more.
 const MAX_SEGMENTS: u64 = 512;
 const MAX_SECTIONS: u64 = 1 << 16;
 const MAX_NAMES: u64 = 4 << 20;
@@ -45,7 +45,7 @@ impl HeaderSection {
 #[derive(Clone, Debug)]
 pub(crate) struct FileLayout {
     pub(crate) endian: RunTimeEndian,
-    /// True if it is of 64 bits.
+    /// True for a 64-bit file.
     pub(crate) is_wide: bool,
     pub(crate) sections: Vec<HeaderSection>,
     names: Vec<u8>,
@@ -71,12 +71,13 @@ struct HeaderWords<'a> {
 }
 
 impl HeaderWords<'_> {
-    /// One of two offsets or sizes: that of 64-bit files, or that of 32-bit files.
+    /// Returns an offset or a size: `wide` for a 64-bit file, `narrow` for a 32-bit file.
     fn by_class(&self, wide: usize, narrow: usize) -> usize {
         if self.is_wide { wide } else { narrow }
     }
 
-    /// The word at the offset for 64-bit files, or at the one for 32-bit files.
+    /// Returns the word at the offset `wide` of a 64-bit file, or at the offset `narrow` of a
+    /// 32-bit file.
     fn word(&self, wide: usize, narrow: usize) -> u64 {
         self.get(self.by_class(wide, narrow), self.by_class(8, 4))
     }
@@ -183,7 +184,7 @@ impl FileLayout {
         let flags = words.u32(words.by_class(4, 24));
         let (offset, address, length) = (words.word(8, 4), words.word(16, 8), words.word(32, 16));
         match words.u32(0) {
-            // A file of debugging information has none of the bytes, but has the addresses.
+            // The segments of a debug file have addresses but no bytes.
             LOAD => {
                 let execute = flags & EXECUTE != 0;
                 self.segments.0.push(ElfSegment { offset, address, length, execute });
@@ -201,7 +202,8 @@ impl FileLayout {
         }
     }
 
-    /// The build ID. In a debug file its section has bytes, and the segments have none.
+    /// Reads the build ID. In a debug file, the section of the build ID has bytes but the segments
+    /// have none.
     fn read_notes(&mut self, source: &FileSource, segments: &[(u64, u64)]) {
         let section = self.find(b".note.gnu.build-id").map(|it| (it.offset, it.size));
         self.build_id = section.iter().chain(segments).find_map(|(offset, length)| {
@@ -253,7 +255,7 @@ impl FileLayout {
         inflate(rest, length, at_most)
     }
 
-    /// True if there is debugging information in it.
+    /// Returns true if the file contains debugging information.
     pub(crate) fn has_dwarf(&self) -> bool {
         self.find(b".debug_info").is_some()
     }
@@ -327,7 +329,7 @@ mod tests {
 
     use super::*;
 
-    /// The test itself is a file of the kind.
+    /// Returns the bytes of the test program, which is an ELF file.
     fn own() -> Vec<u8> {
         std::fs::read("/proc/self/exe").unwrap()
     }

@@ -33,7 +33,7 @@ pub enum TraceError {
     /// The process is gone.
     #[error("process {pid} does not exist")]
     Gone {
-        /// Its number.
+        /// Process ID.
         pid: u32,
     },
     /// The request is impossible, regardless of the system's settings.

@@ -1,16 +1,16 @@
 //! Page faults, recorded live and summed by call stack, mapping, kind and thread.
 //!
-//! With rights, a fault has two events: a tracepoint at its beginning, with the error code and the
-//! call stack, and an event of the kernel at its end, with further data:
+//! With privileges, a fault has two events: a tracepoint at its beginning, with the error code and
+//! the call stack, and an event of the kernel at its end, with further data:
 //!
 //! ```text
 //! user mode    page_fault_user ──── mm_page_alloc (order 9) ──── major-faults [minor-faults, for the latency]
 //! the kernel   page_fault_kernel ──────────────────────────────── major-faults or minor-faults
 //! ```
 //!
-//! A thread has one fault at a time, so the next events of the same thread belong to it. In the
-//! kernel only faults with an end event count: the others are attempts that may not sleep, which
-//! the kernel repeats.
+//! A thread has one fault at a time, so the next events of the same thread belong to this fault. A
+//! fault in the kernel counts only if it has an end event: a fault without such an event is an
+//! attempt that may not sleep, which the kernel repeats.
 //!
 //! Without privileges, only the events at the end are available.
 
@@ -39,12 +39,12 @@ use crate::unwind::Unwinder;
 use plan::FaultPlan;
 use state::{FaultState, FaultsFound};
 
-/// Divisor of the memory limit for all rings together. With larger rings, the reader may be delayed
-/// longer.
+/// Divisor of the memory limit for all rings together. With larger rings, this process may be
+/// delayed longer without lost events.
 const RINGS: u64 = 4;
-/// A reader is woken when 1/`WAKE_AT` of a ring is full.
+/// Divisor of the ring size: this process is woken when 1/`WAKE_AT` of a ring is full.
 const WAKE_AT: usize = 8;
-/// Size of one ring; without privileges the limit of locked memory is much lower.
+/// Maximum size of one ring in bytes. Without privileges, the limit of locked memory is much lower.
 const LARGEST: usize = 32 << 20;
 const SMALLEST: usize = 1 << 17;
 
@@ -60,7 +60,7 @@ pub struct FaultsRequest {
     pub target: TraceTarget,
     /// Sampling rate: one fault in `every` is recorded; 1 for all.
     pub every: u64,
-    /// True to take the time of each fault.
+    /// True to measure the duration of each fault.
     pub latency: bool,
     /// Number of stack bytes that are copied with each fault, to find callers without frame
     /// pointers: at most 65528.
@@ -98,7 +98,7 @@ pub struct FaultsOutcome {
     pub least: u64,
     /// Number of times the live blocks became unknown.
     pub lost: u64,
-    /// Processes that were not recorded, though they might have been.
+    /// Number of processes that could have been recorded but were not.
     pub refused: u64,
     /// Allocating call stacks, by the number in [`Owner::Block`].
     pub allocations: Vec<Allocation<Frame>>,
@@ -109,7 +109,7 @@ pub struct FaultsOutcome {
 /// Data about the end of a recording that only the caller has.
 #[derive(Clone, Debug)]
 pub struct FaultsContext {
-    /// The command, or the process that was running.
+    /// Process ID of the command, or of the process that was already running.
     pub pid: Pid,
     /// The command's words.
     pub command: Vec<Name>,
@@ -123,7 +123,8 @@ pub struct FaultsContext {
 #[derive(Debug)]
 pub struct FaultRecorder {
     request: FaultsRequest,
-    /// True for tracepoints: with their stack copies, incomplete call stacks are counted.
+    /// True for tracepoints: their samples contain stack copies, so incomplete call stacks are
+    /// counted.
     counts_cut: bool,
     session: TraceSession,
     state: FaultState,
@@ -138,7 +139,7 @@ impl FaultRecorder {
     /// or the command's `exec`.
     ///
     /// # Errors
-    /// Those of [`TraceSession::open`], where no events may be watched at all.
+    /// The errors of [`TraceSession::open`], where no events may be watched at all.
     pub fn open(request: FaultsRequest) -> Result<FaultRecorder, TraceError> {
         let plans: [&dyn Fn() -> Result<FaultPlan, TraceError>; 3] = [
             &|| FaultPlan::tracepoints(&request),
@@ -213,7 +214,7 @@ impl FaultRecorder {
         session.drain_until(now, &mut |record| state.note(&record));
     }
 
-    /// Records nothing from now on.
+    /// Stops recording.
     pub fn stop(&mut self) {
         if self.stopped.is_none() {
             // An error here has no consequence: the files are closed next.

@@ -20,9 +20,9 @@ use crate::symbols;
 /// A file as it was when the program ran.
 #[derive(Clone, Copy, Debug)]
 pub struct MappedModule<'a> {
-    /// Its path.
+    /// Path of the file.
     pub path: &'a [u8],
-    /// Its build ID; empty where it has none.
+    /// Build ID of the file; empty if the file has none.
     pub build_id: &'a [u8],
     /// Time of the run, in nanoseconds since 1970. A file without a build ID that was changed later
     /// counts as another file.
@@ -32,11 +32,12 @@ pub struct MappedModule<'a> {
 /// Reason why a file has no symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// It is not there, or cannot be read, and no debugging information of its build is installed.
+    /// The file does not exist or cannot be read, and no debugging information of its build is
+    /// installed.
     Missing,
     /// The file is another build.
     OtherBuild,
-    /// It was changed since.
+    /// The file was changed after the run.
     Changed,
 }
 
@@ -50,8 +51,8 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// Approximate memory of the parsed data of one file, in bytes. Beyond it, the data is dropped and
-/// parsed again.
+/// Maximum approximate memory of the parsed data of one file, in bytes. Beyond this limit, the data
+/// is dropped and parsed again.
 const MAX_MEMORY: u64 = 160 << 20;
 
 /// Looks up the functions and lines of addresses in files.
@@ -72,8 +73,8 @@ impl FileSymbols {
         FileSymbols { links: DebugLinks::new(folders) }
     }
 
-    /// The frames of addresses in the file (`p_vaddr`): for each the innermost inlined function
-    /// first. For return addresses pass the addresses of the calls before them. A frame without
+    /// Returns the frames of each address in the file (`p_vaddr`), the innermost inlined function
+    /// first. For return addresses, pass the addresses of the calls before them. A frame without
     /// symbols has no function.
     ///
     /// Each call reads the file, so pass all addresses of a file at once.

@@ -23,19 +23,20 @@ pub(crate) const DEBUG: &str = "/usr/lib/debug";
 /// Maximum number of open files: with their debug files they use most of the default limit of 1024
 /// descriptors.
 const MAX_OPEN: usize = 256;
-/// Processes whose root is kept open, for the maps of their just-in-time compilers.
+/// Maximum number of processes whose root is kept open, for the maps of their just-in-time
+/// compilers.
 const MAX_ROOTS: usize = 64;
 
-/// A file of code, held open: it may be deleted, and its process end.
+/// A file of code, kept open because the file may be deleted and its process may end.
 #[derive(Debug)]
 pub(crate) struct OpenCodeFile {
-    /// Sources of its symbols, best first. The last one is the file.
+    /// Sources of the file's symbols, best first. The last source is the file itself.
     modules: Vec<SymbolModule>,
 }
 
 impl OpenCodeFile {
-    /// The functions at an offset of the file, the innermost inlined one first. Empty where none is
-    /// known.
+    /// Returns the functions at an offset of the file, the innermost inlined one first. The list is
+    /// empty if no function is known.
     pub(crate) fn calls(&self, offset: u64) -> Vec<FoundCall> {
         let address = self.modules.last().and_then(|file| file.layout.segments.address(offset));
         let Some(address) = address else { return Vec::new() };
@@ -55,13 +56,13 @@ impl OpenCodeFile {
         (bytes.len() as u64 == length).then_some(bytes)
     }
 
-    /// True if a read of the file or of its debug file failed because that was changed after it was
+    /// Returns true if a read failed because the file or its debug file was changed after it was
     /// opened.
     pub(crate) fn has_changed(&self) -> bool {
         self.modules.iter().any(|module| module.source.has_changed())
     }
 
-    /// Approximate memory of its parsed data, in bytes.
+    /// Approximate memory of the parsed data, in bytes.
     pub(crate) fn weight(&self) -> u64 {
         self.modules.iter().map(SymbolModule::weight).sum()
     }
@@ -78,7 +79,7 @@ pub(crate) fn calls(modules: &[SymbolModule], address: u64) -> Vec<FoundCall> {
     found.find(|calls| !calls.is_empty()).unwrap_or_default()
 }
 
-/// Files of code, each opened when it is first asked for.
+/// Files of code, each opened when it is first requested.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeFiles {
     opened: HashMap<(Name, FileId), Rc<OpenCodeFile>>,
@@ -105,7 +106,8 @@ impl CodeFiles {
         }
     }
 
-    /// A file that a process has mapped. `None` where it cannot be opened, now or before.
+    /// Returns a file that a process has mapped. Returns `None` if the file cannot be opened, or
+    /// could not be opened earlier.
     pub(crate) fn get(&mut self, pid: u32, module: &Name, id: FileId) -> Option<Rc<OpenCodeFile>> {
         let key = (module.clone(), id);
         if let Some(opened) = self.opened.get(&key) {
@@ -138,14 +140,14 @@ impl CodeFiles {
         self.jits.entry(pid).or_insert_with(|| jit::JitOrigin::of_process(pid).map(Rc::new)).clone()
     }
 
-    /// Opens that location while the process exists.
+    /// Opens the location of the map while the process exists.
     pub(crate) fn keep_jit(&mut self, pid: u32) {
         if self.jits.len() < MAX_ROOTS {
             let _ = self.jit(pid);
         }
     }
 
-    /// All that are open, and their names.
+    /// Returns all open files and their names.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&Name, &OpenCodeFile)> {
         self.opened.iter().map(|((name, _), opened)| (name, &**opened))
     }
@@ -170,10 +172,10 @@ impl CodeFiles {
     }
 }
 
-/// Opens a file that a process has mapped: by its name in the process's root or in ours, if device
-/// and inode are the same; as the process's program; through its mapping, whatever its name is; by
-/// its name, as far as the file system leaves the device open ([`target_file`]). `None` where none
-/// of them is that file.
+/// Opens a file that a process has mapped, by the first successful method: its name in the
+/// process's root or in ours, if device and inode are the same; the process's program; the mapping
+/// of the file, whatever its name is; its name, as far as the file system leaves the device open
+/// ([`target_file`]). Returns `None` if no method finds this file.
 pub(crate) fn open(pid: u32, module: &Name, id: FileId) -> Option<File> {
     let path = Path::new(OsStr::from_bytes(module.as_bytes()));
     if !path.is_absolute() {
@@ -197,7 +199,7 @@ fn mapped(root: &ProcRoot, pid: Pid, id: FileId) -> Option<AddrRange> {
 
 /// The bytes of our own vDSO: the kernel maps the same one into all programs of 64 bits.
 pub(crate) fn vdso() -> Option<Vec<u8>> {
-    /// Maximum size that is read; the vDSO has a few pages.
+    /// Maximum size in bytes that is read; the vDSO has a few pages.
     const LARGEST: u64 = 1 << 20;
     let own = std::process::id();
     let text = ProcRoot::live().read(Pid(own), "maps").ok()?;
@@ -210,5 +212,5 @@ pub(crate) fn vdso() -> Option<Vec<u8>> {
     (read == bytes.len()).then_some(bytes)
 }
 
-/// The kernel's name of its own code in programs.
+/// Name of the vDSO in `maps`.
 pub(crate) const VDSO: &[u8] = b"[vdso]";

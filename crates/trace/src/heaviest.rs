@@ -11,7 +11,7 @@ use std::hash::Hash;
 #[derive(Debug)]
 pub(crate) struct Heaviest<K> {
     kept: HashMap<K, u64>,
-    /// Number of discarded keys, and the largest of them.
+    /// Number of discarded keys. The field `largest` is the largest discarded sum.
     pub(crate) folded: u64,
     pub(crate) largest: u64,
 }
@@ -29,7 +29,7 @@ impl<K: Copy + Eq + Hash + Ord> Heaviest<K> {
         let (mut folded, mut largest) = (0, 0);
         for (key, sum) in order {
             let bytes = takes(key);
-            // Once one does not fit, no smaller sum is preferred to it.
+            // After the first sum that does not fit, all smaller sums are discarded.
             if folded == 0 && bytes <= left {
                 left -= bytes;
                 kept.insert(key, sum);
@@ -41,7 +41,7 @@ impl<K: Copy + Eq + Hash + Ord> Heaviest<K> {
         Heaviest { kept, folded, largest }
     }
 
-    /// True if a sum stays.
+    /// Returns true if the sum of the key is kept.
     pub(crate) fn has(&self, key: K) -> bool {
         self.kept.contains_key(&key)
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against exact sums of the same values.
+        /// Compares with exact sums of the same values.
         #[test]
         fn no_sum_misses_more_than_its_error(
             values in prop::collection::vec((0_u32..60, 1_u64..9), 0..600),

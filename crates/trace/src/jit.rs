@@ -12,12 +12,13 @@ use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 use pagewise_proc::target_file::TargetRoot;
 
-/// Bytes of a file that are read; a larger file is not read.
+/// Maximum number of bytes of a file; a larger file is not read.
 const MAX_BYTES: u64 = 256 << 20;
-/// Functions of a file that are kept, and bytes of their names: with these a map takes 64 MiB.
+/// Maximum number of functions of a file that are kept. [`MAX_NAMES`] is the maximum number of
+/// bytes of their names. With both maxima, a map takes 64 MiB.
 const MAX_FUNCTIONS: usize = 1 << 20;
 const MAX_NAMES: usize = 40 << 20;
-/// Bytes of a line; longer lines are cut.
+/// Maximum number of bytes of a line; longer lines are cut.
 const MAX_LINE: u64 = 4 << 10;
 
 /// Location of a process's map. The root is kept open, since the process may end first.
@@ -36,7 +37,7 @@ impl JitOrigin {
         let status = live.read(Pid(pid), "status").ok()?;
         let status = String::from_utf8_lossy(&status);
         let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-        // The number in the innermost namespace is the last one.
+        // The PID in the innermost namespace is the last number.
         let inner: u32 = line("NSpid:")?.split_whitespace().next_back()?.parse().ok()?;
         let owners = line("Uid:")?.split_whitespace().filter_map(|id| id.parse().ok()).collect();
         Some(JitOrigin { root, path: format!("/tmp/perf-{inner}.map").into(), owners })
@@ -53,7 +54,7 @@ impl JitOrigin {
 struct JitFunction {
     start: u64,
     end: u64,
-    /// Offset of its name.
+    /// Offset of the function's name.
     name: u32,
     length: u32,
 }
@@ -61,7 +62,7 @@ struct JitFunction {
 /// Functions by address.
 #[derive(Debug, Default)]
 pub(crate) struct JitMap {
-    /// By start.
+    /// The functions, in order of their start address.
     functions: Vec<JitFunction>,
     names: Vec<u8>,
 }
@@ -112,7 +113,7 @@ impl JitMap {
         (address < end).then(|| String::from_utf8_lossy(name).into_owned())
     }
 
-    /// Bytes of memory.
+    /// Number of bytes of memory that the map takes.
     pub(crate) fn bytes(&self) -> u64 {
         (self.functions.len() * size_of::<JitFunction>() + self.names.len()) as u64
     }

@@ -16,7 +16,7 @@ impl KernelFunctions {
     /// Functions of the running kernel.
     ///
     /// # Errors
-    /// [`Absent`] where it has no such file or hides the addresses.
+    /// [`Absent`] if the kernel has no `/proc/kallsyms` or hides the addresses.
     pub fn read() -> Reading<KernelFunctions> {
         let text = std::fs::read("/proc/kallsyms").map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Absent::NotSupported("/proc/kallsyms does not exist".into()),
@@ -30,8 +30,8 @@ impl KernelFunctions {
         Ok(functions)
     }
 
-    /// Parses lines of an address, a letter for the kind, a name, and the module in brackets if
-    /// there is one. Symbols that are not functions or lack an address are ignored.
+    /// Parses lines of an address, a letter for the symbol type, a name, and the module in brackets
+    /// if there is one. Symbols that are not functions or lack an address are ignored.
     fn parse(text: &[u8]) -> KernelFunctions {
         let mut functions = KernelFunctions::default();
         for line in text.split(|byte| *byte == b'\n') {

@@ -1,12 +1,12 @@
-//! Separate debug files: by build ID, by `.gnu_debuglink`, and what several of them share, by
-//! `.gnu_debugaltlink`.
+//! Separate debug files, found by build ID or by `.gnu_debuglink`; and supplementary files, which
+//! several debug files share, found by `.gnu_debugaltlink`.
 //!
-//! The names in a file are chosen by its author and not trusted. They are looked up only where
-//! debug files are: beside the file, in `.debug` beside it, and in the folders of debug files; in
-//! the root of the process first if the file is from there, and never by a name with folders in it
-//! (`.gnu_debuglink`). A candidate is used only if its build ID or CRC is the one in the file, and
-//! it is opened by [`pagewise_proc::target_file`]: a FIFO, a device, or a file that is too large
-//! counts as missing. `.debug_sup` is not followed.
+//! The names in a file are chosen by its author and not trusted. They are looked up only beside the
+//! file, in `.debug` beside the file, and in the folders of debug files. If the file is from the
+//! root of the process, that root is searched first. A name with folders in `.gnu_debuglink` is
+//! never looked up. A candidate is used only if its build ID or CRC is the one in the file. Each
+//! candidate is opened by [`pagewise_proc::target_file`]: a FIFO, a device, or a file that is too
+//! large counts as missing. `.debug_sup` is not followed.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -21,16 +21,17 @@ use pagewise_proc::target_file::{MAX_ELF_BYTES, TargetRoot};
 use crate::elf::{FileLayout, FileSource};
 use crate::symbolizer::SymbolModule;
 
-/// Maximum size of a file whose CRC is computed, and of all such files together.
+/// Maximum size in bytes of a file whose CRC is computed. [`MAX_CRC_BYTES_OF_ALL`] is the maximum
+/// for all such files together.
 const MAX_CRC_BYTES: u64 = 512 << 20;
 const MAX_CRC_BYTES_OF_ALL: u64 = 2 << 30;
-/// Bytes that are read at a time.
+/// Number of bytes that are read at a time.
 const PIECE: u64 = 1 << 20;
 
 /// Possible location of a debug file.
 #[derive(Clone, Debug)]
 pub(crate) struct DebugFilePath<'a> {
-    /// The root that names are looked up in.
+    /// Root in which names are looked up.
     pub(crate) root: &'a TargetRoot,
     /// The folder that the file is in.
     pub(crate) folder: Option<PathBuf>,
@@ -52,7 +53,7 @@ struct FoundDebugFile {
 }
 
 impl DebugLinks {
-    /// With folders that are laid out as `/usr/lib/debug` is.
+    /// Returns a finder with debug folders that are laid out as `/usr/lib/debug` is.
     pub(crate) fn new(folders: &[PathBuf]) -> DebugLinks {
         DebugLinks { folders: folders.to_vec(), left: Cell::new(MAX_CRC_BYTES_OF_ALL) }
     }
@@ -165,7 +166,7 @@ impl DebugLinks {
         Some((found.source, found.layout))
     }
 
-    /// The CRC of a whole file; none of one that is too large.
+    /// Returns the CRC of a whole file; `None` for a file that is too large.
     fn crc(&self, source: &FileSource) -> Option<u32> {
         let size = source.size();
         let left = self.left.get().checked_sub(size).filter(|_| size <= MAX_CRC_BYTES)?;
@@ -183,8 +184,8 @@ impl DebugLinks {
 
 fn open(root: &TargetRoot, path: &Path) -> Option<FoundDebugFile> {
     let file = root.open(path, MAX_ELF_BYTES).ok()?;
-    // Names of debug files are often links: a relative path in one starts from where the file
-    // really is.
+    // Names of debug files are often links: a relative path in a debug file starts from the folder
+    // of the link's target.
     let real = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok();
     let folders = [real.as_deref(), Some(path)].into_iter().flatten();
     let folders = folders.filter_map(|path| Some(path.parent()?.to_owned())).collect();

@@ -21,10 +21,10 @@ use crate::symbolizer::SymbolModule;
 use crate::symbols;
 use crate::unwind::Unwinder;
 
-/// Files of a process that are opened.
+/// Maximum number of files of a process that are opened.
 const MAX_FILES: usize = 512;
 
-/// A function that a thread is in, or that called it.
+/// A function that a thread is in, or one of its callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackFrame {
     /// Address of the instruction; for a caller, the return address.
@@ -40,7 +40,7 @@ pub struct StackFrame {
 pub struct TypedData<'a> {
     /// Addresses in global and static variables, in order.
     pub addresses: &'a [u64],
-    /// Names of classes.
+    /// Names of classes whose types are wanted.
     pub classes: &'a [Name],
     /// Call stacks of threads, whose local variables are wanted; innermost functions first.
     pub stacks: &'a [Vec<StackFrame>],
@@ -49,11 +49,11 @@ pub struct TypedData<'a> {
 /// A file that a core file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedFile {
-    /// Its name in the core file.
+    /// Name of the file in the core file.
     pub name: Name,
-    /// Its path on this machine.
+    /// Path of the file on this machine.
     pub path: PathBuf,
-    /// Its build ID; a file without one cannot be identified.
+    /// Build ID of the file; a file without one cannot be identified.
     pub build_id: Vec<u8>,
 }
 
@@ -68,7 +68,7 @@ enum ProcessFiles {
 struct MappedFile {
     /// Sources of symbols and debug information, best first.
     modules: Vec<SymbolModule>,
-    /// Difference between addresses and those in the file.
+    /// Difference between addresses in the process and addresses in the file.
     bias: u64,
 }
 
@@ -92,12 +92,12 @@ impl fmt::Debug for ProcessCode {
 const ONLY: u32 = 1;
 
 impl ProcessCode {
-    /// A live process.
+    /// Returns the code of a live process.
     pub fn of_process(pid: Pid, mappings: &[Mapping]) -> ProcessCode {
         ProcessCode::new(mappings, ProcessFiles::Live(pid, CodeFiles::default()))
     }
 
-    /// The process of a core file. `files` are those of its mappings.
+    /// Returns the code of the process of a core file. `files` are the files of its mappings.
     pub fn of_core(mappings: &[Mapping], files: Vec<RecordedFile>) -> ProcessCode {
         ProcessCode::new(mappings, ProcessFiles::Recorded(files, FileSymbols::default()))
     }
@@ -135,7 +135,7 @@ impl ProcessCode {
             .collect()
     }
 
-    /// The function at an address, the innermost inlined one first.
+    /// The functions at an address: inlined ones first, from the innermost outward.
     pub fn functions(&mut self, frame: &StackFrame) -> Vec<Frame> {
         let instruction = frame.address.saturating_sub(frame.returns.into());
         let region = self.spaces.find(ONLY, instruction);
@@ -152,8 +152,9 @@ impl ProcessCode {
         symbols::frames(files::calls(&file.modules, own), &unknown)
     }
 
-    /// Types of the variables that contain the addresses, of thread-local and local variables, and
-    /// of what their pointers lead to; and types of classes by name.
+    /// Returns the types of the variables that contain the addresses, of thread-local and local
+    /// variables, and of the objects that these variables point to. Also returns the types of
+    /// classes by name.
     pub fn data_types(&mut self, wanted: &TypedData<'_>) -> DataTypes {
         let mut found = DataTypes::default();
         let deadline = Instant::now() + MAX_TIME;
@@ -213,7 +214,7 @@ impl ProcessCode {
         let mut last: Option<&Mapping> = None;
         for mapping in &self.mappings {
             let of = match last {
-                // The end of `.bss` is an anonymous mapping behind that of the file.
+                // The end of `.bss` is an anonymous mapping behind the mapping of the file.
                 Some(last) if mapping.name.is_empty() && last.range.end == mapping.range.start => {
                     last
                 }

@@ -5,38 +5,38 @@ use pagewise_sys::perf_ring::{Carries, PerfRecordHeader};
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerfRecord<'a> {
-    /// An event that was asked for.
+    /// A sample of a requested event.
     Sample(PerfSample<'a>),
     /// A new mapping.
     Mapped(MmapRecord<'a>),
-    /// A thread has another name; with `exec`, its process another program.
+    /// A thread was renamed. If `exec` is true, its process has executed another program.
     Named {
-        /// Its process.
+        /// Process ID.
         pid: u32,
-        /// The thread.
+        /// Thread ID.
         tid: u32,
         /// The name.
         name: &'a [u8],
-        /// True if it is a new program.
+        /// True if the process has executed another program.
         exec: bool,
     },
     /// A new thread or process.
     Forked {
-        /// Its process.
+        /// Process ID.
         pid: u32,
-        /// The process that made it.
+        /// Process ID of the parent.
         parent: u32,
-        /// The thread.
+        /// Thread ID.
         tid: u32,
     },
     /// A thread ended.
     Ended {
-        /// Its process.
+        /// Process ID.
         pid: u32,
-        /// The thread.
+        /// Thread ID.
         tid: u32,
     },
-    /// Number of missing events.
+    /// Number of lost events.
     Lost(u64),
     /// Anything else.
     Other,
@@ -45,9 +45,9 @@ pub enum PerfRecord<'a> {
 /// Contents of the samples of an event, and its index in the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// Which of the events.
+    /// Index of the event in the request.
     pub which: usize,
-    /// Contents of its samples.
+    /// Contents of the samples.
     pub carries: Carries,
 }
 
@@ -58,9 +58,9 @@ pub struct PerfSample<'a> {
     pub which: usize,
     /// Instruction pointer, in user mode or in the kernel.
     pub ip: u64,
-    /// The process.
+    /// Process ID.
     pub pid: u32,
-    /// The thread.
+    /// Thread ID.
     pub tid: u32,
     /// Time in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
@@ -80,11 +80,11 @@ pub struct PerfSample<'a> {
 /// A new mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MmapRecord<'a> {
-    /// The process.
+    /// Process ID.
     pub pid: u32,
     /// First address.
     pub start: u64,
-    /// Length.
+    /// Length in bytes.
     pub length: u64,
     /// Offset in the file at which the mapping begins.
     pub offset: u64,
@@ -94,7 +94,7 @@ pub struct MmapRecord<'a> {
     pub inode: u64,
     /// Access rights, and private or shared.
     pub access: MmapAccess,
-    /// The file's path, or what else it is: `//anon`, `[heap]`, `[stack]`.
+    /// Path of the file, or the kernel's name for other memory: `//anon`, `[heap]`, `[stack]`.
     pub name: &'a [u8],
 }
 
@@ -120,7 +120,7 @@ mod kind {
     pub(super) const LOST_SAMPLES: u32 = 13;
 }
 
-/// No record is of this kind.
+/// Type number that no record has.
 pub(crate) const NOTHING: u32 = 0;
 
 pub(crate) fn is_sample(header: PerfRecordHeader) -> bool {
@@ -144,7 +144,7 @@ mod context {
     pub(super) const FIRST: u64 = 4095_u64.wrapping_neg();
 }
 
-/// Trailer of records that are not samples: thread, time, CPU, identifier.
+/// Number of bytes of the trailer of records that are not samples: thread, time, CPU, identifier.
 const TRAILER: usize = 4 * 8;
 
 /// Bytes that are read from the front.
@@ -177,7 +177,7 @@ pub(crate) fn stamp(header: PerfRecordHeader, bytes: &[u8]) -> Option<(u64, u64)
     Some((word(trailer + 8)?, word(trailer + 24)?))
 }
 
-/// Parses a record. `None` if it is too short for its fields.
+/// Parses a record. Returns `None` if the record is too short for its fields.
 pub(crate) fn parse<'a>(
     header: PerfRecordHeader,
     bytes: &'a [u8],
@@ -290,7 +290,7 @@ impl PerfSample<'_> {
 
     /// True if the event happened in the kernel.
     pub fn is_in_kernel(&self) -> bool {
-        /// From here on addresses are the kernel's.
+        /// Addresses from here on are the kernel's.
         const KERNEL: u64 = 1 << 63;
         self.ip >= KERNEL
     }
@@ -305,8 +305,8 @@ impl PerfSample<'_> {
         })
     }
 
-    /// The registers that were asked for, in the order of their numbers. Empty where the thread has
-    /// no user mode.
+    /// Returns the requested registers, in the order of their numbers. Empty if the thread has no
+    /// user mode.
     pub fn registers(&self) -> impl Iterator<Item = u64> + '_ {
         words_of(self.registers)
     }

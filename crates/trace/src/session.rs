@@ -1,4 +1,4 @@
-//! Events of a process, a command or a machine, as they come.
+//! Events of a process, a command or a machine, reported while they occur.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CStr;
@@ -23,7 +23,8 @@ pub enum TraceTarget {
     /// A running process: each of its threads, and all threads and processes that they create from
     /// now on.
     Process(u32),
-    /// A process before its next `exec`: it and all that it creates, from that `exec` on.
+    /// A process before its next `exec`: the process and all threads and processes that it creates,
+    /// from that `exec` on.
     Command(u32),
     /// All processes.
     Machine,
@@ -60,8 +61,8 @@ pub struct Uprobes<'u> {
     pub carries: Carries,
 }
 
-/// True if a uprobe link can be limited to one process: since Linux 6.10. Earlier, it was limited
-/// to one thread.
+/// Returns true if a uprobe link can be limited to one process, as since Linux 6.10. Earlier
+/// kernels limit it to one thread.
 fn links_choose_processes() -> bool {
     let release = system::kernel_release();
     let release = String::from_utf8_lossy(&release);
@@ -78,10 +79,11 @@ struct WaitingRecord {
     header: PerfRecordHeader,
     /// Index in `TraceSession::carried`.
     event: u16,
-    /// Index of its ring.
+    /// Index of the record's ring.
     ring: u16,
-    /// The arena in `TraceSession::arenas` that contains its bytes, their number and their start.
-    /// The kernel's records are below 64 KiB.
+    /// Index of the arena in `TraceSession::arenas` that contains the bytes of the record. The
+    /// fields `length` and `start` are the number of these bytes and their position. The kernel's
+    /// records are below 64 KiB.
     arena: bool,
     length: u16,
     start: u32,
@@ -93,25 +95,25 @@ const _: () = assert!(size_of::<WaitingRecord>() == 32);
 #[derive(Debug)]
 struct RingReader {
     ring: PerfRing,
-    /// All of its records up to this time have been read.
+    /// All records of the ring up to this time have been read.
     until: u64,
     /// True if the last read left records in the ring.
     has_more: bool,
 }
 
-/// Bytes of records that are read at a time, of all rings together: what is read and not handed on
-/// yet is at most twice this.
+/// Number of bytes of records that are read at a time from all rings together. At most twice this
+/// number of bytes waits to be passed on.
 const BATCH: usize = 8 << 20;
 /// Minimum number of bytes that is read from each ring.
 const MIN_BATCH: usize = 256 << 10;
 /// Maximum disorder of the records of one ring, in nanoseconds: the duration of an interrupt.
 const DISORDER: u64 = 1_000_000;
 
-/// The time of a copy whose sample has not been read yet.
+/// Placeholder for the time of a copy whose sample has not been read yet.
 const NOT_YET: u64 = u64::MAX;
 
 impl WaitingRecord {
-    /// Range of its bytes in the arena.
+    /// Range of the record's bytes in the arena.
     fn range(&self) -> std::ops::Range<usize> {
         let start = self.start as usize;
         start..start + usize::from(self.length)
@@ -299,7 +301,7 @@ impl TraceSession {
                 sampling.mode.enable_on_exec = matches!(target, TraceTarget::Command(_));
                 let failed = |error| TraceError::NotWatched { what: name.clone(), error };
                 let counter = match perf_ring::open(&sampling, whose) {
-                    // A thread that ended meanwhile.
+                    // The thread has ended meanwhile.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
                     counter => counter.map_err(failed)?,
                 };
@@ -371,12 +373,12 @@ impl TraceSession {
         Ok(())
     }
 
-    /// Places uprobes whose samples have the index `which`. They are active at once.
+    /// Places uprobes whose samples have the index `which`. The uprobes are active immediately.
     ///
     /// To remove a uprobe event, the kernel waits for several RCU grace periods: about 0.1 s for
-    /// each event, and those of all processes one after another. So all uprobes of a call are one
-    /// link (Linux 6.6, CAP_BPF), or one event for each offset (CAP_BPF), and only without CAP_BPF
-    /// one event for each offset on each CPU.
+    /// each event, and removals by all processes follow one another. So all uprobes of a call are
+    /// one link (Linux 6.6, CAP_BPF), or one event for each offset (CAP_BPF), and only without
+    /// CAP_BPF one event for each offset on each CPU.
     ///
     /// # Errors
     /// [`TraceError::NotWatched`]
@@ -513,8 +515,8 @@ impl TraceSession {
         let rings = &self.counters[..self.rings.len()];
         let mut fds: Vec<PollFd<'_>> =
             rings.iter().map(|counter| PollFd::new(counter, PollFlags::IN)).collect();
-        // `poll` reports a hangup once the threads of a ring's first counter end; others still
-        // write to the ring.
+        // `poll` reports a hangup once the threads of a ring's first counter end. Other threads
+        // still write to the ring.
         let timeout = Timespec::try_from(at_most).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         let _ = poll(&mut fds, Some(&timeout));
         if fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP)) {
@@ -530,11 +532,11 @@ impl TraceSession {
 
     /// As [`TraceSession::drain`], without records from after a time.
     pub fn drain_until(&mut self, time: u64, each: &mut dyn FnMut(PerfRecord<'_>)) {
-        // At most the capacity of the rings, so that the caller is not delayed for long.
+        // At most the capacity of the rings is read, so that the caller is not delayed for long.
         self.drain_within(self.capacity(), time, each);
     }
 
-    /// All records up to this time have been passed on.
+    /// Returns the time up to which all records have been passed on.
     pub fn handed_on(&self) -> u64 {
         self.handed_on
     }
@@ -553,7 +555,7 @@ impl TraceSession {
         }
     }
 
-    /// Bytes of all rings together.
+    /// Number of bytes of all rings together.
     fn capacity(&self) -> usize {
         self.rings.iter().map(|read| read.ring.capacity()).sum()
     }
@@ -598,8 +600,8 @@ impl TraceSession {
             if has_backlog && read.until > behind {
                 continue;
             }
-            // A sample follows its copy in the ring, and can have an earlier time: the kernel may
-            // read the clock for it first.
+            // A sample follows its copy in the ring, but can have an earlier time: the kernel may
+            // read the clock for the sample first.
             let is_due = |it: &WaitingRecord| it.ring == at && it.time == NOT_YET;
             let mut due = waiting.iter().position(is_due);
             let mut last = read.until;

@@ -2,8 +2,8 @@
 //! it, the interrupts that carry the request to other CPUs, and the surrounding system calls.
 //!
 //! ```text
-//! the thread that asks          sys_enter ─ tlb_flush "remote IPI send" ─ csd_queue_cpu … (waits) ─ sys_exit
-//! each CPU that is asked                                            └ csd_function_entry ─ tlb_flush ─ csd_function_exit
+//! the requesting thread         sys_enter ─ tlb_flush "remote IPI send" ─ csd_queue_cpu … (waits) ─ sys_exit
+//! each requested CPU                                                └ csd_function_entry ─ tlb_flush ─ csd_function_exit
 //! ```
 
 pub(crate) mod around;
@@ -43,20 +43,21 @@ use crate::{
     TraceTarget,
 };
 
-/// Maximum number of bytes of a ring, which some hundred thousand flushes fill between two reads;
-/// and the minimum.
+/// Maximum number of bytes of a ring, which some hundred thousand flushes fill between two reads.
+/// [`MIN_RING`] is the minimum.
 const RING: usize = 8 << 20;
 const MIN_RING: usize = 1 << 17;
-/// Divisors of the memory limit: for all rings together, and for the names at the end.
+/// Divisors of the memory limit: `RINGS` for all rings together, and `NAMES` for the names at the
+/// end.
 const RINGS: u64 = 4;
 const NAMES: u64 = 8;
-/// Number of distinguished kinds of advice: the kernel has some thirty.
+/// Number of `MADV_*` values that are distinguished. The kernel has about thirty.
 const ADVICE: u64 = 256;
 /// The tracepoint of flushes.
 const FLUSH: &str = "tlb:tlb_flush";
 /// Lowest address that can be mapped (`vm.mmap_min_addr`).
 const LOWEST: u64 = 1 << 16;
-/// All pages: `TLB_FLUSH_ALL`.
+/// Number of pages that means all pages: `TLB_FLUSH_ALL`.
 const ALL_PAGES: u64 = u64::MAX;
 
 /// Meaning of a sample.
@@ -99,7 +100,7 @@ impl FlushRole {
     }
 }
 
-/// Fields that are read.
+/// Fields of tracepoints that are read.
 #[derive(Clone, Copy, Debug, Default)]
 struct FlushFields {
     reason: Option<TracepointField>,
@@ -132,7 +133,7 @@ pub struct FlushRecorder {
     so_far: SoFar,
 }
 
-/// The tracepoints that there are.
+/// The available tracepoints.
 struct FlushTracepoints<'t> {
     tracefs: &'t TraceFs,
     wanted: Vec<SessionEvent>,
@@ -287,7 +288,7 @@ impl FlushRecorder {
         self.began_ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok());
     }
 
-    /// Waits for events, at most for the time `at_most`, and takes them in.
+    /// Waits for events, at most for the time `at_most`, and processes them.
     pub fn turn(&mut self, at_most: Duration) {
         let FlushRecorder { session, roles, so_far, .. } = self;
         let Some(session) = session else { return std::thread::sleep(at_most) };
@@ -375,8 +376,8 @@ impl FlushRecorder {
     }
 }
 
-/// Interrupts of each CPU; absent without a tracepoint that counts them, for the reason that one is
-/// missing.
+/// Returns the interrupts of each CPU. If the tracepoint that counts them is missing, returns the
+/// reason.
 fn interrupts(
     session: &TraceSession,
     roles: &[FlushRole],
@@ -392,7 +393,7 @@ fn interrupts(
     Ok(if found { Ok(sums) } else { Err(absent()) })
 }
 
-/// Bytes of each CPU's ring.
+/// Number of bytes of each CPU's ring.
 fn ring(limit: MemoryLimit) -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     1 << (limit.part(RINGS) / cpus).clamp(MIN_RING, RING).ilog2()
@@ -402,13 +403,13 @@ fn is_refused(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
-/// Adds the events to record; the one that owns the rings comes first.
+/// Adds the events to record. The event that owns the rings is the first.
 fn choose(
     catalogue: &mut FlushTracepoints<'_>,
     flush: &Tracepoint,
     finder: &Finder,
 ) -> FlushFields {
-    /// Default of `kernel.perf_event_max_stack`.
+    /// Maximum number of callers: the default of `kernel.perf_event_max_stack`.
     const DEEPEST: u16 = 127;
     let mut fields = FlushFields {
         reason: flush.field("reason"),
@@ -455,8 +456,9 @@ fn choose(
     fields
 }
 
-/// Filter of the tracepoint for flushes whose cause is on the CPU where they happen, or for all
-/// others. `None` if the kernel has no names for reasons: then any flush may be either.
+/// Returns the filter of the tracepoint for flushes whose cause runs on the CPU of the flush, or
+/// for all other flushes. Returns `None` if the kernel has no names for reasons, so that the
+/// flushes cannot be distinguished.
 fn causes(flush: &Tracepoint, wanted: bool) -> Option<String> {
     let is_cause = |word: &str| {
         let word = word.to_ascii_lowercase();
@@ -516,7 +518,7 @@ impl<K: Eq + Hash + Clone, V> Numbered<K, V> {
     }
 }
 
-/// A thread, and what it is doing.
+/// A thread, with its pending system call and flush request.
 #[derive(Debug)]
 struct Doing {
     seen: FlushThread,
@@ -529,7 +531,7 @@ struct Doing {
 #[derive(Clone, Copy, Debug)]
 struct CalledFunction {
     since: u64,
-    /// The system call that it made, and true if that flushed other CPUs.
+    /// The system call that the function made, and true if the call flushed other CPUs.
     made: Option<(usize, bool)>,
 }
 
@@ -540,7 +542,8 @@ struct OpenSystemCall {
     number: u64,
     call: usize,
     stack: StackId,
-    /// Flush requests in it, and the interrupts that they sent.
+    /// Number of flush requests in the call. The field `ipis` is the number of interrupts that
+    /// these requests sent.
     sends: u64,
     ipis: u64,
 }
@@ -552,7 +555,7 @@ struct Sending {
     site: usize,
     asked: u64,
     left: u64,
-    /// Time of the last completion.
+    /// Time at which the last CPU so far completed the flush.
     done: u64,
 }
 
@@ -567,7 +570,7 @@ struct SoFar {
     by_tables: bool,
     returns: returns::Returns,
     chains: Numbered<Vec<u64>, Vec<u64>>,
-    /// The chain that is looked up.
+    /// Buffer for the chain of kernel functions that is looked up.
     chain: Vec<u64>,
     calls: Numbered<(u64, Option<u64>), SystemCall>,
     processes: Numbered<u32, FlushProcess>,
@@ -577,11 +580,11 @@ struct SoFar {
     sites: Numbered<(usize, usize, Option<usize>, StackId), FlushSite>,
     callers: Numbered<(usize, usize, StackId), FlushCaller>,
     reasons: Numbered<i64, Reason>,
-    /// By CPU: interrupts sent from it, and received by it.
+    /// Number of interrupts sent from each CPU, and number of those received by it.
     cpus: HashMap<u32, (u64, u64)>,
-    /// By queue entry and CPU: the requesting thread, and the time.
+    /// Requesting thread and time of each queued request, by queue entry and CPU.
     queued: HashMap<(u64, u32), (u32, u64)>,
-    /// True for a CPU that flushes for another one now.
+    /// For each CPU: true while it flushes at the request of another CPU.
     flushing: HashMap<u32, bool>,
     waits: TimeHistogram,
     reaches: TimeHistogram,
@@ -880,7 +883,8 @@ impl SoFar {
         }
     }
 
-    /// A function returns: its time is that of the call that it made, if it made one.
+    /// Handles the return of a function. Its duration counts for the system call that the function
+    /// made, if it made one.
     fn returned(&mut self, sample: &PerfSample<'_>) {
         let Some(CalledFunction { since, made }) = self.called.remove(&sample.tid) else { return };
         let Some((call, shoots)) = made else { return };
@@ -1040,7 +1044,7 @@ struct FlushTables {
     folded: Folded,
 }
 
-/// The name of a thread; empty where it is gone.
+/// Returns the name of a thread; empty if the thread has ended.
 fn name_of(pid: u32, tid: u32) -> Name {
     let name = std::fs::read(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
     Name::new(name.strip_suffix(b"\n").unwrap_or(&name))

@@ -16,9 +16,9 @@ use crate::record::{MmapRecord, PerfRecord};
 /// A mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpaceRegion {
-    /// Its first address.
+    /// First address of the mapping.
     pub start: u64,
-    /// The address behind it.
+    /// Address behind the mapping.
     pub end: u64,
     /// Offset in the file at which the mapping begins.
     pub offset: u64,
@@ -26,23 +26,24 @@ pub struct SpaceRegion {
     pub inode: u64,
     /// The device of the file's file system.
     pub device: Device,
-    /// The file's path, or what else it is: `[heap]`, `[stack]`; empty for anonymous memory.
+    /// Path of the file, or the kernel's name for other memory: `[heap]`, `[stack]`; empty for
+    /// anonymous memory.
     pub name: Name,
-    /// True if it is shared.
+    /// True for a shared mapping.
     pub shared: bool,
-    /// True if there may be code in it.
+    /// True if the mapping may contain code.
     pub execute: bool,
-    /// True if its file lives on tmpfs.
+    /// True if the file is on tmpfs.
     pub on_tmpfs: bool,
 }
 
 impl SpaceRegion {
-    /// True if it is of a file.
+    /// Returns true if the mapping has a file.
     pub fn is_file(&self) -> bool {
         self.inode != 0
     }
 
-    /// Identity of its file.
+    /// Identity of the mapped file.
     pub fn id(&self) -> FileId {
         FileId { device: self.device, inode: self.inode }
     }
@@ -51,17 +52,19 @@ impl SpaceRegion {
 /// The mappings of a process.
 #[derive(Clone, Debug, Default)]
 struct ProcessSpace {
-    /// Number of the program: a child of `fork` has its parent's until it executes another.
+    /// Number of the program: a child of `fork` has its parent's number until it executes another
+    /// program.
     program: u32,
-    /// Shared with the parent until one of them maps something.
+    /// Mappings by start address, shared with the parent until one of the two processes maps
+    /// memory.
     regions: Rc<BTreeMap<u64, SpaceRegion>>,
-    /// Its first thread has ended: others may go on for a while.
+    /// True if the first thread has ended: other threads may still run for a while.
     has_ended: bool,
 }
 
 /// The mappings of all traced processes.
 ///
-/// Their memory is bounded. Once there are too many mappings, those of ended processes are dropped.
+/// The memory is bounded. Once there are too many mappings, those of ended processes are dropped.
 /// Then the mappings of the largest process are read again; if they are still too many, those
 /// without code are dropped.
 #[derive(Clone, Debug)]
@@ -70,7 +73,8 @@ pub struct Spaces {
     programs: u32,
     /// The devices of file systems in memory.
     tmpfs: BTreeSet<Device>,
-    /// Maximum number of mappings, and number of new ones since the last count.
+    /// Maximum number of mappings. The field `added` is the number of new mappings since the last
+    /// count.
     most: usize,
     added: usize,
     forgotten: u64,
@@ -78,7 +82,7 @@ pub struct Spaces {
 
 /// Default maximum number of mappings.
 const USUAL: usize = 1 << 17;
-/// About what a mapping takes with its name, in bytes.
+/// Approximate number of bytes of a mapping with its name.
 pub(crate) const REGION: u64 = 160;
 
 impl Default for Spaces {
@@ -224,7 +228,7 @@ impl Spaces {
 
     fn map(&mut self, mapped: &MmapRecord<'_>) {
         let Some(end) = mapped.start.checked_add(mapped.length) else { return };
-        // The kernel has a name for everything here; in `maps` anonymous memory has none.
+        // Records contain a name for every mapping, but in `maps` anonymous memory has none.
         let name = if mapped.name == b"//anon" { b"" } else { mapped.name };
         let device = Device { major: mapped.device.0, minor: mapped.device.1 };
         let region = SpaceRegion {
@@ -296,14 +300,14 @@ impl Spaces {
         (address < region.end).then_some(region)
     }
 
-    /// The number of the program that a process runs: another after `exec`, the same in a child
-    /// until then.
+    /// Returns the number of the program that a process runs. A process gets a new number at
+    /// `exec`, and a child has its parent's number until then.
     pub fn program(&self, pid: u32) -> u32 {
         self.spaces.get(&pid).map_or(0, |space| space.program)
     }
 }
 
-/// Removes everything from `start` up to `end`.
+/// Removes the parts of all mappings from `start` up to `end`.
 fn cut(regions: &mut BTreeMap<u64, SpaceRegion>, start: u64, end: u64) {
     while let Some((&first, region)) = regions.range(..end).next_back() {
         if region.end <= start {
@@ -333,7 +337,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a table with an entry for each address.
+        /// Compares the mappings with a table that has an entry for each address.
         #[test]
         fn the_last_mapping_of_an_address_is_the_one_it_is_in(
             mappings in prop::collection::vec((0_u64..64, 1_u64..32), 0..20),
@@ -360,8 +364,8 @@ mod tests {
         };
         spaces.note(&mapped(0x1000, 0x3000, 5));
         spaces.note(&mapped(0x9000, 0x1000, 6));
-        // It grows where it is, up to the next; then its second page is moved away, longer, over
-        // the other.
+        // The first mapping grows up to the second one. Then its second page is moved to another
+        // address and grows over the second mapping.
         spaces.moved(7, 0x1000, 0x3000, 0x1000, 0x5000, false);
         assert_eq!(at(&spaces, 0x5fff), Some((5, 0x4fff)));
         spaces.moved(7, 0x2000, 0x1000, 0x8000, 0x3000, false);
@@ -373,7 +377,8 @@ mod tests {
             [0x8000, 0x9000, 0xafff].map(|it| at(&spaces, it)),
             [0x1000, 0x2000, 0x3fff].map(|it| Some((5, it)))
         );
-        // It stays where it was too; what is not known is not moved; nothing overflows.
+        // A mapping that also stays at its old address is copied; an unknown mapping is not moved;
+        // addresses do not overflow.
         spaces.moved(7, 0x1000, 0x1000, 0x20000, 0x1000, true);
         assert_eq!([0x1000, 0x20000].map(|it| at(&spaces, it)), [Some((5, 0)); 2]);
         spaces.moved(7, 0x70000, 0x1000, 0x80000, 0x1000, false);
@@ -402,7 +407,7 @@ mod tests {
             assert!(spaces.count() <= 2 * MAX_REGIONS, "{}", spaces.count());
         }
         assert_eq!((spaces.find(7, 995).map(|it| it.inode), spaces.forgotten()), (Some(100), 0));
-        // A process that maps ever more; no real process has this PID.
+        // A process maps more and more memory. No real process has this PID.
         let pid = u32::MAX;
         for at in 0..10 * MAX_REGIONS as u64 {
             let start = at * 10;

@@ -16,7 +16,7 @@ impl StackId {
     /// All stacks that are not stored separately because memory is limited.
     pub const OTHER: StackId = StackId(u32::MAX);
 
-    /// As an index.
+    /// Returns the number as an index.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -53,22 +53,23 @@ impl Hash for Kept {
 /// opened: later its process may be gone. Equal stacks of several processes have one number, so
 /// that memory does not grow with the number of processes.
 ///
-/// Their memory is bounded: once [`RecordedStacks::is_full`] returns true, the caller chooses the
-/// stacks to keep with `retain`. Otherwise new stacks soon become [`StackId::OTHER`].
+/// The memory of the stacks is bounded: once [`RecordedStacks::is_full`] returns true, the caller
+/// chooses the stacks to keep with `retain`. Otherwise new stacks soon become [`StackId::OTHER`].
 #[derive(Debug)]
 pub struct RecordedStacks {
-    /// By the program and addresses.
+    /// Numbers of stacks, by program and addresses.
     numbers: HashMap<Box<[u64]>, StackId>,
-    /// Bytes of `numbers`, and their maximum. The table is emptied at the maximum: most stacks
-    /// occur once, or belong to programs that have ended.
+    /// Number of bytes of `numbers`. The table is emptied at `most_number_bytes`: most stacks occur
+    /// once, or belong to programs that have ended.
     number_bytes: usize,
     most_number_bytes: usize,
     known: HashMap<CodePlace, Rc<CodePlace>>,
     alike: HashMap<Kept, StackId>,
-    /// By number. A dropped stack is empty, and its number is in `free`.
+    /// Code locations of each stack, by number. A dropped stack is empty, and its number is in
+    /// `free`.
     places: Vec<Rc<[Rc<CodePlace>]>>,
     free: Vec<StackId>,
-    /// Bytes of stacks and locations, and their maximum.
+    /// Number of bytes of stacks and locations. The field `most_bytes` is their maximum.
     bytes: usize,
     most_bytes: usize,
     /// Files of the locations.

@@ -8,7 +8,7 @@ use pagewise_model::traced::Frame;
 use crate::stacks::{RecordedStacks, StackId};
 use crate::symbols::{CodePlace, Symbols, bytes_of};
 
-/// Numbers of frames: equal ones have the same.
+/// Numbers of frames. Equal frames have the same number.
 #[derive(Default)]
 struct FrameNumbers(HashMap<Frame, u32>);
 

@@ -33,7 +33,7 @@ use table::SymbolTable;
 
 use crate::elf::{FileLayout, FileSource};
 
-/// Bytes of decompressed sections of a file.
+/// Maximum number of bytes of the decompressed sections of a file.
 const MAX_DECOMPRESSED: u64 = 256 << 20;
 /// Maximum bytes that are interpreted to index the units of a file, and to look up one address.
 const TO_OPEN: u64 = 512 << 20;
@@ -44,9 +44,9 @@ const MAX_INTERPRETED: u64 = 2 << 30;
 /// A function that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FoundCall {
-    /// Its name as the file has it.
+    /// Name of the function in the file.
     pub(crate) name: Option<String>,
-    /// The path and number of the line.
+    /// Path of the source file, and the line number.
     pub(crate) line: Option<(String, u32)>,
 }
 
@@ -66,7 +66,8 @@ pub(crate) struct SymbolModule {
 enum LineTable {
     #[default]
     Unread,
-    /// With pieces of the file, and of the shared one, and the bytes of decompressed sections.
+    /// Parsed information, pieces of the file and of the shared file, and number of bytes of
+    /// decompressed sections.
     Read(Box<DebugInfo>, Vec<Rc<PieceSource>>, u64),
     /// Missing, or unreadable.
     Unusable,
@@ -99,8 +100,8 @@ impl SymbolModule {
         }
     }
 
-    /// The functions at an address as the file has it (`p_vaddr`), the innermost inlined one first.
-    /// Empty where none is known.
+    /// Returns the functions at an address of the file (`p_vaddr`), the innermost inlined one
+    /// first. The list is empty if no function is known.
     pub(crate) fn calls(&self, address: u64) -> Vec<FoundCall> {
         let mut calls = self.line_calls(address).unwrap_or_default();
         let Some(outermost) = calls.last_mut() else {

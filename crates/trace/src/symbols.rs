@@ -26,9 +26,10 @@ use crate::jit;
 use crate::spaces::Spaces;
 use crate::symbolizer::{FoundCall, SymbolModule};
 
-/// Approximate bytes of the parsed data of files, beyond which all of that data is dropped.
+/// Maximum approximate number of bytes of the parsed data of files. Beyond it, all of that data is
+/// dropped.
 const MAX_MEMORY: u64 = 160 << 20;
-/// Bytes of memory of all maps of just-in-time compilers.
+/// Maximum number of bytes of memory of all maps of just-in-time compilers.
 const MAX_JIT_MEMORY: u64 = 64 << 20;
 /// Number of lookups between two counts of memory.
 const COUNTED_EVERY: u32 = 64;
@@ -36,9 +37,9 @@ const COUNTED_EVERY: u32 = 64;
 /// A location in code, described so that it outlives the process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CodePlace {
-    /// The process.
+    /// Process ID.
     pid: u32,
-    /// The file that is mapped there; empty for memory of no file.
+    /// Name of the mapped file; empty for memory without a file.
     module: Name,
     /// The file's inode; 0 if the mapping has no file.
     inode: u64,
@@ -46,7 +47,7 @@ pub struct CodePlace {
     device: Device,
     /// Offset in the file or the vDSO, else the address.
     offset: u64,
-    /// True if it is a return address.
+    /// True if the location is a return address.
     returns: bool,
 }
 
@@ -62,8 +63,8 @@ impl CodePlace {
             returns,
         };
         let Some(region) = spaces.find(pid, address) else { return unknown };
-        // Code that a compiler writes to shared memory belongs to no file: it is identified by its
-        // address.
+        // Code that a just-in-time compiler writes to shared memory belongs to no file: it is
+        // identified by its address.
         let is_made = region.name.as_bytes().starts_with(b"/memfd:");
         let inode = if is_made { 0 } else { region.inode };
         let offset = match region.name.as_bytes() {
@@ -80,7 +81,7 @@ impl CodePlace {
         CodePlace { pid: if self.inode == 0 { self.pid } else { 0 }, ..self.clone() }
     }
 
-    /// Identity of its file, if it is in one.
+    /// Identity of the location's file, if it is in a file.
     fn file(&self) -> FileId {
         FileId { device: self.device, inode: self.inode }
     }
@@ -111,7 +112,7 @@ impl CodePlace {
     }
 }
 
-/// Finds functions and lines, with their inlined callees. Each place is looked up once.
+/// Finds functions and lines, with their inlined callees. Each code location is looked up once.
 #[derive(Debug)]
 pub struct Symbols {
     files: CodeFiles,
@@ -128,12 +129,13 @@ impl Default for Symbols {
 }
 
 impl Symbols {
-    /// With debugging information in other folders, each laid out as `/usr/lib/debug` is.
+    /// Returns a lookup with debugging information in other folders, each laid out as
+    /// `/usr/lib/debug` is.
     pub fn with_debug_folders(folders: &[PathBuf]) -> Symbols {
         Symbols::with(CodeFiles::with_debug_folders(folders))
     }
 
-    /// With files that are open already.
+    /// Returns a lookup with files that are already open.
     pub(crate) fn with(files: CodeFiles) -> Symbols {
         let (known, jits) = (HashMap::new(), HashMap::new());
         Symbols { files, known, jits, vdso: None, looked_up: 0 }
@@ -145,9 +147,9 @@ impl Symbols {
         places.iter().for_each(|place| place.borrow().keep(&mut self.files));
     }
 
-    /// The frames of a place: the innermost inlined function first.
+    /// Returns the frames of a code location: the innermost inlined function first.
     pub fn frames(&mut self, place: &CodePlace) -> Rc<[Frame]> {
-        // A place in a file is the same in each process.
+        // A code location in a file is the same in each process.
         let pid = if place.inode == 0 { place.pid } else { 0 };
         let key = CodePlace { pid, ..place.clone() };
         if let Some(known) = self.known.get(&key) {
@@ -241,8 +243,8 @@ pub(crate) fn bytes_of(frame: &Frame) -> usize {
     size_of::<Frame>() + function + file + 32
 }
 
-/// A name as in its source. Only mangled names are changed: demanglers take a C function called `t`
-/// for a type.
+/// Returns a name as in its source. Only mangled names are changed, because demanglers treat a C
+/// function called `t` as a type.
 pub fn demangled(name: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         return format!("{rust:#}");

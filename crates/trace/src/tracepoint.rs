@@ -13,7 +13,7 @@ use crate::{SessionEvent, TraceError};
 /// A tracepoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracepoint {
-    /// Its name: `tlb:tlb_flush`.
+    /// Name, such as `tlb:tlb_flush`.
     pub name: String,
     id: u64,
     fields: Vec<(String, TracepointField)>,
@@ -120,7 +120,7 @@ impl Tracepoint {
     }
 
     fn wanted(&self, every: u64, carries: Carries, tasks: bool) -> SessionEvent {
-        /// Bytes: some hundred events.
+        /// Number of bytes in a ring that wake the waiting thread: some hundred events.
         const WAKE_AT: u32 = 1 << 16;
         let event = self.event();
         let sampling =
@@ -140,7 +140,7 @@ fn field(line: &str) -> Option<(String, TracepointField)> {
     Some((name.to_owned(), TracepointField { offset, size, signed }))
 }
 
-/// `{ 0, "flush on task switch" }` and others, in the line that says how to print an event.
+/// `{ 0, "flush on task switch" }` and others, in the line with the print format of an event.
 fn parse_symbolic_names(print: &str) -> Vec<(i64, String)> {
     let word = |part: &str| {
         let (number, rest) = part.split_once(',')?;

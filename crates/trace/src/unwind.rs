@@ -1,9 +1,9 @@
 //! Call stacks of programs that keep no frame pointers: by the unwind tables of their files, from
 //! registers and a copy of the stack.
 //!
-//! Tables are what compilers write for exceptions (`.eh_frame`, DWARF call frame information), and
-//! all of x86-64 has them. Code without tables, made by a just-in-time compiler, is unwound by its
-//! frame pointer.
+//! Compilers write these tables for exceptions (`.eh_frame`, DWARF call frame information), and all
+//! of x86-64 has them. Code of a just-in-time compiler has no tables, and is unwound by its frame
+//! pointer.
 //!
 //! **Limits.** The kernel copies the requested number of stack bytes: callers beyond them are
 //! missing. So are all callers of 32-bit code, and on machines other than x86-64.
@@ -39,14 +39,16 @@ const DEPTH: usize = 256;
 /// count as missing.
 const LARGEST: u64 = 64 << 20;
 const TOGETHER: u64 = 64 << 20;
-/// Files that are remembered, by inode and name, with tables or without.
+/// Maximum number of files that are remembered, by inode and name, with tables or without.
 const FILES: usize = 1 << 14;
 /// Number of entries of the cache of rules: a power of two.
 const ROWS: usize = 1 << 14;
-/// Operations of one expression: those of compilers have fewer than ten.
+/// Maximum number of operations of one expression: the expressions of compilers have fewer than
+/// ten.
 const OPERATIONS: u32 = 200;
 
-/// Registers by their numbers in DWARF; the last one is the instruction pointer.
+/// Number of registers, indexed by their numbers in DWARF. The last register is the instruction
+/// pointer.
 const REGISTERS: usize = 17;
 const STACK_POINTER: usize = 7;
 const FRAME_POINTER: usize = 6;
@@ -67,7 +69,7 @@ pub(crate) fn stack_pointer(sample: &PerfSample<'_>) -> Option<u64> {
     sample.registers().nth(index)
 }
 
-/// Elsewhere samples carry callers by frame pointers only.
+/// On other machines, samples contain callers by frame pointers only.
 #[cfg(not(target_arch = "x86_64"))]
 mod carried {
     pub(super) const MASK: u64 = 0;
@@ -103,13 +105,13 @@ struct CallerRules {
     signal: bool,
 }
 
-/// A stack was followed to the first function of its thread.
+/// A stack was followed to the first function of its thread, which has no caller.
 struct Outermost;
 
 /// A caller.
 struct FoundCaller {
     registers: FrameRegisters,
-    /// True if it was interrupted and made no call.
+    /// True if the caller was interrupted and made no call.
     signal: bool,
 }
 
@@ -118,8 +120,8 @@ struct FoundCaller {
 struct UnwindModule {
     segments: Segments,
     build_id: Option<Vec<u8>>,
-    /// Address of the index, and its entries: start of a function and location of its table,
-    /// relative to the index.
+    /// Address of the index. The field `entries` contains its entries: start of a function and
+    /// location of its table, relative to the index.
     index: u64,
     entries: Vec<u8>,
     tables: Vec<u8>,
@@ -127,7 +129,7 @@ struct UnwindModule {
     address: u64,
 }
 
-/// Follows stacks. Remembers files and rules.
+/// Follows stacks, and keeps tables of files and rules.
 #[derive(Debug)]
 pub struct Unwinder {
     /// Modules by file and name; `None` for a file without tables.
@@ -142,7 +144,7 @@ pub struct Unwinder {
     found: Vec<u64>,
     /// Stack pointer of each function that was found.
     pointers: Vec<u64>,
-    /// Files by name that were opened elsewhere: those of a core file have no inodes.
+    /// Files that were opened by the caller, by name: files of a core file have no inodes.
     opened: BTreeMap<Name, Option<Rc<FileSource>>>,
     cut: u64,
 }
@@ -155,9 +157,9 @@ struct KnownRow {
     row: Option<Rc<CallerRules>>,
 }
 
-/// Cache of rows, indexed by address: of two rows for one entry the later is kept. A target that
-/// chooses addresses can slow it down, but not enlarge it, and never make it slower than without
-/// the cache.
+/// Cache of rows, indexed by address. If two rows have the same cache entry, the later row is kept.
+/// A target that chooses addresses can reduce the hits of the cache. But the target cannot enlarge
+/// the cache, nor make unwinding slower than without a cache.
 #[derive(Debug, Default)]
 struct KnownRows(Vec<Option<KnownRow>>);
 
@@ -223,9 +225,9 @@ impl Unwinder {
         &self.found
     }
 
-    /// The return addresses of the callers of a function at whose first instruction a sample was
-    /// taken: its own tables, which a library may lack, are not needed. Empty where samples carry
-    /// no registers.
+    /// Returns the return addresses of the callers of a function, from a sample at its first
+    /// instruction. The tables of the function itself, which a library may lack, are not needed.
+    /// The result is empty if samples contain no registers.
     pub fn unwind_callers(&mut self, spaces: &Spaces, sample: &PerfSample<'_>) -> &[u64] {
         const WORD: u64 = 8;
         self.found.clear();
@@ -329,13 +331,14 @@ impl Unwinder {
                 return Some(Outermost);
             };
             let FoundCaller { registers: next, signal } = caller;
-            // Look up the call before a return address, but an interrupted instruction itself.
+            // For a return address, look up the call before it. For an interrupted instruction,
+            // look up its own address.
             place = next[INSTRUCTION]?.checked_sub((!signal).into())?;
             region = spaces.find(pid, place)?;
             if next[STACK_POINTER]? <= registers[STACK_POINTER]? {
                 return None;
             }
-            // Users of `found` take all callers for return addresses.
+            // Users of `found` treat each address as a return address, and subtract 1.
             self.found.push(place.saturating_add(1));
             self.pointers.extend(next[STACK_POINTER]);
             registers = next;
@@ -386,7 +389,7 @@ impl Unwinder {
         row.map(|row| (module, row))
     }
 
-    /// The number of a mapping's file, which is read when it is first met.
+    /// Returns the number of a mapping's file. The file is read at its first use.
     fn module(&mut self, pid: u32, region: &SpaceRegion) -> Option<usize> {
         let opened = self.opened.get(&region.name);
         if region.inode == 0 && region.name.as_bytes() != VDSO && opened.is_none() {
@@ -428,8 +431,8 @@ fn registers(sample: &PerfSample<'_>) -> Option<FrameRegisters> {
     registers[STACK_POINTER].map(|_| registers)
 }
 
-/// The caller of a function that begins by pushing the frame pointer, as code without tables is
-/// made.
+/// Returns the caller of a function that begins by pushing the frame pointer, as code without
+/// tables usually does.
 fn by_frame_pointer(registers: &FrameRegisters, stack: StackCopy<'_>) -> Option<FrameRegisters> {
     const WORD: u64 = 8;
     let frame = registers[FRAME_POINTER].filter(|frame| frame % WORD == 0)?;
@@ -442,7 +445,7 @@ fn by_frame_pointer(registers: &FrameRegisters, stack: StackCopy<'_>) -> Option<
 
 type TableSlice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// A little-endian number at a place.
+/// Returns a little-endian number at an offset.
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes)
 }
@@ -673,7 +676,7 @@ mod tests {
         (spaces, FileSource::from(file))
     }
 
-    /// Addresses, of which many are in the file, and many on the stack.
+    /// Addresses: many are in the file, and many are on the stack.
     fn word() -> impl Strategy<Value = u64> {
         prop_oneof![
             (0_u64..1 << 22).prop_map(|at| START + at),
@@ -713,7 +716,7 @@ mod tests {
             prop_assert!(unwinder.found.len() <= DEPTH);
         }
 
-        /// Every function of this test, by tables that are not what a compiler wrote.
+        /// Unwinds every function of this test program by tables that a compiler has not written.
         #[test]
         fn any_tables_are_used_or_refused(
             start in registers(),
@@ -728,7 +731,8 @@ mod tests {
                 let entry = place.get(entries);
                 module.index.wrapping_add_signed(u32_at(entry, 0).unwrap().cast_signed().into())
             }).collect();
-            // Changes bytes of the tables of these functions, not somewhere among megabytes.
+            // Changes bytes of the tables of these functions: a change at a random position among
+            // megabytes would rarely affect them.
             for (at, byte) in changes {
                 let near = module.table(*at.get(&addresses)).unwrap();
                 let near = (near + usize::from(byte) % 40).min(module.tables.len() - 1);

@@ -2,9 +2,10 @@
 //! them, and the process is never stopped.
 //!
 //! The kernel does not report the written value. The instruction has completed, and its registers
-//! are known: most stores can be computed from them, even if the memory has changed since. For the
-//! others a BPF program copies the memory at the event, if that is permitted. Else the memory is
-//! read, and the value belongs to an access if it was read after it and before the next:
+//! are known: most stores can be computed from them, even if the memory has changed since. For all
+//! other stores, a BPF program copies the memory at the event, if that is permitted. Otherwise the
+//! memory is read later, and its content belongs to an access if the read follows this access and
+//! precedes the next one:
 //!
 //! ```text
 //!   hit        hit              hit    hit
@@ -42,31 +43,31 @@ const SLOTS: usize = 4;
 /// Maximum time from an access until the kernel records its time, in nanoseconds; measured: some 10
 /// µs.
 const MARGIN: u64 = 100_000;
-/// The kernel reports one access to bytes of two breakpoints as two events, within this time in
-/// nanoseconds.
+/// Maximum time in nanoseconds between two events that report one access: the kernel reports an
+/// access to the bytes of two breakpoints twice.
 const TOGETHER: u64 = 1_000_000;
-/// Deeper callers are not recorded.
+/// Maximum number of callers that are recorded.
 const CALLERS: u16 = 64;
-/// Number of stack bytes that come with an access: they contain the callers of code without frame
-/// pointers, and the watched bytes if these are on the stack.
+/// Number of stack bytes that the kernel copies at an access: they contain the callers of code
+/// without frame pointers, and the watched bytes if these are on the stack.
 const STACK: u16 = 4 << 10;
-/// Divisor of the memory limit for all rings together, with privileges; and bytes of one ring
-/// without privileges.
+/// Divisor of the memory limit for all rings together, with privileges. [`SMALL`] is the number of
+/// bytes of one ring without privileges.
 const RINGS: u64 = 4;
 const SMALL: usize = 128 << 10;
-/// Divisors of the memory limit for call stacks and for their frames, and bytes of a frame with its
-/// data in a report.
+/// Divisors of the memory limit: `STACKS` for call stacks and `FRAMES` for their frames. `FRAME` is
+/// the number of bytes of a frame with its data in a report.
 const STACKS: u64 = 16;
 const FRAMES: u64 = 4;
 const FRAME: usize = 1 << 10;
-/// Addresses of code that are remembered: some hundred bytes each.
+/// Maximum number of code addresses that are remembered. Each takes some hundred bytes.
 const ADDRESSES: usize = 1 << 14;
 
 /// An access whose values are not all known yet.
 #[derive(Debug)]
 struct PendingAccess {
     time: u64,
-    /// Time of its last event.
+    /// Time of the last event of the access.
     until: u64,
     pid: u32,
     tid: u32,
@@ -77,7 +78,7 @@ struct PendingAccess {
     which: u32,
     registers: Option<KnownRegisters>,
     effect: Option<StoreEffect>,
-    /// The watched bytes in the stack copy, which the CPU of the access makes at once.
+    /// The watched bytes in the stack copy, which the CPU makes at the time of the access.
     copied: Option<Vec<u8>>,
     /// The watched bytes as the BPF program found them, some microseconds after the access.
     found: Option<Vec<u8>>,
@@ -151,14 +152,14 @@ fn copied_with_stack(
 /// Results besides the accesses.
 #[derive(Debug, Default)]
 pub struct Hits {
-    /// Accesses of children to their own copies of the memory.
+    /// Number of accesses of child processes to their own copies of the memory.
     pub in_copies: u64,
     /// Number of times the memory differed from the value that the last access had left.
     pub unseen: u64,
-    /// Accesses whose call stack is not kept, for want of memory: their stack is
+    /// Number of accesses whose call stack is not kept because of the memory limit: their stack is
     /// [`StackId::OTHER`].
     pub other_stacks: u64,
-    /// The process executes another program: its memory is gone.
+    /// True if the process has executed another program, so that the watched memory is gone.
     pub executed: bool,
 }
 
@@ -180,7 +181,8 @@ struct Observer {
     code: Codes,
     symbols: Symbols,
     frames: Vec<Vec<Frame>>,
-    /// Capacity in bytes for frames of call stacks, and the bytes already used.
+    /// Number of bytes that are left for frames of call stacks. The field `numbered` is the number
+    /// of call stacks whose frames are already subtracted.
     room: usize,
     numbered: usize,
     pid: u32,
@@ -188,7 +190,8 @@ struct Observer {
     length: usize,
     reads: bool,
     shared: bool,
-    /// Index of the event with copies of the memory, and the last copy of each thread.
+    /// Index of the event with copies of the memory. The field `copied` contains the last copy of
+    /// each thread.
     copies: Option<usize>,
     copied: HashMap<u32, Vec<u8>>,
     began: u64,
@@ -210,7 +213,8 @@ struct Observer {
 /// The aligned pieces of 1, 2, 4 or 8 bytes that breakpoints can watch.
 ///
 /// # Errors
-/// [`TraceError::Unfit`] for more than four, and for a number that is not aligned.
+/// [`TraceError::Unfit`] if the bytes need more than four breakpoints, or if 2, 4 or 8 bytes are
+/// not aligned to their number.
 fn pieces(start: u64, length: u64) -> Result<Vec<(u64, u64)>, TraceError> {
     let unfit = |why: String, hint: String| Err(TraceError::Unfit { why, hint });
     if length == 0 {
@@ -469,7 +473,7 @@ impl Observer {
             return;
         }
         if self.copies == Some(sample.which) {
-            // Its sample comes next.
+            // The sample of this copy follows.
             let bytes = sample.raw.get(..self.length).map(<[u8]>::to_vec);
             self.copied.extend(bytes.map(|bytes| (sample.tid, bytes)));
             return;
@@ -526,7 +530,8 @@ impl Observer {
         });
     }
 
-    /// Number of a call stack; that of all others once the memory for stacks is used up.
+    /// Returns the number of a call stack, or [`StackId::OTHER`] once the memory for stacks is used
+    /// up.
     fn number_stack(&mut self, pid: u32, addresses: Vec<u64>) -> StackId {
         let stack = match self.room {
             0 => StackId::OTHER,
@@ -555,7 +560,8 @@ impl Observer {
         let recent = self.pending.iter_mut().rev();
         let mut recent = recent.take_while(|it| sample.time - it.until < TOGETHER);
         let Some(it) = recent.find(|it| it.tid == sample.tid) else { return false };
-        // The last piece of a copy is reported after the instruction, the others at it.
+        // The event of the last piece of a copy has the address after the instruction. The events
+        // of the other pieces have the address of the instruction.
         let goes_on = left.zip(it.left).is_some_and(|(left, before)| left < before);
         let is_twin = it.ip == sample.ip && left == it.left && it.which & bit == 0;
         if it.registers != registers || !(is_twin || goes_on) {
@@ -612,7 +618,7 @@ impl Observer {
 
     /// True if the address is a possible return address.
     fn is_returned_to(&mut self, pid: u32, address: u64) -> bool {
-        /// No call is longer.
+        /// Maximum number of bytes of a call instruction.
         const MAX_CALL_BYTES: u64 = 7;
         let key = (self.spaces.program(pid), address);
         let Observer { spaces, code, returns, .. } = self;
@@ -653,7 +659,8 @@ impl Observer {
     }
 
     fn repeating(&mut self, pid: u32, address: u64) -> Option<(CodeBefore, Option<Rc<str>>)> {
-        /// Prefixes and all: `rep movsq` has 3 bytes, with a size of addresses 4.
+        /// Maximum number of bytes of a repeated string instruction: `rep movsq` has 3 bytes, and 4
+        /// with a prefix for the size of addresses.
         const MAX_INSTRUCTION_BYTES: u64 = 4;
         let end = address.checked_add(MAX_INSTRUCTION_BYTES)?;
         let bytes = self.code.before(&self.spaces, pid, end, MAX_INSTRUCTION_BYTES)?;
@@ -699,7 +706,7 @@ impl Observer {
             self.held.retain(|held| held.from > time);
             each(hit);
         }
-        // Reads that are older than any access that can still arrive.
+        // Drops reads that are older than any access that can still arrive.
         if let (Some(until), true) = (handed_on, self.pending.is_empty()) {
             let is_old = |held: &ContentBefore| held.to.saturating_add(MARGIN) < until;
             while self.held.front().is_some_and(is_old)
@@ -720,7 +727,8 @@ impl Observer {
     }
 
     /// Corrects the value that the last access left, if a later access stores the value that was
-    /// found in memory: it was a single change, which was read before the kernel reported it.
+    /// found in memory: the memory was read after this store, but before the kernel reported the
+    /// store.
     fn explain(&mut self, effect: Option<StoreEffect>) {
         let Some(before) = self.surprise.take() else { return };
         let (start, length) = (self.start, self.length);
@@ -731,7 +739,8 @@ impl Observer {
         }
     }
 
-    /// An access with its values, where memory held `first` after it and `last` before the next.
+    /// Returns an access with its values. The memory contained `first` after this access, and
+    /// `last` before the next one.
     fn make(&mut self, it: PendingAccess, first: Option<Vec<u8>>, last: Option<Vec<u8>>) -> Hit {
         self.explain(it.effect.filter(|effect| effect.access != WatchAccess::Read));
         let mut old = self.last.take();
@@ -837,7 +846,7 @@ mod tests {
         Observer { last: Some(vec![1]), ..Observer::new(7, 0x1000, 1, false, MemoryLimit::DEFAULT) }
     }
 
-    /// An access at some millisecond, of which the value is known or not.
+    /// An access at a time in milliseconds, with its stored value if it is known.
     fn access(at: u64, stores: Option<u8>) -> PendingAccess {
         let change = stores.map(|value| (0x1000, 1, StoreChange::Set(value.into())));
         PendingAccess {
@@ -910,13 +919,14 @@ mod tests {
         let found = |at: u64, tid, value| {
             PendingAccess { found: Some(vec![value]), tid, ..access(0, None) }.at(at)
         };
-        // A thread makes the next access after the one before was reported.
+        // A thread makes its next access only after its previous access was reported.
         let expected = vec![[Some(1), Some(5)], [Some(5), Some(6)]];
         assert_eq!(told(vec![found(MS, 7, 5), found(MS + 10_000, 7, 6)], vec![]), (expected, 0));
         let accesses = vec![found(MS, 7, 5), found(MS + 10_000, 8, 6), found(9 * MS, 7, 7)];
         let expected = vec![[Some(1), None], [None, Some(6)], [Some(6), Some(7)]];
         assert_eq!(told(accesses, vec![]), (expected, 0));
-        // The value stored by the instruction is its own.
+        // A value that follows from the instruction takes precedence over a value that was found in
+        // memory.
         let stored = PendingAccess { found: Some(vec![9]), ..access(1, Some(5)) };
         assert_eq!(told(vec![stored], vec![]), (vec![[Some(1), Some(5)]], 0));
     }

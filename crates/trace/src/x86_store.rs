@@ -43,12 +43,12 @@ const ORDER: [Register; 17] = [
     Register::R15,
 ];
 const SP: usize = 7;
-/// Bits of the zero flag and of the direction flag.
+/// Numbers of the bits of the zero flag and of the direction flag.
 const ZERO: u32 = 6;
 const DIRECTION: u32 = 10;
 
 impl KnownRegisters {
-    /// Registers of a sample; `None` if the sample lacks one.
+    /// Returns the registers of a sample; `None` if the sample lacks a register.
     pub(crate) fn from_sample(registers: impl Iterator<Item = u64>) -> Option<KnownRegisters> {
         let mut all = [0; 17];
         let mut registers = registers.fuse();
@@ -227,7 +227,7 @@ pub(crate) struct CodeBefore {
 }
 
 impl CodeBefore {
-    /// From the bytes of a function up to `ip`.
+    /// Reads the instruction before `ip`, from the bytes of its function up to `ip`.
     pub(crate) fn read(code: &[u8], ip: u64) -> CodeBefore {
         let start = ip.wrapping_sub(code.len() as u64);
         let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
@@ -251,7 +251,7 @@ impl CodeBefore {
                 }
                 Mnemonic::Pop if is_frame_pointer && in_frame => (in_frame, depth) = (false, 0),
                 Mnemonic::Leave => (in_frame, depth) = (false, 0),
-                // The next instruction is reached from the body.
+                // The next instruction is reached from the body of the function.
                 Mnemonic::Ret | Mnemonic::Jmp => (in_frame, depth) = (has_frame, deepest),
                 _ => {}
             }
@@ -262,8 +262,8 @@ impl CodeBefore {
         CodeBefore { instruction: last.filter(|it| it.next_ip() == ip), return_address }
     }
 
-    /// The instruction at which some code begins, if it is a repeated string instruction: until it
-    /// is done its events have its start address.
+    /// Returns the first instruction of `code`, if it is a repeated string instruction. Until all
+    /// its iterations are done, its events have the address of the instruction itself.
     pub(crate) fn repeating(code: &[u8], ip: u64) -> Option<CodeBefore> {
         let mut decoder = Decoder::with_ip(64, code, ip, DecoderOptions::NONE);
         let instruction = decoder.decode();
@@ -272,14 +272,14 @@ impl CodeBefore {
         is_one.then_some(CodeBefore { instruction: Some(instruction), return_address: None })
     }
 
-    /// As `objdump` writes it.
+    /// Returns the text of the instruction, as `objdump` writes it.
     pub(crate) fn text(&self) -> Option<String> {
         let mut text = String::new();
         GasFormatter::new().format(self.instruction.as_ref()?, &mut text);
         Some(text)
     }
 
-    /// The effect, if the instruction is the one that used the memory from `start` on.
+    /// Returns the effect, if the instruction accessed the memory from `start` on.
     pub(crate) fn effect(
         &self,
         registers: &KnownRegisters,
@@ -287,8 +287,8 @@ impl CodeBefore {
         length: usize,
     ) -> Option<StoreEffect> {
         let instruction = self.instruction.as_ref()?;
-        // Registers are from after the instruction, but addresses depend on those before it. For
-        // the stack pointer, the difference is known.
+        // The known registers are those after the instruction, but addresses depend on the
+        // registers before it. For the stack pointer, the difference is known.
         let moved = i64::from(instruction.stack_pointer_increment());
         let get = |register: Register| match register {
             Register::RSP => Some(registers.stack_pointer().wrapping_sub(moved.cast_unsigned())),
@@ -319,8 +319,8 @@ impl CodeBefore {
     }
 }
 
-/// The access of an instruction to a range of addresses: a write, if it makes one, with the address
-/// and the size of all that it writes there.
+/// Returns the access of an instruction to a range of addresses: its write, if it has one, with the
+/// address and the size of all written bytes.
 fn memory_access(
     instruction: &Instruction,
     range: Range<u64>,
@@ -382,13 +382,13 @@ fn filled(
     Some(StoreEffect { access: WatchAccess::Write, change: Some((to - size as u64, size, change)) })
 }
 
-/// A register that a load has not overwritten.
+/// Returns the value of a register, unless the load has overwritten it.
 fn loaded_from(load: &Instruction, registers: &KnownRegisters, register: Register) -> Option<u64> {
     let is_gone = load.op0_register().full_register() == register.full_register();
     if is_gone { None } else { registers.get(register) }
 }
 
-/// By how much an instruction moves the stack pointer down.
+/// Returns the number of bytes by which an instruction moves the stack pointer down.
 fn deeper(instruction: &Instruction) -> i64 {
     let moved = i64::from(instruction.stack_pointer_increment());
     let by_number = || instruction.immediate(1).cast_signed();
@@ -413,7 +413,7 @@ fn change(instruction: &Instruction, registers: &KnownRegisters) -> Option<Store
         OpKind::Memory => None,
         _ => Some(instruction.immediate(1)),
     };
-    // Shift count: only some bits of the operand are used.
+    // Only some bits of a shift count are used.
     let shift = || {
         let is_wide = instruction.memory_size().size() == 8;
         u32::try_from(operand()? & if is_wide { 63 } else { 31 }).ok()
@@ -533,7 +533,8 @@ mod tests {
         // decq (%rdi), negq (%rdi)
         assert_eq!(after(&[0x48, 0xff, 0x0f], &[at(RDI)]), Some((4, true)));
         assert_eq!(after(&[0x48, 0xf7, 0x1f], &[at(RDI)]), Some((5_u64.wrapping_neg(), true)));
-        // Elsewhere, and by a register that is not known: mov %rax,%fs:(%rdi).
+        // An access at another address, and an access by a register that is not known: mov
+        // %rax,%fs:(%rdi).
         assert_eq!(after(&[0x48, 0x89, 0x07], &[(RDI, 0x2000), (RAX, 77)]), None);
         assert_eq!(after(&[0x64, 0x48, 0x89, 0x07], &[at(RDI), (RAX, 77)]), None);
     }
@@ -550,11 +551,11 @@ mod tests {
             let (bytes, _) = effect.after(0x1000, Some(&5_u64.to_le_bytes()), 8)?;
             Some(u64::from_le_bytes(bytes.try_into().unwrap()))
         };
-        // lock cmpxchg %rcx,(%rdi): done, and not done, where ax has what was there.
+        // lock cmpxchg %rcx,(%rdi): successful, and failed, after which ax contains the old value.
         let exchange = [0xf0, 0x48, 0x0f, 0xb1, 0x0f];
         assert_eq!(with(&exchange, &[at, (RCX, 9), (RAX, 5)], EQUAL), Some(9));
         assert_eq!(with(&exchange, &[at, (RCX, 9), (RAX, 5)], 0), Some(5));
-        // Without flags, and xchg %rcx,(%rdi), which leaves what it stored nowhere.
+        // Without flags, and xchg %rcx,(%rdi): no register contains the stored value.
         assert_eq!(after(&exchange, &[at, (RCX, 9), (RAX, 5)]), None);
         assert_eq!(with(&[0x48, 0x87, 0x0f], &[at, (RCX, 9)], 0), None);
         // sete (%rdi), setg (%rdi)
@@ -566,7 +567,8 @@ mod tests {
         assert_eq!(with(&[0xd0, 0x3f], &[at], 0), Some(2));
         assert_eq!(with(&[0x48, 0xd1, 0x0f], &[at], 0), Some(1 << 63 | 2));
         assert_eq!(with(&[0xd0, 0x07], &[at], 0), Some(10));
-        // lock btsq $3,(%rdi); btrq %rcx,(%rdi), of this word and of one far away
+        // lock btsq $3,(%rdi); btrq %rcx,(%rdi), of a bit in this word and of a bit in a distant
+        // word
         assert_eq!(with(&[0xf0, 0x48, 0x0f, 0xba, 0x2f, 3], &[at], 0), Some(13));
         assert_eq!(with(&[0x48, 0x0f, 0xb3, 0x0f], &[at, (RCX, 2)], 0), Some(1));
         assert_eq!(with(&[0x48, 0x0f, 0xb3, 0x0f], &[at, (RCX, 640)], 0), None);

@@ -21,7 +21,7 @@ use pagewise_trace::{
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode};
 
-/// A file that is opened within this time was not blocked.
+/// Maximum duration of an open that was not blocked.
 const SOON: Duration = Duration::from_secs(20);
 
 /// Detects opens of a path; an open with `O_PATH` does not count.
@@ -44,7 +44,7 @@ fn fifo(path: &Path) {
     assert!(fs::metadata(path).unwrap().file_type().is_fifo());
 }
 
-/// A location at an offset of a file, as a mapping record of the whole file gives it.
+/// Returns the code location of an offset in a file, from a mapping record of the whole file.
 fn place_at(program: &Path, device: (u32, u32), at: u64) -> (Vec<Rc<CodePlace>>, RecordedStacks) {
     const START: u64 = 0x5555_0000_0000;
     let file = fs::metadata(program).unwrap();
@@ -78,7 +78,7 @@ fn offset_of(program: &Path, function: &str) -> Option<u64> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = text.lines().find(|line| line.ends_with(&format!(" {function}"))).unwrap();
     let address = u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap();
-    // Such programs begin at 4 MiB.
+    // Programs without `-pie` begin at the address 4 MiB.
     Some(address - 0x40_0000)
 }
 

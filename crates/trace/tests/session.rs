@@ -18,7 +18,7 @@ use pagewise_trace::{
 /// `PERF_COUNT_SW_PAGE_FAULTS`.
 const FAULTS: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 2);
 const PAGES: usize = 5000;
-/// One test at a time: each records the faults of all.
+/// Serializes the tests: each test records the faults of all threads of this process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[inline(never)]
@@ -98,7 +98,8 @@ fn events_of_several_batches_arrive_complete_and_in_order() {
     const EACH: usize = 30_000;
     let _alone = ALONE.lock();
     let pid = std::process::id();
-    // Some 300 bytes a fault: more than is read of a ring at a time, and less than it holds.
+    // Each fault has about 300 bytes. All faults together take more bytes than are read from a ring
+    // at a time, but fit into the ring.
     let mut wanted = faults();
     wanted.sampling.carries = Carries { stack: 160, ..wanted.sampling.carries };
     let mut session = match TraceSession::open(TraceTarget::Process(pid), &[wanted], 64 << 20) {

@@ -1,4 +1,4 @@
-//! Functions and lines of code that is not where its path says, or not in any file.
+//! Functions and lines of code whose path denotes another file or no file, and of code in no file.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 #![cfg(target_arch = "x86_64")]
 
@@ -21,7 +21,8 @@ use pagewise_trace::{
 const CHAIN: [&str; 7] = ["sixth", "fifth", "fourth", "third", "second", "first", "main"];
 const PAGES: usize = 50;
 
-/// The stack of most faults of a program, while `symbols` keeps the files of all.
+/// Returns the call stack of most faults of a program, while `symbols` keeps the files of all
+/// stacks.
 fn stack(running: &mut LineProgram, symbols: &mut Symbols) -> Option<Vec<Rc<CodePlace>>> {
     stacks(running, symbols).map(|(places, _)| places)
 }
@@ -48,7 +49,7 @@ fn chain(command: &mut Command, symbols: &mut Symbols) -> Option<Vec<Rc<CodePlac
     stack(&mut LineProgram::start(command.arg(PAGES.to_string())), symbols)
 }
 
-/// The build ID, as another program reads it.
+/// Returns the build ID, as another program prints it.
 fn build_id(program: &Path) -> Option<String> {
     let Ok(output) = Command::new("readelf").arg("-n").arg(program).output() else {
         skip(&Lack::Tool("readelf"));
@@ -82,7 +83,7 @@ fn a_stripped_program_has_the_functions_of_its_debugging_information_by_build_id
     without.keep(&places);
     assert!(!functions(&mut without, &places).contains(&"fifth".to_owned()));
 
-    // Another build under the name of this one.
+    // The debugging file of another program lies under this program's build ID.
     let Some(other) = build(folder.path(), "jit.c", &["-Wl,--build-id"]) else { return };
     fs::copy(other, &debug).unwrap();
     let mut wrong = Symbols::with_debug_folders(&[folder.path().to_owned()]);
@@ -118,7 +119,7 @@ fn a_program_that_was_deleted_has_its_functions_while_it_runs() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = build(folder.path(), "chain.c", &[]) else { return };
     let mut running = LineProgram::start(Command::new(&program).arg(PAGES.to_string()));
-    // The program has started; its path now leads to another file.
+    // The program has started; now its path denotes another file.
     fs::remove_file(&program).unwrap();
     fs::write(&program, b"another").unwrap();
     let mut symbols = Symbols::default();
@@ -147,14 +148,15 @@ fn a_library_that_was_deleted_has_its_functions_while_it_is_mapped() {
     let Some(places) = stack(&mut running, &mut symbols) else { return };
     let names = functions(&mut Symbols::default(), &places);
     if names[0] == "?" {
-        // `map_files` asks for CAP_CHECKPOINT_RESTORE.
+        // `map_files` requires CAP_CHECKPOINT_RESTORE.
         assert!(!rustix::process::geteuid().is_root(), "{names:?}");
         return skip(&Lack::Root);
     }
     assert_eq!(names[..6], CHAIN[..6]);
 }
 
-/// Its functions have other names than those of the program that has its path outside.
+/// The functions of the program have other names than those of the program with the same path
+/// outside.
 #[test]
 fn a_program_in_another_mount_namespace_has_its_own_functions() {
     let folder = tempfile::tempdir().unwrap();
@@ -178,7 +180,7 @@ fn a_program_in_another_mount_namespace_has_its_own_functions() {
     let names = functions(&mut Symbols::default(), &places);
     assert_eq!(names[..4], ["inside_sixth", "inside_fifth", "fourth", "third"]);
     drop(running);
-    // Its path leads to a file that is not it: no name is better than a wrong one.
+    // The path denotes another file: a missing name is better than a wrong one.
     assert!(functions(&mut Symbols::default(), &places)[..7].iter().all(|name| name == "?"));
     assert_eq!(functions(&mut symbols, &places)[..2], ["inside_sixth", "inside_fifth"]);
 }
@@ -263,7 +265,7 @@ fn damaged_files_are_read_or_refused() {
         if number(4) == 0 {
             bytes.truncate(number(bytes.len()));
         }
-        // Another file each time: the last one is still known.
+        // Each round needs another file, because the last file is still known.
         let path = path.with_extension(round.to_string());
         fs::write(&path, &bytes).unwrap();
         let (mut spaces, mut stacks) = (Spaces::default(), RecordedStacks::default());

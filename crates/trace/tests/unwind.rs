@@ -1,4 +1,4 @@
-//! Call stacks by unwind tables against what a program is known to call, and against `perf script`.
+//! Call stacks by unwind tables, compared with the known calls of a program and with `perf script`.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 #![cfg(target_arch = "x86_64")]
 
@@ -71,7 +71,8 @@ fn unwind_tables_name_all_callers_without_frame_pointers() {
     let Some((tables, pointers)) = record(&["-fomit-frame-pointer"]) else { return };
     assert_eq!(whole(&tables), PAGES, "{tables:#?}");
     assert_eq!(whole(&pointers), 0, "{pointers:#?}");
-    // To the very beginning, in the C library and out of the program again.
+    // The stack is followed to its beginning: the outermost function is in the C library, outside
+    // of the program.
     let (names, _) = tables.iter().max_by_key(|(_, count)| **count).unwrap();
     assert_eq!(names.last().map(String::as_str), Some("_start"), "{names:?}");
 }
@@ -87,7 +88,7 @@ fn stacks_of_which_too_little_was_copied_are_counted() {
 fn tables_and_frame_pointers_agree_where_there_are_both() {
     let Some((tables, pointers)) = record(&["-fno-omit-frame-pointer"]) else { return };
     assert_eq!(whole(&tables), PAGES, "{tables:#?}");
-    // A function that calls none need not push the pointer, so its caller is left out.
+    // A function without calls need not push the frame pointer, so its caller is missing.
     let count = |counts: &StackCounts| -> usize {
         let has =
             |names: &Vec<String>| CHAIN[2..].iter().all(|name| names.iter().any(|it| it == name));
@@ -212,7 +213,7 @@ fn perf_finds_the_same_callers() {
     };
     let (ours, theirs) = (longest(&ours), longest(&theirs));
     assert_eq!(ours[..7], theirs[..7]);
-    // Outside of the program, where the C library has names for both.
+    // Functions outside of the program are compared only if both tools have names for them.
     if !ours.contains(&"?".to_owned()) && !theirs.contains(&"[unknown]".to_owned()) {
         assert_eq!(ours, theirs);
     }

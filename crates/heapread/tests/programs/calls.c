@@ -1,5 +1,5 @@
-/* Functions that call each other, one of them inlined, for addresses to be looked up in. Nothing of
- * it is run. */
+/* Functions that call each other, one of them inlined. Tests look up addresses in the program, and
+ * never run it. */
 #include <stdlib.h>
 
 void *kept[8];

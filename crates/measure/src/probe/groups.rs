@@ -107,7 +107,7 @@ impl Groups {
         self.groups.iter_mut().try_for_each(CounterGroup::start)
     }
 
-    /// Ends counting: the last that is started is the first to end.
+    /// Stops the groups, in the reverse order of their start.
     pub(super) fn freeze(&mut self) -> io::Result<()> {
         self.groups.iter_mut().rev().try_for_each(CounterGroup::freeze)
     }
@@ -172,7 +172,7 @@ impl Opening {
 #[derive(Debug)]
 struct CounterGroup {
     kinship: Kinship,
-    /// The leader first.
+    /// Counters of the group, the leader first.
     counters: Vec<PerfCounter>,
     /// One page per counter if all are read in user mode: then the counters always run. Otherwise
     /// empty.

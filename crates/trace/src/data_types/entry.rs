@@ -4,10 +4,10 @@ use gimli::{AttributeValue, DwAt, DwTag, EntriesRaw, Error, Result, UnitOffset, 
 
 use super::{Dwarf, EntryRef, Slice, Unit, Value};
 
-/// Members of a structure.
+/// Maximum number of members of a structure.
 const MAX_MEMBERS: usize = 5000;
-/// Maximum number of entries that are read below another: a class with thousands of functions has
-/// more of them than members.
+/// Maximum number of entries that are read below an entry. A class with thousands of functions has
+/// more entries for functions than for members.
 const MAX_BELOW: usize = 1 << 18;
 
 /// An entry.
@@ -19,14 +19,14 @@ pub(super) struct TypeEntry<'a> {
     pub(super) of: Option<EntryRef>,
     pub(super) size: Option<u64>,
     pub(super) is_declaration: bool,
-    /// True if other source files can name it.
+    /// True if other source files can name the entry.
     pub(super) is_external: bool,
     /// Signature of a type that has a unit of its own.
     pub(super) signature: Option<u64>,
-    /// Entry that this one completes.
+    /// Declaration or abstract entry that this entry completes.
     pub(super) origin: Option<EntryRef>,
     pub(super) members: Vec<MemberEntry<'a>>,
-    /// Number of elements of an array; `None` if it has none.
+    /// Number of elements of an array; `None` if the array does not state it.
     pub(super) count: Option<u64>,
     /// Type parameter `T` of a Rust type.
     pub(super) parameter: Option<EntryRef>,
@@ -233,15 +233,15 @@ impl<'a> BelowEntry<'a> {
         Some(MemberEntry {
             name: self.name.unwrap_or_default(),
             of,
-            // Members of DWARF 4 and older have none if it is 0.
+            // DWARF 4 and older omit the offset of a member if it is 0.
             offset: self.offset.unwrap_or(0),
         })
     }
 }
 
 impl<'a> VariantPart<'a> {
-    /// The variant whose data is a pointer that is null in the other one, as in `Option<Box<T>>`.
-    /// The word that distinguishes the variants is then this pointer.
+    /// Returns the variant whose data is a pointer that is null in the other variant, as in
+    /// `Option<Box<T>>`. This pointer is then also the word that distinguishes the variants.
     fn only_variant(self) -> Option<MemberEntry<'a>> {
         let VariantPart { selector, variants, .. } = self;
         let mut some = variants.into_iter().filter(|it| it.name == b"Some");

@@ -4,16 +4,16 @@ use super::scopes::FrameBase;
 use super::walk::SeenLocal;
 use crate::process_code::StackFrame;
 
-/// Frames whose variables are searched.
+/// Maximum number of frames whose variables are searched.
 const MAX_FRAMES: usize = 1 << 14;
 
 /// A function that a thread is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CodeFrame {
-    /// An instruction of the function: the last one of its call, or the next one.
+    /// Address in the function: within its current call instruction, or of its next instruction.
     pub(crate) instruction: u64,
     stack_pointer: u64,
-    /// The stack pointer of the caller before its call, which the call frame begins at.
+    /// Stack pointer of the caller before its call: the base of the call frame.
     caller: u64,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn code_frames(stacks: &[Vec<StackFrame>]) -> Vec<CodeFrame> {
     frames
 }
 
-/// The instructions of frames as the file has them, in order, each once.
+/// Returns the instruction addresses of frames as addresses in the file, in order, each once.
 pub(super) fn instructions(frames: &[CodeFrame], bias: u64) -> Vec<u64> {
     let mut all: Vec<u64> = frames.iter().map(|it| it.instruction.wrapping_sub(bias)).collect();
     all.sort_unstable();
@@ -56,8 +56,8 @@ impl CodeFrame {
     fn base(&self, base: FrameBase) -> u64 {
         match base {
             FrameBase::CallFrame => self.caller,
-            // A function with a frame pointer pushes the one of its caller first, below the return
-            // address.
+            // A function with a frame pointer first pushes its caller's frame pointer, below the
+            // return address.
             FrameBase::FramePointer => self.caller.wrapping_sub(16),
             FrameBase::StackPointer => self.stack_pointer,
         }

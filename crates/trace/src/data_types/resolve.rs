@@ -1,4 +1,5 @@
-//! Types from a variable on: its own, and breadth first those that its pointers lead to.
+//! Types from a variable on: the type of the variable, and breadth first the types that its
+//! pointers refer to.
 
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -12,24 +13,25 @@ use super::entry::{EntryReader, TypeEntry};
 use super::walk::{WalkedUnits, bare_unit};
 use super::{Dwarf, EntryRef, Unit, name_hash, name_of};
 
-/// Types of a file.
+/// Maximum number of types of a file.
 const MAX_TYPES: usize = 1 << 15;
-/// Pointers of a type, and of all types of a file.
+/// Maximum number of pointers of a type. [`MAX_POINTERS_OF_ALL`] is the maximum for all types of a
+/// file.
 const MAX_POINTERS: usize = 1 << 10;
 const MAX_POINTERS_OF_ALL: usize = 1 << 18;
-/// Structures inside of each other; pointers to pointers.
+/// Maximum depth of structures inside of each other, and of pointers to pointers.
 const MAX_DEPTH: u32 = 16;
-/// Typedefs and qualifiers of a type.
+/// Maximum number of typedefs and qualifiers of a type.
 const MAX_ALIASES: u32 = 32;
-/// Units whose abbreviations are kept.
+/// Maximum number of units whose abbreviations are kept.
 const MAX_UNITS_KEPT: usize = 256;
-/// Elements of an array in an array that are kept apart.
+/// Maximum number of elements of an array in an array that are kept separately.
 const MAX_NESTED: u64 = 64;
-/// Definitions of a name that are compared.
+/// Maximum number of definitions of a name that are compared.
 const MAX_SAME_NAME: usize = 64;
 
-/// Beginnings of objects: libraries link their nodes by them, so a pointer to one does not show
-/// the type of the node.
+/// Names of structures at the beginning of objects. Libraries link their nodes by these structures,
+/// so a pointer to such a structure does not show the type of the node.
 const ONLY_BEGINNINGS: [&[u8]; 6] = [
     b"_Rb_tree_node_base",
     b"_List_node_base",
@@ -38,7 +40,7 @@ const ONLY_BEGINNINGS: [&[u8]; 6] = [
     b"list_head",
     b"hlist_node",
 ];
-/// Members that point behind the last element of a vector.
+/// Names of members that point behind the last element of a vector.
 const ENDS: [&[u8]; 4] = [b"_M_finish", b"_M_end_of_storage", b"__end_", b"__end_cap_"];
 
 /// Extensions of source files in languages with one file per compilation unit.
@@ -48,7 +50,7 @@ const SOURCES: [&[u8]; 8] = [b".c", b".cc", b".cpp", b".cxx", b".C", b".c++", b"
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DescribedVariable {
     pub(super) name: Name,
-    /// The source file, if others cannot name the variable.
+    /// Source file, if other source files cannot name the variable.
     pub(super) source: Option<Name>,
     pub(super) size: u64,
     pub(super) data_type: u32,
@@ -70,7 +72,8 @@ pub(super) struct Resolver<'a, 'u> {
     units: HashMap<(bool, usize), Rc<Unit<'a>>>,
     types: Vec<DataType>,
     by_entry: HashMap<EntryRef, Option<u32>>,
-    /// By name, size, and hash of the members: each source file has its own entry of a type.
+    /// Indices of types by name, size, and hash of the members: each source file has its own entry
+    /// of a type.
     by_shape: HashMap<(Name, u64, u64), u32>,
     pointers: HashMap<Option<u32>, u32>,
     pending: VecDeque<(u32, EntryRef)>,
@@ -121,14 +124,14 @@ impl<'a, 'u> Resolver<'a, 'u> {
         SOURCES.iter().any(|end| base.ends_with(end)).then(|| name_of(base))
     }
 
-    /// A class by its name without namespaces, if only one has it.
+    /// Returns the type of a class by its name without namespaces, if only one class has the name.
     pub(super) fn class(&mut self, name: &Name) -> Option<u32> {
         let plain = last_part(name.as_bytes());
         let at = self.definition(plain)?;
         self.type_of(at, 0)
     }
 
-    /// All types, with those that they lead to.
+    /// Returns all types, with the types that their pointers refer to.
     pub(super) fn finish(mut self) -> Vec<DataType> {
         while let Some((index, at)) = self.pending.pop_front() {
             if Instant::now() > self.deadline {
@@ -147,7 +150,7 @@ impl<'a, 'u> Resolver<'a, 'u> {
             return;
         }
         self.pointers_left -= fields.len();
-        // A packed structure has pointers at other offsets: they are not followed.
+        // A packed structure can have pointers at unaligned offsets, which are not followed.
         fields.retain(|field| field.offset % 8 == 0 && field.stride % 8 == 0);
         fields.sort_by_key(|field| field.offset);
         let first = entry.members.iter().find(|member| member.offset == 0);
@@ -359,7 +362,8 @@ impl<'a, 'u> Resolver<'a, 'u> {
         .filter(|size| *size > 0)
     }
 
-    /// The entry without typedefs and qualifiers; a definition in place of its declaration.
+    /// Returns the entry without typedefs and qualifiers, and the definition in place of a
+    /// declaration.
     fn peel(&mut self, at: EntryRef) -> Option<PeeledEntry<'a>> {
         const TRANSPARENT: [DwTag; 6] = [
             dw::DW_TAG_typedef,
@@ -412,7 +416,8 @@ impl<'a, 'u> Resolver<'a, 'u> {
         found.map(|it| it.0)
     }
 
-    /// The entry at an offset. `None` after the deadline: structures in structures can be many.
+    /// Returns the entry at an offset. Returns `None` after the deadline, because nested structures
+    /// can be numerous.
     fn entry(&mut self, at: EntryRef) -> Option<TypeEntry<'a>> {
         if Instant::now() > self.deadline {
             return None;

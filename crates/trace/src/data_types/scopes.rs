@@ -75,7 +75,7 @@ impl ScopeEntry {
         Ok(entry)
     }
 
-    /// Its code inside of other code.
+    /// Returns the code of the entry within the code of the outer entry.
     fn code(&self, outer: Option<ScopeCode>) -> Option<ScopeCode> {
         match (self.low, self.high, self.base.or(outer.map(|outer| outer.base))) {
             _ if self.is_divided => None,
@@ -90,7 +90,8 @@ impl ScopeEntry {
 pub(super) struct OpenScopes<'w> {
     /// Addresses of instructions, in order.
     wanted: &'w [u64],
-    /// Depths in the tree of entries; no code if it contains no wanted instruction.
+    /// Depth of each scope in the tree of entries, and its code. `None` if the code contains no
+    /// wanted instruction.
     open: Vec<(isize, Option<ScopeCode>)>,
 }
 
@@ -119,7 +120,7 @@ impl<'w> OpenScopes<'w> {
         self.open.last()?.1
     }
 
-    /// True if an instruction is wanted at all.
+    /// Returns true if any instruction is wanted.
     pub(super) const fn are_wanted(&self) -> bool {
         !self.wanted.is_empty()
     }

@@ -6,7 +6,7 @@ use super::{Dwarf, MAX_SECTIONS};
 use crate::elf::{FileLayout, FileSource};
 use crate::symbolizer::SymbolModule;
 
-/// Sections of a file, and of the one that it shares with others.
+/// Sections of a file, and of the supplementary file that it shares with other files.
 #[derive(Debug)]
 pub(super) struct DebugSections {
     own: DwarfSections<Vec<u8>>,

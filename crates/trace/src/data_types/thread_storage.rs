@@ -10,14 +10,14 @@ use pagewise_model::data_types::ThreadStorage;
 use crate::elf::{FileLayout, FileSource};
 use crate::symbolizer::SymbolModule;
 
-/// Bytes of a table that are read.
+/// Maximum number of bytes of a table that are read.
 const MAX_TABLE: u64 = 64 << 20;
-/// Bytes of an entry of a table of relocations, and of one of symbols.
+/// Number of bytes of an entry of a relocation table. [`SYMBOL`] is the number for a symbol table.
 const RELOCATION: usize = 24;
 const SYMBOL: u64 = 24;
 
-/// The location of the storage of a file, the last of its `modules`. `None` if the file has no
-/// storage, or no word that leads to it.
+/// Returns the location of the thread-local storage of a file, which is the last of its `modules`.
+/// Returns `None` if the file has no such storage, or no relocated word for it.
 pub(crate) fn thread_storage(modules: &[SymbolModule], bias: u64) -> Option<ThreadStorage> {
     const X86_64: u16 = 62;
     let module = modules.last()?;

@@ -13,13 +13,13 @@ use super::scopes::{OpenScopes, ScopeCode, ScopeEntry};
 use super::{Dwarf, EntryRef, Slice, Unit, Value, name_hash};
 use crate::symbolizer::empty_unit;
 
-/// Units of a file; browsers have some 60,000.
+/// Maximum number of units of a file. Browsers have about 60,000.
 const MAX_UNITS: usize = 1 << 20;
-/// Variables, and definitions, of a file.
+/// Maximum number of variables of a file, and of definitions.
 const MAX_SEEN: usize = 4 << 20;
 /// Units that a thread takes at a time.
 const AT_ONCE: usize = 16;
-/// Maximum number of threads: more of them only wait for memory.
+/// Maximum number of threads: further threads would only wait for memory.
 const MAX_THREADS: usize = 8;
 
 /// A variable with an address of its own, or an offset in thread-local storage.
@@ -33,7 +33,7 @@ pub(super) struct SeenVariable {
 /// A variable in the frame of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SeenLocal {
-    /// The code in which it exists.
+    /// Code in which the variable exists.
     pub(super) code: ScopeCode,
     /// Distance from the base of the frame.
     pub(super) offset: i64,
@@ -47,20 +47,20 @@ enum SeenLocation {
     Frame(i64),
 }
 
-/// The units of a file, and what is in them.
+/// The units of a file, and the variables and definitions in them.
 #[derive(Debug, Default)]
 pub(super) struct WalkedUnits {
     /// Offsets of the units of the file, and of the shared file.
     pub(super) starts: [Vec<usize>; 2],
-    /// In order of address.
+    /// Variables with an address, in order of address.
     variables: Vec<SeenVariable>,
-    /// In order of offset.
+    /// Thread-local variables, in order of offset.
     pub(super) thread_locals: Vec<SeenVariable>,
     /// Variables of the code that contains wanted instructions.
     pub(super) locals: Vec<SeenLocal>,
-    /// Hash of a name and the definition, in order.
+    /// Hash of the name and entry of each definition, in order of the hash.
     pub(super) definitions: Vec<(u64, EntryRef)>,
-    /// Entries of types that have units of their own.
+    /// Entries of types that have units of their own, by signature.
     pub(super) signatures: HashMap<u64, EntryRef>,
 }
 
@@ -127,7 +127,7 @@ impl WalkedUnits {
                         return None;
                     }
                     let dwarf = if of.is_shared { dwarf.sup() } else { Some(dwarf) };
-                    // An invalid unit does not hide the others.
+                    // An error in one unit does not prevent the walk of the other units.
                     let _ = dwarf.map(|dwarf| of.walk(dwarf, instructions, &mut seen));
                 }
             }
@@ -257,7 +257,8 @@ impl HeaderOf<'_> {
     }
 }
 
-/// A location that is an address, an offset in thread-local storage, or one in a frame.
+/// Parses a location that is an address, an offset in thread-local storage, or an offset in a
+/// frame.
 fn location_of(
     dwarf: &Dwarf<'_>,
     unit: &Unit<'_>,
@@ -293,7 +294,7 @@ fn location_of(
     }
 }
 
-/// A unit without its lines: the tables of lines are as large as the rest.
+/// Returns a unit without its lines: line tables are as large as all other information together.
 pub(super) fn bare_unit<'a>(
     header: UnitHeader<Slice<'a>>,
     abbreviations: Arc<gimli::Abbreviations>,

@@ -14,8 +14,9 @@ pub(crate) enum FileSource {
     Memory(Vec<u8>),
 }
 
-/// A file with the content that it had when it was opened. After a change every read fails: no name
-/// is better than a wrong one, and code that reads a table twice relies on equal bytes.
+/// A file with the content that it had when it was opened. After a change every read fails: a
+/// missing name is better than a wrong one, and code that reads a table twice relies on equal
+/// bytes.
 #[derive(Debug)]
 pub(crate) struct Original {
     file: File,
@@ -49,7 +50,8 @@ impl Original {
                 Err(_) => return None,
             }
         }
-        // Checked after the read, so that the returned bytes are from before any change.
+        // The state is checked after the read, so that the returned bytes are from before any
+        // change.
         self.changed.set(self.changed.get() || state(&self.file) != self.state);
         (!self.changed.get()).then_some(filled)
     }

@@ -2,7 +2,7 @@
 //! caller of a function that sets up no frame, such as memset; unwind tables skip no caller, but
 //! end at the end of the stack copy.
 
-/// Callers by tables, then those by frame pointers beyond them.
+/// Joins the callers found by tables and the further callers found by frame pointers.
 pub(super) fn join(tables: &[u64], pointers: impl Iterator<Item = u64>, into: &mut Vec<u64>) {
     into.clear();
     into.extend_from_slice(tables);

@@ -15,13 +15,14 @@ pub(super) const OTHER_THREADS: u32 = u32::MAX;
 /// Number of the row that sums all allocations that are not listed separately.
 const OTHER_ALLOCATIONS: u32 = u32::MAX;
 
-/// Limits of the tables; a row takes about 100 bytes, a thread and a mapping some 200.
+/// Maximum numbers of entries of the tables. A row takes about 100 bytes, a thread or a mapping
+/// about 200.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultLimits {
     pub(super) rows: usize,
     pub(super) threads: usize,
     pub(super) mappings: usize,
-    /// Threads that are in a fault, or in a call.
+    /// Number of threads that are in a fault, or in a call.
     pub(super) pending: usize,
 }
 

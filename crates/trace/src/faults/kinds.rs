@@ -22,13 +22,13 @@ impl ErrorCode {
 /// Data of a completed fault.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultFacts {
-    /// `None` if only the end of the fault was reported.
+    /// Error code; `None` if only the end of the fault was reported.
     pub(super) code: Option<ErrorCode>,
-    /// None where the address is in no known mapping.
+    /// Quadrant of the mapping; `None` if the address is in no known mapping.
     pub(super) quadrant: Option<Quadrant>,
-    /// True if the kernel counted it as major.
+    /// True if the kernel counted the fault as major.
     pub(super) major: bool,
-    /// True if a huge page was allocated for it, or the mapping has no others.
+    /// True if a huge page was allocated for the fault, or the mapping has only huge pages.
     pub(super) huge: bool,
 }
 

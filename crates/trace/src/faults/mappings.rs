@@ -1,7 +1,8 @@
 //! The mappings in which there were faults, each with a number.
 //!
 //! A file has one number wherever it is mapped. Mappings without a file change their bounds in use,
-//! because the kernel merges neighbors: those of one program that touch or overlap are one.
+//! because the kernel merges neighbors: mappings of one program that touch or overlap have one
+//! number.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,18 +13,18 @@ use pagewise_model::{Absent, Name, Pid, Prot};
 
 use crate::spaces::SpaceRegion;
 
-/// A file and whether it is shared.
+/// Name and inode of a file, and true for a shared mapping.
 type FaultFile = (Name, u64, bool);
 
 #[derive(Debug)]
 pub(super) struct Mappings {
     list: Vec<FaultMapping>,
-    /// By number: the number that it was merged into, or the number itself.
+    /// For each number: the number that it was merged into, or the number itself.
     merged: Vec<u32>,
     files: HashMap<FaultFile, (u32, u32)>,
-    /// By program, name, and start: the end, and the number.
+    /// End and number of each range, by program, name and start.
     hulls: BTreeMap<(u32, Name, u64), (u64, u32)>,
-    /// By program and start: end, inode and number of the mapping that was found last.
+    /// End, inode and number of the mapping that was found last, by program and start.
     known: HashMap<(u32, u64), (u64, u64, u32)>,
     nowhere: Option<u32>,
 }
@@ -127,7 +128,7 @@ impl Mappings {
         let before = self.hulls.range(..=key(region.end)).rev();
         let same =
             before.take_while(|((other, name, _), _)| (*other, name) == (program, &region.name));
-        // Known ranges do not touch one another: the one before a gap is the last.
+        // Known ranges do not touch each other, so the search ends at the first gap.
         let touching = same.take_while(|(_, (end, _))| *end >= region.start);
         touching.map(|((.., start), (end, number))| (*start, *end, *number)).collect()
     }
@@ -152,14 +153,14 @@ impl Mappings {
     }
 
     /// Keeps the mappings with the largest counts, at most `most`; the others of each quadrant are
-    /// merged. `weights` are indexed by number. Returns the new number of each.
+    /// merged. `weights` are indexed by number. Returns the new number of each mapping.
     pub(super) fn fold(&mut self, weights: &[u64], most: usize) -> Vec<u32> {
         let roots: Vec<u32> = (0_u32..).take(self.list.len()).map(|at| self.root(at)).collect();
         let mut sums = vec![0_u64; roots.len()];
         for (root, weight) in roots.iter().zip(weights) {
             sums[*root as usize] += weight;
         }
-        // Rows that already sum other mappings stay apart.
+        // Entries that already sum other mappings are not merged again.
         let is_other = |it: &FaultMapping| it.name.as_bytes() == OTHER_MAPPINGS.as_bytes();
         let mut order: Vec<u32> = (0_u32..)
             .zip(&self.list)

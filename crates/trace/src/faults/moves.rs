@@ -1,5 +1,5 @@
-//! Memory that `mremap` moves or extends: no mapping record reports it, the tracepoints of the
-//! system call do.
+//! Memory that `mremap` moves or extends. Mapping records do not report such changes, but the
+//! tracepoints of the system call do.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -22,7 +22,7 @@ pub(super) struct CallFields {
     result: TracepointField,
 }
 
-/// An argument: a field of its own, or one of several words.
+/// Position of an argument: a field of its own, or a word of an array field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Argument {
     Field(TracepointField),

@@ -30,7 +30,7 @@ use crate::stacks::{RecordedStacks, StackId};
 use crate::symbolized::symbolize;
 use crate::unwind::{Unwinder, stack_pointer};
 
-/// Reading mappings again takes at most 1/`REREAD` of the time.
+/// Divisor of the recording time: mappings are read again for at most 1/`REREAD` of that time.
 const REREAD: u32 = 50;
 
 /// A fault that has begun.
@@ -39,7 +39,8 @@ pub(super) struct PendingFault {
     pid: u32,
     time: u64,
     address: u64,
-    /// Instruction pointer in user mode; in a system call, that of the call.
+    /// Instruction pointer in user mode. For a fault in a system call, this is the instruction of
+    /// the call.
     user_ip: Option<u64>,
     code: ErrorCode,
     by_kernel: bool,
@@ -50,7 +51,7 @@ pub(super) struct PendingFault {
     owner: Owner,
 }
 
-/// Memory of a fault.
+/// Memory in which a fault occurred.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultMemory {
     pub(super) mapping: u32,
@@ -102,7 +103,7 @@ pub(super) struct FaultState {
     moves: Moves,
     /// Source of the owners of memory.
     blocks: Option<Box<dyn HeapBlocks>>,
-    /// Faults whose call stacks end too early.
+    /// Number of faults whose call stacks end too early.
     cut: u64,
     pending: HashMap<u32, PendingFault>,
     threads: Vec<FaultThread>,
@@ -354,8 +355,8 @@ impl FaultState {
         self.pending.insert(sample.tid, pending);
     }
 
-    /// The number of the call stack. In `execve`, whose caller is not mapped any more, the number
-    /// of the empty stack.
+    /// Returns the number of the call stack. In `execve`, the caller is not mapped any more, so the
+    /// number is that of the empty stack.
     fn stack(&mut self, sample: &PerfSample<'_>, by_kernel: bool) -> StackId {
         let FaultState { spaces, stacks, unwinder, calls, .. } = self;
         let from = sample.callers().next();
@@ -365,22 +366,22 @@ impl FaultState {
         }
         let known = unwinder.cut();
         join(unwinder.unwind(spaces, sample), sample.callers(), calls);
-        // Frame pointers may reach the outermost frame where the tables did not.
+        // Frame pointers may reach the outermost frame even if the tables do not.
         let is_whole = unwinder.cut() == known
             || calls.last().is_some_and(|last| unwinder.is_outermost(spaces, sample.pid, *last));
         self.cut += if is_whole { 0 } else { self.every };
         stacks.number(spaces, sample.pid, calls.iter().copied())
     }
 
-    /// Ends the fault of a thread, with the time, and true for a major fault, if its end was
-    /// reported.
+    /// Ends the fault of a thread. If the end of the fault was reported, the second argument is its
+    /// time, and true for a major fault.
     fn end(&mut self, tid: u32, told: Option<(u64, bool)>) {
         let Some(mut pending) = self.pending.remove(&tid) else { return };
         if told.is_none() && pending.by_kernel {
             return;
         }
         if pending.memory.quadrant.is_none() {
-            // A stack grows in the fault itself.
+            // The fault itself may have extended the stack mapping.
             pending.memory = self.memory_again(pending.pid, pending.address, pending.pointer);
         }
         let FaultMemory { mapping, quadrant, is_huge, on_stack } = pending.memory;

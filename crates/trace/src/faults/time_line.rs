@@ -1,5 +1,5 @@
-//! Numbers of faults over time, in bounded memory: the spans double in length when there would be
-//! too many.
+//! Numbers of faults over time, in bounded memory: the spans double in length when their number
+//! would exceed the maximum.
 
 use pagewise_model::faults::{FaultKind, TimeLine};
 

@@ -34,19 +34,19 @@ use crate::{PerfRecord, SessionEvent, TraceError, TraceSession, TraceTarget, Upr
 
 /// C library functions whose calls flush other CPUs. Each makes its system call and little else.
 const FUNCTIONS: &[&str] = &["madvise", "mprotect", "munmap", "mremap", "mmap"];
-/// A longer function does other work, too.
+/// Maximum number of bytes of a function. A longer function does other work, too.
 const MAX_FUNCTION_BYTES: u64 = 1 << 10;
 /// Number of timed calls that do nothing, to measure the overhead.
 const TURNS: usize = 200;
-/// Size of the ring for these calls.
+/// Number of bytes of the ring for the calls that measure the overhead.
 const RING: usize = 1 << 20;
 
 /// Uprobes that take the times of calls in the program.
 #[derive(Clone, Debug, Default)]
 pub struct CallTimers(Option<Vec<PathBuf>>);
 
-/// A file with code: the kernel gets the open file, since a name of a target's can lead elsewhere
-/// in our root.
+/// A file with code, kept open. The kernel gets a path to the open file, since a name in the
+/// target's root can denote another file in our root.
 #[derive(Debug)]
 pub(crate) struct TimedCode {
     pub(crate) name: Name,
@@ -57,7 +57,7 @@ pub(crate) struct TimedCode {
 #[derive(Debug)]
 struct Wrapper {
     name: String,
-    /// The file that it is in.
+    /// File that contains the function.
     code: Rc<TimedCode>,
     /// A path to the open file.
     path: &'static CStr,
@@ -66,13 +66,13 @@ struct Wrapper {
 }
 
 impl CallTimers {
-    /// No calls are timed.
+    /// Returns timers that time no calls.
     pub fn none() -> CallTimers {
         CallTimers(None)
     }
 
-    /// Calls are timed in the files that a running process maps. For other targets they are timed
-    /// in `files` and in our own C library, if these have such functions.
+    /// Returns timers for calls in the files that a running process maps. For other targets, calls
+    /// are timed in `files` and in our own C library, if these files have such functions.
     pub fn in_files(files: Vec<PathBuf>) -> CallTimers {
         CallTimers(Some(files))
     }
@@ -349,7 +349,7 @@ mod tests {
                     calls[at] += 1;
                 }
             });
-            // The C library may call it, too, when a thread ends.
+            // The C library may also call the function when a thread ends.
             assert!(calls.iter().all(|count| (50..60).contains(count)), "{attachment:?} {calls:?}");
         }
     }
@@ -362,8 +362,8 @@ mod tests {
             0xd8, 0x48, 0x83, 0xc8, 0xff, 0xc3,
         ];
         assert_eq!(returns(&code), Some(vec![15, 22]));
-        // Without its end the jump leaves the function; jmp *%rax; nothing; bytes that are not an
-        // instruction.
+        // Code without its end, so that the jump leaves the function; jmp *%rax; no code; bytes
+        // that are not an instruction.
         assert_eq!(returns(&code[..16]), None);
         assert_eq!(returns(&[0xff, 0xe0, 0xc3]), None);
         assert_eq!(returns(&[]), None);

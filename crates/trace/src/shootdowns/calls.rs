@@ -1,7 +1,7 @@
 //! The timed system calls that can flush TLBs.
 
-/// By number and name. Other calls flush too, and are identified by the functions of the kernel;
-/// these are rare enough to record each.
+/// Numbers and names of the system calls, which are rare enough to record each call. Other system
+/// calls flush, too, and are identified by the functions of the kernel.
 const CALLS: &[(libc::c_long, &str)] = &[
     (libc::SYS_brk, "brk"),
     (libc::SYS_mmap, "mmap"),
@@ -29,7 +29,7 @@ const CALLS: &[(libc::c_long, &str)] = &[
 const MADVISE: &str = "madvise";
 const PROCESS_MADVISE: &str = "process_madvise";
 
-/// The name of one of them.
+/// Returns the name of one of these system calls, by its number.
 pub(super) fn name(number: u64) -> Option<&'static str> {
     let number = libc::c_long::try_from(number).ok()?;
     CALLS.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)

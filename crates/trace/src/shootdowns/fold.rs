@@ -9,14 +9,15 @@ use super::{Doing, Numbered, SoFar};
 use crate::heaviest::{Heaviest, sums};
 use crate::stacks::StackId;
 
-/// Limits of the tables: a site and a caller take some 200 bytes, a process and a thread too.
+/// Maximum numbers of entries of the tables. A site, a caller, a process or a thread takes about
+/// 200 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlushLimits {
     sites: usize,
     chains: usize,
     processes: usize,
     threads: usize,
-    /// Pending function calls and queued requests.
+    /// Number of pending function calls and of queued requests.
     open: usize,
 }
 
@@ -34,7 +35,7 @@ impl FlushLimits {
 
 impl<K: Eq + std::hash::Hash + Clone, V> Numbered<K, V> {
     /// Keeps some values and renumbers them. Dropped values get the number after the last one.
-    /// Returns the new numbers, by the old.
+    /// Returns the new number for each old number.
     fn retain(&mut self, is_kept: impl Fn(usize) -> bool) -> Vec<usize> {
         let old = std::mem::take(&mut self.values);
         let mut numbers = Vec::with_capacity(old.len());

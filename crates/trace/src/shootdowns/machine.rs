@@ -25,7 +25,7 @@ const STARTS: &[&str] = &[
     "pswpout",
 ];
 
-/// Counts at one moment, or what was added between two.
+/// Counts at one time, or their increase between two times.
 #[derive(Clone, Debug)]
 pub(super) struct FlushCounts {
     pub(super) shootdowns: Reading<Vec<(u32, u64)>>,
@@ -46,7 +46,7 @@ impl FlushCounts {
         }
     }
 
-    /// Increase since then. A CPU that was switched on in between began at 0.
+    /// Returns the increase since `before`. A CPU that was switched on in between began at 0.
     pub(super) fn since(self, before: &FlushCounts) -> FlushCounts {
         let then = before.shootdowns.as_deref().unwrap_or_default();
         let count = |cpu| then.iter().find(|(known, _)| *known == cpu).map_or(0, |(_, n)| *n);

@@ -1,20 +1,20 @@
 //! Callers of the C library functions that make system calls.
 //!
-//! Such a function has no frame pointer of its own, so that the chain of frame pointers goes on
-//! with its caller's caller. Its return address lies on the stack, always as far from the stack
-//! pointer at one instruction: at most a small frame away.
+//! Such a function has no frame pointer of its own, so the chain of frame pointers skips its
+//! caller. Its return address lies on the stack. At each instruction, the distance of the return
+//! address from the stack pointer is constant, and at most a small frame.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 
 use crate::{Spaces, files};
 
-/// Bytes of the stack that are searched: no such function has a larger frame (`mremap` of glibc has
-/// 88).
+/// Number of bytes of the stack that are searched: no such function has a larger frame (`mremap` of
+/// glibc has 88).
 pub(super) const LOOKED_AT: u32 = 128;
 
-/// By program and instruction: distance of the return address from the stack pointer, in words;
-/// `None` if it was not found.
+/// Distance of the return address from the stack pointer in words, by program and instruction;
+/// `None` if the return address was not found.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
     known: HashMap<(u32, u64), Option<usize>>,
@@ -57,11 +57,11 @@ fn follows_a_call(spaces: &Spaces, pid: u32, address: u64) -> Option<bool> {
     Some(ends_with_a_call(before))
 }
 
-/// Maximum length of a call: one through memory with a prefix.
+/// Maximum number of bytes of a call instruction: a call through memory with a prefix.
 const MAX_CALL_BYTES: usize = 7;
 
-/// True if the last of these bytes may be a call of x86: `call rel32`, or one through a register or
-/// memory, which is 2 to 7 bytes long.
+/// Returns true if these bytes may end with a call instruction of x86: `call rel32`, or a call
+/// through a register or memory, which is 2 to 7 bytes long.
 fn ends_with_a_call(bytes: [u8; MAX_CALL_BYTES]) -> bool {
     const INDIRECT: u8 = 0xff;
     let is_call = |modrm: u8| modrm & 0x38 == 0x10;

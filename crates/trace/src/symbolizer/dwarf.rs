@@ -23,18 +23,19 @@ type Dwarf = gimli::Dwarf<PieceReader>;
 type DwarfUnit = gimli::Unit<PieceReader>;
 type DwarfValue = AttributeValue<PieceReader>;
 
-/// Units of a file; browsers have some 60,000.
+/// Maximum number of units of a file. Browsers have about 60,000.
 const MAX_UNITS: usize = 1 << 20;
-/// Ranges of addresses of all units.
+/// Maximum number of address ranges of all units.
 const MAX_RANGES: usize = 2 << 20;
-/// Rows of lines of a unit, and ranges of its functions.
+/// Maximum number of line rows of a unit. [`MAX_FUNCTIONS`] is the maximum number of ranges of its
+/// functions.
 const MAX_ROWS: usize = 4 << 20;
 const MAX_FUNCTIONS: usize = 1 << 20;
-/// Ranges of inlined functions of a function, and levels of functions that are inlined into each
-/// other.
+/// Maximum number of ranges of inlined functions of a function. [`MAX_DEPTH`] is the maximum number
+/// of levels of functions that are inlined into each other.
 const MAX_INLINED: usize = 1 << 17;
 const MAX_DEPTH: usize = 256;
-/// References that are followed for a name.
+/// Maximum number of references that are followed for a name.
 const MAX_REFERENCES: usize = 16;
 
 /// A range of addresses, and its value.
@@ -42,12 +43,12 @@ const MAX_REFERENCES: usize = 16;
 struct DwarfRange<T> {
     begin: u64,
     end: u64,
-    /// The largest end up to here: ranges may overlap.
+    /// Largest end of this range and of all ranges before it: ranges may overlap.
     furthest: u64,
     what: T,
 }
 
-/// Ranges by their begin.
+/// Ranges in order of their begin.
 #[derive(Debug)]
 struct Ranges<T>(Vec<DwarfRange<T>>);
 
@@ -95,7 +96,7 @@ struct LineRow {
 struct UnitLines {
     header: Option<gimli::LineProgramHeader<PieceReader>>,
     rows: Vec<LineRow>,
-    /// Ranges of rows of contiguous code, and the end address of each; by address.
+    /// Range of the rows of each contiguous piece of code, and its end address; by address.
     sequences: Vec<(std::ops::Range<usize>, u64)>,
     /// Paths of files by number, cached.
     files: HashMap<u64, Option<Rc<str>>>,
@@ -164,7 +165,8 @@ pub(super) struct DebugInfo {
     units: Vec<u64>,
     shared_units: Vec<u64>,
     loaded: HashMap<u64, Loaded>,
-    /// Units in which only names were looked up; true for those of the supplementary file.
+    /// Units in which only names were looked up, by offset. The flag is true for units of the
+    /// supplementary file.
     referred: HashMap<(bool, u64), Rc<DwarfUnit>>,
     bytes: u64,
 }
@@ -546,8 +548,8 @@ impl UnitLines {
     }
 }
 
-/// A unit before any of its attributes is read. [`gimli::Unit::new`] also reads the header of the
-/// line table, and the tables of lines are as large as the rest.
+/// Returns a unit before any of its attributes is read. [`gimli::Unit::new`] also reads the header
+/// of the line table, and line tables are as large as all other information together.
 pub(crate) fn empty_unit<R: gimli::Reader>(
     header: UnitHeader<R>,
     abbreviations: Arc<gimli::Abbreviations>,
@@ -599,7 +601,7 @@ fn unit(
         }
     }
     drop(entries);
-    // Both may need the bases above.
+    // Both attributes may need the base offsets that were set above.
     unit.comp_dir = folder.and_then(|value| dwarf.attr_string(&unit, value).ok());
     if let Some(low) = root.extent.low.clone().map(|value| dwarf.attr_address(&unit, value)) {
         unit.low_pc = low?.unwrap_or(0);
@@ -651,7 +653,7 @@ impl CodeExtent {
         if let Some(low) = address(low)? {
             let end = match address(high)? {
                 Some(end) => end,
-                // Behind the last address there is nothing.
+                // `DW_AT_high_pc` is a length.
                 None => low.wrapping_add(length.unwrap_or(0)),
             };
             add(low, end);

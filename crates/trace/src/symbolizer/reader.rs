@@ -13,18 +13,18 @@ use gimli::{Error, ReaderOffsetId, Result, RunTimeEndian};
 
 use crate::elf::FileSource;
 
-/// Bytes that are read at a time.
+/// Number of bytes that are read at a time.
 const PIECE: u64 = 16 << 10;
-/// Pieces of a file that are kept: 16 MiB.
+/// Maximum number of pieces of a file that are kept: 16 MiB.
 const MAX_PIECES: usize = 1 << 10;
-/// Maximum length of a name.
+/// Maximum length of a name in bytes.
 const MAX_TEXT: u64 = 1 << 20;
 
 /// Number of bytes that may still be interpreted. Parsed data is kept, so this bounds memory as
 /// well as time, for any file.
 #[derive(Debug, Default)]
 pub(super) struct Fuel {
-    /// Fuel for this look-up.
+    /// Remaining fuel for this look-up.
     left: Cell<u64>,
     /// Fuel used since the beginning.
     used: Cell<u64>,
@@ -36,7 +36,7 @@ impl Fuel {
         self.left.set(bytes);
     }
 
-    /// Bytes that were interpreted since the beginning.
+    /// Number of bytes that were interpreted since the beginning.
     pub(super) fn used(&self) -> u64 {
         self.used.get()
     }

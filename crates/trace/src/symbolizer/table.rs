@@ -5,14 +5,14 @@ use gimli::{Endianity, RunTimeEndian};
 use crate::elf::FileSource;
 use crate::elf::{FileLayout, HeaderSection};
 
-/// A table with more symbols is not read: those of browsers have two million.
+/// Maximum number of symbols of a table that is read: the tables of browsers have two million.
 const MAX_SYMBOLS: u64 = 6 << 20;
-/// Symbols that are read at a time.
+/// Number of symbols that are read at a time.
 const AT_ONCE: u64 = 4 << 10;
-/// Maximum length of a name.
+/// Maximum length of a name in bytes.
 const MAX_NAME: u64 = 64 << 10;
 
-/// `sh_type` of a table.
+/// `sh_type` of a symbol table.
 pub(super) const SYMBOLS: u32 = 2;
 pub(super) const DYNAMIC_SYMBOLS: u32 = 11;
 
@@ -56,24 +56,24 @@ impl SymbolTable {
             symbols.extend(entries.filter_map(|it| symbol(it, layout.is_wide, layout.endian)));
             at += AT_ONCE;
         }
-        // Among symbols of one address the largest comes first.
+        // Among symbols of one address, the largest symbol is the first.
         symbols.sort_by_key(|it| (it.address, std::cmp::Reverse(it.size)));
         symbols.shrink_to_fit();
         Some(SymbolTable { symbols, names: names.clone(), is_dynamic: kind == DYNAMIC_SYMBOLS })
     }
 
-    /// Bytes of memory.
+    /// Number of bytes of memory that the table takes.
     pub(super) fn bytes(&self) -> u64 {
         (self.symbols.len() * size_of::<TableSymbol>()) as u64
     }
 
-    /// The symbol that covers an address: where it begins, and its name.
+    /// Returns the symbol that covers an address: its start address and its name.
     pub(super) fn find(&self, source: &FileSource, address: u64) -> Option<(u64, String)> {
         let behind = self.symbols.partition_point(|it| it.address <= address);
         let start = self.symbols.get(behind.checked_sub(1)?)?.address;
         let first = self.symbols.partition_point(|it| it.address < start);
-        // A symbol without a size goes up to the next one. Tables of dynamic symbols have gaps:
-        // there it covers only its own address.
+        // A symbol without a size goes up to the next symbol. Tables of dynamic symbols have gaps,
+        // so there such a symbol covers only its own address.
         let covers = |it: &&TableSymbol| match it.size {
             0 => !self.is_dynamic || it.address == address,
             size => address - it.address < size,

@@ -32,11 +32,11 @@ pub(crate) fn skip_without_events() {
 pub(crate) const TOO_LITTLE_MEMORY: &str = "this user may lock too little memory for the ring buffers that the test needs \
      (kernel.perf_event_mlock_kb, RLIMIT_MEMLOCK)";
 
-/// Bytes of a ring buffer for each CPU that hold what the tests record: two of this size are within
-/// what an ordinary user may lock by default.
+/// Number of bytes of the ring buffer of each CPU, enough for the events of a test. An ordinary
+/// user may lock two ring buffers of this size by default.
 pub(crate) const RING_BYTES: usize = 4 << 20;
 
-/// The tests of a program take their ring buffers one after the other.
+/// Serializes the tests of a program, so that their ring buffers do not exist at the same time.
 static RINGS: Mutex<()> = Mutex::new(());
 
 /// Builds a program of `tests/programs`. `None`, with a message, without a compiler.
@@ -80,12 +80,12 @@ impl LineProgram {
         LineProgram { pid: child.id(), child, input, output: BufReader::new(output) }
     }
 
-    /// Starts its work.
+    /// Makes the program do its work once.
     pub(crate) fn tell(&mut self) {
         writeln!(self.input, "go").unwrap();
     }
 
-    /// Waits for its answer.
+    /// Waits for the answer of the program.
     pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -153,7 +153,7 @@ pub(crate) fn events(
     true
 }
 
-/// The functions of places, the innermost first, `?` for those that have none.
+/// Returns the functions of code locations, the innermost first, with `?` for those without a name.
 pub(crate) fn functions(symbols: &mut Symbols, places: &[Rc<CodePlace>]) -> Vec<String> {
     let frames = places.iter().flat_map(|place| symbols.frames(place).to_vec());
     frames.map(|frame| frame.function.unwrap_or_else(|| "?".to_owned())).collect()

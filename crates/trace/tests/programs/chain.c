@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #define NOINLINE __attribute__((noinline, noclone))
-/* Code after a call keeps it from becoming a jump. */
+/* Code after a call keeps the compiler from replacing the call by a jump. */
 #define AFTER __asm__ volatile("" ::: "memory")
 
 static size_t page;

@@ -1,4 +1,4 @@
-/* Asks for the time for a while, once for each line that it reads. */
+/* Reads the clock repeatedly for some time, once for each input line. */
 #include <stdio.h>
 #include <time.h>
 
