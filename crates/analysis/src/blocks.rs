@@ -9,7 +9,8 @@ use pagewise_model::{Absent, Name, Pid};
 
 use crate::explain::{fact, meaning};
 
-/// A table with these columns. A column without a meaning gets that of the table of fields.
+/// Builds a table from `columns`. A column with an empty meaning gets the meaning that `FIELDS` has
+/// for its key.
 pub(crate) fn table(
     key: &'static str,
     title: &'static str,
@@ -31,8 +32,8 @@ pub(crate) fn table(
     }
 }
 
-/// Selects at most `limit` rows, and returns a note on the others that names the option that shows
-/// all.
+/// Selects at most `limit` rows, and returns a note on the number of other rows. The note names the
+/// option that shows all rows.
 pub(crate) fn first<'t, T>(all: &'t [T], limit: Option<usize>, option: &str) -> (&'t [T], Label) {
     let (shown, left_out) = all.split_at(all.len().min(limit.unwrap_or(usize::MAX)));
     let note = match left_out.len() {
@@ -42,7 +43,8 @@ pub(crate) fn first<'t, T>(all: &'t [T], limit: Option<usize>, option: &str) -> 
     (shown, note)
 }
 
-/// The gaps of a column. If all rows lack a value for the same reason, the reason is stored once.
+/// Converts the missing values of a column to `Gaps`. If all rows lack a value for the same reason,
+/// the reason is stored once.
 pub(crate) fn gaps(absent: Vec<(usize, Absent)>, rows: usize) -> Gaps {
     match absent.first() {
         None => Gaps::None,
@@ -53,17 +55,17 @@ pub(crate) fn gaps(absent: Vec<(usize, Absent)>, rows: usize) -> Gaps {
     }
 }
 
-/// A column that only programs see.
+/// Restricts a column to reports for programs.
 pub(crate) fn for_programs(column: TableColumn) -> TableColumn {
     seen_by(Audience::Programs, column)
 }
 
-/// A column that only people see.
+/// Restricts a column to reports for people.
 pub(crate) fn for_people(column: TableColumn) -> TableColumn {
     seen_by(Audience::People, column)
 }
 
-/// A column that only these readers see.
+/// Restricts a column to the readers in `audience`.
 pub(crate) fn seen_by(audience: Audience, column: TableColumn) -> TableColumn {
     TableColumn { audience, ..column }
 }
@@ -74,7 +76,8 @@ pub(crate) fn stacks_cut(cut: Option<u64>) -> Fact {
         .hidden_if(cut.is_none_or(|cut| cut == 0))
 }
 
-/// PID of the reported process and its command line; a missing one is hidden.
+/// Returns facts for the PID and the command line of the reported process. An unknown PID and an
+/// empty command line are hidden.
 pub(crate) fn process(pid: impl Into<Option<Pid>>, command: &[Name]) -> [Fact; 2] {
     let pid = pid.into();
     let words = command.iter().cloned().map(CellValue::Name).collect();
@@ -85,7 +88,7 @@ pub(crate) fn process(pid: impl Into<Option<Pid>>, command: &[Name]) -> [Fact; 2
     ]
 }
 
-/// Ending of a program, in words.
+/// Describes the ending of a program in words.
 pub(crate) fn ending(ending: ProgramEnding) -> String {
     match ending {
         ProgramEnding::Exited(status) => format!("exit {status}"),
@@ -93,17 +96,17 @@ pub(crate) fn ending(ending: ProgramEnding) -> String {
     }
 }
 
-/// [`ending`] as a cell.
+/// Returns the words of [`ending`] as a cell.
 pub(crate) fn ended(ended: ProgramEnding) -> CellValue {
     CellValue::text(ending(ended))
 }
 
-/// [`ended`] for a program that may still be running.
+/// Returns the cell of [`ended`] for a program that may still be running.
 pub(crate) fn ended_yet(ending: Option<ProgramEnding>) -> CellValue {
     ending.map_or_else(|| CellValue::text("still running"), ended)
 }
 
-/// Facts for everyone.
+/// Groups facts for all readers.
 pub(crate) fn facts_of(
     key: &'static str,
     title: &'static str,
@@ -113,12 +116,13 @@ pub(crate) fn facts_of(
     NamedFacts { key: key.into(), title: title.into(), audience: Audience::Everyone, shape, facts }
 }
 
-/// A limit in bytes. 0 stands for no limit, and becomes `CellValue::None`.
+/// Converts a limit in bytes to a cell. 0 stands for no limit, and becomes `CellValue::None`.
 pub(crate) fn limit(bytes: u64) -> CellValue {
     if bytes == 0 { CellValue::None } else { CellValue::Bytes(bytes) }
 }
 
-/// Memory limit of a recorder, and the events that were merged to stay within it.
+/// Returns the memory limit of a recorder, and the numbers of events that were merged to stay
+/// within the limit.
 pub(crate) fn folded(folded: &Folded) -> NamedFacts {
     let count = |key, value| fact(key, "", CellValue::Count(value), meaning(key));
     let facts = vec![
@@ -137,8 +141,8 @@ pub(crate) fn folded(folded: &Folded) -> NamedFacts {
     }
 }
 
-/// [`folded`] for people, one sentence per kind of merged events. `what` names the events in the
-/// plural.
+/// Returns the contents of [`folded`] for people: one sentence for each cause of merged events.
+/// `what` is a plural noun for the events.
 pub(crate) fn folded_remarks(folded: &Folded, what: &str) -> Vec<String> {
     let Folded { stacks, stack_events, stack_error, thread_events, mapping_events, .. } = *folded;
     let limit = folded.memory_limit >> 20;

@@ -1,26 +1,26 @@
-//! Cells of counts and texts.
+//! Conversions of counts and texts to cells.
 
 use std::borrow::Cow;
 
 use pagewise_model::report::CellValue;
 
-/// A count as a float: the nearest one above 2^53.
+/// Converts a count to a float. Above 2^53 the result is the nearest float.
 #[expect(clippy::cast_precision_loss, reason = "reports show few digits")]
 pub(crate) fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// `part` of `whole`, from 0 to 1; `None` of nothing.
+/// Ratio of `part` to `whole`; `None` if `whole` is 0.
 pub(crate) fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| float(part) / float(whole))
 }
 
-/// `part` of `whole` as a cell, which is empty if `whole` is 0.
+/// Ratio of `part` to `whole` as a cell, which is empty if `whole` is 0.
 pub(crate) fn share(part: u64, whole: u64) -> CellValue {
     ratio(part, whole).map_or(CellValue::None, CellValue::Share)
 }
 
-/// A text as a cell.
+/// Converts a text to a cell.
 pub(crate) fn text(text: impl Into<Cow<'static, str>>) -> CellValue {
     CellValue::text(text)
 }

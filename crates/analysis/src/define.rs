@@ -15,10 +15,10 @@ const CAUSE: &str = "cause";
 /// Maximum number of suggestions.
 const SUGGESTIONS: usize = 3;
 
-/// All definitions of a name; `None` if it has none.
+/// Returns all definitions of a name; `None` if the name has no definition.
 ///
-/// A name that several files use gets a block for each file. Case is ignored unless two fields
-/// differ only in case.
+/// If several kernel files use the name, the report has a block for each file. Case is ignored
+/// unless two fields differ only in case.
 pub fn define(name: &str) -> Option<Report> {
     let found = named(name.trim());
     let first = found.first()?;
@@ -32,7 +32,7 @@ pub fn define(name: &str) -> Option<Report> {
     })
 }
 
-/// All definitions as one table.
+/// Returns all definitions as one table.
 pub fn all() -> Report {
     let fields: Vec<FieldMeaning> = FIELDS.iter().copied().chain(others()).collect();
     let mut table = programs(&fields);
@@ -48,7 +48,7 @@ pub fn all() -> Report {
     }
 }
 
-/// Names that look like `name`, the likeliest first.
+/// Returns names that are spelled like `name`, the most similar name first.
 pub fn similar(name: &str) -> Vec<&'static str> {
     nearest(name.trim(), FIELDS.iter().copied().chain(others()).map(|field| field.name))
 }
@@ -58,7 +58,7 @@ fn named(name: &str) -> Vec<FieldMeaning> {
     fields::named(name).copied().chain(alike).collect()
 }
 
-/// Definitions in other tables than [`FIELDS`].
+/// Returns the definitions that are not in [`FIELDS`].
 fn others() -> impl Iterator<Item = FieldMeaning> {
     let named = |name, source, unit, meaning| FieldMeaning {
         name,
@@ -83,8 +83,8 @@ fn others() -> impl Iterator<Item = FieldMeaning> {
     flags.chain(pools).chain(causes)
 }
 
-/// The names of `known` within a small edit distance of `name`, or that contain it, the nearest
-/// first.
+/// Returns the names of `known` that are within a small edit distance of `name` or contain it, the
+/// smallest edit distance first.
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let name: Vec<char> = name.to_lowercase().chars().take(64).collect();
     let allowed = (name.len() / 3).max(1);
@@ -101,7 +101,7 @@ pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> V
     found.into_iter().take(SUGGESTIONS).map(|(_, candidate)| candidate).collect()
 }
 
-/// Edit distance: number of letters to insert, delete, replace or swap with their neighbor.
+/// Edit distance: number of letters to insert, delete, replace or swap with the adjacent letter.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();
@@ -120,7 +120,7 @@ fn distance(a: &[char], b: &[char]) -> usize {
     last[b.len()]
 }
 
-/// Name of a source file for people.
+/// Returns the name of a definition's source (a file or a group of names) for people.
 fn place(source: &'static str) -> &'static str {
     match source {
         "smaps" => "/proc/PID/smaps and smaps_rollup",
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_found_whatever_its_case() {
+    fn a_name_is_found_regardless_of_case() {
         assert_eq!(define("pss_dirty"), define("Pss_Dirty"));
         assert!(report_text(&define("PSS_DIRTY").unwrap()).contains("6.0"));
     }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_brings_the_nearest() {
+    fn an_unknown_name_yields_the_most_similar_names() {
         assert_eq!(define("Pss_Dirt"), None);
         assert_eq!(similar("Pss_Dirt")[0], "Pss_Dirty");
         assert_eq!(similar("MemAvailabel")[0], "MemAvailable");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn swapped_neighbors_are_one_slip() {
+    fn two_swapped_letters_are_one_edit() {
         let letters = |text: &str| text.chars().collect::<Vec<_>>();
         assert_eq!(distance(&letters("rsS"), &letters("rSs")), 1);
         assert_eq!(distance(&letters(""), &letters("abc")), 3);

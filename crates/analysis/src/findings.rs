@@ -1,8 +1,8 @@
-//! Findings: each rule tests for one condition, reports it with its evidence if the numbers support
-//! it, and gives the next step. A healthy process has none.
+//! Findings: each rule tests for one condition. If the numbers support the condition, the rule
+//! reports it with the evidence and the next step. A healthy process has no findings.
 //!
-//! Each module has the rules about one kind of evidence, and lists them in its table. A rule names
-//! the evidence that it needs; a command calls [`find`] with the evidence that it has.
+//! Each module contains the rules for one type of evidence, and lists them in its constant `RULES`.
+//! A rule names the evidence that it needs; a command passes the evidence that it has to [`find`].
 
 mod core_file;
 mod faults;
@@ -34,7 +34,7 @@ use crate::stat::rows::StatRows;
 use crate::thp::ZeroEstimate;
 use crate::thp::table::ThpRows;
 
-/// Evidence of one command.
+/// Evidence of one command for the rules.
 #[derive(Clone, Copy)]
 pub(crate) enum Evidence<'a> {
     /// A snapshot of a process, with its pools.
@@ -49,13 +49,13 @@ pub(crate) enum Evidence<'a> {
     Shootdowns(&'a ShootdownCauses<'a>),
     /// Recorded allocations, by call stack.
     Heap(&'a Sites<'a>),
-    /// A heap scanned from outside.
+    /// A scan of a process's heap by another process.
     HeapScan(&'a HeapScan),
-    /// Measured runs of one command or two, with the metrics of each.
+    /// Measured runs of one or two commands, with the metrics of each command.
     Measurement(&'a Measurement, &'a [StatRows]),
 }
 
-/// A rule, by the evidence that it needs.
+/// A rule. The variant determines the evidence that the rule needs.
 enum FindingRule {
     Snapshot(fn(&ExplainSubject<'_>) -> Option<Finding>),
     Limits(fn(&ExplainSubject<'_>) -> Vec<Finding>),
@@ -63,7 +63,7 @@ enum FindingRule {
     Pool(fn(&RegisteredPool) -> Option<Finding>),
     Faults(fn(&FaultRecording, &FaultFrames<'_>) -> Option<Finding>),
     Shootdowns(fn(&ShootdownCauses<'_>) -> Option<Finding>),
-    /// Each cause of shootdowns has its own remedy.
+    /// Returns several findings, because each cause of shootdowns has its own remedy.
     ShootdownCauses(fn(&ShootdownCauses<'_>) -> Vec<Finding>),
     Heap(fn(&Sites<'_>) -> Option<Finding>),
     HeapScan(fn(&HeapScan) -> Option<Finding>),
@@ -72,7 +72,7 @@ enum FindingRule {
     EachCommand(fn(&Measurement, &[StatRows]) -> Vec<Finding>),
 }
 
-/// All rules, by module. Findings of the same severity are reported in this order.
+/// All rules, by module. Findings of the same severity are reported in the order of this list.
 const RULES: &[&[FindingRule]] = &[
     core_file::RULES,
     snapshot::RULES,
@@ -88,7 +88,7 @@ const RULES: &[&[FindingRule]] = &[
 ];
 
 impl FindingRule {
-    /// The findings of the rule; none if it needs other evidence.
+    /// Returns the findings of the rule; no findings if the rule needs other evidence.
     fn apply(&self, evidence: Evidence<'_>) -> Vec<Finding> {
         let one = match (self, evidence) {
             (FindingRule::Snapshot(rule), Evidence::Snapshot(subject)) => rule(subject),
@@ -118,7 +118,7 @@ impl FindingRule {
     }
 }
 
-/// The findings that the evidence supports, the gravest first.
+/// Returns the findings that the evidence supports, the most severe first.
 pub(crate) fn find(evidence: Evidence<'_>) -> Vec<Finding> {
     let mut findings: Vec<_> =
         RULES.iter().copied().flatten().flat_map(|rule| rule.apply(evidence)).collect();
@@ -126,7 +126,7 @@ pub(crate) fn find(evidence: Evidence<'_>) -> Vec<Finding> {
     findings
 }
 
-/// A finding. Each number in its pieces is a cell with a unit.
+/// Builds a finding. Each number in `claim` is a cell with a unit.
 fn finding(
     id: &'static str,
     severity: Severity,
@@ -145,7 +145,7 @@ fn size(key: &'static str, label: &'static str, size: Bytes) -> Fact {
     fact(key, label, bytes(size), "")
 }
 
-/// The command line `before` PID `after`.
+/// Builds the command line `before` PID `after`.
 fn command(
     before: &'static str,
     subject: &ExplainSubject<'_>,

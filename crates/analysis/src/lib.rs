@@ -1,4 +1,4 @@
-//! Analyses: model values to reports. Pure: no I/O, no clock.
+//! Analyses: they convert model values to reports, without I/O and without reading a clock.
 #![forbid(unsafe_code)]
 mod blocks;
 mod causes;

@@ -1,4 +1,4 @@
-//! Reports about the memory of processes as it is.
+//! Reports about the present memory of processes.
 
 pub(crate) mod address_map;
 pub mod diff;

@@ -1,4 +1,4 @@
-//! Reports about recordings: what a process did over time.
+//! Reports about recordings of a process or of the machine over time.
 
 pub mod calls;
 pub mod faults;

@@ -1,4 +1,4 @@
-//! Small snapshots for tests, written as lines of `maps`.
+//! Small synthetic snapshots for tests, written as lines of `maps`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ fn nobody_read() -> Absent {
     Absent::NotCollected("a sample".into())
 }
 
-/// A mapping from `START-END rwxp OFFSET INODE NAME`, addresses in hex; the name may be left out.
+/// Parses a mapping from `START-END rwxp OFFSET INODE NAME`. The addresses are hexadecimal; the
+/// name is optional.
 pub(crate) fn mapping(line: &str) -> Mapping {
     let mut words = line.splitn(5, ' ');
     let mut next = || words.next().unwrap_or("");
@@ -39,7 +40,7 @@ pub(crate) fn mapping(line: &str) -> Mapping {
     }
 }
 
-/// The mapping with a smaps entry of these counters, and these flags.
+/// Adds a smaps entry with these counters and flags to a mapping.
 pub(crate) fn with_smaps(
     mapping: Mapping,
     counters: &[(SmapsCounter, u64)],
@@ -57,7 +58,8 @@ pub(crate) fn with_smaps(
     Mapping { smaps: Ok(Arc::new(smaps)), ..mapping }
 }
 
-/// A mapping with this number of resident bytes, all exclusive, and nothing in swap.
+/// Returns a mapping with this number of resident bytes. All of them are exclusive, and no page is
+/// in swap.
 pub(crate) fn resident(line: &str, bytes: u64) -> Mapping {
     let counters = [
         (SmapsCounter::Rss, bytes),
@@ -72,7 +74,7 @@ pub(crate) fn resident(line: &str, bytes: u64) -> Mapping {
     with_smaps(mapping(line), &counters, "")
 }
 
-/// A process of these mappings.
+/// Returns a snapshot of a process with these mappings.
 pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
     let size = mappings.iter().map(Mapping::size).sum();
     let resident = mappings.iter().filter_map(|m| m.rss().ok()).sum();
@@ -139,7 +141,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
     }
 }
 
-/// The table of a report under `key`.
+/// Returns the table of a report with this key.
 pub(crate) fn table<'a>(report: &'a pagewise_model::Report, key: &str) -> &'a ReportTable {
     let find = |block: &'a ReportBlock| match block {
         ReportBlock::Table(table) if table.key == key => Some(table),
@@ -148,13 +150,13 @@ pub(crate) fn table<'a>(report: &'a pagewise_model::Report, key: &str) -> &'a Re
     report.blocks.iter().find_map(find).expect("the table is there")
 }
 
-/// The values of a column.
+/// Returns the values of a column.
 pub(crate) fn column(table: &ReportTable, key: &str) -> Vec<CellValue> {
     let column = table.columns.iter().find(|c| c.key == key).expect("the column is there");
     (0..table.rows()).map(|row| column.value(row)).collect()
 }
 
-/// A scan of a running process with this heap.
+/// Returns a scan of a running process with this heap.
 pub(crate) fn heap_scan(heap: WalkedHeap) -> HeapScan {
     HeapScan {
         pagewise_heap_scan: HEAP_SCAN_VERSION,

@@ -10,7 +10,7 @@ use crate::explain::ExplainSubject;
 use crate::explain::core::{CoreCoverage, location, mapping_at, signal_text};
 use crate::pools::PoolKind;
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Snapshot(stack_overflow),
     FindingRule::Snapshot(crash),
@@ -22,16 +22,16 @@ const SIGABRT: u32 = 6;
 const SIGBUS: u32 = 7;
 const SIGSEGV: u32 = 11;
 
-/// An access below this address, the `vm.mmap_min_addr` of most machines, is an access to a member
-/// through a null pointer.
+/// An access below this address is an access to a member through a null pointer. The value is
+/// `vm.mmap_min_addr` of most machines.
 const NEAR_NULL: u64 = 1 << 16;
-/// A stack is full if fewer bytes than this are left below the stack pointer.
+/// Number of bytes: a stack is full if fewer bytes are left below the stack pointer.
 const NEAR_FULL: u64 = 1 << 16;
-/// Maximum distance of the faulting address from the stack pointer, and below the stack. A larger
-/// frame can skip the guard.
+/// Maximum number of bytes from the faulting address to the stack pointer, and from the faulting
+/// address to the stack above it. A larger frame can skip the guard.
 const NEAR_STACK: u64 = 1 << 20;
 
-/// The signal, its thread, and the address of a fault.
+/// The signal that ended the process, its thread, and the address of the fault.
 struct FaultContext<'a> {
     signal: &'a CoreSignal,
     thread: &'a CoreThread,
@@ -47,8 +47,8 @@ fn fault<'a>(coverage: &'a CoreCoverage<'_>) -> Option<FaultContext<'a>> {
     }
 }
 
-/// The stack that a thread overflowed: the faulting address lies below it, or in its guard, and
-/// near the stack pointer.
+/// Finds the stack that a thread overflowed: the faulting address is near the stack pointer, and is
+/// below the stack or in its guard.
 fn overflowed_stack<'a>(
     subject: &'a ExplainSubject<'_>,
     fault: &FaultContext<'_>,
@@ -57,23 +57,25 @@ fn overflowed_stack<'a>(
     if fault.signal.number != SIGSEGV || !near_pointer {
         return None;
     }
-    // A guard belongs to the pool of its stack, so the first accessible mapping above decides.
+    // A guard belongs to the pool of its stack, so the first accessible mapping at or above the
+    // faulting address determines the pool.
     let above = subject.mappings.partition_point(|mapping| mapping.range.end <= fault.address);
     let accessible = |index: &usize| !subject.mappings[*index].prot.is_none();
     let index = (above..subject.mappings.len()).take(2).find(accessible)?;
     let stack = &subject.mappings[index];
     let kind = subject.pools.pool_of(index).kind;
     let is_stack = matches!(kind, PoolKind::MainStack | PoolKind::ThreadStack)
-        // If the stack pointer is outside the stack, only the guard below identifies the stack.
+        // If the stack pointer is outside the stack, only a guard below the stack identifies the
+        // stack.
         || stack.prot.write && stack.backing() == Backing::Anonymous && is_guard(subject, index);
-    // A stack that is not full was not overflowed.
+    // If the stack pointer is not near the end of the stack, the stack did not overflow.
     let is_full = fault.thread.stack_pointer < stack.range.start.saturating_add(NEAR_FULL);
     let below = stack.range.start.checked_sub(fault.address);
     (is_stack && is_full && below.is_some_and(|below| (1..=NEAR_STACK).contains(&below)))
         .then_some(stack)
 }
 
-/// True if a mapping without access ends where this one starts.
+/// True if a mapping without access rights ends at the start of the mapping with this index.
 fn is_guard(subject: &ExplainSubject<'_>, index: usize) -> bool {
     let start = subject.mappings[index].range.start;
     let below = index.checked_sub(1).map(|below| &subject.mappings[below]);
@@ -115,7 +117,7 @@ fn stack_overflow(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// The signal that ended the process.
+/// Reports the signal that ended the process.
 fn crash(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let coverage = subject.coverage.as_ref()?;
     let signal = coverage.dump.signal.as_ref()?;
@@ -146,11 +148,11 @@ fn crash(subject: &ExplainSubject<'_>) -> Option<Finding> {
 }
 
 fn thread_id(thread: &CoreThread) -> CellValue {
-    // Only quantities have thousands separators.
+    // Only quantities have thousands separators; a TID is not a quantity.
     CellValue::text(thread.tid.to_string())
 }
 
-/// The cause of a signal without an address.
+/// Describes the cause of a signal that has no faulting address.
 fn received(signal: &CoreSignal, thread: &CoreThread) -> Vec<CellValue> {
     match signal.cause {
         SignalCause::Sender { pid, .. } if signal.number == SIGABRT && pid == thread.tid => {
@@ -167,7 +169,7 @@ fn received(signal: &CoreSignal, thread: &CoreThread) -> Vec<CellValue> {
     }
 }
 
-/// Words on the faulting address: the mapping that contains it, or the nearest mappings.
+/// Describes the faulting address: the mapping that contains it, or the nearest mappings.
 fn access(subject: &ExplainSubject<'_>, fault: &FaultContext<'_>) -> Vec<CellValue> {
     let address = CellValue::Address(fault.address);
     let mut claim = match fault.signal.number {
@@ -204,7 +206,7 @@ const fn rights(mapping: &Mapping) -> &'static str {
     }
 }
 
-/// An address in no mapping, and the nearest one.
+/// Describes an address that is in no mapping, and the distances to the nearest mappings.
 fn unmapped(
     subject: &ExplainSubject<'_>,
     address: u64,
@@ -233,7 +235,7 @@ fn unmapped(
     claim
 }
 
-/// `gdb PROGRAM FILE`, and the information that it shows.
+/// Returns the command `gdb PROGRAM FILE`, and the information that the command shows.
 fn debugger(
     subject: &ExplainSubject<'_>,
     coverage: &CoreCoverage<'_>,
@@ -251,7 +253,7 @@ fn debugger(
     ]
 }
 
-/// A core file that is shorter than its contents.
+/// Reports a core file that is shorter than its headers require.
 fn truncated(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let coverage = subject.coverage.as_ref()?;
     let missing = coverage.missing();
@@ -276,10 +278,11 @@ fn truncated(subject: &ExplainSubject<'_>) -> Option<Finding> {
     })
 }
 
-/// Programs exclude smaller shares themselves, such as keys (MADV_DONTDUMP).
+/// Minimum share of data that was not dumped, for a finding. Programs exclude smaller parts, such
+/// as keys, themselves (MADV_DONTDUMP).
 const MUCH_LEFT_OUT: f64 = 1.0 / 16.0;
 
-/// Writable anonymous memory that was not dumped.
+/// Reports writable anonymous memory that was not dumped.
 fn filtered(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let coverage = subject.coverage.as_ref()?;
     let is_data = |m: &Mapping| m.prot.write && m.backing() == Backing::Anonymous;

@@ -1,4 +1,4 @@
-//! Causes of page faults, and how to avoid them.
+//! Findings about the causes of page faults, and advice to avoid them.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::cells::{float, text};
 use crate::faults::count;
 use crate::faults::places::{FaultFrames, StackFaults};
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Faults(lost),
     FindingRule::Faults(major),
@@ -23,11 +23,11 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Faults(dirty),
 ];
 
-/// Fewer faults than this take negligible time.
+/// Minimum number of faults for a finding: fewer faults take negligible time.
 const MANY: u64 = 1000;
 /// Minimum number of major faults for a finding.
 const MANY_MAJOR: u64 = 10;
-/// A smaller share of all is not the first cause to examine.
+/// Minimum share of all faults for a finding: a smaller share is not the first cause to examine.
 const LARGE: f64 = 0.2;
 
 fn lost(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
@@ -43,14 +43,15 @@ fn lost(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
     })
 }
 
-/// Number of faults of a kind, if they are many and a large share of all.
+/// Returns the number of faults of a kind if it is at least [`MANY`] and a large share of all
+/// faults.
 fn many(recording: &FaultRecording, kind: FaultKind) -> Option<u64> {
     let found = count(recording, |row, _| row.kind == kind);
     let is_large = float(found) >= float(recording.count()) * LARGE;
     (found >= MANY && is_large).then_some(found)
 }
 
-/// The function with the largest of these counts, and that count.
+/// Returns facts for the function with the largest sum of `counts`, and for that sum.
 fn most_in(
     frames: &FaultFrames<'_>,
     counts: impl Fn(&StackFaults) -> u64,
@@ -112,8 +113,8 @@ fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<F
     })
 }
 
-/// True if most of the first touches are on stacks: the kernel or the C library maps a stack, so
-/// the program cannot ask for it to be populated.
+/// True if most of the first touches are on stacks. The kernel or the C library maps a stack, so
+/// the program cannot request that it is populated.
 fn are_of_stacks(recording: &FaultRecording, first_touches: u64) -> bool {
     let on_stacks = count(recording, |row, mapped| {
         let is_main = mapped.is_some_and(|mapped| mapped.name.as_bytes() == b"[stack]");
@@ -122,8 +123,8 @@ fn are_of_stacks(recording: &FaultRecording, first_touches: u64) -> bool {
     on_stacks >= first_touches.div_ceil(2)
 }
 
-/// Faults on memory that was touched first more often than it has pages: released, and touched
-/// again.
+/// Reports faults on memory that was touched for the first time more often than it has pages: the
+/// memory was released and touched again.
 fn again(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
     if recording.every > 1 {
         return None;
@@ -188,7 +189,7 @@ fn major(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding
     })
 }
 
-/// Functions that make a container larger, as compilers name them.
+/// Parts of the mangled names of functions that enlarge a container.
 const GROWING: [&str; 5] = [
     "_M_realloc_insert",
     "_M_realloc_append",

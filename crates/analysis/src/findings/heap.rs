@@ -1,4 +1,4 @@
-//! Leaks, fragmentation and costly patterns in a recording of allocations.
+//! Findings about leaks, fragmentation and costly patterns in a recording of allocations.
 
 use pagewise_model::heap::{
     AllocationKind, AllocationSite, AllocatorLayout, HeapAmount, HeapEnding, HeapRecording,
@@ -12,7 +12,7 @@ use crate::heap::frames::Sites;
 use crate::heap::layout::{self, LayoutSums};
 use crate::heap::peak;
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Heap(growth),
     FindingRule::Heap(leak),
@@ -23,32 +23,33 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Heap(hot),
 ];
 
-/// Smaller amounts are not a memory problem.
+/// Minimum number of bytes for a finding: smaller amounts are not a memory problem.
 const LARGE: u64 = 16 << 20;
-/// A leak can be smaller: it grows.
+/// Minimum number of leaked bytes for a finding; less than [`LARGE`], because a leak grows.
 const LEAK: u64 = 1 << 20;
-/// Fewer allocations than this take negligible time.
+/// Minimum number of allocations for a finding: fewer allocations take negligible time.
 const MANY: u64 = 100_000;
-/// A smaller share of all is not the first cause to examine.
+/// Minimum share of all bytes or allocations for a finding: a smaller share is not the first cause
+/// to examine.
 const PART: f64 = 0.1;
 
 fn bytes(key: &'static str, label: &'static str, bytes: u64) -> Fact {
     fact(key, label, CellValue::Bytes(bytes), "")
 }
 
-/// Function with most of an amount.
+/// Returns a fact for the function with the largest part of an amount.
 fn most_in(sites: &Sites<'_>, amount: impl Fn(&AllocationSite) -> HeapAmount) -> Option<Fact> {
     sites
         .largest_place(amount)
         .map(|(words, _)| fact("most_in", "most of it in", CellValue::Name(words), ""))
 }
 
-/// True if the process has ended, so that nothing more is freed.
+/// True if the process has ended, so that no more blocks are freed.
 fn is_over(recording: &HeapRecording) -> bool {
     matches!(recording.ending, HeapEnding::Ended(_) | HeapEnding::Gone)
 }
 
-/// Memory that was not freed at the end, and did not grow all the time.
+/// Reports memory that was not freed at the end, and did not grow during the whole recording.
 fn leak(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let leaked = recording.totals.leaked;
@@ -56,7 +57,7 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     if leaked.bytes < LEAK || part < PART || !is_over(recording) || grows(recording).is_some() {
         return None;
     }
-    // If the older blocks are unknown, the peak of the live bytes is unknown too.
+    // If the older blocks are unknown, the peak of the live bytes is unknown as well.
     let claim = if recording.attached {
         vec![
             CellValue::Bytes(leaked.bytes),
@@ -89,13 +90,13 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// Minimum of `of` over the snapshots of each quarter of the recording. `None` if a quarter has no
-/// value, or there are too few snapshots.
+/// Minimum of `of` over the snapshots in each quarter of the recording. `None` if a quarter has no
+/// value, or if there are fewer than `MOMENTS` snapshots.
 fn quarters(
     recording: &HeapRecording,
     of: impl Fn(&HeapSnapshot) -> Option<i128>,
 ) -> Option<[i128; 4]> {
-    /// With fewer snapshots, the minimum of a quarter is random.
+    /// Minimum number of snapshots: with fewer, the minimum of a quarter is random.
     const MOMENTS: usize = 16;
     let moments = &recording.moments;
     if moments.len() < MOMENTS || recording.took_ns == 0 {
@@ -112,7 +113,7 @@ fn quarters(
     Some([a, b, c, d])
 }
 
-/// True if each quarter exceeds the previous one by at least a tenth of the total gain.
+/// True if each quarter exceeds the previous quarter by at least a tenth of the total growth.
 fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
     let gained = fourth - first;
     let step = (gained / 10).max(1);
@@ -120,8 +121,8 @@ fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
         && [second - first, third - second, fourth - third].iter().all(|more| *more >= step)
 }
 
-/// Minimum live bytes in each quarter of the time; `None` if the memory does not grow from each
-/// quarter to the next.
+/// Returns the minimum of the live bytes in each quarter of the recording; `None` if the memory
+/// does not grow from each quarter to the next.
 fn grows(recording: &HeapRecording) -> Option<[u64; 4]> {
     let live = quarters(recording, |moment| Some(moment.live.bytes.into()))?;
     let least = live.map(|bytes| u64::try_from(bytes).unwrap_or(0));
@@ -133,15 +134,16 @@ fn grows(recording: &HeapRecording) -> Option<[u64; 4]> {
         .then_some(least)
 }
 
-/// Growth in bytes of the heap of a process that was already running, by evidence that does not
-/// involve older blocks.
+/// Returns the growth in bytes of the heap of a process that was already running. The evidence does
+/// not involve the live older blocks, which are unknown.
 ///
-/// The live bytes of blocks since the start grow in any program until all older blocks are
-/// replaced. The heap grows if more is allocated than freed, of blocks of any age. If frees of
-/// older blocks are not counted, the memory of the process and its allocator is the evidence: new
-/// blocks that replace older ones need no new memory.
+/// In any program, the live bytes of blocks that were allocated since the start grow until all
+/// older blocks are replaced. The heap grows if more bytes are allocated than freed, including
+/// frees of older blocks. If frees of older blocks are not counted, the resident memory of the
+/// process and the footprint of its allocator are the evidence: new blocks that replace older
+/// blocks need no new memory.
 fn grows_by(recording: &HeapRecording) -> Option<u64> {
-    // Frees of older blocks do not include unmapped mappings and blocks of older pools.
+    // The counts of older frees do not include unmapped mappings and blocks of older pools.
     let is_heap = recording.sites.iter().all(|site| site.kind == AllocationKind::Heap);
     let net = |moment: &HeapSnapshot| {
         let freed = moment.older_freed.filter(|_| is_heap)?;
@@ -150,7 +152,7 @@ fn grows_by(recording: &HeapRecording) -> Option<u64> {
     if let Some(least) = quarters(recording, net) {
         let moments: Vec<i128> = recording.moments.iter().filter_map(net).collect();
         let gained = least[3] - least[0];
-        // Memory that is freed again is not growth.
+        // A decrease by more than half of the growth shows that the memory is freed again.
         let mut highest = i128::MIN;
         let falls = moments.iter().map(|now| {
             highest = highest.max(*now);
@@ -172,13 +174,13 @@ fn grows_by(recording: &HeapRecording) -> Option<u64> {
         .then(|| u64::try_from(gained).unwrap_or(u64::MAX))
 }
 
-/// Memory that grows as long as the program runs.
+/// Reports memory that grows during the whole recording.
 fn growth(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let quarters = grows(recording)?;
     let leaked = recording.totals.leaked;
     let by = if recording.attached { grows_by(recording) } else { None };
-    // A program that grows to the end and then frees all builds a data structure.
+    // A program that grows until its end and then frees its memory builds a data structure.
     if leaked.bytes < by.unwrap_or(quarters[3]) / 2 {
         return None;
     }
@@ -222,20 +224,22 @@ fn time(moment: &HeapSnapshot) -> CellValue {
     CellValue::Nanos(moment.time_ns)
 }
 
-/// The snapshot with the largest part of the footprint that is not live.
+/// The snapshot in which the largest part of the footprint is not live.
 struct HeldUnused<'a> {
     worst: &'a HeapSnapshot,
-    /// Bytes of the footprint in that snapshot.
+    /// Bytes of the footprint in the snapshot.
     held: u64,
-    /// Bytes held and not live at the end of the recording.
+    /// Bytes of the footprint that are not live at the end of the recording.
     at_end: u64,
 }
 
 impl HeldUnused<'_> {
-    /// `None` if the allocator never held much more than what was live.
+    /// Returns `None` if the unused part of the footprint was never at least [`LARGE`] and a third
+    /// of the footprint.
     fn largest(moments: &[HeapSnapshot]) -> Option<HeldUnused<'_>> {
-        // The footprint is compared with the bytes requested from `malloc` only. It was read a
-        // little later: the live bytes of the next snapshot may have been live already.
+        // The live bytes are the bytes requested from `malloc` only. The footprint was read a
+        // little after them, so the live bytes of the next snapshot may already be part of the
+        // footprint.
         let free = |at: usize| {
             let held = moments[at].held.as_ref().ok()?.0;
             let next = moments.get(at + 1).map_or(0, |next| next.live.bytes);
@@ -247,8 +251,8 @@ impl HeldUnused<'_> {
         if unused < LARGE || float(unused) * 3.0 < float(held) {
             return None;
         }
-        // The allocator never holds less than what is live: a snapshot that says so mixes two
-        // times.
+        // The footprint is never smaller than the live bytes. A snapshot in which it is smaller
+        // mixes two times, and is skipped.
         let at_end = (0..moments.len()).rev().find_map(free)?;
         Some(HeldUnused { worst, held, at_end })
     }
@@ -276,7 +280,7 @@ fn held_claim(
     claim
 }
 
-/// Footprint of the allocator that is not live.
+/// Reports a footprint of the allocator that is mostly not live.
 fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     // If the older blocks are unknown, the live bytes cannot be compared with the footprint.
@@ -298,7 +302,7 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     evidence.push(bytes("unused_at_end", "unused at the end", at_end));
     let threads = recording.threads.len() as u64;
     evidence.push(fact("threads", "threads", CellValue::Count(threads), ""));
-    // The layout of another time does not apply to this one.
+    // A layout of a time point with a much smaller footprint does not apply.
     let layout = layout::worst(recording).filter(|layout| {
         float(LayoutSums::from_layout(recording, layout).held) >= float(held) * 0.5
     });
@@ -326,8 +330,8 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// [`held`] for an allocator of unknown footprint: resident bytes that are not live, in the
-/// mappings that contain its blocks.
+/// Does the same as [`held`] for an allocator of unknown footprint. The evidence is resident bytes
+/// that are not live, in the mappings that contain blocks of the allocator.
 fn resident(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let layout = layout::worst(recording)?;
@@ -361,7 +365,8 @@ fn resident(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// State of the pages that are held and not used, and the remedy; `None` if it is unknown.
+/// Returns the state of the unused pages of the allocator, and the remedy; `None` if the state is
+/// unknown.
 fn lies(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(Vec<Fact>, Vec<CellValue>)> {
     let sums = LayoutSums::from_layout(sites.recording, layout);
     let (empty, sparse) = (sums.empty.ok()?.0, sums.sparse.ok()?.0);
@@ -374,7 +379,8 @@ fn lies(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(Vec<Fact>, Vec<C
         facts.push(fact("kept_by", "most of these kept in", place.clone(), ""));
     }
     let mut words = Vec::new();
-    // An amount below a fifth of the other is not the first cause to examine.
+    // Empty pages with less than a fifth of the bytes in sparse pages are not the first cause to
+    // examine.
     if empty > 0 && empty >= sparse / 5 {
         words.extend([
             CellValue::Bytes(empty),
@@ -408,7 +414,7 @@ fn lies(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(Vec<Fact>, Vec<C
     (!words.is_empty()).then_some((facts, words))
 }
 
-/// Memory that was asked for and never touched.
+/// Reports memory that was allocated and never touched.
 fn untouched(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let missing = |moment: &HeapSnapshot| {
@@ -439,13 +445,14 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// A short peak: at least twice the median of the live bytes, with few snapshots above half of it.
+/// Reports a short peak: at least twice the median of the live bytes, with few snapshots above half
+/// of the peak.
 fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    // With sampling, the highest estimate is an outlier by chance.
+    // In a sampled recording, the highest estimate is an outlier by chance.
     let peak = peak::bounds(recording).map_or(recording.totals.peak.bytes, |it| it.least);
     let mut live: Vec<u64> = recording.moments.iter().map(|moment| moment.live.bytes).collect();
-    // The contribution of older blocks is unknown for the peak and for the median.
+    // The contribution of older blocks to the peak and to the median is unknown.
     if live.len() < 16 || peak < LARGE || recording.attached {
         return None;
     }
@@ -480,7 +487,7 @@ fn spike(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// Many allocations that are freed before the same thread allocates again.
+/// Reports many allocations that are freed before the same thread allocates again.
 fn temporary(sites: &Sites<'_>) -> Option<Finding> {
     let totals = &sites.recording.totals;
     if totals.temporary < MANY || float(totals.temporary) < float(totals.allocated.blocks) * 0.3 {
@@ -507,7 +514,7 @@ fn temporary(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// One function that makes at least half of very many allocations.
+/// Reports a function that makes at least half of a very large number of allocations.
 fn hot(sites: &Sites<'_>) -> Option<Finding> {
     let totals = &sites.recording.totals;
     if totals.allocated.blocks < 10 * MANY {

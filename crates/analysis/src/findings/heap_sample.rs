@@ -1,5 +1,6 @@
-//! Findings about the heap of a process, from a sample of it. The rules and limits are those of a
-//! whole scan ([`super::heap_scan`]), applied to the bound that speaks against the finding.
+//! Findings about the heap of a process, from a sample of the heap. The rules and limits are those
+//! of a whole scan ([`super::heap_scan`]). Each rule uses the bound of the estimate that speaks
+//! against the finding.
 
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
 use pagewise_model::machine::ProcessMoment;
@@ -12,11 +13,11 @@ use crate::cells::{share, text};
 use crate::explain::ExplainSubject;
 use crate::explain::heap::{estimate_cell, estimate_words};
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] =
     &[FindingRule::Snapshot(trimmable), FindingRule::Snapshot(fragmented)];
 
-/// A smaller part of RES is not worth a finding.
+/// Minimum share of RES for a finding.
 const PART_OF_RES: f64 = 0.1;
 
 fn is_large(subject: &ExplainSubject<'_>, sample: &HeapSample, amount: Bytes) -> bool {
@@ -27,7 +28,7 @@ fn is_large(subject: &ExplainSubject<'_>, sample: &HeapSample, amount: Bytes) ->
         && resident.map_or(true, |resident| is_part(resident, PART_OF_RES))
 }
 
-/// The sample as evidence.
+/// Returns the facts of the sample that support a finding.
 fn evidence(
     sample: &HeapSample,
     of: [(&'static str, &'static str, BytesEstimate); 2],
@@ -41,7 +42,8 @@ fn evidence(
     facts
 }
 
-/// Free pages below the ends of the arenas. A core file does not record which pages were resident.
+/// Reports whole free pages that `malloc_trim(0)` would release. A core file is skipped, because it
+/// does not record which pages were resident.
 fn trimmable(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let sample = sample_of(subject).as_ref().ok()?;
     let moment = subject.snapshot.provenance.moment;
@@ -71,7 +73,7 @@ fn trimmable(subject: &ExplainSubject<'_>) -> Option<Finding> {
     Some(finding("trimmable-heap", Severity::Warning, claim, evidence, next_step))
 }
 
-/// Free bytes of pages that live blocks pin.
+/// Reports free bytes in pages that live blocks pin.
 fn fragmented(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let sample = sample_of(subject).as_ref().ok()?;
     let amount = sample.pinned;

@@ -1,4 +1,4 @@
-//! Findings about a heap that was scanned from outside.
+//! Findings about the heap of a process that another process scanned.
 
 use pagewise_model::Bytes;
 use pagewise_model::heap_graph::LeakGroup;
@@ -11,7 +11,7 @@ use crate::cells::{share, text};
 use crate::heap::frames::{allocator, frame_cell};
 use crate::heap_scan::pinned;
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::HeapScan(corrupted),
     FindingRule::HeapScan(leaked),
@@ -22,32 +22,33 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::HeapScan(not_walked),
 ];
 
-/// Smaller amounts are not a memory problem.
+/// Minimum number of bytes for a finding: smaller amounts are not a memory problem.
 pub(super) const LARGE: Bytes = Bytes::mib(8);
-/// An amount is worth a finding from this share of the resident heap on.
+/// Minimum share of the resident heap for a finding.
 pub(super) const PART: f64 = 0.2;
-/// Leaks are worth a finding from this share of the live bytes on.
+/// Minimum share of leaked bytes in the live bytes for a finding.
 const LEAKED_PART: f64 = 0.01;
-/// Minimum number of arenas other than the main arena for a finding.
+/// Minimum number of arenas, without the main arena, for a finding.
 const MANY_ARENAS: u64 = 8;
 
-/// The change of a program whose heap has free pages.
+/// Advice for a program whose heap has free pages.
 pub(super) const TRIM_IN_PROGRAM: &str = "In the program, call `malloc_trim(0)` after the peak, or set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower. \
      Do not if the program soon needs the memory again: each page is then faulted in anew.";
-/// The change of a program whose live blocks pin pages.
+/// Advice for a program whose live blocks pin pages.
 pub(super) const COPY_SURVIVORS: &str = "Allocate long-lived blocks from a pool of their own, or copy the survivors after the peak and free the originals. \
      Releasing free pages does not help here. `pagewise heap run` shows the functions whose blocks pin pages.";
 
-/// Calls and settings of an allocator that change its free memory.
+/// Advice for an allocator: calls and settings that reduce its free memory.
 pub(crate) struct AllocatorAdvice {
     name: &'static str,
     /// Call that releases free pages.
     pub(crate) release: &'static str,
-    /// Settings with which the allocator itself releases more.
+    /// Settings with which the allocator itself releases more pages.
     settings: &'static str,
-    /// The change that makes thread caches smaller.
+    /// Change that makes thread caches smaller.
     caches: &'static str,
-    /// The setting for fewer arenas; `None` where threads have no arenas, or nothing limits them.
+    /// Setting that reduces the number of arenas; `None` if threads have no arenas, or if no
+    /// setting limits the number.
     arenas: Option<&'static str>,
 }
 
@@ -80,8 +81,8 @@ pub(crate) fn can_release(allocator: &str) -> bool {
     ALLOCATORS.iter().any(|it| it.name == allocator)
 }
 
-/// Advice for the allocator with the most bytes by a measure; `None` if it has no such settings.
-/// Scans of earlier versions name no allocator, and are of glibc.
+/// Returns the advice for the allocator with the largest sum of `measure`; `None` if no advice
+/// exists for that allocator. Scans of earlier versions name no allocator, and are of glibc.
 pub(crate) fn advice(
     heap: &WalkedHeap,
     measure: fn(&WalkedArena) -> u64,
@@ -99,7 +100,7 @@ fn is_large(scan: &HeapScan, amount: Bytes) -> bool {
     amount >= LARGE && part.is_some_and(|part| part >= PART)
 }
 
-/// Contradictions in the allocator's data.
+/// Reports contradictions in the allocator's data.
 fn corrupted(scan: &HeapScan) -> Option<Finding> {
     let first = scan.heap.corruption.first()?;
     let mut evidence = vec![
@@ -139,8 +140,8 @@ fn corrupted(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Free pages that a call of the allocator would return. A core file does not record which pages
-/// were resident.
+/// Reports free pages that a call of the allocator would release. A core file is skipped, because
+/// it does not record which pages were resident.
 fn trimmable(scan: &HeapScan) -> Option<Finding> {
     let trimmable = scan.heap.trimmable();
     if scan.moment == ProcessMoment::CoreDumped || !is_large(scan, trimmable) {
@@ -182,8 +183,8 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Blocks that no root reaches. `None` if memory was not read, since pointers in it could lead to
-/// them.
+/// Reports blocks that no root reaches. `None` if a part of the memory was not read, because
+/// pointers in it may reach the blocks.
 fn leaked(scan: &HeapScan) -> Option<Finding> {
     let graph = scan.graph.as_ref().filter(|graph| graph.unseen.is_zero())?;
     let (leaked, live) = (Bytes(graph.leaked.bytes), Bytes(scan.heap.live().bytes));
@@ -218,8 +219,8 @@ fn leaked(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Change of the program for its largest group of leaked blocks. `function` is their allocating
-/// function, if known.
+/// Advises a change of the program for its largest group of leaked blocks. `function` is the
+/// function that allocated the blocks, if it is known.
 fn leak_advice(group: &LeakGroup, function: Option<CellValue>) -> Vec<CellValue> {
     let mut advice = match function {
         Some(function) => vec![
@@ -239,7 +240,7 @@ fn leak_advice(group: &LeakGroup, function: Option<CellValue>) -> Vec<CellValue>
     advice
 }
 
-/// Bytes of pages that a few live blocks pin.
+/// Reports pages that a few live blocks pin.
 fn fragmented(scan: &HeapScan) -> Option<Finding> {
     let heap = &scan.heap;
     let arenas = || heap.arenas.iter();
@@ -272,7 +273,7 @@ fn fragmented(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Free blocks in caches of threads.
+/// Reports free blocks in thread caches.
 fn cached(scan: &HeapScan) -> Option<Finding> {
     let cached = Bytes(scan.heap.free().tcache);
     let caches = advice(&scan.heap, |arena| arena.free.tcache).map(|it| it.caches);
@@ -292,12 +293,12 @@ fn cached(scan: &HeapScan) -> Option<Finding> {
     })
 }
 
-/// Free bytes of an arena that take memory. A core file does not record which pages were resident.
+/// Resident free bytes of an arena. In a core file, all bytes that the file holds count.
 fn resident_free(arena: &WalkedArena) -> Bytes {
     (pinned(arena) + arena.trimmable).min(Bytes(arena.free.total()))
 }
 
-/// Arenas whose free memory other threads cannot use.
+/// Reports arenas whose free memory other threads cannot use.
 fn many_arenas(scan: &HeapScan) -> Option<Finding> {
     let others: Vec<&WalkedArena> =
         scan.heap.arenas.iter().filter(|arena| !arena.is_main).collect();
@@ -327,7 +328,7 @@ fn many_arenas(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Parts of the heap that could not be walked.
+/// Reports parts of the heap that could not be walked.
 fn not_walked(scan: &HeapScan) -> Option<Finding> {
     let missing: Bytes = scan.heap.gaps.iter().map(|gap| gap.bytes).sum();
     (!missing.is_zero()).then(|| {
@@ -357,7 +358,8 @@ mod tests {
     use super::*;
     use crate::sample;
 
-    /// Arenas of 32 MiB each, almost all of them free, of which `resident` bytes are resident.
+    /// Returns a scan of ten arenas of 32 MiB each. Almost all of each arena is free, and
+    /// `resident` bytes of each arena are resident.
     fn arenas_of(allocator: &str, resident: Bytes) -> HeapScan {
         let allocator = HeapAllocator { name: allocator.to_owned(), ..HeapAllocator::default() };
         let arena = |index: u64| WalkedArena {
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn free_memory_of_arenas_that_is_not_resident_is_no_trouble() {
+    fn free_arena_memory_that_is_not_resident_is_not_a_finding() {
         assert!(many_arenas(&arenas_of("glibc", Bytes::kib(100))).is_none());
     }
 

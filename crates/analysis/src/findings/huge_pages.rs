@@ -1,4 +1,4 @@
-//! Memory that is resident only because it is in huge pages.
+//! Findings about memory that is resident only because it is in huge pages.
 
 use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Reading, Snapshot};
@@ -7,10 +7,10 @@ use super::{FindingRule, fact};
 use crate::thp::table::ThpRows;
 use crate::thp::{MUCH, NOTABLE, SPARSE, ZeroEstimate};
 
-/// The rules, in the order of their reports.
+/// Rules of this module.
 pub(super) const RULES: &[FindingRule] = &[FindingRule::HugePages(bloat)];
 
-/// Huge pages with much zero-filled memory.
+/// Reports huge pages with a large zero-filled part.
 fn bloat(
     snapshot: &Snapshot,
     rows: &ThpRows<'_>,

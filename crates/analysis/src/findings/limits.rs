@@ -1,4 +1,4 @@
-//! Findings of a process that is near a limit.
+//! Findings about a process that is near a limit.
 
 use pagewise_model::process::{ResourceLimit, ResourceLimits};
 use pagewise_model::report::{CellValue, Finding, Severity};
@@ -9,31 +9,33 @@ use crate::cells::text;
 use crate::explain::ExplainSubject;
 use crate::pools::PoolKind;
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Snapshot(map_count),
     FindingRule::Snapshot(cgroup),
     FindingRule::Limits(resource_limits),
 ];
 
-/// From this share of a limit on, doubling a buffer can reach the limit.
+/// Minimum used share of a limit for a finding: from this share on, doubling a buffer can reach the
+/// limit.
 pub(crate) const NEAR: f64 = 0.8;
-/// From this share on, a small request can reach the limit.
+/// Minimum used share of a limit for a critical finding: from this share on, a small request can
+/// reach the limit.
 const AT: f64 = 0.95;
-/// Page cache fills a cgroup and is reclaimed, so a cgroup is normally closer to its limit than a
-/// process.
+/// Minimum used share of a cgroup's limit for a finding. Page cache fills a cgroup and is
+/// reclaimed, so a cgroup is normally closer to its limit than a process.
 const NEAR_CGROUP: f64 = 0.9;
 
 fn severity(share: f64) -> Severity {
     if share >= AT { Severity::Critical } else { Severity::Warning }
 }
 
-/// The used share of a limit, if it is at least `from`.
+/// Returns the used share of a limit if the share is at least `from`.
 fn near(used: Bytes, limit: Bytes, from: f64) -> Option<f64> {
     used.fraction_of(limit).filter(|&share| share >= from)
 }
 
-/// A limit, and the amount that counts against it.
+/// A limit, and the used amount that counts against the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitUse {
     pub(crate) used: u64,
@@ -41,19 +43,19 @@ pub(crate) struct LimitUse {
 }
 
 impl LimitUse {
-    /// The used share; more than 1 if the limit was lowered since.
+    /// The used share of the limit; more than 1 if the limit was lowered below the used amount.
     pub(crate) fn share(self) -> f64 {
         Bytes(self.used).fraction_of(Bytes(self.limit)).unwrap_or(1.0)
     }
 }
 
-/// Number of mappings, and `vm.max_map_count`; `None` if the limit is unknown.
+/// Returns the number of mappings, and `vm.max_map_count`; `None` if the limit is unknown.
 pub(crate) fn map_count_use(subject: &ExplainSubject<'_>) -> Option<LimitUse> {
     let limit = *subject.snapshot.machine.max_map_count.as_ref().ok()?;
     Some(LimitUse { used: subject.mappings.len() as u64, limit })
 }
 
-/// Number of mappings near `vm.max_map_count`.
+/// Reports a number of mappings near `vm.max_map_count`.
 fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let LimitUse { used: count, limit } = map_count_use(subject)?;
     let share = near(Bytes(count), Bytes(limit), NEAR)?;
@@ -78,7 +80,7 @@ fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// A memory cgroup near its limit.
+/// Reports a memory cgroup near its limit.
 fn cgroup(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let cgroup = subject.snapshot.cgroup.as_ref().ok()?;
     let (limit, usage) = (cgroup.limit?, *cgroup.usage.as_ref().ok()?);
@@ -112,7 +114,7 @@ fn cgroup(subject: &ExplainSubject<'_>) -> Option<Finding> {
 pub(crate) struct LimitBound {
     pub(crate) id: &'static str,
     pub(crate) name: &'static str,
-    /// Amount of the process that counts against it.
+    /// Amount of the process that counts against the limit.
     used: fn(&ExplainSubject<'_>) -> Option<Bytes>,
     pub(crate) limit: fn(&ResourceLimits) -> ResourceLimit,
     pub(crate) then: &'static str,
@@ -158,10 +160,10 @@ fn statm<'a>(subject: &ExplainSubject<'a>) -> Reading<&'a pagewise_model::proces
     subject.snapshot.statm.as_ref().map_err(Clone::clone)
 }
 
-/// Locked memory; `None` if the limit does not apply.
+/// Returns the locked memory; `None` if the limit does not apply.
 ///
-/// A process that has locked more than its limit had CAP_IPC_LOCK, or the limit was lowered: in
-/// snapshots without capabilities the process counts as exempt.
+/// The limit does not apply to a process with CAP_IPC_LOCK. If the snapshot does not record
+/// capabilities, a process that has locked more than its limit counts as exempt.
 fn locked(subject: &ExplainSubject<'_>) -> Option<Bytes> {
     let locked = subject.snapshot.status.as_ref().ok()?.vm_lck.clone().ok()?;
     let limits = subject.snapshot.limits.as_ref().ok()?;
@@ -169,8 +171,9 @@ fn locked(subject: &ExplainSubject<'_>) -> Option<Bytes> {
     (!limits.locks_freely.unwrap_or(is_over)).then_some(locked)
 }
 
-/// The touched part of the main stack. Its size says less: Ruby touches one page at the limit when
-/// it starts, so that the stack has this size without a deep call.
+/// Returns the touched bytes of the main stack, or the size of the stack if the touched bytes are
+/// unknown. The size is less exact: when Ruby starts, it touches one page at the limit, so the
+/// stack has this size without a deep call.
 fn main_stack(subject: &ExplainSubject<'_>) -> Option<Bytes> {
     let mut pools = subject.pools.list().iter().zip(&subject.sums);
     let (_, sums) = pools.find(|(pool, _)| pool.kind == PoolKind::MainStack)?;
@@ -180,13 +183,15 @@ fn main_stack(subject: &ExplainSubject<'_>) -> Option<Bytes> {
     })
 }
 
-/// RLIMIT_STACK, RLIMIT_AS, RLIMIT_DATA and RLIMIT_MEMLOCK.
+/// Reports RLIMIT_STACK, RLIMIT_AS, RLIMIT_DATA and RLIMIT_MEMLOCK if the process is near the
+/// limit.
 fn resource_limits(subject: &ExplainSubject<'_>) -> Vec<Finding> {
     let Ok(limits) = &subject.snapshot.limits else { return Vec::new() };
     BOUNDS.iter().filter_map(|bound| resource_limit(subject, limits, bound)).collect()
 }
 
-/// `None` without a limit, if it does not apply, or if the used amount is unknown.
+/// Returns the use of a resource limit; `None` if the process has no limit, if the limit does not
+/// apply, or if the used amount is unknown.
 pub(crate) fn bound_use(
     subject: &ExplainSubject<'_>,
     limits: &ResourceLimits,

@@ -1,4 +1,4 @@
-//! Findings about pools of pagewise's allocators that hold much unused memory.
+//! Findings about pools of pagewise's allocators with much unused memory.
 
 use pagewise_model::Bytes;
 use pagewise_model::pagewise_pools::RegisteredPool;
@@ -7,15 +7,15 @@ use pagewise_model::report::{CellValue, Finding, Severity};
 use super::{FindingRule, fact};
 use crate::pagewise_pools::called;
 
-/// The rules, in the order of their reports.
+/// Rules of this module.
 pub(super) const RULES: &[FindingRule] = &[FindingRule::Pool(idle)];
 
-/// Minimum ratio of the footprint of a pool to its live bytes for a finding.
+/// Minimum ratio of a pool's footprint to its live bytes, for a finding.
 const IDLE_TIMES: u64 = 4;
-/// Minimum footprint of a pool for a finding.
+/// Minimum footprint of a pool, for a finding.
 const IDLE_BYTES: Bytes = Bytes::mib(8);
 
-/// A pool that holds much more than is allocated from it.
+/// Reports a pool whose footprint is much larger than its live bytes.
 fn idle(pool: &RegisteredPool) -> Option<Finding> {
     let enough = Bytes(pool.live().0.saturating_mul(IDLE_TIMES)).max(IDLE_BYTES);
     if !pool.lives || pool.held < enough {

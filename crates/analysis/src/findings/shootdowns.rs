@@ -1,4 +1,4 @@
-//! Causes of TLB shootdowns, and how to avoid them.
+//! Findings about the causes of TLB shootdowns, and advice to avoid them.
 
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 
@@ -7,7 +7,7 @@ use crate::cells::{float, ratio, text};
 use crate::shootdowns::causes::Cause;
 use crate::shootdowns::{FlushSum, ShootdownCauses};
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::ShootdownCauses(causes),
     FindingRule::Shootdowns(many_cpus),
@@ -15,24 +15,24 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Shootdowns(from_others),
 ];
 
-/// Minimum number of shootdowns for a finding, whatever they cost.
+/// Minimum number of shootdowns for a finding.
 const FEWEST: u64 = 100;
-/// Rate per second from which on a cause is worth advice.
+/// Minimum number of shootdowns of a cause per second for a finding.
 const OFTEN: f64 = 100.0;
-/// Share of the recorded time, spent waiting for other CPUs, from which on a cause is worth advice.
+/// Minimum share of the recorded time that is spent waiting for other CPUs, for a finding.
 const MUCH: f64 = 0.002;
-/// From this share on, the finding is a warning.
+/// Minimum share of the recorded time that is spent waiting for other CPUs, for a warning.
 const TOO_MUCH: f64 = 0.02;
-/// A flush request for at most this number of pages is small.
+/// Maximum number of pages in a small flush request.
 const FEW_PAGES: f64 = 8.0;
-/// Number of CPUs per shootdown from which on their number is the main cost.
+/// Minimum number of interrupted CPUs per shootdown for a finding about the number of CPUs.
 const MANY_CPUS: f64 = 4.0;
 
-/// `madvise`: `MADV_DONTNEED`, `MADV_FREE`.
+/// Advice `MADV_DONTNEED` and `MADV_FREE` of `madvise`.
 const DONTNEED: u64 = 4;
 const FREE: u64 = 8;
 
-/// Number of shootdowns, or of flush requests if the interrupted CPUs are unknown.
+/// Returns the number of shootdowns, or of flush requests if the interrupted CPUs are unknown.
 fn shootdowns(told: &ShootdownCauses<'_>, sum: &FlushSum) -> u64 {
     if told.has_queue() { sum.shootdowns } else { sum.orders }
 }
@@ -54,7 +54,7 @@ fn evidence(told: &ShootdownCauses<'_>, sum: &FlushSum) -> Vec<Fact> {
     ]
 }
 
-/// One finding for each cause that costs enough.
+/// Reports each cause whose cost is above the limits.
 fn causes(told: &ShootdownCauses<'_>) -> Vec<Finding> {
     let causes = told.by_cause().into_iter();
     causes.filter_map(|(cause, sum)| of_cause(told, cause, &sum)).collect()
@@ -81,7 +81,7 @@ fn of_cause(told: &ShootdownCauses<'_>, cause: &Cause, sum: &FlushSum) -> Option
     Some(Finding { id, severity, claim, evidence, next_step: vec![text(advice)] })
 }
 
-/// Remedy for a cause; `None` if none is known.
+/// Returns the remedy for a cause; `None` if no remedy is known.
 pub(crate) fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'static str)> {
     let is_small = sum.pages_per_order().is_some_and(|pages| pages <= FEW_PAGES);
     Some(match cause {
@@ -173,7 +173,7 @@ pub(crate) fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'s
     })
 }
 
-/// Shootdowns that interrupt many CPUs each.
+/// Reports shootdowns that interrupt many CPUs each.
 fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let FlushSum { shootdowns, ipis, .. } = told.all;
     let each = ratio(ipis, shootdowns).filter(|each| *each >= MANY_CPUS)?;
@@ -192,7 +192,7 @@ fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
     })
 }
 
-/// Requests that interrupt no CPU.
+/// Reports flush requests that interrupt no CPU.
 fn for_nothing(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let FlushSum { orders, shootdowns, .. } = told.all;
     let idle = orders.saturating_sub(shootdowns);
@@ -217,7 +217,7 @@ fn for_nothing(told: &ShootdownCauses<'_>) -> Option<Finding> {
     })
 }
 
-/// Flushes that no recorded thread requested.
+/// Reports flushes that no recorded thread requested.
 fn from_others(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let received = told.received();
     let is_one = told.recording.pid.is_some();
@@ -246,7 +246,8 @@ fn from_others(told: &ShootdownCauses<'_>) -> Option<Finding> {
 mod tests {
     use super::*;
 
-    /// MADV_FREE flushes too: it clears the dirty bits of the pages (`madvise_free_pte_range`).
+    /// `MADV_FREE` flushes TLBs as well: it clears the dirty bits of the pages
+    /// (`madvise_free_pte_range`).
     #[test]
     fn no_advice_replaces_a_call_by_madv_free() {
         let calls = ["madvise", "process_madvise", "munmap", "brk", "mprotect", "mremap", "mmap"];

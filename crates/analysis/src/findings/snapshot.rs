@@ -1,4 +1,4 @@
-//! Findings about what a process's memory is used for.
+//! Findings about the uses of a process's memory.
 
 use pagewise_model::object::OnDisk;
 use pagewise_model::report::{CellValue, Finding, Severity};
@@ -11,7 +11,7 @@ use crate::pools::{ARENA_HEAP, LanguageRuntime, PoolKind};
 use crate::swapped;
 use crate::thp::{HugeRequest, huge_request};
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Snapshot(swapped),
     FindingRule::Snapshot(writable_code),
@@ -25,15 +25,16 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Snapshot(spread_over_nodes),
 ];
 
-/// Minimum of swapped memory for a finding. Start-up code leaves less in swap on any machine that
-/// swaps.
+/// Minimum number of swapped bytes for a finding. On any machine that swaps, start-up code leaves a
+/// smaller number of bytes in swap.
 const SWAPPED: Bytes = Bytes::mib(1);
-/// From this share on, the process is likely to wait for its own memory.
+/// Minimum swapped share for a warning: from this share on, the process is likely to wait for its
+/// own memory.
 const MOSTLY_SWAPPED: f64 = 0.25;
 
-/// Memory in swap.
+/// Reports memory in swap.
 fn swapped(subject: &ExplainSubject<'_>) -> Option<Finding> {
-    // If swapped shared memory is unknown, this is a lower bound.
+    // If swapped shared memory is unknown, the value is a lower bound.
     let swap =
         swapped::total(subject.snapshot).or_else(|_| swapped::private(subject.snapshot)).ok()?;
     let resident = resident(subject)?;
@@ -60,15 +61,15 @@ fn swapped(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// Memory that is writable and executable at once.
+/// Mappings that are both writable and executable.
 pub(crate) struct WritableCode {
     pub(crate) total: Bytes,
     pub(crate) mappings: u64,
-    /// Index of the largest mapping.
+    /// Index of the largest of these mappings.
     pub(crate) largest: usize,
 }
 
-/// Prefixes of the names of programs and libraries that compile code while they run, and therefore
+/// Prefixes of the names of programs and libraries that compile code at run time, and therefore
 /// need writable code.
 const COMPILERS: &[&str] = &[
     "java",
@@ -125,9 +126,10 @@ const COMPILERS: &[&str] = &[
     "swipl",
 ];
 
-/// Size of the writable code that a just-in-time compiler or a library of callbacks explains.
+/// Size of the writable code that a just-in-time compiler or libffi explains.
 fn explained_code(subject: &ExplainSubject<'_>) -> Bytes {
-    /// libffi makes a callback of some dozen bytes for each function that C code may call.
+    /// Maximum number of bytes for callbacks: libffi creates a callback of some dozen bytes for
+    /// each function that C code may call.
     const CALLBACKS: Bytes = Bytes(256 << 10);
     let is_compiler =
         |name: &[u8]| COMPILERS.iter().any(|compiler| name.starts_with(compiler.as_bytes()));
@@ -142,7 +144,7 @@ fn explained_code(subject: &ExplainSubject<'_>) -> Bytes {
     }
 }
 
-/// Writable code; `None` if a just-in-time compiler explains all of it.
+/// Finds writable code; `None` if a just-in-time compiler or libffi explains all of it.
 pub(crate) fn writable_memory(subject: &ExplainSubject<'_>) -> Option<WritableCode> {
     let is_writable = |mapping: &Mapping| mapping.prot.write && mapping.prot.exec;
     let is_compiled = |index: usize| subject.pools.pool_of(index).kind == PoolKind::Jit;
@@ -162,7 +164,7 @@ pub(crate) fn writable_memory(subject: &ExplainSubject<'_>) -> Option<WritableCo
     })
 }
 
-/// Remedy for writable code of a pool.
+/// Returns the remedy for writable code in a pool.
 pub(crate) fn writable_advice(kind: PoolKind) -> &'static str {
     match kind {
         PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack => {
@@ -182,7 +184,7 @@ pub(crate) fn writable_advice(kind: PoolKind) -> &'static str {
 fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let WritableCode { total, mappings, largest } = writable_memory(subject)?;
     let kind = subject.pools.pool_of(largest).kind;
-    // Anonymous code may come from a compiler that is linked statically.
+    // Anonymous code may be from a compiler that is linked statically.
     let severity = if kind == PoolKind::Jit { Severity::Note } else { Severity::Warning };
     let start = subject.mappings[largest].range.start;
     Some(finding(
@@ -202,15 +204,15 @@ fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// Programs and libraries whose file was deleted or replaced since.
+/// Programs and libraries whose file was deleted or replaced after it was mapped.
 pub(crate) struct StaleCode {
-    /// Their names, in order; at least one.
+    /// Names of the programs and libraries, sorted; at least one.
     pub(crate) names: Vec<Name>,
-    /// Address space of their mappings.
+    /// Address space of the mappings of these programs and libraries.
     pub(crate) reserved: Bytes,
 }
 
-/// Code of a process that differs from the files on disk; `None` if all of it matches.
+/// Finds code of a process that differs from the files on disk; `None` if all code matches.
 pub(crate) fn stale_code(subject: &ExplainSubject<'_>) -> Option<StaleCode> {
     let stale = |object: &&pagewise_model::object::ElfObject| {
         matches!(object.on_disk, Ok(OnDisk::Replaced | OnDisk::Missing))
@@ -266,11 +268,11 @@ fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// Minimum number of arena heaps for a finding. A server with eight worker threads normally has
-/// eight.
+/// Minimum number of 64 MiB heaps of arenas for a finding. A server with eight worker threads
+/// normally has eight.
 const MANY_HEAPS: u64 = 16;
 
-/// glibc arenas.
+/// Reports a large number of glibc arenas.
 fn many_arenas(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let in_use = |index: &usize| {
         subject.pools.pool_of(*index).kind == PoolKind::MallocArena
@@ -306,19 +308,19 @@ fn many_arenas(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// Smaller page tables are not a problem: 8 GiB of touched 4 KiB pages need 16 MiB.
+/// Minimum size of page tables for a finding: 8 GiB of touched 4 KiB pages need 16 MiB.
 const LARGE_TABLES: Bytes = Bytes::mib(16);
-/// Dense memory takes 8 bytes of page table a page, 0.2 % with 4 KiB pages; this is twenty times
-/// that.
+/// Minimum ratio of page tables to resident memory for a finding. Dense memory needs 8 bytes of
+/// page table for each page, 0.2 % with 4 KiB pages; the minimum is twenty times that ratio.
 const TABLES_TO_RESIDENT: f64 = 0.04;
 
-/// True if page tables are large beside what they map.
+/// True if page tables are large compared with the memory that they map.
 pub(crate) fn are_large_tables(tables: Bytes, resident: Bytes) -> bool {
     tables >= LARGE_TABLES
         && tables.fraction_of(resident).is_none_or(|share| share >= TABLES_TO_RESIDENT)
 }
 
-/// Page tables that are large beside what they map.
+/// Reports page tables that are large compared with the memory that they map.
 fn page_tables(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let tables = *subject.snapshot.status.as_ref().ok()?.vm_pte.as_ref().ok()?;
     let resident = resident(subject)?;
@@ -342,13 +344,15 @@ fn page_tables(subject: &ExplainSubject<'_>) -> Option<Finding> {
     })
 }
 
-/// Fewer huge pages than this cannot bloat by much.
+/// Minimum number of bytes in huge pages for a finding: the bloat of fewer bytes is small.
 const MUCH_HUGE: Bytes = Bytes::mib(128);
-/// From this share of RES on, the waste in huge pages dominates the waste of the process.
+/// Minimum share of huge pages in RES for a finding: from this share on, the bloat of huge pages
+/// dominates the waste of the process.
 const MOSTLY_HUGE: f64 = 0.5;
 
-/// Memory in huge pages that the program did not request with `MADV_HUGEPAGE`, or may not have
-/// requested: only `smaps` has the `VmFlags` that show it.
+/// Reports memory in huge pages that the program did not request with `MADV_HUGEPAGE`. Without
+/// `smaps`, whose `VmFlags` show the request, the finding states that the program may have
+/// requested it.
 fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let is_huge = |m: &&Mapping| m.anon_huge().is_ok_and(|huge| !huge.is_zero());
     let all_huge = || subject.mappings.iter().filter(is_huge);
@@ -388,12 +392,13 @@ fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
     })
 }
 
-/// Every process copies some pages of its libraries while it relocates them: a large one 10 MiB.
+/// Minimum number of copied bytes for a finding: a process copies pages of its libraries while it
+/// relocates them, 10 MiB for a large library.
 const MANY_COPIES: Bytes = Bytes::mib(16);
 /// Minimum share of RES for a finding about copies.
 const COPIES_TO_RESIDENT: f64 = 0.1;
 
-/// Private copies of pages of mapped files.
+/// Reports private copies of pages of mapped files.
 fn copied_file_pages(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let is_private_file =
         |m: &&Mapping| m.sharing == Sharing::Private && m.backing() == Backing::File;
@@ -424,7 +429,7 @@ fn copied_file_pages(subject: &ExplainSubject<'_>) -> Option<Finding> {
     })
 }
 
-/// Resident anonymous pages of a mapping; 0 if they were not counted.
+/// Returns the resident anonymous bytes of a mapping; 0 if they were not counted.
 fn anonymous(mapping: &Mapping) -> Bytes {
     match &mapping.pages {
         Ok(pages) => pages.breakdown.anon_exclusive + pages.breakdown.anon_co_mapped,
@@ -434,11 +439,12 @@ fn anonymous(mapping: &Mapping) -> Bytes {
 
 /// Minimum VIRT for a finding about reserved address space.
 const HUGE_VIRT: Bytes = Bytes::gib(8);
-/// Below this resident share, VIRT does not indicate the used memory.
+/// Maximum ratio of RES to VIRT for a finding: below this ratio, VIRT does not indicate the used
+/// memory.
 const LITTLE_RESIDENT: f64 = 1.0 / 16.0;
 
-/// Huge address space of which little is resident. Reservations that every process of a language
-/// runtime makes are excluded.
+/// Reports a huge address space with a small resident part. Address space that every process of a
+/// language runtime reserves is excluded.
 fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let statm = subject.snapshot.statm.as_ref().ok()?;
     let share = statm.resident.fraction_of(statm.size)?;
@@ -472,18 +478,18 @@ fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// True if a language runtime, a sanitizer or malloc reserves the address space, or if it is
-/// inaccessible: memory that is filled later has other protection.
+/// True if a language runtime, a sanitizer or malloc reserves the address space, or if the address
+/// space is inaccessible. A program that fills its memory later maps it with access rights.
 fn is_usual_reserve(subject: &ExplainSubject<'_>, largest: PoolKind) -> bool {
     let is_of_runtime = LanguageRuntime::of_process(subject.snapshot).is_some();
     let kinds = [PoolKind::Sanitizer, PoolKind::Go, PoolKind::MallocArena, PoolKind::Reserve];
     is_of_runtime || kinds.contains(&largest)
 }
 
-/// Minimum of merged memory for a finding.
+/// Minimum number of merged bytes for a finding.
 const MERGED: Bytes = Bytes::mib(1);
 
-/// Pages that KSM merged, or a loss by KSM.
+/// Reports pages that KSM merged, or memory that the process loses by KSM.
 fn merged(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let ksm = subject.snapshot.ksm.as_ref().ok()?;
     let page_size = subject.snapshot.provenance.page_size;
@@ -514,11 +520,14 @@ fn merged(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// Smaller processes fit the caches well enough.
+/// Minimum resident memory for a finding about NUMA nodes: the CPU caches hold a sufficient part of
+/// a smaller process.
 const MUCH_ON_NODES: Bytes = Bytes::gib(1);
-/// One node with this much is a bottleneck for the threads on the others.
+/// Minimum share of the resident memory on one node for a finding: the node is then a bottleneck
+/// for the threads on other nodes.
 const FULLEST_NODE: f64 = 0.75;
-/// With a smaller share on other nodes, the process is local to one node.
+/// Minimum share of the resident memory on other nodes for a finding: with a smaller share, the
+/// process is local to one node.
 const OTHER_NODES: f64 = 0.05;
 
 /// The NUMA node that has most of a process's memory.
@@ -530,7 +539,7 @@ pub(crate) struct FullestNode {
 }
 
 impl FullestNode {
-    /// `None` if the memory by node is unknown.
+    /// Finds the node; `None` if the memory of each node is unknown.
     pub(crate) fn of(subject: &ExplainSubject<'_>) -> Option<FullestNode> {
         let nodes = subject.snapshot.numa.as_ref().ok()?;
         let total: Bytes = nodes.iter().map(|node| node.resident).sum();
@@ -546,7 +555,7 @@ impl FullestNode {
     }
 }
 
-/// NUMA imbalance.
+/// Reports a NUMA imbalance.
 fn spread_over_nodes(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let fullest = FullestNode::of(subject)?;
     let threads = subject.snapshot.process.threads;

@@ -1,4 +1,4 @@
-//! Findings that make measured numbers doubtful: failed runs, outliers, drift, scaled counts.
+//! Findings that cast doubt on measured numbers: failed runs, outliers, drift, scaled counts.
 
 use pagewise_model::Name;
 use pagewise_model::ending::ProgramEnding;
@@ -11,7 +11,7 @@ use crate::cells::text;
 use crate::stat::WALL;
 use crate::stat::rows::StatRows;
 
-/// The rules, in the order of their reports.
+/// Rules of this module. Findings of the same severity are reported in this order.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Measurement(interrupted),
     FindingRule::EachCommand(of_each_command),
@@ -24,7 +24,7 @@ const UNLIKELY: f64 = 0.01;
 /// Minimum relative change of a reported trend.
 const NOTABLE: f64 = 0.02;
 
-/// Doubts about the runs of each command.
+/// Reports doubts about the runs of each command.
 fn of_each_command(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding> {
     let mut found = Vec::new();
     for (at, (arm, rows)) in measurement.arms.iter().zip(arms).enumerate() {
@@ -37,7 +37,7 @@ fn of_each_command(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding>
     found
 }
 
-/// The command that a doubt concerns; `None` if there is only one command.
+/// Name of the command with doubtful runs; `None` if only one command was measured.
 #[derive(Clone, Copy)]
 struct DoubtedCommand(Option<&'static str>);
 
@@ -82,7 +82,7 @@ fn interrupted(measurement: &Measurement, _: &[StatRows]) -> Option<Finding> {
     })
 }
 
-/// Runs that did not end with status 0.
+/// Reports runs that did not end with exit status 0.
 fn failed(arm: &MeasuredArm, whose: DoubtedCommand) -> Option<Finding> {
     let failed: Vec<ProgramEnding> =
         arm.runs.iter().map(|run| run.ending).filter(|end| end.status() != 0).collect();
@@ -108,7 +108,7 @@ fn failed(arm: &MeasuredArm, whose: DoubtedCommand) -> Option<Finding> {
     ))
 }
 
-/// Runs whose wall time is far from the others'.
+/// Reports runs whose wall time differs greatly from the wall times of the other runs.
 fn outlying(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     let row = rows.named(WALL)?;
     let values = row.values();
@@ -154,7 +154,7 @@ fn outlying(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
         .then(|| doubt("outliers", Severity::Note, claim, evidence(&outlying), step))
 }
 
-/// Wall times that go up or down from run to run.
+/// Reports wall times that rise or fall from run to run.
 fn drifting(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     let TrendDrift { tau, p, change } = drift(&rows.named(WALL)?.values())?;
     if p > UNLIKELY || change.abs() < NOTABLE {
@@ -178,7 +178,7 @@ fn drifting(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     Some(doubt("drift", Severity::Warning, claim, facts.into_iter().chain(whose.fact()), step))
 }
 
-/// Counts that were scaled because the counters were multiplexed.
+/// Reports counts that were scaled because the counters were multiplexed.
 fn multiplexed(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     let scaled: Vec<_> = rows.iter().filter(|row| row.scale > 1.0).collect();
     let most = scaled.iter().map(|row| row.scale).fold(1.0, f64::max);
@@ -199,7 +199,7 @@ fn multiplexed(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     })
 }
 
-/// Events that are counted in user mode only, for lack of permission.
+/// Reports events that are counted only in user mode because permission is missing.
 fn user_mode_only(_: &Measurement, arms: &[StatRows]) -> Option<Finding> {
     let rows = arms.first()?;
     let partly =
@@ -221,7 +221,7 @@ fn user_mode_only(_: &Measurement, arms: &[StatRows]) -> Option<Finding> {
     })
 }
 
-/// A CPU whose clock follows the load.
+/// Reports a CPU whose clock frequency follows the load.
 fn changing_frequency(measurement: &Measurement, _: &[StatRows]) -> Option<Finding> {
     let governor = measurement.conditions.governor.as_ref().ok()?;
     (*governor != Name::new(b"performance")).then(|| {

@@ -1,22 +1,22 @@
 //! The account of a machine's RAM: every byte of `MemTotal` has one owner, or is unaccounted.
 //!
 //! Each owner is a counter of the kernel, or the part of a counter that processes have mapped. If
-//! two counters of the kernel include the same pages, the smaller is taken out of the larger:
-//! kernel stacks out of vmalloc, tmpfs out of the page cache. Nothing is spread over the owners to
-//! make the sum right.
+//! two counters of the kernel include the same pages, the smaller counter is subtracted from the
+//! larger: kernel stacks from vmalloc, tmpfs from the page cache. No memory is distributed over the
+//! owners to make the sum equal `MemTotal`.
 
 use pagewise_model::account::{MemoryAccount, MemoryOwner, OwnerPart, SystemReading};
 use pagewise_model::evidence::counter;
 use pagewise_model::{Bytes, Name};
 
-/// An owner of memory in words.
+/// Identifier and texts of an owner of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnerText {
-    /// Its stable name.
+    /// Stable name of the owner.
     pub id: &'static str,
-    /// Its name for people.
+    /// Name of the owner for people.
     pub label: &'static str,
-    /// Its source, and what it includes.
+    /// Source of the owner's bytes, and the memory that they include.
     pub meaning: &'static str,
 }
 
@@ -140,7 +140,7 @@ pub const OWNERS: [OwnerText; 24] = [
     OwnerText { id: "free", label: "free", meaning: "MemFree." },
 ];
 
-/// The words for an owner.
+/// Returns the texts of an owner.
 pub fn owner_text(id: &str) -> Option<&'static OwnerText> {
     OWNERS.iter().find(|owner| owner.id == id)
 }
@@ -148,8 +148,8 @@ pub fn owner_text(id: &str) -> Option<&'static OwnerText> {
 /// Maximum number of listed parts of an owner.
 const MAX_PARTS: usize = 8;
 
-/// Counters by name; a missing counter is 0 bytes of its owner, since the kernel has no such
-/// memory.
+/// Counters of a machine by name. A missing counter counts as 0 bytes of its owner, because the
+/// kernel then does not have such memory.
 struct Figures<'a>(&'a SystemReading);
 
 impl Figures<'_> {
@@ -172,7 +172,7 @@ impl Figures<'_> {
         self.meminfo("Cached") - self.meminfo("Shmem")
     }
 
-    /// Mapped pages of processes that could not be read.
+    /// Page cache that is mapped by processes whose memory could not be read.
     fn mapped_unread(&self) -> Bytes {
         let sums = &self.0.processes;
         match sums.unread {
@@ -244,14 +244,14 @@ impl Figures<'_> {
     }
 }
 
-/// Makes the account. Owners without memory are left out.
+/// Computes the account. Owners without memory are left out.
 pub fn account(reading: &SystemReading) -> MemoryAccount {
     let figures = Figures(reading);
     let owner = |text: &OwnerText| {
         let bytes = figures.owner(text.id);
         let mut parts = parts(reading, text.id);
-        // The page cache of a file system includes mapped pages, which processes own, so a part can
-        // exceed its owner.
+        // The page cache of a file system includes mapped pages, and processes own mapped pages. A
+        // part can therefore exceed its owner.
         parts.retain(|part| part.bytes <= bytes);
         (!bytes.is_zero()).then(|| MemoryOwner { id: text.id.to_owned(), bytes, parts })
     };
@@ -266,7 +266,7 @@ fn part(name: impl Into<Name>, bytes: Bytes) -> OwnerPart {
     OwnerPart { name: name.into(), bytes }
 }
 
-/// The largest known parts of an owner.
+/// Returns the largest known parts of an owner.
 fn parts(reading: &SystemReading, id: &str) -> Vec<OwnerPart> {
     let mut parts = all_parts(reading, id);
     parts.retain(|part| !part.bytes.is_zero());
@@ -311,7 +311,7 @@ fn all_parts(reading: &SystemReading, id: &str) -> Vec<OwnerPart> {
     }
 }
 
-/// The used and the free pages of a pool.
+/// Returns the used and the free pages of a hugetlb pool as parts.
 fn pool_parts(pool: &pagewise_model::account::HugetlbPool) -> [OwnerPart; 2] {
     let bytes = |pages: u64| Bytes(pool.size.0.saturating_mul(pages));
     let name =

@@ -1,4 +1,4 @@
-//! The memory cgroups as a tree: charged memory, limits, what can be reclaimed, events.
+//! The memory cgroups as a tree: charged memory, limits, reclaimable memory, events.
 
 use pagewise_model::account::SystemReading;
 use pagewise_model::cgroup_tree::{CgroupNode, CgroupTree};
@@ -23,7 +23,7 @@ fn working_set(node: &CgroupNode) -> Reading<Bytes> {
     line(node, "inactive_file").map(|inactive| current - inactive)
 }
 
-/// A line of `memory.stat` in bytes, children included.
+/// A line of `memory.stat` in bytes; includes the cgroups below this cgroup.
 fn line(node: &CgroupNode, name: &str) -> Reading<Bytes> {
     let found = counter(&node.stat, name).map(Bytes);
     found.ok_or_else(|| Absent::NotInThisKernel("".into()))
@@ -40,11 +40,11 @@ fn cache(node: &CgroupNode) -> Reading<Bytes> {
     Ok(all - line(node, "shmem").unwrap_or_default())
 }
 
-/// Kernel memory charged to the cgroup. Without a counter in the kernel, it is the rest of the
-/// charged memory.
+/// Kernel memory charged to the cgroup. If the kernel does not have the counter, the value is the
+/// charged memory minus anonymous memory, page cache and tmpfs.
 fn kernel(node: &CgroupNode) -> Reading<Bytes> {
     line(node, "kernel").or_else(|why| {
-        // The root of version 1 does not charge it.
+        // Version 1 does not charge kernel memory to the root cgroup.
         if node.path.as_bytes() == b"/" {
             return Err(why);
         }
@@ -53,20 +53,22 @@ fn kernel(node: &CgroupNode) -> Reading<Bytes> {
     })
 }
 
-/// Charged memory of the cgroup without its children.
+/// Charged memory of a cgroup, without the cgroups below it.
 fn own(tree: &CgroupTree, at: usize) -> Reading<Bytes> {
     let below = tree.nodes.iter().filter(|it| it.parent == Some(at));
     let below: Bytes = below.map(|it| it.current.clone().unwrap_or_default()).sum();
     Ok(tree.nodes[at].current.clone()? - below)
 }
 
-/// The nodes depth first, the largest of the same parent first.
+/// Returns the indices of the nodes depth first. Among nodes of the same parent, the largest is
+/// first.
 fn depth_first(tree: &CgroupTree) -> Vec<usize> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); tree.nodes.len()];
     let mut stack: Vec<usize> = Vec::new();
     for (at, node) in tree.nodes.iter().enumerate() {
         match node.parent {
-            // A parent comes before its children, so no node can be its own ancestor.
+            // A node whose parent does not precede it becomes a root, so that no node is its own
+            // ancestor.
             Some(parent) if parent < at => children[parent].push(at),
             _ => stack.push(at),
         }
@@ -83,15 +85,15 @@ fn depth_first(tree: &CgroupTree) -> Vec<usize> {
     order
 }
 
-/// True for a cgroup that holds nothing and limits nothing.
+/// True for a cgroup without processes, charged memory and a limit.
 fn is_empty(node: &CgroupNode) -> bool {
     node.processes.is_empty()
         && node.limit.is_none()
         && node.current.as_ref().is_ok_and(|it| it.is_zero())
 }
 
-/// The memory cgroups as a report; `reading` has the cgroups to which the page cache of files is
-/// charged, if that was requested.
+/// Reports the memory cgroups. If requested, `reading` has the cgroups to which the page cache of
+/// files is charged.
 pub fn cgroups(
     tree: &CgroupTree,
     reading: Option<&SystemReading>,
@@ -252,7 +254,7 @@ fn events(node: &CgroupNode) -> CellValue {
     CellValue::Record(node.events.iter().map(record).collect())
 }
 
-/// The last part of the path, indented.
+/// The last component of the path, indented by its depth.
 fn branch(node: &CgroupNode) -> CellValue {
     let path = node.path.as_bytes();
     let last = path.rsplit(|&b| b == b'/').next().filter(|it| !it.is_empty());
@@ -269,7 +271,7 @@ fn branch(node: &CgroupNode) -> CellValue {
 const NEAR_LIMIT: f64 = 0.9;
 /// Minimum page cache of a cgroup without processes, for a finding.
 const MUCH_CACHE: Bytes = Bytes::mib(64);
-/// Maximum number of listed findings of one kind.
+/// Maximum number of listed findings of the same type.
 const MAX_LISTED: usize = 4;
 
 fn findings(tree: &CgroupTree, order: &[usize]) -> Vec<Finding> {
@@ -308,7 +310,7 @@ fn near_limit(node: &CgroupNode) -> Option<Finding> {
     })
 }
 
-/// Page cache that is charged to a cgroup whose processes have ended or moved.
+/// Reports page cache that is charged to a cgroup whose processes have ended or moved.
 fn without_processes(tree: &CgroupTree, at: usize) -> Option<Finding> {
     let node = &tree.nodes[at];
     let has_children = tree.nodes.iter().any(|it| it.parent == Some(at));

@@ -1,5 +1,5 @@
-//! Report of the settings that cost latency or memory: value, verdict, and the commands that change
-//! and restore each.
+//! Report of the settings that cost latency or memory: the value, the verdict, and the commands
+//! that change and restore each setting.
 
 mod checks;
 mod judge;
@@ -21,30 +21,30 @@ use crate::explain::fact;
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.doctor/1";
 
-/// Goal of the user for the machine.
+/// The user's goal for the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkloadProfile {
-    /// Short and steady response times, at the cost of memory.
+    /// Short and steady response times, at the cost of more memory.
     Latency,
-    /// Many programs in little memory, at the cost of time.
+    /// Many programs in little memory, at the cost of longer response times.
     Density,
 }
 
-/// Verdict on a setting for the profile.
+/// Verdict on a setting under the user's profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SettingVerdict {
-    /// It costs much.
+    /// The setting costs much.
     Warn,
-    /// It costs something, or is worth knowing.
+    /// The setting costs something, or is worth knowing.
     Note,
-    /// It could not be read.
+    /// The setting could not be read.
     Unknown,
-    /// It is well as it is.
+    /// The setting fits the profile.
     Ok,
 }
 
 impl SettingVerdict {
-    /// The name used as a key.
+    /// Name of the verdict, used as a key.
     pub const fn key(self) -> &'static str {
         match self {
             SettingVerdict::Warn => "warn",
@@ -55,17 +55,18 @@ impl SettingVerdict {
     }
 }
 
-/// Profile and process for which settings are judged.
+/// Options of the report: the profile and the process for which settings are judged.
 #[derive(Clone, Copy, Debug)]
 pub struct DoctorOptions<'a> {
-    /// The user's profile; `None` checks only settings that cost in any case.
+    /// The user's profile; `None` reports only settings that cost latency or memory under every
+    /// profile.
     pub profile: Option<WorkloadProfile>,
-    /// The process that the user named.
+    /// The process that the user named as target.
     pub target: Option<&'a Snapshot>,
 }
 
-/// Judges settings: programs get table `checks`; people get the settings to improve, then those
-/// that fit.
+/// Judges settings. The report for programs has table `checks`; the report for people has the
+/// settings to improve, then the settings that fit.
 pub fn doctor(settings: &SystemSettings, options: &DoctorOptions<'_>) -> Report {
     let outcomes = outcomes(&DoctorSubject { settings, options });
     let mut blocks = vec![ReportBlock::Facts(overview(settings, options, &outcomes))];
@@ -125,7 +126,7 @@ fn overview(
     }
 }
 
-/// Every check, for programs.
+/// Builds the table of all checks, for programs.
 fn programs(outcomes: &[SettingOutcome]) -> ReportTable {
     let each = |key: &'static str, value: &dyn Fn(&SettingOutcome) -> CellValue| {
         TableColumn::new(key, key, ColumnCells::Values(outcomes.iter().map(value).collect()))
@@ -146,7 +147,7 @@ fn programs(outcomes: &[SettingOutcome]) -> ReportTable {
     table("checks", "", Audience::Programs, columns)
 }
 
-/// One setting that could be better, for people.
+/// Builds the facts of a setting that could be better, for people.
 fn advice(outcome: &SettingOutcome) -> NamedFacts {
     let mut facts =
         vec![line("now", outcome.value.clone()), line("why", CellValue::text(outcome.why()))];
@@ -186,7 +187,7 @@ fn last_word(outcomes: &[SettingOutcome]) -> Paragraph {
     }
 }
 
-/// Settings that fit, for people.
+/// Builds the table of settings that fit, for people.
 fn well(outcomes: &[SettingOutcome]) -> Option<ReportTable> {
     let rows: Vec<&SettingOutcome> =
         outcomes.iter().filter(|o| o.verdict == SettingVerdict::Ok).collect();
@@ -199,7 +200,7 @@ fn well(outcomes: &[SettingOutcome]) -> Option<ReportTable> {
     (!rows.is_empty()).then(|| table("", "Settings that fit", Audience::People, columns))
 }
 
-/// A value for people; an empty name becomes "(empty)".
+/// Returns a value for people; an empty name becomes "(empty)".
 fn in_words(value: &CellValue) -> CellValue {
     match value {
         CellValue::Name(name) if name.is_empty() => CellValue::Name(Name::from("(empty)")),
@@ -207,7 +208,7 @@ fn in_words(value: &CellValue) -> CellValue {
     }
 }
 
-/// Unknown settings, and the reason.
+/// Lists the settings that could not be read, and the reasons.
 fn unknown(outcomes: &[SettingOutcome]) -> Option<NamedFacts> {
     let rows = outcomes.iter().filter(|outcome| outcome.verdict == SettingVerdict::Unknown);
     let why = |outcome: &SettingOutcome| match &outcome.value {
@@ -242,7 +243,7 @@ mod tests {
         Absent::NotInThisKernel("".into())
     }
 
-    /// A machine with these files, whose other settings all fit.
+    /// Returns a machine with these files. All other settings of the machine fit.
     fn machine(files: &[(&str, &str)]) -> SystemSettings {
         let files = files
             .iter()
@@ -291,7 +292,8 @@ mod tests {
 
     #[test]
     fn each_profile_has_its_own_verdicts() {
-        // id, file, value; the verdicts without a profile, for latency, for density.
+        // Columns: identifier, file, value, and the verdicts without a profile, for latency and for
+        // density.
         let cases = [
             ("thp_enabled", THP, "always", ["note", "note", "warn"]),
             ("thp_enabled", THP, "madvise", ["ok", "ok", "ok"]),
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_shell_would_read_otherwise_gets_into_a_command() {
+    fn a_text_that_a_shell_would_interpret_is_not_in_a_command() {
         for value in ["a b", "$(x)", "`x`", "x;y", "a\nb", "", "-e", "é", "x>y", "*", "~", "a'b"] {
             assert_eq!(
                 outcome::writes("/proc/sys/vm/swappiness", value.as_bytes()),
@@ -353,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_is_taken_off_and_put_back_with_its_priorities() {
+    fn swap_areas_are_disabled_and_enabled_with_their_priorities() {
         let area = |path: &str, priority| SwapArea {
             path: path.into(),
             size: Bytes::gib(1),

@@ -1,4 +1,4 @@
-//! Countable events of a machine, and the reasons why others cannot be counted.
+//! Events that can be counted on a machine, and the reasons why other events cannot be counted.
 
 use pagewise_model::measured::{Countable, CountableSurvey, MetricOrigin, MetricScope, Pmu};
 use pagewise_model::report::{
@@ -20,7 +20,7 @@ const ORIGINS: &[(MetricOrigin, &str, &str)] = &[
     (MetricOrigin::Hardware, "hardware", "Counted by the CPU"),
 ];
 
-/// A survey as a report: the tables `events` and `pmus`.
+/// Converts a survey to a report with tables `events` and `pmus`.
 pub fn events(survey: &CountableSurvey) -> Report {
     let mut blocks = vec![ReportBlock::Facts(facts_of(
         "",
@@ -89,7 +89,8 @@ fn for_people(title: &'static str, events: &[&Countable]) -> ReportTable {
     table("", title, Audience::People, columns)
 }
 
-/// A sentence for each reason, with the events that it keeps from being counted.
+/// Returns a sentence for each reason, with the names of the events that cannot be counted for that
+/// reason.
 fn reasons(events: &[&Countable]) -> Vec<Paragraph> {
     let mut reasons: Vec<(&Absent, Vec<&Name>)> = Vec::new();
     for event in events {
@@ -137,7 +138,7 @@ fn for_all(events: &[Countable]) -> ReportTable {
     table("events", "", Audience::Programs, columns)
 }
 
-/// The PMUs whose events can be named.
+/// Lists the PMUs whose events users can name.
 fn pmus(pmus: &[Pmu]) -> Option<Paragraph> {
     let named = pmus.iter().filter(|pmu| !pmu.terms.is_empty() || !pmu.events.is_empty());
     let mut pieces = Vec::new();

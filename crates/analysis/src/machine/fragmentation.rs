@@ -1,8 +1,8 @@
 //! Free memory by block size: the part that is available in large blocks, and the kernel's counters
 //! of compaction and reclaim.
 //!
-//! All sums count free blocks. Less can be allocated, because the kernel keeps a reserve
-//! (watermarks, reserve of low zones). More large blocks can become available, because compaction
+//! All sums count free blocks. Allocations may get less memory, because the kernel keeps a reserve
+//! (watermarks, reserve of low zones). More large blocks may become available, because compaction
 //! moves movable pages.
 
 mod counters;
@@ -21,41 +21,41 @@ use crate::explain::fact;
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.fragmentation/1";
 
-/// The size of a block of an order.
+/// Size of a block of an order.
 pub fn block(order: usize, page_size: PageSize) -> Bytes {
     let pages = u32::try_from(order).ok().and_then(|order| 1_u64.checked_shl(order));
     page_size.pages(pages.unwrap_or(u64::MAX))
 }
 
-/// All free memory of a zone.
+/// Free memory of a zone, in blocks of all orders.
 pub fn free(zone: &Zone, page_size: PageSize) -> Bytes {
     allocatable(zone, 0, page_size)
 }
 
-/// Free memory of a zone that is available in blocks of `order` without compaction: a block of
-/// order k >= `order` is `2^(k - order)` of them.
+/// Free memory of a zone that is available in blocks of `order` without compaction. A block of
+/// order k >= `order` counts as `2^(k - order)` blocks.
 pub fn allocatable(zone: &Zone, order: usize, page_size: PageSize) -> Bytes {
     let counts = zone.free.iter().enumerate().skip(order);
     counts.map(|(order, &count)| Bytes(block(order, page_size).0.saturating_mul(count))).sum()
 }
 
-/// The share of free memory that is of no use to a request of an order: 1 - allocatable / free, as
-/// the kernel's `unusable_index` in debugfs. `None` where nothing is free.
+/// Share of the free memory that a request of an order cannot use: 1 - allocatable / free, the
+/// kernel's `unusable_index` in debugfs. `None` if no memory is free.
 pub fn unusable_index(free: Bytes, allocatable: Bytes) -> Option<f64> {
     allocatable.fraction_of(free).map(|usable| 1.0 - usable)
 }
 
-/// The free memory of a machine, and the part that huge pages can be made of.
+/// The free memory of a machine, and the part that is available for huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeForHugePages {
-    /// All free memory.
+    /// Free memory in blocks of all sizes.
     pub free: Bytes,
-    /// The part in free blocks that hold a huge page.
+    /// Free memory in blocks of at least the size of a huge page.
     pub allocatable: Bytes,
 }
 
 impl FreeForHugePages {
-    /// See [`unusable_index`].
+    /// Returns the [`unusable_index`] of the machine.
     pub fn unusable_index(self) -> Option<f64> {
         unusable_index(self.free, self.allocatable)
     }
@@ -64,7 +64,7 @@ impl FreeForHugePages {
 /// Free memory in huge pages, over all zones of a machine.
 ///
 /// # Errors
-/// [`Absent`] without the counts of free blocks or the size of a huge page.
+/// Returns [`Absent`] if the counts of free blocks or the size of a huge page are unknown.
 pub fn huge_of_free(reading: &SystemReading) -> Reading<FreeForHugePages> {
     let page_size = reading.page_size;
     let zones = reading.free_blocks.as_ref().map_err(Clone::clone)?;
@@ -75,11 +75,12 @@ pub fn huge_of_free(reading: &SystemReading) -> Reading<FreeForHugePages> {
     })
 }
 
-/// The reason why a request of an order fails in a zone: near 0 for lack of memory, near 1 for
-/// fragmentation. `None` if the request would not fail, or no block is free.
+/// Cause of the failure of a request of an order in a zone: near 0 for lack of memory, near 1 for
+/// fragmentation. `None` if the request would succeed, or if no block is free.
 ///
-/// The kernel's `extfrag_index`: `1 - (1 + free pages / requested pages) / free blocks`. It
-/// compacts a zone instead of reclaiming where this exceeds `vm.extfrag_threshold` / 1000.
+/// The value is the kernel's `extfrag_index`: `1 - (1 + free pages / requested pages) / free
+/// blocks`. If it exceeds `vm.extfrag_threshold` / 1000, the kernel compacts the zone instead of
+/// reclaiming pages.
 #[expect(clippy::cast_precision_loss, reason = "an index is shown with three digits")]
 pub fn fragmentation_index(zone: &Zone, order: usize, page_size: PageSize) -> Option<f64> {
     let blocks = zone.free.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
@@ -89,7 +90,7 @@ pub fn fragmentation_index(zone: &Zone, order: usize, page_size: PageSize) -> Op
     (fails && blocks > 0).then_some(index.clamp(0.0, 1.0))
 }
 
-/// The order of a huge page.
+/// Returns the order of a huge page.
 pub fn huge_order(huge_size: Bytes, page_size: PageSize) -> Reading<usize> {
     let pages = page_size.count(huge_size);
     match usize::try_from(pages.trailing_zeros()) {
@@ -98,7 +99,7 @@ pub fn huge_order(huge_size: Bytes, page_size: PageSize) -> Reading<usize> {
     }
 }
 
-/// The zones, and the order of a huge page.
+/// The free memory of a machine, its zones, and the order of a huge page.
 struct ZoneSubject<'a> {
     all: &'a FreeMemory,
     zones: &'a [Zone],
@@ -116,7 +117,7 @@ impl<'a> ZoneSubject<'a> {
         self.at_order(0)
     }
 
-    /// Memory available in blocks of an order, over all zones.
+    /// Returns the memory that is available in blocks of an order, over all zones.
     fn at_order(&self, order: usize) -> Bytes {
         self.zones.iter().map(|zone| allocatable(zone, order, self.all.page_size)).sum()
     }
@@ -126,13 +127,13 @@ impl<'a> ZoneSubject<'a> {
     }
 }
 
-/// The free memory of a machine as a report: facts at the top level, tables `nodes`, `orders`,
-/// `types`, `counters` and `sizes`.
+/// Reports the free memory of a machine: facts at the top level, tables `nodes`, `orders`, `types`,
+/// `counters` and `sizes`.
 pub fn fragmentation(now: &FreeMemory) -> Report {
     report(None, now)
 }
 
-/// [`fragmentation`] of `now`, with the increase of the counters since `before`.
+/// Reports [`fragmentation`] of `now`, with the increase of the counters since `before`.
 pub fn since(before: &FreeMemory, now: &FreeMemory) -> Report {
     report(Some(before), now)
 }
@@ -235,8 +236,8 @@ fn verdict(subject: &ZoneSubject<'_>) -> Paragraph {
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
-/// One line of a live series: memory available now, and counters that increased since `before`. The
-/// elapsed time counts from `first`.
+/// Reports one row of a live series: the memory that is available now, and the counters that
+/// increased since `before`. The elapsed time counts from `first`.
 pub fn series_row(first: &FreeMemory, before: &FreeMemory, now: &FreeMemory) -> Report {
     let elapsed = counters::elapsed_ns(first, now);
     let mut line =
@@ -262,7 +263,7 @@ pub fn series_row(first: &FreeMemory, before: &FreeMemory, now: &FreeMemory) -> 
     Report { schema: "pagewise.fragmentation.series/1", title: Vec::new(), blocks }
 }
 
-/// An index from 0 to 1 as a cell.
+/// Converts an index from 0 to 1 to a cell.
 fn index(value: Option<f64>) -> CellValue {
     value.map_or(CellValue::None, CellValue::Share)
 }
@@ -329,10 +330,11 @@ mod tests {
 
     #[test]
     fn the_fragmentation_index_separates_lack_of_memory_from_fragmentation() {
-        // 1 - (1 + 1000/512) / 1000: much memory is free, in single pages.
+        // 1 - (1 + 1000/512) / 1000: a large amount of memory is free, in single pages.
         let scattered = fragmentation_index(&zone(&[1000]), 9, PAGE).unwrap();
         assert!((scattered - 0.997_046_875).abs() < 1e-9, "{scattered}");
-        // A single free block: 1 - (1 + 1/512) / 1 is below 0, and is clamped.
+        // The index of a single free block is 1 - (1 + 1/512) / 1, which is below 0 and is set to
+        // 0.
         assert_eq!(fragmentation_index(&zone(&[1]), 9, PAGE), Some(0.0));
         let mut served = vec![0; 10];
         served[9] = 1;

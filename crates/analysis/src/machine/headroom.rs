@@ -10,14 +10,14 @@ use pagewise_model::{Absent, Bytes, PageSize, Reading};
 pub struct Headroom {
     /// Until kswapd begins to reclaim: free pages above the `low` watermarks.
     pub before_reclaim: Reading<Bytes>,
-    /// Until programs are swapped out: the kernel's own estimate, `MemAvailable`.
+    /// Until pages are swapped out: the kernel's own estimate, `MemAvailable`.
     pub before_swap: Reading<Bytes>,
-    /// Until the OOM killer is invoked, at most: free pages above the `min` watermarks, all page
+    /// Upper bound until the OOM killer is invoked: free pages above the `min` watermarks, all page
     /// cache of files, all reclaimable kernel memory, and free swap.
     pub before_oom: Reading<Bytes>,
 }
 
-/// Headroom of a machine, from `meminfo` and `zoneinfo`.
+/// Computes the headroom of a machine from `meminfo` and `zoneinfo`.
 pub fn headroom(
     meminfo: &[BootCounter],
     zones: &Reading<Vec<ZoneFigures>>,
@@ -40,8 +40,8 @@ pub fn headroom(
     }
 }
 
-/// Free memory above a watermark of each zone, and above the part of each zone that is protected
-/// from requests for the highest zone.
+/// Sums the free pages of each zone above a watermark and above the zone's protection from requests
+/// for the highest zone.
 fn above_watermark(
     zones: &[ZoneFigures],
     free: Bytes,
@@ -54,7 +54,7 @@ fn above_watermark(
     };
     let in_zones = zones.iter().fold(0_u64, |sum, zone| sum.saturating_add(zone.free));
     let usable = zones.iter().fold(0_u64, |sum, zone| sum.saturating_add(usable(zone)));
-    // Kernels with deferred page initialization count free pages that no zone has yet.
+    // Kernels with deferred page initialization count free pages that do not belong to a zone yet.
     let outside = free - page_size.pages(in_zones);
     page_size.pages(usable) + outside
 }

@@ -1,9 +1,9 @@
-//! The process that the OOM killer selects, by the kernel's own rule, for the machine and for each
-//! memory cgroup with a limit; and how far away that is.
+//! Process that the OOM killer selects, by the kernel's own rule, for the machine and for each
+//! memory cgroup with a limit; and the memory and time that are left before an OOM kill.
 //!
 //! `oom_badness` of mm/oom_kill.c: resident pages, pages in swap and pages of page tables, plus
-//! `oom_score_adj` thousandths of all pages that the limit allows. Among equal processes, the
-//! one that the kernel visits last is selected.
+//! `oom_score_adj` thousandths of all pages that the limit allows. Among processes of equal
+//! badness, the kernel selects the process that it visits last.
 
 mod forecast;
 pub mod past;
@@ -31,18 +31,18 @@ pub const SCHEMA: &str = "pagewise.oom/1";
 pub enum OomExemption {
     /// The first process of the machine.
     Init,
-    /// Its `oom_score_adj` is -1000.
+    /// The `oom_score_adj` of the process is -1000.
     Adjusted,
-    /// It has ended.
+    /// The process has ended and has no memory.
     NoMemory,
     /// The kernel shows score 0, although the size of the process implies a higher score.
     Skipped,
-    /// The pagewise process that reads: it has ended before memory runs out.
+    /// The pagewise process that reads the others: it will have ended before memory runs out.
     Ourselves,
 }
 
 impl OomExemption {
-    /// The reason in words.
+    /// Describes the reason in words.
     pub const fn words(self) -> &'static str {
         match self {
             OomExemption::Init => "the first process",
@@ -56,42 +56,44 @@ impl OomExemption {
     }
 }
 
-/// A process in the order of the OOM killer.
+/// A process with its badness.
 #[derive(Clone, Copy, Debug)]
 pub struct OomRank<'a> {
     /// The process.
     pub process: &'a OomProcess,
-    /// Its badness in pages; a process that is not selected has a reason instead.
+    /// Badness of the process in pages, or the reason why the OOM killer does not select the
+    /// process.
     pub badness: Result<i64, OomExemption>,
 }
 
-/// Badness of a process in pages, where a limit allows `total_pages`.
+/// Computes the badness of a process in pages, for a limit of `total_pages`.
 pub fn badness(process: &OomProcess, total_pages: u64, page_size: PageSize) -> i64 {
     let pages = |bytes: Bytes| page_size.count(bytes).cast_signed();
     let own = pages(process.rss)
         .saturating_add(pages(process.swap))
         .saturating_add(pages(process.page_tables));
     let adj = process.adj.clone().unwrap_or(0);
-    // The kernel divides before it multiplies.
+    // The kernel divides `total_pages` by 1000 before it multiplies by `oom_score_adj`.
     own.saturating_add(adj.saturating_mul((total_pages / 1000).cast_signed()))
 }
 
-/// The score of `/proc/PID/oom_score` (since 5.9): a badness of 0 has 666.
+/// Converts a badness to the score of `/proc/PID/oom_score` (since 5.9): the score of badness 0 is
+/// 666.
 pub fn score(badness: i64, total_pages: u64) -> u64 {
     let share = badness.saturating_mul(1000).checked_div(total_pages.cast_signed()).unwrap_or(0);
     let points = 1000_i64.saturating_add(share).saturating_mul(2) / 3;
     u64::try_from(points).unwrap_or(0)
 }
 
-/// Pages of the whole machine, swap included: the limit of a machine without memory cgroups.
+/// Number of pages of the whole machine, including swap: the limit if memory cgroups set none.
 pub fn machine_pages(meminfo: &[BootCounter], page_size: PageSize) -> u64 {
     let line = |name: &str| Bytes(counter(meminfo, name).unwrap_or(0));
     page_size.count(line("MemTotal")) + page_size.count(line("SwapTotal"))
 }
 
-/// The reason why a process is not selected, as far as it is visible.
+/// Returns the reason why a process is not selected, as far as `/proc` shows the reason.
 fn exemption(process: &OomProcess, rule: &OomRule) -> Option<OomExemption> {
-    /// A score that rounding cannot make 0.
+    /// Minimum score that cannot be 0 because of rounding.
     const CERTAIN: u64 = 3;
     let machine_pages = rule.machine_pages;
     let expected = score(badness(process, machine_pages, rule.page_size), machine_pages);
@@ -107,18 +109,18 @@ fn exemption(process: &OomProcess, rule: &OomRule) -> Option<OomExemption> {
     }
 }
 
-/// Figures of the machine by which processes are compared.
+/// Values of the machine that determine the order of processes.
 #[derive(Clone, Copy, Debug)]
 pub struct OomRule {
-    /// Pages of RAM and swap.
+    /// Number of pages of RAM and swap.
     pub machine_pages: u64,
-    /// The base page size.
+    /// Base page size of the machine.
     pub page_size: PageSize,
-    /// The process that read the others, if it is among them.
+    /// PID of the pagewise process, if it is among the processes.
     pub ourselves: Option<Pid>,
 }
 
-/// Orders processes as the OOM killer prefers them, where a limit allows `total_pages`: the next
+/// Orders processes by the preference of the OOM killer, for a limit of `total_pages`: the next
 /// victim is first, processes that are not selected are last.
 pub fn rank<'a>(
     processes: impl Iterator<Item = &'a OomProcess>,
@@ -131,18 +133,19 @@ pub fn rank<'a>(
         OomRank { process, badness: why.map_or(Ok(points), Err) }
     };
     let mut ranks: Vec<OomRank<'a>> = processes.map(rank).collect();
-    // The sort is stable: the process that the kernel visits last stays first among equals.
+    // The sort is stable: among equal processes, the process that the kernel visits last stays
+    // first.
     ranks.reverse();
     ranks.sort_by_key(|rank| std::cmp::Reverse(rank.badness.unwrap_or(i64::MIN)));
     ranks
 }
 
-/// The first of the order, if any process can be selected.
+/// Returns the first process of the order, if any process can be selected.
 pub fn next_victim<'a>(ranks: &[OomRank<'a>]) -> Option<OomRank<'a>> {
     ranks.first().copied().filter(|rank| rank.badness.is_ok())
 }
 
-/// `next`: the process, its badness, and what its end frees.
+/// Returns the facts `next`: the process, its badness, and the memory that its end frees.
 fn next_facts(next: Option<OomRank<'_>>) -> Vec<Fact> {
     let none = || CellValue::None;
     let count = |value: Option<u64>| value.map_or_else(none, CellValue::Count);
@@ -171,7 +174,7 @@ fn next_facts(next: Option<OomRank<'_>>) -> Vec<Fact> {
     ]
 }
 
-/// A badness or an adjustment, which may be negative.
+/// Returns a cell for a badness or an adjustment, which may be negative.
 #[expect(clippy::cast_precision_loss, reason = "a float has all digits of 2^53 pages")]
 pub(crate) fn badness_cell(badness: i64) -> CellValue {
     match u64::try_from(badness) {
@@ -180,7 +183,7 @@ pub(crate) fn badness_cell(badness: i64) -> CellValue {
     }
 }
 
-/// The next victim of the whole machine, for the report of its memory.
+/// Reports the next victim of the whole machine, for the report of the machine's memory.
 pub(crate) fn next_of_machine(reading: &SystemReading, ourselves: Option<Pid>) -> NamedFacts {
     let page_size = reading.page_size;
     let machine_pages = machine_pages(&reading.meminfo, page_size);
@@ -190,16 +193,16 @@ pub(crate) fn next_of_machine(reading: &SystemReading, ourselves: Option<Pid>) -
     facts_of("oom.next", title, FactsShape::Line, next_facts(next_victim(&ranks)))
 }
 
-/// Minimum share of RAM in processes that the OOM killer never selects, for a finding.
+/// Minimum share of RAM that is in processes that the OOM killer never selects, for a finding.
 const PROTECTED_SHARE: f64 = 0.5;
 /// Minimum unaccounted share of RAM for a finding.
 const UNACCOUNTED_SHARE: f64 = 0.01;
-/// Available memory below which reclaim slows all programs.
+/// Share of RAM: if less memory is available, reclaim slows all programs.
 const AVAILABLE_SHARE: f64 = 0.05;
 /// Minimum share of tmpfs in RAM for a finding.
 const SHMEM_SHARE: f64 = 0.25;
 
-/// Findings about the memory of the machine.
+/// Finds problems with the memory of the machine.
 pub(crate) fn machine_findings(reading: &SystemReading, account: &MemoryAccount) -> Vec<Finding> {
     let mut findings = Vec::new();
     let share = |bytes: Bytes| bytes.fraction_of(account.total).unwrap_or(0.0);
@@ -246,14 +249,14 @@ pub(crate) fn machine_findings(reading: &SystemReading, account: &MemoryAccount)
 /// Options of the report.
 #[derive(Clone, Copy, Debug)]
 pub struct OomOptions {
-    /// Rows of the table of processes; `None` for all.
+    /// Maximum number of rows in the table of processes; `None` for all.
     pub rows: Option<usize>,
-    /// The process that read the others, if it is among them.
+    /// PID of the pagewise process, if it is among the processes.
     pub ourselves: Option<Pid>,
 }
 
-/// The processes in the order of the OOM killer, and the forecasts, as a report. `past` are the
-/// blocks of the last report in the kernel log.
+/// Reports the processes in the order of the OOM killer, and the forecasts. `past` are the blocks
+/// of the last report in the kernel log.
 pub fn oom(reading: &OomReading, options: &OomOptions, past: Vec<ReportBlock>) -> Report {
     let forecasts = forecasts(reading, options.ourselves);
     let rule = forecast::rule(reading, options.ourselves);
@@ -286,9 +289,10 @@ fn programs_only(facts: NamedFacts) -> NamedFacts {
     NamedFacts { audience: pagewise_model::report::Audience::Programs, ..facts }
 }
 
-/// Comparison of the scores with the kernel's.
+/// Compares the computed scores with the kernel's scores.
 fn check(reading: &OomReading, ranks: &[OomRank<'_>], pages: u64) -> NamedFacts {
-    /// The kernel's RSS may differ by per-CPU counts that are not yet summed.
+    /// Maximum difference of equal scores: the kernel's RSS may lack per-CPU counts that are not
+    /// yet summed.
     const TOLERANCE: u64 = 1;
     let scored = ranks
         .iter()
@@ -348,11 +352,13 @@ fn findings(
     findings
 }
 
-/// A limit is near if less than this share of it is left, and very near below the second share.
+/// Shares of a limit that are left: below `NEAR_SHARE` the limit is near, below `VERY_NEAR_SHARE`
+/// it is very near.
 const NEAR_SHARE: f64 = 0.1;
 const VERY_NEAR_SHARE: f64 = 0.02;
-/// A forecast below the first time is a finding if less than half of the limit is left; a forecast
-/// below the second time always is. Readings one second apart also measure short bursts.
+/// Seconds until an OOM kill: a forecast below `SOON_SECONDS` is a finding if less than half of the
+/// limit is left. A forecast below `VERY_SOON_SECONDS` always is a finding. Readings one second
+/// apart also measure short bursts.
 const SOON_SECONDS: f64 = 600.0;
 const VERY_SOON_SECONDS: f64 = 60.0;
 
@@ -394,7 +400,7 @@ fn near_limit(forecast: &OomForecast<'_>) -> Option<Finding> {
     })
 }
 
-/// Much memory of processes that the OOM killer never selects.
+/// Reports that processes that the OOM killer never selects have much memory.
 fn protected(reading: &OomReading, ranks: &[OomRank<'_>]) -> Option<Finding> {
     let exempt = ranks.iter().filter(|rank| rank.badness == Err(OomExemption::Adjusted));
     let held: Bytes = exempt.clone().map(|rank| rank.process.uss.clone().unwrap_or_default()).sum();
@@ -421,7 +427,7 @@ fn protected(reading: &OomReading, ranks: &[OomRank<'_>]) -> Option<Finding> {
     })
 }
 
-/// The report of a kernel log alone.
+/// Reports a kernel log without a reading of the machine.
 pub fn past_report(blocks: Vec<ReportBlock>) -> Report {
     Report { schema: SCHEMA, title: vec![text("OOM killer: reports in the kernel log")], blocks }
 }

@@ -25,18 +25,18 @@ pub const SCHEMA: &str = "pagewise.system/1";
 /// Options of the report.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemOptions {
-    /// Rows of the lists of files and slab caches; `None` for all.
+    /// Maximum number of rows in the lists of files and slab caches; `None` for all.
     pub rows: Option<usize>,
-    /// The process that read the machine, if it is one of the machine's.
+    /// PID of the pagewise process, if it runs on the machine that was read.
     pub ourselves: Option<Pid>,
 }
 
-/// Blocks of the page cache of files.
+/// Builds the blocks about the page cache of files.
 pub(crate) fn files_blocks(reading: &SystemReading, options: &SystemOptions) -> Vec<ReportBlock> {
     files::blocks(reading, options)
 }
 
-/// The RAM of a machine as a report.
+/// Reports the RAM of a machine.
 pub fn system(reading: &SystemReading, options: &SystemOptions) -> Report {
     let account = account(reading);
     let room = headroom(&reading.meminfo, &reading.zones, reading.page_size);
@@ -69,7 +69,7 @@ pub fn system(reading: &SystemReading, options: &SystemOptions) -> Report {
     }
 }
 
-/// The owners of RAM for people and for programs.
+/// Builds the tables of the owners of RAM, for people and for programs.
 pub(crate) fn owner_tables(reading: &SystemReading, account: &MemoryAccount) -> [ReportTable; 2] {
     [tables::owners_for_people(reading, account), tables::owners_for_programs(account)]
 }
@@ -108,7 +108,7 @@ fn totals(reading: &SystemReading, account: &MemoryAccount) -> NamedFacts {
     facts_of("", "", FactsShape::Line, facts)
 }
 
-/// Change of free memory while the machine was read.
+/// Describes the change of free memory while the machine was read.
 fn changed_while_read(reading: &SystemReading) -> CellValue {
     let free = |lines| counter(lines, "MemFree");
     match (free(&reading.meminfo_before), free(&reading.meminfo)) {
@@ -149,7 +149,7 @@ fn headroom_facts(room: &Headroom) -> NamedFacts {
     )
 }
 
-/// PSI of memory.
+/// Reports the pressure (PSI) of memory.
 pub(crate) fn pressure(
     reading: &Reading<PressureFigures>,
     key: &'static str,
@@ -192,10 +192,12 @@ pub(crate) fn pressure(
     facts_of(key, title, FactsShape::Columns, facts)
 }
 
-/// A rate of the kernel: its key, its label, and the beginnings of the names of its counters.
+/// A rate of kernel events: its key, its label, the prefixes of the names of its counters, and true
+/// if the counters are in pages.
 type RateRow = (&'static str, &'static str, &'static [&'static str], bool);
 
-/// Counters of reclaim and swap. A true value marks counters in pages, whose rate is in bytes.
+/// Rates of reclaim and swap. If the last member is true, the counters are in pages and the rate is
+/// in bytes.
 const RATES: [RateRow; 8] = [
     ("scanned", "scanned", &["pgscan_kswapd", "pgscan_direct", "pgscan_khugepaged"], true),
     ("reclaimed_kswapd", "by kswapd", &["pgsteal_kswapd"], true),
@@ -331,7 +333,7 @@ fn limits(reading: &SystemReading) -> NamedFacts {
     facts_of("limits", "Limits", FactsShape::Line, facts)
 }
 
-/// Memory that is not part of `MemTotal`.
+/// Reports memory that is not part of `MemTotal`.
 fn outside(reading: &SystemReading) -> NamedFacts {
     let reserved = || -> Reading<Bytes> {
         let zones = reading.zones.as_ref().map_err(Clone::clone)?;

@@ -18,7 +18,7 @@ pub use history::{MAX_SAMPLES, TopHistory};
 pub use recorded::recorded_process;
 pub use replay::ReplayCursor;
 
-/// The table that answers a query; `None` before the first sweep.
+/// Builds the table that answers a query; `None` before the first sweep.
 ///
 /// # Complexity
 /// O(n log n) in the number of processes or cgroups.
@@ -56,7 +56,7 @@ pub fn table(history: &TopHistory, query: &TopQuery) -> Option<TopTable> {
     })
 }
 
-/// Processes whose pages could not be read.
+/// Returns the number of processes whose pages could not be read, and the reason.
 fn unreadable(members: &[&SweepProcess]) -> Option<(u64, Absent)> {
     let mut reasons = members.iter().filter_map(|it| match &it.pss {
         Err(Absent::NotPermitted(needs)) => Some(Absent::NotPermitted(needs.clone())),
@@ -72,7 +72,8 @@ fn postponed(members: &[&SweepProcess]) -> u64 {
     u64::try_from(members.iter().filter(is_postponed).count()).unwrap_or(u64::MAX)
 }
 
-/// Processes whose values are of an earlier sweep.
+/// Returns the number of processes whose values are of an earlier sweep, and the age of the oldest
+/// value.
 fn outdated(members: &[&SweepProcess], now_ns: u64) -> OutdatedProcesses {
     let ages = members.iter().filter_map(|it| it.outdated_ns(now_ns));
     ages.fold(OutdatedProcesses::default(), |sum, age_ns| OutdatedProcesses {
@@ -81,8 +82,8 @@ fn outdated(members: &[&SweepProcess], now_ns: u64) -> OutdatedProcesses {
     })
 }
 
-/// The columns that apply to the rows and have a value in one of them. A table without rows keeps
-/// all columns that apply, so that its heading is complete.
+/// Returns the columns that apply to the rows and have a value in at least one row. A table without
+/// rows keeps all columns that apply, so that its heading is complete.
 fn columns(query: &TopQuery, rows: &[TopRow]) -> Vec<TopColumn> {
     let applies = |column: TopColumn| match query.subject {
         TopSubject::Processes => !matches!(column, TopColumn::Current | TopColumn::Limit),

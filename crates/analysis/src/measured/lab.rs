@@ -15,11 +15,11 @@ use pagewise_stats::{Interval, Ratio, Summary, median_curve, median_interval, ra
 use crate::blocks::{facts_of, for_programs, table};
 use crate::explain::fact;
 
-/// If the first touch of memory takes this many times the second, the host reclaims unused guest
-/// memory.
+/// Minimum ratio of the time of the first touch of memory to the time of the second touch. From
+/// this ratio on, the host reclaims unused guest memory.
 const COLD: f64 = 3.0;
 
-/// Experiments: one row each.
+/// Lists experiments: one row each.
 pub fn list(experiments: &[ExperimentRecord]) -> Report {
     let labels = |of: fn(&ExperimentRecord) -> Label| {
         ColumnCells::Labels(experiments.iter().map(of).collect())
@@ -49,7 +49,8 @@ pub fn list(experiments: &[ExperimentRecord]) -> Report {
     Report { schema: "pagewise.lab-list/1", title: vec![CellValue::text("Experiments")], blocks }
 }
 
-/// Each reason for which experiments are skipped, once, with the names of the experiments.
+/// Returns a paragraph for each reason for which experiments are skipped, with the names of these
+/// experiments.
 fn skip_reasons(experiments: &[ExperimentRecord]) -> Vec<Paragraph> {
     let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
     for experiment in experiments {
@@ -65,7 +66,7 @@ fn skip_reasons(experiments: &[ExperimentRecord]) -> Vec<Paragraph> {
     reasons.into_iter().map(paragraph).collect()
 }
 
-/// Description of an experiment, without results.
+/// Describes an experiment, without results.
 pub fn describe(experiment: &ExperimentRecord) -> Report {
     let named = |rows: Vec<(&Label, CellValue, &Label)>| {
         let (mut names, mut values, mut meanings) = (Vec::new(), Vec::new(), Vec::new());
@@ -93,7 +94,7 @@ pub fn describe(experiment: &ExperimentRecord) -> Report {
         TableColumn::new("meaning", "MEANING", meanings),
     ];
     let arms = experiment.arms.iter().map(|arm| CellValue::Text(arm.name.clone())).collect();
-    // Names of conditions may have blanks and commas.
+    // Names of conditions may contain blanks and commas, so they are not joined by commas.
     let conditions: Vec<&str> = experiment.arms.iter().map(|arm| &*arm.name).collect();
     let facts = vec![
         fact("question", "question", CellValue::Text(experiment.question.clone()), ""),
@@ -126,7 +127,7 @@ pub fn describe(experiment: &ExperimentRecord) -> Report {
     Report { schema: "pagewise.lab-describe/1", title, blocks }
 }
 
-/// Results: verdicts, claims, plots and numbers.
+/// Reports results: verdicts, claims, plots and numbers.
 pub fn report(notebook: &Notebook) -> Report {
     let mut blocks = vec![
         ReportBlock::Facts(environment(&notebook.environment)),
@@ -180,7 +181,7 @@ fn environment(environment: &Environment) -> NamedFacts {
     )
 }
 
-/// Remarks that apply to all experiments.
+/// Returns remarks that apply to all experiments.
 fn remarks(notebook: &Notebook) -> Vec<Paragraph> {
     let mut remarks = Vec::new();
     if let Ok([first, second]) = notebook.environment.first_touch
@@ -198,7 +199,7 @@ fn remarks(notebook: &Notebook) -> Vec<Paragraph> {
     remarks
 }
 
-/// One row per experiment.
+/// Builds the table of verdicts: one row per experiment.
 fn verdicts(experiments: &[ExperimentRecord]) -> ReportTable {
     let values = |of: &dyn Fn(&ExperimentRecord) -> CellValue| {
         ColumnCells::Values(experiments.iter().map(of).collect())
@@ -231,7 +232,7 @@ fn verdict(experiment: &ExperimentRecord) -> Label {
     }
 }
 
-/// A skipped experiment has no duration, not a duration of 0.
+/// Duration of an experiment. A skipped experiment does not have a duration, so its cell is empty.
 fn took(experiment: &ExperimentRecord) -> CellValue {
     if experiment.skipped.is_some() {
         CellValue::None
@@ -244,7 +245,7 @@ fn skipped(experiment: &ExperimentRecord) -> CellValue {
     experiment.skipped.as_ref().map_or(CellValue::None, |why| CellValue::text(why.to_string()))
 }
 
-/// Table for programs: all data, one row per experiment.
+/// Builds the table for programs: all data, one row per experiment.
 fn for_outside(experiments: &[ExperimentRecord]) -> ReportTable {
     let values = |of: &dyn Fn(&ExperimentRecord) -> CellValue| {
         ColumnCells::Values(experiments.iter().map(of).collect())
@@ -281,7 +282,7 @@ fn for_outside(experiments: &[ExperimentRecord]) -> ReportTable {
     table("experiments", "", Audience::Programs, columns)
 }
 
-/// Kernels of the virtual machines of an experiment.
+/// Lists the kernels of the virtual machines of an experiment.
 fn kernels(experiment: &ExperimentRecord) -> CellValue {
     CellValue::List(experiment.kernels.iter().cloned().map(CellValue::Name).collect())
 }
@@ -337,13 +338,13 @@ fn arm_record(experiment: &ExperimentRecord, arm: &ExperimentArm) -> CellValue {
     ])
 }
 
-/// The median of a quantity in a condition.
+/// The median of a quantity under a condition.
 struct Typical {
     median: f64,
     interval: Option<Interval>,
 }
 
-/// The median; if no run has a value, the reason of the first run.
+/// Returns the median; if all runs lack a value, the reason of the first run.
 fn typical(arm: &ExperimentArm, quantity: &ExperimentQuantity) -> Reading<Typical> {
     let values = arm.values(&quantity.name);
     match Summary::from_values(&values) {
@@ -373,7 +374,7 @@ fn experiment_blocks(experiment: &ExperimentRecord) -> Vec<ReportBlock> {
     blocks
 }
 
-/// Description of an experiment.
+/// Describes an experiment.
 fn said(experiment: &ExperimentRecord) -> NamedFacts {
     let text = |key: &'static str, label: &'static str, text: &Label| {
         fact(key, label, CellValue::Text(text.clone()), "").for_people().hidden_if(text.is_empty())
@@ -394,7 +395,7 @@ fn said(experiment: &ExperimentRecord) -> NamedFacts {
     NamedFacts { audience: Audience::People, ..facts_of("", "", FactsShape::List, facts) }
 }
 
-/// One row per condition, one column per quantity.
+/// Builds the table of numbers: one row per condition, one column per quantity.
 fn numbers(experiment: &ExperimentRecord) -> ReportTable {
     let arms = || experiment.arms.iter();
     let names = arms().map(|arm| arm.name.clone()).collect();
@@ -467,7 +468,7 @@ fn drawn(experiment: &ExperimentRecord, plot: &Plot) -> Option<ReportBlock> {
     }
 }
 
-/// Comparison of the medians of two notebooks.
+/// Compares the medians of two notebooks.
 pub fn compare(before: &Notebook, after: &Notebook) -> Report {
     let mut rows: Vec<ComparedQuantity> = Vec::new();
     for old in &before.experiments {
@@ -516,7 +517,7 @@ fn compared_rows(rows: &[ComparedQuantity], key: &'static str, audience: Audienc
     table(key, "", audience, columns)
 }
 
-/// A quantity under one condition, in both notebooks.
+/// Medians of a quantity under one condition, in both notebooks.
 struct ComparedQuantity {
     experiment: Label,
     arm: Label,

@@ -1,5 +1,5 @@
-//! Results of simulators: misses of caches and TLBs, faults by page replacement. Always labeled as
-//! simulated.
+//! Results of simulators: misses of caches and TLBs, faults by page replacement policy. The reports
+//! always state that the numbers are simulated.
 
 use pagewise_model::Absent;
 use pagewise_model::report::{
@@ -15,7 +15,7 @@ use crate::blocks::{facts_of, for_programs, table};
 use crate::cells;
 use crate::explain::{fact, meaning};
 
-/// Assumptions of the simulation, which limit every count.
+/// Assumptions of the simulation. They limit the validity of every count.
 const OF_CACHES: &str = "Simulated, not measured. Writes allocate a line as reads do. Caches do not prefetch, and \
     nothing else runs on the CPU: no kernel, no page walks, no instructions. ";
 const OF_TLBS: &str = "All memory is in pages of the one size. The access that comes first in the program's order \
@@ -23,8 +23,8 @@ const OF_TLBS: &str = "All memory is in pages of the one size. The access that c
 const OF_MEMORY: &str = "Simulated, not measured. One process has the memory and nothing else wants any; no \
     read-ahead, no free frames in reserve. The first use of a page is no major fault. ";
 
-/// TLB misses by size of page: `accesses`, `l1d_misses`, `dtlb_misses`, `stlb_misses`, `model`,
-/// `pages[]`.
+/// Reports TLB misses by page size: `accesses`, `l1d_misses`, `dtlb_misses`, `stlb_misses`,
+/// `model`, `pages[]`.
 pub fn tlb(simulation: &Simulation) -> Report {
     let by_page = table("pages", "By size of page", Audience::Everyone, pages(simulation));
     let l1d = simulation.caches.first().map(|run| run.l1d);
@@ -43,7 +43,7 @@ pub fn tlb(simulation: &Simulation) -> Report {
     )
 }
 
-/// Cache misses by policy: the keys of [`tlb`], with `policies[]` instead of `pages[]`.
+/// Reports cache misses by policy: the keys of [`tlb`], with `policies[]` instead of `pages[]`.
 pub fn cache(simulation: &Simulation) -> Report {
     let by_policy = table("policies", "By policy", Audience::Everyone, policies(simulation));
     report(
@@ -59,7 +59,7 @@ pub fn cache(simulation: &Simulation) -> Report {
     )
 }
 
-/// Faults by page replacement: `accesses`, `pages`, `model`, `policies[]`.
+/// Reports faults by page replacement policy: `accesses`, `pages`, `model`, `policies[]`.
 pub fn pages_kept(replacement: &ReplacementResult) -> Report {
     let mut facts = stream(&replacement.stream);
     let used = "Different pages that were used: each faults once in any case.";
@@ -123,7 +123,8 @@ fn stream(stream: &AccessStream) -> Vec<Fact> {
     ]
 }
 
-/// Misses for programs: those of the first cache policy, and of the smallest pages.
+/// Returns the misses for programs: cache misses under the first policy, and TLB misses with the
+/// smallest pages.
 fn headline(simulation: &Simulation, for_people: Vec<Fact>) -> NamedFacts {
     let caches = simulation.caches.first();
     let l2 = caches.map_or(Err(not_simulated()), |run| run.l2.clone());
@@ -163,7 +164,7 @@ fn not_simulated() -> Absent {
     Absent::NotCollected("it was not simulated".into())
 }
 
-/// Parameters of the simulation.
+/// Returns the parameters of the simulation.
 fn model(simulation: &Simulation) -> NamedFacts {
     let cpu = &simulation.cpu;
     let prefetcher = simulation
@@ -227,7 +228,7 @@ fn share(part: AccessSplit, of: AccessSplit) -> CellValue {
     cells::share(part.total(), of.total())
 }
 
-/// `1,234 (5.6 %)`, as pieces.
+/// Writes `1,234 (5.6 %)` as pieces.
 fn missed_of(missed: AccessSplit, of: AccessSplit) -> CellValue {
     CellValue::List(vec![CellValue::Count(missed.total()), share(missed, of)])
 }
@@ -303,7 +304,8 @@ fn reclaimed(replacement: &ReplacementResult) -> Vec<TableColumn> {
     ]
 }
 
-/// Ratio to LRU, the first policy; `None` if LRU never faults.
+/// Ratio of the faults of a policy to the faults of LRU, the first policy; `None` if LRU never
+/// faults.
 #[expect(clippy::cast_precision_loss, reason = "a ratio needs few digits")]
 fn ratio(back: AccessSplit, least: Option<AccessSplit>) -> Option<f64> {
     let least = least.map(AccessSplit::total).filter(|total| *total > 0)?;

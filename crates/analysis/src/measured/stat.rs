@@ -1,4 +1,4 @@
-//! Costs of runs of a command: medians and their spread, rates, doubts, and comparisons of two
+//! Costs of the runs of a command: medians and their spread, rates, doubts, and comparisons of two
 //! commands.
 
 mod compare;
@@ -20,11 +20,11 @@ use rows::{StatRows, metrics};
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.stat/1";
 
-/// Metric by which runs are compared.
+/// Name of the metric that decides the comparison of two commands: wall time.
 pub(crate) const WALL: &str = "wall";
 
-/// Runs as a report: `metrics` of the first command, one object per metric; with a second command
-/// also `other` and `ratio`.
+/// Reports runs: `metrics` of the first command, one object per metric. With a second command, the
+/// report also has `other` and `ratio`.
 pub fn stat(measurement: &Measurement) -> Report {
     let arms: Vec<StatRows> =
         measurement.arms.iter().map(|arm| StatRows::from_measurement(measurement, arm)).collect();
@@ -48,16 +48,16 @@ pub fn stat(measurement: &Measurement) -> Report {
     Report { schema: SCHEMA, title: title(measurement), blocks }
 }
 
-/// One row per metric and command, for a spreadsheet. Column `arm` is A for the first command, and
-/// B for the command that it is compared with.
+/// Builds a table for spreadsheets: one row per metric and command. Column `arm` is A for the first
+/// command, and B for the second command.
 pub fn table(measurement: &Measurement) -> ReportTable {
     let arms: Vec<StatRows> =
         measurement.arms.iter().map(|arm| StatRows::from_measurement(measurement, arm)).collect();
     tables::flat(&arms)
 }
 
-/// The exit status to pass on: the first that is not 0. The runs of the first command precede those
-/// of the second.
+/// Returns the exit status that pagewise passes on: the first exit status that is not 0, or 0. The
+/// runs of the first command precede the runs of the second command.
 pub fn exit_status(measurement: &Measurement) -> i32 {
     measurement.arms.iter().map(status_of).find(|status| *status != 0).unwrap_or(0)
 }
@@ -99,7 +99,7 @@ fn no_doubts(measurement: &Measurement) -> &'static str {
     }
 }
 
-/// Conditions of the runs.
+/// Reports the conditions of the runs.
 fn conditions(measurement: &Measurement) -> NamedFacts {
     let made = &measurement.conditions;
     let some = |n: Option<u64>, why: &'static str| {
@@ -164,7 +164,7 @@ fn conditions(measurement: &Measurement) -> NamedFacts {
     facts_of("", "", FactsShape::Line, facts)
 }
 
-/// The first exit status that is not 0, or 0.
+/// Returns the first exit status of a command that is not 0, or 0.
 fn exit_fact(key: &'static str, arm: &MeasuredArm) -> Fact {
     fact(
         key,
@@ -174,7 +174,7 @@ fn exit_fact(key: &'static str, arm: &MeasuredArm) -> Fact {
     )
 }
 
-/// Facts about one command, for programs.
+/// Returns the facts about one command, for programs.
 fn outcome(arm: &MeasuredArm, rows: &StatRows) -> Vec<Fact> {
     let ended = |ending: ProgramEnding| match ending {
         ProgramEnding::Exited(status) => ("exited", status),

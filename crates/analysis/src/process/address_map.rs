@@ -1,4 +1,5 @@
-//! The address space as a picture: clusters of neighbors, and holes too wide to draw between them.
+//! The address space as a picture: clusters of adjacent mappings, and holes that are too wide to
+//! draw.
 
 use pagewise_model::report::{AddressMap, CellValue, Cluster, Fact, MapCell};
 use pagewise_model::{AddrRange, Bytes, Mapping, Reading};
@@ -7,10 +8,12 @@ use crate::explain::{ExplainSubject, fact};
 use crate::maps::mode;
 use crate::quadrants::counts_in_virt;
 
-/// A wider hole splits: drawn to scale, it would leave little width for its neighbors.
+/// Maximum size of a hole inside a cluster: a larger hole, drawn to scale, would leave little width
+/// for the mappings.
 const WIDE_HOLE: Bytes = Bytes::mib(64);
 
-/// A narrower hole splits too if it is wider than this multiple of the larger of its neighbors.
+/// Maximum ratio of a hole inside a cluster to its larger neighbor: the cluster below the hole or
+/// the cell above it.
 const HOLE_TO_CLUSTER: u64 = 16;
 
 /// Draws the address space of a process.
@@ -19,7 +22,7 @@ pub(crate) fn address_map(subject: &ExplainSubject<'_>) -> AddressMap {
     clustered(counted.map(|(index, mapping)| cell(subject, index, mapping)))
 }
 
-/// Cells in the order of their addresses, with neighbors together.
+/// Groups cells into clusters. Requires that the cells are in ascending order of their addresses.
 pub(crate) fn clustered(cells: impl Iterator<Item = MapCell>) -> AddressMap {
     let mut clusters: Vec<Cluster> = Vec::new();
     for cell in cells {

@@ -1,8 +1,8 @@
 //! Growth between two snapshots: by total, quadrant, pool and mapping; and addresses that moved.
 //!
 //! Two snapshots of one process are matched by address. Two runs of a program have different
-//! addresses (ASLR), so their mappings are matched by name, offset and permissions; equal ones are
-//! matched in order of address.
+//! addresses (ASLR), so their mappings are matched by name, offset and permissions. Mappings with
+//! equal properties are matched in the order of their addresses.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -24,7 +24,7 @@ use crate::swapped;
 /// Options of the report.
 #[derive(Clone, Debug)]
 pub struct SnapshotDiffOptions {
-    /// Maximum number of rows of pools, and of mappings.
+    /// Maximum number of rows in the table of pools, and in the table of mappings.
     pub largest: usize,
     /// True to add a table of the addresses that moved.
     pub layout: bool,
@@ -36,8 +36,8 @@ impl Default for SnapshotDiffOptions {
     }
 }
 
-/// Changes from `before` to `after`: tables `totals`, `quadrants`, `pools`, `mappings`, and
-/// `layout` on request.
+/// Reports the changes from `before` to `after`: tables `totals`, `quadrants`, `pools`, `mappings`,
+/// and `layout` on request.
 pub fn diff(before: &Snapshot, after: &Snapshot, options: &SnapshotDiffOptions) -> Report {
     let mut blocks = vec![
         ReportBlock::Facts(snapshot_facts(before, after)),
@@ -70,8 +70,8 @@ pub fn diff(before: &Snapshot, after: &Snapshot, options: &SnapshotDiffOptions) 
     }
 }
 
-/// One line of a live series: the changes since `before`, and the pool that grew the most. The
-/// seconds count from `first`.
+/// Reports one row of a live series: the changes since `before`, and the pool that grew the most.
+/// The elapsed seconds count from `first`.
 pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Report {
     let start = first.provenance.unix_seconds;
     let seconds = after.provenance.unix_seconds.saturating_sub(start);
@@ -93,7 +93,7 @@ pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Repo
     }
 }
 
-/// The pool whose resident memory grew the most, and its growth.
+/// Returns the pool whose resident memory grew the most, and its growth.
 fn most_grown(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Fact> {
     let grown =
         |pool: &PoolDiff| pool.before.resident.clone().ok().zip(pool.after.resident.clone().ok());
@@ -119,7 +119,8 @@ fn most_grown(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Fact> {
     ]
 }
 
-/// The program that the process has executed since: `execve` discards all earlier memory.
+/// Returns facts with the program that the process has executed since the earlier snapshot:
+/// `execve` discards all earlier memory.
 fn executed(after: &Snapshot) -> Vec<Fact> {
     let name = CellValue::Name(after.process.name.clone());
     let words = CellValue::Sentence(vec![CellValue::text("executed "), name.clone()]);
@@ -129,7 +130,7 @@ fn executed(after: &Snapshot) -> Vec<Fact> {
     ]
 }
 
-/// True if both are of the same process.
+/// True if both snapshots are of the same process.
 fn is_same_process(a: &Snapshot, b: &Snapshot) -> bool {
     (a.process.pid, a.process.start_ticks) == (b.process.pid, b.process.start_ticks)
 }
@@ -142,7 +143,7 @@ fn has_executed(before: &Snapshot, after: &Snapshot) -> bool {
         && stack_end(before).zip(stack_end(after)).is_some_and(|(before, after)| before != after)
 }
 
-/// A snapshot, with the values that are computed once.
+/// A snapshot, with values that are computed only once.
 struct DiffSide<'a> {
     mappings: &'a [Mapping],
     pools: PoolMap,
@@ -171,7 +172,8 @@ impl<'a> DiffSide<'a> {
     }
 }
 
-/// The memory of a mapping or a pool. A missing one has 0 bytes, which is a known value.
+/// The memory of a mapping or a pool. A mapping or pool that does not exist has 0 bytes, which is a
+/// known value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Amounts {
     reserved: Reading<Bytes>,
@@ -189,7 +191,7 @@ const NOTHING: Amounts = Amounts {
 
 type AmountOf = fn(&Amounts) -> &Reading<Bytes>;
 
-/// The columns of change, in the order in which they decide what changed the most.
+/// Columns of changes. The first columns take precedence in the order of the rows.
 const CHANGES: [(&str, &str, AmountOf); 4] = [
     ("resident", "RSS", |a| &a.resident),
     ("pss", "PSS", |a| &a.pss),
@@ -211,7 +213,8 @@ impl Amounts {
     }
 }
 
-/// A part of a process, such as a pool, that exists before, after, or both times.
+/// A part of a process, such as a pool, that exists in the earlier snapshot, in the later snapshot,
+/// or in both.
 trait ComparedPart {
     fn before(&self) -> Option<&Amounts>;
     fn after(&self) -> Option<&Amounts>;
@@ -228,7 +231,7 @@ trait ComparedPart {
         }
     }
 
-    /// Amounts of change, in the order of [`CHANGES`]; an unknown one counts as no change.
+    /// Absolute values of the changes, in the order of [`CHANGES`]; an unknown change counts as 0.
     fn weight(&self) -> [u64; CHANGES.len()] {
         CHANGES.map(|(_, _, amount)| match self.both(amount) {
             (Ok(before), Ok(after)) => before.0.abs_diff(after.0),
@@ -237,7 +240,8 @@ trait ComparedPart {
     }
 }
 
-/// At most `largest` changed rows, the largest change first, and the number of all changed rows.
+/// Returns at most `largest` changed rows, the largest change first, and the number of all changed
+/// rows.
 fn most_changed<C: ComparedPart>(mut rows: Vec<C>, largest: usize) -> (Vec<C>, usize) {
     rows.retain(|row| !row.mark().is_empty() || row.weight() != [0; CHANGES.len()]);
     rows.sort_by_cached_key(|row| Reverse(row.weight()));
@@ -259,7 +263,7 @@ fn change_columns<C: ComparedPart>(rows: &[C]) -> Vec<TableColumn> {
     columns
 }
 
-/// Note on the number of shown rows and of changed rows.
+/// Returns a note on the number of shown rows and of changed rows.
 fn shown(shown: usize, all: usize, what: &str) -> Label {
     match (shown, all) {
         (_, 0) => format!("No {what} changed.").into(),
@@ -270,7 +274,7 @@ fn shown(shown: usize, all: usize, what: &str) -> Label {
     }
 }
 
-/// A pool on both sides. Pools of one kind and name are taken together.
+/// A pool in both snapshots. Pools with the same type and name are summed.
 #[derive(Debug)]
 struct PoolDiff {
     kind: PoolKind,
@@ -328,7 +332,8 @@ fn pool_table(a: &DiffSide<'_>, b: &DiffSide<'_>, largest: usize) -> ReportTable
     ReportTable { note: shown(rows.len(), all, "pools"), ..table("pools", "Pools", columns) }
 }
 
-/// A mapping before, the same mapping after, or only one of them.
+/// A mapping of the earlier snapshot, the same mapping in the later snapshot, or only one of the
+/// two.
 #[derive(Debug)]
 struct MappingPair<'a> {
     before: Option<(&'a Mapping, Amounts)>,
@@ -337,7 +342,8 @@ struct MappingPair<'a> {
 }
 
 impl<'a> MappingPair<'a> {
-    /// The mapping after, or before if it is gone.
+    /// Returns the mapping of the later snapshot; if it does not exist, the mapping of the earlier
+    /// snapshot.
     fn mapping(&self) -> &'a Mapping {
         let found = self.after.as_ref().or(self.before.as_ref());
         found.expect("a pair is made of at least one").0
@@ -378,11 +384,12 @@ fn pairs<'a>(a: &DiffSide<'a>, b: &DiffSide<'a>, same_process: bool) -> Vec<Mapp
     pairs
 }
 
-/// For each mapping of `b` the one of `a` that overlaps it and has its name; the same permissions
-/// are preferred, so that a mapping cut in two by mprotect keeps its old part.
+/// Returns for each mapping of `b` the index of an overlapping mapping of `a` with the same name. A
+/// mapping with the same permissions is preferred, so that a mapping that `mprotect` has split
+/// matches the part that is unchanged.
 ///
 /// # Complexity
-/// Linear: mappings are sorted and do not overlap within a side.
+/// O(n) in the number of mappings: the mappings of a snapshot are sorted and do not overlap.
 fn by_address(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Option<usize>> {
     let mut partners = vec![None; b.mappings.len()];
     let mut taken = vec![false; a.mappings.len()];
@@ -412,14 +419,16 @@ fn by_address(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Option<usize>> {
     partners
 }
 
-/// Properties by which mappings of two runs are matched.
+/// Properties by which the mappings of two runs are matched.
 type Likeness<'a> = (&'a [u8], u64, Prot, Sharing, PoolKind);
 
-/// For each mapping of `b` the first mapping of `a`, not yet matched, that has equal properties.
+/// Returns for each mapping of `b` the index of the first unmatched mapping of `a` with equal
+/// properties.
 fn by_name(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Option<usize>> {
     fn likeness<'a>(side: &DiffSide<'a>, index: usize) -> Likeness<'a> {
         let mapping = &side.mappings[index];
-        // Only a file has offsets; a System V segment has a name and no inode, and offset 0.
+        // Only a file has offsets. A System V segment has a name and offset 0, but may lack an
+        // inode.
         let offset = if mapping.inode == 0 { 0 } else { mapping.offset };
         (mapping.path(), offset, mapping.prot, mapping.sharing, side.kind(index))
     }
@@ -474,14 +483,14 @@ impl<C: ComparedPart> ComparedPart for &C {
     }
 }
 
-/// One number of a whole process.
+/// A total of a whole process.
 struct Total {
     key: &'static str,
     label: &'static str,
     read: fn(&Snapshot) -> Reading<Bytes>,
 }
 
-/// The totals of a series: those that a narrow terminal shows come first.
+/// Keys of the totals in a series. A narrow terminal shows only the first keys.
 const SERIES: [&str; 6] = ["res", "pss", "swap", "uss", "virt", "page_tables"];
 
 const TOTALS: [Total; 6] = [
@@ -617,7 +626,7 @@ fn named<'a>(mappings: &'a [Mapping], name: &[u8]) -> Option<&'a Mapping> {
     mappings.iter().find(|m| m.name.as_bytes() == name)
 }
 
-/// The end of the last mapping below the stack, without `[vdso]` and `[vvar]`.
+/// Returns the end of the highest mapping below the stack, except `[vdso]` and `[vvar]`.
 fn mmap_base(side: &DiffSide<'_>) -> Option<u64> {
     let stack = named(side.mappings, b"[stack]")?.range.start;
     let below = side
@@ -696,7 +705,7 @@ fn snapshot_facts(before: &Snapshot, after: &Snapshot) -> NamedFacts {
     }
 }
 
-/// The difference of two readings, or the reason of its absence.
+/// Returns the difference of two readings, or the reason for its absence.
 fn change(before: &Reading<Bytes>, after: &Reading<Bytes>) -> CellValue {
     match (before, after) {
         (Ok(before), Ok(after)) => CellValue::Change(difference(*before, *after)),
@@ -709,7 +718,7 @@ fn difference(before: Bytes, after: Bytes) -> i64 {
     i64::try_from(wide).unwrap_or(if wide < 0 { i64::MIN } else { i64::MAX })
 }
 
-/// A fact that its label explains.
+/// Builds a fact whose label explains it.
 fn fact(key: impl Into<Label>, label: &'static str, value: CellValue) -> Fact {
     explain::fact(key, label, value, "")
 }
@@ -830,7 +839,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changed_is_said() {
+    fn equal_snapshots_are_reported_as_unchanged() {
         let same = run(&[(HEAP, 4096)]);
         let report = diff(&same, &same, &SnapshotDiffOptions::default());
         assert_eq!(table(&report, "mappings").note, "No mappings changed.");
@@ -864,7 +873,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layout_says_what_aslr_moved_and_that_vsyscall_stays() {
+    fn the_layout_lists_addresses_that_aslr_moved_and_keeps_vsyscall() {
         let fixed = ("ffffffffff600000-ffffffffff601000 --xp 0 0 [vsyscall]", 0);
         let before = run(&[
             (HEAP, 0),

@@ -1,5 +1,5 @@
-//! Memory of a process: findings about it, its identity, the columns of top and better ones, the
-//! quadrants, the pools, the largest mappings, and the method of the reading.
+//! Report about the memory of a process: findings, identity, the columns of `top` and more exact
+//! totals, the quadrants, the pools, the largest mappings, and the method of the reading.
 
 pub(crate) mod core;
 pub(crate) mod heap;
@@ -29,7 +29,7 @@ pub const SCHEMA: &str = "pagewise.explain/1";
 /// Options of the report.
 #[derive(Clone, Copy, Debug)]
 pub struct ExplainOptions {
-    /// Rows in "largest mappings".
+    /// Maximum number of rows in "largest mappings".
     pub largest: usize,
     /// True to list every mapping, for programs.
     pub all_mappings: bool,
@@ -50,13 +50,13 @@ pub(crate) struct ExplainSubject<'a> {
     pub(crate) mappings: &'a [Mapping],
     pub(crate) pss: Pss,
     pub(crate) pools: PoolMap,
-    /// In the order of [`PoolMap::list`].
+    /// Sums of each pool, in the order of [`PoolMap::list`].
     pub(crate) sums: Vec<PoolSums>,
-    /// All pools together.
+    /// Sum over all pools.
     pub(crate) total: PoolSums,
     pub(crate) quadrants: Quadrants,
     pub(crate) invariants: Invariants,
-    /// The contents of the core file, if the snapshot is of one.
+    /// The contents of the core file; `None` if the snapshot is of a running process.
     pub(crate) coverage: Option<CoreCoverage<'a>>,
 }
 
@@ -90,10 +90,10 @@ impl<'a> ExplainSubject<'a> {
     }
 }
 
-/// Explains where a process's memory is.
+/// Reports the uses of a process's memory.
 ///
 /// # Complexity
-/// O(n log n) in the number of mappings; some microseconds each.
+/// O(n log n) in the number of mappings; some microseconds per mapping.
 pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
     let subject = ExplainSubject::from_snapshot(snapshot);
     if let Ok(subject) = &subject
@@ -113,8 +113,8 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
     Report { schema: SCHEMA, title: who::title(snapshot), blocks }
 }
 
-/// Explains a core file. The cause of the end comes first; columns that need a live process are for
-/// programs, with the reason of their absence.
+/// Reports the memory of a core file. The signal that ended the process is first. Columns that need
+/// a running process are for programs, with the reason for their absence.
 fn explain_core(
     subject: &ExplainSubject<'_>,
     coverage: &CoreCoverage<'_>,
@@ -138,7 +138,7 @@ fn explain_core(
     Report { schema: SCHEMA, title: who::title(snapshot), blocks }
 }
 
-/// The reason of values that no core file has.
+/// Returns the reason for the absence of values that core files do not contain.
 fn not_in_core() -> Absent {
     Absent::NotRecorded("a core file".into())
 }
@@ -159,7 +159,7 @@ fn findings(subject: &ExplainSubject<'_>) -> ReportBlock {
     ReportBlock::Findings(Findings { list: find(Evidence::Snapshot(subject)), none })
 }
 
-/// The list of mappings for programs, and the address map.
+/// Builds the list of mappings for programs, and the address map.
 fn drawings(subject: &ExplainSubject<'_>, options: &ExplainOptions) -> Vec<ReportBlock> {
     let list = || ReportBlock::Table(tables::mappings(subject));
     let map = || ReportBlock::AddressMap(address_map::address_map(subject));
@@ -181,7 +181,7 @@ fn body(subject: &ExplainSubject<'_>, options: &ExplainOptions) -> Vec<ReportBlo
     blocks
 }
 
-/// Text for a process without memory to explain.
+/// Explains that a process has no memory of its own; `None` for other processes.
 fn nothing_there(snapshot: &Snapshot) -> Option<Paragraph> {
     let process = &snapshot.process;
     let text = match process.state {
@@ -194,7 +194,7 @@ fn nothing_there(snapshot: &Snapshot) -> Option<Paragraph> {
     Some(paragraph(vec![CellValue::text(text)]))
 }
 
-/// Blocks in place of the mappings, for people and for programs.
+/// Builds the blocks that replace the mappings if these are absent, for people and for programs.
 fn withheld(snapshot: &Snapshot, absent: &Absent) -> Vec<ReportBlock> {
     let facts = absent_for_programs(&["quadrants", "pools", "mappings", "findings"], absent);
     let mut blocks = vec![ReportBlock::Facts(facts), ReportBlock::Facts(heap::missing(absent))];
@@ -209,7 +209,7 @@ fn withheld(snapshot: &Snapshot, absent: &Absent) -> Vec<ReportBlock> {
     blocks
 }
 
-/// Keys of the report without a value.
+/// Builds facts for the keys of the report that have no value.
 fn absent_for_programs(keys: &[&'static str], absent: &Absent) -> NamedFacts {
     let fact = |key: &&'static str| fact(*key, *key, CellValue::Absent(absent.clone()), "");
     NamedFacts {
@@ -225,7 +225,7 @@ fn paragraph(pieces: Vec<CellValue>) -> Paragraph {
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
-/// A fact for everyone.
+/// Builds a fact for all readers.
 pub(crate) fn fact(
     key: impl Into<Label>,
     label: impl Into<Label>,
@@ -241,7 +241,7 @@ pub(crate) fn fact(
     }
 }
 
-/// Meaning of a column, from the table of fields.
+/// Returns the meaning of a column from `FIELDS`.
 pub(crate) fn meaning(column: &str) -> &'static str {
     pagewise_model::fields::named(column).next().map_or("", |field| field.meaning)
 }

@@ -1,4 +1,4 @@
-//! A small language that chooses rows: `rss>1M && name~libc`.
+//! Language of filters that select rows: `rss>1M && name~libc`.
 //!
 //! ```text
 //! filter  = all { "||" all }
@@ -8,8 +8,8 @@
 //! value   = number [ K M G T [ iB | B ] ] | 0xHEX | word | "quoted"
 //! ```
 //!
-//! Sizes are powers of 1024. `~` asks whether a text contains the value. Column names are those of
-//! the table, upper and lower case alike. A value that is absent fits no comparison, `!=` included.
+//! Sizes are powers of 1024. `~` is true if a text contains the value. Column names are those of
+//! the table; their case is ignored. An absent value satisfies no comparison, not even `!=`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,18 +18,18 @@ use pagewise_model::name::escape;
 
 use crate::define::nearest;
 
-/// Maximum nesting of parentheses and `!`: a deeper filter would exhaust the stack.
+/// Maximum nesting depth of parentheses and `!`: a deeper filter could overflow the stack.
 const DEEPEST: usize = 64;
 
-/// A filter as it was written; its columns are not looked up yet.
+/// A parsed filter whose column names are not resolved yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowFilter {
     expr: Expr<FilterColumn>,
     text: String,
 }
 
-/// A column with its positions in the text. Equality ignores the positions, so filters that differ
-/// only in spacing are equal.
+/// The name of a column with its positions in the text. Equality ignores the positions, so filters
+/// that differ only in spacing are equal.
 #[derive(Clone, Debug)]
 struct FilterColumn {
     name: String,
@@ -63,7 +63,7 @@ enum Op {
     Lacks,
 }
 
-/// The longer spellings stand first, so that `>=` is not read as `>`.
+/// Spellings of operators. Longer spellings are first, so that `>=` is not parsed as `>`.
 const OPS: [(&str, Op); 9] = [
     (">=", Op::AtLeast),
     ("<=", Op::AtMost),
@@ -76,14 +76,14 @@ const OPS: [(&str, Op); 9] = [
     ("~", Op::Contains),
 ];
 
-/// A value as it was written, and as a number where it is one.
+/// The text of a value, and its number if the text is a number.
 #[derive(Clone, Debug, PartialEq)]
 struct Operand {
     text: String,
     number: Option<u64>,
 }
 
-/// Type of a column: it decides which comparisons are valid.
+/// Type of a column. It determines the valid comparisons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnKind {
     /// Bytes, counts, addresses.
@@ -99,38 +99,38 @@ pub enum Datum<'a> {
     Number(u64),
     /// A name or a mode.
     Text(Cow<'a, [u8]>),
-    /// The row has none: fits no comparison.
+    /// The row has no value; an absent value satisfies no comparison.
     Absent,
 }
 
-/// A [`RowFilter`] whose columns are known: `K` stands for one.
+/// A [`RowFilter`] with resolved columns. `K` is the type that identifies a column.
 #[derive(Clone, Debug)]
 pub struct BoundFilter<K>(Expr<K>);
 
-/// A filter, or a list of columns, that cannot be used.
+/// Error for an invalid filter or an invalid list of columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FilterError {
     /// The filter is invalid at character `at`, counted from 0.
     Filter {
-        /// The filter.
+        /// Text of the filter.
         text: String,
-        /// Position.
+        /// Position of the error in characters.
         at: usize,
         /// Expected and actual text.
         message: String,
     },
-    /// No column of that name, in `--columns` or `--sort`.
+    /// The column does not exist. The name is from `--columns` or `--sort`.
     UnknownColumn {
-        /// Requested name.
+        /// The requested name.
         name: String,
-        /// Columns of similar names.
+        /// Existing columns with similar names.
         similar: Vec<String>,
     },
 }
 
 impl FilterError {
-    /// Error for a column `name` that is not among `known`.
+    /// Returns the error for a column `name` that is not in `known`.
     pub fn unknown_column(name: &str, known: &[&str]) -> FilterError {
         let similar = nearest(name, known.iter().copied()).into_iter().map(str::to_owned).collect();
         FilterError::UnknownColumn { name: name.to_owned(), similar }
@@ -156,7 +156,7 @@ impl fmt::Display for FilterError {
 
 impl std::error::Error for FilterError {}
 
-/// `; did you mean a or b?`
+/// Hint in an error: `; did you mean a or b?`
 struct Hint<'a>(&'a [String]);
 
 impl fmt::Display for Hint<'_> {
@@ -169,7 +169,7 @@ impl fmt::Display for Hint<'_> {
 }
 
 impl RowFilter {
-    /// Reads a filter.
+    /// Parses a filter.
     ///
     /// ```
     /// use pagewise_analysis::filter::RowFilter;
@@ -190,10 +190,11 @@ impl RowFilter {
         }
     }
 
-    /// Resolves the names of columns.
+    /// Resolves the names of columns with `look_up`.
     ///
     /// # Errors
-    /// A column that `look_up` does not know, or a comparison that its kind does not allow.
+    /// Returns an error for a column that `look_up` does not resolve, or for a comparison that the
+    /// column's type does not allow.
     pub fn bind<K>(
         &self,
         look_up: impl Fn(&str) -> Option<(K, ColumnKind)>,
@@ -226,7 +227,7 @@ impl RowFilter {
 }
 
 impl<K> BoundFilter<K> {
-    /// True if a row fits; `value` gives its value in a column.
+    /// True if a row satisfies the filter; `value` returns the row's value in a column.
     pub fn fits<'a>(&self, value: &impl Fn(&K) -> Datum<'a>) -> bool {
         self.0.fits(value)
     }
@@ -297,7 +298,7 @@ impl Op {
     }
 }
 
-/// In the form that [`RowFilter::parse`] reads back to an equal filter.
+/// Writes a text that [`RowFilter::parse`] parses to an equal filter.
 impl fmt::Display for RowFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.expr.write(f)
@@ -320,7 +321,7 @@ impl Expr<FilterColumn> {
         }
     }
 
-    /// As a part of a longer expression: lists in parentheses.
+    /// Writes an expression as a part of a longer expression: lists are in parentheses.
     fn write_inside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if matches!(self, Expr::Not(_) | Expr::Compare(..)) {
             return self.write(f);
@@ -363,12 +364,12 @@ impl Operand {
     }
 }
 
-/// True if a character may stand in a value without quotes.
+/// True if a value without quotes may contain the character.
 fn is_bare(c: char) -> bool {
     !c.is_whitespace() && !"()&|!<>=~\"'".contains(c)
 }
 
-/// `4096`, `1.5M`, `2GiB`, `0x7f00`; `None` for anything else.
+/// Parses `4096`, `1.5M`, `2GiB` or `0x7f00`; `None` for any other text.
 fn number(text: &str) -> Option<u64> {
     if let Some(hex) = text.strip_prefix("0x") {
         return hex
@@ -380,7 +381,7 @@ fn number(text: &str) -> Option<u64> {
     let (mantissa, suffix) = text.split_at(digits);
     let shift = shift(suffix)?;
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, "0"));
-    // Digits of a fraction after the ninth are ignored: the ninth of a TiB is about 1 KiB.
+    // Digits of a fraction after the ninth are ignored: the ninth digit of a TiB is about 1 KiB.
     let fraction = fraction.get(..fraction.len().min(9)).filter(|f| !f.is_empty())?;
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
     let whole = u128::from(whole.parse::<u64>().ok()?);
@@ -388,7 +389,7 @@ fn number(text: &str) -> Option<u64> {
     u64::try_from(scaled.checked_mul(1 << shift)? / scale).ok()
 }
 
-/// The power of two that a size suffix stands for.
+/// Returns the binary logarithm of the factor of a size suffix.
 fn shift(suffix: &str) -> Option<u32> {
     let unit = suffix.to_ascii_lowercase();
     let unit = unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b')).unwrap_or(&unit);
@@ -418,7 +419,7 @@ impl FilterParser<'_> {
         self.list("&&", FilterParser::term, Expr::All)
     }
 
-    /// One or more of `item` with `between` between them; a single one stands for itself.
+    /// Parses one or more of `item`, separated by `between`. A single item is returned as it is.
     fn list(
         &mut self,
         between: &str,
@@ -504,13 +505,13 @@ impl FilterParser<'_> {
         self.take_while(char::is_whitespace);
     }
 
-    /// The next character that is not a space.
+    /// Returns the next character that is not a space.
     fn peek(&mut self) -> Option<char> {
         self.skip_spaces();
         self.chars.get(self.at).map(|(_, c)| *c)
     }
 
-    /// Steps over `token` where it comes next.
+    /// Skips `token` if it is next.
     fn consume_token(&mut self, token: &str) -> bool {
         self.skip_spaces();
         let start = self.chars.get(self.at).map_or(self.text.len(), |(byte, _)| *byte);
@@ -546,7 +547,7 @@ mod tests {
 
     use super::*;
 
-    /// A row with `rss` 2 MiB, `name` libc.so.6, no `pss`.
+    /// True if the filter accepts a row with `rss` 2 MiB, `name` libc.so.6 and without `pss`.
     fn fits(filter: &str) -> bool {
         let look_up = |name: &str| match name.to_ascii_lowercase().as_str() {
             "rss" => Some((0, ColumnKind::Number)),
@@ -602,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_point_at_the_place() {
+    fn errors_have_the_position_of_the_invalid_text() {
         assert_eq!(
             error("rss>x1 && name~libc"),
             "filter, column 5: expected a size such as 4096 or 1.5M, found \"x1\"\n    rss>x1 && name~libc\n        ^"
@@ -624,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_cannot_steer_the_terminal() {
+    fn an_error_contains_no_terminal_control_characters() {
         assert!(!error("rss>\x1b[2J").contains('\x1b'));
     }
 
@@ -661,7 +662,7 @@ mod tests {
         }
 
         #[test]
-        fn no_soup_of_tokens_makes_the_parser_panic(
+        fn no_sequence_of_tokens_makes_the_parser_panic(
             tokens in prop::collection::vec(prop::sample::select(vec![
                 "rss", ">", ">=", "<", "==", "!=", "~", "!~", "!", "(", ")", "&&", "||", "1M", "\"", "\\", " ", "é", "0x", "1.", ".5T",
             ]), 0..24)

@@ -1,4 +1,4 @@
-//! Leaked blocks of a heap, the bytes that roots retain, and the paths that keep a block alive.
+//! Leaked blocks of a heap, the bytes that roots retain, and the paths from roots to a block.
 
 use pagewise_model::Name;
 use pagewise_model::heap_graph::{
@@ -17,11 +17,11 @@ use crate::cells::{share, text};
 use crate::explain::fact;
 use crate::heap::frames::{allocator, frame_cell};
 
-/// Maximum number of blocks of a path in text.
+/// Maximum number of blocks of a path in reports for people.
 const SHOWN_STEPS: usize = 8;
 
-/// The graph as blocks of a report: `leaked`, `leaks`, `reachable`, `typed`, `types`,
-/// `types_lack`, `retained`, `why`.
+/// Builds the blocks of the report about the graph: `leaked`, `leaks`, `reachable`, `typed`,
+/// `types`, `types_lack`, `retained`, `why`.
 pub(crate) fn blocks(graph: &HeapGraph, limit: Option<usize>) -> Vec<ReportBlock> {
     let mut blocks = vec![
         ReportBlock::Text(verdict(graph)),
@@ -154,7 +154,8 @@ fn leaks(graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
     ReportTable { note, ..table("leaks", title, audience, columns) }
 }
 
-/// The function that allocated the blocks of each row; hidden from people if all are unknown.
+/// Builds the column with the function that allocated the blocks of each row. The column is hidden
+/// from people if all functions are unknown.
 fn allocating_functions(shown: &[LeakGroup]) -> TableColumn {
     let function = |stack: &[Frame]| allocator(stack).map_or(CellValue::None, frame_cell);
     let column = TableColumn {
@@ -359,7 +360,7 @@ fn steps(path: &[RetentionStep]) -> CellValue {
     CellValue::List(path.iter().map(step).collect())
 }
 
-/// One name for a root: `s3.c: item (s3)`, `stack of thread 7 (worker), serve at s3.c:12`.
+/// Returns the name of a root: `s3.c: item (s3)`, `stack of thread 7 (worker), serve at s3.c:12`.
 pub fn root_name(root: &HeapRoot) -> Name {
     let base = |name: &Name| String::from_utf8_lossy(name.base()).into_owned();
     let name = String::from_utf8_lossy(root.name.as_bytes()).into_owned();
@@ -388,7 +389,8 @@ pub fn root_name(root: &HeapRoot) -> Name {
     Name::from(text.as_str())
 }
 
-/// The name of the root of a row; if several roots keep the blocks, the names of some of them.
+/// Returns the name of the root of a row; if several roots retain the blocks, the names of some of
+/// these roots.
 fn retaining_name(row: &RetainingRoot) -> Name {
     if row.roots.is_empty() {
         return root_name(&row.root);
@@ -404,7 +406,7 @@ fn several(roots: &[HeapRoot]) -> CellValue {
     CellValue::List(roots.iter().map(|root| CellValue::Name(root_name(root))).collect())
 }
 
-/// The function of a frame as words.
+/// Returns the function of a frame as a record.
 fn frame_record(root: &HeapRoot) -> CellValue {
     let Some(frame) = &root.frame else { return CellValue::None };
     let mut words = vec![("depth".into(), CellValue::Count(frame.depth.into()))];
@@ -420,7 +422,7 @@ fn frame_record(root: &HeapRoot) -> CellValue {
     CellValue::Record(words)
 }
 
-/// The function of a frame: `, serve at s3.c:12`.
+/// Returns the function of a frame as text: `, serve at s3.c:12`.
 fn frame_name(frame: &RootFrame) -> String {
     let text = |name: &Name| String::from_utf8_lossy(name.base()).into_owned();
     let whole = |name: &Name| String::from_utf8_lossy(name.as_bytes()).into_owned();
@@ -435,7 +437,7 @@ fn frame_name(frame: &RootFrame) -> String {
     }
 }
 
-/// The tree of retained bytes as cells of a picture.
+/// Returns the tree of retained bytes as cells of a picture.
 pub fn cells(graph: &HeapGraph) -> Vec<RetainedCell> {
     let cell = |entry: &RetentionEntry| RetainedCell {
         parent: entry.parent,
@@ -489,7 +491,7 @@ fn kept_block(kept: &KeptBlock) -> NamedFacts {
     facts_of("why", "Block", FactsShape::Line, facts)
 }
 
-/// The roots of the paths, each once.
+/// Lists the roots of the paths to a block, each root once.
 fn kept_by(kept: &KeptBlock) -> CellValue {
     let mut names: Vec<Name> = Vec::new();
     for name in kept.paths.iter().map(|path| root_name(&path.root)) {

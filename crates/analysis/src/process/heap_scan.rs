@@ -1,5 +1,5 @@
-//! The heap of a process as it is: live blocks, free memory between them, and the part that could
-//! be returned.
+//! The present heap of a process: live blocks, free memory between them, and the free memory that
+//! the allocator could release.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -32,10 +32,10 @@ pub struct HeapScanOptions {
     pub limit: Option<usize>,
 }
 
-/// A scan as a report: a verdict, `findings`, `process`, `scan`, `live`, `free`, `arenas`,
-/// `mapped`, `sizes`, `page_use`, `corruption`, `gaps`, and `pause_us`. With an earlier scan of the
-/// same process also `growth` and `grown`; if pointers were searched also `leaked`, `leaks`,
-/// `reachable`, `retained` and `why`.
+/// Reports a scan: a verdict, `findings`, `process`, `scan`, `live`, `free`, `arenas`, `mapped`,
+/// `sizes`, `page_use`, `corruption`, `gaps`, and `pause_us`. With an earlier scan of the same
+/// process, the report also has `growth` and `grown`. If pointers were searched, it also has
+/// `leaked`, `leaks`, `reachable`, `retained` and `why`.
 pub fn heap_scan(scan: &HeapScan, earlier: Option<&HeapScan>, options: &HeapScanOptions) -> Report {
     let mut blocks = vec![ReportBlock::Text(verdict(scan))];
     if let Some(earlier) = earlier {
@@ -69,11 +69,12 @@ pub fn heap_scan(scan: &HeapScan, earlier: Option<&HeapScan>, options: &HeapScan
     Report { schema: SCHEMA, title: who::title_of("Heap", &scan.process, ""), blocks }
 }
 
-/// The conclusion in one paragraph.
+/// Builds the conclusion in one paragraph.
 fn verdict(scan: &HeapScan) -> Paragraph {
     let heap = &scan.heap;
     let (live, resident) = (heap.live(), heap.resident());
-    // The pages of a core file are those that were written into it, resident or not.
+    // The pages of a core file are the pages that were written into it, whether or not they were
+    // resident.
     let (held, trimmable) = match scan.moment {
         ProcessMoment::CoreDumped => {
             (" of heap are in the core file, ", text("Whole pages of free chunks hold "))
@@ -132,14 +133,14 @@ fn verdict(scan: &HeapScan) -> Paragraph {
 }
 
 /// Resident free bytes of an arena that `malloc_trim(0)` would keep. If a block contains the memory
-/// of another allocator, its pages count as resident in the arenas of that allocator.
+/// of another allocator, the pages of the block count as resident in the arenas of that allocator.
 pub(crate) fn pinned(arena: &WalkedArena) -> Bytes {
     let used = arena.live_chunks + arena.own;
     arena.resident.saturating_sub(used).saturating_sub(arena.trimmable)
 }
 
-/// True if an allocator has a call that releases free pages. Scans of earlier versions name no
-/// allocator, and are of glibc.
+/// True if an allocator of the heap has a call that releases free pages. Scans of earlier versions
+/// name no allocator, and are of glibc.
 fn has_trim(heap: &WalkedHeap) -> bool {
     heap.allocators.is_empty() || heap.allocators.iter().any(|it| can_release(&it.name))
 }
@@ -157,7 +158,7 @@ fn live(live: LiveAmount) -> NamedFacts {
     facts_of("live", "Live", FactsShape::Columns, facts)
 }
 
-/// Blocks that may be live or free.
+/// Reports blocks that may be live or free, because lists of free blocks could not be read.
 fn unclear(lists: &UnreadLists) -> NamedFacts {
     let UnreadLists { threads, lists, marked, unclear } = *lists;
     let facts = vec![
@@ -193,7 +194,7 @@ fn unclear(lists: &UnreadLists) -> NamedFacts {
     NamedFacts { audience, ..facts }
 }
 
-/// A list of free chunks in the report.
+/// A group of free bytes in the report, such as a list of free chunks.
 struct FreeListRow {
     key: &'static str,
     label: &'static str,
@@ -293,7 +294,7 @@ fn free(scan: &HeapScan) -> NamedFacts {
     facts_of("free", "Free", FactsShape::Columns, facts)
 }
 
-/// Live blocks by allocator: shown to people if there are several.
+/// Builds the table of live blocks by allocator. People see it if the heap has several allocators.
 fn allocators(allocators: &[HeapAllocator]) -> ReportTable {
     let counts = |of: fn(&HeapAllocator) -> u64| allocators.iter().map(of).collect();
     let audience = if allocators.len() > 1 { Audience::Everyone } else { Audience::Programs };
@@ -470,7 +471,7 @@ fn sizes(sizes: &[LiveSize], options: &HeapScanOptions) -> ReportTable {
     }
 }
 
-/// Live Python objects by type.
+/// Builds the table of live Python objects by type.
 fn objects(types: &[LiveType], options: &HeapScanOptions) -> ReportTable {
     let audience = if types.is_empty() { Audience::Programs } else { Audience::Everyone };
     let all: u64 = types.iter().map(|it| it.live.bytes).fold(0, u64::saturating_add);
@@ -649,7 +650,7 @@ fn change(before: u64, after: u64) -> i64 {
     after.cast_signed().saturating_sub(before.cast_signed())
 }
 
-/// Growth between two scans.
+/// Reports the growth between two scans.
 fn growth(earlier: &HeapScan, scan: &HeapScan) -> NamedFacts {
     let (before, after) = (&earlier.heap, &scan.heap);
     let interval = scan.time_ns.saturating_sub(earlier.time_ns);
@@ -668,7 +669,8 @@ fn growth(earlier: &HeapScan, scan: &HeapScan) -> NamedFacts {
     facts_of("growth", "Growth between two scans", FactsShape::Columns, facts)
 }
 
-/// Sizes whose number of live blocks changed, the most growth in bytes first.
+/// Builds the table of sizes whose number of live blocks changed, the largest growth in bytes
+/// first.
 fn grown(earlier: &HeapScan, scan: &HeapScan, options: &HeapScanOptions) -> ReportTable {
     let mut sizes: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for size in &earlier.heap.sizes {

@@ -10,10 +10,10 @@ use pagewise_model::{Bytes, Mapping, Reading, SmapsCounter, Snapshot};
 use crate::pools::PoolSums;
 use crate::pss::Pss;
 
-/// Result of the checks.
+/// Result of the checks of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invariants {
-    /// The counters whose sum over the mappings is not what the rollup says; absent without a
+    /// Counters whose sum over the mappings differs from the rollup; absent if the snapshot has no
     /// rollup.
     pub torn: Reading<Vec<SmapsCounter>>,
     /// Difference of `statm` from the mappings, in bytes: positive if `statm` has more.
@@ -23,16 +23,16 @@ pub struct Invariants {
 /// `statm` minus the sum over the mappings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatmDrift {
-    /// Difference of VIRT. A value other than 0 means that a mapping was added or removed between
+    /// Difference in VIRT. A value other than 0 means that a mapping was added or removed between
     /// two reads.
     pub virt: Reading<i64>,
-    /// Difference of RES.
+    /// Difference in RES.
     pub res: Reading<i64>,
 }
 
 impl Invariants {
-    /// True if the parts of the snapshot are certainly of different times; absent without a rollup,
-    /// unless VIRT differs.
+    /// True if the parts of the snapshot are certainly of different times. Absent if the snapshot
+    /// has no rollup, except if VIRT differs.
     pub fn is_torn(&self) -> Reading<bool> {
         match &self.torn {
             _ if self.drift.virt.as_ref().is_ok_and(|&drift| drift != 0) => Ok(true),
@@ -43,8 +43,8 @@ impl Invariants {
 }
 
 /// Counters that the rollup sums in whole KiB: a different sum means that the parts were read at
-/// different times. `Pss` and its parts are rounded and have their own check ([`Pss::torn`]);
-/// `Referenced` changes by itself.
+/// different times. `Pss` and its parts are rounded and have a separate check ([`Pss::torn`]).
+/// `Referenced` is left out, because it changes at any time.
 const SUMMED: [SmapsCounter; 14] = [
     SmapsCounter::Rss,
     SmapsCounter::SharedClean,
@@ -62,7 +62,7 @@ const SUMMED: [SmapsCounter; 14] = [
     SmapsCounter::Swap,
 ];
 
-/// Checks a snapshot's mappings and their sums against its rollup and `statm`.
+/// Checks the mappings of a snapshot and their sums against the snapshot's rollup and `statm`.
 pub fn check(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss, total: &PoolSums) -> Invariants {
     let torn = snapshot.rollup.as_ref().map_err(Clone::clone).map(|rollup| {
         let counters: Vec<SmapsCounter> = SUMMED.into_iter().filter(|c| rollup.has(*c)).collect();

@@ -1,4 +1,5 @@
-//! The mappings of a process as a table with selected columns, rows and order. Successor of `pmap`.
+//! The mappings of a process as a table with selected columns, rows and order. The report replaces
+//! `pmap`.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -28,25 +29,25 @@ pub struct MapsOptions {
     pub sort: Option<(String, bool)>,
     /// Condition that rows must meet; `None` shows all rows.
     pub filter: Option<RowFilter>,
-    /// One row per file, or per pool for memory without a file.
+    /// True to show one row per file, or per pool for memory without a file.
     pub group_by_file: bool,
-    /// A second table with the ELF sections inside each file mapping.
+    /// True to add a table of the ELF sections in each file mapping.
     pub sections: bool,
 }
 
 /// Selection of columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MapsColumns {
-    /// Those of `pmap -x`, and PSS and swap.
+    /// Columns of `pmap -x`, and PSS and swap.
     #[default]
     Default,
-    /// Every line of smaps that any mapping has, lines unknown to us too.
+    /// Every line of smaps that any mapping has, including lines that pagewise does not know.
     All,
-    /// The columns with these names.
+    /// Columns with these names.
     List(Vec<String>),
 }
 
-/// A column of the table. Kernel counters and unknown lines join the fixed ones.
+/// Identifier of a column. Fixed columns, kernel counters and unknown lines of smaps are columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MapsColumnKey {
     Start,
@@ -60,15 +61,15 @@ enum MapsColumnKey {
     Quadrant,
     VmFlags,
     Name,
-    /// The name, or what nameless memory is used for.
+    /// The name of the mapping; for a mapping without a name, its use.
     Use,
-    /// A reading of smaps or of the page tables.
+    /// A number that is read from smaps or from the page tables.
     Of(MappingReading),
-    /// A line that no [`SmapsCounter`] stands for: an index into [`SmapsSurvey::extra`].
+    /// A line that is not a [`SmapsCounter`]: an index into [`SmapsSurvey::extra`].
     Extra(usize),
 }
 
-/// A reading of a mapping.
+/// A number that is read from a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MappingReading {
     Rss,
@@ -95,7 +96,7 @@ impl MappingReading {
     }
 }
 
-/// A column of pagewise: key, second name that users may type, heading, meaning.
+/// A column of pagewise: column, key, alternative name for users, heading, meaning.
 type OwnColumn = (MapsColumnKey, &'static str, &'static str, &'static str, &'static str);
 
 const OURS: [OwnColumn; 18] = [
@@ -190,7 +191,7 @@ const DEFAULT: [MapsColumnKey; 8] = [
     MapsColumnKey::Use,
 ];
 
-/// Columns for programs in addition to the default columns.
+/// Columns that only programs get, in addition to the default columns.
 const FOR_PROGRAMS: [MapsColumnKey; 9] = [
     MapsColumnKey::End,
     MapsColumnKey::Of(MappingReading::Uss),
@@ -212,10 +213,10 @@ const BEFORE_COUNTERS: [MapsColumnKey; 6] = [
     MapsColumnKey::Inode,
 ];
 
-/// The mappings as a report: table `mappings`, sums `total`, and `sections` where asked for.
+/// Reports the mappings: table `mappings`, sums `total`, and `sections` on request.
 ///
 /// # Errors
-/// A column that does not exist, in the options or in the filter.
+/// Returns an error if the options or the filter name a column that does not exist.
 pub fn maps(snapshot: &Snapshot, options: &MapsOptions) -> Result<Report, FilterError> {
     let mappings = match &snapshot.mappings {
         Ok(mappings) => mappings,
@@ -238,8 +239,8 @@ pub fn maps(snapshot: &Snapshot, options: &MapsOptions) -> Result<Report, Filter
     Ok(report(snapshot, blocks))
 }
 
-/// The letters of a mapping: `rwx`, `s` or `p`, and `R` for `MAP_NORESERVE`; `?` there says that
-/// the flags were not read.
+/// Returns the letters of a mapping: `rwx`, `s` or `p`, and `R` for `MAP_NORESERVE`. `?` in place
+/// of `R` means that the flags were not read.
 ///
 /// ```text
 /// r-xp-   program text
@@ -250,7 +251,7 @@ pub fn mode(mapping: &Mapping) -> Label {
     letters(mapping, flags(mapping).map_or(Reserve::Unknown, Reserve::from_flags))
 }
 
-/// Reservation of swap for a mapping.
+/// Swap accounting of a mapping: charged, not charged or unknown.
 #[derive(Clone, Copy)]
 enum Reserve {
     Yes,
@@ -275,7 +276,7 @@ fn letters(mapping: &Mapping, reserve: Reserve) -> Label {
     Cow::Borrowed(MODES[reserve as usize][sharing][access])
 }
 
-/// Every mode there is: by reserve (charged, not charged, unknown), sharing and access.
+/// All modes, by reservation (charged, not charged, unknown), sharing and access.
 const MODES: [[[&str; 8]; 3]; 3] = [
     [
         ["---p-", "--xp-", "-w-p-", "-wxp-", "r--p-", "r-xp-", "rw-p-", "rwxp-"],
@@ -307,7 +308,7 @@ fn report(snapshot: &Snapshot, blocks: Vec<ReportBlock>) -> Report {
     }
 }
 
-/// Block in place of a table that could not be made.
+/// Returns the block that replaces a table without data.
 fn nothing(why: &Absent) -> ReportBlock {
     ReportBlock::Facts(NamedFacts {
         key: "".into(),
@@ -324,24 +325,24 @@ fn nothing(why: &Absent) -> ReportBlock {
     })
 }
 
-/// The mappings, and values that are computed once for all columns.
+/// The mappings of the table, and values that are computed once for all columns.
 struct MapsRows<'a> {
     mappings: &'a [Mapping],
     pools: PoolMap,
     survey: OnceCell<SmapsSurvey>,
 }
 
-/// Lines that entries of smaps have.
+/// The lines that the smaps entries of a snapshot have.
 #[derive(Default)]
 struct SmapsSurvey {
     /// The counters that any mapping has, in the kernel's order.
     counters: Vec<SmapsCounter>,
-    /// The names of lines that no counter stands for, in order of appearance.
+    /// The names of the lines that are not a [`SmapsCounter`], in the order of their appearance.
     extra: Vec<Name>,
 }
 
 impl SmapsSurvey {
-    /// Looks at each entry once.
+    /// Reads each entry once.
     fn from_mappings(mappings: &[Mapping]) -> SmapsSurvey {
         let mut survey = SmapsSurvey::default();
         let mut missing: Vec<SmapsCounter> = SmapsCounter::ALL.to_vec();
@@ -376,8 +377,9 @@ impl<'a> MapsRows<'a> {
         rows.iter().map(|&row| &self.mappings[row]).collect()
     }
 
-    /// The column of a name: a kernel counter of exactly this name, else a column of pagewise, else
-    /// another counter or line of smaps.
+    /// Finds the column of a name: a kernel counter of exactly this name, else a column of
+    /// pagewise, else a kernel counter whose name differs only in case, else an unknown line of
+    /// smaps with exactly this name.
     fn key(&self, name: &str) -> Option<MapsColumnKey> {
         let same = |a: &str| a.eq_ignore_ascii_case(name);
         let counter = |fits: &dyn Fn(&str) -> bool| {
@@ -409,7 +411,7 @@ impl<'a> MapsRows<'a> {
         (0..self.mappings.len()).filter(fits).collect()
     }
 
-    /// Sorts stably; rows without a value come last either way.
+    /// Sorts stably; rows without a value are last in both directions.
     fn sort(&self, rows: &mut [usize], key: MapsColumnKey, largest_first: bool) {
         let data: Vec<Datum<'_>> =
             (0..self.mappings.len()).map(|row| self.datum(key, row)).collect();
@@ -470,7 +472,7 @@ impl<'a> MapsRows<'a> {
         Ok(with_total(table, count.into(), note.into()))
     }
 
-    /// The columns for everyone, and those for programs alone.
+    /// Returns the columns for all readers, and the columns for programs only.
     fn choose(
         &self,
         columns: &MapsColumns,
@@ -514,7 +516,7 @@ impl<'a> MapsRows<'a> {
         keys.iter().map(&mut column).collect()
     }
 
-    /// The cells of a column that needs nothing of smaps; the others come from [`fill`].
+    /// Returns the cells of a column that does not need smaps; `None` for the columns of [`fill`].
     fn cells(
         &self,
         mappings: &[&Mapping],
@@ -565,7 +567,7 @@ impl<'a> MapsRows<'a> {
         (key.into(), label.into(), meaning.into())
     }
 
-    /// One row per file, or per pool for mappings without a file.
+    /// Builds a table with one row per file, or per pool for mappings without a file.
     fn grouped(
         &self,
         rows: &[usize],
@@ -594,7 +596,7 @@ impl<'a> MapsRows<'a> {
     }
 }
 
-/// Every name that a column may be called by.
+/// Returns all names of columns.
 fn known() -> Vec<&'static str> {
     let ours = OURS.iter().flat_map(|(_, key, word, ..)| [*key, *word]);
     ours.chain(SmapsCounter::ALL.iter().map(|counter| counter.name())).collect()
@@ -636,7 +638,7 @@ fn quadrant(quadrant: Quadrant) -> Label {
     Cow::Borrowed(quadrant.key())
 }
 
-/// `fe:00`, as `maps` writes it.
+/// Returns the device as `maps` writes it: `fe:00`.
 fn device(mapping: &Mapping) -> Label {
     let device = mapping.device;
     if device.major == 0 && device.minor == 0 {
@@ -659,16 +661,18 @@ fn extra<'a>(mapping: &'a Mapping, name: &Name) -> Option<&'a Name> {
     smaps.extra.iter().find(|(own, _)| own == name).map(|(_, value)| value)
 }
 
-/// Number of smaps entries processed at a time: they fit into the first-level cache.
+/// Number of smaps entries that are processed at a time: this number fits into the first-level
+/// cache.
 const BLOCK: usize = 64;
 
-/// The columns that come from smaps, in the order of their keys, half of them on another CPU.
+/// Fills the columns that need smaps, in the order of `keys`. A second CPU fills half of them if
+/// the table is large.
 fn fill(mappings: &[&Mapping], keys: &[MapsColumnKey]) -> Vec<(ColumnCells, Gaps)> {
     let is_large = mappings.len() >= parallel::MIN_ROWS;
     parallel::halves(is_large, keys, |keys| fill_together(mappings, keys))
 }
 
-/// Fills columns side by side, so that each entry is fetched from memory once.
+/// Fills several columns at the same time, so that each entry is fetched from memory once.
 fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[MapsColumnKey]) -> Vec<(ColumnCells, Gaps)> {
     let rows = mappings.len();
     let mut columns: Vec<Filling<'a>> =
@@ -679,12 +683,12 @@ fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[MapsColumnKey]) -> Vec<(C
     columns.into_iter().map(Filling::finish).collect()
 }
 
-/// A column of smaps while it is filled.
+/// A column that needs smaps, while it is filled.
 enum Filling<'a> {
     Measure(MappingReading, NumberColumn),
-    /// Neighbors often have the same flags, so the result for the last flags is kept.
+    /// Adjacent mappings often have the same flags, so the result for the previous flags is stored.
     Mode(Option<(&'a VmFlags, Reserve)>, Vec<Label>),
-    /// A process has few different sets of flags, so each is spelled once.
+    /// A process has few different sets of flags, so the text of each set is stored once.
     Flags(Vec<(&'a VmFlags, Name)>, Vec<Name>, Vec<(usize, Absent)>),
 }
 
@@ -705,7 +709,7 @@ impl<'a> Filling<'a> {
     fn push_mappings(&mut self, mappings: &[&'a Mapping]) {
         let mappings = mappings.iter().copied();
         match self {
-            // Most columns are counters: their loop has no branch on the kind of reading.
+            // Most columns are counters, so their loop does not branch on the type of reading.
             Filling::Measure(MappingReading::SmapsCounter(counter), numbers) => {
                 mappings.for_each(|mapping| numbers.push(mapping.counter(*counter).map(|n| n.0)));
             }
@@ -763,7 +767,7 @@ fn spelled<'a>(flags: &'a VmFlags, seen: &mut Vec<(&'a VmFlags, Name)>) -> Name 
     name
 }
 
-/// A column of numbers while it is filled: its cells, and why rows have no value.
+/// A column of numbers while it is filled: its cells, and the reasons for missing values.
 #[derive(Default)]
 struct NumberColumn {
     cells: Vec<u64>,
@@ -798,7 +802,8 @@ fn readings(readings: impl Iterator<Item = Reading<Bytes>>) -> (ColumnCells, Gap
     numbers.finish(ColumnCells::Bytes)
 }
 
-/// The table `mappings` with its sums as the last row, and the sums once more as `total`.
+/// Builds the table `mappings` with its sums as the last row, and repeats the sums as facts
+/// `total`.
 fn with_total(columns: Vec<TableColumn>, count: Label, note: Label) -> Vec<ReportBlock> {
     let mut sums: Vec<CellValue> = columns.iter().map(total).collect();
     let facts = columns.iter().zip(&sums).filter(|(_, sum)| **sum != CellValue::None);
@@ -816,7 +821,7 @@ fn with_total(columns: Vec<TableColumn>, count: Label, note: Label) -> Vec<Repor
         shape: FactsShape::List,
         facts: facts.map(fact).collect(),
     };
-    // The count is written to the last visible column without a sum, usually the name.
+    // The number of mappings is written to the last visible column without a sum, usually the name.
     let has_room = |(column, sum): &(&TableColumn, &mut CellValue)| {
         **sum == CellValue::None && column.audience != Audience::Programs
     };
@@ -835,9 +840,9 @@ fn with_total(columns: Vec<TableColumn>, count: Label, note: Label) -> Vec<Repor
     vec![ReportBlock::Table(table), ReportBlock::Facts(total)]
 }
 
-/// The sum of a column of bytes; nothing for other columns, and for the page sizes.
+/// Sum of a column of bytes; `CellValue::None` for other columns, and for the page sizes.
 ///
-/// A column with a gap has no sum: what is missing would be counted as 0.
+/// A column with a gap has no sum, because the missing values would count as 0.
 fn total(column: &TableColumn) -> CellValue {
     let ColumnCells::Bytes(cells) = &column.cells else { return CellValue::None };
     if matches!(column.key.as_ref(), "KernelPageSize" | "MMUPageSize") {
@@ -854,7 +859,7 @@ fn total(column: &TableColumn) -> CellValue {
     }
 }
 
-/// The mappings of one file or pool, added up.
+/// Sums over the mappings of one file or pool.
 struct MappingGroup {
     mappings: u64,
     size: Bytes,
@@ -863,7 +868,7 @@ struct MappingGroup {
 
 type ReadMapping = fn(&Mapping) -> Reading<Bytes>;
 
-/// The readings that a group adds up: key, heading.
+/// Readings that a group sums: key, heading, function.
 const GROUP_SUMS: [(&str, &str, ReadMapping); 5] = [
     ("rss", "RSS", Mapping::rss),
     ("pss", "PSS", Mapping::pss),
@@ -896,7 +901,7 @@ impl MappingGroup {
     }
 }
 
-/// The value of a group in [`GROUP_COLUMNS`]`[column]`.
+/// Returns the value of a group in [`GROUP_COLUMNS`]`[column]`.
 fn group_datum((name, group): &(Name, MappingGroup), column: usize) -> Datum<'_> {
     match column {
         0 => Datum::Number(group.mappings),
@@ -982,7 +987,7 @@ mod tests {
     }
 
     #[test]
-    fn nameless_memory_is_called_what_it_is_used_for() {
+    fn memory_without_a_name_is_named_by_its_use() {
         let columns = MapsColumns::List(vec!["use".into()]);
         let all = vec![
             resident("5000-a000 rw-p 0 0 [heap]", 4096),
@@ -1036,7 +1041,7 @@ mod tests {
     }
 
     #[test]
-    fn all_columns_are_what_the_kernel_gave_and_no_more() {
+    fn all_columns_are_those_that_the_kernel_provides() {
         let counters = [
             (SmapsCounter::Rss, 4096),
             (SmapsCounter::KernelPageSize, 4096),
@@ -1134,7 +1139,7 @@ mod tests {
     }
 
     #[test]
-    fn without_mappings_the_report_says_why() {
+    fn without_mappings_the_report_has_the_reason() {
         let mut none = three();
         none.mappings = Err(Absent::NotPermitted("CAP_SYS_PTRACE".into()));
         assert!(format!("{:?}", show(&none, MapsOptions::default())).contains("CAP_SYS_PTRACE"));

@@ -1,5 +1,5 @@
 //! The pages of a process: sums and a strip for each mapping, runs of equal pages, and the memory
-//! touched in an interval.
+//! that was touched in an interval.
 
 mod strip;
 mod touched;
@@ -24,22 +24,22 @@ use crate::explain::{fact, meaning, who};
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.pages/1";
 
-/// Maximum number of runs that the address map draws one by one; with more, each mapping is one
-/// cell.
+/// Maximum number of runs for which the address map has a cell for each run; with more runs, it has
+/// a cell for each mapping.
 const DRAWN: usize = 4000;
 
 /// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageMapOptions {
-    /// True to show the runs to people as well.
+    /// True to show the runs to people as well; programs always get the runs.
     pub runs: bool,
-    /// The report is for programs, which always get the runs.
+    /// True if the report is for programs.
     pub for_programs: bool,
     /// True to draw the address space.
     pub address_map: bool,
 }
 
-/// The pages as a report: facts `process`, `scan` and `total`, tables `mappings` and `runs`.
+/// Reports the pages: facts `process`, `scan` and `total`, tables `mappings` and `runs`.
 ///
 /// # Complexity
 /// O(n) in the number of runs.
@@ -65,7 +65,7 @@ pub fn pages(map: &PageMap, options: &PageMapOptions) -> Report {
     Report { schema: SCHEMA, title: who::title_of("Pages", &map.process, ""), blocks }
 }
 
-/// Bytes by state of the pages.
+/// Bytes by page state.
 #[derive(Clone, Copy, Debug, Default)]
 struct PageSums {
     by_kind: [Bytes; PageMapKind::ALL.len()],
@@ -115,7 +115,7 @@ impl PageSums {
     }
 }
 
-/// One number of [`PageSums`]: its key, heading and function, and the data that it needs.
+/// A sum of [`PageSums`]: its key, heading and function, and the data that it needs.
 struct PageMeasure {
     key: &'static str,
     label: &'static str,
@@ -123,12 +123,12 @@ struct PageMeasure {
     needs: Needs,
 }
 
-/// Data without which a number has no meaning.
+/// Data without which a sum has no meaning.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
     SoftDirty,
-    /// The exclusive bit of the `pagemap` words.
+    /// The exclusive bit in the words of `pagemap`.
     Words,
     Frames,
 }
@@ -165,7 +165,7 @@ const MEASURES: &[PageMeasure] = &[
 ];
 
 impl PageMeasure {
-    /// The number, or why it is not known.
+    /// Returns the sum, or the reason for its absence.
     fn reading(&self, map: &PageMap, sums: &PageSums) -> Reading<Bytes> {
         match self.needs {
             Needs::Nothing => {}
@@ -179,15 +179,16 @@ impl PageMeasure {
         Ok((self.of)(sums))
     }
 
-    /// True if people see the column: some always, `untouched` never, the others if their sum is
-    /// not 0.
+    /// True if people see the column. `resident`, `anonymous` and `file` are always shown,
+    /// `untouched` never; any other column is shown if its sum is not 0.
     fn is_shown(&self, map: &PageMap, total: &PageSums) -> bool {
         let always = matches!(self.key, "resident" | "anonymous" | "file");
         always || self.key != "untouched" && self.reading(map, total).is_ok_and(|n| !n.is_zero())
     }
 }
 
-/// True if the words of `pagemap` were read, which distinguish pages mapped once from others.
+/// True if the words of `pagemap` were read. They distinguish pages that are mapped once from other
+/// pages.
 fn has_words(map: &PageMap) -> bool {
     let mut runs = map.mappings.iter().flat_map(|pages| pages.runs.iter());
     runs.any(|run| run.state.exclusive.is_some())
@@ -330,7 +331,7 @@ fn runs(map: &PageMap, for_people: bool) -> ReportTable {
     table("runs", "Runs", audience, columns.into_iter().map(shown).collect())
 }
 
-/// The different states, and for each run the index of its state.
+/// Returns the different states, and the index of each run's state.
 fn coded_states(runs: impl Iterator<Item = PageState>) -> (Vec<PageState>, Arc<Vec<u32>>) {
     let mut states = Vec::new();
     let mut known = HashMap::new();
@@ -344,7 +345,8 @@ fn coded_states(runs: impl Iterator<Item = PageState>) -> (Vec<PageState>, Arc<V
     (states, codes)
 }
 
-/// The address map: each run where there are few, else each mapping.
+/// Returns the cells of the address map: the runs if there are at most [`DRAWN`], else the
+/// mappings.
 fn cells(map: &PageMap) -> Vec<MapCell> {
     let count: usize = map.mappings.iter().map(|pages| pages.runs.len()).sum();
     if count <= DRAWN {
@@ -390,7 +392,7 @@ fn mapping_cell(pages: &MappedPages) -> MapCell {
     }
 }
 
-/// Identifier of the pool whose color a page of this kind has.
+/// Identifier of the pool whose color represents pages of this type.
 const fn pool(kind: PageMapKind) -> &'static str {
     match kind {
         PageMapKind::Untouched | PageMapKind::Guard | PageMapKind::Zero => "reserve",

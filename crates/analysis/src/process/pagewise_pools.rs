@@ -1,5 +1,5 @@
-//! The pools of pagewise's allocators in a process: live bytes, footprint, and their course over
-//! the requests.
+//! The pools of pagewise's allocators in a process: live bytes, footprint, and the growth of both
+//! over the requests.
 
 use std::cmp::Reverse;
 
@@ -18,14 +18,14 @@ use crate::findings::{Evidence, find};
 /// Options of the report.
 #[derive(Clone, Debug, Default)]
 pub struct RegistryOptions {
-    /// Bytes that the kind or the name of a pool must contain; empty for all pools.
+    /// Bytes that the type or the name of a pool must contain; empty for all pools.
     pub name: Name,
-    /// Number of pools with charts of their growth: the largest ones.
+    /// Maximum number of pools with charts of their growth; the largest pools have charts.
     pub charts: usize,
 }
 
-/// The pools as a report: `process`, `totals`, `pools`, `findings`, and for people charts of the
-/// largest.
+/// Reports the pools: `process`, `totals`, `pools`, `findings`, and for people charts of the
+/// largest pools.
 pub fn pools(registry: &Registry, options: &RegistryOptions) -> Report {
     let wanted = |pool: &&RegisteredPool| {
         [&pool.kind, &pool.name].iter().any(|name| holds(name, &options.name))
@@ -70,7 +70,7 @@ fn process(registry: &Registry) -> NamedFacts {
     NamedFacts { audience: Audience::Programs, ..facts }
 }
 
-/// Sums over the pools that live.
+/// Sums the values of the existing pools.
 fn totals(pools: &[&RegisteredPool]) -> NamedFacts {
     let living = || pools.iter().filter(|pool| pool.lives);
     let sum = |bytes: fn(&RegisteredPool) -> Bytes| living().map(|pool| bytes(pool)).sum::<Bytes>();
@@ -92,7 +92,7 @@ fn totals(pools: &[&RegisteredPool]) -> NamedFacts {
     )
 }
 
-/// Share of the footprint that is live, at most 1: live bytes exceed the footprint if padding for
+/// Share of the footprint that is live, at most 1. Live bytes exceed the footprint if padding for
 /// alignment counts as live.
 #[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
 fn use_of(live: Bytes, held: Bytes) -> CellValue {
@@ -139,7 +139,7 @@ fn rows(pools: &[&RegisteredPool]) -> ReportBlock {
     ReportBlock::Table(table("pools", "Pools", Audience::Everyone, columns))
 }
 
-/// Columns that people see as charts.
+/// Builds the columns that only programs get; people see some of their values as charts.
 fn details(pools: &[&RegisteredPool]) -> [TableColumn; 6] {
     let values = |value: fn(&RegisteredPool) -> CellValue| {
         ColumnCells::Values(pools.iter().map(|pool| value(pool)).collect())
@@ -186,7 +186,7 @@ fn classes(pool: &RegisteredPool) -> impl Iterator<Item = CellValue> {
     })
 }
 
-/// The largest size of a size class; the last class has none.
+/// Largest block size of a size class; the last size class has no limit.
 fn largest(power: usize, classes: usize) -> CellValue {
     if power + 1 == classes { CellValue::None } else { CellValue::Bytes(1 << power) }
 }
@@ -209,7 +209,7 @@ fn ranges(pool: &RegisteredPool) -> CellValue {
     CellValue::List(pool.ranges.iter().map(range).collect())
 }
 
-/// Name of a pool: its kind, and its own name if it has one.
+/// Name of a pool: its type, and its individual name if it has one.
 pub(crate) fn called(pool: &RegisteredPool) -> Vec<CellValue> {
     let mut words = vec![CellValue::Name(pool.kind.clone())];
     if !pool.name.is_empty() {
@@ -218,7 +218,7 @@ pub(crate) fn called(pool: &RegisteredPool) -> Vec<CellValue> {
     words
 }
 
-/// Live and held bytes over requests.
+/// Draws the live bytes and the footprint over the number of requests.
 fn chart(pool: &RegisteredPool) -> Chart {
     let line = |label: &'static str, bytes: fn(&Point) -> Bytes| ChartLine {
         label: label.into(),
@@ -232,7 +232,7 @@ fn chart(pool: &RegisteredPool) -> Chart {
     }
 }
 
-/// Number of requests by size.
+/// Builds the table of requests by size.
 #[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
 fn sizes(pool: &RegisteredPool) -> ReportTable {
     let all = pool.sizes.iter().fold(0_u64, |sum, count| sum.saturating_add(*count)).max(1);
@@ -255,7 +255,7 @@ fn sizes(pool: &RegisteredPool) -> ReportTable {
     table("sizes", "Requests by size", Audience::People, columns)
 }
 
-/// Pools whose footprint far exceeds their live bytes.
+/// Reports pools whose footprint far exceeds their live bytes.
 fn findings(registry: &Registry, pools: &[&RegisteredPool]) -> Findings {
     let list = pools.iter().flat_map(|pool| find(Evidence::Pool(pool))).collect();
     let none = match registry.pools.is_empty() {

@@ -1,8 +1,8 @@
-//! Origin of each mapping: the program, a library, malloc, a stack, a file, ...
+//! Use of each mapping: the program, a library, malloc, a stack, a file, ...
 //!
-//! ELF headers identify text, read-only data, data and bss, the layout and first words of glibc's
-//! memory identify its arenas and chunks, and stack pointers identify stacks. A mapping without
-//! evidence is "anonymous mmap"; its use is not guessed.
+//! Evidence of the use: ELF headers identify text, read-only data, data and bss. The layout and the
+//! first words of glibc's memory identify its arenas and chunks. Stack pointers identify stacks. A
+//! mapping without evidence is "anonymous mmap"; its use is not guessed.
 
 mod anonymous;
 mod images;
@@ -24,7 +24,7 @@ pub use sums::{PoolSums, sums, total};
 
 macro_rules! kinds {
     ($($variant:ident $id:literal $label:literal $meaning:literal;)*) => {
-        /// Kind of pool of a mapping.
+        /// Use of the mappings of a pool.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum PoolKind {
@@ -32,20 +32,20 @@ macro_rules! kinds {
         }
 
         impl PoolKind {
-            /// Every kind.
+            /// All variants.
             pub const ALL: &'static [PoolKind] = &[$(PoolKind::$variant,)*];
 
-            /// The name used as a key.
+            /// Name of the variant, used as a key.
             pub const fn id(self) -> &'static str {
                 match self { $(PoolKind::$variant => $id,)* }
             }
 
-            /// The name in words.
+            /// Name of the variant in words.
             pub const fn label(self) -> &'static str {
                 match self { $(PoolKind::$variant => $label,)* }
             }
 
-            /// The meaning in one sentence.
+            /// Meaning of the variant in one sentence.
             pub const fn meaning(self) -> &'static str {
                 match self { $(PoolKind::$variant => $meaning,)* }
             }
@@ -87,7 +87,8 @@ kinds! {
 }
 
 impl PoolKind {
-    /// True if a pool's name adds information to its kind: a path or a thread, not fixed words.
+    /// True if the name of a pool adds information to its `PoolKind`: a path or a thread, but not
+    /// fixed words.
     pub(crate) const fn names_each(self) -> bool {
         !matches!(
             self,
@@ -112,19 +113,18 @@ impl PoolKind {
 pub enum ElfPart {
     /// Machine code.
     Text,
-    /// Constants, ELF tables.
+    /// Constants and ELF tables.
     Rodata,
-    /// Initialized variables, also those made read-only after relocation.
+    /// Initialized variables, including those that are read-only after relocation.
     Data,
-    /// Variables that start as zero. The tail of the last page of data is zeroed too and counts as
-    /// data.
+    /// Variables that start as zero. The zero-filled end of the last page of data counts as data.
     Bss,
-    /// A hole between segments, kept without access by the loader.
+    /// Gap between segments, which the loader keeps inaccessible.
     Padding,
 }
 
 impl ElfPart {
-    /// The name used as a key and in words.
+    /// Name of the part, used as a key and in words.
     pub const fn key(self) -> &'static str {
         match self {
             ElfPart::Text => "text",
@@ -136,17 +136,17 @@ impl ElfPart {
     }
 }
 
-/// One pool: a kind, and the mark that distinguishes it from others of its kind.
+/// A pool: its use, and the name that distinguishes it from other pools with the same use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPool {
-    /// Kind of the pool.
+    /// Use of the pool's mappings.
     pub kind: PoolKind,
-    /// A path, a thread's name, or fixed words if the kind needs no more.
+    /// A path, a thread's name, or fixed words if the use needs no name.
     pub name: Name,
 }
 
 impl MemoryPool {
-    /// The name of its kind, used as a key.
+    /// Name of the pool's use, used as a key.
     pub const fn id(&self) -> &'static str {
         self.kind.id()
     }
@@ -161,23 +161,23 @@ pub struct PoolMap {
 }
 
 impl PoolMap {
-    /// Every pool, by first address.
+    /// All pools, in the order of their first addresses.
     pub fn list(&self) -> &[MemoryPool] {
         &self.pools
     }
 
-    /// The index in [`PoolMap::list`] of a mapping's pool.
+    /// Index of a mapping's pool in [`PoolMap::list`].
     pub fn index(&self, mapping: usize) -> usize {
         self.homes[mapping] as usize
     }
 
-    /// The pool of a mapping.
+    /// Pool of a mapping.
     pub fn pool_of(&self, mapping: usize) -> &MemoryPool {
         &self.pools[self.index(mapping)]
     }
 
-    /// The kernel's name of a mapping; else, in brackets, its pool, with the name that
-    /// distinguishes pools of that kind.
+    /// Returns the kernel's name of a mapping. A mapping without a name gets the name of its pool,
+    /// in brackets.
     pub fn known_as(&self, index: usize, mapping: &Mapping) -> Name {
         if !mapping.name.is_empty() {
             return mapping.name.clone();
@@ -187,14 +187,14 @@ impl PoolMap {
         name_of_nameless(pool.kind, part, &pool.name)
     }
 
-    /// The part of an ELF file that a mapping contains; `None` for other mappings.
+    /// Part of an ELF file that a mapping contains; `None` for mappings that contain no such part.
     pub fn part(&self, mapping: usize) -> Option<ElfPart> {
         self.parts[mapping]
     }
 }
 
-/// Name of memory that has none in `maps`: its kind, with the name of the pool if that
-/// distinguishes pools of this kind.
+/// Returns a name for memory that has no name in `maps`: its use, and the name of the pool if that
+/// name adds information to the use.
 pub(crate) fn name_of_nameless(kind: PoolKind, part: Option<ElfPart>, pool: &Name) -> Name {
     let mut words = kind.label().as_bytes().to_vec();
     if let Some(part) = part {
@@ -206,7 +206,7 @@ pub(crate) fn name_of_nameless(kind: PoolKind, part: Option<ElfPart>, pool: &Nam
     Name::new(&[b"[", words.as_slice(), b"]"].concat())
 }
 
-/// Sorts every mapping of a snapshot into a pool. Empty where the mappings are absent.
+/// Assigns each mapping of a snapshot to a pool. The result is empty if the mappings are absent.
 ///
 /// # Complexity
 /// O(n log n) in the number of mappings.
@@ -220,7 +220,7 @@ pub fn classify(snapshot: &Snapshot) -> PoolMap {
     sorter.finish()
 }
 
-/// Property that distinguishes pools of one kind.
+/// Property that distinguishes pools with the same use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum PoolMark {
     File(MappedFileKey),
@@ -228,8 +228,8 @@ enum PoolMark {
     Number(u64),
 }
 
-/// The pools under construction. A mapping keeps its first pool, because earlier passes have better
-/// evidence.
+/// The pools while they are built. A mapping keeps its first pool, because the earlier passes over
+/// the mappings have better evidence.
 struct Sorter<'a> {
     snapshot: &'a Snapshot,
     mappings: &'a [Mapping],
@@ -237,10 +237,10 @@ struct Sorter<'a> {
     pools: Vec<MemoryPool>,
     homes: Vec<Option<u32>>,
     parts: Vec<Option<ElfPart>>,
-    /// The only pool of a kind whose mappings have no distinguishing mark.
+    /// Index of the pool of each use whose mappings have no distinguishing property.
     single: [Option<u32>; PoolKind::ALL.len()],
     marked: HashMap<(PoolKind, PoolMark), u32>,
-    /// The mark looked up last: neighbors are often of one file.
+    /// The previous mark and its pool, because adjacent mappings are often of one file.
     last: Option<((PoolKind, PoolMark), u32)>,
 }
 
@@ -263,19 +263,19 @@ impl<'a> Sorter<'a> {
         self.homes[mapping].is_none()
     }
 
-    /// True if a mapping is private anonymous memory that no pass has placed.
+    /// True if a mapping is private anonymous memory without a pool.
     fn is_free_anonymous(&self, mapping: usize) -> bool {
         self.is_free(mapping) && self.backings[mapping] == Backing::Anonymous
     }
 
-    /// Puts a mapping in the only pool of its kind.
+    /// Assigns a mapping to the only pool of `kind`.
     fn put(&mut self, mapping: usize, kind: PoolKind, name: &str) {
         let pools = &mut self.pools;
         let home = *self.single[kind as usize].get_or_insert_with(|| add(pools, kind, name.into()));
         self.homes[mapping] = Some(home);
     }
 
-    /// Puts a mapping in the pool with a mark; `name` is called if the pool is new.
+    /// Assigns a mapping to the pool with a mark; `name` is called if the pool is new.
     fn put_marked(
         &mut self,
         mapping: usize,
@@ -298,7 +298,7 @@ impl<'a> Sorter<'a> {
         home
     }
 
-    /// The finished map, with the pools in order of their first addresses.
+    /// Returns the map, with the pools in the order of their first addresses.
     fn finish(self) -> PoolMap {
         let mut order = vec![u32::MAX; self.pools.len()];
         let mut pools = Vec::with_capacity(self.pools.len());
@@ -320,7 +320,8 @@ fn add(pools: &mut Vec<MemoryPool>, kind: PoolKind, name: Name) -> u32 {
     small(pools.len() - 1)
 }
 
-/// A count that fits 32 bits because the numbers of pools and of mappings do.
+/// Converts a count to 32 bits. The number of mappings fits 32 bits, and so does the number of
+/// pools.
 fn small(n: usize) -> u32 {
     u32::try_from(n).expect("no address space holds 2^32 mappings")
 }

@@ -1,12 +1,12 @@
-//! Name and arguments of a process in few columns: the program and the script first, no folders.
+//! Short name and arguments of a process: the program and the script first, paths without folders.
 
 use pagewise_model::Name;
 use pagewise_model::sweep::ProcessIdentity;
 
-/// Arguments are cut at this length: no terminal is wider.
+/// Maximum number of bytes of the arguments: terminals are narrower.
 const MAX_BYTES: usize = 400;
 
-/// Programs that run a script, and their options that have a value in the next argument.
+/// Programs that run a script, and their options whose value is the next argument.
 const INTERPRETERS: &[(&[u8], &[&[u8]])] = &[
     (b"python", &[b"-W", b"-X"]),
     (b"perl", &[b"-I", b"-M"]),
@@ -21,20 +21,20 @@ const INTERPRETERS: &[(&[u8], &[&[u8]])] = &[
     (b"lua", &[b"-l"]),
 ];
 
-/// Options of interpreters after which no script follows, or whose value names it.
+/// Options of interpreters that replace the script, or whose value is the name of the code.
 const NAMES_CODE: &[&[u8]] = &[b"-m", b"-c", b"-e", b"-jar", b"-lc"];
 
 /// The name of a process for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramName {
-    /// The program without its folder, or `comm` in brackets if the command line is unknown.
+    /// The program without its folder; `comm` in brackets if the command line is unknown.
     pub name: Name,
-    /// The arguments: paths without their folders, options of interpreters left out.
+    /// The arguments: paths without their folders, and without the options of interpreters.
     pub arguments: Name,
 }
 
 impl ProgramName {
-    /// The name and the arguments in one line.
+    /// Returns the name and the arguments in one line.
     pub(crate) fn line(&self) -> Vec<u8> {
         match self.arguments.as_bytes() {
             [] => self.name.as_bytes().to_vec(),
@@ -43,8 +43,8 @@ impl ProgramName {
     }
 }
 
-/// The command line with all arguments, and the program without its folder; `comm` in brackets if
-/// the command line is unknown.
+/// Returns the command line with all arguments, and the program without its folder; `comm` in
+/// brackets if the command line is unknown.
 pub(crate) fn whole_command(identity: &ProcessIdentity) -> Name {
     match identity.command.as_deref().unwrap_or_default() {
         [] => bracketed(&identity.name),
@@ -56,23 +56,23 @@ pub(crate) fn whole_command(identity: &ProcessIdentity) -> Name {
     }
 }
 
-/// The words of a command line with blanks between; `None` without words.
+/// Joins the words of a command line with blanks; `None` without words.
 pub(crate) fn joined(words: &[Name]) -> Option<Name> {
     let words: Vec<&[u8]> = words.iter().map(Name::as_bytes).collect();
     (!words.is_empty()).then(|| Name::new(&words.join(&b' ')))
 }
 
-/// The name of a process whose command line is unknown.
+/// Returns the name in brackets, for a process whose command line is unknown.
 pub(crate) fn bracketed(name: &Name) -> Name {
     Name::new(&[b"[", name.as_bytes(), b"]"].concat())
 }
 
-/// The name and the arguments of a process.
+/// Returns the short name and arguments of a process.
 pub fn program_name(identity: &ProcessIdentity) -> ProgramName {
     of_command(&identity.name, identity.command.as_deref().unwrap_or_default())
 }
 
-/// The name and the arguments of a process with this `comm` and this command line.
+/// Returns the short name and arguments of a process with this `comm` and this command line.
 pub(crate) fn of_command(comm: &Name, command: &[Name]) -> ProgramName {
     let words = words(command);
     let Some((first, arguments)) = words.split_first() else {
@@ -93,7 +93,8 @@ pub(crate) fn of_command(comm: &Name, command: &[Name]) -> ProgramName {
     ProgramName { name: Name::new(name), arguments: Name::new(&text) }
 }
 
-/// The words of the command line. A program that writes a title there leaves one word with spaces.
+/// Returns the words of the command line. A program that overwrites its command line with a title
+/// leaves one argument with spaces; its words are separated.
 fn words(command: &[Name]) -> Vec<&[u8]> {
     let mut words: Vec<&[u8]> = command.iter().map(Name::as_bytes).collect();
     while words.last().is_some_and(|word| word.is_empty()) {
@@ -107,13 +108,13 @@ fn words(command: &[Name]) -> Vec<&[u8]> {
     }
 }
 
-/// The part of a path behind its last folder.
+/// Returns the part of a path after its last folder.
 fn last_component(path: &[u8]) -> &[u8] {
     let path = path.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(path);
     path.rsplit(|&b| b == b'/').next().filter(|base| !base.is_empty()).unwrap_or(path)
 }
 
-/// The arguments from the script on, if the program is an interpreter.
+/// Returns the arguments from the script on if the program is an interpreter.
 fn without_options<'a>(program: &[u8], arguments: &'a [&'a [u8]]) -> &'a [&'a [u8]] {
     let version = |suffix: &[u8]| suffix.iter().all(|b| b.is_ascii_digit() || *b == b'.');
     let interpreter =
@@ -129,8 +130,8 @@ fn without_options<'a>(program: &[u8], arguments: &'a [&'a [u8]]) -> &'a [&'a [u
     arguments
 }
 
-/// Appends an argument; an absolute path in it loses its folders, if its last part is a name:
-/// `/dev/fd/3` stays.
+/// Appends an argument. An absolute path in the argument loses its folders if its last component is
+/// a name: `/dev/fd/3` is unchanged.
 fn push_short(text: &mut Vec<u8>, argument: &[u8]) {
     let start = match argument.iter().position(|&b| b == b'/') {
         Some(0) => 0,
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_stands_without_its_folder() {
+    fn a_program_is_shown_without_its_folder() {
         let rustc = ["/opt/rust/bin/rustc", "--crate-name", "object", "/src/lib.rs"];
         assert_shown(&rustc, "rustc", "--crate-name object lib.rs");
         assert_shown(&["cc1", "--out=/tmp/a/b.o", "a/b.c"], "cc1", "--out=b.o a/b.c");

@@ -1,4 +1,5 @@
-//! Every process in a table, or grouped: memory of each, and totals of the metrics that add up.
+//! Table of all processes or of groups of processes: their memory, and totals of the metrics that
+//! may be summed.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
@@ -18,11 +19,11 @@ use crate::program_name::{self, bracketed, joined};
 /// Options of the report.
 #[derive(Clone, Debug)]
 pub struct PsOptions {
-    /// The column to sort by, and whether the largest comes first.
+    /// The sort column, and true if the largest value is first.
     pub sort: (String, bool),
     /// Grouping of the rows; `None` for one row per process.
     pub group: Option<ProcessGrouping>,
-    /// Maximum number of rows; totals count all.
+    /// Maximum number of rows; the totals include all processes.
     pub limit: Option<usize>,
 }
 
@@ -32,25 +33,25 @@ impl Default for PsOptions {
     }
 }
 
-/// Grouping of processes.
+/// Property by which processes are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessGrouping {
-    /// The real user.
+    /// The real user of the process.
     User,
-    /// The process's name.
+    /// Name of the process.
     Name,
-    /// The memory cgroup.
+    /// The memory cgroup of the process.
     Cgroup,
-    /// The program file.
+    /// Program file.
     Exe,
 }
 
-/// One number of a process.
+/// A metric of a process.
 struct ProcessMetric {
     key: &'static str,
     label: &'static str,
     meaning: &'static str,
-    /// True if the sum over processes is an amount of memory: each page counts once in it.
+    /// True if the sum over processes is an amount of memory: the sum includes each page once.
     adds_up: bool,
     read: fn(&ProcessSummary) -> &Reading<Bytes>,
 }
@@ -114,10 +115,10 @@ const METRICS: [ProcessMetric; 8] = [
     },
 ];
 
-/// The listing as a report: `processes` or `groups`, `totals` and `unreadable`.
+/// Reports the listing: `processes` or `groups`, `totals` and `unreadable`.
 ///
 /// # Errors
-/// A column to sort by that does not exist.
+/// Returns an error if the sort column does not exist.
 pub fn ps(listing: &Listing, options: &PsOptions) -> Result<Report, FilterError> {
     let table = match options.group {
         None => processes(listing, options)?,
@@ -210,11 +211,11 @@ fn processes(listing: &Listing, options: &PsOptions) -> Result<ReportTable, Filt
     Ok(table("processes", columns, total, note(listing, rows.len() - shown.len())))
 }
 
-/// The processes of one group, added up.
+/// Sums over the processes of one group.
 #[derive(Default)]
 struct ProcessSum {
     processes: u64,
-    /// Number of them with unknown PSS.
+    /// Number of processes of the group with unknown PSS.
     unread: u64,
     bytes: [Bytes; METRICS.len()],
 }
@@ -224,7 +225,8 @@ impl ProcessSum {
         self.processes += 1;
         self.unread += u64::from(summary.pss.is_err());
         for (sum, metric) in self.bytes.iter_mut().zip(&METRICS) {
-            // Unknown values are counted in `unread`, so the sum is over the known ones.
+            // `unread` counts the processes with unknown PSS; the sum includes the known values
+            // only.
             *sum += (metric.read)(summary).clone().unwrap_or_default();
         }
     }
@@ -281,7 +283,7 @@ fn sort_groups(
     let others = ["processes", "name", "user", "cgroup", "exe", "command"];
     match name.to_ascii_lowercase().as_str() {
         "processes" => rows.sort_by_key(|(_, sum)| Reverse(sum.processes)),
-        // The rows are already in ascending order of their names.
+        // The rows are already sorted by name in ascending order.
         other if others.contains(&other) => {
             if *largest_first {
                 rows.reverse();
@@ -321,7 +323,7 @@ fn metric(name: &str, others: &[&str]) -> Result<&'static ProcessMetric, FilterE
     })
 }
 
-/// Sorts stably; absent values come last in both orders.
+/// Sorts stably; absent values are last in both directions.
 fn sort_by_reading<'a>(
     rows: &mut [&'a ProcessSummary],
     read: impl Fn(&'a ProcessSummary) -> &'a Reading<Bytes>,
@@ -334,18 +336,18 @@ fn sort_by_reading<'a>(
     });
 }
 
-/// The user's name, or the number where the name is not known.
+/// Returns the user's name, or the UID if the name is not known.
 fn user(summary: &ProcessSummary) -> Name {
     summary.user.clone().unwrap_or_else(|| Name::from(summary.uid.to_string().as_str()))
 }
 
-/// The command line, or the name in brackets if it is empty.
+/// Returns the command line, or the name in brackets if the command line is empty.
 fn command(summary: &ProcessSummary) -> Name {
     joined(summary.command.as_deref().unwrap_or_default())
         .unwrap_or_else(|| bracketed(&summary.name))
 }
 
-/// The sums that mean an amount of memory, over all processes that could be read.
+/// Sums each metric that is an amount of memory over all processes that could be read.
 fn sums(listing: &Listing) -> Vec<(&'static ProcessMetric, Bytes)> {
     let known = |metric: &ProcessMetric| -> Bytes {
         listing.processes.iter().filter_map(|s| (metric.read)(s).as_ref().ok().copied()).sum()
@@ -393,7 +395,7 @@ fn totals(listing: &Listing) -> NamedFacts {
     }
 }
 
-/// The processes whose memory is unknown, with the reason.
+/// Returns the processes whose memory is unknown, with the reason.
 fn unread(listing: &Listing) -> impl Iterator<Item = (&ProcessSummary, &Absent)> {
     listing.processes.iter().filter_map(|s| {
         let why = s.memory.as_ref().err().or(s.pss.as_ref().err())?;
@@ -435,7 +437,7 @@ fn table(
     }
 }
 
-/// Number of hidden rows, and the columns without a sum.
+/// Returns a note with the number of hidden rows, and the columns without a sum.
 fn note(listing: &Listing, cut: usize) -> Label {
     let mut lines = Vec::new();
     if cut > 0 {
@@ -473,10 +475,11 @@ fn note(listing: &Listing, cut: usize) -> Label {
     lines.join(" ").into()
 }
 
-/// Maximum number of names after a reason.
+/// Maximum number of processes that are named for a reason.
 const NAMED: usize = 4;
 
-/// `12 not read, not permitted: needs CAP_SYS_PTRACE (sshd 71, cron 80, ...).`
+/// Writes `12 not read, not permitted: needs CAP_SYS_PTRACE (sshd 71, cron 80, ...).` for each
+/// reason.
 fn reasons(listing: &Listing) -> Vec<String> {
     let mut reasons: Vec<(&Absent, Vec<&ProcessSummary>)> = Vec::new();
     for (summary, why) in unread(listing) {

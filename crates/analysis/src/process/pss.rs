@@ -1,36 +1,38 @@
-//! Proportional shares that add up: each mapping's `Pss` is rounded down to a KiB, the process's is
-//! summed up first and rounded once.
+//! Proportional shares (PSS) whose sum is exact: the `Pss` of each mapping is rounded down to a
+//! KiB, but the `Pss` of the process is summed first and rounded once.
 //!
-//! The difference is less than a KiB for each mapping that holds co-mapped pages (pages of one
-//! mapper count in full, so rounding loses nothing). It is spread evenly over those mappings, so
-//! quadrants and pools add up to the process's `Pss` to the byte. Rows of single mappings keep the
-//! kernel's number.
+//! The sum loses less than a KiB for each mapping with co-mapped pages. Pages of one mapper count
+//! in full, so rounding loses nothing for a mapping without co-mapped pages. The loss is spread
+//! evenly over the mappings with co-mapped pages, so the sum over quadrants or pools is exactly the
+//! process's `Pss`. Rows of single mappings show the kernel's value.
 
 use pagewise_model::{Bytes, Mapping, Reading, SmapsCounter, Snapshot};
 
-/// Rounding down to a KiB loses less than this.
+/// Upper bound in bytes of the loss by rounding down to a KiB.
 const ROUNDING: u64 = Bytes::kib(1).0;
 
-/// The shares of a snapshot's mappings.
+/// The proportional shares (PSS) of a snapshot's mappings.
 #[derive(Clone, Debug)]
 pub struct Pss {
-    /// Amount that each mapping receives beyond its own `Pss`; empty if none does.
+    /// Number of bytes that are added to the `Pss` of each mapping; empty if no mapping receives
+    /// any.
     extra: Vec<u16>,
-    /// The process's share: the rollup's, else the page walk's, else the sum of the mappings'.
+    /// The PSS of the process: from the rollup, else from the page walk, else the sum over the
+    /// mappings.
     pub total: Reading<Bytes>,
-    /// True if rounding cannot explain the difference between the process's share and the sum.
+    /// True if rounding cannot explain the difference between the PSS of the process and the sum.
     pub torn: bool,
 }
 
 impl Pss {
-    /// The share of a mapping: its own, and what the spreading adds.
+    /// PSS of a mapping: the kernel's value plus the mapping's part of the loss.
     pub fn pss_of(&self, index: usize, mapping: &Mapping) -> Reading<Bytes> {
         let extra = self.extra.get(index).copied().unwrap_or(0);
         mapping.pss().map(|pss| pss + Bytes(extra.into()))
     }
 }
 
-/// The shares of all mappings.
+/// Computes the shares of all mappings.
 pub fn shares(snapshot: &Snapshot, mappings: &[Mapping]) -> Pss {
     let sum: Reading<Bytes> = mappings.iter().map(Mapping::pss).sum();
     let (total, sum) = match (rounded_once(snapshot), sum) {
@@ -47,7 +49,7 @@ pub fn shares(snapshot: &Snapshot, mappings: &[Mapping]) -> Pss {
     Pss { torn: extra.is_none(), extra: extra.unwrap_or_default(), total: Ok(total) }
 }
 
-/// The share that was summed up before it was rounded.
+/// Returns the PSS of the process that was summed before it was rounded.
 fn rounded_once(snapshot: &Snapshot) -> Reading<Bytes> {
     match (&snapshot.rollup, &snapshot.walk) {
         (Ok(rollup), _) => rollup.bytes(SmapsCounter::Pss),
@@ -56,7 +58,8 @@ fn rounded_once(snapshot: &Snapshot) -> Reading<Bytes> {
     }
 }
 
-/// An even part of `lost` for each holder; the first ones get a byte more where it does not divide.
+/// Distributes `lost` bytes evenly over the holders; the first holders get the remainder, a byte
+/// each.
 fn spread(co_mapped: &[bool], lost: u64, holders: u64) -> Vec<u16> {
     let (each, mut over) = (lost / holders, lost % holders);
     let mut share = |&holds: &bool| {

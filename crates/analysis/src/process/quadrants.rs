@@ -1,10 +1,10 @@
 //! The four quadrants of a process's memory, by mapping (declared) and by page (effective).
 //!
-//! Page tables show the kind of each page. `smaps` counts a mapping's anonymous pages
+//! Page tables show the type of each page. `smaps` counts the anonymous pages of a mapping
 //! (`Anonymous`, A) and the pages that only this process maps (`Private_*`, P) of its `Rss` (R),
-//! but not the pages that are both. Their number is in `[max(0, A + P - R), min(A, P)]`: a single
-//! value if the mapping has one kind of page, and then every cell is known. If the bounds differ,
-//! a cell is ambiguous, and no value is guessed.
+//! but does not count the pages that are both. Their number is in `[max(0, A + P - R), min(A, P)]`.
+//! If the pages of the mapping have one type, the bounds are equal and every cell is known. If the
+//! bounds differ, a cell is ambiguous, and no value is guessed.
 
 use pagewise_model::{
     Absent, Breakdown, Bytes, Mapping, Quadrant, Reading, Smaps, SmapsCounter, Snapshot,
@@ -12,45 +12,45 @@ use pagewise_model::{
 
 use crate::pss::{self, Pss};
 
-/// One quadrant's numbers.
+/// The values of one quadrant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuadrantCell {
     /// Address space.
     pub reserved: Reading<Bytes>,
     /// Resident pages.
     pub resident: Reading<Bytes>,
-    /// Resident pages, each divided by how often it is mapped.
+    /// Resident pages; each page is divided by its number of mappings.
     pub pss: Reading<Bytes>,
     /// Pages in swap.
     pub swapped: Reading<Bytes>,
-    /// Resident pages that must be written somewhere before they can be dropped. smaps does not
-    /// show the dirty pages of a mapping with several kinds of pages: its anonymous pages are
-    /// assumed to be dirty.
+    /// Resident pages that must be written to swap or a file before they can be dropped. For a
+    /// mapping with several types of pages, smaps does not show the types of its dirty pages:
+    /// anonymous pages are then assumed to be dirty.
     pub dirty: Reading<Bytes>,
 }
 
-/// The numbers of the four quadrants, in the order of [`Quadrant::ALL`].
+/// The values of the four quadrants, in the order of [`Quadrant::ALL`].
 pub type QuadrantCells = [QuadrantCell; 4];
 
-/// The quadrants of one process, sorted in two ways.
+/// The memory of one process, sorted into quadrants by mapping and by page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quadrants {
-    /// Each mapping as the program requested it.
+    /// Sums by mapping: each mapping is in the quadrant that the program requested.
     pub declared: QuadrantCells,
-    /// Each page as it is: a private file page that was written is anonymous, a private page that
-    /// others map too is shared, a tmpfs page is shared anonymous. Untouched address space stays
-    /// with its mapping.
+    /// Sums by page: each page is in the quadrant of its present state. A private file page that
+    /// was written is anonymous. A private page that other processes map is shared. A tmpfs page is
+    /// shared anonymous. Untouched address space is in the quadrant of its mapping.
     pub effective: QuadrantCells,
 }
 
 impl Quadrants {
-    /// True if both ways give the same numbers.
+    /// True if both classifications give the same values.
     pub fn agree(&self) -> bool {
         self.declared == self.effective
     }
 }
 
-/// Sorts a snapshot's memory into quadrants.
+/// Sorts the memory of a snapshot into quadrants.
 ///
 /// # Errors
 /// The reason why the mappings are absent.
@@ -59,11 +59,11 @@ pub fn quadrants(snapshot: &Snapshot) -> Reading<Quadrants> {
     Ok(quadrants_of(snapshot, mappings, &pss::shares(snapshot, mappings)))
 }
 
-/// [`quadrants`] of mappings whose shares are known.
+/// Does the same as [`quadrants`] for mappings whose PSS is known.
 pub(crate) fn quadrants_of(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Quadrants {
     let needs_full = Absent::NotCollected("only smaps shows dirty pages: --full reads it".into());
-    // Most mappings hold pages of their own kind only and count the same either way: once, for
-    // both.
+    // Most mappings hold only pages of their declared quadrant. Their values are the same in both
+    // classifications and are summed once.
     let mut both = CellColumns::default();
     let (mut declared, mut effective) = (CellColumns::default(), CellColumns::default());
     for (index, mapping) in mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m)) {
@@ -83,20 +83,20 @@ pub(crate) fn quadrants_of(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss)
     Quadrants { declared: declared.cells(), effective: effective.cells() }
 }
 
-/// True if `statm` counts a mapping: all but `[vsyscall]`, which is the kernel's and not in its
-/// address range.
+/// True if `statm` counts a mapping: all mappings except `[vsyscall]`, which belongs to the kernel
+/// and is outside of the process's address range.
 pub(crate) fn counts_in_virt(mapping: &Mapping) -> bool {
     mapping.name.as_bytes() != b"[vsyscall]"
 }
 
-/// One mapping's numbers, read once.
+/// The values of one mapping, so that each is read only once.
 struct QuadrantPart {
     homes: Homes,
     size: u64,
     resident: Reading<Bytes>,
     swap: Reading<Bytes>,
     pss: Reading<Bytes>,
-    /// The anonymous part of `pss`, if page counts provide it.
+    /// The part of `pss` that is anonymous; `None` if page counts do not provide it.
     pss_anon: Option<Bytes>,
     pages: Reading<QuadrantBounds>,
     dirty: Reading<Dirty>,
@@ -116,7 +116,7 @@ impl QuadrantPart {
         }
     }
 
-    /// True if every page is in the declared quadrant.
+    /// True if every page is in the declared quadrant of the mapping.
     fn is_at_home(&self) -> bool {
         let declared = self.homes.declared;
         let swap = self.homes.swap == declared || self.swap == Ok(Bytes::ZERO);
@@ -163,8 +163,8 @@ impl QuadrantPart {
         }
     }
 
-    /// Address space by quadrant: resident pages and swapped ones where they are, the rest as
-    /// declared.
+    /// Address space by quadrant: resident pages and swapped pages count in their effective
+    /// quadrant, the remaining address space in the declared quadrant.
     fn reserve(&self, resident: Four) -> Four {
         let (mut cells, untouched) = fit(resident, self.size);
         let swapped = self.swap.as_ref().map_or(0, |swap| swap.0.min(untouched));
@@ -174,7 +174,8 @@ impl QuadrantPart {
     }
 }
 
-/// Dirty pages that this process alone maps, and those that others map too.
+/// Bytes of dirty pages that only this process maps, and of dirty pages that other processes map
+/// too.
 struct Dirty {
     exclusive: u64,
     co_mapped: u64,
@@ -191,14 +192,16 @@ fn dirty(mapping: &Mapping, needs_full: &Absent) -> Reading<Dirty> {
 }
 
 impl Dirty {
-    /// By kind of page, in the order of [`pages`]: anonymous pages first.
+    /// Distributes the dirty bytes over the types of pages, in the order of [`pages`]: anonymous
+    /// pages first.
     fn sort(&self, pages: Four) -> Four {
         let [exclusive, co_mapped] = [self.exclusive.min(pages[0]), self.co_mapped.min(pages[1])];
         [exclusive, co_mapped, self.exclusive - exclusive, self.co_mapped - co_mapped]
     }
 }
 
-/// The cells, reduced in order so that their sum is at most `room`, and the remaining room.
+/// Reduces the cells in order until their sum is at most `room`. Returns the cells and the
+/// remaining room.
 fn fit(mut cells: Four, mut room: u64) -> (Four, u64) {
     for cell in &mut cells {
         *cell = (*cell).min(room);
@@ -207,10 +210,10 @@ fn fit(mut cells: Four, mut room: u64) -> (Four, u64) {
     (cells, room)
 }
 
-/// A number for each quadrant, or for each kind of page.
+/// One number for each quadrant, or for each type of page.
 type Four = [u64; 4];
 
-/// Numbers at both ends of the possible range.
+/// Numbers at both ends of the possible range of values.
 #[derive(Clone, Copy)]
 struct QuadrantBounds {
     one: Four,
@@ -222,7 +225,8 @@ impl QuadrantBounds {
         QuadrantBounds { one: four, other: four }
     }
 
-    /// Applies a step at both ends; equal ends, the usual case, need it once.
+    /// Applies a function at both ends. If the ends are equal, which is the usual case, the
+    /// function is called once.
     fn each(self, step: impl Fn(Four) -> Four) -> QuadrantBounds {
         let one = step(self.one);
         let other = if self.one == self.other { one } else { step(self.other) };
@@ -233,11 +237,12 @@ impl QuadrantBounds {
 const ANON_CO_MAPPED: usize = 1;
 const FILE_CO_MAPPED: usize = 3;
 
-/// The resident pages of a mapping by kind: anonymous and exclusive, anonymous and co-mapped, of a
-/// file and exclusive, of a file and co-mapped.
+/// Bytes of the resident pages of a mapping by type: anonymous and exclusive, anonymous and
+/// co-mapped, file and exclusive, file and co-mapped.
 fn pages(mapping: &Mapping) -> Reading<QuadrantBounds> {
     match (&mapping.smaps, &mapping.pages) {
-        // smaps and the page walk are read at different times; if they differ, smaps is used.
+        // smaps and the page walk are read at different times. If they differ, the values of smaps
+        // are used.
         (Ok(smaps), Ok(pages))
             if smaps.bytes(SmapsCounter::Rss) == Ok(pages.breakdown.resident()) =>
         {
@@ -263,17 +268,17 @@ fn bounds(smaps: &Smaps) -> Reading<QuadrantBounds> {
         let co_mapped_file = resident - anonymous - (exclusive - both);
         [both, anonymous - both, exclusive - both, co_mapped_file]
     };
-    // Exclusive pages in excess of the file pages are anonymous.
+    // If more pages are exclusive than are file pages, the excess is anonymous.
     let least = exclusive.saturating_sub(resident - anonymous);
     Ok(QuadrantBounds { one: pages(least), other: pages(anonymous.min(exclusive)) })
 }
 
-/// The quadrants in which the pages of a mapping are.
+/// The quadrants of the pages of a mapping.
 #[derive(Clone, Copy)]
 struct Homes {
     declared: usize,
     swap: usize,
-    /// For each kind of page, in the order of [`pages`].
+    /// Quadrant of each type of page, in the order of [`pages`].
     kinds: [usize; 4],
 }
 
@@ -282,8 +287,9 @@ const SHARED_ANONYMOUS: usize = Quadrant::SharedAnonymous as usize;
 const PRIVATE_FILE: usize = Quadrant::PrivateFile as usize;
 const SHARED_FILE: usize = Quadrant::SharedFile as usize;
 
-/// For mappings of each declared quadrant: where their swapped pages are, and their exclusive and
-/// co-mapped page-cache pages. Anonymous pages are private anonymous, or shared where co-mapped.
+/// Quadrants of the pages of a mapping, indexed by declared quadrant. The arguments are the
+/// quadrants of the mapping itself, of its swapped pages, and of its exclusive and co-mapped file
+/// pages. Anonymous pages are private anonymous if exclusive, and shared anonymous if co-mapped.
 const HOMES: [Homes; 4] = [
     homes(PRIVATE_ANONYMOUS, PRIVATE_ANONYMOUS, SHARED_ANONYMOUS, SHARED_ANONYMOUS),
     homes(SHARED_ANONYMOUS, SHARED_ANONYMOUS, SHARED_ANONYMOUS, SHARED_ANONYMOUS),
@@ -296,7 +302,7 @@ const fn homes(declared: usize, swap: usize, exclusive: usize, co_mapped: usize)
 }
 
 impl Homes {
-    /// Kinds of pages to quadrants.
+    /// Converts numbers by type of page to numbers by quadrant.
     fn sort(self, pages: Four) -> Four {
         let mut cells = [0; 4];
         for (kind, bytes) in pages.into_iter().enumerate() {
@@ -306,14 +312,14 @@ impl Homes {
         cells
     }
 
-    /// Calls `f` for each quadrant that may hold a page of the mapping.
+    /// Calls `f` for each quadrant that may contain a page of the mapping.
     fn each(self, mut f: impl FnMut(usize)) {
         let may = |at: &usize| self.kinds.contains(at) || *at == self.declared;
         (0..4).filter(may).for_each(&mut f);
     }
 }
 
-/// A sum whose parts may be bounds or missing.
+/// Sum of values that may be ranges or absent.
 #[derive(Clone, Debug, Default)]
 struct BoundedSum {
     low: u64,
@@ -367,7 +373,7 @@ const PAGE_TABLES_DECIDE: &str = "page tables decide: smaps does not distinguish
 const PAGE_COUNTS_DECIDE: &str =
     "mappings hold co-mapped pages of both kinds, and have one Pss: --full reads Pss_Anon";
 
-/// The columns of [`QuadrantCell`] while they are summed up.
+/// The fields of [`QuadrantCell`] while they are summed.
 #[derive(Default)]
 struct CellColumns {
     reserved: [BoundedSum; 4],
@@ -380,7 +386,7 @@ struct CellColumns {
 impl CellColumns {
     fn add(column: &mut [BoundedSum; 4], QuadrantBounds { one, other }: QuadrantBounds) {
         for (at, tally) in column.iter_mut().enumerate() {
-            // Most mappings have pages in one quadrant only.
+            // Most mappings have pages in only one quadrant, so most additions can be skipped.
             if one[at] | other[at] != 0 {
                 tally.add(one[at].min(other[at]), one[at].max(other[at]));
             }
@@ -391,7 +397,8 @@ impl CellColumns {
         [&mut self.reserved, &mut self.resident, &mut self.pss, &mut self.swapped, &mut self.dirty]
     }
 
-    /// A mapping of which nothing is known: each quadrant that may hold its pages misses them.
+    /// Records a mapping without known values: the sum of each quadrant that may contain its pages
+    /// becomes absent.
     fn miss(&mut self, homes: Homes, absent: &Absent) {
         for column in self.all() {
             homes.each(|at| column[at].miss(absent));
@@ -405,7 +412,8 @@ impl CellColumns {
         }
     }
 
-    /// Exclusive pages count in full; what is left of the share is that of the co-mapped ones.
+    /// Adds the PSS of a mapping. Exclusive pages count in full; the remaining PSS belongs to the
+    /// co-mapped pages.
     fn add_pss(
         &mut self,
         homes: Homes,
@@ -426,7 +434,7 @@ impl CellColumns {
             }
         };
         CellColumns::add(&mut self.pss, exclusive.each(|cells| fit(cells, share).0));
-        // There are as many exclusive pages at one end as at the other.
+        // The number of exclusive pages is equal at both ends.
         let left = fit(exclusive.one, share).1;
         match (may(ANON_CO_MAPPED), may(FILE_CO_MAPPED)) {
             (true, true) if anon != file => match pss_anon {
@@ -445,9 +453,9 @@ impl CellColumns {
         }
     }
 
-    /// Splits the share of co-mapped pages between anonymous and file pages as the rollup does,
-    /// where mappings hold both. `Pss_Anon` and `Pss_Shmem` are rounded down to a KiB each: so is
-    /// the split.
+    /// Splits the PSS of co-mapped pages between anonymous and file pages by the rollup, if
+    /// mappings hold both types. `Pss_Anon` and `Pss_Shmem` are rounded down to a KiB, so the split
+    /// has the same error.
     fn settle_pss(&mut self, snapshot: &Snapshot) {
         let [private_anonymous, shared_anonymous, private_file, shared_file] = &mut self.pss;
         let exclusive_known = private_anonymous.is_known() && private_file.is_known();

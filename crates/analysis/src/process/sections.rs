@@ -6,21 +6,21 @@ use pagewise_model::object::{Elf, ElfObject, LoadSegment, ObjectSection};
 use pagewise_model::report::{Audience, ColumnCells, Label, ReportTable, TableColumn};
 use pagewise_model::{AddrRange, Backing, Mapping, Name, PageSize, Snapshot};
 
-/// One section, at its addresses in the process.
+/// A section, with its addresses in the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedSection<'a> {
-    /// Address range.
+    /// Address range of the section in the process.
     pub range: AddrRange,
-    /// The section.
+    /// The section as the file describes it.
     pub section: &'a ObjectSection,
-    /// The file.
+    /// The ELF file that contains the section.
     pub object: &'a ElfObject,
 }
 
-/// The sections that begin inside `mappings`, by address.
+/// Returns the sections that begin inside `mappings`, in the order of their addresses.
 ///
-/// Thread-local zeroes (`.tbss`) are left out: they take memory in every thread's own block and
-/// none where the file's headers put them.
+/// Zero-filled thread-local variables (`.tbss`) are left out: each thread allocates them in a block
+/// of its own, and they take no memory at the addresses in the file's headers.
 pub fn placed<'a>(snapshot: &'a Snapshot, mappings: &[&Mapping]) -> Vec<PlacedSection<'a>> {
     let page_size = snapshot.provenance.page_size;
     let mut seen = BTreeSet::new();
@@ -43,11 +43,11 @@ pub fn placed<'a>(snapshot: &'a Snapshot, mappings: &[&Mapping]) -> Vec<PlacedSe
     all
 }
 
-/// Difference between an address of the file and the process's; `None` if `mapping` contains no
-/// load segment, as for a file that is mapped only for reading.
+/// Difference from an address of the file to an address of the process. `None` if `mapping`
+/// contains no load segment, such as a file that is mapped only for reading.
 ///
-/// Two segments can share a page of the file. The segment that agrees with `last`, the bias of the
-/// file's mapping before this one, is preferred, then a segment of the same permissions.
+/// Two segments can share a page of the file. A segment that agrees with `last`, the bias of the
+/// file's previous mapping, is preferred, then a segment with the permissions of the mapping.
 fn load_bias(mapping: &Mapping, elf: &Elf, page_size: PageSize, last: Option<u64>) -> Option<u64> {
     let page = page_size.bytes() - 1;
     let covers = |s: &&LoadSegment| {
@@ -61,7 +61,7 @@ fn load_bias(mapping: &Mapping, elf: &Elf, page_size: PageSize, last: Option<u64
     let candidates = || elf.segments.iter().filter(covers);
     let agreed = candidates().map(bias).find(|bias| Some(*bias) == last);
     let likely = || candidates().find(allows).or_else(|| candidates().next()).map(bias);
-    // The loader moves whole pages only.
+    // The loader moves segments by whole pages only.
     agreed.or_else(likely).filter(|bias| bias & page == 0)
 }
 
@@ -76,7 +76,7 @@ fn shift(range: AddrRange, bias: u64) -> AddrRange {
     AddrRange { start, end: start.saturating_add(range.len().0) }
 }
 
-/// The table `sections`.
+/// Builds the table `sections`.
 pub fn table(snapshot: &Snapshot, mappings: &[&Mapping]) -> ReportTable {
     let placed = placed(snapshot, mappings);
     let each = || placed.iter();
@@ -120,7 +120,8 @@ pub fn table(snapshot: &Snapshot, mappings: &[&Mapping]) -> ReportTable {
     }
 }
 
-/// Access rights in the section header: after relocation the loader may have removed `w`.
+/// Returns the access rights in the section header. After relocation, the loader may have removed
+/// `w` from the mapping.
 fn access(section: &ObjectSection) -> Label {
     match (section.write, section.exec) {
         (false, false) => "r--".into(),
@@ -130,7 +131,7 @@ fn access(section: &ObjectSection) -> Label {
     }
 }
 
-/// Says which files among `mappings` have no section headers that could be read.
+/// Returns a note with the files among `mappings` whose section headers could not be read.
 fn missing(snapshot: &Snapshot, mappings: &[&Mapping]) -> Label {
     let mut files: Vec<(&Name, String)> = Vec::new();
     for mapping in mappings.iter().filter(|m| m.backing() == Backing::File && m.prot.exec) {
@@ -183,8 +184,8 @@ mod tests {
 
     fn elf() -> Elf {
         Elf {
-            // As GNU ld lays out a small program: the data segment is 0x1000 further in memory than
-            // in the file.
+            // Layout of a small program by GNU ld: the address of the data segment exceeds its file
+            // offset by 0x1000.
             segments: vec![
                 segment_of(0, 0, 0x628, "r"),
                 segment_of(0x1000, 0x1000, 0x179, "rx"),

@@ -1,12 +1,12 @@
-//! Memory of a whole process in swap: the sum over its mappings, with which quadrants and pools
-//! agree.
+//! Swapped memory of a whole process: the sum over its mappings, which equals the sums over
+//! quadrants and over pools.
 //!
-//! `VmSwap` counts private anonymous pages only: it leaves out swapped tmpfs pages, and so all
+//! `VmSwap` counts private anonymous pages only: it excludes swapped tmpfs pages, and therefore all
 //! shared memory.
 
 use pagewise_model::{Bytes, Mapping, Reading, SmapsCounter, Snapshot};
 
-/// The sum over the mappings; else what `smaps_rollup` or the page walk say.
+/// Sum over the mappings; if it is absent, the value of `smaps_rollup` or of the page walk.
 pub(crate) fn total(snapshot: &Snapshot) -> Reading<Bytes> {
     let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
     let sum: Reading<Bytes> = mappings.iter().map(Mapping::swap).sum();
@@ -15,7 +15,7 @@ pub(crate) fn total(snapshot: &Snapshot) -> Reading<Bytes> {
     sum.or_else(|absent| rollup().or_else(walk).ok_or(absent))
 }
 
-/// `VmSwap`.
+/// Returns `VmSwap`.
 pub(crate) fn private(snapshot: &Snapshot) -> Reading<Bytes> {
     snapshot.status.as_ref().map_err(Clone::clone)?.vm_swap.clone()
 }

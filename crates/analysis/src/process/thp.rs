@@ -1,5 +1,5 @@
-//! Costs of huge pages for a process: the zero part of them, its location, and the possible
-//! actions.
+//! Costs of huge pages for a process: the zero-filled part of the huge pages, its location, and the
+//! possible actions.
 
 mod estimate;
 mod plan;
@@ -24,16 +24,16 @@ use table::ThpRows;
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.thp/1";
 
-/// Less bloat is not a problem.
+/// Minimum number of bytes of bloat for a finding.
 pub(crate) const MUCH: Bytes = Bytes::mib(4);
-/// Share of huge pages from which on bloat is reported.
+/// Minimum zero-filled share of huge pages for a finding about bloat.
 pub(crate) const NOTABLE: f64 = 0.25;
-/// From this share on, huge pages are used badly.
+/// Minimum zero-filled share of huge pages that are touched sparsely.
 pub(crate) const SPARSE: f64 = 0.5;
-/// Up to this share, they are used well.
+/// Maximum zero-filled share of huge pages that are used well.
 const DENSE: f64 = 0.1;
 
-/// The huge pages of a process as a report: facts `process`, `scan` and `total`, table `mappings`,
+/// Reports the huge pages of a process: facts `process`, `scan` and `total`, table `mappings`,
 /// findings.
 pub fn thp(snapshot: &Snapshot, huge: &Reading<HugePages>) -> Report {
     let mut blocks = vec![ReportBlock::Facts(who::process(&snapshot.process))];
@@ -94,7 +94,7 @@ fn withheld(absent: &Absent) -> Vec<ReportBlock> {
 #[cfg(test)]
 mod tests;
 
-/// Method of the scan, and the system's settings.
+/// Describes the method of the scan, and the settings of the system.
 fn scan(snapshot: &Snapshot, huge: &HugePages) -> NamedFacts {
     let look = match huge.look {
         HugePageLook::Exact => "every page",
@@ -184,19 +184,20 @@ fn total(snapshot: &Snapshot, rows: &ThpRows<'_>, bloat: &Reading<ZeroEstimate>)
     facts_of("total", "Total", FactsShape::Columns, facts)
 }
 
-/// Reason why the kernel gives huge pages to a mapping.
+/// Reason why the kernel uses huge pages for a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HugeRequest {
     /// The program called `madvise(MADV_HUGEPAGE)` or `madvise(MADV_COLLAPSE)`.
     Program,
-    /// The setting of the system, `always`.
+    /// The setting `always` of the system.
     System,
-    /// Its `VmFlags` were not read, and the setting permits both.
+    /// The `VmFlags` of the mapping were not read, and the setting permits both reasons.
     Unknown,
 }
 
-/// The reason of huge pages in a mapping: by its `VmFlags`, which only `smaps` has, or because the
-/// setting of the system gives huge pages only on request. `MADV_COLLAPSE` leaves no flag.
+/// Determines the reason for huge pages in a mapping: by the `VmFlags` of the mapping, which only
+/// `smaps` has, or by a setting that gives huge pages only on request. `MADV_COLLAPSE` sets no
+/// flag.
 pub(crate) fn huge_request(snapshot: &Snapshot, mapping: &Mapping) -> HugeRequest {
     let flags = mapping.smaps.as_ref().ok().and_then(|smaps| smaps.flags.as_ref());
     let enabled = snapshot.machine.thp_enabled.as_ref().ok();
@@ -213,7 +214,7 @@ pub(crate) fn huge_request(snapshot: &Snapshot, mapping: &Mapping) -> HugeReques
 /// Verdict on a mapping or a process without huge pages.
 const NONE: &str = "no huge pages";
 
-/// Verdict on a mapping, or a process, by the zero share of its huge pages.
+/// Returns the verdict on a mapping or a process, by the zero-filled share of its huge pages.
 fn judge(huge: Bytes, bloat: &Reading<ZeroEstimate>) -> &'static str {
     match bloat.as_ref().map(|bloat| bloat.bytes.fraction_of(huge)) {
         _ if huge.is_zero() => NONE,
@@ -258,7 +259,7 @@ fn verdict(huge: &HugePages, rows: &ThpRows<'_>, bloat: &Reading<ZeroEstimate>) 
     Paragraph { title: "Verdict".into(), pieces, audience: Audience::People }
 }
 
-/// The planned changes, as a report's last blocks: facts `plan`.
+/// Builds the last blocks of a report about planned changes: facts `plan`.
 pub fn plan_blocks(plan: &FixPlan, snapshot: &Snapshot) -> Vec<ReportBlock> {
     let count = plan.ranges.len() as u64;
     let (change, spared) = match plan.action {
@@ -310,7 +311,7 @@ pub fn plan_blocks(plan: &FixPlan, snapshot: &Snapshot) -> Vec<ReportBlock> {
     ]
 }
 
-/// The changes made, as a report's last blocks: facts `fix`.
+/// Builds the last blocks of a report about changes that were made: facts `fix`.
 pub fn repair_blocks(repair: &Repair) -> Vec<ReportBlock> {
     let text = |label: &str| CellValue::text(Label::from(label.to_owned()));
     let facts = vec![

@@ -1,5 +1,4 @@
-//! Memory of a process that can be released without a restart, and the effect and the cost of its
-//! release.
+//! Memory that a process can release without a restart, and the effect and the cost of the release.
 
 use pagewise_model::report::{
     Audience, CellValue, ColumnCells, Fact, FactsShape, Label, NamedFacts, Paragraph, Report,
@@ -16,18 +15,18 @@ use crate::explain::{fact, who};
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.trim/1";
 
-/// Less is not worth a stop of the process.
+/// Minimum number of bytes for which stopping the process is worthwhile.
 const WORTHWHILE: Bytes = Bytes::kib(256);
 
-/// The memory that can be released, and the command that does it: facts `process` and `estimate`,
-/// table `stacks`.
+/// Reports the memory that can be released, and the command that releases it: facts `process` and
+/// `estimate`, table `stacks`.
 pub fn estimate(snapshot: &Snapshot, estimate: &TrimEstimate, asked: &[TrimPart]) -> Report {
     let mut report = announced(snapshot, estimate);
     report.blocks.push(ReportBlock::Text(next_step(snapshot, estimate, asked)));
     report
 }
 
-/// The memory that can be released, directly before the release.
+/// Reports the memory that can be released. Called directly before the release.
 pub fn announced(snapshot: &Snapshot, estimate: &TrimEstimate) -> Report {
     let mut report = titled(snapshot);
     report.blocks.push(ReportBlock::Facts(who::process(&snapshot.process)));
@@ -35,14 +34,15 @@ pub fn announced(snapshot: &Snapshot, estimate: &TrimEstimate) -> Report {
     report
 }
 
-/// The effect of a release: facts `returned`, `pause_us` and `cost`, tables `memory` and `parts`.
+/// Reports the effect of a release: facts `returned`, `pause_us` and `cost`, tables `memory` and
+/// `parts`.
 pub fn effect(snapshot: &Snapshot, estimate: &TrimEstimate, result: &TrimResult) -> Report {
     let mut report = titled(snapshot);
     report.blocks.extend(effect_blocks(estimate, result));
     report
 }
 
-/// The estimate and the effect in one report, for programs and for pages.
+/// Reports the estimate and the effect together, for programs and for HTML pages.
 pub fn whole(snapshot: &Snapshot, estimate: &TrimEstimate, result: &TrimResult) -> Report {
     let mut report = titled(snapshot);
     report.blocks.push(ReportBlock::Facts(who::process(&snapshot.process)));
@@ -96,7 +96,7 @@ fn estimate_blocks(estimate: &TrimEstimate) -> Vec<ReportBlock> {
     blocks
 }
 
-/// Threads with unused stack memory, the largest first.
+/// Builds the table of threads with unused stack memory, the largest amount first.
 fn stacks(estimate: &TrimEstimate) -> Option<ReportTable> {
     let mut threads: Vec<_> = estimate.stacks.as_ref().ok()?.threads.iter().collect();
     threads.retain(|thread| !thread.resident.is_zero());
@@ -122,7 +122,7 @@ fn stacks(estimate: &TrimEstimate) -> Option<ReportTable> {
         .then(|| table("stacks", "Unused stack memory by thread", Audience::Long, columns))
 }
 
-/// Advice to release, or that nothing is worth it.
+/// Advises to release memory, or states that no part is worth releasing.
 fn next_step(snapshot: &Snapshot, estimate: &TrimEstimate, asked: &[TrimPart]) -> Paragraph {
     let worthwhile = |part: &TrimPart| match estimate.of_part(*part) {
         Ok(bytes) => bytes >= WORTHWHILE,
@@ -150,7 +150,7 @@ fn next_step(snapshot: &Snapshot, estimate: &TrimEstimate, asked: &[TrimPart]) -
     paragraph(pieces)
 }
 
-/// `BEFORE 256K MIDDLE part, part. `
+/// Writes `BEFORE 256K MIDDLE part, part. `
 fn less(before: &'static str, parts: &[TrimPart], middle: &'static str) -> [CellValue; 4] {
     let names: Vec<&str> = parts.iter().map(|part| part.key()).collect();
     [
@@ -180,7 +180,7 @@ fn effect_blocks(estimate: &TrimEstimate, result: &TrimResult) -> Vec<ReportBloc
     blocks
 }
 
-/// The longest stop in microseconds, rounded up.
+/// Longest stop of the process in microseconds, rounded up.
 fn pause_us(result: &TrimResult) -> Fact {
     let micros = result.longest_stop_ns().div_ceil(1000);
     fact("pause_us", "pause", CellValue::Count(micros), "The longest stop of a thread.")
@@ -193,7 +193,7 @@ fn outcome_of(result: &TrimResult, part: TrimPart) -> Reading<&PartOutcome> {
     }
 }
 
-/// Released bytes; negative if the process has allocated more meanwhile.
+/// Number of released bytes; negative if the process has allocated more memory in the meantime.
 fn released(outcome: &PartOutcome) -> CellValue {
     match u64::try_from(outcome.returned()) {
         Ok(bytes) => CellValue::Bytes(bytes),
@@ -211,7 +211,7 @@ fn returned(result: &TrimResult) -> NamedFacts {
     facts_of("returned", "Released", FactsShape::Columns, MEANINGS.map(part).to_vec())
 }
 
-/// Memory before, after, and some time later.
+/// Builds the table of memory before the release, after it, and some time later.
 fn memory(result: &TrimResult) -> ReportTable {
     let mut rows: Vec<(Label, &MemoryByKind)> =
         vec![("before".into(), &result.before), ("after".into(), &result.after)];
@@ -244,7 +244,7 @@ fn memory(result: &TrimResult) -> ReportTable {
     ReportTable { row_keys: Some(keys), ..table("memory", "Memory", Audience::Everyone, columns) }
 }
 
-/// Cost of the release for the process.
+/// Reports the cost of the release for the process.
 fn cost(result: &TrimResult) -> NamedFacts {
     let settled = |of: &dyn Fn(&SettledProcess) -> CellValue| {
         CellValue::from_reading(result.settled.as_ref().map_err(Clone::clone), of)
@@ -284,7 +284,7 @@ fn cost(result: &TrimResult) -> NamedFacts {
     facts_of("cost", "Cost", FactsShape::Line, facts)
 }
 
-/// One row for each requested part.
+/// Builds the table of parts: one row for each requested part.
 fn parts(estimate: &TrimEstimate, result: &TrimResult) -> ReportTable {
     let each = |of: &dyn Fn(TrimPart, &Reading<PartOutcome>) -> CellValue| {
         ColumnCells::Values(result.parts.iter().map(|(part, outcome)| of(*part, outcome)).collect())
@@ -326,7 +326,7 @@ fn parts(estimate: &TrimEstimate, result: &TrimResult) -> ReportTable {
     table("parts", "Parts", Audience::Everyone, columns)
 }
 
-/// Names the parts that released less than [`WORTHWHILE`].
+/// Names the parts whose release yielded less than [`WORTHWHILE`].
 fn in_vain(result: &TrimResult) -> Option<Paragraph> {
     let is_vain = |outcome: &PartOutcome| outcome.returned() < WORTHWHILE.0.cast_signed();
     let vain: Vec<TrimPart> = result

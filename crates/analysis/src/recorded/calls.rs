@@ -1,6 +1,6 @@
 //! Memory calls of a command or a process: a time line in words, the effect of each call on VIRT,
-//! and the sums by call and by caller. Calls of the dynamic linker at start-up are separate from
-//! the program's.
+//! and sums by call and by caller. Calls by the dynamic linker at start-up are separate from the
+//! program's calls.
 
 mod effect;
 mod replay;
@@ -28,11 +28,11 @@ pub(crate) use words::advice;
 /// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallOptions {
-    /// Maximum number of calls in the time line, and of processes; `None` for all.
+    /// Maximum number of rows in the time line, and of processes; `None` for all.
     pub limit: Option<usize>,
 }
 
-/// The calls as a report: `recording`, `totals`, `by_name`, `by_caller`, `processes` and `calls`.
+/// Reports the calls: `recording`, `totals`, `by_name`, `by_caller`, `processes` and `calls`.
 pub fn calls(recording: &CallRecording, options: &CallOptions) -> Report {
     let played = replay::play(recording);
     let mut blocks = vec![
@@ -50,7 +50,7 @@ pub fn calls(recording: &CallRecording, options: &CallOptions) -> Report {
     Report { schema: "pagewise.syscalls/1", title: title(recording, &played), blocks }
 }
 
-/// A heading without rows is useless for people.
+/// Hides a table without rows from people, to whom a heading alone is useless.
 fn for_programs_if_empty(table: ReportTable) -> ReportTable {
     let audience = if table.rows() == 0 { Audience::Programs } else { table.audience };
     ReportTable { audience, ..table }
@@ -69,7 +69,7 @@ fn title(recording: &CallRecording, played: &Played<'_>) -> Vec<CellValue> {
     ]
 }
 
-/// Parameters and totals of the recording.
+/// Returns the parameters and totals of the recording.
 fn recording_facts(recording: &CallRecording, played: &Played<'_>) -> NamedFacts {
     let stops = match recording.stops {
         CallStops::MemoryCalls => "memory calls",
@@ -105,7 +105,7 @@ fn recording_facts(recording: &CallRecording, played: &Played<'_>) -> NamedFacts
     )
 }
 
-/// Sums over all calls, and VIRT of the first process.
+/// Returns the sums over all calls, and VIRT of the first process.
 fn totals(recording: &CallRecording, played: &Played<'_>) -> NamedFacts {
     let mut all = CallSum::default();
     for row in played.rows.iter().filter(|row| row.phase != LifePhase::Exec) {
@@ -140,19 +140,19 @@ fn meant(key: &'static str, label: &'static str, value: CellValue) -> pagewise_m
     fact(key, label, value, crate::explain::meaning(key))
 }
 
-/// Value for the VIRT of a process that ended before it could be read.
+/// Value of VIRT for a process that ended before its VIRT could be read.
 fn gone() -> CellValue {
     CellValue::Absent(Absent::Vanished)
 }
 
-/// Calls of one kind, added up.
+/// Sums over calls with the same key.
 #[derive(Clone, Copy, Default)]
 struct CallSum {
     count: u64,
     errors: u64,
     bytes: u64,
     change: i64,
-    /// `None` where none of them was timed.
+    /// Sum of the durations; `None` if no call was timed.
     nanos: Option<u64>,
 }
 
@@ -172,7 +172,7 @@ impl CallSum {
     }
 }
 
-/// Sums of the rows by a key.
+/// Sums the calls by a key.
 fn sums<'r, K: Ord>(
     rows: &'r [TimelineRow<'_>],
     key: impl Fn(&'r TimelineRow<'_>) -> K,
@@ -228,7 +228,8 @@ fn by_caller(rows: &[TimelineRow<'_>]) -> ReportTable {
     table("by_caller", "By phase and caller", Audience::Everyone, columns)
 }
 
-/// File whose code made the call: a path for programs, its last part for people.
+/// Builds the columns of the files whose code made the calls: the path for programs, the last
+/// component of the path for people.
 fn callers_columns(callers: &[(LifePhase, &Name)]) -> [TableColumn; 2] {
     let brief = |(phase, by): &(LifePhase, &Name)| match phase {
         LifePhase::Exec => CellValue::text("the kernel"),
@@ -292,7 +293,7 @@ fn number(pid: Option<Pid>) -> CellValue {
     pid.map_or(CellValue::None, |pid| CellValue::Count(pid.0.into()))
 }
 
-/// Every call in the order in which they were done.
+/// Builds the table of all calls, in the order in which they returned.
 fn time_line(all: &[TimelineRow<'_>], options: &CallOptions) -> ReportTable {
     let (rows, note) = first(all, options.limit, "--calls");
     let counts =
@@ -332,7 +333,8 @@ fn time_line(all: &[TimelineRow<'_>], options: &CallOptions) -> ReportTable {
     ReportTable { note, ..table("calls", "Time line", Audience::Everyone, columns) }
 }
 
-/// Audience of the ids of processes and of threads: people do not need them if there is only one.
+/// Returns the audiences of PIDs and of TIDs. People do not need PIDs if there is only one process,
+/// or TIDs if each process has one thread.
 fn several(rows: &[TimelineRow<'_>]) -> (Audience, Audience) {
     let count =
         |id: fn(&TimelineRow<'_>) -> Pid| rows.iter().map(id).collect::<BTreeSet<Pid>>().len();
@@ -341,7 +343,7 @@ fn several(rows: &[TimelineRow<'_>]) -> (Audience, Audience) {
     (if_useful(processes > 1), if_useful(threads > processes))
 }
 
-/// The phase in one short word; none for the program's own time.
+/// Returns the phase in one short word; empty for the program's own time.
 fn stage(row: &TimelineRow<'_>) -> CellValue {
     match row.phase {
         LifePhase::Exec => CellValue::text("exec"),
@@ -367,7 +369,7 @@ fn arguments(act: TimelineAct<'_>) -> Name {
     }
 }
 
-/// Outcome for people: an address, a number, or the error.
+/// Returns the result of a call for people: an address, a number, or the error.
 fn outcome(row: &TimelineRow<'_>) -> CellValue {
     match row.act {
         TimelineAct::Executed(_) => CellValue::Count(0),
@@ -410,7 +412,7 @@ fn seconds(row: &TimelineRow<'_>) -> CellValue {
     }
 }
 
-/// Remarks that are needed to read the numbers correctly.
+/// Returns remarks that readers need to interpret the numbers correctly.
 fn remarks(recording: &CallRecording, played: &Played<'_>) -> Vec<Paragraph> {
     let mut remarks = Vec::new();
     if recording.lost > 0 {

@@ -1,4 +1,4 @@
-//! Page faults of a command or a process by kind, by location in the program, by memory and over
+//! Page faults of a command or a process by type, by location in the program, by memory and over
 //! time; their durations, and advice to avoid them.
 
 mod heap;
@@ -35,9 +35,9 @@ pub struct FaultOptions {
     pub limit: Option<usize>,
 }
 
-/// The faults as a report: `recording`, `totals`, `kinds`, `quadrants`, `functions`, `lines`,
-/// `mappings`, `threads`, `stacks` and `time_line`; where the heap was recorded besides, `heap`,
-/// `allocations` and `allocation_stacks`.
+/// Reports the faults: `recording`, `totals`, `kinds`, `quadrants`, `functions`, `lines`,
+/// `mappings`, `threads`, `stacks` and `time_line`. If the heap was recorded as well, the report
+/// also has `heap`, `allocations` and `allocation_stacks`.
 pub fn faults(recording: &FaultRecording, options: &FaultOptions) -> Report {
     let frames = FaultFrames::from_recording(recording);
     let mut blocks = vec![
@@ -71,7 +71,7 @@ pub fn faults(recording: &FaultRecording, options: &FaultOptions) -> Report {
     Report { schema: "pagewise.faults/1", title: title(recording), blocks }
 }
 
-/// A heading without rows is useless for people.
+/// Hides a table without rows from people, to whom a heading alone is useless.
 fn for_programs_if_empty(table: ReportTable) -> ReportTable {
     let audience = if table.rows() == 0 { Audience::Programs } else { table.audience };
     ReportTable { audience, ..table }
@@ -91,7 +91,7 @@ fn title(recording: &FaultRecording) -> Vec<CellValue> {
     title
 }
 
-/// Parameters and totals of the recording.
+/// Returns the parameters and totals of the recording.
 fn recording_facts(recording: &FaultRecording) -> NamedFacts {
     let source = match recording.source {
         FaultSource::Tracepoints => "tracepoints",
@@ -125,7 +125,7 @@ fn meant(key: &'static str, label: &'static str, value: CellValue) -> Fact {
     fact(key, label, value, crate::explain::meaning(key))
 }
 
-/// Sums over all faults.
+/// Returns the sums over all faults.
 fn totals(recording: &FaultRecording, audience: Audience) -> NamedFacts {
     let all = recording.count();
     let sum = |fits: &dyn Fn(&FaultRow) -> bool| {
@@ -165,7 +165,8 @@ fn totals(recording: &FaultRecording, audience: Audience) -> NamedFacts {
     NamedFacts { audience, ..facts_of("totals", "", FactsShape::Columns, facts) }
 }
 
-/// Faults in the kernel are unknown to users who may not record kernel events.
+/// Returns the number of faults in the kernel. It is absent if the user was not permitted to record
+/// kernel events.
 fn kernel_faults(recording: &FaultRecording, found: u64) -> CellValue {
     let unseen = recording.lacks.iter().find(|lack| is_of_kernel(lack));
     unseen.map_or(CellValue::Count(found), |lack| CellValue::Absent(lack.clone()))
@@ -184,7 +185,7 @@ pub(crate) fn count(
     recording.rows.iter().filter(|row| fits(row, mapping(row))).map(|row| row.count).sum()
 }
 
-/// Reason why faults of a kind are unknown; `None` if they are known.
+/// Reason why the faults of a type are unknown; `None` if they are known.
 fn untold(recording: &FaultRecording, kind: FaultKind) -> Option<Absent> {
     let needs_tracepoints = matches!(
         kind,
@@ -194,7 +195,7 @@ fn untold(recording: &FaultRecording, kind: FaultKind) -> Option<Absent> {
         .then(|| Absent::NotPermitted("root and a kernel without lockdown=confidentiality (the tracepoint exceptions:page_fault_user)".into()))
 }
 
-/// Faults by kind: for people the kinds that occurred, for programs all kinds.
+/// Builds the tables of faults by type: the types that occurred for people, all types for programs.
 fn kinds(recording: &FaultRecording) -> [ReportTable; 2] {
     let counted = FaultKind::ALL.map(|kind| (kind, count(recording, |row, _| row.kind == kind)));
     let found: Vec<(FaultKind, u64)> =
@@ -261,7 +262,7 @@ fn kinds_table(
     ReportTable { row_keys: Some(keys), ..table("kinds", "By kind", audience, columns) }
 }
 
-/// Faults by quadrant of the mapping, with the kinds in each.
+/// Builds the table of faults by quadrant of the mapping, with the number of each type.
 fn quadrants(recording: &FaultRecording) -> ReportTable {
     let all = recording.count();
     let rows: Vec<Option<Quadrant>> =
@@ -304,7 +305,7 @@ fn quadrants(recording: &FaultRecording) -> ReportTable {
     }
 }
 
-/// Short name of a kind, for narrow columns.
+/// Short name of a fault type, for narrow columns.
 fn brief(kind: FaultKind) -> &'static str {
     match kind {
         FaultKind::Anonymous => "ANON",
@@ -318,12 +319,12 @@ fn brief(kind: FaultKind) -> &'static str {
     }
 }
 
-/// The reason why merged mappings or threads have no value of their own.
+/// Returns the reason why merged mappings or threads have no values of their own.
 fn apart() -> Absent {
     Absent::NotCollected("a higher --memory-limit: they are many".into())
 }
 
-/// Threads by the mappings in which their stacks are.
+/// Threads by the index of the mapping that contains their stack.
 struct ThreadStacks<'a>(BTreeMap<u32, BTreeSet<(Pid, &'a Name)>>);
 
 impl ThreadStacks<'_> {
@@ -338,7 +339,8 @@ impl ThreadStacks<'_> {
         ThreadStacks(threads)
     }
 
-    /// Name of a mapping for people: that of the kernel, or that of the thread whose stack it is.
+    /// Name of a mapping for people: the kernel's name, or the name of the thread whose stack it
+    /// contains.
     fn mapping_name(&self, index: usize, mapped: &FaultMapping) -> CellValue {
         match (mapped.quadrant, mapped.name.is_empty()) {
             (None, _) => CellValue::text("in no known mapping"),
@@ -480,14 +482,14 @@ fn threads(recording: &FaultRecording, options: &FaultOptions) -> ReportTable {
     ReportTable { note, ..table("threads", "By thread", audience, columns) }
 }
 
-/// Maximum number of lines in the chart: the most frequent kinds.
+/// Maximum number of lines in the chart; the most frequent types of faults have lines.
 const LINES: usize = 4;
 
-/// Rate of faults per second over time.
+/// Draws the rate of faults per second over time.
 fn rates(recording: &FaultRecording) -> Option<Chart> {
     let line = &recording.time_line;
     let spans = &line.spans;
-    // Two points are not a curve.
+    // A chart of two points is not useful.
     if spans.len() < 3 || line.span_ns == 0 {
         return None;
     }
@@ -517,7 +519,7 @@ fn rates(recording: &FaultRecording) -> Option<Chart> {
     })
 }
 
-/// Cumulative distribution of the durations of faults, by kind.
+/// Draws the cumulative distribution of the durations of faults, by type.
 fn latencies(recording: &FaultRecording) -> Option<Chart> {
     let mut kinds: Vec<&(FaultKind, TimeHistogram)> = recording.latencies.iter().collect();
     kinds.sort_by_key(|(_, times)| std::cmp::Reverse(times.count()));
@@ -539,7 +541,7 @@ fn latencies(recording: &FaultRecording) -> Option<Chart> {
     })
 }
 
-/// The spans, for programs.
+/// Builds the table of the time spans, for programs.
 fn time_line(recording: &FaultRecording) -> ReportTable {
     let line = &recording.time_line;
     let starts = (0..line.spans.len() as u64).map(|at| CellValue::Seconds(at * line.span_ns));
@@ -563,7 +565,7 @@ fn time_line(recording: &FaultRecording) -> ReportTable {
     table("time_line", "", Audience::Programs, columns)
 }
 
-/// Remarks that are needed to read the numbers correctly.
+/// Returns remarks that readers need to interpret the numbers correctly.
 fn remarks(recording: &FaultRecording) -> Vec<Paragraph> {
     let mut remarks = Vec::new();
     if recording.rows.is_empty() {

@@ -1,4 +1,4 @@
-//! Memory errors of a program: each with its call stacks.
+//! Memory errors of a program, each with its call stacks.
 
 use pagewise_model::ending::{ProgramEnding, signal_name};
 use pagewise_model::guard::{
@@ -15,8 +15,8 @@ use crate::blocks::{ended, facts_of, process, table};
 use crate::explain::fact;
 use crate::heap::frames::{full, name};
 
-/// Memory errors as a report: `guard` and `bugs`. With `told`, each was printed for people when it
-/// occurred, and is not printed again.
+/// Reports memory errors: `guard` and `bugs`. If `told` is true, each memory error was printed for
+/// people when it occurred, and is not printed again.
 pub fn guard(guarded: &Guarded, told: bool) -> Report {
     let mut blocks = vec![ReportBlock::Facts(guard_facts(guarded))];
     blocks.push(ReportBlock::Table(bugs(guarded)));
@@ -34,8 +34,8 @@ pub fn guard(guarded: &Guarded, told: bool) -> Report {
     Report { schema: "pagewise.guard/1", title, blocks }
 }
 
-/// A memory error at its occurrence, for people: its kind, then its call stacks, a line for each
-/// call.
+/// Describes a memory error for people when it occurs: its type, then its call stacks, one line for
+/// each call.
 pub fn lines(bug: &MemoryBug, number: usize) -> Vec<Vec<CellValue>> {
     let mut lines = vec![vec![
         CellValue::text(format!("pagewise: {number}: {}; thread {} ", sentence(bug), bug.tid)),
@@ -92,7 +92,7 @@ fn access(access: BugAccess) -> &'static str {
     }
 }
 
-/// Functions of a family: one that allocates, one that frees.
+/// Returns the names of the functions of a family that allocate and that free.
 fn family(family: Family) -> (&'static str, &'static str) {
     match family {
         Family::Malloc => ("malloc", "free"),
@@ -101,7 +101,7 @@ fn family(family: Family) -> (&'static str, &'static str) {
     }
 }
 
-/// Functions of a mismatch.
+/// Describes the functions of a mismatch.
 fn mismatched(it: FreeMismatch) -> String {
     let (made, freed) = (family(it.made_by).0, family(it.freed_as).1);
     let size = it.freed_size.filter(|_| it.made_by == it.freed_as);
@@ -109,7 +109,7 @@ fn mismatched(it: FreeMismatch) -> String {
     format!("allocated with {made}, freed with {freed}{}", size.unwrap_or_default())
 }
 
-/// Sentence that describes the error.
+/// Returns the sentence that describes the error.
 fn sentence(bug: &MemoryBug) -> String {
     if let Some(mismatch) = bug.mismatch {
         return format!("mismatched free: {}: {}", place(bug), mismatched(mismatch));
@@ -152,7 +152,7 @@ fn place(bug: &MemoryBug) -> String {
     }
 }
 
-/// The call stacks, each with its title.
+/// Returns the call stacks, each with its title.
 fn parts(bug: &MemoryBug) -> Vec<(String, &Reading<Vec<Frame>>)> {
     let first = match bug.access {
         BugAccess::Read => "read by",
@@ -182,7 +182,7 @@ fn guard_facts(guarded: &Guarded) -> NamedFacts {
             GuardMeans::Mappings => "mappings",
         })
     });
-    // The counts of processes that did not exit normally are unknown.
+    // If no process exited normally, the counts are unknown.
     let told = |value: CellValue| {
         if guarded.told > 0 {
             value
@@ -243,7 +243,7 @@ fn guard_facts(guarded: &Guarded) -> NamedFacts {
     )
 }
 
-/// Meaning of a column.
+/// Returns the meaning of a column.
 fn meaning(column: &str) -> &'static str {
     let field = pagewise_model::fields::named(column).find(|field| field.source == "guard");
     field.map_or("", |field| field.meaning)
@@ -255,7 +255,7 @@ fn frames(stack: &Reading<Vec<Frame>>) -> CellValue {
     })
 }
 
-/// Each memory error, for programs.
+/// Builds the table of memory errors, for programs.
 fn bugs(guarded: &Guarded) -> ReportTable {
     let cells = |cell: fn(&MemoryBug) -> CellValue| {
         ColumnCells::Values(guarded.bugs.iter().map(cell).collect())
@@ -336,7 +336,7 @@ fn bugs(guarded: &Guarded) -> ReportTable {
     table("bugs", "", Audience::Programs, described)
 }
 
-/// One memory error with its call stacks, for people.
+/// Builds the table of the call stacks of one memory error, for people.
 fn stacks(bug: &MemoryBug, number: usize) -> ReportTable {
     let mut rows: Vec<(String, CellValue, CellValue, CellValue)> = Vec::new();
     for (title, stack) in parts(bug) {
@@ -384,7 +384,7 @@ fn stacks(bug: &MemoryBug, number: usize) -> ReportTable {
     }
 }
 
-/// The signal that killed the command.
+/// Returns the signal that killed the command.
 fn ended_by(guarded: &Guarded) -> Option<String> {
     let ProgramEnding::Killed(signal) = guarded.ending else { return None };
     let name = u32::try_from(signal).ok().and_then(signal_name);

@@ -1,5 +1,5 @@
-//! A heap over time: its peak, blocks that were never freed, the largest allocating functions, and
-//! growth between two runs.
+//! A heap over time: its peak, blocks that were never freed, the functions that allocate the most,
+//! and growth between two runs.
 
 mod diff;
 pub(crate) mod frames;
@@ -32,7 +32,8 @@ pub use diff::{DiffOptions, GrownQuantity, diff};
 pub struct HeapOptions {
     /// Maximum number of rows of each table; `None` for all.
     pub limit: Option<usize>,
-    /// Branches of trees with less than this share of all are added up: 0.01 is a hundredth.
+    /// Minimum share of a branch in the total of its tree, from 0 to 1. Smaller branches are
+    /// summed.
     pub threshold: f64,
     /// Time point of a tree of live bytes.
     pub at: TreeMoment,
@@ -54,7 +55,7 @@ impl Default for HeapOptions {
     }
 }
 
-/// Time point of a tree of live bytes.
+/// Time point at which a tree of live bytes is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeMoment {
     /// The peak of the live bytes.
@@ -72,23 +73,23 @@ pub enum TreeQuantity {
     Live,
     /// All bytes that were allocated.
     Allocated,
-    /// Allocations.
+    /// Number of allocations.
     Calls,
-    /// Allocations that were freed before the same thread allocated another.
+    /// Number of allocations that were freed before the same thread allocated again.
     Temporary,
 }
 
 /// Direction of a tree of call stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the outermost function to those it calls.
+    /// From the outermost function to its callees.
     TopDown,
     /// From the function that allocates to its callers.
     BottomUp,
 }
 
-/// A recording as a report: `recording`, `totals`, `findings`, `peak`, `timeline`, `layouts`,
-/// `arenas`, `page_use`, `pinned`, `leaks`, `places`, `sites`, `sizes`, `lifetimes`, `threads` and
+/// Reports a recording: `recording`, `totals`, `findings`, `peak`, `timeline`, `layouts`, `arenas`,
+/// `page_use`, `pinned`, `leaks`, `places`, `sites`, `sizes`, `lifetimes`, `threads` and
 /// `libraries`.
 pub fn report(recording: &HeapRecording, options: &HeapOptions) -> Report {
     let sites = Sites::from_recording(recording);
@@ -125,7 +126,7 @@ fn title(recording: &HeapRecording) -> Vec<CellValue> {
     ]
 }
 
-/// Half of the width of the 95 % interval for a standard error.
+/// Converts a standard error to half the width of the 95 % interval.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -135,13 +136,13 @@ fn within(error: f64) -> u64 {
     (error * 1.96).round() as u64
 }
 
-/// Meaning of a column: other recordings use some of the same names for other values.
+/// Returns the meaning of a column. Other recordings use some of the same keys for other values.
 fn meaning(key: &str) -> &'static str {
     let mut named = fields::named(key);
     named.find(|field| field.source == "heap").map_or("", |field| field.meaning)
 }
 
-/// A table of those columns, with their meanings.
+/// Builds a table of `columns` with their meanings.
 fn table(
     key: &'static str,
     title: &'static str,
@@ -167,7 +168,7 @@ fn ending(recording: &HeapRecording) -> String {
     }
 }
 
-/// Parameters and totals of the recording.
+/// Returns the parameters and totals of the recording.
 fn recording_facts(recording: &HeapRecording) -> NamedFacts {
     let sampled = recording.every_bytes;
     let [pid, command] = process(recording.pid, &recording.command);
@@ -200,12 +201,12 @@ fn recording_facts(recording: &HeapRecording) -> NamedFacts {
     )
 }
 
-/// Words before a number that is an estimate.
+/// Returns the word before a number that is an estimate.
 fn about_so_much(recording: &HeapRecording) -> &'static str {
     if recording.every_bytes.is_some() { "about " } else { "" }
 }
 
-/// The most important numbers, in sentences.
+/// Returns the most important numbers in sentences.
 fn summary(sites: &Sites<'_>) -> Paragraph {
     let recording = sites.recording;
     let totals = &recording.totals;
@@ -274,7 +275,7 @@ fn paragraph(pieces: Vec<CellValue>) -> Paragraph {
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
-/// Sums over all allocations and frees.
+/// Returns the sums over all allocations and frees.
 fn totals(recording: &HeapRecording) -> NamedFacts {
     let totals = &recording.totals;
     let errors = totals.errors;
@@ -309,7 +310,7 @@ fn totals(recording: &HeapRecording) -> NamedFacts {
     facts_of("totals", "", FactsShape::Columns, facts)
 }
 
-/// Time and amount of the peak; for programs with its tree.
+/// Returns the time and the amount of the peak, and for programs its tree.
 fn at_peak(sites: &Sites<'_>, options: &HeapOptions) -> NamedFacts {
     let recording = sites.recording;
     let totals = &recording.totals;
@@ -331,7 +332,7 @@ fn at_peak(sites: &Sites<'_>, options: &HeapOptions) -> NamedFacts {
     NamedFacts { audience: Audience::Programs, ..facts_of("peak", "", FactsShape::List, facts) }
 }
 
-/// Remarks that are needed to read the numbers correctly.
+/// Returns remarks that readers need to interpret the numbers correctly.
 fn remarks(recording: &HeapRecording) -> Vec<Paragraph> {
     let mut remarks = Vec::new();
     if let Some(every) = recording.every_bytes {
@@ -364,7 +365,8 @@ fn remarks(recording: &HeapRecording) -> Vec<Paragraph> {
     remarks.into_iter().map(paragraph).collect()
 }
 
-/// A kind of memory that is not from `malloc`, as a word in place of a function.
+/// Returns the word for memory that is not from `malloc`. It replaces the name of the allocating
+/// function.
 fn kind_word(kind: AllocationKind) -> Option<&'static str> {
     match kind {
         AllocationKind::Heap => None,
@@ -373,7 +375,7 @@ fn kind_word(kind: AllocationKind) -> Option<&'static str> {
     }
 }
 
-/// The reason of a missing tree: no amounts were stored up to that time.
+/// Returns the reason for a missing tree: no amounts were stored up to the requested time.
 fn no_tree() -> Absent {
     Absent::NotCollected("no call stacks were stored up to then".into())
 }

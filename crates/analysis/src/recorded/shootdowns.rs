@@ -1,5 +1,5 @@
-//! Report of TLB flushes: their number and causes, their callers, the interrupted CPUs, their
-//! duration, and advice.
+//! Report of TLB flushes: their number, causes, callers and duration, the interrupted CPUs, and
+//! advice.
 
 pub(crate) mod causes;
 mod tables;
@@ -22,13 +22,13 @@ use crate::explain::{fact, meaning};
 use crate::findings::{Evidence, find};
 use causes::Cause;
 
-/// The tracepoint of flushes.
+/// Name of the tracepoint of a flush.
 const FLUSH: &str = "tlb:tlb_flush";
-/// The tracepoint of a request that is queued for a CPU.
+/// Name of the tracepoint of a request that is queued for a CPU.
 const QUEUE: &str = "csd:csd_queue_cpu";
-/// The tracepoint of a CPU that has finished a request.
+/// Name of the tracepoint of a CPU that has finished a request.
 const DONE: &str = "csd:csd_function_exit";
-/// The tracepoints of the start and the end of system calls.
+/// Names of the tracepoints of the start and the end of a system call.
 const CALLS: [&str; 2] = ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"];
 
 /// Options of the report.
@@ -38,7 +38,7 @@ pub struct ShootdownOptions {
     pub limit: Option<usize>,
 }
 
-/// Flushes as a report.
+/// Reports flushes.
 pub fn shootdowns(recording: &ShootdownRecording, options: &ShootdownOptions) -> Report {
     let told = ShootdownCauses::from_recording(recording);
     let mut blocks =
@@ -71,8 +71,8 @@ pub fn shootdowns(recording: &ShootdownRecording, options: &ShootdownOptions) ->
     Report { schema: "pagewise.shootdowns/1", title: title(recording), blocks }
 }
 
-/// The flush requests by call stack, with the functions of the kernel on top; their duration is the
-/// wait for the other CPUs.
+/// Returns the flush requests by call stack; the functions of the kernel are innermost. The
+/// duration of a request is the time that it waited for other CPUs.
 pub fn profile(recording: &ShootdownRecording) -> StackProfile {
     let told = ShootdownCauses::from_recording(recording);
     let mut stacks: Vec<Vec<Frame>> = Vec::new();
@@ -106,14 +106,14 @@ fn kernel_frame(function: &str) -> Frame {
     Frame { function: Some(function.to_owned()), module, offset: 0, line: None, inlined: false }
 }
 
-/// A recording, with the cause of each of its sites.
+/// A recording, and the causes of its flush sites.
 pub(crate) struct ShootdownCauses<'r> {
     pub(crate) recording: &'r ShootdownRecording,
     pub(crate) causes: Vec<Cause>,
     pub(crate) all: FlushSum,
 }
 
-/// Sites added up.
+/// Sums over flush sites.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FlushSum {
     pub(crate) orders: u64,
@@ -136,7 +136,7 @@ impl FlushSum {
         self.waited = self.waited.saturating_add(site.waited);
     }
 
-    /// Pages per request, without full flushes.
+    /// Average number of pages per request, without full flushes.
     pub(crate) fn pages_per_order(&self) -> Option<f64> {
         let some = self.orders.checked_sub(self.full).filter(|some| *some > 0)?;
         Some(float(self.pages) / float(some))
@@ -164,28 +164,30 @@ impl<'r> ShootdownCauses<'r> {
         chains.ok().and_then(|chains| chains.get(site.chain)).map_or(&[], Vec::as_slice)
     }
 
-    /// True if interrupts of CPUs were recorded.
+    /// True if the recording includes the interrupts of CPUs.
     pub(crate) fn has_queue(&self) -> bool {
         self.recording.has(QUEUE)
     }
 
-    /// True if the ends of requests were recorded.
+    /// True if the recording includes the ends of requests.
     fn has_ends(&self) -> bool {
         self.has_queue() && self.recording.has(DONE)
     }
 
-    /// A number that only flush events provide.
+    /// Returns `value`; absent if the recording has no flush events, on which the value depends.
     fn flushed(&self, value: CellValue) -> CellValue {
         let has_flushes = self.recording.has(FLUSH);
         if has_flushes { value } else { CellValue::Absent(self.recording.why_not(FLUSH)) }
     }
 
-    /// A number that only the queues of CPUs provide.
+    /// Returns `value`; absent if the recording has no events of the CPU queues, on which the value
+    /// depends.
     fn queued(&self, value: CellValue) -> CellValue {
         if self.has_queue() { value } else { CellValue::Absent(self.recording.why_not(QUEUE)) }
     }
 
-    /// A time that only the ends of requests provide.
+    /// Returns `value`; absent if the recording has no ends of requests, on which the value
+    /// depends.
     pub(crate) fn ended(&self, value: CellValue) -> CellValue {
         let missing = if self.has_queue() { DONE } else { QUEUE };
         if self.has_ends() { value } else { CellValue::Absent(self.recording.why_not(missing)) }
@@ -195,7 +197,7 @@ impl<'r> ShootdownCauses<'r> {
         self.recording.cpus.iter().map(|cpu| cpu.received).sum()
     }
 
-    /// The sums by cause, the most interrupts first.
+    /// Returns the sums by cause, the largest number of interrupts first.
     pub(crate) fn by_cause(&self) -> Vec<(&Cause, FlushSum)> {
         let mut sums: BTreeMap<&Cause, FlushSum> = BTreeMap::new();
         for (site, cause) in self.recording.sites.iter().zip(&self.causes) {
@@ -258,7 +260,7 @@ fn recording_facts(recording: &ShootdownRecording) -> NamedFacts {
     )
 }
 
-/// Method of timing calls in the program.
+/// Describes the method of timing calls in the program.
 fn around(recording: &ShootdownRecording) -> CellValue {
     CellValue::from_reading(recording.around.clone(), |around| {
         let function = |(name, file): (String, Name)| {
@@ -314,7 +316,7 @@ fn totals(told: &ShootdownCauses<'_>) -> NamedFacts {
     )
 }
 
-/// Interrupts to flush TLBs of all CPUs, for any process.
+/// Number of TLB flush interrupts on all CPUs, for all processes.
 fn on_machine(recording: &ShootdownRecording) -> CellValue {
     let all: Reading<u64> =
         recording.cpus.iter().map(|cpu| cpu.machine.clone()).sum::<Reading<u64>>();
@@ -326,13 +328,13 @@ fn on_machine(recording: &ShootdownRecording) -> CellValue {
     }
 }
 
-/// Interrupts that were sent to call a function, by tracepoint.
+/// Number of interrupts that were sent to call a function on another CPU, by the tracepoint.
 fn sent(recording: &ShootdownRecording) -> CellValue {
     let value = |(name, count): &(String, u64)| (name.clone().into(), CellValue::Count(*count));
     CellValue::Record(recording.sent.iter().map(value).collect())
 }
 
-/// Durations of requests, by powers of two.
+/// Draws the durations of requests in bars; the limits of the bars are powers of two.
 fn waits(recording: &ShootdownRecording) -> Option<Bars> {
     let mut powers: BTreeMap<u32, u64> = BTreeMap::new();
     for (longest, count) in recording.waits.cells() {
@@ -351,7 +353,7 @@ fn waits(recording: &ShootdownRecording) -> Option<Bars> {
     })
 }
 
-/// Remarks that are needed to read the numbers correctly.
+/// Returns remarks that readers need to interpret the numbers correctly.
 fn remarks(told: &ShootdownCauses<'_>) -> Vec<Paragraph> {
     let recording = told.recording;
     let mut remarks = Vec::new();
@@ -406,7 +408,7 @@ fn remarks(told: &ShootdownCauses<'_>) -> Vec<Paragraph> {
     remarks.into_iter().map(paragraph).collect()
 }
 
-/// A reading of an unknown process.
+/// Returns the reading for a process that no longer exists.
 fn unknown<T>() -> Reading<T> {
     Err(Absent::Vanished)
 }

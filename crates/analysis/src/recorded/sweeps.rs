@@ -1,4 +1,4 @@
-//! Reports about recordings of all processes: one time, a period, two times.
+//! Reports about recordings of all processes: at one time, over a period, and between two times.
 
 mod account;
 mod categories;
@@ -31,23 +31,23 @@ pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};
 
-/// Categories belong to a sweep if they were read at most this time before it.
+/// Maximum age of categories that count for a sweep, in nanoseconds before the sweep.
 pub const CATEGORIES_NS: u64 = 900_000_000_000;
-/// The parts of a time before the hour: only their lengths count.
+/// Examples of the year and the date in a time for people. Only their lengths matter.
 const YEAR: &str = "2026-";
 const MONTH_DAY: &str = "11-26 ";
 
 /// Options of reports about recordings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordOptions {
-    /// Seconds by which the reader's time zone is ahead of UTC.
+    /// Number of seconds by which the user's time zone is ahead of UTC.
     pub utc_offset: i64,
     /// Maximum number of rows of a table for people.
     pub rows: usize,
 }
 
 impl RecordOptions {
-    /// A time for people.
+    /// Writes a time for people.
     fn time(self, unix_ns: u64) -> CellValue {
         CellValue::text(self.civil(unix_ns).to_string())
     }
@@ -57,7 +57,7 @@ impl RecordOptions {
         CivilTime::new(seconds, self.utc_offset)
     }
 
-    /// A time for people and programs.
+    /// Returns the facts of a time, for people and for programs.
     fn time_facts(self, key: &'static str, label: &'static str, time: SweepTime) -> [Fact; 2] {
         [
             fact(key, label, self.time(time.unix_ns), "").for_people(),
@@ -65,8 +65,8 @@ impl RecordOptions {
         ]
     }
 
-    /// Columns of times for people and programs; `None` is an empty cell. People see the parts in
-    /// which the times differ: the date if there is more than one, the year likewise.
+    /// Builds the columns of times for people and for programs; `None` is an empty cell. People see
+    /// the date only if the times have several dates, and the year only if they have several years.
     fn time_columns(
         self,
         key: &'static str,
@@ -93,7 +93,7 @@ impl RecordOptions {
         ]
     }
 
-    /// The number of rows to show of a table with `all` rows, and a note on the others.
+    /// Returns the number of rows to show of a table with `all` rows, and a note on the other rows.
     fn shown(self, all: usize) -> (usize, String) {
         let shown = all.min(self.rows);
         let note = match all - shown {
@@ -104,12 +104,12 @@ impl RecordOptions {
     }
 }
 
-/// Seconds since 1970 for programs.
+/// Converts a time to seconds since 1970, for programs.
 fn seconds(unix_ns: u64) -> CellValue {
     CellValue::Seconds(unix_ns)
 }
 
-/// The user's name, or the number if it has no name.
+/// Returns the user's name, or the UID if it has no name.
 pub(crate) fn user(identity: &ProcessIdentity) -> CellValue {
     match (&identity.user, &identity.uid) {
         (Some(name), _) => CellValue::Name(name.clone()),
@@ -131,7 +131,7 @@ fn values(
     TableColumn::new(key, label, ColumnCells::Values(cells.collect()))
 }
 
-/// Columns with the name and the command; people see a short one.
+/// Builds the columns with the name and the command; people see a short command.
 fn named<'a>(identities: impl Iterator<Item = &'a ProcessIdentity> + Clone) -> [TableColumn; 3] {
     let names = identities.clone().map(|it| it.name.clone()).collect();
     let whole = identities.clone().map(whole_command).collect();
@@ -143,32 +143,33 @@ fn named<'a>(identities: impl Iterator<Item = &'a ProcessIdentity> + Clone) -> [
     ]
 }
 
-/// The command with the program first and without folders, cut if it is long.
+/// Returns the short command: the program is first and paths have no folders; a long command is
+/// cut.
 fn short_command(identity: &ProcessIdentity) -> Name {
-    /// Bytes that fill two lines of a page.
+    /// Maximum number of bytes of a short command: it fills two lines of a report.
     const LENGTH: usize = 160;
     let bytes = program_name(identity).line();
     if bytes.len() <= LENGTH {
         return Name::new(&bytes);
     }
-    // A character of UTF-8 stays whole.
+    // A UTF-8 character is not split.
     let end = (0..=LENGTH).rev().find(|at| bytes[*at] & 0xc0 != 0x80).unwrap_or(LENGTH);
     Name::new(&[&bytes[..end], "…".as_bytes()].concat())
 }
 
-/// A difference of bytes.
+/// Difference of two numbers of bytes.
 fn change(before: Bytes, after: Bytes) -> i64 {
     let change = i128::from(after.0) - i128::from(before.0);
     i64::try_from(change).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX })
 }
 
-/// A rate of bytes per minute as a difference.
+/// Converts a rate of bytes per minute to a cell with a sign.
 #[expect(clippy::cast_possible_truncation, reason = "rates are shown with three digits")]
 fn per_minute(rate: Reading<f64>) -> CellValue {
     CellValue::from_reading(rate, |rate| CellValue::Change(rate.round() as i64))
 }
 
-/// The share that orders processes: PSS if it is known, else RSS.
+/// Returns the bytes that determine the order of processes: PSS if it is known, else RSS.
 fn weight(process: &SweepProcess) -> Bytes {
     process.pss_total().unwrap_or(process.rss)
 }

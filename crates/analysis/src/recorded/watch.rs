@@ -1,4 +1,5 @@
-//! Accesses to some bytes: each access, the code that made it, its callers, and the values written.
+//! Accesses to watched bytes: each access, the code that made it, its callers, and the values
+//! before and after it.
 
 use std::collections::BTreeMap;
 
@@ -21,9 +22,9 @@ use crate::heap::frames::{allocator, frame_cell, function_words, with_its_line};
 /// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WatchOptions {
-    /// Maximum number of accesses, the last ones; `None` for all.
+    /// Maximum number of accesses, the last ones of the recording; `None` for all.
     pub limit: Option<usize>,
-    /// True if people have seen each access as it came: see [`lines`].
+    /// True if each access was printed for people when it occurred; see [`lines`].
     pub told: bool,
 }
 
@@ -38,11 +39,11 @@ enum Which {
 }
 
 impl AccessCondition {
-    /// Reads a condition: the language of filters with the columns `value` and `old`, numbers of up
-    /// to 8 bytes without a sign.
+    /// Parses a condition. The language is that of filters, with the columns `value` and `old`,
+    /// which are unsigned numbers of up to 8 bytes.
     ///
     /// # Errors
-    /// Position of the error.
+    /// Returns an error with the position of the invalid text.
     pub fn parse(text: &str) -> Result<AccessCondition, FilterError> {
         let look_up = |name: &str| match name {
             "value" | "new" => Some((Which::Value, ColumnKind::Number)),
@@ -52,7 +53,7 @@ impl AccessCondition {
         RowFilter::parse(text)?.bind(look_up, &["value", "old"]).map(AccessCondition)
     }
 
-    /// True if it holds for an access. No comparison holds for an unknown value.
+    /// True if an access satisfies the condition. An unknown value satisfies no comparison.
     pub fn holds(&self, hit: &Hit) -> bool {
         let datum = |reading: &Reading<Vec<u8>>| {
             reading
@@ -68,14 +69,14 @@ impl AccessCondition {
     }
 }
 
-/// Bytes of the memory of a little-endian machine as a number; `None` of more than 8.
+/// Converts bytes of a little-endian machine to a number; `None` for more than 8 bytes.
 fn number(bytes: &[u8]) -> Option<u64> {
     let mut word = [0; 8];
     word.get_mut(..bytes.len())?.copy_from_slice(bytes);
     Some(u64::from_le_bytes(word))
 }
 
-/// The accesses as a report: `watched`, `hits`, `sites` and `stacks`.
+/// Reports the accesses: `watched`, `hits`, `sites` and `stacks`.
 pub fn watch(watched: &WatchRecording, options: &WatchOptions) -> Report {
     let hidden = options.limit.map_or(0, |limit| watched.hits.len().saturating_sub(limit));
     let mut blocks = vec![ReportBlock::Facts(recording_facts(watched))];
@@ -83,8 +84,7 @@ pub fn watch(watched: &WatchRecording, options: &WatchOptions) -> Report {
     if hidden > 0 {
         hits.note = format!("{hidden} earlier ones are not shown; --hits all shows them.").into();
     }
-    // A heading without rows is useless for people, and so are accesses that they have seen
-    // already.
+    // People do not see a table without rows, or accesses that were already printed.
     let is_empty = hits.rows() == 0;
     hits.audience = if is_empty || options.told { Audience::Programs } else { hits.audience };
     blocks.push(ReportBlock::Table(hits));
@@ -95,10 +95,10 @@ pub fn watch(watched: &WatchRecording, options: &WatchOptions) -> Report {
     Report { schema: "pagewise.watch/1", title: title(watched), blocks }
 }
 
-/// An access at its occurrence, for people: a line, and one for each of its callers if its call
-/// stack was not printed before. Stacks have a number after a `#`.
+/// Describes an access for people when it occurs: one line, and one line for each caller if its
+/// call stack was not printed before. Call stacks have a number after a `#`.
 pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<CellValue>> {
-    // The reason of an unknown value is printed once, at the end.
+    // The reason for an unknown value is printed once, at the end.
     let side = |side: fn(&Hit) -> &Reading<Vec<u8>>| match side(hit) {
         Ok(_) => value_text(hit, side),
         Err(_) => CellValue::text("?"),
@@ -128,7 +128,7 @@ pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<CellValu
         let module = module.map(|module| format!(" in {}", String::from_utf8_lossy(module.base())));
         Name::new((with_its_line(frame) + &module.unwrap_or_default()).as_bytes())
     });
-    // The line already contains the first frame.
+    // The first line already contains the innermost frame.
     let frames = frames.enumerate().filter(|(at, name)| *at > 0 || *name != place);
     let frames = frames.map(|(_, name)| vec![CellValue::text("        "), CellValue::Name(name)]);
     std::iter::once(line).chain(frames).collect()
@@ -240,7 +240,7 @@ fn recording_facts(watched: &WatchRecording) -> NamedFacts {
     )
 }
 
-/// Meaning of a column.
+/// Returns the meaning of a column.
 fn meaning(column: &str) -> &'static str {
     let field = pagewise_model::fields::named(column).find(|field| field.source == "watch");
     field.map_or("", |field| field.meaning)
@@ -257,7 +257,7 @@ fn ended(ended: WatchEnding) -> CellValue {
     }
 }
 
-/// For programs: a number, or bytes in hexadecimal digits where there are more than 8.
+/// Returns a value for programs: a number, or hexadecimal digits for more than 8 bytes.
 fn value_of(reading: &Reading<Vec<u8>>) -> CellValue {
     CellValue::from_reading(reading.clone(), |bytes| match number(&bytes) {
         Some(number) => CellValue::Count(number),
@@ -269,12 +269,12 @@ fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// For people: in decimal and hexadecimal, characters as such.
+/// Writes a value for people: in decimal and hexadecimal, characters as such.
 fn text(bytes: &[u8]) -> String {
     let is_text = |byte: &u8| (b' '..=b'~').contains(byte);
     match (number(bytes), bytes) {
         (Some(_), [byte]) if is_text(byte) => format!("{byte} ({byte:#x} '{}')", char::from(*byte)),
-        // Addresses and similar values: hexadecimal is readable, decimal is not.
+        // Addresses and similar values are readable in hexadecimal, but not in decimal.
         (Some(number), _) if number > u32::MAX.into() => format!("{number:#x}"),
         (Some(number @ 0..10), _) => number.to_string(),
         (Some(number), _) => format!("{number} ({number:#x})"),
@@ -285,8 +285,8 @@ fn text(bytes: &[u8]) -> String {
     }
 }
 
-/// Value on one side of an access for people: for more than 8 bytes only the changed ones, with
-/// their offset.
+/// Returns the value before or after an access for people. For more than 8 bytes, only the changed
+/// bytes are shown, with their offset.
 fn value_text(hit: &Hit, side: fn(&Hit) -> &Reading<Vec<u8>>) -> CellValue {
     CellValue::from_reading(side(hit).clone(), |bytes| {
         let changed = hit.old.as_ref().ok().zip(hit.value.as_ref().ok());
@@ -299,7 +299,7 @@ fn value_text(hit: &Hit, side: fn(&Hit) -> &Reading<Vec<u8>>) -> CellValue {
     })
 }
 
-/// The aligned piece of 1, 2, 4 or 8 bytes in which all differences are.
+/// Returns offset and size of the aligned part of 1, 2, 4 or 8 bytes that contains all differences.
 fn changed_part(old: &[u8], new: &[u8]) -> Option<(usize, usize)> {
     let differs = |at: &usize| old.get(*at) != new.get(*at);
     let (first, last) = ((0..new.len()).find(differs)?, (0..new.len()).rfind(differs)?);
@@ -387,7 +387,7 @@ fn hits(watched: &WatchRecording, hits: &[Hit]) -> ReportTable {
     table("hits", "Hits", Audience::Everyone, described(columns))
 }
 
-/// Columns with the meanings of this report: other reports have columns of the same names.
+/// Adds the meanings of this report to columns. Other reports use some of the same keys.
 fn described(columns: Vec<TableColumn>) -> Vec<TableColumn> {
     let described = |column: TableColumn| match column.meaning.as_ref() {
         "" => TableColumn { meaning: meaning(&column.key).into(), ..column },
@@ -396,7 +396,7 @@ fn described(columns: Vec<TableColumn>) -> Vec<TableColumn> {
     columns.into_iter().map(described).collect()
 }
 
-/// A thread by number and name.
+/// Writes the TID and the name of a thread.
 fn with_number(hit: &Hit) -> Name {
     Name::new(&[format!("{} ", hit.tid).as_bytes(), hit.thread.as_bytes()].concat())
 }
@@ -420,8 +420,8 @@ fn known(known: ValueOrigin) -> &'static str {
     }
 }
 
-/// Location of an access in a few words: the function and the line; without a line, also the caller
-/// that has one.
+/// Describes the code of an access in a few words: the system call or the innermost function, and
+/// the innermost function of the program itself with its source line.
 fn place(stacks: &[Vec<Frame>], hit: &Hit) -> Name {
     let frames = stacks.get(hit.stack as usize).map_or(&[][..], Vec::as_slice);
     let kernel = hit.kernel.as_ref().map(|kernel| match (&kernel.call, &kernel.function) {
@@ -429,7 +429,8 @@ fn place(stacks: &[Vec<Frame>], hit: &Hit) -> Name {
         (None, Some(function)) => format!("the kernel ({function})"),
         (None, None) => "the kernel".to_owned(),
     });
-    // A library acts on behalf of the program.
+    // A library acts on behalf of the program, so the description also names a frame of the
+    // program.
     let its_own = |frame: &&Frame| {
         let module = frame.module.as_ref().map(Name::base);
         module.is_some_and(|module| !module.windows(3).any(|piece| piece == b".so"))
@@ -448,7 +449,7 @@ fn place(stacks: &[Vec<Frame>], hit: &Hit) -> Name {
     Name::new(text.as_bytes())
 }
 
-/// Number of accesses of each call stack, largest first.
+/// Returns the number of accesses of each call stack, the largest first.
 fn counted(watched: &WatchRecording) -> Vec<(u32, u64)> {
     let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
     for hit in &watched.hits {
@@ -463,7 +464,8 @@ fn frames_of(watched: &WatchRecording, stack: u32) -> &[Frame] {
     watched.stacks.get(stack as usize).map_or(&[], Vec::as_slice)
 }
 
-/// The call stacks, one row each, for people who have seen their frames.
+/// Builds the table of call stacks, one row each, for people to whom their frames were already
+/// printed.
 fn sites(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
     let first = |stack: u32| watched.hits.iter().find(|hit| hit.stack == stack);
@@ -482,7 +484,7 @@ fn sites(watched: &WatchRecording) -> ReportTable {
     table("sites", "Call stacks", Audience::People, described(columns))
 }
 
-/// The call stacks, one row per frame.
+/// Builds the table of call stacks, one row per frame.
 fn frames(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
     let rows = counted.iter().flat_map(|(stack, count)| {
@@ -532,7 +534,7 @@ fn frames(watched: &WatchRecording) -> ReportTable {
     }
 }
 
-/// The call stacks for programs, one row each.
+/// Builds the table of call stacks for programs, one row each.
 fn stacks(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
     let frames =
@@ -570,7 +572,7 @@ fn record(frame: &Frame) -> CellValue {
     ])
 }
 
-/// Remarks on the numbers.
+/// Returns remarks on the numbers.
 fn remarks(watched: &WatchRecording) -> Vec<Paragraph> {
     let mut remarks: Vec<String> = Vec::new();
     let limit = watched.memory_limit >> 20;
@@ -688,7 +690,7 @@ mod tests {
         };
         assert_eq!(told(&it, false).len(), 1);
         let lines = told(&it, true);
-        // The text of the line is not repeated.
+        // The caller lines do not repeat the frame of the first line.
         assert_eq!(lines.len(), 2);
         for (line, words) in [(0, "\" → \""), (0, "1 one"), (0, "sets b.c:7"), (1, "in libc.so.6")]
         {

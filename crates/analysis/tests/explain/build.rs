@@ -1,4 +1,4 @@
-//! Snapshots made by hand. Sizes are in KiB, as smaps prints them.
+//! Synthetic snapshots. Sizes are in KiB, as in smaps.
 
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ pub(crate) fn absent<T>() -> Reading<T> {
     Err(Absent::NotCollected("the test leaves it out".into()))
 }
 
-/// A mapping of `kib` KiB; a name that starts with `/` gets an inode made of its bytes.
+/// Returns a mapping of `kib` KiB. If the name starts with `/`, the mapping has an inode computed
+/// from the bytes of the name.
 pub(crate) fn map(start: u64, kib: u64, mode: &str, name: &str) -> Mapping {
     let letter = |at: usize| mode.as_bytes()[at];
     let file = name.starts_with('/');
@@ -40,7 +41,7 @@ pub(crate) fn map(start: u64, kib: u64, mode: &str, name: &str) -> Mapping {
     }
 }
 
-/// An entry of smaps: these counters in KiB, the others that quadrants need 0.
+/// Returns a smaps entry with these counters in KiB. Other counters that the quadrants need are 0.
 pub(crate) fn usage(counters: &[(SmapsCounter, u64)]) -> Smaps {
     use SmapsCounter::*;
     let mut smaps = Smaps::default();
@@ -63,16 +64,17 @@ pub(crate) fn usage(counters: &[(SmapsCounter, u64)]) -> Smaps {
     smaps
 }
 
-/// Chained changes to a mapping.
+/// Methods that change a mapping and return it.
 pub(crate) trait ChangeMapping: Sized {
     fn at_offset(self, offset: u64) -> Self;
     fn using(self, counters: &[(SmapsCounter, u64)]) -> Self;
-    /// Anonymous pages that only this process maps, all dirty.
+    /// Adds `kib` KiB of anonymous pages that only this process maps. All of them are dirty.
     fn anonymous(self, kib: u64) -> Self;
-    /// Clean file pages: exclusive, co-mapped, and the share.
+    /// Sets clean file pages in KiB: exclusive pages, co-mapped pages, and their PSS.
     fn file(self, exclusive: u64, co_mapped: u64, pss: u64) -> Self;
     fn flags(self, codes: &str) -> Self;
-    /// Read from page tables: exclusive and co-mapped, anonymous and of a file, in KiB.
+    /// Sets the page counts of the page tables in KiB: `[exclusive, co-mapped]` anonymous pages,
+    /// `[exclusive, co-mapped]` file pages, and the PSS.
     fn pages(self, anon: [u64; 2], file: [u64; 2], pss: Reading<Bytes>) -> Self;
 }
 
@@ -124,7 +126,8 @@ impl ChangeMapping for Mapping {
     }
 }
 
-/// A snapshot in which all files agree, and the rollup lost nothing by rounding.
+/// Returns a snapshot whose files agree. The rollup has the sums over the mappings, without a
+/// rounding loss.
 pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
     let unlimited = ResourceLimit { soft: None, hard: None };
     let mut snapshot = Snapshot {
@@ -245,7 +248,7 @@ pub(crate) fn head(address: u64, words: [u64; 2]) -> MappingHead {
     MappingHead { address, words }
 }
 
-/// A load segment: address, offset, size in the file, size in memory, flags.
+/// Returns a load segment: address, offset, size in the file, size in memory, flags.
 pub(crate) fn segment(
     address: u64,
     offset: u64,
@@ -263,7 +266,7 @@ pub(crate) fn segment(
     }
 }
 
-/// The object behind a mapping, with these segments.
+/// Returns the ELF file of a mapping, with these segments.
 pub(crate) fn object(mapping: &Mapping, segments: Vec<LoadSegment>) -> ElfObject {
     ElfObject {
         device: mapping.device,
@@ -291,7 +294,8 @@ pub(crate) fn library(snapshot: &mut Snapshot, start: u64, path: &str) {
     agree(snapshot);
 }
 
-/// The table with that key; the first, where people and programs have one each.
+/// Returns the table with this key. If the report has one for people and one for programs, returns
+/// the first.
 pub(crate) fn table<'r>(report: &'r Report, key: &str) -> &'r ReportTable {
     let tables = report.blocks.iter().filter_map(|block| match block {
         ReportBlock::Table(table) => Some(table),
@@ -300,13 +304,13 @@ pub(crate) fn table<'r>(report: &'r Report, key: &str) -> &'r ReportTable {
     tables.into_iter().find(|table| table.key == key).unwrap_or_else(|| panic!("no table {key}"))
 }
 
-/// The values of a column.
+/// Returns the values of a column.
 pub(crate) fn column(table: &ReportTable, key: &str) -> Vec<CellValue> {
     let column = table.columns.iter().find(|c| c.key == key).expect("a column with that key");
     (0..table.rows()).map(|row| column.value(row)).collect()
 }
 
-/// The value of a fact, `totals.pss`.
+/// Returns the value of a fact, such as `totals.pss`.
 pub(crate) fn value(report: &Report, key: &str, fact: &str) -> CellValue {
     let facts = report.blocks.iter().filter_map(|block| match block {
         ReportBlock::Facts(facts) if facts.key == key => Some(facts),

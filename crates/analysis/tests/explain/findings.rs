@@ -1,4 +1,4 @@
-//! Each finding fires on its case, and none on a healthy process.
+//! Tests that each finding is reported in its case, and that a healthy process has no findings.
 
 use pagewise_analysis::explain::{ExplainOptions, explain};
 use pagewise_model::SmapsCounter::*;
@@ -25,7 +25,7 @@ fn evidence(finding: &Finding, key: &str) -> CellValue {
     fact.expect("evidence with that key").value.clone()
 }
 
-/// A shell: a program, libc, a small heap, a stack.
+/// Returns a snapshot of a shell: a program, libc, a small heap, a stack.
 fn healthy() -> Snapshot {
     let mut snapshot = snapshot(vec![
         map(0x5555_6000_0000, 1800, "rw-p", "[heap]").anonymous(1700),
@@ -40,7 +40,7 @@ fn healthy() -> Snapshot {
     snapshot
 }
 
-/// A healthy process with these mappings too, above its stack.
+/// Returns the healthy process with these additional mappings above its stack.
 fn with(more: Vec<Mapping>) -> Snapshot {
     let mut snapshot = healthy();
     let mappings = snapshot.mappings.as_mut().expect("built with mappings");
@@ -50,7 +50,7 @@ fn with(more: Vec<Mapping>) -> Snapshot {
     snapshot
 }
 
-/// Address outside of the healthy process's mappings.
+/// Address outside of the mappings of the healthy process.
 const ROOM: u64 = 0x7100_0000_0000;
 
 #[test]
@@ -237,7 +237,7 @@ fn a_reading_without_flags_makes_no_claim_about_requested_huge_pages() {
     let (claim, step) = (format!("{:?}", found[0].claim), format!("{:?}", found[0].next_step));
     assert!(claim.contains("does not show whether the program asked"), "{claim}");
     assert!(step.contains("--full"), "{step}");
-    // Mappings with `MADV_HUGEPAGE` (`hg`) are not counted.
+    // Huge pages in mappings with `MADV_HUGEPAGE` (flag `hg`) are not counted.
     let marked = map(ROOM + (1 << 40), all, "rw-p", "").using(&[(AnonHugePages, all)]);
     let both = with(vec![mapping, marked.flags("rd wr hg")]);
     assert_eq!(evidence(&self::found(&both)[0], "anon_huge"), CellValue::Bytes(800 * MIB));
@@ -280,7 +280,7 @@ fn memory_spread_unevenly_over_nodes_is_reported_for_threaded_processes() {
 }
 
 #[test]
-fn the_gravest_finding_comes_first() {
+fn the_most_severe_finding_is_first() {
     let mut snapshot = with(vec![map(ROOM, 64, "rwxp", "/data").anonymous(64)]);
     snapshot.machine.max_map_count = Ok(9);
     snapshot.ksm = Ok(KsmStat { merging_pages: 1000, rmap_items: 0, profit: None });

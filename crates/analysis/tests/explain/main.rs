@@ -1,4 +1,4 @@
-//! `explain` on snapshots made by hand: each rule with the smallest input that shows it.
+//! Tests of `explain` on synthetic snapshots: each rule has a minimal input.
 
 mod build;
 mod findings;

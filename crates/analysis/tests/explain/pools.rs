@@ -1,4 +1,4 @@
-//! Every kind of pool is recognized by its evidence, and by nothing less.
+//! Tests that each `PoolKind` is assigned if its evidence is present, and not on weaker evidence.
 
 use pagewise_analysis::pools::{ElfPart, PoolKind, classify};
 use pagewise_model::object::ElfObject;
@@ -10,7 +10,7 @@ use crate::build::*;
 const MIB: u64 = 1 << 20;
 const HEAP: u64 = 64 * MIB;
 
-/// PoolKind and name of each mapping's pool.
+/// Returns the `PoolKind` and the name of each mapping's pool.
 fn pools(snapshot: &Snapshot) -> Vec<(PoolKind, String)> {
     let pools = classify(snapshot);
     let count = snapshot.mappings.as_ref().map_or(0, Vec::len);
@@ -23,14 +23,15 @@ fn kinds(snapshot: &Snapshot) -> Vec<PoolKind> {
     pools(snapshot).into_iter().map(|(kind, _)| kind).collect()
 }
 
-/// One mapping alone.
+/// Returns the `PoolKind` of a mapping in a snapshot without other mappings.
 fn kind_of(mapping: Mapping) -> PoolKind {
     kinds(&snapshot(vec![mapping]))[0]
 }
 
 const BASE: u64 = 0x5555_5555_4000;
 
-/// A program as gcc links it: four segments, and data whose page also holds the end of rodata.
+/// Returns a program with the layout of gcc: four segments; the first page of data also contains
+/// the end of rodata.
 fn program(base: u64, path: &str) -> (Vec<Mapping>, ElfObject) {
     let mappings = vec![
         map(base, 4, "r--p", path),
@@ -85,7 +86,7 @@ fn a_library_is_one_pool_with_parts() {
         },
         ..snapshot
     };
-    // The program itself comes first, so that the library is not taken for it.
+    // The program has the lowest addresses, so that the library does not count as the program.
     let (mut mappings, object) = program(0x1000_0000, "/usr/bin/prog");
     mappings.extend(other.mappings.clone().unwrap());
     let mut both = Snapshot { mappings: Ok(mappings), ..other };
@@ -191,7 +192,7 @@ fn a_file_on_tmpfs_is_memory() {
     assert_eq!(kind_of(mapping), PoolKind::Tmpfs);
 }
 
-/// A snapshot with glibc and these mappings.
+/// Returns a snapshot with glibc and these mappings.
 fn with_glibc(mappings: Vec<Mapping>) -> Snapshot {
     let mut snapshot = snapshot(mappings);
     library(&mut snapshot, 0x1000, "/usr/bin/prog");
@@ -285,7 +286,7 @@ fn an_allocator_linked_into_the_program_is_found_by_its_symbols() {
 
 const STACKS: u64 = 0x7000_0000_0000;
 
-/// `count` stacks of 8 MiB with a guard of one page each.
+/// Returns `count` stacks of 8 MiB, each with a guard of one page.
 fn stacks(count: u64) -> Vec<Mapping> {
     let each = |i| {
         let start = STACKS + i * 8 * MIB;

@@ -1,4 +1,4 @@
-//! Quadrants and shares add up, and say where they cannot be known.
+//! Tests that quadrants and PSS add up, and that ambiguous values are absent.
 
 use pagewise_analysis::quadrants::{QuadrantCells, quadrants};
 use pagewise_model::SmapsCounter::*;
@@ -30,7 +30,7 @@ fn known(kib: [u64; 4]) -> [Option<u64>; 4] {
 fn each_kind_of_page_falls_in_its_effective_quadrant() {
     for (mapping, expected) in [
         (map(0x1000, 64, "rw-p", "").anonymous(40), [40, 0, 0, 0]),
-        // After fork: 24 of 40 KiB are still shared with the child.
+        // State after fork: 24 of 40 KiB are still shared with the child.
         (
             map(0x1000, 64, "rw-p", "").using(&[
                 (Rss, 40),
@@ -45,7 +45,7 @@ fn each_kind_of_page_falls_in_its_effective_quadrant() {
         (map(0x1000, 64, "rw-p", "/memfd:x (deleted)").file(40, 0, 40), [0, 40, 0, 0]),
         (map(0x1000, 64, "r-xp", "/lib/a.so").file(8, 32, 12), [0, 0, 8, 32]),
         (map(0x1000, 64, "rw-s", "/data").file(8, 32, 12), [0, 0, 0, 40]),
-        // A private file mapping, all of it written.
+        // A private file mapping of which all resident pages were written.
         (map(0x1000, 64, "rw-p", "/data").anonymous(40), [40, 0, 0, 0]),
     ] {
         let name = mapping.name.clone();
@@ -87,8 +87,8 @@ fn mixed_and_co_mapped_is_ambiguous_until_page_tables_are_read() {
 
 #[test]
 fn bounds_that_meet_in_the_sum_of_anonymous_pages_alone_still_decide() {
-    // The bounds of each mapping are equal: all pages of the first are anonymous, none of the
-    // second.
+    // The bounds of each mapping are equal: all pages of the first mapping are anonymous, and no
+    // page of the second mapping is.
     let pure = map(0x1000, 64, "rw-p", "").anonymous(40);
     let file = map(0x20000, 64, "r--p", "/data").file(4, 4, 6);
     assert_eq!(resident(&effective(vec![pure, file])), known([40, 0, 4, 4]));
@@ -149,14 +149,15 @@ fn rounding_losses_return_to_the_shares_that_lost() {
     rollup(&mut snapshot).set(Pss, (29 + 2) << 10);
     let quadrants = quadrants(&snapshot).expect("mappings are there");
     let pss = |cells: &QuadrantCells| cells.each_ref().map(|c| c.pss.clone().expect("known").0);
-    // 2048 bytes over three mappings: 683, 683, 682.
+    // 2048 bytes are spread over three mappings: 683, 683, 682.
     assert_eq!(pss(&quadrants.declared), [20 << 10, 0, (6 << 10) + 1366, (3 << 10) + 682]);
     assert_eq!(pss(&quadrants.effective), [20 << 10, 0, 0, (9 << 10) + 2048]);
 }
 
 #[test]
 fn a_rollup_splits_the_share_of_mappings_with_both_kinds_of_co_mapped_pages() {
-    // Known pages: 8 anonymous and 8 file KiB, half of each co-mapped; Pss is 4 + 4 + 5.
+    // The page counts are known: 8 KiB anonymous and 8 KiB file pages, half of each co-mapped. The
+    // PSS is 4 + 4 + 5 KiB.
     let read = map(0x1000, 64, "rw-p", "/data").pages([4, 4], [4, 4], absent());
     let mapping = Mapping {
         pages: read.pages,
@@ -189,7 +190,7 @@ fn page_counts_split_the_share_of_a_mapping_with_both_kinds_of_co_mapped_pages()
     assert_eq!(kib(cells.each_ref().map(|c| &c.pss)), known([4, 3, 4, 2]));
 }
 
-/// Any mapping, sane or not: numbers need not fit together.
+/// Generates any mapping; its counters may contradict each other.
 fn any_mapping() -> impl Strategy<Value = Mapping> {
     let name = prop_oneof![
         Just(""),
@@ -228,7 +229,7 @@ fn any_mapping() -> impl Strategy<Value = Mapping> {
     )
 }
 
-/// A mapping as a kernel may print it: the numbers fit together.
+/// Generates a mapping as a kernel may print it: its counters are consistent.
 fn sound_mapping() -> impl Strategy<Value = Mapping> {
     let name =
         prop_oneof![Just(""), Just("/lib/libc.so.6"), Just("/memfd:x (deleted)"), Just("/data")];

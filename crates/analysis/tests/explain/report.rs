@@ -1,4 +1,4 @@
-//! The report as a whole: its keys, its totals, and its contents if values are unknown.
+//! Tests of the whole report: its keys, its totals, and its contents if values are unknown.
 
 use pagewise_analysis::explain::{ExplainOptions, explain};
 use pagewise_model::SmapsCounter::*;
@@ -188,7 +188,7 @@ fn a_share_that_rounding_cannot_explain_is_torn() {
         rollup(&mut snapshot).set(Pss, pss + more);
         value(&explain(&snapshot, &ALL), "provenance", "torn")
     };
-    // One mapping holds co-mapped pages, so less than a KiB can be lost.
+    // One mapping has co-mapped pages, so rounding loses less than one KiB.
     assert_eq!(torn(0), CellValue::Flag(false));
     assert_eq!(torn(1 << 10), CellValue::Flag(true));
     assert_eq!(torn(1 << 20), CellValue::Flag(true));
@@ -205,7 +205,7 @@ fn late_rss_counters_are_drift_in_bytes_and_not_torn() {
 }
 
 #[test]
-fn mappings_that_came_or_went_are_torn_even_without_a_rollup() {
+fn a_difference_in_virt_is_torn_even_without_a_rollup() {
     let mut changed = process();
     changed.rollup = absent();
     assert!(matches!(value(&explain(&changed, &ALL), "provenance", "torn"), CellValue::Absent(_)));
@@ -216,7 +216,7 @@ fn mappings_that_came_or_went_are_torn_even_without_a_rollup() {
 }
 
 #[test]
-fn a_process_that_may_not_be_read_says_so_and_keeps_what_is_known() {
+fn an_unreadable_process_has_the_reason_and_the_known_values() {
     let denied = Absent::NotPermitted("CAP_SYS_PTRACE".into());
     let snapshot = Snapshot {
         mappings: Err(denied.clone()),
@@ -235,7 +235,7 @@ fn a_process_that_may_not_be_read_says_so_and_keeps_what_is_known() {
 }
 
 #[test]
-fn kernel_threads_and_zombies_are_explained_not_blamed() {
+fn kernel_threads_and_zombies_have_an_explanation() {
     let mut kernel = Snapshot { mappings: Ok(Vec::new()), ..process() };
     kernel.process.kernel_thread = true;
     assert!(texts(&explain(&kernel, &ALL)).contains("kernel thread"));

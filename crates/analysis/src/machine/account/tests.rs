@@ -1,4 +1,4 @@
-//! Accounts of small machines.
+//! Tests of the accounts of small machines.
 
 use pagewise_model::account::{
     HugetlbPool, ProcessSums, SYSTEM_VERSION, SlabCache, VmstatPoint, ZoneFigures,
@@ -13,7 +13,7 @@ fn none<T>() -> Reading<T> {
     Err(Absent::NotCollected("a sample".into()))
 }
 
-/// A machine with these lines of meminfo, in KiB.
+/// A machine whose `meminfo` has these lines, in KiB.
 pub(crate) fn machine(lines: &[(&str, u64)]) -> SystemReading {
     let count = |(name, kib): &(&str, u64)| BootCounter { name: (*name).into(), count: kib << 10 };
     SystemReading {
@@ -97,7 +97,7 @@ fn memory_of_processes_that_could_not_be_read_is_a_line_of_its_own() {
 }
 
 #[test]
-fn more_than_all_is_a_negative_rest_and_not_spread() {
+fn owners_that_exceed_the_total_make_unaccounted_memory_negative() {
     let account =
         account(&machine(&[("MemTotal", 100), ("MemFree", 90), ("Slab", 9), ("SUnreclaim", 30)]));
     assert_eq!(account.unaccounted, -20 << 10);

@@ -7,29 +7,30 @@ use pagewise_model::{Absent, Bytes, Mapping, Name, Reading};
 use super::judge;
 use super::outcome::{DoctorSubject, Judged, SettingCase};
 
-/// One setting to check.
+/// A setting, and the function that judges it.
 pub(super) struct Check {
-    /// A stable name.
+    /// Stable name of the setting.
     pub(super) id: &'static str,
-    /// Name for people.
+    /// Name of the setting for people.
     pub(super) label: &'static str,
-    /// Source of its value.
+    /// Source of the setting's value.
     pub(super) source: SettingSource,
-    /// Function that judges the value for the profile.
+    /// Function that judges the value under the user's profile.
     pub(super) judge: fn(&SettingCase<'_>) -> Judged,
-    /// Effect of the setting, regardless of its value.
+    /// Effect of the setting, independent of its value.
     pub(super) why: &'static str,
 }
 
-/// Source of a value.
+/// Source of a setting's value.
 pub(super) enum SettingSource {
-    /// A file that contains only the value, so writing the value back restores it.
+    /// File that contains only the value, so writing the old value to the file restores the
+    /// setting.
     File(&'static str),
     /// A function that reads the value from the subject.
     Of(fn(&DoctorSubject<'_>) -> Reading<CellValue>),
 }
 
-/// Reasons for which a value is missing.
+/// Constructors of the reasons for a missing value.
 pub(super) struct WhyNot;
 
 impl WhyNot {
@@ -42,7 +43,7 @@ impl WhyNot {
     }
 }
 
-/// The files that the table needs, by their path on a live system.
+/// Returns the files that the table of checks needs, by their path on a live system.
 pub fn files() -> Vec<&'static str> {
     let file = |check: &Check| match check.source {
         SettingSource::File(path) => Some(path),
@@ -53,7 +54,7 @@ pub fn files() -> Vec<&'static str> {
 
 macro_rules! checks {
     ($($id:literal $label:literal $source:expr, $judge:ident, $why:literal;)*) => {
-        /// Every check but those of single sizes of huge pages.
+        /// All checks except those of single huge page sizes.
         pub(super) const CHECKS: &[Check] = &[$(Check {
             id: $id,
             label: $label,
@@ -180,7 +181,7 @@ checks! {
         "Without it the kernel refuses process_madvise on other processes: `thp --fix` cannot work.";
 }
 
-/// The row of one size of huge page.
+/// The check of one huge page size.
 pub(super) const SIZE: Check = Check {
     id: "thp_enabled_size",
     label: "huge pages of one size",
@@ -233,7 +234,7 @@ fn cgroup_used(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
 }
 
 fn hundredths(value: u64) -> CellValue {
-    // Share in percent; the kernel's values are at most 10,000.
+    // `value` is in hundredths of a percent; the kernel's values are at most 10,000.
     CellValue::Share(f64::from(u32::try_from(value).unwrap_or(u32::MAX)) / 10_000.0)
 }
 
@@ -260,16 +261,17 @@ fn locked(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     Ok(CellValue::bytes(status.vm_lck.clone()))
 }
 
-/// True if every mapping that can be is locked; only `smaps` shows this.
+/// True if every mapping that can be locked is locked. Only `smaps` has the flags that show this.
 fn all_locked(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let mappings = subject.target()?.mappings.as_ref().map_err(Clone::clone)?;
     let locked = |mapping: &Mapping| -> Reading<bool> {
         let smaps = mapping.smaps.as_ref().map_err(Clone::clone)?;
         let flags = smaps.flags.as_ref().ok_or(Absent::NotInThisKernel("3.8".into()))?;
-        // The kernel's own mappings are never locked: they are I/O, PFN maps or not expandable.
+        // The kernel's own mappings are never locked: they are I/O mappings, PFN maps or not
+        // expandable.
         Ok(flags.has("lo") || flags.has("io") || flags.has("pf") || flags.has("de"))
     };
-    // [vsyscall] is in the kernel's half of the address space and not a mapping of the process.
+    // [vsyscall] is in the kernel's half of the address space, and is not a mapping of the process.
     let own = mappings.iter().filter(|mapping| mapping.range.start >> 63 == 0);
     let all: Reading<Vec<bool>> = own.map(locked).collect();
     Ok(CellValue::Flag(all?.into_iter().all(|locked| locked)))

@@ -1,5 +1,5 @@
-//! Verdicts on each value for the profile. One function per check; without a profile only costs in
-//! any case count.
+//! Verdicts on the values of settings: one function for each check. Without a profile, only values
+//! that cost latency or memory under every profile are judged.
 
 use pagewise_model::Bytes;
 use pagewise_model::report::CellValue;
@@ -9,21 +9,22 @@ use super::WorkloadProfile::{Density, Latency};
 use super::outcome::{Judged, SettingCase, word};
 use crate::cgroup_limit::raised_limit;
 
-/// Below this share of its limit a cgroup has room.
+/// Minimum used share of a cgroup's limit for a note.
 const CGROUP_FULL: f64 = 0.8;
-/// From this share on it is about to reclaim.
+/// Minimum used share of a cgroup's limit for a warning: the cgroup is about to reclaim.
 const CGROUP_BURSTING: f64 = 0.95;
-/// Less in swap than this is insignificant.
+/// Minimum number of swapped bytes that the verdict on a cgroup mentions.
 const SWAPPED: Bytes = Bytes::mib(1);
-/// TLB shootdowns per second for a note, and for a warning, in profile `Latency`.
+/// Minimum number of TLB shootdowns per second for a note (`SHOOTDOWNS`) and for a warning
+/// (`MANY_SHOOTDOWNS`) under profile `Latency`.
 const SHOOTDOWNS: f64 = 1_000.0;
 const MANY_SHOOTDOWNS: f64 = 20_000.0;
 /// The kernel's default of `vm.max_map_count`.
 const MAPS: u64 = 65_530;
-/// Number of threads from which the arenas of malloc take notable memory.
+/// Minimum number of threads for which the arenas of malloc take notable memory.
 const MANY_THREADS: u64 = 16;
 
-/// A value for information only, which always fits.
+/// Accepts any value: the value is for information only.
 pub(super) fn informative(_: &SettingCase<'_>) -> Judged {
     Judged::ok()
 }
@@ -44,7 +45,8 @@ pub(super) fn thp_enabled(case: &SettingCase<'_>) -> Judged {
     }
 }
 
-/// True if no program can get a huge page, so that it does not matter how they are made.
+/// True if transparent huge pages are set to `never`, so that the settings of their allocation have
+/// no effect.
 fn is_without_thp(case: &SettingCase<'_>) -> bool {
     let enabled = case.subject.settings.file("/sys/kernel/mm/transparent_hugepage/enabled");
     enabled.is_some_and(|enabled| *enabled == Ok("never".into()))
@@ -84,7 +86,7 @@ pub(super) fn thp_shrink_underused(case: &SettingCase<'_>) -> Judged {
     }
 }
 
-/// khugepaged may fill half of a huge page or more with zeros.
+/// Objects to values with which khugepaged may fill half of a huge page or more with zeros.
 pub(super) fn max_ptes_none(case: &SettingCase<'_>) -> Judged {
     let settings = case.subject.settings;
     let Some((none, huge)) = case.number().zip(settings.huge_size.clone().ok()) else {
@@ -148,7 +150,8 @@ pub(super) fn swap(case: &SettingCase<'_>) -> Judged {
     }
 }
 
-/// Negative priorities are assigned by the kernel and cannot be requested.
+/// Returns the command that enables a swap area again. The kernel assigns negative priorities; a
+/// command cannot request them.
 fn swapon(area: &SwapArea) -> String {
     if area.priority < 0 { "swapon".into() } else { format!("swapon -p {}", area.priority) }
 }
@@ -332,7 +335,7 @@ fn cgroup_of<'a>(case: &SettingCase<'a>) -> Option<&'a CgroupSettings> {
     case.subject.process().ok()?.cgroup.as_ref().ok()
 }
 
-/// The commands that raise a cgroup's limit, and that restore it.
+/// Returns the command that raises a cgroup's limit, and the command that restores the limit.
 fn raise_limit(cgroup: &CgroupSettings) -> Option<(String, String)> {
     let (limit, file) = (cgroup.limit?, word(cgroup.limit_file.as_bytes())?);
     let swapped = cgroup.swapped.clone().unwrap_or_default();
@@ -341,7 +344,7 @@ fn raise_limit(cgroup: &CgroupSettings) -> Option<(String, String)> {
     let write = |limit: Bytes, file| format!("echo {} > {file}", limit.0);
     let (change, undo) = (write(raised, file), write(limit, file));
     match &cgroup.with_swap {
-        // The kernel refuses a memory limit above the limit of memory and swap.
+        // The kernel refuses a memory limit above the combined limit of memory and swap.
         Some((name, both)) if *both < raised => {
             let name = word(name.as_bytes())?;
             let first = write(raised, name);

@@ -1,4 +1,4 @@
-//! Outcomes of the table of checks: from a setting to its verdict and commands.
+//! Outcomes of the checks: from the value of a setting to its verdict and commands.
 
 use pagewise_model::report::{CellValue, Label};
 use pagewise_model::settings::{ProcessSettings, SystemSettings};
@@ -23,12 +23,12 @@ impl<'a> DoctorSubject<'a> {
         self.settings.process.as_ref().map_err(Clone::clone)
     }
 
-    /// The process that the user named.
+    /// The process that the user named as target.
     pub(super) fn target(&self) -> Reading<&'a Snapshot> {
         self.options.target.ok_or_else(WhyNot::no_target)
     }
 
-    /// The number in a file, where there is one.
+    /// The number in a file; `None` if the file does not contain a number.
     pub(super) fn number(&self, path: &str) -> Option<u64> {
         let value = self.settings.file(path)?.as_ref().ok()?;
         std::str::from_utf8(value.as_bytes()).ok()?.parse().ok()
@@ -40,7 +40,7 @@ impl<'a> DoctorSubject<'a> {
     }
 }
 
-/// A value that was read, and the subject that it belongs to.
+/// A setting's value, and the subject that has the setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SettingCase<'a> {
     pub(super) subject: &'a DoctorSubject<'a>,
@@ -48,7 +48,7 @@ pub(super) struct SettingCase<'a> {
 }
 
 impl SettingCase<'_> {
-    /// The value as its file shows it; empty if it is not from a file.
+    /// The value as its file contains it; empty if the value is not from a file.
     pub(super) fn text(&self) -> &str {
         match self.value {
             CellValue::Name(name) => std::str::from_utf8(name.as_bytes()).unwrap_or_default(),
@@ -56,7 +56,7 @@ impl SettingCase<'_> {
         }
     }
 
-    /// The value as a number; `None` if it is not a number.
+    /// The value as a number; `None` if the value is not a number.
     pub(super) fn number(&self) -> Option<u64> {
         self.text().parse().ok()
     }
@@ -70,19 +70,19 @@ impl SettingCase<'_> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Judged {
     verdict: SettingVerdict,
-    /// Problem with the value; empty if it is fine.
+    /// Problem with the value; empty if the value fits.
     because: Label,
     way: SettingChange,
 }
 
-/// Change that leads to a fitting value.
+/// Change that gives the setting a fitting value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum SettingChange {
-    /// No command makes the change.
+    /// No command changes the setting.
     None,
-    /// Write this into the check's file.
+    /// Write this text into the file of the setting.
     Write(Label),
-    /// Run these.
+    /// Run these commands.
     Run { change: Option<String>, undo: Option<String> },
 }
 
@@ -99,19 +99,19 @@ impl Judged {
         Judged { verdict: SettingVerdict::Warn, because: because.into(), way: SettingChange::None }
     }
 
-    /// Recommends to write a value to the check's file.
+    /// Recommends to write a value into the file of the setting.
     pub(super) fn write(self, value: impl Into<Label>) -> Judged {
         Judged { way: SettingChange::Write(value.into()), ..self }
     }
 
-    /// Recommends commands, if the setting has no file of its own. A command is `None` if a shell
-    /// would misread a name in it.
+    /// Recommends commands if the setting does not have its own file. A command is `None` if a
+    /// shell would misread a name in the command.
     pub(super) fn run(self, change: Option<String>, undo: Option<String>) -> Judged {
         Judged { way: SettingChange::Run { change, undo }, ..self }
     }
 }
 
-/// Outcome for one setting.
+/// Outcome of the check of a setting.
 #[derive(Clone, Debug)]
 pub(super) struct SettingOutcome {
     pub(super) id: Label,
@@ -120,7 +120,8 @@ pub(super) struct SettingOutcome {
     pub(super) verdict: SettingVerdict,
     because: Label,
     pub(super) why: &'static str,
-    /// Command that sets the advised value; if the verdict is ok, the present value.
+    /// Command that sets the recommended value; if the verdict is ok, the command that sets the
+    /// present value.
     pub(super) change: Option<String>,
     /// Command that restores the present value.
     pub(super) undo: Option<String>,
@@ -136,7 +137,7 @@ impl SettingOutcome {
     }
 }
 
-/// Every check, in the order of the table; the checks of huge page sizes are last.
+/// Judges every setting, in the order of the table of checks; the huge page sizes are last.
 pub(super) fn outcomes(subject: &DoctorSubject<'_>) -> Vec<SettingOutcome> {
     let mut outcomes: Vec<SettingOutcome> =
         CHECKS.iter().map(|check| one(check, subject)).collect();
@@ -195,16 +196,17 @@ fn commands(
         SettingChange::Run { change, undo } => (change.clone(), undo.clone()),
         SettingChange::Write(wanted) => {
             let change = file.and_then(|path| writes(path, wanted.as_bytes()));
-            // A change that cannot be undone is not advised.
+            // A change that cannot be undone is not recommended.
             (change.filter(|_| undo.is_some()), undo)
         }
         SettingChange::None => (undo.clone(), undo),
     }
 }
 
-/// The command that writes a value into a file of `/proc/sys` or `/sys`.
+/// Returns the command that writes a value into a file of `/proc/sys` or `/sys`.
 ///
-/// `None` for a value or a path that a shell would read otherwise: a copied tree may hold anything.
+/// Returns `None` for a value or a path that a shell would not read literally: the files may be a
+/// copy with arbitrary contents.
 pub(super) fn writes(path: &str, value: &[u8]) -> Option<String> {
     let value = word(value)?;
     match path.strip_prefix("/proc/sys/") {
@@ -215,7 +217,7 @@ pub(super) fn writes(path: &str, value: &[u8]) -> Option<String> {
     }
 }
 
-/// A text that is one word to every shell and no option.
+/// Returns the text if every shell reads it as one word, and no command reads it as an option.
 pub(super) fn word(text: &[u8]) -> Option<&str> {
     let is_plain = |b: &u8| b.is_ascii_alphanumeric() || b"_.,:+-/@%".contains(b);
     let text = std::str::from_utf8(text).ok()?;
@@ -223,7 +225,7 @@ pub(super) fn word(text: &[u8]) -> Option<&str> {
     (!text.is_empty() && negative && text.as_bytes().iter().all(is_plain)).then_some(text)
 }
 
-/// One outcome for each size of huge page.
+/// Judges each huge page size: one outcome per size.
 fn sizes(subject: &DoctorSubject<'_>) -> Vec<SettingOutcome> {
     let label = |kib: u64| format!("huge pages of {kib} KiB").into();
     match &subject.settings.sizes {

@@ -12,26 +12,26 @@ use super::{fact, label};
 use crate::blocks::facts_of;
 use crate::explain::meaning;
 
-/// The fields of a source that have a meaning.
+/// Returns the entries of `FIELDS` for a source.
 fn known(source: &str) -> impl Iterator<Item = &'static FieldMeaning> {
     FIELDS.iter().filter(move |field| field.source == source)
 }
 
-/// Prefixes of `vmstat` counters that are reported even without a meaning: newer kernels add more
-/// of them.
+/// Prefixes of `vmstat` counters that are reported even if `FIELDS` has no meaning for them: newer
+/// kernels have more counters with these prefixes.
 const FAMILIES: [&[u8]; 3] = [b"thp_", b"compact_", b"allocstall"];
 
-/// A counter that this kernel has.
+/// A counter of the running kernel.
 struct CounterRow {
     name: Label,
-    /// Empty for a counter that the table of fields does not have.
+    /// Meaning of the counter; empty if `FIELDS` does not have the counter.
     meaning: &'static str,
     count: u64,
-    /// Increase, and increase per second; absent if there is only one reading.
+    /// Increase, and increase per second; absent if only one reading exists.
     added: Reading<(u64, f64)>,
 }
 
-/// The time from one reading to another.
+/// Nanoseconds from reading `before` to reading `now`.
 pub(super) fn elapsed_ns(before: &FreeMemory, now: &FreeMemory) -> Reading<u64> {
     Ok(now.since_boot_ns.clone()?.saturating_sub(before.since_boot_ns.clone()?))
 }
@@ -70,7 +70,7 @@ fn per_second(count: u64, in_ns: u64) -> f64 {
     if in_ns == 0 { 0.0 } else { count as f64 * 1e9 / in_ns as f64 }
 }
 
-/// The blocks of all counters.
+/// Builds the blocks of all counters.
 pub(super) fn blocks(before: Option<&FreeMemory>, now: &FreeMemory) -> Vec<ReportBlock> {
     let mut blocks: Vec<ReportBlock> =
         programs(before, now).map(ReportBlock::Table).into_iter().collect();
@@ -105,7 +105,7 @@ fn table(key: &'static str, audience: Audience, columns: Vec<TableColumn>) -> Re
     }
 }
 
-/// `counters`: an object with one member per counter.
+/// Builds `counters`: an object with one member per counter, for programs.
 pub(super) fn programs(before: Option<&FreeMemory>, now: &FreeMemory) -> Option<ReportTable> {
     let rows = rows(before, now).ok()?;
     let values = |value: &dyn Fn(&CounterRow) -> CellValue| {
@@ -136,7 +136,7 @@ fn meaning_of(row: &CounterRow) -> CellValue {
     }
 }
 
-/// The counters that are not 0, and the names of those that are.
+/// Builds the table of counters that are not 0, and a note with the names of counters that are 0.
 fn people(rows: &[CounterRow], has_rates: bool) -> ReportTable {
     let shown: Vec<&CounterRow> = rows.iter().filter(|row| row.count > 0).collect();
     let zero: Vec<&str> = rows.iter().filter(|row| row.count == 0).map(|r| &*r.name).collect();
@@ -183,7 +183,8 @@ fn texts(rows: &[&CounterRow], text: fn(&CounterRow) -> Label) -> Vec<Label> {
     rows.iter().map(|row| text(row)).collect()
 }
 
-/// The counters that increased, as facts of a line. For people: programs have [`programs`].
+/// Returns a fact for each counter that increased. The facts are for people; programs have
+/// [`programs`].
 pub(super) fn moving(before: &FreeMemory, now: &FreeMemory) -> Vec<Fact> {
     let rows = rows(Some(before), now).unwrap_or_default();
     let moved = rows.iter().filter_map(|row| match row.added {
@@ -199,7 +200,7 @@ pub(super) fn moving(before: &FreeMemory, now: &FreeMemory) -> Vec<Fact> {
     moved.collect()
 }
 
-/// `sizes[]`: every statistic of every size.
+/// Builds `sizes[]`: every statistic of every size.
 fn sizes_for_programs(sizes: &[SizeStats]) -> ReportTable {
     let stat = |stat: &BootCounter| (label(&stat.name.escaped()), CellValue::Count(stat.count));
     let stats = |size: &SizeStats| CellValue::Record(size.stats.iter().map(stat).collect());
@@ -214,7 +215,7 @@ fn sizes_for_programs(sizes: &[SizeStats]) -> ReportTable {
     table("sizes", Audience::Programs, columns)
 }
 
-/// The sizes and statistics that are not 0.
+/// Builds the table of sizes and statistics that are not 0.
 fn sizes_for_people(sizes: &[SizeStats]) -> Option<ReportTable> {
     let used: Vec<&SizeStats> =
         sizes.iter().filter(|size| size.stats.iter().any(|stat| stat.count > 0)).collect();

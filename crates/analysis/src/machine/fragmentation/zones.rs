@@ -14,7 +14,7 @@ use crate::blocks::facts_of;
 use crate::blocks::table;
 use crate::explain::meaning;
 
-/// A column with the meaning that the table of fields has for it.
+/// Builds a column with the meaning that `FIELDS` has for its key.
 fn column(key: &'static str, label: &'static str, cells: ColumnCells) -> TableColumn {
     TableColumn { meaning: meaning(key).into(), ..TableColumn::new(key, label, cells) }
 }
@@ -23,7 +23,7 @@ fn counts(counts: &[u64]) -> CellValue {
     CellValue::List(counts.iter().copied().map(CellValue::Count).collect())
 }
 
-/// `nodes[].zones[]`, for programs.
+/// Builds `nodes[].zones[]`, for programs.
 pub(super) fn nodes(subject: &ZoneSubject<'_>) -> ReportTable {
     let mut nodes: Vec<u32> = subject.zones.iter().map(|zone| zone.node).collect();
     nodes.sort_unstable();
@@ -61,7 +61,7 @@ fn huge(subject: &ZoneSubject<'_>, zone: &Zone) -> CellValue {
     })
 }
 
-/// The unusable free index and the fragmentation index for huge pages.
+/// Returns the unusable free index and the fragmentation index for huge pages.
 fn indices(subject: &ZoneSubject<'_>, zone: &Zone) -> [CellValue; 2] {
     let page_size = subject.all.page_size;
     let order = || subject.huge_order.clone();
@@ -71,7 +71,7 @@ fn indices(subject: &ZoneSubject<'_>, zone: &Zone) -> [CellValue; 2] {
     [CellValue::from_reading(order(), unusable), CellValue::from_reading(order(), fragmentation)]
 }
 
-/// One row per zone, for people.
+/// Builds the table with one row per zone, for people.
 pub(super) fn zones(subject: &ZoneSubject<'_>) -> ReportTable {
     let page_size = subject.all.page_size;
     let each = |value: &dyn Fn(&Zone) -> CellValue| {
@@ -101,7 +101,8 @@ pub(super) fn zones(subject: &ZoneSubject<'_>) -> ReportTable {
     table("", "Zones", Audience::People, columns)
 }
 
-/// One row per order, over all zones: the distribution of free memory over block sizes.
+/// Builds the table with one row per order, summed over all zones: the distribution of free memory
+/// over block sizes.
 pub(super) fn orders(subject: &ZoneSubject<'_>) -> ReportTable {
     let page_size = subject.all.page_size;
     let most = subject.zones.iter().map(|zone| zone.free.len()).max().unwrap_or(0);
@@ -137,7 +138,8 @@ pub(super) fn orders(subject: &ZoneSubject<'_>) -> ReportTable {
     ReportTable { note: note.into(), ..table("orders", "All zones", Audience::Everyone, columns) }
 }
 
-/// Pageblocks by migrate type: `types[]` for programs, sums over the zones for people.
+/// Builds the tables of pageblocks by migrate type: `types[]` for programs, sums over the zones for
+/// people.
 pub(super) fn types(subject: &ZoneSubject<'_>) -> Vec<ReportBlock> {
     match &subject.all.types {
         Ok(types) => {
@@ -206,7 +208,7 @@ fn each_type(subject: &ZoneSubject<'_>, types: &PageTypes) -> ReportTable {
     table("types", "", Audience::Programs, columns)
 }
 
-/// True if any memory is of a type.
+/// True if a pageblock or a free block has the migrate type `kind`.
 fn is_of_use(types: &PageTypes, kind: &Name) -> bool {
     types.blocks.iter().any(|row| row.kind == *kind && row.count > 0)
         || types.free.iter().any(|row| row.kind == *kind && row.free.iter().any(|n| *n > 0))

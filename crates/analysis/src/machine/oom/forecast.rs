@@ -10,17 +10,17 @@ use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
 use super::{OomRank, OomRule, machine_pages, next_victim, rank};
 use crate::cells::{float, text};
 
-/// The memory that a limit concerns.
+/// The memory that a limit restricts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OomScope {
-    /// All memory of the machine.
+    /// The whole memory of the machine.
     Machine,
-    /// A memory cgroup with those below it.
+    /// A memory cgroup, and the cgroups below it.
     Cgroup(Name),
 }
 
 impl OomScope {
-    /// Its name as a cell.
+    /// Name of the scope as a cell.
     pub fn cell(&self) -> CellValue {
         match self {
             OomScope::Machine => text("the machine"),
@@ -29,33 +29,34 @@ impl OomScope {
     }
 }
 
-/// The next OOM kill of a scope.
+/// Forecast of the next OOM kill in a scope.
 #[derive(Clone, Debug)]
 pub struct OomForecast<'a> {
-    /// The scope.
+    /// The machine or the cgroup.
     pub scope: OomScope,
     /// The limit: RAM of the machine, or the limit of the cgroup.
     pub limit: Reading<Bytes>,
     /// Used memory that the kernel cannot reclaim without swap.
     pub kept: Reading<Bytes>,
-    /// Memory that can still be allocated, with free swap.
+    /// Memory that can still be allocated, including free swap.
     pub left: Reading<Bytes>,
     /// Growth of the used memory in bytes per second; negative if it shrinks.
     pub growth: Option<f64>,
-    /// Seconds until nothing is left at this growth; `None` without growth.
+    /// Seconds until no memory is left at the present growth; `None` without growth.
     pub seconds_left: Option<f64>,
-    /// The next victim; `None` if no process can be selected.
+    /// The next victim in the scope; `None` if the kernel can select no process.
     pub next: Option<OomRank<'a>>,
-    /// True if all processes of the victim's cgroup are killed with it.
+    /// True if the kernel kills all processes of the victim's cgroup as well.
     pub kills_all: bool,
-    /// True if the kernel kills nothing at this limit, but lets the processes wait (v1).
+    /// True if the kernel does not kill a process at this limit, but blocks the processes (v1).
     pub kill_disabled: bool,
 }
 
-/// Growth below which no time is computed: noise of an idle machine.
+/// Growth in bytes per second: slower growth is noise of an idle machine, and gives no time.
 const MIN_GROWTH: f64 = 65_536.0;
 
-/// Forecasts, the machine first, then the cgroups with a limit, those with the least left first.
+/// Returns the forecasts: the machine first, then the cgroups with a limit, in ascending order of
+/// the memory that is left.
 pub fn forecasts(reading: &OomReading, ourselves: Option<Pid>) -> Vec<OomForecast<'_>> {
     let rule = rule(reading, ourselves);
     let mut forecasts = vec![machine(reading, &rule)];
@@ -73,14 +74,14 @@ pub fn forecasts(reading: &OomReading, ourselves: Option<Pid>) -> Vec<OomForecas
     forecasts
 }
 
-/// The figures by which processes of the machine are compared.
+/// Returns the values of the machine that determine the order of processes.
 pub(super) fn rule(reading: &OomReading, ourselves: Option<Pid>) -> OomRule {
     let page_size = reading.page_size;
     let machine_pages = machine_pages(&reading.machine[1].meminfo, page_size);
     OomRule { machine_pages, page_size, ourselves }
 }
 
-/// Growth of the pagewise process between both readings, in bytes.
+/// Growth of the pagewise process between the two readings, in bytes.
 fn own_growth(reading: &OomReading, rule: &OomRule) -> f64 {
     let own = reading.processes.iter().find(|it| Some(it.pid) == rule.ourselves);
     own.and_then(|it| Some(float((it.rss - it.rss_before?).0))).unwrap_or(0.0)
@@ -122,10 +123,11 @@ fn machine<'a>(reading: &'a OomReading, rule: &OomRule) -> OomForecast<'a> {
     }
 }
 
-/// Two readings that are closer together than this have no rate.
+/// Minimum number of seconds between two readings with a rate.
 const MIN_SECONDS: f64 = 0.2;
 
-/// Growth from `small` to `large` in bytes per second, without the growth `own` of pagewise.
+/// Growth from `small` to `large` in bytes per second, without `own`, the growth of the pagewise
+/// process.
 fn rate(reading: &OomReading, small: Bytes, large: Bytes, own: f64) -> Option<f64> {
     let [first, last] = &reading.machine;
     let seconds = float(last.at_ns.checked_sub(first.at_ns)?) / 1e9;
@@ -137,7 +139,7 @@ fn seconds_left(left: &Reading<Bytes>, growth: Option<f64>) -> Option<f64> {
     left.as_ref().ok().map(|left| float(left.0) / growth)
 }
 
-/// Page cache of a cgroup that the kernel can drop, and reclaimable slab (v2).
+/// Page cache of a cgroup that the kernel can drop; in v2 also reclaimable slab.
 fn reclaimable(node: &CgroupNode) -> Bytes {
     let lines = ["inactive_file", "active_file", "slab_reclaimable"];
     lines.iter().filter_map(|name| counter(&node.stat, name)).map(Bytes).sum()
@@ -180,7 +182,8 @@ fn cgroup<'a>(
     }
 }
 
-/// True if the victim's cgroup, or one between it and the limited one, is killed as a whole.
+/// True if the kernel kills the victim's cgroup as a whole, or a cgroup between the victim's and
+/// the limited cgroup.
 fn kills_all(tree: &CgroupTree, limited: &CgroupNode, victim: OomRank<'_>) -> bool {
     let Ok(own) = &victim.process.cgroup else { return false };
     let above =
@@ -188,15 +191,16 @@ fn kills_all(tree: &CgroupTree, limited: &CgroupNode, victim: OomRank<'_>) -> bo
     above.into_iter().any(|it| it.kills_all)
 }
 
-/// True if a path is that of a cgroup or of one below it.
+/// True if `path` is `top` or a cgroup below `top`.
 pub(crate) fn is_below(path: &Name, top: &Name) -> bool {
     let (path, top) = (path.as_bytes(), top.as_bytes());
     let top = top.strip_suffix(b"/").unwrap_or(top);
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
-/// The pages that a cgroup may have, by which the kernel scales `oom_score_adj`
-/// (`mem_cgroup_get_max` of mm/memcontrol.c): its limit, and the swap that it may use beside.
+/// Number of pages that a cgroup may use, by which the kernel scales `oom_score_adj`
+/// (`mem_cgroup_get_max` of mm/memcontrol.c): the memory limit plus the swap that the cgroup may
+/// use.
 pub(crate) fn limit_pages(
     reading: &OomReading,
     tree: &CgroupTree,
@@ -214,7 +218,7 @@ pub(crate) fn limit_pages(
     Some(reading.page_size.count(limit) + reading.page_size.count(beside))
 }
 
-/// Swap that a cgroup can still use.
+/// Number of bytes of swap that a cgroup can still use.
 fn swap_left(reading: &OomReading, tree: &CgroupTree, node: &CgroupNode) -> Bytes {
     let free = line(&reading.machine[1], "SwapFree").unwrap_or_default();
     let used = node.swap.clone().unwrap_or_default();
@@ -227,19 +231,19 @@ fn swap_left(reading: &OomReading, tree: &CgroupTree, node: &CgroupNode) -> Byte
     own.min(free)
 }
 
-/// A time in words, in the unit that suits it.
+/// Writes a number of seconds in words, in a suitable unit.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "seconds of a forecast"
 )]
 pub(crate) fn duration(seconds: f64) -> CellValue {
-    /// A longer time is not a forecast.
+    /// Number of seconds: a longer time is not a forecast.
     const YEAR: f64 = 31_536_000.0;
     CellValue::Seconds((seconds.clamp(0.0, YEAR) * 1e9) as u64)
 }
 
-/// [`duration`], or an empty cell without a forecast.
+/// Returns the text of [`duration`], or an empty cell without a forecast.
 pub(crate) fn time_left(seconds: Option<f64>) -> CellValue {
     seconds.map_or(CellValue::None, duration)
 }

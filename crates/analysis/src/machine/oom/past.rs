@@ -1,5 +1,5 @@
 //! Reports of the OOM killer in a kernel log, explained: the process that requested memory, the
-//! limit that was reached, the victim and the reason, and the table of processes.
+//! limit that was reached, the victim, the reason for its selection, and the table of processes.
 
 use pagewise_model::evidence::counter;
 use pagewise_model::oom::{OomReport, OomTableRow, OomUsage, OomVictim};
@@ -14,17 +14,17 @@ use crate::blocks::{facts_of, first, for_people, for_programs, table};
 use crate::cells::{float, text};
 use crate::explain::fact;
 
-/// The page size of most machines, for a report that does not show it.
+/// The page size of most machines, for a report that does not show the page size.
 const USUAL_PAGE: PageSize = PageSize::new(4 << 10).expect("a power of two");
 
-/// The last report explained, and the others in one line each. The log may be missing.
+/// Explains the last report, and lists the other reports in one line each. The log may be missing.
 pub fn blocks(reports: &Reading<Vec<OomReport>>, options: &OomOptions) -> Vec<ReportBlock> {
     let reports = match reports {
         Ok(reports) => reports,
         Err(absent) => return vec![count(CellValue::Absent(absent.clone()))],
     };
     let mut blocks = vec![count(CellValue::Count(reports.len() as u64))];
-    // The kernel prints a line for each kill, but not always a report.
+    // The kernel prints a line for each kill, but does not print a report for each kill.
     let is_full = |report: &OomReport| report.asker.is_some() || !report.table.is_empty();
     let last = reports.iter().rposition(is_full).or(reports.len().checked_sub(1));
     if let Some(last) = last {
@@ -41,7 +41,8 @@ fn count(value: CellValue) -> ReportBlock {
     ReportBlock::Facts(facts_of("past", "Past OOM kills", FactsShape::Line, facts))
 }
 
-/// Pages by which the kernel scales `oom_score_adj`, if the report has them.
+/// Number of pages by which the kernel scales `oom_score_adj`; `None` if the report does not have
+/// it.
 fn total_pages(report: &OomReport, page_size: PageSize) -> Option<u64> {
     let swap = report.swap_total.unwrap_or_default();
     match report.memory.filter(|_| is_cgroup(report)) {
@@ -49,7 +50,8 @@ fn total_pages(report: &OomReport, page_size: PageSize) -> Option<u64> {
             let beside = match report.swap {
                 Some(OomUsage { limit: Some(both), .. }) if report.swap_is_total => both - limit,
                 Some(OomUsage { limit: Some(own), .. }) => own,
-                // Without a limit all swap counts, which such a report does not have.
+                // Without a swap limit, the kernel counts the swap of the machine. Such a report
+                // does not contain the size of that swap.
                 _ => Bytes::ZERO,
             };
             Some(page_size.count(limit) + page_size.count(beside))
@@ -66,15 +68,16 @@ fn is_cgroup(report: &OomReport) -> bool {
     report.limited.is_some()
 }
 
-/// Badness of a row in pages, and the part of it that `oom_score_adj` adds.
+/// Badness of a row in pages, and the part of the badness that `oom_score_adj` adds.
 fn badness(row: &OomTableRow, page_size: PageSize, total_pages: Option<u64>) -> (i64, i64) {
     let own = row.rss.saturating_add(row.swap).saturating_add(page_size.count(row.page_tables));
     let added = row.adj.saturating_mul((total_pages.unwrap_or(0) / 1000).cast_signed());
     (own.cast_signed().saturating_add(added), added)
 }
 
-/// A report in words: the requesting process, the limit that was reached, the victim and the
-/// reason. `later` are the kills after it for which the kernel printed one line each.
+/// Describes a report in words: the requesting process, the limit that was reached, the victim and
+/// the reason. `later` are the kills after the report for which the kernel printed only one line
+/// each.
 pub fn explanation(report: &OomReport, later: &[OomReport]) -> Vec<CellValue> {
     let page_size = report.page_size.unwrap_or(USUAL_PAGE);
     let mut pieces = asker(report, page_size);
@@ -175,7 +178,7 @@ fn figures(
     super::programs_only(facts_of("past.last", "", FactsShape::Line, facts))
 }
 
-/// The process that asked for memory.
+/// Describes the process that requested memory.
 fn asker(report: &OomReport, page_size: PageSize) -> Vec<CellValue> {
     let Some(asker) = &report.asker else {
         return vec![text(
@@ -201,7 +204,8 @@ fn asker(report: &OomReport, page_size: PageSize) -> Vec<CellValue> {
             if order > 3 {
                 pieces.push(text(" in one piece"));
             }
-            // A request that is charged to a cgroup always has the flags of kernel memory.
+            // A request that is charged to a cgroup always has the flags of kernel memory, so the
+            // flags do not show its purpose.
             let has_purpose = !is_cgroup(report);
             pieces.push(text(if has_purpose { reason(&asker.gfp) } else { ". " }));
         }
@@ -209,7 +213,7 @@ fn asker(report: &OomReport, page_size: PageSize) -> Vec<CellValue> {
     pieces
 }
 
-/// The purpose of a request, by its flags.
+/// Describes the purpose of a request, by its flags.
 fn reason(gfp: &Name) -> &'static str {
     let has = |flag: &[u8]| memchr_in(gfp.as_bytes(), flag);
     if has(b"GFP_HIGHUSER_MOVABLE") || has(b"GFP_HIGHUSER") {
@@ -227,7 +231,7 @@ fn memchr_in(text: &[u8], wanted: &[u8]) -> bool {
     text.windows(wanted.len()).any(|window| window == wanted)
 }
 
-/// The limit that was reached.
+/// Describes the limit that was reached.
 fn limit(report: &OomReport) -> Vec<CellValue> {
     if let Some(cgroup) = &report.limited {
         return cgroup_limit(report, cgroup);
@@ -284,7 +288,7 @@ fn cgroup_limit(report: &OomReport, cgroup: &Name) -> Vec<CellValue> {
     }
     pieces.push(text(". "));
     let first = |names: [&str; 3]| names.iter().find_map(|name| counter(&report.counters, name));
-    // The lines of v1 that begin with `total_` include the cgroups below.
+    // The lines of v1 that begin with `total_` include the cgroups below this cgroup.
     let anon = first(["anon", "total_rss", "rss"]);
     let file = first(["file", "total_cache", "cache"]);
     if let (Some(anon), Some(file)) = (anon, file) {
@@ -318,7 +322,7 @@ fn swap(report: &OomReport) -> Vec<CellValue> {
     }
 }
 
-/// The killed process, and the reason.
+/// Describes the killed process, and the reason for its selection.
 fn victim(report: &OomReport, page_size: PageSize, total: Option<u64>) -> Vec<CellValue> {
     if report.no_victim {
         return vec![text(
@@ -364,7 +368,7 @@ fn victim(report: &OomReport, page_size: PageSize, total: Option<u64>) -> Vec<Ce
     pieces
 }
 
-/// The reason why the victim was selected, by the table.
+/// Describes the reason why the victim was selected, by the table of processes.
 fn why_it(
     report: &OomReport,
     victim: &OomVictim,
@@ -395,7 +399,7 @@ fn why_it(
     }
 }
 
-/// Kills after the report that the kernel did not report.
+/// Describes the kills after the report for which the kernel printed no report.
 fn followers(later: &[OomReport]) -> Vec<CellValue> {
     let Some(last) = later.last().and_then(|report| report.victims.first()) else {
         return Vec::new();
@@ -410,7 +414,7 @@ fn followers(later: &[OomReport]) -> Vec<CellValue> {
     ]
 }
 
-/// Takes off the blank after the last sentence.
+/// Removes the blank after the last sentence.
 fn trim_end(pieces: &mut [CellValue]) {
     if let Some(CellValue::Text(last)) = pieces.last_mut() {
         *last = last.trim_end().to_owned().into();
@@ -428,7 +432,7 @@ fn damage(report: &OomReport) -> Vec<CellValue> {
     pieces
 }
 
-/// The table of processes, by badness.
+/// Builds the table of processes, by badness.
 fn process_table(
     report: &OomReport,
     page_size: PageSize,
@@ -514,7 +518,7 @@ fn process_table(
     }
 }
 
-/// The other kills in one line each, the last first.
+/// Lists the other kills in one line each, the last kill first.
 fn other_reports(reports: &[&OomReport], options: &OomOptions) -> Option<ReportTable> {
     let all: Vec<&OomReport> = reports.iter().rev().copied().collect();
     let (rows, note) = first(&all, options.rows, "--limit");

@@ -1,4 +1,4 @@
-//! The verdict in words, and the tables of scopes and processes.
+//! The conclusion in words, and the tables of scopes and processes.
 
 use pagewise_model::oom::OomProcess;
 use pagewise_model::report::{
@@ -12,7 +12,7 @@ use crate::blocks::{first, for_people, for_programs, table};
 use crate::cells::text;
 use crate::program_name::joined;
 
-/// The outcome if the machine ran out of memory now.
+/// Describes the outcome if the machine ran out of memory now.
 pub(super) fn verdict(next: Option<OomRank<'_>>, machine: Option<&OomForecast<'_>>) -> Paragraph {
     let mut pieces = Vec::new();
     match next {
@@ -55,7 +55,7 @@ fn frees(process: &OomProcess) -> Vec<CellValue> {
     }
 }
 
-/// The machine and the cgroups with a limit.
+/// Builds the table of the machine and the cgroups with a limit.
 pub(super) fn scopes(forecasts: &[OomForecast<'_>]) -> ReportTable {
     let cells = |make: &dyn Fn(&OomForecast<'_>) -> CellValue| {
         ColumnCells::Values(forecasts.iter().map(make).collect())
@@ -138,7 +138,7 @@ fn victim(forecast: &OomForecast<'_>) -> CellValue {
     CellValue::Sentence(pieces)
 }
 
-/// The processes in the order of the OOM killer.
+/// Builds the table of processes in the order of the OOM killer.
 pub(super) fn processes(ranks: &[OomRank<'_>], options: &OomOptions) -> ReportTable {
     let killable: Vec<OomRank<'_>> =
         ranks.iter().copied().filter(|it| it.badness.is_ok()).collect();
@@ -244,17 +244,17 @@ pub(super) fn processes(ranks: &[OomRank<'_>], options: &OomOptions) -> ReportTa
     }
 }
 
-/// An adjustment for people, without separators of thousands.
+/// Writes an adjustment for people, without thousands separators.
 pub(super) fn adj_text(adj: i64) -> CellValue {
     text(adj.to_string())
 }
 
-/// The command line, or the name of a process that hides it.
+/// Returns the command line, or the name of a process whose command line is empty or unknown.
 fn command(process: &OomProcess) -> Name {
     joined(process.command.as_deref().unwrap_or_default()).unwrap_or_else(|| process.name.clone())
 }
 
-/// The processes that are not selected, largest first.
+/// Builds the table of processes with memory that are not selected, the largest first.
 pub(super) fn exempt(ranks: &[OomRank<'_>]) -> Option<ReportTable> {
     let mut exempt: Vec<(OomRank<'_>, super::OomExemption)> = ranks
         .iter()

@@ -1,4 +1,4 @@
-//! The rule of the kernel on small machines.
+//! Tests of the kernel's rule on small machines.
 
 use pagewise_model::cgroup_tree::{CgroupNode, CgroupTree};
 use pagewise_model::oom::{OOM_VERSION, OomMachine};
@@ -8,7 +8,7 @@ use super::*;
 
 const PAGE: PageSize = PageSize::new(4096).expect("a power of two");
 
-/// A process with these pages and adjustment.
+/// Returns a process with `rss` resident pages and the adjustment `adj`.
 fn process(pid: u32, rss: u64, adj: i64) -> OomProcess {
     OomProcess {
         pid: Pid(pid),
@@ -42,7 +42,7 @@ fn order(processes: &[OomProcess], total: u64) -> Vec<u32> {
 fn badness_is_pages_and_thousandths_of_the_limit() {
     let mut it = process(7, 1000, 0);
     it.swap = PAGE.pages(10);
-    // 3 KiB of page tables are less than a page.
+    // 3 KiB of page tables are less than one page.
     it.page_tables = Bytes(4096 * 5 + 3 * 1024);
     assert_eq!(badness(&it, 1_000_999, PAGE), 1015);
     it.adj = Ok(-10);
@@ -58,7 +58,7 @@ fn the_score_of_a_process_without_memory_is_two_thirds_of_1000() {
 }
 
 #[test]
-fn the_largest_is_first_and_of_equal_ones_the_youngest() {
+fn the_largest_process_is_first_then_the_youngest_of_equal_processes() {
     let processes = [process(5, 10, 0), process(6, 30, 0), process(7, 30, 0), process(8, 1, 0)];
     assert_eq!(order(&processes, 1000), [7, 6, 5, 8]);
 }
@@ -166,12 +166,12 @@ fn the_machine_and_a_cgroup_have_victims_of_their_own() {
     let reading = reading(Ok([tree(700), tree(900)]));
     let forecasts = forecasts(&reading, None);
     let [machine, cgroup] = forecasts.as_slice() else { panic!("{forecasts:?}") };
-    // 300 thousandths of 100,000 pages.
+    // The adjustment is 300 thousandths of 100,000 pages.
     assert_eq!(machine.next.unwrap().process.pid.0, 6);
     assert_eq!(machine.left, Ok(PAGE.pages(5000 - 10 + 100 + 200 + 10)));
     assert_eq!(machine.growth, Some(1000.0 * 4096.0));
     assert!((machine.seconds_left.unwrap() - 5.3).abs() < 0.01);
-    // 300 thousandths of 1000 pages make 700; /ab is not below /a.
+    // The adjustment is 300 thousandths of 1000 pages: 700 pages in total; /ab is not below /a.
     assert_eq!(cgroup.next.unwrap().badness, Ok(700));
     assert_eq!(cgroup.left, Ok(PAGE.pages(1000 - (900 - 100))));
     assert_eq!(cgroup.growth, Some(200.0 * 4096.0));

@@ -11,7 +11,8 @@ use crate::blocks::{facts_of, first, table};
 use crate::cells::{share, text};
 use crate::explain::fact;
 
-/// Blocks of the search for cached files; if there was no search, its reason, for programs.
+/// Builds the blocks about cached files. If the files were not searched, returns the reason, for
+/// programs.
 pub(super) fn blocks(reading: &SystemReading, options: &SystemOptions) -> Vec<ReportBlock> {
     let files = match &reading.files {
         Ok(files) => files,

@@ -14,17 +14,17 @@ use crate::account::owner_text;
 use crate::blocks::{first, for_programs, table};
 use crate::cells::text;
 
-/// Maximum characters of the parts in a row for people: the width of the column on a terminal of 80
-/// columns.
+/// Maximum number of characters for the parts in a row for people: the width of the column on a
+/// terminal of 80 columns.
 const PARTS_WIDTH: usize = 27;
-/// Characters of a size, with the blanks and the comma around it.
+/// Number of characters of a size, with the blanks and the comma around it.
 const SIZE_WIDTH: usize = 7;
 
 fn label_of(owner: &MemoryOwner) -> Label {
     owner_text(&owner.id).map_or_else(|| Cow::Owned(owner.id.clone()), |it| it.label.into())
 }
 
-/// The owners with the unaccounted memory as their last row.
+/// Builds the table of owners for people, with the unaccounted memory as the last row.
 pub(super) fn owners_for_people(reading: &SystemReading, account: &MemoryAccount) -> ReportTable {
     let owners = &account.owners;
     let mut labels: Vec<Label> = owners.iter().map(label_of).collect();
@@ -56,7 +56,7 @@ fn unaccounted(bytes: i64) -> CellValue {
     }
 }
 
-/// Memory that may be part of the unaccounted memory.
+/// Lists memory that may be part of the unaccounted memory.
 fn suspects(reading: &SystemReading) -> CellValue {
     let percpu = counter(&reading.meminfo, "Percpu").filter(|_| reading.percpu_at_boot.is_err());
     let sizes = [
@@ -75,7 +75,7 @@ fn suspects(reading: &SystemReading) -> CellValue {
     }
 }
 
-/// `mysqld (77) 1.2G, nginx (9) 3.0M`
+/// Writes the parts of an owner as one text: `mysqld (77) 1.2G, nginx (9) 3.0M`.
 fn sentence(parts: &[OwnerPart]) -> CellValue {
     let mut pieces = Vec::new();
     let mut width = 0;
@@ -94,7 +94,7 @@ fn sentence(parts: &[OwnerPart]) -> CellValue {
     if pieces.is_empty() { CellValue::None } else { CellValue::Sentence(pieces) }
 }
 
-/// `owners`: `id`, `bytes` and `detail`.
+/// Builds table `owners` with `id`, `bytes` and `detail`.
 pub(super) fn owners_for_programs(account: &MemoryAccount) -> ReportTable {
     let owners = &account.owners;
     let detail = |owner: &MemoryOwner| {
@@ -136,7 +136,7 @@ pub(super) fn owners_for_programs(account: &MemoryAccount) -> ReportTable {
     table("owners", "", Audience::Programs, columns)
 }
 
-/// Uses of tmpfs memory.
+/// Builds the table of the uses of tmpfs memory.
 pub(super) fn shmem(reading: &SystemReading, options: &SystemOptions) -> Option<ReportTable> {
     let uses = reading.shmem.as_ref().ok().filter(|uses| !uses.is_empty())?;
     let (shown, more) = first(uses, options.rows, "--limit");
@@ -179,7 +179,7 @@ pub(super) fn shmem(reading: &SystemReading, options: &SystemOptions) -> Option<
     Some(ReportTable { note, ..table("shmem", "Memory of tmpfs", Audience::Everyone, columns) })
 }
 
-/// The largest slab caches.
+/// Builds the table of the largest slab caches.
 pub(super) fn slabs(reading: &SystemReading, options: &SystemOptions) -> Option<ReportTable> {
     let slabs = reading.slabs.as_ref().ok()?;
     let rows = options.rows.map(|rows| rows.min(slabs.len()));

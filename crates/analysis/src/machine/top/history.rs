@@ -1,4 +1,5 @@
-//! The last sweeps, reduced to what a table of growth needs: some bytes for each process and sweep.
+//! The last sweeps, reduced to the values that a table of growth needs: some bytes for each process
+//! and sweep.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,20 +13,21 @@ use pagewise_model::{Absent, Bytes, Name, Reading};
 use crate::program_name::{ProgramName, program_name};
 use crate::sweeps::is_notable;
 
-/// Samples of the history: a minute at one sweep a second.
+/// Maximum number of sweeps in the history: a minute at one sweep per second.
 pub const MAX_SAMPLES: usize = 60;
-/// Growth is the change over at most this time.
+/// Number of nanoseconds: growth is the change over at most this time.
 const GROWTH_NS: u64 = 60_000_000_000;
-/// Growth is the change over at least this time: a program allocates most in its first second, and
-/// a rate per minute from that would be a false alarm.
+/// Number of nanoseconds: growth is the change over at least this time. A program allocates most in
+/// its first second, and a rate per minute from that second would be a false alarm.
 const MIN_GROWTH_NS: u64 = 5_000_000_000;
-/// Events that the history keeps.
+/// Maximum number of events in the history.
 const MAX_EVENTS: usize = 8;
 
-/// The object did not exist, or its memory could not be read.
+/// Value of a sweep in which the object did not exist, or its memory could not be read.
 const GONE: u64 = u64::MAX;
 
-/// Memory of an object at the last sweeps, oldest first; the last value is of the last sweep.
+/// Memory of a process or of a group of processes at the last sweeps, the oldest first. The last
+/// value is of the last sweep.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MemorySeries {
     values: VecDeque<u64>,
@@ -43,13 +45,13 @@ impl MemorySeries {
         self.values.iter().all(|&value| value == GONE)
     }
 
-    /// The last `count` values, oldest first.
+    /// Returns the last `count` values, the oldest first.
     pub(super) fn last(&self, count: usize) -> Vec<Option<u64>> {
         let skipped = self.values.len().saturating_sub(count);
         self.values.iter().skip(skipped).map(|&it| Some(it).filter(|&it| it != GONE)).collect()
     }
 
-    /// Adds the values of another series, aligned at their ends.
+    /// Adds the values of another series. The last values of both series are of the same sweep.
     pub(super) fn add(&mut self, other: &MemorySeries) {
         while self.values.len() < other.values.len() {
             self.values.push_front(GONE);
@@ -64,7 +66,7 @@ impl MemorySeries {
     }
 }
 
-/// A process of the last sweeps.
+/// Memory of a process at the last sweeps.
 #[derive(Debug)]
 pub(super) struct ProcessSeries {
     pub(super) identity: Arc<ProcessIdentity>,
@@ -72,7 +74,7 @@ pub(super) struct ProcessSeries {
     pub(super) memory: MemorySeries,
     /// True if the values are PSS, false if they are RSS.
     is_pss: bool,
-    /// RSS at the last reading of the pages.
+    /// RSS at the time when the pages were last read.
     rss_at_reading: Option<Bytes>,
 }
 
@@ -88,7 +90,8 @@ pub struct TopHistory {
 }
 
 impl TopHistory {
-    /// Adds a sweep, later than all before it, and the events that it found.
+    /// Adds a sweep, and the events that the sweep found. Requires that the sweep is later than all
+    /// earlier sweeps.
     pub fn push(&mut self, sweep: Arc<Sweep>, events: &[SweepEvent]) {
         if self.times.len() == MAX_SAMPLES {
             self.times.pop_front();
@@ -117,7 +120,7 @@ impl TopHistory {
                 rss_at_reading: None,
             });
             if series.is_pss != is_pss {
-                // PSS and RSS in one series would look like growth.
+                // A series with both PSS and RSS would appear to grow or shrink.
                 series.memory = MemorySeries::default();
                 series.is_pss = is_pss;
             }
@@ -151,17 +154,17 @@ impl TopHistory {
         });
     }
 
-    /// The last sweep.
+    /// Returns the last sweep.
     pub fn current(&self) -> Option<&Sweep> {
         self.current.as_deref()
     }
 
-    /// The change from the last sweep but one to the last.
+    /// Returns the change from the second-to-last sweep to the last sweep.
     pub fn delta(&self) -> Option<&SweepDelta> {
         self.delta.as_ref()
     }
 
-    /// The last events, oldest first.
+    /// Returns the last events, the oldest first.
     pub fn events(&self) -> impl Iterator<Item = &SweepEvent> {
         self.events.iter()
     }
@@ -170,7 +173,7 @@ impl TopHistory {
         self.processes.get(&key)
     }
 
-    /// All processes of the last sweeps, also those that have ended.
+    /// Returns all processes of the last sweeps, including processes that have ended.
     pub(super) fn processes(&self) -> impl Iterator<Item = &ProcessSeries> {
         self.processes.values()
     }
@@ -179,7 +182,7 @@ impl TopHistory {
         self.cgroups.get(path)
     }
 
-    /// Growth in bytes per minute from the oldest sample of the last minute to the last sample.
+    /// Growth in bytes per minute, from the oldest sample of the last minute to the last sample.
     pub(super) fn growth(&self, series: &MemorySeries) -> Reading<i64> {
         let missing = || Absent::NotCollected("growth needs two samples".into());
         let offset = self.times.len().saturating_sub(series.values.len());
@@ -192,7 +195,8 @@ impl TopHistory {
         let first = earlier.next().ok_or_else(missing)?;
         let (elapsed, value) = match first.0 <= GROWTH_NS {
             true => first,
-            // The last one before the window, if the samples are farther apart than the window.
+            // If the samples are farther apart than [`GROWTH_NS`], the last sample before that time
+            // counts.
             false => earlier.fold(first, |best, sample| match best.0 <= GROWTH_NS {
                 true => best,
                 false => sample,
@@ -207,10 +211,11 @@ impl TopHistory {
     }
 }
 
-/// PSS, or RSS if the pages may not be read; the flag is true for PSS.
+/// Returns PSS and true, or RSS and false if the pages may not be read.
 ///
-/// The change of RSS since the last reading is added to an outdated PSS: a large process that grows
-/// is seldom read, and would otherwise seem not to grow.
+/// If PSS is outdated, the change of RSS since the last reading of the pages is added. The pages of
+/// a large, growing process are seldom read, and without the change the process would appear not to
+/// grow.
 fn memory_of(process: &SweepProcess, rss_at_reading: Option<Bytes>) -> (u64, bool) {
     let Ok(pss) = process.pss_total() else { return (process.rss.0, false) };
     let moved = match (process.pages, rss_at_reading) {

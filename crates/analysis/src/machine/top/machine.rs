@@ -1,4 +1,4 @@
-//! Figures of the machine above the table.
+//! Values of the machine above the table of `pagewise top`.
 
 use pagewise_model::report::{CellValue, Fact};
 use pagewise_model::settings::PressureFigures;
@@ -9,7 +9,7 @@ use super::TopHistory;
 use crate::cells::{float, text};
 use crate::explain::fact;
 
-/// Memory, swap, pressure, processes: the most important first.
+/// Returns facts for memory, swap, pressure and processes, the most important first.
 pub(super) fn facts(history: &TopHistory, sweep: &Sweep) -> Vec<Fact> {
     let machine = &sweep.machine;
     let total = machine.memory("MemTotal");
@@ -58,7 +58,7 @@ fn with_share(part: Reading<Bytes>, whole: &Reading<Bytes>) -> CellValue {
     }
 }
 
-/// Used swap and its size; none on a machine without swap.
+/// Returns used swap and its size; `None` on a machine without swap.
 fn swap(sweep: &Sweep) -> Option<Fact> {
     let total = sweep.machine.memory("SwapTotal").ok().filter(|total| !total.is_zero())?;
     let free = sweep.machine.memory("SwapFree").ok()?;
@@ -67,7 +67,8 @@ fn swap(sweep: &Sweep) -> Option<Fact> {
     Some(fact("swap", "swap", CellValue::Sentence(pieces), ""))
 }
 
-/// Share of the last ten seconds in which some task waited, and in which all did.
+/// Returns the share of the last ten seconds in which some task waited, and the share in which all
+/// tasks waited.
 fn pressure(key: &'static str, label: &'static str, reading: &Reading<PressureFigures>) -> Fact {
     let value = CellValue::from_reading(reading.clone(), |pressure| {
         let share = |hundredths: u64| CellValue::Share(float(hundredths) / 10_000.0);

@@ -17,7 +17,7 @@ impl RowFilter {
         RowFilter { wanted: filter.trim().to_ascii_lowercase().into_bytes() }
     }
 
-    /// True if the filter is empty, or the row contains its text.
+    /// True if the filter is empty, or if the row contains the filter's text.
     pub(super) fn matches(&self, row: &TopRow) -> bool {
         if self.wanted.is_empty() {
             return true;
@@ -41,7 +41,8 @@ impl RowFilter {
     }
 }
 
-/// Sorts rows as the query says. Rows without a value come last in either order.
+/// Sorts rows by the column and direction of the query. Rows without a value are last in both
+/// directions.
 pub(super) fn sort(rows: &mut [TopRow], query: &TopQuery) {
     rows.sort_by(|a, b| compare(a, b, query));
 }
@@ -69,7 +70,7 @@ fn number(row: &TopRow, column: TopColumn) -> Option<f64> {
             TopKey::Process(key) => Some(f64::from(key.pid.0)),
             TopKey::Group(_) | TopKey::Cgroup(_) => Some(float(row.processes)),
         },
-        // A large process whose pages wait for the budget must not sink to the end.
+        // A large process whose pages were not read for lack of time must not sink to the end.
         TopColumn::Pss if matches!(row.pss, Err(Absent::NotCollected(_))) => bytes(&row.rss),
         TopColumn::Pss => bytes(&row.pss),
         TopColumn::Uss => bytes(&row.uss),

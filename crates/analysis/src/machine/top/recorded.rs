@@ -1,4 +1,4 @@
-//! The page of a process of a recording: its values at one time.
+//! The report of one process in a recording: its values at one time.
 
 use pagewise_model::report::{
     Audience, CellValue, ColumnCells, Fact, FactsShape, Report, ReportBlock, ReportTable,
@@ -20,8 +20,8 @@ use crate::sweeps::category_label;
 /// Name and version of the JSON form.
 const SCHEMA: &str = "pagewise.recorded-process/1";
 
-/// The values of a process at the last sweep, with its latest categories; `None` if the sweep does
-/// not have it.
+/// Reports the values of a process at the last sweep, with its latest categories; `None` if the
+/// sweep does not contain the process.
 pub fn recorded_process(
     history: &TopHistory,
     key: ProcessKey,
@@ -45,7 +45,8 @@ pub fn recorded_process(
     Some(Report { schema: SCHEMA, title, blocks })
 }
 
-/// Memory by category, which is read each minute at most.
+/// Builds the table of memory by category. The recorder reads the categories at most once per
+/// minute.
 fn by_category(sample: &CategorySample, rss: Bytes, now: SweepTime) -> ReportBlock {
     let each = || sample.categories.iter();
     let share = |it: &CategoryBytes| {
@@ -134,7 +135,7 @@ fn identity(process: &SweepProcess) -> Vec<Fact> {
     ]
 }
 
-/// Age of PSS and USS, which are not read in each sweep.
+/// Reports the age of PSS and USS, which are not read in each sweep.
 fn age(process: &SweepProcess, now_ns: u64) -> ReportBlock {
     let words = match process.pages {
         PagesReading::Now => vec![text("PSS and USS are of this time.")],

@@ -1,4 +1,4 @@
-//! The history at any time of a recording.
+//! The history of a recording up to any time in it.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use pagewise_model::sweep_source::SweepSource;
 use super::history::{MAX_SAMPLES, TopHistory};
 use crate::sweeps::CATEGORIES_NS;
 
-/// Events of this time before a sweep are shown with it.
+/// Number of nanoseconds: events up to this time before a sweep are shown with it.
 const EVENTS_NS: u64 = 600_000_000_000;
 
-/// A recording, and a time in it.
+/// A recording, and a position in it.
 #[derive(Debug)]
 pub struct ReplayCursor<S> {
     source: S,
@@ -20,10 +20,11 @@ pub struct ReplayCursor<S> {
 }
 
 impl<S: SweepSource> ReplayCursor<S> {
-    /// A cursor at a time of the recording, or at its end. `None` if it has no sweeps.
+    /// Creates a cursor at a time of the recording, or at its end. `None` if the recording has no
+    /// sweeps.
     ///
     /// # Errors
-    /// The source cannot be read.
+    /// Returns an error if the source cannot be read.
     pub fn new(mut source: S, unix_ns: Option<u64>) -> Result<Option<ReplayCursor<S>>, S::Error> {
         let Some(span) = source.span()? else { return Ok(None) };
         let mut cursor = ReplayCursor { source, span, history: TopHistory::default() };
@@ -31,35 +32,35 @@ impl<S: SweepSource> ReplayCursor<S> {
         Ok(Some(cursor))
     }
 
-    /// Times of the first and the last sweep, in nanoseconds since 1970.
+    /// Returns the times of the first and the last sweep, in nanoseconds since 1970.
     pub const fn span(&self) -> (u64, u64) {
         self.span
     }
 
-    /// The sweeps up to the time of the cursor.
+    /// Returns the sweeps up to the time of the cursor.
     pub const fn history(&self) -> &TopHistory {
         &self.history
     }
 
-    /// Time of the sweep at the cursor.
+    /// Returns the time of the sweep at the cursor, in nanoseconds since 1970.
     pub fn time(&self) -> u64 {
         self.history.current().map_or(self.span.0, |sweep| sweep.time.unix_ns)
     }
 
-    /// The latest categories of a process at the time of the cursor, if it has some.
+    /// Returns the latest categories of a process at the time of the cursor, if any were recorded.
     ///
     /// # Errors
-    /// The source cannot be read.
+    /// Returns an error if the source cannot be read.
     pub fn categories(&mut self, process: ProcessKey) -> Result<Option<CategorySample>, S::Error> {
         let now = self.time();
         let samples = self.source.categories(now.saturating_sub(CATEGORIES_NS), now)?;
         Ok(samples.into_iter().rfind(|it| it.process == process))
     }
 
-    /// Goes to the last sweep at or before a time, or to the first sweep.
+    /// Moves the cursor to the last sweep at or before a time, or to the first sweep.
     ///
     /// # Errors
-    /// The source cannot be read.
+    /// Returns an error if the source cannot be read.
     pub fn go(&mut self, unix_ns: u64) -> Result<(), S::Error> {
         let unix_ns = unix_ns.clamp(self.span.0, self.span.1);
         let sweeps = self.source.at(unix_ns, MAX_SAMPLES)?;
@@ -75,36 +76,36 @@ impl<S: SweepSource> ReplayCursor<S> {
         Ok(())
     }
 
-    /// Goes to the next sweep; stays at the last one.
+    /// Moves the cursor to the next sweep; does nothing at the last sweep.
     ///
     /// # Errors
-    /// The source cannot be read.
+    /// Returns an error if the source cannot be read.
     pub fn step_forward(&mut self) -> Result<(), S::Error> {
         let next = self.source.next(self.time())?;
         next.map_or(Ok(()), |sweep| self.go(sweep.time.unix_ns))
     }
 
-    /// Goes to the previous sweep; stays at the first one.
+    /// Moves the cursor to the previous sweep; does nothing at the first sweep.
     ///
     /// # Errors
-    /// The source cannot be read.
+    /// Returns an error if the source cannot be read.
     pub fn step_back(&mut self) -> Result<(), S::Error> {
         self.go(self.time().saturating_sub(1))
     }
 
-    /// Goes to the next event, or returns false after the last one.
+    /// Moves the cursor to the next event; returns false after the last event.
     ///
     /// # Errors
-    /// The source cannot be read.
+    /// Returns an error if the source cannot be read.
     pub fn next_event(&mut self) -> Result<bool, S::Error> {
         let event = self.source.next_event(self.time())?;
         event.map_or(Ok(false), |event| self.go(event.time.unix_ns).map(|()| true))
     }
 
-    /// Goes to the previous event, or returns false before the first one.
+    /// Moves the cursor to the previous event; returns false before the first event.
     ///
     /// # Errors
-    /// The source cannot be read.
+    /// Returns an error if the source cannot be read.
     pub fn previous_event(&mut self) -> Result<bool, S::Error> {
         let event = self.source.previous_event(self.time())?;
         event.map_or(Ok(false), |event| self.go(event.time.unix_ns).map(|()| true))

@@ -12,10 +12,10 @@ use super::history::{MemorySeries, TopHistory};
 use super::members::{group, is_inside, user};
 use crate::cells::float;
 
-/// Values of a trend: more would not fit into the widest column.
+/// Maximum number of values in a trend: more would not fit into the widest column.
 const TREND: usize = 30;
 
-/// A row for each process.
+/// Returns a row for each process.
 pub(super) fn of_processes(
     history: &TopHistory,
     sweep: &Sweep,
@@ -77,13 +77,13 @@ fn not_a_cgroup() -> Absent {
     Absent::NotSupported("a process has no charge of its own".into())
 }
 
-/// The share of the last ten seconds in which at least one task waited.
+/// Share of the last ten seconds in which at least one task waited.
 fn share_of(pressure: &PressureFigures) -> f64 {
     float(pressure.avg10.some) / 10_000.0
 }
 
-/// Positions in the order of the kernel's badness. The first process of the machine and processes
-/// with `oom_score_adj` -1000 have none.
+/// Returns the positions of processes in the order of the kernel's badness. The first process of
+/// the machine and processes with `oom_score_adj` -1000 have no position.
 fn oom_ranks(processes: &[SweepProcess]) -> HashMap<ProcessKey, u64> {
     let mut scored: Vec<(u64, Bytes, ProcessKey)> = processes
         .iter()
@@ -94,7 +94,7 @@ fn oom_ranks(processes: &[SweepProcess]) -> HashMap<ProcessKey, u64> {
     scored.into_iter().zip(1..).map(|((_, _, key), rank)| (key, rank)).collect()
 }
 
-/// A row for each group of processes.
+/// Returns a row for each group of processes.
 pub(super) fn of_groups(
     history: &TopHistory,
     sweep: &Sweep,
@@ -115,7 +115,7 @@ pub(super) fn of_groups(
     groups.into_iter().map(|(name, sums)| sums.row(history, name)).collect()
 }
 
-/// Sums over the processes of a group whose values are known.
+/// Sums over the processes of a group; unknown values are not included.
 #[derive(Default)]
 struct GroupSums {
     processes: u64,
@@ -126,7 +126,7 @@ struct GroupSums {
     swap: KnownSum,
     minor: Option<f64>,
     major: Option<f64>,
-    /// The rank of the process that the kernel would kill first.
+    /// Rank of the process of the group that the kernel would kill first.
     oom_rank: Option<u64>,
     memory: MemorySeries,
 }
@@ -180,7 +180,7 @@ impl GroupSums {
     }
 }
 
-/// A sum of the readings that have a value; absent if none has.
+/// Sum of the known readings; absent if all readings are unknown.
 #[derive(Default)]
 struct KnownSum {
     bytes: Option<Bytes>,
@@ -202,7 +202,7 @@ impl KnownSum {
     }
 }
 
-/// A row for each memory cgroup, and the reason if the sweep has none.
+/// Returns a row for each memory cgroup, and the reason if the sweep has no cgroups.
 pub(super) fn of_cgroups(
     history: &TopHistory,
     sweep: &Sweep,
@@ -222,7 +222,7 @@ pub(super) fn of_cgroups(
     (rows.collect(), None)
 }
 
-/// Sums over the processes of each cgroup and of those below it.
+/// Sums over the processes of each cgroup, including the cgroups below it.
 fn members_by_cgroup<'s>(history: &TopHistory, sweep: &'s Sweep) -> HashMap<&'s [u8], GroupSums> {
     let mut members: HashMap<&[u8], GroupSums> = HashMap::new();
     let ranks = oom_ranks(&sweep.processes);

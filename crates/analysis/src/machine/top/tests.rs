@@ -1,4 +1,4 @@
-//! Tests of the table: sums, growth, order, tree, filter, steps through a recording.
+//! Tests of the table: sums, growth, order, tree, filter, and moves of the replay cursor.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -148,7 +148,7 @@ fn growth_is_per_minute_over_the_last_minute() {
     assert!(matches!(shown(&short, &query).rows[0].growth, Err(Absent::NotCollected(_))));
     let ten_seconds = history(vec![at(0, 5000), at(10, 6000)]);
     assert_eq!(shown(&ten_seconds, &query).rows[0].growth, Ok(6000));
-    // The sample of the first second is older than a minute.
+    // The sample at second 0 is more than a minute older than the last sample.
     let long = history(vec![at(0, 0), at(30, 6000), at(60, 8000), at(90, 9000)]);
     assert_eq!(shown(&long, &query).rows[0].growth, Ok(3000));
     let far_apart = history(vec![at(0, 0), at(100, 1000), at(220, 3000)]);
@@ -187,7 +187,7 @@ fn faults_are_rates_between_the_last_two_sweeps() {
 }
 
 #[test]
-fn the_oom_rank_leaves_out_what_the_kernel_never_kills() {
+fn processes_that_the_kernel_never_kills_have_no_oom_rank() {
     let mut processes = three();
     processes[1].oom_score_adj = Ok(-1000);
     let history = history(vec![sweep(1, processes)]);
@@ -332,7 +332,7 @@ fn a_history_forgets_processes_that_ended_long_ago() {
 }
 
 #[test]
-fn starts_and_ends_of_processes_are_no_news() {
+fn starts_and_ends_of_processes_are_not_shown_as_events() {
     let event = |event| SweepEvent { time: SweepTime::default(), event };
     let key = ProcessKey::default();
     let mut history = TopHistory::default();

@@ -1,4 +1,4 @@
-//! Rows in the order of a tree: children below their parent.
+//! Order of rows as a tree: children are below their parent.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,10 +8,10 @@ use pagewise_model::{Name, Pid};
 
 use super::order::{RowFilter, compare};
 
-/// Deeper levels are not indented further, so that a chain of processes cannot take all memory.
+/// Maximum indentation level, so that a chain of processes cannot use all memory.
 const MAX_DEPTH: usize = 32;
 
-/// Arranges rows as a tree. The filter keeps rows that match it, and their ancestors.
+/// Arranges rows as a tree. The filter keeps the matching rows and their ancestors.
 pub(super) fn arrange(sweep: &Sweep, rows: Vec<TopRow>, query: &TopQuery) -> Vec<TopRow> {
     let parents = parents(sweep, &rows);
     let kept = kept(&rows, &parents, &RowFilter::new(&query.filter));
@@ -24,7 +24,8 @@ pub(super) fn arrange(sweep: &Sweep, rows: Vec<TopRow>, query: &TopQuery) -> Vec
     }
     let mut rows: Vec<Option<TopRow>> = rows.into_iter().map(Some).collect();
     let mut arranged = Vec::with_capacity(rows.len());
-    // Rows to place, the next one last: the index and the tree branches of each.
+    // Rows that are not yet arranged, the next row last: the index and the tree branches of each
+    // row.
     let mut waiting: Vec<(usize, Vec<bool>)> = Vec::new();
     let push =
         |waiting: &mut Vec<(usize, Vec<bool>)>, siblings: &[usize], above: Option<&[bool]>| {
@@ -48,7 +49,7 @@ pub(super) fn arrange(sweep: &Sweep, rows: Vec<TopRow>, query: &TopQuery) -> Vec
     arranged
 }
 
-/// For each row the index of the row of its parent.
+/// Returns the index of the parent's row for each row.
 fn parents(sweep: &Sweep, rows: &[TopRow]) -> Vec<Option<usize>> {
     let by_pid: HashMap<Pid, usize> =
         rows.iter().enumerate().filter_map(|(index, row)| Some((row.pid()?, index))).collect();
@@ -74,8 +75,8 @@ fn parents(sweep: &Sweep, rows: &[TopRow]) -> Vec<Option<usize>> {
     parents
 }
 
-/// Makes roots of rows that are their own ancestors: the parents of a sweep are of different times,
-/// so a reused PID can close a cycle.
+/// Makes roots of rows that are their own ancestors. The parents in a sweep are read at different
+/// times, so a reused PID can close a cycle.
 fn cut_cycles(parents: &mut [Option<usize>]) {
     let mut is_settled = vec![false; parents.len()];
     for start in 0..parents.len() {
@@ -97,7 +98,7 @@ fn cut_cycles(parents: &mut [Option<usize>]) {
     }
 }
 
-/// The parent directory of a path; `None` for the root.
+/// Returns the parent directory of a path; `None` for the root.
 fn folder_of(path: &Name) -> Option<Name> {
     let bytes = path.as_bytes();
     match bytes.iter().rposition(|&b| b == b'/') {
@@ -107,7 +108,7 @@ fn folder_of(path: &Name) -> Option<Name> {
     }
 }
 
-/// Rows that match the filter, and their ancestors, in the order of the rows.
+/// Returns the indices of the matching rows and their ancestors, in the order of the rows.
 fn kept(rows: &[TopRow], parents: &[Option<usize>], filter: &RowFilter) -> Vec<usize> {
     let mut is_kept = vec![false; rows.len()];
     for (index, row) in rows.iter().enumerate() {

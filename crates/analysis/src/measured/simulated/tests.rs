@@ -1,4 +1,4 @@
-//! Reports of simulations whose numbers are made up.
+//! Tests of reports of simulations with synthetic numbers.
 
 use pagewise_model::report::{CellValue, NamedFacts, Report, ReportBlock, ReportTable};
 use pagewise_model::simulated::{

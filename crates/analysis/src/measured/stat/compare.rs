@@ -10,17 +10,17 @@ use super::rows::{StatRow, StatRows};
 use crate::blocks::facts_of;
 use crate::explain::fact;
 
-/// Ratio of the medians of a metric, first command to second.
+/// Ratio of the median of the first command to the median of the second command.
 pub(super) fn ratio(one: &StatRow, other: &StatRow) -> Option<Ratio> {
     ratio_of_medians(&one.values(), &other.values())
 }
 
-/// Conclusion about the first command from an interval.
+/// Conclusion from the interval of the ratio of the first command to the second command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IntervalVerdict {
     Less,
     More,
-    /// The interval is exactly 1.
+    /// Both ends of the interval are exactly 1.
     Same,
     CannotTell,
 }
@@ -35,7 +35,7 @@ impl IntervalVerdict {
         }
     }
 
-    /// In words that fit the metric.
+    /// Describes the conclusion in words that suit the metric.
     pub(super) fn describe(self, name: &str) -> &'static str {
         match self {
             IntervalVerdict::Less if name == WALL => "faster",
@@ -48,7 +48,7 @@ impl IntervalVerdict {
     }
 }
 
-/// `ratio` of the wall times, `ratios` of every metric that has one, and a sentence.
+/// Builds `ratio` of the wall times, `ratios` of every metric that has a ratio, and a sentence.
 pub(super) fn blocks(one: &StatRows, other: &StatRows) -> Vec<ReportBlock> {
     let mut all = Vec::new();
     let mut blocks = Vec::new();

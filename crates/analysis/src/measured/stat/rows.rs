@@ -1,5 +1,5 @@
-//! One row per metric: its values in all runs, and their summary. Derived metrics are computed
-//! here.
+//! Rows of metrics: the values of a metric in all runs, and their summary. Derived metrics are
+//! computed here.
 
 use pagewise_model::measured::{
     Count, MeasuredArm, MeasuredMetric, MeasuredRun, Measurement, MetricOrigin, MetricScope,
@@ -11,21 +11,21 @@ use pagewise_stats::Summary;
 
 use crate::quadrants::{Quadrants, quadrants};
 
-/// Quantity of a row.
+/// Unit of the values in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StatRowKind {
-    /// Nanoseconds.
+    /// A time in nanoseconds.
     Time,
     Count,
     Bytes,
-    /// A number without a unit, such as a quotient of two values of the same unit.
+    /// Number without a unit, such as a quotient of two values of the same unit.
     Ratio,
     PerSecond,
     PerMebibyte,
 }
 
 impl StatRowKind {
-    /// The unit, for programs.
+    /// Name of the unit, for programs.
     pub(crate) const fn key(self) -> &'static str {
         match self {
             StatRowKind::Time => "s",
@@ -37,7 +37,7 @@ impl StatRowKind {
         }
     }
 
-    /// A number of this kind as a cell.
+    /// Converts a number in this unit to a cell.
     pub(crate) fn value(self, number: f64) -> CellValue {
         #[expect(
             clippy::cast_possible_truncation,
@@ -56,34 +56,34 @@ impl StatRowKind {
     }
 }
 
-/// Section of the report.
+/// Section of the report that contains a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StatSection {
     From(MetricOrigin),
-    /// Computed from other rows.
+    /// Rows that are computed from other rows.
     Derived,
 }
 
-/// One metric over all runs.
+/// The values of a metric in all runs.
 #[derive(Clone, Debug)]
 pub(crate) struct StatRow {
     pub(crate) name: Label,
     pub(crate) kind: StatRowKind,
     pub(crate) scope: MetricScope,
     pub(crate) section: StatSection,
-    /// One per run.
+    /// Readings of the metric, one per run.
     pub(crate) readings: Vec<Reading<f64>>,
     /// Largest factor by which the counts of a run were scaled because the counter was multiplexed.
     pub(crate) scale: f64,
 }
 
 impl StatRow {
-    /// The values of the runs that have one, in the order of the runs.
+    /// Returns the values of the runs that have a value, in the order of the runs.
     pub(crate) fn values(&self) -> Vec<f64> {
         self.readings.iter().filter_map(|reading| reading.clone().ok()).collect()
     }
 
-    /// Summary of the values, or the reason of its absence.
+    /// Returns the summary of the values, or the reason for its absence.
     pub(crate) fn summary(&self) -> Reading<Summary> {
         Summary::from_values(&self.values()).ok_or_else(|| self.absence())
     }
@@ -93,7 +93,7 @@ impl StatRow {
         first.unwrap_or_else(|| Absent::NotCollected("no run was made".into()))
     }
 
-    /// True if nothing was counted in any run.
+    /// True if the metric is 0 in all runs.
     pub(crate) fn is_zero(&self) -> bool {
         self.summary().is_ok_and(|summary| summary.max == 0.0)
     }
@@ -126,7 +126,7 @@ impl StatRows {
     }
 }
 
-/// The values of the metric with index `at`, one per run.
+/// Returns the counts of the metric with index `at`, one per run.
 fn counts(arm: &MeasuredArm, at: usize) -> Vec<Reading<Count>> {
     let missing = || Err(Absent::NotCollected("a saved run has no value here".into()));
     arm.runs.iter().map(|run| run.values.get(at).cloned().unwrap_or_else(missing)).collect()
@@ -149,7 +149,7 @@ fn measured_row(metric: &MeasuredMetric, counts: &[Reading<Count>]) -> StatRow {
     }
 }
 
-/// The quadrants page by page, from the snapshot of each run near its peak.
+/// Returns the rows of the effective quadrants, from the snapshot that each run took near its peak.
 fn quadrant_rows(arm: &MeasuredArm) -> impl Iterator<Item = StatRow> {
     let each: Vec<Reading<Quadrants>> = arm.runs.iter().map(at_peak).collect();
     let names = ["peak_private_anon", "peak_private_file", "peak_shared_anon", "peak_shared_file"];
@@ -163,7 +163,7 @@ fn quadrant_rows(arm: &MeasuredArm) -> impl Iterator<Item = StatRow> {
     })
 }
 
-/// The quadrants of a run near its peak.
+/// Returns the quadrants of a run near its peak.
 pub(crate) fn at_peak(run: &MeasuredRun) -> Reading<Quadrants> {
     let ended = "the command ended before the first sample: choose a shorter --sample";
     let snapshot = run.at_peak.as_ref();
@@ -182,7 +182,7 @@ struct Derived {
     kind: StatRowKind,
     above: &'static [&'static str],
     below: &'static str,
-    /// Factor of the quotient, for the unit of the row.
+    /// Factor that converts the quotient to the unit of the row.
     times: f64,
 }
 
@@ -216,7 +216,7 @@ const DERIVED: &[Derived] = &[
 ];
 
 impl Derived {
-    /// The row, if all metrics that it is computed from were requested.
+    /// Returns the row if all metrics that it is computed from were requested.
     fn row(&self, rows: &[StatRow]) -> Option<StatRow> {
         let find = |name: &str| rows.iter().find(|row| row.name == name);
         let above: Vec<&StatRow> =
@@ -248,7 +248,7 @@ impl Derived {
     }
 }
 
-/// The rows as programs read them: one object each.
+/// Returns the rows for programs: one object each.
 pub(crate) fn metrics(rows: &StatRows) -> CellValue {
     CellValue::List(rows.iter().map(record).collect())
 }

@@ -1,5 +1,5 @@
-//! Tables of runs for people: one for each origin, metrics that were not counted, the quadrants at
-//! the peak.
+//! Tables of runs for people: one table for each origin of metrics, metrics that were not counted,
+//! the quadrants at the peak.
 
 use pagewise_model::measured::{Measurement, MetricOrigin, MetricScope};
 use pagewise_model::report::{
@@ -13,7 +13,7 @@ use super::rows::{StatRow, StatRows, StatSection, at_peak};
 use crate::blocks::table;
 use crate::explain::meaning;
 
-/// The sections, in reading order.
+/// Sections of the report with their headings, in the order of the report.
 const SECTIONS: &[(StatSection, &str)] = &[
     (StatSection::From(MetricOrigin::Rusage), "Time and resources"),
     (StatSection::From(MetricOrigin::Sampled), "Memory at the sample with the most PSS"),
@@ -48,14 +48,14 @@ pub(super) fn blocks(arms: &[StatRows]) -> Vec<ReportBlock> {
     blocks
 }
 
-/// True if the row belongs to tracepoints or machine counters, most of which are usually 0, and is
-/// 0 in all runs.
+/// True if the row is 0 in all runs and belongs to tracepoints or machine counters, most of which
+/// are usually 0.
 fn is_idle(arms: &[StatRows], row: &StatRow, section: StatSection) -> bool {
     matches!(section, StatSection::From(MetricOrigin::Tracepoint | MetricOrigin::Machine))
         && arms.iter().all(|arm| arm.named(&row.name).is_none_or(StatRow::is_zero))
 }
 
-/// Maximum number of names without `--long`.
+/// Maximum number of names in a note without `--long`.
 const FEW: usize = 8;
 
 fn idle_note(idle: &[&StatRow]) -> String {
@@ -95,7 +95,7 @@ fn columns(arms: &[StatRows], rows: &[&StatRow]) -> Vec<TableColumn> {
     columns
 }
 
-/// A column of one number of each summary.
+/// A column with one number of each summary: key, heading, and function that returns the number.
 type SummaryColumn = (&'static str, &'static str, fn(&Summary) -> Option<f64>);
 
 const NUMBERS: &[SummaryColumn] = &[
@@ -129,7 +129,7 @@ fn numbers(
     TableColumn::new(key, label, ColumnCells::Values(rows.iter().map(value).collect()))
 }
 
-/// All rows of all arms under each other.
+/// Builds a table with the rows of both commands.
 pub(super) fn flat(arms: &[StatRows]) -> ReportTable {
     let arms = ["A", "B"].into_iter().zip(arms);
     let rows: Vec<(&str, &StatRow)> =
@@ -157,7 +157,7 @@ pub(super) fn flat(arms: &[StatRows]) -> ReportTable {
     table("", "", Audience::Programs, columns)
 }
 
-/// Both medians and their comparison.
+/// Builds the columns of both medians and their comparison.
 fn two(rows: &[&StatRow], one: &StatRows, other: &StatRows) -> Vec<TableColumn> {
     let of = |arm: &StatRows, row: &StatRow, number: fn(&Summary) -> f64| {
         let found =
@@ -188,7 +188,7 @@ fn two(rows: &[&StatRow], one: &StatRows, other: &StatRows) -> Vec<TableColumn> 
         ratios.iter().map(|ratio| number(interval(ratio).map(end))).collect::<Vec<_>>()
     };
     let medians = ratios.iter().map(|ratio| number(ratio.as_ref().map(|ratio| ratio.median)));
-    // If the line is too narrow, columns on the right are left out.
+    // If the terminal is too narrow, columns on the right are left out.
     vec![
         column("a", "A median", each(one, |s| s.median)),
         column("b", "B median", each(other, |s| s.median)),
@@ -201,10 +201,10 @@ fn two(rows: &[&StatRow], one: &StatRows, other: &StatRows) -> Vec<TableColumn> 
     ]
 }
 
-/// Metrics without a value, by reason.
+/// Lists metrics without a value, by reason.
 fn not_counted(rows: &StatRows) -> Vec<Paragraph> {
     let mut reasons: Vec<(Absent, Vec<&StatRow>)> = Vec::new();
-    // A value computed from a missing one is missing for the same reason.
+    // A derived metric is absent for the reason of the metrics that it is computed from.
     for row in rows.iter().filter(|row| row.section != StatSection::Derived) {
         let Err(absent) = row.summary() else { continue };
         match reasons.iter_mut().find(|(reason, _)| *reason == absent) {
@@ -224,8 +224,8 @@ fn not_counted(rows: &StatRows) -> Vec<Paragraph> {
     reasons.into_iter().map(paragraph).collect()
 }
 
-/// The quadrants, page by page, of the largest process of a run: of all runs, the one with the most
-/// resident memory in its sample.
+/// Reports the effective quadrants of a run of the first command: the run with the most resident
+/// memory in its snapshot.
 pub(super) fn quadrants(measurement: &Measurement) -> Option<ReportBlock> {
     let runs = measurement.arms.first()?.runs.iter();
     let sizes = runs.filter_map(|run| {

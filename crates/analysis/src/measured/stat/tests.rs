@@ -1,4 +1,4 @@
-//! Reports of made-up runs, with every kind of gap.
+//! Tests of reports of synthetic runs, with every cause of a missing value.
 
 use pagewise_model::measured::{
     Count, MeasuredMetric, MeasuredRun, MetricOrigin, MetricScope, MetricUnit, RunConditions, Share,
@@ -17,8 +17,8 @@ fn metric(name: &'static str, unit: MetricUnit, origin: MetricOrigin) -> Measure
 /// A metric and its value in each run.
 type Values = (MeasuredMetric, Vec<Option<u64>>);
 
-/// A measurement with these values for each metric, one per run; `None` stands for a machine
-/// without a PMU.
+/// Returns a measurement with these values for each metric, one value per run. `None` is a value on
+/// a machine without a PMU.
 fn measured(arms: &[&[Values]]) -> Measurement {
     let no_pmu = || Absent::NotSupported("this VM has no PMU".into());
     let arm = |columns: &[Values]| MeasuredArm {
@@ -61,7 +61,7 @@ fn wall(values: &[u64]) -> Values {
     (metric("wall", MetricUnit::Nanos, MetricOrigin::Rusage), some(values))
 }
 
-/// The value that programs find at a key.
+/// Returns the value of fact `name` in facts `key`.
 fn at<'r>(report: &'r Report, key: &str, name: &str) -> &'r CellValue {
     let facts = report.blocks.iter().filter_map(|block| match block {
         ReportBlock::Facts(facts) if facts.key == key => Some(&facts.facts),
@@ -71,7 +71,7 @@ fn at<'r>(report: &'r Report, key: &str, name: &str) -> &'r CellValue {
     &fact.value
 }
 
-/// A member of one of the records below `metrics`.
+/// Returns member `name` of the record of a metric in `metrics`.
 fn member<'r>(report: &'r Report, metric: &str, name: &str) -> Option<&'r CellValue> {
     let CellValue::List(records) = at(report, "", "metrics") else { panic!("metrics is a list") };
     let record = records.iter().find_map(|record| match record {
@@ -115,7 +115,7 @@ fn one_run_has_no_spread() {
 }
 
 #[test]
-fn a_count_that_was_scaled_says_so() {
+fn a_scaled_count_is_reported_as_scaled() {
     let mut measurement = measured(&[&[
         wall(&[10, 10]),
         (metric("instructions", MetricUnit::Count, MetricOrigin::Hardware), some(&[100, 100])),
@@ -126,7 +126,7 @@ fn a_count_that_was_scaled_says_so() {
     assert_eq!(member(&report, "instructions", "max"), Some(&CellValue::Number(400.0)));
     assert_eq!(member(&report, "instructions", "scaled"), Some(&CellValue::Number(4.0)));
     assert!(doubts(&report).contains(&"multiplexed"));
-    // A counter that never ran counted nothing, which is not 0.
+    // The count of a counter that never ran is unknown, not 0.
     let share = Some(Share { enabled: 1000, running: 0 });
     measurement.arms[0].runs[1].values[1] = Ok(Count { value: 0, share });
     let report = stat(&measurement);

@@ -1,7 +1,7 @@
-//! A process of a core file: bytes that the file holds, threads, and the signal.
+//! A process in a core file: bytes that the file holds, threads, and the signal.
 //!
-//! A core file does not show which pages were resident, so bytes that it holds are never counted as
-//! resident ones.
+//! A core file does not show which pages were resident, so the bytes that it holds never count as
+//! resident bytes.
 
 use pagewise_model::core_dump::{CoreDump, CoreSegment, CoreSignal, CoreThread, SignalCause};
 use pagewise_model::mapping::AddrRange;
@@ -19,13 +19,13 @@ use crate::quadrants::counts_in_virt;
 /// Maximum number of threads shown to people.
 const SHOWN_THREADS: usize = 8;
 
-/// Bytes of each mapping in the core file.
+/// Numbers of bytes of each mapping in the core file.
 #[derive(Debug)]
 pub(crate) struct CoreCoverage<'a> {
     pub(crate) dump: &'a CoreDump,
-    /// Bytes that the file has, by mapping.
+    /// Bytes of each mapping that the file holds.
     pub(crate) held: Vec<Bytes>,
-    /// Bytes that the writer dumped, by mapping; more than `held` if the file is truncated.
+    /// Bytes of each mapping that the kernel dumped; more than `held` if the file is truncated.
     pub(crate) dumped: Vec<Bytes>,
 }
 
@@ -41,13 +41,13 @@ impl<'a> CoreCoverage<'a> {
         }
     }
 
-    /// The sum over the mappings that VIRT counts.
+    /// Sum over the mappings that VIRT counts.
     pub(crate) fn counted(mappings: &[Mapping], bytes: &[Bytes]) -> Bytes {
         let counted = mappings.iter().zip(bytes).filter(|(mapping, _)| counts_in_virt(mapping));
         counted.map(|(_, bytes)| *bytes).sum()
     }
 
-    /// Bytes that the file should have and lacks.
+    /// Number of bytes that were dumped and are missing from the file.
     pub(crate) fn missing(&self) -> Bytes {
         let (held, dumped): (Bytes, Bytes) =
             (self.held.iter().copied().sum(), self.dumped.iter().copied().sum());
@@ -55,7 +55,8 @@ impl<'a> CoreCoverage<'a> {
     }
 }
 
-/// Bytes of a range in the segments, which are sorted by address.
+/// Number of bytes of a range that are in the segments. Requires that the segments are sorted by
+/// address.
 fn overlap(
     segments: &[CoreSegment],
     range: AddrRange,
@@ -70,7 +71,7 @@ fn overlap(
         .sum()
 }
 
-/// The facts of the core file itself.
+/// Returns the facts about the core file itself.
 pub(super) fn facts(subject: &ExplainSubject<'_>, coverage: &CoreCoverage<'_>) -> NamedFacts {
     let dump = coverage.dump;
     let mapped = subject.total.reserved;
@@ -116,7 +117,7 @@ pub(super) fn facts(subject: &ExplainSubject<'_>, coverage: &CoreCoverage<'_>) -
     }
 }
 
-/// The signal, for programs: people read the finding.
+/// Returns the facts about the signal, for programs; people read the finding.
 fn signal_facts(signal: Option<&CoreSignal>) -> Vec<Fact> {
     let (address, sender) = match signal.map(|signal| signal.cause) {
         Some(SignalCause::Address(address)) => (CellValue::Address(address), CellValue::None),
@@ -139,12 +140,12 @@ fn signal_facts(signal: Option<&CoreSignal>) -> Vec<Fact> {
     .collect()
 }
 
-/// The name of a signal, or its number.
+/// Name of a signal, or its number if the number has no name.
 pub(crate) fn signal_text(number: u32) -> String {
     ending::signal_name(number).map_or_else(|| format!("signal {number}"), str::to_owned)
 }
 
-/// The threads: all for programs, the first ones for people.
+/// Builds the tables of threads: all threads for programs, the first threads for people.
 pub(super) fn threads(subject: &ExplainSubject<'_>, dump: &CoreDump) -> [ReportBlock; 2] {
     let all = &dump.threads;
     let shown = &all[..all.len().min(SHOWN_THREADS)];
@@ -193,7 +194,8 @@ fn thread_table(
     table("threads", "Threads", audience, columns)
 }
 
-/// The mapping of an address, and the offset in its file: `libc.so.6+0x8a1b2`.
+/// The mapping that contains an address, and the offset of the address in its file:
+/// `libc.so.6+0x8a1b2`.
 pub(crate) fn location(subject: &ExplainSubject<'_>, address: u64) -> CellValue {
     let Some(index) = mapping_at(subject.mappings, address) else {
         return CellValue::text("no mapping");
@@ -218,7 +220,7 @@ fn stack_used(subject: &ExplainSubject<'_>, pointer: u64) -> CellValue {
     })
 }
 
-/// The index of the mapping that holds an address.
+/// Index of the mapping that contains an address.
 pub(crate) fn mapping_at(mappings: &[Mapping], address: u64) -> Option<usize> {
     let after = mappings.partition_point(|mapping| mapping.range.start <= address);
     let index = after.checked_sub(1)?;

@@ -1,4 +1,4 @@
-//! The sample of the heap: live, free and trimmable shares.
+//! The sample of the heap: live, free and trimmable bytes.
 
 use pagewise_model::Absent;
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
@@ -9,7 +9,8 @@ use super::{ExplainSubject, absent_for_programs, fact, paragraph};
 use crate::blocks::facts_of;
 use crate::cells::text;
 
-/// Facts `heap_sample`, and the next step if the heap grows: one snapshot proves no leak.
+/// Builds facts `heap_sample`, and the next step if the heap may grow: one snapshot does not prove
+/// a leak.
 pub(super) fn blocks(subject: &ExplainSubject<'_>) -> Vec<ReportBlock> {
     let snapshot = subject.snapshot;
     let sample = match &snapshot.heap_sample {
@@ -82,7 +83,7 @@ fn conditions(sample: &HeapSample, read: &'static str) -> Vec<Fact> {
     all.into_iter().map(|fact| fact.hidden_if(true)).collect()
 }
 
-/// Bounds in a sentence: one number if they differ by at most 2 %.
+/// Writes bounds for a sentence: one number if the bounds differ by at most 2 %.
 pub(crate) fn estimate_words(BytesEstimate { low, high }: BytesEstimate) -> Vec<CellValue> {
     match high.0 - low.0.min(high.0) <= high.0 / 50 {
         true => vec![CellValue::Bytes(low.0)],
@@ -90,7 +91,7 @@ pub(crate) fn estimate_words(BytesEstimate { low, high }: BytesEstimate) -> Vec<
     }
 }
 
-/// The bounds by name.
+/// Returns the bounds as a record.
 pub(crate) fn estimate_cell(estimate: BytesEstimate) -> CellValue {
     CellValue::Record(vec![
         ("low".into(), CellValue::Bytes(estimate.low.0)),

@@ -1,5 +1,5 @@
-//! Reports for the page of a running process: memory by category with its growth, the largest
-//! mappings, the stacks of threads.
+//! Reports about a running process that the user has selected: memory by category with its growth,
+//! the largest mappings, the stacks of threads.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,11 +17,12 @@ use crate::pools::{PoolKind, PoolSums};
 
 /// Maximum number of rows of the largest mappings.
 const MAPPINGS: usize = 500;
-/// Threads in the list.
+/// Maximum number of rows of threads.
 const THREADS: usize = 500;
 const SCHEMA: &str = "pagewise.top.process/1";
 
-/// Memory of a process by category, with its growth since an earlier snapshot, and the findings.
+/// Reports the memory of a process by category, with its growth since the snapshot `first`, and the
+/// findings.
 pub fn overview(first: &Snapshot, now: &Snapshot) -> Report {
     let subject = ExplainSubject::from_snapshot(now);
     let mut blocks = vec![ReportBlock::Facts(totals::totals(now, subject.as_ref()))];
@@ -37,7 +38,7 @@ pub fn overview(first: &Snapshot, now: &Snapshot) -> Report {
     Report { schema: SCHEMA, title: Vec::new(), blocks }
 }
 
-/// The largest mappings of a process.
+/// Reports the largest mappings of a process.
 pub fn largest_mappings(snapshot: &Snapshot) -> Report {
     let blocks = match ExplainSubject::from_snapshot(snapshot) {
         Ok(subject) => {
@@ -49,7 +50,7 @@ pub fn largest_mappings(snapshot: &Snapshot) -> Report {
     Report { schema: SCHEMA, title: Vec::new(), blocks }
 }
 
-/// The threads of a process and their stacks, the largest resident stack first.
+/// Reports the threads of a process and their stacks, the largest resident stack first.
 pub fn threads(snapshot: &Snapshot) -> Report {
     let subject = ExplainSubject::from_snapshot(snapshot);
     let block = match (&subject, &snapshot.threads) {
@@ -72,7 +73,7 @@ fn by_kind(subject: &ExplainSubject<'_>) -> KindSums {
     sums
 }
 
-/// One category.
+/// Memory of one category.
 struct CategoryRow {
     label: Label,
     resident: Reading<Bytes>,
@@ -113,7 +114,7 @@ fn categories(before: Reading<KindSums>, now: KindSums) -> ReportTable {
     }
 }
 
-/// The categories that have resident or swapped memory now, or had it before.
+/// Returns the categories that have resident or swapped memory in `before` or in `now`.
 fn category_rows(before: &Reading<KindSums>, now: &KindSums) -> Vec<CategoryRow> {
     let mut kinds: Vec<PoolKind> = now.keys().copied().collect();
     let gone = before.iter().flat_map(BTreeMap::keys).filter(|kind| !now.contains_key(kind));
@@ -139,7 +140,7 @@ fn category_rows(before: &Reading<KindSums>, now: &KindSums) -> Vec<CategoryRow>
     rows.filter(is_shown).collect()
 }
 
-/// `after` minus `before`, clamped to the range of `i64`.
+/// Returns `after` minus `before`, clamped to the range of `i64`.
 fn difference(before: Bytes, after: Bytes) -> i64 {
     let size = i64::try_from(before.0.abs_diff(after.0)).unwrap_or(i64::MAX);
     if after < before { -size } else { size }

@@ -1,4 +1,4 @@
-//! The tables: quadrants, pools, the largest mappings, every mapping.
+//! Tables of the quadrants, the pools, the largest mappings, and all mappings.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -14,11 +14,12 @@ use crate::maps::mode;
 use crate::pools::{PoolKind, PoolSums};
 use crate::quadrants::{self, QuadrantCell, Quadrants, counts_in_virt};
 
-/// Maximum number of rows of one kind of pool for people; if a kind has more, its smaller pools
-/// share a row.
+/// Maximum number of rows for pools of the same type, for people. If a type has more pools, its
+/// smaller pools share a row.
 const ROWS_OF_A_KIND: usize = 6;
 
-/// The quadrants by mapping type and by page state. People see the second table only if it differs.
+/// Builds the tables of the quadrants by mapping type and by page state. People see the second
+/// table only if it differs from the first.
 pub(super) fn quadrants(quadrants: &Quadrants, shown: bool) -> Vec<ReportBlock> {
     let agree = quadrants.agree();
     let declared = quadrant_table("quadrants.declared", "By mapping type", &quadrants.declared);
@@ -41,7 +42,8 @@ pub(super) fn quadrants(quadrants: &Quadrants, shown: bool) -> Vec<ReportBlock> 
     tables.map(ReportBlock::Table).into()
 }
 
-/// A column of the quadrants: key, heading, the name of its meaning, and the number.
+/// A column of the quadrants: key, heading, field whose meaning the column has, and function that
+/// returns the number.
 type QuadrantColumn =
     (&'static str, &'static str, &'static str, fn(&QuadrantCell) -> &Reading<Bytes>);
 
@@ -73,24 +75,26 @@ fn quadrant_table(
     }
 }
 
-/// One row of the pools' table.
+/// One row of the table of pools.
 struct PoolTableRow {
     kind: PoolKind,
     name: Name,
     sums: PoolSums,
-    /// Bytes in the core file, if there is one.
+    /// Bytes of the pool in the core file; 0 without a core file.
     in_core: Bytes,
 }
 
 impl PoolTableRow {
-    /// Largest first: by resident size or bytes in the core file, then by address space.
+    /// Sort key for descending order: by resident size or bytes in the core file, then by address
+    /// space.
     fn rank(&self) -> Reverse<(Bytes, Bytes)> {
         let resident = self.sums.resident.clone().unwrap_or(self.in_core);
         Reverse((resident, self.sums.reserved))
     }
 }
 
-/// The pools: every one for programs, small ones of a kind folded for people.
+/// Builds the tables of pools: all pools for programs; for people, small pools of the same type
+/// share a row.
 pub(super) fn pools(subject: &ExplainSubject<'_>) -> [ReportBlock; 2] {
     let pools = subject.pools.list().iter().zip(&subject.sums).zip(in_core_by_pool(subject));
     let mut rows: Vec<PoolTableRow> = pools
@@ -108,7 +112,7 @@ pub(super) fn pools(subject: &ExplainSubject<'_>) -> [ReportBlock; 2] {
     [ReportBlock::Table(all), ReportBlock::Table(pool_table(&fold(rows), is_core, shown))]
 }
 
-/// Bytes of each pool in the core file; 0 without one.
+/// Returns the bytes of each pool in the core file; 0 without a core file.
 fn in_core_by_pool(subject: &ExplainSubject<'_>) -> Vec<Bytes> {
     let mut sums = vec![Bytes::ZERO; subject.pools.list().len()];
     let Some(coverage) = &subject.coverage else { return sums };
@@ -119,8 +123,8 @@ fn in_core_by_pool(subject: &ExplainSubject<'_>) -> Vec<Bytes> {
     sums
 }
 
-/// Adds the column of bytes in the core file behind the column `after`. Columns that no core file
-/// fills are for programs.
+/// Adds the column of bytes in the core file after the column `after`. Columns that are absent in a
+/// core file are then for programs.
 fn with_core(columns: Vec<TableColumn>, after: &str, in_core: Vec<u64>) -> Vec<TableColumn> {
     let mut added = Vec::with_capacity(columns.len() + 1);
     let mut in_core = Some(TableColumn {
@@ -142,7 +146,7 @@ fn with_core(columns: Vec<TableColumn>, after: &str, in_core: Vec<u64>) -> Vec<T
 /// Meaning of the column of bytes in a core file.
 const IN_CORE: &str = "Bytes of memory that the core file has. They need not have been resident.";
 
-/// Folds the smaller rows of each kind into one where a kind has many.
+/// If a type has many pools, sums its smaller rows into one row.
 fn fold(rows: Vec<PoolTableRow>) -> Vec<PoolTableRow> {
     let mut of_kind: BTreeMap<PoolKind, usize> = BTreeMap::new();
     for row in &rows {
@@ -198,7 +202,8 @@ fn pool_table(rows: &[PoolTableRow], is_core: bool, audience: Audience) -> Repor
     table("pools", "By pool", audience, columns)
 }
 
-/// The mappings with the most resident memory, or with the most bytes in a core file, for people.
+/// Builds the table of the mappings with the most resident memory, or with the most bytes in a core
+/// file, for people.
 pub(super) fn largest(subject: &ExplainSubject<'_>, count: usize) -> Option<ReportTable> {
     let mappings = subject.mappings;
     let indices = largest_first(subject, count);
@@ -234,8 +239,8 @@ pub(super) fn largest(subject: &ExplainSubject<'_>, count: usize) -> Option<Repo
     Some(table("largest", "Largest mappings", Audience::People, columns))
 }
 
-/// The indices of the mappings with the most resident memory, or with the most bytes in a core
-/// file, the largest first.
+/// Returns the indices of the mappings with the most resident memory, or with the most bytes in a
+/// core file, the largest first.
 fn largest_first(subject: &ExplainSubject<'_>, count: usize) -> Vec<usize> {
     let mappings = subject.mappings;
     let in_core = |index: usize| subject.coverage.as_ref().map(|coverage| coverage.held[index]);
@@ -252,7 +257,7 @@ fn largest_first(subject: &ExplainSubject<'_>, count: usize) -> Vec<usize> {
     ranks.into_iter().map(|(_, index)| index).collect()
 }
 
-/// Every mapping, for programs.
+/// Builds the table of all mappings, for programs.
 pub(super) fn mappings(subject: &ExplainSubject<'_>) -> ReportTable {
     let mappings = subject.mappings;
     let number = |number: fn(&Mapping) -> Reading<Bytes>| mappings.iter().map(number);
@@ -296,7 +301,8 @@ fn parts(subject: &ExplainSubject<'_>) -> Vec<CellValue> {
     (0..subject.mappings.len()).map(part).collect()
 }
 
-/// A column of bytes. If all rows lack a value for the same reason, the reason is given once.
+/// Builds a column of bytes. If all rows lack a value for the same reason, the reason is stored
+/// once.
 fn bytes(
     key: &'static str,
     label: &'static str,
@@ -314,7 +320,8 @@ fn bytes(
     column
 }
 
-/// The reason that all rows share, and the number of rows.
+/// Returns the reason for absence that all rows share, and the number of rows; `None` if the rows
+/// do not share a reason.
 fn one_reason(mut readings: impl Iterator<Item = Reading<Bytes>>) -> Option<(Absent, usize)> {
     let reason = readings.next()?.err()?;
     let mut rows = 1;
@@ -327,7 +334,7 @@ fn one_reason(mut readings: impl Iterator<Item = Reading<Bytes>>) -> Option<(Abs
     Some((reason, rows))
 }
 
-/// A column of bytes that are all 0 is shown to people only on request.
+/// Hides a column of bytes that are all 0 from people, except on request.
 fn quiet(column: TableColumn) -> TableColumn {
     let nothing = match &column.cells {
         ColumnCells::Bytes(cells) => cells.iter().all(|&bytes| bytes == 0),

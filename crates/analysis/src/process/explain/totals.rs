@@ -1,4 +1,4 @@
-//! The memory columns of `top`, and totals that are more exact.
+//! The memory columns of `top`, and more exact totals.
 
 use pagewise_model::process::{ProcessStatus, Statm};
 use pagewise_model::report::{Audience, CellValue, Fact, FactsShape, NamedFacts};
@@ -49,7 +49,8 @@ fn bytes(key: &'static str, label: &'static str, reading: Reading<Bytes>) -> Fac
     fact(key, label, CellValue::bytes(reading), meaning(label))
 }
 
-/// `VmSwap`: shown by default only if it differs from the swapped bytes of the mappings.
+/// Builds the fact `VmSwap`. It is shown by default only if it differs from the swapped bytes of
+/// the mappings.
 fn private_swap(snapshot: &Snapshot, swap: &Reading<Bytes>) -> Fact {
     let private = swapped::private(snapshot);
     let differs = private.is_ok() && private != *swap;
@@ -57,7 +58,7 @@ fn private_swap(snapshot: &Snapshot, swap: &Reading<Bytes>) -> Fact {
     Fact { audience, ..bytes("swap_private", "SWAP (private)", private) }
 }
 
-/// A fact that most processes lack: shown only if it is present, or on request.
+/// Shows a fact that most processes lack only if its value is not 0, or on request.
 fn rare(fact: Fact) -> Fact {
     let audience = match fact.value {
         CellValue::Bytes(1..) => Audience::Everyone,

@@ -8,7 +8,7 @@ use pagewise_model::{Absent, Name, Reading, Snapshot};
 use super::{ExplainSubject, fact};
 use crate::blocks::facts_of;
 
-/// The line that names the subject.
+/// Builds the title of the report.
 pub(super) fn title(snapshot: &Snapshot) -> Vec<CellValue> {
     let when = match snapshot.provenance.moment {
         ProcessMoment::Running => "",
@@ -20,7 +20,7 @@ pub(super) fn title(snapshot: &Snapshot) -> Vec<CellValue> {
     title_of("Memory", &snapshot.process, when)
 }
 
-/// `SUBJECT of NAME (PID)WHEN`.
+/// Writes `SUBJECT of NAME (PID)WHEN`.
 pub(crate) fn title_of(subject: &str, process: &Process, when: &str) -> Vec<CellValue> {
     vec![
         CellValue::text(format!("{subject} of ")),
@@ -74,7 +74,8 @@ fn is_empty(command: &Reading<Vec<Name>>) -> bool {
     command.as_ref().is_ok_and(Vec::is_empty)
 }
 
-/// The kernel's letter in words; an unknown letter is kept.
+/// Describes the kernel's letter of a process state in words. An unknown letter is returned as it
+/// is.
 fn state(letter: char) -> String {
     let word = match letter {
         'R' => "running",
@@ -138,7 +139,7 @@ pub(super) fn provenance(
     facts_of("provenance", "Reading", FactsShape::Line, facts)
 }
 
-/// The release; a core file without a vdso has none.
+/// Returns the kernel release; a core file without a vdso does not contain it.
 fn kernel(release: &Name) -> CellValue {
     if release.is_empty() {
         return CellValue::Absent(Absent::NotRecorded("a core file without a vdso".into()));
@@ -164,7 +165,7 @@ fn privileges(snapshot: &Snapshot) -> String {
     user + frames
 }
 
-/// Difference of statm from the mappings; shown to people if it is not 0.
+/// Builds the fact of a difference of `statm` from the mappings. People see it if it is not 0.
 fn drift(key: &'static str, label: &'static str, drift: Reading<i64>) -> Fact {
     let hidden = !drift.as_ref().is_ok_and(|&bytes| bytes != 0);
     let meaning = "statm minus the sum over the mappings: kernels add RSS up late, so RES may be some pages off.";
@@ -187,7 +188,8 @@ fn moment(moment: ProcessMoment) -> Fact {
     fact("moment", "moment", pieces, "").hidden_if(is_plain)
 }
 
-/// Parts that could not be read: the number for people, each one for programs and on request.
+/// Builds the facts of the parts that could not be read: the number for people, a list for programs
+/// and on request.
 fn gaps(snapshot: &Snapshot) -> [Fact; 2] {
     let gaps = &snapshot.provenance.gaps;
     let each = gaps.iter().map(|gap| {

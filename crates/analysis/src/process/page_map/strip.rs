@@ -1,9 +1,10 @@
-//! A mapping's pages in one line: each cell is an equal part of it.
+//! Strip of a mapping: its pages in one line of cells. Each cell represents an equal part of the
+//! mapping.
 
 use pagewise_model::page_map::{PageMapKind, PageRun, PageRuns};
 use pagewise_model::{AddrRange, PageSize};
 
-/// Maximum number of cells of a strip; a small mapping has one per page.
+/// Maximum number of cells of a strip; a mapping with fewer pages has one cell per page.
 const CELLS: u64 = 24;
 
 /// Legend of the cells.
@@ -30,7 +31,7 @@ pub(super) fn draw(runs: &PageRuns, page_size: PageSize) -> String {
         .collect()
 }
 
-/// `size * part / of`, without overflow.
+/// Computes `size * part / of` without overflow.
 fn share(size: u64, part: u64, of: u64) -> u64 {
     let exact = u128::from(size) * u128::from(part) / u128::from(of);
     u64::try_from(exact).unwrap_or(u64::MAX)
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cell_says_what_most_of_it_is() {
+    fn each_cell_shows_the_state_of_most_of_its_pages() {
         use PageMapKind::{Anonymous, Guard, Swapped, Untouched, Zero};
         let all = [
             (8, Anonymous, false),

@@ -11,7 +11,7 @@ use super::{SCHEMA, name};
 use crate::blocks::{facts_of, for_programs, table};
 use crate::explain::{fact, meaning, who};
 
-/// Memory that a process used in an interval, as a report: facts `process`, `interval` and `total`,
+/// Reports the memory that a process used in an interval: facts `process`, `interval` and `total`,
 /// table `mappings`.
 pub fn touched(touched: &TouchedMemory) -> Report {
     let total = |counter| -> Reading<Bytes> {
@@ -56,7 +56,7 @@ pub fn touched(touched: &TouchedMemory) -> Report {
     }
 }
 
-/// Remarks that are needed to read the numbers correctly.
+/// Returns remarks that readers need to interpret the numbers correctly.
 fn remarks(touched: &TouchedMemory) -> Vec<CellValue> {
     let mut pieces = vec![CellValue::text(
         "The referenced bits were cleared at the start (clear_refs), so the kernel takes what was not \
@@ -76,7 +76,7 @@ fn remarks(touched: &TouchedMemory) -> Vec<CellValue> {
     pieces
 }
 
-/// The mappings that were touched, the most touched first.
+/// Builds the table of touched mappings, the largest number of touched bytes first.
 fn mappings(touched: &TouchedMemory) -> ReportTable {
     let bytes = |mapping: &Mapping| mapping.counter(SmapsCounter::Referenced);
     let mut rows: Vec<usize> = (0..touched.mappings.len())
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_page_is_said_to_count_as_a_whole() {
+    fn the_report_states_that_a_huge_page_counts_as_a_whole() {
         let huge = remark_on(&[(SmapsCounter::AnonHugePages, 2 << 20)]);
         assert!(huge.contains("a huge page counts as touched as a whole"), "{huge}");
         assert!(huge.contains(&(2 << 20).to_string()), "{huge}");

@@ -1,26 +1,28 @@
-//! Pools of private anonymous memory without a name, recognized by address, shape and first words.
+//! Pools of private anonymous memory without a name. Address, shape and first words identify its
+//! use.
 
 use pagewise_model::{AddrRange, Bytes, Mapping};
 
 use super::{LanguageRuntime, PoolKind, Sorter, stacks};
 
-/// The name of the pool of glibc's further arenas.
+/// Name of the pool of glibc's arenas other than the main arena.
 pub(super) const ARENAS: &str = "glibc thread arenas";
-/// The name of the pool of glibc's mapped chunks.
+/// Name of the pool of glibc's mapped chunks.
 pub(super) const CHUNKS: &str = "glibc mmapped chunks";
 
-/// HEAP_MAX_SIZE of 64-bit glibc: the heap of an arena is aligned to this size and reserves it.
+/// HEAP_MAX_SIZE of 64-bit glibc: the heap of an arena is aligned to this size and reserves this
+/// number of bytes.
 pub(crate) const ARENA_HEAP: Bytes = Bytes::mib(64);
 
-/// A larger mapping without access is a reservation, not the guard of a stack: glibc takes one
-/// page, the JVM four, Go and Rust one; 64 KiB pages make it 256 KiB.
+/// Maximum size of a stack guard; a larger mapping without access is a reservation. The guard is
+/// one page in glibc, Go and Rust, and four pages in the JVM: 256 KiB with pages of 64 KiB.
 pub(super) const LARGEST_GUARD: Bytes = Bytes::mib(1);
 
-/// IS_MMAPPED, the only flag set in the size word of a chunk that glibc mapped alone.
+/// IS_MMAPPED: in the size word of a chunk that has its own mapping, glibc sets only this flag.
 const IS_MMAPPED: u64 = 2;
 const CHUNK_FLAGS: u64 = 7;
 
-/// Places every mapping that has no home yet.
+/// Assigns a pool to every mapping that has no pool yet.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
     let libraries = Libraries::from_sorter(sorter);
     sanitizers(sorter);
@@ -33,20 +35,20 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
     rest(sorter, libraries.allocator);
 }
 
-/// Allocators, as far as the libraries and the program reveal them.
+/// Allocators that the libraries and the program reveal.
 struct Libraries {
     glibc: bool,
-    /// Name for the memory of an allocator that cannot be distinguished from plain mmap.
+    /// Pool name of memory that is either from the allocator or from plain mmap.
     allocator: Option<&'static str>,
 }
 
-/// Part of a library's path, or prefix of a symbol inside a file; and the name of the pool for
-/// memory that cannot be distinguished from plain mmap.
+/// Part of a library's path, prefix of a symbol in a file, and pool name of memory that is either
+/// from the allocator or from plain mmap.
 const ALLOCATORS: &[(&[u8], &[u8], &str)] = &[
     (b"/libjemalloc", b"je_", "jemalloc, and mmap"),
     (b"/libtcmalloc", b"tc_", "tcmalloc, and mmap"),
     (b"/libmimalloc", b"mi_", "mimalloc, and mmap"),
-    // ld-musl-x86_64.so.1 is a link to libc.so where a distribution keeps both C libraries.
+    // If a distribution has both C libraries, ld-musl-x86_64.so.1 is a link to libc.so.
     (b"/ld-musl-", b"", "musl malloc, and mmap"),
     (b"-musl/libc.so", b"", "musl malloc, and mmap"),
 ];
@@ -77,23 +79,24 @@ fn allocator(fits: impl Fn(&(&[u8], &[u8], &str)) -> bool) -> Option<&'static st
     ALLOCATORS.iter().find(|row| fits(row)).map(|row| row.2)
 }
 
-/// Address ranges of a sanitizer on x86-64, and the mapping that reveals it: no other program
-/// reserves this size at this address.
+/// Address ranges of a sanitizer on x86-64, and the start of the mapping that identifies the
+/// sanitizer: no other program reserves [`SHADOW`] at this address.
 struct SanitizerLayout {
     name: &'static str,
     sign: u64,
     ranges: &'static [AddrRange],
 }
 
-/// Minimum size of the mapping at [`SanitizerLayout::sign`]: below the smallest reservation of a
-/// sanitizer, above ordinary mappings.
+/// Minimum size of the mapping at [`SanitizerLayout::sign`]: smaller than the smallest reservation
+/// of a sanitizer, larger than ordinary mappings.
 const SHADOW: Bytes = Bytes::gib(256);
 
 const fn range(start: u64, end: u64) -> AddrRange {
     AddrRange { start, end }
 }
 
-/// The first that fits decides. compiler-rt: asan_mapping.h, tsan_platform.h, msan.h.
+/// The first matching layout applies. Source in compiler-rt: asan_mapping.h, tsan_platform.h,
+/// msan.h.
 const LAYOUTS: &[SanitizerLayout] = &[
     SanitizerLayout {
         name: "AddressSanitizer shadow",
@@ -133,12 +136,13 @@ fn sanitizers(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// Start of Go's heap on 64-bit machines before version 1.26 made it random.
+/// Start address of Go's heap on 64-bit machines; Go 1.26 and newer choose a random address.
 const GO_HEAP: u64 = 0xc0_0000_0000;
-/// heapArenaBytes of 64-bit Go: it reserves its heap in multiples of this, so aligned.
+/// heapArenaBytes of 64-bit Go: Go reserves its heap in aligned multiples of this size.
 const GO_ARENA: Bytes = Bytes::mib(64);
 
-/// Go's heap: neighbors that together are whole arenas, in a Go program or at Go's old address.
+/// Assigns Go's heap: adjacent mappings that together are whole arenas, in a Go program or at Go's
+/// old heap address.
 fn go(sorter: &mut Sorter<'_>) {
     let mappings = sorter.mappings;
     let is_go_program = has_section(sorter, b".gopclntab");
@@ -150,7 +154,7 @@ fn go(sorter: &mut Sorter<'_>) {
         let (start, end) = (mappings[run.start].range.start, mappings[last].range.end);
         let whole = start.is_multiple_of(GO_ARENA.0) && end.is_multiple_of(GO_ARENA.0);
         let first = &mappings[run.start];
-        // A Go program may use glibc too, whose arenas are as large.
+        // A Go program may also use glibc, whose arenas have the same size.
         let is_glibc = head(sorter, first).is_some_and(|words| is_heap_info(first, words));
         if whole && !is_glibc && (is_go_program || start == GO_HEAP) {
             run.for_each(|index| sorter.put(index, PoolKind::Go, "Go heap arenas"));
@@ -158,7 +162,8 @@ fn go(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// The adjacent anonymous mappings without a pool, from `first` on; empty if `first` has a pool.
+/// Returns the indices of the adjacent anonymous mappings without a pool, starting at `first`;
+/// empty if `first` has a pool.
 fn run_at(sorter: &Sorter<'_>, first: usize) -> std::ops::Range<usize> {
     let mut end = first;
     while end < sorter.mappings.len()
@@ -175,7 +180,8 @@ fn has_section(sorter: &Sorter<'_>, name: &[u8]) -> bool {
     elves.any(|elf| elf.sections.iter().any(|section| section.name.as_bytes() == name))
 }
 
-/// Arenas: aligned writable memory, and inaccessible memory up to the end of the heap.
+/// Assigns glibc's arenas: aligned writable memory, and inaccessible memory up to the end of the
+/// heap.
 fn arenas(sorter: &mut Sorter<'_>) {
     for index in 0..sorter.mappings.len() {
         let mapping = &sorter.mappings[index];
@@ -197,8 +203,8 @@ fn arenas(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// The inaccessible mapping that follows up to the end of the last heap. The kernel may have merged
-/// the guard of a stack with it.
+/// Index of the inaccessible mapping that follows a heap up to its end. The kernel may have merged
+/// the guard of a stack with this mapping.
 fn rest_of_heap(sorter: &Sorter<'_>, index: usize) -> Option<usize> {
     let used = sorter.mappings[index].range.end;
     let next = sorter.mappings.get(index + 1)?;
@@ -209,16 +215,16 @@ fn rest_of_heap(sorter: &Sorter<'_>, index: usize) -> Option<usize> {
     (fills && next.prot.is_none() && sorter.is_free_anonymous(index + 1)).then_some(index + 1)
 }
 
-/// A heap starts with the address of its arena, which is inside a heap, and the address of the
-/// previous heap, or 0.
+/// True if the first two words are those of an arena heap: the address of its arena, and the
+/// address of the previous heap. The first heap contains its arena and has 0 as the previous heap.
 fn is_heap_info(mapping: &Mapping, [arena, previous]: [u64; 2]) -> bool {
     let own = mapping.range.contains(arena) && previous == 0;
     let linked = previous != 0 && arena != 0 && previous.is_multiple_of(ARENA_HEAP.0);
     own || linked
 }
 
-/// Large requests: each mapping starts with the header of the chunk that fills it, or its first
-/// part.
+/// Assigns chunks of large requests: a mapping starts with the header of the chunk that fills the
+/// mapping or the first part of it.
 fn chunks(sorter: &mut Sorter<'_>) {
     for index in 0..sorter.mappings.len() {
         if !sorter.is_free_anonymous(index) || sorter.mappings[index].prot.is_none() {
@@ -241,7 +247,7 @@ fn is_chunk(mapping: &Mapping, [previous, word]: [u64; 2], page: u64) -> bool {
         && size <= mapping.size().0
 }
 
-/// The first words of a mapping, where they were read.
+/// The first words of a mapping, if they were read.
 fn head(sorter: &Sorter<'_>, mapping: &Mapping) -> Option<[u64; 2]> {
     let heads = &sorter.snapshot.heads;
     let found = heads.binary_search_by_key(&mapping.range.start, |head| head.address).ok()?;
@@ -269,19 +275,19 @@ fn rest(sorter: &mut Sorter<'_>, allocator: Option<&'static str>) {
     }
 }
 
-/// The mapping that holds an address.
+/// Mapping that contains an address.
 pub(super) fn at(mappings: &[Mapping], address: u64) -> Option<&Mapping> {
     index_at(mappings, address).map(|index| &mappings[index])
 }
 
-/// The index of the mapping that contains an address.
+/// Index of the mapping that contains an address.
 pub(super) fn index_at(mappings: &[Mapping], address: u64) -> Option<usize> {
     let after = mappings.partition_point(|m| m.range.start <= address);
     let index = after.checked_sub(1)?;
     mappings[index].range.contains(address).then_some(index)
 }
 
-/// The indices of the mappings that start in a range.
+/// Indices of the mappings that start in a range.
 fn within(mappings: &[Mapping], range: AddrRange) -> std::ops::Range<usize> {
     let first = mappings.partition_point(|m| m.range.start < range.start);
     let end = mappings.partition_point(|m| m.range.start < range.end);

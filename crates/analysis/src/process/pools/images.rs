@@ -1,4 +1,5 @@
-//! The program and its libraries: load biases, and which part of its ELF file a mapping is.
+//! The program and its libraries: their load biases, and the part of the ELF file that each mapping
+//! contains.
 //!
 //! ```text
 //! file        |ELF .dynsym .rodata|  .text  |relro .data|
@@ -15,7 +16,7 @@ use pagewise_model::{AddrRange, Mapping, PageSize, Snapshot};
 
 use super::{ElfPart, PoolKind, PoolMark, Sorter};
 
-/// Places the mappings of the program, and of libraries whose ELF headers are known.
+/// Assigns the mappings of the program, and of libraries whose ELF headers are known.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
     let images = find(sorter);
     let program = program(&images, sorter.snapshot);
@@ -54,13 +55,13 @@ struct LoadedImage<'a> {
     object: &'a ElfObject,
     elf: &'a Elf,
     page: PageSize,
-    /// Difference between the file's addresses and the process's, modulo 2^64.
+    /// Difference from an address of the file to an address of the process, modulo 2^64.
     bias: u64,
     mappings: Vec<(usize, ElfPart)>,
     executable: bool,
 }
 
-/// The images in a process, by address.
+/// Finds the images in a process, in the order of their addresses.
 fn find<'a>(sorter: &Sorter<'a>) -> Vec<LoadedImage<'a>> {
     let page = sorter.snapshot.provenance.page_size;
     let objects: HashMap<MappedFileKey, &ElfObject> =
@@ -94,7 +95,7 @@ fn find<'a>(sorter: &Sorter<'a>) -> Vec<LoadedImage<'a>> {
     images
 }
 
-/// The file that the process executes: where `exe` points, else the lowest image with code.
+/// Finds the file that the process executes: the file of `exe`, else the lowest image with code.
 fn program(images: &[LoadedImage<'_>], snapshot: &Snapshot) -> Option<MappedFileKey> {
     let exe = snapshot.process.exe.as_ref().ok().map(super::names::path);
     let named = images.iter().find(|i| Some(super::names::path(&i.object.name)) == exe);
@@ -103,8 +104,8 @@ fn program(images: &[LoadedImage<'_>], snapshot: &Snapshot) -> Option<MappedFile
 }
 
 impl<'a> LoadedImage<'a> {
-    /// The image that starts with this mapping, where the file is ELF and one of its segments
-    /// starts there.
+    /// Returns the image that starts at this mapping; `None` if the file is not ELF, or if no
+    /// segment starts at the mapping's offset.
     fn begin(object: &'a ElfObject, page: PageSize, first: &Mapping) -> Option<LoadedImage<'a>> {
         let elf = object.elf.as_ref().ok()?;
         let starts = |s: &&LoadSegment| s.file_size > 0 && down(page, s.offset) == first.offset;
@@ -113,7 +114,8 @@ impl<'a> LoadedImage<'a> {
         Some(LoadedImage { object, elf, page, bias, mappings: Vec::new(), executable: false })
     }
 
-    /// Adds a file mapping if it is of this image: the same file, at the addresses of a segment.
+    /// Adds a file mapping if it belongs to this image: the same file, at the addresses of a
+    /// segment.
     fn take_file(&mut self, index: usize, mapping: &Mapping) -> bool {
         let same = mapping.file_key() == Some(self.object.key());
         let part = if same { self.file_part(mapping) } else { None };
@@ -134,16 +136,16 @@ impl<'a> LoadedImage<'a> {
         (here == mapping.offset).then(|| self.part(segment, address))
     }
 
-    /// Adds an anonymous mapping if it is the zero-filled tail of a segment, or stands in for a
-    /// part of one (code copied into huge pages).
+    /// Adds an anonymous mapping if it is the zero-filled end of a segment, or replaces a part of a
+    /// segment (code that was copied into huge pages).
     fn take_anonymous(&mut self, index: usize, mapping: &Mapping) {
         if !(mapping.name.is_empty() || mapping.name.as_bytes() == b"[anon:.bss]") {
             return;
         }
         let start = mapping.range.start.wrapping_sub(self.bias);
         let Some(segment) = self.segment_at(start) else { return };
-        // The kernel merges bss with anonymous memory that happens to follow it: the larger part
-        // decides.
+        // The kernel merges bss with adjacent anonymous memory. The larger part of the mapping
+        // determines its use.
         let inside = up(self.page, segment.range.end).saturating_sub(start);
         if inside.saturating_mul(2) >= mapping.size().0 {
             self.mappings.push((index, self.part(segment, start)));
@@ -163,7 +165,7 @@ impl<'a> LoadedImage<'a> {
         }
     }
 
-    /// The segment whose pages hold an address of the file.
+    /// Segment whose pages contain an address of the file.
     fn segment_at(&self, address: u64) -> Option<&'a LoadSegment> {
         let segments = &self.elf.segments;
         let after = segments.partition_point(|s| down(self.page, s.range.start) <= address);
@@ -179,7 +181,7 @@ impl<'a> LoadedImage<'a> {
         }
     }
 
-    /// True if the file is loaded for execution, and not only mapped for reading, as debuggers do.
+    /// True if the file is loaded for execution. Debuggers map files only for reading.
     fn is_loaded(&self) -> bool {
         self.executable || self.mappings.len() > 1
     }

@@ -1,4 +1,5 @@
-//! Pools recognized by the name in `maps`: the kernel's own, shared memory, named memory, files.
+//! Pools that the name in `maps` identifies: the kernel's mappings, shared memory, named memory,
+//! files.
 
 use std::collections::HashMap;
 
@@ -7,27 +8,27 @@ use pagewise_model::{Backing, Mapping, Name, Sharing};
 
 use super::{PoolKind, PoolMark, Sorter};
 
-/// Rule that names a pool, and so decides which mappings form one pool.
+/// Rule for the names of pools, which determines the mappings that share a pool.
 #[derive(Clone, Copy)]
 enum Naming {
-    /// All mappings of the kind are one pool of that name.
+    /// One pool with this name contains all mappings that match.
     One(&'static str),
-    /// Each file is a pool, named by its path.
+    /// Each file has a pool, named by its path.
     File,
-    /// Each name is a pool, named by the part after the prefix.
+    /// Each name has a pool, named by the part after the prefix.
     Rest,
-    /// Each name is a pool.
+    /// Each name has a pool, named by the whole name.
     Whole,
 }
 
 use Naming::{File, One, Rest, Whole};
 
-/// Names that the kernel and well-known programs give their memory. The first matching prefix
-/// decides.
+/// Prefixes of names that the kernel and well-known programs give to their memory. The first
+/// matching prefix applies.
 const NAMES: &[(&[u8], PoolKind, Naming)] = &[
     (b"[heap]", PoolKind::Heap, One("[heap]")),
     (b"[stack]", PoolKind::MainStack, One("[stack]")),
-    // Linux 3.4 to 4.4 names each thread's stack.
+    // Linux 3.4 to 4.4 gives each thread's stack a name.
     (b"[stack:", PoolKind::ThreadStack, Whole),
     (b"[v", PoolKind::Kernel, One("vdso, vvar")),
     (b"[uprobes]", PoolKind::Kernel, One("vdso, vvar")),
@@ -56,7 +57,7 @@ const NAMES: &[(&[u8], PoolKind, Naming)] = &[
     (b"/[aio]", PoolKind::Device, One("/[aio]")),
 ];
 
-/// Places every mapping that has a name or a file, and still no home.
+/// Assigns every mapping that has a name or a file, and no pool yet.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
     let readable: HashMap<MappedFileKey, bool> =
         sorter.snapshot.objects.iter().map(|o| (o.key(), o.elf.is_ok())).collect();
@@ -103,7 +104,7 @@ fn put_by_file(sorter: &mut Sorter<'_>, index: usize, mapping: &Mapping, kind: P
     sorter.put_marked(index, kind, mark, || path(&mapping.name));
 }
 
-/// A file or a device without a matching prefix.
+/// Assigns a file or a device without a matching prefix.
 fn put_file(
     sorter: &mut Sorter<'_>,
     index: usize,
@@ -115,7 +116,7 @@ fn put_file(
         Backing::Shmem if mapping.path() == b"/dev/zero" => {
             sorter.put(index, PoolKind::SharedAnonymous, "MAP_SHARED|MAP_ANONYMOUS");
         }
-        // /dev/zero mapped private, or a bracketed name of a later kernel.
+        // A private mapping of /dev/zero, or a bracketed name of a later kernel.
         Backing::Anonymous if mapping.inode != 0 => {}
         Backing::Anonymous => put(sorter, index, mapping, PoolKind::Named, Whole, b""),
         Backing::Shmem => put_by_file(sorter, index, mapping, PoolKind::Tmpfs),
@@ -124,7 +125,7 @@ fn put_file(
     }
 }
 
-/// The kind of a file that is not an image with known parts.
+/// Use of a file that is not an image with known parts.
 fn file_kind(mapping: &Mapping, exe: Option<&Name>, is_elf: bool) -> PoolKind {
     if exe.is_some_and(|exe| exe.as_bytes() == mapping.path()) {
         PoolKind::Program
@@ -135,7 +136,7 @@ fn file_kind(mapping: &Mapping, exe: Option<&Name>, is_elf: bool) -> PoolKind {
     }
 }
 
-/// The name of a file without the ` (deleted)` that the kernel appends.
+/// Returns the name of a file without the ` (deleted)` that the kernel appends.
 pub(super) fn path(name: &Name) -> Name {
     match name.as_bytes().strip_suffix(b" (deleted)") {
         Some(path) => Name::new(path),
@@ -143,13 +144,14 @@ pub(super) fn path(name: &Name) -> Name {
     }
 }
 
-/// `libz.so`, `libc.so.6`; asked only where the ELF headers could not be read.
+/// True for names like `libz.so` and `libc.so.6`. Called only for files whose ELF headers could not
+/// be read.
 fn is_library_name(path: &[u8]) -> bool {
     let base = path.rsplit(|&b| b == b'/').next().unwrap_or(path);
     base.ends_with(b".so") || base.windows(4).any(|w| w == b".so.")
 }
 
-/// `[anon:pagewise:frames]` without its prefix and the bracket.
+/// Returns `[anon:pagewise:frames]` without its prefix and the closing bracket.
 fn rest<'a>(name: &'a [u8], prefix: &[u8]) -> &'a [u8] {
     let rest = name.strip_prefix(prefix).unwrap_or(name);
     rest.strip_suffix(b"]").unwrap_or(rest)

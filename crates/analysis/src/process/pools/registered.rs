@@ -1,7 +1,8 @@
 //! Mappings that pools of pagewise's allocators have registered.
 //!
-//! The kernel merges neighbors, so a mapping may contain blocks of several pools and other memory.
-//! It belongs to the pool with the largest part if pools have more than half of it.
+//! The kernel merges adjacent mappings, so a mapping may contain blocks of several pools and other
+//! memory. If pools have more than half of the mapping, the mapping belongs to the pool with the
+//! largest part.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use pagewise_model::{AddrRange, Name};
 
 use super::{PoolKind, PoolMark, Sorter, small};
 
-/// Places the mappings that are mostly registered.
+/// Assigns the mappings of which more than half is registered.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
     let snapshot = sorter.snapshot;
     let ranges = sorted(&snapshot.pools);
@@ -28,7 +29,7 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// The ranges of all pools that live, by address, each with the index of its pool.
+/// Returns the ranges of all existing pools in ascending order, each with the index of its pool.
 fn sorted(pools: &[RegisteredPool]) -> Vec<(AddrRange, usize)> {
     let living = pools.iter().enumerate().filter(|(_, pool)| pool.lives);
     let mut ranges: Vec<(AddrRange, usize)> =
@@ -37,7 +38,8 @@ fn sorted(pools: &[RegisteredPool]) -> Vec<(AddrRange, usize)> {
     ranges
 }
 
-/// The pool that has most of a mapping; `None` where pools together have no more than half.
+/// Index of the pool with the largest part of a mapping; `None` if all pools together have at most
+/// half of the mapping.
 fn owner(ranges: &[(AddrRange, usize)], mapping: AddrRange, pools: usize) -> Option<usize> {
     let ranges = &ranges[near(ranges, mapping)];
     if ranges.is_empty() {
@@ -53,15 +55,16 @@ fn owner(ranges: &[(AddrRange, usize)], mapping: AddrRange, pools: usize) -> Opt
     (all > mapping.len().0 / 2).then_some(most)
 }
 
-/// Indices of the ranges that may overlap a mapping. Ranges of living pools do not overlap, so
-/// their ends are in the order of their starts; if a process reports wrong ranges, some are missed.
+/// Indices of the ranges that may overlap a mapping. Ranges of existing pools do not overlap, so
+/// their ends are in the order of their starts. If a process registers wrong ranges, some
+/// overlapping ranges are missed.
 fn near(ranges: &[(AddrRange, usize)], mapping: AddrRange) -> Range<usize> {
     let start = ranges.partition_point(|(range, _)| range.end <= mapping.start);
     let end = ranges.partition_point(|(range, _)| range.start < mapping.end);
     start..end.max(start)
 }
 
-/// `stack frames`: the kind, and the name where it has one.
+/// Name of the pool: its type, and its individual name if it has one, such as `stack frames`.
 fn name(pool: &RegisteredPool) -> Name {
     if pool.name.is_empty() {
         return pool.kind.clone();

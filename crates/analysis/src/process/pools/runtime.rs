@@ -1,5 +1,5 @@
-//! Language runtimes: programs that get memory for the objects of a language from the kernel
-//! themselves, so that malloc does not know it.
+//! Language runtimes: programs that request memory for the objects of a language directly from the
+//! kernel, so that malloc does not manage this memory.
 
 use pagewise_model::{Name, Snapshot};
 
@@ -26,7 +26,7 @@ pub(crate) enum LanguageRuntime {
     OtherScript,
 }
 
-/// Beginnings of the file names of libraries and programs that contain a runtime.
+/// Prefixes of the file names of libraries and programs that contain a runtime.
 const LIBRARIES: &[(&str, LanguageRuntime)] = &[
     ("libpython", LanguageRuntime::Python),
     ("libjvm.so", LanguageRuntime::Java),
@@ -41,7 +41,7 @@ const LIBRARIES: &[(&str, LanguageRuntime)] = &[
     ("libjavascriptcore", LanguageRuntime::OtherScript),
 ];
 
-/// Beginnings of the file names of programs; digits and dots of a version may follow.
+/// Prefixes of the file names of programs; the digits and dots of a version may follow.
 const PROGRAMS: &[(&str, LanguageRuntime)] = &[
     ("python", LanguageRuntime::Python),
     ("node", LanguageRuntime::V8),
@@ -58,7 +58,7 @@ const PROGRAMS: &[(&str, LanguageRuntime)] = &[
 ];
 
 impl LanguageRuntime {
-    /// The runtime of a process, by its program and its libraries.
+    /// Returns the runtime of a process, by its program and its libraries.
     pub(crate) fn of_process(snapshot: &Snapshot) -> Option<LanguageRuntime> {
         let objects = || snapshot.objects.iter();
         let program = snapshot.process.exe.as_ref().ok().and_then(by_program);
@@ -76,7 +76,7 @@ impl LanguageRuntime {
         by_library(module).or_else(|| by_program(module)) == Some(self)
     }
 
-    /// Its name.
+    /// Name of the runtime.
     pub(crate) const fn label(self) -> &'static str {
         match self {
             LanguageRuntime::Python => "CPython (pymalloc)",
@@ -91,7 +91,7 @@ impl LanguageRuntime {
         }
     }
 
-    /// Name of the memory that cannot be distinguished from plain mmap.
+    /// Pool name of memory that is either from the runtime or from plain mmap.
     pub(super) const fn memory(self) -> &'static str {
         match self {
             LanguageRuntime::Python => "CPython, and mmap",
@@ -106,10 +106,10 @@ impl LanguageRuntime {
         }
     }
 
-    /// True if dead objects stay in memory until a garbage collection, so that a heap which grows
-    /// may hold garbage alone.
+    /// True if dead objects stay in memory until a garbage collection, so that the growth of a heap
+    /// may consist of garbage only.
     pub(crate) const fn collects_garbage(self) -> bool {
-        // CPython and PHP free an object when its last reference goes away.
+        // CPython and PHP free an object when its last reference is removed.
         !matches!(self, LanguageRuntime::Python | LanguageRuntime::Php)
     }
 }

@@ -1,5 +1,5 @@
-//! Thread stacks: recognized by stack pointers, and for a running thread without one, by guard and
-//! size.
+//! Thread stacks. A stack pointer identifies a stack; guard and size identify the stack of a
+//! running thread whose stack pointer is unknown.
 //!
 //! ```text
 //! | guard, no access | stack, grows down <- stack pointer | thread-local variables |
@@ -13,10 +13,10 @@ use pagewise_model::{Bytes, Mapping, Name, Pid};
 use super::anonymous::{LARGEST_GUARD, index_at};
 use super::{PoolKind, PoolMark, Sorter};
 
-/// Default size of thread stacks, if RLIMIT_STACK has its default.
+/// Default size of thread stacks with the default RLIMIT_STACK.
 const USUAL_STACK: Bytes = Bytes::mib(8);
 
-/// Places the stacks of all threads but the first, each with its guard.
+/// Assigns the stacks of all threads except the first, with their guards.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
     let Ok(threads) = &sorter.snapshot.threads else { return };
     let found = by_pointer(sorter, threads);
@@ -32,7 +32,8 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
     by_guard(sorter, unknown, &usual);
 }
 
-/// A thread whose stack pointer is known, and the mapping it points into where that is a stack.
+/// A thread whose stack pointer is known, and the index of the mapping that contains the stack
+/// pointer, if that mapping is a stack.
 struct ThreadStack<'a> {
     thread: &'a Thread,
     stack: Option<usize>,
@@ -48,7 +49,7 @@ fn by_pointer<'a>(sorter: &mut Sorter<'_>, threads: &'a [Thread]) -> Vec<ThreadS
     }
     let mut stacks: Vec<_> = found.iter().filter_map(|f| Some((f.stack?, f.thread))).collect();
     stacks.sort_by_key(|&(index, thread)| (index, thread.tid));
-    // Without guards between them, several stacks can be one mapping.
+    // Without guards, the kernel merges adjacent stacks into one mapping.
     for sharers in stacks.chunk_by(|a, b| a.0 == b.0) {
         let (index, first) = sharers[0];
         let mark = PoolMark::Number(u64::from(first.tid.0));
@@ -58,10 +59,10 @@ fn by_pointer<'a>(sorter: &mut Sorter<'_>, threads: &'a [Thread]) -> Vec<ThreadS
     found
 }
 
-/// Name of a mapping with the stack of a thread, and with those of `others`.
+/// Name of a mapping that contains the stack of a thread, and the stacks of `others` other threads.
 pub(crate) fn stack_name(thread: &Name, tid: Pid, others: usize) -> Name {
     let mut name = match thread.as_bytes() {
-        // A core file has the name of the first thread only.
+        // A core file contains the name of the first thread only.
         b"" => format!("thread {tid}").into_bytes(),
         name => [name, format!(" ({tid})").as_bytes()].concat(),
     };
@@ -71,7 +72,7 @@ pub(crate) fn stack_name(thread: &Name, tid: Pid, others: usize) -> Name {
     Name::new(&name)
 }
 
-/// The sizes, guards included, that stacks of this process have.
+/// Sizes of the stacks of this process, including their guards.
 fn usual_sizes(sorter: &Sorter<'_>, found: &[ThreadStack<'_>]) -> HashSet<Bytes> {
     let limit = sorter.snapshot.limits.as_ref().ok().and_then(|l| l.stack.soft).map(Bytes);
     let stacks = found.iter().filter_map(|f| f.stack);
@@ -82,7 +83,8 @@ fn usual_sizes(sorter: &Sorter<'_>, found: &[ThreadStack<'_>]) -> HashSet<Bytes>
     sizes.chain(limit).chain([USUAL_STACK]).collect()
 }
 
-/// The mapping without access just below, if small enough for a guard and not placed yet.
+/// Index of the mapping directly below a stack, if it is inaccessible, small enough for a guard and
+/// without a pool.
 fn guard_of(sorter: &Sorter<'_>, stack: usize) -> Option<usize> {
     let index = stack.checked_sub(1)?;
     let guard = &sorter.mappings[index];
@@ -91,8 +93,9 @@ fn guard_of(sorter: &Sorter<'_>, stack: usize) -> Option<usize> {
     (is_guard && sorter.is_free_anonymous(index)).then_some(index)
 }
 
-/// Assigns guarded mappings to `unknown` threads without a stack pointer, mappings of a usual size
-/// first. The other mappings of a usual size are stacks that the C library keeps for new threads.
+/// Assigns mappings with a guard to `unknown` threads without a stack pointer, mappings of a usual
+/// size first. The remaining mappings of a usual size are stacks that the C library caches for new
+/// threads.
 fn by_guard(sorter: &mut Sorter<'_>, mut unknown: usize, usual: &HashSet<Bytes>) {
     let is_candidate = |(index, mapping): &(usize, &Mapping)| {
         mapping.prot.read && mapping.prot.write && sorter.is_free_anonymous(*index)
@@ -101,7 +104,8 @@ fn by_guard(sorter: &mut Sorter<'_>, mut unknown: usize, usual: &HashSet<Bytes>)
     let pairs = candidates.filter_map(|(stack, _)| Some((guard_of(sorter, stack)?, stack)));
     let is_usual = |(guard, stack): &(usize, usize)| {
         let stack = sorter.mappings[*stack].size();
-        // glibc 2.27 and newer add the guard to the size, older versions include it.
+        // glibc 2.27 and newer add the guard to the requested size; older versions include the
+        // guard in the size.
         usual.contains(&stack) || usual.contains(&(sorter.mappings[*guard].size() + stack))
     };
     let (likely, others): (Vec<_>, Vec<_>) = pairs.partition(is_usual);

@@ -6,14 +6,15 @@ use super::PoolMap;
 use crate::pss::Pss;
 use crate::quadrants::counts_in_virt;
 
-/// The numbers of one pool.
+/// The sums of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSums {
     /// Address space.
     pub reserved: Bytes,
     /// Resident pages.
     pub resident: Reading<Bytes>,
-    /// Their proportional share; the pools' shares add up to the process's.
+    /// Proportional shares (PSS) of the resident pages. The sum over all pools is the PSS of the
+    /// process.
     pub pss: Reading<Bytes>,
     /// Resident pages that only this process maps.
     pub uss: Reading<Bytes>,
@@ -34,7 +35,7 @@ impl PoolSums {
         mappings: 0,
     };
 
-    /// Adds another pool's numbers.
+    /// Adds the values of another pool.
     pub fn add(&mut self, other: &PoolSums) {
         self.reserved += other.reserved;
         add(&mut self.resident, &other.resident);
@@ -53,14 +54,15 @@ fn add(sum: &mut Reading<Bytes>, part: &Reading<Bytes>) {
     }
 }
 
-/// All pools together.
+/// Sums the values of all pools.
 pub fn total(sums: &[PoolSums]) -> PoolSums {
     let mut total = PoolSums::NONE;
     sums.iter().for_each(|sums| total.add(sums));
     total
 }
 
-/// The sums of each pool, in the order of [`PoolMap::list`]. Like VIRT they leave `[vsyscall]` out.
+/// Returns the sums of each pool, in the order of [`PoolMap::list`]. `[vsyscall]` is left out, as
+/// in VIRT.
 pub fn sums(pools: &PoolMap, mappings: &[Mapping], pss: &Pss) -> Vec<PoolSums> {
     let mut sums = vec![PoolSums::NONE; pools.list().len()];
     for (index, mapping) in mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m)) {

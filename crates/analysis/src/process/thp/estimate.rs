@@ -1,29 +1,30 @@
-//! Zero share of huge pages, with the sampling error.
+//! Zero-filled share of huge pages, with the sampling error.
 
 use pagewise_model::thp::HugeMapping;
 use pagewise_model::{Absent, Bytes, Reading};
 
 use crate::cells::float;
 
-/// 95 of 100 normally distributed values are within this number of standard deviations.
+/// Number of standard deviations around the mean that includes 95 of 100 normally distributed
+/// values.
 const Z: f64 = 1.96;
 
-/// Bytes that are zero: exact where `low` and `high` are the same.
+/// Number of zero bytes: exact if `low` and `high` are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZeroEstimate {
-    /// The likeliest value.
+    /// The most probable number of zero bytes.
     pub bytes: Bytes,
     /// The lower end of the 95 % interval.
     pub low: Bytes,
-    /// The upper end.
+    /// The upper end of the 95 % interval.
     pub high: Bytes,
 }
 
 impl ZeroEstimate {
-    /// Estimate over several mappings together; absent if no page was read.
+    /// Estimates the zero bytes of several mappings together; absent if no page was read.
     ///
-    /// The interval is Wilson's for a share in a sample; it has no width if every huge page was
-    /// read. An evenly spread sample, which is used here, has a smaller error.
+    /// The interval is Wilson's interval for a share in a random sample; its width is 0 if every
+    /// huge page was read. The sample is evenly spaced, so its real error is smaller.
     pub fn over<'a>(
         mappings: impl Iterator<Item = &'a HugeMapping> + Clone,
         huge_size: Bytes,
@@ -51,8 +52,8 @@ impl ZeroEstimate {
 }
 
 impl ZeroEstimate {
-    /// The zero-filled part of memory, from pages that were read at random; 0 to `whole` if none
-    /// was.
+    /// Estimates the zero bytes of memory from pages that were read at random. Without read pages,
+    /// the interval is from 0 to `whole`.
     pub(crate) fn of_sample(whole: Bytes, read: u64, zero: u64) -> ZeroEstimate {
         if read == 0 {
             return ZeroEstimate { bytes: Bytes::ZERO, low: Bytes::ZERO, high: whole };
@@ -63,7 +64,7 @@ impl ZeroEstimate {
     }
 }
 
-/// Wilson's score interval of the share `zero` of `read`; `error` scales its width.
+/// Wilson's score interval of the share `zero` / `read`; `error` scales its width.
 fn interval(zero: u64, read: u64, error: f64) -> (f64, f64) {
     let (share, n) = (float(zero) / float(read), float(read));
     let z = Z * error;
@@ -87,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_interval_is_wilsons() {
-        // 8 of 10 by hand: (0.8 + 0.19208) / 1.38416 -+ 0.227...
+        // 8 of 10, computed by hand: (0.8 + 0.19208) / 1.38416 -+ 0.227...
         let (low, high) = interval(8, 10, 1.0);
         assert!((low - 0.4902).abs() < 1e-3 && (high - 0.9433).abs() < 1e-3, "{low} {high}");
         assert_eq!(interval(8, 10, 0.0), (0.8, 0.8));

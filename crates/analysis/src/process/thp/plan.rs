@@ -3,11 +3,12 @@
 use pagewise_model::thp::{Action, FixPlan, HugeMapping, HugePage, HugePages};
 use pagewise_model::{AddrRange, Backing, Bytes, Mapping, Reading, Sharing, SmapsCounter};
 
-/// Releases the zero pages of huge pages of which at least the share `sparse` is zero.
+/// Plans to release the zero-filled base pages of sparse huge pages: at least the share `sparse` of
+/// their base pages is zero-filled.
 ///
-/// Denser ones are spared: splitting them frees little and costs the process its huge pages. With
-/// `hold`, huge pages are forbidden in a whole mapping where most of its huge pages are sparse,
-/// else just where the sparse ones are.
+/// Other huge pages are spared: splitting them frees little memory and costs the process its huge
+/// pages. With `hold`, the plan also forbids huge pages: in a whole mapping if most of its huge
+/// pages are sparse, else only at the sparse huge pages.
 pub fn shrink(huge: &HugePages, page_size: Bytes, sparse: f64, hold: bool) -> FixPlan {
     let per_huge = u32::try_from(huge.huge_size.0 / page_size.0.max(1)).unwrap_or(u32::MAX);
     let is_sparse =
@@ -45,7 +46,7 @@ fn held(mapping: &HugeMapping, sparse: &[AddrRange]) -> Vec<AddrRange> {
     joined(sparse)
 }
 
-/// Sorted ranges, with adjacent ones merged.
+/// Merges adjacent ranges. Requires that the ranges are sorted.
 fn joined(ranges: &[AddrRange]) -> Vec<AddrRange> {
     let mut all: Vec<AddrRange> = Vec::new();
     for range in ranges {
@@ -57,7 +58,8 @@ fn joined(ranges: &[AddrRange]) -> Vec<AddrRange> {
     all
 }
 
-/// Makes huge pages of `blocks`, each as large as one and resident throughout in base pages.
+/// Plans to collapse `blocks` into huge pages. Requires that each block has the size of a huge page
+/// and is fully resident in base pages.
 pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> FixPlan {
     FixPlan {
         action: Action::Collapse,
@@ -68,12 +70,14 @@ pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> FixPlan {
     }
 }
 
-/// Reclaims the private anonymous mappings of which nothing was referenced; the others are spared.
+/// Plans to reclaim the private anonymous mappings that were not referenced and are not locked; the
+/// others are spared.
 ///
-/// `mappings` are of `smaps`, read some time after the referenced bits were cleared.
+/// Requires that `mappings` are from `smaps`, read some time after the referenced bits were
+/// cleared.
 ///
 /// # Errors
-/// The reason of a reading that is absent.
+/// The reason why a counter of `smaps` is absent.
 pub fn page_out(mappings: &[Mapping]) -> Reading<FixPlan> {
     let mut plan = FixPlan {
         action: Action::PageOut,

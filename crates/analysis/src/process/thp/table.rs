@@ -1,4 +1,4 @@
-//! The mappings that have huge pages, or room for one.
+//! The mappings with huge pages, or with sufficient size for a huge page.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use super::{ZeroEstimate, judge};
 use crate::blocks::{for_programs, table};
 use crate::pools::{PoolKind, PoolMap};
 
-/// One mapping.
+/// A mapping with its huge pages.
 struct ThpRow<'a> {
     mapping: &'a Mapping,
     name: Name,
@@ -28,7 +28,7 @@ impl ThpRow<'_> {
         self.huge.map_or(Bytes::ZERO, |huge| huge.file)
     }
 
-    /// Resident in base pages where huge ones are allowed.
+    /// Resident bytes in base pages if the mapping may have huge pages; else 0.
     fn eligible(&self) -> Reading<Bytes> {
         let smaps = self.mapping.smaps.as_ref().map_err(Clone::clone)?;
         let is_eligible = smaps.get(SmapsCounter::ThpEligible)? != 0;
@@ -37,8 +37,8 @@ impl ThpRow<'_> {
     }
 }
 
-/// Anonymous memory in large folios, by size; for programs only if huge page table entries map all
-/// of them.
+/// Builds the table of anonymous memory in large folios, by size. The table is for programs only if
+/// huge page table entries map all large folios.
 pub(crate) fn sizes(huge: &HugePages) -> Option<ReportTable> {
     let sizes = huge.sizes.as_ref().ok()?;
     let mapped = |one_entry| Cow::Borrowed(if one_entry { "one entry" } else { "base entries" });
@@ -105,13 +105,13 @@ impl<'a> ThpRows<'a> {
         self.0.iter().map(ThpRow::eligible).sum::<Result<Bytes, _>>()
     }
 
-    /// The mapping with the most bloat.
+    /// Returns the mapping with the most bloat.
     pub(crate) fn worst(&self) -> Option<(Name, Bytes)> {
         let worst = self.0.iter().max_by_key(|row| bloat_of(row))?;
         Some((worst.name.clone(), bloat_of(worst)))
     }
 
-    /// Remedy in the program's code, for the mapping with the most bloat.
+    /// Returns a remedy in the program's code for the mapping with the most bloat.
     pub(crate) fn remedy(&self) -> &'static str {
         match self.0.iter().max_by_key(|row| bloat_of(row)).map(|row| row.kind) {
             Some(
@@ -192,8 +192,8 @@ fn bloat_of(row: &ThpRow<'_>) -> Bytes {
     row.bloat.as_ref().map_or(Bytes::ZERO, |bloat| bloat.bytes)
 }
 
-/// True if a whole huge page of anonymous memory fits into the mapping, and any of it is resident.
-/// Stacks are excluded: they do not benefit.
+/// True if a whole huge page of anonymous memory fits into the mapping, and a part of the mapping
+/// is resident. Stacks are excluded, because they do not benefit from huge pages.
 fn has_room(mapping: &Mapping, kind: PoolKind, huge_size: Bytes) -> bool {
     if matches!(kind, PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack) {
         return false;

@@ -1,4 +1,4 @@
-//! Plans and verdicts on made-up huge pages.
+//! Tests of plans and verdicts for synthetic huge pages.
 
 use pagewise_model::report::{ReportBlock, Severity};
 use pagewise_model::thp::{HugeMapping, HugePage, HugePageLook, HugePages};
@@ -10,7 +10,7 @@ use crate::sample::{resident, snapshot, with_smaps};
 const HUGE: u64 = 2 << 20;
 const BASE: Bytes = Bytes::kib(4);
 
-/// A mapping from 1 GiB on with huge pages that have these numbers of zero base pages.
+/// Returns a mapping at 1 GiB; `zeros` are the numbers of zero-filled base pages in its huge pages.
 fn mapping(zeros: &[u32]) -> HugeMapping {
     let start = 1 << 30;
     let pages = (0_u64..).zip(zeros).map(|(i, &zero)| HugePage { start: start + i * HUGE, zero });
@@ -104,7 +104,7 @@ fn unreadable_huge_pages_are_absent_and_not_zero() {
 }
 
 #[test]
-fn a_sample_of_nothing_has_no_estimate() {
+fn without_read_pages_the_estimate_is_absent() {
     let unread = HugeMapping { read: 0, zero: 0, pages: Vec::new(), ..mapping(&[0; 4]) };
     assert!(ZeroEstimate::over([&unread].into_iter(), Bytes(HUGE)).is_err());
     let sampled = HugeMapping { read: 100, zero: 50, pages: Vec::new(), ..mapping(&[0; 4]) };
@@ -124,7 +124,7 @@ fn only_sparse_pages_are_planned_for_and_dense_ones_spared() {
     assert_eq!(plan.change, Ok(Bytes((511 + 256) * BASE.0)));
     assert_eq!(plan.spared, Bytes(2 * HUGE));
     assert!(plan.hold.is_empty());
-    // Zero of zero is not sparse.
+    // A huge page without zero-filled base pages is not sparse, even if `sparse` is 0.
     assert!(shrink(&huge(vec![mapping(&[0; 4])]), BASE, 0.0, true).ranges.is_empty());
 }
 

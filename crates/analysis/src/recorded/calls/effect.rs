@@ -1,4 +1,5 @@
-//! Effect of a call on an address space, computed from its arguments and its result.
+//! Effect of a call on an address space. The effect is computed from the call's arguments and
+//! result.
 
 use pagewise_model::calls::{
     CallDetail, CallRecording, MAP_ANONYMOUS, MemoryCall, MemoryCallKind, ProgramImage,
@@ -8,20 +9,20 @@ use pagewise_model::{AddrRange, Bytes, Name};
 use super::space::AddressSpace;
 use super::words::{MAP_FIXED, MAP_HUGETLB, MREMAP_DONTUNMAP, SHM_REMAP, huge_size};
 
-/// Effect of a call.
+/// Effect of a call on an address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CallEffect {
-    /// Bytes of memory that the call names; `None` if it names none or failed.
+    /// Number of bytes of memory that the call names; `None` if it names none or failed.
     pub(super) bytes: Option<u64>,
-    /// Change of VIRT in bytes; `None` if unknown.
+    /// Change of VIRT in bytes; `None` if the effect is unknown.
     pub(super) change: Option<i64>,
 }
 
-/// The sizes that lengths are rounded up to.
+/// Sizes in bytes to which lengths are rounded up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounding {
     page: u64,
-    /// Default size of huge pages, for flags that name none.
+    /// Default size of huge pages, for flags that do not name a size.
     huge: u64,
 }
 
@@ -36,12 +37,12 @@ impl Rounding {
         bytes.checked_next_multiple_of(self.page).unwrap_or(u64::MAX)
     }
 
-    /// The range of whole pages at an address.
+    /// Returns the range of whole pages that contains `bytes` bytes at an address.
     fn range(self, start: u64, bytes: u64) -> AddrRange {
         AddrRange { start, end: start.saturating_add(self.up(bytes)) }
     }
 
-    /// The range that `mmap` with those flags makes.
+    /// Returns the range that `mmap` with `flags` maps.
     fn mapped(self, start: u64, bytes: u64, flags: u64) -> AddrRange {
         if flags & MAP_HUGETLB == 0 || flags & MAP_ANONYMOUS == 0 {
             return self.range(start, bytes);
@@ -52,7 +53,7 @@ impl Rounding {
     }
 }
 
-/// The address space of a program at its start.
+/// Returns the address space of a program at its start.
 pub(super) fn space_of(image: &ProgramImage) -> AddressSpace {
     let mut space = AddressSpace::default();
     space.brk = image.brk.clone().ok();
@@ -62,7 +63,7 @@ pub(super) fn space_of(image: &ProgramImage) -> AddressSpace {
     space
 }
 
-/// Applies the effect of a call that began at `time_ns` to a space.
+/// Applies the effect of a call to an address space. The call began at `time_ns`.
 pub(super) fn apply(
     call: &MemoryCall,
     time_ns: u64,
@@ -80,7 +81,7 @@ pub(super) fn apply(
     CallEffect { bytes, change: is_known.then_some(change) }
 }
 
-/// A call that succeeded, and the space that it changes.
+/// A call that succeeded, and the address space that it changes.
 struct SpaceChange<'a> {
     call: &'a MemoryCall,
     result: u64,
@@ -90,7 +91,8 @@ struct SpaceChange<'a> {
 }
 
 impl SpaceChange<'_> {
-    /// Returns the bytes that the call names, and whether its effect is known.
+    /// Applies the effect. Returns the number of bytes that the call names, and true if the effect
+    /// is known.
     fn apply(mut self) -> (Option<u64>, bool) {
         let [first, second, third, ..] = self.call.arguments;
         let bytes = match self.call.kind {
@@ -118,7 +120,8 @@ impl SpaceChange<'_> {
         self.space.place(range, name, self.call.done_ns);
     }
 
-    /// The call returns the present break; it does not fail, but may leave the break unchanged.
+    /// Applies `brk`. The call returns the present break; it does not fail, but may leave the break
+    /// unchanged.
     fn brk(&mut self, wanted: u64) -> (Option<u64>, bool) {
         let Some(before) = self.space.brk.replace(self.result) else {
             return (None, wanted == 0);
@@ -143,13 +146,13 @@ impl SpaceChange<'_> {
         Some(length)
     }
 
-    /// Maps a range: over existing mappings if the caller fixed the address, else at an address
-    /// that the kernel chose.
+    /// Maps a range: in place of existing mappings if the caller fixed the address, else at an
+    /// address that the kernel chose.
     fn put(&mut self, range: AddrRange, name: &Name, is_fixed: bool) {
         if is_fixed { self.space.replace(range, name) } else { self.place(range, name) }
     }
 
-    /// The mappings move with their holes; a mapping grows at its end.
+    /// Moves the mappings with the gaps between them; a mapping that grows is extended at its end.
     fn mremap(&mut self, old: u64, old_size: u64, new_size: u64) -> Option<u64> {
         let flags = self.call.arguments[3];
         let is_fixed = flags & super::words::MREMAP_FIXED != 0;

@@ -1,4 +1,5 @@
-//! Replay of a recording: each call with its effect, its caller, and the phase of its program.
+//! Replay of a recording: it determines the effect and the caller of each call, and the phase of
+//! the program.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,32 +12,32 @@ use pagewise_model::{Bytes, Name, Pid};
 use super::effect::{self, CallEffect, Rounding};
 use super::space::AddressSpace;
 
-/// A line of the time line.
+/// A row of the time line.
 #[derive(Clone, Debug)]
 pub(super) struct TimelineRow<'r> {
     pub(super) event: &'r CallEvent,
     pub(super) act: TimelineAct<'r>,
     pub(super) phase: LifePhase,
-    /// The file whose code made the call; empty for code in no file, and for the kernel.
+    /// File whose code made the call; empty if the code is in no file, and for calls by the kernel.
     pub(super) by: Name,
     pub(super) effect: CallEffect,
 }
 
-/// Event of the time line.
+/// Event in a row of the time line.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TimelineAct<'r> {
     Call(&'r MemoryCall),
     Executed(&'r ProgramImage),
 }
 
-/// Phase in the life of a program.
+/// Phase in the life of a program, from `execve` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LifePhase {
-    /// The kernel maps the program.
+    /// The kernel maps the program during `execve`.
     Exec,
-    /// Up to the program's entry point: the dynamic linker, and the code that it calls.
+    /// Time until the program's entry point: the dynamic linker runs, and the code that it calls.
     StartUp,
-    /// From the entry point on.
+    /// Time after the program's entry point is reached.
     Program,
 }
 
@@ -50,32 +51,32 @@ impl LifePhase {
     }
 }
 
-/// A process of a recording.
+/// Result of the replay for one process.
 #[derive(Clone, Debug)]
 pub(super) struct ReplayedProcess {
     pub(super) pid: Pid,
     pub(super) parent: Option<Pid>,
-    /// The file of the program that it runs, or ran last.
+    /// File of the program that the process runs, or of the last program that it ran.
     pub(super) program: Name,
-    /// True if the calls of all its programs are recorded.
+    /// True if the calls of all programs of the process are recorded.
     pub(super) is_native: bool,
     pub(super) calls: u64,
-    /// VIRT at the creation of the process; 0 for a command, which begins with its program.
+    /// VIRT at the creation of the process; 0 for the recorded command, whose first event is the
+    /// start of its program.
     pub(super) virt_start: u64,
-    /// Change of VIRT by programs and calls: its own, and those of processes that share its memory.
+    /// Change of VIRT by programs and calls of the process, and of processes that share its memory.
     pub(super) virt_change: i64,
-    /// Amount by which other events changed it; `None` if the kernel did not provide VIRT at the
-    /// end.
+    /// Change of VIRT by other events; `None` if the kernel did not provide VIRT at the end.
     pub(super) virt_otherwise: Option<i64>,
     pub(super) virt_end: Option<Bytes>,
-    /// `None` where it runs on.
+    /// Ending of the process; `None` if the process still runs.
     pub(super) ending: Option<ProgramEnding>,
 }
 
-/// State of a live process.
+/// State of a running process during the replay.
 #[derive(Clone, Debug)]
 struct LiveProcess {
-    /// Index in [`Played::processes`].
+    /// Index of the process in [`Played::processes`].
     at: usize,
     space: Rc<RefCell<AddressSpace>>,
     has_begun: bool,
@@ -83,13 +84,13 @@ struct LiveProcess {
     interpreter: Option<Name>,
 }
 
-/// All calls, and all processes.
+/// Result of the replay: all rows of the time line, and all processes.
 pub(super) struct Played<'r> {
     pub(super) rows: Vec<TimelineRow<'r>>,
     pub(super) processes: Vec<ReplayedProcess>,
 }
 
-/// Plays a recording.
+/// Replays a recording.
 pub(super) fn play(recording: &CallRecording) -> Played<'_> {
     let rounding = Rounding::from_recording(recording);
     let played = Played { rows: Vec::new(), processes: Vec::new() };
@@ -102,7 +103,7 @@ pub(super) fn play(recording: &CallRecording) -> Played<'_> {
 }
 
 struct Player<'r> {
-    /// True if no call is missing.
+    /// True if the recording has lost no call.
     is_whole: bool,
     rounding: Rounding,
     live: HashMap<Pid, LiveProcess>,
@@ -143,7 +144,8 @@ impl<'r> Player<'r> {
         self.played.processes.push(process);
     }
 
-    /// A program starts. Its initial mappings replaced those before, if the start was recorded.
+    /// Replays the start of a program. Its initial mappings replace the mappings of the previous
+    /// program if the start was recorded.
     fn image(&mut self, event: &'r CallEvent, image: &'r ProgramImage) {
         let program = image.exe.clone().unwrap_or_default();
         let space = effect::space_of(image);
@@ -187,8 +189,8 @@ impl<'r> Player<'r> {
         let Some(live) = self.live.get_mut(&event.pid) else { return };
         let mut space = live.space.borrow_mut();
         let by = space.name_at(call.caller).cloned().unwrap_or_default();
-        // If its entry is not recorded, the program begins with the first call from outside of the
-        // dynamic linker.
+        // If the entry point is not recorded, the program's own time begins with the first call by
+        // code outside of the dynamic linker.
         live.has_begun |= !live.begin_is_told && live.interpreter.as_ref() != Some(&by);
         let phase = if live.has_begun { LifePhase::Program } else { LifePhase::StartUp };
         let effect = effect::apply(call, event.time_ns, &mut space, self.rounding);

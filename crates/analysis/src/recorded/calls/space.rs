@@ -1,17 +1,17 @@
-//! An address space as calls change it: the mapped ranges, their names and their total size.
+//! An address space that calls change: the mapped ranges, their names and their total size.
 
 use std::collections::BTreeMap;
 
 use pagewise_model::{AddrRange, Bytes, Name};
 
-/// Mapped ranges. Every range consists of whole pages; the caller ensures this.
+/// Mapped ranges. Requires that each range consists of whole pages.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AddressSpace {
-    /// By the first address; none overlaps another.
+    /// Mapped ranges by their first address; they do not overlap.
     pieces: BTreeMap<u64, SpacePiece>,
     total: u64,
     claims: Vec<RangeClaim>,
-    /// The program break, where it is known.
+    /// The program break; `None` if it is unknown.
     pub(super) brk: Option<u64>,
 }
 
@@ -21,9 +21,9 @@ struct SpacePiece {
     name: Name,
 }
 
-/// A range that the kernel returned for a new mapping although it is mapped in [`AddressSpace`]: a
-/// call of another thread has unmapped it, and is not yet recorded as done. When that call is
-/// recorded, it must not remove the new mapping.
+/// A range that the kernel returned for a new mapping, although the range is mapped in
+/// [`AddressSpace`]: a call of another thread has unmapped the range, but that call's return is not
+/// recorded yet. When its return is recorded, it must not remove the new mapping.
 #[derive(Clone, Copy, Debug)]
 struct RangeClaim {
     range: AddrRange,
@@ -31,15 +31,15 @@ struct RangeClaim {
 }
 
 impl AddressSpace {
-    /// The copy that `fork` creates. Ranges that other threads have unmapped already are not in it;
-    /// only the forking thread exists in it.
+    /// Returns the copy that `fork` creates. The total size excludes ranges that other threads have
+    /// already unmapped. The copy has no claims, because it has only the forking thread.
     pub(super) fn fork(&self) -> AddressSpace {
         let gone: Bytes = self.claims.iter().map(|claim| claim.range.len()).sum();
         let total = self.total.saturating_sub(gone.0);
         AddressSpace { total, claims: Vec::new(), pieces: self.pieces.clone(), brk: self.brk }
     }
 
-    /// Number of mapped bytes: VIRT.
+    /// Number of mapped bytes (VIRT).
     pub(super) fn size(&self) -> u64 {
         self.total
     }
@@ -56,7 +56,7 @@ impl AddressSpace {
         self.insert(range, name.clone());
     }
 
-    /// Maps a range that the kernel has found free, at a time: see [`RangeClaim`].
+    /// Maps a range that the kernel found free at `time_ns`; see [`RangeClaim`].
     pub(super) fn place(&mut self, range: AddrRange, name: &Name, time_ns: u64) {
         for (range, _) in self.remove_range(range) {
             self.total = self.total.saturating_add(range.len().0);
@@ -65,7 +65,7 @@ impl AddressSpace {
         self.insert(range, name.clone());
     }
 
-    /// Unmaps a range by a call that began at a time. Returns the pieces that it took away.
+    /// Unmaps a range by a call that began at `began_ns`. Returns the removed pieces.
     pub(super) fn remove(&mut self, range: AddrRange, began_ns: u64) -> Vec<(AddrRange, Name)> {
         let mut taken = Vec::new();
         for free in self.settle(range, began_ns) {
@@ -74,7 +74,7 @@ impl AddressSpace {
         taken
     }
 
-    /// The pieces in a range.
+    /// Returns the pieces of mapped ranges that are in a range.
     pub(super) fn pieces_in(&self, range: AddrRange) -> Vec<(AddrRange, Name)> {
         let first = self.pieces.range(..=range.start).next_back().map_or(0, |(&start, _)| start);
         let overlapping = self.pieces.range(first..range.end.max(first));
@@ -86,8 +86,8 @@ impl AddressSpace {
     }
 
     /// Settles the claims on a range that a call has unmapped, the oldest claim of each address
-    /// first. A claim from before the start of this call concerns another call. Returns the rest of
-    /// the range.
+    /// first. A claim from before `began_ns`, the start of the call, belongs to a different call.
+    /// Returns the parts of the range without claims.
     fn settle(&mut self, range: AddrRange, began_ns: u64) -> Vec<AddrRange> {
         let mut free = vec![range];
         let mut left = Vec::new();
@@ -113,7 +113,7 @@ impl AddressSpace {
         }
     }
 
-    /// Takes out all that is in a range, cutting pieces at its ends.
+    /// Removes all mappings in a range, and splits mappings at the ends of the range.
     fn remove_range(&mut self, range: AddrRange) -> Vec<(AddrRange, Name)> {
         let taken = self.pieces_in(range);
         for (part, name) in &taken {
@@ -132,7 +132,7 @@ impl AddressSpace {
     }
 }
 
-/// Rest of a range without a part of it.
+/// Returns the parts of `whole` that are not in `part`.
 fn without(whole: AddrRange, part: AddrRange) -> impl Iterator<Item = AddrRange> {
     let before = AddrRange { start: whole.start, end: whole.end.min(part.start) };
     let after = AddrRange { start: whole.start.max(part.end), end: whole.end };
@@ -153,7 +153,7 @@ mod tests {
         AddrRange { start: start as u64, end: (start + len) as u64 }
     }
 
-    /// A start page, a number of pages, and a name to map them under or `None` to unmap them.
+    /// Returns a start page, a number of pages, and a name to map them, or `None` to unmap them.
     fn act() -> impl Strategy<Value = (usize, usize, Option<u8>)> {
         (0..64_usize, 0..20_usize, any::<Option<u8>>())
     }
@@ -187,19 +187,21 @@ mod tests {
     fn an_address_reused_before_its_unmapping_was_seen_stays_mapped() {
         let mut space = AddressSpace::default();
         space.replace(range(0, 10), &"old".into());
-        // Another thread's munmap of 2..8, begun at 5, is done in the kernel but not yet seen.
+        // A munmap of 2..8 by another thread began at time 5. The kernel has executed it, but its
+        // return is not recorded yet.
         space.place(range(4, 3), &"new".into(), 7);
         assert_eq!((space.size(), space.fork().size()), (13, 10));
         space.remove(range(2, 6), 5);
         assert_eq!(space.size(), 7);
         assert_eq!(space.name_at(4), Some(&"new".into()));
         assert_eq!(space.name_at(3), None);
-        // A munmap that begins later removes the new mapping.
+        // A munmap that begins later than the claim removes the new mapping.
         space.remove(range(4, 3), 9);
         assert_eq!((space.size(), space.name_at(5)), (4, None));
     }
 
-    /// A call of a thread, with the times at which it begins and is seen to be done.
+    /// A call of a thread: the time at which it begins, and the time at which its return is
+    /// recorded.
     #[derive(Clone, Copy, Debug)]
     struct TimedCall {
         range: AddrRange,
@@ -208,8 +210,9 @@ mod tests {
         seen: u64,
     }
 
-    /// Threads that map pages at free addresses of the kernel's choice, and unmap ranges that they
-    /// saw mapped. Each step has its own time, and an entry of `choices` selects it.
+    /// Simulates threads that map pages at free addresses of the kernel's choice, and that unmap
+    /// ranges whose mapping is recorded. Each entry of `choices` selects a step of a thread, and
+    /// its index is the time of the step.
     fn threads(choices: &[(usize, bool)]) -> (Vec<TimedCall>, [bool; 8]) {
         #[derive(Clone, Copy)]
         enum ThreadCallState {
@@ -252,7 +255,7 @@ mod tests {
                 }
             };
         }
-        // Calls that are done but not yet seen are seen at the end.
+        // The returns of calls that the kernel has executed are recorded at the end.
         let rest = states.into_iter().filter_map(|state| match state {
             ThreadCallState::Done(call) => Some(TimedCall { seen: u64::MAX, ..call }),
             ThreadCallState::Idle | ThreadCallState::Begun(..) => None,
@@ -263,7 +266,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn calls_that_are_seen_in_another_order_than_they_are_done_add_up(
+        fn calls_recorded_in_another_order_than_executed_add_up(
             choices in proptest::collection::vec((0..4_usize, any::<bool>()), 0..300)
         ) {
             let (calls, pages) = threads(&choices);
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_at_the_end_of_the_world_do_no_harm() {
+    fn ranges_at_the_end_of_the_address_space_do_not_overflow() {
         let mut space = AddressSpace::default();
         space.replace(AddrRange { start: 9, end: u64::MAX }, &"".into());
         space.remove(AddrRange { start: 20, end: 10 }, 0);

@@ -1,4 +1,4 @@
-//! Recordings made by hand, and recordings of anything.
+//! Tests of synthetic recordings, and of arbitrary recordings.
 
 use pagewise_model::calls::{
     CallDetail, CallEvent, CallEventKind, CallRecording, CallStops, MemoryCall, MemoryCallKind,
@@ -30,7 +30,7 @@ fn image(begin_is_told: bool) -> CallEventKind {
     }))
 }
 
-/// A call that maps 64 KiB, made from an address.
+/// Returns a call by the code at `caller` that maps 64 KiB at `at`.
 fn map_from(caller: u64, at: u64) -> CallEventKind {
     CallEventKind::Call(MemoryCall {
         kind: MemoryCallKind::Mmap,
@@ -80,7 +80,7 @@ fn phases(events: Vec<CallEventKind>) -> Vec<CellValue> {
 }
 
 #[test]
-fn a_program_begins_at_its_entry_point_whichever_calls_come_before() {
+fn a_program_begins_at_its_entry_point_despite_earlier_calls() {
     let events = vec![
         image(true),
         map_from(LINKER + 4, 0x40_0000),

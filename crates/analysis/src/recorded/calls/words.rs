@@ -1,5 +1,5 @@
-//! Arguments of calls in words: flags, protections, advice, files. The numbers are those of x86-64
-//! and aarch64.
+//! Arguments of calls in words: flags, protections, advice, files. The numeric values are those of
+//! x86-64 and aarch64.
 
 use std::fmt::Write;
 
@@ -12,30 +12,30 @@ pub(super) const MREMAP_FIXED: u64 = 2;
 pub(super) const MREMAP_DONTUNMAP: u64 = 4;
 pub(super) const SHM_REMAP: u64 = 0o40_000;
 
-/// Format of one argument.
+/// Format of an argument in words.
 #[derive(Clone, Copy)]
 enum Arg {
     /// An address.
     Pointer,
-    /// An address that counts only with one of these flags in the argument before.
+    /// An address that has a meaning only if the preceding argument contains one of these flags.
     PointerIf(u64),
     /// A decimal number.
     Number,
-    /// A decimal number of 32 bits with a sign.
+    /// A signed decimal number of 32 bits.
     Int,
     /// A hexadecimal number.
     Hex,
-    /// A descriptor, with the file behind it where it is known.
+    /// A file descriptor, with the name of its file if the name is known.
     File,
-    /// A pointer to text, as the text where it is known.
+    /// A pointer to a text; the text is written if it is known.
     Text,
-    /// One of several words.
+    /// One of several names of values.
     One(&'static [(u64, &'static str)]),
-    /// Words that add up.
+    /// Names of bits, joined by `|`.
     Flags(&'static [(u64, &'static str)]),
-    /// Words that add up, with the size of huge pages.
+    /// Names of bits, joined by `|`, with the size of huge pages.
     HugeFlags(&'static [(u64, &'static str)]),
-    /// Words that add up, and below them the permissions of a file.
+    /// Names of bits, joined by `|`; the lowest bits are the permissions of a file.
     Mode(&'static [(u64, &'static str)]),
 }
 
@@ -108,7 +108,7 @@ const ADVICE_NAMES: &[(u64, &str)] = &[
     (103, "MADV_GUARD_REMOVE"),
 ];
 
-/// The name of an advice of `madvise`.
+/// Returns the name of an advice of `madvise`.
 pub(crate) fn advice(number: u64) -> Option<&'static str> {
     ADVICE_NAMES.iter().find(|(known, _)| *known == number).map(|(_, word)| *word)
 }
@@ -184,7 +184,7 @@ const MOVE: Arg =
     Arg::Flags(&[(1, "MPOL_MF_STRICT"), (2, "MPOL_MF_MOVE"), (4, "MPOL_MF_MOVE_ALL")]);
 const SHADOW_STACK: Arg = Arg::Flags(&[(1, "SHADOW_STACK_SET_TOKEN")]);
 
-/// Formats of the arguments of a call.
+/// Returns the formats of the arguments of a call.
 const fn shape(kind: MemoryCallKind) -> &'static [Arg] {
     use Arg::{File, Hex, Int, Number, Pointer, PointerIf, Text};
     match kind {
@@ -221,13 +221,13 @@ const fn shape(kind: MemoryCallKind) -> &'static [Arg] {
     }
 }
 
-/// True if a call returns an address.
 pub(super) fn returns_an_address(kind: MemoryCallKind) -> bool {
     use MemoryCallKind::{Brk, MapShadowStack, Mmap, Mremap, Shmat};
     matches!(kind, Brk | Mmap | Mremap | Shmat | MapShadowStack)
 }
 
-/// The arguments of a call in words. A [`Name`], since a file's name may be among them.
+/// Writes the arguments of a call in words. The result is a [`Name`], because it may contain the
+/// name of a file.
 pub(super) fn arguments(call: &MemoryCall) -> Name {
     let mut words = Vec::new();
     let mut before = 0;
@@ -274,7 +274,7 @@ fn word(arg: Arg, value: u64) -> String {
 }
 
 fn int(value: u64) -> i32 {
-    // The kernel looks at the lower half of the register.
+    // The kernel reads the lower half of the register.
     let low = value.to_ne_bytes();
     let low = if cfg!(target_endian = "little") { &low[..4] } else { &low[4..] };
     low.try_into().map_or(0, i32::from_ne_bytes)
@@ -285,7 +285,8 @@ fn one(words: &[(u64, &'static str)], value: u64) -> String {
     known.map_or_else(|| format!("{value:#x}"), |(_, word)| (*word).to_owned())
 }
 
-/// Names of the bits, joined by `|`; bits without a name in hex. For 0 its name, or `0`.
+/// Writes the names of the bits, joined by `|`, and bits without a name in hex. Writes the name of
+/// 0, or `0` if it has no name.
 fn flags(words: &[(u64, &'static str)], value: u64) -> String {
     let mut left = value;
     let mut text = String::new();
@@ -303,7 +304,7 @@ fn flags(words: &[(u64, &'static str)], value: u64) -> String {
     }
 }
 
-/// `text` followed by `|`; empty if `text` is empty or `0`.
+/// Returns `text` followed by `|`; an empty text if `text` is empty or `0`.
 fn join(mut text: String) -> String {
     match text.as_str() {
         "" => {}
@@ -313,12 +314,12 @@ fn join(mut text: String) -> String {
     text
 }
 
-/// Position and width in bits of the huge page size in flags, stored as a power of two
-/// (`MAP_HUGE_SHIFT`).
+/// Position and mask of the bits of flags that hold the binary logarithm of the huge page size
+/// (`MAP_HUGE_SHIFT`, `MAP_HUGE_MASK`).
 const HUGE_SHIFT: u32 = 26;
 const HUGE_MASK: u64 = 0x3f;
 
-/// The size of huge pages that flags name.
+/// Returns the size of huge pages that the flags name; `None` if they name no size.
 pub(super) fn huge_size(flags: u64) -> Option<u64> {
     match flags >> HUGE_SHIFT & HUGE_MASK {
         0 => None,
@@ -328,7 +329,8 @@ pub(super) fn huge_size(flags: u64) -> Option<u64> {
 
 fn huge_flags(words: &[(u64, &'static str)], value: u64) -> String {
     let Some(size) = huge_size(value) else { return flags(words, value) };
-    // `MAP_HUGE_2MB` beside `MAP_HUGETLB`, `MFD_HUGE_2MB` beside `MFD_HUGETLB`.
+    // The prefix is that of the huge page flag: `MAP_HUGE_2MB` for `MAP_HUGETLB`, `MFD_HUGE_2MB`
+    // for `MFD_HUGETLB`.
     let prefix = words.first().map_or("MAP", |(_, word)| &word[..3]);
     let (number, unit) = match size.trailing_zeros() {
         30.. => (size >> 30, "GB"),
@@ -340,13 +342,13 @@ fn huge_flags(words: &[(u64, &'static str)], value: u64) -> String {
     text
 }
 
-/// The name of an error number.
+/// Returns the name of an error number.
 pub(super) fn error(number: i32) -> String {
     let known = ERRORS.iter().find(|(errno, _)| *errno == number);
     known.map_or_else(|| format!("error {number}"), |(_, name)| (*name).to_owned())
 }
 
-/// Errors that memory calls return, with the kernel's internal ones for calls that it restarts.
+/// Errors that memory calls return, and the kernel's internal errors for calls that it restarts.
 const ERRORS: &[(i32, &str)] = &[
     (1, "EPERM"),
     (2, "ENOENT"),
@@ -438,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn names_from_outside_stand_as_they_are_for_the_view_to_escape() {
+    fn file_names_are_not_escaped_because_the_view_escapes_them() {
         let file = CallDetail::File(Name::new(b"/tmp/a\x1b[2J"));
         let mapped = arguments(&call(MemoryCallKind::Mmap, &[0, 1, 1, 2, 3, 0], file));
         assert_eq!(mapped.as_bytes(), b"NULL, 1, PROT_READ, MAP_PRIVATE, 3</tmp/a\x1b[2J>, 0");

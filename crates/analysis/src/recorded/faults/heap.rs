@@ -1,4 +1,4 @@
-//! Faults in heap blocks, by the source line that touched a block and the line that allocated it.
+//! Faults in heap blocks, by the source line that touched the block and the line that allocated it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::cells::share;
 use crate::explain::fact;
 use crate::heap::frames::passes_on;
 
-/// `heap`, `allocations` and `allocation_stacks`; none where the heap was not recorded.
+/// Builds `heap`, `allocations` and `allocation_stacks`; no blocks if the heap was not recorded.
 pub(super) fn heap(recording: &FaultRecording, options: &FaultOptions) -> Vec<ReportBlock> {
     let Some(heap) = &recording.heap else { return Vec::new() };
     let mut by_line = by_line(recording, heap, options);
@@ -32,7 +32,7 @@ pub(super) fn heap(recording: &FaultRecording, options: &FaultOptions) -> Vec<Re
     ]
 }
 
-/// Remarks that are needed to read the table.
+/// Returns remarks that readers need to interpret the table.
 pub(super) fn remarks(recording: &FaultRecording, heap: &FaultHeap) -> Vec<String> {
     let mut remarks = vec![format!(
         "What is elsewhere is in no block of {} bytes or more (--heap=BYTES): in smaller ones, stacks, files, mappings of the \
@@ -59,7 +59,7 @@ pub(super) fn remarks(recording: &FaultRecording, heap: &FaultHeap) -> Vec<Strin
     remarks
 }
 
-/// Meaning of a column: other recordings use some of the same names for other values.
+/// Returns the meaning of a column. Other recordings use some of the same keys for other values.
 fn meaning(key: &str) -> &'static str {
     let mut named = pagewise_model::fields::named(key);
     named.find(|field| field.source == "faults").map_or("", |field| field.meaning)
@@ -71,7 +71,7 @@ fn described(columns: Vec<TableColumn>) -> Vec<TableColumn> {
     columns.into_iter().map(described).collect()
 }
 
-/// Faults by owner of the memory, in sums.
+/// Returns the sums of faults by owner of the memory.
 fn sums(recording: &FaultRecording, heap: &FaultHeap) -> NamedFacts {
     let sum = |fits: fn(Owner) -> bool| {
         let rows = recording.rows.iter().filter(|row| fits(row.owner));
@@ -95,11 +95,11 @@ fn sums(recording: &FaultRecording, heap: &FaultHeap) -> NamedFacts {
     facts_of("heap", "Faults by owner of the memory", FactsShape::Columns, facts)
 }
 
-/// Function that touched, function that allocated, and its caller: the parts of call stacks that
-/// the table shows.
+/// The parts of call stacks that the table shows: the function that touched the block, the function
+/// that allocated the block, and the caller of the allocating function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Between<'a> {
-    /// None for the allocator itself.
+    /// `None` if the allocator itself touched the block.
     touched: Option<SourceLine<'a>>,
     allocated: Option<SourceLine<'a>>,
     called_from: Option<FunctionKey<'a>>,
@@ -114,10 +114,10 @@ struct FaultGroup<'a> {
     bytes: u64,
 }
 
-/// A value of a group, for programs; `None` if it is unknown.
+/// Function that returns a value of a group for programs, or `None` if the value is unknown.
 type BlockPart = for<'a> fn(&Between<'a>) -> Option<CellValue>;
 
-/// A function, and a line of it.
+/// A function, and a source line in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct SourceLine<'a> {
     function: FunctionKey<'a>,
@@ -129,7 +129,8 @@ impl<'a> SourceLine<'a> {
         SourceLine { function: function(frame), line: frame.line.as_ref() }
     }
 
-    /// `fill (a.c:12)`. A [`Name`], because the traced program determines the text.
+    /// Writes `fill (a.c:12)`. The result is a [`Name`], because the traced program determines the
+    /// text.
     fn name(self) -> Name {
         let mut words = called(self.function).as_bytes().to_vec();
         if let Some(line) = self.line {
@@ -140,7 +141,8 @@ impl<'a> SourceLine<'a> {
     }
 }
 
-/// True for a call in the C library or in a similar wrapper: its caller is shown instead.
+/// True for a frame in the C library or in a similar wrapper. The report shows the caller of such a
+/// frame instead.
 fn is_of_c(frame: &Frame) -> bool {
     const FILES: [&[u8]; 7] = [
         b"libc.so",
@@ -155,13 +157,14 @@ fn is_of_c(frame: &Frame) -> bool {
     FILES.iter().any(|file| base.starts_with(file))
 }
 
-/// Code that touched a block: the innermost call outside of the C library, if there is one.
+/// Returns the code that touched a block: the innermost call outside of the C library, if such a
+/// call exists.
 fn touched<'a>(mut frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<SourceLine<'a>> {
     let own = frames.clone().find(|frame| !is_of_c(frame));
     own.or_else(|| frames.next()).map(SourceLine::from_frame)
 }
 
-/// An allocation, and the faults in its blocks.
+/// An allocation call stack, and the faults in its blocks.
 #[derive(Clone, Copy, Debug)]
 struct Faulted<'a> {
     allocation: &'a Allocation<u32>,
@@ -176,7 +179,8 @@ fn frames<'a>(
     numbers.iter().filter_map(|at| recording.frames.get(*at as usize))
 }
 
-/// Function that allocated, without the C library and allocation wrappers, and its caller.
+/// Returns the function that allocated, without the C library and allocation wrappers, and the
+/// caller of that function.
 fn allocated<'a>(
     recording: &'a FaultRecording,
     allocation: &'a Allocation<u32>,
@@ -185,13 +189,13 @@ fn allocated<'a>(
     let own = all.iter().position(|frame| !passes_on(frame) && !is_of_c(frame));
     let own = own.or_else(|| all.iter().position(|frame| !passes_on(frame))).unwrap_or(0);
     let by = all.get(own).map(|frame| SourceLine::from_frame(frame));
-    // A recursive caller adds no information.
+    // A recursive caller has the name of the allocating function, and adds no information.
     let callers = all.iter().skip(own + 1).map(|frame| function(frame));
     let from = callers.into_iter().find(|it| by.is_none_or(|by| by.function != *it));
     (by, from)
 }
 
-/// Groups by touching and allocating line, the most faults first.
+/// Groups the faults by touching line and allocating line, the group with the most faults first.
 fn groups<'a>(recording: &'a FaultRecording, heap: &'a FaultHeap) -> Vec<FaultGroup<'a>> {
     let mut groups: HashMap<Between<'a>, (u64, Vec<u32>)> = HashMap::new();
     for row in &recording.rows {
@@ -231,7 +235,7 @@ fn by_line(recording: &FaultRecording, heap: &FaultHeap, options: &FaultOptions)
     let each = |cell: &dyn Fn(&FaultGroup<'_>) -> CellValue| {
         ColumnCells::Values(shown.iter().map(cell).collect())
     };
-    // The blocks of a row are unknown if only the allocator touched it.
+    // If only the allocator touched the memory of a row, the number of blocks is unknown.
     let known = |row: &FaultGroup<'_>, value| if row.blocks == 0 { CellValue::None } else { value };
     let long = |column| seen_by(Audience::Long, column);
     let people = |key, label, cells| for_people(TableColumn::new(key, label, cells));
@@ -310,7 +314,7 @@ fn line_of(place: SourceLine<'_>) -> Option<CellValue> {
     place.line.map(|line| CellValue::Count(line.number.into()))
 }
 
-/// Each allocation with its whole call stack, for programs.
+/// Builds the table of allocations with their whole call stacks, for programs.
 fn by_stack(recording: &FaultRecording, heap: &FaultHeap) -> ReportTable {
     let none = |allocation| Faulted { allocation, faults: 0, by_allocator: 0 };
     let mut rows: Vec<Faulted<'_>> = heap.allocations.iter().map(none).collect();

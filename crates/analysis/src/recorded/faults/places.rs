@@ -12,10 +12,10 @@ use super::FaultOptions;
 use crate::blocks::{first, for_people, for_programs, table};
 use crate::cells::share;
 
-/// A function: its name, where it has one, and its file.
+/// A function: its name and its file; each is `None` if it is unknown.
 pub(crate) type FunctionKey<'a> = (Option<&'a str>, Option<&'a Name>);
 
-/// Faults at a call stack, by kind.
+/// Faults with the same call stack, by type.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StackFaults {
     pub(crate) count: u64,
@@ -49,7 +49,8 @@ pub(crate) fn function(frame: &Frame) -> FunctionKey<'_> {
     (frame.function.as_deref(), frame.module.as_ref())
 }
 
-/// Name of a function for people. A [`Name`], because the traced program determines the text.
+/// Name of a function for people. The result is a [`Name`], because the traced program determines
+/// the text.
 pub(crate) fn called((name, module): FunctionKey<'_>) -> Name {
     match (name, module) {
         (Some(name), _) => Name::new(name.as_bytes()),
@@ -58,15 +59,15 @@ pub(crate) fn called((name, module): FunctionKey<'_>) -> Name {
     }
 }
 
-/// Stands for the function of an empty call stack: the kernel replaced the program.
+/// Function of an empty call stack: the kernel was replacing the program.
 const EXECVE: FunctionKey<'static> = (Some("[execve]"), None);
 
-/// The function that faulted.
+/// Returns the function that faulted.
 pub(crate) fn innermost<'a>(stack: &[&'a Frame]) -> FunctionKey<'a> {
     stack.first().map_or(EXECVE, |frame| function(frame))
 }
 
-/// `file.c:12`, without the folders.
+/// Returns `file.c:12` without the folders of the file.
 fn brief(line: &SourcePosition) -> Name {
     let base = line.file.rsplit('/').next().unwrap_or_default();
     Name::new(format!("{base}:{}", line.number).as_bytes())
@@ -94,7 +95,7 @@ impl<'a> FaultFrames<'a> {
         !self.recording.latencies.is_empty()
     }
 
-    /// Faults by function: the functions that faulted, and their callers.
+    /// Builds the table of faults by function: the functions that faulted, and their callers.
     pub(crate) fn functions(&self, options: &FaultOptions) -> ReportTable {
         let rows = self.by_function();
         let (shown, note) = first(&rows, options.limit, "--rows");
@@ -138,12 +139,12 @@ impl<'a> FaultFrames<'a> {
         ReportTable { note, ..table("functions", "By function", Audience::Everyone, columns) }
     }
 
-    /// Own faults of each function that has some, and its faults with those of its callees; the
-    /// most own faults first.
+    /// Returns each function with faults of its own, with its own faults by type, and the number of
+    /// faults that includes its callees. The function with the most faults of its own is first.
     fn by_function(&self) -> Vec<(FunctionKey<'a>, (StackFaults, u64))> {
         let mut sums: HashMap<FunctionKey<'a>, (StackFaults, u64)> = HashMap::new();
         for (stack, sum) in &self.stacks {
-            // A function that calls itself counts once.
+            // A recursive function counts once for each call stack.
             let mut seen = HashSet::new();
             for (depth, frame) in stack.iter().enumerate() {
                 let function = function(frame);
@@ -189,7 +190,7 @@ impl<'a> FaultFrames<'a> {
         ]
     }
 
-    /// Faults by source line of the functions that faulted.
+    /// Builds the table of faults by source line of the functions that faulted.
     pub(crate) fn lines(&self, options: &FaultOptions) -> ReportTable {
         let mut sums: HashMap<(&SourcePosition, FunctionKey<'_>), StackFaults> = HashMap::new();
         for (stack, sum) in &self.stacks {
@@ -223,7 +224,7 @@ impl<'a> FaultFrames<'a> {
         ReportTable { note, ..table("lines", "By line", Audience::Everyone, columns) }
     }
 
-    /// Each call stack with its lines, for programs.
+    /// Builds the table of call stacks with their source lines, for programs.
     pub(crate) fn stacks(&self) -> ReportTable {
         let found: Vec<&(Vec<&Frame>, StackFaults)> =
             self.stacks.iter().filter(|(_, sum)| sum.count > 0).collect();
@@ -249,7 +250,7 @@ impl<'a> FaultFrames<'a> {
         table("stacks", "By call stack", Audience::Programs, columns)
     }
 
-    /// The function with the largest sum of `counts`, and that sum.
+    /// Returns the function with the largest sum of `counts`, and that sum.
     pub(crate) fn most(&self, counts: impl Fn(&StackFaults) -> u64) -> Option<(Name, u64)> {
         let mut sums: HashMap<FunctionKey<'_>, u64> = HashMap::new();
         for (stack, sum) in &self.stacks {

@@ -1,4 +1,4 @@
-//! Reports of recordings whose sums are known.
+//! Tests of reports of recordings with known sums.
 
 use pagewise_model::bounds::Folded;
 use pagewise_model::faults::{
@@ -24,7 +24,8 @@ fn frame(function: &str, line: u32) -> Frame {
     }
 }
 
-/// `main` calls `touch`, which faults on ten pages of memory of no file and on a file.
+/// Returns a recording: `main` calls `touch`, which faults on ten pages of anonymous memory and on
+/// a file.
 fn recording(rows: &[(FaultKind, u32, u64)]) -> FaultRecording {
     let mapped = |name: &str, pages: u64, quadrant| FaultMapping {
         pid: Pid(7),
@@ -106,7 +107,7 @@ fn faults_are_added_up_by_function_line_and_quadrant() {
     assert_eq!(findings(&report), [""; 0]);
 }
 
-/// The advice of the findings, as text.
+/// Returns the advice of the findings as text.
 fn advice(report: &Report) -> String {
     let list = |block: &ReportBlock| match block {
         ReportBlock::Findings(findings) => {
@@ -191,7 +192,7 @@ fn advice_is_given_where_the_numbers_speak_for_it() {
 }
 
 #[test]
-fn a_saved_recording_may_hold_anything() {
+fn a_recording_with_invalid_indices_has_a_report() {
     let rows = [(FaultKind::File, 99, 5)];
     let broken =
         FaultRecording { stacks: vec![vec![9, 9]], threads: Vec::new(), ..recording(&rows) };
@@ -200,8 +201,8 @@ fn a_saved_recording_may_hold_anything() {
     assert_eq!(broken.profile().stacks, [vec![]]);
 }
 
-/// `touch` faults in blocks that `make` asked for through a wrapper; `memset` of the C library,
-/// called by `main`, in others.
+/// Returns a recording with two call stacks. `touch` faults in blocks that `make` allocated through
+/// a wrapper. `memset` of the C library, which `main` calls, faults in other blocks.
 fn with_heap(owners: &[(u32, Owner, u64)]) -> FaultRecording {
     let of_c = |function: &str, line| Frame {
         module: Some("/lib/libc.so.6".into()),

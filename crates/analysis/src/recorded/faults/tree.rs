@@ -1,4 +1,4 @@
-//! Call stacks as a tree for people: the function that faulted, and below it its callers.
+//! Call stacks as a tree for people: the functions that faulted, and their callers below them.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,11 +12,11 @@ use super::places::{FaultFrames, FunctionKey, called, function, innermost};
 use crate::blocks::table;
 use crate::cells::{float, share};
 
-/// Branches with less than this share are left out.
+/// Minimum share of all faults: smaller branches are left out.
 const MIN_SHARE: f64 = 0.01;
-/// Maximum depth of callers.
+/// Maximum number of callers below a function.
 const DEEPEST: usize = 24;
-/// Number of lines per row of other tables.
+/// Number of lines of the tree for each row that other tables may have.
 const LINES: usize = 3;
 
 #[derive(Default)]
@@ -25,11 +25,11 @@ struct CallerNode<'a> {
     callers: HashMap<FunctionKey<'a>, CallerNode<'a>>,
 }
 
-/// A line: a count, and a function with its indentation. An only caller has no count: it has that
-/// of its callee.
+/// A line: a count, and a function with its indentation. A single caller has no count, because its
+/// count is that of its callee.
 type TreeLine = (Option<u64>, String);
 
-/// The tree; none where no function is known.
+/// Builds the tree; `None` if no function is known.
 pub(super) fn tree(frames: &FaultFrames<'_>, options: &FaultOptions) -> Option<ReportTable> {
     let mut root = CallerNode::default();
     for (stack, sum) in &frames.stacks {
@@ -37,7 +37,8 @@ pub(super) fn tree(frames: &FaultFrames<'_>, options: &FaultOptions) -> Option<R
         let mut last: Option<FunctionKey<'_>> = None;
         let callers = stack.iter().skip(1).map(|frame| function(frame));
         for place in std::iter::once(innermost(stack)).chain(callers) {
-            // The depth of a recursion adds no information.
+            // Consecutive frames of the same function are one node, because the depth of a
+            // recursion adds no information.
             if last != Some(place) {
                 node = node.callers.entry(place).or_default();
                 node.count += sum.count;

@@ -1,5 +1,5 @@
-//! Changes from one recording to another: by call stack, matched by function names, so that it
-//! works across builds.
+//! Changes from one recording to another, by call stack. Call stacks are matched by function names,
+//! so that recordings of different builds can be compared.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
@@ -36,14 +36,14 @@ pub enum GrownQuantity {
     Leaked,
     /// All bytes that were allocated.
     Allocated,
-    /// Allocations.
+    /// Number of allocations.
     Calls,
 }
 
-/// A call stack by the numbers of its functions.
+/// A call stack as indices of its functions.
 type StackKey = (AllocationKind, Vec<u32>);
 
-/// The functions of both recordings. A function without a name has that of its file.
+/// Indices of the functions of both recordings. A function without a name has the name of its file.
 #[derive(Default)]
 struct FunctionNumbers {
     names: Vec<Name>,
@@ -51,7 +51,7 @@ struct FunctionNumbers {
 }
 
 impl FunctionNumbers {
-    /// The number of each frame's function.
+    /// Returns the index of each frame's function.
     fn number_functions(&mut self, recording: &HeapRecording) -> Vec<u32> {
         let word = |frame: &Frame| match (&frame.function, &frame.module) {
             (None, Some(module)) => Name::new(&[b"?? in ", module.base()].concat()),
@@ -62,7 +62,7 @@ impl FunctionNumbers {
     }
 
     fn number(&mut self, name: Name) -> u32 {
-        // There are at most as many names as frames, which have numbers of 32 bits.
+        // The number of names is at most the number of frames, which fits 32 bits.
         let next = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
         *self.numbers.entry(name).or_insert_with_key(|name| {
             self.names.push(name.clone());
@@ -76,14 +76,14 @@ impl FunctionNumbers {
         kind.into_iter().chain(names)
     }
 
-    /// Function that allocates.
+    /// Returns the function that allocates.
     fn first(&self, key: &StackKey) -> Name {
         let first = self.function_names(key).next();
         first.map_or_else(|| self.brief(key), |word| Name::new(short(&word.escaped()).as_bytes()))
     }
 
     fn brief(&self, key: &StackKey) -> Name {
-        /// More callers do not make a line clearer.
+        /// Maximum number of callers in a line: more callers do not make the line clearer.
         const MAX_CALLERS: usize = 4;
         let words: Vec<Name> = self.function_names(key).take(MAX_CALLERS).collect();
         if words.is_empty() {
@@ -94,10 +94,10 @@ impl FunctionNumbers {
     }
 }
 
-/// Before and after.
+/// Sums of the earlier recording, and sums of the later recording.
 type SumPair = (SiteSum, SiteSum);
 
-/// Changes: `totals` and `stacks`.
+/// Reports the changes: `totals` and `stacks`.
 pub fn diff(before: &HeapRecording, after: &HeapRecording, options: &DiffOptions) -> Report {
     let (before, after) = (Sites::from_recording(before), Sites::from_recording(after));
     let mut pairs: HashMap<StackKey, SumPair> = HashMap::new();
@@ -108,7 +108,8 @@ pub fn diff(before: &HeapRecording, after: &HeapRecording, options: &DiffOptions
         pairs.into_iter().filter(|(_, (before, after))| is_other(before, after)).collect();
     rows.sort_by_cached_key(|(key, pair)| {
         let grown = change(options.by, pair);
-        // Largest growth first, largest decrease last; unchanged rows in between.
+        // The largest growth is first and the largest decrease is last; unchanged rows are between
+        // them.
         (Reverse(grown), Reverse(change(GrownQuantity::Allocated, pair)), key.clone())
     });
     let recordings = (before.recording, after.recording);
@@ -155,7 +156,7 @@ fn is_other(before: &SiteSum, after: &SiteSum) -> bool {
     of(before) != of(after)
 }
 
-/// Growth of a quantity from before to after.
+/// Growth of a quantity from the earlier to the later recording.
 fn change(of: GrownQuantity, (before, after): &SumPair) -> i64 {
     let pick = |sum: &SiteSum| match of {
         GrownQuantity::Peak => sum.at_peak.bytes,
@@ -171,7 +172,7 @@ fn difference(before: u64, after: u64) -> i64 {
     if after < before { -size } else { size }
 }
 
-/// A change of a number of things, which has no unit.
+/// Change of a count without a unit.
 #[expect(clippy::cast_precision_loss, reason = "what is shown has few digits")]
 fn count_change(before: u64, after: u64) -> CellValue {
     CellValue::Number(difference(before, after) as f64)
@@ -207,7 +208,7 @@ fn summary(
     paragraph(pieces)
 }
 
-/// Identity of a recording.
+/// Returns the facts that identify a recording.
 fn run(key: &'static str, recording: &HeapRecording) -> NamedFacts {
     let command = recording.command.iter().cloned().map(CellValue::Name).collect();
     let facts: Vec<Fact> = vec![
@@ -222,9 +223,9 @@ fn run(key: &'static str, recording: &HeapRecording) -> NamedFacts {
     facts_of(key, title, FactsShape::Line, facts)
 }
 
-/// The sums before and after.
+/// Builds the table of the sums of both recordings.
 fn totals((before, after): (&HeapRecording, &HeapRecording)) -> ReportTable {
-    /// A number of a recording.
+    /// Function that returns a number of a recording.
     type Pick = fn(&HeapRecording) -> u64;
     let bytes: [(&str, &str, Pick); 3] = [
         ("peak_bytes", "live at the peak", |it| it.totals.peak.bytes),
@@ -262,7 +263,7 @@ fn totals((before, after): (&HeapRecording, &HeapRecording)) -> ReportTable {
     ReportTable { row_keys: Some(keys), ..table("totals", "", Audience::Everyone, columns) }
 }
 
-/// Changes by call stack.
+/// Builds the table of changes by call stack.
 fn stacks(
     rows: &[(StackKey, SumPair)],
     functions: &FunctionNumbers,
@@ -330,7 +331,8 @@ fn stacks(
     ReportTable { note, ..table("stacks", "Changes by call stack", audience, columns) }
 }
 
-/// Columns of an amount: the change for everyone, before and after for programs.
+/// Builds the columns of an amount: the change for all readers, the values of both recordings for
+/// programs.
 fn amounts(
     rows: &[(StackKey, SumPair)],
     (key, label): (&'static str, &'static str),

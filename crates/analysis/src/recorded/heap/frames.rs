@@ -1,4 +1,4 @@
-//! Call stacks for people: the function that allocates, and functions that only pass requests on.
+//! Call stacks for people: functions that allocate, and functions that only pass requests on.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use pagewise_model::traced::Frame;
 
 use super::kind_word;
 
-/// Functions that allocate on behalf of their callers.
+/// Names of functions that allocate on behalf of their callers.
 const EXACT: &[&str] = &[
     "malloc",
     "calloc",
@@ -50,7 +50,8 @@ const EXACT: &[&str] = &[
     "__rust_realloc",
 ];
 
-/// Prefixes of the names of such functions, for those with an instance for each of many types.
+/// Prefixes of the names of template and generic functions that allocate on behalf of their
+/// callers.
 const BEGINNINGS: &[&str] = &[
     "operator new(",
     "operator new[](",
@@ -75,12 +76,13 @@ pub(crate) fn passes_on(frame: &Frame) -> bool {
     frame.function.as_deref().is_some_and(is_one)
 }
 
-/// The function of a call stack that allocates for itself; the innermost one if none does.
+/// Returns the innermost function that allocates for itself; if no function does, the innermost
+/// function.
 pub(crate) fn allocator(stack: &[Frame]) -> Option<&Frame> {
     stack.iter().find(|frame| !passes_on(frame)).or(stack.first())
 }
 
-/// A function, or its address in its file.
+/// Writes a function, or its address in its file if it has no name.
 pub(crate) fn function_words(frame: &Frame) -> String {
     match (&frame.function, &frame.module) {
         (Some(function), _) => function.clone(),
@@ -91,7 +93,7 @@ pub(crate) fn function_words(frame: &Frame) -> String {
     }
 }
 
-/// A function with its source line.
+/// Writes a function with its source line.
 pub(crate) fn with_its_line(frame: &Frame) -> String {
     let line = frame.line.as_ref().map(|line| {
         let file = line.file.rsplit('/').next().unwrap_or_default();
@@ -100,12 +102,13 @@ pub(crate) fn with_its_line(frame: &Frame) -> String {
     format!("{}{}", function_words(frame), line.unwrap_or_default())
 }
 
-/// A function with its source line, as a cell.
+/// Returns a function with its source line as a cell.
 pub(crate) fn frame_cell(frame: &Frame) -> CellValue {
     CellValue::Name(Name::new(with_its_line(frame).as_bytes()))
 }
 
-/// Name of a function for people. A [`Name`], because the traced program determines the text.
+/// Name of a function for people. The result is a [`Name`], because the traced program determines
+/// the text.
 pub(crate) fn name(frame: &Frame) -> Name {
     match (&frame.function, &frame.module) {
         (Some(name), _) => Name::new(name.as_bytes()),
@@ -117,14 +120,14 @@ pub(crate) fn name(frame: &Frame) -> Name {
     }
 }
 
-/// A function for programs; none where it is not known.
+/// Returns a function for programs; an empty cell if it is not known.
 pub(crate) fn function(frame: &Frame) -> CellValue {
     let name = frame.function.as_ref();
     name.map_or(CellValue::None, |name| CellValue::Name(Name::new(name.as_bytes())))
 }
 
-/// Part of a name that identifies a function: without its parameters, and without long template
-/// arguments.
+/// Returns the part of a name that identifies a function: without its parameters, and without long
+/// template arguments.
 pub(crate) fn short(name: &str) -> String {
     let name = name.strip_suffix(" const").unwrap_or(name);
     let whole = name.strip_suffix(')').and_then(|inner| {
@@ -148,7 +151,7 @@ pub(crate) fn short(name: &str) -> String {
                 && !text.ends_with("operator");
         match c {
             '<' if is_list => open += 1,
-            // An arrow is not a bracket.
+            // The `>` of an arrow (`->`) is not a bracket.
             '>' if open > 0 && !inner.ends_with('-') => open -= 1,
             c if open == 0 => {
                 text.push(c);
@@ -158,7 +161,7 @@ pub(crate) fn short(name: &str) -> String {
         }
         inner.push(c);
         if open == 0 {
-            /// Maximum length of template arguments that are not left out.
+            /// Maximum number of characters of template arguments that are kept.
             const SHORT: usize = 16;
             text.push_str(if inner.chars().count() <= SHORT { &inner } else { "<…>" });
             inner.clear();
@@ -168,12 +171,12 @@ pub(crate) fn short(name: &str) -> String {
     text
 }
 
-/// Short name of a function, for narrow columns.
+/// Returns the short name of a function, for narrow columns.
 fn short_name(frame: &Frame) -> Name {
     frame.function.as_deref().map_or_else(|| name(frame), |it| Name::new(short(it).as_bytes()))
 }
 
-/// A function with its source line, without the folders.
+/// Returns a function with its source line, without the folders of the file.
 pub(crate) fn brief(frame: &Frame) -> Name {
     let Some(line) = &frame.line else { return short_name(frame) };
     let base = line.file.rsplit('/').next().unwrap_or_default();
@@ -182,19 +185,19 @@ pub(crate) fn brief(frame: &Frame) -> Name {
     Name::new(&[short_name(frame).as_bytes(), place.as_bytes()].concat())
 }
 
-/// A function with its source line and the whole path, for programs.
+/// Returns a function with its source line and the whole path of the file, for programs.
 pub(crate) fn full(frame: &Frame) -> Name {
     let Some(line) = &frame.line else { return name(frame) };
     let place = format!(" ({}:{})", line.file, line.number);
     Name::new(&[name(frame).as_bytes(), place.as_bytes()].concat())
 }
 
-/// The sites of a recording with their stacks.
+/// The allocation sites of a recording, with their call stacks.
 pub(crate) struct Sites<'a> {
     pub(crate) recording: &'a HeapRecording,
 }
 
-/// Call site of allocations, by frame; `None` if no caller is known.
+/// Index of the frame of an allocating function; `None` if no caller is known.
 pub(crate) type AllocatingFrame = Option<u32>;
 
 impl<'a> Sites<'a> {
@@ -202,7 +205,7 @@ impl<'a> Sites<'a> {
         Sites { recording }
     }
 
-    /// The sites with allocations, frees or live bytes at the peak.
+    /// Returns the sites with allocations, frees or live bytes at the peak.
     pub(crate) fn all(&self) -> impl Iterator<Item = &'a AllocationSite> + use<'a> {
         let is_used = |site: &&AllocationSite| {
             (site.allocated, site.freed, site.at_peak) != Default::default()
@@ -210,7 +213,7 @@ impl<'a> Sites<'a> {
         self.recording.sites.iter().filter(is_used)
     }
 
-    /// The whole stack of a site, as numbers of frames.
+    /// Returns the whole call stack of a site, as indices of frames.
     pub(crate) fn stack(&self, site: &AllocationSite) -> &'a [u32] {
         self.recording.stacks.get(site.stack as usize).map_or(&[], Vec::as_slice)
     }
@@ -219,26 +222,26 @@ impl<'a> Sites<'a> {
         self.recording.frames.get(number as usize)
     }
 
-    /// The stack from the first function that does not pass the request on; the whole stack if all
-    /// functions do.
+    /// Returns the call stack from the first function on that does not pass the request on; the
+    /// whole call stack if all functions pass it on.
     pub(crate) fn asking(&self, site: &AllocationSite) -> &'a [u32] {
         let stack = self.stack(site);
         let asks = |number: &u32| self.frame(*number).is_some_and(|frame| !passes_on(frame));
         stack.iter().position(asks).map_or(stack, |first| &stack[first..])
     }
 
-    /// The frame of the function that allocates.
+    /// Returns the frame of the function that allocates.
     pub(crate) fn place(&self, site: &AllocationSite) -> AllocatingFrame {
         self.asking(site).first().copied()
     }
 
-    /// The words for an allocating frame.
+    /// Returns the text for an allocating frame.
     pub(crate) fn frame_text(&self, place: AllocatingFrame) -> Name {
         let frame = place.and_then(|number| self.frame(number));
         frame.map_or_else(|| Name::new(b"[unknown callers]"), brief)
     }
 
-    /// A stack for programs: each call with its line.
+    /// Returns a call stack for programs: each call with its source line.
     pub(crate) fn stack_value(&self, site: &AllocationSite) -> CellValue {
         let kind = kind_word(site.kind).map(|word| CellValue::Name(Name::new(word.as_bytes())));
         let frames = self.stack(site).iter().filter_map(|number| self.frame(*number));
@@ -247,9 +250,9 @@ impl<'a> Sites<'a> {
         )
     }
 
-    /// A stack for people: the function that allocates, and its nearest callers.
+    /// Returns a call stack for people: the function that allocates, and its nearest callers.
     pub(crate) fn stack_words(&self, site: &AllocationSite) -> Name {
-        /// More callers do not make a line clearer.
+        /// Maximum number of callers in a line: more callers do not make the line clearer.
         const MAX_CALLERS: usize = 4;
         let stack = self.asking(site);
         let mut words: Vec<u8> = kind_word(site.kind).map_or("", |it| it).into();
@@ -261,15 +264,15 @@ impl<'a> Sites<'a> {
                 words.extend_from_slice(" ← ".as_bytes());
             }
             let Some(frame) = self.frame(*number) else { continue };
-            // Only the allocating function has its source line: those of callers would make the
-            // line too long.
+            // Only the allocating function has its source line: the source lines of callers would
+            // make the line too long.
             let called = if depth == 0 { brief(frame) } else { short_name(frame) };
             words.extend_from_slice(called.as_bytes());
         }
         Name::new(&words)
     }
 
-    /// Sums by allocating frame, the most allocated bytes first.
+    /// Returns the sums by allocating frame, the largest number of allocated bytes first.
     pub(crate) fn by_place(&self) -> Vec<(AllocatingFrame, SiteSum)> {
         let mut sums: HashMap<AllocatingFrame, SiteSum> = HashMap::new();
         for site in self.all() {
@@ -280,7 +283,7 @@ impl<'a> Sites<'a> {
         sums
     }
 
-    /// The allocating frame with the most bytes of an amount, and that amount.
+    /// Returns the allocating frame with the most bytes of an amount, and that amount.
     pub(crate) fn largest_place(
         &self,
         amount: impl Fn(&AllocationSite) -> HeapAmount,
@@ -309,7 +312,7 @@ pub(crate) struct SiteSum {
     pub(crate) temporary: u64,
     pub(crate) at_peak: HeapAmount,
     pub(crate) leaked: HeapAmount,
-    /// Standard errors of allocated and of live bytes; 0 if every call was recorded.
+    /// Standard errors of the allocated bytes and of the live bytes; 0 if every call was recorded.
     pub(crate) errors: (f64, f64),
 }
 

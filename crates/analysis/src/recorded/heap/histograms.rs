@@ -1,4 +1,4 @@
-//! Histograms of block sizes and lifetimes: cells of powers of two.
+//! Histograms of block sizes and lifetimes. The limits of the cells are powers of two.
 
 use pagewise_model::heap::HeapRecording;
 use pagewise_model::report::{
@@ -9,7 +9,7 @@ use super::table;
 use crate::blocks::{for_people, for_programs};
 use crate::cells::{float, share};
 
-/// The histogram of sizes, and that of lifetimes if they were measured.
+/// Builds the histogram of sizes, and the histogram of lifetimes if lifetimes were measured.
 pub(super) fn all(recording: &HeapRecording) -> Vec<ReportBlock> {
     let sizes = HeapHistogram {
         key: "sizes",
@@ -44,7 +44,7 @@ struct HeapHistogram<'a> {
     counted: (&'static str, &'static str),
 }
 
-/// Minimum and maximum value of a cell: cell 0 is for 0, cell *n* for 2^(n-1) to 2^n - 1.
+/// Returns the minimum and maximum value in a cell: 0 in cell 0, 2^(n-1) to 2^n - 1 in cell *n*.
 fn ends(cell: usize) -> (u64, u64) {
     let power = |n: usize| u32::try_from(n).ok().and_then(|n| 1_u64.checked_shl(n));
     match cell.checked_sub(1) {
@@ -53,18 +53,18 @@ fn ends(cell: usize) -> (u64, u64) {
     }
 }
 
-/// First and last cell, and the number of values in them.
+/// Index of the first cell, index of the last cell, and the number of values in these cells.
 type CellRange = (usize, usize, u64);
 
 impl HeapHistogram<'_> {
-    /// From the first cell that is used to the last.
+    /// Returns the rows from the first cell with values to the last cell with values.
     fn rows(&self) -> Vec<CellRange> {
         let is_used = |count: &u64| *count > 0;
         let range = self.cells.iter().position(is_used).zip(self.cells.iter().rposition(is_used));
         range.map_or_else(Vec::new, |(a, b)| (a..=b).map(|at| (at, at, self.cells[at])).collect())
     }
 
-    /// All cells for programs; for people, adjacent empty cells share a row.
+    /// Builds tables: all cells for programs; for people, adjacent empty cells share a row.
     fn tables(&self, note: String) -> [ReportTable; 2] {
         let all = self.rows();
         let mut folded: Vec<CellRange> = Vec::new();
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_of_powers_of_two() {
+    fn limits_of_cells_are_powers_of_two() {
         assert_eq!([0, 1, 2, 3, 11].map(ends), [(0, 0), (1, 1), (2, 3), (4, 7), (1024, 2047)]);
         assert_eq!(ends(64), (1 << 63, u64::MAX));
         assert_eq!(ends(usize::MAX), (u64::MAX, u64::MAX));

@@ -1,5 +1,5 @@
-//! Layout of the allocator's memory, density of its pages, and call stacks whose blocks pin mostly
-//! empty pages.
+//! Layout of the allocator's memory, density of its pages, and call stacks whose blocks pin pages
+//! that are mostly empty.
 
 use std::fmt::Write as _;
 
@@ -17,10 +17,10 @@ use super::{HeapOptions, TreeMoment, meant, table};
 use crate::blocks::{facts_of, first, for_people, for_programs};
 use crate::cells::{float, share, text};
 
-/// Cells of pages of which more than 0 and at most a quarter is live.
+/// Indices of the cells for pages with a live share above 0 and of at most a quarter.
 const SPARSE: std::ops::RangeInclusive<usize> = 1..=2;
 
-/// Sums over the memory that an allocator holds.
+/// Sums over the footprint of an allocator.
 #[derive(Clone, Debug)]
 pub(crate) struct LayoutSums {
     pub(crate) held: u64,
@@ -32,7 +32,7 @@ pub(crate) struct LayoutSums {
 
 impl LayoutSums {
     pub(crate) fn from_layout(recording: &HeapRecording, layout: &AllocatorLayout) -> LayoutSums {
-        // The empty pages of blocks with mappings of their own are unknown.
+        // The number of empty pages in blocks with their own mappings is unknown.
         let parts = || layout.areas.iter().filter(|area| area.kind != AllocatorAreaKind::Mapped);
         let resident = layout.areas.iter().map(|area| area.resident.clone());
         let live: Reading<Vec<HeapAmount>> =
@@ -51,7 +51,7 @@ impl LayoutSums {
         }
     }
 
-    /// Bytes held but not live.
+    /// Number of bytes of the footprint that are not live.
     fn unused(&self) -> Option<u64> {
         self.live.as_ref().ok().map(|live| self.held.saturating_sub(live.bytes))
     }
@@ -61,21 +61,21 @@ fn add(mut all: impl Iterator<Item = Reading<Bytes>>) -> Reading<Bytes> {
     all.try_fold(Bytes(0), |sum, it| Ok(Bytes(sum.0.saturating_add(it?.0))))
 }
 
-/// Bytes of pages of which more than 0 and at most a quarter is live.
+/// Number of bytes in pages with a live share above 0 and of at most a quarter.
 fn sparse(recording: &HeapRecording, pages: &PageDensity) -> Bytes {
     let cells = pages.cells.get(SPARSE).unwrap_or_default();
     let count = cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));
     Bytes(count.saturating_mul(recording.page_size.bytes()))
 }
 
-/// The layout with the most bytes held and not live; if they are unknown, the one with the most
-/// bytes held.
+/// Returns the layout with the most bytes that are not live. If the live bytes are unknown, returns
+/// the layout with the largest footprint.
 pub(crate) fn worst(recording: &HeapRecording) -> Option<&AllocatorLayout> {
     let by = |layout: &&AllocatorLayout| {
         let sums = LayoutSums::from_layout(recording, layout);
         (sums.unused(), sums.held)
     };
-    // A layout that was read while many blocks changed is less reliable than a consistent one.
+    // A layout that was read while many blocks changed is less reliable than a consistent layout.
     let is_whole = |layout: &&AllocatorLayout| {
         let blocks = LayoutSums::from_layout(recording, layout).live.map_or(0, |live| live.blocks);
         layout.unclear <= blocks / 50
@@ -84,7 +84,7 @@ pub(crate) fn worst(recording: &HeapRecording) -> Option<&AllocatorLayout> {
     all().filter(is_whole).max_by_key(by).or_else(|| all().max_by_key(by))
 }
 
-/// The requested layout.
+/// Returns the layout that the options select.
 fn chosen<'a>(recording: &'a HeapRecording, options: &HeapOptions) -> Option<&'a AllocatorLayout> {
     let mut all = recording.layouts.iter().filter(|layout| !layout.areas.is_empty());
     match options.at {
@@ -94,7 +94,7 @@ fn chosen<'a>(recording: &'a HeapRecording, options: &HeapOptions) -> Option<&'a
     }
 }
 
-/// Name of an area.
+/// Writes the name of an area.
 fn area_label(kind: AllocatorAreaKind) -> String {
     match kind {
         AllocatorAreaKind::Main => "main arena (brk)".to_owned(),
@@ -104,7 +104,7 @@ fn area_label(kind: AllocatorAreaKind) -> String {
     }
 }
 
-/// The areas that together have nine tenths of the bytes held and not live, in words: `arenas 1-8`.
+/// Names the areas that together have nine tenths of the bytes that are not live: `arenas 1-8`.
 pub(crate) fn where_unused(layout: &AllocatorLayout) -> Option<String> {
     let unused = |area: &AllocatorArea| {
         area.live.as_ref().ok().map(|live| area.held.0.saturating_sub(live.bytes))
@@ -146,7 +146,7 @@ pub(crate) fn where_unused(layout: &AllocatorLayout) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(" and "))
 }
 
-/// Number of arenas.
+/// Number of arenas in the layout.
 pub(crate) fn arenas_of(layout: &AllocatorLayout) -> usize {
     let is_arena = |area: &&AllocatorArea| {
         matches!(area.kind, AllocatorAreaKind::Main | AllocatorAreaKind::Arena(_))
@@ -154,7 +154,7 @@ pub(crate) fn arenas_of(layout: &AllocatorLayout) -> usize {
     layout.areas.iter().filter(is_arena).count()
 }
 
-/// Numbers in order, as runs: `1-3, 5`.
+/// Writes sorted numbers as runs: `1-3, 5`.
 fn runs(numbers: &[u32]) -> String {
     /// Maximum number of runs in the text.
     const MAX_RUNS: usize = 8;
@@ -179,7 +179,7 @@ fn runs(numbers: &[u32]) -> String {
     words
 }
 
-/// Call site that pins most of the sparsely used pages, and the amount.
+/// Returns the call site that pins the most bytes of sparsely used pages, and the number of bytes.
 pub(crate) fn pins_most(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(CellValue, u64)> {
     let pages = layout.pages.as_ref().ok()?;
     let bytes = |at: usize| {
@@ -200,7 +200,7 @@ pub(crate) fn pins_most(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(
     Some((CellValue::Name(sites.frame_text(place)), bytes))
 }
 
-/// `layouts`; and `arenas`, `page_use` and `pinned` of the layout that is shown.
+/// Builds `layouts`; and `arenas`, `page_use` and `pinned` of the selected layout.
 pub(crate) fn blocks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock> {
     let recording = sites.recording;
     let mut blocks = vec![ReportBlock::Table(all(recording))];
@@ -226,7 +226,7 @@ pub(crate) fn blocks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBloc
     blocks
 }
 
-/// Sums over each layout, for programs.
+/// Builds the table of the sums over each layout, for programs.
 fn all(recording: &HeapRecording) -> ReportTable {
     let rows: Vec<(&AllocatorLayout, LayoutSums)> =
         recording.layouts.iter().map(|it| (it, LayoutSums::from_layout(recording, it))).collect();
@@ -251,7 +251,7 @@ fn all(recording: &HeapRecording) -> ReportTable {
     table("layouts", "", Audience::Programs, columns)
 }
 
-/// Sums over the layout that is shown, for programs.
+/// Returns the sums over the selected layout, for programs.
 fn summary(recording: &HeapRecording, layout: &AllocatorLayout) -> NamedFacts {
     let sums = LayoutSums::from_layout(recording, layout);
     let bytes = |key, label, it: Reading<Bytes>| {
@@ -280,7 +280,8 @@ fn arenas(
     options: &HeapOptions,
 ) -> ReportTable {
     let mut order: Vec<&AllocatorArea> = layout.areas.iter().collect();
-    // In the order of numbers, unless not all are shown.
+    // Areas are in the order of their numbers; if not all are shown, the largest footprint is
+    // first.
     if options.limit.is_some_and(|limit| order.len() > limit) {
         order.sort_by_key(|area| std::cmp::Reverse(area.held));
     }
@@ -351,7 +352,7 @@ fn arenas(
             || matches!(&column.cells, ColumnCells::Values(all) if all.iter().all(|it| matches!(it, CellValue::Absent(_))))
     };
     for column in &mut columns {
-        // A column without any value is left out.
+        // A column without a value is for programs only.
         if is_unknown(column) && column.audience == Audience::Everyone {
             column.audience = Audience::Programs;
         }
@@ -360,7 +361,7 @@ fn arenas(
     ReportTable { title: title.into(), note, ..table("arenas", "", Audience::Everyone, columns) }
 }
 
-/// Pages by their live share, for people and for programs.
+/// Builds the tables of pages by live share, for people and for programs.
 fn page_use(recording: &HeapRecording, pages: &PageDensity) -> [ReportTable; 2] {
     let page = recording.page_size.bytes();
     let all = pages.cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));
@@ -413,7 +414,7 @@ fn page_use(recording: &HeapRecording, pages: &PageDensity) -> [ReportTable; 2] 
     [shown, make(Audience::Programs)]
 }
 
-/// Call stacks whose blocks pin pages of which at most a quarter is live.
+/// Builds the table of call stacks whose blocks pin pages with a live share of at most a quarter.
 fn pinned(sites: &Sites<'_>, pages: &PageDensity, options: &HeapOptions) -> ReportTable {
     let (shown, mut note) = first(&pages.pinned, options.limit, "--top");
     let recording = sites.recording;
@@ -474,7 +475,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_in_a_row_are_said_once() {
+    fn consecutive_numbers_are_written_as_a_run() {
         assert_eq!(runs(&[1, 2, 3, 5, 7, 8]), "1-3, 5, 7-8");
         assert_eq!(runs(&[4]), "4");
         assert_eq!(runs(&[u32::MAX - 1, u32::MAX]), "4294967294-4294967295");

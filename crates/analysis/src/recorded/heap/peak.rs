@@ -1,37 +1,40 @@
 //! The 95 % range of the peak of live bytes in a sampled recording.
 //!
-//! The estimate of the live bytes is unbiased at each time. The largest of these estimates is above
-//! the true peak on average: it is taken at a time at which the estimate happens to be too high. So
-//! it is an upper estimate. It exceeds the peak by more if fewer samples are live, and if the heap
-//! was replaced more often.
+//! The estimate of the live bytes is unbiased at each time. The largest of these estimates exceeds
+//! the true peak on average, because it is taken at a time at which the estimate happens to be too
+//! high. It is therefore an upper estimate. The excess is larger if fewer samples are live, and if
+//! the blocks of the heap were replaced more often.
 //!
-//! - The true peak exceeds its estimate at that time by 1.96 standard errors in 1 case of 40, and
-//!   the highest estimate is at least that estimate.
-//! - The highest estimate is above the true peak by at most the largest error of an estimate. The
-//!   live blocks are replaced `allocated / live` times, and each time the error is drawn anew: its
-//!   maximum is distributed as that of a normal process of that length
+//! The bounds follow from two facts:
+//!
+//! - In 1 case of 40, the true peak exceeds the estimate at the time of the true peak by more than
+//!   1.96 standard errors. The highest estimate is at least that estimate.
+//! - The highest estimate exceeds the true peak by at most the largest error of an estimate. The
+//!   live blocks are replaced `allocated / live` times, and each replacement draws the error anew.
+//!   The maximum of the error is distributed as the maximum of a normal process of that length
 //!   ([`pagewise_stats::highest_of`]).
 //!
 //! Samples are events of a Poisson process, so the error grows with the square root of the live
-//! bytes. Each bound is the value under which the estimate is just as unlikely (score intervals),
-//! which is also valid for few samples.
+//! bytes. Each bound is the true value for which the observed estimate is just as unlikely as the
+//! interval permits (score interval), which is also valid for few samples.
 
 use pagewise_model::heap::{AllocationSite, HeapRecording};
 
 use crate::cells::float;
 
-/// The range in which the peak of live bytes lies in 95 cases of 100; beyond each end in 1 of 40.
+/// Range of the peak of live bytes. The true peak is in the range in 95 cases of 100, and beyond
+/// each end in 1 case of 40.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeakBounds {
     pub(crate) least: u64,
     pub(crate) most: u64,
 }
 
-/// The chance of being beyond each bound.
+/// Probability that the true peak is beyond a bound.
 const BEYOND: f64 = 0.025;
 const DEVIATIONS: f64 = 1.96;
 
-/// The bounds; none where every call was recorded, or the errors are not known.
+/// Computes the bounds; `None` if every call was recorded, or if the errors are not known.
 pub(crate) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
     recording.every_bytes?;
     recording.totals.errors?;
@@ -43,7 +46,8 @@ pub(crate) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
         variance += at_peak * each;
         weighted += at_peak * each * each;
     }
-    // Bytes that one sample stands for, weighted by its part of the variance.
+    // Bytes that one sample represents: the average over the sites, weighted by their parts of the
+    // variance.
     let each = if variance > 0.0 { weighted / variance } else { 0.0 };
     let score = |deviations: f64| {
         let middle = estimate + deviations * deviations * each / 2.0;
@@ -51,7 +55,8 @@ pub(crate) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
         (middle - half, middle + half)
     };
     let mut least = estimate;
-    // The lower the peak is, the more often the live blocks were replaced.
+    // A lower peak means that the live blocks were replaced more often, which lowers the bound
+    // again.
     for _ in 0..ROUNDS {
         let times = float(totals.allocated.bytes) / least.max(each).max(1.0);
         least = score(pagewise_stats::highest_of(times, BEYOND)).0;
@@ -64,7 +69,7 @@ pub(crate) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
 /// Number of iterations after which the lower bound and the replacements have converged.
 const ROUNDS: u32 = 30;
 
-/// The variance per live byte of a site, and the site's bytes at the peak.
+/// Returns the variance per live byte of a site, and the live bytes of the site at the peak.
 fn weight(site: &AllocationSite) -> Option<(f64, f64)> {
     let (error, _) = site.errors?;
     let allocated = float(site.allocated.bytes);

@@ -1,5 +1,5 @@
-//! Tables: blocks that were never freed, the largest allocating functions, each site, libraries and
-//! threads.
+//! Tables of blocks that were never freed, of the functions that allocate the most, of sites, of
+//! libraries and of threads.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -17,13 +17,14 @@ use crate::blocks::{facts_of, first, for_people, for_programs};
 use crate::cells::share;
 use crate::explain::fact;
 
-/// A heading without rows is useless for people.
+/// Hides a table without rows from people, to whom a heading alone is useless.
 fn for_programs_if_empty(table: ReportTable) -> ReportTable {
     let audience = if table.rows() == 0 { Audience::Programs } else { table.audience };
     ReportTable { audience, ..table }
 }
 
-/// A column of numbers that are estimates where samples were taken: people see that in the heading.
+/// Builds a column of numbers. If they are estimates from samples, the heading for people marks
+/// them.
 fn numbers(
     key: &'static str,
     label: &'static str,
@@ -34,7 +35,7 @@ fn numbers(
     TableColumn::new(key, label, cells)
 }
 
-/// Error bound of bytes; for programs only if they are exact.
+/// Builds the column of the error bounds of bytes. It is for programs only if the bytes are exact.
 fn margin(key: &'static str, estimated: bool, errors: impl Iterator<Item = f64>) -> TableColumn {
     let cells = errors
         .map(|error| if estimated { CellValue::Bytes(within(error)) } else { CellValue::None });
@@ -46,7 +47,8 @@ fn is_estimated(recording: &HeapRecording) -> bool {
     recording.every_bytes.is_some()
 }
 
-/// Blocks that were never freed, by call stack; and the amount that is not shown.
+/// Builds the table of blocks that were never freed, by call stack, and the amount that is not
+/// shown.
 pub(super) fn leaks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock> {
     let recording = sites.recording;
     let mut leaks: Vec<&AllocationSite> =
@@ -102,7 +104,7 @@ pub(super) fn leaks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock
     blocks
 }
 
-/// Columns of sums.
+/// Builds the columns of sums.
 fn sums(estimated: bool, sums: &[SiteSum]) -> Vec<TableColumn> {
     let bytes = |key, label, pick: fn(&SiteSum) -> u64| {
         numbers(key, label, estimated, ColumnCells::Bytes(sums.iter().map(pick).collect()))
@@ -123,12 +125,12 @@ fn sums(estimated: bool, sums: &[SiteSum]) -> Vec<TableColumn> {
     ]
 }
 
-/// Tables by allocating frame: most bytes, most allocations, most temporary allocations.
+/// Builds the tables by allocating frame: most bytes, most allocations, most temporary allocations.
 pub(super) fn places(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportTable> {
     let by_place = sites.by_place();
     let mut tables =
         vec![places_table(sites, &by_place, options, "places", "Most bytes allocated")];
-    /// Sort key.
+    /// Function that returns the sort key of a row.
     type OrderKey = fn(&SiteSum) -> u64;
     let others: [(&str, &str, OrderKey); 2] = [
         ("places_by_calls", "Most allocations", |sum| sum.allocated.blocks),
@@ -141,7 +143,7 @@ pub(super) fn places(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportTabl
         let same = |a: &[(AllocatingFrame, SiteSum)], b: &[(AllocatingFrame, SiteSum)]| {
             a.iter().map(|it| it.0).eq(b.iter().map(|it| it.0))
         };
-        // If a table shows all rows, one order is enough.
+        // If a table shows all rows, a second order adds no information.
         let few = options.limit.is_none_or(|limit| by_place.len() <= limit);
         if few || same(&sorted, &by_place) {
             continue;
@@ -207,7 +209,7 @@ fn places_table(
     ReportTable { note, ..table(key, title, Audience::Everyone, columns) }
 }
 
-/// Each call stack, for programs.
+/// Builds the table of call stacks, for programs.
 pub(super) fn sites(sites: &Sites<'_>, options: &HeapOptions) -> ReportTable {
     let recording = sites.recording;
     let mut order: Vec<&AllocationSite> = sites.all().collect();
@@ -247,7 +249,7 @@ pub(super) fn sites(sites: &Sites<'_>, options: &HeapOptions) -> ReportTable {
     ReportTable { note, ..table("sites", "By call stack", Audience::Programs, columns) }
 }
 
-/// Table by the file of the allocating function.
+/// Builds the table by file of the allocating function.
 pub(super) fn libraries(sites: &Sites<'_>, options: &HeapOptions) -> ReportTable {
     let mut by: HashMap<Option<&Name>, SiteSum> = HashMap::new();
     for site in sites.all() {
@@ -281,7 +283,7 @@ pub(super) fn libraries(sites: &Sites<'_>, options: &HeapOptions) -> ReportTable
     ReportTable { note, ..table("libraries", "By library", audience, columns) }
 }
 
-/// Table by thread.
+/// Builds the table by thread.
 pub(super) fn threads(recording: &HeapRecording, options: &HeapOptions) -> ReportTable {
     let mut order: Vec<&pagewise_model::heap::HeapThread> = recording.threads.iter().collect();
     order.sort_by_key(|thread| (Reverse(thread.allocated.bytes), thread.tid));

@@ -1,4 +1,4 @@
-//! Reports of small recordings, whose numbers are known.
+//! Tests of reports of small recordings with known numbers.
 
 use pagewise_model::ending::ProgramEnding;
 use pagewise_model::heap::{
@@ -32,8 +32,8 @@ fn amount(bytes: u64, blocks: u64) -> HeapAmount {
     HeapAmount { bytes, blocks }
 }
 
-/// A site that allocated and freed these bytes, in blocks of ten, with all allocated bytes live at
-/// the peak.
+/// Returns a site that allocated and freed these bytes in blocks of ten bytes. All allocated bytes
+/// are live at the peak.
 fn site(stack: u32, allocated: u64, freed: u64) -> AllocationSite {
     AllocationSite {
         stack,
@@ -64,7 +64,8 @@ fn moment(time_ns: u64, live: u64, held: Option<u64>, resident: Option<u64>) -> 
     }
 }
 
-/// `main` calls `read`, which allocates by `new`, and `keep`, which `read` calls, too.
+/// Returns a recording: `main` calls `read`, which allocates by `new`. `main` and `read` call
+/// `keep`, which allocates directly.
 fn recording(sites: Vec<AllocationSite>) -> HeapRecording {
     let sum = |pick: &dyn Fn(&AllocationSite) -> HeapAmount| {
         let each = sites.iter().map(pick);
@@ -122,7 +123,7 @@ fn fact(report: &Report, block: &str, key: &str) -> CellValue {
     found.unwrap().value.clone()
 }
 
-/// The members of a tree's node.
+/// Returns a member of a tree's node.
 fn member(node: &CellValue, key: &str) -> Option<CellValue> {
     let CellValue::Record(members) = node else { panic!("{node:?}") };
     members.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
@@ -135,7 +136,7 @@ fn children(node: &CellValue) -> Vec<CellValue> {
     }
 }
 
-/// Functions and bytes of a tree, indented by depth.
+/// Returns the functions and bytes of a tree, indented by depth.
 fn shape(node: &CellValue, depth: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for child in children(node) {
@@ -159,7 +160,7 @@ fn findings(report: &Report) -> Vec<&'static str> {
     report.blocks.iter().flat_map(list).collect()
 }
 
-/// Text for people, without its layout.
+/// Returns the report's text for people, without its layout.
 fn report_text(report: &Report) -> String {
     let one = |value: &CellValue| match value {
         CellValue::Text(text) => text.to_string(),
@@ -316,7 +317,7 @@ fn call_sites_and_libraries_add_up_their_stacks() {
 }
 
 #[test]
-fn the_time_line_says_what_is_not_known() {
+fn the_time_line_reports_unknown_values() {
     let mut recording = recording(vec![site(0, 600, 0)]);
     recording.moments =
         vec![moment(1_000_000_000, 7, Some(9), None), moment(2_000_000_000, 8, None, Some(5))];
@@ -340,7 +341,7 @@ fn estimates_are_labeled_as_such() {
     recording.totals.errors = Some((50.0, 5.0));
     let report = report(&recording, &HeapOptions::default());
     assert_eq!(fact(&report, "totals", "estimated"), CellValue::Flag(true));
-    // 1.96 standard errors on either side.
+    // The error bound is 1.96 standard errors in both directions.
     assert_eq!(fact(&report, "totals", "allocated_within"), CellValue::Bytes(98));
     assert_eq!(fact(&report, "totals", "leaked_within"), CellValue::Bytes(10));
     assert_eq!(column(table(&report, "leaks"), "within"), [6, 8].map(CellValue::Bytes));
@@ -387,7 +388,7 @@ fn memory_that_is_held_and_not_used_is_found() {
     assert_eq!(findings(&report(&recording, &HeapOptions::default())), ["untouched"]);
 }
 
-/// An arena with these MiB live, held and in empty pages.
+/// Returns an arena with these numbers of MiB: live, footprint, in empty pages.
 fn arena(number: u32, live: u64, held: u64, empty: u64) -> AllocatorArea {
     AllocatorArea {
         kind: if number == 0 { AllocatorAreaKind::Main } else { AllocatorAreaKind::Arena(number) },
@@ -447,7 +448,7 @@ fn the_location_of_unused_memory_is_reported_with_a_remedy() {
     let said = next_steps(&report(&recording, &HeapOptions::default()), "held-unused");
     assert!(said.contains("the main arena (brk)") && said.contains("malloc_trim(0)"), "{said}");
     assert!(!said.contains("MALLOC_ARENA_MAX") && !said.contains("quarter"), "{said}");
-    // Another allocator.
+    // The recording is of an allocator with an unknown footprint.
     recording.moments = vec![moment(1, 120 * MIB, None, Some(480 * MIB)); 2];
     layout.areas[0].kind = AllocatorAreaKind::Mappings;
     recording.layouts = vec![layout.clone()];
@@ -480,8 +481,8 @@ fn constant_growth_is_found_and_steady_memory_is_not() {
     assert_eq!(findings(&report(&recording, &HeapOptions::default())), ["spike"]);
 }
 
-/// A recording of a process that was already running: bytes that were allocated since and are live,
-/// and freed bytes of older blocks.
+/// Returns a recording of a process that was already running. The arguments are the live bytes of
+/// blocks that were allocated since the start, and the freed bytes of older blocks.
 fn attached(live: &dyn Fn(u64) -> u64, older: &dyn Fn(u64) -> Option<u64>) -> HeapRecording {
     let all = amount(40 * MIB, 1);
     let mut recording =
@@ -506,7 +507,7 @@ fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
             report_text(&report),
         )
     };
-    // New blocks replace older ones.
+    // Each new block replaces an older block of the same size.
     let steady = attached(&|at| at * MIB, &|at| Some(at * MIB));
     let (found, words) = said(&steady);
     assert_eq!(found, [""; 0]);
@@ -515,14 +516,14 @@ fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
         words.contains("Of the blocks allocated since the recording began, at most"),
         "{words}"
     );
-    // A third of the new bytes does not replace older ones.
+    // A third of the new bytes does not replace older blocks.
     let leaks = attached(&|at| at * MIB, &|at| Some(at * MIB * 2 / 3));
     assert_eq!(said(&leaks).0, ["grows"]);
-    // Growth that is followed by a decrease.
+    // A decrease follows each growth.
     let comes_and_goes = attached(&|at| at * MIB, &|at| Some(at * MIB - at % 10 * MIB / 4));
     assert_eq!(said(&comes_and_goes).0, [""; 0]);
-    // If frees of older blocks are unknown, the memory of the process and its allocator is the
-    // evidence.
+    // If frees of older blocks are unknown, the resident memory of the process and the footprint of
+    // its allocator are the evidence.
     let unknown = attached(&|at| at * MIB, &|_| None);
     assert_eq!(said(&unknown).0, [""; 0]);
     let mut grows = unknown;
@@ -534,7 +535,8 @@ fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
         moment.held.as_mut().unwrap().0 += at * MIB;
     }
     assert_eq!(said(&grows).0, ["grows"]);
-    // The same numbers of a process that was recorded from its beginning on.
+    // The recording has the same numbers, but is of a process that was recorded from its beginning
+    // on.
     let mut whole = steady;
     whole.attached = false;
     assert_eq!(said(&whole).0, ["grows", "held-unused"]);
@@ -544,7 +546,7 @@ fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
 fn memory_held_during_an_exit_does_not_count_as_released() {
     let mut recording = recording(vec![site(0, 600, 600)]);
     let held = |time, held| moment(time, 120 * MIB, Some(held), Some(held));
-    // Earlier versions recorded a last footprint without the mappings, which were already gone.
+    // Earlier versions recorded a last footprint without the mappings, which were already unmapped.
     recording.moments = vec![held(1, 480 * MIB), held(2, 480 * MIB), held(3, MIB)];
     let said = next_steps(&report(&recording, &HeapOptions::default()), "held-unused");
     assert!(!said.contains("At the end it had been released"), "{said}");
@@ -553,12 +555,13 @@ fn memory_held_during_an_exit_does_not_count_as_released() {
     assert!(said.contains("At the end it had been released."), "{said}");
 }
 
-/// A sampled program: the chance that a block is sampled grows with its size, as in the recorder.
+/// A sampled program: the probability that a block is sampled increases with its size, as in the
+/// recorder.
 struct Sampled {
     every: f64,
     state: u64,
     live: Vec<(u64, usize, Option<f64>)>,
-    /// For each site: estimates of the allocated bytes, their variance, and the live bytes.
+    /// Estimated allocated bytes, their variance, and live bytes, for each of the two sites.
     sites: [[f64; 3]; 2],
     truth: [u64; 2],
     estimate: [f64; 2],
@@ -626,7 +629,8 @@ impl Sampled {
         }
     }
 
-    /// The true peak; and its lower bound, its estimate and its upper bound from the recording.
+    /// Returns the true peak; and the lower bound, the estimate and the upper bound of the peak
+    /// from the recording.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -656,10 +660,10 @@ impl Sampled {
 }
 
 #[test]
-fn the_peak_of_samples_lies_between_its_bounds_as_often_as_said() {
+fn the_sampled_peak_is_within_its_bounds_in_95_of_100_runs() {
     const RUNS: u32 = 300;
-    // Kept blocks, and number of blocks; the first row frees none, the others replace all
-    // repeatedly.
+    // Maximum number of live blocks, number of allocated blocks, sampling period. The first row
+    // frees no block; the other rows replace all live blocks repeatedly.
     for (kept, blocks, every) in [
         (usize::MAX, 3000, 100_000),
         (300, 3000, 20_000),
@@ -681,12 +685,13 @@ fn the_peak_of_samples_lies_between_its_bounds_as_often_as_said() {
             too_high += u32::from(peak > truth);
             assert!(least <= peak && peak <= most, "{least} {peak} {most}");
         }
-        // 7.5 of 300 are expected on either side at most: 3 standard deviations more.
+        // At most 7.5 of 300 runs are expected beyond each bound; the limit is 3 standard
+        // deviations higher.
         assert!(
             below <= 16 && above <= 16,
             "{kept} {every}: {below} below, {above} above of {RUNS}"
         );
-        // If blocks are replaced, almost no estimate is too low.
+        // If blocks are replaced, almost all estimates of the peak are too high.
         assert!(kept == usize::MAX || too_high > RUNS * 8 / 10, "{kept} {every}: {too_high}");
     }
 }
@@ -695,7 +700,7 @@ fn the_peak_of_samples_lies_between_its_bounds_as_often_as_said() {
 fn two_builds_are_compared_by_functions() {
     let before = recording(vec![site(0, 1000, 1000), site(1, 500, 0)]);
     let mut after = recording(vec![site(1, 500, 0), site(0, 1500, 1200), site(2, 40, 0)]);
-    // Another build: other lines, other offsets, the same functions.
+    // The other build has other lines and other offsets, but the same functions.
     for frame in &mut after.frames {
         frame.offset += 100;
         if let Some(line) = &mut frame.line {
@@ -712,7 +717,7 @@ fn two_builds_are_compared_by_functions() {
     assert_eq!(column(stacks, "allocations_change"), [50.0, 4.0].map(CellValue::Number));
     let read = ["read", "main"].map(|name| CellValue::Name(name.into())).to_vec();
     assert_eq!(column(stacks, "stack")[0], CellValue::List(read));
-    // The other way round everything shrank.
+    // In the opposite direction, all sites shrank.
     let report = diff(&after, &before, &options(GrownQuantity::Leaked));
     assert_eq!(
         column(table(&report, "stacks"), "leaked_change"),
@@ -725,8 +730,8 @@ fn two_builds_are_compared_by_functions() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// For any recording, also with invalid indices, a tree has all of its children, and nothing
-    /// panics.
+    /// Any recording, even with invalid indices, has a report without a panic, and the amounts in
+    /// its trees add up.
     #[test]
     fn any_recording_has_a_report(
         stacks in prop::collection::vec(prop::collection::vec(0_u32..6, 0..80), 0..8),
@@ -772,8 +777,8 @@ proptest! {
     }
 }
 
-/// Checks that children and omitted branches have at most the bytes of their node, and all bytes of
-/// the root.
+/// Checks that children and omitted branches together have at most the bytes of their node; at the
+/// root, exactly its bytes.
 fn add_up(node: &CellValue) -> Result<(), TestCaseError> {
     let bytes = |node: &CellValue| match member(node, "bytes") {
         Some(CellValue::Bytes(bytes)) => bytes,

@@ -1,4 +1,4 @@
-//! Live, held and resident bytes over time.
+//! Live bytes, footprint and resident bytes over time.
 
 use pagewise_model::heap::{HeapRecording, HeapSnapshot};
 use pagewise_model::report::{
@@ -11,7 +11,7 @@ use super::{HeapOptions, table};
 use crate::blocks::{for_people, for_programs};
 use crate::cells::float;
 
-/// Lines of live, held and resident bytes; `None` for fewer than three points.
+/// Draws lines of live bytes, footprint and resident bytes; `None` for fewer than three points.
 pub(super) fn chart(recording: &HeapRecording) -> Option<Chart> {
     let moments = &recording.moments;
     if moments.len() < 3 {
@@ -43,7 +43,7 @@ pub(super) fn chart(recording: &HeapRecording) -> Option<Chart> {
     })
 }
 
-/// All moments for programs, and some of them for people.
+/// Builds the tables of snapshots: all for programs, and some of them for people.
 pub(super) fn tables(recording: &HeapRecording, options: &HeapOptions) -> [ReportTable; 2] {
     let all: Vec<usize> = (0..recording.moments.len()).collect();
     let some = chosen(recording, options.limit);
@@ -61,10 +61,10 @@ pub(super) fn tables(recording: &HeapRecording, options: &HeapOptions) -> [Repor
     [people, moments(recording, &all, "timeline", Audience::Programs)]
 }
 
-/// Indices of evenly spaced snapshots: the first and the last are among them, and the one with the
-/// most live bytes.
+/// Indices of evenly spaced snapshots. The first snapshot, the last snapshot and the snapshot with
+/// the most live bytes are included.
 fn chosen(recording: &HeapRecording, limit: Option<usize>) -> Vec<usize> {
-    /// If fewer snapshots than this would be left out, all are shown.
+    /// Number of snapshots: if fewer would be left out, all snapshots are shown.
     const FEW: usize = 3;
     let moments = &recording.moments;
     let room = limit.unwrap_or(usize::MAX);
@@ -133,7 +133,7 @@ fn moments(
         )),
         for_people(TableColumn::new("bar", "", ColumnCells::Values(each().map(bar).collect()))),
     ];
-    // A column without any value is left out.
+    // The table for people leaves out a column without a value.
     let unknown = |column: &TableColumn| {
         audience == Audience::People
             && matches!(&column.gaps, Gaps::Some(rows) if rows.len() == chosen.len())

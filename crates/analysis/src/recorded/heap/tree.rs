@@ -1,5 +1,5 @@
-//! Call stacks as a tree, from the allocating function to its callers or top down, with small
-//! branches added up.
+//! Call stacks as a tree, from the allocating function to its callers or from the outermost
+//! function to its callees, with small branches summed.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -18,20 +18,20 @@ use crate::blocks::facts_of;
 use crate::cells::{float, share, text};
 use crate::explain::fact;
 
-/// Maximum depth of the tree: programs that read JSON limit nesting to some hundred.
+/// Maximum depth of the tree: programs that read JSON limit nesting to some hundred levels.
 const DEEPEST: usize = 48;
-/// Maximum number of consecutive single callers that are shown; further ones are counted.
+/// Maximum number of shown callers in a chain of single callers; further callers are counted.
 const RUN: usize = 4;
-/// Number of lines of a tree per row of other tables.
+/// Number of lines of the tree for each row that other tables may have.
 const LINES: usize = 4;
 
-/// A call in a tree.
+/// The call that a node of a tree represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum TreeCall {
-    /// A kind of memory other than that of `malloc`, in place of the innermost function.
+    /// Memory that is not from `malloc`. It replaces the innermost function.
     Kind(AllocationKind),
     Frame(u32),
-    /// Unknown function.
+    /// A call of an unknown function.
     Unknown,
 }
 
@@ -45,18 +45,19 @@ struct TreeNode {
 /// A tree of call stacks with sums.
 pub(super) struct CallTree<'a> {
     sites: &'a Sites<'a>,
-    /// The root first; a parent before its children.
+    /// Nodes of the tree: the root is first, and a parent precedes its children.
     nodes: Vec<TreeNode>,
-    /// All nodes but the root by parent, the largest first; `starts` has the first index of each
-    /// parent's children.
+    /// Indices of all nodes except the root, sorted by parent; the largest child is first. `starts`
+    /// has the index in `order` of each parent's first child.
     order: Vec<u32>,
     starts: Vec<u32>,
-    /// Amount of the root at unknown call stacks.
+    /// Part of the root's amount with unknown call stacks.
     others: HeapAmount,
 }
 
 impl<'a> CallTree<'a> {
-    /// A tree of `amounts`: the index of a site, its bytes (or another sum), and its blocks.
+    /// Builds a tree of `amounts`: the index of a site, its bytes (or another sum), and its number
+    /// of blocks.
     pub(super) fn from_sites(
         sites: &'a Sites<'a>,
         amounts: &[(usize, u64, u64)],
@@ -85,7 +86,7 @@ impl<'a> CallTree<'a> {
             plus(&mut nodes[0].sum, amount);
             let mut parent = 0;
             for call in &calls {
-                // There are fewer calls than 2^32 in all stacks together.
+                // All call stacks together have fewer than 2^32 calls.
                 let next = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
                 parent = *known.entry((parent, *call)).or_insert_with(|| {
                     nodes.push(TreeNode { parent, call: *call, sum: HeapAmount::default() });
@@ -108,7 +109,7 @@ impl<'a> CallTree<'a> {
         CallTree { sites, nodes, order, starts, others }
     }
 
-    /// The children of a node, the largest first.
+    /// Returns the children of a node, the largest first.
     fn children(&self, node: u32) -> &[u32] {
         let [start, end] = [0, 1].map(|next| self.starts[node as usize + next] as usize);
         &self.order[start..end]
@@ -118,8 +119,8 @@ impl<'a> CallTree<'a> {
         self.nodes[0].sum.bytes
     }
 
-    /// The children of a node that reach the threshold, the number of the other children, and their
-    /// sum.
+    /// Returns the children of a node that reach the threshold, the number of the other children,
+    /// and the sum of the other children.
     fn branches(&self, node: u32, threshold: f64) -> (&[u32], usize, HeapAmount) {
         let children = self.children(node);
         let least = float(self.all()) * threshold;
@@ -141,7 +142,7 @@ impl<'a> CallTree<'a> {
         }
     }
 
-    /// The tree as an object for programs.
+    /// Returns the tree as an object for programs.
     pub(super) fn value(&self, threshold: f64) -> CellValue {
         self.object(0, 0, threshold)
     }
@@ -196,8 +197,8 @@ impl<'a> CallTree<'a> {
         ]
     }
 
-    /// The lines of the tree, at most the limit: if there are more, the minimum size of a branch
-    /// rises. Also returns this minimum.
+    /// Returns the lines of the tree, and the minimum share of a branch. If the tree has more lines
+    /// than the limit, the minimum share is increased.
     fn rows(&self, options: &HeapOptions) -> (Vec<HeapTreeLine>, f64) {
         let draw = |threshold: f64| {
             let mut drawn = Drawn { threshold, rows: Vec::new(), options: *options };
@@ -228,7 +229,7 @@ impl<'a> CallTree<'a> {
         }
         for child in large {
             let TreeNode { call, sum, .. } = self.nodes[*child as usize];
-            // An only caller has the numbers of its callee, and the same indentation.
+            // A single caller has the same amount as its callee, and the same indentation.
             let is_same = depth > 0 && sum == here;
             let is_alone = depth > 0 && large.len() == 1;
             let run = if is_same { run + 1 } else { 0 };
@@ -256,8 +257,8 @@ impl<'a> CallTree<'a> {
         }
     }
 
-    /// The last of consecutive calls with one caller each, and their number; `None` if there is
-    /// only one such call.
+    /// Returns the last call of a chain of calls with one caller each, and the number of calls;
+    /// `None` for a chain of one call.
     fn end_of_run(&self, start: u32, threshold: f64) -> Option<(u32, usize)> {
         let (mut at, mut count) = (start, 1);
         while let ([only], _, _) = self.branches(at, threshold)
@@ -270,7 +271,7 @@ impl<'a> CallTree<'a> {
     }
 }
 
-/// Lines of a tree as they are drawn.
+/// Lines of a tree while it is drawn.
 struct Drawn {
     threshold: f64,
     options: HeapOptions,
@@ -294,7 +295,7 @@ struct TreeContent {
     amounts: Vec<(usize, u64, u64)>,
     others: HeapAmount,
     title: String,
-    /// Time of the amounts since the start.
+    /// Time of the amounts, in nanoseconds since the start of the recording.
     time_ns: Option<u64>,
 }
 
@@ -336,8 +337,8 @@ fn chosen(sites: &Sites<'_>, options: &HeapOptions) -> Option<TreeContent> {
     Some(TreeContent { amounts, others: HeapAmount::default(), title: title.to_owned(), time_ns })
 }
 
-/// Amount of the peak without a site: if threads allocate at the same time, or the recording was
-/// cut off.
+/// Part of the peak that belongs to no site, because threads allocate at the same time, or because
+/// the recording was cut off.
 pub(super) fn missing_at_peak(recording: &pagewise_model::heap::HeapRecording) -> HeapAmount {
     let mut sum = HeapAmount::default();
     recording.sites.iter().for_each(|site| plus(&mut sum, site.at_peak));
@@ -348,7 +349,8 @@ pub(super) fn missing_at_peak(recording: &pagewise_model::heap::HeapRecording) -
     }
 }
 
-/// The tree that was chosen, for people; and for programs, where it is not the one of the peak.
+/// Builds the tree that the options select, for people. The tree is also for programs if it is not
+/// the tree of the peak.
 pub(super) fn blocks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock> {
     let is_usual = (options.by, options.at) == (TreeQuantity::Live, TreeMoment::Peak);
     let Some(chosen) = chosen(sites, options) else {

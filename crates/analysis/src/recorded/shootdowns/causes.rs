@@ -1,5 +1,5 @@
-//! Causes of TLB flushes, by the kernel functions on the stack. Without a match the cause is
-//! `other`.
+//! Causes of TLB flushes, by the kernel functions on the call stack. The cause is `other` if no
+//! function matches.
 
 use pagewise_model::shootdowns::{FlushSite, ShootdownRecording};
 
@@ -8,14 +8,14 @@ use crate::calls::advice;
 /// Cause of a TLB flush.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cause {
-    /// A system call; `madvise` and `process_madvise` with their advice.
+    /// A system call; `madvise` and `process_madvise` include their advice.
     Call {
         name: String,
         advice: Option<u64>,
     },
-    /// A page was written that had to be copied first, or was write-protected.
+    /// A write to a page that had to be copied first, or that was write-protected.
     Write,
-    /// Another page fault.
+    /// A page fault for another reason.
     Fault,
     Numa,
     Ksm,
@@ -27,12 +27,12 @@ pub(crate) enum Cause {
     Exit,
     KernelCode,
     Other,
-    /// Unknown, because the kernel hides the names of its functions.
+    /// The cause is unknown, because the kernel hides the names of its functions.
     Hidden,
 }
 
 impl Cause {
-    /// In words.
+    /// Describes the cause in words.
     pub(crate) fn name(&self) -> String {
         let words = match self {
             Cause::Call { name, advice: None } => name,
@@ -60,8 +60,9 @@ impl Cause {
     }
 }
 
-/// Kernel functions that identify a cause: one of them is on the stack. The first row that matches
-/// counts, so work that a fault or a call does on the side comes first.
+/// Kernel functions that identify a cause if one of them is on the call stack. The first matching
+/// row applies, so the rows of work that a page fault or a system call does as a side effect are
+/// first.
 const FUNCTIONS: &[(&[&str], Cause)] = &[
     (&["ksm_scan_thread", "ksm_do_scan", "try_to_merge_one_page"], Cause::Ksm),
     (
@@ -96,7 +97,7 @@ const FUNCTIONS: &[(&[&str], Cause)] = &[
     (&["handle_mm_fault", "do_user_addr_fault", "exc_page_fault"], Cause::Fault),
 ];
 
-/// [`FUNCTIONS`] that count only outside of system calls.
+/// Rows like those of [`FUNCTIONS`] that apply only outside of system calls.
 const OUTSIDE: &[(&[&str], Cause)] = &[
     (&["do_exit"], Cause::Exit),
     (&["folio_mkclean", "page_vma_mkclean_one", "page_mkclean_one"], Cause::WriteBack),
@@ -104,21 +105,21 @@ const OUTSIDE: &[(&[&str], Cause)] = &[
     (&["__text_poke", "text_poke_copy", "smp_text_poke_batch_finish"], Cause::KernelCode),
 ];
 
-/// Prefixes of the kernel functions that implement system calls.
+/// Prefixes of the names of kernel functions that implement system calls.
 const CALLS: &[&str] =
     &["__x64_sys_", "__ia32_sys_", "__arm64_sys_", "__riscv_sys_", "__do_sys_", "__se_sys_"];
 
-/// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`: advice that requests work which the kernel also
-/// does by itself. The call is then the cause.
+/// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`: these calls request work that the kernel also does
+/// by itself. The cause is then the call.
 const ASKS_FOR_IT: [u64; 3] = [20, 21, 25];
 
-/// The cause of a site.
+/// Determines the cause of a flush site.
 pub(crate) fn cause_of(recording: &ShootdownRecording, site: &FlushSite) -> Cause {
     let open = site.call.and_then(|call| recording.calls.get(call));
     let call = open.map(|call| Cause::Call { name: call.name.clone(), advice: call.advice });
     let Ok(chains) = &recording.chains else { return call.unwrap_or(Cause::Hidden) };
     let chain = chains.get(site.chain).map_or(&[][..], Vec::as_slice);
-    // Compilers put `.part.0` and the like behind the names of pieces.
+    // Compilers append `.part.0` or a similar suffix to the names of function parts.
     let plain = |name: &'_ str| name.split('.').next().unwrap_or_default().to_owned();
     let chain: Vec<String> = chain.iter().map(|name| plain(name)).collect();
     let row = |rows: &[(&[&str], Cause)]| {
@@ -135,7 +136,7 @@ pub(crate) fn cause_of(recording: &ShootdownRecording, site: &FlushSite) -> Caus
         .unwrap_or(Cause::Other)
 }
 
-/// The system call on the stack; with its advice if it is the open call.
+/// Returns the system call on the call stack; with its advice if it is the open call.
 fn call_of(chain: &[String], open: Option<Cause>) -> Option<Cause> {
     let name = chain.iter().find_map(|name| {
         CALLS.iter().find_map(|start| name.strip_prefix(start)).map(str::to_owned)

@@ -1,4 +1,4 @@
-//! The tables of a report about shootdowns.
+//! Tables of the report about shootdowns.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ fn values(values: impl IntoIterator<Item = CellValue>) -> ColumnCells {
     ColumnCells::Values(values.into_iter().collect())
 }
 
-/// The PID of a process; merged processes have none.
+/// PID of a process; an empty cell for merged processes.
 fn number(pid: u32) -> CellValue {
     if pid == NO_PID { CellValue::None } else { CellValue::Count(pid.into()) }
 }
@@ -31,13 +31,13 @@ fn labels(labels: impl IntoIterator<Item = String>) -> ColumnCells {
     ColumnCells::Labels(labels.into_iter().map(Label::from).collect())
 }
 
-/// A table without rows is hidden from people.
+/// Hides a table without rows from people.
 fn some_rows(table: ReportTable) -> ReportTable {
     let audience = if table.rows() == 0 { Audience::Programs } else { table.audience };
     ReportTable { audience, ..table }
 }
 
-/// The first rows, and a note on the number of further rows.
+/// Returns the first rows, and a note on the number of other rows.
 fn first<'r, T>(rows: &'r [T], options: &ShootdownOptions) -> (&'r [T], Label) {
     let shown = options.limit.unwrap_or(usize::MAX).min(rows.len());
     let left = rows.len() - shown;
@@ -45,7 +45,7 @@ fn first<'r, T>(rows: &'r [T], options: &ShootdownOptions) -> (&'r [T], Label) {
     (&rows[..shown], note)
 }
 
-/// The columns of sums: requests, interrupted CPUs, and waiting time.
+/// Builds the columns of sums: requests, interrupted CPUs, and waiting time.
 fn sum_columns(told: &ShootdownCauses<'_>, sums: &[FlushSum]) -> Vec<TableColumn> {
     let queued = |of: fn(&FlushSum) -> u64| {
         values(sums.iter().map(|sum| told.queued(CellValue::Count(of(sum)))))
@@ -99,8 +99,8 @@ pub(super) fn by_cause(told: &ShootdownCauses<'_>) -> ReportTable {
     some_rows(table("by_cause", "By cause", Audience::Everyone, columns))
 }
 
-/// Location in a program: the innermost function with a known line; else the innermost outside of
-/// the C library.
+/// Returns the location of a stack in the program: the innermost function with a known source line;
+/// else the innermost function outside of the C library.
 fn place(stack: &[Frame]) -> Option<&Frame> {
     const LIBRARIES: &[&[u8]] = &[b"libc.so", b"libc-", b"ld-", b"libpthread", b"libgcc_s"];
     let is_library = |frame: &&Frame| {
@@ -116,7 +116,7 @@ fn place(stack: &[Frame]) -> Option<&Frame> {
         .or_else(|| stack.first())
 }
 
-/// The function of a frame, or its offset in its file.
+/// Returns the function of a frame, or its offset in its file.
 fn function(frame: &Frame) -> Name {
     match (&frame.function, &frame.module) {
         (Some(function), _) => Name::new(function.as_bytes()),
@@ -134,8 +134,8 @@ fn line(frame: &Frame, whole: bool) -> Option<Name> {
     Some(Name::new(&[path, format!(":{}", line.number).as_bytes()].concat()))
 }
 
-/// Name of a stack's origin: its location; for the kernel's own threads the outermost function that
-/// differs between them.
+/// Name of a stack's origin: its location in the program; for kernel threads, the outermost
+/// function that is not common to all kernel threads.
 fn who(stack: &[Frame], chain: &[String]) -> Reading<Name> {
     const OF_ALL: &[&str] = &["kthread", "ret_from_fork", "ret_from_fork_asm"];
     let kernels = || {
@@ -149,7 +149,7 @@ fn named(reading: Reading<Name>) -> CellValue {
     CellValue::from_reading(reading, CellValue::Name)
 }
 
-/// A stack for programs: function and line of each.
+/// Returns a call stack for programs: function and source line of each frame.
 fn frames(stack: &[Frame]) -> CellValue {
     let record = |frame: &Frame| {
         CellValue::Record(vec![
@@ -162,7 +162,7 @@ fn frames(stack: &[Frame]) -> CellValue {
     CellValue::List(stack.iter().map(record).collect())
 }
 
-/// The callers of a location in one line.
+/// Writes the callers of a location in one line.
 fn callers(stack: &[Frame]) -> Name {
     const DEEPEST: usize = 4;
     let own = place(stack);
@@ -171,7 +171,8 @@ fn callers(stack: &[Frame]) -> Name {
     Name::new(&names.iter().map(Name::as_bytes).collect::<Vec<_>>().join(&b" < "[..]))
 }
 
-/// Columns of the process of each row; for programs only if there is a single process.
+/// Builds the columns of the process of each row. They are for programs only if there is a single
+/// process.
 fn process_columns(
     told: &ShootdownCauses<'_>,
     rows: impl Iterator<Item = usize> + Clone,
@@ -189,13 +190,13 @@ fn process_columns(
     ]
 }
 
-/// A process, a call stack and a cause, with the sum of their sites and the chain of functions in
-/// the kernel.
+/// Key and value of a row: the indices of a process and a call stack and the cause; the sum over
+/// their sites, and the chain of kernel functions.
 type StackRow<'a> = ((usize, usize, &'a Cause), (FlushSum, &'a [String]));
 
-/// Rows of [`by_stack`], those that interrupted most CPUs first.
+/// Returns the rows of [`by_stack`], the largest number of interrupted CPUs first.
 fn sums_by_stack<'a>(told: &'a ShootdownCauses<'_>) -> Vec<StackRow<'a>> {
-    // Different kernel paths of one location are summed.
+    // Sums include all kernel call paths of a location.
     let mut sums: BTreeMap<(usize, usize, &Cause), (FlushSum, &[String])> = BTreeMap::new();
     for (site, cause) in told.recording.sites.iter().zip(&told.causes) {
         let entry = sums.entry((site.process, site.stack, cause));
@@ -210,7 +211,7 @@ fn kernel_functions(chain: &[String]) -> CellValue {
     CellValue::List(chain.iter().map(|name| CellValue::Name(Name::new(name.as_bytes()))).collect())
 }
 
-/// The innermost known line of a call stack.
+/// Returns the innermost known source line of a call stack.
 fn source_line(stack: &[Frame]) -> CellValue {
     let line = place(stack).and_then(|frame| line(frame, false));
     line.map_or(CellValue::None, CellValue::Name)
@@ -219,7 +220,7 @@ fn source_line(stack: &[Frame]) -> CellValue {
 pub(super) fn by_stack(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> ReportTable {
     let mut rows = sums_by_stack(told);
     if options.limit.is_some() {
-        // A flush of the own CPU only costs little.
+        // A flush of only the CPU that requests it costs little.
         rows.retain(|(_, (sum, _))| sum.orders > 0);
     }
     let (shown, note) = first(&rows, options);
@@ -273,7 +274,7 @@ pub(super) fn by_stack(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -
     })
 }
 
-/// The name of a call with its advice.
+/// Name of a call with its advice.
 fn call_name(told: &ShootdownCauses<'_>, call: usize) -> String {
     told.recording.calls.get(call).map_or_else(String::new, |call| {
         Cause::Call { name: call.name.clone(), advice: call.advice }.name()
@@ -355,7 +356,7 @@ pub(super) fn calls(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> R
     })
 }
 
-/// The distributions of times, with their names.
+/// Returns the distributions of times, with their names.
 fn distributions<'t>(
     told: &'t ShootdownCauses<'_>,
     options: &ShootdownOptions,
@@ -374,7 +375,7 @@ fn distributions<'t>(
     }
     let mut calls: Vec<usize> = (0..recording.calls.len()).collect();
     if options.limit.is_some() {
-        // Calls without shootdowns have no cost to report.
+        // Calls without shootdowns have no cost that could be reported.
         calls.retain(|&at| recording.calls[at].shooting.count() > 0);
     }
     calls.sort_by_key(|&at| {
@@ -438,7 +439,7 @@ pub(super) fn latency(told: &ShootdownCauses<'_>, options: &ShootdownOptions) ->
     table("latency", "Latency", audience, columns)
 }
 
-/// The cells of all distributions.
+/// Builds the table of the cells of all distributions.
 pub(super) fn histograms(told: &ShootdownCauses<'_>) -> ReportTable {
     let all: Vec<(String, &TimeHistogram)> = distributions(told, &ShootdownOptions::default())
         .into_iter()
@@ -534,7 +535,7 @@ pub(super) fn by_process(told: &ShootdownCauses<'_>, options: &ShootdownOptions)
     ReportTable { note, ..table("by_process", "By process", audience, columns) }
 }
 
-/// The TID of a thread: 0 for an idle CPU, none for merged threads.
+/// TID of a thread: 0 for an idle CPU, an empty cell for merged threads.
 fn tid(thread: &FlushThread) -> CellValue {
     match thread.name.as_bytes() == OTHER_THREADS.as_bytes() {
         true => CellValue::None,
@@ -595,7 +596,8 @@ pub(super) fn by_reason(told: &ShootdownCauses<'_>) -> ReportTable {
     some_rows(table("by_reason", "By the kernel's reason", Audience::Everyone, columns))
 }
 
-/// Counters of the machine during the recording; for people if the kernel acted by itself.
+/// Builds the table of the machine's counters during the recording. People see it if the kernel
+/// flushed TLBs by itself.
 pub(super) fn machine(told: &ShootdownCauses<'_>) -> ReportTable {
     let rows = &told.recording.machine;
     let columns = vec![

@@ -1,4 +1,4 @@
-//! Recordings whose report is known.
+//! Tests of recordings with known reports.
 
 use pagewise_model::ending::ProgramEnding;
 use pagewise_model::histogram::TimeHistogram;
@@ -144,7 +144,7 @@ fn cell_texts(table: &ReportTable, key: &str) -> Vec<String> {
 }
 
 #[test]
-fn causes_are_what_the_kernel_was_doing_and_what_is_not_known_is_other() {
+fn causes_follow_from_kernel_functions_and_are_other_without_a_match() {
     let report = shootdowns(&recording(), &ShootdownOptions::default());
     let causes = cell_texts(find(&report, "by_cause"), "cause");
     let expected = [
@@ -188,7 +188,7 @@ fn a_value_without_a_tracepoint_is_absent_and_not_0() {
 }
 
 #[test]
-fn hidden_functions_leave_the_system_calls_and_the_rest_unknown() {
+fn with_hidden_functions_only_system_calls_are_known_causes() {
     let hidden =
         ShootdownRecording { chains: Err(Absent::NotPermitted("x".into())), ..recording() };
     let causes =

@@ -1,8 +1,8 @@
-//! The owners of RAM at a recorded time, from the counters that a sweep has.
+//! The owners of RAM at a recorded time. They are computed from the counters of a sweep.
 //!
 //! A recording has all lines of `meminfo` and the PSS of the processes. It has neither `zoneinfo`
-//! nor the kernel log: per-CPU free lists, zram and per-CPU variables are part of the unaccounted
-//! memory.
+//! nor the kernel log, so per-CPU free lists, zram and per-CPU variables are part of the
+//! unaccounted memory.
 
 use std::cmp::Reverse;
 
@@ -17,23 +17,24 @@ use pagewise_model::{Absent, Name, PageSize, Reading};
 use crate::account::account;
 use crate::system::owner_tables;
 
-/// Maximum number of processes that an owner names.
+/// Maximum number of processes that are listed as parts of an owner.
 const LARGEST: usize = 10;
-/// Page size for counters of pages, of which a sweep has none.
+/// Page size for counters of pages; a sweep has no such counters.
 const PAGE: PageSize = PageSize::new(4 << 10).expect("a power of two");
 
-/// The owners of RAM for people and for programs; `None` if the sweep has no counters.
+/// Builds the tables of the owners of RAM for people and for programs; `None` if the sweep has no
+/// counters.
 pub(super) fn owners(sweep: &Sweep) -> Option<[ReportTable; 2]> {
     let reading = reading(sweep)?;
     let [people, programs] = owner_tables(&reading, &account(&reading));
     Some([ReportTable { title: "Owners of RAM".into(), ..people }, programs])
 }
 
-/// The sweep as a reading of the machine. Values that it lacks are absent.
+/// Converts a sweep to a reading of the machine. Values that the sweep lacks are absent.
 fn reading(sweep: &Sweep) -> Option<SystemReading> {
     let meminfo = sweep.machine.meminfo.clone().ok()?;
-    // The stacks of the kernel lie in vmalloc memory on all usual configurations, whose counter is
-    // then the larger one.
+    // On all usual configurations, kernel stacks are in vmalloc memory. The counter of vmalloc
+    // memory is then the larger one.
     let stacks_in_vmalloc = counter(&meminfo, "VmallocUsed") >= counter(&meminfo, "KernelStack");
     Some(SystemReading {
         pagewise_system: SYSTEM_VERSION,
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_and_the_rest_are_the_total_at_that_time() {
+    fn owners_and_unaccounted_memory_add_up_to_the_total() {
         let mut sweep = sweep(0, vec![process(1, "db", Bytes::mib(100))]);
         let mut unread = process(2, "other", Bytes::mib(30));
         unread.pss = Err(Absent::Vanished);

@@ -9,10 +9,10 @@ use pagewise_model::{Bytes, Reading, Snapshot};
 use crate::pools::{self, PoolKind, PoolSums};
 use crate::pss;
 
-/// The categories of a snapshot with resident memory or swap, the largest first.
+/// Returns the categories of a snapshot that have resident or swapped memory, the largest first.
 ///
 /// # Errors
-/// [`pagewise_model::Absent`] if its mappings could not be read.
+/// Returns [`pagewise_model::Absent`] if the mappings could not be read.
 pub fn categories(snapshot: &Snapshot) -> Reading<Vec<CategoryBytes>> {
     let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
     let classified = pools::classify(snapshot);

@@ -1,4 +1,4 @@
-//! Two times of a recording, or of two recordings, compared.
+//! Comparison of two times of a recording, or of two recordings.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,19 +15,19 @@ use crate::cells::text;
 use crate::explain::fact;
 use crate::program_name::whole_command;
 
-/// Two sweeps.
+/// Two sweeps to compare.
 #[derive(Clone, Copy, Debug)]
 pub struct ComparedSweeps<'a> {
-    /// The earlier one, or that of the first host.
+    /// The earlier sweep, or the sweep of the first host.
     pub before: &'a Sweep,
-    /// The later one, or that of the second host.
+    /// The later sweep, or the sweep of the second host.
     pub after: &'a Sweep,
-    /// True if they are of one host: a process is then the same in both. Processes of two hosts are
-    /// compared by their name.
+    /// True if both sweeps are of one host. Processes of one host are then matched by their
+    /// identity; processes of two hosts are matched by their name.
     pub same_host: bool,
 }
 
-/// Lines of `meminfo` that are compared.
+/// Lines of `meminfo` that are compared: name, key, heading.
 const LINES: [(&str, &str, &str); 9] = [
     ("MemTotal", "total", "RAM"),
     ("MemAvailable", "available", "available"),
@@ -40,7 +40,7 @@ const LINES: [(&str, &str, &str); 9] = [
     ("SwapFree", "swap_free", "swap free"),
 ];
 
-/// The difference of two sweeps.
+/// Reports the difference of two sweeps.
 pub fn compare(compared: ComparedSweeps<'_>, options: RecordOptions) -> Report {
     let ComparedSweeps { before, after, .. } = compared;
     let mut facts: Vec<_> = options.time_facts("before", "before", before.time).into();
@@ -80,7 +80,7 @@ fn difference(before: &Reading<Bytes>, after: &Reading<Bytes>) -> CellValue {
     }
 }
 
-/// Processes that are compared as one: sums of both sides.
+/// Processes that are compared as one: the sums of both sweeps.
 struct ComparedProcess {
     pid: Option<Pid>,
     name: Name,
@@ -88,7 +88,7 @@ struct ComparedProcess {
     rss: [Bytes; 2],
     pss: [Reading<Bytes>; 2],
     swap: [Reading<Bytes>; 2],
-    /// PSS, or RSS where PSS is unknown: the order of the rows.
+    /// PSS, or RSS if PSS is unknown. It determines the order of the rows.
     weight: [Bytes; 2],
 }
 
@@ -129,7 +129,7 @@ impl ComparedProcess {
     }
 }
 
-/// Adds to a sum, which is absent if a part of it is.
+/// Adds a value to a sum. The sum is absent if a value is absent.
 fn add(sum: &mut Reading<Bytes>, value: &Reading<Bytes>) {
     if let Ok(before) = sum {
         *sum = value.clone().map(|value| *before + value);
@@ -190,7 +190,7 @@ fn processes(compared: ComparedSweeps<'_>, options: RecordOptions) -> ReportTabl
 }
 
 fn cgroups(before: &Sweep, after: &Sweep, options: RecordOptions) -> ReportTable {
-    // A cgroup that does not exist has no memory; one whose memory is unknown stays unknown.
+    // A cgroup that does not exist has no memory; a cgroup whose memory is unknown stays unknown.
     let mut found: BTreeMap<&Name, [Option<&Reading<Bytes>>; 2]> = BTreeMap::new();
     for (side, sweep) in [before, after].into_iter().enumerate() {
         for cgroup in sweep.cgroups.iter().flatten() {

@@ -1,4 +1,4 @@
-//! Events of a recording in words.
+//! Events of a recording, described in sentences.
 
 use pagewise_model::report::{CellValue, ColumnCells, ReportTable, TableColumn};
 use pagewise_model::sweep::{SweepEvent, SweepEventKind, TriggerTarget};
@@ -7,7 +7,7 @@ use super::{RecordOptions, list_table, values};
 use crate::blocks::for_programs;
 use crate::cells::text;
 
-/// True for an event that a reader looks for; starts, ends and short processes are background.
+/// True for an event that matters to users. Starts, ends and short processes are background.
 pub const fn is_notable(event: &SweepEventKind) -> bool {
     match event {
         SweepEventKind::Started { .. }
@@ -23,7 +23,7 @@ pub const fn is_notable(event: &SweepEventKind) -> bool {
     }
 }
 
-/// The event as a sentence.
+/// Describes the event in a sentence.
 pub(crate) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
     let pid = |key: &pagewise_model::sweep::ProcessKey| text(key.pid.to_string());
     match event {
@@ -52,7 +52,8 @@ pub(crate) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
         SweepEventKind::OomKill { cgroup, kills } => {
             let place = match cgroup {
                 Some(path) => vec![text(" in cgroup "), CellValue::Name(path.clone())],
-                // The kernel counts the kills of all cgroups, also of those that ended since.
+                // The kernel counts the kills of all cgroups, including cgroups that were removed
+                // in the meantime.
                 None => vec![text(", in no cgroup of the recording")],
             };
             let killed = if *kills == 1 { " process killed" } else { " processes killed" };
@@ -103,14 +104,14 @@ pub(crate) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
     }
 }
 
-/// A table of events, in order of time.
+/// Builds a table of events, in the order of their times.
 pub(super) fn table(
     title: &'static str,
     events: &[&SweepEvent],
     options: RecordOptions,
 ) -> ReportTable {
     let (shown, note) = options.shown(events.len());
-    // The latest ones matter most.
+    // If not all events are shown, the latest events are shown.
     let shown = &events[events.len() - shown..];
     let times: Vec<_> = shown.iter().map(|it| Some(it.time.unix_ns)).collect();
     let mut columns: Vec<TableColumn> = options.time_columns("time", "TIME", &times).into();

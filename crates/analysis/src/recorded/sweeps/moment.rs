@@ -25,17 +25,17 @@ use crate::pools::PoolKind;
 pub struct RecordedMoment<'a> {
     /// The requested time, in nanoseconds since 1970.
     pub asked_ns: u64,
-    /// The last sweep at that time or before.
+    /// The last sweep at or before the requested time.
     pub sweep: &'a Sweep,
-    /// An earlier sweep, from which rates follow.
+    /// An earlier sweep, for the computation of rates.
     pub before: Option<&'a Sweep>,
     /// Events around the time of the sweep.
     pub events: &'a [SweepEvent],
-    /// Categories of processes, the latest before the sweep.
+    /// Categories of processes: the latest samples before the sweep.
     pub categories: &'a [CategorySample],
 }
 
-/// The machine, its processes and its cgroups at one time.
+/// Reports the machine, its processes and its cgroups at one time.
 pub fn moment(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Report {
     let sweep = recorded.sweep;
     let delta = recorded.before.map(|before| SweepDelta::between(before, sweep));
@@ -122,7 +122,7 @@ fn rate_of(machine: &MachineDelta, names: &[&str]) -> CellValue {
     }
 }
 
-/// Index of the age of PSS and USS among the columns of a process.
+/// Index at which the column with the age of PSS and USS is inserted.
 const AFTER_USS: usize = 4;
 
 fn processes(sweep: &Sweep, delta: Option<&SweepDelta>, options: RecordOptions) -> ReportTable {
@@ -190,16 +190,17 @@ fn processes(sweep: &Sweep, delta: Option<&SweepDelta>, options: RecordOptions) 
     list_table("processes", "Processes", columns, note)
 }
 
-/// Columns of categories for people: the label, and the size.
+/// Headings of the columns of categories for people: the name of the category, and its size.
 const SHOWN_CATEGORIES: [(&str, &str); 2] = [("LARGEST CATEGORY", "RSS"), ("SECOND", "RSS")];
 
-/// The words for a category; its key if a later version has recorded it.
+/// Returns the name of a category; the key if a later version has recorded the category.
 pub(crate) fn category_label(key: &Name) -> CellValue {
     let kind = PoolKind::ALL.iter().find(|it| it.id().as_bytes() == key.as_bytes());
     kind.map_or(CellValue::Name(key.clone()), |it| text(it.label()))
 }
 
-/// Categories of the processes of the sweep, the latest of each.
+/// Builds the table of the categories of the sweep's processes, from the latest sample of each
+/// process.
 fn categories(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Option<ReportTable> {
     let mut latest: Vec<(&SweepProcess, &CategorySample)> = Vec::new();
     for sample in recorded.categories {
@@ -275,7 +276,7 @@ pub(super) fn limit(limit: &Reading<Option<Bytes>>) -> CellValue {
     }
 }
 
-/// The charged memory as a share of the limit.
+/// Returns the charged memory as a share of the limit.
 fn used(cgroup: &SweepCgroup) -> CellValue {
     match (&cgroup.current, &cgroup.limit) {
         (Ok(current), Ok(Some(limit))) => {

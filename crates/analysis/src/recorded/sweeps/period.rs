@@ -23,18 +23,18 @@ use crate::blocks::for_programs;
 use crate::cells::{float, text};
 use crate::explain::fact;
 
-/// Points of a line of the chart.
+/// Maximum number of points of a line in the chart.
 const CHART_POINTS: usize = 240;
-/// Maximum number of processes that are named for an OOM kill.
+/// Maximum number of processes that are listed for an OOM kill.
 const SUSPECTS: usize = 5;
-/// A process that grew less is not listed as growing.
+/// Minimum growth in bytes of a process that is listed as growing.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
-/// A process that was seen for a shorter time has no growth per minute: most processes allocate
-/// more in their first seconds than in any later minute.
+/// Minimum number of seconds for a growth per minute: most processes allocate more memory in their
+/// first seconds than in any later minute.
 const MIN_RATE_SECONDS: f64 = 30.0;
 
 /// Sums over the sweeps of a period. Sweeps are added one after the other, so that they need not be
-/// in memory together.
+/// in memory at the same time.
 #[derive(Debug)]
 pub struct PeriodSummary {
     first: Option<SweepTime>,
@@ -45,18 +45,18 @@ pub struct PeriodSummary {
     processes: HashMap<ProcessKey, ProcessHistory>,
     cgroups: BTreeMap<Name, CgroupHistory>,
     machine: Vec<MachineSample>,
-    /// Keep one in this number of sweeps for the chart.
+    /// The chart has one point for this number of sweeps.
     machine_step: u64,
     least_available: Option<(u64, Bytes)>,
     highest_pressure: Option<(u64, u64)>,
     events: Vec<SweepEvent>,
     suspects: Vec<OomSuspects>,
-    /// The largest processes of the sweep before.
+    /// The largest processes of the previous sweep.
     largest: Vec<OomSuspect>,
     kills: BTreeMap<SweepTime, Vec<usize>>,
 }
 
-/// A process over the period.
+/// Values of a process over the period.
 #[derive(Debug)]
 struct ProcessHistory {
     identity: Arc<ProcessIdentity>,
@@ -72,7 +72,7 @@ struct ProcessSample {
     boot_ns: u64,
     rss: Bytes,
     pss: Reading<Bytes>,
-    /// Time since boot to which `pss` belongs.
+    /// Time since boot at which `pss` was read.
     pss_boot_ns: u64,
     swap: Reading<Bytes>,
     minor_faults: u64,
@@ -98,7 +98,7 @@ struct MachineSample {
     swap_used: Option<u64>,
 }
 
-/// The largest processes before an OOM kill, and those that ended with it.
+/// The largest processes before an OOM kill, and those of them that ended with the kill.
 #[derive(Debug)]
 struct OomSuspects {
     time: SweepTime,
@@ -138,8 +138,8 @@ impl ProcessSample {
 }
 
 impl PeriodSummary {
-    /// A summary without sweeps, with all events of the period. `sweeps` is the approximate number
-    /// of sweeps to add.
+    /// Creates a summary without sweeps, with all events of the period. `sweeps` is the approximate
+    /// number of sweeps that will be added.
     pub fn new(events: Vec<SweepEvent>, sweeps: u64) -> PeriodSummary {
         let mut kills: BTreeMap<SweepTime, Vec<usize>> = BTreeMap::new();
         for (at, event) in events.iter().enumerate() {
@@ -181,14 +181,15 @@ impl PeriodSummary {
         self.sweeps += 1;
     }
 
-    /// Adds gaps that the reader of the recording found.
+    /// Adds gaps that were found while the recording was read.
     pub fn add_gaps(&mut self, gaps: &[SweepEvent]) {
         self.events.extend_from_slice(gaps);
         self.events.sort_by_key(|it| it.time);
     }
 
     fn add_process(&mut self, process: &SweepProcess, time: SweepTime) {
-        // The memory of an ending process is gone: its last values are those of the previous sweep.
+        // The memory of an ending process is already freed, so its last values are those of the
+        // previous sweep.
         if process.has_lost_memory() && self.processes.contains_key(&process.key) {
             return;
         }
@@ -306,7 +307,7 @@ fn largest(sweep: &Sweep) -> Vec<OomSuspect> {
     all.into_iter().map(suspect).collect()
 }
 
-/// The report of a period. `categories` are those of its processes, in order of time.
+/// Reports a period. `categories` are the samples of its processes, in the order of their times.
 pub fn period(
     summary: &PeriodSummary,
     categories: &[CategorySample],
@@ -435,7 +436,7 @@ fn growth_rate(history: &ProcessHistory) -> CellValue {
     per_minute(Ok(growth(history) as f64 / (seconds / 60.0)))
 }
 
-/// The change of PSS; absent if its readings cover less than three quarters of the time over which
+/// Change of PSS; absent if the PSS readings cover less than three quarters of the time over which
 /// RSS changed.
 fn pss_growth(history: &ProcessHistory) -> CellValue {
     let (first, last) = (&history.first, &history.last);
@@ -496,7 +497,7 @@ fn growing(
     list_table("grew", "Processes that grew", columns, note)
 }
 
-/// The category of a process that grew most, from its first sample to its last.
+/// Returns the category of a process with the largest growth from the first sample to the last.
 fn grown_category(process: ProcessKey, samples: &[CategorySample]) -> CellValue {
     let mut own = samples.iter().filter(|it| it.process == process);
     let (Some(first), Some(last)) = (own.next(), own.next_back()) else { return CellValue::None };
@@ -591,7 +592,7 @@ fn cgroup_table(summary: &PeriodSummary, options: RecordOptions) -> ReportTable 
     list_table("cgroups", "Memory cgroups", columns, note)
 }
 
-/// The largest processes before each of the last OOM kills.
+/// Builds the table of the largest processes before each of the last OOM kills.
 fn post_mortem(summary: &PeriodSummary, options: RecordOptions) -> Option<ReportTable> {
     let first = summary.suspects.len().saturating_sub(options.rows);
     let last = &summary.suspects[first..];
@@ -628,7 +629,7 @@ fn post_mortem(summary: &PeriodSummary, options: RecordOptions) -> Option<Report
     Some(list_table("oom", "Largest processes before OOM kills", columns, note))
 }
 
-/// The last reports of the kernel, in words. Programs find them among the events.
+/// Describes the last reports of the kernel in words. Programs find them among the events.
 fn kernel_reports(
     summary: &PeriodSummary,
     options: RecordOptions,

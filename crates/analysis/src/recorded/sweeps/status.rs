@@ -1,4 +1,4 @@
-//! The state of a recording: its files, and whether a recorder runs.
+//! State of a recording: its files, and the presence of a recorder.
 
 use pagewise_model::Name;
 use pagewise_model::report::{CellValue, ColumnCells, Report, ReportBlock, TableColumn};
@@ -8,31 +8,32 @@ use super::{RecordOptions, line, list_table, values};
 use crate::cells::text;
 use crate::explain::fact;
 
-/// A folder with a recording.
+/// State of a folder with a recording.
 #[derive(Clone, Debug)]
 pub struct RecordingStatus {
-    /// The folder.
+    /// Path of the folder.
     pub folder: Name,
-    /// True if a recorder writes to it.
+    /// True if a recorder writes to the folder.
     pub is_recording: bool,
-    /// Its files, in order of time.
+    /// Files of the recording, in the order of their times.
     pub files: Vec<RecordedFile>,
-    /// The present in nanoseconds since 1970.
+    /// The present time in nanoseconds since 1970.
     pub now_ns: u64,
 }
 
-/// A file of a recording.
+/// A file of a recording, and its contents.
 #[derive(Clone, Debug)]
 pub struct RecordedFile {
-    /// Its path.
+    /// Path of the file.
     pub path: Name,
-    /// Its size in bytes.
+    /// Size of the file in bytes.
     pub size: u64,
-    /// First and last time and number of sweeps; the reason if it cannot be read.
+    /// Time of the first sweep, time of the last sweep and number of sweeps; the reason if the file
+    /// cannot be read.
     pub sweeps: Result<(SweepTime, SweepTime, u64), Name>,
 }
 
-/// The state as a report.
+/// Reports the state.
 pub fn status(status: &RecordingStatus, options: RecordOptions) -> Report {
     let last = status.files.iter().filter_map(|it| it.sweeps.as_ref().ok()).map(|it| it.1).max();
     let size = status.files.iter().map(|it| it.size).sum();

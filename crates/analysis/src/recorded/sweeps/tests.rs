@@ -155,7 +155,7 @@ fn a_moment_states_the_age_of_an_outdated_pss() {
 }
 
 #[test]
-fn an_outdated_pss_is_no_growth() {
+fn an_outdated_pss_is_not_growth() {
     let at = |minute, pages| {
         let grown = process(2, "web", Bytes::mib(50 + 10 * minute));
         sweep(minute, vec![SweepProcess { pages, ..grown }])
