@@ -42,7 +42,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The second number of `/proc/<pid>/statm`, in bytes.
+/// Resident memory in bytes: the second number of `/proc/<pid>/statm`, in pages, times the page
+/// size.
 fn resident(pid: u32) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);

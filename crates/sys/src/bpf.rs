@@ -1,6 +1,7 @@
-//! `bpf`: BPF programs that the kernel runs at perf events. One copies bytes of user memory into
-//! the event's ring buffer, before the next instruction can change them. Another writes a sample
-//! for each uprobe hit, so that one uprobe serves all CPUs and many are removed at once.
+//! `bpf`: BPF programs that the kernel runs at perf events. One program copies bytes of user memory
+//! into the event's ring buffer, before the next instruction can change them. Another program
+//! writes a sample for each uprobe hit, so that one uprobe serves all CPUs and many uprobes are
+//! removed at once.
 
 use std::ffi::{CStr, c_char, c_long};
 use std::io;
@@ -10,16 +11,16 @@ use crate::descriptor_holder::{DescriptorHolder, HolderReport};
 use crate::perf_event::{PerfCounter, PerfScope};
 use crate::perf_ring::{self, Sampling};
 
-/// Maximum number of copied bytes: the bytes that four breakpoints watch.
+/// Maximum number of bytes that a program copies: the bytes that four breakpoints can cover.
 pub const MAX_COPIED_BYTES: usize = 4 * 8;
 /// Offset of the buffer of [`MAX_COPIED_BYTES`] from the BPF frame pointer.
 const ROOM: i32 = -4 * 8;
 
-/// The kernel offers the helper functions that these programs call only to programs under the GPL.
-/// The programs are also under the licenses of this project.
+/// License of the programs. The kernel lets a program call the helper functions used here only if
+/// its license is compatible with the GPL; the licenses of this project apply too.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 
-/// `enum bpf_cmd`.
+/// Commands of `enum bpf_cmd`.
 const MAP_CREATE: c_long = 0;
 const MAP_UPDATE_ELEM: c_long = 2;
 const PROG_LOAD: c_long = 5;
@@ -31,7 +32,7 @@ const KPROBE: u32 = 2;
 /// `BPF_TRACE_UPROBE_MULTI`, and `BPF_F_UPROBE_MULTI_RETURN`.
 const UPROBE_MULTI: u32 = 48;
 const MULTI_RETURN: u32 = 1;
-/// The size of a map's keys and values.
+/// Size in bytes of a key, and of a value, of a map.
 const WORD: u32 = 4;
 /// `_IOW('$', 8, __u32)`.
 const IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
@@ -45,7 +46,7 @@ struct MapCreate {
     max_entries: u32,
 }
 
-/// Fields that update an element of a map.
+/// Fields of `union bpf_attr` that update an element of a map.
 #[repr(C)]
 struct MapUpdate<'a> {
     map: u32,
@@ -55,7 +56,7 @@ struct MapUpdate<'a> {
     flags: u64,
 }
 
-/// Fields that load a program.
+/// Fields of `union bpf_attr` that load a program.
 #[repr(C)]
 struct ProgLoad {
     kind: u32,
@@ -72,7 +73,7 @@ struct ProgLoad {
     attach_type: u32,
 }
 
-/// Fields that create a `uprobe_multi` link.
+/// Fields of `union bpf_attr` that create a `uprobe_multi` link.
 #[repr(C)]
 struct MultiLink {
     program: u32,
@@ -90,7 +91,8 @@ struct MultiLink {
 }
 
 /// A program that copies bytes from the process in which an event happens, and the map of the
-/// events that receive them. Dropping this value removes the events from the map.
+/// output events that receive the bytes. Dropping this value removes the output events from the
+/// map.
 #[derive(Debug)]
 pub struct Copies {
     program: OwnedFd,
@@ -98,8 +100,8 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Loads a program that copies `length` bytes, 1 to [`MAX_COPIED_BYTES`], from `address` on;
-    /// for CPUs with numbers below `cpus`.
+    /// Loads a program that copies `length` bytes, 1 to [`MAX_COPIED_BYTES`], from `address` on. It
+    /// runs on CPUs with numbers below `cpus`.
     ///
     /// # Errors
     /// `EPERM` without CAP_BPF and CAP_PERFMON, `ENOSYS`, `EINVAL` before Linux 5.5 and for other
@@ -117,16 +119,16 @@ impl Copies {
     /// ([`PerfScope::Cpu`]).
     ///
     /// # Errors
-    /// Those of `bpf`.
+    /// Returns the errors of `bpf`.
     pub fn write_to(&self, cpu: u32, output: &PerfCounter) -> io::Result<()> {
         set_output(&self.outputs, cpu, output)
     }
 
-    /// Runs the program at each event of a sampled counter and of those that inherit from it,
-    /// before its sample.
+    /// Runs the program at each event of a sampled counter, before the kernel writes the sample;
+    /// also at the events of counters that inherit from this counter.
     ///
     /// # Errors
-    /// Those of `ioctl`.
+    /// Returns the errors of `ioctl`.
     pub fn run_at(&self, counter: &PerfCounter) -> io::Result<()> {
         let program = self.program.as_raw_fd().unsigned_abs();
         counter.control(IOC_SET_BPF, program.into())
@@ -144,14 +146,14 @@ pub struct UprobeSamples {
 /// Method of attaching the program of [`UprobeSamples`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
-    /// All instructions of a file in one link: Linux 6.6.
+    /// One link for all instructions of a file (Linux 6.6).
     Link,
     /// One perf event for each instruction.
     Events,
 }
 
 impl UprobeSamples {
-    /// Loads the program, for CPUs with numbers below `cpus`.
+    /// Loads the program, which runs on CPUs with numbers below `cpus`.
     ///
     /// # Errors
     /// `EPERM` without CAP_BPF and CAP_PERFMON; `ENOSYS`.
@@ -165,23 +167,23 @@ impl UprobeSamples {
         Ok(UprobeSamples { program, outputs })
     }
 
-    /// Sets the event that writes the samples of a CPU: an
+    /// Sets the event that writes the samples of a CPU: a
     /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of that whole CPU. The samples
     /// contain the user registers and stack if that event asks for them.
     ///
     /// # Errors
-    /// Those of `bpf`.
+    /// Returns the errors of `bpf`.
     pub fn write_to(&self, cpu: u32, output: &PerfCounter) -> io::Result<()> {
         set_output(&self.outputs, cpu, output)
     }
 
-    /// Places uprobes at these offsets of a file, or at the return of the functions that begin
-    /// there: in one process (Linux 6.10; before, only its first thread runs the program), or in
-    /// every process that executes the file. They exist as long as the returned value.
+    /// Places uprobes at `offsets` of a file, or at the return of the functions that begin there:
+    /// in one process (before Linux 6.10, only its first thread runs the program), or in every
+    /// process that executes the file. The uprobes exist as long as the returned value.
     ///
     /// # Errors
-    /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not lead to a file; `ESRCH` if
-    /// the process does not exist; those of [`DescriptorHolder`].
+    /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not name a file; `ESRCH` if
+    /// the process does not exist; and the errors of [`DescriptorHolder`].
     pub fn link(
         &self,
         path: &CStr,
@@ -205,25 +207,26 @@ impl UprobeSamples {
             pad: 0,
         };
         let open = |_: &mut HolderReport| {
-            // SAFETY: `path` is a string and `offsets` has `count` numbers; the kernel copies both.
+            // SAFETY: `path` is a NUL-terminated string and `offsets` has `count` numbers; the
+            // kernel copies both.
             unsafe { raw_bpf(LINK_CREATE, &link) }.map(|_| ())
         };
-        // SAFETY: `open` makes one system call.
+        // SAFETY: `open` only makes one system call.
         unsafe { DescriptorHolder::start(open) }.map(|(holder, _)| holder)
     }
 
-    /// Opens uprobe events on one CPU and runs the program at each hit, on whichever CPU. They
+    /// Opens uprobe events on one CPU, and runs the program at each hit on any CPU. The uprobes
     /// exist as long as the returned value.
     ///
     /// # Errors
-    /// Those of [`perf_ring::open`], `ioctl` and [`DescriptorHolder`].
+    /// Returns the errors of [`perf_ring::open`], `ioctl` and [`DescriptorHolder`].
     pub fn run_at(&self, uprobes: &[Sampling], cpu: u32) -> io::Result<DescriptorHolder> {
         let program = self.program.as_raw_fd().unsigned_abs();
         let open = |_: &mut HolderReport| {
             uprobes.iter().try_for_each(|uprobe| {
                 let uprobe = perf_ring::open(uprobe, PerfScope::Cpu(cpu))?;
                 uprobe.control(IOC_SET_BPF, program.into())?;
-                // The end of the child closes it.
+                // The file descriptor stays open until the child ends.
                 std::mem::forget(uprobe);
                 Ok(())
             })
@@ -233,7 +236,7 @@ impl UprobeSamples {
     }
 }
 
-/// A map from a CPU's number to the event that writes there.
+/// Creates a map from the number of a CPU to the output event of that CPU.
 fn outputs(cpus: u32) -> io::Result<OwnedFd> {
     let map = MapCreate {
         map_type: PERF_EVENT_ARRAY,
@@ -249,7 +252,7 @@ fn set_output(outputs: &OwnedFd, cpu: u32, output: &PerfCounter) -> io::Result<(
     let value = output.as_fd().as_raw_fd().unsigned_abs();
     let map = outputs.as_raw_fd().unsigned_abs();
     let update = MapUpdate { map, pad: 0, key: &cpu, value: &value, flags: 0 };
-    // SAFETY: both references are to numbers of the size that the map was made for.
+    // SAFETY: both pointers are to numbers of the size with which the map was created.
     unsafe { raw_bpf(MAP_UPDATE_ELEM, &update) }.map(|_| ())
 }
 
@@ -268,8 +271,8 @@ fn load(kind: u32, attach_type: u32, code: &[u64]) -> io::Result<OwnedFd> {
         interface: 0,
         attach_type,
     };
-    // SAFETY: `instructions` points to `count` words and `license` to a string, which the kernel
-    // copies.
+    // SAFETY: `instructions` points to `count` words and `license` to a string; the kernel copies
+    // both.
     unsafe { bpf(PROG_LOAD, &load) }
 }
 
@@ -301,7 +304,7 @@ mod code {
     pub(super) const EXIT: u8 = 0x95;
     pub(super) const READ_USER: i32 = 112;
     pub(super) const OUTPUT: i32 = 25;
-    /// `BPF_PSEUDO_MAP_FD`: the number is a map's descriptor.
+    /// `BPF_PSEUDO_MAP_FD`: the immediate is the file descriptor of a map.
     pub(super) const MAP: u8 = 1;
     pub(super) const STORE: u8 = 0x7a;
 }
@@ -371,7 +374,8 @@ fn program(address: u64, length: i32, outputs: RawFd) -> Vec<u64> {
 unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: the caller passes the command with the attributes that the kernel reads for it.
     let fd = unsafe { raw_bpf(command, attributes) }?;
-    // SAFETY: the kernel has just made this descriptor for us; it closes at `exec` by itself.
+    // SAFETY: the kernel has just created this file descriptor (close-on-exec), and no other value
+    // owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -2,11 +2,11 @@
 
 use std::io;
 
-/// Writes back and drops the cache lines that hold `items`, from every level and in every CPU.
-/// `line` is the size of a line in bytes.
+/// Writes back and invalidates the cache lines that contain `items`, in every cache level of every
+/// CPU. `line` is the size of a cache line in bytes.
 ///
 /// # Errors
-/// `Unsupported` on other CPUs than x86; `InvalidInput` for a line of no bytes.
+/// `Unsupported` on other CPUs than x86; `InvalidInput` if `line` is 0.
 pub fn flush<T>(items: &[T], line: usize) -> io::Result<()> {
     if line == 0 {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -20,13 +20,15 @@ fn flush_lines<T>(items: &[T], line: usize) -> io::Result<()> {
 
     let start = items.as_ptr().cast::<u8>();
     let bytes = size_of_val(items);
-    // The last byte too: the slice may end within a line that no step falls into.
+    // The last byte is added: the slice may end in a cache line that no multiple of `line` falls
+    // into.
     for byte in (0..bytes).step_by(line).chain(bytes.checked_sub(1)) {
-        // SAFETY: every x86-64 has the instruction, the address lies in what we borrow, and no
-        // value changes.
+        // SAFETY: every x86-64 CPU has the instruction, the address is inside the borrowed slice,
+        // and the instruction changes no value.
         unsafe { _mm_clflush(start.wrapping_add(byte)) };
     }
-    // SAFETY: every x86-64 has the instruction; it waits until the lines are gone.
+    // SAFETY: every x86-64 CPU has the instruction, which accesses no memory: it waits until the
+    // lines are flushed.
     unsafe { _mm_mfence() };
     Ok(())
 }
@@ -52,7 +54,7 @@ mod tests {
         let begin = Instant::now();
         let mut at = 0;
         while at < bytes.len() {
-            // The next address depends on what was read, so that no two reads overlap.
+            // The next address depends on the byte that was read, so that reads do not overlap.
             at += LINE + usize::from(black_box(bytes[at]));
         }
         begin.elapsed()
@@ -65,7 +67,7 @@ mod tests {
             return skip(&Lack::Machine("QEMU emulates this CPU, and no caches"));
         }
         let bytes = vec![0; 16 << 10];
-        // Interleaved, so that both minima are of the same speed of the machine.
+        // The measurements are interleaved, so that both minima are of the same CPU frequency.
         let rounds = (0..50).map(|_| {
             let cached = time_to_read(&bytes);
             flush(&bytes, LINE).unwrap();

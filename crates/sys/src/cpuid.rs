@@ -1,38 +1,38 @@
 //! The `cpuid` instruction of x86: identification and features of the CPU. A hypervisor can change
 //! the values.
 
-/// The registers EAX, EBX, ECX and EDX that `cpuid` returns for a leaf; `None` for a leaf that the
-/// CPU does not have, and on other CPUs than x86.
+/// Returns the registers EAX, EBX, ECX and EDX that `cpuid` returns for a leaf; `None` for a leaf
+/// that the CPU does not have, and on other CPUs than x86.
 pub fn leaf(leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
-    // The first leaf of each range returns the number of the last one.
+    // The first leaf of each range returns the number of the last leaf in EAX.
     let [last, ..] = ask(leaf & RANGE, 0)?;
     (leaf <= last).then(|| ask(leaf, subleaf)).flatten()
 }
 
-/// True if a hypervisor runs this machine: it sets a bit that no physical CPU sets.
+/// True if a hypervisor runs this machine: hypervisors set a bit that no physical CPU sets.
 pub fn is_virtual() -> bool {
     leaf(1, 0).is_some_and(|[_, _, features, _]| features & 1 << 31 != 0)
 }
 
-/// True if QEMU translates the instructions of this machine. Such a CPU has no caches and no TLB
-/// whose effects can be measured.
+/// True if QEMU translates the instructions of this machine. An emulated CPU has no caches and no
+/// TLB whose effects can be measured.
 pub fn is_emulated() -> bool {
     let name = is_virtual().then(|| ask(HYPERVISOR, 0)).flatten();
     name.is_some_and(|[_, b, c, d]| [b, c, d].map(u32::to_le_bytes).concat() == EMULATOR)
 }
 
-/// First leaf of the hypervisor range, which contains a name, and the name of QEMU without
-/// virtualization.
+/// First leaf of the hypervisor range, whose registers contain a name, and the name that QEMU
+/// reports if it emulates the CPU.
 const HYPERVISOR: u32 = 0x4000_0000;
 const EMULATOR: &[u8] = b"TCGTCGTCGTCG";
 
-/// Basic leaves begin at 0, extended ones at 0x8000_0000.
+/// Bit that distinguishes the two ranges: basic leaves begin at 0, extended leaves at 0x8000_0000.
 const RANGE: u32 = 0x8000_0000;
 
 #[cfg(target_arch = "x86_64")]
 fn ask(leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
     #[allow(unused_unsafe, reason = "the call is safe with newer compilers")]
-    // SAFETY: every x86-64 has the instruction, and it touches no memory.
+    // SAFETY: every x86-64 CPU has the instruction, which accesses no memory.
     let answer = unsafe { std::arch::x86_64::__cpuid_count(leaf, subleaf) };
     Some([answer.eax, answer.ebx, answer.ecx, answer.edx])
 }

@@ -1,12 +1,12 @@
 //! A child process that opens the file descriptors of uprobes and closes them when it ends.
 //!
 //! The kernel inserts and removes a uprobe's breakpoint by reading and writing a page of the
-//! target, which fails with `EINTR` in a thread that has a SIGKILL pending. If this happens between
-//! two breakpoints of one call, or in `close`, the breakpoint stays in the target, and the log of
-//! the kernel has `failed to unregister, leaking uprobe`. So pagewise itself neither opens nor
-//! closes these descriptors: it can be killed at any time. The child has a session of its own and
-//! blocks all signals, and an exiting process has no signal pending any more, so its end removes
-//! the uprobes.
+//! target, and this access fails with `EINTR` in a thread that has a SIGKILL pending. If the access
+//! fails while a call inserts several breakpoints, or in `close`, a breakpoint stays in the target,
+//! and the kernel logs `failed to unregister, leaking uprobe`. So pagewise itself, which can be
+//! killed at any time, neither opens nor closes these descriptors. The child has a session of its
+//! own and blocks all signals, and a process that exits has no pending signal, so the end of the
+//! child removes the uprobes.
 
 use std::ffi::{c_int, c_long};
 use std::io::{self, Read};
@@ -14,11 +14,11 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// A child process that alone has the file descriptors that it opened. Dropping the value ends the
-/// child and waits for its end. The child ends too when this process ends.
+/// A child process that is the only owner of the file descriptors that it opened. Dropping the
+/// value ends the child and waits for its end. The child also ends when this process ends.
 #[derive(Debug)]
 pub struct DescriptorHolder {
-    /// Number of the child.
+    /// PID of the child.
     child: libc::pid_t,
     /// The child ends when this socket is shut down or closed.
     channel: UnixStream,
@@ -27,14 +27,15 @@ pub struct DescriptorHolder {
 /// The reports of the child about its work.
 pub(crate) struct HolderReport(RawFd);
 
-/// A report of the child: a number, or the end of the work with the `errno` of its failure or 0.
+/// First words of a report: `NUMBER` if the second word is a number for the parent, or the end of
+/// the work, where the second word is the `errno` of a failure or 0.
 const NUMBER: u64 = 0;
 const END: u64 = 1;
-/// Bytes of a report.
+/// Size of a report in bytes.
 const REPORT: usize = 2 * size_of::<u64>();
 
 impl HolderReport {
-    /// Passes a number to the parent.
+    /// Sends a number to the parent.
     pub(crate) fn number(&mut self, value: u64) {
         self.send(NUMBER, value);
     }
@@ -44,27 +45,27 @@ impl HolderReport {
         let (first, second) = report.split_at_mut(REPORT / 2);
         first.copy_from_slice(&kind.to_ne_bytes());
         second.copy_from_slice(&value.to_ne_bytes());
-        // Fails where the parent has ended: the child ends next.
-        // SAFETY: `report` has as many bytes as are sent.
+        // The call fails if the parent has ended; the child then ends too. SAFETY: `report` has
+        // `REPORT` bytes.
         unsafe { libc::send(self.0, report.as_ptr().cast(), REPORT, libc::MSG_NOSIGNAL) };
     }
 }
 
 impl DescriptorHolder {
-    /// Makes the child, which calls `open` and keeps the file descriptors that `open` leaves open.
-    /// Returns the numbers that `open` reported.
+    /// Creates the child, which calls `open` and keeps the file descriptors that `open` leaves
+    /// open. Returns the child and the numbers that `open` reported.
     ///
     /// # Safety
-    /// `open` runs in a copy of this process that has one thread only: it may make system calls,
-    /// but it must neither allocate memory nor take a lock.
+    /// `open` runs in a copy of this process that has only one thread: `open` may make system
+    /// calls, but must neither allocate memory nor take a lock.
     ///
     /// # Errors
-    /// Those of `socketpair` and `clone`, and that of `open`.
+    /// Returns the errors of `socketpair`, `clone` and `open`.
     pub(crate) unsafe fn start(
         open: impl FnOnce(&mut HolderReport) -> io::Result<()>,
     ) -> io::Result<(DescriptorHolder, Vec<u64>)> {
         let (channel, of_child) = UnixStream::pair()?;
-        // Without an exit signal, other waits of this process do not see the child.
+        // If the child has no exit signal, other waits of this process do not find the child.
         const NO_SIGNAL: c_long = 0;
         // SAFETY: without flags, `clone` is a `fork`: a null stack keeps the stack, no other
         // pointer is used, and the child makes system calls only.
@@ -90,11 +91,11 @@ impl DescriptorHolder {
     /// Ends the child without waiting for its end, so that the uprobes of several children are
     /// removed at the same time.
     pub fn release(&self) {
-        // Fails where the child has ended.
+        // The call fails if the child has ended.
         let _ = self.channel.shutdown(Shutdown::Both);
     }
 
-    /// The reports of the child until the end of its work.
+    /// Receives the numbers that the child reports, until `open` returns in the child.
     fn receive(&mut self) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
         loop {
@@ -114,7 +115,8 @@ impl DescriptorHolder {
 impl Drop for DescriptorHolder {
     fn drop(&mut self) {
         self.release();
-        // SAFETY: a null status is permitted; the child is ours and was not waited for.
+        // SAFETY: a null status is permitted; the process is a child of this one and was not waited
+        // for.
         while unsafe { libc::waitpid(self.child, std::ptr::null_mut(), libc::__WCLONE) } == -1 {
             if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
                 break;
@@ -123,21 +125,23 @@ impl Drop for DescriptorHolder {
     }
 }
 
-/// The child begins: no signal but SIGKILL ends it.
+/// Prepares the child, so that no signal except SIGKILL ends it.
 fn isolate(of_parent: RawFd) {
-    // SAFETY: all bits of a signal set are valid, zeros too.
+    // SAFETY: every bit pattern is a valid signal set, including all zeros.
     let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `all` is a signal set of ours.
+    // SAFETY: `all` is a signal set that may be written.
     unsafe { libc::sigfillset(&raw mut all) };
     // SAFETY: a null pointer for the old mask is permitted.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut()) };
-    // SAFETY: takes no argument. A SIGKILL to the process group of the parent spares the child.
+    // SAFETY: the call takes no argument. It protects the child from a SIGKILL to the process group
+    // of the parent.
     unsafe { libc::setsid() };
-    // SAFETY: this copy of the descriptor is not used again; the parent has its own.
+    // SAFETY: the child does not use its copy of this descriptor again; the parent has its own
+    // copy.
     unsafe { libc::close(of_parent) };
 }
 
-/// The child: waits until the parent shuts the socket down or has ended, then ends.
+/// Runs in the child: waits until the parent shuts the socket down or ends, and ends the child.
 fn wait_and_leave(channel: RawFd) -> ! {
     let mut byte = 0_u8;
     loop {
@@ -151,7 +155,7 @@ fn wait_and_leave(channel: RawFd) -> ! {
 
 fn leave() -> ! {
     const STATUS: c_int = 0;
-    // SAFETY: it ends the child at once, without the exit handlers of the parent.
+    // SAFETY: the call ends the child at once, without the exit handlers of the parent.
     unsafe { libc::_exit(STATUS) }
 }
 
@@ -159,7 +163,7 @@ fn leave() -> ! {
 mod tests {
     use super::*;
 
-    /// A child that has the only writer of a pipe, and the reader.
+    /// A child that owns the only write end of a pipe, and the read end of the pipe.
     fn holder_of_pipe() -> (DescriptorHolder, io::PipeReader) {
         let (reader, writer) = io::pipe().unwrap();
         let open = |report: &mut HolderReport| {
@@ -177,7 +181,7 @@ mod tests {
     #[test]
     fn a_descriptor_of_the_child_stays_open_until_the_child_ends() {
         let (first, mut reader) = holder_of_pipe();
-        // The second child has copies of all descriptors, those of the first's channel too.
+        // The second child has copies of all descriptors, also of the socket of the first child.
         let (second, _) = holder_of_pipe();
         let ended = std::thread::spawn(move || reader.read(&mut [0]).unwrap());
         std::thread::sleep(std::time::Duration::from_millis(50));

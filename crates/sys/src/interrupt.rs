@@ -1,5 +1,5 @@
-//! Handling of signals that end this process. Ctrl-C is meant for the command that runs, so it is
-//! only recorded. Code that must restore something first defers the signals.
+//! Handling of signals that end this process. SIGINT of Ctrl-C is meant for the command that runs,
+//! so this process only records it. Code that must restore something first defers the signals.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Signals from the keyboard.
+/// Signals that a terminal sends for keys, such as Ctrl-C.
 const KEYS: [c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
 /// Other signals that ask a process to end.
 const OTHERS: [c_int; 2] = [libc::SIGTERM, libc::SIGHUP];
@@ -18,8 +18,8 @@ static CAME: AtomicI32 = AtomicI32::new(0);
 /// While this value exists, SIGINT and SIGQUIT do not end this process but are recorded. Signals
 /// that are ignored stay ignored.
 ///
-/// Programs that are started meanwhile have the default actions: `exec` resets handlers. Only one
-/// value may exist at a time, since the record belongs to the whole process.
+/// A program that is started meanwhile has the default actions, because `exec` resets handlers.
+/// Only one value may exist at a time, since the recorded signal belongs to the whole process.
 #[derive(Debug)]
 pub struct NotedInterrupts {
     before: Vec<(c_int, libc::sighandler_t)>,
@@ -54,7 +54,7 @@ impl NotedInterrupts {
         self.signal().is_some()
     }
 
-    /// The number of the last recorded signal.
+    /// The number of the last recorded signal; `None` if no signal was recorded.
     pub fn signal(&self) -> Option<c_int> {
         Some(CAME.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
@@ -79,9 +79,10 @@ const DEFERRED: [c_int; 7] = [
     libc::SIGTTOU,
 ];
 
-/// Signals that arrived while a [`Deferred`] existed: bit N stands for element N of [`DEFERRED`].
+/// Signals that arrived while a [`Deferred`] existed: bit N is set if element N of [`DEFERRED`]
+/// arrived.
 static LATER: AtomicI32 = AtomicI32::new(0);
-/// Number of live values of [`Deferred`], and the signals that they changed.
+/// Number of live values of [`Deferred`], and the signals whose action they changed.
 static DEFERS: Mutex<(usize, Vec<c_int>)> = Mutex::new((0, Vec::new()));
 
 /// While a value exists, signals that would end or stop this process are deferred; the drop of the
@@ -91,7 +92,7 @@ static DEFERS: Mutex<(usize, Vec<c_int>)> = Mutex::new((0, Vec::new()));
 pub struct Deferred(());
 
 impl Deferred {
-    /// Begins to defer.
+    /// Begins to defer the signals.
     pub fn hold() -> Deferred {
         let mut defers = DEFERS.lock().unwrap_or_else(PoisonError::into_inner);
         if defers.0 == 0 {
@@ -123,16 +124,15 @@ impl Drop for Deferred {
         let came = LATER.swap(0, Ordering::SeqCst);
         for (bit, signal) in DEFERRED.into_iter().enumerate() {
             if came & 1 << bit != 0 {
-                // SAFETY: it sends a signal to this thread, with its default action.
+                // SAFETY: the call sends a signal, which has its default action, to this thread.
                 unsafe { libc::raise(signal) };
             }
         }
     }
 }
 
-/// From now on this process ignores the signals that end or stop a process by default and that
-/// people and supervisors send, SIGPIPE, SIGUSR1 and SIGUSR2. SIGKILL and SIGSTOP cannot be
-/// ignored.
+/// Makes this process ignore SIGPIPE, SIGUSR1, SIGUSR2, and the signals by which terminals and
+/// supervisors end or stop a process, from now on. SIGKILL and SIGSTOP cannot be ignored.
 pub fn ignore_requests_to_end() {
     for signal in DEFERRED.into_iter().chain([libc::SIGPIPE, libc::SIGUSR1, libc::SIGUSR2]) {
         set_action(signal, libc::SIG_IGN);
@@ -150,20 +150,22 @@ extern "C" fn on_signal(signal: c_int) {
 }
 
 fn no_action() -> libc::sigaction {
-    // SAFETY: a struct of numbers, a set and an optional function, for which all zero is a value.
+    // SAFETY: `sigaction` has numbers, a set and an optional function, for which all zeros are
+    // valid.
     unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() }
 }
 
 fn action(signal: c_int) -> libc::sighandler_t {
     let mut now = no_action();
-    // SAFETY: with a null new action the call changes nothing; it writes the current one to `now`.
+    // SAFETY: with a null new action the call changes nothing; it writes the current action to
+    // `now`.
     unsafe { libc::sigaction(signal, ptr::null(), &raw mut now) };
     now.sa_sigaction
 }
 
 fn set_action(signal: c_int, handler: libc::sighandler_t) {
     let new = libc::sigaction { sa_sigaction: handler, sa_flags: libc::SA_RESTART, ..no_action() };
-    // SAFETY: the handler is `SIG_DFL`, `SIG_IGN`, one that was installed before, or one of ours,
-    // which only write to an atomic.
+    // SAFETY: the handler is `SIG_DFL`, `SIG_IGN`, a handler that was installed before, or a
+    // handler of this module, which only writes to an atomic.
     unsafe { libc::sigaction(signal, &raw const new, ptr::null_mut()) };
 }

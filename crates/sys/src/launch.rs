@@ -3,7 +3,7 @@
 //!
 //! The kernel gives a new program the peak RSS of the process that it replaces, so a command
 //! started by a large program seems to be as large. [`Launcher::start`] forks a process with a
-//! small footprint that only starts the command:
+//! small footprint, whose only work is to start the command:
 //!
 //! ```text
 //! we ── start ──► launcher ── launch ──► child, held ── exec ──► command
@@ -27,32 +27,33 @@ use rustix::thread::CpuSet;
 use crate::trace::TraceEnding;
 use crate::trace::start::ExecImage;
 
-/// Resources that the kernel counted for a thread or a process. Those of an ended process include
-/// the children that it waited for.
+/// Resources that the kernel counted for a thread or a process. The counts of an ended process
+/// include the children that it waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelUsage {
     /// CPU time in user mode.
     pub user: Duration,
     /// CPU time in the kernel.
     pub system: Duration,
-    /// The largest peak RSS of them in bytes: of one, not of all together.
+    /// Peak RSS in bytes of the process with the largest peak; not the sum of the processes.
     pub max_rss: u64,
     /// Page faults that needed no I/O.
     pub minor_faults: u64,
     /// Page faults that waited for I/O.
     pub major_faults: u64,
-    /// Blocks of 512 bytes read for them.
+    /// Number of blocks of 512 bytes that were read from devices.
     pub blocks_in: u64,
-    /// Blocks of 512 bytes that they made dirty.
+    /// Number of blocks of 512 bytes that were made dirty in the page cache.
     pub blocks_out: u64,
-    /// Times that one of them released the CPU to wait.
+    /// Number of times that a thread released the CPU to wait.
     pub voluntary_switches: u64,
-    /// Times that one of them was preempted.
+    /// Number of times that a thread was preempted.
     pub involuntary_switches: u64,
 }
 
 impl KernelUsage {
-    /// Counts of the calling thread alone (`RUSAGE_THREAD`); the peak RSS is that of its process.
+    /// Counts of the calling thread alone (`RUSAGE_THREAD`); `max_rss` is the peak RSS of its
+    /// process.
     pub fn of_this_thread() -> KernelUsage {
         KernelUsage::from_rusage(&KernelUsage::read(libc::RUSAGE_THREAD))
     }
@@ -62,11 +63,11 @@ impl KernelUsage {
         KernelUsage::from_rusage(&KernelUsage::read(libc::RUSAGE_SELF))
     }
 
-    /// Counts of the calling thread, or of the calling process and all its threads; `who` is a
-    /// `RUSAGE_*`.
+    /// Reads the counts of the calling thread, or of the calling process and all its threads; `who`
+    /// is a `RUSAGE_*`.
     fn read(who: c_int) -> libc::rusage {
         let mut usage = zeroed();
-        // SAFETY: the call writes one `rusage` to its last argument, which points to one.
+        // SAFETY: the call writes one `rusage` to its last argument, which points to a `rusage`.
         unsafe { libc::getrusage(who, &raw mut usage) };
         usage
     }
@@ -91,7 +92,7 @@ impl KernelUsage {
         }
     }
 
-    /// Increase since `before`; the peak is unchanged.
+    /// Increase of each count since `before`; `max_rss` is not reduced.
     #[must_use]
     pub fn since(self, before: KernelUsage) -> KernelUsage {
         KernelUsage {
@@ -124,7 +125,7 @@ pub struct RunOutcome {
     pub floor: u64,
 }
 
-/// Memory shared with the launcher and its child, written by them.
+/// Memory that the launcher, its child and this process share; the launcher and the child write it.
 #[repr(C)]
 struct Board {
     pid: libc::pid_t,
@@ -137,18 +138,18 @@ struct Board {
     after: libc::rusage,
 }
 
-/// Messages to and from the launcher: start a child, child started, child ended.
+/// Messages between this process and the launcher: start a child, child started, child ended.
 const LAUNCH: u8 = b'L';
 const ENDED: u8 = b'E';
 /// Messages to the child: execute, or end.
 const EXECUTE: u8 = b'X';
 const LEAVE: u8 = b'Q';
 
-/// Two ends of a channel; the second is the other process's.
+/// Both ends of a socket pair; the second end is for the other process.
 type Channel = (UnixStream, UnixStream);
 
-/// A process that starts a command on request. Dropping it ends it; a running command is not waited
-/// for.
+/// A process that starts a command on request. Dropping this value ends the launcher, without
+/// waiting for a running command.
 #[derive(Debug)]
 pub struct Launcher {
     pid: libc::pid_t,
@@ -159,9 +160,9 @@ pub struct Launcher {
 
 impl Launcher {
     /// Forks the launcher for a command. A name without a slash is searched for in `PATH`. With
-    /// `cpu`, the command runs on that CPU alone. Call it early: the resident memory of this
-    /// process at that time is the floor of every peak RSS. A Ctrl-C ends the launcher as well,
-    /// unless [`crate::interrupt`] records it.
+    /// `cpu`, the command runs on that CPU alone. Call this function early: the resident memory of
+    /// this process at the call is the minimum of every peak RSS. A Ctrl-C ends the launcher as
+    /// well, unless [`crate::interrupt`] records it.
     ///
     /// # Errors
     /// `ENOENT` if the program does not exist, `EACCES` if it cannot be executed: a shell reports
@@ -222,14 +223,14 @@ impl Launcher {
         Ok(rustix::thread::sched_setaffinity(pid, &set)?)
     }
 
-    /// Creates a process for the command, passes its id to `prepare` while it is held, and lets it
-    /// execute: counters that are opened on it with `enable_on_exec` count the command from its
-    /// first instruction, and its children with `inherit`. If `prepare` fails, the command is not
-    /// executed.
+    /// Creates a process for the command, passes its PID to `prepare` while the process waits, and
+    /// then lets the process execute the command. Counters that `prepare` opens with
+    /// `enable_on_exec` count the command from its first instruction; with `inherit` they also
+    /// count its children. If `prepare` fails, the command is not executed.
     ///
     /// # Errors
-    /// Those of `prepare`; `EAGAIN` and others of `fork`; `UnexpectedEof` where the launcher was
-    /// killed.
+    /// Returns the errors of `prepare` and of `fork`, such as `EAGAIN`; `UnexpectedEof` if the
+    /// launcher was killed.
     pub fn launch<E: From<io::Error>>(
         &mut self,
         prepare: impl FnOnce(u32) -> Result<(), E>,
@@ -257,16 +258,16 @@ impl Launcher {
     fn child_id(&self) -> libc::pid_t {
         // SAFETY: the board is mapped while `self` lives.
         let pid = unsafe { &raw const (*self.board.as_ptr()).pid };
-        // SAFETY: the launcher wrote it before it reported a child, and does not write it again
-        // before the next request.
+        // SAFETY: the launcher wrote the PID before it reported a child, and does not write it
+        // again before the next request.
         unsafe { pid.read_volatile() }
     }
 
-    /// Content of the board after an end. The two sides never use it at the same time: each message
-    /// on the channel transfers the right to use it.
+    /// Content of the board after the end of a command. Each message on the channel transfers the
+    /// right to use the board, so this process and the launcher never use it at the same time.
     fn board(&self) -> Board {
-        // SAFETY: the memory is mapped while `self` lives and holds a struct of numbers, all zero
-        // at first.
+        // SAFETY: the memory is mapped while `self` lives, and contains a struct of numbers,
+        // initialized to zeros.
         unsafe { self.board.as_ptr().read_volatile() }
     }
 }
@@ -274,12 +275,12 @@ impl Launcher {
 impl Drop for Launcher {
     fn drop(&mut self) {
         let _ = self.channel.shutdown(std::net::Shutdown::Both);
-        // SAFETY: this ends a child of ours that has not been waited for, so the id is still its
-        // own.
+        // SAFETY: the PID is of a child that has not been waited for, so the kernel has not reused
+        // it.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
         // SAFETY: a null status is not written.
         unsafe { libc::waitpid(self.pid, ptr::null_mut(), 0) };
-        // SAFETY: this is what was mapped, and no pointer to it outlives `self`.
+        // SAFETY: this is the whole mapping, and no pointer to it outlives `self`.
         unsafe { libc::munmap(self.board.as_ptr().cast(), size_of::<Board>()) };
     }
 }
@@ -292,8 +293,8 @@ pub struct RunningCommand<'a> {
 }
 
 impl RunningCommand<'_> {
-    /// The process id of the command. Before its `exec`, for some microseconds, it is still a copy
-    /// of the launcher.
+    /// The process ID of the command. In the microseconds before its `exec`, the process is still a
+    /// copy of the launcher.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -307,10 +308,10 @@ impl RunningCommand<'_> {
         self.wait_or(deadline, None)
     }
 
-    /// As [`RunningCommand::wait`]; also returns `None` as soon as `other` is readable.
+    /// Waits like [`RunningCommand::wait`], and also returns `None` as soon as `other` is readable.
     ///
     /// # Errors
-    /// As of [`RunningCommand::wait`].
+    /// Returns the errors of [`RunningCommand::wait`].
     pub fn wait_or(
         &mut self,
         deadline: Option<Instant>,
@@ -385,19 +386,19 @@ fn map_board() -> io::Result<NonNull<Board>> {
 }
 
 fn zeroed() -> libc::rusage {
-    // SAFETY: a struct of numbers, for which all zero is a value.
+    // SAFETY: `rusage` is a struct of numbers, for which all zeros are valid.
     unsafe { MaybeUninit::<libc::rusage>::zeroed().assume_init() }
 }
 
 fn now() -> libc::timespec {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one `timespec` to its last argument, which points to one.
+    // SAFETY: the call writes one `timespec` to its last argument, which points to a `timespec`.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now
 }
 
-/// Our environment with some variables more, or with other values, as words of the form
-/// `NAME=value`.
+/// The environment of this process with the variables `variables` added or replaced, as strings of
+/// the form `NAME=value`.
 fn environment(variables: &[(OsString, OsString)]) -> io::Result<Vec<CString>> {
     let is_new = |name: &OsString| variables.iter().any(|(new, _)| new == name);
     let kept = std::env::vars_os().filter(|(name, _)| !is_new(name));
@@ -408,10 +409,10 @@ fn environment(variables: &[(OsString, OsString)]) -> io::Result<Vec<CString>> {
     kept.chain(variables.iter().cloned()).map(word).collect()
 }
 
-/// A command's arguments and its environment, each with the null pointer behind.
+/// The arguments of a command, and its environment, each with a null pointer at the end.
 type ExecArguments<'a> = (&'a [*const c_char], &'a [*const c_char]);
 
-/// Inherited data of the launcher.
+/// Data that the launcher inherits from this process.
 #[derive(Clone, Copy)]
 struct LauncherData {
     channel: RawFd,
@@ -419,9 +420,9 @@ struct LauncherData {
     board: *mut Board,
 }
 
-/// Main loop of the launcher, until the parent's end of the channel is closed. No allocation, no
-/// lock, no unwinding, here and in the child: another thread of the parent may have been inside any
-/// of these when it forked.
+/// Runs the main loop of the launcher, until the parent's end of the channel is closed. The
+/// launcher and its child must not allocate, lock or unwind: another thread of the parent may have
+/// been in one of these operations during the fork.
 fn serve(path: &CString, words: ExecArguments<'_>, ours: [RawFd; 2], place: LauncherData) -> ! {
     for fd in ours {
         // SAFETY: the parent's ends are not used here; closing them lets us notice the parent's
@@ -430,7 +431,8 @@ fn serve(path: &CString, words: ExecArguments<'_>, ours: [RawFd; 2], place: Laun
     }
     let LauncherData { channel, child, board } = place;
     while read_word(channel).is_some() {
-        // SAFETY: the board is mapped and ours until we write to the channel.
+        // SAFETY: the board is mapped, and only this process uses it until the next message on the
+        // channel.
         unsafe { (*board).errno = 0 };
         // SAFETY: this process has one thread.
         let pid = unsafe { libc::fork() };
@@ -460,7 +462,7 @@ fn serve(path: &CString, words: ExecArguments<'_>, ours: [RawFd; 2], place: Laun
 fn wait_for(pid: libc::pid_t, board: *mut Board) {
     let mut status = 0;
     let mut usage = zeroed();
-    // SAFETY: both pointers are to what the call writes there.
+    // SAFETY: both pointers are to values of the types that the call writes.
     while unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) } == -1 {
         if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
             break;
@@ -477,8 +479,8 @@ fn wait_for(pid: libc::pid_t, board: *mut Board) {
 
 /// Executes the command in the child; returns only if `exec` fails.
 fn execute(path: &CString, (argv, envp): ExecArguments<'_>, board: *mut Board) {
-    // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not expect
-    // to be started so.
+    // SAFETY: no handler is installed. The start-up code of Rust ignores SIGPIPE, but programs
+    // expect its default action.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let usage = KernelUsage::read(libc::RUSAGE_SELF);
     // SAFETY: the board is mapped, and only this process writes this member.
@@ -486,22 +488,22 @@ fn execute(path: &CString, (argv, envp): ExecArguments<'_>, board: *mut Board) {
     let now = now();
     // SAFETY: the board is mapped, and only this process writes this member.
     unsafe { (*board).begun = now };
-    // SAFETY: `path` and the words of `argv` and `envp` end with NUL, both themselves with a null
-    // pointer. A path with a slash makes `execvpe` search nothing; it hands a file without a header
-    // to the shell.
+    // SAFETY: `path` and the strings of `argv` and `envp` end with NUL, and both arrays end with a
+    // null pointer. `execvpe` does not search for a path with a slash, and lets the shell run a
+    // script without a `#!` line.
     unsafe { libc::execvpe(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOEXEC);
     // SAFETY: the board is mapped; the launcher's parent reads it after the end of this process.
     unsafe { (*board).errno = errno };
 }
 
-/// Ends this process without running anything that was registered in the one it was forked from.
+/// Ends this process without running the exit handlers that it inherited by `fork`.
 fn leave(status: c_int) -> ! {
     // SAFETY: the call takes a number and does not return.
     unsafe { libc::_exit(status) }
 }
 
-/// The next word from the other end; `None` once that is closed.
+/// Reads the next message of the other process; `None` if the other end of the channel is closed.
 fn read_word(channel: RawFd) -> Option<u8> {
     let mut word = 0_u8;
     // SAFETY: `word` is one writable byte.

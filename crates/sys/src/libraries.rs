@@ -1,8 +1,8 @@
 //! Copies of the read-only pages of this process's shared libraries.
 //!
 //! The kernel divides a page of a file among the processes that map it (`Pss`). If this process
-//! maps the same C library, a small process that is its only other user reads half of its true
-//! `Pss`. A private copy of a page is not shared.
+//! maps the same C library, the `Pss` of a small process that is the library's only other user is
+//! half of its value without pagewise. A private copy of a page is not shared.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -25,11 +25,11 @@ struct ReadOnlySegment {
     executable: bool,
 }
 
-/// Replaces the read-only pages of all shared libraries by copies of them, the first time that it
-/// is called. Returns true if all of these pages are private copies now.
+/// At the first call, replaces the read-only pages of all shared libraries with private copies.
+/// Returns true if all of these pages are private copies now.
 ///
-/// The mappings keep their names and permissions. Copying takes about 1 us, and one page of memory,
-/// for each page.
+/// The mappings keep their names and permissions. Each copied page takes about 1 us and one page of
+/// memory.
 pub fn copy_libraries() -> bool {
     static COPIED: OnceLock<bool> = OnceLock::new();
     *COPIED.get_or_init(|| segments().iter().filter(|segment| !segment.copy()).count() == 0)
@@ -53,18 +53,18 @@ unsafe extern "C" fn of_library(
     _: libc::size_t,
     found: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller promises that it is the loader's.
+    // SAFETY: the caller guarantees that `info` is from `dl_iterate_phdr`.
     let info = unsafe { &*info };
     // SAFETY: the caller passes a vector of segments that nothing else uses during the call.
     let found = unsafe { &mut *found.cast::<Vec<ReadOnlySegment>>() };
-    // SAFETY: the loader's names end with a zero. That of the program is empty.
+    // SAFETY: the names of the loader end with NUL. The name of the program itself is empty.
     let is_program = info.dlpi_name.is_null() || unsafe { *info.dlpi_name } == 0;
-    // SAFETY: asks for a value and passes no pointer.
+    // SAFETY: the call returns a number and takes no pointer.
     let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
     if is_program || info.dlpi_phdr.is_null() || info.dlpi_addr == kernels {
         return 0;
     }
-    // SAFETY: the loader stores this number of headers there, and keeps them while the library is
+    // SAFETY: `dlpi_phdr` points to `dlpi_phnum` headers, which stay mapped while the library is
     // loaded.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     for header in headers {
@@ -80,8 +80,8 @@ unsafe extern "C" fn of_library(
 }
 
 impl ReadOnlySegment {
-    /// Replaces the pages by private copies; false if this failed. SELinux and `PR_SET_MDWE` forbid
-    /// it for code.
+    /// Replaces the pages with private copies; false if this failed. SELinux and `PR_SET_MDWE`
+    /// forbid the replacement of code pages.
     fn copy(&self) -> bool {
         let usual =
             libc::PROT_READ | if self.executable { libc::PROT_EXEC } else { libc::PROT_NONE };
@@ -94,14 +94,14 @@ impl ReadOnlySegment {
         self.protect(usual)
     }
 
-    /// Copies all pages at once (Linux 5.14), at half the cost of a page fault for each.
+    /// Copies all pages with one call (Linux 5.14), in half the time of a page fault for each page.
     fn populate(&self) -> bool {
         let start = std::ptr::with_exposed_provenance_mut(self.pages.start);
         // SAFETY: the mapping is private and can be written now; each page keeps its contents.
         unsafe { libc::madvise(start, self.pages.len(), libc::MADV_POPULATE_WRITE) == 0 }
     }
 
-    /// Writes into each page what it contains.
+    /// Writes the first byte of each page back into the page, so that a page fault copies the page.
     fn write_each(&self) {
         for page in self.pages.clone().step_by(page_size()) {
             let byte = std::ptr::with_exposed_provenance_mut::<u8>(page);
@@ -116,7 +116,8 @@ impl ReadOnlySegment {
 
     fn protect(&self, flags: c_int) -> bool {
         let start = std::ptr::with_exposed_provenance_mut(self.pages.start);
-        // SAFETY: the flags always contain read access, and execute access for code.
+        // SAFETY: the flags always allow read access, and execution of code, so code that uses the
+        // pages runs on.
         unsafe { libc::mprotect(start, self.pages.len(), flags) == 0 }
     }
 }
@@ -127,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// Resident size of these segments, and the private copies among it, in KiB.
+    /// Resident size of these segments, and size of the private copies that it includes, in KiB.
     fn resident(segments: &[ReadOnlySegment]) -> (u64, u64) {
         let smaps = std::fs::read_to_string("/proc/self/smaps").expect("this process has one");
         let (mut sums, mut counts) = ((0, 0), false);
@@ -160,11 +161,11 @@ mod tests {
         if !copy_libraries() {
             return skip(&Lack::Machine("code pages may not be made writable"));
         }
-        // Pages written before, for example by relocations, are in both.
+        // `after` includes pages that were written before, for example by relocations.
         let after = resident(&segments);
         assert!(after.0 > 0 && after.0 - after.1 == 0, "{before:?} to {after:?}");
         assert!(before.0 - before.1 > 0, "{before:?}");
-        // The functions are what they were.
+        // The functions return the same results.
         assert_eq!(format!("{:.3}", 2.0_f64.powf(0.5)), "1.414");
     }
 }

@@ -1,4 +1,5 @@
-//! `madvise` and `process_madvise` (Linux 5.10): advice on our own memory and on another process's.
+//! `madvise` and `process_madvise` (Linux 5.10): advice on memory of this process and of another
+//! process.
 
 use std::io;
 use std::ops::Range;
@@ -6,44 +7,45 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
-/// Advice on a range. The numbers are those of every supported architecture.
+/// Advice on a range. Every supported architecture has the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Advice {
-    /// Drop what is there: private anonymous memory reads as zeros afterwards.
+    /// Discard the contents: private anonymous memory reads as zeros afterwards.
     DontNeed = libc::MADV_DONTNEED,
-    /// May be mapped by huge pages.
+    /// Allow huge pages.
     HugePage = libc::MADV_HUGEPAGE,
-    /// Must not be mapped by huge pages from now on.
+    /// Do not map the range with huge pages from now on.
     NoHugePage = libc::MADV_NOHUGEPAGE,
-    /// Read in any order: nothing is read ahead.
+    /// Expect accesses in random order: disables readahead.
     Random = libc::MADV_RANDOM,
-    /// Read from front to back: more is read ahead.
+    /// Expect accesses in order of address: increases readahead.
     Sequential = libc::MADV_SEQUENTIAL,
-    /// Used soon: a file is read ahead now.
+    /// Expect accesses soon: the kernel reads the file range ahead now.
     WillNeed = libc::MADV_WILLNEED,
-    /// May be merged with pages alike (KSM).
+    /// Allow merging with identical pages (KSM).
     Mergeable = libc::MADV_MERGEABLE,
-    /// May be freed when memory is short; keeps its bytes until then, or until it is written (Linux
-    /// 4.5).
+    /// Allow the kernel to free the pages under memory pressure. Pages keep their contents until
+    /// they are freed; a write cancels the permission for its page (Linux 4.5).
     Free = libc::MADV_FREE,
-    /// Fill page tables as reading would: a file is read (Linux 5.14).
+    /// Fill page tables as read accesses would; pages of a file are read (Linux 5.14).
     PopulateRead = 22,
-    /// Fill page tables as writing would (Linux 5.14).
+    /// Fill page tables as write accesses would (Linux 5.14).
     PopulateWrite = 23,
-    /// Not used soon (Linux 5.4). For a part of a huge page, the kernel splits the page.
+    /// Expect no accesses soon (Linux 5.4). If the range is a part of a huge page, the kernel
+    /// splits the page.
     Cold = 20,
-    /// Reclaim now (Linux 5.4).
+    /// Reclaim the pages now (Linux 5.4).
     PageOut = 21,
-    /// Collapse into huge pages now, regardless of the settings (Linux 6.1).
+    /// Collapse the range into huge pages now, regardless of the system settings (Linux 6.1).
     Collapse = 25,
 }
 
-/// The most ranges that one call takes (`UIO_MAXIOV`).
+/// Maximum number of ranges of one call (`UIO_MAXIOV`).
 pub const MAX_RANGES: usize = 1024;
 
-/// A process by its pidfd, which never refers to another process, even if the kernel reuses the
-/// PID.
+/// A process, identified by its pidfd, which never refers to another process, even if the kernel
+/// reuses the PID.
 #[derive(Debug)]
 pub struct PidfdProcess(OwnedFd);
 
@@ -57,11 +59,12 @@ impl PidfdProcess {
     /// Opens the pidfd of a process.
     ///
     /// # Errors
-    /// `EINVAL` for the own process, `ESRCH` where it is gone, `ENOSYS` before Linux 5.3.
+    /// `EINVAL` for this process, `ESRCH` if the process has ended, `ENOSYS` before Linux 5.3.
     pub fn open(pid: u32) -> io::Result<PidfdProcess> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-        // From Linux 6.13 on, `process_madvise` discards memory of the caller.
+        // Since Linux 6.13, `process_madvise` accepts advice that discards memory if the target is
+        // the calling process.
         if pid == getpid() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
@@ -69,12 +72,12 @@ impl PidfdProcess {
     }
 
     /// Gives advice on up to [`MAX_RANGES`] ranges. Returns the number of advised bytes: the kernel
-    /// stops at the first range that it cannot serve.
+    /// stops at the first range that it cannot advise.
     ///
     /// # Errors
-    /// `EINVAL` for advice that the kernel does not take for another process, `EPERM` without
-    /// CAP_SYS_NICE or the right to trace it, `ESRCH` where it is gone; others where the first
-    /// range cannot be served.
+    /// `EINVAL` for advice that the kernel does not accept for another process; `EPERM` without
+    /// CAP_SYS_NICE or without permission to trace the process; `ESRCH` if the process has ended;
+    /// other errors of `process_madvise` if the first range cannot be advised.
     pub fn advise(&self, ranges: &[Range<u64>], advice: Advice) -> io::Result<u64> {
         let pieces: Vec<libc::iovec> = ranges
             .iter()
@@ -83,8 +86,8 @@ impl PidfdProcess {
                 iov_len: size(range.end.saturating_sub(range.start)),
             })
             .collect();
-        // SAFETY: the kernel reads `pieces`, which outlives the call. The addresses in it are those
-        // of another process, for which the kernel refuses any advice that loses data.
+        // SAFETY: the kernel reads `pieces`, which outlives the call. The addresses in `pieces` are
+        // of another process, for which the kernel refuses advice that discards data.
         let advised = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -103,13 +106,13 @@ fn size(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Gives advice on memory of our own that no other code uses.
+/// Gives advice on memory of this process that no other code uses.
 ///
 /// # Errors
-/// `EINVAL` for advice that the kernel does not know; others as `madvise` returns them.
+/// `EINVAL` for advice that the kernel does not know; and other errors of `madvise`.
 pub fn advise_own(bytes: &mut [u8], advice: Advice) -> io::Result<()> {
-    // SAFETY: the range is borrowed mutably, so no one else looks at it; every advice leaves it
-    // mapped and its bytes valid numbers.
+    // SAFETY: the range is borrowed mutably, so no other code accesses it. After each `Advice` the
+    // range is mapped, and its bytes are initialized.
     let done = unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), advice as i32) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

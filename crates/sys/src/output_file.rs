@@ -1,9 +1,9 @@
-//! Result files: written completely, or left as they were before.
+//! Result files: either written completely, or left unchanged.
 //!
-//! A regular file is replaced in one step by a new one that was written beside it without a name,
-//! so that a full disk, a signal or a kill leaves the old file as it was and no half of a new one.
-//! Devices, FIFOs and open descriptors (`/dev/stdout`) are written as they are. A link is followed,
-//! and the file that it leads to is replaced.
+//! A regular file is replaced atomically by a new file, which was written without a name in the
+//! same folder. So a full disk, a signal or a kill leaves the old file unchanged, and leaves no
+//! partial new file. Devices, FIFOs and open descriptors (`/dev/stdout`) are written in place. A
+//! symbolic link is followed, and its target is replaced.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Seek, Write};
@@ -18,21 +18,22 @@ use tempfile::TempPath;
 /// Users that may read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileReaders {
-    /// Its owner alone (0600), since it holds addresses or contents of a process's memory. The file
-    /// is flushed to disk before it replaces another.
+    /// The owner alone (mode 0600), since the file contains addresses or contents of the memory of
+    /// a process. The new file is flushed to disk before it replaces an old file.
     Owner,
-    /// As the umask says; a file that is replaced keeps its mode and owner.
+    /// The users that the umask permits; a file that replaces another keeps the mode and owner of
+    /// the old file.
     Umask,
 }
 
-/// Large enough that a page of 65,000 rows takes few system calls.
+/// Size of the write buffer in bytes, so that a page of 65,000 rows takes few system calls.
 const BUFFER: usize = 256 << 10;
 
 /// Writes a file. On failure the previous content is unchanged, unless the target is not a regular
-/// file or its folder cannot hold a new one.
+/// file or no new file can be created in its folder.
 ///
 /// # Errors
-/// Returns the error of `draw`, or of writing.
+/// Returns the error of `draw` or of a write.
 pub fn write(
     path: &Path,
     access: FileReaders,
@@ -48,7 +49,7 @@ pub fn write(
     }
     let mut new = match NewFile::beside(&target, access, old.as_ref()) {
         Ok(new) => new,
-        // The folder may be another user's, and the file ours to write.
+        // The folder may belong to another user although this user may write the file.
         Err(error) if old.is_some() && is_refused(&error) => {
             return buffered(&emptied(&target)?, draw);
         }
@@ -59,7 +60,7 @@ pub fn write(
         new.file().sync_all()?;
     }
     match new.replace(&target) {
-        // A file that is a mount of its own, as in containers, cannot be replaced.
+        // A file that is itself a mount point, as in containers, cannot be replaced.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
             let mut written = new.file();
             written.rewind()?;
@@ -77,7 +78,7 @@ fn buffered(file: &File, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
     let mut out = BufWriter::with_capacity(BUFFER, file);
     let drawn = draw(&mut out).and_then(|()| out.flush());
     if drawn.is_err() {
-        // The rest of the buffer is not written again.
+        // Dropping `out` would write the remaining buffer again.
         let _ = out.into_parts();
     }
     drawn
@@ -91,23 +92,24 @@ fn existing(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// True if a folder takes no new file from us.
+/// True if the error means that this process may not create a file in the folder.
 fn is_refused(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::ACCESS | Errno::PERM | Errno::ROFS))
 }
 
-/// Target of a path.
+/// Target of an output path.
 enum Destination {
-    /// A regular file that is replaced, or a name where nothing is yet.
+    /// A regular file, which is replaced, or a name that does not exist yet.
     File(PathBuf),
-    /// Written in place.
+    /// A device, a FIFO or an open descriptor, which is written in place.
     Stream(File),
 }
 
 impl Destination {
     fn for_path(path: &Path) -> io::Result<Destination> {
         let Some(target) = followed(path)? else {
-            // Truncated as by a shell redirection, even if the descriptor refers to a regular file.
+            // The file is truncated, as a shell redirection does, even if the descriptor refers to
+            // a regular file.
             return Ok(Destination::Stream(emptied(path)?));
         };
         match existing(&target)? {
@@ -123,10 +125,10 @@ impl Destination {
     }
 }
 
-/// Target of a path that may be a link; `None` for a link in `/proc`, which leads to an open file
-/// whatever its name.
+/// Follows symbolic links to the target of a path; `None` for a link in `/proc`, which refers to an
+/// open file whatever the text of the link.
 fn followed(path: &Path) -> io::Result<Option<PathBuf>> {
-    /// The limit of the kernel (`MAXSYMLINKS`).
+    /// Maximum number of links that the kernel follows (`MAXSYMLINKS`).
     const MAX_LINKS: usize = 40;
     let mut at = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -138,7 +140,8 @@ fn followed(path: &Path) -> io::Result<Option<PathBuf>> {
         if is_proc(&folder) {
             return Ok(None);
         }
-        // As fs.protected_symlinks, which the kernel does not apply to links that are read.
+        // The rule of `fs.protected_symlinks` must be applied here, since the kernel does not apply
+        // it to `readlink`.
         let around = fs::metadata(&folder)?;
         let is_shared = around.mode() & 0o1002 == 0o1002;
         let uid = rustix::process::geteuid().as_raw();
@@ -161,9 +164,9 @@ fn folder_of(path: &Path) -> &Path {
 
 /// A new file that will replace the target.
 enum NewFile {
-    /// Without a name (`O_TMPFILE`): the kernel deletes it when this process ends.
+    /// A file without a name (`O_TMPFILE`), which the kernel deletes when this process ends.
     Unnamed(File),
-    /// On file systems that have no files without a name.
+    /// A file with a temporary name, for file systems without `O_TMPFILE`.
     Named(File, TempPath),
 }
 
@@ -187,7 +190,8 @@ impl NewFile {
             }
         };
         if let (FileReaders::Umask, Some(old)) = (access, old) {
-            // Only root may change the owner; otherwise the new file belongs to this user.
+            // Only root may change the owner; without this permission the new file belongs to this
+            // user.
             let _ = fchown(new.file(), Some(old.uid()), Some(old.gid()));
             new.file().set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
         }
@@ -206,7 +210,7 @@ impl NewFile {
             NewFile::Unnamed(file) => Ok(named(file, target)?.persist(target)?),
             NewFile::Named(_, name) => {
                 fs::rename(&name, target)?;
-                // The name does not exist any more.
+                // The rename has removed the temporary name.
                 name.disable_cleanup(true);
                 Ok(())
             }
@@ -214,11 +218,13 @@ impl NewFile {
     }
 }
 
-/// A file without a name in a folder; `None` if the file system does not support it.
+/// Creates a file without a name in a folder; `None` if the file system does not support such
+/// files.
 fn unnamed(folder: &Path, mode: u32) -> io::Result<Option<File>> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::from_raw_mode(mode)) {
-        // `linkat` needs this path, which does not exist if /proc is of another PID namespace.
+        // `linkat` needs the path in `/proc`, which does not exist if `/proc` is of another PID
+        // namespace.
         Ok(file) if fs::metadata(path_of(&file)).is_ok() => Ok(Some(file.into())),
         Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
         Err(error) => Err(error.into()),
@@ -238,23 +244,23 @@ fn named(file: &File, target: &Path) -> io::Result<TempPath> {
     Ok(made.into_temp_path())
 }
 
-/// A file that is written over time, such as a recording: readable at any time up to where it is
-/// cut off.
+/// A file that grows over time, such as a recording. Until it is complete, readers can read the
+/// part that is already written.
 ///
 /// Without an existing file the new file has its final name from the start. An existing regular
-/// file stays until the new one is complete; until then the new one has the name `NAME.part`.
+/// file stays until the new one is complete; until then the new file has the name `NAME.part`.
 #[derive(Debug)]
 pub struct Growing {
     /// Requested path.
     name: PathBuf,
-    /// Present path; `None` for a device, a FIFO or an open descriptor.
+    /// Current path; `None` for a device, a FIFO or an open descriptor.
     at: Option<PathBuf>,
-    /// File that it replaces when it is complete.
+    /// File that the new file replaces when the new file is complete.
     replaces: Option<PathBuf>,
 }
 
 impl Growing {
-    /// Makes a file that its owner alone can read. A link is followed.
+    /// Creates a file that only its owner can read. A symbolic link is followed.
     ///
     /// # Errors
     /// Returns the error of creating the file.
@@ -277,8 +283,8 @@ impl Growing {
         }
     }
 
-    /// Makes a file that its owner alone can read, under a name that does not exist, not even as a
-    /// link: `PATH`, `PATH.2` and so on.
+    /// Creates a file that only its owner can read, under a name that does not exist, not even as a
+    /// symbolic link: `PATH`, `PATH.2` and so on.
     ///
     /// # Errors
     /// Returns the error of creating the file.
@@ -287,16 +293,16 @@ impl Growing {
         Ok((Growing { name: at.clone(), at: Some(at), replaces: None }, file))
     }
 
-    /// Present path.
+    /// Current path. For a device, a FIFO or an open descriptor, the requested path.
     pub fn path(&self) -> &Path {
         self.at.as_ref().unwrap_or(&self.name)
     }
 
-    /// Completes the file: it is flushed to disk, and replaces the file that it was created for.
-    /// Returns its final path.
+    /// Completes the file: flushes it to disk and replaces the existing file at the requested path.
+    /// Returns the final path.
     ///
     /// # Errors
-    /// Returns the error of these calls.
+    /// Returns the errors of the flush and of the rename.
     pub fn complete(self, file: &File) -> io::Result<PathBuf> {
         on_disk(file)?;
         if let (Some(at), Some(target)) = (&self.at, &self.replaces) {
@@ -305,15 +311,15 @@ impl Growing {
         Ok(self.name)
     }
 
-    /// Completes the file under a name that does not exist, instead of its own: `PATH`, `PATH.2`
-    /// and so on.
+    /// Completes the file under a new name that does not exist: `PATH`, `PATH.2` and so on.
     ///
     /// # Errors
     /// Returns the error of creating or renaming a file.
     pub fn complete_at(self, file: &File, path: &Path) -> io::Result<PathBuf> {
         on_disk(file)?;
         let Some(at) = self.at else { return Ok(self.name) };
-        // The name is created first, so that it is ours: a rename does not follow links.
+        // The name is created first, so that it belongs to this process: a rename does not follow
+        // links.
         let (to, _) = private_at_free_name(path)?;
         fs::rename(at, &to)?;
         Ok(to)
@@ -327,7 +333,7 @@ impl Growing {
     }
 }
 
-/// Flushes a file to disk; a file that cannot be flushed, such as a pipe, is not an error.
+/// Flushes a file to disk. Returns `Ok` also for a file that cannot be flushed, such as a pipe.
 fn on_disk(file: &File) -> io::Result<()> {
     match file.sync_all() {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
@@ -341,7 +347,8 @@ fn private(path: &Path) -> io::Result<File> {
 }
 
 fn private_at_free_name(path: &Path) -> io::Result<(PathBuf, File)> {
-    /// Maximum number of names that are tried: other users may have created files there.
+    /// Maximum number of names that are tried, since other users may have created files with these
+    /// names.
     const MAX_NAMES: u32 = 10_000;
     let mut free = path.to_owned();
     let mut number = 1;
@@ -469,7 +476,7 @@ mod tests {
         assert_eq!(growing.path(), path, "nothing was there");
         file.write_all(b"first").unwrap();
         assert_eq!(growing.complete(&file).unwrap(), path);
-        // A recording whose process was killed.
+        // This recording stays incomplete, as if its process was killed.
         let (_, mut killed) = Growing::create(&path).unwrap();
         killed.write_all(b"cut").unwrap();
         let (growing, mut file) = Growing::create(&path).unwrap();

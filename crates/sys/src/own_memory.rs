@@ -4,24 +4,25 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 /// Returns the free pages of malloc to the kernel (glibc), and unmaps the pages of code and
-/// read-only data of the program and its libraries. The page cache keeps these: the next access
-/// maps them again, so that afterwards only those are resident that are still used.
+/// read-only data of the program and its libraries. The page cache keeps the unmapped pages, and
+/// the next access maps a page again, so only pages that are still used become resident again.
 pub fn release_unused() {
     trim_heap();
-    // SAFETY: `release_object` has the type that the function calls, and uses no data.
+    // SAFETY: `release_object` has the type of the callback, and does not use the null data
+    // pointer.
     unsafe { libc::dl_iterate_phdr(Some(release_object), ptr::null_mut()) };
 }
 
 #[cfg(target_env = "gnu")]
 fn trim_heap() {
-    // SAFETY: it takes a number and changes free memory alone.
+    // SAFETY: the call takes a number and changes only free memory.
     unsafe { libc::malloc_trim(0) };
 }
 
 #[cfg(not(target_env = "gnu"))]
 fn trim_heap() {}
 
-/// Unmaps the pages of the segments of an object that are never written.
+/// Unmaps the pages of the read-only segments of an object: the program or a library.
 unsafe extern "C" fn release_object(
     info: *mut libc::dl_phdr_info,
     _size: usize,
@@ -32,7 +33,8 @@ unsafe extern "C" fn release_object(
     if info.dlpi_phdr.is_null() {
         return 0;
     }
-    // SAFETY: an object has as many headers as its description says, in memory that it keeps.
+    // SAFETY: `dlpi_phdr` points to `dlpi_phnum` headers, which stay mapped while the object is
+    // loaded.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     for header in headers {
         let is_constant = header.p_flags & libc::PF_R != 0 && header.p_flags & libc::PF_W == 0;
@@ -43,7 +45,7 @@ unsafe extern "C" fn release_object(
     0
 }
 
-/// Unmaps the whole pages of a segment that is never written.
+/// Unmaps the whole pages of a read-only segment.
 fn release_segment(start: u64, size: u64) {
     let page = crate::system::page_size();
     let (first, end) = (start.next_multiple_of(page), start.saturating_add(size) / page * page);
@@ -52,14 +54,16 @@ fn release_segment(start: u64, size: u64) {
     else {
         return;
     };
-    // SAFETY: the pages are a private mapping of a file, and a private copy has the same bytes,
-    // since the segment is not writable: the next access reads them from the file.
+    // SAFETY: the pages are a private mapping of a file. The segment is not writable, so a private
+    // copy of a page has the same bytes as the file, from which the next access maps the page
+    // again.
     unsafe {
         libc::madvise(ptr::without_provenance_mut(first), length, libc::MADV_DONTNEED);
     }
 }
 
-/// Held by tests that compare the code pages of this process before and after they replace them.
+/// Lock of the tests that replace the code pages of this process or compare the pages before and
+/// after a replacement.
 #[cfg(test)]
 pub(crate) static CODE_PAGES: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
@@ -69,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// Resident memory of a kind, in KiB.
+    /// Resident memory in KiB, of the type that a line of `/proc/self/status` counts.
     fn resident(line: &str) -> u64 {
         let text = fs::read_to_string("/proc/self/status").unwrap();
         let line = text.lines().find_map(|it| it.strip_prefix(line)?.strip_suffix(" kB"));
@@ -79,7 +83,7 @@ mod tests {
     #[test]
     fn code_is_unmapped_and_still_runs() {
         let _alone = CODE_PAGES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // Other tests run meanwhile, and read code too.
+        // Other tests run at the same time and also map code pages, so the check is repeated.
         let shrinks = || {
             let before = resident("RssFile:");
             release_unused();

@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// The number of `cachestat` on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// Page cache of a file, in pages.
+/// Counts of pages of a file in the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedPages {
-    /// Pages in the page cache.
+    /// Number of pages in the page cache.
     pub cached: u64,
-    /// Cached pages that are not yet written; `None` if the kernel does not count them.
+    /// Number of cached pages that are not yet written to the device; `None` if the kernel does not
+    /// count them.
     pub dirty: Option<u64>,
 }
 
@@ -35,8 +36,8 @@ struct Cachestat {
 
 const _: () = assert!(size_of::<CachestatRange>() == 16 && size_of::<Cachestat>() == 40);
 
-/// Counts the cached pages of a file, by the fastest means of the kernel. Nothing is read from the
-/// device.
+/// Counts the cached pages of a file by `cachestat`, or by `mincore` on older kernels. Reads
+/// nothing from the device.
 ///
 /// # Errors
 /// `EPERM` for a file that the caller may not write and does not own (since 6.14), `EOPNOTSUPP` for
@@ -52,11 +53,11 @@ pub fn cached_pages(file: impl AsFd, size: u64) -> io::Result<CachedPages> {
 }
 
 fn cachestat(file: BorrowedFd<'_>) -> io::Result<CachedPages> {
-    // A length of 0 stands for the whole file.
+    // A length of 0 means the whole file.
     let range = CachestatRange { offset: 0, length: 0 };
     let mut stat = Cachestat::default();
-    // SAFETY: both pointers lead to structs of the kernel's layout, asserted above, which live
-    // until the call returns.
+    // SAFETY: both pointers are to structs of the kernel's layout, asserted above, which live until
+    // the call returns.
     let done = unsafe {
         libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut stat, 0)
     };
@@ -67,7 +68,7 @@ fn cachestat(file: BorrowedFd<'_>) -> io::Result<CachedPages> {
     Ok(CachedPages { cached: stat.cached, dirty })
 }
 
-/// Part of a file that is mapped at once.
+/// Number of bytes of a file that are mapped at once.
 const WINDOW: u64 = 256 << 20;
 
 /// Counts the pages in the page cache with `mincore`, window by window.
@@ -118,13 +119,12 @@ impl FileWindow {
             return Err(io::Error::last_os_error());
         }
         let window = FileWindow { start, length, page_size };
-        // Without this advice a fault reads ahead, and the kernel marks the pages as used when they
-        // are unmapped.
+        // Without this advice a fault reads ahead, and unmapping a page marks the page as accessed.
         window.advise(0, length, libc::MADV_RANDOM)?;
         Ok(window)
     }
 
-    /// For each page true if it is in the page cache.
+    /// Returns one value for each page of the window: true if the page is in the page cache.
     ///
     /// # Errors
     /// Those of `mincore`.
@@ -141,7 +141,7 @@ impl FileWindow {
     /// Fills the page-table entry of a page, and returns its address.
     ///
     /// # Errors
-    /// `EFAULT` behind the end of the file; `EINVAL` behind the end of the window, and before Linux
+    /// `EFAULT` beyond the end of the file; `EINVAL` beyond the end of the window, and before Linux
     /// 5.14.
     pub fn populate(&self, page: usize) -> io::Result<u64> {
         let offset = page.saturating_mul(self.page_size);
@@ -152,10 +152,11 @@ impl FileWindow {
         Ok((self.start.addr() + offset) as u64)
     }
 
-    /// Advises a part that lies in the window.
+    /// Gives advice on a part of the window.
     fn advise(&self, offset: usize, length: usize, advice: libc::c_int) -> io::Result<()> {
         debug_assert!(offset + length <= self.length, "a part of the window");
-        // SAFETY: the part lies in the mapping, and neither advice of this module changes bytes.
+        // SAFETY: the part lies in the mapping, and the advice values of this module change no
+        // bytes.
         let done = unsafe { libc::madvise(self.start.wrapping_byte_add(offset), length, advice) };
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -163,7 +164,7 @@ impl FileWindow {
 
 impl Drop for FileWindow {
     fn drop(&mut self) {
-        // SAFETY: this is what was mapped, and no reference to its bytes exists.
+        // SAFETY: this is the whole mapping, and no reference to its bytes exists.
         unsafe { libc::munmap(self.start, self.length) };
     }
 }

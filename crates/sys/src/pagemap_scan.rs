@@ -13,21 +13,22 @@ use rustix::ioctl::opcode;
 pub struct Categories(u64);
 
 impl Categories {
-    /// Asynchronous write-protection tracks the page.
+    /// The page is in a range with asynchronous write protection (userfaultfd).
     pub const WPALLOWED: Categories = Categories(1 << 0);
-    /// Written since it was last write-protected.
+    /// The page was written since it was last write-protected.
     pub const WRITTEN: Categories = Categories(1 << 1);
     /// A page-cache page: of a file or of tmpfs.
     pub const FILE: Categories = Categories(1 << 2);
-    /// In memory.
+    /// The page is in memory.
     pub const PRESENT: Categories = Categories(1 << 3);
-    /// A swap entry; guard regions and other markers are stored as such too.
+    /// The page-table entry is a swap entry. Guard regions and other markers are stored as swap
+    /// entries too.
     pub const SWAPPED: Categories = Categories(1 << 4);
     /// The kernel's zero page.
     pub const PFNZERO: Categories = Categories(1 << 5);
-    /// Mapped by a huge page-table entry.
+    /// The page is mapped by a page-table entry of a huge page.
     pub const HUGE: Categories = Categories(1 << 6);
-    /// Written since `clear_refs`, where the kernel tracks it.
+    /// The page was written since `clear_refs`, if the kernel tracks such writes.
     pub const SOFT_DIRTY: Categories = Categories(1 << 7);
     /// A guard region (`MADV_GUARD_INSTALL`); older kernels reject the request.
     pub const GUARD: Categories = Categories(1 << 8);
@@ -48,13 +49,13 @@ impl BitOr for Categories {
 /// Properties that pages must have, and properties to report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScanRequest {
-    /// A page must have all of these.
+    /// Properties that a page must have.
     pub all_of: Categories,
-    /// A page must also have at least one of these, unless this is empty.
+    /// Properties of which a page must have at least one; ignored if empty.
     pub any_of: Categories,
-    /// The properties to report of a page that matches; runs that differ in them are separate.
+    /// Properties that are reported for a matching page; a run ends where they change.
     pub report: Categories,
-    /// Stop after this number of pages; 0 for no limit.
+    /// Number of matching pages after which the scan stops; 0 for no limit.
     pub max_pages: u64,
 }
 
@@ -66,7 +67,7 @@ pub struct ScanRegion {
     pub start: u64,
     /// One past the last address.
     pub end: u64,
-    /// Reported properties that its pages have.
+    /// Reported properties that the pages of the run have.
     pub categories: Categories,
 }
 
@@ -75,7 +76,8 @@ pub struct ScanRegion {
 pub struct Scan {
     /// Number of regions that were filled in.
     pub regions: usize,
-    /// End of the walk: below the end of the range if the regions or `max_pages` were used up.
+    /// Address at which the walk ended: below the end of the range if all regions or `max_pages`
+    /// were used.
     pub walk_end: u64,
 }
 
@@ -99,16 +101,16 @@ struct ScanArgument {
 
 const _: () = assert!(size_of::<ScanArgument>() == 96 && size_of::<ScanRegion>() == 24);
 
-/// Walks `range` of the process whose `/proc/<pid>/pagemap` is open, and fills in the runs of
-/// pages that match. The walk holds the process's mmap lock.
+/// Walks `range` of the process whose `/proc/<pid>/pagemap` is open, and writes the runs of
+/// matching pages to the regions. The walk holds the process's mmap lock.
 ///
 /// # Errors
-/// `ENOTTY` before Linux 6.7; `EINVAL` for a start off page bounds, or a property that the kernel
-/// does not know; `EFAULT` for a range outside the address space; `ESRCH` where the process is
-/// gone.
+/// `ENOTTY` before Linux 6.7; `EINVAL` for a start that is not a multiple of the page size, or a
+/// property that the kernel does not know; `EFAULT` for a range outside the address space; `ESRCH`
+/// if the process has ended.
 ///
 /// # Complexity
-/// One step a page-table entry; empty page-table levels are skipped whole.
+/// Linear in the number of page-table entries; empty page tables of all levels are skipped.
 pub fn scan(
     pagemap: &File,
     range: Range<u64>,
@@ -128,8 +130,8 @@ pub fn scan(
         ..ScanArgument::default()
     };
     let opcode = opcode::read_write::<ScanArgument>(b'f', 16);
-    // SAFETY: `argument` is the struct this opcode names and states its own size; `vec` and
-    // `vec_len` are the pointer and length of a slice borrowed mutably until after the call.
+    // SAFETY: `argument` is the struct that this opcode expects, and contains its own size; `vec`
+    // and `vec_len` are the pointer and length of a slice borrowed mutably until after the call.
     let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), opcode as _, &raw mut argument) };
     match usize::try_from(found) {
         Ok(regions) => Ok(Scan { regions, walk_end: argument.walk_end }),

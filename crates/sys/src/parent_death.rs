@@ -8,12 +8,12 @@ use std::process::Command;
 /// killed.
 ///
 /// Start the command in a thread that waits for its end: the end of the thread counts, not that of
-/// the process. The command must not change its user.
+/// the process. The command must not change its user ID, which would cancel the signal.
 pub fn end_with_parent(command: &mut Command) {
     let parent = std::process::id();
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-        // A parent that ended before the call cannot cause a signal.
+        // If the parent ended before the call of `prctl`, the kernel sends no signal.
         let own = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
         if own == Some(parent) { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
     };

@@ -3,24 +3,26 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The process that connected, as it was then.
+/// The process that connected, with the credentials that it had at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its PID in our PID namespace; `None` if the process is not visible there.
+    /// PID in the PID namespace of this process; `None` if the peer is not visible in that
+    /// namespace.
     pub pid: Option<u32>,
-    /// Its effective user.
+    /// Effective user ID.
     pub uid: u32,
 }
 
 /// Reads the credentials of the process at the other end.
 ///
 /// # Errors
-/// `ENOTSOCK` if it is not a socket.
+/// `ENOTSOCK` if `stream` is not a socket.
 pub fn peer_of(stream: impl AsFd) -> io::Result<Peer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("it is small");
     let (socket, option) = (stream.as_fd().as_raw_fd(), libc::SO_PEERCRED);
-    // SAFETY: the kernel writes no more than `length` bytes into `peer`, any of which are valid.
+    // SAFETY: the kernel writes no more than `length` bytes into `peer`, for which every bit
+    // pattern is valid.
     let got = unsafe {
         libc::getsockopt(socket, libc::SOL_SOCKET, option, (&raw mut peer).cast(), &raw mut length)
     };

@@ -4,20 +4,21 @@ use std::ffi::{CStr, c_int, c_ulong};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// `PERF_TYPE_*` of `linux/perf_event.h`; other numbers name a PMU, as its `type` in sysfs says.
+/// A type of event: `PERF_TYPE_*` of `linux/perf_event.h`, or the number of a PMU, which is in the
+/// file `type` of the PMU in sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PerfType(pub u32);
 
 impl PerfType {
     /// A generic event of the CPU: `config` is a `PERF_COUNT_HW_*`.
     pub const HARDWARE: PerfType = PerfType(0);
-    /// Counted by the kernel: `config` is a `PERF_COUNT_SW_*`.
+    /// An event that the kernel counts: `config` is a `PERF_COUNT_SW_*`.
     pub const SOFTWARE: PerfType = PerfType(1);
     /// A tracepoint: `config` is its `id` in tracefs.
     pub const TRACEPOINT: PerfType = PerfType(2);
     /// A generic event of a cache: `config` is cache | operation << 8 | result << 16.
     pub const CACHE: PerfType = PerfType(3);
-    /// An event of the CPU by its own number: `config` is what the CPU's manual says.
+    /// An event of the CPU, by the number in the manual of the CPU: `config` is that number.
     pub const RAW: PerfType = PerfType(4);
     /// An access to some bytes of memory: see [`PerfEvent::access`].
     pub const BREAKPOINT: PerfType = PerfType(5);
@@ -28,7 +29,7 @@ impl PerfType {
 pub struct PerfEvent {
     /// Type of the event.
     pub kind: PerfType,
-    /// The event, as its type defines it.
+    /// Number of the event; `kind` defines its meaning.
     pub config: u64,
     /// First extra parameter of a PMU, address of a breakpoint, or address of the path of a
     /// uprobe's file.
@@ -50,12 +51,12 @@ impl PerfEvent {
     /// `PERF_COUNT_SW_BPF_OUTPUT`: output of a BPF program.
     pub const OUTPUT: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 10);
 
-    /// An event that `config` alone names.
+    /// An event that has no parameter except `config`.
     pub const fn new(kind: PerfType, config: u64) -> PerfEvent {
         PerfEvent { kind, config, config1: 0, config2: 0, accesses: 0 }
     }
 
-    /// A write to any of 1, 2, 4 or 8 aligned bytes, or a read as well.
+    /// A data breakpoint: a write to any of 1, 2, 4 or 8 aligned bytes; with `reads`, also a read.
     pub const fn access(address: u64, length: u64, reads: bool) -> PerfEvent {
         let accesses = if reads { access::READ | access::WRITE } else { access::WRITE };
         PerfEvent {
@@ -68,8 +69,8 @@ impl PerfEvent {
     }
 
     /// A uprobe: an instruction of a file is about to be executed, in any process that maps it.
-    /// `kind` is the PMU `uprobe`, as its `type` in sysfs says; the path lives as long as the
-    /// process does, since the event names it by its address.
+    /// `kind` is the number of the PMU `uprobe`, from the file `type` in sysfs. The path lives as
+    /// long as the process, since the event contains the address of the path.
     pub fn instruction(kind: PerfType, path: &'static CStr, offset: u64) -> PerfEvent {
         let config1 = path.as_ptr().addr() as u64;
         PerfEvent { kind, config: 0, config1, config2: offset, accesses: 0 }
@@ -77,7 +78,7 @@ impl PerfEvent {
 
     /// An execution breakpoint: the instruction at `address` is about to be executed.
     pub const fn arrival(address: u64) -> PerfEvent {
-        // Length of an instruction that the kernel expects.
+        // The kernel requires the size of a `long` as the length of an execution breakpoint.
         let config2 = size_of::<std::ffi::c_long>() as u64;
         let (kind, accesses) = (PerfType::BREAKPOINT, access::EXECUTE);
         PerfEvent { kind, config: 0, config1: address, config2, accesses }
@@ -103,7 +104,7 @@ pub enum PerfScope {
 }
 
 impl PerfScope {
-    /// The `pid` and `cpu` arguments of `perf_event_open`.
+    /// Returns the `pid` and `cpu` arguments of `perf_event_open`.
     fn numbers(self) -> io::Result<(libc::pid_t, c_int)> {
         const ANY: c_int = -1;
         let number = |number: u32| {
@@ -118,22 +119,24 @@ impl PerfScope {
     }
 }
 
-/// When and where a counter counts.
+/// Conditions under which a counter counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mode {
     /// Also counts the threads and children that the counted thread creates, and their descendants.
     pub inherit: bool,
     /// Does not count before [`PerfCounter::enable`], or before an `exec` with `enable_on_exec`.
     pub disabled: bool,
-    /// Starts at the next `exec` of the counted thread; an inherited counter at that of the child.
+    /// Starts at the next `exec` of the counted thread; an inherited counter starts at the next
+    /// `exec` of the child.
     pub enable_on_exec: bool,
-    /// Counts in user mode only: what anyone may count while `kernel.perf_event_paranoid` is 2.
+    /// Counts in user mode only, which every user may do if `kernel.perf_event_paranoid` is at most
+    /// 2.
     pub exclude_kernel: bool,
     /// Counts in the kernel only.
     pub exclude_user: bool,
 }
 
-/// `perf_event_attr` of `linux/perf_event.h`, as large as it was in Linux 4.1.
+/// `perf_event_attr` of `linux/perf_event.h`, with the fields that it had in Linux 4.1.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct PerfEventAttr {
@@ -185,7 +188,7 @@ impl PerfEventAttr {
 const ATTRIBUTES_SIZE: u32 = 112;
 const _: () = assert!(size_of::<PerfEventAttr>() == ATTRIBUTES_SIZE as usize);
 
-/// The bits of `flags`, from the first.
+/// Bits of the field `flags`.
 mod flag {
     const fn bit(at: u32) -> u64 {
         1_u64 << at
@@ -202,14 +205,15 @@ mod flag {
     pub(super) const SIGTRAP: u64 = bit(37);
 }
 
-/// Bits of `read_format`: what comes before or beside a count.
+/// Bits of `read_format`: the times and the group counts that a read returns in addition to the
+/// count.
 pub(crate) const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
 pub(crate) const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
 const FORMAT_GROUP: u64 = 1 << 3;
 
 const FLAG_FD_CLOEXEC: c_ulong = 1 << 3;
 
-/// `_IO('$', n)`, and `_IOW('$', 6, char *)`.
+/// Requests `_IO('$', n)`, and `_IOW('$', 6, char *)`.
 const IOC_ENABLE: libc::Ioctl = 0x2400;
 const IOC_DISABLE: libc::Ioctl = 0x2401;
 const IOC_RESET: libc::Ioctl = 0x2403;
@@ -220,16 +224,16 @@ const IOC_FLAG_GROUP: c_ulong = 1;
 /// Value of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerfCount {
-    /// Count while it ran.
+    /// Number of events while the counter was running.
     pub value: u64,
     /// Nanoseconds for which the counter was enabled.
     pub enabled: u64,
-    /// Nanoseconds for which it counted: fewer if the kernel multiplexes more counters than the CPU
-    /// has.
+    /// Nanoseconds for which the counter counted: less than `enabled` if the kernel multiplexed
+    /// more counters than the CPU has.
     pub running: u64,
 }
 
-/// An open counter. Dropping it closes it; drop the leader of a group last.
+/// An open counter. Dropping this value closes the counter; drop the leader of a group last.
 #[derive(Debug)]
 pub struct PerfCounter {
     fd: OwnedFd,
@@ -237,8 +241,8 @@ pub struct PerfCounter {
 }
 
 impl PerfCounter {
-    /// Opens a counter that is read alone, in the group of `leader` or as a leader. A group is
-    /// counted together or not at all.
+    /// Opens a counter that is read alone, as a member of the group of `leader` or as a leader. All
+    /// counters of a group run at the same time.
     ///
     /// # Errors
     /// `ENOENT`, `EOPNOTSUPP`, `ENODEV`: the event does not exist here; `EACCES`, `EPERM`: not
@@ -253,8 +257,8 @@ impl PerfCounter {
         PerfCounter::open_as(event, whose, mode, leader, false)
     }
 
-    /// Opens the leader of a group that is read in one call with [`PerfCounter::read_group`]. Its
-    /// members are opened by this function too, with it as their leader.
+    /// Opens the leader of a group that is read in one call with [`PerfCounter::read_group`]. Open
+    /// the members of the group with this function too, with the first counter as `leader`.
     ///
     /// # Errors
     /// As [`PerfCounter::open`]; `EINVAL` together with `inherit` before Linux 4.13.
@@ -285,7 +289,8 @@ impl PerfCounter {
 
     /// Makes the kernel send a SIGTRAP with the code `TRAP_PERF` (Linux 5.13) to a thread that is
     /// about to execute the instruction at `address`: to `thread`, and to the threads that it
-    /// creates. The trap ends with the counter, also if this process is killed, and at an `exec`.
+    /// creates. The traps end when the counter is closed, also if this process is killed, and at an
+    /// `exec` of the thread.
     ///
     /// # Errors
     /// As [`PerfCounter::open`]; `EINVAL` before 5.13.
@@ -305,8 +310,8 @@ impl PerfCounter {
     ) -> io::Result<PerfCounter> {
         let (thread, cpu) = whose.numbers()?;
         let leader = leader.map_or(-1, |leader| leader.fd.as_raw_fd());
-        // SAFETY: the call reads as many bytes as `size` says from its first argument, which is a
-        // struct of that size.
+        // SAFETY: the first argument points to a struct of the number of bytes in its field `size`,
+        // which the call reads.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -320,12 +325,13 @@ impl PerfCounter {
         let Ok(fd @ 0..) = c_int::try_from(fd) else {
             return Err(io::Error::last_os_error());
         };
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just created this file descriptor, and no other value owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(PerfCounter { fd, group })
     }
 
-    /// Reads a counter that was opened alone, with what its inherited ones counted.
+    /// Reads a counter that was opened by [`PerfCounter::open`]. The count includes the counters
+    /// that inherited from it.
     ///
     /// # Errors
     /// Those of `read`; `UnexpectedEof` for a pinned counter that could not run.
@@ -336,13 +342,14 @@ impl PerfCounter {
         Ok(PerfCount { value, enabled, running })
     }
 
-    /// Reads a whole group from its leader in one call: the values in the order of opening.
+    /// Reads a whole group from its leader in one call. `values` receives the counts in the order
+    /// in which the counters were opened.
     ///
     /// # Errors
     /// Those of `read`; `InvalidData` if the number of members differs from the length of `values`,
-    /// or if the counter was opened alone.
+    /// or if the counter was not opened by [`PerfCounter::open_in_group`].
     pub fn read_group(&self, values: &mut [u64]) -> io::Result<GroupTimes> {
-        /// A larger group does not fit the counters of any CPU.
+        /// Maximum number of counters in a group: more do not fit the counters of any CPU.
         const MAX_GROUP: usize = 16;
         const HEAD: usize = 3;
         if !self.group || values.len() > MAX_GROUP {
@@ -380,17 +387,18 @@ impl PerfCounter {
         self.control(IOC_ENABLE, 0)
     }
 
-    /// Stops counting. A leader stops its whole group: no member counts while the leader does not.
+    /// Stops counting. Stopping a leader stops its whole group, since no member counts while the
+    /// leader does not count.
     ///
     /// # Errors
     /// Those of `ioctl`.
     pub fn disable(&self) -> io::Result<()> {
-        // Not with PERF_IOC_FLAG_GROUP, which switches the members too: Linux 6.18 does not switch
-        // page faults on again in a group that the task clock leads.
+        // PERF_IOC_FLAG_GROUP, which disables the members too, is not used: Linux 6.18 does not
+        // enable a page-fault counter again in a group whose leader is the task clock.
         self.control(IOC_DISABLE, 0)
     }
 
-    /// Sets the value to 0, not the times. A leader resets all values of its group.
+    /// Sets the count to 0, but not the times. Resetting a leader resets all counts of its group.
     ///
     /// # Errors
     /// Those of `ioctl`.
@@ -399,7 +407,7 @@ impl PerfCounter {
     }
 
     pub(crate) fn control(&self, request: libc::Ioctl, flags: c_ulong) -> io::Result<()> {
-        // SAFETY: these requests take a number and touch no memory of ours.
+        // SAFETY: these requests take a number and access no memory of this process.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), request, flags) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
@@ -411,7 +419,8 @@ impl PerfCounter {
     /// # Errors
     /// `EINVAL` for an expression that the kernel rejects, or an event that is not a tracepoint.
     pub fn set_filter(&self, expression: &CStr) -> io::Result<()> {
-        // SAFETY: the request reads a string that ends with NUL from its argument, which is one.
+        // SAFETY: the argument of the request points to a string that ends with NUL, which the
+        // kernel reads.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), IOC_SET_FILTER, expression.as_ptr()) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
@@ -425,12 +434,12 @@ impl AsFd for PerfCounter {
     }
 }
 
-/// Time for which a group was enabled, and for which it ran, in nanoseconds.
+/// Times of a group, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupTimes {
-    /// As [`PerfCount::enabled`].
+    /// Time for which the group was enabled; see [`PerfCount::enabled`].
     pub enabled: u64,
-    /// As [`PerfCount::running`].
+    /// Time for which the group counted; see [`PerfCount::running`].
     pub running: u64,
 }
 
@@ -442,8 +451,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// True if this user may count events, which `kernel.perf_event_paranoid` can forbid; records a
-    /// skip if not.
+    /// True if this user may count events, which `kernel.perf_event_paranoid` can forbid. Records a
+    /// skipped test if false.
     pub(crate) fn may_count() -> bool {
         match PerfCounter::open(MINOR_FAULTS, PerfScope::ThisThread, OFF, None) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {

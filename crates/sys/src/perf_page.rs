@@ -21,8 +21,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::perf_event::{PerfCount, PerfCounter};
 
-/// The head of `perf_event_mmap_page` of `linux/perf_event.h`. Atomics, since the kernel writes
-/// while we read.
+/// The head of `perf_event_mmap_page` of `linux/perf_event.h`. Its fields are atomics, since the
+/// kernel writes them while this process reads.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct PerfPageHead {
@@ -44,12 +44,12 @@ const _: () = assert!(
     offset_of!(PerfPageHead, capabilities) == 40 && offset_of!(PerfPageHead, time_offset) == 56
 );
 
-/// Bits of `capabilities`: that `rdpmc` may be used, and that the times can be brought up to now by
-/// the time stamp counter.
+/// Bits of `capabilities`: `rdpmc` is permitted, and the time stamp counter extrapolates the times
+/// to the current time.
 const CAP_USER_RDPMC: u64 = 1 << 2;
 const CAP_USER_TIME: u64 = 1 << 3;
 
-/// The page of a counter.
+/// The mapped page of a counter.
 #[derive(Debug)]
 pub struct PerfPage {
     head: NonNull<PerfPageHead>,
@@ -57,8 +57,8 @@ pub struct PerfPage {
 }
 
 impl PerfPage {
-    /// Maps the page of a counter of the calling thread. The mapping outlives the counter; its
-    /// values then no longer change.
+    /// Maps the page of a counter of the calling thread. The mapping may outlive the counter; the
+    /// values in the page then no longer change.
     ///
     /// A child made by `fork` does not inherit the mapping.
     ///
@@ -75,17 +75,18 @@ impl PerfPage {
         Ok(PerfPage { head, length })
     }
 
-    /// Reads the counter in user mode, with its times as of now. `None` if only a system call can
-    /// read it: a software event, `rdpmc` not allowed, or a CPU other than x86-64.
+    /// Reads the counter in user mode, with its times up to the current time. `None` if only a
+    /// system call can read the counter: a software event, `rdpmc` not allowed, or a CPU other than
+    /// x86-64.
     ///
     /// Only the thread that the counter counts may call this.
     #[inline]
     pub fn read(&self) -> Option<PerfCount> {
-        // SAFETY: the page is mapped for reading until `self` is dropped, the kernel fills it from
-        // its start, and all that changes is atomic.
+        // SAFETY: the page is mapped for reading until `self` is dropped, the kernel initialized
+        // the page, and every field that changes is atomic.
         let head = unsafe { self.head.as_ref() };
-        // SAFETY: `read` passes a number only if the page allows `rdpmc`, which holds while it is
-        // mapped.
+        // SAFETY: `read` passes a number only if the page permits `rdpmc`, which stays permitted
+        // while the page is mapped.
         let pmc = |number| unsafe { instructions::pmc(number) };
         read(head, pmc, instructions::time_stamp)
     }
@@ -93,13 +94,14 @@ impl PerfPage {
 
 impl Drop for PerfPage {
     fn drop(&mut self) {
-        // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
-        // It cannot fail: the range is one mapping.
+        // SAFETY: this is the whole mapping, and nothing borrowed from it can outlive `self`. The
+        // call cannot fail, because the range is one mapping.
         let _ = unsafe { munmap(self.head.as_ptr().cast(), self.length) };
     }
 }
 
-/// Reads a page until no write happened in between. `pmc` reads a counter of the CPU by its number.
+/// Reads the page, and repeats the read if the kernel wrote the page meanwhile. `pmc` reads a
+/// counter of the CPU by its number.
 #[inline]
 fn read(
     head: &PerfPageHead,
@@ -130,7 +132,7 @@ fn read_once(
     let enabled = head.time_enabled.load(Ordering::Relaxed).wrapping_add(since);
     let mut running = head.time_running.load(Ordering::Relaxed);
     let mut value = head.offset.load(Ordering::Relaxed);
-    // Index 0: the counter is not on a CPU now, and `offset` is the whole count.
+    // Index 0 means that no CPU counts the event now, and `offset` is the whole count.
     if let Some(number) = head.index.load(Ordering::Relaxed).checked_sub(1) {
         let width = u32::from(head.pmc_width.load(Ordering::Relaxed));
         value = value.wrapping_add(sign_extended(pmc(number), width));
@@ -139,17 +141,18 @@ fn read_once(
     Some(PerfCount { value: value.cast_unsigned(), enabled, running })
 }
 
-/// A counter of `width` bits starts below 0, so that it overflows at the end of a period.
+/// Extends the sign of a value of `width` bits: the kernel starts a CPU counter below 0, so that
+/// the counter overflows at the end of a period.
 fn sign_extended(value: u64, width: u32) -> i64 {
     let unused = 64_u32.saturating_sub(width).min(63);
     (value << unused).cast_signed() >> unused
 }
 
-/// The nanoseconds from when the kernel wrote the times until the time stamp `cycles`.
+/// Nanoseconds from the time at which the kernel wrote the times until the time stamp `cycles`.
 fn nanoseconds(head: &PerfPageHead, cycles: u64) -> u64 {
     let shift = u32::from(head.time_shift.load(Ordering::Relaxed)).min(63);
     let mult = u64::from(head.time_mult.load(Ordering::Relaxed));
-    // In two parts, so that the product does not overflow.
+    // The multiplication is done in two parts, so that the product does not overflow.
     let whole = (cycles >> shift).wrapping_mul(mult);
     let rest = (cycles & ((1 << shift) - 1)).wrapping_mul(mult) >> shift;
     head.time_offset.load(Ordering::Relaxed).wrapping_add(whole).wrapping_add(rest)
@@ -162,7 +165,7 @@ mod instructions {
     /// `rdpmc`.
     ///
     /// # Safety
-    /// The kernel lets this process read the counter of that number.
+    /// The kernel must permit this process to read the counter with that number.
     #[inline]
     pub(super) unsafe fn pmc(number: u32) -> u64 {
         let (low, high): (u32, u32);
@@ -178,7 +181,8 @@ mod instructions {
     /// `rdtsc`.
     #[inline]
     pub(super) fn time_stamp() -> u64 {
-        // SAFETY: every x86-64 has it, and the kernel says that user mode may use it as a clock.
+        // SAFETY: every x86-64 CPU has the instruction, and the capability bits of the page permit
+        // it in user mode.
         unsafe { std::arch::x86_64::_rdtsc() }
     }
 }
@@ -204,7 +208,7 @@ mod tests {
     use crate::perf_event::{Mode, PerfEvent, PerfScope, PerfType};
 
     /// A page of a counter of 48 bits that runs on CPU counter 2, written at 1,000 ns when the time
-    /// stamp was 4,000: half a nanosecond a cycle.
+    /// stamp was 4,000: a cycle takes half a nanosecond.
     fn running() -> PerfPageHead {
         PerfPageHead {
             lock: 6.into(),
@@ -221,7 +225,8 @@ mod tests {
         }
     }
 
-    /// As the CPU has it after 77 events: the kernel sets counters to minus half their range.
+    /// Value of the CPU counter after 77 events: the kernel sets counters to minus half their
+    /// range.
     fn after_77(number: u32) -> u64 {
         assert_eq!(number, 2);
         (1 << 47) + 77
@@ -249,7 +254,8 @@ mod tests {
         let reads = Cell::new(0);
         let pmc = |_| {
             if reads.replace(reads.get() + 1) == 0 {
-                // The kernel takes the counter off and puts it on again between our loads.
+                // Between two loads of this thread, the kernel stops the counter and starts it
+                // again.
                 head.lock.store(8, Ordering::Relaxed);
                 head.offset.store((1 << 47) + 1_000, Ordering::Relaxed);
             }

@@ -1,5 +1,5 @@
-//! Samples of `perf_event_open`: a record for each sampled event, in a ring buffer that the kernel
-//! writes and we read.
+//! Samples of `perf_event_open`: the kernel writes a record for each sampled event to a ring
+//! buffer, which this process reads.
 
 use std::io;
 use std::mem::offset_of;
@@ -21,17 +21,17 @@ use crate::perf_event::{
 pub struct Carries {
     /// The address of a page fault or an access.
     pub address: bool,
-    /// Maximum number of callers in user mode, found by frame pointers.
+    /// Maximum number of callers in user mode, which the kernel finds by frame pointers.
     pub callers: u16,
-    /// True to store callers in the kernel before those in user mode; `callers` limits the sum.
+    /// True to store callers in the kernel before callers in user mode; `callers` limits the sum.
     pub kernel: bool,
     /// The fields of a tracepoint.
     pub raw: bool,
     /// Registers in user mode, as a bit mask of the numbers of `asm/perf_regs.h`.
     pub registers: u64,
-    /// Registers at the event itself, which may be in the kernel, as such a bit mask.
+    /// Registers at the event itself, which may be in the kernel, as a bit mask like `registers`.
     pub registers_there: u64,
-    /// Number of bytes from the stack pointer on, a multiple of 8.
+    /// Number of bytes of the stack to copy, from the stack pointer upward; a multiple of 8.
     pub stack: u32,
 }
 
@@ -40,15 +40,16 @@ pub struct Carries {
 pub struct Sampling {
     /// Event to sample.
     pub event: PerfEvent,
-    /// Sampling period N: one event in N is sampled. 0: events are only counted.
+    /// Sampling period N: one event in N is sampled. If 0, events are counted but not sampled.
     pub every: u64,
     /// Contents of the samples.
     pub carries: Carries,
-    /// When and where to count. With `inherit`, a ring can be mapped only if the scope has a CPU.
+    /// Conditions under which the event is counted. With `inherit`, a ring can be mapped only if
+    /// the scope has a CPU.
     pub mode: Mode,
-    /// True if there are records of new mappings, programs, threads and their ends, too.
+    /// True to also record new mappings, `exec` calls, new threads and ends of threads.
     pub tasks: bool,
-    /// A waiting thread is woken when this number of bytes is in the ring.
+    /// Number of bytes in the ring at which the kernel wakes a waiting thread.
     pub wake_at: u32,
 }
 
@@ -56,7 +57,8 @@ const fn bit(at: u32) -> u64 {
     1_u64 << at
 }
 
-/// Bits of `sample_type`. The identifier comes first in samples and last in other records.
+/// Bits of `sample_type`. The identifier is the first field of samples and the last field of other
+/// records.
 mod field {
     use super::bit;
 
@@ -98,7 +100,7 @@ const IOC_SET_OUTPUT: libc::Ioctl = 0x2405;
 const IOC_ID: libc::Ioctl = libc::_IOR::<u64>(0x24, 7);
 
 /// Opens an event that is sampled. [`PerfCounter::read`] returns the number of events, sampled or
-/// not. Times are of `CLOCK_MONOTONIC`.
+/// not. Times in the samples are of `CLOCK_MONOTONIC`.
 ///
 /// # Errors
 /// As [`PerfCounter::open`]; `EMFILE`; `ENOSPC` for more breakpoints than the CPU has.
@@ -132,13 +134,13 @@ pub fn open(sampling: &Sampling, whose: PerfScope) -> io::Result<PerfCounter> {
     PerfCounter::open_with(&attributes, whose, None, false)
 }
 
-/// Identifier of the records of an event.
+/// Returns the identifier that the records of an event contain.
 ///
 /// # Errors
 /// Those of `ioctl`.
 pub fn id(counter: &PerfCounter) -> io::Result<u64> {
     let mut id = 0_u64;
-    // SAFETY: the request writes a number to its argument, which is one.
+    // SAFETY: the argument of the request points to a number, which the kernel writes.
     match unsafe { libc::ioctl(counter.as_fd().as_raw_fd(), IOC_ID, &raw mut id) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(id),
@@ -148,7 +150,7 @@ pub fn id(counter: &PerfCounter) -> io::Result<u64> {
 /// Redirects the records of an event to the ring of another event of the same CPU.
 ///
 /// # Errors
-/// `EINVAL` for another CPU or clock.
+/// `EINVAL` if the two events have different CPUs or clocks.
 pub fn redirect(counter: &PerfCounter, to: &PerfCounter) -> io::Result<()> {
     let fd = to.as_fd().as_raw_fd();
     counter.control(IOC_SET_OUTPUT, fd.unsigned_abs().into())
@@ -157,16 +159,16 @@ pub fn redirect(counter: &PerfCounter, to: &PerfCounter) -> io::Result<()> {
 /// A sampled event that a [`DescriptorHolder`] opens.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldEvent<'c> {
-    /// The event and its fields.
+    /// Event to open, and contents of its samples.
     pub sampling: Sampling,
-    /// The CPU.
+    /// CPU whose events are sampled.
     pub cpu: u32,
     /// The counter whose ring receives the records.
     pub ring: &'c PerfCounter,
 }
 
-/// Opens events in a child process. They exist as long as the returned value. Returns their
-/// identifiers, as of [`id`], too.
+/// Opens events in a child process. The events exist as long as the returned [`DescriptorHolder`].
+/// Also returns the identifiers of the events: see [`id`].
 ///
 /// # Errors
 /// Those of [`open`], [`redirect`] and [`DescriptorHolder`].
@@ -176,7 +178,7 @@ pub fn open_held(events: &[HeldEvent<'_>]) -> io::Result<(DescriptorHolder, Vec<
             let counter = open(sampling, PerfScope::Cpu(*cpu))?;
             redirect(&counter, ring)?;
             report.number(id(&counter)?);
-            // The end of the child closes it.
+            // The file descriptor stays open until the child ends.
             std::mem::forget(counter);
             Ok(())
         })
@@ -185,7 +187,7 @@ pub fn open_held(events: &[HeldEvent<'_>]) -> io::Result<(DescriptorHolder, Vec<
     unsafe { DescriptorHolder::start(open) }
 }
 
-/// First word of a record, without its size.
+/// First word of a record, without the size of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerfRecordHeader {
     /// Type of the record: `PERF_RECORD_*`.
@@ -214,19 +216,19 @@ pub struct PerfRing {
     /// Data area of the ring: offset from the start, and size in bytes, a power of 2.
     offset: usize,
     size: usize,
-    /// Copy of the present record, which may wrap around the end of the ring.
+    /// Copy of the current record, which may wrap around the end of the ring.
     joined: Vec<u8>,
 }
 
-// SAFETY: the mapping belongs to the value alone; the kernel writes to it, whichever thread reads.
+// SAFETY: only this value uses the mapping, and the kernel writes to it whichever thread reads.
 unsafe impl Send for PerfRing {}
 
 impl PerfRing {
-    /// Maps the ring of an event, of `size` bytes rounded up to pages in a power of 2.
+    /// Maps the ring of an event. Its size is `size` bytes, rounded up to a power of 2 of pages.
     ///
     /// # Errors
-    /// `EPERM` beyond `kernel.perf_event_mlock_kb` and what the user may lock; `EINVAL` for an
-    /// inherited event of a scope without a CPU; `ENOMEM`.
+    /// `EPERM` beyond `kernel.perf_event_mlock_kb` and the memory that the user may lock; `EINVAL`
+    /// for an inherited event of a scope without a CPU; `ENOMEM`.
     pub fn map_counter(counter: &PerfCounter, size: usize) -> io::Result<PerfRing> {
         let page = rustix::param::page_size();
         let size = size.next_multiple_of(page).next_power_of_two();
@@ -236,38 +238,39 @@ impl PerfRing {
         let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0) }?;
         let head =
             NonNull::new(start.cast::<PerfRingHead>()).expect("the kernel maps nothing at 0");
-        // SAFETY: the kernel has filled in the page, and these two do not change.
+        // SAFETY: the kernel has initialized the page, and these two fields do not change.
         let PerfRingHead { data_offset, data_size, .. } = unsafe { head.as_ref() };
         let told = |bytes: u64, usual| match usize::try_from(bytes) {
             Ok(bytes @ 1..) => bytes,
-            // Before Linux 4.1 neither is reported.
+            // Linux reports both values since 4.1.
             _ => usual,
         };
         let (offset, size) = (told(*data_offset, page), told(*data_size, size));
         Ok(PerfRing { head, length, offset, size, joined: Vec::new() })
     }
 
-    /// Number of bytes that the kernel can write before the first of them must have been read.
+    /// Number of bytes that the kernel can write before this process must read.
     pub fn capacity(&self) -> usize {
         self.size
     }
 
-    /// Passes each record to `each`, in the order of writing: its first word, and the bytes after
-    /// it. Returns the number of bytes read.
+    /// Passes each record to `each` in the order of writing: the header, and the bytes after the
+    /// header. Returns the number of bytes read.
     pub fn drain(&mut self, each: &mut dyn FnMut(PerfRecordHeader, &[u8])) -> usize {
         self.drain_within(usize::MAX, each).0
     }
 
-    /// As [`PerfRing::drain`], but ends with the record that reaches `at_most` bytes. Returns the
-    /// number of bytes read, and true if records remain of those in the ring at the start.
+    /// Reads like [`PerfRing::drain`], but ends with the record that reaches `at_most` bytes.
+    /// Returns the number of bytes read, and true if some of the records that were in the ring at
+    /// the start remain.
     pub fn drain_within(
         &mut self,
         at_most: usize,
         each: &mut dyn FnMut(PerfRecordHeader, &[u8]),
     ) -> (usize, bool) {
         const WORD: usize = size_of::<u64>();
-        // SAFETY: the page is mapped until `self` is dropped, and what is read of it changes as an
-        // atomic only.
+        // SAFETY: the page stays mapped until `self` is dropped. The fields that are read are
+        // atomics.
         let head = unsafe { self.head.as_ref() };
         let end = head.data_head.load(Ordering::Acquire);
         let begin = head.data_tail.load(Ordering::Relaxed);
@@ -283,7 +286,8 @@ impl PerfRing {
             };
             let size = u64::from(u16::from_ne_bytes([g, h]));
             if size < WORD as u64 || size > end.wrapping_sub(at) {
-                // The kernel never writes this; the following records cannot be delimited.
+                // The kernel never writes a record of this size. Without a valid size, the start of
+                // the next record is unknown, so the remaining bytes are skipped.
                 at = end;
                 break;
             }
@@ -307,9 +311,10 @@ impl PerfRing {
         let data = self.head.cast::<u8>();
         let (before, behind) = to.split_at_mut(first);
         for (from, to) in [(from, before), (0, behind)] {
-            // SAFETY: the offset and what follows lie in the ring, which is mapped.
+            // SAFETY: the offset and the bytes after it lie in the mapped ring.
             let from = unsafe { data.add(self.offset + from) };
-            // SAFETY: the kernel does not write between tail and head, and `to` is ours.
+            // SAFETY: the kernel does not write between tail and head, and `to` is borrowed
+            // mutably.
             unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         }
     }
@@ -317,8 +322,8 @@ impl PerfRing {
 
 impl Drop for PerfRing {
     fn drop(&mut self) {
-        // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
-        // It cannot fail: the range is one mapping.
+        // SAFETY: this is the whole mapping, and nothing borrowed from it can outlive `self`. The
+        // call cannot fail, because the range is one mapping.
         let _ = unsafe { munmap(self.head.as_ptr().cast(), self.length) };
     }
 }

@@ -5,18 +5,19 @@ use std::time::Duration;
 
 use rustix::thread::{current_timer_slack, set_current_timer_slack};
 
-/// While this value exists, the thread that made it sleeps with a timer slack of 1 ns.
+/// While this value exists, the thread that created it has a timer slack of 1 ns.
 ///
 /// Dropping it restores the thread's timer slack.
 #[derive(Debug)]
 pub struct PreciseRests {
     slack_before: Option<NonZeroU64>,
-    /// The slack belongs to a thread, so the value must stay on it.
+    /// Makes the type `!Send`: the slack belongs to a thread, so the value must stay on that
+    /// thread.
     _on_this_thread: std::marker::PhantomData<*const ()>,
 }
 
 impl PreciseRests {
-    /// Sets this thread's timer slack to 1 ns. If that is refused, sleeps only last longer.
+    /// Sets this thread's timer slack to 1 ns. If the kernel refuses this, sleeps only last longer.
     pub fn start() -> PreciseRests {
         let slack_before = current_timer_slack().ok().and_then(NonZeroU64::new);
         if slack_before.is_some() {
@@ -25,7 +26,7 @@ impl PreciseRests {
         PreciseRests { slack_before, _on_this_thread: std::marker::PhantomData }
     }
 
-    /// Sleeps.
+    /// Sleeps for `time`.
     pub fn rest(&self, time: Duration) {
         std::thread::sleep(time);
     }

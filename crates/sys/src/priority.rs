@@ -1,28 +1,29 @@
 //! Short pieces of work that threads of normal priority do not preempt.
 //!
-//! A thread that is preempted inside a system call keeps the locks that it holds there. On a busy
-//! machine it waits for its next turn for tens of milliseconds, and so does the program whose
-//! `mmap` lock it holds.
+//! A thread that is preempted inside a system call keeps its kernel locks. On a busy machine the
+//! thread waits for tens of milliseconds until it runs again, and so does a program whose `mmap`
+//! lock the thread holds.
 
 use std::cell::RefCell;
 use std::io;
 use std::marker::PhantomData;
 
-/// The lowest real-time priority: any other real-time thread goes first.
+/// The lowest real-time priority: every other real-time thread preempts this thread.
 const LOWEST: libc::c_int = 1;
 
 /// Permission of this thread to run at real-time priority, for which it needs `CAP_SYS_NICE` or an
 /// `RLIMIT_RTPRIO`.
 #[derive(Debug)]
 pub struct Priority {
-    /// The policy belongs to a thread, so the value must stay on it.
+    /// Makes the type `!Send`: the policy belongs to a thread, so the value must stay on that
+    /// thread.
     _on_this_thread: PhantomData<*const ()>,
 }
 
 impl Priority {
-    /// `None` if this thread has no permission, or if a policy was chosen for it already.
+    /// `None` if this thread has no permission, or already has another policy than `SCHED_OTHER`.
     pub fn of_this_thread() -> Option<Priority> {
-        // SAFETY: takes a thread ID, 0 for this thread, and no pointer.
+        // SAFETY: the call takes a thread ID, where 0 is this thread, and no pointer.
         let policy = unsafe { libc::sched_getscheduler(0) };
         if policy != libc::SCHED_OTHER {
             return None;
@@ -36,7 +37,7 @@ impl Priority {
     /// Runs a short piece of work at real-time priority; if that is refused, at the previous
     /// priority.
     pub fn raised<T>(&self, work: impl FnOnce() -> T) -> T {
-        /// Lowers the priority, also if the work panics.
+        /// Lowers the priority when dropped, also if the work panics.
         struct Lower<'a>(&'a Priority);
         impl Drop for Lower<'_> {
             fn drop(&mut self) {
@@ -54,8 +55,8 @@ impl Priority {
     }
 }
 
-/// Runs a short piece of work at real-time priority, if this thread has the permission. A call
-/// within the work changes nothing.
+/// Runs a short piece of work at real-time priority, if this thread has the permission. A nested
+/// call in `work` does not change the priority.
 pub fn briefly_raised<T>(work: impl FnOnce() -> T) -> T {
     /// The permission of a thread. It is borrowed while the priority is raised.
     enum Permission {
@@ -80,10 +81,10 @@ pub fn briefly_raised<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Runs a piece of work that is too long for [`briefly_raised`] at the lowest niceness, if this
-/// thread has the permission: other threads of normal priority get little of the CPU meanwhile, and
-/// real-time threads all that they want. Threads that the work starts inherit the niceness.
+/// thread has the permission: other threads of normal priority then get little CPU time, but
+/// real-time threads still preempt the work. Threads that the work starts inherit the niceness.
 pub fn favored<T>(work: impl FnOnce() -> T) -> T {
-    /// Restores the niceness, also if the work panics.
+    /// Restores the niceness when dropped, also if the work panics.
     struct Restore(libc::c_int);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -98,13 +99,13 @@ pub fn favored<T>(work: impl FnOnce() -> T) -> T {
 
 /// Niceness of this thread.
 fn niceness() -> libc::c_int {
-    // SAFETY: takes a thread ID, 0 for this thread, and no pointer.
+    // SAFETY: the call takes a thread ID, where 0 is this thread, and no pointer.
     unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
 }
 
-/// Sets the niceness of this thread. Every thread may raise its own.
+/// Sets the niceness of this thread. Every thread may increase its niceness.
 fn set_niceness(niceness: libc::c_int) -> io::Result<()> {
-    // SAFETY: takes a thread ID, 0 for this thread, and no pointer.
+    // SAFETY: the call takes a thread ID, where 0 is this thread, and no pointer.
     match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, niceness) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -114,7 +115,7 @@ fn set_niceness(niceness: libc::c_int) -> io::Result<()> {
 /// Sets the policy of this thread.
 fn set(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: priority };
-    // SAFETY: `parameter` outlives the call, which reads it alone; thread ID 0 is this thread.
+    // SAFETY: `parameter` outlives the call, which only reads it; thread ID 0 is this thread.
     match unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_priority_is_raised_for_the_work_alone() {
-        // The tests may be run at another policy, such as SCHED_IDLE.
+        // The tests may be started with another policy, such as SCHED_IDLE.
         let _ = set(libc::SCHED_OTHER, 0);
         let before = policy();
         let Some(priority) = Priority::of_this_thread() else {

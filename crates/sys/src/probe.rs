@@ -8,7 +8,7 @@ use crate::pagemap_scan::{self, Categories, ScanRegion, ScanRequest};
 use crate::region::AlignedRegion as Memory;
 use crate::system::page_size;
 
-/// The page interfaces that work here.
+/// Availability of page interfaces to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// `PAGEMAP_SCAN` (Linux 6.7).
@@ -61,8 +61,8 @@ pub fn scans_guards() -> bool {
     })
 }
 
-/// True if the kernel tracks which pages were written since `clear_refs`: tried on a page of our
-/// own, since kernels without it (`CONFIG_MEM_SOFT_DIRTY`) accept every request about it.
+/// True if the kernel tracks which pages were written since `clear_refs`: tested on a page of this
+/// process, since kernels without `CONFIG_MEM_SOFT_DIRTY` accept every such request.
 pub fn tracks_soft_dirty() -> bool {
     /// Bit 55 of a word of `pagemap`.
     const SOFT_DIRTY: u64 = 1 << 55;
@@ -88,7 +88,7 @@ fn shows_frames(pagemap: &File) -> bool {
     let mut entry = [0; 8];
     let offset = page_of(&on_stack) / page_size() * 8;
     let read = pagemap.read_exact_at(&mut entry, offset);
-    // Bits 0-54 are the frame, and 0 where it is hidden: admin-guide/mm/pagemap.rst.
+    // Bits 0-54 are the page-frame number, or 0 if it is hidden: admin-guide/mm/pagemap.rst.
     read.is_ok() && u64::from_ne_bytes(entry) & ((1 << 55) - 1) != 0
 }
 

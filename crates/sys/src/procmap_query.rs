@@ -1,5 +1,5 @@
-//! `PROCMAP_QUERY` (Linux 6.11): the mapping at one address. For single look-ups: reading
-//! `/proc/<pid>/maps` is faster for all of them.
+//! `PROCMAP_QUERY` (Linux 6.11): the mapping at one address. Use it for single lookups: if all
+//! mappings are needed, reading `/proc/<pid>/maps` is faster.
 
 use std::fs::File;
 use std::io;
@@ -41,17 +41,17 @@ struct ProcmapQuery {
 
 const _: () = assert!(size_of::<ProcmapQuery>() == 104);
 
-/// The mapping that holds `address` in the process whose `/proc/<pid>/maps` is open, or `None`
-/// where nothing is mapped there.
+/// The mapping that holds `address` in the process whose `/proc/<pid>/maps` is open, or `None` if
+/// the address is not mapped.
 ///
 /// # Errors
-/// `ENOTTY` before Linux 6.11; `ESRCH` where the process is gone.
+/// `ENOTTY` before Linux 6.11; `ESRCH` if the process has ended.
 pub fn at(maps: &File, address: u64) -> io::Result<Option<QueriedMapping>> {
     let mut query =
         ProcmapQuery { size: size_of::<ProcmapQuery>() as u64, address, ..ProcmapQuery::default() };
     let opcode = opcode::read_write::<ProcmapQuery>(b'f', 17);
-    // SAFETY: `query` is the struct this opcode names and states its own size; both buffer
-    // sizes in it are 0, so the kernel writes nothing outside it.
+    // SAFETY: `query` is the struct that this opcode expects, and contains its own size; both
+    // buffer sizes in it are 0, so the kernel writes nothing outside it.
     match unsafe { libc::ioctl(maps.as_raw_fd(), opcode as _, &raw mut query) } {
         0 => Ok(Some(QueriedMapping {
             start: query.vma_start,

@@ -1,5 +1,5 @@
-//! The ptrace requests that we use, typed. Each fails for a thread that was killed meanwhile;
-//! waiting reports the end of that thread, so requests that only resume a thread return nothing.
+//! Typed ptrace requests. A request fails if the thread was killed meanwhile. Waiting reports the
+//! end of a killed thread, so functions that only resume a thread return nothing.
 
 use std::ffi::c_int;
 use std::io;
@@ -14,7 +14,7 @@ pub(crate) mod seized;
 /// A thread id. The id of a process is that of its main thread.
 pub type Tid = libc::pid_t;
 
-/// A request number, which glibc takes as unsigned and musl as signed.
+/// Type of a request number: unsigned in glibc, signed in musl.
 #[cfg(target_env = "musl")]
 type PtraceRequest = libc::c_int;
 #[cfg(not(target_env = "musl"))]
@@ -31,7 +31,7 @@ const PTRACE_SETSIGMASK: PtraceRequest = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: PtraceRequest = 0x420f;
 /// `PTRACE_GET_SYSCALL_INFO` (Linux 5.3).
 const GET_SYSCALL_INFO: PtraceRequest = 0x420e;
-/// `PTRACE_SYSCALL_INFO_ENTRY`, `_EXIT` and `_SECCOMP`.
+/// Values of `op`: `PTRACE_SYSCALL_INFO_ENTRY`, `_EXIT` and `_SECCOMP`.
 const ENTRY: u8 = 1;
 const EXIT: u8 = 2;
 const SECCOMP: u8 = 3;
@@ -49,24 +49,24 @@ struct SyscallInfo {
     words: [u64; 8],
 }
 
-/// Size of the part that every stop has.
+/// Number of bytes of [`SyscallInfo`] that the kernel writes for every `op`.
 const SYSCALL_INFO_HEAD: usize = 24;
 
 /// Position of a stopped thread in a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyscallStop {
-    /// In no system call: at a signal or an event.
+    /// In no system call: at a signal or a ptrace event.
     Outside,
-    /// Before it.
+    /// At the entry of a system call.
     Entry {
-        /// Its number.
+        /// Number of the system call.
         number: u64,
-        /// Arguments.
+        /// Arguments of the system call.
         arguments: [u64; 6],
     },
-    /// After it.
+    /// At the exit of a system call.
     Exit {
-        /// Return value, or the error number as the kernel returns it: negative.
+        /// Return value, or the negative error number.
         value: i64,
         /// True if `value` is an error number.
         is_error: bool,
@@ -76,23 +76,23 @@ pub enum SyscallStop {
 /// A stopped thread, as `PTRACE_GET_SYSCALL_INFO` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoppedThread {
-    /// `AUDIT_ARCH_*`: the convention of its system calls.
+    /// `AUDIT_ARCH_*`: the calling convention of its system calls.
     pub architecture: u32,
-    /// The address of the instruction that comes next.
+    /// Address of the next instruction.
     pub instruction: u64,
-    /// Position in the call.
+    /// Position in a system call.
     pub place: SyscallStop,
 }
 
 /// Becomes the tracer of a running thread, without stopping it. `options` are `PTRACE_O_*`.
 ///
 /// A thread in `exec` waits until the other threads of its process have ended, and a traced thread
-/// has ended only once its tracer has waited for it. Meanwhile the kernel blocks a tracer that
-/// seizes one more thread of that process. So if this call takes long, another thread of ours waits
-/// for the threads that were seized before.
+/// has ended only once its tracer has waited for it. During such an `exec` the kernel blocks a
+/// tracer that seizes one more thread of the process. So if this call takes long, another thread of
+/// pagewise waits for the threads that were seized before.
 ///
 /// # Errors
-/// `EPERM` where a security module, a container or Yama forbids tracing.
+/// `EPERM` if a security module, a container or Yama forbids tracing.
 pub fn seize(tid: Tid, options: c_int) -> io::Result<()> {
     let attempt = seized::Attempt::begin();
     let done = plain(libc::PTRACE_SEIZE, tid, options);
@@ -108,13 +108,13 @@ pub fn interrupt(tid: Tid) {
     let _ = plain(libc::PTRACE_INTERRUPT, tid, 0);
 }
 
-/// Lets a stopped thread run on, and delivers `signal` to it unless that is 0.
+/// Resumes a stopped thread, and delivers `signal` to it unless `signal` is 0.
 pub fn resume(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_CONT, tid, signal);
 }
 
-/// Lets a stopped thread run to its next system call, or to the end of the one it is in; delivers
-/// `signal` to it unless that is 0.
+/// Resumes a stopped thread until its next system call, or until the end of its current system
+/// call. Delivers `signal` to the thread unless `signal` is 0.
 pub fn resume_to_syscall(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_SYSCALL, tid, signal);
 }
@@ -122,7 +122,7 @@ pub fn resume_to_syscall(tid: Tid, signal: i32) {
 /// Changes the `PTRACE_O_*` options of a stopped thread.
 ///
 /// # Errors
-/// `ESRCH` where the thread was killed or is not stopped.
+/// `ESRCH` if the thread was killed or is not stopped.
 pub fn set_options(tid: Tid, options: c_int) -> io::Result<()> {
     plain(libc::PTRACE_SETOPTIONS, tid, options)
 }
@@ -130,9 +130,10 @@ pub fn set_options(tid: Tid, options: c_int) -> io::Result<()> {
 /// Sends SIGKILL to a tracee.
 ///
 /// # Errors
-/// `ESRCH` where it has ended, `EPERM` where it is another user's and we may not send it signals.
+/// `ESRCH` if the tracee has ended, `EPERM` if this process may not send signals to the tracee's
+/// user.
 pub fn kill(tid: Tid) -> io::Result<()> {
-    // SAFETY: the call takes two numbers and touches no memory of ours.
+    // SAFETY: the call takes two numbers and accesses no memory of this process.
     match unsafe { libc::kill(tid, libc::SIGKILL) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -144,8 +145,8 @@ pub fn listen(tid: Tid) {
     let _ = plain(libc::PTRACE_LISTEN, tid, 0);
 }
 
-/// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0. Returns
-/// false if the thread was killed: the caller must then wait for its end.
+/// Detaches from a stopped thread, which runs on untraced, and delivers `signal` to it unless
+/// `signal` is 0. Returns false if the thread was killed: the caller must then wait for its end.
 pub fn detach(tid: Tid, signal: i32) -> bool {
     let is_done = plain(libc::PTRACE_DETACH, tid, signal).is_ok();
     if is_done {
@@ -154,19 +155,20 @@ pub fn detach(tid: Tid, signal: i32) -> bool {
     is_done
 }
 
-/// The time for which stopping all threads pauses a process, estimated by their number.
+/// Estimates the time for which a process pauses if all of its `threads` threads are stopped.
 pub fn expected_pause(threads: usize) -> Duration {
-    /// Stopping a thread, reading its registers and detaching from it: 16 us were measured with
-    /// 5,000 sleeping threads on two CPUs (Linux 6.18).
+    /// Time for stopping a thread, reading its registers and detaching from it. 16 us were measured
+    /// with 5,000 sleeping threads on two CPUs (Linux 6.18).
     const TIME_PER_THREAD: Duration = Duration::from_micros(20);
     TIME_PER_THREAD.saturating_mul(u32::try_from(threads).unwrap_or(u32::MAX))
 }
 
-/// The message of the event that a thread stopped at: the new thread of a clone, the status of an
-/// exit.
+/// Returns the message of the ptrace event at which a thread stopped: the ID of the new thread of a
+/// clone, or the status of an exit.
 pub fn message(tid: Tid) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;
-    // SAFETY: this request writes one `unsigned long` to its last argument, which points to one.
+    // SAFETY: this request writes one `unsigned long` to its last argument, which points to an
+    // `unsigned long`.
     let done = unsafe {
         libc::ptrace(
             libc::PTRACE_GETEVENTMSG,
@@ -181,14 +183,14 @@ pub fn message(tid: Tid) -> io::Result<u64> {
 /// Data of a signal that a thread is about to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalInfo {
-    /// `si_code`: why it was sent.
+    /// `si_code`: the cause of the signal.
     pub code: c_int,
-    /// `si_addr`: of a fault or a trap, the address.
+    /// `si_addr`: the address of a fault or a trap.
     pub address: u64,
 }
 
-/// `si_code` of a SIGTRAP for the instruction `int1`, or for a debug exception for which the CPU
-/// reported no cause.
+/// `si_code` of a SIGTRAP for the instruction `int1`, or of a SIGTRAP for a debug exception without
+/// a cause in register DR6.
 pub const TRAP_BRKPT: c_int = 1;
 
 /// Data of the signal that a stopped thread is about to receive; `None` if the thread is not at a
@@ -196,16 +198,19 @@ pub const TRAP_BRKPT: c_int = 1;
 pub fn signal_info(tid: Tid) -> Option<SignalInfo> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let no_data = ptr::null_mut::<libc::c_void>();
-    // SAFETY: this request writes one `siginfo_t` to its last argument, which points to one.
+    // SAFETY: this request writes one `siginfo_t` to its last argument, which points to a
+    // `siginfo_t`.
     let done = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, tid, no_data, info.as_mut_ptr()) };
-    // SAFETY: all its bytes are initialized, as zero or by the kernel, and any bytes are one.
+    // SAFETY: all bytes are initialized, to zero or by the kernel, and every bit pattern is a valid
+    // `siginfo_t`.
     let info = unsafe { info.assume_init() };
-    // SAFETY: any bytes are an address; signals without one have other numbers there.
+    // SAFETY: every bit pattern is a valid address; signals without an address have other numbers
+    // in this field.
     let address = unsafe { info.si_addr() };
     (done != -1).then(|| SignalInfo { code: info.si_code, address: address.addr() as u64 })
 }
 
-/// True if a thread that stopped at a SIGTRAP got it from a counter:
+/// True if a perf counter sent the SIGTRAP at which a thread stopped: see
 /// [`crate::perf_event::PerfCounter::trap_at`].
 pub fn is_from_counter(tid: Tid) -> bool {
     /// `TRAP_PERF` of `asm-generic/siginfo.h`.
@@ -213,11 +218,11 @@ pub fn is_from_counter(tid: Tid) -> bool {
     signal_info(tid).is_some_and(|info| info.code == TRAP_PERF)
 }
 
-/// Position of a stopped thread, in a system call or outside of one; `None` before Linux 5.3.
+/// Position of a stopped thread, in or outside of a system call; `None` before Linux 5.3.
 pub fn at(tid: Tid) -> Option<StoppedThread> {
     let mut info = SyscallInfo::default();
-    // SAFETY: this request writes at most as many bytes as its third argument says to its last,
-    // which points to a plain struct of that size.
+    // SAFETY: the third argument is the size of the plain struct that the last argument points to;
+    // this request writes at most this number of bytes.
     let size =
         unsafe { libc::ptrace(GET_SYSCALL_INFO, tid, size_of::<SyscallInfo>(), &raw mut info) };
     if size < SYSCALL_INFO_HEAD as libc::c_long {
@@ -238,25 +243,27 @@ pub fn at(tid: Tid) -> Option<StoppedThread> {
     Some(StoppedThread { architecture: info.arch, instruction: info.instruction_pointer, place })
 }
 
-/// The `AUDIT_ARCH_*` by which a stopped thread makes system calls; `None` before Linux 5.3.
+/// The `AUDIT_ARCH_*` of the system calls of a stopped thread; `None` before Linux 5.3.
 pub fn architecture(tid: Tid) -> Option<u32> {
     at(tid).map(|at| at.architecture)
 }
 
-/// Stops a stopped thread with a SIGTRAP when it is about to execute the instruction at `address`,
-/// by a debug register: its code stays as it is.
+/// Sets a debug register of a stopped thread, so that the thread stops with a SIGTRAP when it is
+/// about to execute the instruction at `address`. The code of the thread stays unchanged.
 ///
 /// # Errors
-/// Returns an error if the machine has no free register, or if `address` is not one of the thread.
+/// Returns an error if the machine has no free debug register, or if `address` is not a user
+/// address.
 #[cfg(target_arch = "x86_64")]
 pub fn break_at(tid: Tid, address: u64) -> io::Result<()> {
-    /// Local enable of register 0; its other bits say "execution", "one byte".
+    /// Bit that enables debug register 0 for a thread. All other bits are 0: an execution
+    /// breakpoint of one byte.
     const ENABLE: u64 = 1;
     poke_debug_register(tid, 0, address)?;
     poke_debug_register(tid, 7, ENABLE)
 }
 
-/// The request does not exist on this architecture.
+/// Returns an error: this architecture does not have the request.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn break_at(_tid: Tid, _address: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
@@ -274,18 +281,18 @@ pub fn break_nowhere(tid: Tid) {
 fn poke_debug_register(tid: Tid, register: usize, value: u64) -> io::Result<()> {
     let offset = std::mem::offset_of!(libc::user, u_debugreg) + register * size_of::<u64>();
     // SAFETY: this request takes an offset into the kernel's `struct user` and a number, and
-    // touches no memory of ours.
+    // accesses no memory of this process.
     let done = unsafe { libc::ptrace(libc::PTRACE_POKEUSER, tid, offset, value) };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The signals that a stopped thread has blocked, a bit each; in `sigsuspend` and similar calls,
-/// those that were blocked before the call.
+/// Signals that a stopped thread has blocked, one bit for each signal. In `sigsuspend` and similar
+/// calls, the signals that were blocked before the call.
 #[cfg(target_arch = "x86_64")]
 pub fn signal_mask(tid: Tid) -> io::Result<u64> {
     let mut mask = 0_u64;
-    // SAFETY: this request writes as many bytes as its third argument says to its last, which
-    // points to a buffer of that size.
+    // SAFETY: the third argument is the size of the buffer that the last argument points to; this
+    // request writes this number of bytes.
     let done = unsafe {
         libc::ptrace(
             PTRACE_GETSIGMASK,
@@ -297,11 +304,11 @@ pub fn signal_mask(tid: Tid) -> io::Result<u64> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(mask) }
 }
 
-/// Changes which signals a stopped thread has blocked. SIGKILL and SIGSTOP cannot be blocked.
+/// Sets the signals that a stopped thread has blocked. SIGKILL and SIGSTOP cannot be blocked.
 #[cfg(target_arch = "x86_64")]
 pub fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
-    // SAFETY: this request reads as many bytes as its third argument says from its last, which
-    // points to a buffer of that size.
+    // SAFETY: the third argument is the size of the buffer that the last argument points to; this
+    // request reads this number of bytes.
     let done = unsafe {
         libc::ptrace(
             PTRACE_SETSIGMASK,
@@ -317,7 +324,8 @@ pub fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
 #[cfg(target_arch = "x86_64")]
 pub fn registers(tid: Tid) -> io::Result<libc::user_regs_struct> {
     let mut registers = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
-    // SAFETY: this request writes a `user_regs_struct` to its last argument, which points to one.
+    // SAFETY: this request writes a `user_regs_struct` to its last argument, which points to a
+    // `user_regs_struct`.
     let done = unsafe {
         libc::ptrace(
             libc::PTRACE_GETREGS,
@@ -329,14 +337,15 @@ pub fn registers(tid: Tid) -> io::Result<libc::user_regs_struct> {
     if done == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a struct of numbers, all of which were zero before the kernel wrote them.
+    // SAFETY: `user_regs_struct` contains only numbers, and was zero before the kernel wrote it.
     Ok(unsafe { registers.assume_init() })
 }
 
 /// Changes the registers of a stopped thread.
 #[cfg(target_arch = "x86_64")]
 pub fn set_registers(tid: Tid, registers: &libc::user_regs_struct) -> io::Result<()> {
-    // SAFETY: this request reads a `user_regs_struct` from its last argument, which points to one.
+    // SAFETY: this request reads a `user_regs_struct` from its last argument, which points to a
+    // `user_regs_struct`.
     let done = unsafe {
         libc::ptrace(
             libc::PTRACE_SETREGS,
@@ -351,14 +360,16 @@ pub fn set_registers(tid: Tid, registers: &libc::user_regs_struct) -> io::Result
 /// Vector and floating-point registers of a stopped thread, in the format of `XSAVE`.
 #[cfg(target_arch = "x86_64")]
 pub fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
-    /// Larger than any: that of AMX is some 11 KiB.
+    /// Buffer size in bytes that is large enough for every CPU: the state with AMX has about 11
+    /// KiB.
     const LARGEST: usize = 64 << 10;
-    /// The length that the kernel gave last: the same for all threads of a machine.
+    /// Length in bytes that the kernel returned last, which is the same for all threads of a
+    /// machine.
     static LENGTH: AtomicUsize = AtomicUsize::new(LARGEST);
     let mut state = vec![0_u8; LENGTH.load(Ordering::Relaxed)];
     let mut piece = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
-    // SAFETY: this request writes into the piece that its last argument names, no more than that is
-    // long.
+    // SAFETY: the last argument points to an `iovec`; this request writes at most the bytes of its
+    // buffer.
     let done = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut piece) };
     if done == -1 {
         return Err(io::Error::last_os_error());
@@ -374,17 +385,18 @@ pub fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
 pub fn set_extended_state(tid: Tid, state: &[u8]) -> io::Result<()> {
     let mut piece =
         libc::iovec { iov_base: state.as_ptr().cast_mut().cast(), iov_len: state.len() };
-    // SAFETY: this request reads from the piece that its last argument names, no more than that is
-    // long.
+    // SAFETY: the last argument points to an `iovec`; this request reads at most the bytes of its
+    // buffer.
     let done = unsafe { libc::ptrace(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, &raw mut piece) };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Register set of [`extended_state`] (`linux/elf.h`).
+/// Number of the register set of [`extended_state`] (`linux/elf.h`).
 #[cfg(target_arch = "x86_64")]
 const NT_X86_XSTATE: usize = 0x202;
 
-/// Address of a stopped thread's `struct rseq`; `None` if it has none, and before Linux 5.13.
+/// Address of a stopped thread's `struct rseq`; `None` if the thread has no such struct, and before
+/// Linux 5.13.
 #[cfg(target_arch = "x86_64")]
 pub fn rseq(tid: Tid) -> Option<u64> {
     /// `struct ptrace_rseq_configuration` of `linux/ptrace.h`.
@@ -398,8 +410,8 @@ pub fn rseq(tid: Tid) -> Option<u64> {
         pad: u32,
     }
     let mut found = Configuration::default();
-    // SAFETY: this request writes at most as many bytes as its third argument says to its last,
-    // which points to a plain struct of that size.
+    // SAFETY: the third argument is the size of the plain struct that the last argument points to;
+    // this request writes at most this number of bytes.
     let size = unsafe {
         libc::ptrace(
             PTRACE_GET_RSEQ_CONFIGURATION,
@@ -412,11 +424,11 @@ pub fn rseq(tid: Tid) -> Option<u64> {
         .then_some(found.pointer)
 }
 
-/// A request that takes a number and touches no memory of ours.
+/// Makes a request that takes a number and accesses no memory of this process.
 fn plain(request: PtraceRequest, tid: Tid, data: c_int) -> io::Result<()> {
-    // The kernel takes `data` as an unsigned long; all of ours are small and not negative.
+    // The kernel expects an unsigned long; all callers pass small values that are not negative.
     let data = ptr::without_provenance_mut::<libc::c_void>(data.unsigned_abs() as usize);
-    // SAFETY: the requests made above read and write only the kernel's state of `tid`.
+    // SAFETY: the requests of all callers read and write only the kernel's state of `tid`.
     let done = unsafe { libc::ptrace(request, tid, ptr::null_mut::<libc::c_void>(), data) };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Anonymous memory of this process: aligned, advised by `madvise`, unmapped when dropped.
+//! Anonymous memory of this process: aligned, with advice by `madvise`, and unmapped when dropped.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -6,7 +6,8 @@ use std::slice;
 
 use crate::madvise::{Advice, advise_own};
 
-/// A private anonymous mapping that starts at a multiple of its alignment and is zero at first.
+/// A private anonymous mapping that starts at a multiple of its alignment and is zero-filled at
+/// first.
 #[derive(Debug)]
 pub struct AlignedRegion {
     mapping: NonNull<u8>,
@@ -16,10 +17,11 @@ pub struct AlignedRegion {
 }
 
 impl AlignedRegion {
-    /// Maps `length` bytes. The mapping is larger than that, for the alignment.
+    /// Maps `length` bytes at a multiple of `alignment`. The kernel mapping is larger than
+    /// `length`, so that it contains an aligned start.
     ///
     /// # Errors
-    /// `EINVAL` for no bytes or an alignment that is not a power of two, `ENOMEM`.
+    /// `EINVAL` if `length` is 0 or `alignment` is not a power of two; `ENOMEM`.
     pub fn map(length: usize, alignment: usize) -> io::Result<AlignedRegion> {
         let mapped = length.checked_add(alignment).filter(|_| length > 0);
         let Some(mapped) = mapped.filter(|_| alignment.is_power_of_two()) else {
@@ -49,41 +51,41 @@ impl AlignedRegion {
         (self.mapping.addr().get() + self.offset) as u64
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the region for reading and writing.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: `offset + length` is at most `mapped`, since the offset is below the alignment.
         let start = unsafe { self.mapping.add(self.offset) };
-        // SAFETY: the bytes are mapped for reading and writing until `self` is dropped, any bytes
-        // are valid, and no other pointer to them exists.
+        // SAFETY: the bytes are mapped for reading and writing until `self` is dropped, every bit
+        // pattern is valid, and no other reference to the bytes exists.
         unsafe { slice::from_raw_parts_mut(start.as_ptr(), self.length) }
     }
 
-    /// Its bytes, to read.
+    /// Returns the bytes of the region for reading.
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: `offset + length` is at most `mapped`, since the offset is below the alignment.
         let start = unsafe { self.mapping.add(self.offset) };
-        // SAFETY: the bytes are mapped for reading until `self` is dropped, any bytes are valid,
-        // and while `self` is borrowed `bytes` cannot be called.
+        // SAFETY: the bytes are mapped for reading until `self` is dropped, every bit pattern is
+        // valid, and `bytes` cannot be called while `self` is borrowed.
         unsafe { slice::from_raw_parts(start.as_ptr(), self.length) }
     }
 
-    /// Gives the kernel advice on all of it.
+    /// Gives the kernel advice on the whole region.
     ///
     /// # Errors
-    /// `EINVAL` for advice that the kernel does not know; others as `madvise` gives them.
+    /// `EINVAL` for advice that the kernel does not know; and other errors of `madvise`.
     pub fn advise(&mut self, advice: Advice) -> io::Result<()> {
         advise_own(self.bytes(), advice)
     }
 }
 
-// SAFETY: the mapping belongs to the value alone, and no thread has a part in it.
+// SAFETY: the value owns the mapping, which is bound to no thread.
 unsafe impl Send for AlignedRegion {}
 // SAFETY: through a shared reference the bytes can only be read.
 unsafe impl Sync for AlignedRegion {}
 
 impl Drop for AlignedRegion {
     fn drop(&mut self) {
-        // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
+        // SAFETY: this is the whole mapping, and nothing borrowed from it can outlive `self`.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapped) };
     }
 }

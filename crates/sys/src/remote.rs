@@ -1,23 +1,24 @@
-//! Another process's memory, by `/proc/PID/mem`; pages that no other process maps also by
-//! `process_vm_readv`.
+//! Reads the memory of another process by `/proc/PID/mem`, or, if no third process maps the pages,
+//! by `process_vm_readv`.
 //!
-//! To read a page that a process shares with a forked child, `process_vm_readv` first makes the
-//! kernel give the process a copy of its own (Linux 5.19 and newer, `gup_must_unshare`): reading
-//! all of a forked process would double its memory. `/proc/PID/mem` reads the shared page. One
-//! thread reads as fast by either; several threads read faster by `process_vm_readv`, since the
-//! memory file takes the mmap lock for each page.
+//! If a process shares a page with a forked child, `process_vm_readv` makes the kernel copy the
+//! page for the process before the read (since Linux 5.19, `gup_must_unshare`). Reading all pages
+//! of such a process would double its memory. `/proc/PID/mem` reads the shared page without a copy.
+//! For one thread both methods are equally fast; several threads read faster by `process_vm_readv`,
+//! since the memory file takes the mmap lock for each page.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// The `N` bytes at each of `addresses` in the process, or `None` where they are not all readable.
+/// Reads the `N` bytes at each of `addresses` in the process; `None` for an address if not all `N`
+/// bytes are readable.
 ///
 /// Reading an untouched page makes the kernel map it, so ask only for pages known to be present.
 ///
 /// # Errors
-/// `EPERM` where we may not trace the process, `ESRCH` where it is gone.
+/// `EPERM` without permission to trace the process, `ESRCH` if the process has ended.
 pub fn read_each<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<Option<[u8; N]>>> {
     let memory = OpenMemory::open(pid)?;
     let piece = |address: &u64| {
@@ -28,15 +29,15 @@ pub fn read_each<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<
     addresses.iter().map(piece).collect()
 }
 
-/// Memory of a process, for many reads of large ranges.
+/// Open memory file of a process, for many reads of large ranges.
 #[derive(Debug)]
 pub struct OpenMemory(File);
 
 impl OpenMemory {
-    /// Opens the memory of a process or thread.
+    /// Opens the memory file of a process or thread.
     ///
     /// # Errors
-    /// `EPERM` where we may not trace the process, `ESRCH` where it is gone.
+    /// `EPERM` without permission to trace the process, `ESRCH` if the process has ended.
     pub fn open(pid: u32) -> io::Result<OpenMemory> {
         File::open(format!("/proc/{pid}/mem")).map(OpenMemory).map_err(|error| {
             match error.raw_os_error() {
@@ -47,15 +48,15 @@ impl OpenMemory {
         })
     }
 
-    /// Reads `ranges` one after the other into `buffer`. Returns the number of bytes: fewer than
-    /// requested if the buffer is too small or a page cannot be read, and 0 after the process has
-    /// ended or executed another program.
+    /// Reads `ranges` one after the other into `buffer`. Returns the number of bytes read: fewer
+    /// than requested if the buffer is too small or a page cannot be read, and 0 after the process
+    /// has ended or executed another program.
     ///
     /// Reading an untouched page makes the kernel map it, so ask only for pages known to be
     /// present.
     ///
     /// # Errors
-    /// Those of `pread` other than that of a page that cannot be read.
+    /// Those of `pread`, except the error for a page that cannot be read.
     pub fn read(&self, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         for range in ranges {
@@ -71,7 +72,8 @@ impl OpenMemory {
         Ok(filled)
     }
 
-    /// Number of bytes that were read before a page that cannot be read.
+    /// Reads from `address` on. Returns the number of bytes before the first page that cannot be
+    /// read.
     fn read_one(&self, address: u64, into: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < into.len() {
@@ -79,7 +81,8 @@ impl OpenMemory {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // EINVAL: `pread` rejects the offset, which lies outside every address space.
+                // EINVAL: `pread` rejects `address` as an offset, because it lies outside every
+                // address space.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),
@@ -95,12 +98,12 @@ impl OpenMemory {
     }
 }
 
-/// Reads `ranges`, no more than 1024 of them, as [`OpenMemory::read`] does, by `process_vm_readv`:
-/// for pages that the process shares with no other.
+/// Reads at most 1024 `ranges` by `process_vm_readv`, with the results of [`OpenMemory::read`]. Use
+/// this function only for pages that the process shares with no other process.
 ///
 /// # Errors
-/// `EPERM` where we may not trace the process, `ESRCH` where it is gone, `EINVAL` for too many
-/// ranges.
+/// `EPERM` without permission to trace the process, `ESRCH` if the process has ended, `EINVAL` for
+/// too many ranges.
 pub fn read_exclusive(pid: u32, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
     let length = |range: &Range<u64>| usize::try_from(range.end.saturating_sub(range.start));
     let remote: Vec<libc::iovec> = ranges
@@ -113,7 +116,7 @@ pub fn read_exclusive(pid: u32, ranges: &[Range<u64>], buffer: &mut [u8]) -> io:
     read_pieces(pid, &remote, buffer)
 }
 
-/// Reads `ranges` as [`OpenMemory::read`] does, of a process that is opened for this call.
+/// Opens the memory of a process, and reads `ranges` as [`OpenMemory::read`] does.
 ///
 /// # Errors
 /// As [`OpenMemory::open`] and [`OpenMemory::read`].
@@ -121,12 +124,13 @@ pub fn read(pid: u32, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<us
     OpenMemory::open(pid)?.read(ranges, buffer)
 }
 
-/// Number of bytes that were read before a piece that cannot be read; 0 if that is the first.
+/// Returns the number of bytes that were read before the first piece that cannot be read; 0 if the
+/// first piece cannot be read.
 fn read_pieces(pid: u32, remote: &[libc::iovec], buffer: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-    // SAFETY: `local` is the whole of `buffer`, which is borrowed mutably until after the call;
-    // remote addresses are only ever looked up in the other process.
+    // SAFETY: `local` is the whole of `buffer`, which is borrowed mutably until after the call. The
+    // kernel uses remote addresses only in the other process.
     let got = unsafe {
         libc::process_vm_readv(
             pid,
@@ -143,8 +147,8 @@ fn read_pieces(pid: u32, remote: &[libc::iovec], buffer: &mut [u8]) -> io::Resul
     })
 }
 
-/// An address of another process as the pointer that an `iovec` wants; null, which no process
-/// can read, where it does not fit ours.
+/// Converts an address of another process to the pointer type of an `iovec`. Returns null, which no
+/// process can read, if the address does not fit a pointer of this process.
 fn pointer(address: u64) -> *mut libc::c_void {
     std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
@@ -179,7 +183,7 @@ mod tests {
         assert_eq!(read(std::process::id(), &ranges, &mut small).unwrap(), 3);
     }
 
-    /// Bytes that a process alone maps.
+    /// Number of bytes that only this process maps.
     fn exclusive(pid: u32) -> u64 {
         let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
         let lines = text.lines().filter_map(|line| line.strip_prefix("Private_")?.split_once(':'));

@@ -7,10 +7,11 @@ unsafe extern "C" {
 }
 
 /// Restricts lookups of host names to `/etc/hosts` and DNS, whose code is in the C library. Other
-/// services of `/etc/nsswitch.conf` are libraries, which need the machine's own C library; loading
-/// them beside another one crashes or fails. Has to come before the first lookup.
+/// services of `/etc/nsswitch.conf` are libraries that need the C library of the machine. Loading
+/// this second C library crashes or fails. Call this function before the first lookup.
 pub fn without_libraries() {
     let (hosts, services): (&CStr, &CStr) = (c"hosts", c"files dns");
-    // SAFETY: both names end with a zero and are never freed. An error leaves the file's services.
+    // SAFETY: both names end with NUL and are never freed. If the call fails, the services of the
+    // file stay configured.
     let _ = unsafe { __nss_configure_lookup(hosts.as_ptr(), services.as_ptr()) };
 }

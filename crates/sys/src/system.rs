@@ -1,4 +1,4 @@
-//! Facts of the running system and of ourselves: page size, user, kernel, clocks, capabilities.
+//! Facts of the running system and of this process: page size, user, kernel, clocks, capabilities.
 
 use std::mem::MaybeUninit;
 use std::time::Duration;
@@ -17,12 +17,12 @@ pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// The ticks a second in which `/proc/<pid>/stat` counts time.
+/// Number of clock ticks per second, the unit of times in `/proc/<pid>/stat`.
 pub fn ticks_per_second() -> u64 {
     rustix::param::clock_ticks_per_second()
 }
 
-/// Our effective user id.
+/// Effective user ID of this process.
 pub fn euid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -32,17 +32,17 @@ pub fn kernel_release() -> Vec<u8> {
     rustix::system::uname().release().to_bytes().to_vec()
 }
 
-/// The time since the machine started, its sleep included: what `starttime` of
-/// `/proc/<pid>/stat` counts from.
+/// Time since boot, including suspend: the clock of `starttime` in `/proc/<pid>/stat`.
 pub fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::try_from(now).unwrap_or_default()
 }
 
-/// Seconds by which the time zone of this process is ahead of UTC at a time; 0 if it is not known.
+/// Seconds by which the time zone of this process is ahead of UTC at a given time; 0 if the offset
+/// is unknown.
 pub fn utc_offset(unix_seconds: i64) -> i64 {
     let mut parts = MaybeUninit::<libc::tm>::uninit();
-    // SAFETY: both pointers are to values of ours that live through the call.
+    // SAFETY: both pointers are to local values that live until the call returns.
     let filled = unsafe { libc::localtime_r(&raw const unix_seconds, parts.as_mut_ptr()) };
     if filled.is_null() {
         return 0;
@@ -56,10 +56,10 @@ pub fn thread_cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// True if we hold a capability now.
+/// True if the effective set of this process contains a capability.
 ///
-/// Read from `/proc` where it is mounted: valgrind takes half of what `capget` returns for
-/// uninitialized memory, and would blame the program that uses this library.
+/// Reads `/proc` if it is mounted: valgrind treats half of the bytes that `capget` returns as
+/// uninitialized, and would report an error of the program that uses this library.
 pub fn has_capability(capability: CapabilitySet) -> bool {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -74,11 +74,12 @@ pub fn has_capability(capability: CapabilitySet) -> bool {
 /// True if two processes use the same memory, as `vfork` and `clone(CLONE_VM)` make it.
 ///
 /// # Errors
-/// `Unsupported` where the kernel has no `kcmp`; `EPERM` where we may not trace both; `ESRCH`.
+/// `Unsupported` if the kernel has no `kcmp`; `EPERM` without permission to trace both processes;
+/// `ESRCH`.
 pub fn shares_memory(one: u32, other: u32) -> std::io::Result<bool> {
     /// `KCMP_VM` of `linux/kcmp.h`.
     const MEMORY: libc::c_int = 1;
-    // SAFETY: this kind of comparison takes two process ids and touches no memory of ours.
+    // SAFETY: this type of comparison takes two process IDs and accesses no memory of this process.
     match unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) } {
         -1 => Err(match std::io::Error::last_os_error() {
             error if error.raw_os_error() == Some(libc::ENOSYS) => {
@@ -94,9 +95,9 @@ pub fn shares_memory(one: u32, other: u32) -> std::io::Result<bool> {
 /// (`ADDR_NO_RANDOMIZE`).
 ///
 /// # Errors
-/// `EPERM` where a container's rules refuse it.
+/// `EPERM` if the rules of a container forbid it.
 pub fn do_not_randomize() -> std::io::Result<()> {
-    /// Asks for the flags and changes none.
+    /// Argument with which the call returns the flags and changes none.
     const ASK: libc::c_ulong = 0xffff_ffff;
     // SAFETY: the call takes and returns flags.
     let now = unsafe { libc::personality(ASK) };
@@ -108,14 +109,14 @@ pub fn do_not_randomize() -> std::io::Result<()> {
     }
 }
 
-/// Bytes of swap in use on the machine.
+/// Number of bytes of swap in use on the machine.
 pub fn swap_in_use() -> u64 {
     let info = rustix::system::sysinfo();
     let units = info.totalswap.saturating_sub(info.freeswap);
     u64::try_from(u128::from(units) * u128::from(info.mem_unit)).unwrap_or(u64::MAX)
 }
 
-/// Raises the soft limit of open files to the hard one. Returns true if it was lower.
+/// Raises the soft limit of open files to the hard limit. Returns true if the soft limit was lower.
 pub fn open_more_files() -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     if limit.current == limit.maximum {

@@ -1,16 +1,16 @@
-//! `PR_SET_THP_DISABLE`: permission of a process to get transparent huge pages. Kept across `fork`
-//! and `exec`.
+//! `PR_SET_THP_DISABLE`: permission of a process to get transparent huge pages. The kernel keeps it
+//! across `fork` and `exec`.
 
 use std::io;
 
 /// Transparent huge pages that a process may get, of those that the system's settings allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllowedHugePages {
-    /// None.
+    /// No huge pages.
     None,
-    /// Only where it asks for them with `MADV_HUGEPAGE` or `MADV_COLLAPSE` (Linux 6.18).
+    /// Only in ranges for which the process calls `MADV_HUGEPAGE` or `MADV_COLLAPSE` (Linux 6.18).
     Advised,
-    /// All.
+    /// All huge pages.
     All,
 }
 
@@ -20,7 +20,7 @@ const EXCEPT_ADVISED: libc::c_ulong = 1 << 1;
 /// Sets the permission of this process, which its children and later programs inherit.
 ///
 /// # Errors
-/// `EINVAL` where the kernel does not know of that choice.
+/// `EINVAL` if the kernel does not support the value of `allowed`.
 pub fn allow(allowed: AllowedHugePages) -> io::Result<()> {
     let (disable, flags): (libc::c_ulong, libc::c_ulong) = match allowed {
         AllowedHugePages::None => (1, 0),
@@ -28,13 +28,13 @@ pub fn allow(allowed: AllowedHugePages) -> io::Result<()> {
         AllowedHugePages::All => (0, 0),
     };
     const UNUSED: libc::c_ulong = 0;
-    // SAFETY: this option takes numbers only and changes how the kernel maps memory, not what is in
-    // it.
+    // SAFETY: this option takes numbers only. It changes the page sizes of mappings, not the
+    // contents of memory.
     let done = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, disable, flags, UNUSED, UNUSED) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Setting of this process.
+/// Returns the permission of this process.
 ///
 /// # Errors
 /// None on any kernel since 3.15.

@@ -1,10 +1,10 @@
 //! Runs a command under ptrace and stops it while its memory can be read: at its exit, or at a
-//! time.
+//! given time.
 //!
 //! The command is seized (`PTRACE_SEIZE`), so its signals, group stops and exit status are as
-//! without us, and system calls are not stopped: only a new thread, an `exec`, a signal and an exit
-//! cost it a round trip to us. Its child processes run untraced. [`calls`] follows them too, and
-//! stops at system calls.
+//! without a tracer. Only a new thread, an `exec`, a signal and an exit stop the command until the
+//! tracer resumes it; system calls do not. Its child processes run untraced. [`calls`] also traces
+//! child processes, and stops at system calls.
 
 pub mod calls;
 mod filter;
@@ -25,19 +25,19 @@ use wait::ThreadChange;
 
 use crate::ptrace::{self, Tid};
 
-/// The stops we ask for. A child process is not followed: only threads and what they execute.
-/// Without `PTRACE_O_EXITKILL` the command outlives us.
+/// Ptrace options: report new threads, `exec` and exit. Child processes are not traced. Without
+/// `PTRACE_O_EXITKILL`, the command runs on if the tracer is killed.
 const OPTIONS: i32 =
     libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
 
 /// Time limit for every thread to stop. A thread that needs longer waits inside the kernel (for a
-/// disk, or in vfork for its child), where it runs no code of its own, or waits for a CPU.
+/// disk, or in vfork for its child), where it runs no user code, or waits for a CPU.
 const SETTLE: Duration = Duration::from_millis(100);
 
 /// Time limit for a thread that waits for a CPU.
 const MAX_SETTLE: Duration = Duration::from_secs(5);
 
-/// Interval between two looks at threads that are late.
+/// Interval of the checks of threads that have not stopped within [`SETTLE`].
 const SETTLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Number of the system call that ends a whole process, by `AUDIT_ARCH_*` of `linux/audit.h`.
@@ -67,20 +67,21 @@ const EXECUTE: [(u32, u32); 10] = [
     (0xc000_00f3, 281),
 ];
 
-/// Time limit until the system call is visible by which one thread ends another: the calling thread
+/// Time limit until it is visible by which system call one thread ends another. The calling thread
 /// has to run for some microseconds on a CPU that may be busy.
 const MAX_UNDECIDED: Duration = Duration::from_secs(2);
-/// Interval at which that thread is polled: no event reports that its `exec` waits for the others.
+/// Interval at which the calling thread is polled: no ptrace event reports that its `exec` waits
+/// for the other threads.
 const UNDECIDED_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Ending of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceEnding {
-    /// It exited with this status.
+    /// The process exited with this status.
     Exited(i32),
-    /// A signal killed it.
+    /// A signal killed the process.
     Killed {
-        /// The signal.
+        /// Number of the signal.
         signal: i32,
         /// True if the kernel wrote a core dump.
         core: bool,
@@ -90,29 +91,30 @@ pub enum TraceEnding {
 /// Reason why [`Traced::run`] or [`Traced::freeze`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// It is about to end, and its memory is still there.
+    /// The command is about to end, and its memory is still readable.
     AtExit,
     /// Every thread is stopped.
     AtTime,
-    /// After [`Traced::stop_on_the_way`]: it executed another program, and its only thread is
-    /// stopped.
+    /// After [`Traced::stop_on_the_way`]: the command executed another program, and its only thread
+    /// is stopped.
     Executed,
     /// After [`Traced::stop_on_the_way`]: a perf counter sent a SIGTRAP to a thread, which is
     /// stopped and does not receive the signal.
     Trapped,
-    /// The deadline passed and it runs on.
+    /// The deadline passed, and the command runs on.
     TimeIsUp,
-    /// It is gone: there is nothing left to read.
+    /// The command has ended, and its memory is gone.
     Ended(TraceEnding),
 }
 
-/// Reason why a command runs untraced, so that it cannot be read at its exit or at a time.
+/// Reason why a command runs untraced, so that its memory cannot be read at its exit or at a given
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Untraced {
-    /// It is set-user-ID, set-group-ID or has file capabilities. The kernel would run it without
-    /// them under a tracer that lacks CAP_SYS_PTRACE.
+    /// The program is set-user-ID, set-group-ID or has file capabilities. Under a tracer without
+    /// CAP_SYS_PTRACE, the kernel would run it without these privileges.
     GainsPrivilege,
-    /// The kernel or the container does not let us trace: the error number.
+    /// The kernel or the container forbids tracing: the error number.
     Refused(i32),
 }
 
@@ -132,26 +134,26 @@ impl fmt::Display for Untraced {
 /// State of a thread of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaunchPhase {
-    /// Running, for all we know.
+    /// Running, as far as the tracer knows.
     Running,
     /// In a group stop, which a SIGCONT ends.
     Listening,
-    /// Stopped by us.
+    /// Stopped by the tracer.
     Held(HeldResume),
-    /// In its last stop.
+    /// In its last ptrace stop, before it ends.
     Exiting(Departure),
-    /// Past its last stop; it runs no more code of its own.
+    /// Past its last ptrace stop: it runs no more user code.
     Leaving,
     /// Not a thread of the command, or no longer traced: it is detached at its next stop.
     Stranger,
 }
 
-/// Way in which a held thread continues.
+/// Method of resuming a held thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeldResume {
-    /// From its position.
+    /// Resume it at its next instruction.
     Continue,
-    /// Back into its group stop.
+    /// Return it to its group stop.
     Listen,
 }
 
@@ -162,20 +164,21 @@ enum Departure {
     Process,
     /// Only the thread ends, unless it is the last.
     Thread,
-    /// Unknown: another thread ends it, by its `exit_group`, which ends the process, or by its
-    /// `exec`, which waits until the other threads are gone. Its event can come before that of the
-    /// other thread.
+    /// Unknown: another thread ends this thread, by `exit_group`, which ends the process, or by
+    /// `exec`, which waits until the other threads are gone. The exit event of this thread can
+    /// arrive before the event of the other thread.
     ByAnother,
 }
 
-/// A command that we started.
+/// A command that this process started and traces.
 ///
 /// The value belongs to the thread that started the command: the kernel refuses ptrace requests of
 /// other threads. That thread blocks the signals of the terminal while the value exists. Dropping
-/// it lets the command run on by itself.
+/// the value lets the command run on untraced.
 ///
-/// A program that traces itself cannot do so meanwhile: LeakSanitizer reports this and fails. One
-/// that gains privileges in a later `exec` does not get them (see [`Untraced::GainsPrivilege`]).
+/// A program that traces itself fails while the value exists; LeakSanitizer reports such a failure.
+/// A program that would gain privileges in a later `exec` does not gain them (see
+/// [`Untraced::GainsPrivilege`]).
 ///
 /// ```
 /// use pagewise_sys::trace::{TraceEnding, Stopped, Traced};
@@ -191,10 +194,10 @@ pub struct Traced {
     pid: Tid,
     threads: BTreeMap<Tid, LaunchPhase>,
     executes: bool,
-    /// `Some` after [`Traced::stop_on_the_way`]; contains the reason of a stop until `run` returns
-    /// it.
+    /// `Some` after [`Traced::stop_on_the_way`]. The inner value is the reason of a stop that `run`
+    /// has not returned yet.
     on_the_way: Option<Option<Stopped>>,
-    /// Since when a [`Departure::ByAnother`] is held.
+    /// Time since which a thread with [`Departure::ByAnother`] is held.
     undecided: Option<Instant>,
     ending: Option<TraceEnding>,
     untraced: Option<Untraced>,
@@ -259,8 +262,8 @@ impl Traced {
         self.pid.unsigned_abs()
     }
 
-    /// The task to read in `/proc`: the process, or one of its threads where the main thread has
-    /// ended before the others and `/proc/<pid>` shows no memory any more.
+    /// ID of the task to read in `/proc`: the process, or one of its threads if the main thread has
+    /// ended before the other threads, because `/proc/<pid>` then shows no memory.
     pub fn task(&self) -> u32 {
         let is_there =
             |phase: &LaunchPhase| !matches!(phase, LaunchPhase::Leaving | LaunchPhase::Stranger);
@@ -275,15 +278,15 @@ impl Traced {
         self.untraced
     }
 
-    /// Makes [`Traced::run`] return also when the command executes another program, and when a
+    /// Makes [`Traced::run`] also return when the command executes another program, and when a
     /// thread reaches the instruction of
-    /// [`PerfCounter::trap_at`](crate::perf_event::PerfCounter::trap_at): that thread is stopped,
-    /// others run.
+    /// [`PerfCounter::trap_at`](crate::perf_event::PerfCounter::trap_at): that thread is then
+    /// stopped, and the other threads run.
     pub fn stop_on_the_way(&mut self) {
         self.on_the_way = Some(None);
     }
 
-    /// Lets every thread run on, until the command is about to end or the deadline passes.
+    /// Resumes every thread, and waits until the command is about to end or the deadline passes.
     ///
     /// # Errors
     /// Those of `waitpid`.
@@ -310,8 +313,8 @@ impl Traced {
         }
     }
 
-    /// True while it is not known if the end of a thread is the end of the process. Such a thread
-    /// is not resumed: it would be gone when the process stops at its exit.
+    /// True while it is unknown if the end of a thread is the end of the process. The ending thread
+    /// is not resumed, because it would be gone when the process stops at its exit.
     fn is_undecided(&mut self) -> bool {
         let ended = self.threads.iter().find(|(_, phase)| phase.is_undecided());
         let Some((&ended, _)) = ended else {
@@ -333,8 +336,8 @@ impl Traced {
         true
     }
 
-    /// Stops every thread, and returns the state that this found. A command that is not traced runs
-    /// on.
+    /// Stops every thread, and returns the reason that then applies: usually [`Stopped::AtTime`]. A
+    /// command that is not traced runs on.
     ///
     /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) then return EINTR.
     ///
@@ -353,7 +356,8 @@ impl Traced {
         })
     }
 
-    /// Waits for the stops of threads in a phase. A late thread is waited for while it is runnable.
+    /// Waits until the threads whose phase `is_awaited` have stopped. After [`SETTLE`], only
+    /// runnable threads are waited for.
     fn settle(&mut self, is_awaited: fn(LaunchPhase) -> bool) -> io::Result<()> {
         let began = Instant::now();
         loop {
@@ -370,7 +374,8 @@ impl Traced {
         }
     }
 
-    /// Resumes every stopped thread, also those in their last stop. [`Traced::run`] does it too.
+    /// Resumes every stopped thread, also threads in their last stop. [`Traced::run`] does this
+    /// too.
     pub fn thaw(&mut self) {
         self.resume_all_but(|_| false);
     }
@@ -398,11 +403,11 @@ impl Traced {
         }
     }
 
-    /// Lets the command run on by itself: it is not stopped again, not even at its exit. A thread
-    /// that runs is stopped once more, since the kernel releases stopped threads only.
+    /// Detaches the command, which runs on and is not stopped again, not even at its exit. A
+    /// running thread is stopped once more, since the kernel detaches only stopped threads.
     pub fn let_go(&mut self) {
-        // From here on stop signals reach us too; one that the command ignored must not be among
-        // them.
+        // From here on stop signals also stop this process. A pending stop signal that the command
+        // ignored must not do so.
         self.signals.forget();
         for (tid, phase) in std::mem::take(&mut self.threads) {
             match phase {
@@ -416,11 +421,11 @@ impl Traced {
                 }
             }
         }
-        // If a wait fails, the end of this thread or process releases the rest.
+        // If the wait fails, the kernel detaches the remaining threads when this thread ends.
         let _ = self.settle(|phase| phase == LaunchPhase::Stranger);
     }
 
-    /// Lets the command go and waits for its end.
+    /// Detaches the command and waits for its end.
     ///
     /// # Errors
     /// Those of `waitpid`; `ECHILD` if other code has waited for the command's end.
@@ -450,7 +455,8 @@ impl Traced {
         }
     }
 
-    /// Runs until the child has executed its program, or ends because it could not.
+    /// Waits until the child has executed its program, or has ended because the program could not
+    /// be executed.
     fn run_to_exec(&mut self) -> io::Result<()> {
         while !self.executes && self.is_traced() {
             let mark = wait::mark();
@@ -465,8 +471,8 @@ impl Traced {
         Ok(())
     }
 
-    /// Sleeps until there may be an event; `false` if the deadline passed. A Ctrl-Z stops us here
-    /// too, once the command has stopped, or if it is not traced.
+    /// Sleeps until there may be an event; `false` if the deadline passed. During the sleep a
+    /// Ctrl-Z also stops this process, if the command has stopped or is not traced.
     fn sleep(&mut self, mark: u32, deadline: Option<Instant>) -> bool {
         let stopped = self.threads.values().any(|phase| *phase == LaunchPhase::Listening);
         self.signals.let_stops_pass(stopped || !self.is_traced());
@@ -477,7 +483,7 @@ impl Traced {
         self.threads.values().any(|phase| *phase != LaunchPhase::Stranger)
     }
 
-    /// True if the process ends once the threads in their last stop go on.
+    /// True if the process ends once the threads in their last stop are resumed.
     fn is_ending(&self) -> bool {
         let has =
             |wanted: fn(LaunchPhase) -> bool| self.threads.values().any(|phase| wanted(*phase));
@@ -485,7 +491,7 @@ impl Traced {
             || (has(|phase| matches!(phase, LaunchPhase::Exiting(_))) && !has(LaunchPhase::is_live))
     }
 
-    /// Records all events; resumes only foreign threads and those that are about to receive a
+    /// Records all events. Resumes only foreign threads, and threads that are about to receive a
     /// signal.
     fn take_changes(&mut self) -> io::Result<()> {
         while self.ending.is_none()
@@ -501,8 +507,8 @@ impl Traced {
         if first == self.pid || self.threads.contains_key(&first) {
             return Ok(self.change_of(first)?.map(|change| (first, change)));
         }
-        // Another child of this thread, or a new thread whose clone event has not arrived yet,
-        // comes before ours.
+        // `peek` found another child of this thread, or a new thread whose clone event has not
+        // arrived yet, so each traced thread is polled.
         for &tid in std::iter::once(&self.pid).chain(self.threads.keys()) {
             if let Some(change) = self.change_of(tid)? {
                 return Ok(Some((tid, change)));
@@ -511,9 +517,9 @@ impl Traced {
         Ok(None)
     }
 
-    /// New event of one thread. It is consumed, so that those of others become visible, except for
-    /// a signal to be delivered: the kernel would drop a consumed signal if this process were
-    /// killed.
+    /// Returns the new event of a thread, and consumes it, so that events of other threads become
+    /// visible. A signal that is about to be delivered is not consumed: the kernel would drop a
+    /// consumed signal if this process were killed.
     fn change_of(&self, tid: Tid) -> io::Result<Option<ThreadChange>> {
         match wait::look_if_ours(tid)? {
             Some(ThreadChange::Signal(signal))
@@ -521,7 +527,7 @@ impl Traced {
             {
                 Ok(Some(ThreadChange::Signal(signal)))
             }
-            // `look_if_ours` has consumed these.
+            // `look_if_ours` has consumed these changes.
             Some(change @ (ThreadChange::Ended(_) | ThreadChange::Execed)) => Ok(Some(change)),
             Some(_) => wait::take_change(tid),
             None => Ok(None),
@@ -553,7 +559,8 @@ impl Traced {
                 LaunchPhase::Held(HeldResume::Continue)
             }
             ThreadChange::Signal(signal) => {
-                // If it was interrupted, it stops once more when it has the signal.
+                // If this process has interrupted the thread, the thread stops again after it has
+                // received the signal.
                 ptrace::resume(tid, signal);
                 LaunchPhase::Running
             }
@@ -563,8 +570,8 @@ impl Traced {
                 LaunchPhase::Held(HeldResume::Continue)
             }
             ThreadChange::Execed => {
-                // The other threads are gone, and the one that executes has taken the main thread's
-                // id.
+                // The other threads are gone, and the thread that called `exec` now has the ID of
+                // the main thread.
                 self.threads.clear();
                 self.executes = true;
                 self.on_the_way = self.on_the_way.map(|_| Some(Stopped::Executed));
@@ -602,7 +609,7 @@ impl Traced {
             return Departure::Process;
         }
         let Some(architecture) = ptrace::architecture(tid) else { return Departure::Thread };
-        // A thread that another one ends while it runs code of its own is in no call.
+        // A thread that another thread ends while it runs user code is in no system call.
         match self.call_number(tid).map(|number| (architecture, number)) {
             Some(call) if EXIT_GROUP.contains(&call) => Departure::Process,
             Some(call) if EXIT.contains(&call) => Departure::Thread,
@@ -624,7 +631,7 @@ fn is_runnable(tid: Tid) -> bool {
 }
 
 impl Drop for Traced {
-    /// Leaves no thread stopped.
+    /// Resumes and detaches every thread.
     fn drop(&mut self) {
         if self.is_traced() {
             let _ = self.freeze();
@@ -634,17 +641,17 @@ impl Drop for Traced {
 }
 
 impl LaunchPhase {
-    /// True if it may still run code of the program.
+    /// True if the thread may still run user code.
     fn is_live(self) -> bool {
         self.is_free() || matches!(self, LaunchPhase::Held(_))
     }
 
-    /// True if its end may be that of the process.
+    /// True if the end of the thread may be the end of the process.
     fn is_undecided(self) -> bool {
         self == LaunchPhase::Exiting(Departure::ByAnother)
     }
 
-    /// True if it runs unless something stops it.
+    /// True if the thread runs unless something stops it.
     fn is_free(self) -> bool {
         matches!(self, LaunchPhase::Running | LaunchPhase::Listening)
     }

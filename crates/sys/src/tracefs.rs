@@ -1,4 +1,4 @@
-//! tracefs, the file system that lists the tracepoints of the kernel: the mounted one, or a
+//! tracefs, the file system that lists the tracepoints of the kernel: an existing mount, or a
 //! detached mount.
 
 use std::fs::File;
@@ -21,11 +21,11 @@ pub struct TraceFs {
 }
 
 impl TraceFs {
-    /// Opens it. If tracefs is not mounted, a detached mount is created that is visible to this
-    /// process only and vanishes with the value: the machine is unchanged.
+    /// Opens tracefs. If it is not mounted, a detached mount is created, which is visible to this
+    /// process only and disappears when the value is dropped.
     ///
     /// # Errors
-    /// `EACCES` or `EPERM` where we may not; `ENODEV` where the kernel has none.
+    /// `EACCES` or `EPERM` without permission; `ENODEV` if the kernel has no tracefs.
     pub fn open() -> io::Result<TraceFs> {
         let mounted =
             PLACES.iter().find(|place| statfs(**place).is_ok_and(|fs| fs.f_type == MAGIC));
@@ -36,7 +36,7 @@ impl TraceFs {
         Ok(TraceFs { folder })
     }
 
-    /// All of a file: `events/tlb/tlb_flush/id`.
+    /// Reads a whole file, such as `events/tlb/tlb_flush/id`.
     ///
     /// # Errors
     /// `ENOENT` if the file does not exist; `EACCES`.
@@ -47,7 +47,7 @@ impl TraceFs {
         Ok(text)
     }
 
-    /// The names in a folder: `events/tlb`.
+    /// Lists the names in a folder, such as `events/tlb`.
     ///
     /// # Errors
     /// `ENOENT` if the folder does not exist; `EACCES`.
@@ -64,7 +64,7 @@ impl TraceFs {
     }
 }
 
-/// A tracefs that is mounted nowhere.
+/// Creates a tracefs mount that is attached to no folder.
 fn detached() -> io::Result<OwnedFd> {
     let context = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn a_tracepoint_has_its_number_mounted_or_not_and_nothing_gets_mounted() {
-        // Other programs mount other file systems meanwhile.
+        // The test compares only tracefs mounts: other programs may mount other file systems
+        // meanwhile.
         let mounts = || {
             let text = std::fs::read_to_string("/proc/self/mounts").unwrap();
             let is_tracefs = |line: &&str| line.split(' ').nth(2) == Some("tracefs");

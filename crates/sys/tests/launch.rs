@@ -1,5 +1,5 @@
-//! Commands started by a launcher: their endings and costs, and that memory of other processes is
-//! not counted.
+//! Commands started by a launcher: their endings and resource usage, which excludes the memory of
+//! other processes.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -64,8 +64,8 @@ fn a_large_parent_does_not_make_the_command_large() {
     assert!(outcome.usage.max_rss < 16 << 20, "{outcome:?}");
     assert!(outcome.floor <= outcome.usage.max_rss && outcome.floor < 8 << 20, "{outcome:?}");
     assert!(before.floor < 8 << 20, "{before:?}");
-    // A launcher that is forked too late has the floor of its parent, and reports it. A part of it
-    // may be in swap.
+    // A launcher that is forked too late has the resident memory of its parent, and reports it as
+    // `floor`. A part of this memory may be in swap.
     let late = run(&mut start("true", &[], None).unwrap()).unwrap();
     assert!(late.floor > 200 << 20 && late.usage.max_rss >= late.floor, "{late:?}");
 }
@@ -90,7 +90,7 @@ fn a_deadline_passes_and_the_command_runs_on() {
     let soon = Instant::now() + Duration::from_millis(10);
     assert_eq!(running.wait(Some(soon)).unwrap(), None);
     let task = format!("/proc/{}/comm", running.pid());
-    // A slow machine needs longer to execute it.
+    // A slow machine needs longer until the command is executed.
     while std::fs::read_to_string(&task).unwrap() != "cat\n" {
         assert!(soon.elapsed() < Duration::from_secs(60), "it is not executed");
         std::thread::sleep(Duration::from_millis(1));
@@ -125,7 +125,7 @@ fn counters_opened_on_the_held_child_count_the_command_and_its_children() {
         exclude_user: false,
     };
     let faults = PerfEvent::new(PerfType::SOFTWARE, 2);
-    // dd reads into memory that it never touched.
+    // `dd` reads into memory that it has not touched before.
     let scripts = ["true", "dd if=/dev/zero of=/dev/null bs=16M count=1 2>/dev/null"];
     let mut counts = Vec::new();
     for script in scripts {
@@ -144,8 +144,8 @@ fn counters_opened_on_the_held_child_count_the_command_and_its_children() {
             };
             let usage = running.wait(None).unwrap().unwrap().usage;
             let counted = counter.unwrap().read().unwrap();
-            // Page faults of `exec` itself, for the arguments of the command, are in only one of
-            // the two.
+            // Only one of the two counts includes page faults of `exec` itself, for the arguments
+            // of the command.
             let all = usage.minor_faults + usage.major_faults;
             assert!(counted.value <= all && all <= counted.value + 20, "{counted:?} {usage:?}");
             assert!(counted.enabled > 0, "{counted:?}");

@@ -1,5 +1,5 @@
-//! Threads that this process has seized, and a thread of ours that waits for those that have ended
-//! while a call to seize one more takes long.
+//! Threads that this process has seized. If a call that seizes one more thread takes long, a thread
+//! of this process waits for the seized threads that have ended.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use super::Tid;
 
-/// Interval of the checks for a call that takes long. The ended thread that blocks such a call is
+/// Interval of the checks for a call that takes long. An ended thread that blocks the call is
 /// reaped one to two intervals after the start of the call.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The reaping thread ends after this number of polls without a call.
+/// Number of polls without a call after which the reaping thread ends.
 const IDLE_LOOKS: u32 = 20;
 
 static SEIZED: Mutex<BTreeSet<Tid>> = Mutex::new(BTreeSet::new());
-/// Calls that have begun, and those of them that have not returned.
+/// Number of calls that have begun, and number of these calls that have not returned.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 static OPEN: AtomicU32 = AtomicU32::new(0);
 /// True while the reaping thread runs.
@@ -28,24 +28,24 @@ fn seized() -> MutexGuard<'static, BTreeSet<Tid>> {
     SEIZED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes a thread that was seized.
+/// Adds a thread that was seized.
 pub(super) fn note(tid: Tid) {
     seized().insert(tid);
 }
 
-/// Forgets a thread that is traced no more.
+/// Removes a thread that is not traced any more.
 pub(crate) fn forget(tid: Tid) {
     seized().remove(&tid);
 }
 
-/// A call to seize a thread, until it is dropped.
+/// A call that seizes a thread; the call ends when this value is dropped.
 pub(super) struct Attempt;
 
 impl Attempt {
     pub(super) fn begin() -> Attempt {
         BEGUN.fetch_add(1, SeqCst);
         OPEN.fetch_add(1, SeqCst);
-        // Only a thread that is seized already can block a call.
+        // Only threads that were seized before can block this call.
         if !seized().is_empty() && !IS_WATCHED.swap(true, SeqCst) {
             let started = thread::Builder::new().name("seized".to_owned()).spawn(watch);
             if started.is_err() {
@@ -77,12 +77,13 @@ fn watch() {
     IS_WATCHED.store(false, SeqCst);
 }
 
-/// Waits for seized threads that have ended. Later calls for them report that they are not tracees.
+/// Reaps seized threads that have ended. Later calls for these threads report that they are not
+/// tracees.
 fn take_ends() {
     let all: Vec<Tid> = seized().iter().copied().collect();
     for tid in all {
         match has_ended(tid, libc::WNOWAIT) {
-            // The first call left the thread to be waited for; this one reaps it.
+            // With `WNOWAIT`, `has_ended` did not reap the thread; this second call does.
             Ok(true) => {
                 let _ = has_ended(tid, 0);
                 forget(tid);
@@ -93,10 +94,10 @@ fn take_ends() {
     }
 }
 
-/// True if a tracee has ended; its stops are not consumed. `options` is `WNOWAIT`, or 0 to reap a
-/// tracee that has ended.
+/// True if a tracee has ended. Stops of the tracee are not consumed. `options` is `WNOWAIT`, or 0
+/// to reap a tracee that has ended.
 fn has_ended(tid: Tid, options: libc::c_int) -> io::Result<bool> {
-    // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
+    // SAFETY: all zeros are a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     let options = options | libc::WEXITED | libc::WNOHANG | libc::__WALL;
     // SAFETY: `info` is a `siginfo_t` that the call may fill in.
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
     use crate::ptrace;
 
-    /// Each test waits for threads that the other has seized.
+    /// Lock of the tests, because each test waits for all seized threads of this process.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -135,7 +136,7 @@ mod tests {
         assert!(ended.wait().is_err(), "it was waited for");
         ptrace::interrupt(second);
         let mut status = 0;
-        // SAFETY: the call fills in an int.
+        // SAFETY: the call writes an int to `status`.
         assert_eq!(unsafe { libc::waitpid(second, &raw mut status, libc::__WALL) }, second);
         assert!(libc::WIFSTOPPED(status), "its stop is there to be seen");
         take_ends();
@@ -167,7 +168,7 @@ mod tests {
         // `cat` runs until the pipe is closed: a process that has ended cannot be seized.
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(b"\n").unwrap();
-        // The other thread has ended, and the `exec` waits until it is reaped.
+        // The `exec` waits until the other thread, which has ended, is reaped.
         while !has_ended(other, libc::WNOWAIT).unwrap() {
             thread::yield_now();
         }

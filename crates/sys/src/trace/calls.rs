@@ -1,10 +1,10 @@
-//! The memory system calls of a command or of a running process, one by one, with those of all its
+//! Reports each memory system call of a command or of a running process, and of all its
 //! descendants.
 //!
-//! A command gets a seccomp filter, so that nothing but the calls of [`names`] stops it. A running
-//! process cannot be given one: it stops at every system call. Signals, group stops and exit
-//! statuses are as without us. While the caller handles a [`TraceEventKind`], the thread of the
-//! event is stopped, so its files in `/proc` do not change.
+//! A command gets a seccomp filter, so that only the system calls of [`names`] stop it. A running
+//! process cannot get a filter, so it stops at every system call. Signals, group stops and exit
+//! statuses are as without a tracer. While the caller handles a [`TraceEvent`], the thread of the
+//! event is stopped.
 
 mod numbers;
 
@@ -33,8 +33,8 @@ const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACEEXEC
     | libc::PTRACE_O_TRACEEXIT;
 
-/// Options with a filter: report its stops, and kill processes that remain, since their calls would
-/// fail without us.
+/// Options with a filter: report the stops of the filter, and kill the remaining processes when the
+/// tracer ends, since their filtered calls would fail without it.
 const FILTERED: i32 = OPTIONS | libc::PTRACE_O_TRACESECCOMP | libc::PTRACE_O_EXITKILL;
 
 /// `PERF_COUNT_SW_DUMMY`: counts nothing.
@@ -47,25 +47,26 @@ const UNPRIVILEGED: Mode = Mode {
     exclude_user: false,
 };
 
-/// Time limit for detached threads to stop. One that needs longer waits inside the kernel; it is
-/// detached when this thread ends.
+/// Time limit for detached threads to stop. A thread that needs longer waits inside the kernel; the
+/// kernel detaches it when the tracing thread ends.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Time limit for killed processes to end. One that needs longer waits inside the kernel.
+/// Time limit for killed processes to end. A process that needs longer waits inside the kernel.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// Number of threads that are stopped at a time to be detached.
 const BATCH: usize = 32;
-/// A thread of such a batch that does not stop within this time is detached later.
+/// Time limit for a thread of such a batch to stop; a thread that needs longer is detached later.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// A thread that was interrupted is polled without a sleep for this time: most stop within
+/// Time for which an interrupted thread is polled without a sleep: most threads stop within
 /// microseconds.
 const POLL: Duration = Duration::from_micros(200);
-/// The kernel finds one changed thread by a search in a fixed order. After this number, each thread
-/// is polled once, so that none waits forever.
+/// Number of changes after which each thread is polled once: the kernel searches changed threads in
+/// a fixed order, so some threads could wait forever.
 const UNFAIR: u32 = 256;
-/// With this number of changed threads, polling each is faster than one search for each change.
+/// Number of changed threads at which polling each thread is faster than one search for each
+/// change.
 const MANY: u32 = 16;
 
-/// The names of the calls that are watched.
+/// The names of the traced system calls.
 pub fn names() -> impl Iterator<Item = &'static str> {
     numbers::CALLS.iter().map(|(_, name)| *name)
 }
@@ -73,57 +74,57 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// Event, time, thread and process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// The thread.
+    /// ID of the thread.
     pub tid: u32,
-    /// Its process.
+    /// PID of its process.
     pub pid: u32,
-    /// When we saw it.
+    /// Time at which the tracer received the event.
     pub when: Instant,
     /// Kind of the event.
     pub event: TraceEventKind,
 }
 
-/// Kind of an event. The thread is stopped at it, unless its process is new or has ended.
+/// Kind of an event. The thread of the event is stopped, unless its process is new or has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceEventKind {
-    /// It is the process that we attached to. All its threads are stopped.
+    /// The process is the one that the tracer attached to. All its threads are stopped.
     Attached {
-        /// As of [`TraceEventKind::Executed`].
+        /// See `is_native` of [`TraceEventKind::Executed`].
         is_native: bool,
     },
-    /// It is a new process.
+    /// The process is new.
     Born {
-        /// The process that made it.
+        /// PID of the process that created it.
         by: u32,
-        /// True if both use one memory: `vfork`, `clone(CLONE_VM)`.
+        /// True if both processes share their memory: `vfork`, `clone(CLONE_VM)`.
         shares_memory: bool,
     },
-    /// It executes another program: its memory is new.
+    /// The process executes another program, and its memory is new.
     Executed {
         /// True if the program uses the native system call convention, so that its calls are
         /// reported; false for a 32-bit program.
         is_native: bool,
     },
-    /// It is about to execute the instruction of [`TracedProgram::expect`].
+    /// The thread is about to execute the instruction of [`TracedProgram::expect`].
     Arrived,
-    /// It makes a call.
+    /// The thread enters a system call.
     Entered(TracedCall),
-    /// The call that it made is done.
+    /// The thread leaves the system call that it entered.
     Left(Done),
-    /// It ends next; its memory is still there.
+    /// The thread is about to end; its memory is still readable.
     Ending,
-    /// Its process has ended.
+    /// The process has ended.
     Ended(TraceEnding),
 }
 
-/// A system call as it is made.
+/// A system call at its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TracedCall {
-    /// Its name.
+    /// Name of the system call.
     pub name: &'static str,
-    /// Arguments, and leftover register contents beyond them.
+    /// Argument registers; registers that the system call does not use have leftover contents.
     pub arguments: [u64; 6],
-    /// The address after the instruction that made it.
+    /// Address after the instruction that made the system call.
     pub caller: u64,
 }
 
@@ -132,24 +133,24 @@ pub struct TracedCall {
 pub struct Done {
     /// Return value, or the error number.
     pub result: Result<u64, i32>,
-    /// From its start to its end, the cost of one stop included.
+    /// Time from the entry to the exit of the call, including the cost of one stop.
     pub took: Duration,
 }
 
 /// System calls that stop the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceStops {
-    /// Memory calls only: a seccomp filter selects them.
+    /// Only memory calls, which a seccomp filter selects.
     MemoryCalls,
-    /// All.
+    /// All system calls.
     EveryCall,
 }
 
 /// A command or a process whose memory calls are reported.
 ///
-/// The value belongs to the thread that made it, which must have no other children: they would be
-/// reaped here. Dropping the value detaches all processes, or kills those of a command with a
-/// filter.
+/// The value belongs to the thread that created it. This thread must have no other children,
+/// because the tracer would reap them. Dropping the value detaches all processes; the processes of
+/// a command with a filter are killed instead.
 ///
 /// ```
 /// use pagewise_sys::trace::calls::{TraceEventKind, TracedProgram};
@@ -168,13 +169,13 @@ pub struct TracedProgram {
     early: BTreeMap<Tid, Option<Tid>>,
     /// Tasks in a group stop.
     stopped: BTreeSet<Tid>,
-    /// The task of the last change, and the way to resume it; after attaching, all tasks.
+    /// The task of the last change and its method of resuming; after attaching, all tasks.
     held: Vec<(Tid, StoppedResume)>,
     /// The tasks that are still to be polled before a wait for any task.
     round: Vec<Tid>,
     /// Number of changes since the start of the present round.
     changes: u32,
-    /// Since when all threads are held.
+    /// Time since which all threads are held.
     paused: Option<Instant>,
     /// The longest time for which all threads were held.
     pause: Duration,
@@ -183,8 +184,8 @@ pub struct TracedProgram {
     stops: TraceStops,
     ending: Option<TraceEnding>,
     deadline: Option<Instant>,
-    /// While a command runs, the signals of the terminal are for it; otherwise they end the
-    /// tracing.
+    /// Blocked signals of the terminal while a command runs: they are for the command. After its
+    /// end, or without a command, these signals end the tracing.
     terminal: Option<signals::HeldSignals>,
     interrupts: Option<signals::WaitInterrupts>,
     /// While a counter is open, the kernel is ready to set debug registers: opening the first
@@ -204,13 +205,13 @@ impl fmt::Debug for TracedProgram {
     }
 }
 
-/// A thread.
+/// A traced thread.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     process: Tid,
-    /// Start of the system call that the thread is in.
+    /// Entry time of the system call that the thread is in.
     call: Option<Instant>,
-    /// The instruction at which it is to stop.
+    /// Address of the instruction at which the thread is to stop.
     expected: Option<u64>,
 }
 
@@ -220,12 +221,12 @@ impl Task {
     }
 }
 
-/// Way in which a stopped thread continues.
+/// Method of resuming a stopped thread.
 #[derive(Clone, Copy, Debug)]
 enum StoppedResume {
-    /// From its position.
+    /// Resume it at its next instruction.
     Continue,
-    /// Back into its group stop.
+    /// Return it to its group stop.
     Listen,
 }
 
@@ -263,7 +264,7 @@ impl TracedProgram {
         let child = newborn.pid;
         if let Err(error) = ptrace::seize(child, if filter.is_some() { FILTERED } else { OPTIONS })
         {
-            // It ends, since it never gets the message to execute.
+            // The child ends, since it never receives the message to execute its program.
             drop(newborn);
             wait::any().map_err(NotExecuted::Program)?;
             return Ok(Err(Untraced::Refused(error.raw_os_error().unwrap_or(0))));
@@ -277,15 +278,16 @@ impl TracedProgram {
     }
 
     /// Starts to trace a running process, until the deadline, or until SIGINT, SIGTERM, SIGHUP or a
-    /// stop signal of the terminal arrives. If a stop signal stopped us, the process would stop at
-    /// its next system call.
+    /// stop signal of the terminal arrives. If a stop signal stopped this process, the traced
+    /// process would stop at its next system call.
     ///
     /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) return EINTR when tracing
     /// begins and ends. A thread that has not stopped within `max_pause` is not waited for: it
     /// waits inside the kernel, or for a CPU.
     ///
     /// # Errors
-    /// `EPERM` where we may not trace it or another tracer does, `ESRCH` where it is not there.
+    /// `EPERM` without permission to trace the process or if another tracer is attached, `ESRCH` if
+    /// the process does not exist.
     pub fn attach(
         pid: u32,
         deadline: Option<Instant>,
@@ -295,7 +297,7 @@ impl TracedProgram {
         let mut watched = TracedProgram::new(main, TraceStops::EveryCall);
         watched.deadline = deadline;
         watched.interrupts = Some(signals::WaitInterrupts::catch_all());
-        // Seizing does not stop a thread, so it is done before the pause.
+        // Seizing a thread does not stop it, so all threads are seized before the pause.
         watched.seize_all()?;
         watched.hold_all(max_pause.min(SETTLE));
         Ok(watched)
@@ -338,7 +340,7 @@ impl TracedProgram {
                         self.tasks.insert(tid, Task::new(self.main));
                         found_more = true;
                     }
-                    // It has ended, or it is ours already.
+                    // The thread has ended, or this process traces it already.
                     Err(error) => refused = error,
                 }
             }
@@ -348,7 +350,7 @@ impl TracedProgram {
         }
     }
 
-    /// Stops the threads that were seized, and those that they make meanwhile.
+    /// Stops the threads that were seized, and the threads that they create meanwhile.
     fn hold_all(&mut self, limit: Duration) {
         let begin = Instant::now();
         self.paused = Some(begin);
@@ -381,7 +383,8 @@ impl TracedProgram {
         }
     }
 
-    /// The longest time for which all threads of the process were stopped at once, if they were.
+    /// The longest time for which all threads of the process were stopped at once; `None` if they
+    /// never were.
     pub fn pause(&self) -> Option<Duration> {
         Some(self.pause).filter(|pause| !pause.is_zero())
     }
@@ -391,7 +394,7 @@ impl TracedProgram {
         self.stops
     }
 
-    /// The process id of the command, or of the process that was watched first.
+    /// The process ID of the command, or of the process that the tracer attached to.
     pub fn pid(&self) -> u32 {
         self.main.unsigned_abs()
     }
@@ -401,12 +404,12 @@ impl TracedProgram {
         self.ending
     }
 
-    /// The processes that are still there.
+    /// The traced processes that have not ended.
     pub fn processes(&self) -> BTreeSet<u32> {
         self.tasks.values().map(|task| task.process.unsigned_abs()).collect()
     }
 
-    /// Lets the thread of the last event go on, and waits for the next one. `None` if every process
+    /// Resumes the thread of the last event, and waits for the next event. `None` if every process
     /// has ended, the deadline has passed, or one of the signals of [`TracedProgram::attach`]
     /// arrived. While a command runs, signals do not end its tracing.
     ///
@@ -429,8 +432,8 @@ impl TracedProgram {
         }
     }
 
-    /// New event of any task. If there are many changes, or a round is due, each task is polled
-    /// before any is waited for.
+    /// Returns the next change of any task. If there are many changes, or a round of polls is due,
+    /// each task is polled before the tracer waits for any task.
     fn change(&mut self) -> io::Result<Option<(Tid, ThreadChange)>> {
         if let Some(tid) = self.round.pop() {
             let change = wait::look_if_ours(tid)?;
@@ -453,15 +456,16 @@ impl TracedProgram {
         self.changes = 0;
     }
 
-    /// Lets the thread of the last event go on, or all of a process that was attached to, before
-    /// [`TracedProgram::next`] does it.
+    /// Resumes the thread of the last event, or after attaching all threads of the process, before
+    /// [`TracedProgram::next`] does so.
     pub fn go_on(&mut self) {
         self.release();
     }
 
-    /// Lets the thread of the last event, which must be an [`TraceEventKind::Executed`], stop once
-    /// more at an instruction of its program. Returns true if the breakpoint is set. It is not set
-    /// in a process that would outlive us, and keep the breakpoint, if we were killed.
+    /// Sets a breakpoint, so that the thread of the last event stops once more at an instruction of
+    /// its program. The event must be [`TraceEventKind::Executed`]. Returns true if the breakpoint
+    /// is set. It is not set in a process that would run on, with the breakpoint, if this process
+    /// were killed.
     pub fn expect(&mut self, address: u64) -> bool {
         let Some(&(tid, _)) = self.held.last() else { return false };
         if self.stops == TraceStops::EveryCall {
@@ -493,7 +497,7 @@ impl TracedProgram {
             || self.interrupts.as_ref().is_some_and(signals::WaitInterrupts::came)
     }
 
-    /// Lets the task of the last change go on.
+    /// Resumes the task of the last change.
     fn release(&mut self) {
         while let Some((tid, go_on)) = self.held.pop() {
             match go_on {
@@ -506,12 +510,12 @@ impl TracedProgram {
         }
         if let Some(paused) = self.paused.take() {
             self.pause = self.pause.max(paused.elapsed());
-            // Most are at a system call soon: at the one that was interrupted.
+            // Most threads stop soon, at the exit of the system call that was interrupted.
             self.ask_each();
             self.changes = MANY;
         }
         if let Some(terminal) = &mut self.terminal {
-            // A Ctrl-Z that the command obeyed stops us too.
+            // A Ctrl-Z that stopped the command also stops this process.
             terminal.let_stops_pass(!self.stopped.is_empty());
         }
     }
@@ -526,9 +530,9 @@ impl TracedProgram {
         ptrace::resume_to_syscall(tid, signal);
     }
 
-    /// Records the change of a task, and the way to resume it. A task that is about to receive a
-    /// signal is resumed at once: if its stop were consumed and we were killed, the kernel would
-    /// drop the signal.
+    /// Records the change of a task, and the method of resuming the task. A task that is about to
+    /// receive a signal is resumed at once: if its stop were consumed and this process were killed,
+    /// the kernel would drop the signal.
     fn note(&mut self, tid: Tid, change: ThreadChange) {
         let mut go_on = StoppedResume::Continue;
         match change {
@@ -544,7 +548,7 @@ impl TracedProgram {
                 let maker = maker_of(tid);
                 self.early.insert(tid, maker);
                 if !maker.is_some_and(|maker| self.has_task_of(maker)) {
-                    // Its maker was killed before it could report the child.
+                    // The parent was killed before it could report the child.
                     self.adopt(tid, maker.unwrap_or(tid));
                 }
                 return;
@@ -569,7 +573,7 @@ impl TracedProgram {
         self.news.push_back(seen);
     }
 
-    /// Event of a stop at a system call; `None` if the call is not one of [`names`].
+    /// Returns the event of a stop at a system call; `None` if the call is not one of [`names`].
     fn call(&mut self, tid: Tid) -> Option<TraceEventKind> {
         let StoppedThread { architecture, instruction, place } = ptrace::at(tid)?;
         let task = self.tasks.get_mut(&tid)?;
@@ -589,7 +593,7 @@ impl TracedProgram {
         }
     }
 
-    /// True if a thread is at its expected instruction; then removes the breakpoint.
+    /// True if a thread is at its expected instruction; the breakpoint is then removed.
     fn has_arrived(&mut self, tid: Tid) -> bool {
         let Some(task) = self.tasks.get_mut(&tid) else { return false };
         let is_there =
@@ -601,7 +605,7 @@ impl TracedProgram {
         is_there
     }
 
-    /// Handles an `exec`: only one thread is left, and it has the id of the process.
+    /// Handles an `exec`, after which the only thread has the ID of the process.
     fn replace(&mut self, pid: Tid) {
         self.adopt_those_of(pid);
         self.tasks.retain(|_, task| task.process != pid);
@@ -640,7 +644,7 @@ impl TracedProgram {
         self.tasks.values().any(|task| task.process == process)
     }
 
-    /// Adds children of a process that can no longer report them.
+    /// Adds the children of a process that can no longer report them.
     fn adopt_those_of(&mut self, process: Tid) {
         let theirs = self.early.iter().filter(|(_, maker)| **maker == Some(process));
         let orphans: Vec<Tid> = theirs.map(|(&tid, _)| tid).collect();
@@ -660,14 +664,15 @@ impl TracedProgram {
         if tid == self.main {
             self.ending = Some(ending);
             if self.terminal.take().is_some() {
-                // The signals of the terminal are not for the command any more.
+                // The command has ended, so the signals of the terminal are not for it any more.
                 self.interrupts = Some(signals::WaitInterrupts::catch());
             }
         }
     }
 
-    /// Detaches all tasks: a process that was running before continues unchanged; the rest of a
-    /// command with a filter is killed, since its calls would fail without us.
+    /// Detaches all tasks: a process that the tracer attached to continues unchanged. The remaining
+    /// processes of a command with a filter are killed, since their filtered calls would fail
+    /// without a tracer.
     pub fn leave(&mut self) {
         match self.stops {
             _ if self.tasks.is_empty() && self.early.is_empty() => {}
@@ -677,10 +682,10 @@ impl TracedProgram {
     }
 
     fn end_all(&mut self) {
-        // Without its timer, a wait might go on beyond the limit.
+        // Without the timer of `interrupts`, a wait might last beyond the time limit.
         let _ticks = self.interrupts.take().unwrap_or_else(signals::WaitInterrupts::catch_all);
         self.tasks.keys().chain(self.early.keys()).for_each(|&tid| kill(tid));
-        // Each stops once more before it ends, and stays stopped unless it is resumed.
+        // Each task stops once more before it ends, and stays stopped unless it is resumed.
         let until = Instant::now() + KILL_LIMIT;
         while Instant::now() < until {
             match wait::any() {
@@ -691,12 +696,12 @@ impl TracedProgram {
                 Ok(Some((tid, change))) => {
                     let is_known = self.tasks.contains_key(&tid) || self.early.contains_key(&tid);
                     if change == ThreadChange::Trap && !is_known {
-                        // A child that one of them made before it was killed.
+                        // The task is a child that a killed process created before its end.
                         kill(tid);
                     }
                     ptrace::resume(tid, 0);
                 }
-                // A signal interrupted the wait: most likely that of the timer.
+                // A signal, most likely of the timer, interrupted the wait.
                 Ok(None) => {}
                 // No task is left.
                 Err(_) => break,
@@ -704,7 +709,7 @@ impl TracedProgram {
         }
     }
 
-    /// Stops some threads at a time, so that none is stopped for long.
+    /// Detaches all tasks in batches, so that no thread is stopped for long.
     fn detach_all(&mut self) {
         let _ticks = self.interrupts.take().unwrap_or_else(signals::WaitInterrupts::catch_all);
         let until = Instant::now() + SETTLE;
@@ -730,7 +735,7 @@ impl TracedProgram {
                         self.detach(tid, change, &mut leaving);
                     }
                 }
-                // Other threads have reached a system call meanwhile, or are new.
+                // The remaining threads have reached a system call meanwhile, or are new.
                 loop {
                     match wait::any_now() {
                         Ok(Some((tid, change))) => self.detach(tid, change, &mut leaving),
@@ -744,7 +749,7 @@ impl TracedProgram {
         }
     }
 
-    /// Lets a task that has stopped run on by itself.
+    /// Detaches a stopped task, which runs on.
     fn detach(&mut self, tid: Tid, change: ThreadChange, leaving: &mut Leaving) {
         let was_known = self.tasks.remove(&tid).is_some();
         if !was_known {
@@ -770,7 +775,7 @@ struct Leaving {
     met: BTreeSet<Tid>,
 }
 
-/// Waits until a time for an event of a thread.
+/// Waits until the time `until` for an event of a thread.
 fn change_by(tid: Tid, until: Instant) -> Option<ThreadChange> {
     let begin = Instant::now();
     loop {
@@ -792,8 +797,8 @@ impl Drop for TracedProgram {
 }
 
 fn kill(tid: Tid) {
-    // SAFETY: this call uses numbers only. The task is a traced child that was not waited for, so
-    // the number is not reused.
+    // SAFETY: the call uses numbers only. The task is a traced child that was not waited for, so
+    // the kernel has not reused its ID.
     unsafe { libc::kill(tid, libc::SIGKILL) };
 }
 
@@ -804,7 +809,7 @@ fn threads(pid: Tid) -> io::Result<Vec<Tid>> {
     Ok(entries.filter_map(tid).collect())
 }
 
-/// The process of a new thread, or the parent of a new process.
+/// Returns the process of a new thread, or the parent of a new process.
 fn maker_of(tid: Tid) -> Option<Tid> {
     let status = fs::read(format!("/proc/{tid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);

@@ -1,5 +1,5 @@
-//! A seccomp filter that stops a process at chosen system calls and lets the kernel do all others
-//! at full speed.
+//! A seccomp filter that stops a process at chosen system calls and lets the kernel execute all
+//! other system calls at full speed.
 //!
 //! A process and its descendants never lose the filter, and without a tracer the chosen calls fail
 //! with ENOSYS. So the tracer must stay until all of these processes have ended.
@@ -8,7 +8,8 @@ use std::io;
 
 use crate::system::{CapabilitySet, has_capability};
 
-/// Offsets of the number and of the `AUDIT_ARCH_*` in `struct seccomp_data` of `linux/seccomp.h`.
+/// Offsets of the system call number and of the `AUDIT_ARCH_*` in `struct seccomp_data` of
+/// `linux/seccomp.h`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 
@@ -26,9 +27,10 @@ pub(super) struct SeccompFilter {
 }
 
 impl SeccompFilter {
-    /// A filter that selects these calls of this architecture. `None` if it would have a cost for
-    /// the program: without CAP_SYS_ADMIN it needs `no_new_privs`, which prevents set-user-ID
-    /// programs from gaining privileges. Without CAP_SYS_PTRACE a tracer does that anyway.
+    /// Returns a filter that selects system calls of one architecture by number. `None` if the
+    /// filter would change the behavior of the program: without CAP_SYS_ADMIN the filter needs
+    /// `no_new_privs`, which prevents set-user-ID programs from gaining privileges. A tracer
+    /// without CAP_SYS_PTRACE prevents this anyway.
     pub(super) fn picking(
         architecture: u32,
         numbers: impl Iterator<Item = u32>,
@@ -42,10 +44,10 @@ impl SeccompFilter {
         })
     }
 
-    /// Installs it in this process: async-signal-safe.
+    /// Installs the filter in this process. This function is async-signal-safe.
     ///
     /// # Errors
-    /// `EINVAL`, `ENOSYS` where the kernel has no seccomp filters; `EACCES` where it may not be.
+    /// `EINVAL`, `ENOSYS` if the kernel has no seccomp filters; `EACCES` without permission.
     pub(super) fn install(&self) -> io::Result<()> {
         if self.no_new_privs {
             // SAFETY: this option takes numbers only.
@@ -58,7 +60,7 @@ impl SeccompFilter {
             len: u16::try_from(self.program.len()).unwrap_or(0),
             filter: self.program.as_ptr().cast_mut(),
         };
-        // Without SPEC_ALLOW some kernels make the whole program slower, as if it were a sandbox.
+        // Without SPEC_ALLOW some kernels slow the whole program down by mitigations for sandboxes.
         // SAFETY: `program` points to `len` instructions, which the kernel copies and checks.
         let done = unsafe {
             libc::syscall(
@@ -72,7 +74,7 @@ impl SeccompFilter {
     }
 }
 
-/// `if architecture is ours and number is one of them: stop; else: go on`.
+/// Program of the filter: `if architecture matches and number is in numbers: stop; else: allow`.
 fn program(architecture: u32, numbers: impl Iterator<Item = u32>) -> Vec<libc::sock_filter> {
     let step = |code: u32, k, jt, jf| libc::sock_filter {
         code: u16::try_from(code).expect("codes are small"),
@@ -84,12 +86,13 @@ fn program(architecture: u32, numbers: impl Iterator<Item = u32>) -> Vec<libc::s
     let count = u8::try_from(numbers.len()).expect("a jump reaches over 255 instructions");
     let mut program = vec![
         step(LOAD, ARCHITECTURE, 0, 0),
-        // Jumps to the load of the number, or over it and all comparisons.
+        // If the architecture matches, jumps to the load of the number, else over the load and all
+        // comparisons.
         step(IF_EQUAL, architecture, 0, count.saturating_add(1)),
         step(LOAD, NUMBER, 0, 0),
     ];
-    // A comparison that matches jumps over the following ones and the first return; others go on to
-    // the next.
+    // A comparison that matches jumps over the following comparisons and the first return. If it
+    // does not match, the next comparison follows.
     let comparisons = numbers.iter().zip((1..=count).rev());
     program.extend(comparisons.map(|(&number, left)| step(IF_EQUAL, number, left, 0)));
     program.push(step(ANSWER, libc::SECCOMP_RET_ALLOW, 0, 0));
@@ -101,7 +104,7 @@ fn program(architecture: u32, numbers: impl Iterator<Item = u32>) -> Vec<libc::s
 mod tests {
     use super::*;
 
-    /// Result of the filter program, by an interpreter for the instructions that it uses.
+    /// Returns the result of the filter program, by an interpreter of its instructions.
     fn answer(program: &[libc::sock_filter], architecture: u32, number: u32) -> u32 {
         let (mut at, mut word) = (0_usize, 0);
         loop {

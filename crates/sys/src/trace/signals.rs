@@ -1,5 +1,6 @@
-//! Signals of the terminal to the foreground process group are for the command: Ctrl-C must not end
-//! pagewise before it can report, and Ctrl-Z must stop it only once the command has stopped.
+//! Signals that a terminal sends to the foreground process group are for the command: Ctrl-C must
+//! not end pagewise before it can report, and Ctrl-Z must stop pagewise only after the command has
+//! stopped.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -12,7 +13,7 @@ const STOPS: [c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// While this value exists, its thread blocks the signals of a terminal, and unblocks SIGCHLD.
 ///
-/// A process with other threads must block the signals in those too.
+/// A process with other threads must block the signals in its other threads too.
 pub(super) struct HeldSignals {
     before: libc::sigset_t,
     stops_pass: bool,
@@ -26,8 +27,8 @@ impl HeldSignals {
         HeldSignals { before, stops_pass: false }
     }
 
-    /// Unblocks or blocks the stop signals. A pending stop signal stops us as soon as it is
-    /// unblocked.
+    /// Unblocks or blocks the stop signals. A pending stop signal stops this process as soon as it
+    /// is unblocked.
     pub(super) fn let_stops_pass(&mut self, pass: bool) {
         if self.stops_pass != pass {
             self.stops_pass = pass;
@@ -35,7 +36,7 @@ impl HeldSignals {
         }
     }
 
-    /// Discards the pending signals: they were for the command, which has received them too.
+    /// Discards the pending signals, which the command has received too.
     pub(super) fn forget(&self) {
         for signals in [&INTERRUPTS[..], &STOPS] {
             while take_pending(&set_of(signals)) {}
@@ -53,8 +54,8 @@ impl Drop for HeldSignals {
 /// While this value exists, Ctrl-C and similar signals interrupt a wait of this thread instead of
 /// ending the process.
 ///
-/// A signal can come just before a wait begins, or to another thread: so a timer of this thread
-/// interrupts it every few milliseconds.
+/// A signal can arrive just before a wait begins, or in another thread. So a timer interrupts the
+/// waits of this thread every few milliseconds.
 pub(super) struct WaitInterrupts {
     timer: Option<libc::timer_t>,
 }
@@ -63,16 +64,16 @@ const ENDINGS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 const ENDINGS_AND_STOPS: [c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// Signal of the timer: it does nothing without a handler.
+/// Signal of the timer, which is ignored by default.
 const TICK: c_int = libc::SIGURG;
 
 /// Interval at which a wait checks the time and [`INTERRUPTED`].
 const TICK_NANOSECONDS: libc::c_long = 10_000_000;
 
-/// True after one of the signals.
+/// True after one of the caught signals arrived.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Number of values, and the previous actions of the signals.
+/// Number of live values of [`WaitInterrupts`], and the previous actions of the signals.
 static CAUGHT: Mutex<(usize, Vec<(c_int, libc::sigaction)>)> = Mutex::new((0, Vec::new()));
 
 extern "C" fn on_ending(_signal: c_int) {
@@ -82,13 +83,14 @@ extern "C" fn on_ending(_signal: c_int) {
 extern "C" fn on_tick(_signal: c_int) {}
 
 impl WaitInterrupts {
-    /// Catches signals; an ignored one stays ignored, as in a command that a shell starts in the
-    /// background.
+    /// Catches SIGINT and similar signals. A signal that is ignored stays ignored, as in a command
+    /// that a shell starts in the background.
     pub(super) fn catch() -> WaitInterrupts {
         WaitInterrupts::catch_each(&ENDINGS)
     }
 
-    /// The same with the signals by which a terminal stops a process.
+    /// Catches the signals of [`WaitInterrupts::catch`], and the signals by which a terminal stops
+    /// a process.
     pub(super) fn catch_all() -> WaitInterrupts {
         WaitInterrupts::catch_each(&ENDINGS_AND_STOPS)
     }
@@ -117,47 +119,48 @@ impl WaitInterrupts {
 impl Drop for WaitInterrupts {
     fn drop(&mut self) {
         if let Some(timer) = self.timer {
-            // SAFETY: the timer was made by `start_timer` and is deleted once.
+            // SAFETY: the timer was created by `start_timer`, and is deleted only here.
             unsafe { libc::timer_delete(timer) };
         }
         let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
         caught.0 -= 1;
         if caught.0 == 0 {
             for (signal, before) in std::mem::take(&mut caught.1) {
-                // SAFETY: `before` is what the kernel said was set.
+                // SAFETY: `before` is the action that the kernel returned for this signal.
                 unsafe { libc::sigaction(signal, &raw const before, ptr::null_mut()) };
             }
         }
     }
 }
 
-/// Present action of a signal.
+/// Returns the current handler of a signal.
 pub(super) fn handler_of(signal: c_int) -> libc::sighandler_t {
     action_of(signal).sa_sigaction
 }
 
 fn action_of(signal: c_int) -> libc::sigaction {
-    // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
+    // SAFETY: all zeros are a valid `sigaction`: default handler, empty mask, no flags.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: a null new action only asks; `action` may be written.
+    // SAFETY: with a null new action the call changes nothing; it writes the current action to
+    // `action`.
     unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) };
     action
 }
 
 /// Sets a handler that interrupts system calls. Returns the previous action.
 fn set_handler(signal: c_int, handler: extern "C" fn(c_int)) -> libc::sigaction {
-    // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
+    // SAFETY: all zeros are a valid `sigaction`: default handler, empty mask, no flags.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = handler as libc::sighandler_t;
     let before = action_of(signal);
-    // SAFETY: the handlers above do only what is allowed in one: an atomic store, or nothing.
+    // SAFETY: the handlers above are async-signal-safe: they do an atomic store, or nothing.
     unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
     before
 }
 
-/// A timer that interrupts this thread; `None` where the kernel has none to give.
+/// Starts a timer that interrupts this thread; `None` if the kernel cannot create a timer.
 fn start_timer() -> Option<libc::timer_t> {
-    // SAFETY: all-zero is a valid `sigevent`: plain numbers and a null pointer.
+    // SAFETY: all zeros are a valid `sigevent`: plain numbers and a null pointer.
     let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };
     event.sigev_notify = libc::SIGEV_THREAD_ID;
     event.sigev_signo = TICK;
@@ -170,14 +173,15 @@ fn start_timer() -> Option<libc::timer_t> {
     }
     let interval = libc::timespec { tv_sec: 0, tv_nsec: TICK_NANOSECONDS };
     let times = libc::itimerspec { it_interval: interval, it_value: interval };
-    // SAFETY: `timer` was made above, `times` is initialized, and a null old value is not written.
+    // SAFETY: `timer` was created above, `times` is initialized, and a null old value is not
+    // written.
     unsafe { libc::timer_settime(timer, 0, &raw const times, ptr::null_mut()) };
     Some(timer)
 }
 
 fn set_of(signals: &[c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the call initializes the set that it is given.
+    // SAFETY: the call initializes the set that its argument points to.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     for &signal in signals {
         // SAFETY: `set` was initialized above.
@@ -187,7 +191,7 @@ fn set_of(signals: &[c_int]) -> libc::sigset_t {
     unsafe { set.assume_init() }
 }
 
-/// Changes this thread's signal mask, and returns the one before.
+/// Changes this thread's signal mask, and returns the previous mask.
 fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = set_of(&[]);
     // SAFETY: both pointers are to initialized sets; the second may be written.

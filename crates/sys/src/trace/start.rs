@@ -1,4 +1,5 @@
-//! Start of a command: search for its file, and a child that executes it on a message.
+//! Start of a command: search for its file, and a child that executes the file when it receives a
+//! message.
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString, c_char, c_int};
@@ -17,7 +18,7 @@ use super::filter::SeccompFilter;
 use crate::ptrace::Tid;
 use crate::system::{euid, has_capability};
 
-/// Folders in which shells search for a program if `PATH` is not set.
+/// Folders in which `execvp` of glibc searches for a program if `PATH` is not set.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// A program and its arguments, in the form that `execv` takes.
@@ -30,25 +31,27 @@ impl ExecImage {
     /// Finds the program as `execvp` does.
     ///
     /// # Errors
-    /// `ENOENT`, `EACCES` where only files that may not be executed have its name; a NUL in a word.
+    /// `ENOENT`; `EACCES` if only files without execute permission have the name; an error for an
+    /// argument that contains a NUL byte.
     pub(crate) fn find(program: &OsStr, arguments: &[OsString]) -> io::Result<ExecImage> {
         let words = std::iter::once(program.to_owned()).chain(arguments.iter().cloned());
         let arguments = words.map(c_string).collect::<Result<_, _>>()?;
         Ok(ExecImage { path: c_string(find(program)?.into_os_string())?, arguments })
     }
 
-    /// The file to execute.
+    /// Path of the file to execute.
     pub(crate) fn path(&self) -> &CString {
         &self.path
     }
 
-    /// Pointers to the words, which belong to the image, and a null pointer after them.
+    /// Pointers to the arguments, which `self` owns, and a null pointer after them.
     pub(crate) fn argv(&self) -> Vec<*const c_char> {
         let words = self.arguments.iter().map(|word| word.as_ptr());
         words.chain(std::iter::once(ptr::null())).collect()
     }
 
-    /// True if executing it raises privileges that a tracer without CAP_SYS_PTRACE would take away.
+    /// True if executing the file raises privileges, which the kernel does not do under a tracer
+    /// without CAP_SYS_PTRACE.
     pub(super) fn gains_privilege_untraced(&self) -> bool {
         let path = Path::new(OsStr::from_bytes(self.path.as_bytes()));
         !has_capability(CapabilitySet::SYS_PTRACE)
@@ -57,7 +60,7 @@ impl ExecImage {
             && (is_set_id(path) || has_file_capabilities(path))
     }
 
-    /// Makes a child that waits for [`Newborn::go`], sets up the filter where there is one, and
+    /// Creates a child that waits for [`Newborn::go`], installs the filter if there is one, and
     /// executes the program.
     pub(super) fn fork(&self, filter: Option<&SeccompFilter>) -> io::Result<Newborn> {
         let (ours, theirs) = UnixStream::pair()?;
@@ -79,16 +82,16 @@ pub(super) struct Newborn {
 }
 
 impl Newborn {
-    /// Sends it the message to execute.
+    /// Sends the child the message to execute its program.
     pub(super) fn go(&mut self) -> io::Result<()> {
         self.channel.write_all(&[0])
     }
 
-    /// Waits for the `exec`, and returns the reason of a failure. `None` also if the child was
-    /// killed before.
+    /// Waits for the `exec`, and returns the reason if it failed. `None` if it succeeded, or if the
+    /// child was killed before.
     pub(super) fn failure(mut self) -> Option<NotExecuted> {
         let mut errno = [0; 4];
-        // Executing closes the child's end, as does its death.
+        // An `exec` closes the child's end of the channel, and so does the end of the child.
         self.channel.read_exact(&mut errno).ok()?;
         let errno = c_int::from_ne_bytes(errno);
         let error = io::Error::from_raw_os_error(errno.saturating_abs());
@@ -96,7 +99,7 @@ impl Newborn {
     }
 }
 
-/// Reason why a child did not execute.
+/// Reason why a child did not execute its program.
 pub(super) enum NotExecuted {
     /// `exec` failed.
     Program(io::Error),
@@ -104,8 +107,8 @@ pub(super) enum NotExecuted {
     Filter(io::Error),
 }
 
-/// The child's part. No allocation, no lock, no unwinding: another thread of the parent may have
-/// been inside any of these when it forked.
+/// Runs in the child. It must not allocate, lock or unwind: another thread of the parent may have
+/// been in one of these operations during the fork.
 fn execute_when_told(
     path: &CString,
     argv: &[*const c_char],
@@ -122,22 +125,23 @@ fn execute_when_told(
         // SAFETY: `errno` is four readable bytes.
         unsafe { libc::write(ours, errno.as_ptr().cast(), errno.len()) };
     }
-    // SAFETY: ends the child without running anything that was registered in the parent.
+    // SAFETY: the call ends the child without running the exit handlers of the parent.
     unsafe { libc::_exit(127) }
 }
 
-/// Returns only on failure: the error number of `exec`, or the negated one of the filter.
+/// Executes the program. Returns only on failure: the error number of `exec`, or the negated error
+/// number of the filter.
 fn execute(path: &CString, argv: &[*const c_char], filter: Option<&SeccompFilter>) -> c_int {
     let errno = |error: io::Error| error.raw_os_error().unwrap_or(0);
-    // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not
-    // expect to be started so.
+    // SAFETY: no handler is installed. The start-up code of Rust ignores SIGPIPE, but programs
+    // expect its default action.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     if let Some(Err(error)) = filter.map(SeccompFilter::install) {
         return -errno(error);
     }
-    // SAFETY: `path` and the words of `argv` end with NUL, `argv` itself with a null pointer. A
-    // path with a slash makes `execvp` search nothing; it hands a file without a header to the
-    // shell.
+    // SAFETY: `path` and the strings of `argv` end with NUL, and `argv` ends with a null pointer.
+    // `execvp` does not search for a path with a slash, and lets the shell run a script without a
+    // `#!` line.
     unsafe { libc::execvp(path.as_ptr(), argv.as_ptr()) };
     errno(io::Error::last_os_error())
 }
@@ -146,7 +150,8 @@ fn c_string(text: OsString) -> io::Result<CString> {
     Ok(CString::new(text.into_vec())?)
 }
 
-/// The file of a program: itself where it names a path, else the first executable one in `PATH`.
+/// Finds the file of a program: `program` itself if it contains a slash, else the first executable
+/// file of this name in `PATH`.
 pub(super) fn find(program: &OsStr) -> io::Result<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Ok(program.into());

@@ -1,7 +1,7 @@
-//! Waits for events of the threads that we trace, without consuming those of other children.
+//! Waits for events of traced threads, without consuming events of other children.
 //!
-//! A blocking `waitpid` has no time limit, so we sleep on a futex that a SIGCHLD handler wakes, and
-//! poll with `WNOHANG` after each wake.
+//! A blocking `waitpid` has no time limit, so the tracer sleeps on a futex that a SIGCHLD handler
+//! wakes, and polls with `WNOHANG` after each wake.
 
 use std::ffi::c_int;
 use std::io;
@@ -25,23 +25,23 @@ const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
 /// State change of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadChange {
-    /// It is gone.
+    /// The thread has ended.
     Ended(TraceEnding),
-    /// It is about to receive a signal.
+    /// The thread is about to receive a signal.
     Signal(i32),
-    /// The whole process was stopped by a stop signal.
+    /// A stop signal stopped the whole process.
     GroupStop,
-    /// It stopped because it is new, was interrupted, or its group stop is over.
+    /// The thread stopped because it is new, was interrupted, or left its group stop.
     Trap,
-    /// It is at the start or the end of a system call (`PTRACE_O_TRACESYSGOOD`).
+    /// The thread is at the entry or the exit of a system call (`PTRACE_O_TRACESYSGOOD`).
     Syscall,
-    /// It is at the start of a system call that a filter picked out.
+    /// The thread is at the entry of a system call that a seccomp filter selected.
     Filtered,
-    /// It made a task: a thread, or a process.
+    /// The thread created a thread or a process.
     Cloned,
-    /// It executes another program.
+    /// The thread executes another program.
     Execed,
-    /// It will end next; its memory is still there.
+    /// The thread is about to end; its memory is still readable.
     Exiting,
 }
 
@@ -67,16 +67,16 @@ impl ThreadChange {
 }
 
 impl ThreadChange {
-    /// True if the kernel accepts requests for the thread only once the change was consumed. `exec`
-    /// may have changed the thread's id: `looks_like_a_spurious_pid` of `kernel/ptrace.c`, since
-    /// Linux 5.13.
+    /// True if the kernel accepts requests for the thread only after the change was consumed.
+    /// `exec` may have changed the thread's id: `looks_like_a_spurious_pid` of `kernel/ptrace.c`,
+    /// since Linux 5.13.
     fn must_be_taken(self) -> bool {
         matches!(self, ThreadChange::Ended(_) | ThreadChange::Execed)
     }
 }
 
 impl TraceEnding {
-    /// From a wait status of a task that is gone.
+    /// Converts the wait status of a task that has ended.
     pub(crate) fn from_status(status: c_int) -> TraceEnding {
         if libc::WIFSIGNALED(status) {
             TraceEnding::Killed { signal: libc::WTERMSIG(status), core: libc::WCOREDUMP(status) }
@@ -94,27 +94,27 @@ extern "C" fn on_sigchld(_signal: c_int) {
     let _ = futex::wake(&NEWS, futex::Flags::PRIVATE, u32::MAX >> 1);
 }
 
-/// Begins to notice changes. The handler stays: other code that waits for its own children is not
-/// disturbed, as calls that it interrupts are restarted.
+/// Installs the SIGCHLD handler, which is never removed. Other code that waits for its own children
+/// is not disturbed, because system calls that the handler interrupts are restarted.
 pub(crate) fn begin() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
+        // SAFETY: all zeros are a valid `sigaction`: default handler, empty mask, no flags.
         let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         action.sa_sigaction = on_sigchld as extern "C" fn(c_int) as usize;
         action.sa_flags = libc::SA_RESTART;
-        // SAFETY: the handler does only what is allowed in one: an atomic addition and a futex
-        // call.
+        // SAFETY: the handler is async-signal-safe: an atomic addition and a futex call.
         unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, ptr::null_mut()) };
     });
 }
 
-/// A mark to take before a call of [`any_now`], and to pass to [`sleep`] if it has no event.
+/// Returns the number of SIGCHLD signals so far. Call this function before [`any_now`], and pass
+/// the number to [`sleep`] if [`any_now`] returns no event.
 pub(crate) fn mark() -> u32 {
     NEWS.load(Ordering::SeqCst)
 }
 
-/// Sleeps until something may have changed since `mark`; `false` where the deadline passed.
+/// Sleeps until another SIGCHLD has arrived since `mark`; `false` if the deadline passed.
 pub(crate) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
     while mark == NEWS.load(Ordering::SeqCst) {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -122,25 +122,27 @@ pub(crate) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
             return false;
         }
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        // Any answer (woken, too late to sleep, interrupted, timed out) leads to the checks above.
+        // After every result (woken, `mark` is outdated, interrupted, timed out) the loop repeats
+        // its checks.
         let _ = futex::wait(&NEWS, futex::Flags::PRIVATE, mark, timeout.as_ref());
     }
     true
 }
 
-/// A child or tracee of this thread with an event, which is left for [`take_change`].
+/// Returns a child or tracee of this thread that has an event. The event is left for
+/// [`take_change`].
 ///
 /// # Errors
-/// `ECHILD` if this thread has neither: other code has waited for our child.
+/// `ECHILD` if this thread has neither children nor tracees: other code has waited for the child.
 pub(crate) fn peek() -> io::Result<Option<Tid>> {
     Ok(look_at(libc::P_ALL, 0, libc::WNOHANG)?.map(|(tid, _)| tid))
 }
 
-/// New event of one thread, if there is one. A thread that is not traced any more has no events.
-/// For a signal that the thread is about to receive, use [`look`] instead.
+/// Returns and consumes the new event of a thread; `None` without a new event, or if the thread is
+/// not traced any more. For a signal that the thread is about to receive, use [`look`] instead.
 ///
 /// # Errors
-/// None that the kernel is known to give for a thread of ours.
+/// No known errors for a thread that this thread traces or has created.
 pub fn take_change(tid: Tid) -> io::Result<Option<ThreadChange>> {
     let mut status = 0;
     // SAFETY: `status` is an int that the call may fill in.
@@ -160,15 +162,15 @@ pub fn take_change(tid: Tid) -> io::Result<Option<ThreadChange>> {
     }
 }
 
-/// New event of one thread, if there is one: like [`take_change`], but a stop (except of `exec`) is
-/// not consumed until the thread is resumed or detached.
+/// Returns the new event of a thread like [`take_change`], but a stop (except of `exec`) is not
+/// consumed until the thread is resumed or detached.
 ///
-/// Use this function for a thread that is about to receive a signal: once its stop was consumed,
+/// Use this function for a thread that is about to receive a signal: after its stop was consumed,
 /// the kernel drops the signal if the tracer is killed before it resumes the thread.
 ///
 /// # Errors
 /// `ECHILD` for a thread that is not, or not any more, a tracee of this thread: a thread that
-/// executes a program gets the id of the first thread.
+/// executes a program gets the ID of the main thread.
 pub fn look(tid: Tid) -> io::Result<Option<ThreadChange>> {
     match look_at(libc::P_PID, tid.unsigned_abs(), libc::WNOHANG)? {
         Some((_, change)) if change.must_be_taken() => take_change(tid),
@@ -176,7 +178,7 @@ pub fn look(tid: Tid) -> io::Result<Option<ThreadChange>> {
     }
 }
 
-/// Like [`look`]; a thread that is not a tracee of this thread has no events.
+/// Like [`look`], but returns `None` for a thread that is not a tracee of this thread.
 pub(crate) fn look_if_ours(tid: Tid) -> io::Result<Option<ThreadChange>> {
     match look(tid) {
         Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
@@ -184,13 +186,14 @@ pub(crate) fn look_if_ours(tid: Tid) -> io::Result<Option<ThreadChange>> {
     }
 }
 
-/// The first change of one task, or of all children and tracees of this thread. It is not consumed.
+/// Returns the first change of one task, or of all children and tracees of this thread. The change
+/// is not consumed.
 fn look_at(
     which: libc::idtype_t,
     id: libc::id_t,
     no_hang: c_int,
 ) -> io::Result<Option<(Tid, ThreadChange)>> {
-    // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
+    // SAFETY: all zeros are a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     let options = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | no_hang;
     let options = options | libc::__WALL | libc::__WNOTHREAD;
@@ -198,14 +201,14 @@ fn look_at(
     if unsafe { libc::waitid(which, id, &raw mut info, options) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: waitid filled in the SIGCHLD fields, or left the zeros that say "nothing".
+    // SAFETY: `waitid` wrote the SIGCHLD fields, or left zeros, which mean "no event".
     let tid = unsafe { info.si_pid() };
-    // SAFETY: waitid filled in the SIGCHLD fields, or left zeros, which are valid.
+    // SAFETY: `waitid` wrote the SIGCHLD fields, or left zeros, which are valid.
     let code = unsafe { info.si_status() };
     if tid == 0 {
         return Ok(None);
     }
-    // As waitpid would give it.
+    // Converts the fields to the status that `waitpid` would return.
     let status = match info.si_code {
         libc::CLD_EXITED => code << 8,
         libc::CLD_KILLED => code,
@@ -225,7 +228,7 @@ pub fn any() -> io::Result<Option<(Tid, ThreadChange)>> {
     look_at_any(0)
 }
 
-/// As [`any`], without waiting.
+/// Like [`any`], but does not wait: `None` without an event.
 ///
 /// # Errors
 /// `ECHILD` if this thread has neither children nor tracees.
@@ -243,8 +246,8 @@ fn look_at_any(no_hang: c_int) -> io::Result<Option<(Tid, ThreadChange)>> {
     }
 }
 
-/// Makes the kernel keep ended children until we wait for them: we may have been started with
-/// SIGCHLD ignored.
+/// Makes the kernel keep ended children until this process waits for them: it may have been started
+/// with SIGCHLD ignored.
 pub(crate) fn keep_ends() {
     if signals::handler_of(libc::SIGCHLD) == libc::SIG_IGN {
         // SAFETY: no handler is installed.

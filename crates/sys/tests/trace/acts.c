@@ -24,7 +24,7 @@ static char **arguments;
 
 static int number(int i) { return atoi(arguments[i]); }
 
-/* 16 MiB between guards, so that no neighbor is merged with it; 8 MiB of it touched. */
+/* Maps 16 MiB between guard pages, so that the kernel merges no neighbor; touches 8 MiB. */
 static void touch(void) {
     char *guarded = mmap(0, 18 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(guarded != MAP_FAILED);
@@ -163,8 +163,8 @@ static int act_clone(void) {
 static volatile int seen[65];
 static void handler(int signal) { seen[signal]++; }
 
-/* ARGUMENT 0 children send ten SIGRTMIN and one SIGUSR1 each: real-time signals queue, the others
- * are awaited one by one. */
+/* Forks as many children as argument 0 says. Each child sends ten SIGRTMIN, which queue, and one
+ * SIGUSR1, for which the parent waits before the next fork. */
 static int act_signals(void) {
     int rounds = number(0);
     sigset_t usr1, none;

@@ -116,7 +116,7 @@ fn a_stopped_command_can_be_frozen_and_stays_stopped() {
     });
 }
 
-/// Output of a command under our tracer, and without it.
+/// Output of a command with the tracer, and without it.
 fn with_and_without(arrange: impl Fn(&mut Command), program: &Path, words: &[&str]) -> [Output; 2] {
     let mut traced = tracer();
     traced.arg(program).args(words);
@@ -182,7 +182,8 @@ fn a_set_user_id_program_keeps_its_privilege() {
     copy_program(tracer().get_program().as_ref(), &tracer_file);
     const ROOT: u32 = 0;
     const NOBODY: u32 = 65534;
-    // User that runs it, owner, mode; output, and whether it can be seen at exit.
+    // Each row: user that runs the program, owner, mode; output, and true if the program is stopped
+    // at its exit.
     for (user, owner, mode, ids, seen) in [
         (NOBODY, ROOT, 0o4755, "euid 0 egid 65534 tracer 0\n", false),
         (NOBODY, ROOT, 0o2755, "euid 65534 egid 0 tracer 0\n", false),

@@ -1,5 +1,5 @@
-//! Commands and processes whose memory calls are watched: they behave as without us, and nothing is
-//! missed.
+//! Commands and processes whose memory calls are traced: they behave as without a tracer, and no
+//! call is missed.
 
 use std::fs;
 use std::path::Path;
@@ -12,16 +12,16 @@ use pagewise_sys::trace::calls::{TraceEvent, TraceEventKind, TracedProgram};
 
 use crate::support::{acts, acts_static, kill, state, until, untraced_ending, within_patience};
 
-/// Longer than any pause of these processes.
+/// Limit of the pause, longer than the pause of any process of these tests.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Starts `acts` with the words of a line.
+/// Starts `acts` with the words of `line` as arguments.
 fn start(program: &Path, line: &str) -> TracedProgram {
     let words: Vec<_> = line.split_whitespace().map(Into::into).collect();
     TracedProgram::spawn(program.as_os_str(), &words).unwrap().unwrap()
 }
 
-/// All events until no task is left.
+/// Returns all events until no task is left.
 fn all(watched: &mut TracedProgram) -> Vec<TraceEvent> {
     let mut seen = Vec::new();
     while let Some(event) = watched.next().unwrap() {
@@ -125,8 +125,8 @@ fn descendants_are_listed_with_their_parent_and_shared_memory() {
     }
 }
 
-/// A program that another thread started, so that the tracing thread does not wait for its end;
-/// killed on drop.
+/// A program that was started by another thread, so that the tracing thread does not wait for its
+/// end; killed when dropped.
 struct ForeignProgram(Child);
 
 impl ForeignProgram {
@@ -157,7 +157,7 @@ impl Drop for ForeignProgram {
     }
 }
 
-/// Watches a running process for a while, and lets it go.
+/// Traces a running process for `time`, and detaches from it.
 fn watch(pid: u32, time: Duration) -> Vec<TraceEvent> {
     thread::spawn(move || {
         let mut watched = TracedProgram::attach(pid, Some(Instant::now() + time), PAUSE).unwrap();
@@ -206,7 +206,7 @@ fn a_stopped_process_stays_stopped() {
         until("it stops", || state(pid) == 'T');
         watch(pid, Duration::from_millis(50));
         assert_eq!(running.tracer(), "0");
-        // It is woken for a moment, to stop again without a tracer.
+        // Detaching wakes the process briefly, before it stops again without a tracer.
         until("it is stopped again", || state(pid) == 'T');
         thread::sleep(Duration::from_millis(50));
         assert_eq!(state(pid), 'T');
@@ -259,7 +259,8 @@ fn remaining_processes_of_a_filtered_command_end_with_the_trace() {
 #[test]
 fn a_signal_while_remaining_processes_are_killed_leaves_none_of_them_stopped() {
     within_patience(|| {
-        // Their end takes longer than the interval of the timer that interrupts waits.
+        // The end of all these processes takes longer than the interval of the timer that
+        // interrupts waits.
         let script = "for i in $(seq 100); do sleep 50 >/dev/null 2>&1 & done";
         let words = ["-c".into(), script.into()];
         let mut watched = TracedProgram::spawn("sh".as_ref(), &words).unwrap().unwrap();
@@ -295,7 +296,7 @@ fn a_trace_ends_although_a_process_is_killed_while_it_makes_children() {
 #[test]
 fn killed_processes_that_make_children_leave_none_of_them() {
     within_patience(|| {
-        // A name that no other process has.
+        // A command-line argument that no other process has.
         let name = format!("50.{}", std::process::id());
         let script = format!("(while :; do sleep {name} & done) & exit");
         for _ in 0..10 {

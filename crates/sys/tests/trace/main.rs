@@ -1,4 +1,4 @@
-//! Commands under trace behave as without us, and stop where their memory is still there.
+//! Traced commands behave as without a tracer, and stop while their memory is still readable.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 #![expect(clippy::print_stderr, reason = "tests say what they skip, and which of them hangs")]

@@ -1,4 +1,4 @@
-//! Stops of a traced command, and the memory that can be read at each.
+//! Stops of a traced command, and the memory that can be read at each stop.
 
 use std::fs;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn every_thread_is_still_listed_when_one_ends_the_process() {
                 .map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap())
                 .collect();
             assert_eq!(tasks.len(), 10);
-            // On busy CPUs some are still on the way to their last stop.
+            // On busy CPUs some threads need longer to reach their last stop.
             until("all threads stop", || tasks.iter().all(|&task| state(task) == 't'));
             traced.finish().unwrap();
         });
@@ -129,7 +129,7 @@ fn counters(file: &Path) -> Vec<u64> {
 /// Waits until each of the four threads has counted further.
 fn until_all_run(file: &Path) {
     let mut before = counters(file);
-    // Before the file is there, none has counted.
+    // If the file does not exist yet, all counters are 0.
     before.resize(4, 0);
     until("all its threads run", || {
         let now = counters(file);
@@ -137,7 +137,7 @@ fn until_all_run(file: &Path) {
     });
 }
 
-/// Number of threads that count within a tenth of a second.
+/// Number of threads whose counters change within a tenth of a second.
 fn moving(file: &Path) -> usize {
     let before = counters(file);
     thread::sleep(Duration::from_millis(100));
@@ -196,7 +196,7 @@ fn a_command_can_be_stopped_while_it_waits_in_vfork() {
         });
         assert_eq!(traced.freeze().unwrap(), Stopped::AtTime);
         assert_memory_is_whole(traced.task());
-        // The command waits until its child ends, which is still there.
+        // The command waits until its child, which still exists, ends.
         kill(children().trim().parse().unwrap(), "KILL");
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
         assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(0));
@@ -251,7 +251,7 @@ fn the_end_does_not_wait_for_grandchildren() {
         let mut traced = Traced::spawn("sh".as_ref(), &["-c".into(), script.into()]).unwrap();
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
         assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(4));
-        // It would not be there any more if anything had waited for it.
+        // The process would not exist any more if the tracer had reaped it.
         kill(fs::read_to_string(file).unwrap().trim().parse().unwrap(), "KILL");
     });
 }
@@ -265,7 +265,7 @@ fn commands_and_children_of_other_threads_keep_their_endings() {
                 scope.spawn(move || {
                     for round in 0..10 {
                         let code = worker * 10 + round;
-                        // A child of this very thread, which ends while the command runs.
+                        // A child of this thread, which ends while the command runs.
                         let mut child = Command::new("sh")
                             .args(["-c", &format!("exit {code}")])
                             .spawn()

@@ -1,4 +1,4 @@
-//! The traced program, built twice, and checks of it that do not use the code under test.
+//! The traced program, built twice, and checks of the program that do not use the code under test.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use pagewise_skip::{Lack, skip};
 use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
-/// Time limit of a test: a hang becomes a failure with the name of the test.
+/// Time limit of a test, so that a hang becomes a failure with the name of the test.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 static DYNAMIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-dynamic", &[]));
 static STATIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-static", &["-static"]));
 
-/// `acts.c`, dynamically linked, or `None` after printing the reason.
+/// Path of `acts.c`, built with dynamic linking; `None` after printing the reason.
 pub(crate) fn acts() -> Option<&'static Path> {
     if DYNAMIC.is_none() {
         skip(&Lack::Tool("cc"));
@@ -42,7 +42,7 @@ fn compile(name: &str, flags: &[&str]) -> Option<PathBuf> {
     command.status().is_ok_and(|status| status.success()).then_some(output)
 }
 
-/// Starts `acts` with the words of a line.
+/// Starts `acts` with the words of `line` as arguments, under a tracer.
 pub(crate) fn spawn(program: &Path, line: &str) -> Traced {
     let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
     Traced::spawn(program.as_os_str(), &words).unwrap()
@@ -83,7 +83,7 @@ pub(crate) fn assert_memory_is_whole(task: u32) {
     assert_eq!(kib("Rss:") + kib("Swap:"), 8192, "{mapping}");
 }
 
-/// The letter after the name in `/proc/<pid>/stat`.
+/// State of a process: the letter after the name in `/proc/<pid>/stat`.
 pub(crate) fn state(pid: u32) -> char {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('-')
@@ -102,21 +102,22 @@ fn send(whom: &str, signal: &str) {
     assert!(sent.success());
 }
 
-/// Copies a program by `cp`. If this process wrote the file, a child that another test forks
-/// meanwhile would keep it open, and the kernel executes no file that is open for writing.
+/// Copies a program with the command `cp`. If this process wrote the file, a child that another
+/// test forks meanwhile would keep it open, and the kernel executes no file that is open for
+/// writing.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--").args([from, to]).status().unwrap();
     assert!(status.success());
 }
 
-/// Writes a script, as [`copy_program`] copies.
+/// Writes a script from a child process, for the same reason as [`copy_program`].
 pub(crate) fn write_program(to: &Path, text: &str) {
     let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
     let status = Command::new("sh").args(["-c", write]).arg(to).arg(text).status().unwrap();
     assert!(status.success());
 }
 
-/// Waits for something that another process brings about.
+/// Waits until `holds` returns true.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
@@ -125,7 +126,8 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Does `work`, and ends the tests with a message where it hangs: a stuck tracer cannot be joined.
+/// Runs `work`, and ends the test process with a message if `work` hangs: a stuck tracer thread
+/// cannot be joined.
 pub(crate) fn within_patience<T>(work: impl FnOnce() -> T) -> T {
     let (done, watched) = mpsc::channel::<()>();
     let name = thread::current().name().unwrap_or("a test").to_owned();

@@ -1,4 +1,4 @@
-//! Signals of a terminal and a shell to the whole job: pagewise and the command.
+//! Signals of a terminal or a shell to a whole job, which is pagewise and the command.
 
 use std::fs;
 use std::io::Read;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{kill, kill_group, state, tracer, until};
 
-/// A tracer of a shell script, as a job: a process group of its own.
+/// A tracer of a shell script, in a process group of its own.
 struct Job(Child);
 
 impl Job {
@@ -21,7 +21,7 @@ impl Job {
         self.0.id()
     }
 
-    /// The command: the tracer's only child.
+    /// PID of the command, which is the tracer's only child.
     fn command(&self) -> u32 {
         let mut pid = None;
         until("the command runs", || {
@@ -33,7 +33,7 @@ impl Job {
         pid.unwrap()
     }
 
-    /// Waits until the script has printed a line, so that its traps are set.
+    /// Waits until the script has printed a line, which it does after it has set its traps.
     fn ready(&mut self) {
         let mut byte = [0];
         self.0.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();

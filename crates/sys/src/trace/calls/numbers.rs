@@ -1,4 +1,4 @@
-//! The system calls that are about memory, by number and name.
+//! The memory system calls, by number and name.
 
 /// `AUDIT_ARCH_*` of `linux/audit.h`: the convention by which programs of this machine make system
 /// calls.
@@ -9,16 +9,18 @@ pub(super) const NATIVE: u32 = 0xc000_00b7;
 #[cfg(target_arch = "riscv64")]
 pub(super) const NATIVE: u32 = 0xc000_00f3;
 
-/// For other architectures the value is unknown, and none of their programs counts as native.
+/// Value for other architectures, so that none of their programs counts as native.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
 pub(super) const NATIVE: u32 = 0;
 
-/// `map_shadow_stack` (Linux 6.6), which libc has no name for: the same on all of these.
+/// `map_shadow_stack` (Linux 6.6), which is missing in libc. All supported architectures have the
+/// same number.
 const SYS_MAP_SHADOW_STACK: libc::c_long = 453;
-/// `mseal` (Linux 6.10), likewise.
+/// `mseal` (Linux 6.10), which is missing in libc. All supported architectures have the same
+/// number.
 const SYS_MSEAL: libc::c_long = 462;
 
-/// Every call that is watched.
+/// The traced system calls: numbers and names.
 pub(super) const CALLS: &[(libc::c_long, &str)] = &[
     (libc::SYS_brk, "brk"),
     (libc::SYS_mmap, "mmap"),
@@ -53,13 +55,13 @@ pub(super) const CALLS: &[(libc::c_long, &str)] = &[
     (libc::SYS_arch_prctl, "arch_prctl"),
 ];
 
-/// The name of a call that is watched.
+/// Name of a system call; `None` if it is not traced.
 pub(super) fn name(number: u64) -> Option<&'static str> {
     let number = libc::c_long::try_from(number).ok()?;
     CALLS.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)
 }
 
-/// The numbers of all of them.
+/// Numbers of all traced system calls.
 pub(super) fn all() -> impl Iterator<Item = u32> {
     CALLS.iter().filter_map(|(number, _)| u32::try_from(*number).ok())
 }
