@@ -1,19 +1,19 @@
-//! Calls by one thread of a process while its other threads do not run, even if the tracer is
-//! killed.
+//! Remote calls by one thread of a process while its other threads do not run, even if the tracer
+//! is killed.
 //!
-//! A call that drops memory is correct only while nothing else writes to that memory. If the other
-//! threads were merely stopped, they would run on beside the call when the tracer is killed. So
-//! each of them gets registers with which it first waits on a futex, the gate, until the calling
-//! thread opens it:
+//! A call that discards memory is correct only while no other thread writes to that memory. If the
+//! other threads were merely stopped, they would run on during the call if the tracer is killed. So
+//! each of the other threads gets registers with which it first waits on a futex, the gate, until
+//! the calling thread opens the gate:
 //!
 //! ```text
 //!  calling thread   [call by the tracer]  -> FUTEX_WAKE_OP: gate = open, wake all -> own registers
 //!  other threads                             FUTEX_WAIT while the gate is shut    -> own registers
 //! ```
 //!
-//! The gate is shut only once all of them are prepared and have blocked their signals, and it is
-//! open before the first is restored. A tracer that lives restores all of them itself, and none of
-//! these futex calls is made.
+//! The tracer shuts the gate only after all threads are prepared and have blocked their signals,
+//! and opens it before it restores the first thread. A tracer that is not killed restores all
+//! threads itself, and the threads make none of these futex calls.
 
 use std::io;
 use std::ops::Range;
@@ -25,17 +25,17 @@ use pagewise_sys::madvise::Advice;
 use crate::thread::{CHAINED, Tracee};
 use crate::{RemoteError, RemoteProcess, Scratch};
 
-/// The offset of the gate in the scratch mapping: a word of a futex.
+/// Offset of the gate, a futex word, in the scratch mapping.
 const GATE: u64 = 64;
 const SHUT: u32 = 0;
 const OPEN: u32 = 1;
-/// Saved contexts begin here.
+/// Offset of the first saved context in the scratch mapping.
 const SLOTS: u64 = 512;
-/// Room below a saved context for a chained one, and its return address.
+/// Number of bytes below a saved context for a chained context and its return address.
 const BELOW: u64 = CHAINED + 64;
 
-/// All threads of a process, stopped, and one of them to make calls. They run on when the value is
-/// dropped.
+/// All threads of a process, stopped, one of which makes calls. The threads run on when the value
+/// is dropped.
 #[derive(Debug)]
 pub struct Alone<'a> {
     target: &'a RemoteProcess,
@@ -45,7 +45,7 @@ pub struct Alone<'a> {
 }
 
 impl<'a> Alone<'a> {
-    /// The bytes that a scratch mapping needs for a number of threads.
+    /// Number of bytes that a scratch mapping needs for `threads` threads.
     ///
     /// # Errors
     /// [`RemoteError::Gone`]
@@ -53,8 +53,8 @@ impl<'a> Alone<'a> {
         Ok(SLOTS + slot_size(thread)? * threads as u64)
     }
 
-    /// Prepares the stopped threads, which are all of the process. `None` if the scratch mapping is
-    /// too small for their number.
+    /// Prepares the stopped threads, which must be all threads of the process. `None` if the
+    /// scratch mapping is too small for their number.
     ///
     /// # Errors
     /// [`RemoteError::Gone`]; [`RemoteError::System`] where memory cannot be written.
@@ -88,8 +88,8 @@ impl<'a> Alone<'a> {
         }
         let caller = self.caller.as_mut().ok_or(io::ErrorKind::NotFound)?;
         caller.save_with_call(memory, at(self.others.len()), libc::SYS_futex, open(self.gate))?;
-        // Any system call serves: from now on the thread opens the gate before it goes on, if we
-        // die.
+        // Any system call is possible here: from now on the calling thread opens the gate before it
+        // restores its registers, if the tracer is killed.
         caller.prepare_call(libc::SYS_getpid, [0; 6])
     }
 
@@ -97,8 +97,8 @@ impl<'a> Alone<'a> {
         self.target.memory().write(self.gate, &state.to_ne_bytes())
     }
 
-    /// `madvise` by one of the threads. After an error other than the call's own no further call
-    /// can be made.
+    /// Makes the calling thread call `madvise`. After any error except an error of `madvise`, no
+    /// further call can be made.
     ///
     /// # Errors
     /// As [`Tracee::call`].
@@ -106,26 +106,27 @@ impl<'a> Alone<'a> {
         let Some(caller) = &mut self.caller else { return Err(io::ErrorKind::NotFound.into()) };
         let done = caller.advise(range, advice);
         if done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-            // The thread still runs the call and then opens the gate; the others wait until then.
+            // The calling thread finishes the call and then opens the gate, for which the other
+            // threads wait.
             self.caller = None;
             self.others.drain(..).for_each(Tracee::abandon);
         }
         done
     }
 
-    /// True if a call took too long and the threads were left to finish it: until then they use the
-    /// scratch mapping.
+    /// True if a call took too long and the threads were left to finish it. Until they have done
+    /// so, they use the scratch mapping.
     pub fn is_left(&self) -> bool {
         self.caller.is_none()
     }
 
-    /// Lets all threads run on. Returns the longest time that one was stopped for.
+    /// Resumes all threads. Returns the longest time for which a thread was stopped.
     pub fn end(mut self) -> Duration {
         self.restore()
     }
 
     fn restore(&mut self) -> Duration {
-        // Fails only where the process is gone.
+        // The write fails only if the process has ended.
         let _ = self.set_gate(OPEN);
         let all = self.caller.take().into_iter().chain(self.others.drain(..));
         all.map(Tracee::release).max().unwrap_or_default()
@@ -140,13 +141,13 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// `futex(gate, FUTEX_WAIT_PRIVATE, SHUT, no time limit)`.
+/// Arguments of `futex(gate, FUTEX_WAIT_PRIVATE, SHUT, no time limit)`.
 fn wait(gate: u64) -> [u64; 6] {
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     [gate, operation.cast_unsigned().into(), SHUT.into(), 0, 0, 0]
 }
 
-/// `futex(gate, FUTEX_WAKE_OP_PRIVATE, all, none, gate, gate = OPEN)`.
+/// Arguments of `futex(gate, FUTEX_WAKE_OP_PRIVATE, all, none, gate, gate = OPEN)`.
 fn open(gate: u64) -> [u64; 6] {
     /// `FUTEX_OP(FUTEX_OP_SET, OPEN, FUTEX_OP_CMP_EQ, 0)` of `<linux/futex.h>`.
     const SET_OPEN: u64 = (OPEN as u64) << 12;
@@ -155,8 +156,8 @@ fn open(gate: u64) -> [u64; 6] {
     [gate, operation.cast_unsigned().into(), ALL, 0, gate, SET_OPEN]
 }
 
-/// Bytes of a slot: contexts, and vector registers that are alike in length for all threads of a
-/// machine.
+/// Size in bytes of a slot: two contexts and vector registers, whose size is the same for all
+/// threads of a machine.
 fn slot_size(thread: &mut Tracee) -> Result<u64, RemoteError> {
     let size =
         thread.size_of_context().map_err(RemoteError::system("cannot read its registers"))?;

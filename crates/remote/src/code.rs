@@ -11,19 +11,20 @@ use crate::memory::TargetMemory;
 /// Addresses of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CodeAddresses {
-    /// `syscall; ret`.
+    /// Address of `syscall; ret`.
     pub(crate) syscall: u64,
-    /// `mov $15, %rax; syscall`.
+    /// Address of `mov $15, %rax; syscall`, which calls `rt_sigreturn`.
     pub(crate) restore: u64,
 }
 
 /// Maximum number of code bytes that are searched.
 const SEARCHED: u64 = 256 << 20;
-/// Code is read in pieces of this length.
+/// Number of code bytes that are read at a time.
 const PIECE: usize = 1 << 20;
 
 impl CodeAddresses {
-    /// Finds both in the executable private mappings of files, those of the C library first.
+    /// Finds both addresses in the executable private mappings of files; mappings of the C library
+    /// are searched first.
     pub(crate) fn find(memory: &TargetMemory, mappings: &[Mapping]) -> Option<CodeAddresses> {
         let is_code = |it: &&Mapping| {
             it.prot.exec && it.prot.read && it.sharing == Sharing::Private && it.inode != 0
@@ -34,7 +35,7 @@ impl CodeAddresses {
         let mut searched = 0;
         for mapping in candidates {
             for at in (mapping.range.start..mapping.range.end).step_by(PIECE) {
-                // Pieces overlap by the longest pattern.
+                // Consecutive pieces overlap by at least the longest pattern.
                 let length = (mapping.range.end - at).min(PIECE as u64 + 16);
                 let bytes = memory.read_up_to(at, usize::try_from(length).unwrap_or(0));
                 let find = |pattern: &[u8]| {
@@ -62,11 +63,13 @@ fn is_c_library(mapping: &Mapping) -> bool {
 }
 
 /// Free range for a mapping of `length` bytes, with a free page on both sides: near the middle of
-/// the largest gap between mappings, so that the kernel does not merge it with the program's own.
+/// the largest gap between mappings, so that the kernel does not merge the new mapping with
+/// mappings of the program.
 pub(crate) fn free_range(mappings: &[Mapping], length: u64, page: u64) -> Option<AddrRange> {
-    /// The kernel or the program may refuse addresses below this one, or treat them specially.
+    /// Lowest address of the range: the kernel or the program may refuse lower addresses, or treat
+    /// them specially.
     const LOWEST: u64 = 1 << 32;
-    /// The end of addresses that every x86-64 program has.
+    /// End of the addresses that every x86-64 program can use.
     const HIGHEST: u64 = (1 << 47) - (1 << 21);
     let ends = std::iter::once(LOWEST).chain(mappings.iter().map(|it| it.range.end.max(LOWEST)));
     let starts = mappings.iter().map(|it| it.range.start).chain(std::iter::once(HIGHEST));

@@ -3,34 +3,34 @@
 use std::io;
 use std::time::Duration;
 
-/// Reason why a target was not stopped, or made no call.
+/// Reason why a process was not stopped, or made no remote call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
-    /// The process has ended, or another one has its number now.
+    /// The process has ended, or another process has its PID now.
     #[error("the process has ended")]
     Gone,
-    /// We may not trace it.
+    /// Tracing the process is not permitted.
     #[error(
         "tracing it is not permitted: pagewise needs the rights of its user or CAP_SYS_PTRACE, and no other tracer may be attached"
     )]
     NotPermitted,
-    /// It restricts its system calls.
+    /// The process restricts its system calls.
     #[error("it is in {mode} seccomp mode, in which an injected system call could kill it")]
     Seccomp {
         /// `strict` or `filter`.
         mode: &'static str,
     },
-    /// It uses shadow stacks, which forbid a return without a matching call.
+    /// The process uses shadow stacks, which forbid a return without a matching call.
     #[error("it uses shadow stacks (CET), which do not permit injected calls")]
     ShadowStack,
-    /// Remote calls are not possible for such a program, or on this machine.
+    /// Remote calls are not possible in this program, or on this machine.
     #[error("remote calls are not possible: {0}")]
     Unsupported(&'static str),
-    /// Its threads wait inside the kernel.
+    /// A thread of the process waits inside the kernel.
     #[error("its threads wait inside the kernel and did not stop within {} ms", .0.as_millis())]
     NotStopped(Duration),
-    /// Stopping all threads would take, or took, too long.
+    /// Stopping all threads of the process would take, or took, too long.
     #[error(
         "stopping its {threads} threads would take about {} ms, more than the {} ms of --max-pause",
         .takes.as_millis(), .limit.as_millis()
@@ -38,18 +38,18 @@ pub enum RemoteError {
     PauseTooLong {
         /// Number of threads of the process.
         threads: usize,
-        /// The time that it takes, estimated or measured.
+        /// Time that stopping the threads takes, estimated or measured.
         takes: Duration,
-        /// The longest time permitted.
+        /// Maximum time that the caller permits.
         limit: Duration,
     },
-    /// No thread has room on its stack.
+    /// No thread has enough free stack.
     #[error("no thread was on a stack of its own with {0} bytes to spare")]
     NoStack(u64),
-    /// A thread was always within a restartable sequence.
+    /// A thread was inside a restartable sequence at each stop.
     #[error("thread {0} was within a restartable sequence each time")]
     Restartable(u32),
-    /// The kernel refused something.
+    /// The kernel refused an operation.
     #[error("{what}")]
     System {
         /// Attempted operation.
@@ -68,7 +68,8 @@ impl RemoteError {
         }
     }
 
-    /// True if a call took too long: its thread was left to make or finish the call by itself.
+    /// True if a call took too long, so that its thread was left to make or finish the call by
+    /// itself.
     pub(crate) fn is_late(&self) -> bool {
         let late = io::ErrorKind::TimedOut;
         matches!(self, RemoteError::System { source, .. } if source.kind() == late)

@@ -1,8 +1,8 @@
-//! A function that a process runs on one more thread, which ends with the function.
+//! A function that a process runs on an additional thread, which ends with the function.
 //!
-//! A thread of the program that ran the function would be missing for its own work: on busy CPUs
-//! for hundreds of milliseconds. So an additional thread runs the function. It has a stack, and
-//! data for the C library at `fs`, in a mapping of ours:
+//! If a thread of the program ran the function, its own work would wait: on busy CPUs for hundreds
+//! of milliseconds. So an additional thread runs the function. Its stack, and its data for the C
+//! library at `fs`, are in a mapping that pagewise creates:
 //!
 //! ```text
 //!  | alive | .......... stack | contexts: the function, exit | variables of libraries | struct pthread |
@@ -11,15 +11,17 @@
 //!
 //! The new thread returns from `clone` by `rt_sigreturn`, as remote calls do, with registers of a
 //! call of the function. The function returns by `rt_sigreturn` again, with registers of a call of
-//! `exit`. So it needs no code of ours, and the stack pointer of the thread is in the mapping from
+//! `exit`. So the thread needs no code of pagewise, and its stack pointer is in the mapping from
 //! the first to the last instruction.
 //!
-//! The data are zero-filled, but for the words that code of the C library reads in any thread: the
-//! address of the data, and a flag that there are several threads, so that locks are not skipped.
-//! So the function must be one of the C library that uses no thread-local variable but `errno`.
+//! The thread data are zero-filled, except the words that code of the C library reads in every
+//! thread: the address of the data, and a flag that the process has several threads, so that locks
+//! are not skipped. So the function must belong to the C library, and must use no thread-local
+//! variable except `errno`.
 //!
-//! A [`Keeper`] notes the mapping before it is made. If we are killed, the process that finds the
-//! note unmaps the mapping once no thread uses it and no thread is still about to make the new one.
+//! A [`Keeper`] notes the mapping before it is created. If pagewise is killed, the process that
+//! finds the note unmaps the mapping, once no thread uses it and no thread is still about to create
+//! the additional thread.
 
 use std::io;
 use std::thread::sleep;
@@ -32,14 +34,15 @@ use crate::process::on_tracer_thread;
 use crate::thread::spawn::ThreadMemory;
 use crate::{Keeper, RemoteError, RemoteProcess, Scratch, Tracee};
 
-/// Size of the mapping.
+/// Size of the mapping in bytes.
 const SIZE: u64 = 1 << 20;
-/// Offset of the end of the stack, where the contexts begin.
+/// Offset of the end of the stack in the mapping, where the contexts begin.
 const CONTEXTS: u64 = SIZE / 2;
-/// Offset of the data of the thread (`fs`). Behind it is the C library's `struct pthread`, of
-/// about 2.3 KiB.
+/// Offset of the data of the thread (`fs`). The C library's `struct pthread` of about 2.3 KiB
+/// begins there.
 const THREAD_DATA: u64 = SIZE - (16 << 10);
-/// The largest size of thread-local variables of all libraries that fit below.
+/// Maximum size in bytes of the thread-local variables of all libraries, which lie below the data
+/// of the thread.
 const MAX_THREAD_VARIABLES: u64 = 256 << 10;
 /// Interval at which the end of the function is polled.
 const POLL: Duration = Duration::from_micros(500);
@@ -47,7 +50,7 @@ const POLL: Duration = Duration::from_micros(500);
 /// Offset of the word that the kernel clears at the end of the thread (`CLONE_CHILD_CLEARTID`).
 const ALIVE: u64 = 0;
 
-/// A thread of ours in a process.
+/// An additional thread of a process, which runs a function.
 #[derive(Debug)]
 pub struct FunctionThread<'a> {
     target: &'a RemoteProcess,
@@ -56,12 +59,12 @@ pub struct FunctionThread<'a> {
 }
 
 impl<'a> FunctionThread<'a> {
-    /// Makes a process run a function of its C library with one argument, on one more thread. A
-    /// thread of the process is stopped for each of some short calls.
+    /// Makes a process run a function of its C library with one argument, on an additional thread.
+    /// A thread of the process is stopped for each of some short calls.
     ///
     /// # Errors
-    /// Those of [`RemoteProcess::any_thread`] and [`Scratch::map`]; [`RemoteError::System`] where
-    /// the kernel makes no thread: the function is not run then.
+    /// Those of [`RemoteProcess::any_thread`] and [`Scratch::map`]; [`RemoteError::System`] if the
+    /// kernel creates no thread; the function is then not run.
     pub fn start(
         target: &'a RemoteProcess,
         function: u64,
@@ -80,7 +83,8 @@ impl<'a> FunctionThread<'a> {
         let mut made = FunctionThread { target, memory, longest_stop };
         match made.run(function, argument, keeper) {
             Ok(()) => Ok(made),
-            // A thread may have yet to make the new one: the keeper unmaps the memory.
+            // A thread may still be about to create the additional thread, so the keeper unmaps the
+            // memory later.
             Err(error) if error.is_late() => Err(error),
             Err(error) => {
                 made.unmap(keeper);
@@ -103,7 +107,7 @@ impl<'a> FunctionThread<'a> {
         let contexts =
             ThreadMemory { contexts: start + CONTEXTS, thread_data, alive: start + ALIVE };
         short_stop(target, longest_stop, |thread| {
-            // The thread that makes the new one uses the mapping from here on.
+            // From here on, the thread that creates the additional thread uses the mapping.
             memory.note_user(thread, keeper);
             thread
                 .make_thread(target.memory(), &contexts, function, argument)
@@ -128,19 +132,19 @@ impl<'a> FunctionThread<'a> {
         }
     }
 
-    /// Unmaps the memory, once the function has ended. Returns the longest time for which a thread
-    /// of the process was stopped.
+    /// Unmaps the memory of the additional thread. Called only after the function has ended.
+    /// Returns the longest time for which a thread of the process was stopped.
     pub fn unmap(self, keeper: &mut (dyn Keeper + Send)) -> Duration {
         let FunctionThread { target, memory, mut longest_stop } = self;
-        // If this fails, the keeper unmaps it.
+        // If the call fails, the keeper unmaps the memory.
         let unmapped =
             short_stop(target, &mut longest_stop, |thread| memory.unmap(thread, &mut *keeper));
         drop(unmapped);
         longest_stop
     }
 
-    /// Leaves the function to end by itself: the keeper unmaps the memory afterwards. Returns the
-    /// longest time for which a thread of the process was stopped.
+    /// Leaves the function running; the keeper unmaps the memory after its end. Returns the longest
+    /// time for which a thread of the process was stopped.
     pub fn leave(self) -> Duration {
         self.longest_stop
     }
@@ -148,10 +152,10 @@ impl<'a> FunctionThread<'a> {
 
 const NOT_WRITTEN: &str = "cannot write to its memory";
 
-/// Writes the data of the thread.
+/// Writes the data of the additional thread to the mapping.
 fn write(target: &RemoteProcess, start: u64, thread_data: u64) -> io::Result<()> {
-    /// Offsets in `tcbhead_t` of glibc (sysdeps/x86_64/nptl/tls.h): two words with its own address,
-    /// and `multiple_threads`.
+    /// Offsets in `tcbhead_t` of glibc (sysdeps/x86_64/nptl/tls.h): two words that contain the
+    /// address of the struct itself, and `multiple_threads`.
     const OWN_ADDRESS: [u64; 2] = [0, 16];
     const SEVERAL_THREADS: u64 = 24;
     let memory = target.memory();
@@ -162,14 +166,15 @@ fn write(target: &RemoteProcess, start: u64, thread_data: u64) -> io::Result<()>
     memory.write(thread_data + SEVERAL_THREADS, &1_u32.to_le_bytes())
 }
 
-/// Runs `act` with any thread of the process that can be stopped. The stops are short: the process
-/// runs between two calls.
+/// Runs `act` with any thread of the process that can be stopped. Each stop is short, and the
+/// process runs between two stops.
 fn short_stop<T: Send>(
     target: &RemoteProcess,
     longest: &mut Duration,
     act: impl FnOnce(&mut Tracee) -> Result<T, RemoteError> + Send,
 ) -> Result<T, RemoteError> {
-    // The thread stays stopped while we wait for a CPU, so the priority is raised.
+    // The priority is raised, because the target's thread stays stopped while this thread waits for
+    // a CPU.
     let stop = || {
         let mut thread = target.any_thread()?;
         let done = act(&mut thread);
@@ -179,7 +184,8 @@ fn short_stop<T: Send>(
     on_tracer_thread(|| briefly_raised(stop))
 }
 
-/// Bytes of thread-local variables of all files that are mapped, by their ELF headers in memory.
+/// Number of bytes of the thread-local variables of all mapped files, from their ELF headers in
+/// memory.
 fn thread_variables(target: &RemoteProcess, mappings: &[Mapping]) -> u64 {
     let first = mappings.iter().filter(|it| it.inode != 0 && it.offset == 0);
     let sizes = first.map(|mapping| {
@@ -188,10 +194,11 @@ fn thread_variables(target: &RemoteProcess, mappings: &[Mapping]) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// Bytes of a file from its start on that have its program headers.
+/// Number of bytes at the start of a file that contain its program headers.
 const HEADERS: usize = 4 << 10;
 
-/// Bytes of thread-local variables (`PT_TLS`) of an ELF file of 64 bits, with their alignment.
+/// Number of bytes of the thread-local variables (`PT_TLS`) of a 64-bit ELF file, rounded up to
+/// their alignment.
 fn thread_variables_of(head: &[u8]) -> Option<u64> {
     const PT_TLS: u32 = 7;
     /// Offsets of `e_phoff`, `e_phentsize` and `e_phnum`, and of `p_memsz` and `p_align`.

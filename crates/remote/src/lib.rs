@@ -1,8 +1,8 @@
-//! Remote calls: system calls and functions that a thread of another process is made to run. This
-//! crate is the only one that writes to another process.
+//! Remote calls: system calls and functions that pagewise makes a thread of another process run. No
+//! other crate writes to another process.
 //!
-//! Nothing in the target depends on this process being alive. Whenever it is killed, each thread of
-//! the target restores its own registers and signal mask by itself ([`thread`]).
+//! The target does not depend on the tracer. Whenever the tracer is killed, each thread of the
+//! target restores its own registers and signal mask ([`thread`]).
 //!
 //! ```text
 //!  process  the target: its threads, its memory; one thread stopped, or all

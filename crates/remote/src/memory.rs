@@ -1,4 +1,5 @@
-//! The memory of a target, to write to: the only way by which pagewise writes to another process.
+//! Memory of a target for reading and writing: the only interface by which pagewise writes to
+//! another process.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +11,8 @@ use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 use pagewise_sys::remote;
 
-/// `/proc/PID/mem`, open: it stays the memory of the program that was running then, also after
-/// `execve`.
+/// Open `/proc/PID/mem`. After `execve` it still refers to the memory of the program that was
+/// running at the opening.
 #[derive(Debug)]
 pub struct TargetMemory {
     pid: u32,
@@ -19,20 +20,20 @@ pub struct TargetMemory {
 }
 
 impl TargetMemory {
-    /// Opens it.
+    /// Opens the memory of a process.
     ///
     /// # Errors
-    /// `EACCES` and `EPERM` where we may not trace the process, `ENOENT` and `ESRCH` where it is
-    /// gone.
+    /// `EACCES` and `EPERM` without permission to trace the process, `ENOENT` and `ESRCH` if the
+    /// process has ended.
     pub(crate) fn open(pid: u32) -> io::Result<TargetMemory> {
         let path = ProcRoot::live().file(Pid(pid), "mem");
         Ok(TargetMemory { pid, file: File::options().read(true).write(true).open(path)? })
     }
 
-    /// Writes bytes, also where the program may only read or execute.
+    /// Writes bytes, also to pages that the program may only read or execute.
     ///
     /// # Errors
-    /// `EIO` where nothing is mapped, and where the program is another one now.
+    /// `EIO` if the address is not mapped, or if the process has executed another program.
     pub fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, at)
     }
@@ -40,14 +41,16 @@ impl TargetMemory {
     /// Reads bytes.
     ///
     /// # Errors
-    /// `EIO` where nothing is mapped, `UnexpectedEof` where the program is gone.
+    /// `EIO` if the address is not mapped, `UnexpectedEof` if the process has ended or executed
+    /// another program.
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(bytes, at)
     }
 
-    /// Reads from an address on, up to `length` bytes or the first that cannot be read.
+    /// Reads from an address on, until `length` bytes are read or a byte cannot be read.
     pub fn read_up_to(&self, at: u64, length: usize) -> Vec<u8> {
-        /// Small, so that an unreadable page ends the reading only there.
+        /// Number of bytes that are read at a time; small, so that little before an unreadable page
+        /// is missed.
         const PIECE: u64 = 64 << 10;
         let mut bytes = vec![0; length];
         let mut read = 0;

@@ -18,18 +18,19 @@ use crate::code::CodeAddresses;
 use crate::memory::TargetMemory;
 use crate::thread::{self, Tracee};
 
-/// Time limit for one thread to stop. One that needs longer waits inside the kernel, or for a CPU
-/// of a very busy machine.
+/// Time limit for one thread to stop. A thread that needs longer waits inside the kernel, or for a
+/// CPU of a very busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// Number of attempts for a thread that is inside a restartable sequence at each stop.
+/// Number of attempts to stop a thread outside of a restartable sequence.
 const ATTEMPTS: u32 = 20;
-/// Number of searches for new threads before the first is stopped: a process may create threads
-/// faster than they are found.
+/// Maximum number of searches for new threads before the first thread is stopped: a process may
+/// create threads faster than they are found.
 pub(crate) const MAX_ROUNDS: usize = 100;
-/// `PTRACE_O_TRACESYSGOOD` only: the kernel reports no event of the target but stops that were
-/// asked for.
+/// `PTRACE_O_TRACESYSGOOD` only: the kernel reports no event of the target except stops that the
+/// tracer requested.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
-/// Stack that stays free below a saved context: a signal handler may run there.
+/// Number of bytes of stack that stay free below a saved context, because a signal handler may run
+/// there.
 const SPARE: u64 = 8 << 10;
 /// A running process.
 #[derive(Debug)]
@@ -38,13 +39,14 @@ pub struct RemoteProcess {
     pid: u32,
     start_ticks: u64,
     memory: TargetMemory,
-    /// The instructions of remote calls; `None` if the process can only be stopped.
+    /// Addresses of the instructions of remote calls; `None` if the process can only be stopped.
     code: Option<CodeAddresses>,
 }
 
-/// Runs `work` on a thread of its own, and waits for its end. A thread of a target that could not
-/// be detached in time is detached by the kernel when the tracing thread ends: nothing stays
-/// stopped. Signals that would end or stop this process, but SIGKILL and SIGSTOP, wait until then.
+/// Runs `work` on a thread of its own, and waits for its end. When the thread that runs `work`
+/// ends, the kernel detaches the threads of the target that could not be detached in time, so none
+/// stays stopped. Signals that would end or stop this process, except SIGKILL and SIGSTOP, are
+/// deferred until then.
 pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let _deferred = Deferred::hold();
     let traced = || {
@@ -55,7 +57,8 @@ pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     });
-    // A thread can be joined before the kernel has detached its tracees; it is listed until then.
+    // `join` may return before the kernel has detached the tracees of the thread; until then
+    // `/proc` lists the thread.
     let listed = format!("/proc/self/task/{tid}");
     let deadline = Instant::now() + STOP_LIMIT;
     while fs::exists(&listed).unwrap_or(false) && Instant::now() < deadline {
@@ -65,8 +68,8 @@ pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 impl RemoteProcess {
-    /// The process `pid`, if it is the one that started at `start_ticks` (the `starttime` of
-    /// `/proc/PID/stat`); without a start time, the one that has the number now.
+    /// Opens the process with PID `pid` that started at `start_ticks` (the `starttime` of
+    /// `/proc/PID/stat`); without a start time, the process that has the PID now.
     ///
     /// # Errors
     /// [`RemoteError::Gone`], [`RemoteError::NotPermitted`]; [`RemoteError::Unsupported`] for other
@@ -80,8 +83,8 @@ impl RemoteProcess {
         Ok(target)
     }
 
-    /// The same for a process whose threads are only stopped: it needs no code of a C library.
-    /// Remote calls in it fail.
+    /// Opens a process like [`RemoteProcess::open`], but only to stop its threads: it needs no C
+    /// library, and remote calls fail.
     ///
     /// # Errors
     /// As [`RemoteProcess::open`], except for programs without a C library.
@@ -93,29 +96,30 @@ impl RemoteProcess {
         let begin = start_of(&root, pid)?;
         let memory = TargetMemory::open(pid).map_err(RemoteError::of_tracing)?;
         let target = RemoteProcess { root, pid, start_ticks: begin, memory, code: None };
-        // If this process still has the PID, the files that were opened above are its own.
+        // If the same process has the PID now as at the start, the files that were opened above
+        // belong to this process.
         match start_of(&target.root, pid)? == start_ticks.unwrap_or(begin) {
             true => Ok(target),
             false => Err(RemoteError::Gone),
         }
     }
 
-    /// Its number.
+    /// PID of the process.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// When it started, in clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     pub fn start_ticks(&self) -> u64 {
         self.start_ticks
     }
 
-    /// Its memory.
+    /// Memory of the process.
     pub fn memory(&self) -> &TargetMemory {
         &self.memory
     }
 
-    /// Present mappings.
+    /// Reads the current mappings of the process.
     ///
     /// # Errors
     /// [`RemoteError::Gone`]
@@ -124,7 +128,7 @@ impl RemoteProcess {
         Ok(maps::parse(&text).mappings)
     }
 
-    /// The ids of its threads; none once it is gone.
+    /// Reads the IDs of the process's threads; empty if the process has ended.
     ///
     /// # Errors
     /// [`RemoteError::System`]
@@ -138,11 +142,11 @@ impl RemoteProcess {
         Ok(listed.filter_map(id).collect())
     }
 
-    /// Returns an error if a further system call would harm one of its threads.
+    /// Returns an error if a remote call would harm a thread of the process.
     ///
     /// # Errors
-    /// [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`]: of any thread. A thread that ends
-    /// meanwhile is passed over.
+    /// [`RemoteError::Seccomp`] or [`RemoteError::ShadowStack`] if it applies to any thread. A
+    /// thread that ends meanwhile is ignored.
     pub fn permits_calls(&self) -> Result<(), RemoteError> {
         self.threads()?.into_iter().try_for_each(|tid| self.thread_permits_calls(tid))
     }
@@ -165,7 +169,7 @@ impl RemoteProcess {
         Ok(())
     }
 
-    /// Stops a thread. `None` where it is gone.
+    /// Stops a thread. `None` if the thread has ended.
     ///
     /// # Errors
     /// [`RemoteError::NotPermitted`], [`RemoteError::NotStopped`] (the thread is detached when the
@@ -203,7 +207,7 @@ impl RemoteProcess {
                 }
             }
         }
-        // The thread runs, and only a stopped thread can be detached.
+        // The thread is running, and the kernel detaches only stopped threads.
         ptrace::interrupt(id);
         if let Ok(Some(_)) = stopped_by(id, Instant::now() + STOP_LIMIT) {
             ptrace::detach(id, 0);
@@ -211,7 +215,7 @@ impl RemoteProcess {
         Err(RemoteError::Restartable(tid))
     }
 
-    /// Stops a thread that has room on its stack, and prepares it to make calls.
+    /// Stops a thread that has enough free stack, and prepares it to make calls.
     ///
     /// # Errors
     /// As [`RemoteProcess::stop`]; [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`],
@@ -235,13 +239,12 @@ impl RemoteProcess {
         Err(last)
     }
 
-    /// Saves a stopped thread's context on its own stack, below what the thread uses of it: the
-    /// thread can make calls then.
+    /// Saves a stopped thread's context on its own stack, below the part that the thread uses. The
+    /// thread can then make calls.
     ///
     /// # Errors
-    /// [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`]; [`RemoteError::NoStack`] where the
-    /// thread is not on its own stack but on that of a coroutine or a signal handler, or where too
-    /// little of the stack is left.
+    /// [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`]; [`RemoteError::NoStack`] if the
+    /// thread is on the stack of a coroutine or a signal handler, or if too little stack is free.
     pub fn prepare(&self, thread: &mut Tracee) -> Result<(), RemoteError> {
         self.thread_permits_calls(thread.thread())?;
         if !thread.may_move().map_err(RemoteError::system("cannot read its registers"))? {
@@ -266,7 +269,7 @@ impl RemoteProcess {
         }
         let at = (place.stack - RED_ZONE - size + layout::ALIGNMENT) & !(layout::ALIGNMENT - 1);
         match thread.save_on_stack(&self.memory, at) {
-            // A guard page that is part of the mapping.
+            // The write reached a guard page that is part of the mapping of the stack.
             Err(error) if error.raw_os_error() == Some(libc::EIO) => {
                 Err(RemoteError::NoStack(needed))
             }
@@ -287,21 +290,21 @@ impl RemoteProcess {
         }
     }
 
-    /// Stops all threads, also those that begin meanwhile, at points where each can make calls.
-    /// Returns no thread if the process is gone.
+    /// Stops all threads, also threads that are created meanwhile, at points where each thread can
+    /// make calls. Returns no thread if the process has ended.
     ///
-    /// The time from the first stop to the last is at most `limit`; detaching takes about half as
-    /// long again.
+    /// The time from the first stop to the last is at most `limit`; detaching takes about half of
+    /// this time in addition.
     ///
     /// # Errors
-    /// [`RemoteError::PauseTooLong`] if the pause is expected to exceed `limit`, or exceeded it:
-    /// all threads then run on. Those of [`RemoteProcess::stop`].
+    /// [`RemoteError::PauseTooLong`] if the pause is expected to exceed `limit`, or exceeded it;
+    /// all threads then run on. Also the errors of [`RemoteProcess::stop`].
     pub fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, RemoteError> {
         self.stop_each(limit, true)
     }
 
-    /// As [`RemoteProcess::stop_all`], but threads may be inside a restartable sequence. This takes
-    /// less time.
+    /// Stops all threads like [`RemoteProcess::stop_all`], but possibly inside a restartable
+    /// sequence, which takes less time. Such threads must not make calls.
     ///
     /// # Errors
     /// As [`RemoteProcess::stop_all`].
@@ -312,7 +315,7 @@ impl RemoteProcess {
     fn stop_each(&self, limit: Duration, movable: bool) -> Result<Vec<Tracee>, RemoteError> {
         self.permits_pause(limit)?;
         let mut all = Stopping { target: self, movable, seized: Vec::new(), stopped: Vec::new() };
-        // Seizing does not stop a thread, so it is done before the pause.
+        // Seizing a thread does not stop it, so all threads are seized before the pause.
         for _ in 0..MAX_ROUNDS {
             if !all.seize_more()? {
                 break;
@@ -333,8 +336,8 @@ impl RemoteProcess {
         Ok(all.stopped)
     }
 
-    /// Seizes the threads that are not in `seized`, and adds them to it. Returns false if there
-    /// were none.
+    /// Seizes the threads that are not in `seized`, and adds them to it. Returns false if all
+    /// threads were already in `seized`.
     pub(crate) fn seize_more(
         &self,
         seized: &mut Vec<Tid>,
@@ -343,7 +346,8 @@ impl RemoteProcess {
         let mut known = seized.clone();
         known.sort_unstable();
         let before = seized.len();
-        // With that option, a thread that a traced thread creates is traced from its start.
+        // With `PTRACE_O_TRACECLONE`, a thread that a traced thread creates is traced from its
+        // start.
         let is_inherited = options & libc::PTRACE_O_TRACECLONE != 0;
         for tid in self.threads()? {
             let Some(id) = number(tid).filter(|id| known.binary_search(id).is_err()) else {
@@ -351,7 +355,7 @@ impl RemoteProcess {
             };
             match ptrace::seize(id, options) {
                 Ok(()) => seized.push(id),
-                // The first thread may have ended before the others: it cannot be traced.
+                // A main thread that has ended before the other threads cannot be traced.
                 Err(_) if self.has_ended(tid) => {}
                 Err(_) if is_inherited && self.is_traced_by_us(tid) => {}
                 Err(error) => return Err(RemoteError::of_tracing(error)),
@@ -382,17 +386,17 @@ impl RemoteProcess {
     }
 }
 
-/// All threads of a target, on their way to a stop.
+/// All threads of a target, while they are being stopped.
 struct Stopping<'a> {
     target: &'a RemoteProcess,
-    /// True if no thread may be inside a restartable sequence.
+    /// True if the threads must be stopped outside of restartable sequences.
     movable: bool,
     seized: Vec<Tid>,
     stopped: Vec<Tracee>,
 }
 
 impl Stopping<'_> {
-    /// Seizes the threads that are new. Returns false if there were none.
+    /// Seizes new threads. Returns false if the process has no new thread.
     fn seize_more(&mut self) -> Result<bool, RemoteError> {
         let more = self.target.seize_more(&mut self.seized, OPTIONS);
         if more.is_err() {
@@ -437,9 +441,9 @@ impl Stopping<'_> {
                     ptrace::resume(id, 0);
                     ptrace::interrupt(id);
                 }
-                // It is detached as the value is dropped.
+                // The thread is detached when `self` is dropped.
                 Ok((false, _)) => return Err(io::ErrorKind::TimedOut.into()),
-                // It was killed.
+                // The thread was killed.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
                 Err(error) => {
                     ptrace::detach(id, 0);
@@ -449,14 +453,14 @@ impl Stopping<'_> {
         }
     }
 
-    /// Detaches from all threads. Those from index `from` on may still run: each is detached once
-    /// it stops.
+    /// Detaches from all threads. Threads from index `from` on may still be running, and are
+    /// detached when they stop.
     fn let_go(&mut self, from: usize) {
         self.stopped.clear();
         let until = Instant::now() + STOP_LIMIT;
         for &id in &self.seized[from..] {
             ptrace::interrupt(id);
-            // One that does not stop now is detached when this thread ends.
+            // The kernel detaches a thread that does not stop now when the tracing thread ends.
             if let Ok(Some(_)) = stopped_by(id, until) {
                 ptrace::detach(id, 0);
             }
@@ -465,7 +469,8 @@ impl Stopping<'_> {
 }
 
 /// Waits until a thread that was interrupted is stopped. Returns the time of the last check that
-/// found it running or asleep: its pause begins no earlier. `None` if the thread is gone.
+/// found the thread running or asleep, which is a lower bound of the start of its pause. `None` if
+/// the thread is gone.
 fn stopped_by(id: Tid, deadline: Instant) -> io::Result<Option<Instant>> {
     let mut looked = Instant::now();
     let mut since = looked;
@@ -476,7 +481,7 @@ fn stopped_by(id: Tid, deadline: Instant) -> io::Result<Option<Instant>> {
     };
     loop {
         match thread::next(id, deadline, &mut rest) {
-            // It was about to receive a signal: that is delivered first.
+            // The thread stopped because it is about to receive a signal, which is delivered first.
             Ok(ThreadChange::Signal(signal)) => ptrace::resume(id, signal),
             Ok(_) => return Ok(Some(since)),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
@@ -485,7 +490,8 @@ fn stopped_by(id: Tid, deadline: Instant) -> io::Result<Option<Instant>> {
     }
 }
 
-/// Converts an error on a stopped thread; [`RemoteError::Gone`] if the thread was killed.
+/// Converts an error of a request for a stopped thread; [`RemoteError::Gone`] if the thread was
+/// killed.
 fn of_registers(error: io::Error) -> RemoteError {
     match error.kind() {
         io::ErrorKind::Unsupported => {

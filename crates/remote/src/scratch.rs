@@ -1,7 +1,7 @@
-//! A mapping of ours in a target, for stacks of functions and for saved contexts.
+//! A mapping that pagewise creates in a target, for stacks of functions and for saved contexts.
 //!
-//! Its address is chosen, and noted by a [`Keeper`] outside of the target, before it is mapped. If
-//! we are killed, the process that finds the note unmaps it.
+//! Before the mapping is created, its address is chosen, and a [`Keeper`] notes the address outside
+//! of the target. If pagewise is killed, the process that finds the note unmaps the mapping.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,44 +16,46 @@ use crate::thread::Tracee;
 use crate::undo::{Keeper, Undo, attempt_until};
 use crate::{RemoteError, RemoteProcess};
 
-/// The first argument of calls among [`StopPoint::registers`](crate::StopPoint).
+/// Index of the register with the first argument of a system call in
+/// [`StopPoint::registers`](crate::StopPoint).
 const DI: usize = 5;
-/// The longest pause for an undo.
+/// Maximum time for which an undo stops the process.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A mapping that is to be unmapped: `PID START-TICKS FIRST-LAST TID CHAIN RESTORE`, as text; the
-/// last three words may be missing.
+/// A mapping that is to be unmapped. Its text form is `PID START-TICKS FIRST-LAST TID CHAIN
+/// RESTORE`; the last three words may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingUndo {
-    /// The process.
+    /// PID of the process.
     pub pid: u32,
-    /// When it started, in clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     pub start_ticks: u64,
-    /// The mapping.
+    /// Addresses of the mapping.
     pub range: AddrRange,
-    /// The thread that maps it.
+    /// Thread that creates the mapping.
     pub by: Option<Returning>,
 }
 
-/// A thread that makes calls, and the address of the word by which the last one returns to a saved
+/// A thread that makes calls, and the address of the word by which its last call returns to a saved
 /// context.
 ///
 /// The word is on the thread's own stack. While the word is unchanged and the stack pointer is not
-/// above it, the calls are still to be made: the thread may be in a signal handler, where its
-/// registers do not show them.
+/// above it, the thread has not finished its calls. It may be in a signal handler, where its
+/// registers do not show the pending calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Returning {
-    /// The thread.
+    /// ID of the thread.
     pub thread: u32,
-    /// The address of the word.
+    /// Address of the word.
     pub chain: u64,
-    /// The word: the address of `rt_sigreturn` that was used. The C library and the loader have one
-    /// each.
+    /// Value of the word: the address of the code that calls `rt_sigreturn`, of which the C library
+    /// and the loader have a copy each.
     pub restore: u64,
 }
 
 impl Returning {
-    /// A thread that is this far above the word is on another stack.
+    /// Distance in bytes from the word; a stack pointer that is further above the word belongs to
+    /// another stack.
     const MAX_STACK: u64 = 64 << 20;
 
     fn is_pending(&self, target: &RemoteProcess, stopped: &[Tracee]) -> bool {
@@ -102,8 +104,8 @@ impl FromStr for MappingUndo {
 }
 
 impl MappingUndo {
-    /// Unmaps the mapping once no thread uses it any more. False where there is nothing to do: it
-    /// was never mapped, or the process has ended or become another program.
+    /// Unmaps the mapping once no thread uses it any more. False if the mapping was never created,
+    /// or if the process has ended or executed another program.
     ///
     /// # Errors
     /// As [`Undo::carry_out`].
@@ -111,12 +113,13 @@ impl MappingUndo {
         attempt_until(patience, &|| self.attempt())
     }
 
-    /// True if it was unmapped; `None` where a thread uses it, has yet to map it, or none can make
-    /// calls.
+    /// True if the mapping was unmapped; `None` if a thread uses it or may still create it, or if
+    /// no thread can make calls.
     fn attempt(&self) -> Result<Option<bool>, RemoteError> {
         let target = RemoteProcess::open(self.pid, Some(self.start_ticks))?;
         let stopped = target.stop_all(PAUSE)?;
-        // A thread that has yet to map it has the address among the arguments of its call.
+        // A thread that is about to create the mapping has the address in the first argument of its
+        // call.
         let maps = |thread: &Tracee| thread.place().registers[DI] == self.range.start;
         let uses = |thread: &Tracee| {
             let place = thread.place();
@@ -132,7 +135,7 @@ impl MappingUndo {
         Ok(self.unmap_by(&target, stopped)?.then_some(true))
     }
 
-    /// Unmaps it by one of the threads that are stopped; false where none can make calls now.
+    /// Makes one of the stopped threads unmap the mapping; false if no thread can make calls now.
     fn unmap_by(
         &self,
         target: &RemoteProcess,
@@ -154,7 +157,7 @@ impl MappingUndo {
         Ok(false)
     }
 
-    /// True if a mapping of exactly this range is there, private and of no file.
+    /// True if the process has a private anonymous mapping of exactly this range.
     fn is_mapped(&self, target: &RemoteProcess) -> Result<bool, RemoteError> {
         let mappings = target.mappings()?;
         let found = mappings.iter().find(|mapping| mapping.range == self.range);
@@ -162,17 +165,18 @@ impl MappingUndo {
     }
 }
 
-/// A mapping of ours in a target. It is unmapped by [`Scratch::unmap`] only.
+/// A mapping that pagewise has created in a target. Only [`Scratch::unmap`] unmaps it.
 #[derive(Debug)]
 pub struct Scratch {
     undo: MappingUndo,
 }
 
 impl Scratch {
-    /// Maps at least `length` bytes, writable, by a stopped thread that is ready to make calls.
+    /// Makes a stopped thread, which must be ready to make calls, map at least `length` writable
+    /// bytes.
     ///
     /// # Errors
-    /// [`RemoteError::System`] where the kernel refuses, [`RemoteError::Gone`].
+    /// [`RemoteError::System`] if the kernel refuses the mapping, [`RemoteError::Gone`].
     pub fn map(
         target: &RemoteProcess,
         thread: &mut Tracee,
@@ -182,7 +186,8 @@ impl Scratch {
         Scratch::map_with(target, thread, length, false, keeper)?.kept(thread, keeper)
     }
 
-    /// As [`Scratch::map`], but executable: the code is written through [`RemoteProcess::memory`].
+    /// Creates a mapping like [`Scratch::map`], but executable and not writable: write the code
+    /// through [`RemoteProcess::memory`].
     ///
     /// # Errors
     /// As [`Scratch::map`].
@@ -222,7 +227,7 @@ impl Scratch {
         keeper.note(&Undo::Mapping(undo));
         if let Err(error) = thread.map_at(range.start..range.end, execute) {
             let error = RemoteError::system("it cannot map memory")(error);
-            // The thread may still map it: then the note stays.
+            // If the call is late, the thread may still create the mapping, so the note stays.
             if !error.is_late() {
                 keeper.strike(&Undo::Mapping(undo));
             }
@@ -231,7 +236,8 @@ impl Scratch {
         Ok(Scratch { undo })
     }
 
-    /// Notes another thread, which is ready for calls, as the one that is about to use it.
+    /// Notes another thread, which must be ready for calls, as the thread that is about to use the
+    /// mapping.
     pub(crate) fn note_user(&mut self, thread: &Tracee, keeper: &mut dyn Keeper) {
         let before = self.undo;
         self.undo.by = thread.returning();
@@ -241,22 +247,22 @@ impl Scratch {
         }
     }
 
-    /// Excludes the mapping from children that are forked meanwhile (`MADV_DONTFORK`).
+    /// Excludes the mapping from children that the target forks meanwhile (`MADV_DONTFORK`).
     pub(crate) fn keep_from_children(&self, thread: &mut Tracee) -> Result<(), RemoteError> {
         let kept = thread.keep_from_children(self.undo.range.start..self.undo.range.end);
         kept.map_err(RemoteError::system("it cannot map memory"))
     }
 
-    /// Its addresses.
+    /// Addresses of the mapping.
     pub fn range(&self) -> AddrRange {
         self.undo.range
     }
 
-    /// Unmaps it.
+    /// Unmaps the mapping.
     ///
     /// # Errors
-    /// [`RemoteError::System`] where the kernel refuses; where the process is gone, so is the
-    /// mapping.
+    /// [`RemoteError::System`] if the kernel refuses. Returns `Ok` if the process has ended,
+    /// because its mappings are gone.
     pub fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) -> Result<(), RemoteError> {
         let range = self.undo.range;
         match thread
@@ -283,11 +289,11 @@ mod tests {
 
     use super::*;
 
-    /// A process that ends with the test, also where that fails.
+    /// A process that ends with the test, also if the test fails.
     struct ScratchChild(std::process::Child);
 
     impl ScratchChild {
-        /// Starts it, and waits until its C library is loaded.
+        /// Starts the process, and waits until its C library is loaded.
         fn start(command: &mut Command) -> (ScratchChild, RemoteProcess) {
             let child = ScratchChild(command.spawn().unwrap());
             let ready = (0..30_000).find_map(|_| {
@@ -299,7 +305,8 @@ mod tests {
             (child, ready.expect("it can make calls"))
         }
 
-        /// Waits until its only thread is in a state, by the letter of `/proc/PID/stat`.
+        /// Waits until the process's only thread has a state, given by its letter in
+        /// `/proc/PID/stat`.
         fn wait_for(&self, state: &str) {
             let path = format!("/proc/{}/stat", self.0.id());
             let is_it = |text: String| text.rsplit(") ").next().unwrap().starts_with(state);
@@ -321,8 +328,8 @@ mod tests {
         }
     }
 
-    /// Prepares a thread to map memory when it runs on, and leaves it as a killed tracer does.
-    /// Returns the note of the mapping.
+    /// Prepares a thread to create a mapping when it is resumed, and leaves the thread as a killed
+    /// tracer does. Returns the note of the mapping.
     fn left_behind(target: &RemoteProcess, is_masked: bool) -> MappingUndo {
         let length = 16 * page_size();
         let range = free_range(&target.mappings().unwrap(), length, page_size()).unwrap();
@@ -353,7 +360,7 @@ mod tests {
             return;
         }
         let (sleeper, target) = ScratchChild::start(Command::new("sleep").arg("60"));
-        // A process that a signal has stopped does not go on to the call when its tracer dies.
+        // A process that a signal has stopped does not make the call when its tracer is killed.
         sleeper.signal("STOP");
         sleeper.wait_for("T");
         let undo = left_behind(&target, true);
@@ -389,7 +396,7 @@ mod tests {
         child.wait_for("S");
         child.signal("STOP");
         child.wait_for("T");
-        // It is handled once the process goes on.
+        // The process handles the signal when it is resumed.
         child.signal("USR1");
         let undo = left_behind(&target, false);
         child.signal("CONT");

@@ -1,16 +1,16 @@
-//! A tracer that keeps from a process the SIGTRAPs of debug exceptions whose reason a hypervisor
-//! has lost.
+//! A tracer that suppresses SIGTRAPs of debug exceptions whose cause a hypervisor has lost.
 //!
-//! A breakpoint register makes the CPU raise a debug exception, and register DR6 says which
-//! breakpoint it was. A hypervisor may lose what DR6 says: KVM before Linux 6.14 does if it is
-//! entered again between the exception and the reading. Linux then takes the exception for one of
-//! the instruction `int1` and sends SIGTRAP (`TRAP_BRKPT`), which ends a program that does not
-//! handle it. On one virtual machine with busy CPUs that happened once in about two million
-//! exceptions.
+//! A breakpoint register makes the CPU raise a debug exception, and register DR6 contains the
+//! number of the breakpoint. A hypervisor may lose the value of DR6: KVM before Linux 6.14 loses it
+//! if the guest exits to KVM between the exception and the read of DR6. Linux then assumes the
+//! instruction `int1` as the cause and sends SIGTRAP (`TRAP_BRKPT`), which ends a program that does
+//! not handle this signal. On one virtual machine with busy CPUs this happened once in about two
+//! million exceptions.
 //!
 //! The tracer seizes all threads of the process and stops none of them. A thread stops when it is
-//! about to receive a signal, and as it makes a thread or a process, and goes on at once: with the
-//! signal, unless it is such a SIGTRAP. If the tracer is killed, threads are untraced.
+//! about to receive a signal, or when it creates a thread or a process, and the tracer resumes it
+//! at once. The tracer delivers the signal, unless it is a SIGTRAP with a lost cause. If the tracer
+//! is killed, the kernel detaches the threads.
 
 use std::io;
 
@@ -21,7 +21,8 @@ use pagewise_sys::trace::wait::{self, ThreadChange};
 use crate::RemoteError;
 use crate::process::{MAX_ROUNDS, RemoteProcess};
 
-/// Threads and processes that a thread makes are traced too: breakpoints are inherited.
+/// Ptrace options: threads and processes that a thread creates are traced too, because they inherit
+/// breakpoints.
 const OPTIONS: i32 =
     libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
 
@@ -36,7 +37,8 @@ impl TracingShield {
     ///
     /// # Errors
     /// [`RemoteError::Gone`], [`RemoteError::NotPermitted`], for example if another tracer is
-    /// attached. Threads that were seized before are untraced once this thread ends.
+    /// attached. Threads that were seized before the error are detached when the calling thread
+    /// ends.
     pub fn seize(target: &RemoteProcess) -> Result<TracingShield, RemoteError> {
         let mut seized = Vec::new();
         for _ in 0..MAX_ROUNDS {
@@ -50,10 +52,10 @@ impl TracingShield {
         }
     }
 
-    /// Lets threads go on as they stop, until all have ended.
+    /// Resumes each thread when it stops, until all threads have ended.
     ///
     /// # Errors
-    /// None that the kernel is known to give.
+    /// No known errors.
     pub fn run(&self) -> io::Result<()> {
         loop {
             match wait::any() {
@@ -73,7 +75,7 @@ impl TracingShield {
             }
             ThreadChange::Signal(signal) => ptrace::resume(tid, signal),
             ThreadChange::GroupStop => {
-                // `wait::any` would return an unconsumed stop again and again.
+                // `take_change` consumes the stop, which `wait::any` would return again and again.
                 let _ = wait::take_change(tid);
                 ptrace::listen(tid);
             }
@@ -81,16 +83,17 @@ impl TracingShield {
         }
     }
 
-    /// True if a SIGTRAP is from a debug exception without a reason, and not from an instruction
+    /// True if a SIGTRAP is of a debug exception whose cause was lost, and not of an instruction
     /// `int1`.
     fn is_lost_breakpoint(&self, tid: Tid) -> bool {
         const INT1: u8 = 0xf1;
         let Some(info) = ptrace::signal_info(tid).filter(|info| info.code == TRAP_BRKPT) else {
             return false;
         };
-        // The address is that of the next instruction; some hypervisors report that of `int1`
-        // itself, and without a handler that steps over it the thread would execute it for ever.
-        // A child has the same code as its parent.
+        // The reported address is of the next instruction. Some hypervisors report the address of
+        // `int1` itself, and without a handler that skips `int1` the thread would execute it
+        // forever. The code of the traced process is read, because a child has the same code as its
+        // parent.
         let places = [info.address.wrapping_sub(1), info.address];
         let bytes = read_each::<1>(tid.unsigned_abs(), &places)
             .or_else(|_| read_each::<1>(self.pid, &places));

@@ -1,15 +1,15 @@
-//! A snapshot of a process: a child that the process is made to fork, whose memory is read while
-//! the process runs on.
+//! A snapshot of a process: pagewise makes the process fork a child, and reads the memory of the
+//! child while the process runs on.
 //!
 //! The child is traced from its birth, stops before its first instruction, and is killed in that
-//! stop. If its tracer dies, the kernel kills it (`PTRACE_O_EXITKILL`). Before that option is set,
-//! or without a tracer, it ends by itself: its stack leads to `exit_group`, not back to the program
-//! ([`Tracee::fork`](crate::thread::Tracee)).
+//! stop. If its tracer dies, the kernel kills it (`PTRACE_O_EXITKILL`). Before this option is set,
+//! or without a tracer, the child ends by itself: its stack returns to a call of `exit_group`, not
+//! to the program ([`Tracee::fork`](crate::thread::Tracee)).
 //!
-//! Its parent is the process. It has no exit signal, so the parent receives none, and `wait`
-//! without `__WALL` or `__WCLONE` does not return it. The process is made to wait for it at the
-//! end. Until then a [`Keeper`] notes the child outside of the process: if we are killed, the
-//! process that finds the note makes the target wait.
+//! The child has no exit signal, so its parent, which is the process, receives no signal, and
+//! `wait` without `__WALL` or `__WCLONE` does not return the child. At the end, pagewise makes the
+//! process wait for the child. Until then a [`Keeper`] keeps a note of the child outside of the
+//! process: if pagewise is killed, the process that finds the note makes the target wait.
 //!
 //! ```text
 //!  the tracer dies                    child                       process
@@ -39,22 +39,23 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// wait for it.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// A child that has to be waited for: `PID START-TICKS child CHILD START-TICKS NUMBER`, as text.
+/// A child for which its parent must wait. Its text form is `PID START-TICKS child CHILD
+/// START-TICKS NUMBER`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChildUndo {
-    /// The process.
+    /// PID of the process.
     pub pid: u32,
-    /// When it started, in clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     pub start_ticks: u64,
-    /// The child.
+    /// PID of the child.
     pub child: u32,
-    /// When the child started.
+    /// Start time of the child, in clock ticks since boot.
     pub child_start_ticks: u64,
-    /// The number of the child in the PID namespace of the process.
+    /// PID of the child in the PID namespace of the process.
     pub number: u32,
 }
 
-/// The word of the note that distinguishes it from others.
+/// Word that distinguishes the text of this note from other notes.
 const CHILD: &str = "child";
 
 impl fmt::Display for ChildUndo {
@@ -83,7 +84,7 @@ impl FromStr for ChildUndo {
 }
 
 impl ChildUndo {
-    /// Makes the process wait for the child. False if the child was gone.
+    /// Makes the process wait for the child. False if the child does not exist any more.
     ///
     /// # Errors
     /// As [`Undo::carry_out`].
@@ -91,8 +92,8 @@ impl ChildUndo {
         attempt_until(patience, &|| self.attempt())
     }
 
-    /// True if the process has waited for the child; false if the child was gone; `None` while the
-    /// child is still ending.
+    /// True if the process has waited for the child; false if the child does not exist any more;
+    /// `None` while the child is still ending.
     fn attempt(&self) -> Result<Option<bool>, RemoteError> {
         let text = ProcRoot::live().read(Pid(self.child), "stat");
         let Some(child) = text.ok().and_then(|text| stat::parse(&text).ok()) else {
@@ -104,7 +105,8 @@ impl ChildUndo {
         if !child.has_ended() {
             return Ok(None);
         }
-        // The process may have executed another program: its code is searched anew.
+        // The process is opened again, because it may have executed another program with other code
+        // addresses.
         let target = RemoteProcess::open(self.pid, Some(self.start_ticks))?;
         let mut thread = target.any_thread()?;
         let options = u64::from((libc::WNOHANG | libc::__WALL).cast_unsigned());
@@ -129,12 +131,12 @@ pub struct ForkedSnapshot {
 }
 
 impl ForkedSnapshot {
-    /// Makes one of the stopped threads fork: the first that can make calls. All threads of the
-    /// process must be stopped, so that the memory of the child is of one time.
+    /// Makes the first stopped thread that can make calls fork. All threads of the process must be
+    /// stopped, so that the memory of the child is of one time point.
     ///
     /// # Errors
-    /// [`RemoteError::NoStack`], [`RemoteError::Restartable`] where no thread can make calls;
-    /// [`RemoteError::System`] where the kernel refuses to fork, [`RemoteError::Gone`].
+    /// [`RemoteError::NoStack`], [`RemoteError::Restartable`] if no thread can make calls;
+    /// [`RemoteError::System`] if the kernel refuses to fork, [`RemoteError::Gone`].
     pub fn fork(
         target: &RemoteProcess,
         stopped: &mut [Tracee],
@@ -158,8 +160,8 @@ impl ForkedSnapshot {
         Err(last)
     }
 
-    /// The note is written while the forking thread is stopped: until then that thread itself waits
-    /// for the child if we are killed.
+    /// Writes the note while the forking thread is stopped: before the note exists, this thread
+    /// itself waits for the child if pagewise is killed.
     fn begin(
         target: &RemoteProcess,
         child: ForkedChild,
@@ -188,20 +190,21 @@ impl ForkedSnapshot {
         let failed = RemoteError::system("cannot trace the snapshot");
         next(child.tid, since + STOP_LIMIT, &mut rest).map_err(&failed)?;
         ptrace::set_options(child.tid, libc::PTRACE_O_EXITKILL).map_err(&failed)?;
-        // If memory runs out, the snapshot ends before the process. A refusal changes nothing else.
+        // With this value, the kernel kills the snapshot before the process if memory runs out. If
+        // the write fails, the snapshot works anyway.
         let _ = fs::write(ProcRoot::live().file(Pid(pid), "oom_score_adj"), "1000");
         Ok(snapshot)
     }
 
-    /// Its number: its memory is that of the process at the time of the fork.
+    /// PID of the child, whose memory is the memory of the process at the time of the fork.
     pub fn child(&self) -> u32 {
         self.undo.child
     }
 
-    /// Ends the child, and makes the process wait for it. Returns the time for which it lived.
+    /// Ends the child, and makes the process wait for it. Returns the lifetime of the child.
     ///
     /// # Errors
-    /// As [`Undo::carry_out`]: the keeper then makes the process wait.
+    /// As [`Undo::carry_out`]; after an error the keeper makes the process wait.
     pub fn end(mut self, keeper: &mut dyn Keeper) -> Result<Duration, RemoteError> {
         self.kill();
         let lived = self.since.elapsed();
@@ -213,11 +216,11 @@ impl ForkedSnapshot {
     fn kill(&mut self) {
         self.has_ended = true;
         if ptrace::kill(self.tid).is_err() {
-            // It ends by itself.
+            // The resumed child ends by itself.
             ptrace::resume(self.tid, 0);
         }
         let deadline = Instant::now() + END_LIMIT;
-        // Until it is dead, its first stop may still be seen.
+        // Before the child is dead, its first stop may be reported again.
         while next(self.tid, deadline, &mut rest).is_ok() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -4,8 +4,8 @@
 //! registers, signal mask and vector registers are written to its memory as the frame of a signal
 //! handler ([`Tracee::save_at`]). A remote call is then one change of registers (`PTRACE_SETREGS`):
 //! the thread executes `syscall; ret` of its C library, with a stack pointer that points to the
-//! address of the library's `rt_sigreturn`. So the thread restores its own registers by itself,
-//! whenever its tracer dies:
+//! address of the library's `rt_sigreturn`. So the thread itself restores its own registers if its
+//! tracer dies at any time:
 //!
 //! ```text
 //!  state of the thread                    if the tracer dies in it
@@ -16,8 +16,8 @@
 //!  own registers, own mask                nothing more happens
 //! ```
 //!
-//! A tracer that lives restores the registers itself, and exactly: an interrupted call with a
-//! timeout continues with the remaining time. Without a tracer, such a call begins anew with the
+//! A tracer that is not killed restores the registers itself, and exactly: an interrupted call with
+//! a timeout continues with the remaining time. Without a tracer, such a call begins anew with the
 //! whole timeout.
 
 mod fork;
@@ -42,44 +42,46 @@ use crate::scratch::Returning;
 
 pub(crate) use fork::ForkedChild;
 
-/// The bit of the signal with which glibc makes all threads change their user and group IDs.
+/// Bit of the signal by which glibc makes all threads change their user and group IDs.
 const SIGSETXID: u64 = 1 << (33 - 1);
-/// Time limit of a remote system call, after which its thread is left alone.
+/// Time limit of a remote system call, after which its thread is left to finish the call by itself.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
-/// Time limit between two stops of a stopped thread.
+/// Time limit until a thread that was resumed stops again.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
-/// Waiting threads are polled without a sleep for this time: most stop within microseconds if a CPU
-/// is free.
+/// Time for which a thread is polled without a sleep: most threads stop within microseconds if a
+/// CPU is free.
 const SPIN: Duration = Duration::from_micros(20);
-/// After that, time between two polls. A tracer that yields its CPU instead has to wait for its
-/// next turn on a busy CPU, and one that does not yield may take the CPU that the thread needs.
+/// Interval of the polls after [`SPIN`]. A tracer that yields its CPU instead would wait for its
+/// next time slice on a busy CPU, and a tracer that does not yield might occupy the CPU that the
+/// thread needs.
 const POLL: Duration = Duration::from_micros(20);
-/// Time limits of a function, after which its thread is left to finish it: in general, and after a
-/// signal has stopped the process, whose other threads may hold a lock that the function needs.
+/// Time limits of a function, after which its thread is left to finish the function: the general
+/// limit, and the limit after a signal has stopped the process, because its other threads may hold
+/// a lock that the function needs.
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 
-/// The number of the next call of a function.
+/// Number of the next function call, which distinguishes it from other calls.
 static NEXT_CALL: AtomicU64 = AtomicU64::new(1);
 
 /// Position of a stopped thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopPoint {
-    /// The instruction that comes next.
+    /// Address of the next instruction.
     pub instruction: u64,
     /// The stack pointer.
     pub stack: u64,
-    /// ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15: the order in which samples carry
-    /// registers.
+    /// The registers ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15, in the order of perf
+    /// samples.
     pub registers: [u64; 17],
-    /// The thread's own data (`fs`).
+    /// Address of the thread-local data (`fs`).
     pub thread_data: u64,
-    /// The system call that the thread is in, and its first argument.
+    /// Number and first argument of the system call that the thread is in.
     pub call: Option<(u64, u64)>,
 }
 
 impl StopPoint {
-    /// Position of a thread that the calling thread traces and has stopped by other means than
+    /// Reads the position of a thread that the calling thread traces and has stopped without
     /// [`crate::RemoteProcess`].
     ///
     /// # Errors
@@ -92,27 +94,28 @@ impl StopPoint {
 /// A function for a thread to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteFunction {
-    /// Its address.
+    /// Address of the function.
     pub address: u64,
-    /// The address of [`RemoteFunction::code`].
+    /// Address of [`RemoteFunction::code`] in the target.
     pub code: u64,
-    /// The address of four words for the code.
+    /// Address of the four words that the code writes.
     pub words: u64,
-    /// The end of the stack that it may use.
+    /// End (highest address) of the stack of the function.
     pub stack: u64,
-    /// Time after which the thread is taken out of the function again while it waits for a lock.
-    /// The function must hold nothing while it waits for one. `None` for other functions.
+    /// Time after which the thread leaves the function if it waits for a lock. The function must
+    /// hold nothing while it waits for a lock. `None` for functions that must not be interrupted.
     pub lock_wait: Option<Duration>,
 }
 
 impl RemoteFunction {
-    /// Code that calls the function, stores its value and a number that the tracer waits for, and
-    /// waits for the tracer. Without a tracer the thread goes on, after a tenth of a second, to
-    /// `rt_sigreturn` with the context saved at `context`. The code writes four words at `words`,
-    /// which are zero at first: the number, the value, and the time to wait.
+    /// Code that calls the function, stores its return value and a number that the tracer waits
+    /// for, and waits for the tracer. Without a tracer, the thread calls `rt_sigreturn` after a
+    /// tenth of a second, with the context saved at `context`. The code writes four words at
+    /// `words`, which are zero at first: the number, the return value, and two words for the time
+    /// to wait.
     ///
     /// After a signal handler, the code waits for the remaining time. An interrupted `ppoll`
-    /// changes no restart state of the thread: a call with a timeout that the first stop had
+    /// changes no restart state of the thread: so a call with a timeout that the first stop
     /// interrupted still continues with its remaining time.
     ///
     /// ```text
@@ -151,7 +154,7 @@ impl RemoteFunction {
         (self.code..self.code + length).contains(&instruction)
     }
 
-    /// The value of a call, once it has returned.
+    /// Return value of the call with this number; `None` if the call has not returned.
     fn value(&self, tid: Tid, number: u64) -> Option<u64> {
         let addresses = [self.words, self.words + 8];
         let words = remote::read_each::<8>(tid.unsigned_abs(), &addresses).ok()?;
@@ -161,14 +164,15 @@ impl RemoteFunction {
 }
 
 impl StopPoint {
-    /// A position of which only the stack pointer and the thread's own data matter.
+    /// A position for which only the stack pointer and the address of the thread-local data are
+    /// set.
     pub fn at_stack(stack: u64, thread_data: u64) -> StopPoint {
         let registers = [0; 17];
         StopPoint { instruction: 0, stack, registers, thread_data, call: None }
     }
 
-    /// Returns true if the thread has waited for a futex, and was interrupted before it was woken:
-    /// a wake that it has received must not be lost.
+    /// True if the thread waited for a futex and was interrupted before it was woken. A thread that
+    /// was woken must not leave the function, because the wake would be lost.
     fn waits_for_a_lock(&self) -> bool {
         const INTERRUPTED: i64 = -512;
         let is_futex = self.call.is_some_and(|(call, _)| call == libc::SYS_futex.cast_unsigned());
@@ -179,12 +183,12 @@ impl StopPoint {
 /// Time limits of a function that a thread runs.
 #[derive(Clone, Copy, Debug)]
 struct FunctionLimits {
-    /// When the thread is left to finish the function by itself.
+    /// Time at which the thread is left to finish the function by itself.
     end: Instant,
     lock_wait: Option<Duration>,
-    /// When the thread is interrupted to see whether it waits for a lock.
+    /// Time at which the thread is interrupted to check if it waits for a lock.
     interrupt: Option<Instant>,
-    /// True if it was interrupted.
+    /// True if the thread was interrupted.
     was_interrupted: bool,
 }
 
@@ -227,10 +231,10 @@ impl FunctionLimits {
     /// The signal with which a stopped thread is resumed.
     ///
     /// # Errors
-    /// `Interrupted` where the function faulted.
+    /// `Interrupted` if the function faulted.
     fn signal_after(&mut self, change: ThreadChange) -> io::Result<i32> {
         match change {
-            // A fault of the function: signals that others send are blocked.
+            // The fault is of the function, because signals that others send are blocked.
             ThreadChange::Signal(libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE) => {
                 Err(io::ErrorKind::Interrupted.into())
             }
@@ -244,19 +248,20 @@ impl FunctionLimits {
     }
 }
 
-/// Progress of a thread away from its own registers.
+/// Registers that a thread has now, and progress of its remote call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BorrowPhase {
-    /// It has its own registers.
+    /// The thread has its own registers.
     Own,
-    /// It has registers of ours and has not run with them.
+    /// The thread has registers of a remote call, but has not run since they were set.
     Prepared,
-    /// It has run with registers of ours.
+    /// The thread has run with registers of a remote call.
     Ran,
-    /// The same, and it is stopped at the end of a system call.
+    /// The thread has run with registers of a remote call, and is stopped at the exit of a system
+    /// call.
     Called,
-    /// It runs and was not seen to stop: it restores itself, and is detached when the tracing
-    /// thread ends.
+    /// The thread runs and did not stop in time. It restores its registers by itself, and is
+    /// detached when the tracing thread ends.
     Left,
 }
 
@@ -268,29 +273,30 @@ enum BorrowPhase {
 pub struct Tracee {
     tid: Tid,
     registers: Registers,
-    /// The thread's signal mask, once it was read.
+    /// The thread's signal mask; `None` before it is read.
     blocked: Option<u64>,
-    /// `None` if the thread can only be stopped.
+    /// Addresses of the instructions of remote calls; `None` if the thread can only be stopped.
     code: Option<CodeAddresses>,
     since: Instant,
     phase: BorrowPhase,
     /// The stack pointer of remote calls: the lowest address of the chain of saved contexts.
     chain: Option<u64>,
-    /// The same on the thread's own stack, once a context was saved there.
+    /// The stack pointer of remote calls on the thread's own stack; `None` before a context is
+    /// saved there.
     own_chain: Option<u64>,
     is_masked: bool,
-    /// The thread's vector registers, once they were read.
+    /// The thread's vector registers; `None` before they are read.
     vectors: Option<Vec<u8>>,
-    /// True if a function may have changed them.
+    /// True if a function may have changed the vector registers.
     vectors_changed: bool,
     _on_this_thread: PhantomData<*const ()>,
 }
 
 impl Tracee {
-    /// A thread that is stopped already; its pause began at `since`.
+    /// Takes over a thread that is stopped already. Its pause began at `since`.
     ///
     /// # Errors
-    /// `ESRCH` where the thread was killed.
+    /// `ESRCH` if the thread was killed.
     pub(crate) fn seize(
         tid: Tid,
         code: Option<CodeAddresses>,
@@ -312,10 +318,10 @@ impl Tracee {
         })
     }
 
-    /// False where the thread is inside a restartable sequence and may make no calls.
+    /// False if the thread is inside a restartable sequence, where it must not make calls.
     ///
     /// # Errors
-    /// `ESRCH` where the thread was killed, `Unsupported` where it runs 32-bit code.
+    /// `ESRCH` if the thread was killed, `Unsupported` if it runs 32-bit code.
     pub(crate) fn may_move(&self) -> io::Result<bool> {
         self.registers.may_move(self.tid)
     }
@@ -325,12 +331,13 @@ impl Tracee {
         self.tid.unsigned_abs()
     }
 
-    /// Position at which it was stopped.
+    /// Position at which the thread was stopped.
     pub fn place(&self) -> StopPoint {
         self.registers.place()
     }
 
-    /// Bytes that [`Tracee::save_at`] writes at most, below and above the address.
+    /// Maximum number of bytes that [`Tracee::save_at`] writes, below and above the address
+    /// together.
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed.
@@ -345,44 +352,44 @@ impl Tracee {
         Ok(self.vectors.as_deref().unwrap_or_default())
     }
 
-    /// Writes the thread's saved context to its process's memory at `at`, a multiple of 64, which
-    /// must be writable from 64 bytes below on. Remote calls return by it from now on.
+    /// Writes the thread's saved context to its process's memory at `at`, a multiple of 64. The
+    /// memory must be writable from `at - 64` on. From now on, remote calls return by this context.
     ///
     /// # Errors
-    /// `ESRCH` where the thread was killed, others where the memory cannot be written.
+    /// `ESRCH` where the thread was killed, other errors if the memory cannot be written.
     pub fn save_at(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
         self.write_context(memory, at)?;
         self.chain = Some(at - 8);
         Ok(())
     }
 
-    /// The same on the thread's own stack.
+    /// Saves the context like [`Tracee::save_at`], on the thread's own stack.
     pub(crate) fn save_on_stack(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
         self.save_at(memory, at)?;
         self.own_chain = self.chain;
         Ok(())
     }
 
-    /// Makes remote calls return by the context on the thread's own stack from now on, as is
-    /// necessary when the memory of another one is unmapped. Returns false if it has none, or if
-    /// the thread was left alone.
+    /// Makes remote calls return by the context on the thread's own stack from now on. Necessary
+    /// before the memory of another context is unmapped. Returns false if the stack has no context,
+    /// or if the thread was left to finish a call by itself.
     pub fn use_own_stack(&mut self) -> bool {
         self.chain = self.own_chain;
         self.chain.is_some() && self.phase != BorrowPhase::Left
     }
 
-    /// Return path of calls to the context on the thread's own stack, if there is one.
+    /// Return word of calls on the thread's own stack; `None` if no context was saved there.
     pub(crate) fn returning(&self) -> Option<Returning> {
         let restore = self.code?.restore;
         self.own_chain.map(|chain| Returning { thread: self.thread(), chain, restore })
     }
 
-    /// The instructions of remote calls.
+    /// Addresses of the instructions of remote calls.
     fn code(&self) -> io::Result<CodeAddresses> {
         self.code.ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// The context itself, and the return address that leads to it.
+    /// Writes the context, and the return address that leads to the context.
     fn write_context(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
         let vectors = arch::vector_image(self.vectors()?.to_vec())?;
         let mut bytes = self.code()?.restore.to_le_bytes().to_vec();
@@ -421,11 +428,11 @@ impl Tracee {
         Ok(())
     }
 
-    /// Prepares one system call. If its tracer dies, the thread makes the call and returns to its
-    /// own registers.
+    /// Prepares one system call. If the tracer dies, the thread makes the call and restores its own
+    /// registers.
     ///
     /// # Errors
-    /// `ESRCH` where the thread was killed; `InvalidInput` where no context was saved.
+    /// `ESRCH` where the thread was killed; `InvalidInput` if no context was saved.
     pub(crate) fn prepare_call(
         &mut self,
         number: libc::c_long,
@@ -437,8 +444,8 @@ impl Tracee {
         self.mask()
     }
 
-    /// Sets the registers of a call: from here on the thread makes the call by itself. Its signals
-    /// are not blocked yet: their handlers run before.
+    /// Sets the registers of a call: from here on the thread makes the call by itself. Signals are
+    /// not blocked yet, so handlers of pending signals run before the call.
     pub(crate) fn commit(
         &mut self,
         number: libc::c_long,
@@ -453,7 +460,7 @@ impl Tracee {
         Ok(())
     }
 
-    /// Blocks all signals, once the thread can restore its mask by itself.
+    /// Blocks all signals. Called only after the thread can restore its signal mask by itself.
     fn mask(&mut self) -> io::Result<()> {
         if !self.is_masked {
             arch::set_signal_mask(self.tid, u64::MAX)?;
@@ -465,9 +472,9 @@ impl Tracee {
     /// Makes one system call.
     ///
     /// # Errors
-    /// The call's; `ESRCH` where the thread was killed; `InvalidInput` where no context was saved;
-    /// `TimedOut` where the call takes longer than two seconds: the thread is then left to end the
-    /// call by itself.
+    /// The error of the call; `ESRCH` if the thread was killed; `InvalidInput` if no context was
+    /// saved; `TimedOut` if the call takes longer than two seconds: the thread is then left to
+    /// finish the call by itself.
     pub fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
         self.prepare_call(number, arguments)?;
         self.phase = BorrowPhase::Ran;
@@ -484,7 +491,7 @@ impl Tracee {
         Registers::read_from(self.tid)?.result()
     }
 
-    /// `madvise`.
+    /// Makes the thread call `madvise`.
     ///
     /// # Errors
     /// As `madvise` and [`Tracee::call`].
@@ -494,7 +501,7 @@ impl Tracee {
         self.call(libc::SYS_madvise, arguments).map(drop)
     }
 
-    /// `PR_SET_THP_DISABLE`: no huge pages from now on.
+    /// Makes the thread call `PR_SET_THP_DISABLE`, so that its process gets no new huge pages.
     ///
     /// # Errors
     /// As `prctl` and [`Tracee::call`].
@@ -503,8 +510,8 @@ impl Tracee {
         self.call(libc::SYS_prctl, [option, 1, 0, 0, 0, 0]).map(drop)
     }
 
-    /// The lowest address of the thread's own stack that is in use: that of its saved context.
-    /// `None` before [`RemoteProcess::prepare`](crate::RemoteProcess::prepare).
+    /// The lowest address in use of the thread's own stack, which is the address of its saved
+    /// context. `None` before [`RemoteProcess::prepare`](crate::RemoteProcess::prepare).
     pub fn stack_end(&self) -> Option<u64> {
         self.own_chain
     }
@@ -512,9 +519,9 @@ impl Tracee {
     /// The alternate stack of the thread's signal handlers, if it has one (`sigaltstack`).
     ///
     /// # Errors
-    /// As [`Tracee::call`]; others where the memory cannot be read.
+    /// As [`Tracee::call`]; other errors if the memory cannot be read.
     pub fn signal_stack(&mut self, memory: &TargetMemory) -> io::Result<Option<Range<u64>>> {
-        /// `struct stack_t`: the address, the flags, the size.
+        /// Number of bytes of `struct stack_t`: the address, the flags, the size.
         const BYTES: u64 = 24;
         let below = self.own_chain.ok_or(io::ErrorKind::InvalidInput)?;
         let at = (below - BYTES) & !(layout::ALIGNMENT - 1);
@@ -526,11 +533,11 @@ impl Tracee {
         Ok((!is_off).then(|| start..start.saturating_add(size)))
     }
 
-    /// Maps memory at an address where nothing is: private, anonymous, readable, and writable or
-    /// executable.
+    /// Maps private anonymous memory at an address that is not mapped. The mapping is readable, and
+    /// writable or executable.
     ///
     /// # Errors
-    /// As `mmap`, so `EEXIST` where something is there, and [`Tracee::call`].
+    /// As `mmap` and [`Tracee::call`]: `EEXIST` if the range overlaps a mapping.
     pub fn map_at(&mut self, range: Range<u64>, execute: bool) -> io::Result<()> {
         let more = if execute { libc::PROT_EXEC } else { libc::PROT_WRITE };
         let protection = (libc::PROT_READ | more).cast_unsigned().into();
@@ -542,12 +549,13 @@ impl Tracee {
         if at == range.start {
             return Ok(());
         }
-        // Kernels before 4.17 take the address for a hint.
+        // Kernels before 4.17 ignore `MAP_FIXED_NOREPLACE` and may choose another address.
         self.unmap(at..at + length)?;
         Err(io::Error::from_raw_os_error(libc::EEXIST))
     }
 
-    /// `MADV_DONTFORK`: a child that is forked does not get the mapping.
+    /// Makes the thread call `madvise` with `MADV_DONTFORK`, so that a forked child does not get
+    /// the mapping.
     ///
     /// # Errors
     /// As `madvise` and [`Tracee::call`].
@@ -567,18 +575,19 @@ impl Tracee {
     }
 
     /// Makes the thread run a function, and returns the value of the function.
-    /// [`RemoteFunction::code`] must be at `function.code`, with this thread's context saved where
-    /// the code expects it. The registers are restored when the thread is released. Other threads
+    /// [`RemoteFunction::code`] must be at `function.code`, with this thread's context saved at the
+    /// `context` of the code. The registers are restored when the thread is released. Other threads
     /// run on meanwhile, and `idle` is called again and again.
     ///
-    /// The function must be one that may be called where the thread was stopped: it takes no lock
-    /// that the thread holds.
+    /// The function must be safe to call at the point where the thread was stopped: it must take no
+    /// lock that the thread holds.
     ///
     /// # Errors
-    /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `WouldBlock`
-    /// where it waited for a lock for longer than [`RemoteFunction::lock_wait`]; `TimedOut` where
-    /// it does not return within ten seconds, or within one second after a signal has stopped the
-    /// process: the thread is then left to finish it, and returns to its own registers by itself.
+    /// `ESRCH` if the thread was killed; `Interrupted` if the function faulted; `WouldBlock` if the
+    /// function waited for a lock for longer than [`RemoteFunction::lock_wait`]; `TimedOut` if the
+    /// function does not return within ten seconds, or within one second after a signal has stopped
+    /// the process: the thread is then left to finish the function, and restores its own registers
+    /// by itself.
     pub fn run(
         &mut self,
         function: &RemoteFunction,
@@ -591,8 +600,8 @@ impl Tracee {
         let number = NEXT_CALL.fetch_add(1, Ordering::Relaxed);
         self.prepare_function(function, arguments, number)?;
         let mut limits = FunctionLimits::from_now(function.lock_wait);
-        // Stops at system calls take long, but the last of them cannot be missed: a thread that has
-        // more functions to run must not go back to its own registers.
+        // Stops at system calls take long, but the stop at the last system call cannot be missed: a
+        // thread that has more functions to run must not restore its own registers.
         let is_followed = function.lock_wait.is_none();
         let (mut signal, mut is_ending) = (0, false);
         loop {
@@ -612,8 +621,8 @@ impl Tracee {
                 && let Some(value) = function.value(self.tid, number)
             {
                 if change == ThreadChange::Syscall && !is_ending {
-                    // The thread enters the `ppoll` in which it waits for us; the interrupt ends
-                    // it.
+                    // The thread enters the `ppoll` in which it waits for the tracer; the interrupt
+                    // ends the `ppoll`.
                     ptrace::interrupt(self.tid);
                     is_ending = true;
                     continue;
@@ -628,7 +637,7 @@ impl Tracee {
         }
     }
 
-    /// Gives the thread the registers and the signal mask for a function.
+    /// Sets the registers and the signal mask with which the thread runs a function.
     fn prepare_function(
         &mut self,
         function: &RemoteFunction,
@@ -651,7 +660,8 @@ impl Tracee {
         if is_in_function {
             return arch::set_signal_mask(self.tid, u64::MAX);
         }
-        // It has waited long enough, and has its own registers and mask again.
+        // The thread has waited for the tracer for the maximum time, and has restored its own
+        // registers and mask.
         self.phase = BorrowPhase::Left;
         self.detach();
         Ok(())
@@ -663,8 +673,8 @@ impl Tracee {
             ptrace::resume_to_syscall(self.tid, signal);
             signal = match next(self.tid, deadline, &mut rest)? {
                 ThreadChange::Syscall => return Ok(()),
-                // A stop signal, which cannot be blocked: the process stops as a whole when we are
-                // done.
+                // A stop signal cannot be blocked. The signal stops the whole process when the
+                // thread is released.
                 ThreadChange::Signal(signal) => signal,
                 _ => 0,
             };
@@ -678,16 +688,17 @@ impl Tracee {
         loop {
             match next(self.tid, Instant::now() + STOP_LIMIT, &mut rest) {
                 Ok(ThreadChange::Signal(signal)) => ptrace::resume(self.tid, signal),
-                // It is stopped somewhere on its way, and goes on from there.
+                // The thread stopped before the end of its call. It finishes the call after it is
+                // detached.
                 Ok(_) => return self.detach(),
-                // It stops later, and is detached when this thread ends.
+                // The thread stops later, and is detached when the tracing thread ends.
                 Err(_) => return,
             }
         }
     }
 
-    /// Lets the thread run on with its own registers and mask. Returns the time that it was stopped
-    /// for.
+    /// Resumes the thread with its own registers and mask. Returns the time for which it was
+    /// stopped.
     pub fn release(mut self) -> Duration {
         self.restore();
         self.since.elapsed()
@@ -698,7 +709,8 @@ impl Tracee {
         self.phase = BorrowPhase::Left;
     }
 
-    /// Lets the thread run on with the registers that it has: it restores its own by itself.
+    /// Resumes the thread with its current registers; the thread restores its own registers by
+    /// itself.
     pub(crate) fn abandon(mut self) {
         self.phase = BorrowPhase::Left;
         self.detach();
@@ -718,7 +730,7 @@ impl Tracee {
                     if error.kind() != io::ErrorKind::TimedOut {
                         self.detach();
                     }
-                    // It runs, and restores itself.
+                    // The thread is running, and restores its registers by itself.
                     return;
                 }
                 self.restore_registers();
@@ -733,10 +745,10 @@ impl Tracee {
         }
     }
 
-    /// Restores the signal mask before the registers: with registers of ours the thread restores
-    /// its mask by itself, with its own registers it cannot.
+    /// Restores the signal mask before the registers: with the registers of a remote call the
+    /// thread can restore its mask by itself, with its own registers it cannot.
     fn restore_registers(&mut self) {
-        // These fail only where the thread was killed.
+        // The requests fail only if the thread was killed.
         if let Some(vectors) = self.vectors.take().filter(|_| self.vectors_changed) {
             let _ = arch::set_extended_state(self.tid, &vectors);
         }
@@ -746,8 +758,7 @@ impl Tracee {
         let _ = self.registers.write(self.tid);
     }
 
-    /// Brings the thread into a stop of the same kind as its first one, outside of any system call
-    /// of ours.
+    /// Brings the thread into a stop like its first stop, outside of any system call of pagewise.
     fn back_to_a_plain_stop(&self) -> io::Result<()> {
         ptrace::interrupt(self.tid);
         let mut signal = 0;
@@ -761,7 +772,7 @@ impl Tracee {
     }
 }
 
-/// Bytes between two saved contexts of a chain.
+/// Distance in bytes between two saved contexts of a chain.
 pub(crate) const CHAINED: u64 = 448;
 
 impl Drop for Tracee {
@@ -782,10 +793,10 @@ fn take_ends() {
 }
 
 /// Waits for the next stop of a thread. `idle` runs between two polls, with the time since the
-/// first.
+/// first poll.
 ///
 /// # Errors
-/// `ESRCH` where the thread has ended or is another thread now, `TimedOut`.
+/// `ESRCH` if the thread has ended or its ID belongs to another thread now, `TimedOut`.
 pub(crate) fn next(
     tid: Tid,
     deadline: Instant,
@@ -801,7 +812,7 @@ pub(crate) fn next(
     }
 }
 
-/// Waits for a stop: most come within microseconds.
+/// Waits between two polls for a stop: most stops happen within microseconds.
 pub(crate) fn rest(waited: Duration) {
     match waited < SPIN {
         true => std::hint::spin_loop(),
@@ -809,7 +820,8 @@ pub(crate) fn rest(waited: Duration) {
     }
 }
 
-/// New event of a tracee, if there is one; `ESRCH` if it has ended or is another thread now.
+/// Returns the new event of a tracee; `None` without a new event. `ESRCH` if the tracee has ended
+/// or its ID belongs to another thread now.
 fn look(tid: Tid) -> io::Result<Option<ThreadChange>> {
     take_ends();
     match wait::look(tid) {

@@ -1,5 +1,5 @@
-//! Changes of a target that are noted outside of it, and undone by another process if this one ends
-//! before.
+//! Changes of a target that are noted outside of the target. If this process ends before it undoes
+//! a change, another process undoes it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,39 +10,39 @@ use crate::RemoteError;
 use crate::scratch::MappingUndo;
 use crate::snapshot::ChildUndo;
 
-/// Notes what has to be undone in a target if this process ends before it does so itself.
+/// Keeps notes of changes in a target that another process has to undo if this process ends first.
 pub trait Keeper {
-    /// Called before the target is changed.
+    /// Writes a note. Called before the target is changed.
     fn note(&mut self, undo: &Undo);
-    /// Called once the change is undone.
+    /// Removes a note. Called after the change is undone.
     fn strike(&mut self, undo: &Undo);
 }
 
-/// No keeper: what a killed process leaves in a target stays there.
+/// Keeps no notes: changes by a process that is killed stay in the target.
 impl Keeper for () {
     fn note(&mut self, _: &Undo) {}
     fn strike(&mut self, _: &Undo) {}
 }
 
-/// A change that is to be undone, as text in one line.
+/// A change that is to be undone. Its text form is one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
-    /// A mapping is to be unmapped.
+    /// A mapping that is to be unmapped.
     Mapping(MappingUndo),
-    /// A child that has ended is to be waited for.
+    /// An ended child for which its parent has to wait.
     Child(ChildUndo),
 }
 
 impl Undo {
-    /// Undoes the change. False where there is nothing to do: it was never made, or the process has
-    /// ended or become another program.
+    /// Undoes the change. False if the change was never made, or if the process has ended or
+    /// executed another program.
     ///
-    /// It tries again until `patience` is over: on a busy machine threads may take longer to stop
-    /// than a process may be paused.
+    /// Failed attempts are repeated until `patience` has passed: on a busy machine threads may take
+    /// longer to stop than the maximum pause of a process.
     ///
     /// # Errors
     /// As [`RemoteProcess::stop_all`](crate::RemoteProcess::stop_all); [`RemoteError::NotStopped`]
-    /// where the change cannot be undone within `patience`.
+    /// if the change cannot be undone within `patience`.
     pub fn carry_out(&self, patience: Duration) -> Result<bool, RemoteError> {
         match self {
             Undo::Mapping(mapping) => mapping.carry_out(patience),
@@ -68,7 +68,8 @@ impl FromStr for Undo {
     }
 }
 
-/// Repeats an attempt until it returns a result, or `patience` is over; `None` means "not yet".
+/// Repeats `attempt` until it returns a result or `patience` has passed; `None` means that the
+/// change cannot be undone yet.
 pub(crate) fn attempt_until(
     patience: Duration,
     attempt: &dyn Fn() -> Result<Option<bool>, RemoteError>,

@@ -1,5 +1,5 @@
-//! Architectures without remote calls: the register layout is not implemented, every call returns
-//! `Unsupported`.
+//! Architectures without remote calls: the register layout is not implemented, and every function
+//! returns `Unsupported`.
 
 use std::io;
 

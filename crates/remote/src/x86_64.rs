@@ -11,21 +11,22 @@ pub(crate) use pagewise_sys::ptrace::{
     extended_state, set_extended_state, set_signal_mask, signal_mask,
 };
 
-/// The code segment of 64-bit programs.
+/// Segment selector (`cs`) of 64-bit programs.
 const USER_64: u64 = 0x33;
-/// The number of `restart_syscall`.
+/// System call number of `restart_syscall`.
 const RESTART: u64 = 219;
-/// Bytes of the `syscall` instruction.
+/// Number of bytes of the `syscall` instruction.
 const SYSCALL_LENGTH: u64 = 2;
 
-/// `syscall; ret`.
+/// Machine code of `syscall; ret`.
 pub(crate) const SYSCALL_AND_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
-/// `mov $15, %rax; syscall` and `mov $15, %eax; syscall`: `rt_sigreturn`, to which C libraries make
-/// signal handlers return.
+/// Machine code of `mov $15, %rax; syscall` and `mov $15, %eax; syscall`: the calls of
+/// `rt_sigreturn` to which C libraries make signal handlers return.
 pub(crate) const RESTORE: [&[u8]; 2] =
     [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
-/// Bytes below the stack pointer that a function may use without moving it (System V ABI, 3.2.2).
+/// Number of bytes below the stack pointer that a function may use without changing the stack
+/// pointer (System V ABI, 3.2.2).
 pub(crate) const RED_ZONE: u64 = 128;
 
 /// The saved context in target memory, from its lowest address on:
@@ -36,19 +37,19 @@ pub(crate) const RED_ZONE: u64 = 128;
 ///   at + 320  vector registers (XSAVE), a multiple of 64
 /// ```
 pub(crate) mod layout {
-    /// From the start of `struct ucontext` to the vector registers.
+    /// Offset of the vector registers from the start of `struct ucontext`.
     pub(crate) const VECTORS: u64 = 320;
-    /// From there to the first argument of a system call, rdi: behind the flags, the next context,
-    /// a stack of three words, and r8 to r15.
+    /// Offset of `rdi`, the first argument of a system call, from the start of `struct ucontext`:
+    /// after the flags, the next context, a stack of three words, and r8 to r15.
     pub(crate) const FIRST_ARGUMENT: u64 = 13 * 8;
-    /// Addresses of saved contexts are multiples of this.
+    /// Alignment of saved contexts in bytes.
     pub(crate) const ALIGNMENT: u64 = 64;
-    /// Bytes of everything but the vector registers: the return address and its padding, the
-    /// context.
+    /// Number of bytes of a saved context without its vector registers: the return address with its
+    /// padding, and `struct ucontext`.
     pub(crate) const HEAD: u64 = ALIGNMENT + VECTORS;
 }
 
-/// Direction flag and trap flag clear, as functions expect them.
+/// Value of `eflags` for functions: direction flag and trap flag are clear.
 const FLAGS: u64 = 0x202;
 
 /// Registers of a stopped thread.
@@ -64,11 +65,11 @@ impl Registers {
         ptrace::set_registers(tid, &self.0)
     }
 
-    /// False where the thread is inside a restartable sequence: once it is elsewhere the kernel
-    /// would not abort the sequence.
+    /// False if the thread is inside a restartable sequence: with another program counter, the
+    /// kernel would not abort the sequence.
     ///
     /// # Errors
-    /// `Unsupported` where the thread runs 32-bit code.
+    /// `Unsupported` if the thread runs 32-bit code.
     pub(crate) fn may_move(&self, tid: Tid) -> io::Result<bool> {
         if self.0.cs != USER_64 {
             return Err(io::ErrorKind::Unsupported.into());
@@ -77,7 +78,7 @@ impl Registers {
     }
 
     /// True if the thread is between the first and the last instruction of the sequence that its
-    /// `struct rseq` names.
+    /// `struct rseq` refers to.
     fn is_inside(&self, tid: Tid, rseq: u64) -> Option<bool> {
         /// Offset of `rseq_cs` in `struct rseq`.
         const SEQUENCE: u64 = 8;
@@ -97,8 +98,8 @@ impl Registers {
         Some(self.0.rip.wrapping_sub(start) < length)
     }
 
-    /// These registers, about to make a system call at `instruction`, and to return from it by what
-    /// `stack` points to.
+    /// Returns these registers, changed so that the thread makes a system call at `instruction` and
+    /// returns to the address at `stack`.
     pub(crate) fn for_call(
         &self,
         instruction: u64,
@@ -111,7 +112,8 @@ impl Registers {
             rip: instruction,
             rsp: stack,
             rax: number.cast_unsigned(),
-            // In no system call: the kernel must not restart one with these registers.
+            // -1 means that the thread is in no system call, so the kernel does not restart a call
+            // with these registers.
             orig_rax: u64::MAX,
             rdi,
             rsi,
@@ -123,8 +125,8 @@ impl Registers {
         })
     }
 
-    /// Registers of a thread that begins with a function. `stack` is the address of the return
-    /// address.
+    /// Returns the registers of a thread whose first instruction is the start of a function.
+    /// `stack` is the address of the return address.
     pub(crate) fn for_start(&self, function: u64, argument: u64, stack: u64) -> Registers {
         let call = self.for_call(function, 0, [argument, 0, 0, 0, 0, 0], stack);
         Registers(libc::user_regs_struct { rbp: 0, eflags: FLAGS, ..call.0 })
@@ -141,7 +143,8 @@ impl Registers {
         StopPoint { instruction: of.rip, stack: of.rsp, registers, thread_data: of.fs_base, call }
     }
 
-    /// These registers, about to call a function. The number distinguishes this call from others.
+    /// Returns these registers, changed so that the thread calls a function. `number` distinguishes
+    /// this call from other calls.
     pub(crate) fn for_function(
         &self,
         function: &RemoteFunction,
@@ -153,7 +156,7 @@ impl Registers {
             rip: function.code,
             rax: function.address,
             orig_rax: u64::MAX,
-            // A call needs a stack pointer that is a multiple of 16.
+            // The ABI requires a stack pointer that is a multiple of 16 at a call.
             rsp: function.stack & !63,
             rbp: 0,
             eflags: FLAGS,
@@ -162,27 +165,29 @@ impl Registers {
             rdx,
             rcx,
             r8,
-            // A register that functions restore.
+            // `r12` is a register that functions preserve.
             r12: number,
             ..self.0
         })
     }
 
-    /// `struct ucontext` of the kernel for these registers and a signal mask, with the vector
-    /// registers at `vectors`.
+    /// Returns the kernel's `struct ucontext` with these registers and a signal mask; its pointer
+    /// to the vector registers is `vectors`.
     ///
-    /// A system call that was interrupted begins anew with the arguments it had, as after a signal
-    /// without handler. A timeout that was given as a duration begins anew, too. `continued` is the
+    /// A system call that was interrupted starts again with its original arguments, as after a
+    /// signal without handler. A timeout that is a duration also starts again. `continued` is the
     /// result of [`Registers::continued`].
     pub(crate) fn context(&self, blocked: u64, vectors: u64, continued: Option<i64>) -> Vec<u8> {
-        /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS` of `<asm/ucontext.h>`.
+        /// Flags `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS` of
+        /// `<asm/ucontext.h>`.
         const ALL_IS_THERE: u64 = 7;
-        /// Flags that are invalid for a signal stack: the kernel ignores the field, and the thread
-        /// keeps its own.
+        /// Invalid flags of a signal stack, so that the kernel ignores the field and the thread
+        /// keeps its signal stack.
         const NO_STACK: u64 = 7;
         let of = &self.0;
         let (mut rax, mut rip) = (of.rax, of.rip);
-        // `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK`.
+        // The negative error numbers `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`,
+        // `ERESTART_RESTARTBLOCK`.
         let restarts = matches!(of.rax.cast_signed(), -514..=-512 | -516);
         if of.orig_rax.cast_signed() >= 0 && restarts {
             let number = match of.orig_rax {
@@ -194,7 +199,7 @@ impl Registers {
                     rax = number;
                     rip = rip.wrapping_sub(SYSCALL_LENGTH);
                 }
-                // As after a signal with a handler.
+                // The call fails with EINTR, as after a signal with a handler.
                 None => rax = i64::from(-libc::EINTR).cast_unsigned(),
             }
         } else if of.rax == RESTART {
@@ -202,12 +207,12 @@ impl Registers {
         }
         let segments = of.cs & 0xffff | (of.ss & 0xffff) << 48;
         let words = [
-            // Flags, the next context, and a stack for signals.
+            // The flags, the next context, and the signal stack.
             [ALL_IS_THERE, 0, 0, NO_STACK, 0].as_slice(),
             &[of.r8, of.r9, of.r10, of.r11, of.r12, of.r13, of.r14, of.r15, of.rdi, of.rsi],
             &[of.rbp, of.rbx, of.rdx, rax, of.rcx, of.rsp, rip, of.eflags, segments],
-            // The last fault: error, number, mask and address; then the vector registers, and eight
-            // reserved words.
+            // Error code, trap number, mask and address of the last fault; the pointer to the
+            // vector registers; eight reserved words follow.
             &[0, 0, 0, 0, vectors],
             &[0; 8],
             &[blocked],
@@ -215,10 +220,10 @@ impl Registers {
         words.into_iter().flatten().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// The number of the system call that `restart_syscall` continues, if the thread is in it or
-    /// about to make it: one with a time to wait, which a return from a signal frame ends. No
-    /// register has the number, so it is read from the program's code: `read` returns the bytes at
-    /// an address, fewer where memory ends.
+    /// If the thread is in `restart_syscall` or about to call it, returns the number of the system
+    /// call that it continues. This is a call with a timeout, which a return from a signal frame
+    /// ends. No register contains the number, so it is searched in the program's code: `read`
+    /// returns the bytes at an address, or fewer bytes at the end of a mapping.
     pub(crate) fn continued(&self, read: &dyn Fn(u64, usize) -> Vec<u8>) -> Option<i64> {
         let next = match self.0.rax {
             RESTART => self.0.rip.wrapping_add(SYSCALL_LENGTH),
@@ -227,9 +232,9 @@ impl Registers {
         number_before(next, self.0.rsp, read)
     }
 
-    /// The value that a system call returned.
+    /// Result of a system call that has returned.
     pub(crate) fn result(&self) -> io::Result<u64> {
-        /// Minus the largest error number.
+        /// The negated largest error number.
         const FIRST: i64 = -4095;
         match self.0.rax.cast_signed() {
             error @ FIRST..=-1 => Err(io::Error::from_raw_os_error(
@@ -240,18 +245,19 @@ impl Registers {
     }
 }
 
-/// Bytes of code before a system call, or before a return address, that are searched for the call's
-/// number.
+/// Number of code bytes before a system call, or before a return address, in which the call's
+/// number is searched.
 const CODE_BEFORE: usize = 64;
 /// The opcodes of `mov $NUMBER, %eax`, which precedes `syscall`, and of `mov $NUMBER, %edi`, which
 /// precedes a call of libc's `syscall()`.
 const MOV_EAX: u8 = 0xb8;
 const MOV_EDI: u8 = 0xbf;
-/// `mov 8(%rsp), %r9; syscall`: the function `syscall()` of glibc, which has pushed nothing.
+/// Machine code of `mov 8(%rsp), %r9; syscall`: the end of the function `syscall()` of glibc, which
+/// has pushed nothing on the stack.
 const CALL_BY_NUMBER: &[u8] = &[0x4c, 0x8b, 0x4c, 0x24, 0x08, 0x0f, 0x05];
 
-/// The number of a system call with a time to wait that is made before the address `next`, with the
-/// stack at `stack`.
+/// Returns the number of a system call with a timeout that is made just before the address `next`,
+/// with the stack pointer `stack`.
 fn number_before(next: u64, stack: u64, read: &dyn Fn(u64, usize) -> Vec<u8>) -> Option<i64> {
     let before = |end: u64| read(end.saturating_sub(CODE_BEFORE as u64), CODE_BEFORE);
     let code = before(next);
@@ -262,7 +268,8 @@ fn number_before(next: u64, stack: u64, read: &dyn Fn(u64, usize) -> Vec<u8>) ->
     number_in(&before(caller), MOV_EDI)
 }
 
-/// The last number of a system call with a time to wait that a `mov` puts into a register.
+/// Returns the last number of a system call with a timeout that a `mov` instruction moves into a
+/// register.
 fn number_in(code: &[u8], mov: u8) -> Option<i64> {
     const CALLS: [libc::c_long; 4] =
         [libc::SYS_poll, libc::SYS_nanosleep, libc::SYS_futex, libc::SYS_clock_nanosleep];
@@ -272,24 +279,25 @@ fn number_in(code: &[u8], mov: u8) -> Option<i64> {
     })
 }
 
-/// Converts vector registers from the format of PTRACE_GETREGSET to that of `rt_sigreturn`.
+/// Converts vector registers from the format of PTRACE_GETREGSET to the format of `rt_sigreturn`.
 ///
-/// Only the components in use are kept: the others have their initial values after the restore as
-/// before, and the kernel refuses an image that is longer than the thread may have (the AMX
-/// component, for which a thread must ask).
+/// Only the components in use are kept. Other components have their initial values before and after
+/// the restore. The kernel refuses an image with a component that the thread may not use (AMX, for
+/// which a thread must request permission).
 ///
 /// # Errors
 /// `InvalidData` if the image is too short or this CPU does not report the offsets of its
 /// components.
 pub(crate) fn vector_image(mut state: Vec<u8>) -> io::Result<Vec<u8>> {
-    /// `struct _fpx_sw_bytes` in the first part: a magic word, the size with the second magic word,
-    /// the components saved, and their size. The second magic word follows the components.
+    /// Offset of `struct _fpx_sw_bytes`: a magic word, the size including the second magic word,
+    /// the saved components, and their size. The second magic word follows the components.
     const SOFTWARE: usize = 464;
     const SOFTWARE_END: usize = 512;
-    /// The bit mask of components in use, and the end of the header that begins with it.
+    /// Offset of the bit mask of components in use, and end of the header that begins with this
+    /// mask.
     const IN_USE: usize = 512;
     const HEADER_END: usize = 576;
-    /// x87 and SSE: they lie before the header.
+    /// Bits of the x87 and SSE components, which lie before the header.
     const LEGACY: u64 = 3;
     const MAGIC: [u32; 2] = [0x4650_5853, 0x4650_5845];
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
@@ -297,7 +305,7 @@ pub(crate) fn vector_image(mut state: Vec<u8>) -> io::Result<Vec<u8>> {
     let in_use = mask.map(u64::from_le_bytes).ok_or_else(invalid)?;
     let mut length = HEADER_END;
     for component in (2..63_u32).filter(|component| in_use >> component & 1 != 0) {
-        /// Size and offset of each component.
+        /// `cpuid` leaf with the size and offset of each component.
         const LEAF: u32 = 0xd;
         let [size, offset, ..] = cpuid::leaf(LEAF, component).ok_or_else(invalid)?;
         length = length.max(offset as usize + size as usize);
@@ -326,7 +334,7 @@ pub(crate) fn vector_image(mut state: Vec<u8>) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// The number that is found in pieces of memory, each with its address.
+    /// Returns the number that is found in memory, given as pieces with their addresses.
     fn found(next: u64, stack: u64, memory: &[(u64, &[u8])]) -> Option<i64> {
         number_before(next, stack, &|at, length| {
             let byte = |address: u64| {

@@ -1,4 +1,5 @@
-//! KVM where the host has it, else TCG, QEMU's own translation of instructions.
+//! Choice of the accelerator: KVM if the host has it, else TCG, which is QEMU's translation of
+//! instructions.
 
 use std::fs;
 
@@ -6,15 +7,15 @@ use rustix::fs::{Access, access};
 
 use crate::GuestArch;
 
-/// The means by which QEMU runs the instructions of the guest.
+/// Method by which QEMU runs the instructions of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
     /// The virtualization of the host's CPU, by `/dev/kvm`.
     Kvm,
-    /// Translation by QEMU: works on every host, and takes 10 to 30 times as long.
+    /// Translation by QEMU, which works on every host but is 10 to 30 times slower than KVM.
     Tcg,
-    /// TCG that counts a nanosecond for each instruction of the guest, on one CPU. The clock of the
-    /// guest then counts work, equal on every host.
+    /// TCG on one CPU, with a clock that advances one nanosecond for each instruction of the guest.
+    /// Times in the guest are then the same on every host.
     CountingTcg,
 }
 
@@ -29,7 +30,7 @@ impl Accelerator {
     pub(crate) fn option(self) -> &'static str {
         match self {
             Accelerator::Kvm => "kvm",
-            // The default cache for translated code takes up to 1 GiB of the host.
+            // By default, QEMU's cache of translated code takes up to 1 GiB of host memory.
             Accelerator::Tcg => "tcg,tb-size=64",
             Accelerator::CountingTcg => "tcg,tb-size=64,thread=single",
         }
@@ -40,8 +41,8 @@ fn may_use_kvm() -> bool {
     access("/dev/kvm", Access::READ_OK | Access::WRITE_OK).is_ok()
 }
 
-/// True if the CPU itself runs guests. Some hypervisors offer a `/dev/kvm` without that, which runs
-/// only kernels that were changed for it.
+/// True if the CPU supports virtualization. Some hypervisors offer a `/dev/kvm` without this
+/// support, which runs only modified kernels.
 fn has_virtualization(guest: GuestArch) -> bool {
     match guest {
         GuestArch::Aarch64 => true,

@@ -1,4 +1,4 @@
-//! Archives of cpio in the format `newc`, the only one that kernels unpack as initramfs.
+//! Cpio archives in the format `newc`, which every kernel unpacks as an initramfs.
 //!
 //! Each header is a magic number and 13 numbers of 8 hexadecimal digits. Names and contents end at
 //! multiples of 4 bytes (Documentation/driver-api/early-userspace/buffer-format.rst).
@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use crate::VmError;
 
 const MAGIC: &[u8] = b"070701";
-/// Length of a header: the magic number and the 13 numbers.
+/// Number of bytes of a header: the magic number and the 13 numbers.
 const HEADER: usize = 6 + 13 * 8;
 /// Name of the last entry.
 const TRAILER: &[u8] = b"TRAILER!!!";
@@ -29,7 +29,7 @@ pub struct ArchiveWriter<W> {
 }
 
 impl<W: Write> ArchiveWriter<W> {
-    /// An empty archive.
+    /// Creates an empty archive.
     pub fn new(out: W) -> ArchiveWriter<W> {
         ArchiveWriter { out, written: 0, inode: 0, folders: BTreeSet::new() }
     }
@@ -86,7 +86,8 @@ impl<W: Write> ArchiveWriter<W> {
     fn header(&mut self, mode: u32, name: usize, size: usize, links: u32) -> io::Result<()> {
         let field = |n: usize| u32::try_from(n).map_err(|_| io::ErrorKind::FileTooLarge);
         let (size, name) = (field(size)?, field(name + 1)?);
-        // inode, mode, user, group, links, time, size, 4 device numbers, size of the name, checksum
+        // Order of the fields: inode, mode, user, group, links, time, size, 4 device numbers, size
+        // of the name, checksum.
         let fields = [self.inode, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name, 0];
         let digits: String = fields.iter().map(|field| format!("{field:08x}")).collect();
         self.put(MAGIC)?;
@@ -112,15 +113,15 @@ impl<W: Write> ArchiveWriter<W> {
 /// A file of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveEntry<'a> {
-    /// Path as the archive has it, without `./` at its start.
+    /// Path in the archive, without `./` at its start.
     pub path: &'a [u8],
-    /// Permissions.
+    /// Permission bits.
     pub mode: u32,
     /// Content of the file.
     pub content: &'a [u8],
 }
 
-/// The regular files of an archive. Folders, links and devices are left out.
+/// Returns the regular files of an archive, without folders, links and devices.
 ///
 /// # Errors
 /// [`VmError::Format`] if the archive is truncated or has another format.
@@ -141,7 +142,7 @@ struct ArchiveReader<'a> {
 }
 
 impl<'a> ArchiveReader<'a> {
-    /// The next entry; `None` at the last.
+    /// Returns the next entry; `None` at the trailer.
     fn next_entry(&mut self) -> Result<Option<ArchiveEntry<'a>>, VmError> {
         let header = self.take(HEADER)?;
         if !header.starts_with(MAGIC) {
@@ -171,7 +172,8 @@ impl<'a> ArchiveReader<'a> {
         Ok(taken)
     }
 
-    /// The padding of the last entry may be missing.
+    /// Skips to the next multiple of 4 bytes, or to the end, since the padding of the last entry
+    /// may be missing.
     fn align(&mut self) {
         self.at = self.at.next_multiple_of(4).min(self.archive.len());
     }

@@ -1,4 +1,4 @@
-//! Builds small kernels from Debian's sources, as they are or with a patch. Nothing is installed on
+//! Builds small kernels from Debian's sources, unchanged or with a patch. Nothing is installed on
 //! the host.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A build with a patch applies it to the tree, compiles the changed files and reverts the patch. A
-//! tree that a killed build left without `clean` is made anew.
+//! tree that a killed build left without `clean` is unpacked again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -29,23 +29,23 @@ use crate::kernel::cache_folder;
 use crate::programs::find_program;
 use crate::{GuestArch, GuestKernel, VmError};
 
-/// Package of the sources.
+/// Debian package with the kernel sources.
 const SOURCE_PACKAGE: &str = "linux-source-6.1";
-/// Options of the kernel that are on.
+/// Kernel options that are set, in the format of `.config`.
 const CONFIGURATION: &str = include_str!("small.config");
-/// Mark of a tree without a patch.
+/// Name of the file that marks a tree without an applied patch.
 const CLEAN: &str = "clean";
-/// Folder of the sources in a tree.
+/// Name of the folder of the sources in a tree.
 const SOURCES: &str = "linux";
-/// Output of the last command in a tree.
+/// Name of the file with the output of the last command in a tree.
 const LOG: &str = "log";
-/// Number of lines of the output that explain a failure.
+/// Number of last lines of the output that an error contains.
 const LOG_TAIL: usize = 20;
-/// Large parts of the sources that no small kernel has.
+/// Large parts of the sources that small kernels do not use, so they are not unpacked.
 const LEFT_OUT: [&str; 3] =
     ["*/drivers/gpu/drm/amd/include/*", "*/arch/*/boot/dts/*", "*/tools/testing/*"];
 
-/// Programs that the build calls, and the packages of Debian that have them.
+/// Programs that the build calls, each with its Debian package.
 const TOOLS: [(&str, &str); 10] = [
     ("make", "make"),
     ("gcc", "gcc"),
@@ -58,18 +58,18 @@ const TOOLS: [(&str, &str); 10] = [
     ("tar", "tar"),
     ("xz", "xz-utils"),
 ];
-/// A header that the build includes, and its package.
+/// Header that the build includes, and its Debian package.
 const HEADER: (&str, &str) = ("/usr/include/gelf.h", "libelf-dev");
 
 /// A kernel to build.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelBuild<'a> {
-    /// A patch in the format of `diff -u`, with paths one folder below the root; none for the
-    /// kernel as it is.
+    /// A patch in the format of `diff -u`, with paths one folder below the root; `None` for the
+    /// unchanged kernel.
     pub patch: Option<&'a [u8]>,
-    /// Number of compilers at a time.
+    /// Number of parallel compiler processes.
     pub jobs: usize,
-    /// The build is ended after this time.
+    /// Time after which the build is stopped.
     pub time_limit: Duration,
 }
 
@@ -82,7 +82,7 @@ pub struct BuildProgress {
     pub files: usize,
 }
 
-/// The newest kernel that was built with a patch, or without one.
+/// Returns the newest kernel that was built with a patch, or without a patch.
 pub fn built_kernel(patch: Option<&[u8]>) -> Option<GuestKernel> {
     let mut folders: Vec<PathBuf> =
         fs::read_dir(built_folder().ok()?).ok()?.flatten().map(|entry| entry.path()).collect();
@@ -117,7 +117,7 @@ pub fn build_kernel(
     let trees = cache_folder("trees").ok_or_else(|| wrong(NO_CACHE))?;
     let mut tree = BuildTree::open(trees.join(tree), build.jobs, deadline, progress, interrupted)?;
     tree.prepare(&sources)?;
-    // The name of the kernel has the hash of its patch.
+    // The name of a patched kernel contains the hash of the patch.
     let name = if build.patch.is_some() { format!("-{patch:016x}") } else { String::new() };
     let built = tree.image(build.patch, &format!("-pagewise{name}"));
     let kept = built.and_then(|image| keep(&image, build.patch, &folder));
@@ -132,7 +132,7 @@ fn built_folder() -> Result<PathBuf, VmError> {
     cache_folder("built").ok_or_else(|| wrong(NO_CACHE))
 }
 
-/// The kernel in a folder, if it was built with this configuration and patch.
+/// Returns the kernel in a folder, if it was built with this configuration and patch.
 fn kernel_in(folder: &Path, patch: Option<&[u8]>) -> Option<GuestKernel> {
     let is_same = |name: &str, expected: &[u8]| {
         fs::read(folder.join(name)).is_ok_and(|content| content == expected)
@@ -142,7 +142,7 @@ fn kernel_in(folder: &Path, patch: Option<&[u8]>) -> Option<GuestKernel> {
     is_it.then(|| GuestKernel::open(&folder.join("boot/vmlinuz")).ok())?
 }
 
-/// Keeps a built image. The folder appears when it is complete.
+/// Copies a built image to its folder. The folder gets its final name only when it is complete.
 fn keep(image: &Path, patch: Option<&[u8]>, folder: &Path) -> Result<(), VmError> {
     let part = folder.with_extension(format!("part{}", std::process::id()));
     let keep = || {
@@ -155,7 +155,8 @@ fn keep(image: &Path, patch: Option<&[u8]>, folder: &Path) -> Result<(), VmError
     keep().while_doing(format!("cannot write {}", folder.display()))
 }
 
-/// Version of the package of sources; of the newest downloaded one if apt knows none.
+/// Returns the version of the source package that apt would install; if apt knows no version, the
+/// newest downloaded version.
 fn source_version() -> Result<String, VmError> {
     let shown =
         output(Command::new("apt-cache").args(["show", "--no-all-versions", SOURCE_PACKAGE]));
@@ -173,7 +174,7 @@ fn downloaded_version() -> Option<String> {
     names.filter_map(|name| name.strip_prefix(&prefix).map(str::to_owned)).max()
 }
 
-/// The archive of the sources of a version, downloaded if it is not there.
+/// Returns the archive of the sources of a version, and downloads it if necessary.
 fn sources(version: &str) -> Result<PathBuf, VmError> {
     let folder = cache_folder("sources").ok_or_else(|| wrong(NO_CACHE))?;
     let package = folder.join(format!("{SOURCE_PACKAGE}_{version}"));
@@ -185,7 +186,7 @@ fn sources(version: &str) -> Result<PathBuf, VmError> {
     Ok(archive)
 }
 
-/// An error that names the packages of all missing tools.
+/// Returns an error that names the packages of all missing tools.
 fn check_tools() -> Result<(), VmError> {
     let programs = TOOLS.iter().filter(|(program, _)| find_program(program).is_none());
     let mut missing: Vec<(&str, &str)> = programs.copied().collect();
@@ -197,7 +198,7 @@ fn check_tools() -> Result<(), VmError> {
     Err(VmError::MissingTools { names: names.join(", "), packages: packages.join(" ") })
 }
 
-/// FNV-1a: names of folders for contents, which are compared in full as well.
+/// FNV-1a hash, for folder names. Full contents are compared as well.
 fn hash(content: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     content.iter().fold(0xcbf2_9ce4_8422_2325, step)
@@ -236,7 +237,7 @@ impl<'a> BuildTree<'a> {
         Ok(BuildTree { folder, jobs, deadline, progress, interrupted, _lock: lock })
     }
 
-    /// Unpacks and configures the sources, unless an earlier build has.
+    /// Unpacks and configures the sources, unless an earlier build has done so.
     fn prepare(&mut self, archive: &Path) -> Result<(), VmError> {
         if self.folder.join(CLEAN).exists() {
             return Ok(());
@@ -261,13 +262,13 @@ impl<'a> BuildTree<'a> {
         fs::write(self.folder.join(CLEAN), "").while_doing(making)
     }
 
-    /// Builds the image, with a patch.
+    /// Builds the image, with a patch if there is one.
     fn image(&mut self, patch: Option<&[u8]>, name: &str) -> Result<PathBuf, VmError> {
         if let Some(patch) = patch {
             let making = format!("cannot write to {}", self.folder.display());
             let file = self.folder.join("patch");
             fs::write(&file, patch).while_doing(making.clone())?;
-            // A patch that does not apply as a whole changes nothing.
+            // The dry run fails for a patch that applies only in part, before any file is changed.
             self.patch(&["--dry-run"])?;
             fs::remove_file(self.folder.join(CLEAN)).while_doing(making)?;
             self.patch(&[])?;
@@ -279,7 +280,7 @@ impl<'a> BuildTree<'a> {
         Ok(self.folder.join(SOURCES).join("arch/x86/boot/bzImage"))
     }
 
-    /// Reverts the applied patch, so that the tree serves for the next one.
+    /// Reverts the applied patch, so that the tree can be used for the next build.
     fn take_back(&mut self) -> Result<(), VmError> {
         if self.folder.join(CLEAN).exists() {
             return Ok(());
@@ -291,7 +292,8 @@ impl<'a> BuildTree<'a> {
 
     fn patch(&mut self, options: &[&str]) -> Result<(), VmError> {
         let mut patch = Command::new("patch");
-        // With `--batch`, `--reverse` would apply a patch that is not applied.
+        // `--force` is used because `--batch` with `--reverse` would apply a patch that is not
+        // applied.
         patch.args(["-p1", "--force", "--no-backup-if-mismatch", "--fuzz=0", "--input=../patch"]);
         self.call("patch", patch.args(options))
     }
@@ -320,7 +322,7 @@ impl<'a> BuildTree<'a> {
                 None => thread::sleep(POLL),
             }
         };
-        // Compilers of an ended `make` would go on.
+        // The whole process group is killed, because compilers continue after the end of `make`.
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let _ = group.map(|group| kill_process_group(group, Signal::KILL));
         let _ = child.wait();
@@ -335,13 +337,13 @@ impl<'a> BuildTree<'a> {
 /// Interval at which a command is polled.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Number of compiler calls in the output of `make`.
+/// Counts the compiler calls in the output of `make`.
 fn compiled_files(log: &Path) -> usize {
     let text = fs::read(log).unwrap_or_default();
     text.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"  CC ")).count()
 }
 
-/// The end of a log.
+/// Returns the last lines of a log.
 fn tail(log: &Path) -> String {
     let mut text = Vec::new();
     let _ = File::open(log).map(|mut file| file.read_to_end(&mut text));
@@ -350,7 +352,7 @@ fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n")
 }
 
-/// An error that names the wanted options that the kernel does not have.
+/// Returns an error that names the required options that the configuration lacks.
 fn check_configuration(config: &str) -> Result<(), VmError> {
     let wanted = CONFIGURATION.lines().filter(|line| line.starts_with("CONFIG_"));
     let missing: Vec<&str> =
@@ -421,7 +423,7 @@ mod tests {
         assert!(steps.contains(&"compile"));
     }
 
-    /// Sources whose `make` copies a file in place of a compiler.
+    /// Archive of sources whose `make` copies a file instead of compiling.
     fn archive_of_sources(folder: &Path) -> PathBuf {
         let sources = folder.join("linux-source");
         fs::create_dir_all(sources.join("mm")).unwrap();

@@ -1,11 +1,12 @@
-//! Program headers of ELF files: the loader of a program, and the part of a file that is loaded.
+//! Program headers of ELF files: the dynamic loader of a program, and the part of a file that is
+//! loaded.
 
-/// Interpreter: path of the dynamic loader.
+/// Type of the program header that contains the path of the dynamic loader.
 const PT_INTERP: u32 = 3;
-/// Length of a program header of a 64-bit file.
+/// Number of bytes of a program header of a 64-bit file.
 const PROGRAM_HEADER: usize = 56;
 
-/// The headers of a 64-bit little-endian ELF file. Every read is within the file.
+/// A 64-bit little-endian ELF file. Every read is checked against the end of the file.
 struct ElfHeaders<'a>(&'a [u8]);
 
 impl<'a> ElfHeaders<'a> {
@@ -20,7 +21,7 @@ impl<'a> ElfHeaders<'a> {
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// Type, offset of the content and size in the file of each program header.
+    /// Type, content offset and file size of each program header.
     fn segments(&self) -> impl Iterator<Item = (u32, usize, usize)> {
         let table = self.number::<8>(0x20).and_then(|at| usize::try_from(at).ok());
         let count = self.number::<2>(0x38).unwrap_or_default();
@@ -35,7 +36,7 @@ impl<'a> ElfHeaders<'a> {
     }
 }
 
-/// True if a file is a 64-bit program that no dynamic loader has to load.
+/// True if a file is a 64-bit program without a dynamic loader.
 #[must_use]
 pub fn is_static_program(file: &[u8]) -> bool {
     let headers = ElfHeaders::of(file);
@@ -50,8 +51,8 @@ pub(crate) fn interpreter(file: &[u8]) -> Option<&str> {
     std::str::from_utf8(path.strip_suffix(&[0])?).ok()
 }
 
-/// The file without its sections that are not loaded: symbols and debug information. Other files
-/// stay as they are.
+/// Removes the sections that are not loaded, which are symbols and debug information. Files that
+/// are not 64-bit ELF files stay unchanged.
 pub(crate) fn without_symbols(mut file: Vec<u8>) -> Vec<u8> {
     let Some(headers) = ElfHeaders::of(&file) else { return file };
     let ends = headers.segments().filter_map(|(_, offset, size)| offset.checked_add(size));
@@ -62,7 +63,7 @@ pub(crate) fn without_symbols(mut file: Vec<u8>) -> Vec<u8> {
         return file;
     }
     file.truncate(end);
-    // `e_shoff`, `e_shnum` and `e_shstrndx`: the file has no sections any more.
+    // Clears `e_shoff`, `e_shnum` and `e_shstrndx`, because the file has no sections any more.
     file[0x28..0x30].fill(0);
     file[0x3c..0x40].fill(0);
     file
@@ -84,8 +85,9 @@ mod tests {
         assert!(bare.len() < length);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bare");
-        // Another process writes the program: a child that another test forks meanwhile would keep
-        // a file open that this one writes, and nothing executes a file that is open for writing.
+        // Another process writes the program. If this process wrote it, a child that another test
+        // forks meanwhile would keep the file open, and the kernel executes no file that is open
+        // for writing.
         let data = folder.path().join("data");
         fs::write(&data, bare).unwrap();
         fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).unwrap();

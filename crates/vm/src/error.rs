@@ -16,30 +16,30 @@ pub enum VmError {
     System {
         /// Attempted operation.
         what: String,
-        /// Error of the system.
+        /// Error of the operating system.
         #[source]
         error: io::Error,
     },
-    /// QEMU did not accept the machine.
+    /// QEMU rejected the configuration of the machine.
     #[error("QEMU ended with {status}: {message}")]
     Qemu {
         /// Exit status of QEMU.
         status: String,
-        /// Its standard error.
+        /// Standard error of QEMU.
         message: String,
     },
-    /// Tools for the build of a kernel are not installed.
+    /// Tools for building a kernel are not installed.
     #[error("the build of a kernel needs {names}; run `apt-get install --yes {packages}`")]
     MissingTools {
-        /// The programs and headers.
+        /// Names of the missing programs and headers.
         names: String,
-        /// The packages of Debian that have them.
+        /// Debian packages that contain the missing tools.
         packages: String,
     },
     /// A kernel could not be built.
     #[error("{0}")]
     Build(String),
-    /// A file is not as the format requires.
+    /// A file does not have the required format.
     #[error("{0}")]
     Format(String),
 }

@@ -1,4 +1,4 @@
-//! Downloads of kernel packages by the package manager. Nothing is installed on the host.
+//! Downloads kernel packages with the package manager. Nothing is installed on the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::error::WhileDoing;
 use crate::kernel::kernels_folder;
 use crate::{GuestArch, GuestKernel, VmError, fetched_images};
 
-/// Part of the name of Debian's kernels for virtual machines.
+/// Part of the name of Debian's kernel packages for virtual machines.
 fn flavor(arch: GuestArch) -> &'static str {
     match arch {
         GuestArch::X86_64 => "cloud-amd64",
@@ -17,7 +17,7 @@ fn flavor(arch: GuestArch) -> &'static str {
 }
 
 /// Downloads a kernel for virtual machines into the folder of kernels, and returns it. `version` is
-/// a series such as `6.12`; without it, the kernel of the distribution.
+/// a series such as `6.12`; `None` means the default kernel of the distribution.
 ///
 /// # Errors
 /// [`VmError::Format`] if this system has no packages of Debian or no such kernel,
@@ -41,14 +41,14 @@ pub fn fetch_kernel(version: Option<&str>) -> Result<GuestKernel, VmError> {
     images_of(&folder).ok_or_else(|| wrong(format!("the package {image} has no kernel")))
 }
 
-/// The kernel in the folder of one package.
+/// Returns the kernel in the folder of one package.
 fn images_of(folder: &Path) -> Option<GuestKernel> {
     let images = fetched_images(folder.parent()?);
     let image = images.iter().find(|image| image.starts_with(folder))?;
     GuestKernel::open(image).ok()
 }
 
-/// The package with the newest kernel, on which a metapackage depends.
+/// Returns the package of the newest kernel, on which a metapackage depends.
 fn dependency(package: &str) -> Result<String, VmError> {
     let listed = output(Command::new("apt-cache").args(["depends", package]))?;
     let names = listed.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -56,7 +56,8 @@ fn dependency(package: &str) -> Result<String, VmError> {
     found.map(str::to_owned).ok_or_else(|| wrong(format!("the package {package} does not exist")))
 }
 
-/// Downloads a package and unpacks it into a folder. The folder appears when it is complete.
+/// Downloads a package and unpacks it into a folder. The folder gets its final name only when it is
+/// complete.
 pub(crate) fn unpack_package(package: &str, folder: &Path) -> Result<(), VmError> {
     let part = folder.with_extension(format!("part{}", std::process::id()));
     let making = || format!("cannot write {}", part.display());
@@ -76,7 +77,7 @@ pub(crate) fn unpack_package(package: &str, folder: &Path) -> Result<(), VmError
 /// Downloads a package into a folder.
 fn download(package: &str, folder: &Path) -> Result<PathBuf, VmError> {
     let mut command = Command::new("apt-get");
-    // The user of apt's sandbox may not write to a folder of root.
+    // The user of apt's download sandbox may not write to a folder of root.
     command.args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]);
     output(command.current_dir(folder))?;
     let entries = fs::read_dir(folder).while_doing(format!("cannot read {}", folder.display()))?;
@@ -85,7 +86,7 @@ fn download(package: &str, folder: &Path) -> Result<PathBuf, VmError> {
     file.ok_or_else(|| wrong(format!("apt-get downloaded no file of {package}")))
 }
 
-/// Output of a command that must succeed.
+/// Runs a command, which must succeed, and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String, VmError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();

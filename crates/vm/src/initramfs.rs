@@ -10,14 +10,14 @@ use crate::modules::modules;
 use crate::programs::find_busybox;
 use crate::{VmError, VmRequirement};
 
-/// The script that is the first process.
+/// Shell script that runs as the first process (PID 1) of the guest.
 const INIT: &str = include_str!("init.sh");
 
 const PASSWD: &str = "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n\
     nobody:x:65534:65534::/:/bin/sh\n";
 const GROUP: &str = "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n";
 
-/// Folders that exist before any program runs; file systems are mounted on some.
+/// Folders that exist before any program runs. Some of them are mount points.
 const FOLDERS: &[&str] = &["/bin", "/dev", "/etc", "/proc", "/sys", "/tmp", "/var/tmp", "/root"];
 
 /// A file of the guest.
@@ -25,14 +25,14 @@ const FOLDERS: &[&str] = &["/bin", "/dev", "/etc", "/proc", "/sys", "/tmp", "/va
 pub struct GuestFile {
     /// Path in the guest.
     pub path: String,
-    /// Permissions.
+    /// Permission bits.
     pub mode: u32,
-    /// Content.
+    /// Content of the file.
     pub content: Vec<u8>,
 }
 
 impl GuestFile {
-    /// A file.
+    /// Creates a file of the guest from its path, permission bits and content.
     pub fn new(path: impl Into<String>, mode: u32, content: impl Into<Vec<u8>>) -> GuestFile {
         GuestFile { path: path.into(), mode, content: content.into() }
     }
@@ -54,7 +54,7 @@ pub(crate) fn write_initramfs(machine: &VirtualMachine, out: &File) -> Result<()
         put(&file)?;
     }
     for (at, module) in guest_modules(machine)?.into_iter().enumerate() {
-        // The script loads them in order of their names.
+        // The init script loads the modules in the order of their names.
         let path = format!("/pagewise/modules/{at:02}-{}.ko", module.name);
         put(&GuestFile::new(path, 0o644, module.content))?;
     }
@@ -101,7 +101,7 @@ fn guest_modules(machine: &VirtualMachine) -> Result<Vec<crate::modules::KernelM
     modules(folder, &wanted)
 }
 
-/// A command as a line of the shell, each word in single quotes.
+/// Formats a command as a line of the shell, with each word in single quotes.
 fn shell_line(words: &[String]) -> String {
     let quoted: Vec<String> =
         words.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect();

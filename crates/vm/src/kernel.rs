@@ -1,4 +1,4 @@
-//! Kernels to boot: images, their architecture and version, and the folder of their modules.
+//! Kernels to boot: images, their architecture and version, and the folders of their modules.
 
 use std::env::consts::ARCH;
 use std::ffi::OsStr;
@@ -17,14 +17,14 @@ pub const KERNEL_VARIABLE: &str = "PAGEWISE_KERNEL";
 /// Architecture of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestArch {
-    /// x86 with 64 bits.
+    /// 64-bit x86.
     X86_64,
-    /// ARM with 64 bits.
+    /// 64-bit ARM.
     Aarch64,
 }
 
 impl GuestArch {
-    /// The architecture of this host. `None` if no guest can have it.
+    /// The architecture of this host; `None` if guests do not support it.
     pub fn host() -> Option<GuestArch> {
         [GuestArch::X86_64, GuestArch::Aarch64].into_iter().find(|arch| arch.is_host())
     }
@@ -36,7 +36,7 @@ impl GuestArch {
         }
     }
 
-    /// The program that emulates it.
+    /// Name of the QEMU program that emulates the architecture.
     pub(crate) fn qemu(self) -> &'static str {
         match self {
             GuestArch::X86_64 => "qemu-system-x86_64",
@@ -48,40 +48,41 @@ impl GuestArch {
 /// A kernel image, and the modules that belong to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestKernel {
-    /// The image: a bzImage, or an Image of ARM.
+    /// Path of the image: a bzImage for x86, an Image for ARM.
     pub image: PathBuf,
     /// Architecture of the image.
     pub arch: GuestArch,
-    /// Version, as `uname -r` prints it. `None` if neither the image nor its name has it.
+    /// Version, as `uname -r` prints it. `None` if neither the image nor its file name contains it.
     pub release: Option<String>,
-    /// Folder of the modules. `None` if the host has none of this version: the kernel must then
-    /// contain the drivers of virtio.
+    /// Folder of the modules. `None` if the host has no modules of this version; the kernel must
+    /// then contain the virtio drivers.
     pub modules: Option<PathBuf>,
 }
 
-/// Length of the part of an image that has the magic numbers and the address of the version.
+/// Number of bytes at the start of an image that contain the magic numbers and the address of the
+/// version string.
 const HEAD: usize = 0x400;
-/// Boot protocol of x86: magic number, address of the version string less 0x200
-/// (Documentation/arch/x86/boot.rst).
+/// Offsets and values of the x86 boot protocol: magic number; address of the version string minus
+/// 0x200 (Documentation/arch/x86/boot.rst).
 const X86_MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
 const X86_VERSION: usize = 0x20e;
-/// Magic number of ARM images (Documentation/arch/arm64/booting.rst); EFI images that unpack
-/// themselves have `zimg` instead.
+/// Offset and value of the magic number of ARM images (Documentation/arch/arm64/booting.rst).
+/// Self-extracting EFI images contain `zimg` instead.
 const ARM_MAGIC: (usize, &[u8]) = (0x38, b"ARM\x64");
 const ARM_PACKED_MAGIC: (usize, &[u8]) = (0x04, b"zimg");
-/// A version string is shorter.
+/// Maximum length of a version string in bytes.
 const MAX_VERSION: usize = 256;
 
 impl GuestKernel {
-    /// The kernel of an image.
+    /// Opens a kernel image, and reads its architecture and version.
     ///
     /// # Errors
-    /// [`VmError::System`] if the image cannot be read, [`VmError::Format`] for any other file than
-    /// a kernel.
+    /// [`VmError::System`] if the image cannot be read, [`VmError::Format`] if the file is not a
+    /// kernel.
     pub fn open(image: &Path) -> Result<GuestKernel, VmError> {
         let mut bytes = Vec::new();
         let file = File::open(image).while_doing(format!("cannot read {}", image.display()))?;
-        // The version string is within the setup code, at most 32 KiB.
+        // The version string is in the setup code, which has at most 32 KiB.
         let read = file.take(64 << 10).read_to_end(&mut bytes);
         read.while_doing(format!("cannot read {}", image.display()))?;
         let Some(arch) = architecture(&bytes) else {
@@ -93,9 +94,9 @@ impl GuestKernel {
         Ok(GuestKernel { image: image.to_owned(), arch, release, modules })
     }
 
-    /// The kernel that the environment variable names, or the first of: downloaded kernels, the
-    /// kernel of the running system, other kernels in `/boot`. Only kernels of the host's
-    /// architecture.
+    /// Returns the kernel that the environment variable names, or the first of: downloaded kernels,
+    /// the kernel of the running system, other kernels in `/boot`. Only kernels of the host's
+    /// architecture are considered.
     pub fn find() -> Option<GuestKernel> {
         if let Some(named) = std::env::var_os(KERNEL_VARIABLE).filter(|name| !name.is_empty()) {
             return GuestKernel::open(Path::new(&named)).ok();
@@ -116,7 +117,7 @@ pub fn kernels_folder() -> Option<PathBuf> {
     cache_folder("kernels")
 }
 
-/// A folder of pagewise in the user's cache folder.
+/// Path of a folder of pagewise in the user's cache folder.
 pub(crate) fn cache_folder(name: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty());
     let home = || std::env::var_os("HOME").filter(|value| !value.is_empty());
@@ -124,7 +125,8 @@ pub(crate) fn cache_folder(name: &str) -> Option<PathBuf> {
     Some(cache.join("pagewise").join(name))
 }
 
-/// The images of downloaded kernels, the newest first. Each has a folder of its own with `boot`.
+/// The images of downloaded kernels, the newest first. Each kernel is in the folder `boot` of its
+/// own folder.
 pub fn fetched_images(folder: &Path) -> Vec<PathBuf> {
     let folders = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut images: Vec<PathBuf> =
@@ -134,7 +136,7 @@ pub fn fetched_images(folder: &Path) -> Vec<PathBuf> {
     images
 }
 
-/// Kernel images in a folder, in order of their names.
+/// Lists the kernel images in a folder, in the order of their names.
 fn images_in(folder: &Path) -> Vec<PathBuf> {
     let is_image = |path: &PathBuf| {
         let name = path.file_name().map(OsStr::as_encoded_bytes).unwrap_or_default();
@@ -161,7 +163,7 @@ fn architecture(image: &[u8]) -> Option<GuestArch> {
     }
 }
 
-/// Version in an image of x86: the first word of the version string.
+/// Reads the version from an x86 image: the first word of the version string.
 fn release_in(image: &[u8]) -> Option<String> {
     if !has(image, X86_MAGIC) {
         return None;
@@ -176,13 +178,13 @@ fn release_in(image: &[u8]) -> Option<String> {
     (!word.is_empty() && !word.contains('/') && !word.starts_with('.')).then_some(word)
 }
 
-/// Version in a name like `vmlinuz-6.1.0`.
+/// Version in a file name such as `vmlinuz-6.1.0`.
 fn release_of_name(image: &Path) -> Option<String> {
     let (_, release) = image.file_name()?.to_str()?.split_once('-')?;
     Some(release.to_owned())
 }
 
-/// The folder of a kernel's modules: beside the image, or that of the host.
+/// Finds the folder of a kernel's modules: in the folder tree of the image, else on the host.
 fn folder_of_modules(image: &Path, release: &str) -> Option<PathBuf> {
     let beside = image.parent().filter(|folder| folder.join("modules.order").exists());
     let root = image.parent().and_then(Path::parent);
@@ -197,7 +199,7 @@ fn folder_of_modules(image: &Path, release: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// The head of a bzImage with this version.
+    /// The first bytes of a bzImage with this version.
     fn image(version: &[u8]) -> Vec<u8> {
         let mut image = vec![0; 0x1000];
         image[0x202..0x206].copy_from_slice(b"HdrS");

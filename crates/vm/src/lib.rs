@@ -1,5 +1,5 @@
-//! Virtual machines for experiments and tests: a kernel in QEMU, with an initramfs made in memory,
-//! that runs one command and ends.
+//! Virtual machines for experiments and tests: QEMU boots a kernel with an initramfs created in
+//! memory, runs one command and ends.
 //!
 //! ```text
 //!   caller ── VirtualMachine::run ──> QEMU (KVM, or TCG where the host has none)

@@ -11,9 +11,9 @@ use crate::{Accelerator, GuestFile, GuestKernel, GuestProgram, VmError};
 /// The cgroup hierarchy that the guest mounts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CgroupVersion {
-    /// A hierarchy for each controller.
+    /// Version 1: several hierarchies, each with its own controllers.
     V1,
-    /// One hierarchy, with every controller that the kernel has.
+    /// Version 2: one hierarchy with every controller of the kernel.
     #[default]
     V2,
 }
@@ -30,52 +30,53 @@ pub enum CgroupVersion {
 /// ```
 #[derive(Clone, Debug)]
 pub struct VirtualMachine {
-    /// The kernel to boot.
+    /// Kernel to boot.
     pub kernel: GuestKernel,
-    /// Memory of the guest at boot, the same on each NUMA node.
+    /// Memory of the guest at boot, divided equally among the NUMA nodes.
     pub memory: Bytes,
-    /// Number of CPUs, the same on each NUMA node.
+    /// Number of CPUs, divided equally among the NUMA nodes.
     pub cpus: u32,
     /// Number of NUMA nodes.
     pub nodes: u32,
     /// The cgroup hierarchy that the guest mounts.
     pub cgroups: CgroupVersion,
-    /// Options for the kernel, in addition to those that every guest gets.
+    /// Kernel command-line options, in addition to the options of every guest.
     pub kernel_options: String,
-    /// Modules to load, in addition to the drivers of virtio. Modules that the kernel contains, or
-    /// does not have, are left out.
+    /// Modules to load, in addition to the virtio drivers. Modules that are built into the kernel
+    /// or do not exist are ignored.
     pub modules: Vec<String>,
-    /// Empty disks: `/dev/vda` and so on. They are in memory of the host, as far as they are
-    /// written.
+    /// Sizes of empty disks: `/dev/vda` and so on. Blocks that the guest writes are kept in host
+    /// memory.
     pub disks: Vec<Bytes>,
-    /// Memory that the guest may get while it runs, by [`crate::GuestRequest`]. A machine with it
-    /// also has a balloon.
+    /// Memory that the guest may get while it runs, by [`crate::GuestRequest`]. If it is not 0, the
+    /// machine also has a balloon.
     pub growth: Bytes,
-    /// Programs of the host.
+    /// Programs of the host that are copied to the guest.
     pub programs: Vec<GuestProgram>,
-    /// Files of the guest.
+    /// Additional files of the guest.
     pub files: Vec<GuestFile>,
-    /// A static busybox for the architecture of the guest; the host's if `None`.
+    /// Path of a static busybox for the architecture of the guest; `None` for the busybox of the
+    /// host.
     pub busybox: Option<PathBuf>,
-    /// The command, which runs as root. The folder that `PAGEWISE_RESULTS` names is for its result
-    /// files.
+    /// Command to run, as root. It writes result files to the folder in the environment variable
+    /// `PAGEWISE_RESULTS`.
     pub command: Vec<String>,
-    /// The machine is ended after this time.
+    /// Time after which the machine is stopped.
     pub time_limit: Duration,
-    /// The means by which QEMU runs instructions.
+    /// Method by which QEMU runs instructions.
     pub accelerator: Accelerator,
-    /// True if an emulated CPU has every instruction that QEMU knows. Otherwise the CPU is an early
-    /// x86-64, which is emulated faster.
+    /// True if an emulated CPU supports every instruction that QEMU supports. If false, the CPU is
+    /// an early x86-64, which QEMU emulates faster.
     pub full_cpu: bool,
 }
 
-/// Default memory of a machine: enough for pagewise with debug information removed.
+/// Default memory of a machine, enough for pagewise without debug information.
 const USUAL_MEMORY: Bytes = Bytes::mib(384);
-/// An emulated machine boots in a few seconds.
+/// Default time limit; an emulated machine boots in a few seconds.
 const USUAL_TIME_LIMIT: Duration = Duration::from_secs(120);
 
 impl VirtualMachine {
-    /// A machine with one CPU, one NUMA node and no programs but busybox.
+    /// A machine with one CPU, one NUMA node and no programs except busybox.
     pub fn new(kernel: GuestKernel, command: Vec<String>) -> VirtualMachine {
         VirtualMachine {
             accelerator: Accelerator::detect(kernel.arch),
@@ -98,7 +99,8 @@ impl VirtualMachine {
     }
 
     /// Boots the machine, and waits until it has ended. `interrupted` is called a hundred times a
-    /// second; if it returns true, the machine is ended. QEMU ends if the calling thread ends.
+    /// second; if it returns true, the machine is stopped. QEMU is killed if the calling thread
+    /// ends.
     ///
     /// # Errors
     /// [`VmError::Missing`] if QEMU or busybox is not installed, [`VmError::Qemu`] if QEMU does not
@@ -112,15 +114,16 @@ impl VirtualMachine {
 /// Results of a machine.
 #[derive(Clone, Debug)]
 pub struct VmResult {
-    /// The cause of the end.
+    /// Cause of the end of the machine.
     pub end: VmEnd,
     /// Standard output of the command.
     pub stdout: Vec<u8>,
     /// Standard error of the command.
     pub stderr: Vec<u8>,
-    /// Messages of the kernel and of the first process.
+    /// Messages of the kernel and of the first process (PID 1).
     pub console: Vec<u8>,
-    /// Files that the command left in the folder for results, with their paths there.
+    /// Files that the command wrote to the folder for results: paths relative to the folder, and
+    /// contents.
     pub files: Vec<(Vec<u8>, Vec<u8>)>,
     /// Time from the start of QEMU to its end.
     pub elapsed: Duration,
@@ -135,11 +138,11 @@ pub enum VmEnd {
     Panicked(String),
     /// The machine exceeded its time limit.
     TimedOut,
-    /// The caller interrupted it.
+    /// The caller interrupted the machine.
     Interrupted,
     /// The machine exceeded the limit on its output.
     TooMuchOutput,
-    /// The machine ended before the command did: the end of its console.
+    /// The machine ended before the command: the last output of its console.
     Failed(String),
 }
 
@@ -149,7 +152,7 @@ impl VmResult {
         self.end == VmEnd::Exited(0)
     }
 
-    /// A file of the results.
+    /// Content of a result file.
     pub fn file(&self, name: &str) -> Option<&[u8]> {
         let found = self.files.iter().find(|(path, _)| path == name.as_bytes());
         found.map(|(_, content)| content.as_slice())
@@ -169,7 +172,7 @@ impl VmResult {
                 format!("the machine ended before its command; its console: {console}")
             }
         };
-        // The kernel reports killed processes there.
+        // The kernel reports killed processes on the console.
         let console = String::from_utf8_lossy(&self.console);
         let last = console.lines().rev().find(|line| line.contains("Killed process"));
         let parts = [end.as_str(), stderr, last.unwrap_or_default()];

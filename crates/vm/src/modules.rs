@@ -10,21 +10,22 @@ use std::thread;
 use crate::error::WhileDoing;
 use crate::{VmError, VmRequirement};
 
-/// A module, unpacked.
+/// An uncompressed module.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct KernelModule {
     pub(crate) name: String,
     pub(crate) content: Vec<u8>,
 }
 
-/// Programs that unpack modules, by the extension of the file.
+/// File extensions of compressed modules, and the programs that uncompress them.
 const UNPACKERS: &[(&str, &str)] = &[("xz", "xz"), ("zst", "zstd"), ("gz", "gzip")];
 
-/// These modules and their dependencies. Modules that the folder does not have are left out: most
-/// kernels contain some of them.
+/// Reads modules and their dependencies. Modules that are missing in the folder are ignored,
+/// because most kernels contain some of them.
 ///
 /// # Errors
-/// [`VmError::System`] if a file cannot be read, [`VmError::Missing`] if it cannot be unpacked.
+/// [`VmError::System`] if a file cannot be read, [`VmError::Missing`] if the program that
+/// uncompresses a file is missing.
 pub(crate) fn modules(folder: &Path, wanted: &[&str]) -> Result<Vec<KernelModule>, VmError> {
     let mut loader = ModuleLoader {
         files: module_files(&folder.join("kernel")),
@@ -60,7 +61,7 @@ impl ModuleLoader {
     }
 }
 
-/// The files of all modules, by name with `_` for `-`.
+/// Finds the files of all modules, by name with `-` replaced by `_`.
 fn module_files(folder: &Path) -> BTreeMap<String, PathBuf> {
     let mut files = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -110,8 +111,8 @@ fn unpacked(path: &Path) -> Result<Vec<u8>, VmError> {
     }
 }
 
-/// The modules on which a module depends, from its section `.modinfo`: `depends=a,b` between zero
-/// bytes.
+/// Returns the modules on which a module depends, from its section `.modinfo`: `depends=a,b`
+/// between NUL bytes.
 fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|bytes| bytes == KEY) else {

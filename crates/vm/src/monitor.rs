@@ -1,7 +1,7 @@
 //! Requests of the guest for more or less memory, carried out by QEMU's monitor (QMP).
 //!
 //! The guest writes lines to a port of virtio-serial. Only the requests of [`GuestRequest`] exist:
-//! the monitor itself, which can open files of the host, stays out of the guest's reach.
+//! the monitor itself, which can open files of the host, is not accessible to the guest.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs::{self, OpenOptions};
@@ -21,15 +21,15 @@ const REQUESTS: &str = "requests";
 const MONITOR: &str = "monitor";
 /// Maximum number of memory modules (DIMMs) that can be plugged in.
 pub(crate) const MAX_MODULES: u32 = 8;
-/// A request is shorter than this.
+/// Maximum length of a request in bytes.
 const MAX_REQUEST: usize = 64;
 
 /// A change of the memory of a running guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestRequest {
-    /// Inflate or deflate the balloon until the guest has this memory.
+    /// Inflate or deflate the balloon until the guest has this amount of memory.
     Balloon(Bytes),
-    /// Plug in a module of memory.
+    /// Plug in a memory module (DIMM) of this size.
     Plug(Bytes),
 }
 
@@ -53,17 +53,17 @@ impl GuestRequest {
         }
     }
 
-    /// Sends the request, in a guest. The guest sees the effect in its own memory.
+    /// Sends the request. Called in the guest, which gets no answer: its amount of memory changes.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if the machine has no memory to grow by; those of the port.
+    /// [`ErrorKind::NotFound`] if the machine cannot grow; also the errors of writing to the port.
     pub fn send(self) -> io::Result<()> {
         let port = guest_port(REQUESTS).ok_or(ErrorKind::NotFound)?;
         OpenOptions::new().write(true).open(port)?.write_all(format!("{self}\n").as_bytes())
     }
 }
 
-/// The device of a port of virtio-serial, in a guest.
+/// Finds the device of a virtio-serial port. Called in the guest.
 fn guest_port(name: &str) -> Option<PathBuf> {
     let ports = fs::read_dir("/sys/class/virtio-ports").ok()?.flatten();
     let is_it = |entry: &fs::DirEntry| {
@@ -78,7 +78,7 @@ fn guest_port(name: &str) -> Option<PathBuf> {
 pub(crate) struct MemoryMonitor {
     requests: UnixStream,
     monitor: UnixStream,
-    /// QEMU's ends, open until it has them.
+    /// QEMU's ends of the connections, which stay open until QEMU has inherited them.
     theirs: [UnixStream; 2],
     received: Vec<u8>,
     modules: u32,
@@ -89,14 +89,15 @@ impl MemoryMonitor {
         let pair = || -> io::Result<(UnixStream, UnixStream)> {
             let (ours, theirs) = UnixStream::pair()?;
             ours.set_nonblocking(true)?;
-            // QEMU finds the descriptor by its number.
+            // QEMU gets the descriptor number as an option, so the descriptor must stay open at
+            // `exec`.
             fcntl_setfd(&theirs, FdFlags::empty())?;
             Ok((ours, theirs))
         };
         let making = "cannot make a socket for QEMU";
         let (requests, their_requests) = pair().while_doing(making)?;
         let (mut monitor, their_monitor) = pair().while_doing(making)?;
-        // QEMU reads this command after its start, and then leaves the capabilities negotiation of
+        // QEMU reads this command after its start, and then ends the capabilities negotiation of
         // QMP.
         monitor.write_all(b"{\"execute\":\"qmp_capabilities\"}\n").while_doing(making)?;
         let theirs = [their_requests, their_monitor];
@@ -115,9 +116,9 @@ impl MemoryMonitor {
         ]
     }
 
-    /// Carries out the requests that have arrived.
+    /// Carries out the requests of the guest that have arrived.
     pub(crate) fn poll(&mut self) {
-        // Answers are not needed, but must not fill the socket.
+        // Answers of the monitor are read and dropped, so that they do not fill the socket.
         let mut answers = [0; 1 << 14];
         while matches!(self.monitor.read(&mut answers), Ok(1..)) {}
         let mut bytes = [0; MAX_REQUEST];
@@ -151,7 +152,7 @@ impl MemoryMonitor {
                 )
             }
         };
-        // A QEMU that does not read its monitor has ended or hangs; its time limit ends it.
+        // The write fails if QEMU has ended or hangs; the time limit then ends QEMU.
         let _ = self.monitor.write_all(commands.as_bytes());
     }
 }

@@ -8,25 +8,25 @@ use crate::elf::{interpreter, is_static_program, without_symbols};
 use crate::error::WhileDoing;
 use crate::{GuestFile, VmError};
 
-/// A program of the host that the guest gets, with its shared libraries.
+/// A program of the host that is copied to the guest, with its shared libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestProgram {
     /// Path on the host.
     pub host: PathBuf,
     /// Path in the guest.
     pub guest: String,
-    /// True if the guest gets the program's symbols and debug information too. They take memory of
-    /// the guest.
+    /// True to copy the program's symbols and debug information too, which take memory of the
+    /// guest.
     pub symbols: bool,
 }
 
-/// A program in `PATH`.
+/// Finds a program in `PATH`.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// A busybox without shared libraries.
+/// Finds a static busybox.
 pub(crate) fn find_busybox() -> Option<PathBuf> {
     let names = ["busybox", "busybox.static", "busybox-static"];
     let folders = ["/bin", "/usr/bin", "/usr/lib/busybox/bin"].map(PathBuf::from);
@@ -38,12 +38,12 @@ pub(crate) fn find_busybox() -> Option<PathBuf> {
 }
 
 impl GuestProgram {
-    /// A program without symbols.
+    /// A program that is copied without symbols.
     pub fn new(host: &Path, guest: impl Into<String>) -> GuestProgram {
         GuestProgram { host: host.to_owned(), guest: guest.into(), symbols: false }
     }
 
-    /// The program and its libraries as files of the guest.
+    /// Reads the program and its libraries as files of the guest.
     ///
     /// # Errors
     /// [`VmError::System`] if a file cannot be read or the loader cannot be run.
@@ -56,8 +56,8 @@ impl GuestProgram {
         let bare = |content| if self.symbols { content } else { without_symbols(content) };
         let mut files = vec![GuestFile::new(self.guest.clone(), 0o755, bare(content))];
         for path in libraries {
-            // Libraries stay as they are: their sections name functions, and other programs of the
-            // guest load the same files.
+            // Libraries are copied unchanged: their symbols name functions, and other programs of
+            // the guest load the same files.
             let content = read(Path::new(&path))?;
             files.push(GuestFile::new(path, 0o755, content));
         }
@@ -69,8 +69,8 @@ fn read(path: &Path) -> Result<Vec<u8>, VmError> {
     fs::read(path).while_doing(format!("cannot read {}", path.display()))
 }
 
-/// Paths of the loader and of the libraries of a program, as the loader finds them. The loaders of
-/// glibc and musl list them without running the program.
+/// Returns the paths of the loader and of the libraries of a program, as the loader finds them. The
+/// loaders of glibc and musl list them without running the program.
 fn libraries(loader: &str, program: &Path) -> Result<Vec<String>, VmError> {
     let listed = Command::new(loader)
         .arg("--list")
@@ -88,7 +88,7 @@ fn libraries(loader: &str, program: &Path) -> Result<Vec<String>, VmError> {
     Ok(paths)
 }
 
-/// The path in a line like `libc.so.6 => /lib/libc.so.6 (0x7f..)`.
+/// Returns the path in a line such as `libc.so.6 => /lib/libc.so.6 (0x7f..)`.
 fn listed_path(line: &str) -> Option<String> {
     let path = line.split_once("=> ").map_or(line, |(_, path)| path).trim();
     let path = path.rsplit_once(" (").map_or(path, |(path, _)| path);

@@ -1,4 +1,4 @@
-//! The process of QEMU: its options, the memory files by which it gets and returns data, its end.
+//! The process of QEMU: its options, the memory files for its input and output, and its end.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -18,39 +18,39 @@ use crate::{
     Accelerator, GuestArch, VirtualMachine, VmEnd, VmError, VmRequirement, VmResult, read_archive,
 };
 
-/// Option of the kernel that every guest of pagewise has, and no host.
+/// Kernel option of every guest of pagewise, which no host has.
 pub const GUEST_OPTION: &str = "pagewise.guest=1";
 
 /// Options for every kernel. A kernel that panics resets the machine at once, and QEMU then ends.
-/// The root is ramfs: unlike tmpfs, the kernel swaps no pages of it. Self-tests and mitigations
-/// would only make the boot slower. The check of the timer counts interrupts in a short time: on a
-/// busy host, where an emulated CPU is slow, it fails, and the kernel panics.
+/// The root file system is ramfs, because the kernel swaps no pages of ramfs. Self-tests and
+/// mitigations would only slow the boot down. The timer check counts interrupts in a short time; on
+/// a busy host, where an emulated CPU is slow, the check would fail and the kernel would panic.
 const KERNEL_OPTIONS: &str = "rdinit=/init rootfstype=ramfs quiet panic=-1 oops=panic \
     no_timer_check mitigations=off cryptomgr.notests random.trust_cpu=on";
 
-/// The ports of virtio-serial, in the order of [`QemuFiles::ports`].
+/// Names of the virtio-serial ports, in the order of [`QemuFiles::ports`].
 const PORTS: [&str; 3] = ["out", "err", "archive"];
 
-/// A guest that writes more than this is ended.
+/// Maximum output of a guest; a guest that writes more is stopped.
 const MAX_OUTPUT: Bytes = Bytes::mib(512);
 
-/// Interval at which the process is polled.
+/// Interval at which the QEMU process is polled.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Length of the end of a console that explains a failure.
+/// Maximum number of bytes of the end of the console that an error contains.
 const CONSOLE_TAIL: usize = 2000;
 
-/// A file in memory, which QEMU opens by its descriptor.
+/// A file in memory, which QEMU opens by its descriptor number.
 struct MemoryFile(File);
 
 impl MemoryFile {
-    /// The descriptor stays open in programs that are executed, so that QEMU has it.
+    /// Creates a file whose descriptor stays open at `exec`, so that QEMU inherits it.
     fn new(name: &str) -> Result<MemoryFile, VmError> {
         let file = memfd_create(name, MemfdFlags::empty());
         Ok(MemoryFile(file.while_doing("cannot make a file in memory")?.into()))
     }
 
-    /// Path of the file in QEMU.
+    /// Path by which QEMU opens the file.
     fn path(&self) -> String {
         format!("/proc/self/fd/{}", self.0.as_raw_fd())
     }
@@ -101,7 +101,7 @@ impl QemuFiles {
     }
 }
 
-/// A running QEMU. Dropping the value ends it.
+/// A running QEMU. Dropping the value kills it.
 pub(crate) struct QemuProcess {
     child: Child,
     files: QemuFiles,
@@ -160,7 +160,7 @@ impl QemuProcess {
         self.results(ended.err(), elapsed)
     }
 
-    /// An error if QEMU itself failed.
+    /// Returns an error if QEMU itself failed.
     fn check(&mut self, status: ExitStatus) -> Result<(), VmError> {
         if status.success() {
             return Ok(());
@@ -178,7 +178,7 @@ impl QemuProcess {
         let [out, err, archive] = &mut self.files.ports;
         let archive = archive.content()?;
         let entries = if archive.is_empty() { Ok(Vec::new()) } else { read_archive(&archive) };
-        // An archive that the guest did not finish has no results.
+        // If the guest did not finish the archive, the results are missing.
         let entries = entries.unwrap_or_default();
         let status = entries.iter().find(|entry| entry.path == b"status");
         let status =
@@ -210,7 +210,7 @@ impl Drop for QemuProcess {
     }
 }
 
-/// The end of a machine whose command did not end.
+/// Cause of the end of a machine that ended before its command.
 fn early_end(console: &[u8]) -> VmEnd {
     let text = String::from_utf8_lossy(console);
     let panic = text.lines().find_map(|line| line.split_once("Kernel panic - not syncing: "));
@@ -223,7 +223,7 @@ fn early_end(console: &[u8]) -> VmEnd {
     }
 }
 
-/// All options of QEMU.
+/// Builds all options of QEMU.
 fn options(machine: &VirtualMachine, files: &QemuFiles) -> Vec<String> {
     let mut options = Vec::new();
     let mut add = |option: &str, value: String| options.extend([option.to_owned(), value]);
@@ -268,7 +268,7 @@ fn options(machine: &VirtualMachine, files: &QemuFiles) -> Vec<String> {
     options
 }
 
-/// Memory at boot, and the memory that it may grow to.
+/// Value of the option for the memory at boot, and for the maximum memory.
 fn memory(machine: &VirtualMachine) -> String {
     let [memory, growth] = [machine.memory, machine.growth].map(|bytes| bytes.0 >> 20);
     match growth {
@@ -291,8 +291,8 @@ fn console_device(guest: GuestArch) -> &'static str {
     }
 }
 
-/// The CPU of the guest. TCG emulates a simple one faster. With `rdrand` the kernel has random
-/// numbers at once.
+/// CPU model of the guest. TCG emulates a simple CPU faster. With `rdrand` the kernel has random
+/// numbers early in the boot.
 fn cpu(machine: &VirtualMachine) -> &'static str {
     match (machine.accelerator, machine.kernel.arch) {
         (Accelerator::Kvm, _) => "host",

@@ -1,4 +1,4 @@
-//! Programs and files without which no machine boots, and the commands that install them.
+//! Programs and files that are required to boot a machine, and the commands that install them.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs;
@@ -15,13 +15,13 @@ pub enum VmRequirement {
     Kernel,
     /// A statically linked busybox.
     Busybox,
-    /// A program that unpacks compressed kernel modules.
+    /// A program that uncompresses kernel modules.
     Unpacker(&'static str),
 }
 
 impl VmRequirement {
-    /// The command that installs it on this system. The kernel is only downloaded: the host keeps
-    /// its own.
+    /// Command that installs the requirement on this system. A kernel is only downloaded, so the
+    /// host keeps its own kernel.
     pub fn install_command(self) -> String {
         let system = Distribution::of_host();
         let package = match self {
@@ -55,7 +55,8 @@ impl Display for VmRequirement {
     }
 }
 
-/// The first requirement that this host does not meet, for a guest of the host's architecture.
+/// Returns the first requirement of a guest of the host's architecture that this host does not
+/// meet.
 pub fn missing_requirement() -> Option<VmRequirement> {
     let host = GuestArch::host()?;
     if find_program(host.qemu()).is_none() {
@@ -67,7 +68,7 @@ pub fn missing_requirement() -> Option<VmRequirement> {
     GuestKernel::find().is_none().then_some(VmRequirement::Kernel)
 }
 
-/// A family of systems with the same package manager.
+/// A family of Linux distributions with the same package manager.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Distribution {
     Debian,
@@ -83,7 +84,7 @@ impl Distribution {
         Distribution::of(&fs::read_to_string("/etc/os-release").unwrap_or_default())
     }
 
-    /// The family by `ID` and `ID_LIKE` of os-release.
+    /// Family of a distribution, by `ID` and `ID_LIKE` of os-release.
     fn of(release: &str) -> Distribution {
         let values = release
             .lines()
@@ -112,7 +113,7 @@ impl Distribution {
         }
     }
 
-    /// The package of QEMU.
+    /// Name of the package that contains QEMU.
     fn qemu(self, guest: GuestArch) -> &'static str {
         match (self, guest) {
             (Distribution::Debian | Distribution::Suse, GuestArch::X86_64) => "qemu-system-x86",

@@ -1,4 +1,5 @@
-//! A machine boots, returns what its command did, and leaves nothing behind.
+//! A machine boots, returns the results of its command, and leaves no process and no file on the
+//! host.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -14,10 +15,11 @@ use pagewise_vm::{
     GuestFile, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmRequirement, missing_requirement,
 };
 
-/// Marks the process that only boots a machine, for the test that kills it.
+/// Environment variable that marks a process that only boots a machine, for the test that kills
+/// this process.
 const ONLY_BOOTS: &str = "PAGEWISE_TEST_ONLY_BOOTS";
 
-/// A busy host needs longer than an idle one, which boots in seconds.
+/// Time limit of a machine: an idle host boots it in seconds, a busy host needs longer.
 const MAX_TIME: Duration = Duration::from_secs(400);
 
 /// A machine that runs a script; `None`, with a message, if the host cannot boot one.
@@ -124,7 +126,7 @@ fn a_machine_ends_with_the_process_that_booted_it() {
     }
 }
 
-/// The process ID of a QEMU that a process has started.
+/// PID of a QEMU that a process has started.
 fn qemu_of(parent: u32) -> Option<u32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -133,7 +135,7 @@ fn qemu_of(parent: u32) -> Option<u32> {
     })
 }
 
-/// Name and parent of a process. `None` if it has ended, or is a zombie of another process.
+/// Name and parent of a process. `None` if the process has ended, or is a zombie.
 fn stat(pid: u32) -> Option<(String, u32)> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
     let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;

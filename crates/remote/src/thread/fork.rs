@@ -1,22 +1,23 @@
 //! The call by which a stopped thread forks its process. The child never executes code of the
 //! program, even if the tracer is killed.
 //!
-//! Below the thread's saved context lie two more, on the thread's own stack:
+//! Below the thread's saved context, its own stack contains two more contexts:
 //!
 //! ```text
 //!  | exit_group          | wait4(CHILD, __WALL), then -> | own registers, own mask | red zone |
 //!  ^ stack of the child  ^ stack of the thread
 //! ```
 //!
-//! The child returns from `clone` with a stack of its own, on which `rt_sigreturn` leads to
-//! `exit_group`. The kernel writes the number of the child where the context of `wait4` has the
-//! first argument (`CLONE_PARENT_SETTID`), before the child begins. So if the tracer dies, at any
-//! instruction, the child ends and the thread waits for exactly this child. A living tracer
-//! restores the registers of the thread, which then makes none of these calls.
+//! The child returns from `clone` with a stack of its own, on which `rt_sigreturn` restores a
+//! context that calls `exit_group`. Before the child runs, the kernel writes the PID of the child
+//! to the first argument of `wait4` in its context (`CLONE_PARENT_SETTID`). So if the tracer dies,
+//! at any instruction, the child ends and the thread waits for exactly this child. A tracer that is
+//! not killed restores the registers of the thread, which then makes none of these calls.
 //!
-//! All signals are blocked before the call, so that the child has no handler to run. It shares the
-//! table of file descriptors (`CLONE_FILES`): a file that the process closes is closed. It has no
-//! exit signal: its end sends none. `CLONE_PTRACE` makes it a tracee of our own before it can run.
+//! All signals are blocked before the call, so that the child runs no handler. The child shares the
+//! file descriptor table (`CLONE_FILES`), so it keeps no file open that the process closes. The
+//! child has no exit signal, so its end sends no signal. `CLONE_PTRACE` makes the child a tracee of
+//! the tracer before it can run.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -28,29 +29,29 @@ use super::{BorrowPhase, CHAINED, Tracee, layout, next, rest};
 use crate::arch::Registers;
 use crate::memory::TargetMemory;
 
-/// Time limit of the call. A process whose page tables take longer to copy was refused before.
+/// Time limit of the call. Callers refuse a process whose page tables take longer to copy.
 const FORK_LIMIT: Duration = Duration::from_secs(10);
-/// The lowest byte is the exit signal: none.
+/// Flags of `clone`. The lowest byte, the exit signal, is 0: no signal.
 const FLAGS: u64 =
     (libc::CLONE_FILES | libc::CLONE_PTRACE | libc::CLONE_PARENT_SETTID).unsigned_abs() as u64;
-/// No process has this number: the kernel has at most 2^22.
+/// A PID that no process has: the kernel uses at most 2^22.
 const NO_CHILD: u64 = i32::MAX as u64;
-/// Reports the number of the child in our PID namespace.
+/// Ptrace options. The clone event reports the PID of the child in the PID namespace of the tracer.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE;
 
-/// A new child.
+/// A child that was just forked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ForkedChild {
-    /// Its number.
+    /// PID of the child in the PID namespace of the tracer.
     pub(crate) tid: Tid,
-    /// Its number in the PID namespace of its parent.
+    /// PID of the child in the PID namespace of its parent.
     pub(crate) number: u32,
 }
 
 impl Tracee {
-    /// Forks. A context must have been saved on the thread's own stack
+    /// Makes the thread fork its process. Requires a context saved on the thread's own stack
     /// ([`RemoteProcess::prepare`](crate::RemoteProcess::prepare)). The child is a tracee of the
-    /// calling thread, and stops before its first instruction.
+    /// calling thread of pagewise, and stops before its first instruction.
     ///
     /// # Errors
     /// As `fork` and [`Tracee::call`].
@@ -65,7 +66,7 @@ impl Tracee {
         // From here on all signals are blocked.
         self.prepare_call(libc::SYS_getpid, [0; 6])?;
         ptrace::set_options(self.tid, OPTIONS)?;
-        // The address of the saved context is 8 bytes above the return address that leads to it.
+        // The address of the saved context is 8 bytes above the address of its return address.
         let number_at = wait + 8 + layout::FIRST_ARGUMENT;
         self.prepare_call(libc::SYS_clone, [FLAGS, exit, number_at, 0, 0, 0])?;
         self.phase = BorrowPhase::Ran;
@@ -93,7 +94,7 @@ impl Tracee {
         memory.write(at, &bytes)
     }
 
-    /// Runs to the end of the call.
+    /// Resumes the thread until the end of the `clone` call, and returns the child.
     fn run_fork(&self) -> io::Result<ForkedChild> {
         let deadline = Instant::now() + FORK_LIMIT;
         let (mut signal, mut stops, mut child) = (0, 0, None);
@@ -103,7 +104,7 @@ impl Tracee {
             match next(self.tid, deadline, &mut rest)? {
                 ThreadChange::Syscall => stops += 1,
                 ThreadChange::Cloned => child = Tid::try_from(ptrace::message(self.tid)?).ok(),
-                // A stop signal, which cannot be blocked.
+                // The signal is a stop signal, which cannot be blocked.
                 ThreadChange::Signal(stop) => signal = stop,
                 _ => {}
             }

@@ -70,7 +70,7 @@ static void waiting(void) {
     pthread_mutex_unlock(&mutex);
 }
 
-/* A timer signal that only this thread takes, and only while it waits for it. */
+/* Receives a timer signal, which only this thread unblocks, and only while it waits. */
 static volatile sig_atomic_t alarms;
 static void on_alarm(int signal) { (void)signal; alarms++; }
 static void suspending(void) {
@@ -122,7 +122,7 @@ int main(void) {
     CHECK(poll(&input, 1, 300000) >= 0);
     unsigned long before[THREADS];
     for (int i = 0; i < THREADS; i++) before[i] = rounds[i];
-    /* A busy machine takes its time. */
+    /* Waits until each thread has completed another round, which takes long on a busy machine. */
     for (int i = 0; i < THREADS; i++)
         for (int waited = 0; rounds[i] == before[i]; waited++) CHECK(waited < 30000 && usleep(1000) == 0);
     for (int i = 0; i < THREADS; i++) printf("%lu ", (unsigned long)rounds[i]);

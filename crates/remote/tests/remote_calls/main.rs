@@ -1,4 +1,4 @@
-//! Threads that make remote calls go on undisturbed.
+//! Threads that make remote calls continue undisturbed.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 #![cfg(target_arch = "x86_64")]
@@ -20,12 +20,12 @@ use pagewise_remote::{
 use pagewise_sys::madvise::Advice;
 
 const SIZE: u64 = 4 << 20;
-/// Minimum number of rounds of a test, even if its time is over.
+/// Minimum number of rounds of a test, even if its time limit has passed.
 const MIN_ROUNDS: u32 = 20;
-/// Time of a test after which it ends early.
+/// Time limit of a test, after which it ends early.
 const LONG: Duration = Duration::from_secs(60);
 
-/// `loops.c`, running.
+/// A running process of `loops.c`.
 struct Loops {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -38,15 +38,16 @@ impl Loops {
         Loops::run(&Loops::program())
     }
 
-    /// Path of the program. A machine without a compiler has the built program in
-    /// `PAGEWISE_TEST_PROGRAMS`.
+    /// Path of the program. On a machine without a compiler, `PAGEWISE_TEST_PROGRAMS` names a
+    /// folder with the built program.
     fn program() -> PathBuf {
         if let Some(folder) = std::env::var_os("PAGEWISE_TEST_PROGRAMS") {
             return PathBuf::from(folder).join("loops");
         }
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("loops");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/remote_calls/loops.c");
-        // Each test builds its own, so that none runs what another is writing.
+        // Each test builds its own program, so that no test executes a file that another test is
+        // writing.
         let program = program.with_extension(format!("{:?}", std::thread::current().id()));
         let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", source, "-o"];
         let built = Command::new("cc").args(flags).arg(&program).status().unwrap();
@@ -69,7 +70,7 @@ impl Loops {
         RemoteProcess::open(self.child.id(), None).unwrap()
     }
 
-    /// The `VmFlags` of its memory.
+    /// Returns the `VmFlags` of the program's memory.
     fn flags(&self) -> String {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).unwrap();
         let from = smaps.find(&format!("{:x}-", self.memory.start)).unwrap();
@@ -82,7 +83,7 @@ impl Loops {
         stat.rsplit(") ").next().unwrap().chars().next().unwrap()
     }
 
-    /// Ends it; it has checked that every loop went on.
+    /// Ends the program, which has checked that all of its loops continued.
     fn end(mut self) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
@@ -135,8 +136,8 @@ fn a_thread_that_made_no_call_goes_on_as_well() {
     loops.end();
 }
 
-/// The tracing thread ends in the middle of what it does: the kernel detaches its tracees as it
-/// does when the process is killed.
+/// The tracing thread ends during a remote call: the kernel detaches its tracees as if the process
+/// were killed.
 #[test]
 fn threads_restore_themselves_after_the_end_of_their_tracer() {
     let loops = Loops::start();
@@ -148,7 +149,7 @@ fn threads_restore_themselves_after_the_end_of_their_tracer() {
                 if round % 2 == 0 {
                     thread.advise(loops.memory.clone(), Advice::NoHugePage).unwrap();
                 }
-                // Registers of ours, all signals blocked.
+                // The thread has registers of a remote call, and all signals blocked.
                 std::mem::forget(thread);
             });
         }
@@ -179,7 +180,7 @@ fn calls_are_made_alone_and_threads_restore_themselves_from_there_too() {
                 alone.end();
             }
         });
-        // The others have passed the gate before it is used again.
+        // The gate is used again only after the other threads have passed it.
         let uses = |thread: &Tracee| scratch.range().contains(thread.place().stack);
         while target.stop_all(Duration::from_secs(60)).unwrap().iter().any(uses) {}
     }
@@ -192,7 +193,7 @@ fn calls_are_made_alone_and_threads_restore_themselves_from_there_too() {
     loops.end();
 }
 
-/// Notes that were written and not struck out.
+/// Notes that were written and not removed.
 #[derive(Default)]
 struct NotedUndos(Vec<Undo>);
 
@@ -206,7 +207,7 @@ impl Keeper for NotedUndos {
     }
 }
 
-/// Children of a process, zombies too.
+/// PIDs of the children of a process, including zombies.
 fn children(pid: u32) -> Vec<u32> {
     let folders = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
     let pids = folders.filter_map(|name| name.to_str()?.parse::<u32>().ok());
@@ -218,7 +219,7 @@ fn children(pid: u32) -> Vec<u32> {
     pids.filter(is_child).collect()
 }
 
-/// Waits until a process has no children any more.
+/// Waits until a process has no children; false if it still has children at the time limit.
 fn is_childless(pid: u32) -> bool {
     (0..12_000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
@@ -245,7 +246,7 @@ fn a_snapshot_has_the_memory_of_its_time_and_leaves_no_child() {
             };
             let before = [read(target.pid()), read(snapshot.child())];
             assert_eq!(before[0], before[1]);
-            // It has not returned from the call that made it.
+            // The child has not returned from the `clone` call that created it.
             let place =
                 pagewise_remote::StopPoint::of_traced(snapshot.child().cast_signed()).unwrap();
             let mut instructions = [0; 3];
@@ -267,7 +268,8 @@ fn a_snapshot_has_the_memory_of_its_time_and_leaves_no_child() {
     loops.end();
 }
 
-/// The tracing thread ends as if the process were killed, at each step from the fork on.
+/// The tracing thread ends after the fork without cleaning up, as if pagewise were killed: before
+/// or after the stopped threads have their own registers again.
 #[test]
 fn a_snapshot_of_a_tracer_that_died_is_waited_for() {
     let loops = Loops::start();
@@ -278,7 +280,8 @@ fn a_snapshot_of_a_tracer_that_died_is_waited_for() {
             let mut stopped = target.stop_all(Duration::from_secs(60)).unwrap();
             let snapshot = ForkedSnapshot::fork(&target, &mut stopped, &mut noted).unwrap();
             match round % 2 {
-                // The forking thread has the registers of its last call: it waits itself.
+                // The forking thread still has the registers of its last call, so it waits for the
+                // child itself.
                 0 => stopped.into_iter().for_each(std::mem::forget),
                 _ => drop(stopped),
             }
@@ -298,7 +301,7 @@ fn a_snapshot_of_a_tracer_that_died_is_waited_for() {
     loops.end();
 }
 
-/// The address of a function of the C library of a process.
+/// Address of a function in the C library of a process.
 fn function(target: &RemoteProcess, name: &str) -> u64 {
     let root = ProcRoot::live();
     let mappings = target.mappings().unwrap();
@@ -319,7 +322,8 @@ fn a_function_runs_on_one_more_thread_which_is_gone_afterwards() {
         let mut noted = NotedUndos::default();
         let thread = match FunctionThread::start(&target, trim, 0, &mut noted) {
             Ok(thread) => thread,
-            // A busy machine: the thread that was left alone makes the new one, or has made it.
+            // On a busy machine, the thread that was left alone creates the additional thread
+            // later, or has created it.
             Err(RemoteError::System { source, .. }) if source.kind() == TimedOut => {
                 let undone = noted.0.iter().all(|it| it.carry_out(Duration::from_secs(60)).is_ok());
                 assert!(undone, "{:?}", noted.0);
@@ -334,7 +338,7 @@ fn a_function_runs_on_one_more_thread_which_is_gone_afterwards() {
                 thread.unmap(&mut noted);
                 assert_eq!(noted.0, []);
             }
-            // As if we were killed while the function runs.
+            // The function is left running, as if pagewise were killed.
             _ => {
                 thread.leave();
                 let [undo] = noted.0[..] else { panic!("{:?}", noted.0) };
@@ -342,7 +346,7 @@ fn a_function_runs_on_one_more_thread_which_is_gone_afterwards() {
                 assert!(undo.carry_out(Duration::from_secs(60)).unwrap());
             }
         }
-        // It leaves the memory shortly before it has ended.
+        // The additional thread stops using the memory shortly before it has ended.
         while target.threads().unwrap().len() > before {
             std::thread::sleep(Duration::from_millis(1));
         }
