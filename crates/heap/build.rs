@@ -27,7 +27,7 @@ fn main() {
     let out = PathBuf::from(variable("OUT_DIR"));
     let place = |name: &str| variable(&format!("CARGO_CFG_TARGET_{name}"));
     let known = [place("ARCH"), place("OS"), place("ENV")] == ["x86_64", "linux", "gnu"];
-    // Other machines have no recorder; a request for one reports this.
+    // Other architectures have no recorder; a request for a recorder reports this.
     let recorder = if known { build(&crates, &out) } else { Vec::new() };
     println!("cargo::rustc-env=PAGEWISE_RECORDER_CONTENTS={}", digits(&recorder));
     std::fs::write(out.join(NAME), recorder).expect("OUT_DIR is there to be written to");
@@ -36,7 +36,7 @@ fn main() {
 fn build(crates: &Path, out: &Path) -> Vec<u8> {
     let folder = out.join("preload");
     let mut cargo = Command::new(variable("CARGO"));
-    // Environment variables about this build's compiler do not apply to the other one.
+    // Environment variables about the compiler of this build do not apply to the separate build.
     for (name, _) in env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         let of_cargo = name.starts_with("CARGO") && name != "CARGO_HOME";

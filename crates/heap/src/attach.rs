@@ -1,14 +1,14 @@
-//! Attaches to a running program: one of its threads loads the recorder, and its functions are
-//! hooked while all of its threads are stopped.
+//! Attaches to a running program: one of its threads loads the recorder, and pagewise hooks the
+//! program's functions while all threads are stopped.
 //!
-//! Each step waits until it is safe. A thread loads the library only while it is in no function of
+//! Each step waits until it is safe. A thread loads the recorder only while it is in no function of
 //! the C library that holds a lock ([`crate::safe_call`]), and on a stack that pagewise maps.
 //! Function entries change only while all threads are stopped and none is in, or will return into,
 //! the replaced instructions. The recorder's memory is unmapped only when no thread can reach it.
 //!
 //! pagewise may be killed at any point. Threads then restore their own registers
-//! ([`pagewise_remote`]). Code changes by single writes within a page, each of which leaves a
-//! working program. A keeper outside of the target undoes the other changes
+//! ([`pagewise_remote`]). Code is changed by single writes within a page, and the program works
+//! after each write. A keeper outside of the target undoes the other changes
 //! ([`Attached::left_behind`]).
 
 use std::ffi::OsStr;
@@ -39,41 +39,41 @@ use crate::safe_call::{
     permits_calls, safe_thread,
 };
 
-/// Why a running program is not recorded.
+/// Reason why a running program is not recorded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AttachRefused {
     /// A part of the process cannot be read.
     #[error("cannot read {what} of process {pid}")]
     Unreadable {
-        /// The process.
+        /// PID of the process.
         pid: u32,
-        /// Name of that part.
+        /// Name of the part that cannot be read.
         what: &'static str,
-        /// Why.
+        /// Error of the read.
         #[source]
         source: io::Error,
     },
     /// The process cannot be recorded.
     #[error("process {pid} cannot be recorded: {why}")]
     Not {
-        /// The process.
+        /// PID of the process.
         pid: u32,
-        /// Why.
+        /// Reason as text.
         why: String,
     },
     /// No thread reached a point at which it may load a library.
     #[error("in {} s no thread of process {pid} was where it could load the recorder: they are within the C library", waited.as_secs())]
     NeverSafe {
-        /// The process.
+        /// PID of the process.
         pid: u32,
         /// Duration of the attempts.
         waited: Duration,
     },
-    /// Another process records it.
+    /// Another process of pagewise records the process.
     #[error("process {pid} cannot be recorded: another recording of it runs")]
     Recorded {
-        /// The process.
+        /// PID of the process.
         pid: u32,
     },
     /// Like `NeverSafe`, for a process with an allocator that replaces the C library's.
@@ -82,30 +82,30 @@ pub enum AttachRefused {
         waited.as_secs()
     )]
     InMalloc {
-        /// The process.
+        /// PID of the process.
         pid: u32,
         /// Duration of the attempts.
         waited: Duration,
-        /// The allocators' files.
+        /// Names of the files that contain the allocators.
         files: String,
-        /// Reason why no thread reached such a point.
+        /// Reason why no thread reached a point at which it may load a library.
         why: &'static str,
     },
     /// The threads could not be stopped, or could not be made to call a function.
     #[error("cannot stop process {pid} for a moment")]
     NotStopped {
-        /// The process.
+        /// PID of the process.
         pid: u32,
-        /// Why.
+        /// Error of the remote call.
         #[source]
         source: remote::RemoteError,
     },
-    /// A function in it could not be called.
+    /// A function of the process could not be called.
     #[error("a function that process {pid} was made to call did not return as it should")]
     NotCalled {
-        /// The process.
+        /// PID of the process.
         pid: u32,
-        /// Why.
+        /// Error of the call.
         #[source]
         source: io::Error,
     },
@@ -123,26 +123,29 @@ struct Pauses {
     at_last: Duration,
 }
 
-/// Time limit of these attempts; the second is for a process that a signal has stopped.
+/// Time limits of these attempts: the general limit, and the limit for a process that a signal has
+/// stopped.
 const SEARCH: Duration = Duration::from_secs(4);
 const SEARCH_STOPPED: Duration = Duration::from_millis(300);
-/// Limits at the beginning of a recording: no pause exceeds the permitted one.
+/// Limits at the beginning of a recording: no pause exceeds the permitted pause.
 const TO_BEGIN: Pauses = Pauses { attempts: 400, at_last: Duration::ZERO };
-/// Limits of the attempts to begin while no thread is inside `dlclose`: about 100 ms in all, since
-/// a stale return address may stay on a stack for ever.
+/// Limits of the attempts to begin while no thread is inside `dlclose`: about 100 ms in total,
+/// since a stale return address may stay on a stack forever.
 const OUTSIDE_DLCLOSE: Pauses = Pauses { attempts: 60, at_last: Duration::ZERO };
 /// Limits at the end of a recording: a long pause is better than functions that stay hooked.
 const TO_END: Pauses = Pauses { attempts: 400, at_last: PAUSE_AT_LAST };
-/// Limits of the attempts to unmap relocated prologues: few, since their page may stay mapped.
+/// Limits of the attempts to unmap relocated prologues: few attempts, since the page of the
+/// prologues may stay mapped.
 const TO_UNMAP_CODE: Pauses = Pauses { attempts: 10, at_last: Duration::ZERO };
-/// Limit of a pause at the end, if the threads cannot be stopped within the permitted pause.
+/// Maximum pause at the end of a recording, if the threads cannot be stopped within the permitted
+/// pause.
 const PAUSE_AT_LAST: Duration = Duration::from_secs(2);
-/// Number of attempts that may exceed the limit of a pause before the limit is raised, and again
-/// after that: the machine is busy.
+/// Number of attempts that may exceed the limit of a pause, because the machine is busy, before the
+/// limit is raised; also the number of further attempts with the raised limit.
 const TOO_LONG: u32 = 10;
 /// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 64 << 10;
-/// Bytes of a jump with a 32-bit distance.
+/// Number of bytes of a jump with a 32-bit displacement.
 const JUMP: usize = 5;
 
 /// A process that is recorded while it runs.
@@ -152,36 +155,36 @@ pub struct Attached {
     entries: Vec<FunctionEntry>,
     /// Offset of the recorder's thread-local words from the thread pointer.
     own: u64,
-    /// The recorder's code.
+    /// Address range of the recorder's code.
     recorder: Range<u64>,
-    /// The function that ends the recording.
+    /// Address of the function that ends the recording.
     detach: u64,
-    /// The function that unmaps the recorder's memory.
+    /// Address of the function that unmaps the recorder's memory.
     release: u64,
-    /// The address of the recorder's number of expected threads.
+    /// Address of the recorder's word for the number of expected threads.
     coming: u64,
     /// Address ranges of the relocated prologues, near the hooked functions.
     moved: Vec<Range<u64>>,
 }
 
-/// Parts of a recorder that stay in a process after its recording has ended.
+/// Parts of a recorder that remain in a process after its recording has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftBehind {
-    /// Only the library, which no function calls, and perhaps a page of relocated prologues to
+    /// Only the library, which no function calls, and perhaps a page of relocated prologues, to
     /// which a signal handler may return.
     Whole,
-    /// The recorder's memory too, since some thread did not leave the recorder. No function is
-    /// hooked.
+    /// The library and the recorder's memory, since some thread did not leave the recorder. No
+    /// function is hooked.
     MemoryStays,
     /// Nothing: the process has ended, or runs another program.
     NotThere,
 }
 
-/// Entry of a function, without and with the jump of an inline hook.
+/// First bytes of a function, without and with the jump of an inline hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FunctionEntry {
     at: u64,
-    /// Bytes of the instructions that were relocated.
+    /// Number of bytes of the instructions that were relocated.
     length: u64,
     before: [u8; JUMP],
     after: [u8; JUMP],
@@ -232,7 +235,7 @@ impl DerefMut for StoppedThreads<'_> {
     }
 }
 
-/// The target process, with the limit of its pauses and a meter of them.
+/// The target process, the limit of its pauses, and a meter of its pauses.
 #[derive(Debug)]
 struct AttachedProcess {
     pid: u32,
@@ -242,8 +245,8 @@ struct AttachedProcess {
     pauses: PauseMeter,
 }
 
-/// Entry of the function at `at` with a jump to `to`. Returns an error if 32 bits do not reach
-/// `to`, or if the jump would cross a page boundary.
+/// Returns the entry of the function at `at` with a jump to `to`; an error if a 32-bit displacement
+/// does not reach `to`, or if the jump would cross a page boundary.
 fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<FunctionEntry> {
     // A write within one page is done completely or not at all, even if this process is killed
     // during it.
@@ -262,9 +265,9 @@ fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<FunctionEntry
 
 impl Attached {
     /// Loads the recorder into a running process and makes it record for `collector`, which expects
-    /// it. All threads of the process are stopped for at most `max_pause`; `pauses` notes the time.
-    /// Each change is reported to `keeper` before it is made, so that the keeper can undo it if
-    /// pagewise is killed.
+    /// it. All threads of the process are stopped for at most `max_pause`; `pauses` records the
+    /// longest pause. Each change is reported to `keeper` before it is made, so that the keeper can
+    /// undo it if pagewise is killed.
     ///
     /// # Errors
     /// Returns an error if attaching would be harmful, with the reason.
@@ -323,8 +326,8 @@ impl Attached {
         let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
         let attached = Attached::resolve(process, &|_, number| tables.head(number))?;
         if let Err(error) = attached.hook(loader.close.as_ref()) {
-            // The recorder unmaps its memory. The error that made it useless is reported, not this
-            // one.
+            // `end_traced` makes the recorder unmap its memory. The original error is reported, not
+            // an error of `end_traced`.
             let _ = attached.end_traced(keeper);
             return Err(error);
         }
@@ -346,10 +349,11 @@ impl Attached {
         Ok(Attached { process, entries, own, recorder, detach, release, coming, moved })
     }
 
-    /// The recording that a killed collector has left in a process, if any.
+    /// Returns the recording that a killed collector has left in a process, if there is one.
     ///
     /// # Errors
-    /// Returns an error if its collector may still be running, or if the process cannot be read.
+    /// Returns an error if the collector of the recording may still be running, or if the process
+    /// cannot be read.
     pub fn left_behind(pid: u32, max_pause: Duration) -> Result<Option<Attached>, AttachRefused> {
         let root = ProcRoot::live();
         let mappings = mappings(&root, pid)?;
@@ -364,7 +368,7 @@ impl Attached {
             Ok(u64::from_ne_bytes(word))
         };
         let get = |number| head(&process, number).map_err(|source| process.unreadable(source));
-        // A child has its parent's tables until it begins to record.
+        // Until a forked child begins to record, it has the tables of its parent.
         let is_its_own = own_number(&root, pid) == Some(get(header::PID)?);
         let words = [
             get(tables::collector::PID)?,
@@ -382,7 +386,8 @@ impl Attached {
         Attached::resolve(process, &head).map(Some)
     }
 
-    /// The recording of a child that the process has forked since, and that is recorded too.
+    /// Returns the recording of a child that the process has forked since attaching, and that is
+    /// recorded too.
     ///
     /// # Errors
     /// Returns an error if the child cannot be read.
@@ -397,7 +402,7 @@ impl Attached {
 
     /// Installs inline hooks in all functions. `close` is the code of `dlclose`: a thread inside it
     /// would unload a library unnoticed. The recorder would then attribute calls of the next
-    /// library at the same address to the old one.
+    /// library at the same address to the old library.
     fn hook(&self, close: Option<&Range<u64>>) -> Result<(), AttachRefused> {
         let entries = &self.entries;
         let is_inside = |address: u64| {
@@ -413,8 +418,8 @@ impl Attached {
             |threads: &[Tracee]| is_any(threads, &|address| is_inside(address) || closes(address));
         let mut stopped = self.process.stop_all_outside(OUTSIDE_DLCLOSE, &is_in_the_way)?;
         if stopped.is_none() {
-            // A destructor may run for long inside `dlclose`, which is safe, though a call stack
-            // may be wrong.
+            // A destructor may run for long inside `dlclose`. Recording then is safe, but a call
+            // stack may be wrong.
             let is_in_the_way = |threads: &[Tracee]| is_any(threads, &is_inside);
             stopped = self.process.stop_all_outside(TO_BEGIN, &is_in_the_way)?;
         }
@@ -433,7 +438,7 @@ impl Attached {
         }
         let mut written = entries.iter().try_for_each(|entry| memory.write(entry.at, &entry.after));
         if written.is_ok() && stopped.len() == 1 && self.coming != 0 {
-            // With one thread, the recorder counts peaks exactly.
+            // If a single thread is expected, the recorder counts peaks exactly.
             written = memory.write(self.coming, &1_u64.to_ne_bytes());
         }
         if written.is_err() {
@@ -445,8 +450,8 @@ impl Attached {
         written.map_err(|source| self.process.unreadable(source))
     }
 
-    /// Ends the recording: unhooks all functions, and has the recorder unmap its memory if no
-    /// thread stays in it.
+    /// Ends the recording: unhooks all functions, and makes the recorder unmap its memory if no
+    /// thread stays in the recorder.
     ///
     /// # Errors
     /// Returns an error if threads cannot be stopped.
@@ -460,8 +465,8 @@ impl Attached {
         let Some(mut stopped) =
             process.stop_all_outside(TO_END, &|threads| self.is_one_recording(threads))?
         else {
-            // Some thread does not leave the recorder: remove the hooks, and keep the recorder's
-            // memory.
+            // If some thread does not leave the recorder, the hooks are removed, and the recorder's
+            // memory stays.
             let stopped = process.stop_all(PAUSE_AT_LAST)?;
             let is_there = self.unhook();
             drop(stopped);
@@ -489,11 +494,12 @@ impl Attached {
         self.release(keeper)
     }
 
-    /// Has the recorder unmap its memory once it has ended and no thread is in it.
+    /// Makes the recorder unmap its memory. Called only after the recording has ended and no thread
+    /// is in the recorder.
     fn release(&self, keeper: &mut dyn Keeper) -> Result<LeftBehind, AttachRefused> {
         let process = &self.process;
-        // A signal handler may return into a relocated prologue; stale words on a stack look the
-        // same.
+        // A signal handler may return into a relocated prologue. Stale words on a stack cannot be
+        // distinguished from such return addresses.
         let may_return = |threads: &[Tracee]| {
             threads.iter().map(Tracee::place).any(|place| {
                 let is_moved = |address: u64| self.moved.iter().any(|it| it.contains(&address));
@@ -540,9 +546,9 @@ impl Attached {
         known.map(|(at, _)| at).try_for_each(|at| self.process.memory().write(at, &[0; 24]))
     }
 
-    /// The recorder's thread-local words of each thread, and their address. The words are the
-    /// address of the thread's state, the bytes that it may allocate before the next sample, and
-    /// its stage. `None` if they cannot be read.
+    /// Returns the address and the contents of the recorder's thread-local words of each thread:
+    /// the address of the thread's state, the number of bytes that the thread may allocate before
+    /// the next sample, and its stage. `None` if the words cannot be read.
     fn own_words(&self, stopped: &[Tracee]) -> io::Result<Vec<(u64, Option<[u8; 24]>)>> {
         let own = |thread: &Tracee| thread.place().thread_data.wrapping_add(self.own);
         let addresses: Vec<u64> = stopped.iter().map(own).collect();
@@ -550,15 +556,15 @@ impl Attached {
         Ok(addresses.into_iter().zip(words).collect())
     }
 
-    /// True if the recorder is still loaded where it was: the process may have become another
-    /// program.
+    /// True if the recorder is still loaded at its address. False if the process has executed
+    /// another program.
     fn is_there(&self) -> bool {
         let now = mappings(&self.process.root, self.process.pid).unwrap_or_default();
         let found = now.iter().find(|it| it.range.start == self.recorder.start);
         found.is_some_and(|it| is_recorder(&it.name))
     }
 
-    /// Restores the entries of all functions. Returns false, without a change, if an entry has
+    /// Restores the entries of all functions. Returns false, and changes nothing, if an entry has
     /// other code now.
     fn unhook(&self) -> io::Result<bool> {
         let mut jumps = Vec::new();
@@ -578,12 +584,12 @@ impl Attached {
         Ok(true)
     }
 
-    /// True if one of the stopped threads is inside the recorder and may use its memory.
+    /// True if any of the stopped threads is inside the recorder and may use its memory.
     fn is_one_recording(&self, threads: &[Tracee]) -> bool {
         if threads.iter().any(|thread| self.recorder.contains(&thread.place().instruction)) {
             return true;
         }
-        // A process that is gone records nothing.
+        // If the words cannot be read, the process has ended and records nothing.
         let Ok(words) = self.own_words(threads) else { return false };
         let mut states = Vec::new();
         for words in words.into_iter().filter_map(|(_, words)| words) {
@@ -592,7 +598,7 @@ impl Attached {
             if word(2) == hooks::BUSY {
                 return true;
             }
-            // Zero if the recorder has no state for the thread.
+            // The address is 0 if the recorder has no state for the thread.
             states.extend(Some(word(0)).filter(|&address| address != 0));
         }
         let Ok(states) = read_each::<4>(self.process.pid, &states) else { return false };
@@ -675,7 +681,8 @@ impl AttachedProcess {
         is_ready(&self.target, thread).map_err(|error| self.not_stopped(error))
     }
 
-    /// Takes one of the stopped threads, prepared for remote calls; `None` if none can be prepared.
+    /// Removes one of the stopped threads from the list and prepares it for remote calls; `None` if
+    /// no thread can be prepared.
     fn ready_one(&self, stopped: &mut Vec<Tracee>) -> Result<Option<Tracee>, AttachRefused> {
         for index in 0..stopped.len() {
             if self.is_ready(&mut stopped[index])? {
@@ -685,8 +692,8 @@ impl AttachedProcess {
         Ok(None)
     }
 
-    /// Stops all threads, also those that begin meanwhile. Returns no threads if the process has
-    /// ended. The threads continue when the value is dropped.
+    /// Stops all threads, also threads that are created meanwhile. Returns no threads if the
+    /// process has ended. The threads continue when the value is dropped.
     fn stop_all(&self, limit: Duration) -> Result<StoppedThreads<'_>, AttachRefused> {
         let began = Instant::now();
         let threads = self.target.stop_all_anywhere(limit).or_else(|error| match error {
@@ -706,7 +713,8 @@ impl AttachedProcess {
         let mut too_long = 0;
         let began = Instant::now();
         for attempt in 0..pauses.attempts {
-            // A process that a signal has stopped does not change.
+            // The position of threads does not change while a signal has stopped the process, so
+            // the shorter time limit applies.
             let is_over = began.elapsed() > SEARCH;
             if is_over || began.elapsed() > SEARCH_STOPPED && self.is_stopped() {
                 break;
@@ -731,14 +739,14 @@ impl AttachedProcess {
         Ok(None)
     }
 
-    /// True if a signal has stopped it.
+    /// True if a signal has stopped the process.
     fn is_stopped(&self) -> bool {
         let stat = self.root.read(Pid(self.pid), "stat").ok();
         let stat = stat.and_then(|text| pagewise_proc::stat::parse(&text).ok());
         stat.is_some_and(|stat| stat.state == 'T')
     }
 
-    /// Words of a stack from `at` up, at most [`SEARCHED`] bytes.
+    /// Reads the words of a stack from `at` upward, at most [`SEARCHED`] bytes.
     fn stack(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
         let bytes = self.memory().read_up_to(at & !7, SEARCHED);
         let words: Vec<u64> =
@@ -746,7 +754,7 @@ impl AttachedProcess {
         words.into_iter()
     }
 
-    /// Has a stopped thread load the recorder and begin to record.
+    /// Makes a stopped thread load the recorder and begin to record.
     fn load(
         &self,
         thread: &mut Tracee,
@@ -761,7 +769,7 @@ impl AttachedProcess {
         loaded
     }
 
-    /// Message of the loader at an address of the process.
+    /// Reads a message of the loader at an address of the process.
     fn message_at(&self, address: Option<u64>) -> String {
         let bytes = address.map(|at| self.memory().read_up_to(at, 300)).unwrap_or_default();
         pagewise_model::name::escape(bytes.split(|&byte| byte == 0).next().unwrap_or_default())
@@ -935,8 +943,8 @@ fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, AttachRefused> {
     Ok(maps::parse(&text).mappings)
 }
 
-/// Refuses a process that cannot be recorded, as far as that shows from outside. Returns its
-/// allocators other than the C library's.
+/// Returns an error if `/proc` shows that a process cannot be recorded; otherwise the process's
+/// allocators that replace the C library's.
 fn can_be_attached(
     root: &ProcRoot,
     pid: u32,
@@ -953,7 +961,7 @@ fn can_be_attached(
     Mallocs::find(root, pid, mappings).or_else(not)
 }
 
-/// Why a process has no C library that could load the recorder.
+/// Reason why a process has no C library that could load the recorder.
 fn without_libc(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> &'static str {
     let is_musl = |mapping: &Mapping| {
         let file = mapping.name.base();
@@ -981,7 +989,8 @@ fn executable(root: &ProcRoot, pid: u32) -> Option<File> {
 /// Checks that a process runs, is not a kernel thread, and may be traced.
 ///
 /// # Errors
-/// Returns the reason if it does not exist, has ended, is a kernel thread, or may not be traced.
+/// Returns the reason if the process does not exist, has ended, is a kernel thread, or may not be
+/// traced.
 pub fn is_visible(pid: u32) -> Result<(), AttachRefused> {
     let root = ProcRoot::live();
     let not = |why: &str| Err(AttachRefused::Not { pid, why: why.to_owned() });
@@ -1006,20 +1015,20 @@ pub fn is_visible(pid: u32) -> Result<(), AttachRefused> {
 const NOT_OURS: &str = "it is another user's, gained privileges, or may not be traced (kernel.yama.ptrace_scope): that takes root \
 or CAP_SYS_PTRACE";
 
-/// The path from which a process has loaded the recorder before. The loader identifies a library by
-/// its path, even if the file was removed.
+/// Returns the path from which a process has loaded the recorder before. The loader identifies a
+/// library by its path, even if the file was removed.
 fn loaded(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Option<PathBuf> {
     let mapping = mappings.iter().find(|mapping| is_recorder(&mapping.name))?;
     let name = mapping.name.as_bytes();
     let path = Path::new(OsStr::from_bytes(name.strip_suffix(b" (deleted)").unwrap_or(name)));
-    // After `chroot` the kernel shows the path from our root, but the loader has stored the path
-    // from the process's root.
+    // After `chroot` the kernel shows the path relative to the root of this process, but the loader
+    // has stored the path relative to the root of the target.
     let theirs = fs::read_link(root.file(Pid(pid), "root")).ok();
     let within = theirs.and_then(|theirs| path.strip_prefix(theirs).ok().map(Path::to_owned));
     Some(within.map_or_else(|| path.to_owned(), |within| Path::new("/").join(within)))
 }
 
-/// True if a path leads a process to the same file as us.
+/// True if a path names the same file in the root of the target as in the root of this process.
 fn sees(root: &ProcRoot, pid: u32, path: &Path) -> bool {
     let theirs = TargetRoot::of_process(root, Pid(pid)).and_then(|it| it.find(path));
     let ours = TargetRoot::own().and_then(|it| it.find(path));

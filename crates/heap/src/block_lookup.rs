@@ -25,14 +25,15 @@ use crate::layout::live::{self, LiveMapEntry};
 use crate::safe_call::is_recorder;
 use crate::tables::{self, MappedTables, SharedTables};
 
-/// Bytes of cells in one read, and in one search.
+/// Number of bytes of cells in one read, and maximum number of bytes of cells in one search.
 const PIECE: u64 = 4 << 10;
 const MAX_MAP_BYTES: u64 = 16 << 20;
-/// Allocation sites whose call stacks are resolved, those of most blocks first.
+/// Maximum number of allocation sites whose call stacks are resolved; sites of most blocks come
+/// first.
 const MAX_SITES: usize = 10_000;
 
-/// The block that contains an address. `None` if no recorder records the process, if the address is
-/// in no recorded block, and if the block is uncertain.
+/// Finds the block that contains an address. `None` if no recorder records the process, if the
+/// address is in no recorded block, or if the block is uncertain.
 pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<WatchedBlock> {
     RecordedProcess::open(root, pid)?.block_at(address)
 }
@@ -49,9 +50,9 @@ pub fn allocation_stacks(root: &ProcRoot, pid: Pid, starts: &[u64]) -> Reading<A
     Ok(numbered(&sites, &asked, stacks))
 }
 
-/// The same from the blocks that were live at the end of a recording, whose recorder has left the
-/// process. A block that was allocated since then, at the address of one of these, is reported with
-/// the older block's call stack.
+/// Like [`allocation_stacks`], but uses the blocks that were live at the end of a recording, after
+/// which the recorder left the process. If a newer block has the address of one of these blocks, it
+/// is reported with the call stack of the older block.
 ///
 /// # Errors
 /// Returns the reason if the recording has no blocks.
@@ -90,7 +91,7 @@ fn most_frequent(sites: &[Option<u32>]) -> Vec<u32> {
     sites.into_iter().map(|(site, _)| site).take(MAX_SITES).collect()
 }
 
-/// Gives equal call stacks of several sites one number. An empty call stack is unknown.
+/// Assigns equal call stacks of several sites the same number. An empty call stack is unknown.
 fn numbered(sites: &[Option<u32>], asked: &[u32], stacks: Vec<Vec<Frame>>) -> AllocationStacks {
     let mut found = AllocationStacks::default();
     let mut of_stacks: HashMap<Vec<Frame>, u32> = HashMap::new();
@@ -191,7 +192,7 @@ fn library(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<AddrRange>
     Some(AddrRange { start: first.range.start, end: end.unwrap_or(of_parts) })
 }
 
-/// Bytes from the first segment of a library to the end of its last one.
+/// Number of bytes from the start of the first segment of a library to the end of its last segment.
 fn library_length(root: &ProcRoot, pid: Pid, first: &Mapping) -> Option<u64> {
     let file = target_file::open_mapped(root, pid, first).ok()?;
     let segments = elf::of_file(&file, false).ok()?.segments;
@@ -211,12 +212,12 @@ fn is_recording(
         tables.head(collector::NAMESPACE)?,
     ];
     let lives = Identity::told(who).is_some_and(|who| who.may_live(&ProcRoot::live()));
-    // A child has its parent's tables until it begins to record.
+    // Until a forked child begins to record, it has the tables of its parent.
     let is_its_own = own_number(root, pid.0) == Some(tables.head(header::PID)?);
     Ok(lives && is_its_own && tables.head(header::TROUBLE)? == 0)
 }
 
-/// A block.
+/// A block that was found in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LookedUpBlock {
     start: u64,
@@ -231,17 +232,18 @@ struct LookedUpBlock {
 struct CellMap {
     /// Address of the table of leaves.
     table: u64,
-    /// The cells have the format for glibc's blocks.
+    /// True if the cells have the format for blocks of glibc.
     is_narrow: bool,
 }
 
 impl CellMap {
-    /// Log2 of the bytes of memory that a cell covers, and bytes of a cell.
+    /// Binary logarithm of the number of bytes of memory that a cell covers, and number of bytes of
+    /// a cell.
     const fn cell(self) -> (u32, u64) {
         if self.is_narrow { (5, 4) } else { (4, 8) }
     }
 
-    /// The cells of blocks whose addresses are not multiples of 16, which glibc never returns.
+    /// Map of the blocks whose addresses are not multiples of 16, which glibc never returns.
     fn halves(self) -> Option<CellMap> {
         let table = self.table.checked_add(8 << (SPACE - LEAF)).filter(|_| !self.is_narrow)?;
         Some(CellMap { table, ..self })
@@ -258,7 +260,7 @@ impl CellMap {
 struct CellPiece {
     process: LookupProcess,
     map: CellMap,
-    /// Index of the first of these cells.
+    /// Index of the first cached cell.
     first: Option<u64>,
     bytes: Vec<u8>,
 }
@@ -303,8 +305,8 @@ impl LookupProcess {
         Ok(bytes)
     }
 
-    /// Cells of one leaf from index `begin` up to `end`. Empty if the leaf does not exist, `None`
-    /// if it cannot be read.
+    /// Reads the cells of one leaf from index `begin` up to `end`. Empty if the leaf does not
+    /// exist, `None` if the leaf cannot be read.
     fn cells(self, map: CellMap, begin: u64, end: u64) -> Option<Vec<u8>> {
         let (shift, width) = map.cell();
         let number = begin >> (LEAF - shift);
@@ -319,8 +321,8 @@ impl LookupProcess {
         self.read(place, (end - begin) * width).ok()
     }
 
-    /// The block of a mapping that contains an address, if it is in the map: the nearest block that
-    /// begins at or before the address.
+    /// Finds the block of a mapping that contains an address. Only the nearest block that begins at
+    /// or before the address is considered.
     fn find(self, map: CellMap, mapping: AddrRange, address: u64) -> Option<LookedUpBlock> {
         let (shift, width) = map.cell();
         // Exclusive end of the cells that are still to be searched.
@@ -352,7 +354,7 @@ impl LookupProcess {
         None
     }
 
-    /// The block of a cell.
+    /// Decodes the block of a cell.
     fn block(self, raw: LiveMapEntry, is_glibc: bool, mapping: AddrRange) -> Option<LookedUpBlock> {
         let LiveMapEntry { address: start, site, slack, size } = raw;
         if !is_glibc {
@@ -368,8 +370,8 @@ impl LookupProcess {
         Some(LookedUpBlock { start, size, room: Some(room), site })
     }
 
-    /// Usable size of a block of the C library that begins here; `None` unless its header and the
-    /// following one are valid.
+    /// Usable size of a block of the C library that begins at `start`; `None` unless its header and
+    /// the header of the following block are valid.
     fn room(self, start: u64, mapping: AddrRange) -> Option<u64> {
         let chunk = start.checked_sub(HEADER).filter(|chunk| *chunk >= mapping.start)?;
         let head = self.word(start - 8)?;
@@ -394,8 +396,7 @@ impl LookupProcess {
 mod tests {
     use super::*;
 
-    /// The table of leaves of a map in our own process, with one leaf for all addresses below
-    /// 128 MiB.
+    /// A table of leaves in this process, with one leaf for all addresses below 128 MiB.
     fn table(leaf: u64) -> Vec<u64> {
         let mut table = vec![0; 2 << (SPACE - LEAF)];
         table[0] = leaf;
@@ -417,7 +418,7 @@ mod tests {
         assert_eq!(site(0x40), Some(6));
         assert_eq!([site(0x50), site(0x60)], [None, None]);
         assert_eq!(site(0x8010), Some(8));
-        // Addresses without a leaf, and beyond the last one.
+        // Addresses without a leaf, and beyond the last leaf.
         assert_eq!([site(1 << 30), site(u64::MAX)], [None, None]);
     }
 

@@ -1,8 +1,8 @@
 //! Finds the heap block that contained an address at a given time, from the log of allocations and
 //! frees that the recorder in the program writes.
 //!
-//! Each query has a time, and queries come in order of time. The answer is that for the query's
-//! time, even if the block was freed and the process has ended since.
+//! Each query has a time, and queries are made in order of time. The answer is valid for the
+//! query's time, even if the block was freed or the process has ended since then.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsString;
@@ -29,10 +29,11 @@ use crate::library::{NAME, RecorderLibrary};
 use crate::rendezvous::{Answered, Client, Heard};
 use crate::tables::{Logged, SharedTables};
 
-/// Maximum number of live blocks, some 40 bytes each, so that a forged log cannot exhaust memory.
+/// Maximum number of live blocks, so that a forged log cannot exhaust memory. Each block takes some
+/// 40 bytes.
 const MAX_LIVE_BLOCKS: usize = 1 << 19;
-/// Maximum number of allocating call stacks; all further ones are counted as one. Each takes some
-/// 100 bytes, and its frames at the end.
+/// Maximum number of allocating call stacks; all further call stacks are counted as one. Each takes
+/// some 100 bytes, and memory for its frames at the end.
 const ALLOCATIONS: usize = 1 << 14;
 
 /// Functions that the recorder interposes although they do not allocate: page faults in them are
@@ -52,13 +53,13 @@ pub struct LiveBlocks {
     programs: Vec<RecordedProgram>,
     /// Events that may be later than the next query, in order of time.
     waiting: VecDeque<TimedBlockEvent>,
-    /// The times of the last two calls of `drain`, the newer one first. All queries up to the older
+    /// Times of the last two calls of `drain`, the newer time first. All queries up to the older
     /// time have been made.
     asked: [u64; 2],
     /// Index of the program that the process ran at the time of the last query.
     current: Option<usize>,
-    /// The blocks that were live then, by address: the end of each, and the number of its
-    /// allocation.
+    /// The blocks that were live at the time of the last query, by address: the end address and the
+    /// allocation number of each block.
     live: BTreeMap<u64, (u64, u32)>,
     numbers: HashMap<(usize, u32), u32>,
     allocations: Vec<Made>,
@@ -80,7 +81,7 @@ struct RecordedProgram {
     tables: SharedTables,
     path: Vec<u8>,
     began_ns: u64,
-    /// Times of the first and last entry that its log has lost.
+    /// Times of the first and the last lost entry of its log; `None` if no entry was lost.
     lost: Option<(u64, u64)>,
     is_broken: bool,
 }
@@ -149,8 +150,8 @@ impl LiveBlocks {
         while let Some(event) = self.next_if(|event| event.time <= time) {
             match event.what {
                 BlockEvent::Lost => self.live.clear(),
-                // The first entry of the next program: all entries of the previous program were
-                // read before.
+                // This is the first entry of the next program; all entries of the previous program
+                // were read before.
                 BlockEvent::Logged(_) if self.current != Some(event.program) => {
                     self.live.clear();
                     self.current = Some(event.program);
@@ -166,7 +167,7 @@ impl LiveBlocks {
             return;
         };
         let Some(end) = address.checked_add(size) else { return };
-        // Blocks that overlap the new one were freed without a report.
+        // Blocks that overlap the new block were freed without a report.
         while let Some((start, (before, _))) = self.live.range(..end).next_back()
             && (*before > address || *start == address)
         {
@@ -225,7 +226,7 @@ impl LiveBlocks {
                     what: BlockEvent::Lost,
                 });
             }
-            // Frees and allocations in that time are unknown.
+            // Frees and allocations between the lost entries are unknown.
             let is_between = |(first, last)| first < entry.time && entry.time <= last;
             if !program.lost.is_some_and(is_between) {
                 let what = BlockEvent::Logged(entry);
@@ -241,7 +242,7 @@ impl LiveBlocks {
         }
     }
 
-    /// The allocations with their call stacks, and the reasons for missing ones.
+    /// Returns the allocations with their call stacks, and the reasons for missing call stacks.
     fn allocations(&mut self) -> (Vec<Allocated>, Vec<Absent>) {
         let mut symbols = FileSymbols::default();
         let mut lacks = Vec::new();
@@ -304,7 +305,8 @@ impl HeapBlocks for LiveBlocks {
             };
             let number = self.programs.len();
             self.programs.push(program);
-            // The process ran the previous program until then: read the rest of its log.
+            // Until this time the process ran the previous program, so the remaining entries of
+            // that program's log are read.
             if let Some(before) = number.checked_sub(1) {
                 self.read(before);
             }
@@ -390,14 +392,14 @@ fn answer(
     let program = is_it.then(|| program(pid, file, root)).and_then(Result::ok);
     let is_recorded = matches!(program, Some(Ok(_)));
     refused.fetch_add(usize::from(!is_it), Ordering::Relaxed);
-    // Its log is read from here on.
+    // From here on the log of the program is read.
     let is_heard = program.is_some_and(|program| heard.send(program).is_ok());
     let answer = if is_recorded && is_heard { greeting::YES } else { greeting::NO };
     client.answer(answer);
     Heard::Done
 }
 
-/// A program that can be recorded; else why its `malloc` cannot be hooked.
+/// Returns a program that can be recorded; else the reason why its `malloc` cannot be hooked.
 fn program(pid: u32, file: File, root: &ProcRoot) -> io::Result<Result<RecordedProgram, Why>> {
     let tables = SharedTables::open(file)?;
     if let Err(why) = hook::answer(&tables, pid, root, false)? {
@@ -422,7 +424,7 @@ mod tests {
 
     use super::*;
 
-    /// Tables as a recorder has them, to write into.
+    /// Tables like a recorder's, which the test writes.
     struct TestTables(File);
 
     impl TestTables {
@@ -476,7 +478,8 @@ mod tests {
         live
     }
 
-    /// Owner in process 7: the number of the allocation, or a word.
+    /// Finds the owner of an address in process 7: the allocation number of a block, or another
+    /// owner.
     fn find(live: &mut LiveBlocks, time: u64, address: u64) -> Result<u32, Owner> {
         match live.find(7, time, address) {
             Owner::Block(number) => Ok(number),

@@ -1,8 +1,8 @@
 //! Collects the counts of recorders in programs, and writes them into files.
 //!
 //! A recorder connects to a socket and sends the file descriptor of its tables. From then on the
-//! program need not respond: whatever ends it, its tables stay until they are read here a last
-//! time.
+//! program need not respond: even if the program is killed, its tables remain until the collector
+//! has read them for the last time.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -37,26 +37,27 @@ use crate::tables::{CountedState, SharedTables};
 pub struct CollectRequest {
     /// The file that is written; see [`Collector::expect`].
     pub file: PathBuf,
-    /// The mean number of bytes between samples; `None` if every call is recorded.
+    /// Mean number of bytes between samples; `None` to record every call.
     pub every_bytes: Option<u64>,
     /// True if children are recorded too, each into a file of its own.
     pub follow: bool,
-    /// True to record mappings that the program makes itself: `mmap` and similar calls.
+    /// True to record mappings that the program itself creates by `mmap` and similar calls.
     pub mappings: bool,
     /// True if blocks of pagewise's own allocators are recorded.
     pub pools: bool,
-    /// The recorder.
+    /// Location of the recorder.
     pub library: RecorderLibrary,
 }
 
-/// Awaits recorders, and collects what they count.
+/// Waits for recorders, and collects their counts.
 #[derive(Debug)]
 pub struct Collector {
     request: CollectRequest,
     meeting: Meeting,
     listener: UnixListener,
     root: ProcRoot,
-    /// The process that the recording is of; the others are its children.
+    /// PID of the process that was started or attached to; other recorded processes are its
+    /// descendants.
     first: Option<u32>,
     /// Clients that have connected but not sent their request yet.
     coming: Clients,
@@ -77,27 +78,27 @@ pub struct Collector {
 /// A recording that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// The process.
+    /// PID of the process.
     pub pid: u32,
-    /// Its recording.
+    /// Path of the recording.
     pub file: PathBuf,
     /// Size of the file in bytes.
     pub bytes: u64,
-    /// Ending of the recording.
+    /// Cause of the end of the recording.
     pub how: LogEnding,
-    /// All that it allocated.
+    /// Amount of all allocations.
     pub allocated: LogAmount,
     /// Live amount at the peak.
     pub peak: LogAmount,
     /// Live amount at the end.
     pub live: LogAmount,
-    /// Why the recorder ended before its program, if it did.
+    /// Reason why the recorder ended before its program; `None` if it did not.
     pub trouble: Option<RecorderTrouble>,
     /// True if the allocator has an `operator new` of its own, whose calls are not recorded.
     pub without_new: bool,
-    /// True if the program has damaged the recorder's tables: the file ends before that.
+    /// True if the program has damaged the recorder's tables; the recording ends before the damage.
     pub broken: bool,
-    /// The process became another program, which did not load the recorder.
+    /// True if the process executed another program, which did not load the recorder.
     pub became_another: bool,
 }
 
@@ -121,15 +122,15 @@ impl Finished {
     }
 }
 
-/// Why a recorder ended before its program.
+/// Reason why a recorder ended before its program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecorderTrouble {
-    /// It had no memory for its tables: nothing was recorded.
+    /// The recorder had no memory for its tables, so nothing was recorded.
     Memory,
-    /// The program gave up the system calls that the recorder needs: what came later was not
+    /// The program gave up the system calls that the recorder needs, so later events were not
     /// recorded.
     Calls,
-    /// The collector did not answer in time: nothing was recorded.
+    /// The collector did not answer in time, so nothing was recorded.
     Late,
 }
 
@@ -144,7 +145,7 @@ impl RecorderTrouble {
     }
 }
 
-/// Time during which connected recorders are answered in one step.
+/// Maximum time for answering connected recorders in one step.
 const ANSWERING: Duration = Duration::from_millis(50);
 /// Initial time between snapshots; it doubles after every [`MOMENTS`] snapshots.
 pub(crate) const FIRST: Duration = Duration::from_millis(5);
@@ -153,19 +154,20 @@ pub(crate) const MOMENTS: u32 = 40;
 const MAX_TOLD: usize = 100;
 /// Snapshots use at most one part in this number of the time.
 const SHARE: u32 = 50;
-/// Initial time between layout snapshots; it doubles after every [`LAYOUTS`] of them.
+/// Initial time between layout snapshots; it doubles after every [`LAYOUTS`] layout snapshots.
 const FIRST_LAYOUT: Duration = Duration::from_millis(100);
 const LAYOUTS: u32 = 20;
-/// A layout snapshot is taken early if the live or the unused bytes exceed their maximum so far by
-/// one part in this number.
+/// A layout snapshot is taken early if the live or the unused bytes exceed their previous maximum
+/// by this fraction: one divided by this number.
 const MORE: u64 = 4;
-/// Layout snapshots use at most one part in this number of the time; with sampling, which must cost
-/// almost nothing, one part in the second number.
+/// Maximum share of the time for layout snapshots: one divided by the first number; with sampling,
+/// which must cost almost nothing, one divided by the second number.
 const LAYOUT_SHARE: u32 = 50;
 const SAMPLED_SHARE: u32 = 200;
-/// Initial value of these maxima in bytes: smaller heaps cause no early snapshot.
+/// Initial maximum of the live bytes and of the unused bytes, so that smaller heaps cause no early
+/// layout snapshot.
 const LITTLE: u64 = 1 << 20;
-/// Maximum number of sites in a tree, and the smallest share of a site: one in this number.
+/// Maximum number of sites in a tree, and the reciprocal of the smallest share of a site.
 const SITES: usize = 1000;
 const SMALLEST: u64 = 2000;
 
@@ -217,17 +219,17 @@ impl Collector {
         self.request.file = file;
     }
 
-    /// The recorder.
+    /// Path of the recorder.
     pub(crate) fn library(&self) -> &Path {
         self.meeting.recorder()
     }
 
-    /// Settings for a recorder.
+    /// Settings for a recorder, as the value of an environment variable.
     pub(crate) fn settings(&self) -> OsString {
         self.meeting.settings(&self.settings_text())
     }
 
-    /// Settings as text.
+    /// Formats the parameters of the recording as text.
     fn settings_text(&self) -> String {
         let every = self.request.every_bytes.unwrap_or(0);
         let follow = u8::from(self.request.follow);
@@ -236,8 +238,8 @@ impl Collector {
         format!("every={every},follow={follow},maps={maps},pools={pools}")
     }
 
-    /// Makes the socket and the recorder available to a process with another root, in a folder
-    /// there.
+    /// Makes the socket and the recorder available to a process with another root directory, in a
+    /// folder in that root.
     pub(crate) fn move_into(&mut self, root: &ProcRoot, pid: u32) -> io::Result<()> {
         let library = &self.request.library;
         (self.meeting, self.listener) = Meeting::open_in_root(library, root, pid)?;
@@ -252,7 +254,7 @@ impl Collector {
         }
     }
 
-    /// The socket.
+    /// Path of the socket.
     pub(crate) fn socket(&self) -> &Path {
         self.meeting.socket()
     }
@@ -272,7 +274,7 @@ impl Collector {
         self.running.iter().find(|recorded| recorded.pid == pid).map(|recorded| &recorded.tables)
     }
 
-    /// The children that are recorded now.
+    /// PIDs of the children that are being recorded.
     pub fn children(&self) -> Vec<u32> {
         let pids = self.running.iter().map(|recorded| recorded.pid);
         pids.filter(|&pid| Some(pid) != self.first).collect()
@@ -281,21 +283,22 @@ impl Collector {
     /// A file descriptor that is readable when a recorder requests attention; `None` while
     /// connections cannot be accepted.
     pub fn attention(&self) -> Option<BorrowedFd<'_>> {
-        // A wait for a connection that cannot be accepted would return at once.
+        // If connections cannot be accepted, a wait for a connection would return at once.
         (!self.is_deaf).then(|| self.listener.as_fd())
     }
 
-    /// Processes that had no memory for the recorder's tables.
+    /// PIDs of processes that had no memory for the recorder's tables.
     pub fn without_tables(&self) -> &[u32] {
         &self.without_tables
     }
 
-    /// Number of recorders that were answered, and how many of them were refused.
+    /// Number of recorders that were answered, and number of recorders that were refused among
+    /// them.
     pub fn greeted(&self) -> (usize, usize) {
         (self.greeted, self.refused)
     }
 
-    /// Programs with a `malloc` of their own that could not be recorded, and why.
+    /// Programs with a `malloc` of their own that could not be recorded, and the reason for each.
     pub fn not_hooked(&self) -> &[(Vec<u8>, Why)] {
         &self.not_hooked
     }
@@ -305,7 +308,7 @@ impl Collector {
         &self.left_out
     }
 
-    /// Allocators that programs have and whose functions have no names.
+    /// Allocators of programs whose functions have no symbols.
     pub fn nameless(&self) -> &[Nameless] {
         &self.nameless
     }
@@ -318,8 +321,8 @@ impl Collector {
         self.is_deaf = !self.meeting.accept(&self.listener, self.first, &mut self.coming);
         let until = Instant::now() + ANSWERING;
         for mut client in self.coming.all() {
-            // Clients that send nothing take no time. Other clients may have to wait for the next
-            // step.
+            // Receiving from clients that send nothing takes no time. Further clients may have to
+            // wait for the next step.
             let heard = match Instant::now() < until {
                 true => self.hear(&mut client)?,
                 false => Heard::Later,
@@ -339,7 +342,7 @@ impl Collector {
             if recorded.next <= now
                 && let Err(error) = recorded.look(&self.root)
             {
-                // Damaged tables of a child end no other recording.
+                // An error about the tables of a child does not end the other recordings.
                 if Some(recorded.pid) == self.first || !matches!(error, HeapError::Tables { .. }) {
                     return Err(error);
                 }
@@ -417,7 +420,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Ends the recording of a process of this PID: a new one has replaced it by `execve`.
+    /// Ends the recording of a process with this PID, whose program another program has replaced by
+    /// `execve`.
     fn end_replaced(&mut self, pid: u32, is_first: bool) -> Result<(), HeapError> {
         let Some(index) = self.running.iter().position(|recorded| recorded.pid == pid) else {
             return Ok(());
@@ -461,8 +465,8 @@ impl Collector {
         }
     }
 
-    /// Stores the live blocks of all processes for the ends of their recordings: their recorders
-    /// are about to unmap their maps of live blocks.
+    /// Stores the live blocks of all processes for the ends of their recordings. Called before the
+    /// recorders unmap their maps of live blocks.
     pub fn note_blocks(&mut self) {
         for recorded in &mut self.running {
             let blocks = layout::live_blocks(&self.root, Pid(recorded.pid), &recorded.tables);
@@ -470,8 +474,8 @@ impl Collector {
         }
     }
 
-    /// Ends all recordings after the end of the first process. Returns the recordings, the first
-    /// process's first.
+    /// Ends all recordings after the end of the first process. Returns the recordings; the
+    /// recording of the first process comes first.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written, or tables cannot be read.
@@ -517,13 +521,14 @@ impl Identity {
         (!stat.has_ended()).then_some(Identity { pid, started: stat.start_ticks, namespace })
     }
 
-    /// Identity that a collector has written into a recorder's tables.
+    /// Decodes the identity that a collector has written into a recorder's tables.
     pub(crate) fn told([pid, started, namespace]: [u64; 3]) -> Option<Identity> {
         let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
         Some(Identity { pid, started, namespace })
     }
 
-    /// True if the process may still run; processes of another PID namespace are not visible.
+    /// True if the process may still run. Processes of other PID namespaces are not visible, so the
+    /// result is true for them.
     pub(crate) fn may_live(self, root: &ProcRoot) -> bool {
         let ours = Identity::of_process(root, std::process::id()).map(|us| us.namespace);
         ours != Some(self.namespace) || Identity::of_process(root, self.pid) == Some(self)
@@ -537,7 +542,8 @@ pub(crate) fn lives(root: &ProcRoot, pid: u32) -> bool {
     stat.is_some_and(|stat| !stat.has_ended())
 }
 
-/// Request of a recorder: its parent, and the file of its tables; `None` until it is complete.
+/// Receives the request of a recorder: the PID of its parent, and the file of its tables. `None`
+/// until the request is complete.
 ///
 /// # Errors
 /// Returns an error if the client is not a recorder.
@@ -553,7 +559,7 @@ pub(crate) fn hello(client: &mut Client) -> io::Result<Option<(u32, File)>> {
     if client.bytes[..8] != greeting::HELLO {
         return Err(broken());
     }
-    // In another PID namespace, a process and its parent have other PIDs than here.
+    // In another PID namespace, a process and its parent have other PIDs, so the parent is unknown.
     let parent = if client.pid == said { parent } else { 0 };
     let file = client.file.take().ok_or_else(broken)?;
     Ok(Some((parent, file.into())))
@@ -564,7 +570,7 @@ pub(crate) fn hello(client: &mut Client) -> io::Result<Option<(u32, File)>> {
 struct CollectedProcess {
     pid: u32,
     program: Vec<u8>,
-    /// True if an `operator new` of the allocator's is recorded.
+    /// True if an `operator new` of the allocator is recorded.
     has_new: bool,
     tables: SharedTables,
     output: RecordingOutput,
@@ -581,11 +587,11 @@ struct CollectedProcess {
     highest: Highest,
     /// Device and inode of the executed file.
     executable: Option<(u64, u64)>,
-    /// True if it now executes another program, whose memory is not recorded.
+    /// True if the process executes another program, whose memory is not recorded.
     became_another: bool,
     attached: bool,
     layouts: Layouts,
-    /// Live blocks, noted before the recorder left.
+    /// Live blocks, stored before the recorder left the process.
     blocks: Vec<LogBlock>,
 }
 
@@ -599,7 +605,7 @@ struct Layouts {
     /// Earliest time of the next snapshot, which limits the overhead.
     not_before: Instant,
     taken: u32,
-    /// Share of the time for snapshots: one in this number.
+    /// Maximum share of the time for snapshots: one divided by this number.
     share: u32,
     /// Maximum of the live bytes, and of the unused bytes of the footprint, over all layout
     /// snapshots.
@@ -619,7 +625,7 @@ impl Layouts {
         }
     }
 
-    /// True if a snapshot is due for these live and held bytes.
+    /// True if a snapshot is due, given the live bytes and the footprint.
     fn is_time(&self, now: Instant, live: u64, held: Option<u64>) -> bool {
         let grew = |now: u64, most: u64| now >= most.saturating_add(most / MORE);
         let unused = held.unwrap_or(0).saturating_sub(live);
@@ -648,7 +654,8 @@ struct Highest {
 }
 
 impl CollectedProcess {
-    /// Begins a recording. The outer error is that of the tables.
+    /// Begins a recording. The outer error is an error of the tables, the inner result an error of
+    /// the recording.
     fn begin(
         pid: u32,
         parent: u32,
@@ -763,7 +770,8 @@ impl CollectedProcess {
         written.map_err(|source| self.output.error(source))
     }
 
-    /// With several threads, the recorder's peak is approximate: a snapshot may be higher.
+    /// Replaces the peak by a snapshot with more live bytes: with several threads, the peak of the
+    /// recorder is approximate.
     fn settle_peak(&mut self, state: &mut CountedState, time: Duration) {
         let peak = &mut state.counts.peak;
         if self.highest.peak.bytes > peak.bytes {
@@ -860,9 +868,9 @@ pub(crate) fn program_file(root: &ProcRoot, pid: u32) -> Option<(u64, u64)> {
     fs::metadata(root.file(Pid(pid), "exe")).ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// Why a process is not recorded.
+/// Reason why a process is not recorded.
 enum Unrecorded {
-    /// Its `malloc` cannot be hooked: the program, and why.
+    /// Its `malloc` cannot be hooked: path of the program, and reason.
     NotHooked(Vec<u8>, Why),
     File(HeapError),
 }
@@ -876,7 +884,8 @@ fn allocator(tables: &SharedTables, program: &[u8], hooked: &Hooked) -> io::Resu
     let real = |path: &[u8]| fs::canonicalize(OsStr::from_bytes(path)).ok();
     let usual = real(&allocator);
     for (name, file) in &hooked.allocators {
-        // The file that provides `malloc` is listed already, perhaps by the path of a link.
+        // The file that provides `malloc` is already in the list, perhaps by the path of a symbolic
+        // link.
         if usual.is_none() || real(file.as_bytes()) != usual {
             allocator.extend([b", ", name.as_bytes(), b" of ", file.as_bytes()].concat());
         }
@@ -890,7 +899,7 @@ fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Live amount by site, of the largest sites.
+/// Live amount by site, for the largest sites.
 pub(crate) fn tree(live: &[LogAmount]) -> LogLiveTree {
     let all: u64 = live.iter().map(|amount| amount.bytes).sum();
     let least = (all / SMALLEST).max(1);

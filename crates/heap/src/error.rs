@@ -9,24 +9,24 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HeapError {
-    /// The socket to which recorders connect could not be made.
+    /// The socket to which recorders connect could not be created.
     #[error("cannot wait for the recorder in the program")]
     Socket(#[source] io::Error),
     /// The recorder's shared memory could not be read.
     #[error("cannot read what the recorder in process {pid} counted")]
     Tables {
-        /// The process.
+        /// PID of the process.
         pid: u32,
-        /// Why.
+        /// Error of the read.
         #[source]
         source: io::Error,
     },
     /// The file could not be written.
     #[error("cannot write {}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the write.
         #[source]
         source: io::Error,
     },

@@ -35,7 +35,7 @@ use crate::rendezvous::{Answered, Client, Heard};
 pub struct GuardOptions {
     /// Sampling rate: one in `rate` allocations is guarded on average; at least 1.
     pub rate: u64,
-    /// Memory limit in bytes.
+    /// Maximum number of bytes of memory for guarded objects.
     pub most_bytes: u64,
     /// True if the program continues after a memory error.
     pub goes_on: bool,
@@ -43,7 +43,7 @@ pub struct GuardOptions {
     pub side: PageSide,
     /// Best permitted method of making pages inaccessible.
     pub means: GuardMeans,
-    /// The library that guards.
+    /// Location of the library that guards.
     pub library: RecorderLibrary,
 }
 
@@ -54,7 +54,7 @@ pub enum PageSide {
     End,
     /// At the beginning: an access before the object faults.
     Start,
-    /// One of these at random for each object.
+    /// At the end or at the beginning, chosen at random for each object.
     Chance,
 }
 
@@ -63,20 +63,20 @@ pub enum PageSide {
 pub enum GuardEvent {
     /// A process is guarded from now on.
     Hello {
-        /// The process.
+        /// PID of the process.
         pid: u32,
-        /// Method in use.
+        /// Method of making pages inaccessible.
         means: GuardMeans,
     },
     /// The process has a memory error.
     Bug(Box<UnresolvedBug>),
     /// A process ends normally.
     End {
-        /// Objects that it guarded.
+        /// Number of objects that the process guarded.
         guarded: u64,
-        /// Objects that it did not guard because its memory was full.
+        /// Number of objects that were not guarded because the memory for guarded objects was full.
         left_out: u64,
-        /// Maximum bytes of memory in guarded objects at a time.
+        /// Maximum number of bytes in guarded objects at a time.
         most_bytes: u64,
     },
 }
@@ -90,7 +90,7 @@ pub struct UnresolvedBug {
     stacks: [AddressStack; 3],
 }
 
-/// The address of each frame, and the number of its module.
+/// A call stack: the address of each frame, and the index of its module.
 type AddressStack = Vec<(u64, Option<usize>)>;
 
 #[derive(Debug)]
@@ -100,7 +100,7 @@ struct RawModule {
     bias: u64,
 }
 
-/// Listens, in a thread of its own: guards wait for an answer.
+/// Receives messages of guards in a thread of its own, since guards wait for an answer.
 #[derive(Debug)]
 pub struct Listener {
     wanted: GuardOptions,
@@ -127,18 +127,18 @@ impl Listener {
             let words = match message(client) {
                 Ok(Some(words)) => words,
                 Ok(None) => return Heard::More,
-                // A client that sends an invalid message is not a guard of ours.
+                // A client that sends an invalid message is not a guard.
                 Err(_) => return Heard::Done,
             };
             let is_heard = match client.file.take() {
                 Some(file) => held.hold(client.pid, file).is_some(),
                 None => match read(&words, &root).map(|event| sender.try_send(event)) {
-                    // The guard waits for its answer meanwhile.
+                    // The queue is full; the guard waits for its answer until the message fits.
                     Some(Err(TrySendError::Full(_))) => return Heard::Later,
                     sent => matches!(sent, Some(Ok(()))),
                 },
             };
-            // Only a message that is received gets an answer.
+            // Only a message that fits into the queue is answered.
             if is_heard {
                 client.answer(greeting::YES);
             }
@@ -167,7 +167,7 @@ impl Listener {
         ))
     }
 
-    /// The next message; `None` after `wait` without one.
+    /// Returns the next message; `None` if no message arrives within `wait`.
     pub fn next(&self, wait: Duration) -> Option<GuardEvent> {
         match self.heard.recv_timeout(wait) {
             Ok(heard) => Some(heard),
@@ -180,8 +180,8 @@ impl Listener {
     }
 }
 
-/// Descriptors that this process holds for others until they end, with the descriptor that shows
-/// their end.
+/// Descriptors that this process keeps open for other processes until they end: PID, descriptor,
+/// and the pidfd that shows the end of the process.
 #[derive(Debug, Default)]
 struct HeldDescriptors(Vec<(u32, OwnedFd, OwnedFd)>);
 
@@ -201,7 +201,7 @@ impl HeldDescriptors {
     }
 }
 
-/// The words of a message; `None` until it is complete.
+/// Receives the words of a message; `None` until it is complete.
 ///
 /// # Errors
 /// Returns an error if the message is invalid.
@@ -227,7 +227,7 @@ fn message(client: &mut Client) -> io::Result<Option<Vec<u64>>> {
     if lives { Ok(None) } else { Err(broken()) }
 }
 
-/// Content of a message; `None` if it is invalid.
+/// Decodes the content of a message; `None` if the content is invalid.
 fn read(words: &[u64], root: &ProcRoot) -> Option<GuardEvent> {
     let get = |number: usize| words.get(number).copied();
     let pid = u32::try_from(get(word::PID)?).ok()?;
@@ -348,8 +348,9 @@ fn bug_access(word: u64) -> Option<BugAccess> {
     })
 }
 
-/// Call stacks of the access, the allocation and the free: each frame is an address and one more
-/// than the number of its module, or 0. `None` if the words end early, or if a stack is too long.
+/// Decodes the call stacks of the access, the allocation and the free. Each frame is an address,
+/// and the index of its module plus one, or 0 without a module. `None` if the words end early, or
+/// if a stack is too long.
 fn read_stacks(rest: &mut &[u64], counts: &[u64], modules: usize) -> Option<[AddressStack; 3]> {
     let mut stacks = [const { Vec::new() }; 3];
     for (stack, count) in stacks.iter_mut().zip(counts) {
@@ -362,7 +363,7 @@ fn read_stacks(rest: &mut &[u64], counts: &[u64], modules: usize) -> Option<[Add
     Some(stacks)
 }
 
-/// The next words.
+/// Removes the next `count` words from `rest` and returns them; `None` if fewer words remain.
 fn split_words<'a>(rest: &mut &'a [u64], count: usize) -> Option<&'a [u64]> {
     let (taken, others) = rest.split_at_checked(count)?;
     *rest = others;
@@ -395,12 +396,12 @@ fn modules(rest: &mut &[u64], count: u64, program: &[u8]) -> Option<Vec<RawModul
 #[derive(Debug, Default)]
 pub struct Resolver {
     symbols: FileSymbols,
-    /// By path, build ID and address.
+    /// Frames that were resolved before, by path, build ID and address.
     known: HashMap<(Vec<u8>, Vec<u8>, u64), Vec<Frame>>,
 }
 
 impl Resolver {
-    /// The memory error with functions and lines.
+    /// Resolves the functions and source lines of a memory error.
     pub fn resolve(&mut self, raw: UnresolvedBug) -> MemoryBug {
         let UnresolvedBug { mut bug, modules, stacks } = raw;
         let [access, allocated, freed] = stacks;
@@ -428,7 +429,7 @@ impl Resolver {
     ) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &(marked, module) in stack {
-            // A return address is behind the call: the call itself may be the last of its line or
+            // A return address follows the call, which may be the last instruction of its line or
             // function.
             let is_return = marked & INTERRUPTED == 0;
             let address = marked & !INTERRUPTED;
@@ -464,7 +465,7 @@ impl Resolver {
 mod tests {
     use super::*;
 
-    /// A bug with one module and a frame in each stack.
+    /// Message of a memory error with one module and a frame in each stack.
     fn message() -> Vec<u64> {
         let mut words = vec![0; word::BUG_WORDS];
         words[word::MAGIC] = MAGIC;

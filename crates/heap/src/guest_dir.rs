@@ -1,12 +1,12 @@
-//! A folder in the root directory of a target that has another root than pagewise: in a container,
-//! or after `chroot`.
+//! A folder in the root directory of a target that has another root than pagewise: for example in a
+//! container, or after `chroot`.
 //!
-//! The target may be hostile: it may own the folder above, and put a link in the place of any name.
-//! Each name is therefore resolved in the target's root, and everything is done by descriptors that
-//! are open already; no name is used twice.
+//! The target may be hostile: it may own the parent folder, and replace any name by a symbolic
+//! link. So each name is resolved only once, in the target's root, and all operations use
+//! descriptors that are already open.
 //!
-//! The process that makes a folder locks it, so that the next run recognizes and removes the folder
-//! of a run that was killed: the kernel has released its lock.
+//! The process that creates a folder locks it. The kernel releases the lock when the process is
+//! killed, so the next run recognizes the folder as unused and removes it.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -29,13 +29,12 @@ use crate::run_dir::{LETTERS, LOCK, PREFIX, SECRET, random_name};
 /// Folders in which the target may find files of other users, and load them.
 const BASES: [&str; 4] = ["/tmp", "/dev/shm", "/var/tmp", "/run"];
 
-/// Maximum number of entries of a folder that a clean-up reads.
+/// Maximum number of entries of a folder that the removal of unused folders reads.
 const MAX_ENTRIES: usize = 10_000;
-/// Number of attempts to make a folder: a clean-up of another process may remove it before it is
-/// locked.
+/// Number of attempts to create a folder: another process may remove it before it is locked.
 const MAX_TRIES: usize = 10;
 
-/// The folder, with the recorder and a socket in it. Dropping the value removes the folder.
+/// A folder that contains the recorder and a socket. Dropping the value removes the folder.
 #[derive(Debug)]
 pub(crate) struct GuestDir {
     base: OwnedFd,
@@ -49,12 +48,12 @@ pub(crate) struct GuestDir {
 }
 
 impl GuestDir {
-    /// Makes a folder with the recorder and a listening socket. Removes the folders that killed
+    /// Creates a folder with the recorder and a listening socket. Removes the folders that killed
     /// runs have left in this root.
     ///
     /// # Errors
-    /// Returns an error if the target has no folder that we may write to and that programs may be
-    /// loaded from.
+    /// Returns an error if the target has no folder that this process may write and from which
+    /// libraries may be loaded.
     pub(crate) fn make(
         root: &ProcRoot,
         pid: u32,
@@ -90,7 +89,7 @@ impl GuestDir {
         let (name, folder) = make_locked(&opened)?;
         let inside = base.join(&name);
         let secret = random_name(SECRET)?;
-        // From here the folder is removed if something fails.
+        // From here on, dropping the value removes the folder if a later call fails.
         let mut made = GuestDir { base: opened, name, folder, socket: None, secret, inside };
         let listener = made.fill(recorder)?;
         Ok((made, listener))
@@ -98,12 +97,12 @@ impl GuestDir {
 
     fn fill(&mut self, recorder: &[u8]) -> io::Result<UnixListener> {
         let path = by_descriptor(&self.folder).join(NAME);
-        // The open fails if the name exists, also as a link.
+        // The open fails if the name exists, also as a symbolic link.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(recorder)?;
         file.set_permissions(Permissions::from_mode(0o644))?;
-        // The name that a socket was bound to is public, in /proc/net/unix, so the socket gets a
-        // secret one.
+        // `/proc/net/unix` shows the name to which a socket was bound, so the socket is renamed to
+        // a secret name.
         let listener = UnixListener::bind(by_descriptor(&self.folder).join("socket"))?;
         listener.set_nonblocking(true)?;
         renameat(&self.folder, "socket", &self.folder, self.secret.as_str())?;
@@ -134,12 +133,12 @@ impl GuestDir {
         self.inside.join(&self.secret)
     }
 
-    /// The user that owns the folder.
+    /// User ID of the owner of the folder.
     pub(crate) fn owner(&self) -> io::Result<u32> {
         Ok(fstat(&self.folder)?.st_uid)
     }
 
-    /// Gives the folder and the socket to a user.
+    /// Changes the owner of the folder and the socket to a user.
     pub(crate) fn give_to(&self, uid: u32) -> io::Result<()> {
         for file in [Some(&self.folder), self.socket.as_ref()].into_iter().flatten() {
             chown(by_descriptor(file), Some(uid), None)?;
@@ -148,13 +147,13 @@ impl GuestDir {
     }
 }
 
-/// The root directory that a path of /proc leads to.
+/// Opens the root directory to which a link in `/proc` refers.
 fn open_root(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// A folder of another root, by the path that it has there.
+/// Opens a folder of another root, by its path in that root.
 fn open_base(theirs: &OwnedFd, base: &Path) -> io::Result<OwnedFd> {
     let within = base.strip_prefix("/").map_err(io::Error::other)?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -162,7 +161,7 @@ fn open_base(theirs: &OwnedFd, base: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(theirs, within, flags, Mode::empty(), how)?)
 }
 
-/// Makes a folder with a name of its own, and locks it.
+/// Creates a folder with a random name, and locks it.
 fn make_locked(base: &OwnedFd) -> io::Result<(String, OwnedFd)> {
     for _ in 0..MAX_TRIES {
         let name = format!("{PREFIX}{}", random_name(LETTERS)?);
@@ -185,14 +184,14 @@ fn open_folder(base: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
     openat2(base, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::BENEATH)
 }
 
-/// True if a name in `base` still is an open folder.
+/// True if a name in `base` still refers to an open folder.
 fn is_in(base: &OwnedFd, name: &[u8], folder: &OwnedFd) -> bool {
     let there = statat(base, name, AtFlags::SYMLINK_NOFOLLOW);
     let both = there.ok().zip(fstat(folder).ok());
     both.is_some_and(|(a, b)| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
 }
 
-/// Removes our folders whose lock is free.
+/// Removes folders of pagewise whose lock is free.
 fn remove_left(base: &OwnedFd) {
     let Ok(entries) = std::fs::read_dir(by_descriptor(base)) else { return };
     for entry in entries.flatten().take(MAX_ENTRIES) {
@@ -205,8 +204,8 @@ fn remove_left(base: &OwnedFd) {
     }
 }
 
-/// Removes a folder and our files in it, if its lock is free. A folder with a lock file belongs to
-/// a run in that root; [`crate::run_dir`] removes it.
+/// Removes a folder and the files of pagewise in it, if its lock is free. A folder with a lock file
+/// belongs to a run in that root; [`crate::run_dir`] removes it.
 fn remove_folder(base: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
     let folder = open_folder(base, name)?;
     flock(&folder, FlockOperation::NonBlockingLockExclusive)?;
@@ -223,7 +222,7 @@ fn remove_folder(base: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
     unlinkat(base, name, AtFlags::REMOVEDIR)
 }
 
-/// A path that leads to an open file.
+/// Path in `/proc` that refers to an open file.
 fn by_descriptor(file: &impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
@@ -271,7 +270,7 @@ mod tests {
             std::fs::write(path(name).join(NAME), "recorder").unwrap();
             UnixListener::bind(path(name).join("socket")).unwrap();
         }
-        // The first belongs to a run in this root, the others to other programs.
+        // The first folder belongs to a run in this root, the other folders to other programs.
         let [in_root, foreign, filled] = ["aaaaaaaa", "bbbb", "cccccccc"];
         for letters in [in_root, foreign, filled] {
             std::fs::create_dir(path(&format!("{PREFIX}{letters}"))).unwrap();

@@ -18,41 +18,41 @@ use pagewise_sys::remote;
 use crate::names::{self, FileAllocator, NamedFunction, Nameless};
 use crate::tables::SharedTables;
 
-/// Bytes of a jump with a 32-bit distance.
+/// Number of bytes of a jump with a 32-bit displacement.
 const JUMP: usize = 5;
 /// Number of bytes of a function that are searched for jumps back to its beginning.
 const SCANNED_BYTES: usize = 1 << 10;
 
-/// Why a function is not hooked.
+/// Reason why a function is not hooked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
-    /// Its code could not be read.
+    /// The code of the function could not be read.
     Unreadable,
-    /// It is shorter than a jump.
+    /// The function is shorter than a jump.
     Short,
-    /// It calls a function in its first instructions.
+    /// One of its first instructions is a call.
     Calls,
-    /// It jumps back into its first instructions.
+    /// The function jumps back into its first instructions.
     Loops,
-    /// Its first instructions cannot be decoded or relocated.
+    /// The first instructions cannot be decoded or relocated.
     Strange,
     /// The process has several threads already.
     Threads,
-    /// No memory near it is free for its first instructions.
+    /// The relocated instructions need memory near the function, and none is free.
     NoRoom,
-    /// There are more functions than the recorder has room for.
+    /// There are more functions than the recorder's tables can hold.
     Many,
 }
 
-/// An allocator that is not recorded, while others of the program are.
+/// An allocator that is not recorded, while other allocators of the program are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// The file that it is in.
+    /// File that contains the allocator.
     pub file: Name,
-    /// The function that is in the way.
+    /// Function that cannot be hooked.
     pub function: String,
-    /// Why.
+    /// Reason why the function cannot be hooked.
     pub why: Why,
 }
 
@@ -65,12 +65,13 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// Functions that are hooked besides `malloc` and its family, and functions that cannot be.
+/// Functions that are hooked in addition to `malloc` and related functions, and functions that
+/// cannot be hooked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hooked {
-    /// The allocators: a function name of each, and its file.
+    /// The allocators: the name of one function, and the file, of each.
     pub allocators: Vec<(String, Name)>,
-    /// True if an `operator new` is among them.
+    /// True if the functions include an `operator new`.
     pub has_new: bool,
     pub left_out: Vec<LeftOut>,
     pub nameless: Vec<Nameless>,
@@ -94,13 +95,13 @@ impl fmt::Display for Why {
 /// The relocated first instructions of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RelocatedPrologue {
-    /// Bytes of the original instructions.
+    /// Number of bytes of the original instructions.
     length: usize,
-    /// The relocated instructions, and a jump to the instruction that follows the originals.
+    /// The relocated instructions, and a jump to the instruction after the original instructions.
     code: Vec<u8>,
 }
 
-/// Answers a recorder with the code for inline hooks: of the functions that it asks for, and of
+/// Answers a recorder with the code for inline hooks of the functions that it requests, and of
 /// allocators under other names.
 ///
 /// # Errors
@@ -162,7 +163,7 @@ pub(crate) fn answer(
     Ok(Ok(hooked))
 }
 
-/// Keeps the hooks of an earlier recording, except those of files that are unmapped by now.
+/// Keeps the hooks of an earlier recording, except hooks of files that have been unmapped.
 fn ready(tables: &SharedTables, pid: u32, root: &ProcRoot) -> io::Result<Hooked> {
     let names = names::find(root, Pid(pid));
     let mut hooked = Hooked::default();
@@ -184,7 +185,7 @@ fn ready(tables: &SharedTables, pid: u32, root: &ProcRoot) -> io::Result<Hooked>
     Ok(hooked)
 }
 
-/// The rows of an allocator's functions, or the function that cannot be hooked.
+/// Returns the rows of an allocator's functions, or the function that cannot be hooked.
 fn rows(
     pid: u32,
     allocator: &FileAllocator,
@@ -243,12 +244,12 @@ fn row_of(
     Ok(row)
 }
 
-/// Memory that is free near code, for the recorder to map.
+/// Free memory near code, which the recorder is to map.
 #[derive(Debug)]
 struct Rooms {
     /// Mapped ranges.
     used: Vec<(u64, u64)>,
-    /// Start and length of the allocated code areas.
+    /// Start and length of the code areas that were assigned so far.
     made: Vec<[u64; 2]>,
 }
 
@@ -286,7 +287,8 @@ impl Rooms {
     }
 }
 
-/// Relocates the prologues of the functions that the recorder asks for: `malloc` and related ones.
+/// Relocates the prologues of the functions that the recorder requests: `malloc` and related
+/// functions.
 fn asked(tables: &SharedTables, pid: u32, has_threads: bool) -> io::Result<Result<(), Why>> {
     let near = tables.head(hooks::NEAR)?;
     if near == 0 {
@@ -314,7 +316,7 @@ fn asked(tables: &SharedTables, pid: u32, has_threads: bool) -> io::Result<Resul
         let moved = match read(pid, at).and_then(|code| moved(&code, at, place)) {
             Ok(moved) => moved,
             Err(why) if index < hooks::FAMILY => return Ok(Err(why)),
-            // Without one of the other functions, the recording is less complete.
+            // If one of the other functions cannot be hooked, the recording continues without it.
             Err(_) => continue,
         };
         *length = moved.length as u64;
@@ -359,7 +361,8 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<RelocatedPrologue, Why> {
                 ends = true;
                 covered.push(instruction);
             }
-            // A call that is the last replaced instruction returns behind the originals.
+            // A call that is the last replaced instruction returns to the instruction after the
+            // originals.
             FlowControl::Call | FlowControl::IndirectCall if length + instruction.len() >= JUMP => {
                 ends = true;
                 let behind = instruction.next_ip();
@@ -500,7 +503,7 @@ mod tests {
         assert_eq!(refused(&[0xff, 0xd0, 0xff, 0xd0, 0xc3, 0xc3]), Why::Calls);
         // call [rsp + 0x1000]
         assert_eq!(refused(&[0xff, 0x94, 0x24, 0, 0x10, 0, 0, 0xc3]), Why::Calls);
-        // push rbp; mov rbp, rsp; mov rax, rdi; jmp back to the second
+        // push rbp; mov rbp, rsp; mov rax, rdi; jmp back to the second instruction
         assert_eq!(refused(&[0x55, 0x48, 0x89, 0xe5, 0x48, 0x89, 0xf8, 0xeb, 0xf8]), Why::Loops);
         // The code ends early.
         assert_eq!(refused(&[0x55]), Why::Strange);

@@ -31,19 +31,19 @@ use crate::tables::SharedTables;
 use live::LiveMapEntry;
 use pages::Use;
 
-/// Maximum numbers of extents and of resident ranges: to read more would take seconds.
+/// Maximum numbers of extents and of resident ranges; reading more would take seconds.
 const MAX_EXTENTS: usize = 1 << 13;
 const MAX_RUNS: usize = 1 << 22;
-/// Number of times mappings are read for one layout.
+/// Number of times that mappings are read for one layout.
 const READINGS: usize = 16;
-/// Bytes with block headers in one read, and ranges in one read.
+/// Maximum number of bytes of block headers in one read, and maximum number of ranges in one read.
 const PIECE: u64 = 1 << 20;
 const PIECES: usize = 1000;
 
 /// Data kept from one layout to the next.
 #[derive(Debug, Default)]
 pub(crate) struct LayoutHistory {
-    /// The numbers of arenas.
+    /// Number of each arena, by the address of the arena.
     numbers: HashMap<u64, u32>,
 }
 
@@ -61,8 +61,8 @@ impl WalkedProcess {
         Some(WalkedProcess { pid: pid.0, pagemap, page: rustix::param::page_size() as u64 })
     }
 
-    /// The resident parts of a range, in order of address. A page that was only read maps the
-    /// kernel's shared zero page, and does not count.
+    /// The resident parts of a range, in order of address. Pages that were only read are excluded,
+    /// because they map the kernel's shared zero page.
     fn present(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
         const REGIONS: usize = 512;
         let (present, zero) = (Categories::PRESENT, Categories::PFNZERO);
@@ -91,7 +91,7 @@ impl WalkedProcess {
         Ok(runs)
     }
 
-    /// Bytes at an address, if all of their pages are resident.
+    /// Reads the bytes at an address; `None` if one of their pages is not resident.
     fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
         let end = address.checked_add(N as u64)?;
         let runs = self.present(address..end).ok()?;
@@ -104,11 +104,11 @@ impl WalkedProcess {
     }
 }
 
-/// A heap, or a mapping with blocks in it.
+/// A heap, or a mapping that contains blocks.
 #[derive(Clone, Debug)]
 struct BlockExtent {
     range: Range<u64>,
-    /// Index of its area.
+    /// Index of the area that the extent belongs to.
     area: usize,
     /// Resident ranges.
     runs: Vec<Range<u64>>,
@@ -152,9 +152,9 @@ struct AreaSum {
     parts: u32,
     held: u64,
     resident: u64,
-    /// Bytes and blocks; with sampling, estimates of all live ones.
+    /// Bytes and number of live blocks; with sampling, estimates for all live blocks.
     live: (f64, f64),
-    /// Bytes of resident pages in which something is live.
+    /// Number of bytes of resident pages that contain live bytes.
     used: u64,
     gap: u64,
     top: Option<u64>,
@@ -166,20 +166,22 @@ struct Looking<'a> {
     process: &'a WalkedProcess,
     root: &'a ProcRoot,
     mappings: Vec<Mapping>,
-    /// Number of times that the mappings may be read again.
+    /// Number of times that the mappings may still be read.
     readings: usize,
     before: &'a mut LayoutHistory,
     arenas: Vec<glibc::Arena>,
     sums: Vec<AreaSum>,
-    /// In order of address.
+    /// The extents, in order of address.
     extents: Vec<BlockExtent>,
-    /// Index of the extent that was found last: most blocks lie in the same one as the last block.
+    /// Index of the extent that was found last: most blocks lie in the same extent as the previous
+    /// block.
     last_extent: Cell<usize>,
-    /// Up to this address, the resident pages were read a second time, with the blocks.
+    /// Address up to which the resident pages were read a second time, together with the blocks.
     renewed: u64,
     /// Buffer for reads, which is reused: page faults in fresh memory cost more than the read.
     buffer: Vec<u8>,
-    /// Index of the sum of blocks with mappings of their own, and of other allocators' mappings.
+    /// Index of the area for blocks with mappings of their own, and for mappings of other
+    /// allocators.
     alone: Option<usize>,
     others: Option<usize>,
     /// Requested sizes of blocks whose slack does not fit into a cell of the map, by address.
@@ -189,8 +191,8 @@ struct Looking<'a> {
     unclear: u64,
 }
 
-/// The recorded blocks that are live now, in order of address; `None` if the map cannot be read:
-/// the kernel is too old, or the process is gone.
+/// The recorded blocks that are live now, in order of address; `None` if the map cannot be read,
+/// because the kernel is too old or the process has ended.
 pub(crate) fn live_blocks(
     root: &ProcRoot,
     pid: Pid,
@@ -203,13 +205,14 @@ pub(crate) fn live_blocks(
         let found = entries.iter().map(|it| LogBlock { address: it.address, site: it.site });
         blocks.extend(found.take(MAX_BLOCKS.saturating_sub(blocks.len())));
     })?;
-    // The program runs meanwhile, so the same address may occur twice: a block was freed, and
-    // another one got its address.
+    // The program runs meanwhile: a block may be freed and another block may get its address, so
+    // the same address may occur twice.
     blocks.dedup_by_key(|block| block.address);
     blocks.is_sorted_by_key(|block| block.address).then_some(blocks)
 }
 
-/// Reads the layout; `None` if it cannot be read: the kernel is too old, or the process is gone.
+/// Reads the layout; `None` if it cannot be read, because the kernel is too old or the process has
+/// ended.
 pub(crate) fn read(
     root: &ProcRoot,
     pid: Pid,
@@ -257,7 +260,7 @@ pub(crate) fn read(
     Some(looking.finish(all_known, attached))
 }
 
-/// True if an allocator may have made a mapping.
+/// True if the mapping may belong to an allocator.
 fn is_memory(mapping: &Mapping) -> bool {
     mapping.inode == 0
         && mapping.sharing == Sharing::Private
@@ -324,7 +327,7 @@ impl Looking<'_> {
         self.renew_runs(end)
     }
 
-    /// Reads the resident pages again, from the end of the previous such read up to `end`.
+    /// Reads the resident pages again, from the end of the previous repeated read up to `end`.
     fn renew_runs(&mut self, end: u64) -> Option<()> {
         let begin = std::mem::replace(&mut self.renewed, end);
         for extent in &mut self.extents {
@@ -342,13 +345,13 @@ impl Looking<'_> {
         Some(())
     }
 
-    /// Adds a range to an area. Blocks begin behind `first`.
+    /// Adds a range to an area. Blocks begin above `first`.
     fn extend(&mut self, area: usize, range: Range<u64>, first: u64) -> Option<()> {
         if self.extents.len() >= MAX_EXTENTS || range.is_empty() {
             return None;
         }
         if let Some(known) = self.extents.iter_mut().find(|it| it.range.start == range.start) {
-            // Memory that is released during the scan counts as it was when first read.
+            // Memory that is released during the scan keeps the counts of the first read.
             let more = range.end.saturating_sub(known.range.end);
             let behind = known.range.end..known.range.end + more;
             let runs = self.process.present(behind.clone()).ok()?;
@@ -367,7 +370,7 @@ impl Looking<'_> {
         sum.held = sum.held.saturating_add(extent.range.end - extent.range.start);
         sum.resident = sum.resident.saturating_add(extent.resident());
         let at = self.extents.partition_point(|it| it.range.start < extent.range.start);
-        // The page that is open may be of an extent whose index increases.
+        // The open page may belong to an extent whose index increases by the insertion.
         self.uses.moved(at);
         self.extents.insert(at, extent);
         Some(())
@@ -391,7 +394,8 @@ impl Looking<'_> {
         is_it.then_some(mapping.range.start..mapping.range.end)
     }
 
-    /// Adds blocks, which lie above all earlier ones, in order of address.
+    /// Adds blocks in order of address. All of them must lie above the blocks that were added
+    /// before.
     fn add_blocks(&mut self, blocks: &[LiveMapEntry], is_narrow: bool) {
         if self.renew(blocks, is_narrow).is_none() {
             self.unclear += blocks.len() as u64;
@@ -424,8 +428,8 @@ impl Looking<'_> {
         self.take_chunks(&ready);
     }
 
-    /// The extent of a block. For allocators other than glibc's, it is the mapping that the block
-    /// is in.
+    /// Returns the index of the extent of a block. For allocators other than glibc's, the extent is
+    /// the mapping that contains the block.
     fn extent_or_new(&mut self, address: u64) -> Option<usize> {
         if let Some(at) = self.extent(address) {
             return Some(at);
@@ -440,10 +444,10 @@ impl Looking<'_> {
         self.extent(address)
     }
 
-    /// Adds a block outside of all heaps if it has a mapping of its own, and counts it as unclear
-    /// if nothing is known of it. Returns false for a block of the main arena in memory that
-    /// replaces the `brk` heap: the mapping becomes an extent of that arena, and the caller adds
-    /// the block.
+    /// Adds a block outside of all heaps if the block has a mapping of its own, and counts it as
+    /// unclear if nothing is known about it. Returns false for a block of the main arena in memory
+    /// that replaces the `brk` heap: the mapping becomes an extent of that arena, and the caller
+    /// adds the block.
     fn takes_alone(&mut self, block: &LiveMapEntry) -> bool {
         let Some(chunk) = block.address.checked_sub(UNIT) else { return true };
         let words =
@@ -495,7 +499,7 @@ impl Looking<'_> {
         }
     }
 
-    /// Adds blocks in heaps of glibc's. The word before each block has its size.
+    /// Adds blocks in heaps of glibc. The word before each block contains the size of its chunk.
     fn take_chunks(&mut self, blocks: &[LiveMapEntry]) {
         let page = self.process.page;
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -517,7 +521,8 @@ impl Looking<'_> {
                 .extent(block.address)
                 .is_some_and(|at| self.extents[at].resident_in(&(start..start + page)) > 0);
             if !is_there {
-                // The page is swapped out, or has become resident since: a read would fault it in.
+                // The page is swapped out, or has become resident since it was checked: a read
+                // would fault the page in.
                 continue;
             }
             bytes += page;
@@ -562,7 +567,7 @@ impl Looking<'_> {
         self.buffer = buffer;
     }
 
-    /// Adds a block of a heap. `word` is the size word before it.
+    /// Adds a block of a heap. `word` is the size word before the block.
     fn chunk(&mut self, block: &LiveMapEntry, word: u64) {
         let Some(at) = self.extent(block.address) else {
             self.unclear += 1;
@@ -615,7 +620,7 @@ impl Looking<'_> {
         self.sums[self.extents[at].area].used += used.whole;
     }
 
-    /// Counts the page that is still open, after the last block.
+    /// Counts the page that is still open. Called after the last block.
     fn close(&mut self) {
         let used = self.uses.close(&self.extents);
         if let Some(extent) = self.extents.get(used.extent) {
@@ -630,7 +635,7 @@ impl Looking<'_> {
         for arena in arenas {
             states.extend(glibc::state(self.process, arena.address).map(|it| (arena.area, it)));
         }
-        // All arenas are in a ring with the main arena, which lies in the C library.
+        // The ring of all arenas includes the main arena, which lies in the C library.
         let is_arena = |at: u64| arenas.iter().any(|arena| arena.address == at);
         let main = states.iter().map(|(_, state)| state.next).find(|next| !is_arena(*next));
         states.extend(main.and_then(|at| glibc::state(self.process, at)).map(|it| (0, it)));
@@ -705,7 +710,7 @@ fn whole(number: f64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Ranges of the set bits of a number, each of which is a page of 1 byte.
+    /// Ranges of the set bits of a number; each bit represents a page of 1 byte.
     fn runs_of_bits(pages: u32) -> Vec<Range<u64>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for at in (0..32).filter(|at| pages >> at & 1 != 0) {

@@ -1,4 +1,4 @@
-//! The recorder that programs load: part of this program, or a file.
+//! Location of the recorder that programs load: embedded in pagewise, or a separate file.
 
 use std::borrow::Cow;
 use std::fs;
@@ -9,10 +9,11 @@ use pagewise_heaplog::tables;
 
 use crate::recorder_cache;
 
-/// The recorder that this crate was built with; empty on other machines.
+/// Contents of the recorder that was built with this crate; empty on architectures without a
+/// recorder.
 static RECORDER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libpagewise_preload.so"));
 
-/// Hash of its contents in hexadecimal digits.
+/// Hash of the recorder's contents in hexadecimal digits.
 const CONTENTS: &str = env!("PAGEWISE_RECORDER_CONTENTS");
 
 /// File name of the recorder.
@@ -21,14 +22,14 @@ pub(crate) const NAME: &str = tables::RECORDER_FILE;
 /// Location of the recorder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecorderLibrary {
-    /// In this program.
+    /// Embedded in this program.
     Own,
-    /// A file.
+    /// A separate file.
     File(PathBuf),
 }
 
-/// The recorder: the file that `PAGEWISE_PRELOAD` names, or the embedded one. `None` on machines
-/// without a recorder.
+/// Finds the recorder: the file that `PAGEWISE_PRELOAD` names, or the embedded recorder. `None` on
+/// machines without a recorder.
 pub fn library() -> Option<RecorderLibrary> {
     if let Some(path) = std::env::var_os("PAGEWISE_PRELOAD") {
         return Some(RecorderLibrary::File(path.into()));
@@ -37,7 +38,7 @@ pub fn library() -> Option<RecorderLibrary> {
 }
 
 impl RecorderLibrary {
-    /// Its bytes.
+    /// Reads the contents of the recorder.
     pub(crate) fn contents(&self) -> io::Result<Cow<'static, [u8]>> {
         match self {
             RecorderLibrary::File(path) => fs::read(path).map(Cow::Owned),
@@ -45,8 +46,8 @@ impl RecorderLibrary {
         }
     }
 
-    /// Path from which a program can load it, permanent if possible; a file in `folder` if no
-    /// permanent location is writable.
+    /// Returns a path from which a program can load the recorder, permanent if possible; a file in
+    /// `folder` if no permanent location is writable.
     pub(crate) fn place(&self, folder: &Path) -> io::Result<PathBuf> {
         match self {
             RecorderLibrary::File(path) => fs::canonicalize(path),
@@ -69,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// Functions that glibc 2.17 has in libc.so, and that musl has.
+    /// Functions that both the libc.so of glibc 2.17 and musl have.
     const EVERYWHERE: &[&str] = &[
         "__errno_location",
         "__tls_get_addr",

@@ -17,7 +17,8 @@ pub(crate) struct MemoryCopy {
     pub resident: Option<LogResident>,
 }
 
-/// Reads the memory. `mapped` are the bytes in blocks with mappings of their own.
+/// Reads the memory of a process. `mapped` is the number of bytes in blocks with mappings of their
+/// own.
 pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &SharedTables, mapped: u64) -> MemoryCopy {
     // Only the mappings of glibc's malloc can be recognized.
     let is_glibc = tables.head(header::ALLOCATOR).is_ok_and(|whose| whose == allocator::GLIBC);
@@ -29,8 +30,8 @@ pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &SharedTables, mapped: u64
 /// released its memory.
 fn held_by(root: &ProcRoot, pid: Pid, mapped: u64) -> Option<u64> {
     let maps = maps::parse(&root.read(pid, "maps").ok()?);
-    // For an exiting process the file ends early, or is empty. If the process still has its memory
-    // afterwards, the reading was complete.
+    // For an exiting process the file ends early, or is empty. If the process still has memory
+    // after the read, the file was complete.
     resident_of(root, pid)?;
     maps.torn.is_none().then(|| held(&maps.mappings, mapped))
 }
@@ -42,7 +43,7 @@ fn resident(root: &ProcRoot, pid: Pid, tables: &SharedTables) -> Option<LogResid
     Some(LogResident { shmem, recorder: own(root, pid, tables), ..resident })
 }
 
-/// Resident memory of a process; the recorder's part is not separated.
+/// Resident memory of a process, including the recorder's memory.
 pub(crate) fn resident_of(root: &ProcRoot, pid: Pid) -> Option<LogResident> {
     let status = status::parse(&root.read(pid, "status").ok()?).status;
     let bytes =
@@ -88,12 +89,12 @@ fn held(mappings: &[Mapping], mapped: u64) -> u64 {
     heap.saturating_add(arenas(mappings)).saturating_add(mapped)
 }
 
-/// HEAP_MAX_SIZE of glibc on machines of 64 bits: an arena's heap starts at a multiple and reserves
-/// as much.
+/// HEAP_MAX_SIZE of glibc on 64-bit machines, in bytes: the heap of an arena starts at a multiple
+/// of this size, and reserves this size.
 pub(crate) const ARENA: u64 = 64 << 20;
 
-/// The accessible parts of thread arenas. Each begins at a multiple of [`ARENA`] and is followed by
-/// its reserved part.
+/// Number of bytes of the accessible parts of thread arenas. Each part begins at a multiple of
+/// [`ARENA`] and is followed by a reserved part.
 fn arenas(mappings: &[Mapping]) -> u64 {
     let is_used = |mapping: &Mapping| {
         mapping.range.start.is_multiple_of(ARENA)
@@ -127,7 +128,7 @@ mod tests {
         let pid = Pid(child.id());
         assert!(held_by(&root, pid, 7).is_some_and(|held| held >= 7));
         drop(child.stdin.take());
-        // The process stays a zombie, without memory, until it is waited for.
+        // The process is a zombie without memory until the test waits for it.
         let ended = |pid| !crate::collector::lives(&root, pid);
         while !ended(child.id()) {
             std::thread::yield_now();

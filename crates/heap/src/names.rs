@@ -1,9 +1,9 @@
 //! Finds allocators under names of their own by the symbols of the files that a process has mapped,
-//! and gives the role of each of their functions.
+//! and determines the role of each of their functions.
 //!
-//! Programs have jemalloc or mimalloc in them under names with a prefix, or a `malloc` that no
-//! other file sees; libraries that have a `malloc` bring `operator new`, which does not call it.
-//! Interprets names only: how the functions are hooked is in [`crate::hook`].
+//! A program may contain jemalloc or mimalloc under names with a prefix, or a `malloc` that it does
+//! not export. A library that exports `malloc` may also have an `operator new` that does not call
+//! it. [`crate::hook`] hooks the functions.
 
 use std::fmt;
 use std::fs::File;
@@ -17,40 +17,40 @@ use pagewise_proc::{ProcRoot, maps, target_file};
 /// A function that allocates or frees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamedFunction {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
     /// Address.
     pub at: u64,
     /// Size in bytes; 0 if its symbol has no size.
     pub size: u64,
-    /// Its meaning ([`role`]).
+    /// Meaning of the function and its arguments ([`role`]).
     pub role: u64,
     /// For a function that throws an exception if memory is exhausted: address of the variant that
     /// returns null instead. 0 for other functions.
     pub instead: u64,
 }
 
-/// The allocators of a file that are not reached by way of `malloc`.
+/// The allocators of a file that programs do not call through `malloc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileAllocator {
-    /// The file.
+    /// File that contains the allocators.
     pub file: Name,
-    /// Name of one of its functions, for example `_rjem_malloc`.
+    /// Name of one of the functions, for example `_rjem_malloc`.
     pub name: String,
     /// Address at which the file is mapped.
     pub start: u64,
-    /// Their functions, each once.
+    /// Functions of the allocators, each once.
     pub functions: Vec<NamedFunction>,
-    /// True if an `operator new` is among them.
+    /// True if the functions include an `operator new`.
     pub has_new: bool,
 }
 
-/// An allocator in a file that has no symbols of the allocator's functions.
+/// An allocator in a file without symbols of the allocator's functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nameless {
-    /// The file.
+    /// File that contains the allocator.
     pub file: Name,
-    /// The allocator, which is recognized by strings in the file.
+    /// Name of the allocator, which is recognized by strings in the file.
     pub allocator: &'static str,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct ProcessFunctions {
     pub nameless: Vec<Nameless>,
 }
 
-/// A name, and what the function does.
+/// Name of a function, and its role.
 struct FunctionRow {
     name: &'static str,
     role: u64,
@@ -112,7 +112,7 @@ const fn text(name: &'static str) -> FunctionRow {
     row(name, role::new(role::COPIES_TEXT, NO, NO, NO))
 }
 
-/// A function that throws an exception where the function `instead` returns null.
+/// A function that throws an exception in cases in which the function `instead` returns null.
 const fn throws(row: FunctionRow, instead: &'static str) -> FunctionRow {
     FunctionRow { instead, ..row }
 }
@@ -302,7 +302,8 @@ const WORDS: &[(&[u8], &str)] = &[
     (b"mimalloc: error: ", "mimalloc"),
     (b"TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES", "tcmalloc"),
 ];
-/// Bytes of a file that are searched for these strings, and bytes in one read.
+/// Number of bytes of a file in which the strings of [`WORDS`] are searched, and number of bytes in
+/// one read.
 const SEARCHED: u64 = 256 << 20;
 const PIECE: usize = 1 << 20;
 
@@ -376,7 +377,7 @@ fn exports_malloc(functions: &WantedFunctions) -> bool {
     functions.seen.iter().any(|seen| seen.exported && seen.function.name == "malloc")
 }
 
-/// The allocator whose strings are in a file.
+/// Name of the allocator whose strings are in a file.
 fn file_label(file: Option<File>) -> Option<&'static str> {
     let mut file = file?.take(SEARCHED);
     let finders: Vec<_> =
@@ -429,7 +430,7 @@ fn of_file(functions: &WantedFunctions, pieces: &[&Mapping]) -> Option<FileAlloc
     Some(FileAllocator { file: first.name.clone(), name, start, functions: found, has_new })
 }
 
-/// Functions to hook, by the names that a file has: name, role, and function called instead.
+/// Functions to hook that a file has: name, role, and function called instead.
 fn rows_of(functions: &WantedFunctions) -> Vec<(String, u64, String)> {
     let exports =
         |name: &str| functions.seen.iter().any(|seen| seen.exported && seen.function.name == name);
@@ -441,7 +442,7 @@ fn rows_of(functions: &WantedFunctions) -> Vec<(String, u64, String)> {
             add(&mut rows, prefix, OF_JEMALLOC);
         }
     }
-    // A linker omits unused functions; this one is always used.
+    // A linker omits unused functions, but `mi_free` is always used.
     if has("mi_free") {
         add(&mut rows, "", OF_MIMALLOC);
     }
@@ -451,8 +452,8 @@ fn rows_of(functions: &WantedFunctions) -> Vec<(String, u64, String)> {
     if has("mallocx") && has("dallocx") {
         add(&mut rows, "", OF_JEMALLOC);
     }
-    // Calls by exported names reach the recorder already. Several of the usual functions confirm
-    // that hidden ones are an allocator's.
+    // Calls of exported functions already reach the recorder. If several of the usual functions are
+    // hidden, they belong to an allocator.
     let is_hidden = ["malloc", "free", "realloc"].into_iter().all(has) && !exports("malloc");
     if is_hidden {
         add(&mut rows, "", USUAL);
@@ -463,7 +464,7 @@ fn rows_of(functions: &WantedFunctions) -> Vec<(String, u64, String)> {
     rows
 }
 
-/// Those of the functions that `place` finds, each once.
+/// Returns the functions that `place` finds, each once.
 fn named_functions(
     rows: Vec<(String, u64, String)>,
     place: impl Fn(&str) -> Option<(u64, u64)>,
@@ -475,7 +476,7 @@ fn named_functions(
         if !found.iter().any(|other| other.at == at) {
             let other = place(&instead).map_or(0, |(at, _)| at);
             // A program's own `operator new` calls another allocation function, which is hooked. An
-            // exception of this operator could not pass the hook.
+            // exception of the program's `operator new` could not pass through the hook.
             if other == 0 && !instead.is_empty() && name.starts_with("_Zn") {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The file of a recording. An incomplete file is readable up to its end, and only its owner can
+//! The file of a recording. An incomplete file can be read up to its end, and only its owner can
 //! access it.
 
 use std::fs::File;
@@ -21,23 +21,23 @@ pub(crate) struct RecordingOutput {
 /// Destination of a recording that has ended.
 #[derive(Clone, Debug)]
 pub(crate) enum OutputFate {
-    /// The file gets the name for which it was created, if it does not have it yet.
+    /// The file gets the name for which it was created, if it does not have this name yet.
     Keep,
-    /// The file gets this name, or a similar one that is free.
+    /// The file gets this name, or a similar name that does not exist.
     Move(PathBuf),
     /// The file is removed.
     Discard,
 }
 
 impl RecordingOutput {
-    /// Begins a recording of this name. An existing file of this name stays until the recording is
+    /// Begins a recording at a path. An existing file at this path stays until the recording is
     /// complete.
     pub(crate) fn create(path: &Path, begin: &Begin) -> Result<RecordingOutput, HeapError> {
         RecordingOutput::begin(path, Growing::create(path), begin)
     }
 
-    /// Begins a recording of this name, or of a similar one that is free. An existing file is never
-    /// overwritten.
+    /// Begins a recording at a path, or at a similar path that does not exist. An existing file is
+    /// never overwritten.
     pub(crate) fn create_new(path: &Path, begin: &Begin) -> Result<RecordingOutput, HeapError> {
         RecordingOutput::begin(path, Growing::create_new(path), begin)
     }
@@ -58,7 +58,7 @@ impl RecordingOutput {
         }
     }
 
-    /// Present path.
+    /// Current path of the file.
     pub(crate) fn path(&self) -> &Path {
         self.growing.path()
     }

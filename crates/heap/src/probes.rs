@@ -1,9 +1,9 @@
-//! Statically linked programs, which load no library: their `malloc` and similar functions are
-//! probed from the kernel, by uprobes.
+//! Statically linked programs, which load no library: uprobes of the kernel observe their `malloc`
+//! and similar functions.
 //!
 //! A probe at the entry of each function records its arguments and a copy of the stack; a probe at
 //! its return records the return value. This module does the work that the recorder does in other
-//! programs. A probe costs some microseconds a call. Events that do not fit into the ring buffer
+//! programs. A probe costs some microseconds per call. Events that do not fit into the ring buffer
 //! are lost and counted.
 
 mod state;
@@ -33,16 +33,16 @@ use crate::memory;
 use crate::output::{OutputFate, RecordingOutput};
 use state::{ProbeRole, ProbeState, Probed, ProbedCall};
 
-/// Why a program that is linked statically is not recorded.
+/// Reason why a statically linked program is not recorded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Unwatched {
-    /// It is a Go program without `malloc`.
+    /// The program is a Go program without `malloc`.
     #[error(
         "it is a Go program, whose runtime does not use malloc: `go tool pprof` shows the Go heap"
     )]
     Go,
-    /// It has no symbols of `malloc` and `free`.
+    /// The program has no symbols of `malloc` and `free`.
     #[error(
         "it is linked statically and has no symbols malloc and free: they were stripped, or it uses other functions"
     )]
@@ -60,16 +60,17 @@ pub enum Unwatched {
     File(#[from] crate::HeapError),
 }
 
-/// Number of bytes that are copied of each stack.
+/// Number of bytes that are copied of the stack at each event.
 const STACK: u16 = 4000;
 /// Number of stack bytes of the caller in which the result address of a block may be stored.
 const NEAR: u32 = 512;
-/// Bytes of all ring buffers together; maximum and minimum bytes of one CPU's ring buffer.
+/// Number of bytes of all ring buffers together; maximum and minimum number of bytes of the ring
+/// buffer of one CPU.
 const RINGS: usize = 64 << 20;
 const RING: usize = 32 << 20;
 const MIN_RING: usize = 1 << 17;
 
-/// The functions, and the meaning of their arguments.
+/// Names of the probed functions, and the meaning of their arguments.
 const FUNCTIONS: &[(&str, ProbedCall)] = &[
     ("malloc", ProbedCall::Size(0)),
     ("free", ProbedCall::Free),
@@ -84,10 +85,10 @@ const FUNCTIONS: &[(&str, ProbedCall)] = &[
 ];
 
 /// Functions of glibc that pass the blocks of a thread's cache to `free` as the thread ends. The
-/// program has freed these before.
+/// program has freed these blocks before.
 const CACHE_FLUSHES: [&str; 2] = ["tcache_thread_shutdown", "__malloc_arena_thread_freeres"];
 
-/// A program whose functions can be watched.
+/// A program whose functions can be probed.
 #[derive(Debug)]
 pub struct ProbePlan {
     path: PathBuf,
@@ -97,7 +98,7 @@ pub struct ProbePlan {
     cache_flushes: Vec<Range<u64>>,
 }
 
-/// Plan of probes for a statically linked command. `None` if the command loads libraries, as most
+/// Plans the probes for a statically linked command. `None` if the command loads libraries, as most
 /// do.
 ///
 /// # Errors
@@ -129,14 +130,15 @@ pub fn plan(program: &OsStr) -> Result<Option<ProbePlan>, Unwatched> {
     Err(if is_go { Unwatched::Go } else { Unwatched::NoSymbols })
 }
 
-/// True if a command's program has Go's runtime, beside C code whose heap can be recorded.
+/// True if a command's program contains the Go runtime in addition to C code whose heap can be
+/// recorded.
 pub fn has_go(program: &OsStr) -> bool {
     find(program)
         .and_then(|path| target_file::open_regular(&path, MAX_ELF_BYTES).ok())
         .is_some_and(|file| is_of_go(&file))
 }
 
-/// The file of a command, as a shell finds it.
+/// Finds the file of a command like a shell.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return fs::canonicalize(program).ok();
@@ -146,7 +148,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     paths.find(|path| path.is_file()).and_then(|path| fs::canonicalize(path).ok())
 }
 
-/// True if Go's linker made a file: it writes a note near the beginning.
+/// True if Go's linker created a file: this linker writes a note near the beginning.
 pub(crate) fn is_of_go(file: &File) -> bool {
     const NOTE: &[u8] = b"Go\0\0";
     let mut bytes = vec![0; 64 << 10];
@@ -157,11 +159,11 @@ pub(crate) fn is_of_go(file: &File) -> bool {
 /// Parameters of a recording.
 #[derive(Clone, Debug)]
 pub struct ProbeRequest {
-    /// The file that is written.
+    /// Path of the recording.
     pub file: PathBuf,
     /// The program and its arguments.
     pub command: Vec<Vec<u8>>,
-    /// The mean number of bytes between samples; none for every call.
+    /// Mean number of bytes between samples; `None` to record every call.
     pub every_bytes: Option<u64>,
     /// True if children that are forked are recorded too, each into a file of its own.
     pub follow: bool,
@@ -177,14 +179,14 @@ pub struct Probes {
     first: u32,
     watched: ProbedProcesses,
     finished: Vec<Finished>,
-    /// Allocations in ended processes that were not counted.
+    /// Number of allocations in ended processes that were not counted.
     dropped: u64,
     next: Instant,
     step: Duration,
     moments: u32,
 }
 
-/// The processes.
+/// The probed processes.
 #[derive(Debug)]
 struct ProbedProcesses {
     first: u32,
@@ -194,7 +196,7 @@ struct ProbedProcesses {
     replaced: Vec<ProbedProcess>,
 }
 
-/// A process.
+/// A probed process.
 #[derive(Debug)]
 struct ProbedProcess {
     state: ProbeState,
@@ -255,7 +257,7 @@ impl ProbedProcesses {
 }
 
 impl Probes {
-    /// Begins to record a process that is held back and has not executed the program yet.
+    /// Begins to record a process that is stopped and has not executed the program yet.
     ///
     /// # Errors
     /// Returns an error if probes are not available, or if the file cannot be written.
@@ -276,7 +278,7 @@ impl Probes {
             TraceSession::open(TraceTarget::Command(pid), std::slice::from_ref(&tasks), ring);
         let mut session = session.map_err(Unwatched::NotPermitted)?;
         let mut roles = vec![ProbeRole::Nothing];
-        // The events have a pointer to the path, so it must stay allocated.
+        // The events contain a pointer to the path, so the path must stay allocated.
         let path = CString::new(plan.path.as_os_str().as_bytes()).unwrap_or_default();
         let path: &'static CStr = Box::leak(path.into_boxed_c_str());
         let name = format!("functions of {}", plan.path.display());
@@ -328,7 +330,7 @@ impl Probes {
             step: FIRST,
             moments: 0,
         };
-        // A file that cannot be written is reported before the command begins.
+        // The file is created here, so that an error is reported before the command begins.
         let mut one = probes.watched.running.remove(0);
         let created = probes.create(&mut one);
         probes.watched.running.push(one);
@@ -336,7 +338,7 @@ impl Probes {
         Ok(probes)
     }
 
-    /// Processes the kernel's records, for which it waits for at most `at_most`.
+    /// Waits for records of the kernel for at most `at_most`, and processes them.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -390,7 +392,7 @@ impl Probes {
         path.into()
     }
 
-    /// Makes a process's file, if it has none yet.
+    /// Creates the recording of a process, if the process has none yet.
     fn create(&self, one: &mut ProbedProcess) -> Result<(), crate::HeapError> {
         if one.file.is_some() {
             return Ok(());
@@ -405,7 +407,7 @@ impl Probes {
                 let words = words.strip_suffix(b"\0").unwrap_or(&words);
                 words.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect()
             }
-            // It has ended: its further arguments are unknown.
+            // The process has ended, so its further arguments are unknown.
             None => vec![program.clone()],
         };
         let begin = Begin {
@@ -427,8 +429,8 @@ impl Probes {
         Ok(())
     }
 
-    /// Ends the recording. Returns the recordings, the first process's first, and the number of
-    /// events that were lost, or not counted because too many blocks were live.
+    /// Ends all recordings. Returns the recordings, that of the first process first, and the number
+    /// of events that were lost or not counted because too many blocks were live.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.
@@ -477,7 +479,7 @@ impl ProbedProcess {
         written.map_err(|source| output.error(source))
     }
 
-    /// Ends its recording; `None` if it has none.
+    /// Ends the recording of the process; `None` if the process has no recording.
     fn finish(
         mut self,
         how: LogEnding,

@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 use crate::library::NAME;
 use crate::run_dir::takes_programs;
 
-/// A file of another version is removed after this time without use.
+/// Time without use after which a file of another version is removed.
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Resolution of the last-use time of a file.
 const NOTED: Duration = Duration::from_secs(24 * 60 * 60);
@@ -35,7 +35,7 @@ pub(crate) fn keep(contents: &[u8], name: &str) -> Option<PathBuf> {
     bases(uid).into_iter().find_map(|base| keep_in(&base, uid, contents, name).ok().flatten())
 }
 
-/// The user's cache folders.
+/// Folders in which the cache may be, for a user.
 fn bases(uid: u32) -> Vec<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let set = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
@@ -51,7 +51,7 @@ fn keep_in(base: &Path, uid: u32, contents: &[u8], name: &str) -> io::Result<Opt
     if !base.is_absolute() {
         return Ok(None);
     }
-    // Root may run programs as any user, and these load the file too.
+    // Root may run programs as any user, and these programs load the file too.
     let is_for_all = uid == 0;
     if !is_for_all && !base.exists() {
         DirBuilder::new().mode(0o700).create(base)?;
@@ -81,10 +81,11 @@ fn keep_in(base: &Path, uid: u32, contents: &[u8], name: &str) -> io::Result<Opt
     Ok(Some(path))
 }
 
-/// Creates a folder if it is missing; returns true if only this user can write to it.
+/// Creates a folder if it is missing. Returns true if only this user can write to the folder.
 fn folder_of(path: &Path, uid: u32) -> io::Result<bool> {
     match DirBuilder::new().mode(0o755).create(path) {
-        // Independent of the umask: programs that run as other users load the file, too.
+        // The mode does not depend on the umask, because programs that run as other users load the
+        // file, too.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
@@ -99,7 +100,7 @@ fn all_can_enter(folder: &Path) -> bool {
     folder.ancestors().all(|path| fs::metadata(path).is_ok_and(|of| of.mode() & ENTER != 0))
 }
 
-/// True if only this user can write a file, all users can read it, and it has these contents.
+/// True if only this user can write a file, all users can read it, and its contents are `contents`.
 fn holds(path: &Path, uid: u32, contents: &[u8]) -> bool {
     const READABLE: u32 = 0o444;
     let Ok(of) = fs::symlink_metadata(path) else { return false };
@@ -108,7 +109,7 @@ fn holds(path: &Path, uid: u32, contents: &[u8]) -> bool {
         return false;
     }
     let mut found = Vec::with_capacity(contents.len());
-    // One more byte reveals a longer file.
+    // Reading one more byte detects a longer file.
     let read = File::open(path)
         .and_then(|file| file.take(contents.len() as u64 + 1).read_to_end(&mut found));
     read.is_ok() && found == contents
@@ -118,7 +119,7 @@ fn holds(path: &Path, uid: u32, contents: &[u8]) -> bool {
 /// the complete new file.
 fn write(folder: &Path, path: &Path, contents: &[u8]) -> io::Result<()> {
     let new = folder.join(format!("{NAME}.{}", std::process::id()));
-    // A killed process with the same PID may have left it.
+    // A killed process with the same PID may have left the file.
     let _ = fs::remove_file(&new);
     let written = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?;
@@ -133,11 +134,11 @@ fn write(folder: &Path, path: &Path, contents: &[u8]) -> io::Result<()> {
     result
 }
 
-/// The modification time is the time of last use, since the contents do not change.
+/// Sets the modification time, which is the time of last use, since the contents do not change.
 fn note_use(path: &Path, now: SystemTime) {
     let is_old = |path: &Path| Some(now.duration_since(fs::metadata(path).ok()?.modified().ok()?));
     if is_old(path).is_some_and(|age| age.is_ok_and(|age| age > NOTED)) {
-        // If the time cannot be set, the file is created again some day.
+        // If the time cannot be set, the file may be removed as unused, and is then created again.
         let _ = File::open(path).and_then(|file| file.set_modified(now));
     }
 }
@@ -166,7 +167,7 @@ fn remove_unused(all: &Path, name: &str, uid: u32, now: SystemTime) {
                 let _ = fs::remove_file(file.path());
             }
         }
-        // This fails if the folder is not empty.
+        // The removal fails if the folder is not empty.
         let _ = fs::remove_dir(&folder);
     }
 }
@@ -226,7 +227,7 @@ mod tests {
         }
         change(base.path(), 0o777);
         assert_eq!(kept(base.path(), b"contents", "00ff"), None);
-        // As /tmp is.
+        // The folder gets the mode of `/tmp`.
         change(base.path(), 0o1777);
         assert_eq!(kept(base.path(), b"contents", "00ff"), Some(path));
     }
@@ -279,7 +280,7 @@ mod tests {
         kept(base.path(), b"new", "0002").unwrap();
         assert!(!old.exists() && !old.parent().unwrap().exists());
         assert!(foreign.exists());
-        // Its use was noted.
+        // The modification time was updated by the use.
         let used = fs::metadata(&new).unwrap().modified().unwrap();
         assert!(now.duration_since(used).is_err() || now.duration_since(used).unwrap() < NOTED);
     }

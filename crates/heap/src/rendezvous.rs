@@ -1,4 +1,4 @@
-//! Socket to which recorders in programs connect, in a folder of ours.
+//! Socket to which recorders in programs connect, in a folder that pagewise creates.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
@@ -30,9 +30,9 @@ use crate::run_dir::{RunDir, SECRET, random_name};
 #[derive(Debug)]
 enum MeetingFolder {
     Own(RunDir),
-    /// In the root of a process that does not see ours.
+    /// In the root directory of a process that does not see the root directory of pagewise.
     Guest(GuestDir),
-    /// Removed, since the one expected process has connected.
+    /// The folder is removed, since the only expected process has connected.
     Removed,
 }
 
@@ -43,12 +43,12 @@ pub(crate) struct Meeting {
     socket: PathBuf,
     recorder: PathBuf,
     uid: u32,
-    /// Another user whose processes may connect.
+    /// ID of another user whose processes may connect.
     guest: Option<u32>,
 }
 
 impl Meeting {
-    /// Makes the folder and the socket, and makes the recorder's file available.
+    /// Creates the folder and the socket, and makes the recorder's file available.
     pub(crate) fn open(library: &RecorderLibrary) -> Result<(Meeting, UnixListener), HeapError> {
         Meeting::make(library).map_err(HeapError::Socket)
     }
@@ -61,9 +61,8 @@ impl Meeting {
         let (first, socket) = (path.join("socket"), path.join(random_name(SECRET)?));
         let listener = UnixListener::bind(&first)?;
         listener.set_nonblocking(true)?;
-        // /proc/net/unix shows the name that a socket was bound to, but not its present name: the
-        // folder cannot be listed by other users, so only a process that knows the name can
-        // connect.
+        // `/proc/net/unix` shows the name to which a socket was bound, but not its current name.
+        // Other users cannot list the folder, so only a process that knows the name can connect.
         fs::rename(&first, &socket)?;
         if uid == 0 {
             // A program started by root may change its user; other clients are rejected by their
@@ -77,7 +76,8 @@ impl Meeting {
         Ok((Meeting { folder, socket, recorder, uid, guest: None }, listener))
     }
 
-    /// The same in the root directory of a process. The paths are valid in that root.
+    /// Creates the folder and the socket like [`Meeting::open`], but in the root directory of a
+    /// process. The paths are valid in that root.
     pub(crate) fn open_in_root(
         library: &RecorderLibrary,
         root: &ProcRoot,
@@ -90,19 +90,19 @@ impl Meeting {
         Ok((Meeting { folder, socket, recorder, uid, guest: None }, listener))
     }
 
-    /// Removes a folder in a target's root, once no other process is awaited.
+    /// Removes the folder in a target's root. Called only if no further process is expected.
     pub(crate) fn clear_guest(&mut self) {
         if matches!(self.folder, MeetingFolder::Guest(_)) {
             self.folder = MeetingFolder::Removed;
         }
     }
 
-    /// The socket.
+    /// Path of the socket.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The user that owns the folder.
+    /// User ID of the owner of the folder.
     pub(crate) fn owner(&self) -> io::Result<u32> {
         match &self.folder {
             MeetingFolder::Own(folder) => Ok(fs::metadata(folder.path())?.uid()),
@@ -111,7 +111,7 @@ impl Meeting {
         }
     }
 
-    /// The recorder's file.
+    /// Path of the recorder's file.
     pub(crate) fn recorder(&self) -> &Path {
         &self.recorder
     }
@@ -133,11 +133,11 @@ impl Meeting {
         Ok(())
     }
 
-    /// Accepts clients for a bounded time: processes of our user and of the invited user, and
+    /// Accepts clients for a bounded time: processes of this user and of the invited user, and
     /// descendants of pagewise and of the first process, whatever their user is. Other connections
-    /// are dropped. Returns false if no connection can be accepted at present.
+    /// are dropped. Returns false if no connection can be accepted now.
     ///
-    /// `first` is the process that is waited for, if there is one.
+    /// `first` is the PID of the expected process, if there is one.
     pub(crate) fn accept(
         &self,
         listener: &UnixListener,
@@ -154,7 +154,7 @@ impl Meeting {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // There are too many open files, for a time.
+                // `accept` fails while this process has too many open files.
                 Err(_) => return false,
             }
             if Instant::now() >= until {
@@ -193,7 +193,8 @@ impl Meeting {
 
     /// Environment variables for the program, in addition to those of this process.
     pub(crate) fn environment(&self, words: &str) -> Vec<(OsString, OsString)> {
-        // Other preloaded libraries stay, except for another recorder: two would hook each other.
+        // Other preloaded libraries stay in the list, but another recorder is removed, because two
+        // recorders would hook each other.
         let mut preload = self.recorder.clone().into_os_string();
         let others = std::env::var_os("LD_PRELOAD").unwrap_or_default();
         let others = others.as_bytes().split(|byte| matches!(byte, b':' | b' '));
@@ -207,28 +208,30 @@ impl Meeting {
     }
 }
 
-/// Maximum number of connections that are accepted at a time, and the time for it. Others wait in
-/// the kernel.
+/// Maximum number of connections that are accepted at a time, and maximum time for accepting.
+/// Further connections wait in the kernel.
 const MAX_ACCEPTED: usize = 256;
 const MAX_ACCEPTING: Duration = Duration::from_millis(5);
-/// Maximum number of clients with incomplete requests, and of those of one process.
+/// Maximum number of clients with incomplete requests, and maximum number of such clients from one
+/// process.
 const MAX_CLIENTS: usize = 64;
 const MAX_CLIENTS_OF_A_PROCESS: usize = 4;
 
-/// Rank of a client: of those that send nothing, the lowest are dropped first.
+/// Rank of a client. Among clients with incomplete requests, those of the lowest rank are dropped
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
     /// Any process of a user that may connect.
     Stranger,
-    /// A process that we have started, or that the first one has.
+    /// A descendant of pagewise or of the first process.
     Ours,
-    /// The process that is waited for.
+    /// The expected process.
     First,
 }
 
 impl Rank {
-    /// Time limit for a client's request. A recorder connects before it makes its tables, which
-    /// takes long on a busy machine if signals interrupt the process constantly.
+    /// Time limit for a client's request. A recorder connects before it creates its tables.
+    /// Creating them takes long on a busy machine if signals interrupt the process constantly.
     const fn limit(self) -> Duration {
         match self {
             Rank::Stranger => Duration::from_secs(1),
@@ -247,7 +250,7 @@ pub(crate) struct Client {
     since: Instant,
     /// Bytes received so far.
     pub(crate) bytes: Vec<u8>,
-    /// File descriptor that came with the request.
+    /// File descriptor that was sent with the request.
     pub(crate) file: Option<OwnedFd>,
 }
 
@@ -256,15 +259,15 @@ pub(crate) struct Client {
 pub(crate) enum Heard {
     /// The request is not complete.
     More,
-    /// The request is complete, but cannot be served at present.
+    /// The request is complete, but cannot be served now.
     Later,
-    /// The client has been answered, or is not a recorder of ours.
+    /// The client has been answered, or is not a recorder of this run.
     Done,
 }
 
 impl Client {
-    /// Receives the available bytes without waiting, up to `length` in all. Returns false if the
-    /// client has gone or the connection is broken.
+    /// Receives the available bytes without waiting, until the request has `length` bytes. Returns
+    /// false if the client has gone or the connection is broken.
     pub(crate) fn receive(&mut self, length: usize) -> bool {
         while self.bytes.len() < length {
             let mut piece = [0; 4 << 10];
@@ -273,7 +276,7 @@ impl Client {
                 Ok((0, _)) => return false,
                 Ok((count, file)) => {
                     self.bytes.extend_from_slice(&piece[..count]);
-                    // A client sends one file only.
+                    // Only the first file of a client is kept.
                     self.file = self.file.take().or(file);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -283,7 +286,7 @@ impl Client {
         true
     }
 
-    /// Sends the answer. It is one byte, which always fits into the socket's buffer.
+    /// Sends the answer of one byte, which always fits into the socket's buffer.
     pub(crate) fn answer(&self, byte: u8) {
         let _ = (&self.stream).write_all(&[byte]);
     }
@@ -293,14 +296,14 @@ impl Client {
     }
 }
 
-/// Clients without a complete request: a bounded number, so that silent ones cannot block others
-/// for long.
+/// Clients without a complete request. Their number is limited, so that silent clients cannot block
+/// other clients for long.
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Vec<Client>);
 
 impl Clients {
-    /// Adds a client. Above the limit the oldest of the lowest rank is dropped; of one process, its
-    /// oldest.
+    /// Adds a client. Above the limit, the oldest client of the lowest rank is dropped; above the
+    /// limit of one process, its oldest client.
     fn add(&mut self, client: Client) {
         let of_it = |it: &Client| it.pid == client.pid;
         let oldest = if self.0.iter().filter(|it| of_it(it)).count() >= MAX_CLIENTS_OF_A_PROCESS {
@@ -317,8 +320,8 @@ impl Clients {
         self.0.push(client);
     }
 
-    /// Takes all clients, those of the highest rank and the oldest first. The caller puts those
-    /// with incomplete requests [`back`](Clients::back).
+    /// Removes and returns all clients, sorted by rank (highest first) and age (oldest first). The
+    /// caller puts clients with incomplete requests [`back`](Clients::back).
     pub(crate) fn all(&mut self) -> Vec<Client> {
         let mut all = std::mem::take(&mut self.0);
         all.sort_by_key(|client| std::cmp::Reverse(client.rank));
@@ -333,13 +336,14 @@ impl Clients {
         }
     }
 
-    /// True without clients.
+    /// True if the list of clients is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Receives bytes and the file that comes with them. Returns the number of bytes.
+/// Receives bytes and the file descriptor sent with them. Returns the number of bytes and the
+/// descriptor.
 fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -354,8 +358,8 @@ fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<O
 
 /// True if a process is one of `ancestors` or descends from one of them.
 fn descends_from(mut pid: u32, ancestors: &[u32]) -> bool {
-    /// Limit of the chain: a parent that ends meanwhile may leave its PID to another process, even
-    /// to a descendant.
+    /// Maximum length of the chain of parents: a parent that ends meanwhile may leave its PID to
+    /// another process, even to a descendant.
     const MAX_ANCESTORS: usize = 64;
     let root = ProcRoot::live();
     for _ in 0..MAX_ANCESTORS {
@@ -375,7 +379,7 @@ fn descends_from(mut pid: u32, ancestors: &[u32]) -> bool {
 #[derive(Debug)]
 pub(crate) struct Answered {
     meeting: Arc<Meeting>,
-    /// Shut down to end the thread.
+    /// Socket that is shut down to end the thread.
     ends: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
@@ -415,7 +419,7 @@ impl Answered {
 
 /// Waits for a connection or for bytes of a client. Returns false if the thread is to end.
 fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: &Clients) -> bool {
-    /// Time between polls while requests are incomplete or not answered, and while no connection
+    /// Interval of the polls while requests are incomplete or not answered, or while no connection
     /// can be accepted.
     const POLL_NANOS: i64 = 20_000_000;
     let mut wanted = vec![PollFd::new(ended, PollFlags::IN)];
@@ -440,7 +444,8 @@ fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: 
 
 impl Drop for Answered {
     fn drop(&mut self) {
-        // A forked process may have the descriptor open, too, so closing it would not be enough.
+        // A forked process may have the descriptor open, too, so closing the descriptor would not
+        // end the thread.
         let _ = self.ends.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -457,7 +462,7 @@ mod tests {
 
     use super::*;
 
-    /// A client, and the other end of it.
+    /// A client, and the other end of its connection.
     fn client(pid: u32, rank: Rank) -> (Client, UnixStream) {
         let (stream, other) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
@@ -498,7 +503,7 @@ mod tests {
         let all: Vec<u32> = clients.all().iter().map(|client| client.pid).collect();
         assert_eq!(all[..2], [7, 8], "who is waited for comes first");
         assert_eq!(all.last(), Some(&9999), "the oldest strangers have gone");
-        // One process has a few at most, also the first one.
+        // One process, even the expected process, has only a limited number of clients.
         for _ in 0..100 {
             clients.add(client(7, Rank::First).0);
         }
@@ -555,7 +560,7 @@ mod tests {
         assert!(it.receive(5) && it.file.is_some());
         drop(it);
         drop(other);
-        // The stream ends once the other end is closed everywhere.
+        // The stream ends when all descriptors of the other end are closed.
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Temporary folders of a run, and the removal of those that killed runs have left.
+//! Temporary folders of a run, and the removal of folders that killed runs have left.
 //!
 //! The process that creates a folder locks a file in it; the kernel releases the lock when the last
 //! process that has the file open ends. A folder whose lock is free is unused.
@@ -15,18 +15,19 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::library::NAME;
 
-/// Prefix of the names of folders.
+/// Prefix of the names of temporary folders.
 pub(crate) const PREFIX: &str = "pagewise-heap-";
-/// The file that is locked.
+/// Name of the locked file in a folder.
 pub(crate) const LOCK: &str = "lock";
-/// Maximum bytes of the path of the folder above, so that the socket's path has at most 107 bytes.
+/// Maximum number of bytes of the path of the parent folder, so that the socket's path has at most
+/// 107 bytes.
 const MAX_PATH_BYTES: usize = 107 - PREFIX.len() - "/".len() - LETTERS - "/".len() - SECRET;
 /// Number of random letters in a folder's name, of 5 bits each.
 pub(crate) const LETTERS: usize = 8;
-/// Number of random letters of a name: 130 bits.
+/// Number of random letters in a secret name: 130 bits.
 pub(crate) const SECRET: usize = 26;
 
-/// A folder that only this user can access. Dropping the value removes it.
+/// A folder that only this user can access. Dropping the value removes the folder.
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
@@ -34,11 +35,11 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Makes a folder in which files can be executed, and removes those that killed runs have left
-    /// beside it.
+    /// Creates a folder in which files can be executed, and removes folders that killed runs have
+    /// left in the same parent folder.
     pub(crate) fn make() -> io::Result<RunDir> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        // `TMPDIR` may name a folder that another root lacks.
+        // `TMPDIR` may name a folder that does not exist in another root directory.
         let usual = ["/tmp", "/dev/shm", "/var/tmp"].map(PathBuf::from).map(Some);
         let bases = [Some(std::env::temp_dir()), runtime].into_iter().chain(usual);
         let mut first = None;
@@ -66,7 +67,6 @@ impl RunDir {
         }))
     }
 
-    /// Path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -87,13 +87,13 @@ pub(crate) fn takes_programs(folder: &Path) -> bool {
     is_plain && !statvfs(folder).is_ok_and(refuses)
 }
 
-/// A random name, with 5 bits a letter.
+/// Returns a random name, with 5 random bits per letter.
 ///
 /// # Errors
 /// Returns an error if the kernel provides no random numbers.
 pub(crate) fn random_name(letters: usize) -> io::Result<String> {
     let mut bytes = vec![0; letters];
-    // By the system call: a root without `/dev` has no files of random numbers.
+    // The system call also works in a root directory without `/dev/urandom`.
     let mut filled = 0;
     while filled < letters {
         match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
@@ -118,7 +118,7 @@ fn make_in(base: &Path) -> io::Result<RunDir> {
         }
         let mut options = OpenOptions::new();
         let lock = options.write(true).create_new(true).mode(0o600).open(path.join(LOCK));
-        // A clean-up in another process may remove the folder in between.
+        // Another process may remove the folder before it is locked.
         if let Ok(lock) = lock
             && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
             && is_at(&lock, &path.join(LOCK))
@@ -129,14 +129,14 @@ fn make_in(base: &Path) -> io::Result<RunDir> {
     Err(io::Error::other("no folder for temporary files can be locked"))
 }
 
-/// True if an open file is the one at a path.
+/// True if an open file is the file at a path.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |of: fs::Metadata| (of.dev(), of.ino());
     let both = file.metadata().ok().zip(fs::symlink_metadata(path).ok());
     both.is_some_and(|(a, b)| identity(a) == identity(b))
 }
 
-/// Removes our folders whose lock is free.
+/// Removes folders of pagewise whose lock is free.
 fn remove_left(base: &Path) {
     let uid = rustix::process::geteuid().as_raw();
     let Ok(entries) = fs::read_dir(base) else { return };
@@ -154,7 +154,7 @@ fn remove_left(base: &Path) {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
-        // The lock file goes last: a folder without one counts as one that is being made, and
+        // The lock file is removed last: a folder without a lock file counts as being created, and
         // stays.
         for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|it| it.is_socket()) {

@@ -1,6 +1,6 @@
 //! Calls of a running process's own functions by one of its threads. The thread is stopped at a
-//! point at which it holds no lock that the functions need (`judge`), and makes the calls on a
-//! stack that pagewise maps (`room`).
+//! point at which it holds no lock that the functions need (module `judge`), and makes the calls on
+//! a stack that pagewise maps (module `room`).
 
 mod judge;
 mod mallocs;
@@ -26,19 +26,19 @@ pub(crate) use room::{CallRoom, ProcessFunction};
 
 /// Time limit of the search for a thread that may make a call.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// Number of threads that are stopped once before one is chosen, so that the files of their code
-/// are read while none is stopped.
+/// Number of threads that are stopped once before a thread is chosen, so that the files of their
+/// code are read while no thread is stopped.
 const FIRST_THREADS: usize = 16;
 /// Time after which a function on a new thread is left to run by itself.
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 /// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 1 << 20;
 
-/// Why no function of a process is called.
+/// Reason why no function of a process is called.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CallRefused {
-    /// A call would harm it, or is not possible.
+    /// A call would harm the process, or is not possible.
     #[error("{0}")]
     Unfit(String),
     /// No thread reached a point at which it may make the call.
@@ -57,7 +57,7 @@ pub struct SafeCalls {
     mallocs: Mallocs,
 }
 
-/// Checks the stacks of stopped threads. It is used by the thread that stops them.
+/// Checks the stacks of stopped threads. Only the thread that stops them may use it.
 #[derive(Debug)]
 pub struct StackJudge<'a> {
     root: &'a ProcRoot,
@@ -68,42 +68,42 @@ pub struct StackJudge<'a> {
 /// A function of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundFunction {
-    /// Its name.
+    /// Name of the function.
     pub name: &'static str,
-    /// Its file.
+    /// File that contains the function.
     pub file: Name,
-    /// Its address.
+    /// Address of the function.
     pub address: u64,
 }
 
 /// A call of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionCall {
-    /// The address of the function.
+    /// Address of the function.
     pub address: u64,
-    /// A text for the function to read: its address replaces the first argument.
+    /// Text for the function to read; the address of the text replaces the first argument.
     pub text: Option<&'static str>,
     /// The arguments.
     pub arguments: [u64; 5],
-    /// Time limit of the function's wait for a lock. `None` for a function that may hold another
-    /// lock meanwhile.
+    /// Maximum time for which the function waits for a lock. `None` for a function that may hold a
+    /// lock while it waits for another lock.
     pub lock_wait: Option<Duration>,
 }
 
 /// Results of calls.
 #[derive(Debug)]
 pub struct CallResults {
-    /// The value that each function returned, up to the first that did not return.
+    /// Return value of each function, up to the first function that did not return.
     pub returned: Vec<io::Result<u64>>,
-    /// The longest time that a thread of the program was stopped for.
+    /// Maximum time for which a thread of the program was stopped.
     pub stopped: Duration,
 }
 
 impl SafeCalls {
-    /// The process `pid` that started at `start_ticks`.
+    /// Opens the process `pid` that started at `start_ticks`.
     ///
     /// # Errors
-    /// [`CallRefused`], where calls would harm it.
+    /// [`CallRefused`] if calls would harm the process.
     pub fn open(pid: u32, start_ticks: u64) -> Result<SafeCalls, CallRefused> {
         let root = ProcRoot::live();
         permits_calls(&root, pid).map_err(CallRefused::Unfit)?;
@@ -119,7 +119,7 @@ impl SafeCalls {
         &self.target
     }
 
-    /// Functions of some names in the files that the process executes.
+    /// Finds functions by their names in the files that the process executes.
     ///
     /// # Errors
     /// [`RemoteError::Gone`], if the process has ended.
@@ -127,10 +127,10 @@ impl SafeCalls {
         Ok(functions_in(&self.root, self.target.pid(), &self.target.mappings()?, names))
     }
 
-    /// Has a thread make calls, one after the other, while the other threads run.
+    /// Makes a thread make calls, one after the other, while the other threads run.
     ///
     /// # Errors
-    /// [`CallRefused`], where no thread makes any.
+    /// [`CallRefused`] if no thread makes a call.
     pub fn call(
         &self,
         calls: &[FunctionCall],
@@ -148,15 +148,15 @@ impl SafeCalls {
         })
     }
 
-    /// Has the process run a function of its C library with one argument on a new thread, so that
-    /// all of its own threads run meanwhile. The function must use no thread-local variable but
-    /// `errno`. Its return value is not available: the result has 0.
+    /// Makes the process run a function of its C library with one argument on a new thread, so that
+    /// its own threads run meanwhile. The function must use no thread-local variable except
+    /// `errno`. Its return value is not available; the result contains 0.
     ///
-    /// `None` if the C library has only one thread registered, since it takes no locks then; also
-    /// if the C library is not GNU's, or is linked statically.
+    /// `None` if the C library knows only one thread, because it then takes no locks; also if the C
+    /// library is not glibc, or is linked statically.
     ///
     /// # Errors
-    /// [`CallRefused`], where it does not run.
+    /// [`CallRefused`] if the function is not run.
     pub fn call_on_new_thread(
         &self,
         function: &FoundFunction,
@@ -174,7 +174,7 @@ impl SafeCalls {
         Ok(Some(CallResults { returned: vec![value], stopped }))
     }
 
-    /// True if the C library takes its locks since the process has several threads.
+    /// True if the C library takes its locks because the process has several threads.
     fn has_several_threads(&self) -> Result<bool, CallRefused> {
         /// glibc since 2.32.
         const IS_SINGLE: &[u8] = b"__libc_single_threaded";
@@ -208,8 +208,8 @@ impl SafeCalls {
 }
 
 impl StackJudge<'_> {
-    /// Lets a thread run on, and reads the files of the code on its call stack, so that they need
-    /// not be read while it is stopped the next time.
+    /// Resumes a thread, and reads the files of the code on its call stack, so that they need not
+    /// be read at the next stop.
     pub fn read_files(&mut self, thread: Tracee) {
         let place = thread.place();
         let stack = self.target.memory().read_up_to(place.stack, SEARCHED);
@@ -258,8 +258,8 @@ fn call_one(
     room.call(thread, &function, arguments, &mut || {})
 }
 
-/// A thread that is stopped where it may call an allocator or load a library, ready for calls.
-/// `None` if none was for [`PATIENCE`].
+/// Stops a thread at a point at which it may call an allocator or load a library, and prepares it
+/// for calls. `None` if no thread reached such a point within [`PATIENCE`].
 pub(crate) fn safe_thread(
     root: &ProcRoot,
     target: &RemoteProcess,
@@ -305,7 +305,7 @@ pub(crate) fn is_ready(target: &RemoteProcess, thread: &mut Tracee) -> Result<bo
     }
 }
 
-/// Functions of some names in the executable files of a process, each once.
+/// Finds functions by their names in the executable files of a process, each once.
 pub fn functions_in(
     root: &ProcRoot,
     pid: u32,
@@ -334,7 +334,7 @@ pub fn functions_in(
     found
 }
 
-/// Refuses a process of which no thread may make calls, as far as that shows from outside.
+/// Returns an error if `/proc` shows that no thread of a process may make calls.
 pub(crate) fn permits_calls(root: &ProcRoot, pid: u32) -> Result<(), String> {
     if pid == std::process::id() {
         return Err("it is this one".to_owned());
@@ -354,8 +354,8 @@ pub(crate) fn permits_calls(root: &ProcRoot, pid: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// `/proc/PID/status`, once no other process of pagewise traces the process any more: a keeper that
-/// undoes the changes of a killed run takes only a moment.
+/// Reads `/proc/PID/status`. Waits until no other process of pagewise traces the process: a keeper
+/// that undoes the changes of a killed run traces it only briefly.
 fn status_without_our_tracer(root: &ProcRoot, pid: u32) -> Vec<u8> {
     let own = program_file(root, std::process::id());
     let began = Instant::now();
@@ -374,14 +374,14 @@ fn status_without_our_tracer(root: &ProcRoot, pid: u32) -> Vec<u8> {
     }
 }
 
-/// True if a mapping is of GNU's C library.
+/// True if a mapping is of glibc.
 pub(crate) fn is_libc(name: &Name) -> bool {
     let file = name.base();
     file == b"libc.so.6" || (file.starts_with(b"libc-2.") && file.ends_with(b".so"))
 }
 
-/// Bytes of address space that the recorder library takes in a process. It stays loaded after a
-/// recording, since a thread may be about to return into it.
+/// Number of bytes of address space of the recorder library in a process. The library stays loaded
+/// after a recording, since a thread may be about to return into it.
 pub fn recorder_addresses(root: &ProcRoot, pid: u32) -> Bytes {
     let text = root.read(Pid(pid), "maps").unwrap_or_default();
     let mappings = maps::parse(&text).mappings;

@@ -21,9 +21,9 @@ use pagewise_proc::target_file::FileId;
 use pagewise_sys::remote::OpenMemory;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Bytes of a table in one read.
+/// Number of bytes of a table in one read.
 const PIECE: usize = 1 << 20;
-/// Number of attempts to read records that change during the reading.
+/// Number of attempts to read records that may change during the read.
 const TRIES: usize = 5;
 
 /// Source of the bytes of tables.
@@ -41,7 +41,7 @@ impl TableSource for File {
 
 /// Tables in the memory of a process that has mapped them. Opening the mapped file, which has no
 /// name, would need `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`; reading the memory needs only the
-/// rights that a scan needs anyway.
+/// permissions of a scan.
 #[derive(Debug)]
 pub(crate) struct MappedTables {
     memory: OpenMemory,
@@ -58,7 +58,7 @@ impl TableSource for MappedTables {
     }
 }
 
-/// Tables of a process. They stay as the process left them after it has ended.
+/// Tables of a process. After the end of the process they keep their last contents.
 #[derive(Debug)]
 pub(crate) struct SharedTables<S = File> {
     source: S,
@@ -85,10 +85,10 @@ pub(crate) struct NewEntries {
     pub sites: Vec<LogSite>,
 }
 
-/// An entry of the log.
+/// An entry of the recorder's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Logged {
-    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the event, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     pub address: u64,
     pub size: u64,
@@ -100,7 +100,7 @@ pub(crate) struct Logged {
 #[derive(Debug, Default)]
 pub(crate) struct NewLog {
     pub entries: Vec<Logged>,
-    /// Times of the first and the last lost entry, if any.
+    /// Times of the first and the last lost entry; `None` if no entry was lost.
     pub lost: Option<(u64, u64)>,
 }
 
@@ -114,7 +114,7 @@ impl NewEntries {
     }
 }
 
-/// Mapping of a recorder's tables in a process; `None` without a recorder.
+/// Finds the mapping of a recorder's tables in a process; `None` without a recorder.
 pub(crate) fn mapping(mappings: &[Mapping]) -> Option<&Mapping> {
     mappings.iter().find(|it| it.name.as_bytes().starts_with(b"/memfd:pagewise-heap"))
 }
@@ -125,18 +125,18 @@ fn memory_device() -> io::Result<Device> {
     Ok(FileId::of_metadata(&File::from(file).metadata()?).device)
 }
 
-/// Present counts.
+/// Current counts.
 #[derive(Debug, Default)]
 pub(crate) struct CountedState {
-    /// Everything since the beginning.
+    /// Counts since the beginning of the recording.
     pub counts: LogCounts,
     /// Live amount by site at one time point.
     pub live: Vec<LogAmount>,
-    /// The epoch of the last peak.
+    /// Epoch of the last peak.
     pub peak: u32,
     /// True if more is live now than ever before.
     pub is_peak: bool,
-    /// Bytes in mappings of their own that the allocator made for large blocks.
+    /// Number of bytes in separate mappings that the allocator created for large blocks.
     pub mapped: u64,
     /// Frees of blocks whose allocation was not recorded, with the usable sizes of the blocks.
     /// `None` with sampling, since most frees are not recorded then, and for allocators other than
@@ -145,12 +145,12 @@ pub(crate) struct CountedState {
 }
 
 impl CountedState {
-    /// All that is live.
+    /// Live amount of all sites.
     pub(crate) fn all_live(&self) -> LogAmount {
         sum(self.live.iter().copied())
     }
 
-    /// All that was ever allocated.
+    /// Amount of all allocations.
     pub(crate) fn all_allocated(&self) -> LogAmount {
         sum(self.counts.sites.iter().map(|site| site.allocated))
     }
@@ -163,8 +163,8 @@ fn sum(amounts: impl Iterator<Item = LogAmount>) -> LogAmount {
     })
 }
 
-/// Sums of a site's records. One record alone means nothing, since a thread may free other threads'
-/// blocks.
+/// Sums of a site's records. A single record has no meaning by itself, since a thread may free
+/// other threads' blocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct SiteRecordSum {
     allocated: LogAmount,
@@ -194,16 +194,16 @@ fn settled(amount: LogAmount) -> LogAmount {
 }
 
 impl SharedTables<MappedTables> {
-    /// Tables that a process has mapped; they can only be read.
+    /// Opens the tables that a process has mapped, for reading only.
     ///
     /// # Errors
-    /// Returns an error if the mapping is not of a recorder's tables, if these have another
+    /// Returns an error if the mapping is not of a recorder's tables, if the tables have another
     /// version, or if the memory of the process may not be read.
     pub(crate) fn open_mapped(
         pid: u32,
         mapping: &Mapping,
     ) -> io::Result<SharedTables<MappedTables>> {
-        // A file on disk can have such a name too, and its file system may delay a read for ever.
+        // A file on disk can have such a name too, and its file system may delay a read forever.
         if mapping.device != memory_device()? {
             return Err(no_memory_file());
         }
@@ -217,13 +217,13 @@ impl SharedTables<MappedTables> {
 }
 
 impl SharedTables {
-    /// Tables in a file that a recorder has sent.
+    /// Opens the tables in a file that a recorder has sent.
     ///
     /// # Errors
     /// Returns an error if the tables have another version, or cannot be read.
     pub(crate) fn open(file: File) -> io::Result<SharedTables> {
-        // Only memory files have seals. Such a file can be read without blocking, whatever process
-        // sent it.
+        // Only memory files have seals. A memory file can be read without blocking, whichever
+        // process sent it.
         if rustix::fs::fcntl_get_seals(&file).is_err() {
             return Err(no_memory_file());
         }
@@ -239,13 +239,14 @@ impl SharedTables {
         self.source.write_all_at(&bytes, HEADER.place(number) as u64)
     }
 
-    /// Bytes of RAM that the tables take.
+    /// Number of bytes of RAM that the tables use.
     pub(crate) fn resident(&self) -> io::Result<u64> {
-        // Blocks of 512 bytes, whatever the file system's are.
+        // `st_blocks` counts blocks of 512 bytes on every file system.
         Ok(self.source.metadata()?.blocks() * 512)
     }
 
-    /// New log entries since the last call. The recorder overwrites them from now on.
+    /// Returns the log entries that are new since the last call. The recorder may overwrite them
+    /// from now on.
     pub(crate) fn log(&mut self) -> io::Result<NewLog> {
         let read = self.head(header::LOG_READ)?;
         let written = self.head(header::LOG_WRITTEN)?;
@@ -271,7 +272,7 @@ impl SharedTables {
         self.set_head(header::LOG_READ, written)?;
         let first_lost = self.head(header::LOG_FIRST_LOST)?;
         if first_lost != 0 {
-            // Later losses are recorded anew.
+            // The recorder then records the time of the next loss.
             self.set_head(header::LOG_FIRST_LOST, 0)?;
             new.lost = Some((first_lost, self.head(header::LOG_LAST_LOST)?));
         }
@@ -283,11 +284,11 @@ impl SharedTables {
     }
 
     /// All counts. With `mark`, the recorder copies the live amount of each record before its next
-    /// change, so that all sites are read as of one time. Without `mark`, the process must have
-    /// ended.
+    /// change, so that the live amounts of all sites are of one time point. Without `mark`, the
+    /// process must have ended.
     pub(crate) fn state(&mut self, mark: bool) -> io::Result<CountedState> {
-        // Copies count only for an announced time point. Without `mark`, all sites have their
-        // present values.
+        // Copies count only for an announced time point. Without `mark`, the current values of all
+        // sites are used.
         self.moment = self.moment.wrapping_add(1);
         if mark {
             let at = HEADER.place(header::EPOCHS) + 4;
@@ -313,7 +314,7 @@ impl<S: TableSource> SharedTables<S> {
         if tables.head(header::MAGIC)? == MAGIC { Ok(tables) } else { Err(another_version()) }
     }
 
-    /// A word of the header.
+    /// Reads a word of the header.
     pub(crate) fn head(&self, number: usize) -> io::Result<u64> {
         let mut word = [0; 8];
         self.source.fill(&mut word, (HEADER.at + number * 8) as u64)?;
@@ -379,9 +380,11 @@ impl<S: TableSource> SharedTables<S> {
         Ok(all)
     }
 
-    /// New entries since the last call. `program` is the path for entries without one.
+    /// Returns the entries that are new since the last call. `program` is the path for modules
+    /// without a path.
     pub(crate) fn news(&mut self, program: &[u8]) -> io::Result<NewEntries> {
-        // Later entries refer to earlier ones, so the later tables are counted first.
+        // Later tables refer to entries of earlier tables, so the entries of later tables are
+        // counted first.
         let sites = self.count(header::SITES, &SITES)?;
         let nodes = self.count(header::NODES, &NODES)?;
         let places = self.count(header::PLACES, &PLACES)?;
@@ -431,8 +434,8 @@ impl<S: TableSource> SharedTables<S> {
         Ok(new)
     }
 
-    /// Removes the sites that [`SharedTables::news`] has not returned from a layout: the program
-    /// may have overwritten the map of its blocks.
+    /// Removes sites that [`SharedTables::news`] has not returned from a layout. Such sites occur
+    /// if the program has overwritten its map of blocks.
     pub(crate) fn known_only(&self, mut layout: LogLayout) -> LogLayout {
         if let Some(pages) = &mut layout.pages {
             pages.pinned.retain(|it| (it.site as usize) < self.known.sites);
@@ -440,7 +443,7 @@ impl<S: TableSource> SharedTables<S> {
         layout
     }
 
-    /// The blocks of sites that [`SharedTables::news`] has returned.
+    /// Keeps only the blocks of sites that [`SharedTables::news`] has returned.
     pub(crate) fn known_blocks(&self, mut blocks: Vec<LogBlock>) -> Vec<LogBlock> {
         blocks.retain(|block| (block.site as usize) < self.known.sites);
         blocks
@@ -519,11 +522,11 @@ impl<S: TableSource> SharedTables<S> {
         self.add_threads(&mut counts, by_thread)?;
         trim(&mut counts.sizes);
         trim(&mut counts.lifetimes);
-        // The counter may be negative for a moment.
+        // The counter may be negative briefly.
         let mapped = self.head(header::MAPPED)?.cast_signed().max(0).cast_unsigned();
         let now = sum(live.iter().copied());
-        // The recorder makes copies at the first free after a peak. Before that, the present values
-        // are the peak.
+        // The recorder makes copies at the first free after a peak. Before this free, the current
+        // values are the peak.
         let is_peak = now.bytes > counts.peak.bytes;
         if is_peak {
             counts.peak = now;
@@ -563,8 +566,8 @@ impl<S: TableSource> SharedTables<S> {
                 },
                 freed: LogAmount { bytes: slot[thread::FREED], blocks: slot[thread::FREED + 1] },
             };
-            // The chunks of slot 0 include counts of other threads that the slots of these threads
-            // have, too.
+            // The chunks of slot 0 include counts of other threads, which the slots of these
+            // threads also contain.
             if index > 0 {
                 add(&mut told.allocated, allocated);
                 add(&mut told.freed, freed);
@@ -615,7 +618,7 @@ impl SiteRecordSum {
     }
 }
 
-/// Content of a record.
+/// Decodes a record.
 fn one(record: &[u64; record::SIZE / 8], peak: u32, moment: u32) -> SiteRecordSum {
     let amount =
         |bytes: usize, blocks: usize| LogAmount { bytes: record[bytes], blocks: record[blocks] };
@@ -637,7 +640,8 @@ fn one(record: &[u64; record::SIZE / 8], peak: u32, moment: u32) -> SiteRecordSu
     }
 }
 
-/// Checks that all references are to existing entries: a reader refuses a file with others.
+/// Checks that all references are to existing entries, because readers of the file refuse invalid
+/// references.
 fn check(new: &NewEntries, known: TableLengths, all: TableLengths) -> io::Result<()> {
     let wrong = |what: &str| {
         let words = format!("the program has written into the recorder's tables: {what}");

@@ -1,5 +1,5 @@
 //! Format of a file: frames, each with a length and a checksum, and the encoding of numbers.
-//! FORMAT.md describes it.
+//! `FORMAT.md` specifies the format.
 
 use std::io::{self, Read, Write};
 
@@ -7,8 +7,8 @@ use flate2::Crc;
 use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 
-/// First bytes of a file. They reveal damage by a text editor, by a transfer as text, or by a cut
-/// at the first zero.
+/// First bytes of a file. They detect damage by a text editor, by a transfer in text mode, or by
+/// truncation at the first zero byte.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89pwheap\n";
 /// The version of the format. A reader refuses later versions. Data that a reader can ignore needs
 /// a new kind of frame, but no new version.
@@ -32,33 +32,33 @@ pub(crate) mod kind {
 
 /// Limits of a reader: a file that exceeds one is damaged or hostile.
 pub(crate) mod limit {
-    /// Bytes in a frame, also once unpacked.
+    /// Maximum number of bytes in a frame, compressed or uncompressed.
     pub(crate) const FRAME: u64 = 1 << 26;
     pub(crate) const MODULES: usize = 1 << 16;
     pub(crate) const PLACES: usize = 1 << 22;
     pub(crate) const NODES: usize = 1 << 24;
     pub(crate) const SITES: usize = 1 << 21;
     pub(crate) const MOMENTS: usize = 1 << 20;
-    /// Sites in the trees and layouts of all time points.
+    /// Maximum number of sites in the trees and layouts of all time points together.
     pub(crate) const LEAVES: usize = 1 << 23;
     pub(crate) const LAYOUTS: usize = 1 << 13;
-    /// Live blocks at the end.
+    /// Maximum number of live blocks at the end.
     pub(crate) const BLOCKS: usize = crate::recording::MAX_BLOCKS;
-    /// Areas in a layout.
+    /// Maximum number of areas in a layout.
     pub(crate) const AREAS: usize = 1 << 14;
-    /// Number of sites, by the limit `LEAVES`, that an area counts as.
+    /// Number of sites for which an area counts toward the limit `LEAVES`.
     pub(crate) const AREA_LEAVES: usize = 8;
     pub(crate) const THREADS: usize = 1 << 16;
-    /// Words of a command, and cells of a histogram.
+    /// Maximum number of words of a command, and of cells of a histogram.
     pub(crate) const LIST: usize = 1 << 16;
-    /// Bytes of a path or of a word.
+    /// Maximum number of bytes of a path or of a word.
     pub(crate) const TEXT: usize = 1 << 20;
 }
 
 /// Reason why data of a file is invalid.
 pub(crate) type Bad = &'static str;
 
-/// Bytes of a frame's payload, as they are written.
+/// Bytes of a frame's payload while it is written.
 #[derive(Debug, Default)]
 pub(crate) struct Out(pub(crate) Vec<u8>);
 
@@ -67,7 +67,8 @@ impl Out {
         self.0.push(byte);
     }
 
-    /// Seven bits a byte, the low ones first; the top bit is set if another byte follows.
+    /// Writes seven bits per byte, the low bits first; the top bit of a byte is set if another byte
+    /// follows.
     pub(crate) fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.byte(number.to_le_bytes()[0] | 0x80);
@@ -102,7 +103,7 @@ impl Out {
     }
 }
 
-/// Unread rest of a payload.
+/// The part of a payload that is not read yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct In<'a>(pub(crate) &'a [u8]);
 
@@ -139,8 +140,8 @@ impl<'a> In<'a> {
         u32::try_from(self.number()?).map_err(|_| "a number has more than 32 bits")
     }
 
-    /// Number of following items, each at least `least` bytes long: an impossible number is refused
-    /// before memory is allocated.
+    /// Reads the number of the following items, each of which has at least `least` bytes. An
+    /// impossible number is refused before memory is allocated.
     pub(crate) fn count(&mut self, least: usize, most: usize) -> Result<usize, Bad> {
         let count = usize::try_from(self.number()?).map_err(|_| "too many")?;
         let fits = count.checked_mul(least).is_some_and(|bytes| bytes <= self.0.len());
@@ -179,10 +180,10 @@ impl<'a> In<'a> {
     }
 }
 
-/// A frame that was read, or the reason of its absence.
+/// Result of reading a frame.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Its kind, its payload, and the number of bytes that it takes in the file.
+    /// A frame: its kind, its payload, and its number of bytes in the file.
     Frame(u8, Vec<u8>, u64),
     /// The file ends after a complete frame.
     Nothing,
@@ -190,7 +191,7 @@ pub(crate) enum Next {
     Broken(Bad),
 }
 
-/// The checksum of a frame: CRC-32 of its head and of its stored payload.
+/// Checksum of a frame: CRC-32 of its head and of its stored payload.
 fn checksum(head: &[u8], stored: &[u8]) -> [u8; 4] {
     let mut crc = Crc::new();
     crc.update(head);
@@ -198,9 +199,9 @@ fn checksum(head: &[u8], stored: &[u8]) -> [u8; 4] {
     crc.sum().to_le_bytes()
 }
 
-/// A frame as bytes, packed where that makes it smaller.
+/// Encodes a frame; its payload is compressed if this makes it smaller.
 pub(crate) fn frame(kind: u8, payload: &[u8]) -> io::Result<Vec<u8>> {
-    /// Shorter payloads do not become smaller.
+    /// Minimum number of payload bytes for compression; shorter payloads do not become smaller.
     const WORTH_IT: usize = 64;
     let packed = if payload.len() >= WORTH_IT {
         let mut encoder = DeflateEncoder::new(Vec::new(), flate2::Compression::new(7));
@@ -220,11 +221,12 @@ pub(crate) fn frame(kind: u8, payload: &[u8]) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a frame. The length that a file claims allocates nothing: memory grows with the bytes that
-/// are present.
+/// Reads a frame. Memory is allocated only for bytes that are present, whatever length the file
+/// states.
 pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
     const CUT: Bad = "the file was cut off in the middle of a frame";
-    /// One byte for the kind, at most ten for each number.
+    /// Maximum number of bytes of a frame's head: one for the kind, and ten for each of two
+    /// numbers.
     const HEAD: usize = 21;
     let mut head = Vec::with_capacity(HEAD);
     let mut ends = 0;
@@ -263,7 +265,7 @@ pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
         return Ok(Next::Frame(head[0], stored, took));
     }
     let mut payload = Vec::new();
-    // One byte more than stated reveals a longer payload.
+    // Reading one byte more than the stated length detects a longer payload.
     let unpacked = DeflateDecoder::new(&stored[..]).take(length + 1).read_to_end(&mut payload);
     Ok(match unpacked {
         Ok(_) if payload.len() as u64 == length => Next::Frame(head[0], payload, took),
@@ -271,7 +273,7 @@ pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
     })
 }
 
-/// Fills `room`; returns false if the input ends before that.
+/// Fills `room`; returns false if the input ends before `room` is full.
 pub(crate) fn fill(input: &mut impl Read, room: &mut [u8]) -> io::Result<bool> {
     match input.read_exact(room) {
         Ok(()) => Ok(true),

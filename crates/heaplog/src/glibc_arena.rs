@@ -18,7 +18,7 @@
 
 use crate::glibc_chunk::HEADER;
 
-/// Layout of `malloc_state`, by version.
+/// Structure layout of `malloc_state`, by version of glibc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateLayout {
     /// Until glibc 2.42.
@@ -27,21 +27,21 @@ pub enum StateLayout {
     WithoutFastbins,
 }
 
-/// Offset of the fastbins, in the layout that has them.
+/// Offset of the fastbins in [`StateLayout::WithFastbins`].
 pub const FASTBINS: u64 = 16;
 /// Number of fastbins.
 pub const FASTBIN_COUNT: usize = 10;
-/// Number of the other bins.
+/// Number of bins that are not fastbins.
 pub const BIN_COUNT: usize = 127;
-/// Bytes from the start of an arena to the start of the heap that holds it, at most.
+/// Maximum number of bytes from the start of a heap to the arena in it.
 pub const MAX_HEAP_HEADER: u64 = 128;
 
 impl StateLayout {
     /// All layouts.
     pub const ALL: [StateLayout; 2] = [StateLayout::WithFastbins, StateLayout::WithoutFastbins];
 
-    /// Offset of `top`. The offsets of the fields behind it differ from `top`'s by the same
-    /// distances in all versions.
+    /// Offset of `top`. The distances from `top` to the fields after it are the same in all
+    /// versions.
     #[must_use]
     pub const fn top(self) -> u64 {
         match self {
@@ -62,25 +62,25 @@ impl StateLayout {
         self.top() + 2064
     }
 
-    /// Offset of the number of threads that allocate from it.
+    /// Offset of the number of threads that allocate from the arena.
     #[must_use]
     pub const fn threads(self) -> u64 {
         self.top() + 2080
     }
 
-    /// Offset of the number of bytes that it has from the system.
+    /// Offset of the number of bytes that the arena has from the system.
     #[must_use]
     pub const fn system(self) -> u64 {
         self.top() + 2088
     }
 
-    /// Offset of the highest value of that number.
+    /// Offset of the maximum number of bytes that the arena had from the system.
     #[must_use]
     pub const fn max_system(self) -> u64 {
         self.top() + 2096
     }
 
-    /// Bytes of an arena.
+    /// Number of bytes of an arena.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.top() + 2104
@@ -93,8 +93,8 @@ impl StateLayout {
         links.wrapping_sub(HEADER)
     }
 
-    /// The layout of an arena, by its address and its bytes: the one in which bins are empty, since
-    /// no program fills all of them. `None` if no layout fits.
+    /// Determines the layout of an arena from its address and its bytes: the layout in which some
+    /// bins are empty, since no program fills all bins. `None` if no layout fits.
     #[must_use]
     pub fn of_arena(arena: u64, bytes: &[u8]) -> Option<StateLayout> {
         let word = |at: u64| {

@@ -1,26 +1,27 @@
 //! Thread caches of glibc's malloc: the layout of `tcache_perthread_struct` (malloc/malloc.c) of
-//! glibc 2.26 to 2.44, on 64-bit machines. A cache has a count for each bin, then the first entry
-//! of each bin, and is a block of its arena.
+//! glibc 2.26 to 2.44, on 64-bit machines. A cache contains a count for each bin, followed by the
+//! first entry of each bin. The cache itself is a block of its arena.
 
 use crate::glibc_chunk::{MIN_CHUNK, UNIT};
 
-/// Number of bins whose chunks have one size.
+/// Number of bins whose chunks all have the same size.
 pub const SMALL_BINS: usize = 64;
 
 /// Layout of a cache, by version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLayout {
-    /// Versions that have it.
+    /// Versions of glibc with this layout.
     pub name: &'static str,
     /// Number of bins.
     pub bins: usize,
-    /// Bytes of a count.
+    /// Number of bytes of a count.
     pub width: usize,
-    /// True if the counts are those of entries, false if of entries that are still permitted.
+    /// True if a count is the number of entries in the bin; false if it is the number of entries
+    /// that may still be added.
     pub counts_entries: bool,
 }
 
-/// glibc 2.26, 2.30 and 2.42 changed the structure.
+/// All layouts: glibc 2.26, 2.30 and 2.42 changed the structure.
 pub const LAYOUTS: [CacheLayout; 3] = [
     CacheLayout {
         name: "64 bins, counts of 1 byte (glibc 2.26 to 2.29)",
@@ -38,7 +39,7 @@ pub const LAYOUTS: [CacheLayout; 3] = [
 ];
 
 impl CacheLayout {
-    /// The layout of a cache in a chunk of this size.
+    /// Determines the layout of a cache from the size of its chunk; `None` if no layout fits.
     #[must_use]
     pub fn of_chunk(size: u64) -> Option<CacheLayout> {
         LAYOUTS.into_iter().find(|layout| layout.has_chunk_of(size))
@@ -50,14 +51,14 @@ impl CacheLayout {
         self.bins * self.width
     }
 
-    /// Bytes of a cache.
+    /// Number of bytes of a cache.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.bins * (self.width + 8)
     }
 
     /// True for the size of the chunk of a cache: malloc does not split a chunk if the remainder
-    /// would be too small for one, and since glibc 2.43 adds the header twice for some caches.
+    /// would be smaller than a chunk, and since glibc 2.43 adds the header twice for some caches.
     fn has_chunk_of(self, size: u64) -> bool {
         let needed = (self.bytes() as u64 + 8).next_multiple_of(UNIT);
         (needed..needed + UNIT + MIN_CHUNK).contains(&size)
@@ -70,7 +71,7 @@ mod tests {
 
     #[test]
     fn chunks_of_caches_have_the_sizes_that_glibc_allocates() {
-        // Read from programs, but for the first, which the layout gives.
+        // The sizes were read from programs, except the first size, which follows from the layout.
         let bins = |size| CacheLayout::of_chunk(size).map(|layout| (layout.bins, layout.width));
         assert_eq!(bins(0x250), Some((64, 1)), "glibc 2.27");
         assert_eq!(bins(0x290), Some((64, 2)), "glibc 2.31 and 2.41");

@@ -3,13 +3,13 @@
 //!
 //! A chunk begins with two words: the size of the chunk before it, which is valid only while that
 //! chunk is free, and its own size with [flags](FLAGS) in the low bits. The block that `malloc`
-//! returns begins behind them, and reaches into the first word of the next chunk.
+//! returns begins after these two words, and includes the first word of the next chunk.
 
-/// Bytes of the two words before a block; chunks are aligned to it.
+/// Number of bytes of the two words before a block; chunks are aligned to this size.
 pub const HEADER: u64 = 16;
-/// Alignment of chunks, of which their sizes are multiples.
+/// Alignment of chunks in bytes; their sizes are multiples of it.
 pub const UNIT: u64 = 16;
-/// Size of the smallest chunk.
+/// Size of the smallest chunk in bytes.
 pub const MIN_CHUNK: u64 = 32;
 /// The bits of the size word that are not part of the size.
 pub const FLAGS: u64 = 7;
@@ -17,7 +17,7 @@ pub const FLAGS: u64 = 7;
 pub const PREVIOUS_IN_USE: u64 = 1;
 /// Flag: the chunk has a mapping of its own (`IS_MMAPPED`).
 pub const MAPPED: u64 = 2;
-/// Flag: the chunk is not of the main arena (`NON_MAIN_ARENA`).
+/// Flag: the chunk does not belong to the main arena (`NON_MAIN_ARENA`).
 pub const OTHER_ARENA: u64 = 4;
 
 /// Size of a chunk in bytes, by its size word.
@@ -32,17 +32,17 @@ pub const fn is_mapped(word: u64) -> bool {
     word & MAPPED != 0
 }
 
-/// Bytes between the end of a chunk with a mapping of its own and the end of that mapping: none
-/// until glibc 2.42. Since 2.43 they are a header, and the block reaches into it as that of any
-/// other chunk into the next one. The mapping ends with a page, so the end of the chunk has
-/// another alignment in these versions.
+/// Number of bytes between the end of a chunk with a mapping of its own and the end of this
+/// mapping: 0 until glibc 2.42. Since 2.43 a header lies there, and the block includes the first
+/// word of this header, as other blocks include the first word of the next chunk. The mapping ends
+/// at a page boundary, so the alignment of the chunk's end reveals the version.
 #[inline(always)]
 pub const fn behind_mapped(block: u64, word: u64) -> u64 {
     block.wrapping_sub(HEADER).wrapping_add(size(word)) & UNIT
 }
 
-/// Usable bytes of a block in use, by its address and the size word of its chunk. For any other
-/// word the result is meaningless.
+/// Number of usable bytes of a block in use, by its address and the size word of its chunk. For any
+/// other word the result is meaningless.
 #[inline(always)]
 pub const fn room(block: u64, word: u64) -> u64 {
     let outside = if is_mapped(word) { HEADER - behind_mapped(block, word) / 2 } else { 8 };
@@ -56,7 +56,8 @@ mod tests {
     #[test]
     fn usable_bytes_of_mapped_blocks_depend_on_the_version() {
         let mapped = |bytes: u64| bytes | MAPPED;
-        // malloc_usable_size of malloc(150000) and aligned_alloc(64, 150000), with glibc 2.41.
+        // The values are of malloc_usable_size for malloc(150000) and aligned_alloc(64, 150000),
+        // with glibc 2.41.
         assert_eq!(room(0x7000_0010, mapped(0x25000)), 151_536);
         assert_eq!(behind_mapped(0x7000_0010, mapped(0x25000)), 0);
         assert_eq!(room(0x7000_0040, mapped(0x24fd0)), 151_488);
@@ -64,7 +65,7 @@ mod tests {
         assert_eq!(room(0x7000_0010, mapped(0x24ff0)), 151_528);
         assert_eq!(behind_mapped(0x7000_0010, mapped(0x24ff0)), 16);
         assert_eq!(room(0x7000_0040, mapped(0x24fc0)), 151_480);
-        // In a heap.
+        // A block in a heap.
         assert_eq!(room(0x7000_0010, 0x91), 0x88);
     }
 }

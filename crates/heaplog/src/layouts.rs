@@ -1,5 +1,5 @@
-//! Payloads of layout frames and of live block frames: writers, and beside each its reader. Each
-//! frame is independent.
+//! Payloads of layout frames and of live block frames: a writer for each part, followed by its
+//! reader. Each frame is independent of other frames.
 
 use crate::format::{Bad, In, Out, limit};
 use crate::recording::{
@@ -7,7 +7,7 @@ use crate::recording::{
 };
 use crate::shapes::CodecState;
 
-/// Bit flags of the known values of an area.
+/// Bit flags of the values of an area that are known.
 mod known {
     pub(super) const RESIDENT: u8 = 1;
     pub(super) const LIVE: u8 = 2;
@@ -107,7 +107,7 @@ fn read_area(input: &mut In<'_>) -> Result<LogArea, Bad> {
     Ok(area)
 }
 
-/// Writes blocks, which are in order of address.
+/// Writes blocks, which must be in order of address.
 pub(crate) fn write_blocks(out: &mut Out, blocks: &[LogBlock]) {
     out.count(blocks.len());
     let mut last = LogBlock::default();
@@ -119,7 +119,8 @@ pub(crate) fn write_blocks(out: &mut Out, blocks: &[LogBlock]) {
 }
 
 impl CodecState {
-    /// Appends the blocks of a frame, whose addresses must be above all earlier ones.
+    /// Appends the blocks of a frame, whose addresses must be above the addresses of all earlier
+    /// blocks.
     pub(crate) fn read_blocks(
         &self,
         input: &mut In<'_>,
@@ -148,7 +149,7 @@ impl CodecState {
             unclear: input.number()?,
             ..LogLayout::default()
         };
-        /// Minimum bytes of an area.
+        /// Minimum number of bytes of an area.
         const AREA: usize = 5;
         let count = input.count(AREA, limit::AREAS)?;
         self.leaves += count * limit::AREA_LEAVES;
@@ -169,7 +170,7 @@ impl CodecState {
         for cell in &mut pages.cells {
             *cell = input.number()?;
         }
-        // A site and three numbers.
+        // Each item has at least four bytes: a site and three numbers.
         for _ in 0..input.count(4, self.sites)? {
             let site = input.number32()?;
             if site as usize >= self.sites {

@@ -1,7 +1,7 @@
 //! Recordings of a heap over time.
 //!
 //! While a program runs, a recorder inside it counts allocations by call stack, in memory that it
-//! shares with a collector. The collector reads these tables from time to time and appends new
+//! shares with a collector. The collector reads this memory from time to time and appends new
 //! entries to a file. A [`LogRecording`] is the content of such a file: raw addresses and numbers,
 //! without names of functions.
 #![forbid(unsafe_code)]

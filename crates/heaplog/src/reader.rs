@@ -1,8 +1,8 @@
-//! Reads a recording from a file, as far as it can be read.
+//! Reads a recording from a file, up to the end of the file or to the first error.
 //!
-//! A file may be cut off, damaged or hostile. Data is checked before it is stored: each index must
-//! refer to an existing entry. Memory grows with the bytes of the file, at most some 16 KiB for
-//! each byte and 1 GiB in total: lengths are trusted only once their bytes are present, and the
+//! A file may be truncated, damaged or hostile. Data is checked before it is stored: each index
+//! must refer to an existing entry. Memory grows with the bytes of the file, at most some 16 KiB
+//! for each byte and 1 GiB in total: a length is trusted only if its bytes are present, and the
 //! numbers of sites, calls and trees of a file are limited (`limit` in `format.rs`).
 
 use std::fmt;
@@ -15,32 +15,32 @@ use crate::shapes::{self, CodecState};
 /// Content of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogFile {
-    /// Everything up to where the file ends or is broken.
+    /// The content up to the end of the file, or up to the first error.
     pub recording: LogRecording,
-    /// Position and reason at which reading ended early; `None` if the file is complete.
+    /// Position and cause of an early end of the content; `None` if the file is complete.
     pub cut: Option<Cut>,
 }
 
 /// Position from which a file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Number of bytes that were read.
+    /// Number of bytes that were read without an error.
     pub offset: u64,
     /// Problem with the following bytes.
     pub why: &'static str,
 }
 
-/// Why nothing can be read.
+/// Reason why nothing can be read.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LogError {
-    /// The reading failed.
+    /// Reading the file failed.
     Io(io::Error),
     /// The file is not a heap recording.
     Other,
-    /// It is of a later version of the format.
+    /// The file has a later version of the format.
     Later(u8),
-    /// It is damaged at its beginning, so that the recorded process is unknown.
+    /// The file is damaged at its beginning, so that the recorded process is unknown.
     Broken(&'static str),
 }
 
@@ -74,10 +74,10 @@ impl From<io::Error> for LogError {
     }
 }
 
-/// Reads a file from its beginning to its end, or to where it is broken.
+/// Reads a file from its beginning to its end, or to the first error.
 ///
 /// # Errors
-/// [`LogError`], if not even the beginning of the file can be read.
+/// [`LogError`] if the beginning of the file cannot be read.
 pub fn read(input: impl Read) -> Result<LogFile, LogError> {
     let mut input = io::BufReader::new(input);
     let mut offset = head(&mut input)?;
@@ -136,7 +136,7 @@ impl LogReader {
                 recording.begin = shapes::read_begin(&mut input)?;
                 *has_begun = true;
             }
-            // A frame before the beginning has no meaning.
+            // A frame before the frame of the beginning has no meaning.
             kind::MODULES..=kind::END | kind::LAYOUT | kind::BLOCKS if !*has_begun => {
                 return Err("it does not begin");
             }
@@ -167,7 +167,7 @@ impl LogReader {
             kind::BLOCKS => state.read_blocks(&mut input, &mut recording.blocks)?,
             kind::COUNTS => recording.counts = state.read_counts(&mut input)?,
             kind::END => recording.end = Some(shapes::read_end(&mut input)?),
-            // Frames of a newer writer, or for seeking.
+            // Frames of a newer version, and frames for seeking, are ignored.
             _ => {}
         }
         Ok(())
@@ -186,7 +186,7 @@ pub struct SnapshotIndex {
     keys: Vec<ReadKeyFrame>,
 }
 
-/// A snapshot that can be read without those before it.
+/// A snapshot that can be decoded without earlier snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ReadKeyFrame {
     moment: u64,
@@ -194,15 +194,16 @@ struct ReadKeyFrame {
     offset: u64,
 }
 
-/// Size of the last frame of a file: a kind, two lengths of a byte, a checksum and an offset.
+/// Number of bytes of the last frame of a file: a kind, two lengths of one byte each, a checksum
+/// and an offset.
 const TRAILER: i64 = 1 + 2 + 4 + 8;
 
 impl SnapshotIndex {
-    /// Reads the index of a file. `None` if the file has no readable index; it has to be read from
-    /// its beginning then.
+    /// Reads the index of a file. `None` if the file has no readable index; the file must then be
+    /// read from its beginning.
     ///
     /// # Errors
-    /// Returns the error of the reading.
+    /// Returns the error of the read.
     pub fn read(input: &mut (impl Read + Seek)) -> io::Result<Option<SnapshotIndex>> {
         let length = input.seek(SeekFrom::End(0))?;
         if length < TRAILER.unsigned_abs() {
@@ -241,19 +242,20 @@ impl SnapshotIndex {
         self.moments
     }
 
-    /// Reads the last snapshot that has a tree and is not later than a time. Decodes only frames
-    /// from the key snapshot before that time on. The caller checks the sites of the tree. `None`
-    /// without such a snapshot, or if it cannot be read.
+    /// Reads the last snapshot that has a tree and is not later than a time. Decodes only the
+    /// frames after the last key snapshot before this time. The caller must check the sites of the
+    /// tree. `None` without such a snapshot, or if it cannot be read.
     ///
     /// # Errors
-    /// Returns the error of the reading.
+    /// Returns the error of the read.
     pub fn tree_at(
         &self,
         input: &mut (impl Read + Seek),
         time_ns: u64,
     ) -> io::Result<Option<LogSnapshot>> {
         let after = self.keys.partition_point(|key| key.time_ns <= time_ns);
-        // There may be no tree yet after the last key snapshot.
+        // There may be no tree between the last key snapshot and the time, so earlier key snapshots
+        // are tried too.
         for key in self.keys[..after].iter().rev() {
             input.seek(SeekFrom::Start(key.offset))?;
             if let Some(found) = last_tree(&mut io::BufReader::new(&mut *input), time_ns)? {
@@ -264,7 +266,8 @@ impl SnapshotIndex {
     }
 }
 
-/// The last snapshot with a tree from here to a time, or to the next key snapshot.
+/// Reads from the current position up to a time, or to the next key snapshot, and returns the last
+/// snapshot with a tree.
 fn last_tree(input: &mut impl Read, time_ns: u64) -> io::Result<Option<LogSnapshot>> {
     let mut state = CodecState::of_any_sites();
     let (mut found, mut is_first) = (None, true);

@@ -1,20 +1,20 @@
 //! Contents of a recording: plain values, in the order in which they were recorded.
 //!
-//! Call stacks are paths in a tree: a [`LogCallNode`] is a return address, called from that of its
-//! parent. A [`LogSite`] is a node that allocated memory, and everything is counted by site. Sizes
-//! are those that the program requested, without the rounding of an allocator.
+//! Call stacks are paths in a tree: a [`LogCallNode`] is a return address, whose caller is the
+//! parent node. A [`LogSite`] is a node that allocated memory, and all amounts are counted by site.
+//! Sizes are those that the program requested, without the rounding of an allocator.
 
-/// No parent: the caller is unknown, or does not exist.
+/// Parent of a node without a known caller.
 pub const ROOT: u32 = u32::MAX;
 
 /// One process's heap, from the first snapshot to the end of the process or of the recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogRecording {
-    /// Parameters of the recording, and the process.
+    /// Parameters of the recording, and data of the process.
     pub begin: Begin,
-    /// Files of code that were mapped, in the order in which they were first met in a call stack.
+    /// Files of code that were mapped, in the order of their first occurrence in a call stack.
     pub modules: Vec<LogModule>,
-    /// Return addresses, and those of instructions that were interrupted.
+    /// Return addresses, and addresses of instructions that were interrupted.
     pub places: Vec<LogAddress>,
     /// Calls; a parent comes before its children.
     pub nodes: Vec<LogCallNode>,
@@ -22,87 +22,89 @@ pub struct LogRecording {
     pub sites: Vec<LogSite>,
     /// Snapshots of the live bytes, in order of time.
     pub moments: Vec<LogSnapshot>,
-    /// Layouts of the allocator's memory at some of these times, in order of time.
+    /// Layouts of the allocator's memory at some time points, in order of time.
     pub layouts: Vec<LogLayout>,
-    /// Everything counted, up to the last time this was written down.
+    /// All counts, as of the last time that they were written.
     pub counts: LogCounts,
     /// Recorded blocks that were live when the recorder left a running process, in order of
     /// address.
     pub blocks: Vec<LogBlock>,
-    /// Ending; `None` if the recording was cut off, and `counts` may be older than the last
-    /// snapshot.
+    /// Ending of the recording. `None` if the recording was cut off; `counts` may then be older
+    /// than the last snapshot.
     pub end: Option<LogEnd>,
 }
 
 /// A live block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogBlock {
-    /// Its address.
+    /// Address of the block.
     pub address: u64,
-    /// The site that allocated it.
+    /// Index of the site that allocated the block.
     pub site: u32,
 }
 
-/// Maximum number of blocks in a recording: a reader refuses more.
+/// Maximum number of blocks in a recording; readers refuse a recording with more blocks.
 pub const MAX_BLOCKS: usize = 1 << 22;
 
-/// Parameters of a recording, and the process.
+/// Parameters of a recording, and data of the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Begin {
-    /// The process.
+    /// PID of the process.
     pub pid: u32,
-    /// Its parent.
+    /// PID of its parent.
     pub parent: u32,
-    /// When the recording began, in nanoseconds since 1970.
+    /// Start time of the recording, in nanoseconds since 1970.
     pub began_ns: u64,
-    /// Bytes in a base page.
+    /// Number of bytes in a base page.
     pub page_size: u64,
-    /// The mean number of allocated bytes between two samples; 0 if every call was recorded.
+    /// Mean number of allocated bytes between two samples; 0 if every call was recorded.
     pub every_bytes: u64,
-    /// The command's words.
+    /// Words of the command.
     pub command: Vec<Vec<u8>>,
-    /// The program's file.
+    /// Path of the program.
     pub program: Vec<u8>,
     /// Provider of `malloc`: `glibc 2.36`, or the path of the library.
     pub allocator: Vec<u8>,
-    /// Sampling rate of lifetimes: one in N allocations was measured; 0 if none was.
+    /// Sampling rate of lifetimes: one in N allocations was measured; 0 if no lifetime was
+    /// measured.
     pub lifetimes_every: u32,
-    /// True if the process was running already: its earlier allocations are unknown.
+    /// True if the process was already running at the start of the recording, so that its earlier
+    /// allocations are unknown.
     pub attached: bool,
 }
 
-/// A file of code.
+/// A file of code: the program or a library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogModule {
-    /// Its path in the list of the program's dynamic loader; the program's path if that is empty.
+    /// Path in the list of the dynamic loader; the program's path if the path in the list is empty.
     pub path: Vec<u8>,
-    /// The build ID of its notes; empty if it has none.
+    /// Build ID from the notes of the file; empty if the file has none.
     pub build_id: Vec<u8>,
-    /// Its first address.
+    /// First address.
     pub start: u64,
-    /// Its end address (exclusive).
+    /// End address (exclusive).
     pub end: u64,
-    /// Difference between an address and the file's own (`p_vaddr`).
+    /// Difference between an address in memory and the address in the file (`p_vaddr`).
     pub bias: u64,
 }
 
 /// Return address of a call, or address at which a signal interrupted a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LogAddress {
-    /// The return address; that of the instruction itself if it is `exact`.
+    /// Return address; if `exact`, the address of the interrupted instruction.
     pub address: u64,
     /// True if a signal interrupted the instruction at this address; false for a return address.
     pub exact: bool,
-    /// Number of its module; `None` for code that was generated at run time.
+    /// Index of the module; `None` for code that was generated at run time.
     pub module: Option<u32>,
 }
 
-/// A call with its callers: one call path.
+/// A call path: a call together with its callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LogCallNode {
-    /// The caller's node, [`ROOT`] for none.
+    /// Index of the caller's node; [`ROOT`] without a caller.
     pub parent: u32,
-    /// Number of its place, in [`LogRecording::places`].
+    /// Index of the return address in [`LogRecording::places`].
     pub place: u32,
 }
 
@@ -112,27 +114,27 @@ pub enum LogKind {
     /// `malloc` and the other allocation functions, and `new` through them.
     #[default]
     Heap,
-    /// Mappings that the program made itself: `mmap`, `brk`.
+    /// Mappings that the program itself created: `mmap`, `brk`.
     Mapping,
     /// Blocks of a pool of pagewise's own allocators.
     Pool,
 }
 
-/// A call stack that allocated.
+/// A call stack that allocated memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LogSite {
-    /// Its innermost call, [`ROOT`] if the call stack is unknown.
+    /// Index of the node of the innermost call; [`ROOT`] if the call stack is unknown.
     pub node: u32,
-    /// Kind of its allocations.
+    /// Kind of the memory that it allocated.
     pub kind: LogKind,
 }
 
-/// Bytes and the number of blocks they are in.
+/// An amount of memory: a number of bytes, and the number of blocks that contain them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LogAmount {
-    /// Requested bytes.
+    /// Number of requested bytes.
     pub bytes: u64,
-    /// The number of blocks.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
@@ -143,25 +145,25 @@ pub struct LogSnapshot {
     pub time_ns: u64,
     /// Live amount.
     pub live: LogAmount,
-    /// All allocations so far.
+    /// Amount of all allocations so far.
     pub allocated: LogAmount,
     /// Allocator footprint in bytes: live, free, and the allocator's own data. `None` if unknown.
     pub held: Option<u64>,
     /// Resident and swapped memory of the process; `None` if it could not be read.
     pub resident: Option<LogResident>,
-    /// Live amount by site, largest first; `None` if only the sums were taken.
+    /// Live amount by site, largest first; `None` if the snapshot has only sums.
     pub tree: Option<LogLiveTree>,
     /// Blocks from before the recording that were freed so far, with their usable sizes; `None` if
-    /// they are not counted.
+    /// such blocks are not counted.
     pub older_freed: Option<LogAmount>,
 }
 
 /// Live amount by site.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogLiveTree {
-    /// Sites, largest first.
+    /// Indices of sites with their live amounts, largest first.
     pub sites: Vec<(u32, LogAmount)>,
-    /// All others together, each of which is too small to be listed.
+    /// Sum of all other sites, each of which is too small to be listed.
     pub others: LogAmount,
 }
 
@@ -185,27 +187,29 @@ pub struct LogResident {
 pub struct LogLayout {
     /// Nanoseconds since the recording began.
     pub time_ns: u64,
-    /// Parts of the allocator's footprint: for glibc its arenas, then blocks with mappings of their
-    /// own; for others, mappings.
+    /// Parts of the allocator's footprint: for glibc its arenas, followed by blocks with mappings
+    /// of their own; for other allocators their mappings.
     pub areas: Vec<LogArea>,
-    /// Density of the pages of these; `None` if some live blocks are unknown, or the page tables
-    /// could not be read.
+    /// Density of the pages of `areas`; `None` if some live blocks are unknown, or if the page
+    /// tables could not be read.
     pub pages: Option<LogPageDensity>,
-    /// Live blocks that could not be assigned to memory, since the program ran meanwhile.
+    /// Number of live blocks that could not be assigned to an area, because the program ran during
+    /// the reading.
     pub unclear: u64,
 }
 
 /// Kind of an area.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LogAreaKind {
-    /// glibc's main arena: the `brk` heap, and the mappings that replace it if it cannot grow.
+    /// Main arena of glibc: the `brk` heap, and the mappings that replace the heap if it cannot
+    /// grow.
     #[default]
     Main,
-    /// A thread arena of glibc's.
+    /// A thread arena of glibc.
     Arena,
-    /// Blocks that are large enough for mappings of their own.
+    /// Blocks that are large enough to have mappings of their own.
     Mapped,
-    /// Mappings with blocks in them, of an allocator whose structures are unknown.
+    /// Mappings that contain blocks, of an allocator whose structures are unknown.
     Mappings,
 }
 
@@ -214,102 +218,105 @@ pub enum LogAreaKind {
 pub struct LogArea {
     /// Kind of the area.
     pub kind: LogAreaKind,
-    /// Index within its kind, in the order in which the areas were found.
+    /// Index among the areas of its kind, in the order in which they were found.
     pub number: u32,
-    /// Heaps or mappings that it is made of.
+    /// Number of heaps or mappings that the area consists of.
     pub parts: u32,
-    /// Its footprint in bytes: the readable and writable part.
+    /// Footprint in bytes: the readable and writable part.
     pub held: u64,
-    /// Resident part of these bytes.
+    /// Number of resident bytes of the footprint.
     pub resident: Option<u64>,
-    /// Live blocks in it, with their requested sizes; an estimate with sampling.
+    /// Live blocks in the area, with their requested sizes; an estimate with sampling.
     pub live: Option<LogAmount>,
-    /// Resident bytes in pages without a live block.
+    /// Number of resident bytes in pages without a live block.
     pub empty: Option<u64>,
-    /// Bytes after the last chunk (`top`), which are trimmed first.
+    /// Number of bytes after the last chunk (`top`), which are trimmed first.
     pub top: Option<u64>,
-    /// The longest run of bytes between live blocks, without the part after the last block.
+    /// Length in bytes of the longest run between live blocks, excluding the part after the last
+    /// block.
     pub gap: Option<u64>,
-    /// Threads that allocate from it.
+    /// Number of threads that allocate from the area.
     pub threads: Option<u64>,
 }
 
-/// Resident pages by their live share.
+/// Numbers of resident pages by their live share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogPageDensity {
-    /// Cell 0 counts pages without a live block, cell *n* those of which more than *n* - 1 eighths
-    /// and at most *n* eighths are live. Blocks count with all memory that they occupy: with the
-    /// allocator's words before them and with their rounding.
+    /// Cell 0 counts pages without a live block, cell *n* counts pages that are live by more than
+    /// *n* - 1 eighths and at most *n* eighths. The live part of a page includes the allocator's
+    /// words before blocks, and the rounding of block sizes.
     pub cells: [u64; 9],
-    /// Sites with blocks in pages that are at most a quarter live, largest first. Such a page is
-    /// divided among its sites by their live bytes.
+    /// Sites with blocks in pages that are at most a quarter live, largest first. Each such page is
+    /// divided among its sites in proportion to their live bytes.
     pub pinned: Vec<LogPinned>,
-    /// All others together; its site means nothing.
+    /// Sum of all other sites; its field `site` has no meaning.
     pub others: LogPinned,
 }
 
 /// Resident bytes that the blocks of a site pin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogPinned {
-    /// The site.
+    /// Index of the site.
     pub site: u32,
-    /// Its part of the pages.
+    /// Number of bytes of the pages that are assigned to the site.
     pub bytes: u64,
-    /// Live amount in these pages.
+    /// Live amount of the site in these pages.
     pub live: LogAmount,
 }
 
-/// Everything counted since the recording began.
+/// All counts since the recording began.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogCounts {
     /// Nanoseconds since the recording began.
     pub time_ns: u64,
-    /// By site, in the order of [`LogRecording::sites`]; those behind the last are zero.
+    /// Counts of each site, in the order of [`LogRecording::sites`]. Sites after the last element
+    /// have zero counts.
     pub sites: Vec<LogSiteCounts>,
-    /// Largest amount that was live at once. If threads allocated at the same time, its error is at
-    /// most `peak_within` bytes.
+    /// Largest amount that was live at once. If threads allocated at the same time, the error of
+    /// its bytes is at most `peak_within`.
     pub peak: LogAmount,
-    /// Error bound of `peak.bytes`.
+    /// Maximum error of `peak.bytes` in bytes.
     pub peak_within: u64,
     /// Time of the peak in nanoseconds since the recording began, if known; it may be approximate.
     pub peak_at_ns: Option<u64>,
-    /// Calls of `free` for blocks whose allocation was not recorded, for example one before the
-    /// recording.
+    /// Number of calls of `free` for blocks whose allocation was not recorded, for example an
+    /// allocation before the recording.
     pub unknown_frees: u64,
-    /// Blocks whose call stack is not known, since the tables were full or the stack could not be
-    /// followed to its end.
+    /// Number of blocks whose call stack is unknown, because the tables were full or the stack
+    /// could not be followed to its end.
     pub cut_stacks: u64,
-    /// Allocations by size: cell *n* counts those of 2^(n-1) .. 2^n - 1 bytes, cell 0 those of
-    /// none.
+    /// Number of allocations by size: cell *n* counts sizes of 2^(n-1) to 2^n - 1 bytes, cell 0
+    /// counts sizes of 0 bytes.
     pub sizes: Vec<u64>,
-    /// Lifetimes that were measured: cell *n* counts those of 2^(n-1) .. 2^n - 1 nanoseconds.
+    /// Number of measured lifetimes: cell *n* counts lifetimes of 2^(n-1) to 2^n - 1 nanoseconds.
     pub lifetimes: Vec<u64>,
-    /// By thread.
+    /// Counts of each thread.
     pub threads: Vec<LogThread>,
 }
 
 /// Counts of a site.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LogSiteCounts {
-    /// All that it allocated.
+    /// Amount that the site allocated.
     pub allocated: LogAmount,
     /// Freed amount.
     pub freed: LogAmount,
-    /// Number of blocks that were freed before the same thread allocated another.
+    /// Number of blocks that were freed before the same thread allocated another block.
     pub temporary: u64,
     /// Live amount at the time of the whole process's peak.
     pub at_peak: LogAmount,
-    /// With sampling: the standard errors of allocated and of live bytes. 0 if every call was
+    /// With sampling: the standard errors of allocated bytes and of live bytes. 0 if every call was
     /// recorded.
     pub errors: (f64, f64),
 }
 
-/// A thread that allocated.
+/// Counts of a thread that allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogThread {
-    /// Its TID; 0 for all threads together that were merged because the process has very many.
+    /// TID of the thread; 0 for the sum of threads that were merged because the process has very
+    /// many.
     pub tid: u32,
-    /// Its name.
+    /// Name of the thread.
     pub name: Vec<u8>,
     /// Allocated amount.
     pub allocated: LogAmount,
@@ -331,12 +338,12 @@ pub struct LogEnd {
 pub enum LogEnding {
     /// The process ended, with this status.
     Exited(i32),
-    /// A signal ended it.
+    /// A signal ended the process: number of the signal.
     Killed(i32),
-    /// It became another program (`execve`).
+    /// The process executed another program (`execve`).
     Replaced,
     /// The process is still running: a user ended the recording.
     Detached,
-    /// It ended with an unknown status: it was not our child.
+    /// The process ended with an unknown status, because it was not a child of the collector.
     Gone,
 }

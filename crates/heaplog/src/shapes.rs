@@ -1,6 +1,7 @@
-//! Payload of each kind of frame: its writer, and beside it its reader.
+//! Payload of each kind of frame: the writer, followed by the reader.
 //!
-//! Both sides keep a [`CodecState`] of the preceding frames, so that only differences are written.
+//! Writer and reader keep a [`CodecState`] of the preceding frames, so that only differences are
+//! written.
 
 use crate::format::{Bad, In, Out, limit};
 use crate::recording::{
@@ -14,7 +15,7 @@ pub(crate) struct CodecState {
     pub(crate) modules: usize,
     pub(crate) places: usize,
     pub(crate) sites: usize,
-    /// The last address outside of all modules, then the last one in each module.
+    /// The last address outside of all modules, followed by the last address in each module.
     last_addresses: Vec<u64>,
     last_address: u64,
     pub(crate) nodes: Vec<LogCallNode>,
@@ -36,12 +37,13 @@ struct SnapshotSums {
     resident: [u64; 5],
 }
 
-/// The places that were called from each place, the most recent first: a function calls few others.
+/// The return addresses called from each return address, the most recent first; most functions call
+/// few other functions.
 #[derive(Debug, Default)]
 struct Followers {
-    /// Lists for [`ROOT`], then for each place.
+    /// List for [`ROOT`], followed by a list for each return address.
     lists: Vec<Vec<u32>>,
-    /// The greatest place so far plus 1.
+    /// Largest index of a return address so far, plus 1.
     new: u32,
 }
 
@@ -57,14 +59,14 @@ impl Followers {
         &mut self.lists[at]
     }
 
-    /// Rank of a place among those that were called from `parent`, most recent first; `None` if it
-    /// is not in the list.
+    /// Rank of `place` among the return addresses that were called from `parent`, most recent
+    /// first; `None` if `place` is not in the list.
     fn rank(&mut self, parent: Option<u32>, place: u32) -> Option<u8> {
         let rank = self.list(parent).iter().position(|it| *it == place)?;
         u8::try_from(rank).ok()
     }
 
-    /// The place of a rank among those that were called from `parent`.
+    /// Return address with a given rank among those that were called from `parent`.
     fn at(&mut self, parent: Option<u32>, rank: u8) -> Option<u32> {
         self.list(parent).get(usize::from(rank)).copied()
     }
@@ -129,7 +131,7 @@ impl CodecState {
     }
 
     pub(crate) fn read_modules(&mut self, input: &mut In<'_>) -> Result<Vec<LogModule>, Bad> {
-        /// Minimum bytes of a module.
+        /// Minimum number of bytes of a module.
         const MIN_MODULE_BYTES: usize = 5;
         let count = input.count(MIN_MODULE_BYTES, limit::MODULES - self.modules)?;
         let mut modules = Vec::with_capacity(count);
@@ -162,7 +164,7 @@ impl CodecState {
             *last = place.address;
             self.last_address = place.address;
         }
-        // Older files end before this list, and older readers ignore it. Its entries are few.
+        // Older files end before this list, and older readers ignore the list. It has few entries.
         let exact: Vec<usize> = (0..places.len()).filter(|at| places[*at].exact).collect();
         out.count(exact.len());
         let mut next = 0;
@@ -205,27 +207,28 @@ impl CodecState {
 
 /// Encoding of a node's parent.
 mod up {
-    /// Maximum number of steps from the preceding node up to its callers; 0 is that node itself.
+    /// Maximum number of steps from the preceding node up to its callers; 0 means that the
+    /// preceding node itself is the parent.
     pub(super) const FARTHEST: u8 = 250;
-    /// No parent.
+    /// The node has no parent.
     pub(super) const ROOT: u8 = 251;
-    /// The parent is not near: its distance follows apart.
+    /// The parent is not within [`FARTHEST`] steps; its distance follows in another column.
     pub(super) const BEFORE: u8 = 252;
 }
 
-/// Encoding of a node's place: a rank among its parent's followers, or this value if a number
-/// follows apart.
+/// Encoding of a node's return address: a rank among its parent's followers, or this value if the
+/// index follows in another column.
 const APART: u8 = 255;
 
 impl CodecState {
-    /// Number of levels from the last node up to another.
+    /// Number of steps from the last node up to `parent`; `None` if there are too many.
     fn climb(&self, parent: u32) -> Option<u8> {
         let mut at = u32::try_from(self.nodes.len()).ok()?.checked_sub(1)?;
         for steps in 0..=up::FARTHEST {
             if at == parent {
                 return Some(steps);
             }
-            // A parent has a smaller number than its children, so no further caller is the one.
+            // A parent has a smaller index than its children, so no further caller can be `parent`.
             if at < parent {
                 return None;
             }
@@ -269,8 +272,7 @@ impl CodecState {
     pub(crate) fn read_nodes(&mut self, input: &mut In<'_>) -> Result<(), Bad> {
         let count = input.count(2, limit::NODES - self.nodes.len())?;
         let (ups, ranks) = (input.bytes(count)?, input.bytes(count)?);
-        // The numbers of the second column follow those of the first, which are skipped to find
-        // them.
+        // The second column begins after the first column, which is skipped here.
         let mut before = *input;
         for _ in ups.iter().filter(|up| **up == up::BEFORE) {
             input.number()?;
@@ -316,7 +318,7 @@ impl CodecState {
         out.count(sites.len());
         sites.iter().for_each(|site| out.byte(kind_number(site.kind)));
         for site in sites {
-            // 0 stands for an unknown call stack, so that differences stay small.
+            // 0 means an unknown call stack, so that differences stay small.
             let node = if site.node == ROOT { 0 } else { u64::from(site.node) + 1 };
             out.change(self.last_site, node);
             self.last_site = node;
@@ -374,14 +376,14 @@ fn changed_amount(input: &mut In<'_>, before: LogAmount) -> Result<LogAmount, Ba
     Ok(LogAmount { bytes: input.change(before.bytes)?, blocks: input.change(before.blocks)? })
 }
 
-/// Sorts a tree: the largest sites first, equal ones by number.
+/// Sorts a tree: largest sites first, sites of equal size by index.
 pub(crate) fn sort_tree(sites: &mut [(u32, LogAmount)]) {
     sites.sort_unstable_by_key(|(site, amount)| {
         (std::cmp::Reverse((amount.bytes, amount.blocks)), *site)
     });
 }
 
-/// True if a snapshot can be read without those before it.
+/// True if a snapshot can be decoded without earlier snapshots.
 pub(crate) fn is_key(payload: &[u8]) -> bool {
     payload.first().is_some_and(|parts| parts & part::KEY != 0)
 }
@@ -392,7 +394,7 @@ impl CodecState {
         CodecState { sites: limit::SITES, ..CodecState::default() }
     }
 
-    /// Starts a key snapshot: it can be read without those before it.
+    /// Starts a key snapshot, which can be decoded without earlier snapshots.
     pub(crate) fn forget_moments(&mut self) {
         self.last_moment = SnapshotSums::default();
         self.tree.clear();
@@ -496,7 +498,7 @@ impl CodecState {
         };
         let stays: Vec<bool> =
             self.tree.iter().map(|(site, _)| find(&sites, *site).is_some()).collect();
-        // Removed sites, each by the number of sites that stay before it.
+        // Each removed site is written as the number of remaining sites before it.
         out.count(stays.iter().filter(|stays| !**stays).count());
         let mut run = 0;
         for stays in &stays {
@@ -549,7 +551,7 @@ impl CodecState {
         for (_, amount) in &mut kept {
             amount.blocks = input.change(amount.blocks)?;
         }
-        // A site, its bytes and its blocks.
+        // Each item has at least three bytes: a site, its bytes and its blocks.
         let count = input.count(3, self.sites)?;
         let mut last = 0_u64;
         let first_new = kept.len();
@@ -579,7 +581,7 @@ impl CodecState {
     }
 }
 
-/// Change of an amount: of its blocks, and of its bytes.
+/// Change of the blocks and of the bytes of an amount.
 #[derive(Clone, Copy, Debug, Default)]
 struct AmountChange {
     blocks: i64,
@@ -609,12 +611,13 @@ impl AmountChange {
         }
     }
 
-    /// Bytes per block; all bytes without blocks.
+    /// Number of bytes per block; without blocks, all bytes.
     fn size(self) -> i64 {
         if self.blocks == 0 { self.bytes } else { self.bytes.wrapping_div(self.blocks) }
     }
 
-    /// Expected size for another change of the same site: blocks of a site are often of one size.
+    /// Expected size for another change of the same site, because blocks of a site often have the
+    /// same size.
     fn expected(self, other: AmountChange) -> i64 {
         if self.blocks == 0 || other.blocks == 0 { 0 } else { self.size() }
     }
@@ -629,7 +632,7 @@ fn read_signed(input: &mut In<'_>) -> Result<i64, Bad> {
     Ok(input.change(0)?.cast_signed())
 }
 
-/// Three columns: blocks; bytes per block minus the expected size; bytes that remain after this
+/// Writes three columns: blocks; bytes per block minus the expected size; remainder of this
 /// division.
 fn write_changes(out: &mut Out, changes: &[AmountChange], like: &[AmountChange]) {
     changes.iter().for_each(|it| signed(out, it.blocks));
@@ -715,7 +718,7 @@ impl CodecState {
                 cells.push(input.number()?);
             }
         }
-        /// Minimum bytes of a thread.
+        /// Minimum number of bytes of a thread.
         const THREAD: usize = 6;
         for _ in 0..input.count(THREAD, limit::THREADS)? {
             let (tid, name) = (input.number32()?, input.text()?);
@@ -724,7 +727,8 @@ impl CodecState {
             counts.threads.push(LogThread { tid, name, allocated, freed });
         }
         let has_errors = input.flag()?;
-        // At least one byte each: blocks and sizes of three amounts, and temporary blocks.
+        // Each item has at least seven bytes: blocks and sizes of three amounts, and temporary
+        // blocks.
         let count = input.count(7, self.sites)?;
         self.counts.resize(count, LogSiteCounts::default());
         let allocated = read_changes(input, &vec![AmountChange::default(); count])?;
@@ -745,7 +749,7 @@ impl CodecState {
                 site.errors.1 = input.bits()?;
             }
         }
-        // An impossible standard error would make all sums of it impossible.
+        // An invalid standard error would make all sums with it invalid.
         if !self.counts.iter().all(|site| is_error(site.errors.0) && is_error(site.errors.1)) {
             return Err("a standard error is not a number");
         }
@@ -754,7 +758,7 @@ impl CodecState {
     }
 }
 
-/// True if a site has a standard error.
+/// True if the counts of a site are estimates, which have standard errors.
 fn is_estimate((allocated, live): (f64, f64)) -> bool {
     allocated.to_bits() != 0 || live.to_bits() != 0
 }

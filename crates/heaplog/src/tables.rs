@@ -1,6 +1,6 @@
 //! Counters of a recorder: tables in memory that it shares with the collector.
 //!
-//! One file without a name (`memfd_create`), sparse, with one table after the other at fixed
+//! The tables are in a sparse file without a name (`memfd_create`), one after the other at fixed
 //! offsets ([`HEADER`] .. [`LOG`]). The recorder only ever appends to the tables of modules,
 //! places, nodes and sites, and a count in the header gives the number of valid entries of each: an
 //! entry is written before it is counted. Counters are words of 8 bytes in the machine's own order,
@@ -23,9 +23,9 @@
 //! A [`record`] has the present counters and a copy of the live amount at the last peak. When the
 //! live bytes fall from a new peak, the recorder adds one to the epoch of peaks in the header. The
 //! next change of a record whose epoch is older first copies the live amount. So the live amount at
-//! the peak is the copy if the record's epoch is the header's; otherwise the record has not
-//! changed, and it is the present live amount. The collector uses a second epoch in the same way to
-//! read all records as they were at one time point.
+//! the peak is the copy if the record's epoch equals the header's epoch. Otherwise the record has
+//! not changed since the peak, and the live amount at the peak is the current live amount. The
+//! collector uses a second epoch in the same way to read all records as of one time point.
 
 /// The first word of the header: `pwheap` and the version of this layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x03");
@@ -37,9 +37,9 @@ pub const INTERRUPTED: u64 = 1 << 63;
 /// Offset, entry size and capacity of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableRange {
-    /// Bytes from the beginning of the file.
+    /// Offset from the beginning of the file in bytes.
     pub at: usize,
-    /// Bytes in an entry.
+    /// Number of bytes in an entry.
     pub entry: usize,
     /// Maximum number of entries.
     pub room: usize,
@@ -81,49 +81,49 @@ pub const OWN: TableRange = TableRange::behind(CHUNKS, 16, 4 << 10);
 /// Allocations and frees, words of [`log`], in a ring buffer. The header has the numbers of entries
 /// that were written and read.
 pub const LOG: TableRange = TableRange::behind(OWN, 8 * log::WORDS, 256 << 10);
-/// Bytes in the whole file.
+/// Number of bytes of the whole file.
 pub const LENGTH: usize = LOG.at + LOG.entry * LOG.room;
 
-/// Records in a chunk: those of sites `n * RECORDS` and up.
+/// Number of records in a chunk, which are for sites `n * RECORDS` and up.
 pub const RECORDS: usize = 32;
 
-/// Numbers of the header's words.
+/// Indices of the header's words.
 pub mod header {
     /// [`super::MAGIC`], written last when the recorder begins.
     pub const MAGIC: usize = 0;
-    /// The process.
+    /// PID of the process.
     pub const PID: usize = 1;
-    /// When it began, in nanoseconds since 1970.
+    /// Start time of the recording, in nanoseconds since 1970.
     pub const BEGAN: usize = 2;
-    /// When it began by `CLOCK_MONOTONIC`, in nanoseconds.
+    /// Start time of the recording by `CLOCK_MONOTONIC`, in nanoseconds.
     pub const BEGAN_MONOTONIC: usize = 3;
-    /// The mean number of bytes between samples; 0 if every call is recorded.
+    /// Mean number of bytes between samples; 0 if every call is recorded.
     pub const EVERY_BYTES: usize = 4;
-    /// Average number of allocations for each one whose lifetime is measured.
+    /// Average number of allocations per measured lifetime.
     pub const LIFETIMES_EVERY: usize = 5;
-    /// Entries of [`super::MODULES`].
+    /// Number of entries of [`super::MODULES`].
     pub const MODULES: usize = 6;
-    /// Bytes of [`super::STRINGS`].
+    /// Number of bytes of [`super::STRINGS`].
     pub const STRINGS: usize = 7;
-    /// Entries of [`super::PLACES`].
+    /// Number of entries of [`super::PLACES`].
     pub const PLACES: usize = 8;
-    /// Entries of [`super::NODES`].
+    /// Number of entries of [`super::NODES`].
     pub const NODES: usize = 9;
-    /// Entries of [`super::SITES`].
+    /// Number of entries of [`super::SITES`].
     pub const SITES: usize = 10;
-    /// Entries of [`super::OWNERS`] and [`super::CHUNKS`] that were ever used.
+    /// Number of entries of [`super::OWNERS`] and [`super::CHUNKS`] that were ever used.
     pub const CHUNKS: usize = 11;
-    /// Slots of [`super::THREADS`] that were ever used.
+    /// Number of slots of [`super::THREADS`] that were ever used.
     pub const THREADS: usize = 12;
-    /// Threads that record now.
+    /// Number of threads that record now.
     pub const RUNNING: usize = 13;
-    /// Frees of blocks that the recorder did not see allocated.
+    /// Number of frees of blocks whose allocation was not recorded.
     pub const UNKNOWN_FREES: usize = 14;
-    /// Allocations whose call stack was cut.
+    /// Number of allocations whose call stack was cut.
     pub const CUT_STACKS: usize = 15;
     /// Reason why the recorder ended early ([`super::trouble`]); 0 if it did not.
     pub const TROUBLE: usize = 16;
-    /// Entries of [`super::OWN`] that were added, or would have been if there were room.
+    /// Number of entries that were added to [`super::OWN`], including entries that did not fit.
     pub const OWN: usize = 17;
     /// Address of the map of live blocks, and in the lowest bits its format ([`super::live`]): for
     /// readers of the process's memory.
@@ -134,10 +134,10 @@ pub mod header {
     /// its length (high half).
     pub const ALLOCATOR_NAME: usize = 20;
 
-    /// Odd while records move from one chunk to another. A reader begins again if the value has
-    /// changed.
+    /// Odd while records move from one chunk to another. The collector must read again if the value
+    /// has changed.
     pub const CHANGES: usize = 22;
-    /// Bytes in mappings of their own that the C library made for blocks that are live.
+    /// Number of bytes in separate mappings that the C library created for live blocks.
     pub const MAPPED: usize = 23;
     /// 1 if the library that provides `malloc` has an `operator new`, too, whose calls are not
     /// recorded.
@@ -147,8 +147,8 @@ pub mod header {
     /// bits the number of entries as a power of two: an address and a size each, at the index by
     /// [`super::live::place`] or after it. 0: not allocated yet.
     pub const LIVE_SIZES: usize = 25;
-    /// Bytes that the allocator had given for the blocks of [`UNKNOWN_FREES`], where it is the C
-    /// library.
+    /// Number of usable bytes of the blocks of [`UNKNOWN_FREES`], if the allocator is the C
+    /// library's.
     pub const UNKNOWN_FREED: usize = 26;
 
     // Each of the following groups has a cache line of its own.
@@ -167,15 +167,15 @@ pub mod header {
     /// Maximum number of threads that recorded at a time.
     pub const MAX_LIVE_THREADS: usize = 45;
 
-    /// Entries that were ever written into [`super::LOG`].
+    /// Number of entries that were ever written to [`super::LOG`].
     pub const LOG_WRITTEN: usize = 48;
-    /// Entries that were lost, because the log was not read in time.
+    /// Number of entries that were lost because the log was not read in time.
     pub const LOG_LOST: usize = 49;
     /// Time of the first lost entry, by `CLOCK_MONOTONIC`; the reader sets it to 0 again.
     pub const LOG_FIRST_LOST: usize = 50;
-    /// Time of the last lost entry.
+    /// Time of the last lost entry, by `CLOCK_MONOTONIC`.
     pub const LOG_LAST_LOST: usize = 51;
-    /// Entries that were read; the reader writes this word.
+    /// Number of entries that were read; the collector writes this word.
     pub const LOG_READ: usize = 56;
 }
 
@@ -189,28 +189,31 @@ pub mod hooks {
     /// `posix_memalign`, `valloc`, `pvalloc`, and in programs that run already `pthread_create`,
     /// `thrd_create`, `prctl`, `dlclose`, `mmap`, `munmap`, `mremap`, `brk`, `sbrk`.
     pub const FUNCTIONS: usize = 18;
-    /// Number of functions of `malloc`'s family: without one of them nothing is recorded.
+    /// Number of functions of `malloc`'s family. If one of them cannot be hooked, nothing is
+    /// recorded.
     pub const FAMILY: usize = 9;
     /// Address of the code area near `malloc`'s family; 0 if not requested.
     pub const NEAR: usize = 1024;
     /// Address of the code area near the other functions, with the same layout; 0 if it is the
     /// first one.
     pub const NEAR_OTHERS: usize = 1031;
-    /// Address of each function; 0 for those that are not hooked.
+    /// Address of each function; 0 for a function that is not hooked.
     pub const AT: usize = 1040;
-    /// Address of the replacement.
+    /// Address of the replacement of each function.
     pub const ENTRIES: usize = 1064;
-    /// Answer: bytes of each function's relocated instructions; 0 if it cannot be hooked.
+    /// Answer: number of bytes of each function's relocated instructions; 0 if the function cannot
+    /// be hooked.
     pub const LENGTHS: usize = 1088;
-    /// The first 8 bytes of each function as they were before it was ever hooked.
+    /// The first 8 bytes of each function before it was hooked for the first time.
     pub const BEFORE: usize = 1112;
-    /// Functions to hook in this recording, a bit each.
+    /// Functions to hook in this recording, one bit for each function.
     pub const WANTED: usize = 1027;
     /// Address of the number of expected threads, in programs that run already.
     pub const COMING: usize = 1028;
     /// Address of the function that ends the recording: calls are not recorded after it returns.
     pub const DETACH: usize = 1029;
-    /// Address of the function that unmaps all memory of the recorder after that.
+    /// Address of the function that unmaps all memory of the recorder. It must be called after
+    /// [`DETACH`].
     pub const RELEASE: usize = 1030;
     /// Answer: contents of the code area.
     pub const CODE: usize = 2048;
@@ -220,26 +223,27 @@ pub mod hooks {
     /// thread is inside the recorder, the first word is the address of 4 bytes that are [`NOW`], or
     /// the third is [`BUSY`].
     pub const OWN: usize = 1026;
-    /// Value of these 4 bytes inside the recorder.
+    /// Value of the 4 bytes of [`OWN`] while a thread is inside the recorder.
     pub const NOW: u32 = 2;
-    /// Value of the third word inside the recorder.
+    /// Value of the third word of [`OWN`] while a thread is inside the recorder.
     pub const BUSY: u64 = 3;
     /// Length of the code area in words.
     pub const CODE_WORDS: usize = FUNCTIONS * STRIDE / 8;
-    /// Bytes of the code area for each function; they begin with a jump to its replacement.
+    /// Number of bytes of the code area for each function, which begin with a jump to its
+    /// replacement.
     pub const STRIDE: usize = 192;
-    /// Offset of the relocated instructions in these bytes.
+    /// Offset of the relocated instructions in the [`STRIDE`] bytes of a function.
     pub const MOVED: usize = 16;
 }
 
 /// Words of the header that identify the collector, which writes them. Other processes use them to
-/// check whether it still runs.
+/// check if the collector still runs.
 pub mod collector {
-    /// Its PID; 0 before its answer.
+    /// PID of the collector; 0 before its answer.
     pub const PID: usize = 1032;
-    /// Its start time, in clock ticks since boot.
+    /// Start time of the collector, in clock ticks since boot.
     pub const STARTED: usize = 1033;
-    /// Inode of its PID namespace.
+    /// Inode of the PID namespace of the collector.
     pub const NAMESPACE: usize = 1034;
 }
 
@@ -250,9 +254,9 @@ pub mod collector {
 /// addresses of free memory near them, and relocates their first instructions to this memory, as
 /// for [`hooks`]. The recorder maps the memory.
 pub mod named {
-    /// Address of the recorder's code that they jump to.
+    /// Address of the recorder's code to which the hooks jump.
     pub const ENTRY: usize = 1200;
-    /// 1 if functions are hooked already: those of the rows.
+    /// 1 if the functions of the rows are hooked already.
     pub const READY: usize = 1201;
     /// Answer: number of rows.
     pub const COUNT: usize = 1202;
@@ -266,30 +270,30 @@ pub mod named {
     pub const ROWS: usize = 8192;
     /// Maximum number of rows.
     pub const MAX_CHUNKS: usize = 384;
-    /// Bytes of each function's part of a code area.
+    /// Number of bytes of each function's part of a code area.
     pub const STRIDE: usize = super::hooks::STRIDE;
     /// Offset of the relocated instructions in this part. Before them is a jump to [`ENTRY`] with
     /// the row's number in `r11`.
     pub const MOVED: usize = 32;
 
-    /// Numbers of the words of a row.
+    /// Indices of the words of a row.
     pub mod row {
         /// Address of the function; 0 if the row is unused.
         pub const AT: usize = 0;
-        /// Bytes of its relocated instructions.
+        /// Number of bytes of the function's relocated instructions.
         pub const LENGTH: usize = 1;
-        /// Its meaning: [`super::role`].
+        /// Meaning of the function: [`super::role`].
         pub const ROLE: usize = 2;
-        /// Address of the function to call instead, which returns 0 where this one throws an
-        /// exception; 0 for none.
+        /// Address of the function to call instead, which returns 0 in cases in which this function
+        /// throws an exception; 0 without such a function.
         pub const INSTEAD: usize = 3;
-        /// Address of its part of a code area.
+        /// Address of the function's part of a code area.
         pub const PLACE: usize = 4;
-        /// The first 8 bytes of the function, as they were.
+        /// The first 8 bytes of the function before it was hooked.
         pub const BEFORE: usize = 5;
-        /// Code for that part.
+        /// Code for the function's part of the code area.
         pub const CODE: usize = 8;
-        /// Number of all these words.
+        /// Number of words of a row.
         pub const WORDS: usize = CODE + super::STRIDE / 8;
     }
 
@@ -303,7 +307,7 @@ pub mod named {
         /// Resizes the block `argument(2)` to `argument(0)` bytes, or to the product with
         /// `argument(1)`. The block may move.
         pub const RESIZES: u64 = 3;
-        /// As [`RESIZES`], but frees the block on failure.
+        /// Resizes the block like [`RESIZES`], but frees it on failure.
         pub const RESIZES_OR_FREES: u64 = 4;
         /// Resizes the block in the first argument in place: to the bytes in the second argument,
         /// and if possible to as many more as the third argument. Returns the resulting bytes.
@@ -312,7 +316,7 @@ pub mod named {
         pub const FREES: u64 = 6;
         /// Returns a copy of a string in a new block.
         pub const COPIES_TEXT: u64 = 7;
-        /// No argument.
+        /// Index that means that the function has no such argument.
         pub const NONE: u64 = 7;
 
         /// Meaning of a function, with indices of arguments: of the size, of its factor, of the
@@ -337,78 +341,79 @@ pub mod named {
 /// while several run.
 pub const CREDIT: u64 = 64 << 10;
 
-/// Cells of a histogram by powers of two: cell 0 counts zeros, cell *n* counts 2^(n-1) .. 2^n - 1.
+/// Number of cells of a histogram by powers of two: cell 0 counts zeros, cell *n* counts 2^(n-1) ..
+/// 2^n - 1.
 pub const CELLS: usize = 65;
 
-/// Numbers of the words of a thread's slot.
+/// Indices of the words of a thread's slot.
 pub mod thread {
-    /// Its TID; 0 if the slot is free. Slot 0 belongs to no thread: it has the counts of ended
-    /// threads.
+    /// TID of the thread; 0 if the slot is free. Slot 0 belongs to no thread: it has the counts of
+    /// ended threads.
     pub const TID: usize = 0;
-    /// 1 while it runs.
+    /// 1 while the thread runs.
     pub const RUNS: usize = 1;
-    /// Its name, 16 bytes that end with a zero.
+    /// Name of the thread: 16 bytes that end with a zero.
     pub const NAME: usize = 2;
-    /// Bytes that it may allocate before it must update the header.
+    /// Number of bytes that the thread may allocate before it must update the header.
     pub const ROOM: usize = 4;
     /// Amount allocated before its chunks were last emptied: bytes, blocks.
     pub const ALLOCATED: usize = 5;
-    /// Amount freed until then: bytes, blocks.
+    /// Amount freed before its chunks were last emptied: bytes, blocks.
     pub const FREED: usize = 7;
-    /// Allocations by size.
+    /// Number of allocations by size.
     pub const SIZES: usize = 16;
-    /// Measured lifetimes by nanoseconds.
+    /// Number of measured lifetimes, by nanoseconds.
     pub const LIFETIMES: usize = SIZES + super::CELLS;
-    /// Number of all these words.
+    /// Number of words of a slot.
     pub const WORDS: usize = LIFETIMES + super::CELLS;
 }
 
-/// Numbers of the words of an entry of the log. The first entry is not a block: it gives the time
-/// from which on blocks are logged.
+/// Indices of the words of an entry of the log. The first entry is not a block: its time is the
+/// start of the log.
 pub mod log {
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`: no entry is older than the one before.
+    /// Time in nanoseconds of `CLOCK_MONOTONIC`, not before the time of the previous entry.
     pub const TIME: usize = 0;
     /// Address of the block.
     pub const ADDRESS: usize = 1;
     /// Requested size in bytes.
     pub const SIZE: usize = 2;
-    /// The number of its site plus 1; 0 if the entry is a free.
+    /// Index of the block's site plus 1; 0 if the entry is a free.
     pub const SITE: usize = 3;
-    /// Words of an entry.
+    /// Number of words of an entry.
     pub const WORDS: usize = 4;
 }
 
-/// Numbers of the words of a module.
+/// Indices of the words of a module.
 pub mod module {
-    /// Its first address.
+    /// First address of the module.
     pub const START: usize = 0;
-    /// Its end address (exclusive).
+    /// End address of the module (exclusive).
     pub const END: usize = 1;
-    /// Difference between an address and the file's own.
+    /// Difference between an address in memory and the address in the file.
     pub const BIAS: usize = 2;
-    /// Offset of its path in [`super::STRINGS`].
+    /// Offset of the path in [`super::STRINGS`].
     pub const PATH: usize = 3;
-    /// The path's length.
+    /// Number of bytes of the path.
     pub const PATH_LENGTH: usize = 4;
-    /// Offset of its build ID.
+    /// Offset of the build ID in [`super::STRINGS`].
     pub const BUILD_ID: usize = 5;
-    /// The build ID's length.
+    /// Number of bytes of the build ID.
     pub const BUILD_ID_LENGTH: usize = 6;
 }
 
-/// Numbers of the words of a record. It has two cache lines, of which most calls use only the
-/// first.
+/// Indices of the words of a record. A record has two cache lines, and most calls use only the
+/// first line.
 pub mod record {
-    /// Blocks that were allocated.
+    /// Number of blocks that were allocated.
     pub const ALLOCATIONS: usize = 0;
-    /// Bytes that were allocated.
+    /// Number of bytes that were allocated.
     pub const ALLOCATED: usize = 1;
-    /// Blocks that were freed.
+    /// Number of blocks that were freed.
     pub const FREES: usize = 2;
-    /// Freed bytes. A thread that frees a block of another thread counts it in a record of its own:
-    /// only the sums over all records of a site are meaningful.
+    /// Number of bytes that were freed. A thread that frees a block of another thread counts the
+    /// block in its own record, so only the sums over all records of a site are meaningful.
     pub const FREED: usize = 3;
-    /// Blocks that were freed before the thread allocated another.
+    /// Number of blocks that were freed before the thread allocated another block.
     pub const TEMPORARY: usize = 4;
     /// The epochs for which the copies below were made, as in [`super::header::EPOCHS`].
     pub const EPOCHS: usize = 5;
@@ -420,11 +425,11 @@ pub mod record {
     pub const AT_PEAK: usize = 8;
     /// Live amount at the epoch's snapshot: bytes, blocks.
     pub const AT_MOMENT: usize = 10;
-    /// Bytes in a record.
+    /// Number of bytes in a record.
     pub const SIZE: usize = 128;
 }
 
-/// Numbers of kinds of sites.
+/// Values of the kind of a site.
 pub mod kind {
     /// `malloc` and the other allocation functions.
     pub const HEAP: u32 = 0;
@@ -442,18 +447,19 @@ pub mod allocator {
     pub const LIBRARY: u64 = 2;
     /// The program itself.
     pub const PROGRAM: u64 = 3;
-    /// Several: one of these, and others under names of their own ([`super::named`]).
+    /// One of the other providers, and further allocators under names of their own
+    /// ([`super::named`]).
     pub const SEVERAL: u64 = 4;
 }
 
 /// The map of live blocks, in the process's own memory: a table of 2^20 addresses of leaves, each
 /// for 128 MiB of addresses.
 pub mod live {
-    /// Bits of an address in a leaf.
+    /// Number of address bits within a leaf.
     pub const LEAF: u32 = 27;
-    /// Bits of an address of a program.
+    /// Number of bits of a user-space address.
     pub const SPACE: u32 = 47;
-    /// The lowest bits of [`super::header::LIVE_MAP`].
+    /// Mask of the bits of [`super::header::LIVE_MAP`] that contain the format.
     pub const KIND: u64 = 3;
     /// A leaf has a cell of 4 bytes for each 32 bytes of addresses, the minimum distance of glibc's
     /// blocks: the usable minus the requested size ([`SLACK`]), [`TIMED`], the site's number plus 1
@@ -461,22 +467,23 @@ pub mod live {
     pub const NARROW: u64 = 1;
     /// A leaf has a cell of 8 bytes for each 16 bytes of addresses: the requested size
     /// ([`SIZE_BITS`]), a bit that is set if the lifetime is being measured, the site's number plus
-    /// 1, and [`HALF`]. Blocks that begin 8 bytes behind have leaves of their own, in a second
-    /// table behind the first.
+    /// 1, and [`HALF`]. Blocks that begin 8 bytes after a multiple of 16 have leaves of their own,
+    /// in a second table after the first table.
     pub const WIDE: u64 = 2;
-    /// Usable minus requested size; all bits set: see [`super::header::LIVE_SIZES`].
+    /// Mask of the usable size minus the requested size. If all bits are set, the requested size is
+    /// in [`super::header::LIVE_SIZES`].
     pub const SLACK: u32 = 0x1f;
     /// Flag: the lifetime of the block is being measured.
     pub const TIMED: u32 = 0x20;
-    /// Shift of the site.
+    /// Position of the site in a cell of 4 bytes.
     pub const SITE_SHIFT: u32 = 6;
     /// Number of bits of the site.
     pub const SITE_BITS: u32 = 22;
-    /// Flag: the block begins 16 bytes behind the first address of the cell.
+    /// Flag: the block begins 16 bytes above the first address of the cell.
     pub const ODD: u32 = 1 << 31;
-    /// Bits of the size in a cell of 8 bytes.
+    /// Number of bits of the size in a cell of 8 bytes.
     pub const SIZE_BITS: u32 = 37;
-    /// Flag: the block begins 8 bytes behind the first address of the cell.
+    /// Flag: the block begins 8 bytes above the first address of the cell.
     pub const HALF: u64 = 1 << 63;
 
     /// First index at which an address is looked up among `entries` entries (a power of two).
@@ -488,11 +495,11 @@ pub mod live {
 
 /// Return values of `pagewise_heap_attach`, which is called in programs that run already.
 pub mod attached {
-    /// It records.
+    /// The recorder records for the calling collector.
     pub const YES: u64 = 0;
-    /// It records for another collector.
+    /// The recorder already records for another collector.
     pub const BUSY: u64 = 1;
-    /// Failed: no socket, or no memory.
+    /// The recorder has no socket or no memory.
     pub const FAILED: u64 = 2;
     /// The collector did not answer in time.
     pub const LATE: u64 = 3;
@@ -501,9 +508,9 @@ pub mod attached {
 /// File name of the recorder.
 pub const RECORDER_FILE: &str = "libpagewise_preload.so";
 
-/// Why a recorder ends before its program.
+/// Reasons why a recorder ends before its program.
 pub mod trouble {
-    /// Out of memory for its tables.
+    /// The recorder had no memory for its tables.
     pub const MEMORY: u64 = 1;
     /// The program gave up the system calls that the recorder needs.
     pub const CALLS: u64 = 2;
@@ -521,11 +528,11 @@ pub mod greeting {
     /// separated by commas, the path last: `every=0,follow=0,socket=/run/x`. With `log=4096`,
     /// blocks of 4096 bytes and more are written to [`super::LOG`].
     pub const VARIABLE: &str = "PAGEWISE_HEAP";
-    /// First bytes of a message.
+    /// First bytes of the recorder's message.
     pub const HELLO: [u8; 8] = *b"pwheap\x00\x01";
-    /// Record.
+    /// Answer: record.
     pub const YES: u8 = b'y';
-    /// Do not.
+    /// Answer: do not record.
     pub const NO: u8 = b'n';
 }
 

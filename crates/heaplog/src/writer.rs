@@ -1,4 +1,4 @@
-//! Writes a recording into a file while it is made.
+//! Writes a recording to a file while the program runs.
 
 use std::io::{self, Write};
 
@@ -10,11 +10,11 @@ use crate::recording::{
 };
 use crate::shapes::{self, CodecState};
 
-/// A file that is only appended to, so that it is readable whatever ends the writing.
+/// A file to which data is only appended, so that it is readable whenever the writing ends.
 ///
-/// Each call passes only new modules, addresses, calls and sites: they are numbered from 0
-/// in order. They are held back until an entry that may refer to them is written, or until their
-/// number is large.
+/// Each call passes only new modules, addresses, calls and sites, whose indices continue from 0 in
+/// order. These entries are buffered until an entry that may refer to them is written, or until
+/// there are many of them.
 ///
 /// ```
 /// # use pagewise_heaplog::recording::{Begin, LogCounts, LogEnd, LogEnding, LogSnapshot};
@@ -38,12 +38,12 @@ pub struct LogWriter<W> {
     nodes: Vec<LogCallNode>,
     sites: Vec<LogSite>,
     moments: u64,
-    /// Number of trees since the last key snapshot; `None` if it has none yet.
+    /// Number of trees since the last key snapshot; `None` before the first key snapshot.
     trees: Option<u32>,
     index: Vec<WrittenKeyFrame>,
 }
 
-/// A snapshot that can be read without those before it.
+/// A snapshot that can be decoded without earlier snapshots.
 #[derive(Clone, Copy, Debug)]
 struct WrittenKeyFrame {
     moment: u64,
@@ -51,11 +51,11 @@ struct WrittenKeyFrame {
     offset: u64,
 }
 
-/// Maximum number of calls, addresses or sites that are held back.
+/// Maximum number of calls, addresses or sites that are buffered.
 const HELD_BACK: usize = 1 << 15;
 /// Maximum number of live blocks in a frame.
 const BLOCKS_IN_FRAME: usize = 1 << 18;
-/// Maximum number of trees, and of snapshots, from one key snapshot to the next: they limit the
+/// Maximum number of trees, and of snapshots, from one key snapshot to the next: both limit the
 /// data that a seek has to read.
 const KEY_TREES: u32 = 16;
 const KEY_MOMENTS: u64 = 256;
@@ -140,7 +140,7 @@ impl<W: Write> LogWriter<W> {
         if most >= HELD_BACK { self.let_go() } else { Ok(()) }
     }
 
-    /// Writes what was held back.
+    /// Writes the buffered entries.
     fn let_go(&mut self) -> io::Result<()> {
         let (modules, places) =
             (std::mem::take(&mut self.modules), std::mem::take(&mut self.places));
@@ -150,7 +150,7 @@ impl<W: Write> LogWriter<W> {
             self.state.write_modules(&mut payload, &modules);
             self.frame(kind::MODULES, &payload)?;
         }
-        // A large number is divided into several frames, so that a reader accepts each.
+        // Many entries are divided among several frames, so that a reader accepts each frame.
         for places in places.chunks(HELD_BACK) {
             let mut payload = Out::default();
             self.state.write_places(&mut payload, places);
@@ -170,7 +170,8 @@ impl<W: Write> LogWriter<W> {
     }
 
     /// Adds a snapshot, which must not be earlier than the previous one. Its tree may refer to
-    /// sites that were added before. A reader returns the tree in order of size, then of number.
+    /// sites that were added before. A reader returns the tree in order of size; sites of equal
+    /// size are in order of index.
     ///
     /// # Errors
     /// Returns the error of the writing.
@@ -212,8 +213,9 @@ impl<W: Write> LogWriter<W> {
         self.out.flush()
     }
 
-    /// Adds live blocks, in order of address, none twice. They may refer to sites that were added
-    /// before. Blocks after the first [`MAX_BLOCKS`](crate::recording::MAX_BLOCKS) are left out.
+    /// Adds live blocks, which must be in order of address, without duplicates. The blocks may
+    /// refer to sites that were added before. Blocks after the first
+    /// [`MAX_BLOCKS`](crate::recording::MAX_BLOCKS) are ignored.
     ///
     /// # Errors
     /// Returns the error of the writing.
@@ -228,8 +230,8 @@ impl<W: Write> LogWriter<W> {
         self.out.flush()
     }
 
-    /// Writes all counts so far: a reader uses the last complete ones. Unchanged counts need almost
-    /// no space.
+    /// Writes all counts so far: a reader uses the last complete counts. Unchanged counts need
+    /// almost no space.
     ///
     /// # Errors
     /// Returns the error of the writing.

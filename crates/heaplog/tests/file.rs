@@ -18,8 +18,8 @@ use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 use proptest::strategy::ValueTree;
 
-/// Writes a recording as a collector does: new entries before each snapshot, and a checkpoint now
-/// and then.
+/// Writes a recording like a collector: new entries before each snapshot, and a checkpoint from
+/// time to time.
 fn write(recording: &LogRecording, checkpoints: bool) -> Vec<u8> {
     let mut writer = LogWriter::create(Vec::new(), &recording.begin).unwrap();
     writer.modules(&recording.modules).unwrap();
@@ -40,7 +40,7 @@ fn write(recording: &LogRecording, checkpoints: bool) -> Vec<u8> {
     for layout in &recording.layouts {
         writer.layout(layout).unwrap();
     }
-    // Several frames.
+    // The blocks are divided among several frames.
     for blocks in recording.blocks.chunks(7) {
         writer.blocks(blocks).unwrap();
     }
@@ -364,7 +364,7 @@ proptest! {
         bytes[at] ^= 1 << bit;
         if let Ok(file) = reader::read(&bytes[..]) {
             check(&file.recording);
-            // Up to the change, the recording is the original one.
+            // Up to the change, the recording is unchanged.
             prop_assert!(file.cut.is_some());
             let length = file.recording.nodes.len();
             prop_assert_eq!(&file.recording.nodes[..], &recording.nodes[..length]);
@@ -427,7 +427,8 @@ fn a_kind_of_frame_that_is_not_known_is_passed_over() {
     let recording = &*SAMPLE;
     let bytes = write(recording, false);
     let head = 9;
-    // Kind 200, two bytes that are stored unpacked, and their checksum from another implementation.
+    // The frame has kind 200, two bytes that are not compressed, and a checksum from another
+    // implementation.
     let (start, stored) = ([200, 2, 0], [1, 2]);
     let sum = crc32(&[start.as_slice(), &stored].concat()).to_le_bytes();
     let frame = [start.as_slice(), &sum, &stored].concat();
@@ -436,7 +437,7 @@ fn a_kind_of_frame_that_is_not_known_is_passed_over() {
     assert_eq!(reader::read(&with[..]).unwrap().recording, *recording);
 }
 
-/// CRC-32 as its definition has it, bit by bit.
+/// CRC-32 by its definition, bit by bit.
 fn crc32(bytes: &[u8]) -> u32 {
     let mut sum = u32::MAX;
     for byte in bytes {

@@ -1,8 +1,8 @@
 //! Data of glibc's malloc in the process: the words at the beginning of each heap, and the arenas.
 //!
-//! malloc/arena.c and malloc/malloc.c of glibc 2.27 to 2.44, on 64-bit machines. None of it is an
-//! interface, so all data is checked against the addresses that it must have; another layout leads
-//! to no data instead of wrong data.
+//! Source: malloc/arena.c and malloc/malloc.c of glibc 2.27 to 2.44, on 64-bit machines. These
+//! structures are not a stable interface, so all addresses in them are checked; with another
+//! structure layout no data is returned, instead of wrong data.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::memory::ARENA;
 pub(super) struct GlibcHeap {
     /// Readable and writable range.
     pub(super) range: Range<u64>,
-    /// Address of its arena.
+    /// Address of the arena that the heap belongs to.
     pub(super) arena: u64,
     /// Address of the first chunk.
     pub(super) first: u64,
@@ -32,21 +32,21 @@ pub(super) struct Arena {
     pub(super) area: usize,
 }
 
-/// `malloc_state`, in part.
+/// The fields of `malloc_state` that are used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GlibcArena {
     layout: StateLayout,
     /// Address of the top chunk.
     pub(super) top: u64,
-    /// The next arena of the ring.
+    /// Address of the next arena in the ring.
     pub(super) next: u64,
-    /// Threads that allocate from it.
+    /// Number of threads that allocate from the arena.
     pub(super) threads: u64,
-    /// Bytes that it got from the system.
+    /// Number of bytes that the arena got from the system.
     pub(super) system: u64,
 }
 
-/// Bytes of the longest `malloc_state`.
+/// Maximum number of bytes of `malloc_state` in these versions of glibc.
 const MAX_STATE: usize = 2200;
 const _: () = assert!(StateLayout::WithFastbins.bytes() == MAX_STATE as u64);
 
@@ -55,7 +55,8 @@ fn word(bytes: &[u8], at: u64) -> u64 {
     rest.and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
-/// The heaps of these arenas, in order of address. A mapping may contain several adjacent heaps.
+/// Finds the heaps of arenas other than the main arena, in order of address. A mapping may contain
+/// several adjacent heaps.
 pub(super) fn heaps(process: &WalkedProcess, mappings: &[Mapping]) -> Option<Vec<GlibcHeap>> {
     let mut candidates: Vec<Range<u64>> = Vec::new();
     for mapping in mappings.iter().filter(|mapping| is_memory(mapping)) {
@@ -104,7 +105,7 @@ pub(super) fn heaps(process: &WalkedProcess, mappings: &[Mapping]) -> Option<Vec
     Some(heaps)
 }
 
-/// Content of an arena at an address.
+/// Reads the arena at an address.
 pub(super) fn state(process: &WalkedProcess, address: u64) -> Option<GlibcArena> {
     let bytes = process.read::<MAX_STATE>(address)?;
     let layout = StateLayout::of_arena(address, &bytes)?;
@@ -113,7 +114,7 @@ pub(super) fn state(process: &WalkedProcess, address: u64) -> Option<GlibcArena>
     Some(GlibcArena { layout, top, next, threads, system })
 }
 
-/// Size of the top chunk, if its address is valid: at the end of one of these heaps.
+/// Size of the top chunk, if its address is valid: the chunk must end at the end of a heap.
 pub(super) fn top(
     process: &WalkedProcess,
     top: u64,
@@ -129,7 +130,7 @@ pub(super) fn top(
 
 /// Length of the last chunk, found by walking from the end of a block to the end of the heap.
 pub(super) fn walk(process: &WalkedProcess, range: Range<u64>) -> Option<u64> {
-    /// With more free chunks than this after the last block, the walk ends.
+    /// Maximum number of free chunks after the last block; the walk ends after this number.
     const MAX_FREE_CHUNKS: usize = 1000;
     let mut head = range.start;
     for _ in 0..MAX_FREE_CHUNKS {
@@ -139,7 +140,7 @@ pub(super) fn walk(process: &WalkedProcess, range: Range<u64>) -> Option<u64> {
             return None;
         }
         head = head.checked_add(size)?;
-        // `head` is a size word, 8 bytes behind the beginning of its chunk.
+        // `head` is the address of a size word, 8 bytes above the start of its chunk.
         if head == range.end.checked_add(8)? {
             return Some(size);
         }

@@ -15,22 +15,23 @@ use super::WalkedProcess;
 pub(crate) struct LiveMapEntry {
     pub(crate) address: u64,
     pub(crate) site: u32,
-    /// Difference between usable size and size; `None` if it is stored elsewhere.
+    /// Difference between usable size and requested size; `None` if it does not fit into a cell and
+    /// is stored elsewhere.
     pub(crate) slack: Option<u8>,
-    /// Size, for an allocator whose usable sizes are unknown.
+    /// Requested size, for an allocator whose usable sizes are unknown.
     pub(crate) size: u64,
 }
 
-/// Maximum bytes of cells that are read: a larger map would take too long.
+/// Maximum number of bytes of cells that are read; a larger map would take too long.
 const MAX_MAP_BYTES: u64 = 4 << 30;
-/// Bytes of cells that are read at a time: those of 1 MiB of memory in narrow cells, so that their
-/// blocks fit the cache of a CPU.
+/// Number of bytes of cells that are read at a time: narrow cells for 1 MiB of memory, so that the
+/// blocks fit into a CPU cache.
 const PIECE: u64 = 128 << 10;
 
-/// The recorder's table of sizes that do not fit into cells, by address. Empty if the recorder has
-/// moved the table meanwhile because it grew.
+/// Reads the recorder's table of sizes that do not fit into cells, by block address. Empty if the
+/// table grew meanwhile, so that the recorder has moved it.
 pub(super) fn sizes(process: &WalkedProcess, told: u64) -> HashMap<u64, u64> {
-    /// Limit of the table's size; no process has so large a table.
+    /// Maximum binary logarithm of the number of cells of the table; no process has a larger table.
     const MAX_LOG2_CELLS: u32 = 24;
     let (table, bits) = (told & !0x3f, u32::try_from(told & 0x3f).unwrap_or(u32::MAX));
     if table == 0 || bits > MAX_LOG2_CELLS {
@@ -76,8 +77,8 @@ fn each_piece(
     Some(())
 }
 
-/// Calls `take` with all blocks in order of address, some at a time. Returns `None` if the map
-/// cannot be read or is invalid.
+/// Calls `take` repeatedly with blocks, until all blocks were passed in order of address. Returns
+/// `None` if the map cannot be read or is invalid.
 pub(super) fn each(
     process: &WalkedProcess,
     map: u64,
@@ -117,8 +118,8 @@ pub(super) fn each(
     Some(())
 }
 
-/// The leaves of a map: the number of the part of the address space that each covers, in order, and
-/// the address of the leaf.
+/// Reads the leaves of a map: the number of the part of the address space that each leaf covers, in
+/// ascending order, and the address of the leaf.
 fn leaves(
     process: &WalkedProcess,
     map: u64,
@@ -126,8 +127,8 @@ fn leaves(
     buffer: &mut Vec<u8>,
 ) -> Option<Vec<(u64, u64)>> {
     let count = 1_u64 << (SPACE - LEAF);
-    // Wide cells have leaves of their own for blocks that begin between multiples of 16, in the
-    // table's second half.
+    // With wide cells, the second half of the table has the leaves of blocks that begin between
+    // multiples of 16.
     let entries = if is_narrow { count } else { 2 * count };
     let mut leaves: Vec<(u64, u64)> = Vec::new();
     each_piece(process, map..map.checked_add(entries * 8)?, buffer, |at, bytes| {
@@ -142,7 +143,7 @@ fn leaves(
     Some(leaves)
 }
 
-/// Decodes a cell of 4 bytes; `at` is the first address that it covers.
+/// Decodes a cell of 4 bytes; `at` is the first address that the cell covers.
 pub(crate) fn narrow(at: u64, cell: &[u8]) -> Option<LiveMapEntry> {
     let cell = cell.try_into().map_or(0, u32::from_ne_bytes);
     let site = (cell >> SITE_SHIFT & ((1 << SITE_BITS) - 1)).checked_sub(1)?;
@@ -155,7 +156,7 @@ pub(crate) fn narrow(at: u64, cell: &[u8]) -> Option<LiveMapEntry> {
     })
 }
 
-/// Decodes a cell of 8 bytes; `at` is the first address that it covers.
+/// Decodes a cell of 8 bytes; `at` is the first address that the cell covers.
 pub(crate) fn wide(at: u64, cell: &[u8]) -> Option<LiveMapEntry> {
     let cell = cell.try_into().map_or(0, u64::from_ne_bytes);
     let site = ((cell & !HALF) >> (SIZE_BITS + 1)).checked_sub(1)?;

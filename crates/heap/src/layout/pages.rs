@@ -1,4 +1,4 @@
-//! Density of pages: the live share of each, and the sites that pin sparse pages.
+//! Density of pages: the live share of each page, and the sites that pin sparse pages.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,12 +8,12 @@ use pagewise_heaplog::recording::{LogAmount, LogPageDensity, LogPinned};
 
 use super::BlockExtent;
 
-/// Maximum number of sites in the table.
+/// Maximum number of pinning sites that are reported.
 const SITES: usize = 20;
-/// Last cell of sparse pages: at most a quarter of such a page is live.
+/// Index of the last cell of sparse pages: at most a quarter of a sparse page is live.
 const SPARSE: u64 = 2;
 
-/// Adds up blocks that come in order of address.
+/// Sums blocks per page. Blocks must be added in order of address.
 #[derive(Debug)]
 pub(super) struct Use {
     page: u64,
@@ -21,18 +21,18 @@ pub(super) struct Use {
     pinned: HashMap<u32, LogPinned>,
     /// The page to which further blocks may be added, and the index of its extent.
     open: Option<(u64, usize)>,
-    /// Live bytes in the page.
+    /// Number of live bytes in the open page.
     bytes: u64,
     sites: Vec<(u32, LogAmount)>,
 }
 
-/// Bytes of resident pages that are complete and have live blocks in them.
+/// Number of bytes of completed resident pages that contain live blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Used {
-    /// Bytes of the page that was open before, and the index of its extent.
+    /// Bytes of the page that was open before the call, and the index of its extent.
     pub(super) bytes: u64,
     pub(super) extent: usize,
-    /// Bytes of further pages, which are in the extent of the added block.
+    /// Bytes of further pages, all in the extent of the added block.
     pub(super) whole: u64,
 }
 
@@ -50,7 +50,7 @@ impl Use {
         }
     }
 
-    /// Adds a block of an extent. Returns the pages that this completes.
+    /// Adds a block of an extent. Returns the pages that this block completes.
     pub(super) fn add(
         &mut self,
         extents: &[BlockExtent],
@@ -70,12 +70,12 @@ impl Use {
         }
         self.part(site, range.end.min(first + page) - range.start, 1);
         if last > first {
-            // A block fills all pages between its first and its last.
+            // A block covers all pages between its first and its last page completely.
             let whole = extents[at].resident_in(&(first + page..last));
             self.cells[8] += whole / page;
             let before = self.close(extents);
-            // The page that was open before may be of another extent; the block's first page is of
-            // this one.
+            // The page that was open before may belong to another extent; the first page of the
+            // block belongs to the extent of the block.
             if used.bytes == 0 {
                 used = before;
             } else {
@@ -134,7 +134,8 @@ impl Use {
         Used { bytes: page, extent, whole: 0 }
     }
 
-    /// The density cells and the pinning sites; `empty` pages have no live block.
+    /// Returns the density cells and the pinning sites. `empty` is the number of pages without a
+    /// live block.
     pub(super) fn finish(mut self, empty: u64) -> LogPageDensity {
         self.cells[0] = empty;
         let mut pinned: Vec<LogPinned> = self.pinned.into_values().collect();
@@ -171,14 +172,14 @@ mod tests {
         let mut uses = Use::new(PAGE);
         let mut used = Vec::new();
         let mut add = |range: Range<u64>, site| used.push(uses.add(&extents, 0, &range, site));
-        // A page with two blocks of a sixteenth in all, of one site and another.
+        // A page with two blocks from two sites, which cover a sixteenth of the page in total.
         add(16..16 + 64, 1);
         add(1024..1024 + 192, 2);
-        // From the middle of one to the middle of another that is not resident, and one more block
-        // there.
+        // A block from the middle of a page to the middle of a page that is not resident, and a
+        // second block in that page.
         add(5 * PAGE + 2048..10 * PAGE + 2048, 3);
         add(10 * PAGE + 3000..10 * PAGE + 3010, 3);
-        // A whole one.
+        // A block that covers a whole page.
         add(12 * PAGE..13 * PAGE, 4);
         used.push(uses.close(&extents));
         let bytes: u64 = used.iter().map(|it| it.bytes + it.whole).sum();

@@ -16,15 +16,16 @@ use crate::tables::NewEntries;
 /// Meaning of a function's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProbedCall {
-    /// The size is the argument of this number.
+    /// Argument N, counted from 0, is the size.
     Size(usize),
     /// The size is the product of the first two arguments.
     Array,
-    /// The first argument is freed, the second is the size.
+    /// The first argument is the block to free, and the second argument is the new size.
     Resize,
-    /// The first argument points to the word for the block's address, the third is the size.
+    /// The first argument points to the word for the block's address, and the third argument is the
+    /// size.
     Into,
-    /// The first argument is freed.
+    /// The first argument is the block to free.
     Free,
 }
 
@@ -51,9 +52,9 @@ struct PendingCall {
     stack: u64,
     call: ProbedCall,
     arguments: [u64; 3],
-    /// True if no other counted function called it.
+    /// True if no other counted function made the call.
     is_outer: bool,
-    /// The site; `None` if the call is not counted.
+    /// Site of the call; `None` if the call is not counted.
     site: Option<u32>,
 }
 
@@ -91,7 +92,7 @@ struct OneThread {
 pub(super) struct ProbeState {
     pid: u32,
     probed: Rc<Probed>,
-    /// The mean number of bytes between samples; `None` if every call is counted.
+    /// Mean number of bytes between samples; `None` if every call is counted.
     every: Option<u64>,
     random: fastrand::Rng,
     spaces: Spaces,
@@ -103,14 +104,14 @@ pub(super) struct ProbeState {
     by_stack: HashMap<Vec<u64>, u32>,
     stack_words: usize,
     all: InternTables,
-    /// Number of entries of `all` that were returned already.
+    /// Number of entries of each table of `all` that were returned already.
     told: [usize; 4],
     sums: Vec<SiteSums>,
     blocks: HashMap<u64, LiveBlock>,
     threads: HashMap<u32, OneThread>,
     /// Live amount.
     pub(super) live: LogAmount,
-    /// All that was allocated.
+    /// Amount of all allocations.
     pub(super) allocated: LogAmount,
     peak: LogAmount,
     peak_at: Option<u64>,
@@ -119,7 +120,7 @@ pub(super) struct ProbeState {
     epoch: u64,
     unknown_frees: u64,
     cut: u64,
-    /// Allocations that are not counted, since too many blocks are live.
+    /// Number of allocations that were not counted, because too many blocks were live.
     dropped: u64,
     sizes: Vec<u64>,
     lifetimes: Vec<u64>,
@@ -135,16 +136,16 @@ struct InternTables {
 
 /// Maximum number of addresses in the cache of call stacks.
 const STACK_WORDS: usize = 1 << 20;
-/// Maximum numbers of call nodes, sites, live blocks and threads. They take some 30, 300, 70 and
-/// 100 bytes each, here and in the writer of the file.
+/// Maximum numbers of call nodes, sites, live blocks and threads. Each takes some 30, 300, 70 or
+/// 100 bytes in this state and in the writer of the file together.
 const NODES: usize = 1 << 20;
 const SITES: usize = 1 << 18;
 const BLOCKS: usize = 1 << 19;
 const THREADS: usize = 1 << 14;
-/// Maximum number of unfinished calls of one thread: a program that returns has fewer.
+/// Maximum number of unfinished calls of one thread; a program whose calls return has fewer.
 const OPEN: usize = 64;
 
-/// Registers in the order in which samples carry them: ax, .., di and so on.
+/// Indices of registers in samples, whose order is ax, bx, cx, dx, si, di and so on.
 const AX: usize = 0;
 const DX: usize = 3;
 const SI: usize = 4;
@@ -167,7 +168,7 @@ impl ProbeState {
             by_stack: HashMap::new(),
             stack_words: 0,
             dropped: 0,
-            // Site 0 is that of calls without a call stack.
+            // Site 0 is for calls without a call stack.
             all: InternTables {
                 sites: vec![LogSite { node: ROOT, kind: LogKind::Heap }],
                 ..InternTables::default()
@@ -259,7 +260,7 @@ impl ProbeState {
         let Some(caller) = sample.stack.first_chunk().copied().map(u64::from_ne_bytes) else {
             return false;
         };
-        // The program is linked statically, so the caller is in the file that `free` is in.
+        // The program is linked statically, so the caller is in the same file as `free`.
         let free = self.spaces.find(self.pid, sample.ip);
         let region = self.spaces.find(self.pid, caller);
         let Some((_, region)) = free.zip(region).filter(|(free, it)| free.id() == it.id()) else {
@@ -269,8 +270,8 @@ impl ProbeState {
         self.probed.cache_flushes.iter().any(|code| code.contains(&offset))
     }
 
-    /// A thread, without pending calls that were left by a jump (`longjmp`, exception): their
-    /// frames are below the stack pointer.
+    /// Returns the state of a thread. Pending calls that the thread has left by a jump (`longjmp`,
+    /// exception) are removed: their frames are below the stack pointer.
     fn thread(&mut self, tid: u32, stack: u64) -> &mut OneThread {
         if self.threads.len() >= THREADS && !self.threads.contains_key(&tid) {
             self.join_threads();
@@ -281,9 +282,9 @@ impl ProbeState {
         thread
     }
 
-    /// Merges all threads that are in no pending call: most of them have ended.
+    /// Merges all threads without a pending call, most of which have ended.
     fn join_threads(&mut self) {
-        /// TID of all merged threads in the model.
+        /// TID that stands for all merged threads in the recording.
         const TOGETHER: u32 = 0;
         let mut all = self.threads.remove(&TOGETHER).unwrap_or_default();
         self.threads.retain(|_, thread| {
@@ -297,7 +298,7 @@ impl ProbeState {
         self.threads.insert(TOGETHER, all);
     }
 
-    /// Allocations that are not counted, since too many blocks were live.
+    /// Number of allocations that were not counted, because too many blocks were live.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -328,8 +329,8 @@ impl ProbeState {
             ProbedCall::Into => {
                 let into = first.checked_sub(registers[SP]).and_then(|at| usize::try_from(at).ok());
                 let word = into.and_then(|at| sample.stack.get(at..)?.first_chunk());
-                // The block's address is known only if it was stored near the stack pointer. If it
-                // is not known, its free is not recognized, either.
+                // The block's address is known only if it was stored near the stack pointer.
+                // Without the address, the free of the block is not recognized either.
                 word.map_or(u64::MAX, |word| u64::from_ne_bytes(*word))
             }
             ProbedCall::Free => return,
@@ -401,7 +402,7 @@ impl ProbeState {
         if let Some(lost) = self.blocks.insert(block, LiveBlock { site, size, born: time })
             && block != u64::MAX
         {
-            // The address is live already: its free was not reported.
+            // The address is already live, so its free was not reported.
             self.unknown_frees += 1;
             self.count_freed(lost);
         }
@@ -444,7 +445,7 @@ impl ProbeState {
         self.live.blocks = self.live.blocks.saturating_sub(weight.amount.blocks);
     }
 
-    /// The site of a call.
+    /// Returns the site of a call, and adds it if it is new.
     fn site(&mut self, sample: &PerfSample<'_>) -> u32 {
         if self.spaces.find(self.pid, sample.ip).is_none() {
             self.spaces.read(&ProcRoot::live(), self.pid);
@@ -485,7 +486,7 @@ impl ProbeState {
         site
     }
 
-    /// The site for calls without a call stack, or without capacity for one.
+    /// Site for calls whose call stack is unknown or does not fit into the tables.
     fn without_site(&mut self) -> u32 {
         self.cut += 1;
         0
@@ -528,7 +529,7 @@ impl ProbeState {
         Some(module)
     }
 
-    /// New entries since the last call.
+    /// Returns the entries that are new since the last call.
     pub(super) fn news(&mut self) -> NewEntries {
         let all = &self.all;
         let [modules, places, nodes, sites] = self.told;
@@ -549,7 +550,7 @@ impl ProbeState {
     pub(super) fn counts(&self, time_ns: u64) -> LogCounts {
         let counted = |sums: &SiteSums| {
             let mut counted = sums.counted;
-            // An unchanged amount is the same as at the peak.
+            // The live amount of an unchanged record is also its amount at the peak.
             if self.rising || sums.epoch != self.epoch {
                 counted.at_peak = live(&counted);
             }
@@ -607,7 +608,7 @@ fn cell(value: u64) -> usize {
     (u64::BITS - value.leading_zeros()) as usize
 }
 
-/// Index of the last of `count` entries.
+/// Index of the last entry of a list of `count` entries.
 fn number(count: usize) -> u32 {
     u32::try_from(count).map_or(ROOT - 1, |count| count - 1)
 }

@@ -1,16 +1,17 @@
 //! Conditions under which a stopped thread may load a library or call an allocator: it holds no
-//! lock that these need.
+//! lock that loading or the allocator needs.
 //!
-//! Loading takes locks of the loader and of `malloc`. A thread that holds one is inside the C
-//! library or the loader: so the whole call stack is followed, and except for the start of the
-//! thread, no call may be in these. A thread that waits in the kernel inside such a function, as
-//! most threads do most of the time, is accepted if it does not wait for one of their locks.
+//! Loading takes locks of the loader and of `malloc`. A thread that holds such a lock is inside the
+//! C library or the loader. So the whole call stack is read, and except for the start of the
+//! thread, no frame may be in the C library or the loader. A thread that waits in the kernel inside
+//! a function of the C library, as most threads usually do, is accepted if it does not wait for a
+//! lock.
 //!
-//! An allocator that replaces the C library's ([`Mallocs`]) has locks of its own. None of its
-//! functions may be on the call stack, from the first caller on. If its code cannot be
+//! An allocator that replaces the allocator of the C library ([`Mallocs`]) has locks of its own.
+//! None of its functions may be on the call stack, from the first caller on. If its code cannot be
 //! distinguished from the program's, the thread must wait in a call in which no allocator waits:
-//! for a connection, a child, a signal. It is then outside of the allocator, since no allocator
-//! calls back into the program.
+//! for a connection, a child, a signal. The thread is then outside of the allocator, since no
+//! allocator calls the program.
 
 use std::fs;
 use std::ops::Range;
@@ -24,27 +25,27 @@ use pagewise_trace::{SpaceRegion, Spaces, Unwinder};
 
 use super::mallocs::Mallocs;
 
-/// Judges points at which threads are stopped.
+/// Decides if stopped threads may make calls at their current points.
 #[derive(Debug)]
 pub(crate) struct Judge {
     spaces: Spaces,
     unwinder: Unwinder,
-    /// Entry code of the program.
+    /// Address range of the program's entry code.
     entry: Range<u64>,
-    /// Allocators in the place of the C library's.
+    /// Allocators that replace the allocator of the C library.
     mallocs: Mallocs,
-    /// True if no loader of libraries is mapped.
+    /// True if the process has no dynamic loader.
     is_static: bool,
 }
 
-/// Numbers of system calls.
+/// System call numbers.
 mod call {
     pub(crate) const FUTEX: u64 = 202;
     /// `read write poll select pause nanosleep accept recvfrom recvmsg wait4 semop msgrcv
     /// rt_sigtimedwait rt_sigsuspend io_getevents restart_syscall clock_nanosleep epoll_wait waitid
-    /// pselect6 ppoll epoll_pwait accept4 recvmmsg`: `malloc` and the loader wait in none of them
-    /// except `read`, whose callers show it. A restarted call has a time limit; waits for their
-    /// locks have none.
+    /// pselect6 ppoll epoll_pwait accept4 recvmmsg`: `malloc` and the loader wait in none of these
+    /// calls except `read`, which the callers on the stack reveal. A call by `restart_syscall` has
+    /// a time limit, but waits for locks of `malloc` and the loader have none.
     pub(crate) const WAITS: &[u64] = &[
         0, 1, 7, 23, 34, 35, 43, 45, 47, 61, 65, 70, 128, 130, 208, 219, 230, 232, 247, 270, 271,
         281, 288, 299,
@@ -53,25 +54,26 @@ mod call {
     pub(crate) const RESTART: u64 = 219;
     /// `poll select pause accept recvfrom recvmsg wait4 rt_sigtimedwait rt_sigsuspend io_getevents
     /// epoll_wait waitid pselect6 ppoll epoll_pwait accept4 recvmmsg`: allocators may sleep between
-    /// attempts to take a lock, and read files of `/proc`, but wait for none of these.
+    /// attempts to take a lock, and read files of `/proc`, but wait in none of these calls.
     pub(crate) const WAITS_FOR_EVENTS: &[u64] =
         &[7, 23, 34, 43, 45, 47, 61, 128, 130, 208, 232, 247, 270, 271, 281, 288, 299];
-    /// `poll select pselect6 ppoll restart_syscall`: without files, which are the first argument or
-    /// their number, they only sleep.
+    /// `poll select pselect6 ppoll restart_syscall`: without files (first argument 0 or a file
+    /// count of 0), these calls only sleep.
     pub(crate) const SLEEPS_WITHOUT_FILES: &[u64] = &[7, 23, 270, 271, 219];
 }
 
-/// Upper bound of the size of a program's entry code.
+/// Maximum number of bytes of a program's entry code.
 const BEGINNING: u64 = 64;
 
-/// `mov %rax, %rdi; mov $60, %eax; syscall`: the code behind the call of a thread's first function,
-/// in `clone` and `clone3` of glibc. Older ones move `%eax` to `%edi`, without the first byte.
+/// `mov %rax, %rdi; mov $60, %eax; syscall`: the code after the call of a thread's first function,
+/// in `clone` and `clone3` of glibc. Older versions move `%eax` to `%edi`, without the first byte.
 const ENDS_THREAD: [u8; 10] = [0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05];
 
 /// `mov $15, %rax; syscall`: the code to which signal handlers return, in the C library.
 const RETURNS_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
-/// Heaps of thread arenas begin at multiples of `ARENA`; their lock is in the first `HEAD` bytes.
+/// Alignment of the heaps of thread arenas in bytes. The lock of an arena is in the first `HEAD`
+/// bytes of its heap.
 const ARENA: u64 = 64 << 20;
 const HEAD: u64 = 1 << 10;
 
@@ -87,12 +89,12 @@ impl Judge {
         Judge { spaces, unwinder: Unwinder::default(), entry, mallocs, is_static }
     }
 
-    /// Allocators in the place of the C library's.
+    /// Allocators that replace the allocator of the C library.
     pub(crate) fn mallocs(&self) -> &Mallocs {
         &self.mallocs
     }
 
-    /// True if a thread may load a library, or call an allocator, at its present address.
+    /// True if a thread may load a library, or call an allocator, at its current point.
     pub(crate) fn is_safe(
         &mut self,
         root: &ProcRoot,
@@ -107,7 +109,8 @@ impl Judge {
         let Some(calls) = self.call_stack(root, pid, place, stack) else { return false };
         let spaces = &self.spaces;
         let name = |address: u64| spaces.find(pid, address).map(|region| &region.name);
-        // The instruction that comes next is in its function; a return address may lie behind it.
+        // The next instruction of the thread is inside its function, but a return address may be
+        // just after the end of its function.
         let is_in_malloc = |address: u64| {
             let file = spaces.find(pid, address).filter(|region| region.is_file());
             file.is_some_and(|region| self.mallocs.contain(address, region.id()))
@@ -115,14 +118,14 @@ impl Judge {
         if calls.iter().any(|&call| is_in_malloc(call) || is_in_malloc(call.wrapping_sub(1))) {
             return false;
         }
-        // A return address may lie behind its function, but not behind its file.
+        // A return address may be after the end of its function, but not after the end of its file.
         let is_system = |address: &u64| name(address.wrapping_sub(1)).is_none_or(is_of_system);
         // The main thread begins in the program's entry code, which calls the C library.
         let (_, calls) = match calls.split_last() {
             Some((last, rest)) if self.entry.contains(last) => (last, rest),
             _ => (&0, &calls[..]),
         };
-        // Without the frames at the beginning of the thread.
+        // The frames at the start of the thread are excluded.
         let theirs = calls.iter().rposition(|call| !is_system(call)).map_or(0, |last| last + 1);
         let inner = calls[..theirs].iter().position(|call| !is_system(call)).unwrap_or(theirs);
         if theirs == 0 || calls[inner..theirs].iter().any(is_system) {
@@ -136,8 +139,9 @@ impl Judge {
         let in_loader =
             calls[..inner].iter().any(|call| name(call.wrapping_sub(1)).is_none_or(is_loader));
         if in_loader || calls[..inner].iter().any(|&call| returns_from_signal(target, call)) {
-            // The C library has handlers of its own: that of `setuid` in another thread, which
-            // holds a lock of the loader until each thread has come out of it.
+            // The C library has signal handlers of its own. The handler for a `setuid` in another
+            // thread runs while that thread holds a lock of the loader, until each thread has left
+            // the handler.
             return false;
         }
         let is_in_poll = || calls[..inner].iter().any(|call| self.mallocs.poll.contains(call));
@@ -151,8 +155,8 @@ impl Judge {
             }
             Some((call::RESTART, _)) if may_be_in_malloc => is_in_poll(),
             Some((number, _)) if may_be_in_malloc => call::WAITS_FOR_EVENTS.contains(&number),
-            // A futex word in a frame of the C library belongs to a wait inside one of its
-            // functions, which may hold a lock, as when `setuid` waits for the other threads.
+            // A futex word in a frame of the C library belongs to a wait inside a function of the C
+            // library, which may hold a lock, for example while `setuid` waits for other threads.
             Some((call::FUTEX, word)) => {
                 let length = inner_frames(stack, calls[inner]);
                 let inner_frames = place.stack..place.stack.saturating_add(length);
@@ -162,9 +166,9 @@ impl Judge {
         }
     }
 
-    /// True if the call stack leads from the stack pointer up to the start of the thread, by memory
-    /// above the stack pointer alone. Then the thread uses nothing below: it is on no stack that
-    /// lies within another one (of a coroutine, of a signal handler).
+    /// True if the call stack leads from the stack pointer to the start of the thread, only through
+    /// memory above the stack pointer. The thread then uses no memory below its stack pointer: it
+    /// is on no stack that lies within another stack (of a coroutine, of a signal handler).
     pub(crate) fn reaches_start(
         &mut self,
         root: &ProcRoot,
@@ -182,8 +186,8 @@ impl Judge {
         is_read && (code == ENDS_THREAD || code.starts_with(&ENDS_THREAD[1..]))
     }
 
-    /// The calls of a stopped thread, innermost first; code that was mapped since the last call
-    /// included.
+    /// Returns the calls of a stopped thread, innermost first. Mappings that are new since the last
+    /// call are read first.
     fn call_stack(
         &mut self,
         root: &ProcRoot,
@@ -198,8 +202,8 @@ impl Judge {
         calls.map(<[u64]>::to_vec)
     }
 
-    /// The rule for a program that is linked statically, whose allocator cannot be distinguished
-    /// from the program: the thread waits for an event, and has interrupted nothing by a signal.
+    /// Rule for a statically linked program, whose allocator cannot be distinguished from the
+    /// program: the thread must wait for an event, and must not be in a signal handler.
     fn is_outside_static(
         &mut self,
         root: &ProcRoot,
@@ -220,40 +224,42 @@ impl Judge {
         calls.is_some_and(|calls| !calls.iter().any(|&call| returns_from_signal(target, call)))
     }
 
-    /// Returns true if a futex word cannot belong to a lock of the C library or of an allocator.
+    /// True if a futex word cannot belong to a lock of the C library or of an allocator.
     fn is_nobodys_lock(&self, pid: u32, word: u64) -> bool {
         let Some(region) = self.spaces.find(pid, word) else { return false };
         let has_locks = |it: &SpaceRegion| {
             is_of_system(&it.name) || it.is_file() && self.mallocs.has_file(it.id())
         };
-        // A file's `.bss` lies right behind its mappings.
+        // A file's `.bss` begins at the end of the mappings of the file.
         let before = self.spaces.find(pid, region.start.wrapping_sub(1));
         let is_behind = region.inode == 0 && before.is_some_and(has_locks);
         !has_locks(region) && !is_behind && word % ARENA > HEAD
     }
 }
 
-/// Number of bytes at the start of a stack that belong to the functions below a return address.
+/// Number of bytes at the start of a stack that belong to the functions called before a return
+/// address, which are below it.
 fn inner_frames(stack: &[u8], return_address: u64) -> u64 {
     let words = stack.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
     words.take_while(|&word| word != return_address).count() as u64 * 8
 }
 
-/// Returns true if a call on a call stack is the return from the handler of a signal.
+/// True if a call on a call stack is the return from a signal handler.
 fn returns_from_signal(target: &RemoteProcess, call: u64) -> bool {
     let mut code = [0; RETURNS_FROM_SIGNAL.len()];
-    // The unwinder reports an interrupted address as if it were a return address, one byte behind.
+    // The unwinder treats an interrupted address as a return address, so the address is also tried
+    // one byte lower.
     let read = [call, call.wrapping_sub(1)]
         .map(|from| target.memory().read(from, &mut code).is_ok().then_some(code));
     read.contains(&Some(RETURNS_FROM_SIGNAL))
 }
 
-/// Returns true if a file descriptor is a pipe, a socket or a terminal. Allocators read only
-/// regular files and other devices.
+/// True if a file descriptor is a pipe, a socket or a terminal. Allocators read only regular files
+/// and other devices.
 fn is_stream(root: &ProcRoot, pid: u32, file: u64) -> bool {
     /// Major numbers of terminals and pseudo-terminals (Documentation/admin-guide/devices.txt).
     const TERMINALS: &[u32] = &[4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
-    // The target of the link is not opened.
+    // The file is not opened; only the metadata of the link's target is read.
     let Ok(file) = fs::metadata(root.file(Pid(pid), &format!("fd/{file}"))) else { return false };
     let kind = file.file_type();
     let is_terminal = || TERMINALS.contains(&rustix::fs::major(file.rdev()));

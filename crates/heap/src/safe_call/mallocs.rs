@@ -1,6 +1,6 @@
 //! Files of a process that export a `malloc`. The dynamic loader may call it, so a thread that is
-//! made to load a library must be in no function of such a file. Decides nothing about threads:
-//! that is in [`super::judge`].
+//! made to load a library must be in no function of such a file. The decisions about threads are in
+//! [`super::judge`].
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use pagewise_proc::variables::{self, WantedFunctions};
 use super::{is_libc, is_recorder, judge};
 use crate::names;
 
-/// A file with a `malloc`.
+/// A file that exports a `malloc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct MallocFile {
     id: FileId,
@@ -23,32 +23,33 @@ struct MallocFile {
     functions: Vec<Range<u64>>,
 }
 
-/// The part of a file that is an allocator's code.
+/// Location of the allocator's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AllocatorCode {
-    /// In its file: a library of jemalloc's, tcmalloc's or mimalloc's, none of which calls on into
-    /// other libraries but the C library.
+    /// In its file: a library of jemalloc, tcmalloc or mimalloc, which calls no other library
+    /// except the C library.
     File,
-    /// In its file, and perhaps in others to which its functions jump without returning.
+    /// In its file, and perhaps in other files to which its functions jump without returning.
     FileAndMore,
-    /// Anywhere in the program, among code that is not the allocator's.
+    /// Anywhere in the program, mixed with other code.
     Program,
 }
 
-/// All such files of a process.
+/// All files of a process that export a `malloc`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mallocs {
     all: Vec<MallocFile>,
-    /// The C library's `poll`, if it must be distinguished from other calls that are restarted.
+    /// Address range of the C library's `poll`, if it must be distinguished from other restarted
+    /// calls.
     pub(crate) poll: Range<u64>,
 }
 
-/// Functions by which allocators are known, each of them exported.
+/// Exported functions by which allocators are recognized.
 const KNOWN: &[&[&str]] =
     &[&["mallocx", "mallctl"], &["tc_malloc", "tc_free"], &["mi_malloc", "mi_free"]];
 
-/// Functions of the runtimes of sanitizers. These keep their own state of each block and each
-/// thread's stack.
+/// Functions of the runtimes of sanitizers. Sanitizers keep their own data about each block and
+/// about each thread's stack.
 const SANITIZERS: &[&str] = &[
     "__asan_init",
     "__hwasan_init",
@@ -94,7 +95,7 @@ impl Mallocs {
         Ok(mallocs)
     }
 
-    /// Returns true if an address in a file is known to be code of one of these allocators.
+    /// True if an address in a file is known to be code of one of these allocators.
     pub(crate) fn contain(&self, address: u64, file: FileId) -> bool {
         self.all.iter().any(|malloc| {
             let is_in_file = malloc.extent != AllocatorCode::Program && malloc.id == file;
@@ -102,7 +103,7 @@ impl Mallocs {
         })
     }
 
-    /// Returns true if a file contains one of these allocators.
+    /// True if a file contains one of these allocators.
     pub(crate) fn has_file(&self, file: FileId) -> bool {
         self.all.iter().any(|malloc| malloc.id == file)
     }
@@ -119,8 +120,8 @@ impl Mallocs {
     }
 }
 
-/// The allocator of a file that exports `malloc`. `file` is `None` if it cannot be opened: then
-/// only its name decides.
+/// Determines the allocator of a file that exports `malloc`. `file` is `None` if the file cannot be
+/// opened; then only its name decides.
 fn of_file(
     file: Option<&File>,
     pieces: &[&Mapping],
@@ -132,7 +133,7 @@ fn of_file(
         return Err("valgrind runs it, which translates its code before it runs".to_owned());
     }
     let Some(file) = file else {
-        // A library whose file was replaced since is recognized by its name.
+        // A library file that was replaced after it was loaded is recognized by its name.
         let is_allocator = memchr::memmem::find(name.base(), b"malloc").is_some();
         let malloc =
             MallocFile { id, name, extent: AllocatorCode::FileAndMore, functions: Vec::new() };

@@ -6,37 +6,37 @@ use std::time::Duration;
 
 use pagewise_remote::{Keeper, RemoteError, RemoteFunction, RemoteProcess, Scratch, Tracee};
 
-/// Bytes of the mapping for strings, the functions' stack, and the saved context.
+/// Number of bytes of the mapping for strings, the functions' stack, and the saved context.
 const STACK: u64 = 1 << 20;
 
 /// A function of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessFunction {
-    /// Its address.
+    /// Address of the function.
     pub(crate) address: u64,
     /// See [`RemoteFunction::lock_wait`].
     pub(crate) lock_wait: Option<Duration>,
 }
 
 impl ProcessFunction {
-    /// One that may hold a lock while it waits for another.
+    /// A function that may hold a lock while it waits for another lock.
     pub(crate) fn at(address: u64) -> ProcessFunction {
         ProcessFunction { address, lock_wait: None }
     }
 }
 
-/// A stack and code in the process for functions that it is made to call.
+/// A stack and code in the process for functions that one of its threads is made to call.
 #[derive(Debug)]
 pub(crate) struct CallRoom {
     stack: Scratch,
     code: Scratch,
-    /// The end of the functions' stack: above it is the context by which the thread returns to its
-    /// own registers.
+    /// End of the functions' stack. Above it is the context by which the thread restores its own
+    /// registers.
     top: u64,
 }
 
 impl CallRoom {
-    /// Maps both, by a thread that is ready for calls.
+    /// Maps the stack and the code, by a thread that must be ready for calls.
     pub(crate) fn make(
         target: &RemoteProcess,
         thread: &mut Tracee,
@@ -47,7 +47,7 @@ impl CallRoom {
         let code = match Scratch::map_code(target, thread, page, keeper) {
             Ok(code) => code,
             Err(error) => {
-                // If the unmap fails, too, the keeper does it later.
+                // If the unmap also fails, the keeper unmaps the stack later.
                 let _ = stack.unmap(thread, keeper);
                 return Err(error);
             }
@@ -67,13 +67,13 @@ impl CallRoom {
         }
     }
 
-    /// The address of memory for short strings that functions read: the lower end of the stack,
-    /// which grows towards it.
+    /// Address of memory for short strings that functions read: the lower end of the stack, which
+    /// grows towards this address.
     pub(crate) fn text(&self) -> u64 {
         self.stack.range().start
     }
 
-    /// The address of words of the code, above the context.
+    /// Address of the words that the code writes, above the context.
     fn words(&self) -> u64 {
         self.top + STACK / 4
     }
@@ -87,18 +87,18 @@ impl CallRoom {
         idle: &mut dyn FnMut(),
     ) -> io::Result<u64> {
         let ProcessFunction { address, lock_wait } = *function;
-        // The return address of remote calls lies right below the context.
+        // The return address of remote calls is directly below the context.
         let stack = self.top - 64;
         let (code, words) = (self.code.range().start, self.words());
         let function = RemoteFunction { address, code, words, stack, lock_wait };
         thread.run(&function, arguments, idle)
     }
 
-    /// Unmaps both. A thread that was left to end a function by itself uses them until then: the
-    /// keeper unmaps them.
+    /// Unmaps the stack and the code. If a thread was left to finish a function by itself, the
+    /// keeper unmaps them later.
     pub(crate) fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) {
         if thread.use_own_stack() {
-            // Both fail only if the process has ended.
+            // Both calls fail only if the process has ended.
             let _ = self.stack.unmap(thread, keeper);
             let _ = self.code.unmap(thread, keeper);
         }
