@@ -10,46 +10,46 @@ use crate::LabError;
 /// Description of an experiment.
 #[derive(Debug)]
 pub struct ExperimentAbout {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Question in one sentence.
+    /// Question that the experiment answers, in one sentence.
     pub question: &'static str,
     /// Expected result and the reason: the mechanism in some sentences.
     pub expectation: &'static str,
     /// Earlier measurements with their source.
     pub figures: &'static str,
-    /// Its requirements: it is skipped if one of them is missing.
+    /// Requirements; the experiment is skipped if one of them is not met.
     pub needs: &'static [Need],
-    /// The sizes that can be set.
+    /// Sizes that the user can set.
     pub parameters: &'static [ParameterAbout],
     /// Measured quantities, most important first.
     pub quantities: &'static [QuantityAbout],
-    /// Its conditions; the first is the baseline.
+    /// Conditions; the first condition is the baseline.
     pub arms: &'static [&'static str],
-    /// Number of runs of each condition: quick, usual, full.
+    /// Number of runs of each condition, for each [`Size`].
     pub runs: [u32; 3],
-    /// True if it measures time, so that the noise of this machine matters.
+    /// True if the experiment measures time, so that the noise of this machine matters.
     pub timed: bool,
-    /// The most memory that a run uses, page cache included.
+    /// Maximum memory that a run uses, including page cache.
     pub memory: fn(&Parameters) -> Bytes,
 }
 
-/// Something that an experiment cannot do without.
+/// A requirement of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The user is root.
     Root,
     /// At least this number of CPUs.
     Cpus(u32),
-    /// Transparent huge pages, at least by `madvise`.
+    /// Transparent huge pages, enabled at least for `madvise`.
     Thp,
-    /// A memory cgroup of its own.
+    /// A memory cgroup for the run.
     Cgroup,
     /// Permission to change settings of the system and restore them: `--change-system`.
     ChangeSystem,
-    /// A file of the kernel.
+    /// Path of a file that the kernel must provide.
     File(&'static str),
-    /// A program.
+    /// Name of a program that must be installed.
     Program(&'static str),
     /// A virtual machine for a program other than this one: QEMU, busybox and a kernel.
     Emulator,
@@ -57,16 +57,16 @@ pub enum Need {
     StaticC,
     /// A virtual machine that runs this program: QEMU, busybox and a kernel.
     VirtualMachine,
-    /// A kernel that was built as it is, and once more with a patch.
+    /// A kernel that was built unchanged, and a build of the same kernel with a patch.
     BuiltKernels,
 }
 
-/// A size that can be set.
+/// A size that the user can set.
 #[derive(Debug)]
 pub struct ParameterAbout {
-    /// Its name.
+    /// Name of the parameter.
     pub name: &'static str,
-    /// Meaning, with the unit.
+    /// Meaning of the parameter, with its unit.
     pub meaning: &'static str,
     /// Values for [`Size::Quick`], [`Size::Usual`] and [`Size::Full`].
     pub values: [u64; 3],
@@ -75,9 +75,9 @@ pub struct ParameterAbout {
 /// Extent of experiments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Size {
-    /// Seconds each: directions show, details may not.
+    /// Takes seconds for each experiment: shows the direction of effects, but not always details.
     Quick,
-    /// For 2 CPUs and 2 GiB.
+    /// Suitable for a machine with 2 CPUs and 2 GiB.
     #[default]
     Usual,
     /// As large as in the measurement that the experiment repeats.
@@ -87,9 +87,10 @@ pub enum Size {
 /// A number that an experiment measures.
 #[derive(Debug)]
 pub struct QuantityAbout {
-    /// Its name. Those that a probe measures have the probe's: `wall`, `minflt`, `cycles`.
+    /// Name of the quantity. Quantities that a probe measures have the name of the probe: `wall`,
+    /// `minflt`, `cycles`.
     pub name: &'static str,
-    /// Its unit.
+    /// Unit of the quantity.
     pub unit: AxisUnit,
     /// Meaning of the quantity.
     pub meaning: &'static str,
@@ -100,7 +101,7 @@ pub struct QuantityAbout {
 pub struct Parameters(BTreeMap<&'static str, u64>);
 
 impl Parameters {
-    /// The sizes of an experiment, with those that were set by hand.
+    /// Returns the sizes of an experiment, with the sizes that were set by hand.
     ///
     /// # Errors
     /// [`LabError::NoSuchParameter`]
@@ -124,7 +125,7 @@ impl Parameters {
     /// The value of a parameter.
     ///
     /// # Panics
-    /// Panics if the experiment did not declare it.
+    /// Panics if the experiment did not declare the parameter.
     pub fn get(&self, name: &str) -> u64 {
         *self.0.get(name).unwrap_or_else(|| panic!("{name} is not a parameter of this experiment"))
     }
@@ -136,14 +137,14 @@ impl Parameters {
 }
 
 impl ExperimentAbout {
-    /// True if it runs in a virtual machine of its own, by this program.
+    /// True if this program runs the experiment in a virtual machine.
     pub fn is_virtual(&self) -> bool {
         self.needs.contains(&Need::VirtualMachine)
     }
 }
 
 impl QuantityAbout {
-    /// True if it is a time.
+    /// True if the quantity is a time.
     pub(crate) fn is_time(&self) -> bool {
         self.unit == AxisUnit::Nanos || self.meaning.contains("nanoseconds")
     }

@@ -1,4 +1,4 @@
-//! One run of one condition in a process of its own, and the interface for an experiment's code.
+//! One run of one condition in a separate process, and the interface for an experiment's code.
 
 use std::fs;
 use std::io::Write;
@@ -33,26 +33,26 @@ pub struct Bench {
 /// Instructions of the lab for a run.
 #[derive(Clone, Debug)]
 pub struct RunContext {
-    /// The experiment.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The condition.
+    /// Name of the condition.
     pub arm: String,
-    /// Every parameter.
+    /// Names and values of all parameters.
     pub parameters: Vec<(String, u64)>,
-    /// The lab's journal.
+    /// Folder of the lab's journal.
     pub journal: PathBuf,
     /// A folder for files, on a disk.
     pub folder: PathBuf,
-    /// The cgroup that bounds it, where there is one.
+    /// The cgroup that limits the memory of the run; `None` without cgroups.
     pub cgroup: Option<PathBuf>,
 }
 
-/// Runs one condition once, and writes what it measured.
+/// Runs one condition once, and writes the measured values.
 ///
 /// # Errors
-/// Returns the error of the experiment; nothing was written then.
+/// Returns the error of the experiment; nothing is written in this case.
 pub fn run_child(child: &RunContext, out: &mut dyn Write) -> Result<(), LabError> {
-    // A run whose lab has ended must end too, and its limits are removed.
+    // The run must end with its lab: the limits of the run are removed when the lab has ended.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let experiment = find(&child.experiment)?;
     let about = experiment.about();
@@ -64,7 +64,8 @@ pub fn run_child(child: &RunContext, out: &mut dyn Write) -> Result<(), LabError
         let run = boot_and_run(child, &parameters, &setup)?;
         return write_run(&run, out);
     }
-    // Such an experiment may end every process and change every setting of its machine.
+    // An experiment for a virtual machine may end every process and change every setting of its
+    // machine.
     if about.is_virtual() && !is_guest() {
         return Err(LabError::Failed("it runs in a virtual machine only".to_owned()));
     }
@@ -96,12 +97,12 @@ impl Bench {
         usize::try_from(self.parameter(name)).unwrap_or(usize::MAX)
     }
 
-    /// The base page in bytes.
+    /// Size of a base page in bytes.
     pub fn page(&self) -> usize {
         usize::try_from(pagewise_sys::system::page_size()).unwrap_or(usize::MAX)
     }
 
-    /// A folder for files, on a disk; it is removed with the experiment.
+    /// A folder on a disk for files, which is removed after the run.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -116,8 +117,8 @@ impl Bench {
         self.cgroup.as_deref()
     }
 
-    /// A cgroup beside that of this run with this memory limit, with or without swap: for processes
-    /// that join it. `None` without cgroups.
+    /// Creates a cgroup next to the cgroup of this run, with a memory limit, with or without swap.
+    /// Processes can join it. `None` without cgroups.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -157,7 +158,7 @@ impl Bench {
         Ok(done)
     }
 
-    /// Notes a value.
+    /// Records a value.
     ///
     /// # Panics
     /// Panics if the experiment did not declare the quantity.
@@ -170,7 +171,7 @@ impl Bench {
         self.put(quantity, Err(why));
     }
 
-    /// Notes a value, or that the kernel does not have its source.
+    /// Records a value; if it is `None`, records that the kernel does not have `source`.
     pub fn record_or_missing(&mut self, quantity: &str, value: Option<f64>, source: &str) {
         let missing = || Absent::NotSupported(format!("this kernel does not have {source}").into());
         self.put(quantity, value.ok_or_else(missing));
@@ -182,12 +183,12 @@ impl Bench {
         self.run.values.insert(row.name.into(), Measured(value));
     }
 
-    /// Notes a point of a curve.
+    /// Records a point of a curve.
     pub fn point(&mut self, curve: &'static str, x: f64, y: f64) {
         self.run.curves.entry(curve.into()).or_default().push((x, y));
     }
 
-    /// Records the mean time of `times` operations since a time, in nanoseconds.
+    /// Records the mean time of one of `times` operations that began at `since`, in nanoseconds.
     pub fn each(&mut self, quantity: &str, since: Instant, times: u64) {
         self.record(quantity, nanos(since) / count(times.max(1)));
     }
@@ -195,17 +196,17 @@ impl Bench {
     /// A counter of `smaps_rollup` of this process, in bytes.
     ///
     /// # Errors
-    /// [`LabError::Failed`] where it cannot be read.
+    /// [`LabError::Failed`] if the counter cannot be read.
     pub fn memory(&self, counter: SmapsCounter) -> Result<f64, LabError> {
         let read = smaps::parse_rollup(&own_file("smaps_rollup")?);
         counted(&read.ok_or_else(|| unreadable("smaps_rollup"))?, counter)
     }
 
     /// A counter of `smaps` of the mapping that contains an address, in bytes. The kernel may have
-    /// merged it with adjacent mappings of the same kind.
+    /// merged this mapping with adjacent mappings of the same kind.
     ///
     /// # Errors
-    /// [`LabError::Failed`] where it cannot be read, or nothing is mapped there.
+    /// [`LabError::Failed`] if the counter cannot be read, or if the address is not mapped.
     pub fn memory_at(&self, address: u64, counter: SmapsCounter) -> Result<f64, LabError> {
         let mappings = smaps::parse(&own_file("smaps")?).mappings;
         let found = mappings.iter().find(|mapping| mapping.range.contains(address));
@@ -213,10 +214,10 @@ impl Bench {
         counted(read.ok_or_else(|| unreadable("smaps"))?, counter)
     }
 
-    /// `statm` of this process: VIRT, RES, SHR and DATA.
+    /// Reads `statm` of this process: VIRT, RES, SHR and DATA.
     ///
     /// # Errors
-    /// [`LabError::Failed`] where it cannot be read.
+    /// [`LabError::Failed`] if the file cannot be read.
     pub fn columns(&self) -> Result<Statm, LabError> {
         let page = PageSize::new(pagewise_sys::system::page_size());
         let page = page.ok_or_else(|| unreadable("the page size"))?;
@@ -230,12 +231,12 @@ impl Bench {
     }
 }
 
-/// Moves a process into a cgroup: memory that it touches from now on is charged there.
+/// Moves a process into a cgroup, to which memory that the process touches from now on is charged.
 pub(crate) fn join(cgroup: &Path, process: u32) -> Result<(), LabError> {
     fs::write(cgroup.join("cgroup.procs"), process.to_string()).while_("cannot join the cgroup")
 }
 
-/// A file of this process in `/proc`.
+/// Reads a file of this process in `/proc`.
 fn own_file(name: &str) -> Result<Vec<u8>, LabError> {
     let text = ProcRoot::live().read(Pid(std::process::id()), name);
     text.map_err(|error| LabError::Failed(error.to_string()))
@@ -249,7 +250,7 @@ fn counted(read: &Smaps, counter: SmapsCounter) -> Result<f64, LabError> {
     read.get(counter).map(count).map_err(|why| LabError::Failed(why.to_string()))
 }
 
-/// The counters that a run opens where its experiment declares them.
+/// Counters that a run opens if its experiment declares them.
 const EVENTS: &str = "minor_faults,major_faults,context_switches,cycles,instructions,dtlb_reads,dtlb_read_misses,\
     dtlb_write_misses,l1d_reads,l1d_read_misses";
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use pagewise_model::Bytes;
 use pagewise_proc::mountinfo;
 
-/// Bounds the memory of a cgroup.
+/// Limits the memory of a cgroup.
 pub(crate) fn limit(cgroup: &Path, memory: Bytes) -> io::Result<()> {
     write_first(cgroup, &[("memory.max", memory.0), ("memory.limit_in_bytes", memory.0)])
 }
@@ -17,14 +17,15 @@ pub(crate) fn forbid_swap(cgroup: &Path, memory: Bytes) -> io::Result<()> {
     write_first(cgroup, &[("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", memory.0)])
 }
 
-/// Writes a number to the first of these files that is there.
+/// Writes a number to the first file of the list that exists.
 fn write_first(cgroup: &Path, files: &[(&str, u64)]) -> io::Result<()> {
     let found = files.iter().find(|(name, _)| cgroup.join(name).exists());
     let (name, value) = found.ok_or(io::ErrorKind::NotFound)?;
     fs::write(cgroup.join(name), value.to_string())
 }
 
-/// Mount point at which memory cgroups can be created: that of the version with the controller.
+/// Mount point below which memory cgroups can be created, of the cgroup version that has the memory
+/// controller.
 pub(crate) fn cgroups() -> Option<PathBuf> {
     if !rustix::process::geteuid().is_root() {
         return None;

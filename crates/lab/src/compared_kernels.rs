@@ -1,4 +1,4 @@
-//! Two kernels that an experiment compares: one as it is, and the same with a patch.
+//! Two kernels that an experiment compares: an unchanged kernel, and the same kernel with a patch.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,20 +8,21 @@ use pagewise_vm::built_kernel;
 /// The lab's own patch: pages that were accessed are reclaimed, not activated.
 pub const RECLAIM_PATCH: &[u8] = include_bytes!("../patches/reclaim-accessed.patch");
 
-/// Environment variables of a run that name the images.
+/// Environment variables of a run that contain the paths of the kernel images.
 const VARIABLES: [&str; 2] = ["PAGEWISE_KERNEL_PLAIN", "PAGEWISE_KERNEL_PATCHED"];
 
 /// Images of two kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComparedKernels {
-    /// The kernel as it is.
+    /// Image of the unchanged kernel.
     pub plain: PathBuf,
-    /// The kernel with a patch.
+    /// Image of the kernel with a patch.
     pub patched: PathBuf,
 }
 
 impl ComparedKernels {
-    /// The kernels that the environment names, or those that were built with the lab's own patch.
+    /// Finds the kernels that the environment names, or the kernels that were built with the lab's
+    /// own patch.
     pub(crate) fn find() -> Option<ComparedKernels> {
         let [plain, patched] = VARIABLES.map(|name| std::env::var_os(name).map(PathBuf::from));
         let named = plain.zip(patched);

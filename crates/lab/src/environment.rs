@@ -12,7 +12,7 @@ use pagewise_sys::system;
 
 use crate::bench::{count, nanos};
 
-/// Reads these properties; `first_touch` is measured before.
+/// Reads the properties of the machine. `first_touch` must be measured before.
 pub(crate) fn environment(first_touch: Reading<[f64; 2]>) -> Environment {
     let machine = meminfo::machine(&ProcRoot::live());
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -35,7 +35,7 @@ pub(crate) fn environment(first_touch: Reading<[f64; 2]>) -> Environment {
     }
 }
 
-/// CPUs that this process may run on.
+/// Number of CPUs that this process may run on.
 pub(crate) fn cpus() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
@@ -55,7 +55,7 @@ fn line_of(path: &str, key: &str) -> Reading<Name> {
     value.ok_or_else(|| Absent::NotSupported(format!("{path} has no {key}").into()))
 }
 
-/// The hypervisor's vendor, from the firmware: the CPU reports only that there is a hypervisor.
+/// Vendor of the hypervisor, from the firmware: the CPU reports only that a hypervisor exists.
 fn hypervisor() -> Reading<Name> {
     let flags = line_of("/proc/cpuinfo", "flags")?;
     let is_virtual = flags.as_bytes().split(|byte| *byte == b' ').any(|flag| flag == b"hypervisor");
@@ -67,7 +67,7 @@ fn hypervisor() -> Reading<Name> {
     }
 }
 
-/// Touches new memory. Returns the nanoseconds for a page.
+/// Touches new memory. Returns the nanoseconds per page.
 ///
 /// # Errors
 /// Returns the error of `mmap`.

@@ -1,4 +1,4 @@
-//! Why an experiment cannot go on.
+//! Errors that end an experiment.
 
 use std::io;
 
@@ -9,12 +9,12 @@ pub enum LabError {
     /// No experiment has this name.
     #[error("unknown experiment {0}; `pagewise lab list` shows all")]
     NoSuchExperiment(String),
-    /// No experiment has this parameter.
+    /// The experiment has no parameter of this name.
     #[error(
         "{experiment} has no parameter {name}; `pagewise lab describe {experiment}` names them"
     )]
     NoSuchParameter {
-        /// The experiment.
+        /// Name of the experiment.
         experiment: &'static str,
         /// Requested name.
         name: String,
@@ -24,7 +24,7 @@ pub enum LabError {
     System {
         /// Attempted operation.
         what: String,
-        /// Error of the system.
+        /// Error of the operating system.
         #[source]
         error: io::Error,
     },

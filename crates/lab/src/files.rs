@@ -10,8 +10,8 @@ use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, statfs};
 use crate::LabError;
 use crate::error::While;
 
-/// A file of zeros without a name, so that no other process can open it. Its disk blocks are
-/// allocated, so that touching its mapping cannot fail (SIGBUS).
+/// Creates a file of zeros without a name, so that no other process can open it. Its disk blocks
+/// are allocated, so that touching its mapping cannot fail (SIGBUS).
 pub(crate) fn allocated(folder: &Path, bytes: usize) -> Result<File, LabError> {
     let path = folder.join(format!("allocated-{}", std::process::id()));
     let mut options = OpenOptions::new();
@@ -23,8 +23,8 @@ pub(crate) fn allocated(folder: &Path, bytes: usize) -> Result<File, LabError> {
     Ok(file)
 }
 
-/// A file whose every page begins with 1 and lies on the disk: made once, for all runs of an
-/// experiment.
+/// Creates a file whose pages begin with 1 and are written to the disk. The file is created once
+/// for all runs of an experiment.
 pub(crate) fn written(folder: &Path, bytes: usize, page: usize) -> Result<File, LabError> {
     let path = folder.join("written");
     let open = || OpenOptions::new().read(true).write(true).open(&path);
@@ -42,7 +42,8 @@ pub(crate) fn written(folder: &Path, bytes: usize, page: usize) -> Result<File, 
     write().while_(format!("cannot write {}", path.display()))
 }
 
-/// Checks that a folder is not in memory (tmpfs), whose files are never written to a disk.
+/// Returns an error if a folder is in memory (tmpfs), because its files are never written to a
+/// disk.
 pub(crate) fn on_a_disk(folder: &Path) -> Result<(), LabError> {
     let found = statfs(folder).while_(format!("cannot read {}", folder.display()))?;
     if found.f_type != libc::TMPFS_MAGIC {

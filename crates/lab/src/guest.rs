@@ -26,15 +26,15 @@ pub struct GuestSetup {
     pub cpus: u32,
     /// Number of NUMA nodes.
     pub nodes: u32,
-    /// Options for the kernel.
+    /// Kernel command-line options.
     pub kernel_options: &'static str,
-    /// Kernel modules, besides the drivers of virtio.
+    /// Kernel modules in addition to the virtio drivers.
     pub modules: &'static [&'static str],
-    /// Empty disks.
+    /// Sizes of empty disks.
     pub disks: Vec<Bytes>,
     /// Memory that the machine may get in addition while it runs.
     pub growth: Bytes,
-    /// The kernel; the usual one if `None`.
+    /// Path of the kernel; `None` for the default kernel.
     pub kernel: Option<PathBuf>,
     /// True if the kernel is expected to panic: a panic is then a result, not a failure.
     pub may_panic: bool,
@@ -62,13 +62,13 @@ pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(480);
 
 /// Path of this program in the machine.
 const PROGRAM: &str = "/bin/pagewise";
-/// Folder of the machine for files of an experiment.
+/// Folder in the machine for files of an experiment.
 const FOLDER: &str = "/tmp/lab";
-/// Quantity of an experiment whose kernel may panic.
+/// Name of the quantity that is 1 if the kernel panicked.
 pub(crate) const PANICKED: &str = "panicked";
 
-/// Memory of the host for a machine: its own, that of QEMU, and the initramfs twice, with this
-/// program in it.
+/// Host memory for a machine: memory of the guest, memory of QEMU, and two copies of the initramfs,
+/// which contains this program.
 pub(crate) fn host_memory(guest: Bytes) -> Bytes {
     guest + Bytes::mib(384)
 }
@@ -79,7 +79,7 @@ pub(crate) fn is_guest() -> bool {
     line.split_whitespace().any(|word| word == pagewise_vm::GUEST_OPTION)
 }
 
-/// The kernel of machines without another one.
+/// The default kernel of machines.
 pub(crate) fn usual_kernel() -> Result<GuestKernel, LabError> {
     GuestKernel::find().ok_or_else(|| LabError::Failed(VmRequirement::Kernel.to_string()))
 }
@@ -153,7 +153,7 @@ pub(crate) fn boot_and_run(
     measured(setup, &result)
 }
 
-/// The command of the machine: this program with the arguments of one run.
+/// Command that the machine runs: this program with the arguments of one run.
 fn command(child: &RunContext, parameters: &Parameters) -> Vec<String> {
     let mut words: Vec<String> =
         [PROGRAM, "lab-once", &child.experiment, &child.arm].map(str::to_owned).into();

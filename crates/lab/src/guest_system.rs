@@ -1,5 +1,5 @@
-//! The system of a virtual machine, as experiments inside it read and change it. Nothing is put
-//! back: the machine ends after one run.
+//! Reads and changes the system of a virtual machine, for experiments inside the machine. Changes
+//! are not undone, because the machine ends after one run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,15 +26,15 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// Memory that the kernel keeps free if nearly all is used.
 const MIN_FREE: Bytes = Bytes::mib(2);
 
-/// Smaller amounts of memory are not locked.
+/// Minimum amount of memory that is locked.
 const MIN_LOCKED: Bytes = Bytes::kib(512);
-/// Number of mappings in which memory is locked.
+/// Maximum number of mappings in which memory is locked.
 const MAX_LOCKED: usize = 10;
 
 /// Time limit of [`wait_until`].
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Counters of `/proc/vmstat` at one time.
+/// Counters of `/proc/vmstat` at one time point.
 #[derive(Debug)]
 pub(crate) struct VmCounters(BTreeMap<Vec<u8>, u64>);
 
@@ -59,7 +59,7 @@ pub(crate) fn set(path: impl AsRef<Path>, value: impl ToString) -> Result<(), La
     fs::write(path, &value).while_(format!("cannot write {value} to {}", path.display()))
 }
 
-/// The first number in a file of the kernel.
+/// Reads the first number in a file of the kernel.
 pub(crate) fn number(path: impl AsRef<Path>) -> Result<u64, LabError> {
     let path = path.as_ref();
     let text = fs::read_to_string(path).while_(format!("cannot read {}", path.display()))?;
@@ -67,7 +67,7 @@ pub(crate) fn number(path: impl AsRef<Path>) -> Result<u64, LabError> {
     word.ok_or_else(|| LabError::Failed(format!("{} has no number", path.display())))
 }
 
-/// The number after a word, such as a counter of `memory.events`.
+/// Reads the number after a word, such as a counter of `memory.events`.
 pub(crate) fn number_of(path: impl AsRef<Path>, word: &str) -> Result<u64, LabError> {
     let path = path.as_ref();
     let text = fs::read_to_string(path).while_(format!("cannot read {}", path.display()))?;
@@ -92,13 +92,14 @@ pub(crate) fn available() -> Result<Bytes, LabError> {
 
 /// A machine with swap on its first disk, and little memory for programs.
 pub(crate) struct ScarceMemory {
-    /// The parameter `share` of the memory that is left, in bytes: whole pages.
+    /// Number of bytes of the parameter `share` of the remaining memory, rounded to whole pages.
     pub(crate) length: usize,
     _locked: Vec<OwnedMapping>,
 }
 
 impl ScarceMemory {
-    /// Leaves the memory of the parameter `room`, until the value is dropped.
+    /// Locks memory, until the value is dropped, so that only the amount of the parameter `room`
+    /// remains.
     pub(crate) fn make(bench: &Bench) -> Result<ScarceMemory, LabError> {
         swap_on("/dev/vda")?;
         // No swap readahead: each page fault reads one page.
@@ -116,7 +117,7 @@ fn leave(room: Bytes, page: usize) -> Result<Vec<OwnedMapping>, LabError> {
     // By default, the kernel keeps more memory free than `MIN_FREE`.
     set("/proc/sys/vm/min_free_kbytes", MIN_FREE.0 >> 10)?;
     let mut locked = Vec::new();
-    // Pages of the lists of CPUs are not counted as available: the first mappings take them.
+    // Pages in the lists of CPUs do not count as available; the first mappings use these pages up.
     for _ in 0..MAX_LOCKED {
         let length = available()?.saturating_sub(room);
         if length < MIN_LOCKED {
@@ -135,7 +136,8 @@ fn leave(room: Bytes, page: usize) -> Result<Vec<OwnedMapping>, LabError> {
 /// Leaves few free pages in the list of each CPU. Since 6.7 the kernel lets these lists grow to
 /// megabytes, which MemFree and MemAvailable do not count.
 pub(crate) fn shorten_cpu_lists() -> Result<(), LabError> {
-    // Since 5.14. With the value N, the lists of all CPUs may have 1/N of the pages of a zone.
+    // The setting exists since 5.14. With the value N, the lists of all CPUs together may have 1/N
+    // of the pages of a zone.
     let path = Path::new("/proc/sys/vm/percpu_pagelist_high_fraction");
     if path.exists() { set(path, 5000) } else { Ok(()) }
 }
@@ -154,7 +156,7 @@ pub(crate) fn swap_on(device: &str) -> Result<(), LabError> {
     call("swapon", &[device])
 }
 
-/// Runs a program of busybox.
+/// Runs an applet of busybox.
 pub(crate) fn call(program: &str, words: &[&str]) -> Result<(), LabError> {
     let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -189,7 +191,7 @@ pub(crate) fn make_cgroup(name: &str) -> Result<PathBuf, LabError> {
     Ok(path)
 }
 
-/// Pipes with full buffers: pages of the kernel, which it cannot move.
+/// Fills the buffers of pipes, whose pages the kernel cannot move.
 pub(crate) fn fill_pipes(
     number: usize,
     capacity: usize,
@@ -228,7 +230,7 @@ pub(crate) struct GuestProcess {
 
 impl GuestProcess {
     /// Starts a process, and waits until `prepare` has returned in it. The process then calls
-    /// `work` with the result of `prepare`, again and again.
+    /// `work` with the result of `prepare`, repeatedly.
     pub(crate) fn start<T>(
         prepare: impl FnOnce() -> Result<T, LabError>,
         mut work: impl FnMut(&T),
@@ -242,7 +244,7 @@ impl GuestProcess {
             }
         });
         let process = GuestProcess { child: Some(child.while_("cannot start a process")?) };
-        // The end of the pipe: the process has closed it, or has ended.
+        // The read returns when the process has closed its end of the pipe, or has ended.
         let _ = ready.read(&mut [0]);
         Ok(process)
     }

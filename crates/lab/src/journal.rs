@@ -1,9 +1,9 @@
-//! Changes of an experiment to the system, with the previous values. Each is written down before it
-//! is made, so that it is undone whatever happens to the experiment, and by the next start if the
-//! lab itself is killed.
+//! Journal of the changes of an experiment to the system, with the previous values. Each change is
+//! recorded before it is made, so that the lab can undo it after any end of the experiment. If the
+//! lab itself is killed, its next start undoes the changes.
 //!
-//! A journal is a folder with a file for each change. Its owner holds a lock on it for as long as
-//! it lives.
+//! A journal is a folder with a file for each change. The lab that owns the journal locks it until
+//! the lab ends.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,13 +21,13 @@ use crate::error::While;
 /// A change, with the data to undo it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum JournalChange {
-    /// A setting had this value.
+    /// A setting was changed; `before` is its previous value.
     Setting { path: PathBuf, before: String },
-    /// A cgroup was made: its processes are killed.
+    /// A cgroup was created. To undo this, its processes are killed.
     Cgroup { path: PathBuf },
-    /// A file became swap.
+    /// A file was enabled as swap.
     Swap { path: PathBuf },
-    /// A folder or file was made.
+    /// A folder or file was created.
     Made { path: PathBuf },
 }
 
@@ -35,7 +35,7 @@ enum JournalChange {
 #[derive(Debug)]
 pub struct Journal {
     folder: PathBuf,
-    /// The owner's lock; `None` in a run, which writes into the journal of the lab that started it.
+    /// Lock of the owner; `None` in a run, which writes to the journal of the lab that started it.
     lock: Option<File>,
 }
 
@@ -75,9 +75,9 @@ impl Journal {
         Journal { folder, lock: None }
     }
 
-    /// Waits until no other lab of this user may change settings, and makes others wait until the
-    /// returned lock is dropped: changes of two labs at the same time cannot be undone. `None` if
-    /// it was interrupted.
+    /// Waits until no other lab of this user may change settings, and makes other labs wait until
+    /// the returned lock is dropped: concurrent changes of two labs cannot be undone. `None` if the
+    /// wait was interrupted.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -101,7 +101,8 @@ impl Journal {
         &self.folder
     }
 
-    /// Sets a setting. The value of a choice (`always [madvise] never`) is the word in brackets.
+    /// Changes a setting. The value of a setting that shows a choice (`always [madvise] never`) is
+    /// the word in brackets.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -112,7 +113,7 @@ impl Journal {
         fs::write(path, value).while_(format!("cannot write {value} to {}", path.display()))
     }
 
-    /// Makes a cgroup.
+    /// Creates a cgroup.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -121,7 +122,7 @@ impl Journal {
         fs::create_dir(path).while_(format!("cannot make {}", path.display()))
     }
 
-    /// Makes an empty folder in another.
+    /// Creates an empty folder in the folder `within`.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -133,7 +134,7 @@ impl Journal {
         Ok(path)
     }
 
-    /// Uses a file as swap, which exists and has no holes.
+    /// Enables an existing file without holes as swap.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -142,7 +143,7 @@ impl Journal {
         pagewise_labmem::swap::on(path).while_(format!("cannot swap to {}", path.display()))
     }
 
-    /// Writes down a change that is about to be made.
+    /// Records a change that is about to be made.
     fn note(&self, change: &JournalChange) -> Result<(), LabError> {
         let text =
             serde_json::to_vec(change).map_err(io::Error::from).while_("a change is JSON")?;
@@ -169,7 +170,7 @@ impl Journal {
         self.entries().last().map_or(0, |(number, _)| number + 1)
     }
 
-    /// Undoes everything, the last change first.
+    /// Undoes all changes, the last change first.
     ///
     /// # Errors
     /// [`LabError::System`]. Changes that could not be undone stay in the journal.
@@ -177,7 +178,7 @@ impl Journal {
         self.restore_from(0)
     }
 
-    /// Undoes the change of this number and those after it, the last change first.
+    /// Undoes the change with the number `first` and all later changes, the last change first.
     ///
     /// # Errors
     /// [`LabError::System`]. Changes that could not be undone stay in the journal.
@@ -206,7 +207,7 @@ impl Drop for Journal {
     }
 }
 
-/// Refuses a folder of another user, whose entries would be executed.
+/// Returns an error for a folder of another user, whose entries would be executed.
 fn check_owner(base: &Path) -> Result<(), LabError> {
     let what = fs::symlink_metadata(base).while_(format!("cannot read {}", base.display()))?;
     if what.is_dir() && what.uid() == rustix::process::geteuid().as_raw() {
@@ -272,8 +273,7 @@ fn remove_cgroup(path: &Path) -> Result<(), LabError> {
     or_missing(fs::remove_dir(path)).while_(format!("cannot remove {}", path.display()))
 }
 
-/// The value of a setting in the form in which it is written: the word in brackets if the file
-/// shows a choice.
+/// The value of a setting in the form for writing: the word in brackets if the file shows a choice.
 fn chosen(text: &str) -> &str {
     let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     inside.map_or(text.trim_end(), |(chosen, _)| chosen)
@@ -325,7 +325,7 @@ mod tests {
         let killed = Journal::begin(&journals).unwrap();
         killed.set(&setting, "2").unwrap();
         let Journal { folder, lock } = &killed;
-        // As the kernel does when a process is killed: the lock goes, the folder stays.
+        // When a process is killed, the kernel releases its lock, but the folder stays.
         flock(lock.as_ref().unwrap(), FlockOperation::Unlock).unwrap();
         let moved = journals.join("1");
         fs::rename(folder, &moved).unwrap();

@@ -2,9 +2,9 @@
 //! its own verdict.
 //!
 //! An experiment is one file in `experiments` and one line in [`EXPERIMENTS`]. It declares its
-//! requirements and its conditions ("arms"), measures one condition in a process of its own, and
-//! judges the measurements of all runs. The [`runner`] does the rest: it interleaves conditions,
-//! limits memory and time, and undoes all changes of a run.
+//! requirements and its conditions ("arms"), measures one condition in a separate process, and
+//! judges the measurements of all runs. The [`runner`] interleaves conditions, limits memory and
+//! time, and undoes all changes of a run.
 #![forbid(unsafe_code)]
 
 mod about;

@@ -1,9 +1,8 @@
-//! A C program of an experiment, in a virtual machine of its own: the experiment harms the machine
-//! that it runs on.
+//! Runs a C program of an experiment in a separate virtual machine, because the experiment harms
+//! the machine on which it runs.
 //!
-//! The CPU is emulated even where the host has virtualization, and counts a nanosecond for each
-//! instruction. The clock of the machine therefore counts work, the same on every host, however
-//! busy.
+//! The CPU is emulated even if the host has virtualization, and the clock of the machine advances
+//! one nanosecond for each instruction. So times are the same on every host, even on a busy host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,17 +23,17 @@ const PROGRAM: &str = "/bin/program";
 /// A virtual machine whose clock counts instructions.
 #[derive(Debug)]
 pub(crate) struct CountingMachine<'a> {
-    /// Its memory.
+    /// Memory of the machine.
     pub(crate) memory: Bytes,
-    /// The source of its one program, in C.
+    /// C source of the only program.
     pub(crate) program: &'a str,
-    /// Environment of the program.
+    /// Environment variables of the program.
     pub(crate) settings: &'a [(&'a str, u64)],
 }
 
 impl CountingMachine<'_> {
-    /// Runs the machine, and returns the output of its program: a name and a number a line. The
-    /// program is compiled in `folder`, once for all runs.
+    /// Runs the machine, and returns the output of its program: a name and a number on each line.
+    /// The program is compiled in `folder`, once for all runs.
     ///
     /// # Errors
     /// [`LabError::Failed`] if the program does not compile, or fails in the machine.
@@ -61,7 +60,7 @@ pub(crate) fn links_statically() -> bool {
     asked.is_ok_and(|answer| answer.stdout.starts_with(b"/"))
 }
 
-/// Compiles a program, unless an earlier run has.
+/// Compiles a program, unless an earlier run has done so.
 fn compiled(folder: &Path, program: &str) -> Result<PathBuf, LabError> {
     let [source, new, built] = ["program.c", "program.new", "program"].map(|it| folder.join(it));
     if built.exists() {

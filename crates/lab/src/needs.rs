@@ -8,20 +8,20 @@ use pagewise_vm::{GuestArch, VmRequirement};
 use crate::about::Need;
 use crate::machine;
 
-/// Resources for experiments.
+/// Resources that are available to experiments.
 #[derive(Clone, Debug)]
 pub(crate) struct GivenResources {
-    /// True if settings may be changed and put back.
+    /// True if settings may be changed and restored.
     pub(crate) change_system: bool,
-    /// CPUs that this process may run on.
+    /// Number of CPUs that this process may run on.
     pub(crate) cpus: u32,
     /// Folder in which cgroups can be created.
     pub(crate) cgroups: Option<std::path::PathBuf>,
-    /// True if there is a kernel with a patch, and one without.
+    /// True if a kernel with a patch and a kernel without it exist.
     pub(crate) kernels: bool,
 }
 
-/// The first need that is not met.
+/// Returns the first requirement that is not met.
 pub(crate) fn missing(needs: &[Need], given: &GivenResources) -> Option<Absent> {
     let missing = needs.iter().find(|need| !is_met(**need, needs, given))?;
     let is_machine = matches!(missing, Need::VirtualMachine | Need::Emulator);

@@ -1,29 +1,32 @@
-//! Models of the replacement policies of a cache: the misses of each in a sequence of accesses, and
-//! the part of the measured times that they do not explain.
+//! Models of the replacement policies of a cache: the misses of each policy in a sequence of
+//! accesses, and the part of the measured times that the misses do not explain.
 //!
 //! A model has one set. It counts the accesses of a sequence that miss when the sequence is
 //! repeated.
 
-/// A policy: the line that it replaces.
+/// A replacement policy of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CachePolicy {
-    /// The line that was used longest ago.
+    /// Replaces the line that was used longest ago.
     Lru,
-    /// The line that was filled longest ago.
+    /// Replaces the line that was filled longest ago.
     Fifo,
-    /// Any line.
+    /// Replaces a random line.
     Random,
-    /// A binary tree of bits over the ways: each points away from the half that was used last.
+    /// Uses a binary tree of bits over the ways; each bit points away from the half that was used
+    /// last.
     TreePlru,
-    /// The group of four ways that was used longest ago, and in it the one that a tree points to.
+    /// Uses the group of four ways that was used longest ago, and the way in this group to which a
+    /// tree points.
     LruOfTrees,
-    /// The group that a tree of four points to, and in it the way that was used longest ago.
+    /// Uses the group to which a tree of four groups points, and the way in this group that was
+    /// used longest ago.
     TreeOfLrus,
-    /// The first way whose bit is clear. A bit is set when its way is used; when all are set, all
-    /// but the last are cleared.
+    /// Replaces the first way whose bit is clear. The bit of a way is set when the way is used;
+    /// when all bits are set, all bits except the last one set are cleared.
     BitPlru,
-    /// A line of the highest age, which has two bits: new lines are nearly old, used ones young,
-    /// and all age until one is old.
+    /// Replaces a line of the maximum age. An age has two bits: a new line gets the second-highest
+    /// age, a used line age 0, and all lines age until one has the maximum age.
     Srrip,
 }
 
@@ -39,10 +42,10 @@ pub(crate) const POLICIES: &[(&str, CachePolicy)] = &[
     ("SRRIP", CachePolicy::Srrip),
 ];
 
-/// Ways of a group, or groups of a tree, where there are groups.
+/// Number of ways of a group, or number of groups of a tree, in policies with groups.
 const FOUR: usize = 4;
 
-/// The age at which SRRIP replaces a line, and that of a new line.
+/// The age at which SRRIP replaces a line, and the age of a new line.
 const OLD: u64 = 3;
 const NEW: u64 = 2;
 
@@ -50,12 +53,13 @@ const NEW: u64 = 2;
 struct SimpleCacheSet {
     policy: CachePolicy,
     lines: Vec<Option<usize>>,
-    /// For each way, by policy: time of its last use or of its fill, its age, or its bit.
+    /// For each way, depending on the policy: time of its last use or of its fill, its age, or its
+    /// bit.
     marks: Vec<u64>,
     /// Time of the last use of each group.
     groups: Vec<u64>,
-    /// Trees: true for a node whose right half is the older one. A tree of n ways has the nodes 1
-    /// to n - 1.
+    /// Trees: true for a node whose right half was used less recently. A tree of n ways has the
+    /// nodes 1 to n - 1.
     trees: Vec<Vec<bool>>,
     clock: u64,
     random: fastrand::Rng,
@@ -94,7 +98,7 @@ impl SimpleCacheSet {
         true
     }
 
-    /// Number of ways of a group under `TreeOfLrus`: there are four groups.
+    /// Number of ways of a group under `TreeOfLrus`, which has four groups.
     fn per_group(&self) -> usize {
         self.lines.len().div_ceil(FOUR)
     }
@@ -125,7 +129,7 @@ impl SimpleCacheSet {
         }
     }
 
-    /// The way to replace. All ways are full.
+    /// Returns the way to replace. Called only if all ways are full.
     fn victim(&mut self) -> usize {
         let ways = self.lines.len();
         match self.policy {
@@ -179,7 +183,8 @@ fn pointed_to(tree: &[bool], leaves: usize) -> usize {
     node - tree.len()
 }
 
-/// Repetitions of a sequence before misses are counted, and repetitions that are counted.
+/// Number of repetitions of a sequence before misses are counted, and number of repetitions that
+/// are counted.
 const WARM: usize = 20;
 const COUNTED: usize = 40;
 
@@ -233,7 +238,7 @@ mod tests {
 
     #[test]
     fn use_keeps_a_line_except_in_a_queue() {
-        // 0 is used between any two others, so only a queue replaces it.
+        // Line 0 is used between any two other lines, so only FIFO replaces it.
         let sequence = [0, 1, 0, 2, 0, 3, 0, 4, 0, 5];
         let misses_zero = |policy| {
             let mut set = SimpleCacheSet::new(policy, 4);

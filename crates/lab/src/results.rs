@@ -11,16 +11,16 @@ pub struct ExperimentResults<'a>(pub(crate) &'a ExperimentRecord);
 /// A number with its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IntervalEstimate {
-    /// The median, or the ratio of two.
+    /// The median, or the ratio of two medians.
     pub value: f64,
-    /// 95 % interval, if enough runs were measured.
+    /// Confidence interval of 95 %; `None` if there are too few runs.
     pub interval: Option<Interval>,
-    /// Unit; a ratio has [`AxisUnit::Number`].
+    /// Unit of the value; a ratio has [`AxisUnit::Number`].
     pub unit: AxisUnit,
 }
 
 impl ExperimentResults<'_> {
-    /// A parameter.
+    /// Value of a parameter.
     pub fn parameter(&self, name: &str) -> f64 {
         let found = self.0.parameters.iter().find(|row| row.name == name);
         found.map_or(f64::NAN, |row| crate::bench::count(row.value))
@@ -32,7 +32,7 @@ impl ExperimentResults<'_> {
         Some(Summary::from_values(&values)?.median)
     }
 
-    /// The median of a quantity in a condition, with its interval.
+    /// The median of a quantity in a condition, with its confidence interval.
     pub fn value(&self, quantity: &str, arm: &str) -> Option<IntervalEstimate> {
         let values = self.0.arm(arm)?.values(quantity);
         let value = Summary::from_values(&values)?.median;
@@ -62,12 +62,12 @@ impl ExperimentResults<'_> {
         })
     }
 
-    /// All values of a quantity in a condition, a run each.
+    /// All values of a quantity in a condition, one for each run.
     pub fn values(&self, quantity: &str, arm: &str) -> Vec<f64> {
         self.0.arm(arm).map(|arm| arm.values(quantity)).unwrap_or_default()
     }
 
-    /// The points of a curve in a condition, each the median over its runs.
+    /// The points of a curve in a condition; each is the median over the runs.
     pub fn curve(&self, curve: &str, arm: &str) -> Vec<(f64, f64)> {
         self.0.arm(arm).map(|arm| median_curve(&arm.curves(curve))).unwrap_or_default()
     }
@@ -88,7 +88,7 @@ pub struct OpenClaim {
 }
 
 impl OpenClaim {
-    /// Marks a claim of counts: the noise of times does not matter.
+    /// Marks a claim about counts, for which the noise of times does not matter.
     pub fn counted(self) -> OpenClaim {
         OpenClaim { noise: 0.0, ..self }
     }
@@ -105,7 +105,7 @@ impl OpenClaim {
     }
 
     /// The claim holds if the ratio differs from 1 by at most `tolerance`. If the noise of the
-    /// machine is larger, only a difference beyond the noise decides.
+    /// machine is larger than `tolerance`, the claim fails only for a difference beyond the noise.
     pub fn the_same(self, tolerance: f64, ratio: Option<IntervalEstimate>) -> ExperimentClaim {
         let noise = self.noise;
         let within = tolerance.max(noise);
@@ -128,7 +128,7 @@ impl OpenClaim {
     }
 
     /// The claim holds if the number differs from `expected` by at most the share `tolerance` of
-    /// it.
+    /// `expected`.
     pub fn near(
         self,
         expected: f64,
@@ -172,7 +172,7 @@ impl OpenClaim {
         )
     }
 
-    /// The claim holds if the experiment finds so; `None` if it could not find out.
+    /// The claim holds if `found` is true; `None` if the experiment could not decide.
     pub fn holds(
         self,
         expected: impl Into<Label>,
@@ -194,7 +194,7 @@ impl OpenClaim {
         }
     }
 
-    /// Judges a number; the number and the expectation are written in its unit.
+    /// Judges a number. The number and the expectation are reported in its unit.
     fn judge_in_unit(
         self,
         expected: impl FnOnce(AxisUnit) -> String,
@@ -277,7 +277,7 @@ fn bytes(n: f64) -> String {
     format!("{} {}", digits(rest), units[power])
 }
 
-/// At most two decimals, and a comma at thousands.
+/// Formats a number with at most two decimals, and with commas at thousands.
 fn digits(n: f64) -> String {
     if n.abs() < 100.0 {
         let text = format!("{n:.2}");
@@ -297,8 +297,8 @@ fn digits(n: f64) -> String {
 
 /// Reason why a claim may fail on some machines.
 pub(crate) trait Explained {
-    /// Adds the reason if the claim does not hold. A measurement that decides nothing has its noise
-    /// as the reason.
+    /// Adds the reason if the claim does not hold. An undecided measurement has its noise as the
+    /// reason.
     #[must_use]
     fn because(self, why: &'static str) -> Self;
 }
@@ -384,7 +384,8 @@ mod tests {
         assert_eq!(number(-1234.0, AxisUnit::Number), "-1,234");
     }
 
-    /// A series of interleaved runs: two equal conditions, and the first of them again.
+    /// A series of interleaved runs with two equal conditions, of which the first is measured
+    /// twice.
     fn same_thrice(mut one: impl FnMut() -> f64) -> ExperimentRecord {
         let about = crate::find("ipc").unwrap().about();
         let outline = crate::outline::outline(about, &Default::default(), String::new());
@@ -426,7 +427,7 @@ mod tests {
         let mut calm = || 100.0 + (0..12).map(|_| random.f64() - 0.5).sum::<f64>();
         assert!(false_alarms(&mut calm) <= TRIALS / 20);
         let mut random = fastrand::Rng::with_seed(2);
-        // Similar to times: mostly close to the minimum, sometimes far above.
+        // The values are distributed like times: mostly close to the minimum, sometimes far above.
         let mut tailed = || 100.0 + 5.0 / (random.f64() + 0.01);
         assert!(false_alarms(&mut tailed) <= TRIALS / 20);
         let mut random = fastrand::Rng::with_seed(3);
@@ -438,8 +439,8 @@ mod tests {
         assert!(false_alarms(&mut drifting) <= TRIALS / 20);
     }
 
-    /// On a busy machine, times of one moment resemble each other, which this limit does not allow
-    /// for.
+    /// On a busy machine, times that are measured shortly after each other are correlated, which
+    /// the limit of this test does not account for.
     #[test]
     #[ignore = "it measures"]
     fn the_same_work_timed_twice_is_not_called_another() {

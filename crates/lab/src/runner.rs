@@ -1,5 +1,5 @@
-//! Runs experiments: each run in a process of its own, conditions interleaved, memory and time
-//! bounded, the system restored.
+//! Runs experiments: each run is a separate process, conditions are interleaved, memory and time
+//! are limited, and the system is restored.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -36,15 +36,15 @@ pub struct LabPlan {
     pub size: Size,
     /// Parameters that were set by hand.
     pub set: Vec<(String, u64)>,
-    /// Number of runs of each condition; the experiments' own numbers if `None`.
+    /// Number of runs of each condition; `None` for the number that each experiment declares.
     pub runs: Option<u32>,
-    /// True if settings of the system may be changed and put back.
+    /// True if settings of the system may be changed and restored.
     pub change_system: bool,
     /// Folder for files, on a disk.
     pub disk: PathBuf,
     /// Folder for journals.
     pub journals: PathBuf,
-    /// Kernels to compare; those that were built with the lab's own patch if `None`.
+    /// Kernels to compare; `None` for the kernels that were built with the lab's own patch.
     pub kernels: Option<ComparedKernels>,
 }
 
@@ -64,11 +64,11 @@ impl LabPlan {
 pub struct LabProgress<'a> {
     /// The experiment that runs now.
     pub experiment: &'a str,
-    /// Its condition.
+    /// The condition that runs now.
     pub arm: &'a str,
-    /// Runs of all experiments that are done, and all that there will be.
+    /// Number of completed runs of all experiments.
     pub done: u64,
-    /// See `done`.
+    /// Number of all runs of all experiments.
     pub of: u64,
 }
 
@@ -76,17 +76,18 @@ pub struct LabProgress<'a> {
 const MAX_RUN_TIMES: [Duration; 3] =
     [Duration::from_secs(60), Duration::from_secs(180), Duration::from_secs(1800)];
 
-/// The same for a run in a virtual machine, which an emulated CPU makes slow. The machine has a
+/// Time limit of a run in a virtual machine, which is slow with an emulated CPU. The machine has a
 /// lower limit ([`crate::guest::TIME_LIMIT`]), so that its console explains the failure.
 const MAX_GUEST_TIME: Duration = Duration::from_secs(500);
 
-/// Amount of memory that is touched twice, to detect a host that reclaims unused memory.
+/// Number of bytes that are touched twice, to detect a host that reclaims unused guest memory.
 const TOUCHED: Bytes = Bytes::mib(64);
 
 /// Suffix of the baseline's name for its second series, which shows the noise.
 const AGAIN: &str = " again";
 
-/// Memory of a run in addition to that of its experiment: the program itself, page tables.
+/// Memory of a run in addition to the memory of its experiment: for the program itself and page
+/// tables.
 const ROOM: Bytes = Bytes::mib(64);
 
 /// Runs experiments one after the other. If `interrupted` returns true, stops and returns the
@@ -128,7 +129,7 @@ pub fn run(
     Ok(notebook)
 }
 
-/// Experiments under way.
+/// A running series of experiments.
 struct LabRunner<'a> {
     plan: &'a LabPlan,
     journal: Journal,
@@ -255,7 +256,7 @@ impl LabRunner<'_> {
             }
         };
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        // Remaining processes of the run are killed too; usually all have ended.
+        // Remaining processes of the run are killed too; usually all of them have ended.
         let _ = group.map(|group| kill_process_group(group, Signal::KILL));
         let _ = child.wait();
         let [out, err] =
@@ -268,7 +269,7 @@ impl LabRunner<'_> {
         }
     }
 
-    /// Touches memory in another process, so that the host backs it. Returns the nanoseconds for a
+    /// Touches memory in another process, so that the host backs it. Returns the nanoseconds per
     /// page.
     fn touch(&self, bytes: Bytes) -> Reading<f64> {
         let mut command = Command::new(&self.plan.program);
@@ -283,7 +284,7 @@ impl LabRunner<'_> {
         Ok([self.touch(TOUCHED)?, self.touch(TOUCHED)?])
     }
 
-    /// Makes a folder for files, and a cgroup if possible.
+    /// Creates a folder for files, and a cgroup if possible.
     fn bounds(&self, memory: Bytes) -> Result<RunBounds, LabError> {
         let folder = self.journal.make_folder(&self.plan.disk)?;
         let cgroup = self.given.cgroups.as_deref().and_then(|base| {
@@ -339,8 +340,8 @@ pub fn outlines(plan: &LabPlan) -> Result<Vec<lab::ExperimentRecord>, LabError> 
     plan.names.iter().map(one).collect()
 }
 
-/// The parameters that were set and that an experiment has: with several experiments, each is for
-/// some of them.
+/// The parameters that were set by hand and that an experiment has; with several experiments, a
+/// parameter may belong to only some of them.
 fn ours(about: &ExperimentAbout, plan: &LabPlan) -> Vec<(String, u64)> {
     let is_ours = |name: &str| about.parameters.iter().any(|row| row.name == name);
     plan.set.iter().filter(|(name, _)| plan.names.len() == 1 || is_ours(name)).cloned().collect()
@@ -359,7 +360,7 @@ fn rerun(about: &ExperimentAbout, plan: &LabPlan) -> String {
     words.join(" ")
 }
 
-/// Reason why the experiment does not fit into the memory of this machine; `None` if it does.
+/// Reason why the experiment does not fit into the memory of this machine; `None` if it fits.
 fn too_large(about: &ExperimentAbout, parameters: &Parameters) -> Option<Absent> {
     let needed = (about.memory)(parameters);
     let available = pagewise_proc::meminfo::machine(&ProcRoot::live()).mem_available.ok()?;

@@ -1,5 +1,5 @@
-//! Simulated misses of the TLBs of the CPU in the original measurement: if the machine has no PMU,
-//! and for comparison with one.
+//! Simulated TLB misses of the CPU in the original measurement, for machines without a PMU and for
+//! comparison with measured misses.
 
 use pagewise_sim::geometry::{I7_6800K, TlbPageSize};
 use pagewise_sim::workload::AccessSink;
@@ -11,7 +11,7 @@ use crate::LabError;
 /// prefetches the next base page.
 ///
 /// # Errors
-/// [`LabError::Failed`], if its TLB for such pages is unknown.
+/// [`LabError::Failed`] if the TLB for this page size is unknown.
 pub(crate) fn walks(
     page: TlbPageSize,
     play: impl FnOnce(AccessSink<'_>),

@@ -1,5 +1,5 @@
-//! Accesses per second of the simulators: L1D, dTLB and STLB of an i7-6800K, on one CPU, against
-//! the goals.
+//! Accesses per second of the simulators: L1D, dTLB and STLB of an i7-6800K, on one CPU, compared
+//! with their goals.
 //!
 //! `cargo bench -p pagewise-sim --bench rate`
 
@@ -17,7 +17,7 @@ const ACCESSES: u64 = 1 << 25;
 
 type PlayStream = fn(AccessSink<'_>);
 
-/// Streams, and their goals in M accesses/s with LRU.
+/// Names of streams, functions that play them, and goals in million accesses per second with LRU.
 const STREAMS: &[(&str, PlayStream, f64)] = &[
     ("mem-access, random", |sink| mem_access(Order::Random { seed: 1 }).play(sink), 400.0),
     ("mem-access, sequential", |sink| mem_access(Order::Sequential).play(sink), 400.0),
@@ -51,7 +51,7 @@ const fn uniform() -> Uniform {
     Uniform { bytes: 1 << 30, accesses: ACCESSES, seed: 1 }
 }
 
-/// In M accesses/s.
+/// Rate of the simulators for a stream, in million accesses per second.
 fn rate(policy: RecencyPolicy, stream: PlayStream) -> f64 {
     let first_only = CacheShapes { l2: None, ..I7_6800K.caches };
     let mut caches = Levels::caches(&first_only, policy).expect("a CPU that exists");
@@ -72,7 +72,7 @@ fn rate(policy: RecencyPolicy, stream: PlayStream) -> f64 {
     rate
 }
 
-/// CPU time of this thread: other programs on the machine do not count.
+/// CPU time of this thread in seconds, which does not include other programs on the machine.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

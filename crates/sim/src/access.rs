@@ -1,4 +1,4 @@
-//! Input of simulators, and its counts.
+//! Input of simulators: memory accesses, and counts of reads and writes.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
@@ -8,27 +8,28 @@ use std::ops::{Add, AddAssign};
 pub struct MemoryAccess {
     /// Address of the first byte.
     pub(crate) address: u64,
-    /// Bytes after the first.
+    /// Number of bytes after the first byte.
     pub(crate) beyond: u16,
     pub(crate) write: bool,
 }
 
-/// Mask of 63 bits for addresses: more than any CPU has, so that addresses of the kernel and of
-/// programs stay distinct.
+/// Mask of the 63 lower bits of an address: more than any CPU uses, so that addresses of the kernel
+/// and of programs stay distinct.
 const ADDRESSES: u64 = u64::MAX >> 1;
 
 impl MemoryAccess {
-    /// A read. A read-modify-write counts as a read, since it misses at its read.
+    /// A read of `size` bytes. A read-modify-write counts as a read, because only its read can
+    /// miss.
     pub const fn read(address: u64, size: u16) -> MemoryAccess {
         MemoryAccess { address: address & ADDRESSES, beyond: size.saturating_sub(1), write: false }
     }
 
-    /// A write.
+    /// A write of `size` bytes.
     pub const fn write(address: u64, size: u16) -> MemoryAccess {
         MemoryAccess { write: true, ..MemoryAccess::read(address, size) }
     }
 
-    /// The first and the last of the blocks of 2^`shift` bytes that the access touches.
+    /// Numbers of the first and the last block of 2^`shift` bytes that the access touches.
     pub(crate) fn blocks(self, shift: u32) -> (u64, u64) {
         (self.address >> shift, (self.address + u64::from(self.beyond)) >> shift)
     }
@@ -44,13 +45,13 @@ pub struct ReadWriteCounts {
 }
 
 impl ReadWriteCounts {
-    /// Counts of reads and writes.
+    /// Counts the reads and the writes of a block of accesses.
     pub fn count_block(block: &[MemoryAccess]) -> ReadWriteCounts {
         let writes: u64 = block.iter().map(|access| u64::from(access.write)).sum();
         ReadWriteCounts { reads: block.len() as u64 - writes, writes }
     }
 
-    /// The sum of both.
+    /// Number of reads and writes together.
     pub const fn total(self) -> u64 {
         self.reads.saturating_add(self.writes)
     }

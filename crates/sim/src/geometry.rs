@@ -6,7 +6,7 @@ use crate::RecencyPolicy;
 use crate::prefetch::NextPagePrefetcher;
 use crate::table::LookupLevel;
 
-/// Why something cannot be simulated.
+/// Reason why a cache or TLB cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfit(pub &'static str);
 
@@ -18,27 +18,27 @@ impl fmt::Display for Unfit {
 
 impl std::error::Error for Unfit {}
 
-/// A cache.
+/// Sizes of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Number of lines of a set.
+    /// Number of lines in a set.
     pub ways: usize,
-    /// Bytes in a line.
+    /// Number of bytes in a line.
     pub line: u64,
 }
 
-/// The caches of data of a CPU that are simulated.
+/// Data caches of a CPU that are simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShapes {
-    /// The first level.
+    /// First-level cache.
     pub l1d: CacheShape,
-    /// The second level.
+    /// Second-level cache; `None` if it is not simulated.
     pub l2: Option<CacheShape>,
 }
 
-/// A level of TLB.
+/// Sizes of a TLB level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbShapeLevel {
     /// Number of entries.
@@ -47,33 +47,34 @@ pub struct TlbShapeLevel {
     pub ways: usize,
 }
 
-/// The TLB of data of a CPU for one size of page.
+/// Data TLB of a CPU for one page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbShape {
-    /// Bytes in a page, a power of two.
+    /// Page size in bytes, a power of two.
     pub page: u64,
-    /// The first level.
+    /// First-level TLB.
     pub first: TlbShapeLevel,
-    /// The second level, as if it held only pages of this size; `None` if it does not hold them.
+    /// Second-level TLB, simulated as if it held only pages of this size; `None` if it holds no
+    /// such pages.
     pub second: Option<TlbShapeLevel>,
 }
 
-/// A size of page of x86-64.
+/// A page size of x86-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlbPageSize {
-    /// 4 KiB.
+    /// Pages of 4 KiB.
     Base,
-    /// 2 MiB.
+    /// Pages of 2 MiB.
     Huge,
-    /// 1 GiB.
+    /// Pages of 1 GiB.
     Giant,
 }
 
 impl TlbPageSize {
-    /// All, the smallest first.
+    /// All page sizes, the smallest first.
     pub const ALL: [TlbPageSize; 3] = [TlbPageSize::Base, TlbPageSize::Huge, TlbPageSize::Giant];
 
-    /// In bytes.
+    /// Page size in bytes.
     pub const fn bytes(self) -> u64 {
         match self {
             TlbPageSize::Base => 4 << 10,
@@ -83,24 +84,24 @@ impl TlbPageSize {
     }
 }
 
-/// The simulated parts of a CPU.
+/// Sizes of the simulated parts of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuShape<'a> {
-    /// Name.
+    /// Name of the CPU.
     pub name: &'a str,
-    /// Its caches.
+    /// Data caches.
     pub caches: CacheShapes,
-    /// Its TLBs, one for each page size.
+    /// Data TLBs, one for each page size.
     pub tlbs: &'a [TlbShape],
-    /// Assumed prefetcher of its page walker for base pages; `None` if unknown.
+    /// Assumed prefetcher of the page walker for base pages; `None` if unknown.
     pub next_page: Option<NextPagePrefetcher>,
 }
 
 impl CpuShape<'_> {
-    /// The TLB for pages of this size.
+    /// Returns the TLB for a page size.
     ///
     /// # Errors
-    /// Returns an error if its TLB is unknown.
+    /// Returns an error if the TLB for this page size is unknown.
     pub fn tlb(&self, page: TlbPageSize) -> Result<TlbShape, Unfit> {
         let found = self.tlbs.iter().find(|shape| shape.page == page.bytes());
         found.copied().ok_or(Unfit("the TLB for pages of this size is unknown for this CPU"))
@@ -111,12 +112,12 @@ const fn level(entries: usize, ways: usize) -> TlbShapeLevel {
     TlbShapeLevel { entries, ways }
 }
 
-/// Broadwell-E. The TLBs of 4 KiB pages and the caches as its vendor's tables have them, those of
-/// larger pages as the optimization manual has them for its family.
+/// Broadwell-E. Sizes of the caches and of the TLB for 4 KiB pages are from the vendor's tables;
+/// sizes of the TLBs for larger pages are from the optimization manual for its family.
 ///
-/// The prefetcher is fitted to page walks that were counted on such a CPU
-/// ([`crate::workload::WindowWalk`]): the share to those of sequential windows, the steps to reads
-/// of random windows.
+/// The prefetcher is fitted to page walks that were counted on such a CPU for
+/// [`crate::workload::WindowWalk`]: `share` to the walks of sequential windows, `after` to the
+/// walks of reads of random windows.
 pub const I7_6800K: CpuShape<'static> = CpuShape {
     name: "i7-6800K",
     caches: CacheShapes {
@@ -160,16 +161,17 @@ impl TlbShapeLevel {
     }
 }
 
-/// No cache has more entries; a larger number is an error, and would need much memory to simulate.
+/// Maximum number of entries of a cache or TLB: no cache has more, and simulating more would need
+/// much memory.
 const MAX_TLB_ENTRIES: usize = 1 << 24;
 
 /// Maximum number of ways: the largest fully associative TLBs have about a hundred.
 const MAX_WAYS: usize = 128;
 
-/// An access is smaller than a line and a page.
+/// Minimum size in bytes of a line or page.
 const MIN_BLOCK_BYTES: u64 = 16;
 
-/// A table with this number of blocks of this size.
+/// Creates a table for a number of blocks of a given size.
 fn table(
     entries: usize,
     ways: usize,

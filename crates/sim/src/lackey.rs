@@ -1,4 +1,5 @@
-//! The trace of valgrind's lackey (`--trace-mem=yes`): text to accesses, piece by piece.
+//! Parses the trace of valgrind's lackey (`--trace-mem=yes`) piece by piece, and returns memory
+//! accesses.
 //!
 //! ```text
 //! I  0401ab70,3        an instruction of 3 bytes
@@ -13,15 +14,15 @@ use crate::MemoryAccess;
 /// Counts of the lines so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LackeyCounts {
-    /// Instructions.
+    /// Number of instructions.
     pub instructions: u64,
-    /// Accesses to memory.
+    /// Number of accesses to memory.
     pub accesses: u64,
-    /// Lines that are neither, nor messages of valgrind.
+    /// Number of lines that are neither instructions, accesses nor messages of valgrind.
     pub unknown: u64,
 }
 
-/// Kind of access that stands for a load and a store of the same bytes.
+/// Kind of access that represents a load and a store of the same bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModifyAs {
     /// A read: a cache misses at the load, and never at the store that follows.
@@ -31,32 +32,32 @@ pub enum ModifyAs {
     Write,
 }
 
-/// Reads a trace that comes in pieces, which may end within a line.
+/// Parses a trace that arrives in pieces, which may end within a line.
 #[derive(Debug, Default)]
 pub struct LackeyReader {
     modify: ModifyAs,
     /// The beginning of a line whose end is not read yet.
     rest: Vec<u8>,
-    /// True while the rest of a line that is too long is skipped.
+    /// True while the remaining part of an overlong line is skipped.
     skipping: bool,
     lines: LackeyCounts,
     accesses: Vec<MemoryAccess>,
 }
 
-/// Maximum length of a line; longer ones are not part of a trace, and are not stored.
+/// Maximum length of a line in bytes. A longer line is not part of a trace, and is not stored.
 const MAX_LINE_BYTES: usize = 256;
 
-/// Maximum bytes of an access. The largest is that of the instruction that saves all registers,
-/// some KiB.
+/// Maximum number of bytes of an access. The largest access, by the instruction that saves all
+/// registers, has some KiB.
 const LARGEST: u64 = 16 << 10;
 
 impl LackeyReader {
-    /// A reader that turns a load and a store of the same bytes into an access of this kind.
+    /// Creates a parser that represents a load and a store of the same bytes as `modify` says.
     pub fn new(modify: ModifyAs) -> LackeyReader {
         LackeyReader { modify, ..LackeyReader::default() }
     }
 
-    /// The accesses of the lines that end in this piece.
+    /// Returns the accesses of the lines that end in this piece.
     pub fn read(&mut self, piece: &[u8]) -> &[MemoryAccess] {
         self.accesses.clear();
         let mut lines = piece.split(|byte| *byte == b'\n');
@@ -68,7 +69,7 @@ impl LackeyReader {
         &self.accesses
     }
 
-    /// The access of a last line that no newline ended.
+    /// Returns the access of a last line without a newline.
     pub fn finish(&mut self) -> &[MemoryAccess] {
         self.accesses.clear();
         if !self.rest.is_empty() || self.skipping {
@@ -77,12 +78,12 @@ impl LackeyReader {
         &self.accesses
     }
 
-    /// Counts of the lines.
+    /// Counts of the lines so far.
     pub fn lines(&self) -> LackeyCounts {
         self.lines
     }
 
-    /// Processes a line: the part that was kept, and `line`, its end.
+    /// Processes a line that consists of the stored `rest` and of `line`, its end.
     fn end_of_line(&mut self, line: &[u8]) {
         if self.rest.is_empty() && !self.skipping {
             return self.line(line);
@@ -129,7 +130,7 @@ impl LackeyReader {
     }
 }
 
-/// `04025000,8`: an address in hex and a size in decimal.
+/// Parses `04025000,8`: an address in hexadecimal and a size in decimal.
 fn place(text: &[u8]) -> Option<(u64, u16)> {
     let comma = text.iter().position(|byte| *byte == b',')?;
     let number = |text, radix| u64::from_str_radix(std::str::from_utf8(text).ok()?, radix).ok();

@@ -1,12 +1,14 @@
-//! Two levels of caches or of TLBs: an access that misses the first level goes to the second.
+//! Two levels of caches or of TLBs: an access that misses the first level is looked up in the
+//! second level.
 //!
 //! The model of caches: writes allocate a line as reads do, and write-backs are not simulated.
-//! Neither level prefetches, and an eviction from one level does not change the other. Nothing else
-//! runs on the CPU: no kernel, no page walks, no instructions.
+//! Neither level prefetches, and an eviction from one level does not change the other. Accesses by
+//! the kernel, page walks and instruction fetches are not simulated.
 //!
-//! The model of TLBs: all memory is in pages of one size. A miss in both levels costs a page walk,
-//! and fills both. Walks take no time and do not touch the caches. The first access in program
-//! order walks, although a CPU with out-of-order execution may let a load overtake a store.
+//! The model of TLBs: all memory is in pages of one size. A miss in both levels causes a page walk,
+//! which fills both levels. Walks take no time and do not access the caches. The first access to a
+//! page in program order causes the walk, although a CPU with out-of-order execution may execute a
+//! later load before a store.
 
 use crate::geometry::{CacheShapes, TlbShape, Unfit};
 use crate::prefetch::{NextPagePrefetcher, Prefetcher};
@@ -16,16 +18,17 @@ use crate::{MemoryAccess, ReadWriteCounts, RecencyPolicy};
 /// Counts of the simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LevelCounts {
-    /// Accesses that missed the first level. An access to several lines or pages counts once.
+    /// Number of accesses that missed the first level. An access to several lines or pages counts
+    /// once.
     pub first: ReadWriteCounts,
-    /// Lines or pages that missed all levels, by the kind of the access: they cost a read of memory
-    /// or a page walk.
+    /// Number of lines or pages that missed all levels, by reads and by writes. Each costs a read
+    /// of memory or a page walk.
     pub last: ReadWriteCounts,
-    /// Pages that were inserted into the second level before an access to them.
+    /// Number of pages that were inserted into the second level before an access.
     pub prefetched: u64,
 }
 
-/// Levels of cache or of TLB, empty at first.
+/// Levels of caches or of TLBs, empty at first.
 #[derive(Debug)]
 pub struct Levels {
     first: Box<dyn LookupLevel>,
@@ -37,7 +40,7 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Caches of data.
+    /// Creates data caches.
     ///
     /// # Errors
     /// Returns an error for shapes that cannot be simulated.
@@ -46,7 +49,7 @@ impl Levels {
         Ok(Levels::new(first, shapes.l2.map(|shape| shape.table(policy)).transpose()?))
     }
 
-    /// A TLB of data without a prefetcher.
+    /// Creates a data TLB without a prefetcher.
     ///
     /// # Errors
     /// Returns an error for shapes that cannot be simulated.
@@ -61,13 +64,13 @@ impl Levels {
         Levels { first, second, prefetcher: None, counts, missed: Vec::new() }
     }
 
-    /// The same with a prefetcher into the second level.
+    /// Adds a prefetcher into the second level.
     #[must_use]
     pub fn prefetching(self, model: NextPagePrefetcher) -> Levels {
         Levels { prefetcher: Some(Prefetcher::new(model)), ..self }
     }
 
-    /// Makes these accesses, one after the other.
+    /// Simulates accesses in their order.
     pub fn play(&mut self, block: &[MemoryAccess]) {
         self.missed.clear();
         self.counts.first += self.first.filter(block, &mut self.missed);

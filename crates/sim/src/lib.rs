@@ -1,8 +1,8 @@
 //! Simulators: caches, TLBs and the kernel's page replacement, fed with accesses to memory.
 //!
-//! Pure: no I/O, no clock, and randomness from seeds only, so that the same accesses give the same
-//! counts. Results are *simulated*: a model of some hardware, as good as its assumptions, which
-//! [`Levels`] documents.
+//! Simulators use no I/O and no clock, and random numbers depend only on seeds, so the same
+//! accesses give the same counts. Results are *simulated*: they are as good as the assumptions of
+//! the hardware model.
 //!
 //! ```
 //! use pagewise_sim::geometry::{I7_6800K, TlbPageSize};

@@ -1,15 +1,16 @@
-//! The page walker's prefetcher: an assumption, to be stated with every result.
+//! The page walker's prefetcher: an assumption, which must be stated with every result.
 //!
-//! CPUs have such a prefetcher, but their vendors document little of it. This model observes the
-//! misses of the first-level TLB. After enough misses on consecutive pages, it inserts the next
-//! page into the second level: in time with the probability `share`, or else not at all.
+//! CPUs have such a prefetcher, but vendors document little about it. This model observes the
+//! misses of the first-level TLB. After a number of misses on consecutive pages, it inserts the
+//! next page into the second level: in time with the probability `share`, or else not at all.
 
 /// Parameters of the prefetcher.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NextPagePrefetcher {
-    /// Number of misses on consecutive pages before it prefetches the next; with 0 it always does.
+    /// Number of misses on consecutive pages before the next page is prefetched. If 0, every miss
+    /// prefetches the next page.
     pub after: u32,
-    /// The share of its prefetches that are in time, from 0 to 1.
+    /// Share of prefetches that are in time, from 0 to 1.
     pub share: f64,
 }
 
@@ -17,16 +18,16 @@ pub struct NextPagePrefetcher {
 #[derive(Debug)]
 pub(crate) struct Prefetcher {
     model: NextPagePrefetcher,
-    /// The page that missed last.
+    /// Number of the page that missed last.
     missed: u64,
-    /// Number of preceding misses, each one page before the next.
+    /// Number of preceding misses on consecutive pages.
     steps: u32,
     chance: fastrand::Rng,
     /// Number of prefetched pages.
     pub(crate) made: u64,
 }
 
-/// A number that is not that of a page, nor one below that of a page.
+/// Initial value of `missed`: neither a page number nor the number before a page number.
 const NONE: u64 = u64::MAX - 1;
 
 impl Prefetcher {
@@ -35,7 +36,7 @@ impl Prefetcher {
         Prefetcher { model, missed: NONE, steps: 0, chance, made: 0 }
     }
 
-    /// The page to insert after a miss of `page`, if any.
+    /// Returns the page to insert after a miss of `page`, if the model prefetches one.
     #[inline(always)]
     pub(crate) fn foresee(&mut self, page: u64) -> Option<u64> {
         let follows = page == self.missed + 1;

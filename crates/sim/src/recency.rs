@@ -1,4 +1,4 @@
-//! Replacement policies for the ways of a set, each with its state of a set.
+//! Replacement policies for the ways of a set, and the state that each policy keeps for a set.
 
 use std::fmt::Debug;
 
@@ -7,23 +7,23 @@ use crate::table::{LANES, LookupLevel, ONES, SetTable, lowest, zero_bytes};
 /// A replacement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecencyPolicy {
-    /// The way that was used longest ago.
+    /// Replaces the way that was used longest ago.
     Lru,
-    /// A binary tree over the ways: each node points to the half that was not used last, and the
-    /// victim is at the end of this path. If the number of ways is not a power of two, nodes
-    /// without a way on their right lead left.
+    /// Uses a binary tree over the ways: each node points to the half that was not used last, and
+    /// the way at the end of the path is replaced. If the number of ways is not a power of two,
+    /// nodes without a way on their right side point left.
     TreePlru,
-    /// The way that was filled longest ago.
+    /// Replaces the way that was filled longest ago.
     Fifo,
-    /// Any way; the same seed gives the same ways.
+    /// Replaces a random way; the same seed gives the same ways.
     Random {
-        /// Seed of the generator.
+        /// Seed of the random number generator.
         seed: u64,
     },
 }
 
 impl RecencyPolicy {
-    /// All of them.
+    /// All replacement policies.
     pub const ALL: [RecencyPolicy; 4] = [
         RecencyPolicy::Lru,
         RecencyPolicy::TreePlru,
@@ -41,7 +41,7 @@ impl RecencyPolicy {
         }
     }
 
-    /// An empty table of this policy, of blocks of 2^`shift` bytes.
+    /// Creates an empty table with this policy, of blocks of 2^`shift` bytes.
     pub(crate) fn table(self, sets: usize, ways: usize, shift: u32) -> Box<dyn LookupLevel> {
         let filled = FilledFirst { ways };
         match self {
@@ -66,7 +66,7 @@ impl RecencyPolicy {
     }
 }
 
-/// A table with enough groups for the ways, of the numbers for which there is code: 1, 2 and 16.
+/// Creates a table with 1, 2 or 16 groups, the smallest number that has enough ways.
 fn boxed<R>(sets: usize, ways: usize, shift: u32, recency: R) -> Box<dyn LookupLevel>
 where
     R: Recency<1> + Recency<2> + Recency<16> + 'static,
@@ -78,8 +78,8 @@ where
     }
 }
 
-/// State of a policy for a set of up to 8 ways per group. Empty ways are filled first, from the
-/// first on.
+/// State of a policy for a set of up to 8 ways per group. Empty ways are filled first, in ascending
+/// order.
 pub(crate) trait Recency<const GROUPS: usize>: Debug + Send {
     /// State for one set.
     type Order: Copy + Debug + Send;
@@ -87,20 +87,21 @@ pub(crate) trait Recency<const GROUPS: usize>: Debug + Send {
     /// State of an empty set.
     fn at_first(&self) -> Self::Order;
 
-    /// Notes a hit of a way.
+    /// Records a hit of a way.
     fn used(&mut self, order: &mut Self::Order, way: usize);
 
-    /// Chooses the way to fill, and notes its use.
+    /// Chooses the way to fill, and records its use.
     fn make_room(&mut self, order: &mut Self::Order) -> usize;
 }
 
-/// LRU of up to 8 ways, in a word a set.
+/// LRU of up to 8 ways, with one 64-bit word per set.
 ///
 /// ```text
 ///   byte w | bit v      1 if way w was used later than way v
 /// ```
 ///
-/// The byte of the way that was used longest ago is 0. Bytes of ways that do not exist never are.
+/// The byte of the way that was used longest ago is 0. The byte of a way that does not exist is
+/// never 0.
 #[derive(Debug)]
 pub(crate) struct Matrix {
     /// A mask with a bit for each way.
@@ -111,8 +112,8 @@ impl Recency<1> for Matrix {
     type Order = u64;
 
     fn at_first(&self) -> u64 {
-        // Way 0 is the oldest, so that it is filled first; lanes that are not ways are younger than
-        // all.
+        // Way 0 is the oldest, so that it is filled first; bytes that are not ways are younger than
+        // all ways.
         let row = |way: usize| if self.all >> way == 0 { u8::MAX } else { (1 << way) - 1 };
         u64::from_le_bytes(std::array::from_fn(row))
     }
@@ -130,8 +131,8 @@ impl Recency<1> for Matrix {
     }
 }
 
-/// LRU of more than 8 ways: the time of the last use of each. The count does not wrap: 2^64 uses
-/// take centuries.
+/// LRU of more than 8 ways: the time of the last use of each way. The 64-bit counter of uses would
+/// take centuries to wrap.
 #[derive(Debug)]
 pub(crate) struct Stamps {
     ways: usize,
@@ -160,7 +161,7 @@ impl<const GROUPS: usize> Recency<GROUPS> for Stamps {
     }
 }
 
-/// FIFO; the state is the way to fill next.
+/// State of FIFO: the way to fill next.
 #[derive(Debug)]
 pub(crate) struct FifoOrder {
     ways: usize,
@@ -184,14 +185,14 @@ impl<const GROUPS: usize> Recency<GROUPS> for FifoOrder {
     }
 }
 
-/// Fills empty ways first, for policies that would not do so by themselves.
+/// Fills empty ways first, for policies that do not do so by themselves.
 #[derive(Debug)]
 struct FilledFirst {
     ways: usize,
 }
 
 impl FilledFirst {
-    /// The first empty way, which is filled now; `None` if the set is full.
+    /// Returns the first empty way and counts it as filled; `None` if the set is full.
     #[inline(always)]
     fn next(&self, filled: &mut usize) -> Option<usize> {
         let way = *filled;
@@ -202,7 +203,7 @@ impl FilledFirst {
     }
 }
 
-/// Random replacement; the state is the number of filled ways.
+/// State of random replacement: the number of filled ways.
 #[derive(Debug)]
 pub(crate) struct RandomOrder {
     filled: FilledFirst,
@@ -226,18 +227,18 @@ impl<const GROUPS: usize> Recency<GROUPS> for RandomOrder {
     }
 }
 
-/// Tree-PLRU.
+/// The policy tree-PLRU.
 #[derive(Debug)]
 pub(crate) struct TreePlru {
-    /// For each way, a mask of the nodes above it, and a mask of those that must point right to
+    /// For each way, a mask of the nodes above it, and a mask of the nodes that must point right to
     /// point away from the way.
     above: Box<[(u128, u128)]>,
     filled: FilledFirst,
     leaves: usize,
 }
 
-/// A bit for each node, 1 if it points right, and the number of filled ways. Node 1 is the root,
-/// node n has children 2n and 2n + 1, and leaves are ways.
+/// State of tree-PLRU: one bit for each node, 1 if the node points right, and the number of filled
+/// ways. Node 1 is the root, the children of node n are 2n and 2n + 1, and leaves are ways.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlruBits {
     right: u128,

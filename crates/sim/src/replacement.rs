@@ -1,10 +1,10 @@
-//! The kernel's page replacement, simulated for the pages of a stream of accesses: it counts the
-//! page faults that too little memory causes.
+//! The kernel's page replacement, simulated for the pages of a stream of accesses: the simulation
+//! counts the page faults that a lack of memory causes.
 //!
-//! The model: one process has a fixed number of frames for itself. A page is reclaimed when a frame
-//! is needed and none is free; a page written since it was read in has to be written back first. No
-//! read-ahead, no reserve of free frames, and the CPU's accessed bits are examined only when a
-//! frame is needed.
+//! In the model, one process has a fixed number of frames for itself. A page is reclaimed when a
+//! frame is needed and no frame is free. A page that was written since its last fault must be
+//! written back first. There is neither readahead nor a reserve of free frames, and the CPU's
+//! accessed bits are examined only when a frame is needed.
 
 mod clock;
 mod generations;
@@ -17,28 +17,29 @@ use std::fmt::Debug;
 
 use crate::{MemoryAccess, ReadWriteCounts, Unfit};
 
-/// A policy: the page that it reclaims.
+/// A page replacement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageReplacement {
-    /// The page that was used longest ago. A kernel cannot know this page; other policies
+    /// Reclaims the page that was used longest ago. A kernel cannot know this page; other policies
     /// approximate it.
     Lru,
-    /// Clock, or second chance: the pages are in a ring, around which a hand moves. It reclaims a
-    /// page that was not used since its last visit, and skips a page that was.
+    /// Clock, or second chance: the pages are in a ring, around which a hand moves. The hand
+    /// reclaims a page that was not used since its last visit, and skips a page that was used.
     Clock,
-    /// Linux's active and inactive lists. A page of the inactive list that was used stays there
-    /// once and is activated at the next use; the active list returns pages to the inactive one
-    /// when it is the longer of the two.
+    /// Linux's active and inactive lists. An inactive page that was used stays inactive once, and
+    /// is activated after the next use. Active pages become inactive when the active list is longer
+    /// than the inactive list.
     TwoLists,
-    /// The same with a change: a page that should be activated is reclaimed like any other.
+    /// Linux's active and inactive lists with one change: a page that should be activated is
+    /// reclaimed instead.
     ActivateReclaimed,
-    /// Generations, after Linux's MGLRU: used pages move to the youngest generation, and pages of
-    /// the oldest are reclaimed.
+    /// Generations, after Linux's MGLRU: used pages move to the youngest generation, and unused
+    /// pages of the oldest generation are reclaimed.
     Generations,
 }
 
 impl PageReplacement {
-    /// All of them.
+    /// All page replacement policies.
     pub const ALL: [PageReplacement; 5] = [
         PageReplacement::Lru,
         PageReplacement::Clock,
@@ -69,22 +70,24 @@ impl PageReplacement {
     }
 }
 
-/// A number of a frame, from 0.
+/// Number of a frame, starting at 0.
 type FrameNumber = usize;
 
 /// Choice of frames to reclaim.
 trait Reclaim: Debug + Send {
-    /// The page in this frame is used.
+    /// Records a use of the page in a frame.
     fn used(&mut self, frame: FrameNumber);
 
-    /// A page was read into this frame, and is used. Frames come into use in their order.
+    /// Records that a page was read into a frame and used. Frames are filled for the first time in
+    /// ascending order.
     fn filled(&mut self, frame: FrameNumber);
 
-    /// Takes out the frame whose page is to be reclaimed. All frames are filled.
+    /// Removes the frame whose page is to be reclaimed, and returns it. Called only if all frames
+    /// are filled.
     fn reclaim(&mut self) -> FrameNumber;
 }
 
-/// Data of a frame, which may be used for the first time.
+/// Returns the data of a frame, and adds default data if the frame is new.
 fn at<T: Default>(notes: &mut Vec<T>, frame: FrameNumber) -> &mut T {
     if frame == notes.len() {
         notes.push(T::default());
@@ -95,11 +98,11 @@ fn at<T: Default>(notes: &mut Vec<T>, frame: FrameNumber) -> &mut T {
 /// Counts of the simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplacementCounts {
-    /// Pages used for the first time: minor faults where they are anonymous.
+    /// Number of pages used for the first time: minor faults if the pages are anonymous.
     pub first: u64,
-    /// Faults on pages that were reclaimed: major faults.
+    /// Number of faults on pages that were reclaimed: major faults.
     pub back: ReadWriteCounts,
-    /// Pages reclaimed that had to be written first.
+    /// Number of reclaimed pages that had to be written back first.
     pub written: u64,
 }
 
@@ -117,18 +120,18 @@ pub struct SimulatedMemory {
     counts: ReplacementCounts,
 }
 
-/// Content of a frame.
+/// The page in a frame.
 #[derive(Clone, Copy, Debug)]
 struct FrameContent {
     page: u64,
     dirty: bool,
 }
 
-/// No machine has more frames: a larger number is an error.
+/// Maximum number of frames; no machine has more.
 const MAX_FRAMES: usize = 1 << 28;
 
 impl SimulatedMemory {
-    /// Empty memory with this number of frames, for this page size.
+    /// Creates empty memory with a number of frames of a page size.
     ///
     /// # Errors
     /// Returns an error for 0 or too many frames, and for a page size that is not a power of two.
@@ -154,7 +157,7 @@ impl SimulatedMemory {
         })
     }
 
-    /// Makes these accesses, one after the other.
+    /// Simulates accesses in their order.
     pub fn play(&mut self, block: &[MemoryAccess]) {
         for access in block {
             let (first, last) = access.blocks(self.page_shift);
@@ -174,7 +177,7 @@ impl SimulatedMemory {
         self.counts
     }
 
-    /// The frame of a page, which is read in if it is missing.
+    /// Returns the frame of a page. A page without a frame is read in first.
     fn touch(&mut self, page: u64, write: bool) -> FrameNumber {
         match self.places.get(&page) {
             Some(Some(frame)) => {
@@ -190,7 +193,7 @@ impl SimulatedMemory {
         frame
     }
 
-    /// Gives a frame to a page, which is clean. Reclaims another page if all frames are in use.
+    /// Assigns a frame to a page, which is clean. Reclaims another page if all frames are in use.
     fn make_room(&mut self, page: u64) -> FrameNumber {
         let held = FrameContent { page, dirty: false };
         if self.frames.len() < self.limit {

@@ -1,4 +1,4 @@
-//! A set-associative table: a level of cache, or of TLB. Reports for each block if it was a hit.
+//! A set-associative table: a level of cache, or of TLB. Reports if each block was a hit.
 //!
 //! ```text
 //! a set, of 8 ways a group:
@@ -8,10 +8,10 @@
 //!   order                                                      what the policy remembers
 //! ```
 //!
-//! Three properties make it fast. One subtraction compares eight signatures. Before that, the way
-//! of the last hit is tried: adjacent blocks are inserted in turn, so they are in the same way of
-//! adjacent sets. And the code is specialized for each policy and number of groups, and called once
-//! for many accesses.
+//! Three properties make it fast. One subtraction compares eight signatures. Before the comparison,
+//! the way of the last hit is tried: adjacent blocks are inserted one after the other, so they are
+//! in the same way of adjacent sets. The code is specialized for each policy and number of groups,
+//! and is called once for many accesses.
 
 use std::fmt::Debug;
 
@@ -19,16 +19,16 @@ use crate::prefetch::Prefetcher;
 use crate::recency::Recency;
 use crate::{MemoryAccess, ReadWriteCounts};
 
-/// Content of an empty way: no address is in this block.
+/// Content of an empty way: a block number that no address has.
 const EMPTY: u64 = u64::MAX;
 
-/// Ways in a group: bytes in a word.
+/// Number of ways in a group: the number of bytes in a word.
 pub(crate) const LANES: usize = 8;
 
-/// A byte of 1 in every lane.
+/// Word with a byte of 1 in every lane.
 pub(crate) const ONES: u64 = u64::from_ne_bytes([1; LANES]);
 
-/// A block that missed a level: a request to the next level.
+/// A block that missed a level, which is looked up in the next level.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MissRequest {
     pub(crate) block: u64,
@@ -38,16 +38,16 @@ pub(crate) struct MissRequest {
 
 /// A table of any policy.
 pub(crate) trait LookupLevel: Debug + Send {
-    /// Makes accesses. Returns the number of those that missed a block, and adds the missed blocks
-    /// to `missed` in their order.
+    /// Looks up the blocks of accesses. Returns the number of accesses that missed a block, and
+    /// adds the missed blocks to `missed` in their order.
     fn filter(
         &mut self,
         accesses: &[MemoryAccess],
         missed: &mut Vec<MissRequest>,
     ) -> ReadWriteCounts;
 
-    /// Looks up blocks. Returns the number of those that missed. A prefetcher observes all of them
-    /// and inserts further blocks.
+    /// Looks up blocks, and returns the number of misses. A prefetcher observes all blocks and
+    /// inserts further blocks.
     fn ask(
         &mut self,
         requests: &[MissRequest],
@@ -63,21 +63,21 @@ struct TableSet<O, const GROUPS: usize> {
     order: O,
 }
 
-/// A table of sets of up to 8 ways a group.
+/// A table of sets, each with groups of up to 8 ways.
 #[derive(Debug)]
 pub(crate) struct SetTable<R: Recency<GROUPS>, const GROUPS: usize> {
     sets: Box<[TableSet<R::Order, GROUPS>]>,
     recency: R,
-    /// A block is 2^shift bytes.
+    /// Binary logarithm of the block size in bytes.
     shift: u32,
-    /// The block that was used last: to use it again changes nothing.
+    /// Number of the block that was used last. Using this block again changes nothing.
     last: u64,
-    /// The way where a block was found last.
+    /// Way in which a block was found last.
     likely: usize,
 }
 
 impl<R: Recency<GROUPS>, const GROUPS: usize> SetTable<R, GROUPS> {
-    /// An empty table. `sets` is not 0.
+    /// Creates an empty table. `sets` must not be 0.
     pub(crate) fn new(sets: usize, shift: u32, recency: R) -> SetTable<R, GROUPS> {
         let set = TableSet {
             signatures: [0; GROUPS],
@@ -109,7 +109,7 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> SetTable<R, GROUPS> {
         found.is_some()
     }
 
-    /// Inserts a block, if it is missing.
+    /// Inserts a block if it is missing.
     fn insert(&mut self, block: u64) {
         let set = set_of(&mut self.sets, block);
         if set.find(block).is_none() {
@@ -118,7 +118,7 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> SetTable<R, GROUPS> {
         }
     }
 
-    /// Makes an access to several blocks. Returns true if any of them is missing: the access then
+    /// Looks up an access to several blocks. Returns true if any block is missing; the access then
     /// counts as one miss.
     #[cold]
     fn across(&mut self, access: MemoryAccess, missed: &mut Vec<MissRequest>) -> bool {
@@ -141,7 +141,7 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> LookupLevel for SetTable<R, GROUPS
     ) -> ReadWriteCounts {
         let mut count = ReadWriteCounts::default();
         let bytes = 1_u64 << self.shift;
-        // A copy that the compiler can keep in a register.
+        // The local copy lets the compiler keep the value in a register.
         let mut last = self.last;
         for access in accesses {
             if (access.address & (bytes - 1)) + u64::from(access.beyond) >= bytes {
@@ -184,9 +184,9 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> LookupLevel for SetTable<R, GROUPS
     }
 }
 
-/// Set of a block: its low bits, or the remainder if the number of sets is not a power of two, as
-/// in AMD's TLBs of 3072 entries. Vendors do not document the bits that select a set of such a TLB;
-/// the remainder spreads adjacent blocks as evenly.
+/// Returns the set of a block: its low bits, or the remainder if the number of sets is not a power
+/// of two, as in AMD's TLBs of 3072 entries. Vendors do not document the bits that select a set of
+/// such a TLB; the remainder distributes adjacent blocks equally well.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "less than the number of sets")]
 fn set_of<S>(sets: &mut [S], block: u64) -> &mut S {
@@ -225,19 +225,21 @@ impl<O, const GROUPS: usize> TableSet<O, GROUPS> {
     }
 }
 
-/// The top bit of the lanes that are zero. A lane of 1 above a lane of zero may be reported, too.
+/// Returns a word with the top bit set in each zero byte. The bit of a byte of 1 above a zero byte
+/// may be set, too.
 #[inline(always)]
 pub(crate) fn zero_bytes(word: u64) -> u64 {
     word.wrapping_sub(ONES) & !word & (ONES << 7)
 }
 
-/// The lowest lane whose top bit is set.
+/// Index of the lowest lane whose top bit is set.
 #[inline(always)]
 pub(crate) fn lowest(tops: u64) -> usize {
     (tops.trailing_zeros() / 8) as usize
 }
 
-/// A byte that differs for most blocks of a set: the top byte of a product with the golden ratio.
+/// Returns a byte that differs for most blocks of a set: the top byte of the product of the block
+/// number and the golden ratio.
 #[inline(always)]
 fn signature(block: u64) -> u64 {
     block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56

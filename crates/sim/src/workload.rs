@@ -1,62 +1,63 @@
-//! Synthetic streams of accesses, in blocks.
+//! Synthetic streams of memory accesses, in blocks.
 
 use crate::MemoryAccess;
 
-/// Destination of each block of a stream.
+/// Function that receives each block of a stream.
 pub type AccessSink<'a> = &'a mut dyn FnMut(&[MemoryAccess]);
 
-/// Accesses in a block: enough to make the cost of a call negligible, few enough to stay in the
-/// first-level cache of the CPU that simulates.
+/// Number of accesses in a block: enough to make the cost of a call negligible, few enough to stay
+/// in the first-level cache of the CPU that runs the simulation.
 const BLOCK: usize = 512;
 
-/// Order of windows.
+/// Order of the windows of a [`WindowWalk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Each begins at a random line, uniformly.
+    /// Each window begins at a random line, uniformly distributed.
     Random {
-        /// Seed of the generator.
+        /// Seed of the random number generator.
         seed: u64,
     },
-    /// One after the other, then from the beginning again.
+    /// Windows follow each other, and start again at the beginning of the region.
     Sequential,
 }
 
-/// Windows of a large region, each passed over some times, touching every line: every 8th, the
-/// first among them, with a write, the others with a read.
+/// Several passes over each window of a large region, touching every line: the first and every 8th
+/// line after it by a write, all other lines by a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowWalk {
-    /// The region's size; the original has 1 GiB.
+    /// Size of the region in bytes; 1 GiB in the original workload.
     pub bytes: u64,
-    /// Number of windows; the original has 2^20.
+    /// Number of windows; 2^20 in the original workload.
     pub rounds: u64,
-    /// Lines in a window; the original has 512 lines of 64 bytes.
+    /// Number of lines in a window; 512 lines of 64 bytes in the original workload.
     pub window: u64,
-    /// Passes over each window; the original has 16.
+    /// Number of passes over each window; 16 in the original workload.
     pub passes: u64,
     /// Order of the windows.
     pub order: Order,
 }
 
-/// Bytes from one access to the next.
+/// Number of bytes of a line, the distance between two accesses.
 const LINE: u64 = 64;
 
-/// Bytes of an access.
+/// Number of bytes of an access.
 const WORD: u16 = 8;
 
-/// One in this number of accesses writes.
+/// Number of accesses for each write.
 const WRITE_EVERY: u64 = 8;
 
-/// Start of regions: page-aligned for every page size, since a program's memory never begins at 0.
-/// A region that does not fit after it continues at 0.
+/// Start address of regions: aligned to every page size, and not 0, since a program's memory never
+/// begins at 0. A region that is too large continues at 0 after the last address.
 const REGION: u64 = 1 << 40;
 
 impl WindowWalk {
-    /// The walk at its original size.
+    /// The walk with the sizes of the original workload.
     pub const fn original(order: Order) -> WindowWalk {
         WindowWalk { bytes: 1 << 30, rounds: 1 << 20, window: 512, passes: 16, order }
     }
 
-    /// Makes the stream, a block for each pass. A region smaller than a window is one window.
+    /// Generates the stream, with a block for each pass. A region smaller than a window is one
+    /// window.
     pub fn play(&self, sink: AccessSink<'_>) {
         let lines = (self.bytes / LINE).max(1);
         let window = self.window.clamp(1, lines);
@@ -82,15 +83,15 @@ impl WindowWalk {
     }
 }
 
-/// A write to each line of a region, one after the other.
+/// One write to each line of a region, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequentialFill {
-    /// The region's size.
+    /// Size of the region in bytes.
     pub bytes: u64,
 }
 
 impl SequentialFill {
-    /// Makes the stream.
+    /// Generates the stream.
     pub fn play(&self, sink: AccessSink<'_>) {
         let mut lines = 0..self.bytes / LINE;
         let count = lines.end;
@@ -102,16 +103,16 @@ impl SequentialFill {
 /// Reads of random words of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uniform {
-    /// The region's size.
+    /// Size of the region in bytes.
     pub bytes: u64,
     /// Number of reads.
     pub accesses: u64,
-    /// Seed of the generator.
+    /// Seed of the random number generator.
     pub seed: u64,
 }
 
 impl Uniform {
-    /// Makes the stream.
+    /// Generates the stream.
     pub fn play(&self, sink: AccessSink<'_>) {
         let words = (self.bytes / u64::from(WORD)).max(1);
         let mut chance = fastrand::Rng::with_seed(self.seed);
@@ -120,22 +121,23 @@ impl Uniform {
     }
 }
 
-/// A pointer chase: reads of one word in each line (or each `stride`) of a region, in an order that
-/// has no pattern, in which each comes once before any comes again.
+/// A pointer chase: reads of one word in each line (or each `stride`) of a region, in an order
+/// without a pattern, in which every word is read once before any word is read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerChase {
-    /// The region's size.
+    /// Size of the region in bytes.
     pub bytes: u64,
-    /// Bytes from one place to the next; a line, or a page to measure the TLB alone.
+    /// Distance in bytes between two words of the chase: a line, or a page to measure the TLB
+    /// alone.
     pub stride: u64,
     /// Number of reads.
     pub accesses: u64,
-    /// Seed of the generator.
+    /// Seed of the random number generator.
     pub seed: u64,
 }
 
 impl PointerChase {
-    /// Makes the stream. Takes no memory, however large the region.
+    /// Generates the stream. Its memory use does not depend on the region's size.
     pub fn play(&self, sink: AccessSink<'_>) {
         let stride = self.stride.max(1);
         let order = Shuffle::new((self.bytes / stride).max(1), self.seed);
@@ -146,7 +148,7 @@ impl PointerChase {
     }
 }
 
-/// The numbers below `count` in an order without a pattern, each once.
+/// A pseudorandom permutation of the numbers below `count`.
 #[derive(Clone, Copy, Debug)]
 struct Shuffle {
     count: u64,
@@ -159,12 +161,12 @@ impl Shuffle {
     fn new(count: u64, seed: u64) -> Shuffle {
         let mut chance = fastrand::Rng::with_seed(seed);
         let bits = (u64::BITS - (count - 1).leading_zeros()).max(1);
-        // A multiplication by an odd factor can be inverted, so no two numbers get the same place.
+        // A multiplication by an odd factor is invertible, so no two numbers have the same result.
         Shuffle { count, bits, factors: std::array::from_fn(|_| chance.u64(..) | 1) }
     }
 
-    /// Result for a number. A result outside of the range is mixed again until it is inside: a walk
-    /// along the permutation's cycle.
+    /// Returns the result for a number. A result outside of the range is mixed again until it is
+    /// inside: a walk along a cycle of the permutation.
     fn at(&self, number: u64) -> u64 {
         let mut place = self.mixed(number);
         while place >= self.count {
@@ -173,7 +175,8 @@ impl Shuffle {
         place
     }
 
-    /// Each step can be inverted: so this is a permutation of all numbers with this number of bits.
+    /// Mixes the bits of a number. Each operation is invertible, so the result is a permutation of
+    /// all numbers with `bits` bits.
     fn mixed(&self, number: u64) -> u64 {
         let mask = u64::MAX >> (u64::BITS - self.bits);
         self.factors.iter().fold(number, |number, factor| {
@@ -183,7 +186,7 @@ impl Shuffle {
     }
 }
 
-/// Makes accesses of one kind to words, in blocks. `place` returns the address of each.
+/// Generates accesses of one kind to words, in blocks. `place` returns the address of each word.
 fn in_blocks(
     accesses: u64,
     kind: fn(u64, u16) -> MemoryAccess,

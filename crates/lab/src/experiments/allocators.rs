@@ -1,4 +1,4 @@
-//! Pools that are made for one pattern of use, each against `malloc` in that pattern.
+//! Memory pools for a single pattern of use, each compared with `malloc` in this pattern.
 
 use std::alloc::Layout;
 use std::hint::black_box;
@@ -59,11 +59,12 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     ],
     runs: [5, 7, 7],
     timed: true,
-    // 32 bytes for each node of malloc's; two lists where one is freed while the other grows.
+    // A node of malloc takes 32 bytes; two lists exist if one list is freed while the other grows.
     memory: |parameters| Bytes((32 * 2 * parameters.get("nodes")).max(parameters.get("live") * (8 << 10))),
 };
 
-/// A claim: that a quantity is `least` times as much in one condition as in another.
+/// A claim that a quantity is at least `least` times as large in one condition as in another
+/// condition.
 struct Faster {
     text: &'static str,
     source: &'static str,
@@ -71,10 +72,10 @@ struct Faster {
     quantity: &'static str,
     slow: &'static str,
     fast: &'static str,
-    /// Why it need not hold.
+    /// Reason why the claim may fail.
     why: &'static str,
-    /// Nanoseconds that the slow one took in the source: the reason is given only if it takes less
-    /// here.
+    /// Nanoseconds of the slow condition in the source. The reason is reported only if the slow
+    /// condition takes less time here.
     slow_then: Option<f64>,
 }
 
@@ -173,14 +174,15 @@ const FASTER: &[Faster] = &[
     },
 ];
 
-/// Times of a round: nanoseconds to build the list, and to walk and free it.
+/// Times of a round in nanoseconds: to build the list, and to walk and free it.
 #[derive(Default)]
 struct Took {
     build: f64,
     free: f64,
 }
 
-/// Declares a list whose nodes are boxes of some kind, the oldest first, and a round of it.
+/// Declares a list whose nodes are boxes of a given type, the oldest first, and a function that
+/// runs a round with the list.
 macro_rules! list_of_boxes {
     ($Node:ident, $Box:ident, $build:ident) => {
         struct $Node(Option<$Box<$Node>>);
@@ -211,7 +213,7 @@ macro_rules! list_of_boxes {
 list_of_boxes!(HeapNode, Box, heap_list);
 list_of_boxes!(FifoNode, Boxed, fifo_list);
 
-/// A node in a frame, with a link to the node before it. The frame frees all of its nodes at once.
+/// A node in a frame, with a link to the previous node. The frame frees all of its nodes at once.
 struct FrameNode<'f>(Option<&'f FrameNode<'f>>);
 
 fn walk(mut node: Option<&FrameNode<'_>>) -> usize {
@@ -223,7 +225,7 @@ fn walk(mut node: Option<&FrameNode<'_>>) -> usize {
     nodes
 }
 
-/// Times a piece of work.
+/// Measures the time of a piece of work.
 fn timed<T>(time: &mut f64, work: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let done = black_box(work());
@@ -270,21 +272,21 @@ fn lists(how: &str, nodes: usize, rounds: u64, mut full: impl FnMut()) -> Took {
     took
 }
 
-/// Builds lists while another thread frees the list before. Returns the nanoseconds of the
+/// Builds lists while another thread frees the previous list. Returns the nanoseconds of the
 /// building.
 fn two_threads(how: &str, nodes: usize, rounds: u64) -> f64 {
-    /// Message: its drop frees the list.
+    /// Message to the other thread, which frees the list by dropping the message.
     enum SentList {
         Heap(#[expect(dead_code, reason = "it is dropped")] Option<Box<HeapNode>>),
         Frame(#[expect(dead_code, reason = "it is dropped")] Sealed),
     }
     let mut took = 0.0;
-    // A list is handed over when the one before is freed: two are alive at most.
+    // A list is sent only after the previous list is freed, so at most two lists exist.
     let (give, take) = sync_channel(0);
     thread::scope(|scope| {
         scope.spawn(move || take_all(&take));
         let mut ring = Ring::unguarded(Os);
-        // The first list is built while nothing is freed, and does not count.
+        // The first list is not measured, because no list is freed during its building.
         for round in 0..=rounds {
             let mut build = 0.0;
             let list = match (how, &mut ring) {
@@ -298,7 +300,7 @@ fn two_threads(how: &str, nodes: usize, rounds: u64) -> f64 {
                 _ => SentList::Heap(timed(&mut build, || heap_list(nodes, Box::new))),
             };
             took += if round > 0 { build } else { 0.0 };
-            // The other thread lives as long as this end of the channel.
+            // If the send fails, the other thread has ended.
             let _ = give.send(list);
         }
         drop(give);
@@ -326,7 +328,7 @@ fn replace<A: DisciplinedAllocator>(
         let layout = Layout::from_size_align(size(random), ALIGN).unwrap_or(Layout::new::<u64>());
         assert!(shelf.put(slot, layout), "no memory");
     };
-    // The first blocks of the slots, and as many again, come from the system, and do not count.
+    // The first two blocks of each slot come from the system, so they are not measured.
     (0..live).for_each(|slot| put(slot, &mut random));
     (0..live).for_each(|_| put(random.usize(..live), &mut random));
     let mut took = 0.0;
@@ -343,7 +345,7 @@ fn replace<A: DisciplinedAllocator>(
 
 const ALIGN: usize = 16;
 
-/// From 16 bytes to 2 KiB, the small ones more often.
+/// A random size from 16 bytes to 2 KiB; small sizes are more frequent.
 fn any_size(random: &mut fastrand::Rng) -> usize {
     ALIGN << random.u8(..8) | random.usize(..ALIGN)
 }
@@ -358,7 +360,7 @@ impl RunExperiment for Allocators {
         let (pattern, how) = arm.split_once(": ").unwrap_or(("list", arm));
         let all = count(nodes as u64 * rounds);
         let page = bench.page();
-        // A run of some pages: one to eight.
+        // The size of a run of one to eight pages.
         let runs = move |random: &mut fastrand::Rng| page * random.usize(1..=8);
         let replaced = match (pattern, how) {
             ("list", _) => {
@@ -425,7 +427,7 @@ impl RunExperiment for Allocators {
     }
 }
 
-/// Factor by which runs of pages are fewer than blocks.
+/// Number of blocks for each run of pages.
 const RUNS: usize = 10;
 
 #[cfg(test)]

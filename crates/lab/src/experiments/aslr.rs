@@ -55,7 +55,8 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
 
 const SETTING: &str = "/proc/sys/vm/mmap_rnd_bits";
 
-/// Start address of an area of one process. `None` if it has no such area.
+/// Function that finds the start address of an area of a process; `None` if the process has no such
+/// area.
 type FindStart = fn(&[Mapping]) -> Option<u64>;
 
 const AREAS: &[(&str, FindStart)] = &[
@@ -71,14 +72,14 @@ fn named(maps: &[Mapping], name: &[u8]) -> Option<u64> {
     Some(maps.iter().find(|mapping| mapping.name.as_bytes() == name)?.range.start)
 }
 
-/// The first file that is not the program.
+/// Start address of the first file that is not the program.
 fn library(maps: &[Mapping]) -> Option<u64> {
     let program = &maps.first()?.name;
     let is_other = |mapping: &&Mapping| mapping.inode != 0 && mapping.name != *program;
     Some(maps.iter().find(is_other)?.range.start)
 }
 
-/// Bytes from the end of the program, including its `.bss`, to the heap.
+/// Number of bytes from the end of the program, including its `.bss`, to the heap.
 fn gap(maps: &[Mapping]) -> Option<u64> {
     let heap = named(maps, b"[heap]")?;
     let below = maps.iter().take_while(|mapping| mapping.range.start < heap).last()?;
@@ -167,8 +168,8 @@ impl RunExperiment for Aslr {
     }
 }
 
-/// Number of bits in which addresses differ: the logarithm of their range in pages, which is close
-/// to that of all possible addresses.
+/// Number of bits in which addresses differ: the logarithm of their range in pages, which
+/// approximates the range of all possible addresses.
 fn bits(addresses: &BTreeSet<u64>, page: f64) -> f64 {
     let ends = addresses.first().zip(addresses.last());
     ends.map_or(0.0, |(first, last)| (count(last - first) / page).max(1.0).log2())

@@ -1,6 +1,6 @@
-//! A program whose memory does not fit: alone with too small a limit, or beside another program
-//! that wants as much. Each page that is missing must be read from the disk, where it had to be
-//! written before.
+//! A program whose memory does not fit: alone under a limit that is too small, or together with
+//! another program that needs as much memory. Each missing page must be read from the disk, to
+//! which it was written before.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -51,12 +51,12 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| room(parameters),
 };
 
-/// Memory that is enough for one program, and not for two.
+/// Amount of memory that is enough for one program, but not for two programs.
 fn room(parameters: &Parameters) -> Bytes {
     Bytes::mib(parameters.get("set") * 5 / 4)
 }
 
-/// One in this number of touches writes, the others read.
+/// Number of touches for each write; other touches are reads.
 const WRITES: usize = 8;
 
 /// Unit of the block counts in `getrusage`, in bytes.
@@ -128,7 +128,7 @@ impl RunExperiment for Compete {
     }
 }
 
-/// A file without holes.
+/// Creates a file without holes.
 fn make_file(bench: &Bench, name: &str, length: usize) -> Result<(File, std::path::PathBuf), LabError> {
     let path = bench.folder().join(name);
     let make = || {
@@ -147,14 +147,14 @@ pub(super) struct CompeteMemory {
 }
 
 impl CompeteMemory {
-    /// Memory without huge pages, which the kernel would split at reclaim, and without readahead,
-    /// which would read megabytes for each missing page of a file.
+    /// Maps memory without huge pages, which the kernel would split at reclaim, and without
+    /// readahead, which would read megabytes for each missing page of a file.
     pub(super) fn map(length: usize, page: usize, file: Option<&File>) -> Result<CompeteMemory, LabError> {
         let shared = file.is_some();
         CompeteMemory::map_as(&MapRequest { length, file, shared, ..MapRequest::default() }, page)
     }
 
-    /// Memory without a file that processes can share.
+    /// Maps memory without a file, which processes can share.
     pub(super) fn map_shared(length: usize, page: usize) -> Result<CompeteMemory, LabError> {
         CompeteMemory::map_as(&MapRequest { length, shared: true, ..MapRequest::default() }, page)
     }
@@ -173,12 +173,12 @@ impl CompeteMemory {
         self.mapping.touch(0..self.mapping.len(), self.page);
     }
 
-    /// Number of its pages.
+    /// Number of pages of the memory.
     pub(super) fn pages(&self) -> usize {
         self.mapping.len() / self.page
     }
 
-    /// Reads and writes the page of this number.
+    /// Reads and writes the page with a given index.
     pub(super) fn touch_page(&self, number: usize) {
         let at = number * self.page;
         self.mapping.write(at, self.mapping.read(at).wrapping_add(1));
@@ -196,7 +196,7 @@ impl CompeteMemory {
     }
 }
 
-/// Another program that wants as much memory, in the cgroup of the process that starts it.
+/// Another program that needs as much memory, in the cgroup of the process that starts it.
 struct Competitor(ForkedChild);
 
 impl Competitor {

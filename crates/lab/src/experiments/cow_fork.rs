@@ -1,5 +1,5 @@
-//! Copy on write: a child of `fork` has all memory of its parent as it was, and only pages that are
-//! written afterwards are copied. Databases use this for snapshots.
+//! Copy-on-write: a child of `fork` has the memory of its parent as of the fork, and the kernel
+//! copies only pages that are written afterwards. Databases use this for snapshots.
 
 use std::hint::black_box;
 use std::io;
@@ -65,21 +65,21 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
 const OLD: u8 = 1;
 const NEW: u8 = 2;
 
-/// Number of forks, of which the fastest counts: it is random which of the two processes gets the
-/// CPU.
+/// Number of forks, of which only the fastest is recorded: the kernel chooses at random which of
+/// the two processes gets the CPU.
 const FORKS: usize = 5;
 
-/// One in this number of pages is written after the first fork.
+/// Number of pages for each page that is written after the first fork.
 const WRITTEN: usize = 4;
 
-/// Messages from the parent to the child, a byte each, in shared memory.
+/// Messages from the parent to the child: indices of bytes in shared memory.
 const READ: usize = 0;
 const END: usize = 1;
 
-/// Limit of a snapshot's life, in case its parent is killed.
+/// Maximum lifetime of a snapshot, in case its parent is killed.
 const MAX_SNAPSHOT_LIFE: Duration = Duration::from_secs(300);
 
-/// Memory in pages of the requested size, with the byte `OLD` in each.
+/// Maps memory in pages of the requested size, and writes the byte `OLD` to each page.
 fn memory(length: usize, page: usize, huge: bool) -> Result<AlignedRegion, LabError> {
     let mut memory = AlignedRegion::map(length, HUGE).while_("cannot map memory")?;
     let advice = if huge { Advice::HugePage } else { Advice::NoHugePage };
@@ -88,15 +88,15 @@ fn memory(length: usize, page: usize, huge: bool) -> Result<AlignedRegion, LabEr
     Ok(memory)
 }
 
-/// A child process with the memory as it was at the fork.
+/// A child process with the memory as of the fork.
 struct ForkedSnapshot {
     told: OwnedMapping,
     child: ForkedChild,
 }
 
 impl ForkedSnapshot {
-    /// Forks a child that reads all memory on a message, and ends on another, with 1 if it found
-    /// something new.
+    /// Forks a child that reads all memory on a message, and ends on another message. Its exit
+    /// status is 1 if it found a changed byte.
     fn fork_from(memory: &mut AlignedRegion, page: usize) -> io::Result<ForkedSnapshot> {
         let told = OwnedMapping::map(&MapRequest { length: page, shared: true, ..MapRequest::default() })?;
         let wait = |what| {
@@ -118,7 +118,7 @@ impl ForkedSnapshot {
         self.told.write(READ, 1);
     }
 
-    /// Ends the child. Returns 1 if it has found a new byte, else 0.
+    /// Ends the child. Returns 1 if the child found a changed byte, else 0.
     fn end(self) -> Result<f64, LabError> {
         self.told.write(READ, 1);
         self.told.write(END, 1);
@@ -126,7 +126,7 @@ impl ForkedSnapshot {
     }
 }
 
-/// Writes a byte to each of some pages. Returns the nanoseconds for one page.
+/// Writes a byte to each page of `pages`. Returns the nanoseconds per page.
 fn write(memory: &mut AlignedRegion, pages: &[usize], byte: u8) -> f64 {
     let bytes = memory.bytes();
     let begin = Instant::now();
@@ -135,22 +135,22 @@ fn write(memory: &mut AlignedRegion, pages: &[usize], byte: u8) -> f64 {
     nanos(begin) / count(pages.len() as u64)
 }
 
-/// The pages that a busy server writes to, one after the other: four in five writes go to a fifth
-/// of the pages.
+/// Sequence of the pages that a busy server writes: four in five writes go to a fifth of the pages.
 fn requests(length: usize, page: usize) -> Vec<usize> {
     let mut random = fastrand::Rng::with_seed(2);
     let pages = length / page;
     let mut request = || {
         let favorite = random.u8(..5) > 0;
         let place = random.usize(..if favorite { pages.div_ceil(5) } else { pages });
-        // This spreads the favorites over the memory: a step that is coprime to the number of pages
-        // visits all pages.
+        // The multiplication distributes the frequently written pages over the memory: a factor
+        // that is coprime to the number of pages reaches all pages.
         place * 7919 % pages * page
     };
     (0..pages).map(|_| request()).collect()
 }
 
-/// Serves requests one by one. Returns the mean nanoseconds of a request, and the time of each.
+/// Serves requests one by one. Returns the mean nanoseconds per request, and a histogram of the
+/// times.
 fn serve(memory: &mut AlignedRegion, requests: &[usize], byte: u8) -> (f64, TimeHistogram) {
     let mut times = TimeHistogram::ready();
     let bytes = memory.bytes();
@@ -247,7 +247,8 @@ fn pages_written_after_a_fork(bench: &mut Bench, mut memory: AlignedRegion) -> R
     snapshot.end()
 }
 
-/// Serves requests without a snapshot, and then while one is read. Returns 1 if it changed, else 0.
+/// Serves requests without a snapshot, and then while a snapshot is read. Returns 1 if the snapshot
+/// changed, else 0.
 fn requests_during_a_snapshot(bench: &mut Bench, mut memory: AlignedRegion) -> Result<f64, LabError> {
     let requests = requests(memory.bytes().len(), bench.page());
     let (quiet, _) = serve(&mut memory, &requests, OLD);

@@ -1,4 +1,4 @@
-//! Cost of the first write to memory in time-critical code, and methods to avoid it.
+//! Cost of the first write to memory in time-critical code, and methods to avoid this cost.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -40,7 +40,8 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     needs: &[],
     parameters: &[ParameterAbout {
         name: "mib",
-        // glibc maps a block separately if it is larger than 32 MiB, whatever was freed before.
+        // glibc maps a block separately if it is larger than 32 MiB, regardless of blocks that were
+        // freed before.
         meaning: "memory that the path touches first, in MiB; more than 32",
         values: [40, 64, 512],
     }],
@@ -71,10 +72,10 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(2 * parameters.get("mib")),
 };
 
-/// Conditions that reserve memory and do not populate it.
+/// Conditions that reserve memory but do not populate it.
 const PROMISES: &[&str] = &["malloc", "Vec::with_capacity", "vec![0; n]", "malloc, freed before"];
 
-/// Conditions that populate memory before the path.
+/// Conditions that populate memory before the time-critical path.
 const REMEDIES: &[&str] = &[
     "vec![1; n]",
     "calloc and touch",
@@ -85,10 +86,10 @@ const REMEDIES: &[&str] = &[
     "mallopt, freed before",
 ];
 
-/// Conditions of which a curve is drawn: the others are similar to one of them.
+/// Conditions whose curves are plotted; each other condition is similar to one of these.
 const DRAWN: &[&str] = &["malloc", "vec![1; n]", "MADV_POPULATE_WRITE", "pool", "mallopt, freed before", "huge pages"];
 
-/// Memory from one of the sources; the path fills it page after page.
+/// Memory of a condition, which the time-critical path fills page by page.
 enum FilledMemory {
     Heap(HeapBlock),
     Mapped(OwnedMapping),
@@ -99,7 +100,8 @@ enum FilledMemory {
     Pool(Stack<Os>),
 }
 
-/// Gets memory as a condition requires, with all of its work before the path.
+/// Allocates memory as a condition requires, including all work that the condition does before the
+/// time-critical path.
 fn get(arm: &str, length: usize, page: usize) -> Result<FilledMemory, LabError> {
     let malloc = || HeapBlock::malloc(length).while_("malloc");
     let map = |populate| {
@@ -128,7 +130,7 @@ fn get(arm: &str, length: usize, page: usize) -> Result<FilledMemory, LabError> 
             FilledMemory::Mapped(map(false)?)
         }
         "pool" => {
-            // A stack keeps the memory of frames that were popped.
+            // The stack keeps the memory of frames that were popped.
             let mut stack = Stack::unguarded(Os);
             stack.scope(|scope| scope.alloc_slice_with(length, |_| 1_u8).len());
             FilledMemory::Pool(stack)
@@ -152,7 +154,7 @@ fn get(arm: &str, length: usize, page: usize) -> Result<FilledMemory, LabError> 
     })
 }
 
-/// The path: fills all of it, page after page, and notes how long each page took.
+/// Runs the time-critical path: fills all memory page by page, and records the time of each page.
 fn fill(memory: &mut FilledMemory, length: usize, page: usize, times: &mut TimeHistogram) {
     let mut each = |fill: &mut dyn FnMut(usize)| {
         for at in (0..length).step_by(page) {
@@ -259,14 +261,15 @@ mod tests {
 
     #[test]
     fn memory_is_filled_page_by_page_however_it_was_got() {
-        // Locking and tuning would last for all tests of this process.
+        // Locking and tuning would affect all tests of this process.
         let of_all_tests = ["mlockall", "mallopt, freed before"];
         let page = 4096;
         for arm in ABOUT.arms.iter().filter(|arm| !of_all_tests.contains(arm)) {
             let mut memory = get(arm, 10 * page, page).unwrap();
             let mut times = TimeHistogram::ready();
             fill(&mut memory, 10 * page, page, &mut times);
-            // Times of one page in 1 and of one in 10; nine pages would have only the first.
+            // The tail has the times of one page in 1 and of one page in 10; with nine pages it
+            // would have only the first time.
             assert_eq!(times.tail().len(), 2, "{arm}");
         }
     }

@@ -1,5 +1,5 @@
 //! The life of a mapping, for each kind of memory: reserved, read, written, shared with a child by
-//! fork, dropped. The usual columns are recorded after each step.
+//! fork, dropped. VIRT, RES, SHR and DATA are recorded after each step.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ enum TouchStage {
     Dropped,
 }
 
-/// A mapping, and `statm` of the process before it.
+/// A mapping, and the `statm` of the process before the mapping.
 struct Life<'b> {
     bench: &'b mut Bench,
     mapping: OwnedMapping,
@@ -104,7 +104,7 @@ impl Life<'_> {
         self.bench.memory_at(self.mapping.start(), SmapsCounter::Pss)
     }
 
-    /// Ends a stage: notes its columns as points of curves.
+    /// Ends a stage: records its columns as points of curves.
     fn stage(&mut self, stage: TouchStage) -> Result<[f64; 4], LabError> {
         let columns = self.columns()?;
         let pss = self.pss()?;
@@ -211,19 +211,19 @@ impl RunExperiment for FirstTouch {
             true => Some(files::allocated(bench.folder(), length)?),
             false => None,
         };
-        // Each CPU keeps a part of the count that statm shows.
+        // Each CPU keeps a part of the counts that statm shows, so the thread stays on one CPU.
         let _pinned = PinnedThread::here()?;
         let shared = arm.starts_with("shared");
         let wanted = MapRequest { length, shared, file: file.as_ref(), ..MapRequest::default() };
-        // Reading the columns makes pages of this program resident, too. This first reading keeps
-        // them out of the results.
+        // The first reading of the columns makes further pages of this program resident; it is done
+        // before the measurement.
         let other = OwnedMapping::map(&wanted).while_("cannot map memory")?;
         bench.memory_at(other.start(), SmapsCounter::Pss)?;
         bench.columns()?;
         drop(other);
         let before = bench.columns()?;
         let mapping = OwnedMapping::map(&wanted).while_("cannot map memory")?;
-        // Base pages, so that a touch is a page.
+        // With base pages, each touch faults exactly one page.
         mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
         let mut life = Life { bench, mapping, page, before };
         life.reserve()?;

@@ -50,7 +50,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |_| Bytes::mib(8),
 };
 
-/// Sizes of messages: multiples of a word.
+/// Sizes of messages in bytes, all multiples of a word.
 const SIZES: [usize; 6] = [8, 64, 512, 4 << 10, 32 << 10, LARGEST];
 const LARGEST: usize = 256 << 10;
 
@@ -114,13 +114,13 @@ impl RunExperiment for Ipc {
     }
 }
 
-/// Ratio of the last value to the first.
+/// Ratio of the last value of a curve to its first value.
 fn growth(curve: &[(f64, f64)]) -> Option<(bool, pagewise_model::report::Label)> {
     let times = curve.last()?.1 / curve.first()?.1;
     Some((times > 10.0, format!("{times:.0} ×").into()))
 }
 
-/// Asks for messages of each size: one at a time, then many at once.
+/// Requests messages of each size: first one at a time, then many at once.
 fn talk(end: &mut dyn ChannelEnd, rounds: u64, bytes: u64, bench: &mut Bench) -> io::Result<()> {
     let mut buffer = vec![0; LARGEST];
     ask(end, 1, &mut buffer)?;
@@ -144,7 +144,7 @@ fn talk(end: &mut dyn ChannelEnd, rounds: u64, bytes: u64, bench: &mut Bench) ->
 /// Number of measurements in one run.
 const TRIES: u64 = 15;
 
-/// The median time: in some tries another program has one of the CPUs.
+/// Median time of the tries; in some tries another program occupies one of the CPUs.
 fn typical(mut one: impl FnMut() -> io::Result<()>) -> io::Result<f64> {
     let mut timed = || {
         let begin = Instant::now();
@@ -155,14 +155,15 @@ fn typical(mut one: impl FnMut() -> io::Result<()>) -> io::Result<f64> {
     Ok(times[times.len() / 2])
 }
 
-/// Sends a question, a word with the number and the size of messages, and receives these.
+/// Sends a request, which is a word with the number and the size of messages, and receives the
+/// messages.
 fn ask(end: &mut dyn ChannelEnd, messages: u64, buffer: &mut [u8]) -> io::Result<()> {
     let question = messages << 32 | buffer.len() as u64;
     end.send(&question.to_ne_bytes())?;
     (0..messages).try_for_each(|_| end.receive(buffer))
 }
 
-/// The other process: answers until it is killed.
+/// Runs in the other process: answers requests until the process is killed.
 fn answer(mut end: Box<dyn ChannelEnd + Send>, message: &[u8]) -> io::Result<()> {
     let _pinned = PinnedThread::to(1);
     loop {
@@ -178,11 +179,11 @@ fn answer(mut end: Box<dyn ChannelEnd + Send>, message: &[u8]) -> io::Result<()>
 trait ChannelEnd {
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
     fn receive(&mut self, message: &mut [u8]) -> io::Result<()>;
-    /// Sets the process at the other end.
+    /// Sets the PID of the process at the other end.
     fn other_is(&mut self, _process: u32) {}
 }
 
-/// Our end, and that of the other process.
+/// The end of this process, and the end of the other process.
 type ChannelEnds = (Box<dyn ChannelEnd + Send>, Box<dyn ChannelEnd + Send>);
 
 fn ends(arm: &str, message: &[u8]) -> io::Result<ChannelEnds> {
@@ -223,7 +224,7 @@ impl<R: Read, W: Write> ChannelEnd for KernelStream<R, W> {
     }
 }
 
-/// A ring each way.
+/// Two rings, one for each direction.
 struct Rings {
     to: WordRing,
     from: WordRing,
@@ -268,7 +269,7 @@ impl ChannelEnd for RemoteReader {
     }
 }
 
-/// Sender that offers a message in its own memory, and waits until it was read.
+/// Sender that offers a message in its own memory, and waits until the message was read.
 struct Offerer {
     questions: WordRing,
     answers: WordRing,
@@ -287,7 +288,7 @@ impl ChannelEnd for Offerer {
     }
 }
 
-/// A ring of words in shared memory, one way:
+/// A ring of words in shared memory, for one direction:
 ///
 /// ```text
 /// word   0            16             32                32 + LENGTH
@@ -302,18 +303,18 @@ struct WordRing(Arc<OwnedMapping>);
 const SENT: usize = 0;
 const TAKEN: usize = 16;
 const WORDS: usize = 32;
-/// 64 KiB, as a pipe has by default.
+/// Number of words in a ring: 64 KiB, the default size of a pipe.
 const LENGTH: usize = 8192;
 /// Number of bytes after which the other side is notified, so that both copy at the same time.
 const PART: usize = 4 << 10;
 const WORD: usize = size_of::<u64>();
 
-/// A ring each way.
+/// Creates two rings, one for each direction.
 fn rings(kind: &str) -> io::Result<[WordRing; 2]> {
     Ok([WordRing(Arc::new(shared(kind)?)), WordRing(Arc::new(shared(kind)?))])
 }
 
-/// Memory that is shared with a child of a later fork.
+/// Maps memory that is shared with a child of a later fork.
 fn shared(kind: &str) -> io::Result<OwnedMapping> {
     let page = usize::try_from(pagewise_sys::system::page_size()).unwrap_or(usize::MAX);
     let length = ((WORDS + LENGTH) * WORD).next_multiple_of(page);

@@ -1,5 +1,5 @@
-//! Pages with the same bytes, offered to the kernel for merging: the kernel keeps one of them for
-//! all processes, and copies it for a process that writes.
+//! Pages with the same bytes, offered to the kernel for merging: the kernel keeps one page for all
+//! processes, and copies this page for a process that writes.
 
 use std::fs;
 use std::path::Path;
@@ -53,8 +53,9 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(parameters.get("mib")),
 };
 
-/// Rounds of the scan until all equal pages are merged: the first stores checksums, the second
-/// merges pages whose checksum is unchanged. One round may be under way at the beginning.
+/// Number of rounds of the scan until all equal pages are merged: the first round stores checksums,
+/// the second round merges pages whose checksum is unchanged. Another round may already be running
+/// at the start.
 const ROUNDS: u64 = 4;
 
 /// Time limit of the scan: a round takes longer if there is more memory to read.
@@ -68,7 +69,7 @@ impl RunExperiment for KsmExperiment {
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let (length, page) = (bench.size("mib") << 20, bench.page());
         let mapping = OwnedMapping::map(&MapRequest { length, ..MapRequest::default() }).while_("cannot map memory")?;
-        // A huge page would have to be split first.
+        // The kernel would have to split a huge page before merging.
         mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
         fill(&mapping, page, arm == "all different");
         let begin = Instant::now();
@@ -117,7 +118,7 @@ impl RunExperiment for KsmExperiment {
     }
 }
 
-/// Writes each page: its number, or the same in each.
+/// Writes each page: its index if `different`, else the same value.
 fn fill(mapping: &OwnedMapping, page: usize, different: bool) {
     for (number, at) in (0..mapping.len()).step_by(page).enumerate() {
         let number = if different { number + 1 } else { 1 };
@@ -127,7 +128,7 @@ fn fill(mapping: &OwnedMapping, page: usize, different: bool) {
     }
 }
 
-/// Lets `ksmd` scan as fast as it can for some rounds.
+/// Makes `ksmd` scan at full speed for some rounds.
 fn merge(bench: &Bench) -> Result<(), LabError> {
     for (setting, value) in [("sleep_millisecs", "1"), ("pages_to_scan", "5000"), ("run", "1")] {
         bench.journal().set(&Path::new(SETTINGS).join(setting), value)?;
@@ -150,7 +151,7 @@ fn rounds() -> Result<u64, LabError> {
     text.trim().parse().map_err(|_| LabError::Failed("full_scans is no number".to_owned()))
 }
 
-/// Pages of this process that are merged.
+/// Number of merged pages of this process.
 fn merged() -> Result<u64, LabError> {
     let text = ProcRoot::live().read(Pid(std::process::id()), "ksm_stat");
     let text = text.map_err(|error| LabError::Failed(error.to_string()))?;

@@ -74,12 +74,12 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     arms: &["4 KiB pages", "huge pages"],
     runs: [5, 5, 5],
     timed: true,
-    // The memory, the order in which it is chased, and the page cache of the file.
+    // Bytes for the memory, for the sequence of the chase, and for the page cache of the file.
     memory: |parameters| Bytes::mib(parameters.get("mib") * 9 / 8 + parameters.get("disk") + 8),
 };
 
-/// Steps that are timed together, and how often: the fastest counts, since nothing makes memory
-/// faster than it is.
+/// Number of steps that are timed together, and number of repetitions, of which the fastest is
+/// recorded: noise only makes memory slower.
 const STEPS: usize = 20_000;
 const TRIES: usize = 5;
 
@@ -87,17 +87,17 @@ const TRIES: usize = 5;
 /// core, even of another virtual machine, occupies a part of the first level while it runs.
 const PASSES: usize = 8;
 
-/// A level ends where the latency grows by this factor.
+/// Factor of the latency that marks the end of a level.
 const END: f64 = 1.5;
 
-/// The least memory that is chased through.
+/// Smallest amount of memory for a chase, in bytes.
 const SMALLEST: usize = 4 << 10;
 
-/// Number of lines of the chase with a line in each page, and of that with adjacent lines. The
-/// lines fit the second level; their pages do not fit the first-level TLB.
+/// Number of lines of two chases: with one line in each page, and with adjacent lines. The lines
+/// fit the second level; their pages do not fit the first-level TLB.
 const LINES: usize = 8192;
 
-/// Nanoseconds for one step of some work, in the fastest try.
+/// Nanoseconds per step of some work, in the fastest try.
 fn fastest(steps: usize, mut work: impl FnMut(usize)) -> f64 {
     let mut once = || {
         let begin = Instant::now();
@@ -107,8 +107,8 @@ fn fastest(steps: usize, mut work: impl FnMut(usize)) -> f64 {
     (0..TRIES).map(|_| once()).fold(f64::INFINITY, f64::min)
 }
 
-/// Nanoseconds of a cycle: a rotation and an addition, each of which depends on the one before, and
-/// which the compiler cannot merge.
+/// Nanoseconds per CPU cycle: each rotation and addition depends on the previous one, and the
+/// compiler cannot merge them.
 fn cycle() -> f64 {
     const CYCLES: f64 = 2.0;
     let chain = |steps| {
@@ -121,7 +121,7 @@ fn cycle() -> f64 {
     fastest(STEPS, chain) / CYCLES
 }
 
-/// Nanoseconds for a step of a chase through these places, after one round or `FAR` steps.
+/// Nanoseconds per step of a chase through `places`, after one round or `FAR` steps.
 fn step(region: &mut AlignedRegion, places: &[usize]) -> f64 {
     const FAR: usize = 200_000;
     let Some(mut chase) = RingChase::link(region, places) else { return 0.0 };
@@ -129,7 +129,8 @@ fn step(region: &mut AlignedRegion, places: &[usize]) -> f64 {
     fastest(STEPS, |steps| chase.walk(steps))
 }
 
-/// As [`step`], for several interleaved chases, the fastest of some passes.
+/// Nanoseconds per step, as [`step`], for several interleaved chases: the fastest of some passes
+/// for each chase.
 fn steps_by_turns(region: &mut AlignedRegion, chases: &[Vec<usize>]) -> Vec<f64> {
     let mut fastest = vec![f64::INFINITY; chases.len()];
     for _ in 0..PASSES {
@@ -146,7 +147,8 @@ fn reach(curve: &[(usize, f64)], latency: f64) -> f64 {
     within.last().map_or(0.0, |point| count(point.0 as u64))
 }
 
-/// Numbers from one to another, half a power of two apart.
+/// Numbers from `least` to `most`, each larger than the previous by a factor of the square root of
+/// 2.
 fn half_powers(least: usize, most: usize) -> impl Iterator<Item = usize> {
     let powers = std::iter::successors(Some(least), |n| n.checked_mul(2));
     powers.flat_map(|n| [n, n + n / 2]).take_while(move |n| *n <= most)
@@ -168,7 +170,7 @@ impl Ladder<'_> {
         step(&mut self.region, &places)
     }
 
-    /// Chases through more and more memory.
+    /// Chases through increasing amounts of memory.
     fn climb(&mut self, levels: &[DataCache]) {
         let most = self.region.bytes().len();
         let mut curve: Vec<(usize, f64)> = Vec::new();
@@ -198,12 +200,12 @@ impl Ladder<'_> {
         }
     }
 
-    /// Chases through one line in each of more and more pages: the reach of the TLB ends before
-    /// that of the caches.
+    /// Chases through one line in each of an increasing number of pages: the reach of the TLB ends
+    /// before the reach of the caches.
     fn pages(&mut self) {
         let page = self.bench.page();
         let spread = |pages: usize, line: usize, random: &mut fastrand::Rng| {
-            // Another line in each page, or all would lie in one set of the cache.
+            // Each page uses another line, because equal offsets would be in one set of the cache.
             let place = |n: usize| n * page + n * line % page;
             let mut places: Vec<usize> = (0..pages).map(place).collect();
             random.shuffle(&mut places);
@@ -231,7 +233,7 @@ impl Ladder<'_> {
         let Some(ways) = first.ways.filter(|ways| (2..=32).contains(ways)) else {
             return;
         };
-        // Lines that lie this far apart are of one set.
+        // Lines at this distance are in the same set.
         let span = in_memory(first.size) / ways;
         let lines = |ladder: &mut Self, lines: usize| {
             let set = ladder.random.usize(..span / ladder.line) * ladder.line;
@@ -254,8 +256,8 @@ impl Ladder<'_> {
 
     /// Sequences of lines of one set, and how long an access of each takes.
     fn sequences(&mut self, ways: usize, span: usize) -> (Vec<Vec<usize>>, Vec<f64>) {
-        // A line has this number of places, one for each visit, so that the chase can go on to
-        // another line each time.
+        // A line has this number of positions, one for each visit, so that each visit can lead to
+        // another line.
         let visits = self.line / RingChase::PLACE;
         let sequence = |ladder: &mut Self, n: usize| {
             let lines = ways + 1 + n % ways.div_ceil(2);
@@ -278,8 +280,8 @@ impl Ladder<'_> {
     }
 }
 
-/// Amount of memory that only one level holds: half of the first two; for the last, which other
-/// processes and other machines of the same host share, twice the level before it.
+/// Amount of memory that fits only one level: half of the first two levels; for the last level,
+/// which other processes and virtual machines share, twice the previous level.
 fn within(levels: &[DataCache], level: u8) -> Option<usize> {
     let size = |of: u8| levels.iter().find(|cache| cache.level == of).map(|cache| in_memory(cache.size));
     match level {
@@ -292,7 +294,7 @@ fn in_memory(bytes: Bytes) -> usize {
     usize::try_from(bytes.0).unwrap_or(usize::MAX)
 }
 
-/// Reads pages of a file in random order, without the page cache. Returns the median of the
+/// Reads pages of a file in random order, without the page cache. Returns the median time in
 /// nanoseconds.
 fn disk(folder: &Path, length: usize, reads: u64, page: usize) -> io::Result<f64> {
     let path = folder.join("ladder");
@@ -303,7 +305,7 @@ fn disk(folder: &Path, length: usize, reads: u64, page: usize) -> io::Result<f64
     }
     file.sync_all()?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path)?;
-    // O_DIRECT reads to memory that is aligned as the disk wants it.
+    // O_DIRECT requires a buffer that is aligned to the blocks of the disk.
     let mut buffer = AlignedRegion::map(page, page)?;
     let mut random = fastrand::Rng::with_seed(3);
     let mut read = |_| {
@@ -355,7 +357,8 @@ impl RunExperiment for LatencyLadder {
         const NO_DISK: &str = "an SSD, and a disk that the host of a virtual machine has in its memory, answer within tens of \
             microseconds; a file system in memory is no disk: --disk names another folder";
         let arm = "4 KiB pages";
-        // The value of the kernel is the expected one; a virtual machine may have none.
+        // The value that the kernel reports is the expected value; a virtual machine may report
+        // none.
         let as_said = |asked: OpenClaim, said, tolerance, quantity| match results.median(said, arm) {
             Some(said) => asked.near(said, tolerance, results.value(quantity, arm)).because(VIRTUAL),
             None => asked.holds("size according to the kernel", None).because(VIRTUAL),
@@ -428,8 +431,8 @@ fn note_what_is_said(levels: &[DataCache], bench: &mut Bench) {
     }
 }
 
-/// Factor by which the unexplained part of the second-best policy must exceed that of the best, or
-/// the result is undecided.
+/// Minimum ratio of the unexplained part of the second-best policy to that of the best policy; with
+/// a smaller ratio the result is undecided.
 const MARGIN: f64 = 1.5;
 
 /// Replacement in a full set of the first level.

@@ -26,8 +26,7 @@ use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, Exp
 /// See [`ABOUT`].
 pub(super) struct MemAccessExperiment;
 
-/// Every kind of memory, walked in both orders. The memory of `private` and `shared` is that of a
-/// file.
+/// Every kind of memory, walked in both orders. The conditions `private` and `shared` map a file.
 macro_rules! in_both_orders {
     ($($kind:literal)*) => { &[$(concat!($kind, ", random"), concat!($kind, ", sequential"),)*] };
 }
@@ -89,18 +88,18 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(2 * parameters.get("mib")),
 };
 
-/// A cache line of most CPUs, and of the source's.
+/// Number of bytes of a cache line of most CPUs, and of the CPU of the source.
 const LINE: usize = 64;
-/// Lines of a window: 32 KiB.
+/// Number of lines of a window of 32 KiB.
 const WINDOW: usize = 512;
 /// Number of walks of a window.
 const PASSES: usize = 16;
-/// One in this number of accesses writes.
+/// Number of accesses for each write.
 const WRITES: usize = 8;
 /// Number of windows in the original measurement.
 const SOURCE_ROUNDS: f64 = 1_048_576.0;
 
-/// Walks windows of `lines`: anywhere, or one after the other.
+/// Walks windows of `lines` lines: at random positions, or one after the other.
 #[inline(always)]
 fn walk(rounds: u64, lines: usize, random: bool, read: impl Fn(usize) -> u8, write: impl Fn(usize)) {
     let mut chance = fastrand::Rng::with_seed(1);
@@ -199,7 +198,7 @@ impl RunExperiment for MemAccessExperiment {
         if arm.starts_with("simulated") {
             return simulate(bench, arm.ends_with("random"));
         }
-        // The source had base pages, as its counts show.
+        // The source used base pages, as its counts of page faults show.
         thp::allow(thp::AllowedHugePages::None).while_("PR_SET_THP_DISABLE")?;
         let (length, rounds) = (bench.size("mib") << 20, bench.parameter("rounds"));
         let file = match arm.starts_with("private") || arm.starts_with("shared") {

@@ -1,4 +1,4 @@
-//! The experiments: a file each, and a line in the table.
+//! The experiments: one file each, and one line in the table.
 
 use pagewise_model::lab::{ExperimentClaim, Plot};
 
@@ -55,7 +55,7 @@ pub trait RunExperiment: Sync {
         None
     }
 
-    /// Runs one condition once, in a process of its own, and notes what it measures. Experiments
+    /// Runs one condition once, in a separate process, and records the measured values. Experiments
     /// with a virtual machine are run inside that machine.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl std::fmt::Debug for dyn RunExperiment {
     }
 }
 
-/// The experiment of that name.
+/// Finds an experiment by its name.
 ///
 /// # Errors
 /// [`LabError::NoSuchExperiment`]

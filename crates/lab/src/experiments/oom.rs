@@ -50,12 +50,13 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(parameters.get("mib")),
 };
 
-/// The processes, and how much of the memory each has.
+/// Names of the processes, and the share of the memory limit that each process uses.
 pub(super) const PROCESSES: [(&str, f64); 3] = [("large", 0.5), ("medium", 0.3), ("small", 0.1)];
-/// Share that the small process allocates: together more than available.
+/// Share of the memory limit that the small process allocates in addition: the sum of all shares
+/// exceeds 1.
 const ASKED: f64 = 0.2;
 
-/// A process that is not killed within this time survives.
+/// Time after which a process that was not killed counts as surviving.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl RunExperiment for Oom {
@@ -138,8 +139,8 @@ pub(super) struct OomProcess {
     go: PipeWriter,
 }
 
-/// Starts one of the processes. On the first message it allocates its memory; on the second, it
-/// asks for more.
+/// Starts one of the processes. On the first message it allocates its memory; on the second message
+/// it allocates more.
 pub(super) fn start(at: usize, limit: Bytes, adjusted: i64, page: usize) -> Result<OomProcess, LabError> {
     let (ready, done) = std::io::pipe().while_("cannot make a pipe")?;
     let (told, go) = std::io::pipe().while_("cannot make a pipe")?;
@@ -171,7 +172,7 @@ fn part(whole: Bytes, share: f64) -> usize {
     (count(whole.0) * share) as usize
 }
 
-/// A process that waits for a message must not outlive its parent.
+/// Kills the process, which must not wait for a message after the end of its parent.
 impl Drop for OomProcess {
     fn drop(&mut self) {
         self.child.kill();
@@ -187,7 +188,7 @@ impl OomProcess {
         self.go.write_all(&[0]).while_("cannot continue a process")
     }
 
-    /// Sends a message, and waits until the process has its memory.
+    /// Sends a message, and waits until the process has touched its memory.
     pub(super) fn go_on(&mut self) -> Result<(), LabError> {
         self.tell()?;
         self.ready.read_exact(&mut [0]).while_("a process did not get its memory")
@@ -222,7 +223,7 @@ pub(super) fn first_to_die(processes: &[OomProcess]) -> Option<usize> {
     None
 }
 
-/// True if nothing is left of a process but its exit status: no memory.
+/// True if a process has no memory any more, only its exit status.
 fn is_dead(pid: u32) -> bool {
     let path = Path::new("/proc").join(pid.to_string()).join("statm");
     fs::read_to_string(path).map_or(true, |text| text.starts_with("0 "))

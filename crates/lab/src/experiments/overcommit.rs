@@ -43,11 +43,12 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     arms: &["mode 0", "mode 1", "mode 2"],
     runs: [3, 5, 5],
     timed: false,
-    // Nothing is touched.
+    // The experiment touches no mapping.
     memory: |_| Bytes::mib(1),
 };
 
-/// A mapping of this multiple of the memory of the machine is limited by its addresses only.
+/// Size of a mapping, in multiples of the machine's memory, that is limited only by the address
+/// space.
 const NO_LIMIT: f64 = 16.0;
 
 impl RunExperiment for Overcommit {
@@ -109,21 +110,21 @@ impl RunExperiment for Overcommit {
     }
 }
 
-/// Path of a setting of overcommit.
+/// Path of an overcommit setting.
 fn setting(name: &str) -> PathBuf {
     Path::new("/proc/sys/vm").join(format!("overcommit_{name}"))
 }
 
-/// A line of `/proc/meminfo`, in bytes.
+/// Value of a line of `/proc/meminfo`, in bytes.
 fn memory(line: &str) -> Result<u64, LabError> {
     let text = fs::read("/proc/meminfo").while_("cannot read /proc/meminfo")?;
     let value = meminfo::parse(&text, line).map_err(|why| LabError::Failed(why.to_string()))?;
     Ok(value.0)
 }
 
-/// Raises the limit of mode 2 if it leaves too little to other programs. The limit is a share of
-/// memory or a size. A write to one sets the other to 0, so only the one in force is written and
-/// restored.
+/// Raises the limit of mode 2 if it leaves too little memory to other programs. The limit is set as
+/// a share of memory or as a size. A write to one setting sets the other setting to 0, so only the
+/// active setting is written and restored.
 fn leave_room(bench: &Bench, room: Bytes) -> Result<(), LabError> {
     let needed = memory("Committed_AS")? + room.0;
     if memory("CommitLimit")? >= needed {
@@ -136,8 +137,8 @@ fn leave_room(bench: &Bench, room: Bytes) -> Result<(), LabError> {
     bench.journal().set(&setting("ratio"), &percent.to_string())
 }
 
-/// The largest mapping that succeeds, to the page. Each is unmapped at once, since in mode 2 it
-/// reduces the limit of other programs.
+/// Size of the largest mapping that succeeds, exact to the page. Each mapping is unmapped at once,
+/// since in mode 2 it reduces the limit of other programs.
 fn largest(page: usize, no_reserve: bool) -> u64 {
     let (mut granted, mut refused) = (0, (1 << 47) / page);
     while refused - granted > 1 {
@@ -150,7 +151,7 @@ fn largest(page: usize, no_reserve: bool) -> u64 {
     (granted * page) as u64
 }
 
-/// Number of mappings of this size that succeed, of two.
+/// Tries two mappings of a size. Returns the number of mappings that succeeded.
 fn granted_of_two(length: u64, page: usize) -> u64 {
     let length = usize::try_from(length).unwrap_or(usize::MAX) / page * page;
     let both = [map(length, false), map(length, false)];

@@ -54,7 +54,8 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Live memory, for any number of blocks, and the memory that the C library may keep in addition.
+/// Number of bytes of live blocks of every size, and of the memory that the C library may keep in
+/// addition.
 const ALIVE: usize = 64 * MIB;
 const KEPT: usize = 32 * MIB;
 
@@ -66,7 +67,7 @@ const SIZES: &[(usize, Option<[&str; 2]>)] = &[
     (256 * KIB, None),
     (MIB, Some(["1MiB", "faults1MiB"])),
     (4 * MIB, None),
-    // More than glibc ever keeps: DEFAULT_MMAP_THRESHOLD_MAX is 32 MiB.
+    // Larger than any block that glibc keeps: DEFAULT_MMAP_THRESHOLD_MAX is 32 MiB.
     (40 * MIB, Some(["40MiB", "faults40MiB"])),
 ];
 
@@ -88,7 +89,8 @@ fn allocate_block(how: &str, length: usize) -> io::Result<ZeroBlock> {
     })
 }
 
-/// Allocates blocks and touches each page of them; frees the oldest above the limit of live blocks.
+/// Allocates blocks and touches each page of each block; frees the oldest block if more than `live`
+/// blocks are live.
 fn churn(how: &str, length: usize, blocks: usize, live: usize, page: usize) -> io::Result<()> {
     let mut alive = VecDeque::with_capacity(live);
     for _ in 0..blocks {

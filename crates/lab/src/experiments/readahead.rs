@@ -59,10 +59,10 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(parameters.get("mib")),
 };
 
-/// Less than any disk's readahead, which is 128 KiB mostly.
+/// Number of bytes that is less than the readahead of most disks, which is 128 KiB.
 const PIECE: usize = 64 << 10;
 
-/// Gives a hint on all of a mapping.
+/// Gives a hint on a whole mapping.
 fn hint(mapping: &OwnedMapping, hint: &str) -> std::io::Result<()> {
     let all = 0..mapping.len();
     match hint {

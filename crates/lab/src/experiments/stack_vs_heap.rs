@@ -52,7 +52,8 @@ fn on_the_stack(ints: usize) {
     if let Some(rest) = ints.checked_sub(LEVEL) {
         on_the_stack(rest);
     }
-    // Not a tail call: the frame lives until the calls below it are done.
+    // This use of the frame after the call prevents a tail call, so the frame lives until the
+    // nested calls return.
     black_box(&frame);
 }
 
@@ -64,7 +65,7 @@ impl RunExperiment for StackVsHeap {
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let ints = bench.size("ints");
         let call: fn(usize) = if arm == "stack" { on_the_stack } else { on_the_heap };
-        // A thread, since its stack can be as large as wanted.
+        // The calls run on a new thread, because the size of its stack can be chosen.
         let stack = ints * 4 + ints / 100 + (16 << 20);
         let (before, after, faults) = thread::scope(|scope| {
             let both = || {

@@ -1,5 +1,5 @@
 //! Blocks of memory are mapped and filled, with advice for huge pages and without: one page fault
-//! brings 512 pages, and one entry of the TLB reaches as far.
+//! maps 512 base pages, and one TLB entry covers them.
 
 use std::time::Instant;
 
@@ -20,10 +20,10 @@ use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbou
 /// See [`ABOUT`].
 pub(super) struct ThpAdvise;
 
-/// Size of one mapping.
+/// Number of bytes of one mapping.
 const BLOCK: usize = 4 << 20;
 
-/// The huge page of x86-64 and of arm64 with 4 KiB pages.
+/// Size in bytes of a huge page of x86-64, and of arm64 with base pages of 4 KiB.
 const HUGE: usize = 2 << 20;
 
 const BASE_PAGES: &str = "base pages";
@@ -58,7 +58,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes(parameters.get("blocks") * BLOCK as u64),
 };
 
-/// Maps a block, gives the advice on it, and fills it.
+/// Maps a block, gives advice on it, and fills it.
 fn block(advice: Advice) -> std::io::Result<OwnedMapping> {
     let mut block = OwnedMapping::map(&MapRequest { length: BLOCK, ..MapRequest::default() })?;
     block.advise(0..BLOCK, advice)?;

@@ -14,7 +14,7 @@ use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbou
 /// See [`ABOUT`].
 pub(super) struct ThpBloat;
 
-/// The huge page of x86-64 and of arm64 with 4 KiB pages.
+/// Size in bytes of a huge page of x86-64, and of arm64 with base pages of 4 KiB.
 const HUGE: usize = 2 << 20;
 
 static ABOUT: ExperimentAbout = ExperimentAbout {
@@ -47,7 +47,7 @@ impl RunExperiment for ThpBloat {
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let length = bench.size("mib") << 20;
-        // Room to begin at a huge page's boundary.
+        // The additional bytes let the range begin at a boundary of a huge page.
         let mapping = OwnedMapping::map(&MapRequest { length: length + HUGE, ..MapRequest::default() });
         let mapping = mapping.while_("cannot map memory")?;
         let advice = if arm == "huge pages" { Advice::HugePage } else { Advice::NoHugePage };

@@ -20,9 +20,9 @@
 
 #define MIB ((size_t)1 << 20)
 #define HUGE (2 * MIB)
-/* The order of a huge page of 512 base pages. */
+/* Binary logarithm of the 512 base pages of a huge page. */
 #define HUGE_ORDER 9
-/* Memory that stays unfragmented: pages for the kernel itself, and some huge ones. */
+/* Number of bytes that stay unfragmented: pages for the kernel, and some huge pages. */
 #define SPARED (48 * MIB)
 
 static const char *counters[] = {"thp_fault_alloc", "thp_fault_fallback", "compact_stall", "compact_success",

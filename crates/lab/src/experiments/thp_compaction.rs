@@ -16,7 +16,7 @@ use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbou
 /// See [`ABOUT`].
 pub(super) struct ThpCompaction;
 
-/// Program in the machine.
+/// C source of the program that runs in the virtual machine.
 const PROGRAM: &str = include_str!("thp_compaction.c");
 
 const FRESH: &str = "fresh";

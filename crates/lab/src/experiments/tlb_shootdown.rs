@@ -60,7 +60,7 @@ enum Sibling {
     Runs,
 }
 
-/// Unmaps a page that was just touched, or takes away write access to it for a moment.
+/// Unmaps a page that was just touched, or briefly removes its write permission.
 fn take_away(how: &str, page: usize, mapping: &OwnedMapping) -> std::io::Result<()> {
     match how {
         "mprotect" => {
@@ -175,7 +175,7 @@ fn take_often(
     Ok(())
 }
 
-/// Another thread of the process, on another CPU. It counts while it runs.
+/// Runs in another thread of the process, on another CPU. Counts in `beats` while it runs.
 fn be_a_sibling(sibling: Sibling, ready: &Barrier, done: &AtomicBool, beats: &AtomicU64) {
     let _pinned = PinnedThread::to(1);
     ready.wait();
@@ -187,7 +187,7 @@ fn be_a_sibling(sibling: Sibling, ready: &Barrier, done: &AtomicBool, beats: &At
     }
 }
 
-/// Interrupts for TLB shootdowns so far, on all CPUs.
+/// Number of TLB shootdown interrupts so far, on all CPUs.
 fn shootdowns() -> Option<u64> {
     interrupts::parse(&std::fs::read("/proc/interrupts").ok()?, "TLB")
 }

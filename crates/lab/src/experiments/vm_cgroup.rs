@@ -120,7 +120,8 @@ impl RunExperiment for VmCgroup {
         }
         let program = user(&cgroup, size, bench.page())?;
         if arm == LOW || arm == UNPROTECTED {
-            // The others want as much as is left, and the size of the program in addition.
+            // The other processes use the remaining memory, and the size of the program in
+            // addition.
             let others = make_cgroup("others")?;
             user(&others, available()? + size, bench.page())?;
         }
@@ -190,7 +191,7 @@ fn user(cgroup: &Path, size: Bytes, page: usize) -> Result<GuestProcess, LabErro
     GuestProcess::start(prepare, |_| thread::sleep(Duration::from_secs(1)))
 }
 
-/// The state of the cgroup when its program has used its memory, or has been killed.
+/// Records the state of the cgroup after its program has touched its memory or was killed.
 fn record(cgroup: &Path, program: &GuestProcess, bench: &mut Bench) -> Result<(), LabError> {
     let events = cgroup.join("memory.events");
     wait_until("the program uses its memory or is killed", || {

@@ -153,7 +153,7 @@ impl RunExperiment for VmCompete {
                 bench.usage().major_faults - before
             }
         };
-        // The kernel learns which pages are in use.
+        // During the first half of the touches, the kernel learns which pages are in use.
         work(touches / 2);
         let before = VmCounters::read()?;
         let stalled = stalled_us()?;
@@ -206,11 +206,11 @@ impl RunExperiment for VmCompete {
     }
 }
 
-/// Pages of the scan between two touches of a hot page.
+/// Number of scanned pages between two touches of a hot page.
 const SCANNED: usize = 4;
 
-/// Touches the first pages at random, and reads through the other memory in a loop meanwhile.
-/// Returns the major faults of the touches alone.
+/// Touches the first pages at random, and reads the other memory in a loop meanwhile. Returns the
+/// major faults of the random touches alone.
 pub(super) fn touch_beside_scan(
     memory: &CompeteMemory,
     scanned: &CompeteMemory,

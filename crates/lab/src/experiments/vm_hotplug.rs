@@ -89,7 +89,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
 
 /// Number of pipes whose buffers are pages of the kernel that cannot be moved.
 const PIPES: usize = 400;
-/// Capacity of a pipe.
+/// Capacity of a pipe in bytes.
 const PIPE: usize = 64 << 10;
 
 impl RunExperiment for VmHotplug {
@@ -212,7 +212,7 @@ fn take_offline(blocks: &[PathBuf]) -> bool {
     blocks.iter().all(|block| fs::write(block.join("state"), "offline").is_ok())
 }
 
-/// Memory of a program, which the kernel takes from the movable blocks first.
+/// Memory of a program, for which the kernel uses pages of movable blocks first.
 fn used(bench: &Bench) -> Result<OwnedMapping, LabError> {
     let length = bench.size("used") << 20;
     let wanted = MapRequest { length, ..MapRequest::default() };

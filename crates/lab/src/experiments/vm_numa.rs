@@ -87,7 +87,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| host_memory(Bytes::mib(parameters.get("mib"))),
 };
 
-/// Time that NUMA balancing gets to move the pages.
+/// Time limit for NUMA balancing to move the pages.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 impl RunExperiment for VmNuma {

@@ -81,7 +81,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| host_memory(Bytes::mib(parameters.get("mib"))),
 };
 
-/// Piece in which a program maps memory.
+/// Size of each mapping of a program.
 const PIECE: Bytes = Bytes::mib(4);
 
 impl RunExperiment for VmOom {

@@ -80,7 +80,7 @@ impl RunExperiment for VmPatch {
 
     fn guest(&self, arm: &str, parameters: &Parameters) -> Option<GuestSetup> {
         let memory = Bytes::mib(parameters.get("mib"));
-        // Without kernels the experiment is skipped; a path that does not exist is an error.
+        // Without kernels the experiment is skipped, but a path that does not exist is an error.
         let kernels = ComparedKernels::find();
         let kernel = kernels.map(|it| if arm == PATCHED { it.patched } else { it.plain });
         let kernel = Some(kernel.unwrap_or_else(|| PathBuf::from("/nonexistent")));

@@ -73,7 +73,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| host_memory(Bytes::mib(parameters.get("mib") * 2)),
 };
 
-/// Parts of a page of which one is random.
+/// Number of parts of a page; one part has random contents.
 const PARTS: usize = 4;
 /// The compressor of zram, and the modules that it needs.
 const MODULES: &[&str] = &["lzo", "lzo_rle", "zram"];
@@ -188,7 +188,7 @@ fn filled(length: usize, page: usize) -> Result<OwnedMapping, LabError> {
     Ok(mapping)
 }
 
-/// Size of the pages in zram, and the RAM that it uses for them.
+/// Uncompressed size of the pages in zram, and the RAM that zram uses for them.
 fn zram_sizes() -> Result<[f64; 2], LabError> {
     let text = std::fs::read_to_string(ZRAM_COUNTERS).while_("cannot read the counters of zram")?;
     let mut numbers = text.split_whitespace().filter_map(|word| word.parse().ok());

@@ -88,9 +88,9 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| host_memory(Bytes::mib(parameters.get("mib"))),
 };
 
-/// Memory that stays unused while memory is fragmented, for the kernel and this program.
+/// Amount of memory that stays unused while memory is fragmented, for the kernel and this program.
 const SPARED: Bytes = Bytes::mib(12);
-/// Memory that the kernel keeps free.
+/// Amount of memory that the kernel keeps free.
 const MIN_FREE: Bytes = Bytes::mib(1);
 /// Pages in a block that are released for pages of the kernel. The kernel fills one block after the
 /// other, so the holes that [`LEFT`] leaves are in few blocks.
@@ -99,10 +99,10 @@ const HOLES: usize = 128;
 const PIPE: usize = 16;
 /// Number of pipes that are filled before the free memory is read again.
 const BATCH: usize = 4;
-/// Free memory that pages of the kernel leave.
+/// Amount of free memory at which no further pages of the kernel are allocated.
 const LEFT: Bytes = Bytes::mib(8);
-/// Compactions of all memory. Each stops when the scanner of movable pages meets that of free
-/// pages, and so frees about half of the blocks that are left.
+/// Number of compactions of all memory. A compaction stops when the scanner of movable pages meets
+/// the scanner of free pages, so it frees about half of the remaining blocks.
 const COMPACTIONS: usize = 4;
 
 impl RunExperiment for VmThpAge {
@@ -135,7 +135,7 @@ impl RunExperiment for VmThpAge {
         let wanted = usize::try_from(free.0).unwrap_or(usize::MAX) / 100 * bench.size("wanted");
         let pieces = wanted / huge;
         let mapping = map(pieces * huge + huge)?;
-        // From the first boundary of a huge page on.
+        // The range begins at the first boundary of a huge page.
         let start = usize::try_from(mapping.start()).unwrap_or(0).wrapping_neg() % huge;
         let range = start..start + pieces * huge;
         mapping.advise(range.clone(), Advice::HugePage).while_("madvise")?;
@@ -187,7 +187,7 @@ impl RunExperiment for VmThpAge {
     }
 }
 
-/// Pages that keep memory in pieces.
+/// Pages that keep the free memory fragmented.
 struct Fragments {
     _memory: OwnedMapping,
     _pipes: Vec<(PipeReader, PipeWriter)>,

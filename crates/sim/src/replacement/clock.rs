@@ -1,10 +1,11 @@
-//! Clock, or second chance: the frames are the ring.
+//! Clock, or second chance: the frames form the ring.
 
 use super::{FrameNumber, Reclaim, at};
 
 #[derive(Debug)]
 pub(super) struct Clock {
-    /// The CPU's accessed bit of each page: true if it was used since the hand's last visit.
+    /// The CPU's accessed bit for each frame: true if its page was used since the hand's last
+    /// visit.
     accessed: Vec<bool>,
     hand: FrameNumber,
 }
@@ -14,7 +15,7 @@ impl Clock {
         Clock { accessed: Vec::new(), hand: 0 }
     }
 
-    /// The frame at the hand, which then advances by one frame.
+    /// Returns the frame at the hand, and advances the hand by one frame.
     fn next(&mut self) -> FrameNumber {
         let frame = self.hand;
         self.hand = (frame + 1) % self.accessed.len();

@@ -7,8 +7,9 @@
 //!   aging: what was accessed ───────────────────┘, and a new youngest generation begins
 //! ```
 //!
-//! Aging walks the page tables; it happens when only two generations are left. Left out: tiers of
-//! file pages, the Bloom filter that spares walks, and looking around a page that was accessed.
+//! Aging walks the page tables; it happens when only two generations are left. Not simulated: tiers
+//! of file pages, the Bloom filter that avoids walks, and the search for accessed pages near an
+//! accessed page (`lru_gen_look_around`).
 
 use super::lists::FrameLists;
 use super::{FrameNumber, Reclaim, at};
@@ -25,7 +26,7 @@ pub(super) struct Generations {
     lists: FrameLists<MAX_GENERATIONS>,
     oldest: usize,
     youngest: usize,
-    /// The CPU's accessed bits.
+    /// The CPU's accessed bit for each frame.
     accessed: Vec<bool>,
 }
 
@@ -35,8 +36,8 @@ impl Generations {
         Generations { lists, oldest: 0, youngest: MIN_GENERATIONS - 1, accessed: Vec::new() }
     }
 
-    /// Skips empty generations at the old end, and ages if too few generations are left to reclaim
-    /// from.
+    /// Skips empty old generations, and ages if only the youngest [`MIN_GENERATIONS`] generations
+    /// remain.
     fn make_reclaimable(&mut self) {
         while self.oldest + MIN_GENERATIONS > self.youngest
             || self.lists.length(self.oldest % MAX_GENERATIONS) == 0
@@ -49,7 +50,7 @@ impl Generations {
         }
     }
 
-    /// `walk_mm` and `inc_max_seq`.
+    /// Ages all pages, like `walk_mm` and `inc_max_seq` of Linux.
     fn age(&mut self) {
         for frame in 0..self.accessed.len() {
             if std::mem::take(&mut self.accessed[frame]) {

@@ -1,12 +1,11 @@
-//! Lists of frames: a frame is in at most one of them, and moves from one to another in constant
-//! time.
+//! Lists of frames: a frame is in at most one list, and moves to another list in constant time.
 
 use super::FrameNumber;
 
-/// No frame.
+/// Value that refers to no frame.
 const NONE: u32 = u32::MAX;
 
-/// Lists over the same frames. Frames that were never in a list take no memory.
+/// Lists of the same frames. Frames that were never in a list take no memory.
 #[derive(Debug)]
 pub(super) struct FrameLists<const COUNT: usize> {
     ends: [ListEnds; COUNT],
@@ -28,7 +27,7 @@ struct ListNeighbors {
 }
 
 impl<const COUNT: usize> FrameLists<COUNT> {
-    /// Empty lists.
+    /// Creates empty lists.
     pub(super) fn new() -> FrameLists<COUNT> {
         let ends = [ListEnds { first: NONE, last: NONE, length: 0 }; COUNT];
         FrameLists { ends, links: Vec::new() }
@@ -39,7 +38,8 @@ impl<const COUNT: usize> FrameLists<COUNT> {
         self.ends[list].length
     }
 
-    /// Puts a frame that is in no list at the front of one. New frames come in their order.
+    /// Adds a frame that is in no list to the front of a list. New frames are added in ascending
+    /// order.
     pub(super) fn push(&mut self, list: usize, frame: FrameNumber) {
         let ends = &mut self.ends[list];
         let number = u32::try_from(frame).unwrap_or(NONE);
@@ -57,7 +57,7 @@ impl<const COUNT: usize> FrameLists<COUNT> {
         ends.length += 1;
     }
 
-    /// Takes the last frame of a list.
+    /// Removes and returns the last frame of a list; `None` if the list is empty.
     pub(super) fn pop(&mut self, list: usize) -> Option<FrameNumber> {
         let last = self.ends[list].last;
         (last != NONE).then(|| {
@@ -66,7 +66,7 @@ impl<const COUNT: usize> FrameLists<COUNT> {
         })
     }
 
-    /// Moves a frame from its list to the front of another.
+    /// Moves a frame from its list to the front of another list.
     pub(super) fn move_to(&mut self, list: usize, frame: FrameNumber) {
         self.unlink(frame);
         self.push(list, frame);

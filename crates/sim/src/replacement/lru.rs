@@ -1,4 +1,4 @@
-//! LRU: one list; a used page moves to its front.
+//! LRU: the frames are in one list, and a use moves the frame to the front.
 
 use super::lists::FrameLists;
 use super::{FrameNumber, Reclaim};

@@ -1,4 +1,4 @@
-//! Linux's active and inactive lists, as `mm/vmscan.c` has them for anonymous memory since 5.9.
+//! Linux's active and inactive lists, as in `mm/vmscan.c` for anonymous memory since 5.9.
 //!
 //! ```text
 //!            not accessed: reclaimed
@@ -8,7 +8,8 @@
 //!                └──────────── while active is longer ────┘
 //! ```
 //!
-//! Left out: refaults that activate at once (`workingset_refault`), files, and lists by node.
+//! Not simulated: refaults that activate a page at once (`workingset_refault`), file pages, and
+//! separate lists for each node.
 
 use super::lists::FrameLists;
 use super::{FrameNumber, Reclaim, at};
@@ -20,15 +21,15 @@ const ACTIVE: usize = 1;
 pub(super) struct TwoLists {
     lists: FrameLists<2>,
     pages: Vec<PageFlags>,
-    /// True if a page that should be activated is activated; else it is reclaimed.
+    /// True if a page that should be activated is activated; false if it is reclaimed.
     activates: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct PageFlags {
-    /// The CPU's accessed bit.
+    /// The CPU's accessed bit of the page.
     accessed: bool,
-    /// `PG_referenced`: a scan has found it accessed before.
+    /// `PG_referenced`: a previous scan found the page accessed.
     referenced: bool,
 }
 
@@ -54,7 +55,8 @@ impl TwoLists {
         if before.referenced { FolioVerdict::Activate } else { FolioVerdict::Keep }
     }
 
-    /// `shrink_active_list`, with the ratio of `inactive_is_low` for less than 1 GiB of memory.
+    /// Simulates `shrink_active_list`, with the ratio of `inactive_is_low` for less than 1 GiB of
+    /// memory.
     fn deactivate(&mut self) {
         while self.lists.length(INACTIVE) < self.lists.length(ACTIVE) {
             let Some(frame) = self.lists.pop(ACTIVE) else { return };

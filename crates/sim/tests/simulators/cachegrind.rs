@@ -1,5 +1,5 @@
-//! L1D misses against valgrind's cachegrind: a C program under lackey and under cachegrind, of
-//! which each is deterministic.
+//! L1D misses compared with valgrind's cachegrind: a C program runs under lackey and under
+//! cachegrind, and both runs are deterministic.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,12 +13,12 @@ const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/progr
 
 const LINE: u64 = 64;
 
-/// KiB and ways: direct-mapped, fully associative, and what CPUs have. cachegrind knows powers of
-/// two alone.
+/// Sizes in KiB and numbers of ways: direct-mapped, fully associative, and typical of CPUs.
+/// cachegrind supports only powers of two.
 const SHAPES: [(u64, usize); 5] = [(32, 8), (4, 1), (4, 64), (64, 2), (128, 16)];
 
-/// Runs a tool of valgrind on a program, in an empty environment: what is in it lies on the
-/// program's stack.
+/// Runs a tool of valgrind on a program. The environment is empty, because it would change the
+/// addresses on the program's stack.
 fn valgrind(tool: &str, options: &[String], program: &Path) -> bool {
     let mut command = Command::new("valgrind");
     command.arg(format!("--tool={tool}")).args(options).arg(program);
@@ -26,7 +26,7 @@ fn valgrind(tool: &str, options: &[String], program: &Path) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// The program's accesses, as lackey sees them.
+/// Accesses of the program, recorded by lackey.
 fn trace(program: &Path, folder: &Path) -> Option<Vec<MemoryAccess>> {
     let file = folder.join("trace");
     let options = ["--trace-mem=yes".to_owned(), format!("--log-file={}", file.display())];
@@ -34,7 +34,7 @@ fn trace(program: &Path, folder: &Path) -> Option<Vec<MemoryAccess>> {
         return None;
     }
     let text = std::fs::read_to_string(file).unwrap();
-    // cachegrind takes what is larger than a line for a line.
+    // cachegrind treats an access that is larger than a line as an access of one line.
     let clamped: Vec<String> = text.lines().map(clamp).collect();
     let mut reader = LackeyReader::default();
     let accesses = reader.read(format!("{}\n", clamped.join("\n")).as_bytes()).to_vec();
@@ -49,7 +49,7 @@ fn clamp(line: &str) -> String {
     }
 }
 
-/// Accesses and L1D misses, as cachegrind counts them.
+/// Numbers of accesses and of L1D misses that cachegrind reports.
 fn cachegrind(
     kib: u64,
     ways: usize,

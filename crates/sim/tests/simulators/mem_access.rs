@@ -1,5 +1,5 @@
-//! The workload `mem-access` at its full size on an i7-6800K, against what was counted on a real
-//! one with Linux 5.4.
+//! The workload `mem-access` at its full size on an i7-6800K, compared with page walks that were
+//! counted on such a CPU with Linux 5.4.
 //!
 //! | page walks of | source | here | |
 //! |---|---|---|---|
@@ -26,7 +26,8 @@ fn tlb(work: WindowWalk, prefetches: bool) -> LevelCounts {
     tlb.counts()
 }
 
-/// A window is 9 pages at most: later passes miss nothing in the TLB, which the test below shows.
+/// The workload with one pass: a window has at most 9 pages, so later passes do not miss in the
+/// TLB, which a test below checks.
 fn one_pass(order: Order) -> WindowWalk {
     WindowWalk { passes: 1, ..WindowWalk::original(order) }
 }
@@ -68,7 +69,8 @@ fn only_the_first_pass_over_a_window_misses() {
             caches.counts().first.total()
         };
         assert_eq!(misses(work), misses(once));
-        // 32 KiB of 1 GiB again: a window lies partly in the one before now and then.
+        // A random window of 32 KiB in 1 GiB sometimes overlaps the previous window, whose lines
+        // are still cached.
         near(misses(work), 2_000 * 512, 0.1);
     }
 }

@@ -1,4 +1,4 @@
-//! The simulators against a second implementation, written to be plainly right and nothing else.
+//! The simulators compared with a second implementation, which is simple and slow.
 
 use pagewise_sim::geometry::{
     CacheShape, CacheShapes, I7_6800K, TlbPageSize, TlbShape, TlbShapeLevel,
@@ -8,15 +8,15 @@ use pagewise_sim::{
 };
 use proptest::prelude::*;
 
-/// A set: its blocks, and what its policy knows of them.
+/// A set: its blocks, and the state of its policy.
 #[derive(Clone, Debug, Default)]
 struct NaiveSet {
-    /// By way.
+    /// Block of each way.
     blocks: Vec<u64>,
-    /// Ways, the one to replace first in front: LRU and FIFO.
+    /// Ways in the order of replacement, for LRU and FIFO.
     queue: Vec<usize>,
-    /// For each half, quarter, .. that a way lies in, by its first way and its size: whether it was
-    /// used last. Tree-PLRU.
+    /// For tree-PLRU: each half, quarter and so on of the ways that was used last, as its first way
+    /// and its number of ways.
     used: Vec<(usize, usize)>,
 }
 
@@ -35,7 +35,7 @@ impl NaiveTable {
         NaiveTable { sets: vec![NaiveSet::default(); entries / ways], ways, policy, chance }
     }
 
-    /// True if a block was there.
+    /// Uses a block. Returns true for a hit.
     fn touch(&mut self, block: u64) -> bool {
         let sets = self.sets.len() as u64;
         let set = &mut self.sets[usize::try_from(block % sets).unwrap()];
@@ -67,8 +67,8 @@ impl NaiveTable {
     }
 }
 
-/// The victim is not in a half that was used last, if the other half has a way. If neither half was
-/// used, it is in the first.
+/// Returns the way to replace. It is not in a half that was used last, if the other half has a way.
+/// If neither half was used, it is in the first half.
 fn least_recent_half(used: &[(usize, usize)], first: usize, size: usize, ways: usize) -> usize {
     let size = size.next_power_of_two();
     if size == 1 {
@@ -94,7 +94,7 @@ fn mark_used(used: &mut Vec<(usize, usize)>, way: usize, ways: usize) {
     }
 }
 
-/// Two levels.
+/// Two levels of caches or TLBs.
 #[derive(Debug)]
 struct NaiveLevels {
     first: NaiveTable,
@@ -152,14 +152,15 @@ fn policy() -> impl Strategy<Value = RecencyPolicy> {
     ]
 }
 
-/// Entries and ways of a level.
+/// Numbers of entries and of ways of a level.
 fn level() -> impl Strategy<Value = (usize, usize)> {
     let sets = prop_oneof![(0..5_u32).prop_map(|log| 1 << log), 1..=24_usize];
     (sets, prop_oneof![1..=8_usize, 9..=20_usize, 96..=128_usize])
         .prop_map(|(sets, ways)| (ways * sets, ways))
 }
 
-/// Accesses near each other, so that they meet again; sometimes far away; of any size.
+/// Accesses of any size: most are near each other, so that blocks are used again, and some are far
+/// away.
 fn accesses() -> impl Strategy<Value = Vec<(u64, u16, bool)>> {
     let near = || 0..0x4000_u64;
     let address = prop_oneof![
@@ -228,7 +229,8 @@ proptest! {
             steps: 0,
             counts: LevelCounts::default(),
         };
-        // All accesses in one block: `Levels` takes it through one level after the other.
+        // All accesses are in one block, so `Levels` looks them all up in the first level before
+        // the second level.
         let block: Vec<MemoryAccess> = accesses.iter().map(|a| access(a.0, a.1, a.2)).collect();
         levels.play(&block);
         accesses.iter().for_each(|(address, size, write)| naive.play(*address, (*size).into(), *write));
@@ -258,7 +260,8 @@ fn the_share_of_prefetches_in_time_is_what_was_asked_for() {
     assert_eq!(tlb.counts().prefetched, 100_000 - walks, "but for the one past the end");
 }
 
-/// As `cpuid` describes EPYC CPUs: 3072 entries in sets of 24, 12 or 8, and in 192 sets of 16.
+/// Sizes as `cpuid` reports them for EPYC CPUs: 3072 entries in sets of 24, 12 or 8, and in 192
+/// sets of 16.
 #[test]
 fn a_tlb_with_any_number_of_sets_counts_like_a_plain_model() {
     for ways in [8, 12, 16, 24] {
@@ -284,7 +287,8 @@ fn a_tlb_with_any_number_of_sets_counts_like_a_plain_model() {
         assert_eq!(levels.counts(), naive.counts, "{ways} ways");
         let walks = levels.counts().last.total();
         assert!((3500..20_000).contains(&walks), "{ways} ways: {walks}");
-        // A region that fits stays, whatever its start: each set has the same number of its pages.
+        // A region that fits has no misses after the first pass, whatever its start: each set has
+        // the same number of its pages.
         let fits: Vec<_> = (0..3072).map(|page| access((page + 12_345) << 12, 8, false)).collect();
         levels.play(&fits);
         let before = levels.counts().last.total();

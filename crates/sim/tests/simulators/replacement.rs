@@ -1,5 +1,5 @@
-//! Page replacement against plain second implementations, against what must hold for all, and
-//! against what is known.
+//! Page replacement compared with simple second implementations, with properties of all policies,
+//! and with known results.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
 
-/// A page in memory, in the plain implementations.
+/// A page in memory, in the simple implementations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct NaivePage {
     number: u64,
@@ -29,7 +29,7 @@ impl NaiveMemory {
         self.lists.iter_mut().flatten().find(|page| page.number == number)
     }
 
-    /// True if a page was there. It is there afterwards.
+    /// Uses a page. Returns true if the page was in memory.
     fn touch(&mut self, policy: PageReplacement, frames: usize, number: u64) -> bool {
         if let Some(page) = self.find(number) {
             page.accessed = true;
@@ -81,7 +81,7 @@ impl NaiveMemory {
     }
 }
 
-/// The fewest faults that any policy can have: with knowledge of what comes (Belady).
+/// Minimum number of faults of any policy: Belady's algorithm, which knows the future accesses.
 fn least_faults(pages: &[u64], frames: usize) -> u64 {
     let mut held: Vec<u64> = Vec::new();
     let mut faults = 0;
@@ -126,7 +126,7 @@ proptest! {
             let mut expected = 0;
             let mut last = None;
             for page in &pages {
-                // To use the same page again changes nothing, as its accessed bit is set.
+                // Using the same page again changes nothing, since its accessed bit is set.
                 if last != Some(page) {
                     expected += u64::from(!naive.touch(policy, frames, *page));
                 }
@@ -161,7 +161,7 @@ fn uniform_use_faults_by_the_share_that_does_not_fit() {
     let pages = (400_u64 << 20) / PAGE;
     for policy in PageReplacement::ALL {
         let mut memory = SimulatedMemory::new(256 << 8, PAGE, policy).unwrap();
-        // First until every page was used at least once or nearly so, then counted.
+        // The stream first runs until almost every page was used; then faults are counted.
         stream.play(&mut |block| memory.play(block));
         let before = memory.counts();
         Uniform { seed: 2, ..stream }.play(&mut |block| memory.play(block));
@@ -181,7 +181,7 @@ fn a_loop_larger_than_memory_defeats_lru() {
 
 #[test]
 fn a_stream_pushes_out_used_pages_only_without_activation() {
-    // Ten pages that are used all the time, and ten thousand of which each is used once.
+    // Ten pages are used all the time, and ten thousand pages are used once each.
     let pages: Vec<u64> = (0..10_000).flat_map(|n| [n % 10, 100 + n]).collect();
     let back = |policy| {
         let mut memory = SimulatedMemory::new(40, PAGE, policy).unwrap();
