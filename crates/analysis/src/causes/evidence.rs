@@ -47,8 +47,24 @@ impl FunctionShare<'_> {
 
     /// The function as the object of a cause.
     pub(crate) fn object(&self) -> CauseObject {
-        CauseObject::Function(self.frame.clone())
+        CauseObject::Function(with_public_name(self.frame))
     }
+}
+
+/// A function of glibc under the name that programs call it by: its debug symbols have names of
+/// its own, such as `__GI___strdup` and `__strdup`.
+fn with_public_name(frame: &Frame) -> Frame {
+    let mut named = frame.clone();
+    let is_of_glibc = frame.module.as_ref().is_some_and(|it| it.base().starts_with(b"libc.so"));
+    if let Some(name) = named.function.as_mut().filter(|_| is_of_glibc) {
+        let public = name.strip_prefix("__GI_").unwrap_or(name);
+        let public =
+            public.strip_prefix("__").filter(|it| !it.starts_with("libc_")).unwrap_or(public);
+        if !public.is_empty() {
+            *name = public.to_owned();
+        }
+    }
+    named
 }
 
 /// The latest snapshot of the evidence.
@@ -201,4 +217,29 @@ pub(super) fn most<'a>(
     let (count, _, frame) =
         functions.into_values().max_by_key(|(count, _, frame)| (*count, frame.offset))?;
     Some(FunctionShare { frame, count, all })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_glibc_have_the_names_that_programs_call() {
+        let named = |function: &str, module: &str| {
+            let frame = Frame {
+                function: Some(function.to_owned()),
+                module: Some(module.into()),
+                offset: 0,
+                line: None,
+                inlined: false,
+            };
+            FunctionShare { frame: &frame, count: 1, all: 1 }.object().function().map(str::to_owned)
+        };
+        let glibc = "/usr/lib/libc.so.6";
+        for name in ["__GI___strdup", "__GI_strdup", "__strdup", "strdup"] {
+            assert_eq!(named(name, glibc).as_deref(), Some("strdup"), "{name}");
+        }
+        assert_eq!(named("__libc_malloc", glibc).as_deref(), Some("__libc_malloc"));
+        assert_eq!(named("__init", "/app").as_deref(), Some("__init"));
+    }
 }

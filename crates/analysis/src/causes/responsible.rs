@@ -25,6 +25,25 @@ const LIBRARIES: &[&str] = &[
     "[vdso]",
 ];
 
+/// Beginnings of the file names of libraries that call functions of C for an interpreter, as ctypes
+/// of Python does: the callers are functions of the interpreter, so that the called function says
+/// more.
+const FORWARDERS: &[&str] = &["libffi"];
+
+/// Parts of the paths of source files that belong to the standard library of a language, from its
+/// packages or from its builds.
+const LIBRARY_SOURCES: &[&str] = &[
+    "/usr/include/c++/",
+    "/include/c++/v1/",
+    "/libstdc++-v3/",
+    "/rustlib/src/rust/library/",
+    "/rust/deps/",
+    "/usr/local/go/src/",
+    "/usr/lib/go/src/",
+    "/usr/lib/go-1.",
+    "/usr/share/go-1.",
+];
+
 /// Beginnings of the names of functions that act for their callers: containers of C++ and Rust,
 /// and functions of allocators and of the C library in statically linked programs.
 const FUNCTIONS: &[&str] = &[
@@ -36,7 +55,6 @@ const FUNCTIONS: &[&str] = &[
     "<core::",
     "<std::",
     "__gnu_cxx::",
-    "void std::",
     "mem",
     "__mem",
     "str",
@@ -88,15 +106,59 @@ pub(super) fn acts_for_its_caller(frame: &Frame) -> bool {
         let is_plain = |beginning: &str| {
             ["mem", "str", "malloc", "free"].contains(&beginning) && !EXACT.contains(&name)
         };
+        let own_name = without_result_type(name);
         // Go wraps the call of a `go` statement in a function of its own.
-        name.contains(".gowrap") || FUNCTIONS.iter().any(|it| name.starts_with(it) && !is_plain(it))
+        name.contains(".gowrap")
+            || FUNCTIONS.iter().any(|it| own_name.starts_with(it) && !is_plain(it))
     });
-    is_of_library(frame) || is_function || passes_on(frame) || is_inlined_helper(frame)
+    is_of_library(frame)
+        || is_function
+        || passes_on(frame)
+        || is_inlined_helper(frame)
+        || is_of_library_source(frame)
+}
+
+/// True for a function whose source is that of a standard library: an instance of its generic
+/// functions has the types of the program in its name, and lies in the program.
+fn is_of_library_source(frame: &Frame) -> bool {
+    frame.line.as_ref().is_some_and(|line| {
+        LIBRARY_SOURCES.iter().any(|part| line.file.contains(part))
+            || line.file.starts_with("/rustc/") && line.file.contains("/library/")
+    })
+}
+
+/// The name of a function without the type of its result, which the names of instances of function
+/// templates of C++ begin with: `void std::fill<int*>(int*, int*)`.
+fn without_result_type(name: &str) -> &str {
+    if name.starts_with('<') {
+        return name;
+    }
+    let (mut depth, mut begin) = (0_u32, 0);
+    for (at, byte) in name.bytes().enumerate() {
+        match byte {
+            b'(' if depth == 0 && !is_type_part(&name[begin..at]) => break,
+            b'<' | b'(' | b'[' | b'{' => depth += 1,
+            b'>' | b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            b' ' if depth == 0 && !name[begin..at].ends_with("operator") => begin = at + 1,
+            _ => {}
+        }
+    }
+    let own = &name[begin..];
+    if own.is_empty() { name } else { own }
+}
+
+/// True for a word before a parenthesis that belongs to a type and not to the name of a function.
+fn is_type_part(word: &str) -> bool {
+    ["decltype", "", "auto", "noexcept"].contains(&word)
 }
 
 fn is_of_library(frame: &Frame) -> bool {
+    is_of(frame, LIBRARIES)
+}
+
+fn is_of(frame: &Frame, libraries: &[&str]) -> bool {
     frame.module.as_ref().is_some_and(|module| {
-        LIBRARIES.iter().any(|library| module.base().starts_with(library.as_bytes()))
+        libraries.iter().any(|library| module.base().starts_with(library.as_bytes()))
     })
 }
 
@@ -117,7 +179,9 @@ pub(super) fn responsible<'a>(stack: &[&'a Frame]) -> Option<&'a Frame> {
     let within =
         stack.iter().take_while(|frame| is_of_library(frame) && frame.module == innermost.module);
     let entry = within.filter(|frame| frame.function.is_some()).last();
-    stack.iter().find(|frame| !acts_for_its_caller(frame)).or(entry).copied().or(Some(innermost))
+    let own = stack.iter().position(|frame| !acts_for_its_caller(frame));
+    let called = own.filter(|at| is_of(stack[*at], FORWARDERS)).and(entry);
+    called.or(own.map(|at| &stack[at])).or(entry).copied().or(Some(innermost))
 }
 
 #[cfg(test)]
@@ -161,12 +225,66 @@ mod tests {
     }
 
     #[test]
+    fn a_function_that_an_interpreter_calls_by_a_library_is_responsible() {
+        let libc = "/lib/libc.so.6";
+        let frames = [
+            frame("_int_malloc", libc),
+            frame("malloc", libc),
+            frame("strndup", libc),
+            frame("ffi_call_unix64", "/lib/libffi.so.8.1.2"),
+            frame("_PyEval_EvalFrameDefault", "/usr/bin/python3.11"),
+        ];
+        let stack: Vec<&Frame> = frames.iter().collect();
+        assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some("strndup"));
+        let own = [frame("convert", "/app/convert.so")];
+        let stack: Vec<&Frame> = own.iter().chain(&frames[3..]).collect();
+        assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some("convert"));
+    }
+
+    #[test]
     fn an_inlined_function_of_a_header_is_not_responsible() {
         let at = |file: &str| Some(SourcePosition { file: file.to_owned(), number: 7 });
         let helper = Frame { inlined: true, line: at("pool.h"), ..frame("map_slab", "/app") };
         let caller = Frame { line: at("tiles.c"), ..frame("load_tile", "/app") };
         let found = responsible(&[&helper, &caller]).unwrap();
         assert_eq!(found.function.as_deref(), Some("load_tile"));
+    }
+
+    #[test]
+    fn instances_of_templates_of_a_standard_library_are_not_responsible() {
+        for name in [
+            "decltype(auto) std::apply<short* f<a (b)>(int)::{lambda(auto:1&&)#1}>(std::tuple<int>&&)",
+            "decltype (::new ((void*)(0)) short(((declval<short const&>)())...)) std::construct_at<short>(short*)",
+            "short* std::__uninitialized_fill_n_a<short*, unsigned long>(short*, unsigned long)",
+            "void std::pmr::polymorphic_allocator<app::Cell>::construct<app::Cell>(app::Cell*)",
+        ] {
+            assert!(acts_for_its_caller(&frame(name, "/app")), "{name}");
+        }
+        for name in [
+            "void app::fill<std::vector<int> >(std::vector<int>&)",
+            "std_like(std::string)",
+            "operator new_row(std::string)",
+            "app::Table::operator std::string() const",
+            "<app::Store as std::io::Write>::write",
+        ] {
+            assert!(!acts_for_its_caller(&frame(name, "/app")), "{name}");
+        }
+    }
+
+    #[test]
+    fn instances_of_generic_functions_are_those_of_the_file_that_defines_them() {
+        let at = |file: &str| Some(SourcePosition { file: file.to_owned(), number: 7 });
+        let name = "<T as alloc::vec::spec_from_elem::SpecFromElem>::from_elem";
+        let library = "/rustc/59807616e1/library/alloc/src/vec/spec_from_elem.rs";
+        let frames = [
+            Frame { line: at(library), ..frame(name, "/app") },
+            Frame { line: at("src/poll.rs"), ..frame("sensors::poll_sensor", "/app") },
+        ];
+        let stack: Vec<&Frame> = frames.iter().collect();
+        let found = responsible(&stack).unwrap();
+        assert_eq!(found.function.as_deref(), Some("sensors::poll_sensor"));
+        let own = Frame { line: at("/srv/rustc/library/poll.rs"), ..frame("poll", "/app") };
+        assert!(!acts_for_its_caller(&own));
     }
 
     #[test]
