@@ -125,6 +125,14 @@ fn function_of(stack: &StackUse) -> Option<&Frame> {
     responsible(&frames)
 }
 
+/// The function that most of the stacks with a known function have.
+fn main_function(stacks: &[StackUse]) -> Option<&Frame> {
+    let functions: Vec<&Frame> = stacks.iter().filter_map(function_of).collect();
+    let same =
+        |frame: &Frame| functions.iter().filter(|other| other.function == frame.function).count();
+    functions.iter().copied().rev().max_by_key(|frame| same(frame))
+}
+
 fn deep_stack(evidence: &CauseEvidence<'_>) -> Verdict {
     let stacks = match stacks(evidence) {
         Ok(stacks) => stacks,
@@ -248,7 +256,15 @@ fn oversized_stacks(evidence: &CauseEvidence<'_>) -> Verdict {
             " threads are resident and not used: the threads touched them once, or mmap populated them.",
         ),
     ];
-    let object = CauseObject::Setting("thread stacks (pthread_attr_setstacksize)".into());
+    let function = main_function(stacks);
+    let object = match function {
+        Some(frame) => format!(
+            "thread stacks (pthread_attr_setstacksize), touched by {}",
+            crate::heap::frames::with_its_line(frame)
+        ),
+        None => "thread stacks (pthread_attr_setstacksize)".to_owned(),
+    };
+    let object = CauseObject::Setting(object.into());
     let mut found = cause("oversized-stacks", object, Confidence::Certain, sentence);
     found.cost = CauseCost::of_memory(unused, evidence.resident().unwrap_or_default());
     found.evidence = vec![
@@ -259,7 +275,6 @@ fn oversized_stacks(evidence: &CauseEvidence<'_>) -> Verdict {
         let name = CellValue::Name(largest.name.clone());
         found.evidence.push(fact("thread", "largest of thread", name, ""));
     }
-    let function = stacks.iter().find_map(function_of);
     found.evidence.extend(function.map(|frame| {
         let name = crate::heap::frames::with_its_line(frame);
         fact("touched_by", "touched by", CellValue::Name(Name::new(name.as_bytes())), "")
@@ -436,6 +451,20 @@ mod tests {
         let cause = present(&made, "oversized-stacks");
         assert_eq!(cause.cost.bytes, Some(Bytes::mib(48)));
         assert!(matches!(verdict(&made, "deep-stack"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn the_function_that_touched_most_of_the_stacks_is_part_of_the_object() {
+        let mut made = with_stacks(8, 6);
+        if let Gathered::Value(stacks) = &mut made.stacks {
+            stacks[0].functions[0].0.function = Some("log_line".to_owned());
+        }
+        let CauseObject::Setting(object) = present(&made, "oversized-stacks").object else {
+            panic!("a setting")
+        };
+        let object = String::from_utf8_lossy(object.as_bytes()).into_owned();
+        assert!(object.contains("pthread_attr_setstacksize"), "{object}");
+        assert!(object.contains("parse_value"), "{object}");
     }
 
     #[test]

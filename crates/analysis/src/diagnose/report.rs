@@ -70,8 +70,8 @@ pub(crate) fn text_block(title: impl Into<Label>, pieces: Vec<CellValue>) -> Rep
 
 /// The object of a cause in words.
 pub(crate) fn object_words(object: &CauseObject) -> Name {
-    let numbered = |pid: &Pid, name: &Name| {
-        let mut words = name.as_bytes().to_vec();
+    let numbered = |kind: &[u8], pid: &Pid, name: &Name| {
+        let mut words = [kind, b" ", name.as_bytes()].concat();
         words.extend_from_slice(format!(" ({pid})").as_bytes());
         Name::new(&words)
     };
@@ -80,8 +80,8 @@ pub(crate) fn object_words(object: &CauseObject) -> Name {
         CauseObject::Function(frame) => {
             Name::new(crate::heap::frames::with_its_line(frame).as_bytes())
         }
-        CauseObject::Thread(tid, name) => numbered(tid, name),
-        CauseObject::Process(pid, name) => numbered(pid, name),
+        CauseObject::Thread(tid, name) => numbered(b"thread", tid, name),
+        CauseObject::Process(pid, name) => numbered(b"process", pid, name),
         CauseObject::Mapping(range, name) => {
             let mut words = format!("{:x}-{:x}", range.start, range.end).into_bytes();
             if !name.is_empty() {
