@@ -7,6 +7,7 @@ use pagewise_model::evidence::{ActivityPoint, Instrument, MemoryFile, counter};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Backing, Bytes, Mapping, Name, Reading, SmapsCounter};
 
+use super::heap::LARGE;
 use super::signs::{
     MachineMemory, MajorFaults, bytes, bytes_fact, count_fact, known_rate_fact, rate_fact,
     tight_cgroup,
@@ -178,7 +179,9 @@ fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let largest =
         evidence.subject.as_ref().ok().and_then(|subject| largest_shared(evidence, subject));
-    if growth >= GROWING && steady >= 0.3 {
+    let is_bounded = evidence.before.is_some()
+        && largest.as_ref().is_some_and(|it| it.growth > Bytes::ZERO && it.is_bounded());
+    if growth >= GROWING && steady >= 0.3 && !is_bounded {
         return growing_cause(evidence, growth, largest).into();
     }
     if let Some(file) = growing_file(evidence) {
@@ -186,6 +189,7 @@ fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     }
     if let Some(file) = &largest
         && file.is_growing(evidence.seconds().unwrap_or(1.0))
+        && !file.is_bounded()
     {
         let growth = float(file.growth.0) / evidence.seconds().unwrap_or(1.0).max(0.001);
         return growing_cause(evidence, growth, largest).into();
@@ -216,11 +220,19 @@ struct SharedFiles {
     growth: Bytes,
     mappings: u64,
     has_removed: bool,
+    /// Size of the mappings, and its growth.
+    mapped: Bytes,
+    mapped_growth: Bytes,
 }
 
 impl SharedFiles {
     fn is_growing(&self, seconds: f64) -> bool {
         float(self.growth.0) >= GROWING * seconds
+    }
+
+    /// True for a small area that is filled for the first time.
+    fn is_bounded(&self) -> bool {
+        self.mapped_growth == Bytes::ZERO && self.mapped < LARGE
     }
 }
 
@@ -236,6 +248,7 @@ fn by_name(subject: &ExplainSubject<'_>) -> HashMap<Vec<u8>, SharedFiles> {
             file.name = mapping.name.clone();
         }
         file.resident += resident;
+        file.mapped += mapping.size();
         file.mappings += 1;
         // The kernel shows memfds and anonymous shared memory as deleted from the start.
         file.has_removed |= mapping.is_deleted() && mapping.path().starts_with(b"/dev/shm/");
@@ -256,8 +269,9 @@ fn largest_shared(
     let before = evidence.before.map(by_name).unwrap_or_default();
     let files = by_name(subject).into_iter().map(|(key, mut file)| {
         if evidence.before.is_some() {
-            let earlier = before.get(&key).map_or(Bytes::ZERO, |earlier| earlier.resident);
-            file.growth = Bytes(file.resident.0.saturating_sub(earlier.0));
+            let earlier = before.get(&key).cloned().unwrap_or_default();
+            file.growth = file.resident.saturating_sub(earlier.resident);
+            file.mapped_growth = file.mapped.saturating_sub(earlier.mapped);
         }
         file
     });
@@ -518,6 +532,28 @@ mod tests {
             point.major_faults = 4000;
         }
         assert!(matches!(verdict(&evidence, "file-refaults"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn a_small_shared_area_that_is_filled_does_not_grow_without_bound() {
+        use crate::sample::{resident, snapshot};
+        const MIB: u64 = 1 << 20;
+        let with = |mapped: [u64; 2]| {
+            let at = |mapped: u64, used: u64| {
+                let range = format!("7f0000000000-{:x}", 0x7f00_0000_0000 + mapped * MIB);
+                let line = format!("{range} rw-s 0 9 /memfd:ring (deleted)");
+                snapshot(vec![resident(&line, used * MIB)])
+            };
+            let mut made = crate::causes::made::evidence(at(mapped[0], 1), at(mapped[1], 3));
+            made.activity = crate::causes::made::activity([MIB; 17]);
+            for (step, point) in (0..).zip(&mut made.activity) {
+                point.shmem = Ok(Bytes(MIB + step * MIB / 8));
+            }
+            verdict(&made, "shm-growth")
+        };
+        assert!(matches!(with([4, 4]), Verdict::RuledOut(_)));
+        assert!(matches!(with([2, 4]), Verdict::Present(_)), "it is enlarged");
+        assert!(matches!(with([64, 64]), Verdict::Present(_)), "it is large");
     }
 
     #[test]
