@@ -1035,7 +1035,7 @@ mod tests {
             verdict(&made, "mapping-growth")
         };
         let with = |waits, age_seconds| on(CpuWaits::default(), waits, age_seconds);
-        let busy = CpuWaits { ran_ns: 400_000_000, waited_ns: 7_600_000_000 };
+        let busy = CpuWaits { ran_ns: 400_000_000, waited_ns: 7_600_000_000, undelayed_ns: None };
         assert!(matches!(on(busy, 0, 20), Verdict::Unknown(..)));
         assert!(matches!(with(0, 20), Verdict::Unknown(..)));
         assert!(matches!(with(0, 3600), Verdict::Present(_)), "a service under load");

@@ -778,7 +778,8 @@ mod tests {
             let mut made = evidence(at(20), at(30));
             made.activity = activity((0..40).map(|step| 20 * MIB + step * MIB / 4));
             let (ran_ns, waited_ns) = (ran_ms * 1_000_000, (5000 - ran_ms) * 1_000_000);
-            let waits = pagewise_model::evidence::CpuWaits { ran_ns, waited_ns };
+            let waits =
+                pagewise_model::evidence::CpuWaits { ran_ns, waited_ns, undelayed_ns: None };
             made.cpu_waits = Gathered::Value(waits);
             verdict(&made, "foreign-heap")
         };

@@ -309,7 +309,7 @@ mod tests {
 
     /// The process got one part in ten of the CPU time that it asked for.
     fn starve(evidence: &mut Evidence) {
-        let waits = CpuWaits { ran_ns: 40_000_000, waited_ns: 360_000_000 };
+        let waits = CpuWaits { ran_ns: 40_000_000, waited_ns: 360_000_000, undelayed_ns: None };
         evidence.cpu_waits = Gathered::Value(waits);
     }
 
