@@ -184,7 +184,11 @@ fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     if growth >= GROWING && steady >= 0.3 && !is_bounded {
         return growing_cause(evidence, growth, largest).into();
     }
-    if let Some(file) = growing_file(evidence) {
+    let fills_it = |file: &&MemoryFile| {
+        let name = largest.as_ref().map(|largest| largest.name.as_bytes());
+        is_bounded && name.is_some_and(|name| name.starts_with(file.name.as_bytes()))
+    };
+    if let Some(file) = growing_file(evidence).filter(|file| !fills_it(file)) {
         return file_cause(evidence, file).into();
     }
     if let Some(file) = &largest
@@ -549,6 +553,14 @@ mod tests {
             for (step, point) in (0..).zip(&mut made.activity) {
                 point.shmem = Ok(Bytes(MIB + step * MIB / 8));
             }
+            // The process has the file open as well.
+            made.memory_files = vec![MemoryFile {
+                name: "/memfd:ring".into(),
+                before: Bytes::mib(1),
+                after: Bytes::mib(3),
+                count: 1,
+                is_closed: false,
+            }];
             verdict(&made, "shm-growth")
         };
         assert!(matches!(with([4, 4]), Verdict::RuledOut(_)));
