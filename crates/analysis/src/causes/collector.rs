@@ -27,6 +27,9 @@ const MIN_OLD: Bytes = Bytes::mib(24);
 /// A heap of Go that is larger has been collected, unless the collector is off: the first
 /// collection comes at 4 MiB.
 const MUST_BE_COLLECTED: Bytes = Bytes::mib(32);
+/// Less growth between two collections is garbage that waits for the next one, as of a service that
+/// was busy at its start.
+const MAX_GARBAGE: Bytes = Bytes::mib(2);
 const NS_PER_SECOND: f64 = 1e9;
 /// Fewer readings do not show parts of the observation.
 const MAX_FEW: usize = 4;
@@ -99,12 +102,24 @@ pub(super) fn collected_growth(evidence: &CauseEvidence<'_>, memory: Bytes) -> C
         }
         (None, Some(count)) if count >= ESTABLISHED => {
             match (of_private_memory(evidence, SurvivalProof::SinceStart(count)), during) {
+                (CollectedGrowth::Survivors(growth, _), Some(0)) if growth.bytes < MAX_GARBAGE => {
+                    CollectedGrowth::Garbage(between_collections(growth))
+                }
                 (CollectedGrowth::Unknown, Some(during)) => in_steps(evidence, memory, during),
                 (found, _) => found,
             }
         }
         (None, _) => CollectedGrowth::Unknown,
     }
+}
+
+/// The line on small growth without a collection.
+fn between_collections(growth: SteadyGrowth) -> Vec<CellValue> {
+    vec![
+        text("the heap grew by "),
+        CellValue::Bytes(growth.bytes.0),
+        text(" without a garbage collection meanwhile: this may be garbage"),
+    ]
 }
 
 fn of_old_generation(
@@ -300,6 +315,9 @@ mod tests {
         assert_eq!(present(&go(5, 10), "foreign-heap").confidence.key(), "likely");
         assert_eq!(present(&go(0, 10), "foreign-heap").confidence.key(), "certain");
         assert!(matches!(verdict(&go(1, 30), "foreign-heap"), Verdict::RuledOut(_)), "it fills");
+        let few = "garbage that waits for the next collection";
+        // A program of 11 MiB in its second minute.
+        assert!(matches!(verdict(&go(5, 1), "foreign-heap"), Verdict::RuledOut(_)), "{few}");
         assert!(matches!(verdict(&go(5, 0), "foreign-heap"), Verdict::RuledOut(_)), "no growth");
     }
 

@@ -464,8 +464,9 @@ fn oversized_runtime(
     if !is_large(evidence, zero.low) || zero.low.fraction_of(memory)? < MOSTLY_ZERO {
         return None;
     }
-    // Locked memory is resident for another reason.
-    if locks(evidence, zero.low) {
+    // Locked memory is resident for another reason. Go clears memory again before it uses it for
+    // the next object: objects that are all zero look as memory that was never written.
+    if locks(evidence, zero.low) || runtime == LanguageRuntime::Go {
         return None;
     }
     let sentence = [
@@ -633,7 +634,7 @@ fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::evidence::{CollectorPoint, Gathered};
+    use pagewise_model::evidence::{CollectorPoint, Evidence, Gathered};
     use pagewise_model::faults::FaultKind;
     use pagewise_model::heap_graph::{HeapGraph, HeapRoot, RetainingRoot, RootKind};
     use pagewise_model::heap_scan::LiveAmount;
@@ -863,7 +864,7 @@ mod tests {
         let mut made = evidence(of_runtime("/usr/bin/node", 300), of_runtime("/usr/bin/node", 300));
         made.activity = activity((0..40).map(|_| 300 * MIB));
         let range = made.first.mappings.as_ref().unwrap()[0].range;
-        let mut sample = |zero| {
+        let sample = |made: &mut Evidence, zero| {
             made.zero_pages = Gathered::Value(vec![ZeroSample {
                 range,
                 resident: Bytes::mib(300),
@@ -871,10 +872,15 @@ mod tests {
                 read: 1000,
                 zero,
             }]);
-            verdict(&made, "foreign-heap")
+            verdict(made, "foreign-heap")
         };
-        assert!(matches!(sample(900), Verdict::Present(_)));
-        assert!(matches!(sample(200), Verdict::RuledOut(_)));
+        assert!(matches!(sample(&mut made, 900), Verdict::Present(_)));
+        assert!(matches!(sample(&mut made, 200), Verdict::RuledOut(_)));
+        // Objects of Go that are all zero are in memory that the runtime cleared.
+        made.first.process.exe = Ok("/usr/bin/app".into());
+        made.first.objects.push(crate::causes::made::go_program());
+        made.last = Gathered::Value(Box::new(made.first.clone()));
+        assert!(matches!(sample(&mut made, 900), Verdict::RuledOut(_)));
     }
 
     #[test]
