@@ -135,6 +135,9 @@ pub struct CollectorPoint {
     /// Bytes in the old generation: objects that survived collections. `None` in a runtime without
     /// generations.
     pub old: Option<Bytes>,
+    /// Number of classes that are loaded, if the runtime counts them.
+    #[serde(default)]
+    pub classes: Option<u64>,
 }
 
 /// Result of an instrument.

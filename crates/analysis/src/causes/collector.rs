@@ -6,9 +6,10 @@ use pagewise_model::evidence::CollectorPoint;
 use pagewise_model::report::CellValue;
 
 use super::CauseEvidence;
+use super::signs::{cpu_shares, private_memory};
 use super::trend::{
-    GrownMemory, MemoryTrend, SteadyGrowth, grown_most, steady_growth_of, stepped_growth,
-    stepped_growth_of, trend,
+    GrownMemory, MemoryTrend, SteadyGrowth, grown_most, is_steady_number, steady_growth_of,
+    stepped_growth, stepped_growth_of, trend,
 };
 use crate::cells::{float, text};
 
@@ -58,6 +59,8 @@ pub(super) enum SurvivalProof {
     NeverCollected,
     /// The old generation does not grow: malloc allocates the memory.
     OutsideHeap,
+    /// This number of classes was loaded during the observation, and not unloaded.
+    Classes(u64),
 }
 
 impl SurvivalProof {
@@ -81,6 +84,13 @@ impl SurvivalProof {
             SurvivalProof::OutsideHeap => vec![text(
                 "the memory lies outside of the collected heap, in buffers that malloc allocates for objects",
             )],
+            SurvivalProof::Classes(count) => vec![
+                CellValue::Count(count),
+                text(
+                    " classes were loaded meanwhile, whose loaders are still reachable: their metadata and code lie outside of the \
+                     collected heap",
+                ),
+            ],
             SurvivalProof::NeverCollected => vec![text(
                 "the garbage collector has not run since the start, so that garbage stays (GOGC=off, or a large GOGC)",
             )],
@@ -129,6 +139,9 @@ fn of_old_generation(
 ) -> CollectedGrowth {
     let points = evidence.all.collector.value().map_or(&[][..], Vec::as_slice);
     let least = if during.is_some() { MIN_SHARE } else { MIN_SHARE_UNCOUNTED };
+    if let Some((growth, count)) = class_growth(evidence, points) {
+        return CollectedGrowth::Survivors(growth, SurvivalProof::Classes(count));
+    }
     let growth = old_growth(points).or_else(|| rising(evidence, points)).filter(|growth| {
         old >= MIN_OLD && growth.bytes.fraction_of(old).is_some_and(|share| share >= least)
     });
@@ -155,6 +168,38 @@ fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     let seconds = float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND;
     let values = values?;
     steady_growth_of(&values, seconds).or_else(|| stepped_growth_of(&values, seconds))
+}
+
+/// Classes per second, from which on a program loads them again and again.
+const MANY_CLASSES: f64 = 10.0;
+/// A class takes some KiB at least; less growth has another reason.
+const BYTES_PER_CLASS: u64 = 2048;
+/// A program that starts loads classes as well, and uses most of a CPU meanwhile.
+const STARTING: f64 = 0.5;
+
+/// The growth of the private memory by classes that are loaded steadily and not unloaded, with
+/// their number.
+fn class_growth(
+    evidence: &CauseEvidence<'_>,
+    points: &[CollectorPoint],
+) -> Option<(SteadyGrowth, u64)> {
+    let (first, last) = (points.first()?, points.last()?);
+    let values: Option<Vec<f64>> = points.iter().map(|it| Some(float(it.classes?))).collect();
+    let count = last.classes?.checked_sub(first.classes?)?;
+    let seconds = float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND;
+    let is_steady = is_steady_number(&values?, seconds) && float(count) >= MANY_CLASSES * seconds;
+    let is_starting =
+        cpu_shares(evidence).is_none_or(|(all, _)| all * evidence.demand() >= STARTING);
+    let rate = evidence.growth(private_memory)?;
+    let seconds = evidence.seconds()?;
+    let bytes = Bytes(whole(rate * seconds));
+    let explains = bytes.0 >= count.saturating_mul(BYTES_PER_CLASS);
+    (is_steady && !is_starting && explains).then_some((SteadyGrowth { bytes, seconds }, count))
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
+fn whole(bytes: f64) -> u64 {
+    bytes.max(0.0) as u64
 }
 
 /// The growth of the old generation by few readings, as of a large heap on a busy machine: each is
@@ -223,7 +268,7 @@ mod tests {
         let points = (0..10).map(|second| {
             let (collections, old) = point(second);
             let old = old.map(Bytes::mib);
-            CollectorPoint { at_ns: second * 1_000_000_000, collections, old }
+            CollectorPoint { at_ns: second * 1_000_000_000, collections, old, classes: None }
         });
         made.collector = Gathered::Value(points.collect());
         made
@@ -260,6 +305,7 @@ mod tests {
                 at_ns: at * 3_000_000_000,
                 collections: None,
                 old: Some(Bytes::mib(old)),
+                classes: None,
             };
             made.collector = Gathered::Value((0..).zip(old).map(at).collect());
             verdict(&made, "foreign-heap")
@@ -267,6 +313,36 @@ mod tests {
         assert!(matches!(with(40, [66, 73, 93, 102]), Verdict::Present(_)));
         assert!(matches!(with(40, [66, 93, 73, 102]), Verdict::RuledOut(_)));
         assert!(matches!(with(0, [66, 73, 93, 102]), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn classes_that_are_loaded_steadily_are_a_cause() {
+        let with = |classes: fn(u64) -> u64, cpu: f64| {
+            let mut made = growing("/usr/lib/jvm/bin/java", 18, |_| (Some(3), Some(10)));
+            // The young generation grows meanwhile, in one step.
+            let memory = |step: u64| (60 + step / 8 + u64::from(step > 20) * 12) * MIB;
+            made.activity = activity((0..40).map(memory));
+            crate::causes::made_recordings::add_work(&mut made, 0, 0.0, cpu);
+            let mut machine = crate::causes::made::glibc();
+            machine.name = "/usr/lib/jvm/lib/server/libjvm.so".into();
+            for taken in [Some(&mut made.first), last_of(&mut made.last)].into_iter().flatten() {
+                taken.objects.push(machine.clone());
+            }
+            if let Gathered::Value(points) = &mut made.collector {
+                for (second, point) in (0..).zip(points) {
+                    point.classes = Some(classes(second));
+                }
+            }
+            made
+        };
+        let found = present(&with(|second| 2000 + 80 * second, 0.03), "foreign-heap");
+        assert_eq!(found.confidence.key(), "possible");
+        let is_quiet = |made: &Evidence| {
+            matches!(verdict(made, "foreign-heap"), Verdict::RuledOut(_) | Verdict::Unknown(..))
+        };
+        assert!(is_quiet(&with(|second| 2000 + 80 * second, 0.9)), "it starts");
+        assert!(is_quiet(&with(|second| 2000 + 800 * second.min(2), 0.03)), "a first use");
+        assert!(is_quiet(&with(|second| 2000 + second, 0.03)), "few");
     }
 
     #[test]
@@ -299,8 +375,12 @@ mod tests {
             recording.frames[0].module = Some("/usr/lib/jvm/lib/server/libjvm.so".into());
             made
         };
-        assert_eq!(present(&with(12), "foreign-heap").confidence.key(), "possible");
-        assert!(matches!(verdict(&with(4), "foreign-heap"), Verdict::RuledOut(_)), "reserves");
+        for mib in [6, 12, 36] {
+            assert_eq!(present(&with(mib), "foreign-heap").confidence.key(), "possible");
+        }
+        for mib in [4, 80] {
+            assert!(matches!(verdict(&with(mib), "foreign-heap"), Verdict::RuledOut(_)), "{mib}");
+        }
     }
 
     #[test]

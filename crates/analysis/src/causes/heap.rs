@@ -390,7 +390,7 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
 }
 
 /// Less growth outside of the collected heap are the allocator's own reserves.
-const MANY_BUFFERS: Bytes = Bytes::mib(8);
+const MANY_BUFFERS: Bytes = Bytes::mib(5);
 
 /// Growth of malloc by the runtime, while the old generation does not grow: buffers of objects,
 /// such as those of JavaScript's ArrayBuffer.
@@ -423,7 +423,7 @@ impl HeapGrowth {
         const KEEPS: &str = ": the program keeps more and more objects";
         let mut words = match self.proof {
             None => vec![text(KEEPS)],
-            Some(SurvivalProof::NeverCollected) => vec![text(": ")],
+            Some(SurvivalProof::NeverCollected | SurvivalProof::Classes(_)) => vec![text(": ")],
             Some(_) => vec![text(KEEPS), text("; ")],
         };
         words.extend(self.proof.into_iter().flat_map(SurvivalProof::words));
@@ -434,9 +434,11 @@ impl HeapGrowth {
     fn confidence(self, runtime: LanguageRuntime, next: Label) -> Confidence {
         match self.proof {
             Some(SurvivalProof::NeverCollected) => Confidence::Certain,
-            Some(SurvivalProof::OldGeneration | SurvivalProof::OutsideHeap) => {
-                Confidence::Possible(next)
-            }
+            Some(
+                SurvivalProof::OldGeneration
+                | SurvivalProof::OutsideHeap
+                | SurvivalProof::Classes(_),
+            ) => Confidence::Possible(next),
             None if runtime.collects_garbage() => Confidence::Possible(next),
             _ => Confidence::Likely(next),
         }
@@ -515,12 +517,15 @@ const FIRST_COLLECTION: Bytes = Bytes::mib(64);
 /// is a heap that is filled for the first time.
 const ESTABLISHED_GROWTH: std::ops::Range<f64> = 0.03..0.25;
 
+/// The same of memory of malloc outside of the collected heap, which no collection fills or empties.
+const ESTABLISHED_BUFFERS: std::ops::Range<f64> = 0.03..0.5;
+
 /// True if memory of malloc that a runtime allocates outside of its collected heap has grown by
 /// much, and had grown before the observation.
 fn is_established(located: &LocatedGrowth, memory: Bytes) -> bool {
     let share = located.growth.bytes.fraction_of(memory);
     located.growth.bytes >= MANY_BUFFERS
-        && share.is_some_and(|share| ESTABLISHED_GROWTH.contains(&share))
+        && share.is_some_and(|share| ESTABLISHED_BUFFERS.contains(&share))
 }
 
 fn is_first_filling(runtime: LanguageRuntime, memory: Bytes, located: &LocatedGrowth) -> bool {
@@ -803,6 +808,7 @@ mod tests {
                 at_ns: second * 1_000_000_000,
                 collections: None,
                 old,
+                classes: None,
             });
             made.collector = Gathered::Value(points.collect());
             made.faults = faults(FaultKind::Anonymous, 300, "[heap]", Quadrant::PrivateAnonymous);
@@ -828,7 +834,7 @@ mod tests {
             let mut made = evidence(go(60), go(99));
             made.activity = activity((60..100).map(|mib| mib * MIB));
             let collections = Some(7);
-            let point = |at_ns| CollectorPoint { at_ns, collections, old: None };
+            let point = |at_ns| CollectorPoint { at_ns, collections, old: None, classes: None };
             made.collector = Gathered::Value(vec![point(0), point(9_000_000_000)]);
             made.faults = faults(FaultKind::Anonymous, 300, "", Quadrant::PrivateAnonymous);
             let Gathered::Value(recording) = &mut made.faults else { panic!("it was made") };

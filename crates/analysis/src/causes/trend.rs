@@ -92,6 +92,14 @@ pub(super) fn steady_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGro
     (is_large && is_steady(values)).then_some(SteadyGrowth { bytes, seconds })
 }
 
+/// True if a number that was read at equal distances of time grows steadily.
+pub(super) fn is_steady_number(values: &[f64], seconds: f64) -> bool {
+    values.len() > PARTS
+        && seconds >= MIN_SECONDS
+        && values[values.len() - 1] > values[0]
+        && is_steady(values)
+}
+
 /// The growth of a size that changes in few large steps, such as that of an old generation, which
 /// grows at collections only: it grows in both halves, and does not drop.
 pub(super) fn stepped_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGrowth> {

@@ -9,6 +9,9 @@ const MAX_BYTES: u64 = 128 << 10;
 const MAGIC: [u8; 4] = [0xca, 0xfe, 0xc0, 0xc0];
 /// Number of counters that are read; version 17 has about 190.
 const MAX_ENTRIES: u32 = 5000;
+/// Numbers of classes that were loaded: from jar files, and from the archive of the runtime.
+const LOADED: [&[u8]; 2] = [b"java.cls.loadedClasses", b"java.cls.sharedLoadedClasses"];
+const UNLOADED: [&[u8]; 2] = [b"java.cls.unloadedClasses", b"java.cls.sharedUnloadedClasses"];
 /// The type of entries with a number of 64 bits.
 const LONG: u8 = b'J';
 
@@ -27,7 +30,7 @@ pub(super) fn is_loaded(snapshot: &Snapshot) -> bool {
     snapshot.objects.iter().any(|object| object.name.base() == b"libjvm.so")
 }
 
-/// Collections by all collectors, and the used bytes of the old generation.
+/// Collections by all collectors, the used bytes of the old generation, and the number of classes.
 pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
     // The fourth byte behind the magic number is 1 as soon as the counters are valid.
     let is_little = file.get(4) == Some(&1);
@@ -35,6 +38,7 @@ pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
         return None;
     }
     let (mut collections, mut old) = (None, None);
+    let (mut loaded, mut unloaded) = (None, 0_u64);
     let mut at = number(file, 24)?;
     for _ in 0..number(file, 28)?.min(MAX_ENTRIES) {
         let entry = file.get(index(at)?..)?;
@@ -45,11 +49,16 @@ pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
                 collections = Some(collections.unwrap_or(0_u64).saturating_add(value));
             } else if name == b"sun.gc.generation.1.space.0.used" {
                 old = Some(Bytes(value));
+            } else if LOADED.contains(&name) {
+                loaded = Some(loaded.unwrap_or(0_u64).saturating_add(value));
+            } else if UNLOADED.contains(&name) {
+                unloaded = unloaded.saturating_add(value);
             }
         }
         at = at.checked_add(number(entry, 0)?.max(1))?;
     }
-    collections.map(|count| CollectorPoint { collections: Some(count), old, at_ns: 0 })
+    let classes = loaded.map(|loaded| loaded.saturating_sub(unloaded));
+    collections.map(|count| CollectorPoint { collections: Some(count), old, classes, at_ns: 0 })
 }
 
 /// The name and the value of an entry with one number.
@@ -102,9 +111,13 @@ mod tests {
             ("sun.gc.collector.1.invocations", 2),
             ("sun.gc.generation.0.space.0.used", 99),
             ("sun.gc.generation.1.space.0.used", 1 << 20),
+            ("java.cls.loadedClasses", 900),
+            ("java.cls.sharedLoadedClasses", 400),
+            ("java.cls.unloadedClasses", 30),
         ]);
         let found = point(&file).unwrap();
         assert_eq!((found.collections, found.old), (Some(20), Some(Bytes::mib(1))));
+        assert_eq!(found.classes, Some(1270));
         for cut in 0..file.len() {
             // No panic, and no made up number.
             let cut = point(&file[..cut]);
