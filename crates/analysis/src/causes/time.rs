@@ -8,7 +8,7 @@ use pagewise_model::cause::Verdict;
 use pagewise_model::evidence::{CallProfile, CallProfileRow, Gathered, Instrument};
 use pagewise_model::report::CellValue;
 
-use super::signs::{count_fact, cpu_shares, rate_fact, share_of_run_time};
+use super::signs::{count_fact, cpu_shares, private_memory, rate_fact, share_of_run_time};
 use super::{CauseEvidence, CauseRow, cause, remedy_code};
 use crate::cells::{ratio, text};
 use pagewise_model::cause::{CauseCost, Confidence};
@@ -38,7 +38,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         title: "memory released and touched again",
         meaning: "Memory is released to the kernel and faulted in again, which costs zeroing and faults.",
         needs: &[Instrument::Activity, Instrument::Faults, Instrument::Calls],
-        excluded_by: "fewer than 4000 first touches per second, or memory that grows by as much",
+        excluded_by: "fewer than 4000 first touches per second, or 40 of huge pages, or memory that grows by as much",
         source: "mallopt(3), M_TRIM_THRESHOLD and M_MMAP_THRESHOLD; madvise(2), MADV_DONTNEED",
         rule: churn::fault_churn,
     },
@@ -89,10 +89,31 @@ fn is_memory_call(row: &CallProfileRow) -> bool {
 /// Memory system calls per second. Events that were lost are such calls too: their number is in
 /// proportion to the recorded ones.
 fn memory_call_rate(profile: &CallProfile) -> f64 {
-    let calls = profile.rows.iter().filter(|row| is_memory_call(row));
+    call_rate(profile, is_memory_call)
+}
+
+/// As [`memory_call_rate`], for the calls that a filter chooses.
+fn call_rate(profile: &CallProfile, is_meant: impl Fn(&CallProfileRow) -> bool) -> f64 {
+    let calls = profile.rows.iter().filter(|row| is_meant(row));
     let recorded: u64 = profile.rows.iter().map(|row| row.count).sum();
     let with_lost = 1.0 + ratio(profile.lost, recorded).unwrap_or(0.0);
     per_second(calls.map(|row| row.count).sum(), profile.took_ns) * with_lost
+}
+
+/// True for the call by which malloc extends the heap of a thread, a page or some pages at a time.
+fn can_extend(row: &CallProfileRow) -> bool {
+    row.call == "mprotect"
+}
+
+/// Pages that malloc makes usable can be touched some time later, and a heap can shrink meanwhile.
+const BYTES_PER_GROWTH: f64 = 2.0;
+
+/// True if such calls made about as many bytes usable as the private memory grew by: the growth is
+/// the trouble then.
+fn extends_the_heap(evidence: &CauseEvidence<'_>, profile: &CallProfile) -> bool {
+    let bytes = profile.rows.iter().filter(|row| can_extend(row)).map(|row| row.bytes);
+    let bytes = per_second(bytes.fold(0, u64::saturating_add), profile.took_ns);
+    evidence.growth(private_memory).is_some_and(|growth| bytes <= growth * BYTES_PER_GROWTH)
 }
 
 /// Memory system calls per second from which on they are a storm.
@@ -115,12 +136,14 @@ fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
             return missing(evidence, Instrument::Calls, why.to_string());
         }
     };
-    let rows = || profile.rows.iter().filter(|row| is_memory_call(row));
+    let extends = extends_the_heap(evidence, profile);
+    let is_meant = |row: &CallProfileRow| is_memory_call(row) && !(extends && can_extend(row));
+    let rows = || profile.rows.iter().filter(|row| is_meant(row));
     let count: u64 = rows().map(|row| row.count).sum();
-    let rate = memory_call_rate(profile);
+    let rate = call_rate(profile, is_meant);
     let each = if is_mostly_in_kernel(evidence) { COSTLY_CALL_SECONDS } else { CALL_SECONDS };
     let lost = share_of_run_time(evidence, rate * each);
-    let caller = evidence.calling_function(is_memory_call);
+    let caller = evidence.calling_function(is_meant);
     let are_many = rate * evidence.demand() >= MANY_CALLS;
     let (true, Some(caller)) = (are_many && lost >= MUCH_OF_RUN_TIME, caller) else {
         return Verdict::RuledOut(vec![
@@ -339,6 +362,37 @@ mod tests {
         assert!(is_ruled_out(&evidence, "fault-churn"));
         evidence.calls = calls(&[("mremap", 0, 400)], 0);
         assert!(is_ruled_out(&evidence, "memory-calls"));
+    }
+
+    #[test]
+    fn huge_pages_that_are_touched_again_are_churn() {
+        let with = |count: u64, anonymous: [u64; 17]| {
+            let mut evidence = touching(anonymous);
+            evidence.faults = faults(FaultKind::Huge, count, "", Quadrant::PrivateAnonymous);
+            evidence.calls = calls(&[("munmap", 0, 80)], 0);
+            add_work(&mut evidence, count, 0.03, 0.05);
+            evidence
+        };
+        let found = present(&with(400, [20 * MIB; 17]), "fault-churn");
+        assert_eq!(found.object.function(), Some("update"));
+        assert!(is_ruled_out(&with(40, [20 * MIB; 17]), "fault-churn"), "few");
+        let growing = std::array::from_fn(|at| (20 + at as u64 * 50) * MIB);
+        assert!(is_ruled_out(&with(400, growing), "fault-churn"), "it grows");
+    }
+
+    #[test]
+    fn calls_that_extend_a_growing_heap_are_the_price_of_the_growth() {
+        let with = |name: &str, grown: u64| {
+            let mut evidence = touching((0..17).map(|at| 20 * MIB + at * grown / 16));
+            evidence.calls = calls(&[(name, 0, 16_000)], 0);
+            evidence
+        };
+        // Heaps of threads grow by pages: 16,000 calls for 62 MiB.
+        assert!(is_ruled_out(&with("mprotect", 62 * MIB), "memory-calls"));
+        present(&with("brk", 62 * MIB), "memory-calls");
+        present(&with("mprotect", 0), "memory-calls");
+        present(&with("mprotect", 8 * MIB), "memory-calls");
+        present(&with("munmap", 62 * MIB), "memory-calls");
     }
 
     #[test]

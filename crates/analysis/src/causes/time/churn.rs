@@ -6,7 +6,7 @@ use pagewise_model::faults::{FaultKind, FaultMapping, FaultRecording, FaultRow};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Bytes, Quadrant};
 
-use super::{MANY_CALLS, command, lost, memory_call_rate, milliseconds, missing, per_second};
+use super::{MANY_CALLS, command, memory_call_rate, milliseconds, missing, per_second};
 use crate::causes::signs::{
     bytes, bytes_fact, cpu_shares, is_own, private_memory, rate_fact, share_of_run_time,
 };
@@ -19,6 +19,10 @@ use crate::explain::fact;
 const MANY_TOUCHES: f64 = 4000.0;
 /// CPU time of a first touch: the fault, a zeroed page, and its release.
 const TOUCH_SECONDS: f64 = 1e-6;
+/// The same of a huge page of 2 MiB, most of it for the zeroing: at 20 GB/s.
+const HUGE_TOUCH_SECONDS: f64 = 100e-6;
+/// Huge pages that are touched per second, from which on they cost as much.
+const MANY_HUGE_TOUCHES: f64 = MANY_TOUCHES * TOUCH_SECONDS / HUGE_TOUCH_SECONDS;
 /// A smaller share of the CPU time of the process is the price of ordinary allocation.
 const MUCH_OF_CPU: f64 = 0.1;
 /// Growth explains at most this share of the touches of memory that is touched again.
@@ -50,15 +54,20 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::Unknown("the process was read only once".into(), command.into());
     };
     let demand = evidence.demand();
-    if faults * demand < MANY_TOUCHES {
+    if faults * demand < MANY_HUGE_TOUCHES {
         return Verdict::RuledOut(vec![CellValue::Rate(faults), text(" minor faults")]);
     }
     let recording = match &evidence.all.faults {
         Gathered::Value(recording) => recording,
         Gathered::NotNeeded => return Verdict::RuledOut(vec![text("few page faults")]),
-        Gathered::Missing(why) => return missing(evidence, Instrument::Faults, why.to_string()),
+        Gathered::Missing(why) if faults * demand >= MANY_TOUCHES => {
+            return missing(evidence, Instrument::Faults, why.to_string());
+        }
+        Gathered::Missing(_) => {
+            return Verdict::RuledOut(vec![CellValue::Rate(faults), text(" minor faults")]);
+        }
     };
-    let touches = first_touches(evidence, recording);
+    let FirstTouches { pages: touches, seconds } = first_touches(evidence, recording, faults);
     let calls = evidence.all.calls.value().map_or(0.0, memory_call_rate);
     if calls * demand >= MANY_CALLS && calls >= touches * CALLS_PER_TOUCH {
         let line = vec![CellValue::Rate(calls), text(" memory system calls explain the faults")];
@@ -70,10 +79,11 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::Unknown("the private memory could not be read".into(), command.into());
     };
     let growth = growth.max(0.0);
-    let again = touches - growth / page;
-    let lost = lost(again.max(0.0), TOUCH_SECONDS);
+    let again = (touches - growth / page).max(0.0);
+    let lost = (seconds * again / touches.max(1.0)).min(1.0);
     let of_cpu = share_of_cpu(evidence, lost);
-    if touches * demand < MANY_TOUCHES || again < touches * MOSTLY_AGAIN || of_cpu < MUCH_OF_CPU {
+    let are_many = seconds * demand >= MANY_TOUCHES * TOUCH_SECONDS;
+    if !are_many || again < touches * MOSTLY_AGAIN || of_cpu < MUCH_OF_CPU {
         return Verdict::RuledOut(vec![
             CellValue::Rate(touches),
             text(" first touches of pages, "),
@@ -102,7 +112,7 @@ fn own_memory(point: &ActivityPoint) -> Option<Bytes> {
 fn adds_a_page(row: &FaultRow, mapping: Option<&FaultMapping>, forks: bool) -> bool {
     let quadrant = mapping.and_then(|mapping| mapping.quadrant);
     match (row.kind, quadrant) {
-        (FaultKind::Anonymous, Some(quadrant)) => {
+        (FaultKind::Anonymous | FaultKind::Huge, Some(quadrant)) => {
             matches!(quadrant, Quadrant::PrivateAnonymous | Quadrant::SharedAnonymous)
         }
         (FaultKind::CopyOnWrite, Some(Quadrant::PrivateFile)) => !forks,
@@ -116,13 +126,42 @@ fn forks(evidence: &CauseEvidence<'_>) -> bool {
     calls.is_none_or(|profile| profile.rows.iter().any(|row| row.call == "fork"))
 }
 
-/// Faults by which the process itself got new pages, per second.
-fn first_touches(evidence: &CauseEvidence<'_>, recording: &FaultRecording) -> f64 {
+/// New pages of the process.
+struct FirstTouches {
+    /// Base pages per second, those of huge pages included.
+    pages: f64,
+    /// CPU time per second.
+    seconds: f64,
+}
+
+/// Faults by which the process itself got new pages. `faults` is their rate over the observation:
+/// the recording covers a part of it, in which there may have been more.
+fn first_touches(
+    evidence: &CauseEvidence<'_>,
+    recording: &FaultRecording,
+    faults: f64,
+) -> FirstTouches {
     let (own, forks) = (is_own(evidence), forks(evidence));
     let rows = recording.rows.iter().filter(|row| {
         own(row) && adds_a_page(row, recording.mappings.get(row.mapping as usize), forks)
     });
-    per_second(rows.map(|row| row.count).sum(), recording.took_ns)
+    let (mut base, mut huge) = (0_u64, 0_u64);
+    for row in rows {
+        let sum = if row.kind == FaultKind::Huge { &mut huge } else { &mut base };
+        *sum = sum.saturating_add(row.count);
+    }
+    let rate = |count| per_second(count, recording.took_ns);
+    let (base, huge) = (rate(base), rate(huge));
+    let part = (faults / (base + huge).max(1.0)).min(1.0);
+    let (base, huge) = (base * part, huge * part);
+    let size = recording
+        .huge_page
+        .as_ref()
+        .map_or(1.0, |size| float(size.0) / float(recording.page_size.bytes()));
+    FirstTouches {
+        pages: base + huge * size,
+        seconds: base * TOUCH_SECONDS + huge * HUGE_TOUCH_SECONDS,
+    }
 }
 
 /// Lost time as a share of the CPU time of the process, which cannot exceed its time in the kernel.
