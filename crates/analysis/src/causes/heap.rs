@@ -517,7 +517,7 @@ const FIRST_COLLECTION: Bytes = Bytes::mib(64);
 /// is a heap that is filled for the first time.
 const ESTABLISHED_GROWTH: std::ops::Range<f64> = 0.03..0.25;
 
-/// The same of memory of malloc outside of the collected heap, which no collection fills or empties.
+/// The same of memory of malloc outside of the collected heap, which collections do not fill.
 const ESTABLISHED_BUFFERS: std::ops::Range<f64> = 0.03..0.5;
 
 /// True if memory of malloc that a runtime allocates outside of its collected heap has grown by
