@@ -471,6 +471,11 @@ fn oversized_runtime(
     if locks(evidence, zero.low) || runtime == LanguageRuntime::Go {
         return None;
     }
+    // Only Java can touch its heap beforehand: the zeros of other runtimes in huge pages come with
+    // these pages.
+    if runtime != LanguageRuntime::Java && huge_pages_of_runtime(evidence) * 2 >= zero.low.0 {
+        return None;
+    }
     let sentence = [
         CellValue::Bytes(zero.bytes.0),
         text(" of the "),
@@ -493,6 +498,17 @@ fn oversized_runtime(
         _ => "Start it with a smaller initial heap, and do not touch the heap beforehand.",
     })]);
     Some(found)
+}
+
+/// Bytes of the memory of the runtime that lie in huge pages.
+fn huge_pages_of_runtime(evidence: &CauseEvidence<'_>) -> u64 {
+    let Ok(subject) = evidence.subject else { return 0 };
+    let mappings = subject.mappings.iter().enumerate();
+    let own = mappings.filter(|(index, _)| {
+        GrownMemory::of(subject.pools.pool_of(*index).kind) == GrownMemory::Runtime
+    });
+    let huge = own.filter_map(|(_, mapping)| mapping.anon_huge().ok());
+    huge.fold(0, |sum: u64, bytes| sum.saturating_add(bytes.0))
 }
 
 /// The line about a runtime that is not a cause.
@@ -648,7 +664,7 @@ mod tests {
     use super::*;
     use crate::causes::made::{activity, add_graph, evidence, go_program, present, verdict};
     use crate::causes::made_recordings::faults;
-    use crate::sample::{resident, snapshot};
+    use crate::sample::{mapping, resident, snapshot, with_smaps};
 
     const MIB: u64 = 1 << 20;
     const ARENAS: &str = "7f0000000000-7f0008000000 rw-p 0 0 ";
@@ -882,6 +898,15 @@ mod tests {
         };
         assert!(matches!(sample(&mut made, 900), Verdict::Present(_)));
         assert!(matches!(sample(&mut made, 200), Verdict::RuledOut(_)));
+        let counters = [
+            (pagewise_model::SmapsCounter::Rss, 300 * MIB),
+            (pagewise_model::SmapsCounter::AnonHugePages, 280 * MIB),
+        ];
+        let mut huge = made.clone();
+        let line = "7f0000000000-7f0012c00000 rw-p 0 0 ";
+        huge.first.mappings = Ok(vec![with_smaps(mapping(line), &counters, "rd wr")]);
+        huge.last = Gathered::Value(Box::new(huge.first.clone()));
+        assert!(matches!(sample(&mut huge, 900), Verdict::RuledOut(_)), "huge pages explain them");
         // Objects of Go that are all zero are in memory that the runtime cleared.
         made.first.process.exe = Ok("/usr/bin/app".into());
         made.first.objects.push(crate::causes::made::go_program());
