@@ -1,8 +1,8 @@
 //! Builds the recorder that programs load, so that it can be part of this crate: a program that
 //! records needs no second file.
 //!
-//! It is built by a cargo of its own, in a folder of its own, always optimised: it runs inside the
-//! malloc of others.
+//! A separate cargo run builds the recorder, in a separate target folder and always optimized,
+//! since the recorder runs inside the `malloc` of other programs.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "this is how a build script talks to cargo")]
@@ -60,8 +60,8 @@ fn build(crates: &Path, out: &Path) -> Vec<u8> {
     std::fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()))
 }
 
-/// Digits that other contents are unlikely to have (FNV-1a of 128 bits): a name for the file, which
-/// is compared before use.
+/// Hash of the contents (FNV-1a of 128 bits) in hexadecimal, for the name of the file. The file is
+/// compared before use, so a collision is harmless.
 fn digits(contents: &[u8]) -> String {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

@@ -20,10 +20,10 @@ fn main() {
     }
 }
 
-/// The linker would write the newest versions of all symbols of this machine's C library into the
-/// recorder, which an older one lacks. In place of the C library the linker finds nothing, so the
-/// symbols have no version: glibc takes the oldest, musl its only one. The program has loaded the
-/// C library already. `src/linker.rs` has what older ones lack.
+/// By default, the linker binds each symbol to its newest version in this machine's C library,
+/// which an older C library lacks. Empty linker scripts in place of the C library leave the symbols
+/// without a version: glibc resolves them to the oldest version, musl to its only one. The program
+/// has loaded the C library already. `src/linker.rs` has the functions that older ones lack.
 fn without_versions() {
     let Some(out) = std::env::var_os("OUT_DIR") else { return };
     let folder = PathBuf::from(out).join("no-libc");
@@ -33,17 +33,18 @@ fn without_versions() {
             .iter()
             .all(|name| std::fs::write(folder.join(name), script).is_ok());
     if is_written {
-        // The option is for the library alone: the tests of this crate are a program.
+        // Only for the library: the tests of this crate are an executable, which needs the C
+        // library.
         println!("cargo::rustc-cdylib-link-arg=-L{}", folder.display());
     }
 }
 
-/// Rust's library wants `libgcc_s.so`, for panics, which each program would load at its start. In
-/// its place the linker finds words that lead to the archive with the same functions.
+/// Rust's standard library links `libgcc_s.so` for panics, which each program would then load at
+/// its start. A linker script of that name leads the linker to the archive with the same functions.
 fn without_libgcc() -> Option<()> {
     let output = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output().ok()?;
     let archive = PathBuf::from(str::from_utf8(&output.stdout).ok()?.trim());
-    // Without the file it prints the name alone.
+    // If the file is missing, `cc` prints the bare name.
     if !archive.is_absolute() || !archive.exists() {
         return None;
     }

@@ -87,7 +87,7 @@ pub(crate) fn run_tests() -> Result<ExitCode> {
     conclude(Instant::now())
 }
 
-/// Runs the tests and prints how all checks, which began then, ended.
+/// Runs the tests, and prints the duration of all checks since `began` and the result of the tests.
 fn conclude(began: Instant) -> Result<ExitCode> {
     let (tally, skips) = test()?;
     let skipped = skips.tests.len() as u64;
@@ -288,7 +288,8 @@ impl TestProgram {
         command.env("PAGEWISE_SKIPS", skips);
         command.envs(portable.map(|file| ("PAGEWISE_STATIC", file)));
         if Some(&self.target.as_str()) == LONG.first() {
-            // It has more tests than any other program, and all would wait for its end.
+            // This program has the most tests; with fewer threads, all others would wait for its
+            // end.
             command.env("RUST_TEST_THREADS", (cpus() * 2).to_string());
         }
         TestJob { name: self.target.clone(), title: self.path.display().to_string(), command }
@@ -319,7 +320,7 @@ fn test() -> Result<(TestTally, Skips)> {
     together.push(cargo_job(LOOM_TESTS, &skips)?);
     together
         .sort_by_key(|job| LONG.iter().position(|long| *long == job.name).unwrap_or(LONG.len()));
-    // Tests wait for much of their time: for processes that they record, for windows of time.
+    // Most tests sleep for much of their time, for example while they record a process.
     let jobs = cpus() + 2;
     say(&format!("{} test programs, {jobs} at a time", together.len()));
     let mut tally = run_jobs(together, jobs)?;
@@ -335,7 +336,7 @@ fn build_portable() -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     say("xtask static --debug");
-    // Before the tests are built: the same file name is then linked as usual again.
+    // Before the tests are built: their build links the same file name dynamically again.
     crate::portable::build(false).map(Some)
 }
 
@@ -409,8 +410,8 @@ fn cpus() -> usize {
 }
 
 /// Standard output and standard error of a command in the order of their writes, and true if it
-/// succeeded. They are a file: of a pipe, the end is only known when all processes have ended that
-/// the command leaves behind.
+/// succeeded. The output goes to a file: a pipe ends only after all processes that the command
+/// leaves behind.
 fn output_of(mut command: Command) -> Result<(Vec<u8>, bool)> {
     static FILES: AtomicUsize = AtomicUsize::new(0);
     let name = format!("output-{}-{}", process::id(), FILES.fetch_add(1, Ordering::Relaxed));
@@ -442,9 +443,9 @@ fn cargo_here() -> Result<Command> {
     Ok(cargo)
 }
 
-/// The same command with the usual effect of signals that people send, where `env` can do that:
-/// under nohup, or in the background of a script, they are ignored by all that is started, and
-/// tests send them.
+/// The same command with the default actions of SIGHUP, SIGINT and SIGQUIT, if `env` can set them.
+/// Tests send these signals, but a process that is started by nohup or in the background of a
+/// script inherits that they are ignored.
 fn with_default_signals(command: Command) -> Command {
     const OPTION: &str = "--default-signal=HUP,INT,QUIT";
     let can = Command::new("env").args([OPTION, "true"]).stderr(Stdio::null()).status();
@@ -476,7 +477,7 @@ fn is_installed(component: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// True if a missing tool is an error: so in CI, which installs them all.
+/// True if a missing tool is an error, as in CI, which installs all tools.
 fn tools_required() -> bool {
     std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|value| value == "1")
 }

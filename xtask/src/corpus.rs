@@ -62,7 +62,7 @@ struct CorpusOptions {
     may_change: bool,
 }
 
-/// Does what `arguments` ask for.
+/// Runs the task that `arguments` select.
 pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
     let options = parse_options(arguments)?;
     if options.task == CorpusTask::DiagnoseHealthy {

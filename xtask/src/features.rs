@@ -16,7 +16,7 @@ pub(crate) const FEATURES_OF_TESTS: &str = "pagewise-alloc/stats,pagewise-alloc/
 /// Options of `cargo tree` for the packages that `cargo test` builds.
 const TESTS: &[&str] = &["--workspace", "--edges", "normal,build,dev"];
 
-/// Builds from the same libraries, and their options of `cargo tree`.
+/// Other builds, which must use the same libraries, and their options of `cargo tree`.
 const OTHERS: &[(&str, &[&str])] = &[
     (
         "the command",

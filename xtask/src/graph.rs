@@ -8,8 +8,8 @@ use serde_json::Value;
 
 /// Each crate, by its folder, and the crates of this workspace that it may use.
 ///
-/// Holds for what a crate is built from. Its tests may use more: they check one crate's work
-/// with another's, which teaches neither a new dependency.
+/// Holds for the dependencies with which a crate is built. Its tests may use more crates: they
+/// compare the results of two crates, and add a dependency to neither.
 const GRAPH: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("sys", &[]),

@@ -1,5 +1,5 @@
-//! `cargo xtask install`: the C libraries, their headers and what pkg-config knows of them, below a
-//! prefix; with `--command` the command too, which takes some ten times as long to build.
+//! `cargo xtask install`: the C libraries, their headers and their pkg-config file, below a prefix;
+//! with `--command` the command too, which takes some ten times as long to build.
 //!
 //! ```text
 //! bin/pagewise                        with --command
@@ -32,7 +32,7 @@ pub(crate) enum InstallFrom<'a> {
     Libraries,
     /// The libraries and the command are built.
     WithCommand,
-    /// They lie in a folder, where the command and the library for malloc may be missing.
+    /// Built files in this folder. The command and libpagewise_malloc.so may be missing.
     Folder(&'a Path),
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn run(prefix: &Path, from: InstallFrom<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Builds with optimisation, and returns where it lies.
+/// Builds with optimization, and returns the folder of the built files.
 fn build(more: &[&str]) -> Result<PathBuf> {
     let mut cargo = crate::cargo();
     cargo.args(["build", "--release", "-p", "pagewise-capi", "-p", "pagewise-malloc"]).args(more);
@@ -87,15 +87,15 @@ fn build(more: &[&str]) -> Result<PathBuf> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    // Not over a file that is being executed or mapped.
+    // Removed, not overwritten: the file may be executed or mapped now.
     let _ = fs::remove_file(to);
     fs::copy(from, to).with_context(|| from.display().to_string())?;
     Ok(())
 }
 
-/// Links the shared library from the static one: only what `map` names is seen from outside, with
-/// the version it came in. Before 1.0 every minor version may break what was linked with the last,
-/// so the soname holds it.
+/// Links the shared library from the static one. It exports only the symbols in `map`, each with
+/// the version that introduced the symbol. Before 1.0, a minor version may break the ABI, so the
+/// soname has the minor version.
 fn link(archive: &Path, map: &Path, folder: &Path) -> Result<()> {
     let (breaking, _) = VERSION.rsplit_once('.').context("a version has three parts")?;
     let soname = format!("libpagewise.so.{breaking}");

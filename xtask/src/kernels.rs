@@ -1,5 +1,5 @@
-//! `cargo xtask kernels`: what works on which kernel. Boots each kernel in several virtual
-//! machines, runs every feature of pagewise and those tests that read the kernel, captures
+//! `cargo xtask kernels`: the features that work on each kernel. Boots each kernel in several
+//! virtual machines, runs every feature of pagewise and those tests that read the kernel, captures
 //! fixtures, and writes the tables of `docs/kernels.md`.
 //!
 //! Each machine's results are a folder below `target/kernels`, written when the machine has ended.
@@ -71,7 +71,7 @@ const MACHINES: &[MachineKind] = &[
 /// Test programs that read the kernel and need no files of the project but their own.
 const TESTED: &[TestedProgram] = &[
     TestedProgram { package: "pagewise-sys", target: "pagewise_sys", options: "" },
-    // Those of files parse ELF and core files.
+    // The tests of `files` parse ELF and core files, and do not depend on the kernel.
     TestedProgram { package: "pagewise-proc", target: "pagewise_proc", options: "--skip files::" },
     TestedProgram { package: "pagewise-proc", target: "pages", options: "" },
     TestedProgram { package: "pagewise-measure", target: "pagewise_measure", options: "" },
@@ -253,7 +253,7 @@ impl GuestContents {
         machine.cgroups = kind.cgroups;
         machine.kernel_options = kind.options.to_owned();
         machine.time_limit = TIME_LIMIT;
-        // Calls in a target save its registers by XSAVE.
+        // Remote calls save the registers of a target with XSAVE.
         machine.full_cpu = true;
         match work {
             GuestWork::Features => self.add_features(&mut machine)?,

@@ -1,5 +1,5 @@
-//! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `words`, `capture`, `corpus`,
-//! `kernels`, `static`, `install`.
+//! Checks and chores of the workspace: `cargo xtask ci`, `test`, `tidy`, `words`, `capture`,
+//! `corpus`, `kernels`, `static`, `install`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks to its user")]
 

@@ -12,8 +12,8 @@ use crate::capture::call;
 use crate::features::FEATURES_OF_TESTS;
 
 /// Builds `pagewise` and copies it to `target/static/pagewise`.
-pub(crate) fn run(optimised: bool) -> Result<()> {
-    let file = build(optimised)?;
+pub(crate) fn run(optimized: bool) -> Result<()> {
+    let file = build(optimized)?;
     println!("built {}", file.display());
     Ok(())
 }
@@ -26,26 +26,27 @@ pub(crate) fn has_static_libc() -> bool {
 }
 
 /// Builds the command and returns its path.
-pub(crate) fn build(optimised: bool) -> Result<PathBuf> {
+pub(crate) fn build(optimized: bool) -> Result<PathBuf> {
     ensure!(
         has_static_libc(),
         "the static C library is missing: install libc6-dev (Debian, Ubuntu) or glibc-static (Fedora, RHEL)"
     );
     let root = crate::root()?;
-    // The option is for the last step alone: all libraries are those of any other build.
+    // `cargo rustc` passes `crt-static` only to the last step: all libraries are those of any other
+    // build.
     let mut cargo = crate::cargo();
     cargo.args(["rustc", "-p", "pagewise", "--bin", "pagewise"]);
-    if optimised {
+    if optimized {
         cargo.arg("--release");
     } else {
         cargo.args(["--features", FEATURES_OF_TESTS]);
     }
     call(cargo.args(["--", "-C", "target-feature=+crt-static"]).current_dir(&root))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
-    let built = target.join(if optimised { "release" } else { "debug" }).join("pagewise");
+    let built = target.join(if optimized { "release" } else { "debug" }).join("pagewise");
     let kept = target.join("static").join("pagewise");
     fs::create_dir_all(kept.parent().context("it is in a folder")?)?;
-    // Not over a file that is being executed.
+    // Removed, not overwritten: the file may be executed now.
     let _ = fs::remove_file(&kept);
     fs::copy(&built, &kept).with_context(|| built.display().to_string())?;
     ensure!(is_static_program(&fs::read(&kept)?), "{} still needs a loader", kept.display());

@@ -108,7 +108,7 @@ fn problems(root: &Path) -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-/// One thing to mend. Prints as `file:line: what: why`, which editors know how to open.
+/// One problem. Prints as `file:line: what: why`, which editors know how to open.
 #[derive(Debug, PartialEq, Eq)]
 struct Problem {
     path: String,

@@ -37,7 +37,7 @@ pub(crate) fn wait_at_most(
         log.write_all(process_state(pid).as_bytes())?;
     }
     for &pid in &processes {
-        // One that has ended meanwhile needs no signal.
+        // Fails if the process has ended.
         let _ = kill_process(pid_of(pid)?, Signal::KILL);
     }
     if let Some(status) = wait_until(child, Instant::now() + TIME_TO_FAIL)? {
@@ -123,13 +123,17 @@ mod tests {
 
     use super::*;
 
-    fn limited(script: &str) -> (ExitStatus, String) {
+    /// Ending of a script, and the log. The limit begins when the script has this many descendants.
+    fn limited(script: &str, children: usize, limit: Duration) -> (ExitStatus, String) {
         let memory = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC);
         let mut log = File::from(memory.expect("a file in memory"));
         let mut child = Command::new("sh");
         child.args(["-c", script]).stdin(Stdio::null());
         let mut child = child.spawn().expect("a shell");
-        let status = wait_at_most(&mut child, Duration::from_secs(1), &mut log).expect("an end");
+        while descendants(&parents(), child.id()).len() < children {
+            thread::sleep(POLL_INTERVAL);
+        }
+        let status = wait_at_most(&mut child, limit, &mut log).expect("an end");
         let mut text = String::new();
         log.rewind().expect("a file");
         log.read_to_string(&mut text).expect("text");
@@ -138,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_program_that_waits_for_a_hanging_process_ends_by_itself() {
-        let (status, text) = limited("sleep 1000; exit 3");
+        let (status, text) = limited("sleep 1000; exit 3", 1, Duration::from_secs(1));
         assert_eq!(status.code(), Some(3));
         assert!(text.contains("sleep 1000") && text.contains("has not ended after 1 s"), "{text}");
         assert!(!text.contains("is killed"), "{text}");
@@ -146,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_program_that_ends_in_time_is_left_alone() {
-        let (status, text) = limited("exit 4");
+        let (status, text) = limited("exit 4", 0, Duration::from_secs(60));
         assert_eq!((status.code(), text.as_str()), (Some(4), ""));
     }
 

@@ -44,7 +44,8 @@ const RULES: &[&str] = &[
     "WrongApostrophe",
 ];
 
-/// Reports a word that stands twice. In help, an example follows a sentence that ends alike.
+/// Rule for repeated words, for documents only. In help, an example may repeat the last word of the
+/// sentence before it.
 const REPEATED: &str = "RepeatedWords";
 
 /// Runs both programs. One that is not installed is skipped, unless `required`.

@@ -19,7 +19,7 @@ const FEATURES: &[(&str, &str)] = &[
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, without a word.
+    // `cargo test --all-targets` runs this too, without `--bench`.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }

@@ -2,8 +2,8 @@
 //! interleaved.
 //!
 //! Cargo builds one of the two, and the bench has cargo build the other; each turn is a process of
-//! one of them. With words (`cargo bench --bench stats -- persistent`) only the patterns that have
-//! one of them in their names.
+//! one of them. With words (`cargo bench --bench stats -- persistent`), only the patterns whose
+//! names contain one of the words run.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use pagewise_alloc::{Fifo, Os, Pages, Ring, Stack, Tlsf};
 const TURNS: usize = 31;
 const GOAL: f64 = 1.02;
 
-/// A pattern: its name, and what it does; says how often it asked for memory.
+/// A pattern: its name, and a function that runs it and returns its number of requests.
 type Pattern = (&'static str, fn() -> u64);
 
 const PATTERNS: &[Pattern] = &[
@@ -38,7 +38,7 @@ const PATTERNS: &[Pattern] = &[
     ("persistent: random replace, 16-512 B", persistent),
 ];
 
-/// Set to the place of a pattern: do it, and print nanoseconds for a request.
+/// Variable with the index of a pattern: the process runs it, and prints nanoseconds per request.
 const TURN: &str = "PAGEWISE_BENCH_TURN";
 
 fn main() {
@@ -69,7 +69,7 @@ fn main() {
     }
 }
 
-/// Has cargo build this bench with the feature or without, and says where it is.
+/// Builds this bench with the feature or without it, and returns its path.
 fn built(with: bool) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["bench", "-q", "--no-run", "--bench", "stats", "--message-format=json"]);
@@ -97,7 +97,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Numbers that look like chance: xorshift.
+/// Pseudo-random numbers: xorshift.
 struct XorShift(u64);
 
 impl XorShift {

@@ -1,4 +1,4 @@
-//! Runs of pages, and a pool that takes its memory of them.
+//! Runs of pages, and a pool that takes its memory from them.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 

@@ -1,4 +1,4 @@
-//! A list that is there again when the file is opened again.
+//! A list that persists when its file is closed and opened again.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 
@@ -6,7 +6,7 @@ use std::ffi::CString;
 
 use pagewise_alloc::persistent::{Persistent, PersistentError, PersistentOptions, Rel};
 
-/// A link: a number, and where the next link is.
+/// A link: a number, and the offset of the next link.
 type ListLink = [u64; 2];
 
 /// Puts a link before the list, in one transaction.

@@ -1,19 +1,19 @@
-//! Sizes in two levels: which classes have anything, so that the next larger one is found in a
+//! A bitmap of size classes in two levels: the next larger class that is not empty is found in a
 //! fixed number of steps.
 //!
 //! ```text
-//!  levels  ..10110    one bit a level that has any class      each level covers twice the sizes of the one before
-//!  rows[1] ..00100    one bit a class of the level that has anything: level / 32 wide
+//!  levels  ..10110    one bit a level with a class in use     each level covers twice the sizes of the one before
+//!  rows[1] ..00100    one bit a size class of the level that is not empty: level / 32 wide
 //! ```
 //!
-//! - A bit of `levels` is set where a bit of its row is.
-//! - Sizes are numbers of granules. Below [`EXACT`] each is a class of its own: the first two
-//!   levels. From there on a class is 1/32 of a power of two wide.
+//! - A bit of `levels` is set if and only if a bit of its row is set.
+//! - Sizes are numbers of granules. Below [`EXACT`] each size is a size class: the first two
+//!   levels. From there on a size class is 1/32 of a power of two wide.
 
-/// Classes of a level, and bits of its row.
+/// Size classes of a level, and bits of its row.
 pub(crate) const ROW: usize = u32::BITS as usize;
 
-/// Classes, and sizes, that are exact.
+/// Number of size classes that contain exactly one size, and the limit of these sizes.
 pub(crate) const EXACT: usize = 2 * ROW;
 
 /// Number of levels of sizes below a limit, a power of two.
@@ -21,14 +21,14 @@ pub(crate) const fn levels(limit: usize) -> usize {
     (limit.trailing_zeros() - EXACT.trailing_zeros() + 2) as usize
 }
 
-/// The class of a size: its level x ROW and its place in the row.
+/// The size class of a size: its level x `ROW`, plus its bit in the row.
 #[inline(always)]
 pub(crate) const fn class(size: usize) -> usize {
     let shift = shift(size);
     shift as usize * ROW + (size >> shift)
 }
 
-/// The first class in which all are at least of this size.
+/// The first size class whose sizes are all at least this size.
 #[inline(always)]
 pub(crate) const fn class_above(size: usize) -> usize {
     class(size + (1 << shift(size)) - 1)
@@ -40,14 +40,14 @@ const fn shift(size: usize) -> u32 {
     (size | ROW).ilog2() - ROW.trailing_zeros()
 }
 
-/// The bits from a place on; none from 32 on.
+/// The bits from `place` on; 0 from 32 on.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the lower half is what is meant")]
 const fn from(place: usize) -> u32 {
     (u64::MAX << place) as u32
 }
 
-/// Which classes have anything.
+/// The size classes that are not empty.
 #[derive(Clone, Debug)]
 pub(crate) struct SizeClassBitmap<const LEVELS: usize> {
     levels: u32,
@@ -55,20 +55,20 @@ pub(crate) struct SizeClassBitmap<const LEVELS: usize> {
 }
 
 impl<const LEVELS: usize> SizeClassBitmap<LEVELS> {
-    /// None has.
+    /// All size classes are empty.
     pub(crate) const EMPTY: Self = {
         assert!(LEVELS <= u32::BITS as usize);
         SizeClassBitmap { levels: 0, rows: [0; LEVELS] }
     };
 
-    /// A class has something.
+    /// Marks a size class as not empty.
     #[inline(always)]
     pub(crate) fn set(&mut self, class: usize) {
         self.rows[class / ROW] |= 1 << (class % ROW);
         self.levels |= 1 << (class / ROW);
     }
 
-    /// A class has nothing any more.
+    /// Marks a size class as empty.
     #[inline(always)]
     pub(crate) fn clear(&mut self, class: usize) {
         let row = &mut self.rows[class / ROW];
@@ -78,7 +78,7 @@ impl<const LEVELS: usize> SizeClassBitmap<LEVELS> {
         }
     }
 
-    /// The first class from this one on that has anything.
+    /// The first size class from this one on that is not empty.
     #[inline(always)]
     pub(crate) fn first_from(&self, class: usize) -> Option<usize> {
         let level = class / ROW;
@@ -91,13 +91,13 @@ impl<const LEVELS: usize> SizeClassBitmap<LEVELS> {
         Some(level * ROW + self.rows[level].trailing_zeros() as usize)
     }
 
-    /// The last class that has anything.
+    /// The last size class that is not empty.
     pub(crate) fn last(&self) -> Option<usize> {
         let level = self.levels.checked_ilog2()? as usize;
         Some(level * ROW + self.rows[level].checked_ilog2()? as usize)
     }
 
-    /// Looks whether the bits are right.
+    /// Compares each bit with `has`, which returns true for a size class that is not empty.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_in_a_class_above_fits() {
+    fn every_size_of_the_class_above_fits() {
         for size in 1..1 << 14 {
             let found = class_above(size);
             assert!((1..size).rev().take(40).all(|smaller| class(smaller) < found), "{size}");

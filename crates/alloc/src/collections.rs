@@ -11,7 +11,7 @@ use allocator_api2::alloc::AllocError;
 #[cfg(feature = "allocator-api2-04")]
 pub use api04::Api04;
 
-/// Block of a collection: exactly the requested size.
+/// A block as the functions of the trait return it: a slice of exactly the requested size.
 pub(crate) fn slice(
     block: Option<NonNull<u8>>,
     layout: Layout,
@@ -19,7 +19,7 @@ pub(crate) fn slice(
     Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
 }
 
-/// Copies what two blocks both have room for.
+/// Copies the contents, as far as both blocks have room for them.
 ///
 /// # Safety
 /// Each has the size of its layout, and they do not overlap.
@@ -30,10 +30,10 @@ pub(crate) unsafe fn carry_over(old: (NonNull<u8>, Layout), new: (NonNull<u8>, L
     unsafe { new.0.copy_from_nonoverlapping(old.0, kept) };
 }
 
-/// `grow` and `shrink`, both by one call that gives a block another layout.
+/// Defines `grow` and `shrink`, both by one call that resizes a block.
 ///
-/// The call is unsafe as they are: its caller promises that the block is of this pool, and has the
-/// old layout.
+/// The call is unsafe like these functions: the caller passes a block of this pool with the old
+/// layout.
 macro_rules! resize_by {
     (|$pool:ident, $block:ident, $old:ident, $new:ident| $resize:expr) => {
         $crate::collections::resize_by!(grow | $pool, $block, $old, $new | $resize);

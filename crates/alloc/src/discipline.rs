@@ -3,10 +3,11 @@
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
-/// In which order a pool takes memory back.
+/// The order in which blocks of a pool may be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discipline {
-    /// The last first, as a stack. Such a pool has a [`DisciplinedAllocator::resize`] of its own.
+    /// The last allocated block first: a stack. Such a pool overrides
+    /// [`DisciplinedAllocator::resize`].
     Lifo,
     /// Any order; the oldest first costs least.
     Fifo,
@@ -14,7 +15,7 @@ pub enum Discipline {
     Any,
 }
 
-/// A pool as the conformance suite drives it: it makes only such programs as
+/// A pool, as the conformance suite drives it. The suite frees blocks only in an order that
 /// [`DisciplinedAllocator::FREES`] allows.
 ///
 /// # Safety
@@ -22,15 +23,15 @@ pub enum Discipline {
 pub unsafe trait DisciplinedAllocator {
     /// Its name in reports.
     const NAME: &'static str;
-    /// In which order blocks may be freed.
+    /// Order in which blocks may be freed.
     const FREES: Discipline;
-    /// True if all that it hands out is 0.
+    /// True if all memory that it allocates is zero-filled.
     const ZEROED: bool = false;
-    /// True if a pool that is dropped stays until its last block was freed.
+    /// True if the memory of a dropped pool stays until its last block is freed.
     const DEFERS: bool = false;
 
-    /// Memory of this size and alignment; `None` where the source has no more. A block of no size
-    /// may share its address.
+    /// Memory of this size and alignment; `None` if the source has no more. Blocks of size 0 may
+    /// share an address.
     fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>>;
 
     /// Takes a block back.
@@ -40,8 +41,9 @@ pub unsafe trait DisciplinedAllocator {
     /// obeys [`DisciplinedAllocator::FREES`].
     unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout);
 
-    /// Resizes a block, and keeps its contents as far as they fit; `None` without memory: then the
-    /// block is unchanged. With [`Discipline::Lifo`], only the last block can be resized.
+    /// Resizes a block, and keeps its contents as far as they fit. Returns `None` if memory is
+    /// exhausted: then the block is unchanged. With [`Discipline::Lifo`], only the last block can
+    /// be resized.
     ///
     /// # Safety
     /// As for [`DisciplinedAllocator::free`]; from then on the block has the layout `new`, which
@@ -61,7 +63,7 @@ pub unsafe trait DisciplinedAllocator {
         Some(moved)
     }
 
-    /// Walks everything that must hold inside.
+    /// Checks all invariants.
     ///
     /// # Panics
     /// Panics if an invariant is violated.

@@ -24,21 +24,22 @@
 //! Three calls, each of a few instructions, do nearly all of the work:
 //!
 //! ```text
-//!             Hot                     page, 64 KiB, found by masking the block's address
+//!             FifoHot                 page, 64 KiB, found by masking the block's address
 //!   next ------------------.         [ live | hole ... | marks | dead dead | block block block | room ]
 //!   end  ---------------.   \                  |                 ^--------^                    ^      ^
-//!                        \   `----------------------------------- noted hole ------------------´      |
+//!                        \   `----------------------------------- recorded hole ---------------´      |
 //!                         `---------------------------------------------------------------------------´
 //! ```
 //!
 //! - An allocation moves `next`. The unused rest of the current page counts as live in it.
-//! - Freeing takes the size off the page's `live`, and lets its noted hole grow over the block.
+//! - Freeing subtracts the size from the page's `live`, and extends the page's recorded hole over
+//!   the block.
 //! - The slow path runs only if the page is full, if the last live block of a page is freed, or if
 //!   a freed block is not adjacent to the recorded hole: see `pool` and `page`.
 //!
-//! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else.
-//! A block that is to lie at a multiple of more than 8 leaves a hole before it, unless the sizes of
-//! all blocks are such multiples, as those of types are.
+//! The overhead is 2 KiB of each page of 64 KiB, and the padding of each block to a multiple of 8
+//! bytes. A block whose alignment is above 8 leaves a hole before it, unless the sizes of all
+//! blocks are multiples of this alignment, as the sizes of Rust types are.
 
 #[cfg(feature = "allocator-api2")]
 mod api;
@@ -65,23 +66,22 @@ use pool::{FifoCore, FifoHot, free_slow};
 /// A pool for blocks that are freed about in order of age. It belongs to one thread, as do its
 /// blocks.
 ///
-/// Blocks may be freed in any order: holes are filled where that saves memory. Dropping the pool
-/// leaves live blocks where they are; their pages go with the last of them.
+/// Blocks may be freed in any order: holes are filled if that saves memory. Live blocks stay valid
+/// when the pool is dropped; each page is released with its last live block.
 #[derive(Debug)]
 pub struct Fifo<S: Source> {
     pool: NonNull<FifoCore<S>>,
 }
 
 impl<S: Source> Fifo<S> {
-    /// A pool whose memory comes from `source`; `None` where it has not even enough for the pool
-    /// itself. Guarded in debug builds.
+    /// A pool whose memory comes from `source`; `None` if the source has too little memory for the
+    /// pool itself. Guarded in debug builds.
     pub fn new(source: S) -> Option<Fifo<S>> {
         Fifo::create(source, cfg!(debug_assertions), policy::FifoPolicy::default())
     }
 
-    /// A pool that writes guards around each block, and looks at them when it is freed, which
-    /// panics where they were written over, or the block was freed before; what was freed is filled
-    /// with rubbish.
+    /// A pool with canaries around each block. A free panics if a canary was overwritten or if the
+    /// block was freed before, and fills the freed block with a pattern.
     pub fn guarded(source: S) -> Option<Fifo<S>> {
         Fifo::create(source, true, policy::FifoPolicy::default())
     }
@@ -91,7 +91,7 @@ impl<S: Source> Fifo<S> {
         Fifo::create(source, false, policy::FifoPolicy::default())
     }
 
-    /// A pool with other policies, to show what they gain.
+    /// A pool with other policies, to measure their effect.
     #[cfg(feature = "ablation")]
     pub fn with_policy(source: S, policy: FifoPolicy) -> Option<Fifo<S>> {
         Fifo::create(source, false, policy)
@@ -101,7 +101,7 @@ impl<S: Source> Fifo<S> {
         Some(Fifo { pool: FifoCore::create(source, guarded, policy)? })
     }
 
-    /// Memory of this size and alignment, whatever was in it; `None` where the source has no more.
+    /// Uninitialized memory of this size and alignment; `None` if the source has no more.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -122,7 +122,7 @@ impl<S: Source> Fifo<S> {
             // SAFETY: the free space has `last + 1` bytes, as was checked.
             let block = unsafe { self.hot().bump(last + 1) };
             if !self.hot().is_zeroed() {
-                // SAFETY: the block is ours, and as large.
+                // SAFETY: the block is new and has `last + 1` bytes.
                 unsafe { block.write_bytes(0, last + 1) };
             }
             return Some(block);
@@ -162,7 +162,7 @@ impl<S: Source> Fifo<S> {
             let size = layout.size();
             // The fast path clears whole blocks too.
             let size = if self.hot().is_guarded() { size } else { rounded(size) };
-            // SAFETY: the block is ours, and as large.
+            // SAFETY: the block is new and has `size` bytes.
             unsafe { block.write_bytes(0, size) };
         }
         Some(block)
@@ -200,9 +200,9 @@ impl<S: Source> Fifo<S> {
         unsafe { free_slow(pool.cast(), block, layout, site) }
     }
 
-    /// Changes a block's size, in place where it gets smaller, or is the last that was handed out
-    /// and there is room behind it; else it moves. Its alignment stays. `None`, and the block as it
-    /// was, where the source has no more.
+    /// Resizes a block: in place if it shrinks or if enough free space follows it, else by moving
+    /// it. Its alignment stays. Returns `None` if the source has no more memory: then the block is
+    /// unchanged.
     ///
     /// # Safety
     /// `block` came from this pool, with this layout, and was not freed since.
@@ -244,21 +244,21 @@ impl<S: Source> Fifo<S> {
         S: 'static,
     {
         match self.allocate(Layout::new::<T>()) {
-            // SAFETY: the block is new and of the type's layout; the source lives as long as it
-            // must.
+            // SAFETY: the block is new and has the type's layout; the source is `'static`, so it
+            // outlives the box.
             Some(block) => Ok(unsafe { Boxed::new(block.cast(), value) }),
             None => Err(value),
         }
     }
 
-    /// Guards a pool from which nothing was allocated yet, as [`Fifo::guarded`] does; says whether
-    /// it is guarded now.
+    /// Adds canaries to a pool from which nothing was allocated yet, as [`Fifo::guarded`] does.
+    /// Returns true if the pool is guarded now.
     pub fn guard(&self) -> bool {
         self.pool().guard()
     }
 
-    /// The pool as an address, for those who know it without its type: `pw_fifo` in C. It is not
-    /// dropped.
+    /// The address of the pool, for code that does not know its type: `pw_fifo` in C. The pool is
+    /// not dropped.
     pub const fn into_raw(self) -> NonNull<u8> {
         let pool = self.pool.cast();
         core::mem::forget(self);
@@ -274,7 +274,7 @@ impl<S: Source> Fifo<S> {
         Fifo { pool: raw.cast() }
     }
 
-    /// Names the pool for who looks at its statistics.
+    /// Sets the name of the pool in statistics.
     pub fn set_name(&self, name: &str) {
         self.pool().set_name(name);
     }
@@ -284,7 +284,7 @@ impl<S: Source> Fifo<S> {
         self.pool().held()
     }
 
-    /// Walks everything that must hold inside.
+    /// Checks all invariants.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -294,7 +294,7 @@ impl<S: Source> Fifo<S> {
 
     #[inline(always)]
     fn pool(&self) -> &FifoCore<S> {
-        // SAFETY: a pool lives at least until it was dropped.
+        // SAFETY: the memory of a pool stays at least until the pool is dropped.
         unsafe { self.pool.as_ref() }
     }
 
@@ -311,14 +311,14 @@ impl<S: Source> Drop for Fifo<S> {
     }
 }
 
-/// The last byte of a block of this layout, counted from 0. A size of 0 gives a number that no room
-/// has, and is left to the slow paths.
+/// The last byte of a block of this layout, counted from 0. A size of 0 gives `usize::MAX`, which
+/// exceeds any free space, so that the slow paths handle it.
 #[inline(always)]
 const fn last_byte(layout: Layout) -> usize {
     layout.size().wrapping_sub(1) | (GRAIN - 1)
 }
 
-/// Takes a block back of a pool that may have been dropped since.
+/// Frees a block of a pool that may have been dropped since.
 ///
 /// # Safety
 /// `block` came from a [`Fifo`] of this thread, with this layout, and was not freed since.
@@ -334,8 +334,8 @@ pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
     }
 }
 
-/// Frees the block that is next in order of age in its page, if it is that, and others are alive
-/// there.
+/// Frees a block by extending the recorded hole of its page over it. Returns false, and frees
+/// nothing, if the block is not adjacent to the hole or is the last live one of its page.
 ///
 /// # Safety
 /// It is a live block, which is not used any more.
@@ -346,8 +346,8 @@ unsafe fn is_next_hole(block: NonNull<u8>, layout: Layout) -> bool {
     layout.size() != 0 && page.extend_hole(block, last_byte(layout))
 }
 
-// SAFETY: a block is part of a page's room, or of the source's block, that was counted as live and
-// is handed out once.
+// SAFETY: a block is part of a page's free space, or of a block of the source; it counts as live
+// and is allocated once.
 unsafe impl<S: Source> DisciplinedAllocator for Fifo<S> {
     const NAME: &'static str = "fifo";
     const FREES: Discipline = Discipline::Fifo;

@@ -1,7 +1,7 @@
-//! Locks that a fork takes before and releases after: the child has only the thread that forked, so
-//! a lock that another thread held would stay taken there.
+//! Locks that `fork` takes before it forks and releases afterwards: the child has only the thread
+//! that forked, so a lock that another thread held would stay taken there.
 //!
-//! `fork` takes them in the order of [`ForkOrder`], in which pools take one another's.
+//! The locks are taken in the order of [`ForkOrder`], which is the order in which pools nest them.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -20,7 +20,7 @@ pub(crate) enum ForkOrder {
 }
 
 const ORDERS: usize = 3;
-/// Maximum number of locks of an order. Further pools are not for children of a fork.
+/// Maximum number of locks of an order. Children of `fork` must not use further pools.
 const MAX_LOCKS: usize = 16;
 
 /// Registered locks: in each row the first ones, then null pointers.
@@ -30,7 +30,7 @@ static LOCKS: [[AtomicPtr<AtomicBool>; MAX_LOCKS]; ORDERS] =
 /// Locks of each row that the running fork has taken.
 static HELD: [AtomicUsize; ORDERS] = [const { AtomicUsize::new(0) }; ORDERS];
 
-/// Has each fork take a lock. No lock may be held, since the C library may allocate for this.
+/// Makes each fork take a lock. The caller holds no lock, since the C library may allocate here.
 ///
 /// A pool that lies in no loaded object, such as a local variable, may move: it is left out.
 #[cold]
@@ -67,8 +67,8 @@ fn is_static(address: *const AtomicBool) -> bool {
 fn row(order: usize) -> impl Iterator<Item = &'static AtomicBool> {
     let registered = LOCKS[order].iter().map(|slot| slot.load(Ordering::Acquire));
     registered.take_while(|lock| !lock.is_null()).map(|lock| {
-        // SAFETY: only locks of static pools are registered. A library that is unloaded with its
-        // pool must not be: Rust libraries stay loaded.
+        // SAFETY: only locks of static pools are registered. A library that contains a pool must
+        // not be unloaded: Rust libraries stay loaded.
         unsafe { &*lock }
     })
 }

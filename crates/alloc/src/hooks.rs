@@ -56,8 +56,8 @@ pub trait AllocationHooks {
         let _ = (block, layout);
     }
 
-    /// A block of a layout has another size, where it is or elsewhere. By default it is reported as
-    /// freed and allocated.
+    /// A block was resized, in place or by moving it. By default it is reported as freed and
+    /// allocated.
     fn resized(&self, old: (NonNull<u8>, Layout), new: (NonNull<u8>, Layout)) {
         self.freed(old.0, old.1);
         self.allocated(new.0, new.1);
@@ -103,7 +103,7 @@ impl<A, H: AllocationHooks> Hooked<A, H> {
     }
 }
 
-// SAFETY: every block is the allocator's.
+// SAFETY: every call goes to the allocator, which keeps the contract.
 unsafe impl<A: GlobalAlloc, H: AllocationHooks> GlobalAlloc for Hooked<A, H> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller passes what the allocator requires.

@@ -1,7 +1,7 @@
-//! Allocators with predictable behaviour, each for one pattern of use.
+//! Allocators with predictable behavior, each for one pattern of use.
 //!
-//! A pool takes large blocks from a [`Source`] and hands out small ones. It never asks the general
-//! allocator behind its user's back, and says `None` where its source has no more.
+//! A pool takes large blocks from a [`Source`] and allocates small ones in them. It never calls the
+//! global allocator, and returns `None` if its source has no more memory.
 #![no_std]
 
 mod classes;

@@ -1,5 +1,5 @@
-//! A lock of one byte, for pools that several threads share: those that wait spin, and yield where
-//! there is a system.
+//! A lock of one byte, for pools that several threads share: waiting threads spin, and yield if the
+//! operating system is available.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ pub(crate) struct Locked<T> {
 // one to another.
 unsafe impl<T: Send> Sync for Locked<T> {}
 
-/// The lock, as long as it is held.
+/// A held lock. Dropping this releases the lock.
 struct SpinGuard<'a>(&'a AtomicBool);
 
 impl Drop for SpinGuard<'_> {
@@ -41,8 +41,8 @@ impl<T> Locked<T> {
         }
     }
 
-    /// Has a fork take the lock, so that the child finds it free, if the value is in static memory.
-    /// The lock is not held.
+    /// Makes a fork take the lock, so that the child finds it free, if the value is in static
+    /// memory. The caller does not hold the lock.
     #[cfg(feature = "os")]
     #[inline]
     pub(crate) fn survive_fork(&self, order: crate::fork::ForkOrder) {
@@ -51,7 +51,8 @@ impl<T> Locked<T> {
         }
     }
 
-    /// Uses the value. `body` must not come here again: the lock is taken.
+    /// Calls `body` with the value and the lock held. `body` must not use this value: it would wait
+    /// forever.
     #[inline]
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         let _held = self.lock();
@@ -74,7 +75,7 @@ pub(crate) fn take(lock: &AtomicBool) {
     }
 }
 
-/// Until the lock looks free.
+/// Waits until the lock looks free.
 #[cold]
 fn wait(lock: &AtomicBool) {
     let mut looks = 0_u32;

@@ -4,10 +4,10 @@
 use core::fmt;
 use core::panic::Location;
 
-/// A call site in a word, for guards beside blocks; zero for an unknown one: the source location of
-/// a caller in Rust, or the return address of a call in C.
+/// A call site in one word, so that it fits into the guards beside blocks: the source location of a
+/// caller in Rust, or the return address of a call in C. Zero is an unknown call site.
 ///
-/// Release builds record no source locations: their functions do not know their callers.
+/// Release builds record no source locations, since their functions do not have `track_caller`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct CallSite(usize);
@@ -32,12 +32,12 @@ impl CallSite {
         CallSite(address << SHIFT | IS_ADDRESS)
     }
 
-    /// The location of a word.
+    /// The call site in a word.
     pub(crate) const fn from_word(word: usize) -> CallSite {
         CallSite(word)
     }
 
-    /// The word, for seals.
+    /// The word, for checksums.
     pub(crate) const fn word(self) -> usize {
         self.0
     }
@@ -56,8 +56,8 @@ impl CallSite {
     }
 }
 
-/// Bit of a word that is a return address: locations are aligned to words. The lowest bit is for
-/// those who keep a word.
+/// Tag bit of a return address. It is 0 in the address of a `Location`, which is aligned to words.
+/// The lowest bit is free for code that stores the word.
 const IS_ADDRESS: usize = 2;
 const SHIFT: u32 = 2;
 
@@ -106,7 +106,7 @@ mod object {
     }
 
     /// # Safety
-    /// It is a string of C.
+    /// `name` is a C string.
     unsafe fn name(f: &mut fmt::Formatter<'_>, name: *const c_char) -> fmt::Result {
         // SAFETY: the caller passes a string.
         let name = unsafe { CStr::from_ptr(name) };
@@ -175,7 +175,7 @@ impl Misuse {
         {
             let mut text = FixedText { bytes: [0; 512], len: 0 };
             _ = fmt::write(&mut text, format_args!("{self}\n"));
-            // SAFETY: the bytes are initialized, and as many.
+            // SAFETY: the buffer has `len` bytes of text, and all of its bytes are initialized.
             unsafe { libc::write(libc::STDERR_FILENO, text.bytes.as_ptr().cast(), text.len) };
             // SAFETY: the call ends the process.
             unsafe { libc::abort() }

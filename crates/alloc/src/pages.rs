@@ -1,5 +1,4 @@
-//! Runs of pages, for several threads: what other pools take their memory from, and whoever needs
-//! whole pages.
+//! Runs of pages, for several threads: memory for other pools and for code that needs whole pages.
 //!
 //! ```
 //! use pagewise_alloc::{Pages, Tlsf, source::Os};
@@ -20,8 +19,8 @@
 //! ```text
 //!  allocate ─┐                                          ┌─ free: a run, or some pages of one
 //!            ▼                                          ▼
-//!        runs at hand      <────── up to 1 MiB ───── runs at hand       of this thread
-//!        idle runs, by length                        merged with idle neighbours
+//!        cached runs       <────── up to 1 MiB ───── cached runs        of this thread
+//!        idle runs, by length                        merged with idle neighbors
 //!        clean runs, by length   <─── memory ────    too much idle: the longest lose their memory
 //!        a new region            <── addresses ──    Source
 //! ```
@@ -34,8 +33,8 @@
 //!   if more than [`Pages::keep`] permits is idle and backed.
 //! - The lock is not for signal handlers. A child of `fork` may use a pool that is a static
 //!   variable.
-//! - Regions are taken ahead where that costs nothing: 64 MiB of addresses first, then as many as
-//!   there are.
+//! - If unused memory of the source costs nothing, regions are taken ahead of need: 64 MiB of
+//!   addresses first, then each time as many as the pool has.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -71,11 +70,11 @@ pub use policy::PagesPolicy;
 /// page, only whole kernel pages are returned.
 pub const PAGE: usize = 4 << 10;
 
-/// Pages of a front.
+/// Pages of a thread's cache.
 #[expect(clippy::cast_possible_truncation, reason = "a front has few pages")]
 const FRONT: u32 = size_of::<ThreadRunCache>().div_ceil(PAGE) as u32;
 
-/// Runs of pages of a source. All of it is for any thread.
+/// Runs of pages of a source. Any thread may use them.
 #[derive(Debug)]
 pub struct Pages<S: Source> {
     fronts: Fronts,
@@ -110,11 +109,11 @@ impl<S: Source> Pages<S> {
         if cfg!(debug_assertions) { Pages::guarded(source) } else { Pages::unguarded(source) }
     }
 
-    /// A pool with a page behind each run that no user may write to, and that is looked at when the
-    /// run is freed. Freed pages are filled, if they are backed by memory. It panics on a double
-    /// free, a wrong size, a foreign address, and a write into the first 4 KiB behind a run; the
-    /// message names where the run was allocated and freed in debug builds. Threads have no caches.
-    /// Under a checker it is as an unguarded pool.
+    /// A pool with a guard page behind each run, which is checked when the run is freed. Freed
+    /// pages are filled, if they are backed by memory. It panics on a double free, a wrong size, a
+    /// foreign address, and a write into the first 4 KiB behind a run; the message names where the
+    /// run was allocated and freed in debug builds. Threads have no caches. Under a memory checker
+    /// the pool is like an unguarded one.
     pub const fn guarded(source: S) -> Pages<S> {
         let policy = PagesPolicy { at_hand: false, ..PagesPolicy::ALL };
         Pages::of_heap(PageHeap::new(source, policy), true)
@@ -147,7 +146,7 @@ impl<S: Source> Pages<S> {
         }
     }
 
-    /// A pool with other policies, to show what they gain.
+    /// A pool with other policies, to measure their effect.
     #[cfg(feature = "ablation")]
     pub const fn with_policy(source: S, policy: PagesPolicy) -> Pages<S> {
         Pages::of_heap(PageHeap::new(source, policy), false)
@@ -166,7 +165,7 @@ impl<S: Source> Pages<S> {
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         let taken = self.take_run(layout)?;
         if !taken.zeroed {
-            // SAFETY: the run is as long, and the caller's alone.
+            // SAFETY: the run is at least as long as `layout`, and no other code uses it.
             unsafe { taken.start.write_bytes(0, layout.size()) };
         }
         Some(taken.start)
@@ -219,14 +218,15 @@ impl<S: Source> Pages<S> {
                     PageHeap::allocate_run(heap, pages)
                 }
             };
-            // Runs that this thread caches may become one that is long enough, and is backed.
+            // The cached runs of this thread may coalesce to one that is long enough, and is
+            // backed.
             if heap.is_mostly_backed()
                 && !heap.has_idle(pages, align)
                 && let Some(front) = self.fronts.mine()
             {
                 give_up(front, heap, 0);
             }
-            // The runs cached by this thread may suffice.
+            // If the source is exhausted, the runs cached by this thread and its cache may suffice.
             let taken = take(heap).or_else(|| self.end_front(heap).then(|| take(heap))?)?;
             watch::counted(&heap.watch, pages as usize * PAGE);
             watch::opened(taken.start, pages as usize * PAGE);
@@ -327,7 +327,7 @@ impl<S: Source> Pages<S> {
         })
     }
 
-    /// In debug builds: notes who has pages.
+    /// In debug builds: records that the user has these pages, or has freed them.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     fn mark(&self, start: NonNull<u8>, pages: u32, handed_out: bool) -> Result<(), Misuse> {
@@ -338,7 +338,7 @@ impl<S: Source> Pages<S> {
         Ok(())
     }
 
-    /// Adjusts this thread's cache to its limit.
+    /// Enforces the limits of the heap and of this thread's cache, and reports their counts.
     fn tend(&self, heap: &mut PageHeap<S>) {
         let (cached, fronts) = self.fronts.total();
         heap.tell_retention(cached);
@@ -411,8 +411,8 @@ impl<S: Source> Pages<S> {
         extended
     }
 
-    /// Gives a run another size: in its place where it shrinks, or the pages behind it are free;
-    /// else elsewhere, with its contents. `None` leaves it as it is.
+    /// Resizes a run: in place if it shrinks or if the pages behind it are free, else by moving its
+    /// contents. Returns `None` if memory is exhausted: then the run is unchanged.
     ///
     /// # Safety
     /// As for [`Pages::free`]. From then on the run has the new size and the old alignment.
@@ -427,7 +427,7 @@ impl<S: Source> Pages<S> {
         if new < old {
             // SAFETY: the run has more pages than this.
             let unused = unsafe { start.add(new as usize * PAGE) };
-            // SAFETY: the caller gives up what the run is to lose.
+            // SAFETY: the caller gives up the pages that the run loses.
             unsafe { self.free_part(unused, (old - new) as usize * PAGE) };
             return Some(start);
         }
@@ -454,11 +454,12 @@ impl<S: Source> Pages<S> {
         });
     }
 
-    /// Says how much free memory is kept, in percent of the most that was in use at once during the
-    /// last 16,384 to 32,768 allocations and frees; it is never less than 2 MiB. With more, runs
-    /// that are written to again and again cost fewer page faults. Without a word it is 20: in use
-    /// and kept are at most 1.2 times that maximum. Free memory that was not needed for as long is
-    /// released down to half of this percentage of what is in use.
+    /// Sets the amount of free memory that the pool keeps, in percent of the high-water mark of the
+    /// last 16,384 to 32,768 allocations and frees; it is never less than 2 MiB. A higher
+    /// percentage saves page faults for runs that are freed and allocated again. The default is 20:
+    /// used and kept memory together are at most 1.2 times the high-water mark. Free memory that
+    /// was not needed in this time is released down to half of this percentage of the memory in
+    /// use.
     pub fn keep(&self, percent: u8) {
         self.heap.with(|heap| heap.keep(percent.into()));
     }
@@ -473,12 +474,12 @@ impl<S: Source> Pages<S> {
         })
     }
 
-    /// Gives the pool a name, by which those who watch it know it.
+    /// Sets the name of the pool in statistics.
     pub fn set_name(&self, name: &str) {
         self.heap.with(|heap| watch::named(&heap.watch, name));
     }
 
-    /// Uses the source.
+    /// Calls `body` with the source, while the pool is locked.
     pub fn with_source<T>(&self, body: impl FnOnce(&S) -> T) -> T {
         self.heap.with(|heap| body(heap.source()))
     }
@@ -505,16 +506,16 @@ fn give_up<S: Source>(front: &ThreadRunCache, heap: &mut PageHeap<S>, most: usiz
 /// Memory of a pool of pages, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagesUsage {
-    /// Handed out.
+    /// Allocated.
     pub live: usize,
     /// Free, and maybe backed by memory.
     pub idle: usize,
-    /// Held of the source: addresses, not memory.
+    /// Taken from the source: address space, which need not be backed by memory.
     pub held: usize,
 }
 
-// SAFETY: runs are cut from regions without overlap, and belong to their taker until they come
-// back. Only clean ones are said to be zero.
+// SAFETY: runs are cut from regions without overlap, and belong to their user until they are freed.
+// Only clean runs are reported as zeroed.
 unsafe impl<S: Source> Source for Pages<S> {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let taken = self.take_run(layout)?;

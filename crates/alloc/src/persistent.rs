@@ -1,8 +1,8 @@
-//! A heap in a file: blocks that are there again when the file is opened again, wherever it is
-//! mapped then.
+//! A heap in a file. Its blocks persist when the file is closed and opened again, at whatever
+//! address it is mapped.
 //!
-//! Everything happens in transactions. One that was not committed when the process was killed, at
-//! whatever instruction, never happened; one that was is there whole.
+//! All changes belong to transactions. If the process is killed, at any instruction, each committed
+//! transaction is complete, and any other has no effect.
 //!
 //! ```
 //! use pagewise_alloc::persistent::{PersistentOptions, Persistent};
@@ -36,14 +36,14 @@
 //! +-------+------+-------+------+------+---------+---------+-------+-------+- - -
 //! ```
 //!
-//! `docs/persistent.md` says what each byte means. Invariants, at every instruction:
+//! `docs/persistent.md` describes each byte. Invariants, at every instruction:
 //!
-//! - Undoing the log of the generation in the head, then freeing what the log of the one before
-//!   says, leaves a heap whose table, bitmaps and roots agree, with all that was committed and
-//!   nothing else.
-//! - Chunks of the table in order: a run's inside is free; a chunk of a class has a bitmap in which
-//!   the bits beyond its blocks are set. Bitmaps of free chunks mean nothing.
-//! - Data outside of the file (the chunks with free blocks) is computed when it is opened.
+//! - Recovery undoes the log of the head's generation, and then frees the blocks that the log of
+//!   the generation before lists. The result would be a heap whose table, bitmaps and roots agree,
+//!   and that contains exactly the committed data.
+//! - The table marks the chunks inside of a run as free. The bitmap of a chunk of a size class has
+//!   the bits beyond its blocks set. Bitmaps of free chunks have no meaning.
+//! - Data outside of the file (the chunks with free blocks) is computed when the file is opened.
 //!
 //! # Safety against kills and power failure, and its cost
 //!
@@ -78,15 +78,15 @@ pub use error::PersistentError;
 pub use pointer::{PlainData, Rel};
 pub use transaction::Tx;
 
-/// Against what commits are safe.
+/// Failures that committed data survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Death of the process at any instruction, SIGKILL included: the kernel has what was stored.
+    /// Death of the process at any instruction, SIGKILL included: the kernel keeps the stored data.
     /// No flush.
     #[default]
     Process,
-    /// Loss of power and death of the kernel as well: the log is flushed before what it is about,
-    /// and that before the commit.
+    /// Loss of power and a kernel crash as well: the log is flushed before the data that it
+    /// describes, and the data before the commit.
     Power,
 }
 
@@ -95,15 +95,15 @@ pub enum Durability {
 pub struct PersistentOptions {
     /// Create a heap if the file does not exist.
     pub create: bool,
-    /// Wait for another who has it open, rather than fail.
+    /// Wait until another process or thread that has the heap open closes it, rather than fail.
     pub wait: bool,
-    /// Against what commits are safe.
+    /// Failures that committed data survives.
     pub durability: Durability,
     /// Maximum total size of blocks of a new heap in bytes, up to 2^38; default 2^36. This much
     /// address space is reserved while the heap is open; the file grows as blocks are allocated.
     pub capacity: Option<usize>,
-    /// The bytes that a transaction of a new heap may write down: 24 and the old contents for each
-    /// change.
+    /// Capacity of the log of a new heap in bytes: each change of a transaction takes 24 bytes and
+    /// the old contents.
     pub log: usize,
     /// Store a hash over the contents of all blocks when the heap is closed, and compare it when a
     /// heap that has one is opened. Both read all blocks, at some gigabytes per second. A heap that
@@ -133,22 +133,22 @@ impl Default for PersistentOptions {
 /// Memory of a heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PersistentUsage {
-    /// Blocks that are taken.
+    /// Number of allocated blocks.
     pub blocks: usize,
-    /// Their bytes, as large as they were made.
+    /// Their bytes: sizes are rounded up to those of size classes, or to whole chunks.
     pub bytes: usize,
-    /// The bytes of the file, holes included.
+    /// Size of the file in bytes, holes included.
     pub file: usize,
 }
 
-/// A heap in a file, open. Dropping it closes it; a heap that is closed is sealed with a hash over
-/// all that describes it.
+/// An open heap in a file. Dropping it closes it, which seals the heap with a hash over all of its
+/// metadata.
 ///
 /// A child of `fork` must not use it, and is sent SIGSEGV where it does; dropping it there does
 /// nothing.
 #[derive(Debug)]
 pub struct Persistent {
-    /// Before the mapping, since its end is reported first.
+    /// Declared before the mapping, so that the end of the heap is reported before it is unmapped.
     watched: watched::WatchedHeap,
     mapping: mapping::HeapFileMapping,
     shape: HeapShape,
@@ -157,11 +157,11 @@ pub struct Persistent {
     log: log::Log,
     index: index::ChunkIndex,
     durability: Durability,
-    /// True if more is to be done when something is written down.
+    /// True if log entries need more work: flushes, or reports to a memory checker.
     careful: bool,
     /// True if the contents of blocks are sealed too.
     check_data: bool,
-    /// True if the seal is broken, so that it is ours to renew.
+    /// True once the seal in the file is cleared, so that closing writes a new one.
     opened: bool,
 }
 
@@ -169,10 +169,10 @@ impl Persistent {
     /// Opens a heap, recovers it where it was not closed, and checks it.
     ///
     /// # Errors
-    /// [`PersistentError::Busy`] where another has it open and [`PersistentOptions::wait`] is not
-    /// set; [`PersistentError::Foreign`], [`PersistentError::Newer`], [`PersistentError::CutOff`]
-    /// and [`PersistentError::Corrupt`] where the file is not a whole heap of this format; what the
-    /// system says.
+    /// [`PersistentError::Busy`] if the heap is open elsewhere and [`PersistentOptions::wait`] is
+    /// not set; [`PersistentError::Foreign`], [`PersistentError::Newer`],
+    /// [`PersistentError::CutOff`] and [`PersistentError::Corrupt`] if the file is not a whole heap
+    /// of this format; [`PersistentError::Os`] if a system call fails.
     ///
     /// # Safety
     /// The file is changed through this library only, while it is open.
@@ -194,7 +194,7 @@ impl Persistent {
         Tx { heap: self }
     }
 
-    /// Takes up the transaction that [`Tx::pause`] left open, or begins one.
+    /// Resumes the transaction that [`Tx::pause`] left open, or begins one.
     #[inline]
     pub fn resume(&mut self) -> Tx<'_> {
         Tx { heap: self }
@@ -208,8 +208,8 @@ impl Persistent {
     #[inline]
     pub fn get<T: PlainData>(&self, pointer: Rel<T>) -> Result<&T, PersistentError> {
         let place = self.resolve(pointer, 1)?;
-        // SAFETY: `resolve` checked that a `T` has room there and is aligned; any bytes are one; no
-        // store can happen while it is borrowed.
+        // SAFETY: `resolve` checked the range and the alignment of the `T`; any bytes are a valid
+        // `T`; no store can happen while it is borrowed.
         Ok(unsafe { place.as_ref() })
     }
 
@@ -228,7 +228,7 @@ impl Persistent {
         Ok(unsafe { core::slice::from_raw_parts(place.as_ptr(), count) })
     }
 
-    /// The address of values, while the heap is open.
+    /// The address of `count` values, while the heap is open. Checks their range and alignment.
     #[inline]
     fn resolve<T>(&self, pointer: Rel<T>, count: usize) -> Result<NonNull<T>, PersistentError> {
         let (place, end) = (pointer.place(), self.shape.with(self.index.chunks()));
@@ -244,8 +244,8 @@ impl Persistent {
     /// The block with a name; `None` if the name does not exist.
     ///
     /// # Errors
-    /// [`PersistentError::OutOfRange`] where the block is too small for a `T`;
-    /// [`PersistentError::Name`] for what can be no name.
+    /// [`PersistentError::OutOfRange`] if the block is too small for a `T`;
+    /// [`PersistentError::Name`] if the name is not a valid one.
     pub fn root<T: PlainData>(&self, name: &str) -> Result<Option<Rel<T>>, PersistentError> {
         let Some(at) = self.find_root(&root_name(name)?) else { return Ok(None) };
         let pointer = Rel::from_offset(self.root_at(at).offset);
@@ -269,7 +269,7 @@ impl Persistent {
             .any(|root| root != NamedRoot::NONE && root.offset == offset)
     }
 
-    /// Takes in that the block at a place has a name, so that it is not freed.
+    /// Records in the index that the block at an offset has a name, so that it is not freed.
     fn mark_named(&mut self, place: usize) -> Result<(), PersistentError> {
         let found = self.taken(place).ok_or(PersistentError::NotABlock)?;
         self.index.set_named(found);
@@ -295,10 +295,10 @@ impl Persistent {
         self.watched.set_name(name);
     }
 
-    /// Walks everything that must hold, in the file and in the index of it.
+    /// Checks all invariants of the file and of its index.
     ///
     /// # Errors
-    /// [`PersistentError::Corrupt`] where it does not hold.
+    /// [`PersistentError::Corrupt`] if one is violated.
     pub fn check(&self) -> Result<PersistentUsage, PersistentError> {
         self.check_roots()?;
         self.audit()
@@ -313,7 +313,7 @@ impl Persistent {
         self.mapping.sync(0, self.shape.with(self.index.chunks()))
     }
 
-    /// Between which offsets blocks lie now. The end grows.
+    /// Offsets between which the blocks lie. The end grows with the file.
     pub fn range(&self) -> Range<u64> {
         self.shape.data() as u64..self.shape.with(self.index.chunks()) as u64
     }
@@ -323,7 +323,7 @@ impl Persistent {
         self.mapping.base
     }
 
-    /// Closes the heap, as dropping it does, and says whether that went well.
+    /// Closes the heap, as dropping it does, and returns the error of that.
     ///
     /// # Errors
     /// Returns the error of the system. The heap is closed, and recovered at the next open.
@@ -339,7 +339,7 @@ impl Drop for Persistent {
     }
 }
 
-/// A name as roots have it.
+/// A name as roots store it: padded with zeros.
 fn root_name(name: &str) -> Result<[u8; NAME], PersistentError> {
     let mut padded = [0; NAME];
     let fits = !name.is_empty() && !name.contains('\0');

@@ -1,5 +1,5 @@
-//! A ring: frames that are filled one after the other, sealed, and handed to others, who release
-//! them.
+//! A ring: frames that one thread fills one after the other and seals, and that any thread
+//! releases.
 //!
 //! ```
 //! use pagewise_alloc::{Os, Ring};
@@ -21,21 +21,20 @@
 //!    one thread, here                          any threads
 //!
 //!    open ─> allocate ... ─> seal ───────────> read ─> release
-//!     │  Hot: next, end                                  │ the frame's blocks have one user less;
-//!     │                                                  │ the last sends the block back
+//!     │  RingHot: next, end                              │ the frame's blocks have one user less;
+//!     │                                                  │ the last user returns the block
 //!     │   free blocks  <── taken all at once ── shared <─´
 //!     `──────´
 //! ```
 //!
 //! - One frame is open at a time. Allocating moves `next`, as in a stack.
-//! - A sealed frame is left alone until it is released: by whom, when, and in which order does not
-//!   matter. That is an atomic subtraction, or two and an exchange if the frame is of several
-//!   blocks, however many.
-//! - A block is used again when all frames in it were released. See `block` for how they are
-//!   counted.
+//! - A sealed frame does not change until it is released. Any thread may release it, at any time
+//!   and in any order. A release is an atomic subtraction, or two and an exchange if the frame has
+//!   several blocks, however many.
+//! - A block is used again when all frames in it were released. See `block` for the counting.
 //!
-//! A frame costs what lies between it and a line of the cache, and 24 bytes if it is of several
-//! blocks; a block 64 bytes of its 64 KiB to 1 MiB.
+//! The overhead of a frame is its alignment to a cache line, and 24 bytes if it has several blocks.
+//! The overhead of a block is 64 bytes of its 64 KiB to 1 MiB.
 
 #[cfg(feature = "allocator-api2")]
 mod api;
@@ -63,25 +62,25 @@ pub use sealed::{Message, Sealed};
 /// Frames for others to release. See [the module](self).
 ///
 /// It may be sent to another thread, but not shared: allocating takes no lock. Frames may outlive
-/// it, so its source must live as long as anyone likes, on any thread.
+/// it on any thread, so its source is `Send` and `'static`.
 #[derive(Debug)]
 pub struct Ring<S: Source + Send + 'static> {
     core: NonNull<Core<S>>,
 }
 
-// SAFETY: its memory is reached through it alone, but for what frames share, which is atomic; its
-// source may be sent.
+// SAFETY: its memory is accessed through it alone, except for the fields shared with frames, which
+// are atomic; its source may be sent.
 unsafe impl<S: Source + Send + 'static> Send for Ring<S> {}
 
 impl<S: Source + Send + 'static> Ring<S> {
-    /// A ring whose memory comes from `source`; `None` where it has not even enough for the ring
-    /// itself. Guarded in debug builds.
+    /// A ring whose memory comes from `source`; `None` if the source has too little memory for the
+    /// ring itself. Guarded in debug builds.
     pub fn new(source: S) -> Option<Ring<S>> {
         Ring::create(source, cfg!(debug_assertions), policy::RingPolicy::default())
     }
 
-    /// A ring that writes a guard behind each block, and looks at it when the frame is released,
-    /// which panics where it was written over; what was released is filled with rubbish.
+    /// A ring with a canary behind each allocation. Releasing a frame panics if a canary was
+    /// overwritten, and fills the frame with a pattern.
     pub fn guarded(source: S) -> Option<Ring<S>> {
         Ring::create(source, true, policy::RingPolicy::default())
     }
@@ -91,7 +90,7 @@ impl<S: Source + Send + 'static> Ring<S> {
         Ring::create(source, false, policy::RingPolicy::default())
     }
 
-    /// A ring with other policies, to show what they gain.
+    /// A ring with other policies, to measure their effect.
     #[cfg(feature = "ablation")]
     pub fn with_policy(source: S, policy: RingPolicy) -> Option<Ring<S>> {
         Ring::create(source, false, policy)
@@ -108,7 +107,7 @@ impl<S: Source + Send + 'static> Ring<S> {
         Some(OpenRingFrame { ring: self })
     }
 
-    /// A value in a frame of its own, and what it is made of.
+    /// Builds a value in a frame of its own.
     ///
     /// # Panics
     /// Panics if memory is exhausted.
@@ -119,34 +118,34 @@ impl<S: Source + Send + 'static> Ring<S> {
     ) -> Message<T> {
         let frame = self.open().unwrap_or_else(|| no_memory());
         let value = NonNull::from(build(&frame));
-        // SAFETY: the value was borrowed for any time that `build` was asked for, so it lies in the
-        // frame or stays for ever, and the borrow was given up.
+        // SAFETY: `build` borrows the value for any lifetime of the frame, so the value lies in the
+        // frame or is static, and its borrow has ended.
         unsafe { Message::new(value, frame.seal()) }
     }
 
-    /// Gives the source back the blocks that nothing lies in.
+    /// Returns empty blocks to the source.
     pub fn trim(&mut self) {
         self.core().trim();
     }
 
-    /// Bytes that the ring has of its source.
+    /// Bytes that the ring has taken from its source.
     pub fn held(&self) -> usize {
         self.core().held()
     }
 
-    /// Guards a ring in which nothing was allocated yet, as [`Ring::guarded`] does; says whether it
-    /// is guarded now.
+    /// Adds canaries to a ring in which nothing was allocated yet, as [`Ring::guarded`] does.
+    /// Returns true if the ring is guarded now.
     pub fn guard(&self) -> bool {
         self.core().guard()
     }
 
-    /// True if a frame is open: for those who know the ring by its address.
+    /// True if a frame is open: for code that knows the ring only by its address.
     pub fn is_open(&self) -> bool {
         self.core().is_open()
     }
 
-    /// The ring as an address, for those who know it without its type: `pw_ring` in C. It is not
-    /// dropped.
+    /// The address of the ring, for code that does not know its type: `pw_ring` in C. The ring is
+    /// not dropped.
     pub const fn into_raw(self) -> NonNull<u8> {
         let core = self.core.cast();
         ::core::mem::forget(self);
@@ -162,12 +161,12 @@ impl<S: Source + Send + 'static> Ring<S> {
         Ring { core: raw.cast() }
     }
 
-    /// Names the ring for who looks at its statistics.
+    /// Sets the name of the ring in statistics.
     pub fn set_name(&self, name: &str) {
         self.core().set_name(name);
     }
 
-    /// Walks everything that must hold inside.
+    /// Checks all invariants.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -189,7 +188,7 @@ impl<S: Source + Send + 'static> Drop for Ring<S> {
     }
 }
 
-/// A frame that is open. Dropping it takes back all that was allocated in it.
+/// An open frame. Dropping it frees all that was allocated in it.
 ///
 /// Its allocations can be used while it is open, and through pointers until it is released:
 ///
@@ -218,17 +217,16 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// The open frame of a ring that was forgotten: not dropped, and not sealed.
     ///
     /// # Safety
-    /// There is one, and what this returns is dropped or sealed once, for each time that a frame
-    /// was opened.
+    /// The ring has an open frame, and for each opened frame exactly one value of this type is
+    /// dropped or sealed.
     pub const unsafe fn resume(ring: &'r Ring<S>) -> OpenRingFrame<'r, S> {
         OpenRingFrame { ring }
     }
 
-    /// Memory in the frame; `None` where the source has no more. A block of no size may share its
+    /// Memory in the frame; `None` if the source has no more. Blocks of size 0 may share an
     /// address.
     ///
-    /// Two that follow each other are adjacent, but for what aligns the second, and where the block
-    /// has no more room.
+    /// Consecutive allocations are adjacent, except for alignment and at the end of a block.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -240,13 +238,14 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         let start = self.allocate(layout)?;
-        // SAFETY: the memory is ours, and as large.
+        // SAFETY: the memory is new and has the size of `layout`.
         unsafe { start.write_bytes(0, layout.size()) };
         Some(start)
     }
 
-    /// Resizes a block, and keeps its contents as far as they fit: in place if it is the last one
-    /// or does not grow. `None` without memory: then the block is unchanged.
+    /// Resizes an allocation, and keeps its contents as far as they fit: in place if it is the last
+    /// one or does not grow. Returns `None` if memory is exhausted: then the allocation is
+    /// unchanged.
     ///
     /// # Safety
     /// The block was allocated in this frame with `layout`, and is used through the returned
@@ -297,7 +296,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         self.try_alloc(value).unwrap_or_else(|| no_memory())
     }
 
-    /// As many values as asked for, each made of its place.
+    /// A slice of `len` values: `value` returns the value of each index.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
     #[cfg_attr(debug_assertions, track_caller)]
@@ -328,11 +327,11 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_str(&self, text: &str) -> &mut str {
         let bytes = self.alloc_slice(text.as_bytes());
-        // SAFETY: they are a copy of what is UTF-8.
+        // SAFETY: the bytes are a copy of a `str`.
         unsafe { str::from_utf8_unchecked_mut(bytes) }
     }
 
-    /// Ends the frame: what is in it stays until it is released.
+    /// Ends the frame: its contents stay until it is released.
     #[inline]
     pub fn seal(self) -> Sealed {
         let ring = self.ring;

@@ -1,5 +1,5 @@
-//! A pool with its live blocks, for programs that may not hold unsafe code: experiments put any
-//! pool to work with it.
+//! A pool with its live blocks behind a safe interface: experiments, which may not contain unsafe
+//! code, use any pool through it.
 //!
 //! Invariant: each slot is empty or has a live block of the shelf's pool, which no other code has.
 //!
@@ -14,12 +14,12 @@ use core::ptr::NonNull;
 
 use crate::{Discipline, DisciplinedAllocator};
 
-/// Room for a block on a [`TestShelf`].
+/// A slot of a [`TestShelf`], for one block.
 #[derive(Debug, Default)]
 pub struct ShelfSlot(Option<(NonNull<u8>, Layout)>);
 
-/// A pool whose blocks may be freed in any order, and its live blocks, each in a slot. Those that
-/// are left are freed with it.
+/// A pool whose blocks may be freed in any order, and its live blocks, each in a slot. Dropping it
+/// frees the blocks that are left.
 ///
 /// ```
 /// use core::alloc::Layout;
@@ -48,8 +48,8 @@ impl<'s, A: DisciplinedAllocator> TestShelf<'s, A> {
         TestShelf { slots, pool }
     }
 
-    /// Frees the block of a slot, and puts another there, whose first byte it writes. `false`
-    /// without memory: then the slot is empty.
+    /// Frees the block of a slot, allocates another one there, and writes its first byte. Returns
+    /// `false` if memory is exhausted: then the slot is empty.
     ///
     /// # Panics
     /// Panics if the slot does not exist.
@@ -65,7 +65,7 @@ impl<'s, A: DisciplinedAllocator> TestShelf<'s, A> {
         true
     }
 
-    /// Frees the block of a slot, where it has one.
+    /// Frees the block of a slot, if it has one.
     ///
     /// # Panics
     /// Panics if the slot does not exist.
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// Blocks of static memory; it counts those that are live.
+    /// Allocates blocks of size 0 only; counts those that are live.
     struct CountingHeap<'c> {
         live: &'c Cell<isize>,
         left: usize,

@@ -58,8 +58,8 @@ pub unsafe trait Source {
         false
     }
 
-    /// Takes the memory behind a part of a block, and leaves the addresses: every byte is 0 from
-    /// then on. `false` where the contents are as they were.
+    /// Discards the memory behind a part of a block, and keeps the addresses: every byte is 0
+    /// afterwards. Returns `false` if the contents are unchanged.
     ///
     /// # Safety
     /// The part consists of whole pages of a block of this source, and is not used at the same
@@ -109,9 +109,9 @@ unsafe impl<S: Source + ?Sized> Source for &S {
 #[cfg(feature = "os")]
 fn map_aligned(layout: Layout, page: usize, flags: libc::c_int) -> Option<SourceBlock> {
     let size = layout.size().max(1).checked_next_multiple_of(page)?;
-    // Memory before the first aligned address and after the end is released at once. The kernel
-    // aligns small pages by itself, and those of its reserve; for the others extra address space is
-    // mapped.
+    // Address space before the first aligned address and after the end is unmapped at once. The
+    // kernel aligns a mapping to its page size, huge pages of the reserve included; for a larger
+    // alignment, extra address space is mapped.
     let known = if flags & libc::MAP_HUGETLB == 0 { page_size() } else { page };
     let spare = layout.align().max(page).saturating_sub(known);
     let mapped = map(size.checked_add(spare)?, flags)?;
@@ -124,7 +124,7 @@ fn map_aligned(layout: Layout, page: usize, flags: libc::c_int) -> Option<Source
     Some(SourceBlock { start, size, zeroed: true })
 }
 
-/// Takes the memory behind whole pages; `false` where the kernel does not.
+/// Discards the memory behind whole pages; `false` if the kernel does not.
 ///
 /// # Safety
 /// They are pages of a private anonymous mapping, and not in use.
@@ -134,7 +134,8 @@ unsafe fn discard(start: NonNull<u8>, size: usize) -> bool {
     unsafe { libc::madvise(start.as_ptr().cast(), size, libc::MADV_DONTNEED) == 0 }
 }
 
-/// Number of resident bytes of some pages; all of them if the kernel does not report it.
+/// Number of resident bytes of the first 256 pages of a range; all of these if the kernel does not
+/// report it.
 #[cfg(feature = "os")]
 fn resident(start: NonNull<u8>, size: usize) -> usize {
     const SEEN: usize = 256;
@@ -155,7 +156,7 @@ fn page_size() -> usize {
 
 #[cfg(feature = "os")]
 fn map(size: usize, flags: libc::c_int) -> Option<NonNull<u8>> {
-    // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+    // SAFETY: the kernel chooses the address, so the call changes no existing mapping.
     let start = unsafe {
         libc::mmap(
             core::ptr::null_mut(),
@@ -238,8 +239,8 @@ unsafe impl Source for FixedBuffer<'_> {
     }
 }
 
-/// Unused part of a buffer. `next` moves only forward over unused memory, or back over the last
-/// block, and never past `left`.
+/// Unused part of a buffer. `next` moves forward over unused memory, at most by `left` bytes, or
+/// back over the last block.
 #[repr(C)]
 #[derive(Debug)]
 struct Rest {
@@ -247,7 +248,7 @@ struct Rest {
     left: Cell<usize>,
 }
 
-// SAFETY: the buffer belongs to who has this, so it goes where it goes.
+// SAFETY: the buffer is accessed through this value only, so both may move to another thread.
 unsafe impl Send for Rest {}
 
 impl Rest {
@@ -263,7 +264,7 @@ impl Rest {
         Some(SourceBlock { start, size: layout.size(), zeroed: false })
     }
 
-    /// `block` came from there.
+    /// Frees a block of this buffer, if it is the last one.
     fn give_back(&self, block: SourceBlock) {
         if block.start.as_ptr().wrapping_add(block.size) == self.next.get() {
             self.next.set(block.start.as_ptr());
@@ -276,18 +277,18 @@ impl Rest {
     }
 }
 
-/// The operating system, or a buffer: chosen when the program runs, as C programs do. All zero is
-/// the system.
+/// The operating system or a buffer, chosen at run time, as C programs do. A value of all zeros is
+/// the operating system.
 #[cfg(feature = "os")]
 #[repr(C)]
 #[derive(Debug)]
 pub struct SystemOrBuffer {
-    /// Without an address where the system is meant.
+    /// Its address is NULL if the source is the operating system.
     buffer: Rest,
 }
 
 #[cfg(feature = "os")]
-// SAFETY: a buffer is this source's alone, and goes where it goes.
+// SAFETY: a buffer is accessed through this source only, so both may move to another thread.
 unsafe impl Send for SystemOrBuffer {}
 
 #[cfg(feature = "os")]
@@ -349,7 +350,7 @@ unsafe impl Source for SystemOrBuffer {
     }
 }
 
-/// Another source that has no more after `n` blocks: what tests of running out of memory use.
+/// Another source that has no more memory after `n` blocks, for tests of exhausted memory.
 #[derive(Debug)]
 pub struct FailAfter<S> {
     source: S,
@@ -371,7 +372,7 @@ unsafe impl<S: Source> Source for FailAfter<S> {
     }
 
     unsafe fn give_back(&self, block: SourceBlock) {
-        // SAFETY: the caller passes a block of the source behind.
+        // SAFETY: the caller passes a block of the underlying source.
         unsafe { self.source.give_back(block) }
     }
 
@@ -384,7 +385,7 @@ unsafe impl<S: Source> Source for FailAfter<S> {
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
-        // SAFETY: the caller passes pages of a block of the source behind.
+        // SAFETY: the caller passes pages of a block of the underlying source.
         unsafe { self.source.discard(start, size) }
     }
 

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! ```text
-//!            used by frames that are open     here are we           free, in the order in which they are tried
+//!            used by frames that are open     current block         free, in the order in which they are tried
 //!          ┌────────┬────────────────────┐  ┌────────┬──────┬─────┐  ┌────────┬───────────┐
 //!  first ─>│ header │ ...               .│─>│ header │ .... │     │─>│ header │           │─> none
 //!          └────────┴────────────────────┘  └────────┴──────┴─────┘  └────────┴───────────┘
@@ -24,17 +24,17 @@
 //! Invariants between two calls:
 //! - `next` and `end` are in `block`, `next < end`, both are NULL without a block. Bytes from
 //!   `next` on are free, and so are all blocks after `block` in the list.
-//! - A frame's mark is what `next` and `block` were when it was pushed: that block is in the list,
-//!   at or before the one of any later mark, since a block in use is never moved. Popping is
-//!   setting both back.
-//! - An allocation ends before `end`, never at it: then one comparison sends to the slow path also
-//!   who has no block and asks for nothing.
-//! - A guarded stack has `next == end`, so that every call takes the slow path: see `guard`; both
-//!   are NULL also while there are blocks and nothing is in them. The fast paths, of which there
-//!   are copies in C programs that were compiled long ago, know nothing of guards.
+//! - A frame's mark contains the values of `next` and `block` from when it was pushed. That block
+//!   is in the list, at or before the block of any later mark, since a block in use is never moved.
+//!   Popping the frame restores both values.
+//! - An allocation ends before `end`, never at it: then the same comparison also sends an
+//!   allocation of size 0 without a block to the slow path.
+//! - A guarded stack has `next == end`, so that every call takes the slow path: see `canary`. Both
+//!   are also NULL while the stack has blocks but no allocation. The fast paths, which are also
+//!   inlined into C programs, do not handle canaries.
 //!
-//! The same memory is `pw_stack` in `pagewise/stack.h`, and its inline functions do what those here
-//! do, to the byte.
+//! `pw_stack` in `pagewise/stack.h` has the same layout, and its inline functions have the same
+//! effect, byte for byte.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -82,15 +82,14 @@ pub mod old {
 pub struct Stack<S: Source, P: StackPolicy = Usual> {
     /// The first free byte.
     next: Cell<*mut u8>,
-    /// Behind which nothing of the block is handed out.
+    /// End of the part of the block that allocations may use.
     end: Cell<*mut u8>,
-    /// The block; where the stack is guarded, the last guard.
+    /// The current block; if the stack is guarded, the last canary.
     block: Cell<*mut StackBlockHeader>,
     /// Fields that fast paths do not use; in the first block, NULL without a block.
     cold: Cell<*mut Cold>,
-    /// The innermost frame that is linked, see `link`. Not beside `block`: compilers would read
-    /// both at once where a frame is pushed, which waits for the store to this one when the last
-    /// was.
+    /// The innermost linked frame, see `link`. Not beside `block`: compilers would load both at
+    /// once when a frame is pushed, and this load would wait for a recent store to this field.
     frame: Cell<*const FrameLink>,
     /// Not 0 if the stack has canaries.
     guarded: Cell<usize>,
@@ -98,8 +97,8 @@ pub struct Stack<S: Source, P: StackPolicy = Usual> {
     policy: PhantomData<P>,
 }
 
-// SAFETY: blocks are reached through one stack alone, so they go where it goes; its source says
-// whether it may.
+// SAFETY: blocks are accessed through one stack alone, so they move with it to another thread; its
+// source may be sent.
 unsafe impl<S: Source + Send, P: StackPolicy> Send for Stack<S, P> {}
 
 /// Position of a stack when a frame was pushed.
@@ -138,8 +137,8 @@ impl<S: Source> Stack<S> {
         Stack::with_policy(source, cfg!(debug_assertions))
     }
 
-    /// A stack that writes a guard behind each allocation, looks at it when its frame is popped,
-    /// and fills what was popped with rubbish. It panics where a guard was written over.
+    /// A stack with a canary behind each allocation. Popping a frame panics if a canary was
+    /// overwritten, and fills the popped memory with a pattern.
     pub const fn guarded(source: S) -> Stack<S> {
         Stack::with_policy(source, true)
     }
@@ -165,7 +164,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Guards a stack that has no memory yet; says whether it is guarded now.
+    /// Adds canaries to a stack that has no memory yet. Returns true if the stack is guarded now.
     pub fn guard(&self) -> bool {
         if self.cold().is_none() {
             self.guarded.set(1);
@@ -177,10 +176,10 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.guarded.get() != 0
     }
 
-    /// Memory in the innermost frame; `None` where the source has no more. A block of no size may
-    /// share its address.
+    /// Memory in the innermost frame; `None` if the source has no more. Blocks of size 0 may share
+    /// an address.
     ///
-    /// Two that follow each other are adjacent, but for what aligns the second.
+    /// Consecutive allocations in a block are adjacent, except for alignment.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -208,8 +207,9 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.hand_out(start, start.wrapping_add(layout.size()))
     }
 
-    /// The same with a step fewer between `next` and the one after it, which is what an allocation
-    /// waits for that follows at once: the sum is aligned, not a summand.
+    /// As `bump`, with one step less between `next` and its new value, for which an allocation that
+    /// follows at once waits: it aligns the sum, not the start. The size is a multiple of the
+    /// alignment.
     #[inline(always)]
     fn bump_array(&self, layout: Layout) -> Option<NonNull<u8>> {
         let mask = layout.align() - 1;
@@ -231,7 +231,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
         let next = self.next.get();
         self.next.set(next.with_addr(after));
-        // SAFETY: an address is below `end`, so there is a block, and `start` is in it.
+        // SAFETY: `after` is below `end`, so there is a block, and `start` is in it.
         Some(unsafe { NonNull::new_unchecked(next.with_addr(start)) })
     }
 
@@ -270,9 +270,9 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Resizes a block, and keeps its contents as far as they fit: in place if it is the last one
-    /// or does not grow. `None` without memory: then the block is unchanged. The returned block
-    /// belongs to the innermost frame.
+    /// Resizes an allocation, and keeps its contents as far as they fit: in place if it is the last
+    /// one or does not grow. Returns `None` if memory is exhausted: then the allocation is
+    /// unchanged. The returned allocation belongs to the innermost frame.
     ///
     /// # Safety
     /// The block was allocated in this stack with `layout` and was not popped; it is used through
@@ -291,7 +291,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         if P::IN_PLACE && self.is_last(block, layout) && is_aligned && fits {
             let next = self.next.get();
             self.next.set(next.with_addr(after));
-            // Not what the caller has: that may be for the bytes alone that there were.
+            // Not `block` itself: its provenance may cover only the old bytes.
             return NonNull::new(next.with_addr(block.addr().get()));
         }
         // SAFETY: the caller passes a block of this stack with this layout.
@@ -322,7 +322,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Some(moved)
     }
 
-    /// Takes the last allocation back; what is not the last stays until its frame is popped.
+    /// Frees the last allocation; any other one stays until its frame is popped.
     ///
     /// # Safety
     /// The block was allocated in this stack with `layout`, was not popped, and is not used any
@@ -355,7 +355,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Layout::from_size_align(size, 1).is_ok_and(|layout| self.make_room(layout))
     }
 
-    /// Gives the source back the blocks that nothing lies in.
+    /// Returns empty blocks to the source.
     pub fn trim(&self) {
         if let Some(current) = self.current() {
             while let Some(free) = current.take_next() {
@@ -364,7 +364,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Gives all memory back: the stack is as it was when it was made.
+    /// Returns all memory to the source: the stack is like a new one.
     ///
     /// # Panics
     /// Panics if a canary was overwritten, or if a frame of the C API is open.
@@ -373,12 +373,12 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.destroy();
     }
 
-    /// Bytes that the stack has of its source.
+    /// Bytes that the stack has taken from its source and not returned.
     pub fn held(&self) -> usize {
         self.cold().map_or(0, |cold| cold.held.get())
     }
 
-    /// Bytes that the stack ever took of its source.
+    /// Bytes that the stack has ever taken from its source.
     pub fn taken(&self) -> u64 {
         self.cold().map_or(0, |cold| cold.taken.get())
     }
@@ -397,7 +397,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Walks everything that must hold inside.
+    /// Checks all invariants.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -424,8 +424,8 @@ impl<S: Source, P: StackPolicy> Drop for Stack<S, P> {
     }
 }
 
-// SAFETY: `bump` moves `next` over what it hands out and never back but by the caller's leave;
-// blocks stay until the drop.
+// SAFETY: `bump` moves `next` over each allocation, and only a caller that gives memory up moves it
+// back; blocks with allocations stay until the drop.
 unsafe impl<S: Source, P: StackPolicy> DisciplinedAllocator for Stack<S, P> {
     const NAME: &'static str = "stack";
     const FREES: Discipline = Discipline::Lifo;

@@ -17,9 +17,9 @@
 //!      ▲                    │
 //!  ┌───┴────────────────────▼───┐  freed blocks of small sizes, at most N of each: no block is touched
 //!  │ Front                      │
-//!  └───▲────────────────────┬───┘  one block at a time: its neighbours were fetched while others were freed
+//!  └───▲────────────────────┬───┘  one block at a time: its neighbors were fetched while others were freed
 //!  ┌───┴────────────────────▼───┐  two levels of bits lead to a free block that fits; what is freed becomes one block
-//!  │ Heap                       │  with its free neighbours
+//!  │ Heap                       │  with its free neighbors
 //!  └───▲────────────────────────┘
 //!      └── regions from a Source, each as large as all before, up to 16 MiB
 //! ```
@@ -28,8 +28,8 @@
 //! it first merges the cached blocks (at most 32 N + 1), then asks the source. With N = 0 no block
 //! is cached: the usual case is slower, the worst case is shortest.
 //!
-//! Each block costs a word, and what its size is short of a multiple of 16. A pool does not return
-//! regions to its source until [`Tlsf::trim`] or its end.
+//! The overhead of a block is one word, and the padding of its size to a multiple of 16. A pool
+//! does not return regions to its source until [`Tlsf::trim`] or its end.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -95,7 +95,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         Tlsf::create(source, cfg!(debug_assertions))
     }
 
-    /// A pool with a canary behind each block, which is looked at when the block is freed. Freed
+    /// A pool with a canary behind each block, which is checked when the block is freed. Freed
     /// blocks are filled and wait in a quarantine. It panics on a double free, a wrong size, a
     /// foreign address, and a write beyond a block or after its free; in debug builds the message
     /// names where the block was allocated and freed.
@@ -123,8 +123,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         guarded
     }
 
-    /// Memory of this size and alignment, for which the pool and then the source is asked. A size
-    /// of 0 is a block like any other.
+    /// Memory of this size and alignment, from the pool or else from the source; `None` if the
+    /// source has no more. A size of 0 is a block like any other.
     ///
     /// # Panics
     /// Panics if the pool is guarded and a freed block was written to.
@@ -219,8 +219,9 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
     }
 
-    /// Gives a block another size: where it is, if it shrinks or its right neighbour is free and
-    /// large enough; else elsewhere, with its contents. `None` leaves it as it is.
+    /// Resizes a block: in place if it shrinks or if its right neighbor is free and large enough,
+    /// else by moving its contents. Returns `None` if memory is exhausted: then the block is
+    /// unchanged.
     ///
     /// # Safety
     /// As for [`Tlsf::free`]. From then on the block has the layout of `size` and the old
@@ -277,8 +278,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     }
 
     /// The size of a block in use: the requested size, rounded up to a size class, or exact if the
-    /// pool is guarded. It is valid wherever the requested size is needed, and all of
-    /// it may be used.
+    /// pool is guarded. It is valid wherever the requested size is needed, and all of it may be
+    /// used.
     ///
     /// # Safety
     /// `block` is a block of this pool in use.
@@ -320,17 +321,17 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         self.heap.reset();
     }
 
-    /// Gives the pool a name, by which those who watch it know it.
+    /// Sets the name of the pool in statistics.
     pub fn set_name(&self, name: &str) {
         watch::named(&self.heap.watch, name);
     }
 
-    /// Gives the source what is not needed: regions without a block in use.
+    /// Returns regions without a block in use to the source.
     pub fn trim(&mut self) {
         trim(&mut self.front, &mut self.heap);
     }
 
-    /// Bytes held of the source.
+    /// Bytes that the pool has taken from its source.
     pub const fn held(&self) -> usize {
         self.heap.held()
     }
@@ -377,7 +378,7 @@ fn fetch<S: Source, const N: usize>(
 ) -> Option<NonNull<u8>> {
     let block = match front.pop_slow(layout.size(), layout.align()) {
         Some(block) => block,
-        // A checker was found: from this first block on the front is closed.
+        // A memory checker was detected: from this first block on the front is closed.
         None if heap.is_guarded() => return fetch_guarded(front, heap, layout, site).ok()?,
         None => {
             let size = size_for(DeferredFrees::<N>::rounded(layout.size()))?;
@@ -397,7 +398,7 @@ fn fetch_size<S: Source, const N: usize>(
     align: usize,
 ) -> Option<NonNull<u8>> {
     if align > GRANULE {
-        // Then the free block behind it begins with the same alignment, and is used whole.
+        // The free block behind it then begins with the same alignment, so that it is usable whole.
         let size = if align <= PADDED { size.next_multiple_of(align) } else { size };
         return fetch_with(front, heap, |heap| heap.take_aligned(size, align), size, align);
     }
@@ -486,7 +487,7 @@ fn retire<S: Source, const N: usize>(
     front.put(heap, block, size);
 }
 
-/// Frees a block with a guard: it waits. valgrind reports a double free by itself.
+/// Frees a guarded block: it waits in the quarantine. Valgrind reports a double free itself.
 #[cold]
 fn retire_guarded<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
@@ -506,7 +507,7 @@ fn retire_guarded<S: Source, const N: usize>(
     Ok(())
 }
 
-/// Reads memory that is marked as inaccessible.
+/// Calls `look`, which may read memory that is marked as inaccessible.
 fn with_quiet<T>(look: impl FnOnce() -> T) -> T {
     let _quiet = watch::quiet();
     look()
@@ -534,11 +535,11 @@ unsafe fn reallocate<S: Source, const N: usize>(
     }
     let Ok(new) = Layout::from_size_align(size, layout.align()) else { return Ok(None) };
     let Some(moved) = allocate(front, heap, new, site)? else { return Ok(None) };
-    // SAFETY: a block that could not be resized is smaller than `size`; both are as long as it, and
-    // apart.
+    // SAFETY: only a larger size cannot be resized in place, so both blocks have at least the old
+    // size; they do not overlap.
     unsafe { moved.copy_from_nonoverlapping(payload, layout.size()) };
-    // In C the size is that of the whole block. Memory checkers forbid reads of its word, but they
-    // close the cache.
+    // In C the size is that of the whole block, so it is read from the block's header word. Memory
+    // checkers forbid this read, but they close the cache.
     let size = match front.is_closed() {
         true => layout.size(),
         false => DeferredFrees::<N>::within(block.rounded_asked()),
@@ -549,7 +550,7 @@ unsafe fn reallocate<S: Source, const N: usize>(
     Ok(Some(moved))
 }
 
-/// Gives a block another size where it is, if that can be; `None` where no block can have it.
+/// Resizes a block in place, if possible; `None` if no block can have this size.
 fn resize<S: Source, const N: usize>(
     heap: &mut TlsfHeap<S>,
     block: TlsfBlock,

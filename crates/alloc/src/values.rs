@@ -1,9 +1,9 @@
-//! Values in memory that a frame handed out: what stacks and rings make of it.
+//! Writes values into memory of a frame, for stacks and rings.
 
 use core::ptr::{self, NonNull};
 use core::slice;
 
-/// Moves a value there.
+/// Moves a value to `place`.
 ///
 /// # Safety
 /// The memory has the layout of a `T`, stays valid for `'f`, and is not used by other code.
@@ -15,7 +15,7 @@ pub(crate) unsafe fn put<'f, T>(place: NonNull<T>, value: T) -> &'f mut T {
     unsafe { &mut *place.as_ptr() }
 }
 
-/// Makes as many values there as asked for, each of its place.
+/// Writes `len` values from `start` on; `value` returns the value of each index.
 ///
 /// # Safety
 /// The memory has the layout of `len` values, stays valid for `'f`, and is not used by other code.
@@ -36,7 +36,7 @@ pub(crate) unsafe fn make<'f, T>(
     unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
 }
 
-/// Copies values there.
+/// Copies values to `start`.
 ///
 /// # Safety
 /// The memory is new, has the right layout, stays valid for `'f`, and is not used by other code.

@@ -1,8 +1,8 @@
 //! Reports of pools to memory checkers: valgrind and AddressSanitizer, detected at run time, and to
 //! statistics with the feature `stats`.
 //!
-//! Fast paths know nothing of this, the inlined ones in C programs that were compiled long ago
-//! included. Two rules make up for it:
+//! Fast paths do not report, nor do their copies that are inlined into C programs. Two rules
+//! compensate for this:
 //! - A pool under a checker ([`checked`]) keeps its fast paths closed: every call finds no free
 //!   space and takes a slow path, which reports each block.
 //! - Statistics alone leave the fast paths open. Pools with calls of a few instructions report
@@ -27,10 +27,11 @@ pub use entry::{PoolEntry, SAMPLES, SIZES};
 #[cfg(feature = "stats")]
 pub use table::{MAGIC, PoolTable};
 
-/// A pool, as its watchers know it. Lies in what its fast paths do not touch.
+/// Identity of a pool for checkers and statistics. Fast paths do not access the memory where it
+/// lies.
 #[derive(Debug)]
 pub struct WatchedPool {
-    /// By what valgrind knows it; 0 before it does.
+    /// The pool's identifier for valgrind; 0 before the first report.
     id: Cell<usize>,
     #[cfg(feature = "stats")]
     kind: &'static str,
@@ -58,7 +59,7 @@ impl Countdown {
         Countdown { left: Cell::new(0), span: Cell::new(0) }
     }
 
-    /// True if a report is due after this number of further bytes.
+    /// Counts `size` further bytes. Returns true if a report is due.
     #[inline(always)]
     fn is_over(&self, size: usize) -> bool {
         let left = self.left.get().wrapping_sub_unsigned(size);
@@ -66,7 +67,7 @@ impl Countdown {
         left < 0
     }
 
-    /// Begins again; returns the bytes since it began.
+    /// Restarts the countdown; returns the bytes that were counted since the last restart.
     fn restart(&self, span: usize) -> u64 {
         let span = isize::try_from(span).unwrap_or(isize::MAX);
         let since = self.span.replace(span).wrapping_sub(self.left.replace(span));
@@ -74,24 +75,24 @@ impl Countdown {
     }
 }
 
-// SAFETY: its entry belongs to this pool alone and is written by who uses the pool, one thread at a
-// time.
+// SAFETY: its entry belongs to this pool alone; the thread that uses the pool writes it, one thread
+// at a time.
 unsafe impl Send for WatchedPool {}
 
 /// Events of a pool since its last report.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolProgress {
-    /// Blocks that were asked for.
+    /// Number of requested blocks.
     pub requests: usize,
-    /// Their bytes; what aligns them may be in it.
+    /// Their bytes, with or without alignment padding.
     pub requested: usize,
-    /// Bytes that came back.
+    /// Freed bytes.
     pub returned: usize,
-    /// The size of one block, as a sample of all: the one in use at the report.
+    /// The size of one block, as a sample of all: the block that is requested at the report.
     pub size: usize,
 }
 
-/// A pool begins.
+/// Record of a new pool of this kind.
 #[inline(always)]
 pub const fn created(kind: &'static str) -> WatchedPool {
     #[cfg(not(feature = "stats"))]
@@ -109,13 +110,13 @@ pub const fn created(kind: &'static str) -> WatchedPool {
     }
 }
 
-/// A pool that statistics do not name begins: one whose memory other pools count as theirs.
+/// Record of a new pool that statistics do not list, because other pools count its memory.
 #[inline(always)]
 pub const fn hidden_pool() -> WatchedPool {
     created("")
 }
 
-/// Its user gives it a name, of which the first 32 bytes count.
+/// Sets the name of a pool; the first 32 bytes count.
 pub fn named(pool: &WatchedPool, name: &str) {
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.enter() {
@@ -125,7 +126,7 @@ pub fn named(pool: &WatchedPool, name: &str) {
     let _ = (pool, name);
 }
 
-/// A pool ends, and with it all its allocations. Its blocks were returned.
+/// Reports the end of a pool, and of all its allocations. Its blocks were returned.
 pub fn destroyed(pool: &WatchedPool) {
     checker::destroyed(&pool.id);
     #[cfg(feature = "stats")]
@@ -144,7 +145,7 @@ pub fn taken(pool: &WatchedPool, block: SourceBlock) {
     }
 }
 
-/// These bytes of a block are the pool's own, and fast paths touch them too.
+/// These bytes of a block belong to the pool, and fast paths access them too.
 pub fn ours(start: NonNull<u8>, size: usize) {
     checker::defined(start, size);
 }
@@ -154,17 +155,18 @@ pub fn hidden(start: NonNull<u8>, size: usize) {
     checker::hidden(start, size);
 }
 
-/// Memory was handed out that is to be divided further: no block of its own, with anything in it.
+/// Memory was allocated to a user that divides it further: that memory is not a block, and its
+/// contents are undefined.
 pub fn opened(start: NonNull<u8>, size: usize) {
     checker::given_back(SourceBlock { start, size, zeroed: false });
 }
 
-/// Such memory, or a part of it, came back.
+/// Such memory, or a part of it, was freed.
 pub fn closed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::taken(&pool.id, SourceBlock { start, size, zeroed: false });
 }
 
-/// A pool is about to give a block back, in which nothing is handed out.
+/// A pool is about to return a block without allocations to its source.
 pub fn given_back(pool: &WatchedPool, block: SourceBlock) {
     checker::given_back(block);
     #[cfg(feature = "stats")]
@@ -201,7 +203,7 @@ pub fn misused(pool: &WatchedPool, start: NonNull<u8>) {
     checker::misused(&pool.id, start);
 }
 
-/// Counts what happened since the last time, for a pool that does not count each call. In slow
+/// Counts the events since the last call, for a pool that does not count each event. Called in slow
 /// paths.
 #[inline(always)]
 pub fn progress(pool: &WatchedPool, progress: PoolProgress) {
@@ -213,8 +215,7 @@ pub fn progress(pool: &WatchedPool, progress: PoolProgress) {
     let _ = (pool, progress);
 }
 
-/// Counts a block that is handed out: a number goes down, and nothing else happens until it is
-/// below 0.
+/// Counts an allocated block: decrements a countdown, and reports only when it is below 0.
 #[inline(always)]
 pub fn counted(pool: &WatchedPool, size: usize) {
     #[cfg(feature = "stats")]
@@ -246,7 +247,7 @@ impl<const N: usize> Default for ClassCounts<N> {
 }
 
 impl<const N: usize> ClassCounts<N> {
-    /// Counts a block that is handed out.
+    /// Counts an allocated block.
     #[inline(always)]
     pub fn asked(&self, class: usize) {
         #[cfg(feature = "stats")]
@@ -255,7 +256,7 @@ impl<const N: usize> ClassCounts<N> {
         let _ = class;
     }
 
-    /// Counts a block that came back.
+    /// Counts a freed block.
     #[inline(always)]
     pub fn returned(&self, class: usize) {
         #[cfg(feature = "stats")]
@@ -285,7 +286,7 @@ impl<const N: usize> ClassCounts<N> {
     }
 }
 
-/// Counts a block that has another size.
+/// Counts a resized block.
 #[inline(always)]
 pub fn recounted(pool: &WatchedPool, old: usize, new: usize) {
     #[cfg(feature = "stats")]
@@ -297,7 +298,7 @@ pub fn recounted(pool: &WatchedPool, old: usize, new: usize) {
     let _ = (pool, old, new);
 }
 
-/// Counts a block that came back.
+/// Counts a freed block.
 #[inline(always)]
 pub fn uncounted(pool: &WatchedPool, size: usize) {
     #[cfg(feature = "stats")]
@@ -308,7 +309,7 @@ pub fn uncounted(pool: &WatchedPool, size: usize) {
     let _ = (pool, size);
 }
 
-/// Counts that all that was out came back.
+/// Counts all live blocks as freed.
 pub fn forgotten(pool: &WatchedPool) {
     #[cfg(feature = "stats")]
     {
@@ -334,7 +335,7 @@ pub fn slow(pool: &WatchedPool) {
 
 #[cfg(feature = "stats")]
 impl WatchedPool {
-    /// Its entry, from its first block or its name on.
+    /// The pool's entry in the table, which its first block or its name creates.
     #[cold]
     fn enter(&self) -> Option<&'static PoolEntry> {
         if !self.kind.is_empty() {

@@ -1,4 +1,4 @@
-//! Blocks of reports as most analyses make them.
+//! Report blocks that several analyses share.
 
 use pagewise_model::bounds::{Folded, OTHER_MAPPINGS, OTHER_STACKS, OTHER_THREADS};
 use pagewise_model::ending::ProgramEnding;
@@ -9,8 +9,7 @@ use pagewise_model::{Absent, Name, Pid};
 
 use crate::explain::{fact, meaning};
 
-/// A table of those columns; those that say nothing of themselves get their meaning from the one
-/// table of fields.
+/// A table with these columns. A column without a meaning gets that of the table of fields.
 pub(crate) fn table(
     key: &'static str,
     title: &'static str,
@@ -43,7 +42,7 @@ pub(crate) fn first<'t, T>(all: &'t [T], limit: Option<usize>, option: &str) -> 
     (shown, note)
 }
 
-/// The gaps of a column; one that has no value at all for one reason stays small.
+/// The gaps of a column. If all rows lack a value for the same reason, the reason is stored once.
 pub(crate) fn gaps(absent: Vec<(usize, Absent)>, rows: usize) -> Gaps {
     match absent.first() {
         None => Gaps::None,
@@ -69,14 +68,13 @@ pub(crate) fn seen_by(audience: Audience, column: TableColumn) -> TableColumn {
     TableColumn { audience, ..column }
 }
 
-/// Call stacks of a recording that do not reach the start of their thread; `None` if the kernel
-/// followed them.
+/// Number of call stacks that do not reach the start of their thread; `None` if unknown.
 pub(crate) fn stacks_cut(cut: Option<u64>) -> Fact {
     fact("stacks_cut", "stacks cut off", cut.map_or(CellValue::None, CellValue::Count), "")
         .hidden_if(cut.is_none_or(|cut| cut == 0))
 }
 
-/// The process that a report is of, if it is of one, and the command that was run, if one was.
+/// PID of the reported process and its command line; a missing one is hidden.
 pub(crate) fn process(pid: impl Into<Option<Pid>>, command: &[Name]) -> [Fact; 2] {
     let pid = pid.into();
     let words = command.iter().cloned().map(CellValue::Name).collect();
@@ -95,12 +93,12 @@ pub(crate) fn ending(ending: ProgramEnding) -> String {
     }
 }
 
-/// The same as a value of a table.
+/// [`ending`] as a cell.
 pub(crate) fn ended(ended: ProgramEnding) -> CellValue {
     CellValue::text(ending(ended))
 }
 
-/// The same of one that may be running yet.
+/// [`ended`] for a program that may still be running.
 pub(crate) fn ended_yet(ending: Option<ProgramEnding>) -> CellValue {
     ending.map_or_else(|| CellValue::text("still running"), ended)
 }
@@ -115,7 +113,7 @@ pub(crate) fn facts_of(
     NamedFacts { key: key.into(), title: title.into(), audience: Audience::Everyone, shape, facts }
 }
 
-/// A limit in bytes. 0 stands for no limit, and becomes `Value::None`.
+/// A limit in bytes. 0 stands for no limit, and becomes `CellValue::None`.
 pub(crate) fn limit(bytes: u64) -> CellValue {
     if bytes == 0 { CellValue::None } else { CellValue::Bytes(bytes) }
 }
@@ -139,7 +137,8 @@ pub(crate) fn folded(folded: &Folded) -> NamedFacts {
     }
 }
 
-/// The same for people, a sentence for each: `what` are the events, in the plural.
+/// [`folded`] for people, one sentence per kind of merged events. `what` names the events in the
+/// plural.
 pub(crate) fn folded_remarks(folded: &Folded, what: &str) -> Vec<String> {
     let Folded { stacks, stack_events, stack_error, thread_events, mapping_events, .. } = *folded;
     let limit = folded.memory_limit >> 20;

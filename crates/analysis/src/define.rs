@@ -10,15 +10,15 @@ use pagewise_model::report::{
 use crate::causes;
 use crate::pools::PoolKind;
 
-/// The source of causes.
+/// Source name of the definitions of causes.
 const CAUSE: &str = "cause";
 /// Maximum number of suggestions.
 const SUGGESTIONS: usize = 3;
 
-/// Everything known under a name; `None` where nothing is called so.
+/// All definitions of a name; `None` if it has none.
 ///
-/// A name that several files use gets a block for each. Upper and lower case count alike unless
-/// two fields differ by nothing else.
+/// A name that several files use gets a block for each file. Case is ignored unless two fields
+/// differ only in case.
 pub fn define(name: &str) -> Option<Report> {
     let found = named(name.trim());
     let first = found.first()?;
@@ -32,7 +32,7 @@ pub fn define(name: &str) -> Option<Report> {
     })
 }
 
-/// Everything there is, as one table.
+/// All definitions as one table.
 pub fn all() -> Report {
     let fields: Vec<FieldMeaning> = FIELDS.iter().copied().chain(others()).collect();
     let mut table = programs(&fields);
@@ -83,7 +83,8 @@ fn others() -> impl Iterator<Item = FieldMeaning> {
     flags.chain(pools).chain(causes)
 }
 
-/// The names of `known` that are a few slips away from `name`, or hold it, the nearest first.
+/// The names of `known` within a small edit distance of `name`, or that contain it, the nearest
+/// first.
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let name: Vec<char> = name.to_lowercase().chars().take(64).collect();
     let allowed = (name.len() / 3).max(1);
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn swapped_neighbours_are_one_slip() {
+    fn swapped_neighbors_are_one_slip() {
         let letters = |text: &str| text.chars().collect::<Vec<_>>();
         assert_eq!(distance(&letters("rsS"), &letters("rSs")), 1);
         assert_eq!(distance(&letters(""), &letters("abc")), 3);

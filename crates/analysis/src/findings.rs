@@ -39,7 +39,7 @@ use crate::thp::table::ThpRows;
 pub(crate) enum Evidence<'a> {
     /// A snapshot of a process, with its pools.
     Snapshot(&'a ExplainSubject<'a>),
-    /// Huge pages of a process, and how much of them is zero.
+    /// Huge pages of a process, and the estimate of their zero-filled part.
     HugePages(&'a Snapshot, &'a ThpRows<'a>, &'a Reading<ZeroEstimate>),
     /// One pool of pagewise's allocators.
     Pool(&'a RegisteredPool),
@@ -68,7 +68,7 @@ enum FindingRule {
     Heap(fn(&Sites<'_>) -> Option<Finding>),
     HeapScan(fn(&HeapScan) -> Option<Finding>),
     Measurement(fn(&Measurement, &[StatRows]) -> Option<Finding>),
-    /// Each measured command has its own doubts.
+    /// Returns findings for each measured command.
     EachCommand(fn(&Measurement, &[StatRows]) -> Vec<Finding>),
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn find(evidence: Evidence<'_>) -> Vec<Finding> {
     findings
 }
 
-/// A finding with its pieces. Words that stand alone are text, numbers keep their unit.
+/// A finding. Each number in its pieces is a cell with a unit.
 fn finding(
     id: &'static str,
     severity: Severity,
@@ -145,7 +145,7 @@ fn size(key: &'static str, label: &'static str, size: Bytes) -> Fact {
     fact(key, label, bytes(size), "")
 }
 
-/// `pagewise COMMAND PID`, as the reader can type it.
+/// The command line `before` PID `after`.
 fn command(
     before: &'static str,
     subject: &ExplainSubject<'_>,

@@ -1,5 +1,5 @@
-/* pagewise/fifo.h from C: queues, disorder, blocks of any size, what is too much, and what ends the
- * program. */
+/* pagewise/fifo.h from C: queues, frees in any order, blocks of any size, sizes that are too large,
+ * and memory errors that abort the program. */
 #include <pagewise/fifo.h>
 
 #include <stdlib.h>

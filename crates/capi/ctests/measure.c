@@ -1,6 +1,6 @@
-/* pagewise/measure.h from C: known costs, absences, every error. Ends with 0, or says which line
- * was not so. With an argument, costs may be higher than they should be: a program that watches
- * this one has costs of its own. */
+/* pagewise/measure.h from C: known costs, absences, every error. Exits with 0, or prints the failed
+ * check. With an argument, costs may be higher than expected: a checker that observes this program
+ * has costs of its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pagewise/measure.h>
@@ -145,7 +145,7 @@ int main(int argc, char **argv)
 {
     (void)argv;
     watched = argc > 1;
-    alarm(60);
+    alarm(300);
     costs_are_known();
     what_cannot_be_counted_says_why();
     names_are_listed_in_order();

@@ -54,7 +54,7 @@ private:
 
 int main()
 try {
-    alarm(60);
+    alarm(300);
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     constexpr std::size_t pages = 100;
     void *memory = mmap(nullptr, pages * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -84,7 +84,7 @@ static void use(pw_pages_options options)
     pw_pages_destroy(pages);
 }
 
-static void kinds_are_there_or_it_is_said_why_not(void)
+static void missing_kinds_of_memory_have_an_error_message(void)
 {
     use((pw_pages_options){.flags = PW_PAGES_HUGE});
     use((pw_pages_options){.flags = PW_PAGES_POPULATED});
@@ -143,6 +143,6 @@ int main(void)
 {
     runs_are_whole_pages_and_come_back_in_parts();
     a_run_grows_in_its_place_or_moves();
-    kinds_are_there_or_it_is_said_why_not();
+    missing_kinds_of_memory_have_an_error_message();
     any_thread_frees_what_another_has_taken();
 }

@@ -1,5 +1,5 @@
-/* pagewise/persistent.h from C: what is there again, what is undone, what is refused, and what a
- * killed process leaves. With `program PATH` it makes the heap that a program in Rust makes too. */
+/* pagewise/persistent.h from C: reopened heaps, undone transactions, refused calls, and the heap of
+ * a killed process. With `program PATH` it makes the same heap as a test in Rust. */
 #define _GNU_SOURCE
 #include <pagewise/persistent.h>
 
@@ -115,7 +115,7 @@ static void mistakes_are_refused(void)
     CHECK(pw_persistent_close(&heap) == 0);
 }
 
-/* A child that counts in the heap until it is killed: what it said it had committed is there. */
+/* A child counts in the heap until it is killed: each count that it reported is kept. */
 static void a_kill_loses_nothing_that_was_committed(int times)
 {
     uint64_t said = 0;
@@ -125,7 +125,7 @@ static void a_kill_loses_nothing_that_was_committed(int times)
         pid_t child = fork();
         if (child == 0) {
             pw_persistent heap;
-            alarm(60);
+            alarm(300);
             CHECK(pw_persistent_open(&heap, path, &small) == 0);
             for (;;) {
                 pw_rel old = pw_persistent_root(&heap, "count");

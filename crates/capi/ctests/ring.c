@@ -1,5 +1,5 @@
-/* pagewise/ring.h from C: frames for other threads, in any order, of any size; what is too much,
- * and what ends the program. */
+/* pagewise/ring.h from C: frames for other threads, in any order, of any size; sizes that are too
+ * large, and memory errors that abort the program. */
 #include <pagewise/ring.h>
 
 #include <errno.h>

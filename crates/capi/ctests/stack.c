@@ -1,4 +1,4 @@
-/* pagewise/stack.h from C: what is adjacent, what frames free, what grows in place, and what ends
+/* pagewise/stack.h from C: adjacent blocks, frames, growth in place, and memory errors that abort
  * the program. */
 #include <pagewise/stack.h>
 

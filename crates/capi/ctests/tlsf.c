@@ -1,5 +1,5 @@
-/* pagewise/tlsf.h from C: what is kept, what is merged, what grows in place, and what ends the
- * program. */
+/* pagewise/tlsf.h from C: cached blocks, coalescing, growth in place, and memory errors that abort
+ * the program. */
 #include <pagewise/pages.h>
 #include <pagewise/tlsf.h>
 
@@ -11,7 +11,7 @@
 /* True if a checker observes accesses: then no block is cached, and blocks are separate. */
 static int is_watched;
 
-static void a_small_block_is_at_hand_again(void)
+static void a_freed_small_block_is_allocated_again(void)
 {
     pw_tlsf *pool = pw_tlsf_create();
     CHECK(pool);
@@ -233,7 +233,7 @@ static void an_alignment_that_is_none_is_refused(void)
 int main(int argc, char **argv)
 {
     is_watched = argc == 2 && strcmp(argv[1], "watched") == 0;
-    a_small_block_is_at_hand_again();
+    a_freed_small_block_is_allocated_again();
     a_block_grows_where_it_is_or_moves_with_its_contents();
     a_buffer_is_used_and_nothing_else();
     alignments_and_arrays_are_what_was_asked_for();

@@ -1,4 +1,4 @@
-/* A queue: what is freed first was allocated first. */
+/* A queue: blocks are freed in the order of their allocation. */
 #include <pagewise/fifo.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* Runs of pages, and a pool that takes its memory of them. */
+/* Runs of pages, and a pool that takes its memory from them. */
 #include <pagewise/pages.h>
 #include <pagewise/tlsf.h>
 #include <stdio.h>

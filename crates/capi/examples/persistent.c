@@ -1,4 +1,4 @@
-/* A list that is there again when the file is opened again. */
+/* A list in a file: each opening of the file finds it again. */
 #include <pagewise/persistent.h>
 #include <stdio.h>
 #include <unistd.h>

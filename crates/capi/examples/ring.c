@@ -1,4 +1,4 @@
-/* A job that one thread makes and another does, and frees with all that belongs to it. */
+/* A job that one thread creates; another thread does the job and frees all memory of it at once. */
 #include <pagewise/ring.h>
 #include <pthread.h>
 #include <stdio.h>

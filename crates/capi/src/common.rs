@@ -22,10 +22,10 @@ pub(crate) fn layouts(old: usize, new: usize, align: usize) -> Option<[Layout; 2
     Some([layout(old, align)?, layout(new, align)?])
 }
 
-/// Functions that pass their return address on as one argument more: `call_sites!(see "tlsf.h";
-/// pw_tlsf_free_slow(pool: *mut CTlsf, block: *mut c_void) => free_slow, "rdx", "x2";)`, where the
-/// registers are those of that argument. For inline functions of the headers, and for direct calls,
-/// it is in the caller.
+/// Defines functions that pass their return address on as an additional argument: `call_sites!(see
+/// "tlsf.h"; pw_tlsf_free_slow(pool: *mut CTlsf, block: *mut c_void) => free_slow, "rdx", "x2";)`,
+/// where the registers are those of that argument. For inline functions of the headers, as for
+/// direct calls, the return address is in the caller.
 macro_rules! call_sites {
     (see $header:literal; $($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? => $inner:ident, $x86:literal, $arm:literal;)*) => {
         $(
@@ -54,7 +54,7 @@ macro_rules! call_sites {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
                 ::core::arch::naked_asm!(
-                    // A landing pad where the processor wants one.
+                    // `bti c`, the landing pad of branch target identification.
                     "hint 34",
                     concat!("mov ", $arm, ", x30"),
                     "b {inner}",

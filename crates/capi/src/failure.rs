@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     number: c_int,
@@ -39,7 +39,8 @@ thread_local! {
     static MESSAGE: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a call: 0, or the number of its failure, whose words are kept.
+/// Runs a call. Returns 0, or the error number of its failure, whose message is kept for the
+/// thread.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
     // State that a panic leaves half done is not used again: a region that was not ended is
     // discarded.
@@ -55,11 +56,11 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
 
 /// Runs code that panics on misused memory; for C the panic becomes an abort of the process.
 pub(crate) fn or_abort<T>(body: impl FnOnce() -> T) -> T {
-    // The panic has said what is wrong.
+    // The panic has printed the reason.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| std::process::abort())
 }
 
-/// As C has strings: up to the first NUL.
+/// Converts a text up to the first NUL.
 pub(crate) fn c_string(text: &str) -> CString {
     let text = text.split('\0').next().unwrap_or_default();
     CString::new(text).unwrap_or_default()
@@ -68,7 +69,7 @@ pub(crate) fn c_string(text: &str) -> CString {
 /// See `pagewise/base.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pw_error_message() -> *const c_char {
-    // A thread that is ending has no words left.
+    // A thread that is ending may have no message any more.
     MESSAGE.try_with(|message| message.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_succeeds_leaves_the_words_of_the_last_that_failed() {
+    fn a_call_that_succeeds_keeps_the_message_of_the_last_failure() {
         assert_eq!(call(|| Err(Failure::invalid("one\0two"))), libc::EINVAL);
         assert_eq!(call(|| Ok(())), 0);
         MESSAGE.with_borrow(|message| assert_eq!(message.as_c_str(), c"one"));

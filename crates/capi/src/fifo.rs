@@ -1,4 +1,4 @@
-//! `pagewise/fifo.h`: what its inline functions call where they do not know what to do.
+//! `pagewise/fifo.h`: the functions of the header, with the slow paths of its inline functions.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -90,7 +90,7 @@ unsafe extern "C" fn free(raw: *mut RawFifo, block: *mut c_void, size: usize, ca
     let (Some(pool), Some(block)) = (NonNull::new(raw.cast()), NonNull::new(block.cast())) else {
         return;
     };
-    // SAFETY: the block is of this size, which was allocated, and the pool of a page is there while
-    // it is.
+    // SAFETY: the header requires a live block with this size, and the pool of a page lives as long
+    // as the page.
     or_abort(|| unsafe { CFifo::free_slow(pool, block, size, site(caller)) });
 }

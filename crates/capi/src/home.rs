@@ -24,7 +24,7 @@ pub(crate) fn place<S: Source, T>(source: S, make: impl FnOnce(S) -> T) -> Optio
     Some(home.cast())
 }
 
-/// Ends a pool, and says in which memory it was.
+/// Ends a pool, and returns the memory that contained it.
 ///
 /// # Safety
 /// The pool came from [`place`], and is not used any more.
@@ -35,7 +35,7 @@ pub(crate) unsafe fn end<T>(pool: NonNull<T>) -> SourceBlock {
     block
 }
 
-/// Gives memory of the system back.
+/// Releases memory of the system.
 ///
 /// # Safety
 /// It came from [`Os`], and is not used any more.

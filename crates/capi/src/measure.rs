@@ -111,8 +111,8 @@ impl Shown {
     }
 }
 
-/// A thread of this process, whatever became of it. Unlike that of the standard library it takes no
-/// memory, which would look like a leak in a C program.
+/// Identifier of a thread of this process, never reused. Unlike that of the standard library it
+/// allocates no memory, which would look like a leak in a C program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ThreadToken(u64);
 
@@ -146,7 +146,7 @@ impl CProbe {
         Ok(CProbe { probe, owner: ThreadToken::this(), names, overhead, last: None })
     }
 
-    /// Which value has a name.
+    /// Index of the value that has a name.
     fn index(&self, name: &CStr) -> Result<usize, Failure> {
         let index = self.names.iter().position(|known| known.as_c_str() == name);
         let unknown = || format!("the probe was not opened with {}", name.to_string_lossy());
@@ -185,7 +185,7 @@ unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a CStr, Failur
     Ok(unsafe { CStr::from_ptr(text) })
 }
 
-/// Writes what a caller wants to a place of theirs, whatever was there.
+/// Writes a result to an address of the caller, without a read of the old value.
 ///
 /// # Safety
 /// `place` is NULL or may be written.
@@ -337,7 +337,8 @@ pub unsafe extern "C" fn pw_probe_close(probe: *mut CProbe) {
         unsafe { ours(probe) }.map(|_| ())
     });
     if closed == 0 {
-        // SAFETY: it came from `Box::into_raw`, is not NULL, and whoever may use it closes it now.
+        // SAFETY: it came from `Box::into_raw`, is not NULL, and its owner, the only thread that
+        // may use it, closes it now.
         drop(unsafe { Box::from_raw(probe) });
     }
 }

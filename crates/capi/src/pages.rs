@@ -24,7 +24,7 @@ pub enum PwPagesSource {
     File(UnnamedFile),
 }
 
-/// Calls the same of whatever kind it is.
+/// Calls the same method of each kind of source.
 macro_rules! of_kind {
     ($kind:ident, $source:ident => $call:expr) => {
         match $kind {
@@ -113,7 +113,7 @@ impl From<MapRefused> for Failure {
     }
 }
 
-/// The kind that a caller has chosen.
+/// The source that the options select.
 ///
 /// # Safety
 /// The folder is NULL or a string.
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn pw_pages_create(
         let is_guarded =
             unsafe { options.as_ref() }.is_some_and(|options| options.flags & GUARDED != 0);
         let make = if is_guarded { Pages::guarded } else { Pages::unguarded };
-        // Memory of a kind is for what is asked for; the pool itself lies elsewhere.
+        // Only runs lie in memory of the kind; the pool itself lies in memory of the system.
         let placed = home::place(SystemOrBuffer::system(), |_| make(kind));
         let placed = placed.ok_or_else(|| Failure::new(libc::ENOMEM, "no memory for the pool"))?;
         // SAFETY: the header requires a writable address; it was checked not to be NULL.

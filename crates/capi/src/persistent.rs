@@ -77,7 +77,7 @@ impl From<PersistentError> for Failure {
     }
 }
 
-/// The options that a caller has chosen; those that are 0 are the usual ones.
+/// The options that a caller has chosen; a field of 0 keeps its default.
 fn options(chosen: Option<&PwPersistentOptions>) -> Result<PersistentOptions, Failure> {
     let mut options = PersistentOptions::DEFAULT;
     let Some(chosen) = chosen else { return Ok(options) };
@@ -127,7 +127,7 @@ unsafe fn name<'a>(text: *const c_char) -> Result<&'a str, Failure> {
 unsafe fn opened<'a>(heap: *const CHeap) -> Result<&'a mut Persistent, Failure> {
     // SAFETY: the caller passes a heap, or NULL.
     let heap = unsafe { heap.as_ref() }.ok_or_else(|| Failure::invalid("heap is NULL"))?;
-    // SAFETY: it came from `Box::into_raw`, and is made NULL where the box ends.
+    // SAFETY: it came from `Box::into_raw`, and is set to NULL when the box is dropped.
     let opened = unsafe { heap.cold.as_mut() };
     opened.ok_or_else(|| Failure::invalid("the heap is not open"))
 }
@@ -149,7 +149,7 @@ unsafe fn with<T>(
         let mut tx = opened.resume();
         let worked = work(&mut tx);
         tx.pause();
-        // SAFETY: the pointer is to a heap, or `opened` had failed.
+        // SAFETY: `heap` points to a heap, since `opened` has succeeded.
         unsafe { (*heap).end = opened.range().end };
         result = worked?;
         Ok(())
@@ -209,10 +209,10 @@ pub unsafe extern "C" fn pw_persistent_close(heap: *mut CHeap) -> c_int {
     call(|| {
         // SAFETY: the header requires an open heap, or NULL.
         let opened = unsafe { opened(heap) }?;
-        // SAFETY: `opened` was behind this pointer, which is forgotten now.
+        // SAFETY: the pointer came from `Box::into_raw`, and is overwritten below.
         let opened = unsafe { Box::from_raw(ptr::from_mut(opened)) };
         let closed = CHeap { base: ptr::null_mut(), first: 0, end: 0, cold: ptr::null_mut() };
-        // SAFETY: `opened` would have failed where it is NULL.
+        // SAFETY: `heap` is not NULL, since `opened` has succeeded.
         unsafe { heap.write(closed) };
         Ok(opened.close()?)
     })

@@ -1,4 +1,4 @@
-//! `pagewise/ring.h`: what its inline functions call where they do not know what to do.
+//! `pagewise/ring.h`: the functions of the header, with the slow paths of its inline functions.
 
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -28,13 +28,13 @@ pool! {
 #[repr(C)]
 pub struct RawFrame([u8; 0]);
 
-/// The open frame, which stays so.
+/// The open frame, which stays open.
 ///
 /// # Panics
 /// Panics if no frame is open.
 fn open(ring: &CRing) -> ManuallyDrop<OpenRingFrame<'_, SystemOrBuffer>> {
     assert!(ring.is_open(), "ring: no frame is open");
-    // SAFETY: one is, of which C has no other handle.
+    // SAFETY: a frame is open, and C has no other handle to it.
     ManuallyDrop::new(unsafe { OpenRingFrame::resume(ring) })
 }
 

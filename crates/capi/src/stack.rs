@@ -1,4 +1,4 @@
-//! `pagewise/stack.h`: what its inline functions call where they do not know what to do.
+//! `pagewise/stack.h`: the functions of the header, with the slow paths of its inline functions.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -29,7 +29,7 @@ unsafe fn stack<'a>(pointer: *const CStack) -> &'a CStack {
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_stack_init_in(stack: *mut CStack, buffer: *mut c_void, size: usize) {
-    // A buffer of no bytes may have no address, but is not the system.
+    // An empty buffer may be NULL, and must not be taken for memory of the system.
     let start = NonNull::new(buffer.cast()).unwrap_or(NonNull::dangling());
     // SAFETY: the header requires that the buffer is valid, and used by the pool only.
     let memory = unsafe { SystemOrBuffer::buffer(start, size) };

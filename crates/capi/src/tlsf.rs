@@ -18,7 +18,7 @@ use crate::pages::CPages;
 pub enum Below {
     /// The system, or a buffer.
     Memory(SystemOrBuffer),
-    /// A pool of pages, which lives as long.
+    /// A pool of pages, which outlives this pool.
     Pages(&'static CPages),
 }
 

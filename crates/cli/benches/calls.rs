@@ -23,7 +23,7 @@ fn main() {
         ("50,000 madvise", "advise", 11),
         ("200,000 getppid", "others", 7),
     ] {
-        // The program ends with a status of its own.
+        // The exit status of the program is not 0.
         let run = |before: &str| format!("{before} {program} {act}; true");
         let runners = [
             RaceCommand::shell(

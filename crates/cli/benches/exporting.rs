@@ -18,7 +18,7 @@ use children::{Children, cpu_ms, memory_mib};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 const PROCESSES: usize = 300;
-/// Each process has this many MiB of its own.
+/// Private memory of each process, in MiB.
 const MIB: usize = 2;
 const SCRAPES: u32 = 30;
 const SWEEPS: u32 = 10;
@@ -99,8 +99,7 @@ fn main() {
     other();
 }
 
-/// Sweeps every 15 s, and more diagnoses than by default: one in the time that is measured, a
-/// minute.
+/// Measures a minute with a sweep every 15 s and, unlike the default, a diagnosis every minute.
 fn share() {
     let (_exporter, pid, address) = export(&["--diagnose-every", "60s"]);
     sleep(Duration::from_secs(20));

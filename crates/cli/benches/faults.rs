@@ -21,7 +21,7 @@ fn main() {
     for (title, act, rounds) in
         [("A start-up and 4 faults", "ratio 1", 21), ("400,000 faults", "ratio 100000", 11)]
     {
-        // The program ends with a status of its own.
+        // The exit status of the program is not 0.
         let run = |before: &str| format!("{before} {program} {act}; true");
         let perf = format!("perf record -q -g -e {EVENT} -o {} --", theirs.display());
         let pagewise = format!("{PAGEWISE} faults --save {} -o /dev/null --", ours.display());

@@ -1,7 +1,7 @@
 //! Cost of recording a heap: pagewise's recorder with every call and with sampling, heaptrack, and
 //! massif, against the program alone. sqlite3 sorts a table in memory, python3 builds and parses,
 //! cc1plus compiles templates, perl and node build and split, two threads replace blocks at random
-//! at the end of 18 calls.
+//! below 18 nested calls.
 //!
 //! `cargo bench -p pagewise --bench heap [WORKLOAD...]`; with `PAGEWISE_BENCH_SLOW=1` valgrind's
 //! tools take part
@@ -129,8 +129,8 @@ int main() {
 }
 "#;
 
-/// A program, and what pagewise is to keep to: its time with every call recorded and with samples,
-/// of the program's alone.
+/// A program, and the goals of pagewise: the maximum ratios of its time with every call recorded,
+/// and with samples, to its time alone.
 struct Workload {
     name: &'static str,
     title: &'static str,
@@ -156,7 +156,7 @@ fn main() {
 
 fn run(workload: &Workload, folder: &Path, slow: bool) {
     let at = |name: &str| folder.join(name).display().to_string();
-    // A whole line, so that a shell that only redirects is in each.
+    // Each runner is a line for the shell, since some lines redirect their streams.
     let with = |before: &str| format!("exec {}", workload.line.replace("{}", before));
     let (every, sampled) = (at("every.pwh"), at("sampled.pwh"));
     let mut runners = vec![
@@ -170,7 +170,7 @@ fn run(workload: &Workload, folder: &Path, slow: bool) {
             &with(&format!("{PAGEWISE} heap run --sample 512k -o {sampled} --")),
         ),
     ];
-    // Other tools may fail at a workload: that is theirs, and takes what it takes.
+    // Other tools may fail at a workload: their exit status is ignored, and their time counts.
     let others = |before: &str| format!("{}; true", workload.line.replace("{}", before));
     let is_there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
     if is_there("heaptrack") {
@@ -192,7 +192,7 @@ fn run(workload: &Workload, folder: &Path, slow: bool) {
     println!("recordings: {} bytes, of samples {} bytes", size(&every), size(&sampled));
 }
 
-/// Those whose programs are installed.
+/// The workloads whose programs are installed.
 fn workloads(folder: &Path) -> Vec<Workload> {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);

@@ -24,7 +24,7 @@ const BYTES: u64 = 1064;
 /// One scan.
 struct MeasuredScan {
     seconds: f64,
-    /// The same without the copy, as the report has it.
+    /// Time of the scan without the copy, from the report.
     search_ms: f64,
     pause_ms: f64,
     copied: f64,

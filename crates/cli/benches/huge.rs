@@ -21,7 +21,7 @@ use race::{RaceTarget, median};
 
 const ROUNDS: usize = 15;
 const MIB: u64 = 2048;
-/// As the scan reads.
+/// Bytes per read, as in the scan.
 const PIECE: u64 = 256 << 10;
 const SAMPLE: u64 = 24_576;
 
@@ -32,7 +32,7 @@ fn main() {
         ("written throughout", "4", 0.0),
     ] {
         let target = RaceTarget::start("huge", &[&MIB.to_string(), period]);
-        // Its thread that checks what was written would take one of the CPUs.
+        // Otherwise the thread that checks the written memory would use a CPU.
         stop(target.pid());
         measure(title, &ScanSubject::for_process(Pid(target.pid())), share);
     }
@@ -65,7 +65,7 @@ impl ScanSubject {
         (found.expect("the process lives").expect("huge pages can be looked at"), seconds)
     }
 
-    /// Reads every huge page and looks at nothing.
+    /// Reads every huge page without examining it.
     fn bare(&self, huge: &HugePages) -> f64 {
         let mut buffer = vec![0; usize::try_from(PIECE).expect("a piece is small")];
         let begin = Instant::now();

@@ -39,7 +39,7 @@ fn main() {
         let ratios: Vec<f64> = own.iter().zip(&walls[0]).map(|(own, bare)| own / bare).collect();
         let name = format!("pagewise pages {}", options.join(" "));
         println!("{name:<34}{:>8.1} ms{:>8.2}x", median(own), median(&ratios));
-        // The rests between the chunks of the polite default take time, and no CPU.
+        // The sleeps between the chunks of the polite default take time, and no CPU.
         if options.first() == Some(&"--fast") {
             let met = if median(&ratios) <= 1.3 { "met" } else { "MISSED" };
             println!("goal {met}: <= 1.3x");

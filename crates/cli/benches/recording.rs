@@ -43,7 +43,8 @@ fn record(count: usize) {
         command.args(["record", "--every", "5s", "--dir"]).arg(folder);
         command.spawn().expect("pagewise was built")
     };
-    // The tables and the first sweep, which has complete rows.
+    // A first recording measures the size of the tables and of the first sweep, whose rows are
+    // complete.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let first = start(folder.path());
     sleep(Duration::from_secs(2));

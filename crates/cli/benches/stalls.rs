@@ -6,8 +6,8 @@
 //! which the thread was blocked by the mmap lock, in all and in waits of more than 1 ms. A round
 //! also waits for other threads and for the hypervisor, so that the goals count only the lock.
 //! While the hypervisor runs another machine on a CPU, an observer on it can hold the lock for
-//! long, so that a goal is only judged if this took less than 0.5 % of the CPU time (*steal*).
-//! First each observer as it is used, beside runs without an observer and readers of
+//! long, so that a missed goal is only judged if the hypervisor took at most 0.5 % of the CPU time
+//! (*steal*). First each observer as it is used, beside runs without an observer and readers of
 //! `smaps_rollup`; then each command in a loop, on CPUs that are idle otherwise, and with four busy
 //! threads for each CPU.
 //!
@@ -29,13 +29,13 @@ use std::time::Duration;
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 /// Time for which each command runs in a loop.
 const LOOP_SECONDS: u64 = 10;
-/// The goal of the longest rounds.
+/// The goal of the 99.99th percentile of the rounds.
 const MAX_P9999_NS: f64 = 1e6;
 /// The goal of an observer as it is used: share of time in waits of more than 1 ms for the lock.
 const MAX_STALLED_USED: f64 = 0.002;
 /// The same for a command in a loop.
 const MAX_STALLED: f64 = 0.02;
-/// Share of CPU time taken by the hypervisor from which on no goal is judged.
+/// Share of CPU time taken by the hypervisor above which a missed goal is not judged.
 const MAX_STEAL: f64 = 0.005;
 /// The key of this share among the figures.
 const STEAL: &str = "steal";
@@ -71,11 +71,11 @@ fn main() {
 #[derive(Clone, Debug)]
 enum BenchObserver {
     Unobserved,
-    /// A command that runs again and again, with a rest after each.
+    /// A command that runs again and again, with a sleep after each run.
     Again(String, Duration),
     /// A command that runs until it is killed.
     Service(String),
-    /// The same, whose page `/metrics` is read each second.
+    /// A command that runs until it is killed, and whose page `/metrics` is read each second.
     Scraped(String),
     /// A command that runs in a terminal until it is killed.
     OnTerminal(String),
@@ -198,7 +198,7 @@ fn as_used(target: BenchTarget<'_>) {
     }
 }
 
-/// Commands without a rest.
+/// Runs each command in a loop, without sleeps.
 fn in_a_loop(target: BenchTarget<'_>) {
     heading();
     let again = |line: &str| BenchObserver::Again(line.to_owned(), Duration::ZERO);
@@ -234,12 +234,11 @@ fn in_a_loop(target: BenchTarget<'_>) {
     }
 }
 
-/// Threads that compute for as long as it lives.
+/// Processes that keep CPUs busy until this value is dropped.
 struct BusyThreads(Vec<Child>);
 
 impl BusyThreads {
-    /// Each is a process: a thread of this one would share its scheduling group where these are
-    /// made by session.
+    /// Starts shells that compute in a loop.
     fn start(count: usize) -> BusyThreads {
         let busy = |_| Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
         BusyThreads((0..count).map(busy).map(|child| child.expect("a shell")).collect())
@@ -266,7 +265,7 @@ struct BenchTarget<'a> {
 }
 
 impl BenchTarget<'_> {
-    /// The figures that the target prints after it was observed all the while.
+    /// The figures of the target, which was observed until it printed them.
     fn observed(self, observer: &BenchObserver) -> ChurnFigures {
         let mut target = self.start();
         let lines = BufReader::new(target.stdout.take().expect("stdout is a pipe")).lines();

@@ -15,14 +15,14 @@ use std::time::Instant;
 use race::{compile, median};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
-/// Writes of `sequence`, one after the other; gdb is waited for with fewer.
+/// Number of writes to `sequence`; `FEWER` under gdb, which is slow.
 const WRITES: u32 = 20_000;
 const FEWER: u32 = 500;
 const ROUNDS: usize = 9;
-/// Microseconds a hit may take.
+/// Maximum cost of a hit in microseconds.
 const GOAL: f64 = 40.0;
 
-/// A line for the shell that ends well: how long it takes, in milliseconds.
+/// The wall time of a line for the shell in milliseconds. The line must succeed.
 fn wall(line: &str) -> f64 {
     let begin = Instant::now();
     let status = Command::new("sh")

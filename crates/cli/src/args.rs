@@ -23,7 +23,7 @@ pub(crate) struct Cli {
 /// Options of the output's appearance, which every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct LookArgs {
-    /// Colour the output; `auto`: only on a terminal, unless NO_COLOR is set
+    /// Color the output; `auto`: only on a terminal, unless NO_COLOR is set
     #[arg(long, global = true, value_enum, default_value_t = ColorWhen::Auto, value_name = "WHEN", help_heading = "Display")]
     pub(crate) color: ColorWhen,
     /// Limit tables to N characters per line; default: the width of the terminal, or 100 without a

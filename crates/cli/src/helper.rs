@@ -1,5 +1,5 @@
-//! Helper processes: this program again, which works until its standard input is closed, or with
-//! what comes there.
+//! Helper processes, which run this program again. A helper works until its standard input is
+//! closed.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
@@ -7,13 +7,13 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use pagewise_sys::interrupt::ignore_requests_to_end;
 
-/// A helper's first word, once it works.
+/// The line that a helper prints when it is ready.
 const READY: &str = "ready";
 
-/// Starts a helper process and waits until it works. Returns it with its standard input.
+/// Starts a helper process and waits until it is ready. Returns it with its standard input.
 ///
 /// # Errors
-/// That it could not be started, or what it printed instead of the first word.
+/// If the helper cannot be started, or prints a reason instead of [`READY`].
 pub(crate) fn start<I: AsRef<OsStr>>(args: &[I]) -> io::Result<(Child, ChildStdin)> {
     let mut command = Command::new("/proc/self/exe");
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -26,21 +26,21 @@ pub(crate) fn start<I: AsRef<OsStr>>(args: &[I]) -> io::Result<(Child, ChildStdi
     if said == READY {
         return Ok((child, input));
     }
-    // It ends as its input is closed.
+    // The helper ends when its input is closed.
     drop(input);
     let _ = child.wait();
     Err(if said.is_empty() { io::ErrorKind::BrokenPipe.into() } else { io::Error::other(said) })
 }
 
-/// Makes this process one of its own session that ignores requests to end: a terminal or a shell
-/// ends it together with no other.
+/// Moves this process to a session of its own, and ignores signals that request its end: a terminal
+/// or shell that ends pagewise does not end the helper.
 pub(crate) fn leave_session() {
     ignore_requests_to_end();
-    // It fails only where it is one of its own session already.
+    // Fails only if this process is already the leader of a process group.
     let _ = rustix::process::setsid();
 }
 
-/// Reports to the process that started this helper that it works.
+/// Reports to the process that started this helper that the helper is ready.
 ///
 /// # Errors
 /// A broken pipe if that process has ended.

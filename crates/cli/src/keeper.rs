@@ -1,11 +1,11 @@
-//! The keeper: a process that undoes what this one has begun in targets, if this one is killed
-//! before it does so itself.
+//! The keeper: a process that undoes the changes of pagewise in targets if pagewise is killed
+//! before it undoes them itself.
 //!
-//! Each change is noted before it is made and struck out once it is undone, twice: on the keeper's
-//! standard input, and in a file of ours alone. The keeper is of its own session and ignores the
-//! signals by which people and supervisors end processes; it acts when its input is closed without
-//! a last word. If it is killed too, targets still work, and the next run of pagewise that changes
-//! a process, or `pagewise keep`, finds the file and acts.
+//! Each change is noted before it is made, and struck out after it is undone. Each note goes to the
+//! keeper's standard input and to a file that only this user can access. The keeper is in a session
+//! of its own, and ignores the signals by which people and supervisors end processes. It acts when
+//! its input is closed without [`DONE`]. If the keeper is killed too, targets still work; the next
+//! run of pagewise that changes a process, or `pagewise keep`, finds the file and acts.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -36,10 +36,10 @@ pub(crate) struct Keep {
     pub(crate) notes: Option<PathBuf>,
 }
 
-/// The last word: nothing is left to undo but what is noted.
+/// The last line of notes: pagewise has ended its recordings, and only noted mappings remain.
 const DONE: &str = "done";
-/// The first words of notes: a mapping that is to be unmapped, one that is unmapped, a process
-/// whose heap is recorded.
+/// The first words of notes: a change to undo, a change that was undone, a process whose heap is
+/// recorded.
 const NOTE: &str = "note ";
 const STRIKE: &str = "strike ";
 const HEAP: &str = "heap ";
@@ -47,12 +47,12 @@ const HEAP: &str = "heap ";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time that the keeper waits for threads that use a mapping of ours: longer than a function runs.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(90);
-/// The same for the next run, and for `pagewise keep`.
+/// The same for the next run of pagewise, and for `pagewise keep`.
 const NEXT_PATIENCE: Duration = Duration::from_millis(500);
 const KEEP_PATIENCE: Duration = Duration::from_secs(30);
-/// The longest pause of a target for an undo: it is better paused than left changed.
+/// Maximum pause of a target for an undo: a pause does less harm than a change that stays.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Longer files of notes are not ours.
+/// Maximum number of bytes that are read of a file of notes.
 const MAX_NOTES: u64 = 1 << 20;
 
 /// Changes to be undone.
@@ -60,12 +60,13 @@ const MAX_NOTES: u64 = 1 << 20;
 struct Notes {
     heaps: Vec<u32>,
     undos: Vec<Undo>,
-    /// The file that has them. An undo changes the target, too, and may be killed itself.
+    /// The file of the notes. An undo changes the target too, and may be killed: it writes notes of
+    /// its own.
     file: Option<File>,
 }
 
 impl Notes {
-    /// Takes a line. One that is cut off is of a change that was not made.
+    /// Applies a line. A line that is cut off is ignored: its change was not made yet.
     fn apply_line(&mut self, line: &str) {
         if let Some(pid) = line.strip_prefix(HEAP) {
             self.heaps.extend(pid.parse::<u32>());
@@ -76,7 +77,7 @@ impl Notes {
         }
     }
 
-    /// Undoes all of it; false where something could not be undone yet.
+    /// Undoes all changes. Returns false if a change could not be undone yet.
     fn carry_out(mut self, with_heaps: bool, patience: Duration) -> bool {
         let root = ProcRoot::live();
         let heaps = if with_heaps { std::mem::take(&mut self.heaps) } else { Vec::new() };
@@ -85,13 +86,14 @@ impl Notes {
             is_done &= end_recording(&root, *pid, &mut self, patience);
         }
         for undo in std::mem::take(&mut self.undos) {
-            // A target as it is works.
+            // If the undo fails, the target still works as it is.
             match on_tracer_thread(|| undo.carry_out(patience)) {
                 Ok(_) => self.strike(&undo),
                 Err(_) => is_done = false,
             }
         }
-        // A thread that had yet to load the recorder has done so before it left the memory above.
+        // A thread that was about to load the recorder may have loaded it before it left the memory
+        // that is unmapped above.
         for pid in &heaps {
             is_done &= end_recording(&root, *pid, &mut self, patience);
         }
@@ -100,7 +102,8 @@ impl Notes {
 }
 
 impl Notes {
-    /// Appends a line to the file. On a full disk the memory of this process alone has it.
+    /// Appends a line to the file. If the disk is full, only the memory of this process has the
+    /// line.
     fn write(&mut self, line: &str) {
         if let Some(file) = &mut self.file {
             let _ = file.write_all(format!("{line}\n").as_bytes());
@@ -120,8 +123,8 @@ impl Keeper for Notes {
     }
 }
 
-/// Ends a recording that was left behind. A thread that is on its way out of the recorder is given
-/// some time, and threads of a busy machine take some to stop.
+/// Ends a recording that was left behind. Repeats it for `patience`: a thread may still be in the
+/// recorder, and on a busy machine threads take time to stop.
 fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duration) -> bool {
     let begin = Instant::now();
     loop {
@@ -131,7 +134,8 @@ fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duratio
         match Attached::left_behind(pid, PAUSE)
             .and_then(|left| left.map(|it| it.end(notes)).transpose())
         {
-            // Another process records it, and ends that.
+            // Nothing is left, or another run of pagewise records the process and will end that
+            // recording.
             Ok(None | Some(LeftBehind::Whole | LeftBehind::NotThere))
             | Err(AttachRefused::Recorded { .. }) => {
                 return true;
@@ -156,7 +160,8 @@ pub(crate) struct KeeperProcess {
 
 impl KeeperProcess {
     /// Undoes changes of killed runs, then starts the keeper, which is ready when this returns. If
-    /// no process can be started, or no file be written, the other one alone keeps notes.
+    /// no process can be started, only the file has the notes; if no file can be written, only the
+    /// keeper has them.
     pub(crate) fn start() -> KeeperProcess {
         undo_left_behind(Duration::ZERO, NEXT_PATIENCE);
         let (file, path) = folder().and_then(|folder| new_file(&folder)).ok().unzip();
@@ -176,12 +181,12 @@ impl KeeperProcess {
         }
     }
 
-    /// Nothing is left to undo but mappings that were noted and not struck out: the keeper unmaps
-    /// these when no thread uses them.
+    /// Ends the keeper when only mappings that were noted and not struck out remain: the keeper
+    /// unmaps these when no thread uses them.
     pub(crate) fn dismiss(mut self) {
         let is_done = self.notes.undos.is_empty();
         if is_done && let Some(path) = &self.path {
-            // Otherwise a file remains that lists the changes.
+            // If changes remain, the file stays, since it lists them.
             let _ = fs::remove_file(path);
         }
         let Some((mut child, mut input)) = self.child.take() else { return };
@@ -194,14 +199,14 @@ impl KeeperProcess {
         }
     }
 
-    /// Leaves all that is noted, recordings too, to the keeper, which acts once this process has
-    /// ended.
+    /// Leaves all noted changes, recordings too, to the keeper, which acts after the end of this
+    /// process.
     pub(crate) fn leave_the_rest(mut self) {
-        // Its input is closed without a last word.
+        // This closes the input of the keeper without `DONE`.
         self.child = None;
     }
 
-    /// Undoes what the keeper should have undone, which was killed.
+    /// Undoes the noted changes itself, after the keeper was killed.
     fn undo_without_keeper(self) {
         if self.notes.carry_out(false, KEEPER_PATIENCE)
             && let Some(path) = self.path
@@ -210,7 +215,7 @@ impl KeeperProcess {
         }
     }
 
-    /// Sends a line to the keeper. If that was killed, the file alone has it.
+    /// Sends a line to the keeper. If the keeper was killed, only the file has the line.
     fn send(&mut self, line: &str) {
         if let Some((_, input)) = &mut self.child {
             let _ = input.write_all(format!("{line}\n").as_bytes());
@@ -238,14 +243,14 @@ fn start(notes: Option<&Path>) -> io::Result<(Child, ChildStdin)> {
     helper::start(&args)
 }
 
-/// Is the keeper of a process, or undoes what killed runs have left.
+/// Runs as the keeper of a process, or undoes the changes that killed runs have left.
 pub(crate) fn run(args: &Keep) -> ExitCode {
     let Some(pid) = args.pid else {
         let is_done = undo_left_behind(KEEP_PATIENCE, KEEP_PATIENCE);
         return if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     };
     helper::leave_session();
-    // While either of us has the file locked, it is not for others.
+    // While the keeper or its parent holds a lock on the file, other runs do not use it.
     let file = args.notes.as_ref().and_then(|path| Some((open(path).ok()?, path)));
     let file = file.filter(|(file, _)| flock(file, FlockOperation::LockShared).is_ok());
     if helper::tell_ready().is_err() {
@@ -265,7 +270,7 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
     if notes.carry_out(!is_done, KEEPER_PATIENCE)
         && let Some((_, path)) = file
     {
-        // It may be gone already.
+        // The file may have been removed already.
         let _ = fs::remove_file(path);
     }
     ExitCode::SUCCESS
@@ -342,8 +347,8 @@ impl NoteWriter {
     }
 }
 
-/// Locks a file of notes for this process. A keeper, or another run of pagewise, that has it locked
-/// undoes what it notes: false if that has not finished after `patience`.
+/// Locks a file of notes for this process. If a keeper or another run of pagewise holds the lock,
+/// that process undoes the changes: returns false if it has not finished after `patience`.
 fn lock(file: &File, patience: Duration) -> bool {
     let begin = Instant::now();
     loop {
@@ -357,7 +362,7 @@ fn lock(file: &File, patience: Duration) -> bool {
     }
 }
 
-/// The folder of files of notes: ours alone.
+/// The folder of files of notes, which only this user can access.
 fn folder() -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

@@ -1,5 +1,5 @@
-//! The `pagewise` command: the only place that reads the environment, prints, or sets an exit code.
-//! A library, which the program, the same program linked statically, and the tests share.
+//! The `pagewise` command: parses the options, prints the reports, and returns the exit code. It is
+//! a library, which the program, its static build and the tests share.
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage; a closed pipe is not an error. `explain -- COMMAND`
 //! and similar commands return the command's own code.
@@ -87,7 +87,8 @@ const fn recording_hint(_: &anyhow::Error) -> Option<String> {
     None
 }
 
-/// No error message may steer the terminal, whatever a file or a process is called.
+/// Escapes control characters: names of files and processes in an error message must not control
+/// the terminal.
 fn clean(text: &str) -> String {
     let lines: Vec<_> =
         text.split('\n').map(|line| pagewise_model::name::escape(line.as_bytes())).collect();

@@ -29,7 +29,7 @@ pub(crate) fn emit(
     emit_with_page(report, output, look, usual, |out| html::write(report, out))
 }
 
-/// [`emit`] for reports whose page has more in it than the report.
+/// [`emit`] for reports whose HTML page has more than the report.
 pub(crate) fn emit_with_page(
     report: &Report,
     output: &args::OutputArgs,
@@ -54,8 +54,8 @@ pub(crate) fn emit_with_page(
     }
 }
 
-/// [`emit`] for commands that run another one: what people read goes to standard error, so that
-/// standard output is the other's alone.
+/// [`emit`] for commands of pagewise that run a command: the text report goes to standard error, so
+/// that standard output has only the output of that command.
 pub(crate) fn emit_beside(
     report: &Report,
     output: &args::OutputArgs,
@@ -79,8 +79,7 @@ pub(crate) fn emit_csv(table: &ReportTable, output: &args::OutputArgs) -> anyhow
     }
 }
 
-/// Writes call stacks to the files that were asked for. They are put together only where there are
-/// any.
+/// Writes call stacks to the requested files. `profile` is called only if a file is requested.
 pub(crate) fn export(
     exports: &args::Exports,
     title: &str,

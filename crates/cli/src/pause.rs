@@ -1,4 +1,4 @@
-//! States how long a process is about to be stopped, before it is.
+//! Announces or refuses a long stop of a process before the stop.
 
 use std::time::Duration;
 

@@ -15,10 +15,10 @@ use crate::output::to_stdout;
 pub(crate) struct OptionalShield(Option<(Child, ChildStdin)>);
 
 impl OptionalShield {
-    /// Shields a process where a hypervisor may cause SIGTRAPs; elsewhere nothing is done.
+    /// Shields a process if a hypervisor may cause SIGTRAPs; otherwise does nothing.
     ///
     /// # Errors
-    /// Why the process cannot be traced.
+    /// If the process cannot be traced; the error has the reason.
     pub(crate) fn for_process(pid: u32) -> io::Result<OptionalShield> {
         if !cpuid::is_virtual() {
             return Ok(OptionalShield(None));
@@ -36,7 +36,7 @@ impl Drop for OptionalShield {
     }
 }
 
-/// Is the helper process, until its standard input is closed.
+/// Runs as the helper process until its standard input is closed.
 pub(crate) fn run(pid: u32) -> anyhow::Result<ExitCode> {
     helper::leave_session();
     let shield = match RemoteProcess::open(pid, None)

@@ -1,5 +1,4 @@
-//! Options resolved: which process or file to look at, how and when, and the snapshot that comes of
-//! it.
+//! Resolves options to the process or file to inspect, and takes the snapshot.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -43,7 +42,7 @@ pub(crate) enum InspectedTarget {
     Command { program: OsString, arguments: Vec<OsString>, when: CommandMoment },
 }
 
-/// When to look at a command that we run.
+/// The time point of the snapshot of a command that pagewise runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandMoment {
     AtExit,
@@ -51,12 +50,12 @@ pub(crate) enum CommandMoment {
     AtPeak,
 }
 
-/// A snapshot, and what the program exits with once the report is out.
+/// A snapshot, and the exit code of pagewise after the report.
 #[derive(Debug)]
 pub(crate) struct TakenSnapshot {
     pub(crate) snapshot: Snapshot,
     pub(crate) exit: ExitCode,
-    /// That the kernel does not let us read the memory of the process.
+    /// The error if the kernel denies access to the memory of the process.
     pub(crate) denied: Option<ProcError>,
 }
 
@@ -64,7 +63,7 @@ impl TakenSnapshot {
     /// The snapshot, for commands whose report needs the mappings.
     ///
     /// # Errors
-    /// That the kernel does not let us read the memory of the process.
+    /// If the kernel denies access to the memory of the process.
     pub(crate) fn with_mappings(self) -> Result<TakenSnapshot, ProcError> {
         match self.denied {
             Some(denied) => Err(denied),
@@ -75,8 +74,8 @@ impl TakenSnapshot {
 
 /// Resolves the source options, takes the snapshot, and saves it where asked.
 ///
-/// `sums` says whether totals and a sample of the heap are wanted beside the mappings; what is
-/// saved always has them.
+/// If `sums` is true, the snapshot also has totals and a sample of the heap. A saved snapshot
+/// always has them.
 pub(crate) fn look_at(source: args::SourceArgs, sums: bool) -> anyhow::Result<TakenSnapshot> {
     let request = CaptureRequest {
         wish: wish(&source.reading),

@@ -16,7 +16,7 @@ const PIPE_WIDTH: u16 = 100;
 const WIDEST: u16 = 200;
 const NARROWEST: u16 = 60;
 
-/// Colour, width and units, before a command adds its own wishes.
+/// Color, width and units, before a command adds its own wishes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TerminalLook {
     color: bool,
@@ -25,12 +25,12 @@ pub(crate) struct TerminalLook {
 }
 
 impl TerminalLook {
-    /// For what goes to standard output.
+    /// For output to standard output.
     pub(crate) fn resolve(args: &args::LookArgs) -> TerminalLook {
         TerminalLook::on(args, &io::stdout())
     }
 
-    /// For what goes to standard error, since standard output is a command's.
+    /// For output to standard error, if standard output is used by a command.
     pub(crate) fn on_stderr(args: &args::LookArgs) -> TerminalLook {
         TerminalLook::on(args, &io::stderr())
     }
@@ -62,7 +62,7 @@ impl TerminalLook {
         }
     }
 
-    /// The style of a page in a file: no terminal, so no colour.
+    /// The style of a page in a file: no terminal, so no color.
     pub(crate) fn for_file(self) -> TerminalLook {
         TerminalLook { color: false, ..self }
     }
@@ -75,7 +75,7 @@ pub(crate) fn can_ask() -> bool {
 
 /// A question without an answer counts as refused after this time.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// Between tests for an interrupt.
+/// Interval of checks for an interrupt.
 const POLL_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Asks a question on the terminal; true only if the answer is `y` or `yes`.

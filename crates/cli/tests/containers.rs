@@ -78,7 +78,7 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     let bytes = fs::read(program).unwrap();
     let musl = b"/lib/ld-musl-x86_64.so.1\0";
     if bytes.windows(musl.len()).any(|window| window == musl) {
-        // It is the C library, too.
+        // musl's loader is also its C library.
         return vec![PathBuf::from("/lib/ld-musl-x86_64.so.1")];
     }
     let output = Command::new("ldd").arg(program).output().unwrap();
@@ -88,7 +88,7 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path != program && path.exists()).collect()
 }
 
-/// Which namespaces a container has besides those of PIDs and mounts.
+/// The user namespace of a container, beside its PID and mount namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Users {
     /// Its root is an unprivileged user outside.
@@ -97,7 +97,7 @@ enum Users {
     Host,
 }
 
-/// A container whose first process is a fixture program. It ends with this.
+/// A container whose first process is a fixture program. It ends when this value is dropped.
 struct Container {
     root: TempDir,
     child: Child,
@@ -190,7 +190,7 @@ fn is_diagnosed(output: &Output) -> bool {
     matches!(output.status.code(), Some(0 | 10))
 }
 
-/// Paths of the mappings in a report of `explain --json`.
+/// True if a report of `explain --json` contains a path, such as that of a mapping.
 fn has_mapping(report: &Value, path: &str) -> bool {
     report.to_string().contains(path)
 }
@@ -257,7 +257,7 @@ fn a_program_in_a_container_is_recorded_from_outside() {
     }
 }
 
-/// Steps of an attach at which it is killed, `PAGEWISE_KILLS` for others.
+/// Number of steps of an attach at which it is killed, unless `PAGEWISE_KILLS` sets another number.
 const KILLED_STEPS: u64 = 6;
 
 #[test]

@@ -1,5 +1,5 @@
-//! `pagewise heap run` of a Rust program that has mimalloc for all that it allocates: this one. It
-//! counts for itself.
+//! `pagewise heap run` of a Rust program whose global allocator is mimalloc: this test program,
+//! which counts its own allocations.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,6 +30,6 @@ fn every_call_is_counted_to_the_byte() {
 }
 
 #[test]
-fn samples_are_taken_of_it_too() {
+fn samples_of_mimalloc_are_within_their_error_bounds() {
     global::samples_are_taken("the_program");
 }

@@ -36,7 +36,7 @@ impl RunningHuge {
         running
     }
 
-    /// `huge.c`; `None`, with a word, where it could get no huge page.
+    /// `huge.c`; `None`, after recording a skip, if the kernel gave it too few huge pages.
     fn huge(mib: u64, period_kib: u64) -> Option<RunningHuge> {
         let arguments = [mib, period_kib].map(|n| n.to_string());
         let running = RunningHuge::start(Command::new(program("huge")).args(arguments));
@@ -170,9 +170,9 @@ fn bloat_is_what_was_never_written_to_the_byte() {
 }
 
 #[test]
-fn looking_changes_nothing() {
+fn a_report_changes_nothing() {
     let Some(running) = RunningHuge::huge(32, 2048) else { return };
-    // It would touch pages of its own meanwhile.
+    // A running program would touch its own pages meanwhile.
     running.stop();
     let seen = || {
         let names = ["Rss", "AnonHugePages", "Anonymous", "Swap"];
@@ -189,11 +189,11 @@ fn looking_changes_nothing() {
 }
 
 #[test]
-fn a_sample_says_between_what_the_truth_lies() {
+fn the_interval_of_a_sample_contains_the_true_value() {
     let Some(running) = RunningHuge::huge(64, 16) else { return };
     let truth = 64 * MIB / 4 * 3;
-    // 95 of 100 intervals contain it; evenly spread samples do better. Fewer than 15 of 20 is far
-    // below either.
+    // 95 % of the intervals contain the true value, and more with evenly spread samples. Fewer than
+    // 15 of 20 would be far below.
     let good = (0..20).filter(|_| {
         let report = thp(&running, &["--sample", "2000"]);
         let total = &report["total"];
@@ -206,7 +206,7 @@ fn a_sample_says_between_what_the_truth_lies() {
 }
 
 #[test]
-fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
+fn a_plan_changes_nothing_and_a_fix_releases_zero_pages() {
     let Some(running) = RunningHuge::huge(64, 2048) else { return };
     let plan = &thp(&running, &["--fix"])["plan"];
     assert_eq!((number(plan, "ranges"), number(plan, "bytes")), (32, 64 * MIB));
@@ -295,9 +295,21 @@ fn split_pages_can_be_made_huge_again() {
     }
     let plan = &thp(&small, &["--collapse"])["plan"];
     assert_eq!(number(plan, "ranges"), 8);
-    let fix = &thp(&small, &["--collapse", "--yes"])["fix"];
-    assert_eq!(number(fix, "done"), 8, "{fix}");
-    assert_eq!(small.counter("AnonHugePages"), 16 * MIB);
+    // The kernel may have no huge page free for some of the ranges.
+    let huge = repeated(|| {
+        let words = ["thp", &small.pid(), "--json", "--collapse", "--yes"];
+        let output = pagewise(&words);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let (done, failed) = (number(&report, "fix.done"), number(&report, "fix.failed"));
+        let huge = small.counter("AnonHugePages");
+        // khugepaged may make some of them huge in between.
+        assert!(done * HUGE <= huge && done + failed <= 8, "{report}");
+        assert_eq!(output.status.success(), done > 0 || failed == 0, "{report}");
+        (huge == 16 * MIB).then_some(huge)
+    });
+    if huge.is_none() {
+        return skip(&Lack::Chance("the kernel gives no huge pages"));
+    }
     running.end();
     small.end();
 }
@@ -338,6 +350,17 @@ fn a_sparse_std_map_is_found_and_named() {
     let rss = running.counter("Rss");
     assert!(rss < bloat / 4 + added_by_khugepaged(before), "{rss} after {bloat}");
     running.end();
+}
+
+/// Repeats an attempt until it has a result, for a minute at most.
+fn repeated<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(60) {
+        if let Some(result) = attempt() {
+            return Some(result);
+        }
+    }
+    None
 }
 
 /// A setting of the machine, put back when dropped.
@@ -415,16 +438,24 @@ fn unused_pages_go_to_swap() {
     };
     let big = RunningHuge::start(Command::new(program("big")).arg("64"));
     let page_out = ["--pageout", "--idle", "300ms"];
-    let plan = &thp(&big, &page_out)["plan"];
-    assert!((64 * MIB..66 * MIB).contains(&number(plan, "change")), "{plan}");
+    // It may still be on its way to sleep, and use its memory, if it waits for a CPU.
+    let plan = repeated(|| {
+        let report = thp(&big, &page_out);
+        (number(&report, "plan.change") >= 64 * MIB).then_some(report)
+    });
+    let plan = &plan.unwrap()["plan"];
+    assert!(number(plan, "change") < 66 * MIB, "{plan}");
     assert_eq!(big.counter("Swap"), 0);
     let fix = &thp(&big, &[&page_out[..], &["--yes"]].concat())["fix"];
     assert!(number(fix, "rss_after") < 16 * MIB, "{fix}");
     assert!(big.counter("Swap") >= 48 * MIB);
-    // One that is in use is left alone.
+    // Memory that is in use is left alone.
     let Some(busy) = RunningHuge::huge(16, 4) else { return };
-    let plan = &thp(&busy, &page_out)["plan"];
-    assert!(number(plan, "spared") >= 16 * MIB, "{plan}");
+    let spared = repeated(|| {
+        let spared = number(&thp(&busy, &page_out), "plan.spared");
+        (spared >= 16 * MIB).then_some(spared)
+    });
+    assert!(spared.is_some(), "memory in use is taken for idle");
     busy.end();
 }
 
@@ -532,7 +563,7 @@ fn a_process_that_ends_while_it_is_read_is_an_error_and_no_panic() {
     drop(first);
     let mut gone = 0;
     for delay in 0..12 {
-        let mut running = RunningHuge::huge(256, 2048).unwrap();
+        let Some(mut running) = RunningHuge::huge(256, 2048) else { return };
         let pid = running.pid();
         let killer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(delay * 5));

@@ -29,7 +29,7 @@ use fixture::victim::{Calls, EndedCommand, KILL, KillStep, Random, Victim, Whom,
 /// Size of the huge pages, and of the program's other mappings, in MiB.
 const MIB: u64 = 16;
 /// A command ends within this time after a signal, or when its own time is up.
-const MAX_END: Duration = Duration::from_secs(30);
+const MAX_END: Duration = Duration::from_secs(180);
 /// Number of times that `pagewise keep` is run: each waits thirty seconds.
 const KEEP_TRIES: u32 = 3;
 /// Exit status of `diagnose` that found trouble.
@@ -41,7 +41,7 @@ const PLACING: Duration = Duration::from_millis(10);
 /// The kind of events that uprobes are.
 const UPROBES: &str = "/sys/bus/event_source/devices/uprobe/type";
 
-/// Actions of the program before a command.
+/// Memory of the program before a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum VictimMemory {
     AsItIs,
@@ -135,9 +135,16 @@ const DIAGNOSE_LEAK: KillCase = KillCase {
     arguments: "diagnose PID --for 300ms --max-pause 10s --budget 100 -o FILE",
     ..READS
 };
+/// Uprobes measure calls of the C library. The program has a C library of its own, as for a leak.
+const SHOOTDOWNS_WAIT: KillCase = KillCase {
+    name: "shootdowns, user wait",
+    memory: VictimMemory::Leaked,
+    arguments: "shootdowns PID --user-wait --for 1s -o FILE",
+    ..READS
+};
 const POOLS: KillCase = KillCase { name: "pools", arguments: "pools PID", ..READS };
 
-/// Those that change their target, and those that stop it.
+/// Commands that change their target, and commands that stop it.
 const CASES: [KillCase; 19] = [
     SPLIT,
     DROP,
@@ -202,7 +209,8 @@ impl KillCase {
     }
 }
 
-/// A target, with how it was at first. One serves for many rounds of a command, until it is harmed.
+/// A target, with its state at first. A target is used for many rounds of a command, until it is
+/// harmed.
 struct KillTarget {
     command: &'static str,
     victim: Victim,
@@ -232,7 +240,7 @@ impl KillTarget {
         KillTarget { command: case.name, victim, before, _folder: folder }
     }
 
-    /// Why the memory cannot be as the command wants it.
+    /// Prepares the memory for a command. The error is the reason why that is not possible.
     fn prepare(&mut self, memory: VictimMemory) -> Result<(), String> {
         let huge = match memory {
             VictimMemory::AsItIs | VictimMemory::Leaked => return Ok(()),
@@ -282,7 +290,7 @@ impl Harm {
     }
 }
 
-/// Does all `work` with a few targets at once.
+/// Does all `work` in several threads, each with a target of its own.
 fn each<T: Sync>(
     work: &[T],
     random: &mut Random,
@@ -331,7 +339,7 @@ fn counted(case: &KillCase, random: &mut Random, folder: &Path) -> Result<EndedC
     counted.get_or_init(count).clone()
 }
 
-/// All steps of a command to its end: of each, which processes are killed.
+/// All steps of a command to its end, each with the processes that are killed.
 fn steps(
     ended: &EndedCommand,
     random: &mut Random,
@@ -343,7 +351,7 @@ fn steps(
         _ => &[Whom::Caller, Whom::Others, Whom::All],
     };
     let mut all = Vec::new();
-    // Not every run has as many.
+    // The number of steps differs from run to run.
     for number in 1..=ended.steps[&calls] + 2 {
         all.extend(whom.iter().map(|&whom| {
             let signal = *random.one_of(signals);
@@ -353,7 +361,7 @@ fn steps(
     all
 }
 
-/// The first of a list in random order.
+/// Up to `count` elements of a list, in random order.
 fn some<T>(mut all: Vec<T>, count: usize, random: &mut Random) -> Vec<T> {
     for index in (1..all.len()).rev() {
         let other = usize::try_from(random.below(index as u64 + 1)).unwrap();
@@ -363,7 +371,7 @@ fn some<T>(mut all: Vec<T>, count: usize, random: &mut Random) -> Vec<T> {
     all
 }
 
-/// Ends a command at one step; what is wrong with its target then.
+/// Ends a command at one step, and notes the harm to its target.
 fn try_step(
     case: &KillCase,
     step: KillStep,
@@ -388,7 +396,7 @@ fn try_step(
         // No process is left to unmap the mapping: the target works as it is, and the next run
         // unmaps.
         found.extend(there.victim.ask().err());
-        // On busy CPUs the target may need several tries to leave our mapping.
+        // On busy CPUs the threads of the target may need time to leave the mapping of pagewise.
         let keep = || Command::new(env!("CARGO_BIN_EXE_pagewise")).arg("keep").status().unwrap();
         if !(0..KEEP_TRIES).any(|_| keep().success()) {
             found.push("pagewise keep could not undo what was left".to_owned());
@@ -413,7 +421,8 @@ fn try_step(
     }
 }
 
-/// Every step, or as many as wanted by chance: half of them at calls that change the target.
+/// Kills commands at every step, or at the wanted number of random steps: half of them at calls
+/// that change the target.
 fn kill_at_steps(cases: &[KillCase], otherwise: usize, calls: &[Calls], signals: &[i32]) {
     if !is_root() {
         return;
@@ -495,7 +504,7 @@ fn harm_is_noticed() {
 }
 
 #[test]
-fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
+fn a_kill_at_any_step_of_a_change_leaves_no_process_harmed() {
     kill_at_steps(
         &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, TRIM_JEMALLOC],
         4,
@@ -505,12 +514,12 @@ fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
 }
 
 #[test]
-fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
+fn a_kill_at_any_step_of_any_command_leaves_no_process_harmed() {
     kill_at_steps(&CASES, 4, &[Calls::All], &[KILL]);
 }
 
 #[test]
-fn interrupted_at_any_step_it_leaves_no_process_harmed() {
+fn an_interrupt_at_any_step_leaves_no_process_harmed() {
     const SIGNALS: [i32; 3] = [1, 2, 15];
     kill_at_steps(
         &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, SYSCALLS],
@@ -520,7 +529,7 @@ fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     );
 }
 
-/// A command that was started, killed at the end.
+/// A started command, which is killed when this value is dropped.
 struct RunningCommand(Child);
 
 impl RunningCommand {
@@ -540,6 +549,16 @@ impl Drop for RunningCommand {
 
 #[test]
 fn killed_while_its_uprobes_are_in_the_target_diagnose_leaves_the_code_as_it_was() {
+    kill_with_uprobes(&DIAGNOSE_LEAK);
+}
+
+#[test]
+fn killed_while_its_uprobes_are_in_the_target_shootdowns_leaves_the_code_as_it_was() {
+    kill_with_uprobes(&SHOOTDOWNS_WAIT);
+}
+
+/// Kills a command again and again while its uprobes are in the target, and looks for changed code.
+fn kill_with_uprobes(case: &KillCase) {
     if !is_root() {
         return;
     }
@@ -549,17 +568,20 @@ fn killed_while_its_uprobes_are_in_the_target_diagnose_leaves_the_code_as_it_was
     let (mut random, harm) = (Random::of_environment(), Harm::default());
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let file = folder.path().join("file");
-    let mut target = KillTarget::start_for(&DIAGNOSE_LEAK, &mut random);
+    let mut target = KillTarget::start_for(case, &mut random);
     let rounds = number_of_environment("PAGEWISE_ROUNDS", 4);
     let mut tries_left = 4 * rounds;
     let mut round = 0;
     while round < rounds {
         if tries_left == 0 {
-            skip_part(&Lack::Chance(&format!("diagnose placed probes in {round} rounds only")));
+            skip_part(&Lack::Chance(&format!(
+                "{} placed probes in {round} rounds only",
+                case.name
+            )));
             break;
         }
         tries_left -= 1;
-        let mut command = RunningCommand::start(&DIAGNOSE_LEAK, target.victim.pid, &file);
+        let mut command = RunningCommand::start(case, target.victim.pid, &file);
         let mut ended = None;
         while ended.is_none() && !target.before.has_own_code_changed() {
             ended = command.0.try_wait().unwrap();
@@ -574,10 +596,10 @@ fn killed_while_its_uprobes_are_in_the_target_diagnose_leaves_the_code_as_it_was
         std::thread::sleep(at_most.mul_f64(random.fraction()));
         drop(command);
         harm.tried.fetch_add(1, Ordering::Relaxed);
-        let found = target.before.harm(&mut target.victim, DIAGNOSE_LEAK.allowed, GRACE);
+        let found = target.before.harm(&mut target.victim, case.allowed, GRACE);
         if !found.is_empty() {
-            harm.note(&DIAGNOSE_LEAK, &format!("killed in round {round}"), &found);
-            target = KillTarget::start_for(&DIAGNOSE_LEAK, &mut random);
+            harm.note(case, &format!("killed in round {round}"), &found);
+            target = KillTarget::start_for(case, &mut random);
         }
         round += 1;
     }
@@ -585,16 +607,16 @@ fn killed_while_its_uprobes_are_in_the_target_diagnose_leaves_the_code_as_it_was
     target.victim.end().unwrap();
 }
 
-/// A command with a signal at a time by chance.
+/// A command with a signal at a random time.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     case: KillCase,
     signal: i32,
     /// Share of the time that the command takes.
     after: f64,
-    /// That time.
+    /// Duration of an uninterrupted command.
     whole: Duration,
-    /// True if all processes of its group receive it, as of Ctrl-C.
+    /// True if all processes of its group receive the signal, as after Ctrl-C.
     group: bool,
 }
 
@@ -626,7 +648,7 @@ fn interrupt(round: &Round, pid: u32, file: &Path) -> Option<String> {
     let id = Pid::from_raw(child.id().cast_signed()).unwrap();
     let signal = Signal::from_named_raw(round.signal).unwrap();
     let send = if round.group { kill_process_group } else { kill_process };
-    // Fails where it has ended.
+    // Fails if it has ended.
     let _ = send(id, signal);
     let began = Instant::now();
     while child.try_wait().unwrap().is_none() {
@@ -640,7 +662,7 @@ fn interrupt(round: &Round, pid: u32, file: &Path) -> Option<String> {
     None
 }
 
-/// Sends a signal to a command at one time; what is wrong with its target then.
+/// Sends a signal to a command at one time, and notes the harm to its target.
 fn try_round(
     round: &Round,
     target: &mut Option<KillTarget>,

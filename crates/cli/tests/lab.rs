@@ -20,8 +20,8 @@ use tempfile::TempDir;
 
 use fixture::{as_nobody, interruptible, readable_copies};
 
-/// Sizes at which an experiment only shows that it runs. Those that are not here are quick as they
-/// are.
+/// Sizes at which an experiment only shows that it runs. Experiments that are not listed are fast
+/// at their default sizes.
 const TINY: &[(&str, &[&str])] = &[
     ("first-touch", &["mib=2"]),
     ("aslr", &["starts=4"]),
@@ -48,7 +48,7 @@ const ROOM: u64 = 64 << 20;
 
 const MAX_RUN_TIME: Duration = Duration::from_secs(120);
 
-/// Settings of the system are changed by one at a time.
+/// Held by the one test at a time that may change settings of the system.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -78,7 +78,8 @@ impl LabFolder {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Starts it, and waits until it has done something to the system that must be undone.
+    /// Starts an experiment, and waits until it has made a change to the system that must be
+    /// undone.
     fn in_the_midst(&self, words: &[&str], has_begun: impl Fn(&LabFolder) -> bool) -> Child {
         let mut command = self.command(words);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -159,9 +159,8 @@ fn every_row_equals_pmaps() {
     let ours = ours["mappings"].as_array().expect("mappings is a list");
     assert_eq!(ours.len(), pmap.len());
 
-    // Sharing of pages changes when pagewise starts and ends.
-    let steady =
-        ["Size", "Rss", "Referenced", "Anonymous", "LazyFree", "AnonHugePages", "Swap", "Locked"];
+    // Sharing of pages changes when pagewise starts and ends, and reclaim clears referenced bits.
+    let steady = ["Size", "Rss", "Anonymous", "LazyFree", "AnonHugePages", "Swap", "Locked"];
     for (ours, pmap) in ours.iter().zip(&pmap) {
         assert_eq!(Some(number(ours, "start")), u64::from_str_radix(pmap[0], 16).ok());
         for (name, value) in head.iter().zip(pmap).filter(|(name, _)| steady.contains(name)) {
@@ -313,7 +312,7 @@ fn writing_half_of_a_private_file_moves_that_half_to_private_anonymous() {
     let report = explain(fixture.pid, "--polite");
     let resident =
         |table: &str| number(&report, &format!("quadrants.{table}.private_anonymous.resident"));
-    // Beside it, only the written pages of the program's own data move.
+    // In addition, only the written pages of the program's own data move.
     let moved = resident("effective") - resident("declared");
     assert!((half..half + MIB).contains(&moved), "{moved}");
 }
@@ -501,7 +500,8 @@ fn a_process_that_ends_while_it_is_read_is_an_error_and_no_panic() {
             .stderr(Stdio::piped())
             .spawn()
             .expect("pagewise was built for this test");
-        // Between nothing read and all read, wherever this round falls.
+        // The delay grows with each round, so that the process ends at different points of the
+        // reading.
         std::thread::sleep(std::time::Duration::from_micros(250 * round as u64));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -670,7 +670,7 @@ fn hidden_files_of_another_user_are_absent_with_the_needed_rights() {
         vec!["heap", "scan", &pid],
         vec!["faults", &pid, "--for", "10ms"],
     ];
-    // Other kernels do not have the tracepoint.
+    // Some kernels lack the tracepoint.
     if fixture::pagewise(&["shootdowns", &pid, "--for", "10ms"]).status.success() {
         commands.push(vec!["shootdowns", &pid, "--for", "10ms"]);
     }
@@ -685,7 +685,7 @@ fn hidden_files_of_another_user_are_absent_with_the_needed_rights() {
     }
 }
 
-/// Both map libraries that nothing else maps.
+/// The process and pagewise map copies of libraries that no other process maps.
 #[test]
 fn the_pss_of_a_process_is_unchanged_by_the_observer() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
@@ -707,7 +707,7 @@ fn the_pss_of_a_process_is_unchanged_by_the_observer() {
     let mut child = sleep.arg("600").env("LD_LIBRARY_PATH", folder.path()).spawn().unwrap();
     let pid = child.id().to_string();
     let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    // It sleeps once all that it needs is mapped.
+    // The process sleeps once all its libraries are mapped.
     let until = Instant::now() + Duration::from_secs(60);
     while !file("wchan").contains("nanosleep")
         && !file("syscall").starts_with("230 ")
@@ -736,7 +736,7 @@ fn the_pss_of_a_process_is_unchanged_by_the_observer() {
     let after = pss();
     child.kill().unwrap();
     child.wait().unwrap();
-    // The program itself and the loader are other processes' too, which come and go.
+    // Other processes, which come and go, also map the program and the loader.
     let (least, most) = (before.min(after), before.max(after));
     for (reading, pss) in seen {
         let near = (least.saturating_sub(8 << 10)..=most + (8 << 10)).contains(&pss);
@@ -771,9 +771,9 @@ fn pagewise_looks_at_itself_without_moving_what_it_sees() {
         let seen = &report["provenance"];
         assert_eq!((seen["drift_virt"].as_i64(), seen["drift_res"].as_i64()), (Some(0), Some(0)));
         if reading == "--full" {
-            // Which pages of the program and of libraries other processes map as well changes
-            // with them, and which are dirty in the page cache with writeback: a program just
-            // linked is dirty.
+            // Counters of shared pages change when other processes map or unmap the program and its
+            // libraries. Dirty counters change with writeback: a program that was just linked is
+            // dirty in the page cache.
             let own = ["Rss", "Anonymous", "Swap"];
             let torn = seen["torn_counters"].as_array().unwrap();
             assert!(!own.iter().any(|name| torn.iter().any(|t| t == name)), "{torn:?}");
@@ -803,7 +803,7 @@ fn wrong_usage_is_2_and_failure_is_1() {
         assert_eq!(status(failing), Some(1), "{failing:?}");
     }
     assert_eq!(status(&["explain", "self"]), Some(0));
-    // As every shell says it.
+    // The exit code of every shell.
     assert_eq!(status(&["explain", "--", "/no/such/program"]), Some(127));
 }
 

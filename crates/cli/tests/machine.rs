@@ -247,7 +247,7 @@ fn check<'a>(report: &'a Value, id: &str) -> &'a Value {
 }
 
 #[test]
-fn nothing_is_changed_by_looking() {
+fn a_report_changes_no_setting() {
     let report = json(&["doctor", "--json"]);
     let paths: Vec<PathBuf> = in_files(&report).into_iter().map(|(_, path, _)| path).collect();
     let state = || -> Vec<Option<String>> {

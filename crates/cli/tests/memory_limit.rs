@@ -1,6 +1,6 @@
-//! Recorders keep their memory limit however many call stacks, processes, calls and accesses there
-//! are, and say what they did not keep apart. The other side is VmHWM of the recorder, and what the
-//! programs count themselves.
+//! Recorders keep their memory limit with any number of call stacks, processes, calls and accesses,
+//! and report the entries that they merged. The other sides are VmHWM of the recorder, and the
+//! counts of the programs themselves.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -63,7 +63,7 @@ fn high_water_mark(pid: u32) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// True if tracepoints may be had here. Says so where not.
+/// True if this user can use tracepoints; records a skip if not.
 fn has_tracepoints(name: &str) -> bool {
     if !is_root() {
         return false;
@@ -93,7 +93,7 @@ fn faults_of_ever_new_call_stacks_are_counted_in_bounded_memory() {
     let (others, all) = (number(apart, "other_stacks"), number(&told.report, "totals.faults"));
     assert!(others > 20_000, "{apart}");
     assert!(number(apart, "folded_stacks") > 20_000 && number(apart, "stack_error") > 0, "{apart}");
-    // Nothing is lost by it: by stack, function and kind all add up.
+    // No fault is lost: the sums by stack, function, mapping and thread are equal.
     let sum = |key: &str| fixture::sum(&told.report[key], "faults");
     assert_eq!([sum("stacks"), sum("functions"), sum("mappings"), sum("threads")], [all; 4]);
     let functions = told.report["functions"].as_array().unwrap();
@@ -119,7 +119,7 @@ fn processes_that_have_ended_leave_their_memory_to_others() {
     let sum = |key: &str| fixture::sum(&told.report[key], "faults");
     assert_eq!([sum("threads"), sum("mappings"), sum("stacks")], [all; 3]);
     assert!(number(&told.report, "kept_apart.other_threads") > 0, "{}", told.report["kept_apart"]);
-    // The few call stacks are of all of them, and stay apart.
+    // All processes share a few call stacks, which are not merged.
     assert_eq!(number(&told.report, "kept_apart.other_stacks"), 0);
     let threads = told.report["threads"].as_array().unwrap();
     let others = threads.iter().find(|row| row["name"] == "[other threads]").unwrap();
@@ -145,7 +145,7 @@ fn calls_that_do_not_fit_are_counted() {
     let (calls, lost) =
         (number(&told.report, "totals.calls"), number(&told.report, "recording.lost"));
     assert!(calls + lost >= 80_000 && lost > 20_000, "{calls} {lost}");
-    // Each of some children makes some calls, and is born.
+    // Each child process takes memory of the recorder, for its calls and for itself.
     let told = recorded("syscalls", &[], &["fault", "1", "4000"]);
     keeps_its_limit(&told);
     let processes = number(&told.report, "recording.processes");

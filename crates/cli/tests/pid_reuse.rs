@@ -96,7 +96,7 @@ fn a_series_ends_with_its_process_also_where_another_gets_its_id() {
     let mut series = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut rows = BufReader::new(series.stdout.take().unwrap()).lines();
     assert!(rows.next().unwrap().unwrap().starts_with('{'), "the first look is behind it");
-    // It does not see the time between the two.
+    // While stopped, the series does not notice the time between the two processes.
     let it = rustix::process::Pid::from_raw(series.id().cast_signed()).unwrap();
     kill_process(it, Signal::STOP).unwrap();
     end(&mut first);

@@ -1,6 +1,6 @@
-//! Whole runs by chance: a program that does to itself what a target can do, a command that looks
-//! at it, signals to the command, and outputs that are full or closed. pagewise ends in time and by
-//! no fault of its own, and the program never notices.
+//! Random runs: a program that performs random actions on itself, a command of pagewise that
+//! inspects it, signals to the command, and outputs that are full or closed. pagewise ends in time
+//! and without a crash, and the program is unharmed.
 //!
 //! `PAGEWISE_RUNS` says how many; run N has the seed `PAGEWISE_SEED` + N, so that one run is
 //! replayed by that seed alone. `PAGEWISE_COMMANDS` is a part of the commands that are run.
@@ -105,10 +105,10 @@ enum OutputSink {
     Broken,
 }
 
-/// One that ends pagewise, or not.
+/// Signals to pagewise. Not all of them end it.
 const SIGNALS: [&str; 7] = ["INT", "TERM", "HUP", "KILL", "STOP", "PIPE", "INT"];
 
-/// Everything but the time that things really take.
+/// A random run: all choices of a seed. Real durations still differ.
 #[derive(Clone, Debug)]
 struct FuzzedRun {
     actions: Vec<String>,
@@ -121,22 +121,21 @@ struct FuzzedRun {
     stderr: OutputSink,
 }
 
-/// A command ends within this on any machine: with all CPUs busy, letting go of tracepoints took 40
-/// s.
+/// Time limit of a command on any machine: with all CPUs busy, closing tracepoints took 40 s.
 const MAX_END: Duration = Duration::from_secs(120);
-/// A command that has a CPU for itself ends within its own time, and this.
+/// Time limit, beyond its own time, of a command that has a CPU for itself.
 const MAX_BEYOND: Duration = Duration::from_secs(2);
-/// A run that took longer is repeated alone so often at most.
+/// Maximum number of times that a run which took longer is repeated alone.
 const REPEATS: u32 = 5;
-/// A program that was stopped goes on within this.
-const GRACE: Duration = Duration::from_secs(10);
-/// The program has done all within this, if it is not stopped.
-const MAX_SCRIPT: Duration = Duration::from_secs(30);
+/// Time limit for a stopped program to continue.
+const GRACE: Duration = Duration::from_secs(60);
+/// Time limit for all actions of the program, if it is not stopped.
+const MAX_SCRIPT: Duration = Duration::from_secs(120);
 
 impl FuzzedRun {
     fn by_chance(seed: u64) -> FuzzedRun {
         let mut random = Random::new(seed);
-        // Neighbouring seeds begin alike only in their first number.
+        // Neighboring seeds begin alike only in their first number.
         random.next();
         let mut actions: Vec<String> = (0..random.below(9) + 2)
             .map(|_| {
@@ -182,7 +181,7 @@ impl FuzzedRun {
         times.sum()
     }
 
-    /// Ending of the program if it is not harmed.
+    /// True if the program ended as an unharmed program does.
     fn ends_well(&self, status: ExitStatus) -> bool {
         match self.actions.last().and_then(|last| last.split(':').next()) {
             Some("exit") => status.code() == Some(42),
@@ -338,7 +337,7 @@ fn send(child: &Child, name: &str) {
         "PIPE" => Signal::PIPE,
         _ => Signal::KILL,
     };
-    // Fails where it has ended.
+    // Fails if it has ended.
     let _ = kill_process(Pid::from_child(child), signal);
 }
 

@@ -24,7 +24,7 @@ use fixture::{
 /// Time limit for a certain event on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// True if shootdowns can be recorded here at all. Says so where not.
+/// True if shootdowns can be recorded here; records a skip if not.
 fn can_record() -> bool {
     if !is_root() {
         return false;
@@ -60,7 +60,7 @@ fn report_of(command: &[&str]) -> Value {
     report
 }
 
-/// The rows of a table where a key has a value.
+/// The rows of a table in which a key has a value.
 fn rows<'r>(report: &'r Value, table: &str, key: &str, value: &str) -> Vec<&'r Value> {
     let rows = report[table].as_array().unwrap_or_else(|| panic!("no {table}: {report}"));
     rows.iter().filter(|row| row[key] == value).collect()
@@ -109,7 +109,7 @@ fn perf_stat(events: &[&str], to: &Path) -> Option<Vec<String>> {
 }
 
 #[test]
-fn orders_and_interrupts_are_as_many_as_perf_counts_of_the_same_run() {
+fn flush_requests_and_interrupts_are_as_many_as_perf_counts_of_the_same_run() {
     if !can_record() || !has_two_cpus() {
         return;
     }
@@ -127,13 +127,13 @@ fn orders_and_interrupts_are_as_many_as_perf_counts_of_the_same_run() {
             let row = text.lines().find(|line| line.contains(event)).unwrap();
             row.split(',').next().unwrap().parse().unwrap_or_else(|_| panic!("{row}"))
         };
-        // The process is perf's until it starts the program, and that has pages copied; the child
-        // of fork flushes as it ends.
+        // The counts may differ a little: before execve the process is a fork of perf, which copies
+        // pages, and a child flushes at its end.
         let mine = rows(&report, "by_process", "process", "shoot");
         let (orders, ipis) = (sum_of(&mine, "flush_orders"), sum_of(&mine, "ipis"));
         let their_orders = theirs("tlb_flush");
         assert!(orders.abs_diff(their_orders) <= 20, "{how}: {orders} and {their_orders}");
-        // Functions are queued for other ends, too.
+        // The kernel also queues functions for other purposes.
         let queued = theirs("csd_queue_cpu");
         assert!(ipis <= queued + 20, "{how}: {ipis} of {queued}");
         assert!(ipis * 10 >= queued.saturating_sub(200) * 5, "{how}: {ipis} of {queued}");
@@ -162,7 +162,7 @@ fn each_call_of_each_thread_is_reported_by_function_and_line() {
         let causes = rows(&report, "by_cause", "cause", "madvise(MADV_DONTNEED)");
         let ipis = sum_of(&stacks, "ipis");
         assert_eq!(ipis, sum_of(&causes, "ipis"));
-        // Others may keep one CPU busy, which then need not be interrupted.
+        // If another program keeps one of two CPUs busy, the kernel need not interrupt that CPU.
         if ipis == 0 {
             assert!(Instant::now() < until, "nobody was interrupted: {}", report["totals"]);
             continue;
@@ -184,7 +184,7 @@ fn each_call_of_each_thread_is_reported_by_function_and_line() {
     }
 }
 
-/// The row of `latency` that is called so: how many, and their mean.
+/// Count and mean of the row of `latency` with this name.
 fn latency(report: &Value, what: &str) -> Option<(u64, u64)> {
     let row = rows(report, "latency", "what", what).first().copied()?;
     Some((number(row, "count"), number(row, "mean")))
@@ -214,7 +214,7 @@ fn the_wait_in_the_program_is_within_what_the_program_itself_measures() {
     };
     assert!(built(&[], "timed"));
     let mut programs = vec!["timed"];
-    // Such a program has these functions itself.
+    // A statically linked program has these functions itself.
     programs.extend(built(&["-static"], "alone").then_some("alone"));
     for program in programs {
         let path = folder.path().join(program);
@@ -240,7 +240,8 @@ fn the_wait_in_the_program_is_within_what_the_program_itself_measures() {
         assert!(in_kernel <= in_program, "{program}: {in_kernel} {in_program}");
         assert!(in_program <= theirs, "{program}: {in_program} {theirs}");
     }
-    // Threads are made as ever, and another process that uses the library goes on, too.
+    // Later, threads can be created as before, and another process that uses the library runs
+    // normally.
     let report = report_of(&[&shoot(), "madvise", "2", "100"]);
     assert_eq!(report["recording"]["ending"], "exit 0");
     assert!(report["recording"]["user_wait"]["absent"].is_string());
@@ -310,12 +311,13 @@ fn each_cause_has_its_name_and_its_function() {
     }
 }
 
-/// Settings of the kernel that are changed for a while: what they were is written back, also where
-/// the test fails.
+/// Changed settings of the kernel. Their earlier values are written back on drop, also if the test
+/// fails.
 struct ChangedSettings(Vec<(&'static str, String)>);
 
 impl ChangedSettings {
-    /// Changes some; `None`, with a word, where one is not there or may not be written.
+    /// Changes settings. `None`, after recording a skip, if a setting is missing or cannot be
+    /// written.
     fn to(settings: &[(&'static str, &str)]) -> Option<ChangedSettings> {
         let mut changed = ChangedSettings(Vec::new());
         for (path, value) in settings {
@@ -336,16 +338,17 @@ impl ChangedSettings {
 impl Drop for ChangedSettings {
     fn drop(&mut self) {
         for (path, before) in self.0.iter().rev() {
-            // The word of several that is in brackets is the one that is chosen.
+            // The chosen word is the one in brackets.
             let chosen = before.split(['[', ']']).nth(1).unwrap_or(before);
-            // A test that fails already shall say why it does.
+            // An error is ignored: a failing test must report its own failure.
             let _ = fs::write(path, chosen);
         }
     }
 }
 
-/// Makes the kernel act on a program's memory by itself, until the recording of the machine reports
-/// that cause, in a process if it must be in one. `done` are the kernel's own counts of it.
+/// Makes the kernel act on the memory of a program, until a recording of the machine reports
+/// flushes with `cause`, in `process` if one is given. `done` are the kernel's counters of such
+/// actions.
 fn is_told_by_itself(
     kind: &str,
     cause: &str,
@@ -361,7 +364,7 @@ fn is_told_by_itself(
     let until = Instant::now() + PATIENCE;
     let (before, mut is_of_others) = (vmstat(done), false);
     loop {
-        // New memory each time: what was merged or collapsed once stays so.
+        // A new program each time: memory that was merged or collapsed once stays so.
         let mut program = Command::new(program("stirred"))
             .args([kind, "32"])
             .stdin(Stdio::piped())
@@ -422,7 +425,7 @@ fn flushes_of_ksm_have_the_cause_ksm() {
 fn flushes_of_compaction_have_the_cause_compaction() {
     let compact = || {
         for _ in 0..3 {
-            // Whatever there is to gain: what counts is that pages are moved.
+            // The result does not matter: compaction only has to move pages.
             let _ = fs::write("/proc/sys/vm/compact_memory", "1");
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -699,7 +702,7 @@ fn a_process_with_more_threads_than_files_may_be_open_is_recorded_by_cpu() {
 }
 
 #[test]
-fn call_stacks_given_to_other_tools_have_every_order() {
+fn exported_call_stacks_have_every_flush_request() {
     if !can_record() {
         return;
     }
@@ -765,7 +768,7 @@ fn uprobes_change_code() -> (bool, bool) {
     let mut both = [(); 2].map(|()| {
         Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
     });
-    // It answers once the C library is mapped.
+    // The program answers once the C library is mapped.
     for child in &mut both {
         child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();

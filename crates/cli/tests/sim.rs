@@ -29,7 +29,7 @@ fn file(folder: &Path, text: impl AsRef<[u8]>) -> String {
     path.display().to_string()
 }
 
-/// On the CPU that we have data of, without its prefetcher.
+/// On the CPU with known data, without its prefetcher.
 fn on_i7(command: &str, more: &[&str]) -> Value {
     let known = ["sim", command, "--cpu", "i7-6800k", "--prefetch", "none", "--json"];
     json(&[&known, more].concat())
@@ -55,8 +55,8 @@ fn strides(folder: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Runs a program with nothing in its environment but the way to others: that lies on its stack,
-/// and moves it.
+/// Runs a program with only PATH in its environment: the environment lies on the stack and changes
+/// its addresses.
 fn bare(program: &str, args: &[&str]) -> Output {
     let path = std::env::var_os("PATH").unwrap_or_default();
     Command::new(program).args(args).env_clear().env("PATH", path).output().unwrap()

@@ -90,7 +90,7 @@ fn rusage_equals_what_gnu_time_says() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let ours =
         ["minflt", "majflt", "oublock", "inblock"].map(|name| number(&report, name, "median"));
-    // Theirs include what the forked copy of `time` faults in before it becomes the command.
+    // GNU time also counts the faults of its forked copy before execve.
     assert!((0.0..60.0).contains(&(theirs[0] - ours[0])), "{ours:?} {theirs:?}");
     assert_eq!(ours[1..], theirs[1..4], "{ours:?} {theirs:?}");
     assert!(ours[2] >= 4096.0 || ours[2] == 0.0, "{ours:?}");
@@ -224,7 +224,7 @@ fn an_event_of_a_pmu_is_the_same_by_name_and_by_terms() {
     let report = stat(&["--events", &events, "-n", "3"], &command);
     let [name, terms] = ["msr/tsc/", &by_terms].map(|name| number(&report, name, "median"));
     assert!(name > 1e6 && (name / terms - 1.0).abs() < 0.1, "{name} {terms}");
-    // It ticks at one rate, between one and ten GHz.
+    // The TSC counts at a constant rate, between 0.5 and 10 GHz.
     let rate = name / number(&report, "task_clock", "median");
     assert!((5e8..1e10).contains(&rate), "{rate} a second");
 }
@@ -287,7 +287,7 @@ fn a_tracepoint_that_the_kernel_does_not_have_is_an_error_and_nothing_runs() {
         assert!(said.contains(&format!("no event is called {name}\n")), "{events}: {said}");
         assert!(!ran.exists(), "{events}");
     }
-    // One that is in our table is known, whether this machine can count it or not.
+    // An event in the table of pagewise is known, also if this machine cannot count it.
     for known in ["cycles", "dtlb_read_misses"] {
         let output = pagewise(&["stat", "-e", known, "--", "true"]);
         assert!(output.status.success(), "{known}: {output:?}");
@@ -341,8 +341,9 @@ fn two_interleaved_commands_are_distinguished() {
 #[test]
 fn runs_go_on_until_the_median_is_known_or_time_is_up() {
     let report =
-        json(&["stat", "-n", "auto", "--precision", "50", "--json", "--", "sleep", "0.005"]);
-    assert_eq!(report["runs"], 10, "a steady command is known after the fewest");
+        json(&["stat", "-n", "auto", "--precision", "100", "--json", "--", "sleep", "0.005"]);
+    let runs = report["runs"].as_u64().unwrap();
+    assert!((10..100).contains(&runs), "the median is known after few runs: {runs}");
     let report = json(&[
         "stat",
         "-n",
@@ -405,7 +406,7 @@ fn every_metric_is_defined() {
 }
 
 #[test]
-fn events_says_of_each_whether_it_is_counted() {
+fn events_reports_for_each_event_if_it_is_counted() {
     let report = json(&["events", "--json"]);
     let events = report["events"].as_array().unwrap();
     let faults = events.iter().find(|event| event["name"] == "page_faults").unwrap();

@@ -15,8 +15,8 @@ static NEXT_PARTIAL: AtomicUsize = AtomicUsize::new(0);
 /// The command line that starts a program: the program and its first arguments.
 pub type CommandLine = Vec<String>;
 
-/// Builds the program of `label`, unless its source is older than what was built before, and
-/// returns its command line. `None` if its compiler or interpreter is missing.
+/// Builds the program of `label`, unless the built file is newer than its sources, and returns its
+/// command line. `None` if its compiler or interpreter is missing.
 ///
 /// # Errors
 ///
@@ -28,7 +28,8 @@ pub fn build(label: &Label, folder: &Path) -> Result<Option<CommandLine>> {
         eprintln!("{}: {tool} is not installed", label.name);
         return Ok(None);
     }
-    // Another thread or process may build or start the same program: the file appears at once.
+    // Another thread or process may build or start the same program: the file appears complete, by
+    // a rename.
     let number = NEXT_PARTIAL.fetch_add(1, Ordering::Relaxed);
     let partial = folder.join(format!("{}.{}-{number}", label.name, std::process::id()));
     let Some(mut compiler) = compiler(label, &partial) else {
@@ -146,7 +147,7 @@ fn java(label: &Label, built: &Path) -> CommandLine {
     line
 }
 
-/// The folder of what is built, and of what the programs write.
+/// The folder for built programs, and for the files that the programs write.
 pub fn work_folder() -> PathBuf {
     crate::root().join("target/corpus")
 }

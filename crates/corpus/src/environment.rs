@@ -31,8 +31,8 @@ pub struct Environment {
 /// An environment, or the reason why this machine has none.
 pub type Prepared = Result<Environment, String>;
 
-/// Prepares a folder below `work`, and what `needs` names. Settings of the machine are changed only
-/// if `may_change` allows it.
+/// Prepares a folder below `work`, and the conditions in `needs`. Settings of the machine are
+/// changed only if `may_change` allows it.
 ///
 /// # Errors
 ///
@@ -54,7 +54,7 @@ pub fn prepare(work: &Path, needs: &[Need], may_change: bool) -> Result<Prepared
     Ok(Ok(environment))
 }
 
-/// Provides one condition; the inner error is the reason why it cannot be had.
+/// Provides one condition; the inner error is the reason why this machine cannot meet it.
 fn provide(
     need: &Need,
     name: &str,

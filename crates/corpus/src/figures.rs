@@ -53,9 +53,9 @@ const WORK: [&str; 3] = ["minor-faults", "cpu", "system-time"];
 /// Waits count up to this ratio: beyond it, the program hardly ran.
 const MAX_DEMAND: f64 = 30.0;
 
-/// The figure `name` of `running`, over `interval`. Rates are per second, sizes are KiB, and
-/// failures are a share of 1000 steps. Rates of work are those that the program would have if it
-/// did not wait for CPUs.
+/// The figure `name` of `running`, over `interval`. Rates are per second, sizes are in KiB,
+/// `step-time` is in nanoseconds, and `failures` is per 1000 steps. Rates of work are those that
+/// the program would have if it did not wait for CPUs.
 ///
 /// # Errors
 ///

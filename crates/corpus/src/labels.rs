@@ -161,7 +161,7 @@ pub struct Label {
     pub environment: Option<String>,
     /// Further arguments of the compiler or interpreter.
     pub build: Vec<String>,
-    /// The program uses both CPUs or changes the machine, so no other runs beside it.
+    /// The program keeps the CPUs busy or changes the machine, so no other program runs beside it.
     pub alone: bool,
     /// Lines of the source that are marked `culprit`, counted from 1.
     pub lines: Vec<usize>,

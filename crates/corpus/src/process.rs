@@ -25,7 +25,8 @@ pub struct Running {
     pub pid: u32,
     /// The folder of its memory cgroup.
     pub cgroup: Option<std::path::PathBuf>,
-    /// The nanoseconds of the steps that the program has reported since it was ready.
+    /// The numbers of the lines `step N` that the program has printed: nanoseconds, or 1000 for a
+    /// failed step and 0 for another.
     steps: Arc<Mutex<Vec<f64>>>,
     child: Child,
     environment: Option<Environment>,
@@ -65,7 +66,8 @@ impl Running {
         Ok(running)
     }
 
-    /// The time of a step on average in this interval, in nanoseconds.
+    /// The average number of the lines `step N` in this interval: nanoseconds, or failures per 1000
+    /// steps.
     pub fn step_time(&self, interval: Duration) -> Option<f64> {
         let from = self.steps.lock().ok()?.len();
         thread::sleep(interval);

@@ -36,7 +36,7 @@ impl Undo {
         Ok(Undo { shell })
     }
 
-    /// Has `line` run at the end, before the lines that were sent earlier.
+    /// Makes the shell run `line` at the end, before the lines that were sent earlier.
     ///
     /// # Errors
     ///

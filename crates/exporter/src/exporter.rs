@@ -1,4 +1,4 @@
-//! Successive sweeps become the texts that scrapes are answered with.
+//! Turns successive sweeps into the text of scrapes.
 
 use pagewise_model::sweep::Sweep;
 
@@ -77,7 +77,7 @@ impl Exporter {
         let mut families = machine_families(&sweep);
         let fixed = count(&families) + count(&sweep_families(&sweep, self.counts)) + TAIL_SERIES;
         let left = limits.max_series.saturating_sub(fixed);
-        // Groups and cgroups need the others.
+        // The other series are for groups and cgroups.
         let (diagnosis, dropped) = diagnosis_families(self.diagnosis.as_ref(), left / 4);
         self.counts.dropped_findings = dropped;
         let left = left.saturating_sub(count(&diagnosis));
@@ -138,7 +138,7 @@ impl ExportedSweep {
     }
 }
 
-/// The end of each scrape: what changes from one to the next, and the end mark.
+/// The end of each scrape: the metrics that change from one scrape to the next, and the end mark.
 pub fn scrape_tail(format: ExpositionFormat, age_ns: u64, scrapes: u64) -> String {
     let mut text = String::new();
     write_families(&mut text, &tail_families(age_ns, scrapes), format);

@@ -33,7 +33,7 @@ const MAX_CONNECTIONS: usize = 128;
 const MAX_TLS_CONNECTIONS: usize = 48;
 /// Connections that are accepted before the others are served again.
 const MAX_ACCEPTED: usize = 64;
-/// Longest wait, after which the server looks whether it has to end.
+/// Longest wait, after which the server checks if it must end.
 const TURN: Duration = Duration::from_millis(250);
 /// Time for answers that have begun when the server ends.
 const MAX_END: Duration = Duration::from_secs(5);
@@ -121,8 +121,8 @@ impl ScrapeServer {
         Ok(ScrapeServer { listeners, published, web, connections: Vec::new() })
     }
 
-    /// Serves until `is_over`, and then ends the answers that have begun, or whose requests have
-    /// come.
+    /// Serves until `is_over` returns true. Then completes the answers that have begun, and those
+    /// to requests that have arrived.
     ///
     /// # Errors
     /// [`io::Error`] if the sockets cannot be waited for.

@@ -1,5 +1,5 @@
-//! Metrics for Prometheus: sweeps over all processes and cgroups as OpenMetrics text, and the ways
-//! by which the text leaves the machine.
+//! Metrics for Prometheus: sweeps over all processes and cgroups as OpenMetrics text, served over
+//! HTTP, written to a file or pushed by OTLP.
 //!
 //! A scrape never starts a sweep: it is answered with the text of the last one.
 #![forbid(unsafe_code)]

@@ -3,7 +3,7 @@
 /// Bounds of the series of a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeriesLimits {
-    /// Number of series of groups and cgroups together with those of the machine.
+    /// Number of series of a scrape: machine, groups, cgroups, findings and the exporter itself.
     pub max_series: usize,
     /// Number of groups; the others are summed as the group `other`.
     pub max_groups: usize,
@@ -30,7 +30,8 @@ impl SeriesBudget {
         SeriesBudget { left, dropped: 0 }
     }
 
-    /// True if this number of series fits; it is counted either way.
+    /// Takes `count` series and returns true if they fit and `is_within` is true; otherwise counts
+    /// them as dropped.
     pub(crate) fn take(&mut self, count: usize, is_within: bool) -> bool {
         if is_within && count <= self.left {
             self.left -= count;

@@ -1,15 +1,14 @@
-//! A program that runs already: its recorder is loaded by one of its own threads, and its functions
-//! hooked while it is stopped.
+//! Attaches to a running program: one of its threads loads the recorder, and its functions are
+//! hooked while all of its threads are stopped.
 //!
-//! Nothing may be harmed, so each step waits until it is safe. A thread loads the library only
-//! where it is in no function of the C library that holds a lock ([`crate::safe_call`]), on a stack
-//! of ours; entries of functions change only while all threads are stopped and none is in, or will
-//! return into, the first instructions; memory of the recorder is unmapped only when no thread can
-//! come to it.
+//! Each step waits until it is safe. A thread loads the library only while it is in no function of
+//! the C library that holds a lock ([`crate::safe_call`]), and on a stack that pagewise maps.
+//! Function entries change only while all threads are stopped and none is in, or will return into,
+//! the replaced instructions. The recorder's memory is unmapped only when no thread can reach it.
 //!
-//! This process may be killed at any point. Threads restore their own registers by themselves
-//! ([`pagewise_remote`]); code is changed by single writes within a page, each of which leaves a
-//! program that works; and a keeper outside of the target ends the rest
+//! pagewise may be killed at any point. Threads then restore their own registers
+//! ([`pagewise_remote`]). Code changes by single writes within a page, each of which leaves a
+//! working program. A keeper outside of the target undoes the other changes
 //! ([`Attached::left_behind`]).
 
 use std::ffi::OsStr;
@@ -55,7 +54,7 @@ pub enum AttachRefused {
         #[source]
         source: io::Error,
     },
-    /// It cannot be recorded by this.
+    /// The process cannot be recorded.
     #[error("process {pid} cannot be recorded: {why}")]
     Not {
         /// The process.
@@ -63,12 +62,12 @@ pub enum AttachRefused {
         /// Why.
         why: String,
     },
-    /// No thread was where it may load a library.
+    /// No thread reached a point at which it may load a library.
     #[error("in {} s no thread of process {pid} was where it could load the recorder: they are within the C library", waited.as_secs())]
     NeverSafe {
         /// The process.
         pid: u32,
-        /// For how long it was tried.
+        /// Duration of the attempts.
         waited: Duration,
     },
     /// Another process records it.
@@ -77,7 +76,7 @@ pub enum AttachRefused {
         /// The process.
         pid: u32,
     },
-    /// The same of a process with an allocator in the place of the C library's.
+    /// Like `NeverSafe`, for a process with an allocator that replaces the C library's.
     #[error(
         "in {} s no thread of process {pid} was where it could load the recorder: {files} has a malloc of its own, and {why}",
         waited.as_secs()
@@ -85,14 +84,14 @@ pub enum AttachRefused {
     InMalloc {
         /// The process.
         pid: u32,
-        /// For how long it was tried.
+        /// Duration of the attempts.
         waited: Duration,
         /// The allocators' files.
         files: String,
-        /// Why no thread was.
+        /// Reason why no thread reached such a point.
         why: &'static str,
     },
-    /// Its threads could not be stopped, or made no call.
+    /// The threads could not be stopped, or could not be made to call a function.
     #[error("cannot stop process {pid} for a moment")]
     NotStopped {
         /// The process.
@@ -110,7 +109,7 @@ pub enum AttachRefused {
         #[source]
         source: io::Error,
     },
-    /// The recorder could not be collected from.
+    /// The collector failed.
     #[error(transparent)]
     Collector(#[from] crate::HeapError),
 }
@@ -120,29 +119,30 @@ pub enum AttachRefused {
 struct Pauses {
     /// Number of attempts.
     attempts: u32,
-    /// The longest pause after [`TOO_LONG`] attempts took longer than permitted.
+    /// Limit of a pause after [`TOO_LONG`] attempts have exceeded the permitted pause.
     at_last: Duration,
 }
 
-/// The time for that, and the time in a process that a signal has stopped.
+/// Time limit of these attempts; the second is for a process that a signal has stopped.
 const SEARCH: Duration = Duration::from_secs(4);
 const SEARCH_STOPPED: Duration = Duration::from_millis(300);
-/// To begin a recording: no longer than permitted.
+/// Limits at the beginning of a recording: no pause exceeds the permitted one.
 const TO_BEGIN: Pauses = Pauses { attempts: 400, at_last: Duration::ZERO };
-/// To begin it while no thread is inside `dlclose`: about 100 ms, since an old return address may
-/// lie on a stack for ever.
+/// Limits of the attempts to begin while no thread is inside `dlclose`: about 100 ms in all, since
+/// a stale return address may stay on a stack for ever.
 const OUTSIDE_DLCLOSE: Pauses = Pauses { attempts: 60, at_last: Duration::ZERO };
-/// To end it: a program is better paused than left changed.
+/// Limits at the end of a recording: a long pause is better than functions that stay hooked.
 const TO_END: Pauses = Pauses { attempts: 400, at_last: PAUSE_AT_LAST };
-/// To unmap a page of moved instructions: it may as well stay.
+/// Limits of the attempts to unmap relocated prologues: few, since their page may stay mapped.
 const TO_UNMAP_CODE: Pauses = Pauses { attempts: 10, at_last: Duration::ZERO };
-/// The longest pause of a program whose threads cannot be stopped faster.
+/// Limit of a pause at the end, if the threads cannot be stopped within the permitted pause.
 const PAUSE_AT_LAST: Duration = Duration::from_secs(2);
-/// Attempts that may take too long: the machine is busy.
+/// Number of attempts that may exceed the limit of a pause before the limit is raised, and again
+/// after that: the machine is busy.
 const TOO_LONG: u32 = 10;
 /// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 64 << 10;
-/// Bytes of a jump.
+/// Bytes of a jump with a 32-bit distance.
 const JUMP: usize = 5;
 
 /// A process that is recorded while it runs.
@@ -150,7 +150,7 @@ const JUMP: usize = 5;
 pub struct Attached {
     process: AttachedProcess,
     entries: Vec<FunctionEntry>,
-    /// Distance of a thread's own words from its data.
+    /// Offset of the recorder's thread-local words from the thread pointer.
     own: u64,
     /// The recorder's code.
     recorder: Range<u64>,
@@ -158,30 +158,30 @@ pub struct Attached {
     detach: u64,
     /// The function that unmaps the recorder's memory.
     release: u64,
-    /// The address of the number of threads that are to come.
+    /// The address of the recorder's number of expected threads.
     coming: u64,
-    /// The moved first instructions of functions, near these.
+    /// Address ranges of the relocated prologues, near the hooked functions.
     moved: Vec<Range<u64>>,
 }
 
-/// Which parts of a recorder are left in a process after its recording has ended.
+/// Parts of a recorder that stay in a process after its recording has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftBehind {
-    /// Nothing but the library, which no function calls, and perhaps a page of moved instructions
-    /// to which a signal handler may return.
+    /// Only the library, which no function calls, and perhaps a page of relocated prologues to
+    /// which a signal handler may return.
     Whole,
-    /// The recorder's memory too: some thread did not leave the recorder. Functions are as they
-    /// were.
+    /// The recorder's memory too, since some thread did not leave the recorder. No function is
+    /// hooked.
     MemoryStays,
     /// Nothing: the process has ended, or runs another program.
     NotThere,
 }
 
-/// The beginning of a function.
+/// Entry of a function, without and with the jump of an inline hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FunctionEntry {
     at: u64,
-    /// Number of bytes of it that were moved.
+    /// Bytes of the instructions that were relocated.
     length: u64,
     before: [u8; JUMP],
     after: [u8; JUMP],
@@ -197,7 +197,7 @@ impl PauseMeter {
         self.0.fetch_max(nanoseconds, Ordering::Relaxed);
     }
 
-    /// The longest one so far.
+    /// The longest pause so far.
     pub fn longest(&self) -> Duration {
         Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }
@@ -232,7 +232,7 @@ impl DerefMut for StoppedThreads<'_> {
     }
 }
 
-/// The process, the longest pause that it may be given, and the longest that it was given.
+/// The target process, with the limit of its pauses and a meter of them.
 #[derive(Debug)]
 struct AttachedProcess {
     pid: u32,
@@ -242,10 +242,11 @@ struct AttachedProcess {
     pauses: PauseMeter,
 }
 
-/// The beginning of a function that is to jump somewhere; an error where that is too far.
+/// Entry of the function at `at` with a jump to `to`. Returns an error if 32 bits do not reach
+/// `to`, or if the jump would cross a page boundary.
 fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<FunctionEntry> {
-    // One write changes one page: it is done whole or not at all, also if this process is killed in
-    // it.
+    // A write within one page is done completely or not at all, even if this process is killed
+    // during it.
     if at % page_size() + JUMP as u64 > page_size() {
         let what = "a function's first instructions lie on two pages";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
@@ -262,7 +263,8 @@ fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<FunctionEntry
 impl Attached {
     /// Loads the recorder into a running process and makes it record for `collector`, which expects
     /// it. All threads of the process are stopped for at most `max_pause`; `pauses` notes the time.
-    /// Every change is noted before it is made, so that a keeper can undo it if pagewise is killed.
+    /// Each change is reported to `keeper` before it is made, so that the keeper can undo it if
+    /// pagewise is killed.
     ///
     /// # Errors
     /// Returns an error if attaching would be harmful, with the reason.
@@ -321,14 +323,15 @@ impl Attached {
         let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
         let attached = Attached::resolve(process, &|_, number| tables.head(number))?;
         if let Err(error) = attached.hook(loader.close.as_ref()) {
-            // The recorder is to unmap its memory; the reason why it is of no use is reported.
+            // The recorder unmaps its memory. The error that made it useless is reported, not this
+            // one.
             let _ = attached.end_traced(keeper);
             return Err(error);
         }
         Ok(attached)
     }
 
-    /// Data that a recorder publishes about itself.
+    /// Reads the addresses that the recorder publishes in the header of its tables.
     fn resolve(
         process: AttachedProcess,
         head: &dyn Fn(&AttachedProcess, usize) -> io::Result<u64>,
@@ -343,7 +346,7 @@ impl Attached {
         Ok(Attached { process, entries, own, recorder, detach, release, coming, moved })
     }
 
-    /// A recording of a process whose collector was killed, if it has one.
+    /// The recording that a killed collector has left in a process, if any.
     ///
     /// # Errors
     /// Returns an error if its collector may still be running, or if the process cannot be read.
@@ -379,7 +382,7 @@ impl Attached {
         Attached::resolve(process, &head).map(Some)
     }
 
-    /// The same of a child that was made meanwhile, and is recorded too.
+    /// The recording of a child that the process has forked since, and that is recorded too.
     ///
     /// # Errors
     /// Returns an error if the child cannot be read.
@@ -393,8 +396,8 @@ impl Attached {
     }
 
     /// Installs inline hooks in all functions. `close` is the code of `dlclose`: a thread inside it
-    /// would unload a library without the recorder, which would then take calls of the next library
-    /// at the same address for calls of the old one.
+    /// would unload a library unnoticed. The recorder would then attribute calls of the next
+    /// library at the same address to the old one.
     fn hook(&self, close: Option<&Range<u64>>) -> Result<(), AttachRefused> {
         let entries = &self.entries;
         let is_inside = |address: u64| {
@@ -430,7 +433,7 @@ impl Attached {
         }
         let mut written = entries.iter().try_for_each(|entry| memory.write(entry.at, &entry.after));
         if written.is_ok() && stopped.len() == 1 && self.coming != 0 {
-            // The one thread there is: its peaks are known to the byte.
+            // With one thread, the recorder counts peaks exactly.
             written = memory.write(self.coming, &1_u64.to_ne_bytes());
         }
         if written.is_err() {
@@ -442,8 +445,8 @@ impl Attached {
         written.map_err(|source| self.process.unreadable(source))
     }
 
-    /// Ends the recording: functions are as they were, and the recorder has unmapped its memory, if
-    /// no thread stays in it.
+    /// Ends the recording: unhooks all functions, and has the recorder unmap its memory if no
+    /// thread stays in it.
     ///
     /// # Errors
     /// Returns an error if threads cannot be stopped.
@@ -457,7 +460,8 @@ impl Attached {
         let Some(mut stopped) =
             process.stop_all_outside(TO_END, &|threads| self.is_one_recording(threads))?
         else {
-            // Some thread does not come out: hooks are removed, and the recorder stays as it is.
+            // Some thread does not leave the recorder: remove the hooks, and keep the recorder's
+            // memory.
             let stopped = process.stop_all(PAUSE_AT_LAST)?;
             let is_there = self.unhook();
             drop(stopped);
@@ -472,8 +476,8 @@ impl Attached {
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
             return Err(AttachRefused::NeverSafe { pid: process.pid, waited: PATIENCE });
         };
-        // The others go on, some of them perhaps inside the recorder, which works until it is ended
-        // and afterwards.
+        // The other threads continue and may enter the recorder, which works both before and after
+        // its end.
         drop(stopped);
         let began = Instant::now();
         let room = process.room(&mut thread, keeper)?;
@@ -485,10 +489,11 @@ impl Attached {
         self.release(keeper)
     }
 
-    /// Has the recorder unmap its memory: it records no more, and no thread is in it.
+    /// Has the recorder unmap its memory once it has ended and no thread is in it.
     fn release(&self, keeper: &mut dyn Keeper) -> Result<LeftBehind, AttachRefused> {
         let process = &self.process;
-        // A signal's handler may return into the moved code; words of old frames look alike.
+        // A signal handler may return into a relocated prologue; stale words on a stack look the
+        // same.
         let may_return = |threads: &[Tracee]| {
             threads.iter().map(Tracee::place).any(|place| {
                 let is_moved = |address: u64| self.moved.iter().any(|it| it.contains(&address));
@@ -512,7 +517,7 @@ impl Attached {
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
             return Ok(LeftBehind::MemoryStays);
         };
-        // The others need not wait for that.
+        // The other threads need not wait for the call.
         drop(stopped);
         let began = Instant::now();
         let room = process.room(&mut thread, keeper)?;
@@ -528,15 +533,16 @@ impl Attached {
         released.map(|_| LeftBehind::Whole).map_err(|source| process.not_called(source))
     }
 
-    /// The recorder is to know none of the threads, which are stopped.
+    /// Clears the recorder's thread-local words of all threads, which are stopped.
     fn forget_threads(&self, stopped: &[Tracee]) -> io::Result<()> {
         let known =
             self.own_words(stopped)?.into_iter().filter(|(_, words)| *words != Some([0; 24]));
         known.map(|(at, _)| at).try_for_each(|at| self.process.memory().write(at, &[0; 24]))
     }
 
-    /// The words that the recorder has of each thread, and their address: the thread's memory, the
-    /// bytes that it may allocate before a sample, its stage. `None` where they cannot be read.
+    /// The recorder's thread-local words of each thread, and their address. The words are the
+    /// address of the thread's state, the bytes that it may allocate before the next sample, and
+    /// its stage. `None` if they cannot be read.
     fn own_words(&self, stopped: &[Tracee]) -> io::Result<Vec<(u64, Option<[u8; 24]>)>> {
         let own = |thread: &Tracee| thread.place().thread_data.wrapping_add(self.own);
         let addresses: Vec<u64> = stopped.iter().map(own).collect();
@@ -552,7 +558,8 @@ impl Attached {
         found.is_some_and(|it| is_recorder(&it.name))
     }
 
-    /// Puts back what functions begin with. False where there is other code now.
+    /// Restores the entries of all functions. Returns false, without a change, if an entry has
+    /// other code now.
     fn unhook(&self) -> io::Result<bool> {
         let mut jumps = Vec::new();
         for entry in &self.entries {
@@ -571,7 +578,7 @@ impl Attached {
         Ok(true)
     }
 
-    /// True if one of the stopped threads is within the recorder, where it uses its memory.
+    /// True if one of the stopped threads is inside the recorder and may use its memory.
     fn is_one_recording(&self, threads: &[Tracee]) -> bool {
         if threads.iter().any(|thread| self.recorder.contains(&thread.place().instruction)) {
             return true;
@@ -585,7 +592,7 @@ impl Attached {
             if word(2) == hooks::BUSY {
                 return true;
             }
-            // Zero where the thread has no memory of the recorder's.
+            // Zero if the recorder has no state for the thread.
             states.extend(Some(word(0)).filter(|&address| address != 0));
         }
         let Ok(states) = read_each::<4>(self.process.pid, &states) else { return false };
@@ -630,7 +637,7 @@ impl AttachedProcess {
         AttachRefused::NotCalled { pid: self.pid, source }
     }
 
-    /// A thread that is stopped where it may load a library.
+    /// Stops a thread at a point at which it may load a library.
     fn safe_thread(&self, judge: &mut Judge) -> Result<Tracee, AttachRefused> {
         let found = safe_thread(&self.root, &self.target, judge);
         let found = found.map_err(|error| self.not_stopped(error))?;
@@ -653,7 +660,7 @@ impl AttachedProcess {
         AttachRefused::InMalloc { pid, waited, files: files.join(" and "), why }
     }
 
-    /// A stack and code in it for functions that one of its threads is made to call.
+    /// Maps a stack and code for the functions that a thread of the process is made to call.
     fn room(
         &self,
         thread: &mut Tracee,
@@ -662,12 +669,13 @@ impl AttachedProcess {
         CallRoom::make(&self.target, thread, keeper).map_err(|error| self.not_stopped(error))
     }
 
-    /// Makes a stopped thread ready for calls; false where it has no room on its stack.
+    /// Prepares a stopped thread for remote calls; false if its stack has too little space, or if
+    /// it is in a restartable sequence.
     fn is_ready(&self, thread: &mut Tracee) -> Result<bool, AttachRefused> {
         is_ready(&self.target, thread).map_err(|error| self.not_stopped(error))
     }
 
-    /// Takes one of the stopped threads, ready for calls; none where none has room on its stack.
+    /// Takes one of the stopped threads, prepared for remote calls; `None` if none can be prepared.
     fn ready_one(&self, stopped: &mut Vec<Tracee>) -> Result<Option<Tracee>, AttachRefused> {
         for index in 0..stopped.len() {
             if self.is_ready(&mut stopped[index])? {
@@ -677,8 +685,8 @@ impl AttachedProcess {
         Ok(None)
     }
 
-    /// Stops all threads, also those that begin meanwhile; none where the process is gone. They run
-    /// on when the values are dropped.
+    /// Stops all threads, also those that begin meanwhile. Returns no threads if the process has
+    /// ended. The threads continue when the value is dropped.
     fn stop_all(&self, limit: Duration) -> Result<StoppedThreads<'_>, AttachRefused> {
         let began = Instant::now();
         let threads = self.target.stop_all_anywhere(limit).or_else(|error| match error {
@@ -688,7 +696,8 @@ impl AttachedProcess {
         Ok(StoppedThreads { threads, began, meter: &self.pauses })
     }
 
-    /// Stops all threads while none is in the way; none where that never is.
+    /// Stops all threads at a point at which `is_in_the_way` is false; `None` if the attempts find
+    /// no such point.
     fn stop_all_outside(
         &self,
         pauses: Pauses,
@@ -729,7 +738,7 @@ impl AttachedProcess {
         stat.is_some_and(|stat| stat.state == 'T')
     }
 
-    /// Words of a stack.
+    /// Words of a stack from `at` up, at most [`SEARCHED`] bytes.
     fn stack(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
         let bytes = self.memory().read_up_to(at & !7, SEARCHED);
         let words: Vec<u64> =
@@ -858,7 +867,7 @@ impl AttachedProcess {
     }
 }
 
-/// Address ranges to which a recorder has moved the first instructions of functions.
+/// Address ranges of a recorder's relocated prologues.
 fn moved_code(
     get: &dyn Fn(usize) -> Result<u64, AttachRefused>,
 ) -> Result<Vec<Range<u64>>, AttachRefused> {
@@ -886,7 +895,7 @@ impl Loader {
     fn find(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Loader, AttachRefused> {
         /// `RTLD_NOW | RTLD_NODELETE`.
         const FLAGS: u64 = 0x1002;
-        /// `__RTLD_DLOPEN`, which the inner function wants.
+        /// `__RTLD_DLOPEN`, which `__libc_dlopen_mode` requires.
         const INNER: u64 = 0x8000_0000;
         const NAMES: [&str; 6] =
             ["dlopen", "dlsym", "dlerror", "dlclose", "__libc_dlopen_mode", "__libc_dlsym"];
@@ -969,10 +978,10 @@ fn executable(root: &ProcRoot, pid: u32) -> Option<File> {
     target_file::open_program(root, Pid(pid)).ok()
 }
 
-/// Why a process cannot be looked into at all; none where it can.
+/// Checks that a process runs, is not a kernel thread, and may be traced.
 ///
 /// # Errors
-/// Returns an error if the process does not exist or is not visible.
+/// Returns the reason if it does not exist, has ended, is a kernel thread, or may not be traced.
 pub fn is_visible(pid: u32) -> Result<(), AttachRefused> {
     let root = ProcRoot::live();
     let not = |why: &str| Err(AttachRefused::Not { pid, why: why.to_owned() });
@@ -988,7 +997,8 @@ pub fn is_visible(pid: u32) -> Result<(), AttachRefused> {
     }
     match fs::read_link(root.file(Pid(pid), "exe")) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => not(NOT_OURS),
-        // A thread that has ended before the others has no program any more: its process has.
+        // The `exe` link of a main thread that has ended cannot be read, though the process still
+        // runs.
         _ => Ok(()),
     }
 }
@@ -996,14 +1006,14 @@ pub fn is_visible(pid: u32) -> Result<(), AttachRefused> {
 const NOT_OURS: &str = "it is another user's, gained privileges, or may not be traced (kernel.yama.ptrace_scope): that takes root \
 or CAP_SYS_PTRACE";
 
-/// The path by which a process has loaded the recorder before: the loader knows it by that, whether
-/// the file is still there or not.
+/// The path from which a process has loaded the recorder before. The loader identifies a library by
+/// its path, even if the file was removed.
 fn loaded(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Option<PathBuf> {
     let mapping = mappings.iter().find(|mapping| is_recorder(&mapping.name))?;
     let name = mapping.name.as_bytes();
     let path = Path::new(OsStr::from_bytes(name.strip_suffix(b" (deleted)").unwrap_or(name)));
-    // After `chroot` the kernel shows the path from our root, and the loader has the one from its
-    // own.
+    // After `chroot` the kernel shows the path from our root, but the loader has stored the path
+    // from the process's root.
     let theirs = fs::read_link(root.file(Pid(pid), "root")).ok();
     let within = theirs.and_then(|theirs| path.strip_prefix(theirs).ok().map(Path::to_owned));
     Some(within.map_or_else(|| path.to_owned(), |within| Path::new("/").join(within)))
@@ -1016,7 +1026,7 @@ fn sees(root: &ProcRoot, pid: u32, path: &Path) -> bool {
     theirs.ok().zip(ours.ok()).is_some_and(|(theirs, ours)| theirs.id() == ours.id())
 }
 
-/// The number that a process has for itself.
+/// PID of a process in its own PID namespace.
 pub(crate) fn own_number(root: &ProcRoot, pid: u32) -> Option<u64> {
     let status = root.read(Pid(pid), "status").ok()?;
     let status = String::from_utf8_lossy(&status);

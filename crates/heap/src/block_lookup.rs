@@ -25,14 +25,14 @@ use crate::layout::live::{self, LiveMapEntry};
 use crate::safe_call::is_recorder;
 use crate::tables::{self, MappedTables, SharedTables};
 
-/// Number of bytes of cells that are read at a time, and at most.
+/// Bytes of cells in one read, and in one search.
 const PIECE: u64 = 4 << 10;
 const MAX_MAP_BYTES: u64 = 16 << 20;
 /// Allocation sites whose call stacks are resolved, those of most blocks first.
 const MAX_SITES: usize = 10_000;
 
-/// The block at an address; `None` without a recorder that records, outside of blocks, and if the
-/// block is uncertain.
+/// The block that contains an address. `None` if no recorder records the process, if the address is
+/// in no recorded block, and if the block is uncertain.
 pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<WatchedBlock> {
     RecordedProcess::open(root, pid)?.block_at(address)
 }
@@ -49,9 +49,9 @@ pub fn allocation_stacks(root: &ProcRoot, pid: Pid, starts: &[u64]) -> Reading<A
     Ok(numbered(&sites, &asked, stacks))
 }
 
-/// The same by the blocks that were live at the end of a recording, whose recorder has left the
-/// process. A block that the process has allocated since then at the address of one of these has
-/// the call stack of that one.
+/// The same from the blocks that were live at the end of a recording, whose recorder has left the
+/// process. A block that was allocated since then, at the address of one of these, is reported with
+/// the older block's call stack.
 ///
 /// # Errors
 /// Returns the reason if the recording has no blocks.
@@ -90,7 +90,7 @@ fn most_frequent(sites: &[Option<u32>]) -> Vec<u32> {
     sites.into_iter().map(|(site, _)| site).take(MAX_SITES).collect()
 }
 
-/// Equal call stacks of several sites become one. An empty call stack is an unknown one.
+/// Gives equal call stacks of several sites one number. An empty call stack is unknown.
 fn numbered(sites: &[Option<u32>], asked: &[u32], stacks: Vec<Vec<Frame>>) -> AllocationStacks {
     let mut found = AllocationStacks::default();
     let mut of_stacks: HashMap<Vec<Frame>, u32> = HashMap::new();
@@ -139,7 +139,7 @@ impl RecordedProcess {
         Some(WatchedBlock { start: found.start, size: found.size, room: found.room, frames })
     }
 
-    /// The allocation site of each block, by first addresses in order.
+    /// The allocation sites of the blocks that begin at `starts`, which are in ascending order.
     fn sites(&self, starts: &[u64]) -> Vec<Option<u32>> {
         let mut wholes = CellPiece::new(self.process, self.cells);
         let mut halves = self.cells.halves().map(|cells| CellPiece::new(self.process, cells));
@@ -181,8 +181,8 @@ pub fn recorder_memory(root: &ProcRoot, pid: Pid) -> Vec<AddrRange> {
     own.chain(shared).chain(library(root, pid, &mappings)).collect()
 }
 
-/// The addresses of the recorder's library with the end of its `.bss`, to which the kernel may have
-/// joined other anonymous memory. Without that end if the file is gone.
+/// The address range of the recorder's library, including its `.bss`, which the kernel may have
+/// merged with other anonymous memory. Excludes the `.bss` if the library's file is gone.
 fn library(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<AddrRange> {
     let mut parts = mappings.iter().filter(|mapping| is_recorder(&mapping.name));
     let first = parts.next()?;
@@ -220,7 +220,7 @@ fn is_recording(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LookedUpBlock {
     start: u64,
-    /// One of these is known.
+    /// The requested size; `size` or `room` (the usable size) is known.
     size: Option<u64>,
     room: Option<u64>,
     site: u32,
@@ -236,12 +236,12 @@ struct CellMap {
 }
 
 impl CellMap {
-    /// Bits of an address in a cell, and bytes of a cell.
+    /// Log2 of the bytes of memory that a cell covers, and bytes of a cell.
     const fn cell(self) -> (u32, u64) {
         if self.is_narrow { (5, 4) } else { (4, 8) }
     }
 
-    /// The cells of blocks that begin between multiples of 16, which only other allocators have.
+    /// The cells of blocks whose addresses are not multiples of 16, which glibc never returns.
     fn halves(self) -> Option<CellMap> {
         let table = self.table.checked_add(8 << (SPACE - LEAF)).filter(|_| !self.is_narrow)?;
         Some(CellMap { table, ..self })
@@ -253,7 +253,7 @@ impl CellMap {
     }
 }
 
-/// The cells that were read last, for addresses in order.
+/// Cache of the cells that were read last, for lookups in order of address.
 #[derive(Debug)]
 struct CellPiece {
     process: LookupProcess,
@@ -303,8 +303,8 @@ impl LookupProcess {
         Ok(bytes)
     }
 
-    /// Cells of one leaf from an index up to `end`; no bytes without a leaf, `None` if they cannot
-    /// be read.
+    /// Cells of one leaf from index `begin` up to `end`. Empty if the leaf does not exist, `None`
+    /// if it cannot be read.
     fn cells(self, map: CellMap, begin: u64, end: u64) -> Option<Vec<u8>> {
         let (shift, width) = map.cell();
         let number = begin >> (LEAF - shift);
@@ -319,10 +319,11 @@ impl LookupProcess {
         self.read(place, (end - begin) * width).ok()
     }
 
-    /// The nearest block that begins at an address or before it in a mapping, if it reaches so far.
+    /// The block of a mapping that contains an address, if it is in the map: the nearest block that
+    /// begins at or before the address.
     fn find(self, map: CellMap, mapping: AddrRange, address: u64) -> Option<LookedUpBlock> {
         let (shift, width) = map.cell();
-        // Behind the last cell to look at.
+        // Exclusive end of the cells that are still to be searched.
         let mut end = (address >> shift) + 1;
         let first = mapping.start >> shift;
         let mut read = 0;
@@ -335,7 +336,7 @@ impl LookupProcess {
             for (at, cell) in cells.into_iter().rev() {
                 if cell.iter().any(|&byte| byte != 0) {
                     match self.block(map.entry(at, cell)?, map.is_narrow, mapping)? {
-                        // It begins behind the address.
+                        // The block begins above the address.
                         found if found.start > address => {}
                         found => {
                             let length = found.size.or(found.room)?;
@@ -380,7 +381,8 @@ impl LookupProcess {
         if is_mapped {
             return Some(glibc_chunk::room(start, head));
         }
-        // The last chunk of a heap is never an allocated one, so another follows.
+        // The last chunk of a heap is its top chunk, which is never allocated, so another chunk
+        // follows.
         let next = self.word(end + 8).filter(|_| end < mapping.end)?;
         let makes_sense =
             next & PREVIOUS_IN_USE != 0 && glibc_chunk::size(next).is_multiple_of(UNIT);
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_call_stacks_of_sites_are_one_and_empty_ones_none() {
+    fn equal_call_stacks_get_one_number_and_empty_ones_none() {
         let frame = |name: &str| Frame {
             function: Some(name.into()),
             module: None,

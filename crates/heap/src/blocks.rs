@@ -1,8 +1,8 @@
-//! Which block of a program's heap an address was in, and when: by the log that the recorder in the
-//! program writes of blocks as they are allocated and freed.
+//! Finds the heap block that contained an address at a given time, from the log of allocations and
+//! frees that the recorder in the program writes.
 //!
-//! Each query has a time: queries in order of time are answered for that time, even if the block
-//! was freed and the process has ended since.
+//! Each query has a time, and queries come in order of time. The answer is that for the query's
+//! time, even if the block was freed and the process has ended since.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsString;
@@ -29,15 +29,14 @@ use crate::library::{NAME, RecorderLibrary};
 use crate::rendezvous::{Answered, Client, Heard};
 use crate::tables::{Logged, SharedTables};
 
-/// No more live blocks are kept than this, some 40 bytes each: no log that is made to harm takes
-/// all memory.
+/// Maximum number of live blocks, some 40 bytes each, so that a forged log cannot exhaust memory.
 const MAX_LIVE_BLOCKS: usize = 1 << 19;
-/// Call stacks that allocated: those beyond are one. Each takes some 100 bytes, and its frames at
-/// the end.
+/// Maximum number of allocating call stacks; all further ones are counted as one. Each takes some
+/// 100 bytes, and its frames at the end.
 const ALLOCATIONS: usize = 1 << 14;
 
-/// Functions that the recorder stands before as well, and which allocate nothing themselves: what
-/// they touch is not the allocator's doing.
+/// Functions that the recorder interposes although they do not allocate: page faults in them are
+/// not caused by the allocator.
 const PASSES: [&str; 4] = ["pthread_create", "thrd_create", "dlclose", "prctl"];
 
 /// Follows the blocks of one process.
@@ -49,15 +48,17 @@ pub struct LiveBlocks {
     refused: Arc<AtomicUsize>,
     heard: Receiver<Result<RecordedProgram, Why>>,
     not_hooked: Option<Why>,
-    /// The programs that the process has been, by `execve`.
+    /// The programs that the process has executed, in order.
     programs: Vec<RecordedProgram>,
     /// Events that may be later than the next query, in order of time.
     waiting: VecDeque<TimedBlockEvent>,
-    /// Up to when everything that is asked has been asked: at the last reading, and the one before.
+    /// The times of the last two calls of `drain`, the newer one first. All queries up to the older
+    /// time have been made.
     asked: [u64; 2],
-    /// Which of the programs it is at the time that was last asked for.
+    /// Index of the program that the process ran at the time of the last query.
     current: Option<usize>,
-    /// The blocks that were live then: where each ends, and which allocation made it.
+    /// The blocks that were live then, by address: the end of each, and the number of its
+    /// allocation.
     live: BTreeMap<u64, (u64, u32)>,
     numbers: HashMap<(usize, u32), u32>,
     allocations: Vec<Made>,
@@ -79,7 +80,7 @@ struct RecordedProgram {
     tables: SharedTables,
     path: Vec<u8>,
     began_ns: u64,
-    /// From when to when its log is not whole.
+    /// Times of the first and last entry that its log has lost.
     lost: Option<(u64, u64)>,
     is_broken: bool,
 }
@@ -99,7 +100,7 @@ enum BlockEvent {
 }
 
 impl LiveBlocks {
-    /// Waits for the recorder, which will report blocks of `least` bytes and more.
+    /// Opens the socket for a recorder, which will report blocks of `least` bytes and more.
     ///
     /// # Errors
     /// Returns an error if no socket can be created.
@@ -128,12 +129,12 @@ impl LiveBlocks {
         })
     }
 
-    /// The variables that a program is to have in its environment, beside ours.
+    /// Environment variables for the program, in addition to those of this process.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         self.meeting.environment(&format!("every=0,follow=0,log={}", self.least))
     }
 
-    /// Says which process it is.
+    /// Sets the process whose recorder is accepted.
     pub fn expect(&self, pid: u32) {
         self.expected.store(pid, Ordering::Release);
     }
@@ -143,12 +144,13 @@ impl LiveBlocks {
         if is_next { self.waiting.pop_front() } else { None }
     }
 
-    /// Takes what is not later than a time.
+    /// Applies the events up to a time.
     fn advance(&mut self, time: u64) {
         while let Some(event) = self.next_if(|event| event.time <= time) {
             match event.what {
                 BlockEvent::Lost => self.live.clear(),
-                // Its first entry: all entries before it were read, so no older one follows.
+                // The first entry of the next program: all entries of the previous program were
+                // read before.
                 BlockEvent::Logged(_) if self.current != Some(event.program) => {
                     self.live.clear();
                     self.current = Some(event.program);
@@ -193,14 +195,14 @@ impl LiveBlocks {
         self.live.insert(address, (end, number));
     }
 
-    /// Reads what the log of a program has.
+    /// Reads the new entries of a program's log.
     fn read(&mut self, number: usize) {
         let program = &mut self.programs[number];
         if program.is_broken {
             return;
         }
         let Ok(new) = program.tables.log() else {
-            // The program has written into it: nothing that follows can be believed.
+            // The program has overwritten its log, so no later entry can be trusted.
             program.is_broken = true;
             self.lost += 1;
             self.waiting.push_back(TimedBlockEvent {
@@ -239,7 +241,7 @@ impl LiveBlocks {
         }
     }
 
-    /// The call stacks of what was allocated, and what could not be learned of them.
+    /// The allocations with their call stacks, and the reasons for missing ones.
     fn allocations(&mut self) -> (Vec<Allocated>, Vec<Absent>) {
         let mut symbols = FileSymbols::default();
         let mut lacks = Vec::new();
@@ -302,7 +304,7 @@ impl HeapBlocks for LiveBlocks {
             };
             let number = self.programs.len();
             self.programs.push(program);
-            // It was another program until then, whose entries are all read.
+            // The process ran the previous program until then: read the rest of its log.
             if let Some(before) = number.checked_sub(1) {
                 self.read(before);
             }
@@ -370,7 +372,7 @@ impl HeapBlocks for LiveBlocks {
     }
 }
 
-/// Answers a recorder, which waits for that.
+/// Answers a recorder, which waits for the answer.
 fn answer(
     client: &mut Client,
     root: &ProcRoot,
@@ -381,7 +383,7 @@ fn answer(
     let (pid, file) = match hello(client) {
         Ok(Some((_, file))) => (client.pid, file),
         Ok(None) => return Heard::More,
-        // A client without credentials is not a recorder of ours.
+        // The client has gone, or its request is not a recorder's.
         Err(_) => return Heard::Done,
     };
     let is_it = pid == expected.load(Ordering::Acquire);

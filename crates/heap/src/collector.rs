@@ -1,8 +1,8 @@
-//! Collects what recorders in programs count, and writes it into files.
+//! Collects the counts of recorders in programs, and writes them into files.
 //!
-//! A recorder connects to a socket and hands over the file that its tables are in. From then on
-//! nothing is asked of the program: whatever ends it, its tables stay until they are read here a
-//! last time.
+//! A recorder connects to a socket and sends the file descriptor of its tables. From then on the
+//! program need not respond: whatever ends it, its tables stay until they are read here a last
+//! time.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -37,7 +37,7 @@ use crate::tables::{CountedState, SharedTables};
 pub struct CollectRequest {
     /// The file that is written; see [`Collector::expect`].
     pub file: PathBuf,
-    /// The mean number of bytes between samples; none for every call.
+    /// The mean number of bytes between samples; `None` if every call is recorded.
     pub every_bytes: Option<u64>,
     /// True if children are recorded too, each into a file of its own.
     pub follow: bool,
@@ -62,9 +62,9 @@ pub struct Collector {
     coming: Clients,
     running: Vec<CollectedProcess>,
     finished: Vec<Finished>,
-    /// The process ran already.
+    /// True if the process ran before the recording began.
     attaches: bool,
-    /// Connections cannot be accepted at present.
+    /// True while connections cannot be accepted.
     is_deaf: bool,
     greeted: usize,
     refused: usize,
@@ -93,16 +93,16 @@ pub struct Finished {
     pub live: LogAmount,
     /// Why the recorder ended before its program, if it did.
     pub trouble: Option<RecorderTrouble>,
-    /// The allocator has an `operator new` of its own, which is not seen.
+    /// True if the allocator has an `operator new` of its own, whose calls are not recorded.
     pub without_new: bool,
-    /// The program made something of the tables that cannot be read: the file ends before.
+    /// True if the program has damaged the recorder's tables: the file ends before that.
     pub broken: bool,
     /// The process became another program, which did not load the recorder.
     pub became_another: bool,
 }
 
 impl Finished {
-    /// A recording of which nothing is known.
+    /// A recording without counts.
     fn nothing(pid: u32, file: PathBuf, bytes: u64, how: LogEnding) -> Finished {
         let none = LogAmount::default();
         Finished {
@@ -146,25 +146,24 @@ impl RecorderTrouble {
 
 /// Time during which connected recorders are answered in one step.
 const ANSWERING: Duration = Duration::from_millis(50);
-/// The time between moments, at first; it doubles whenever there are [`MOMENTS`] more.
+/// Initial time between snapshots; it doubles after every [`MOMENTS`] snapshots.
 pub(crate) const FIRST: Duration = Duration::from_millis(5);
 pub(crate) const MOMENTS: u32 = 40;
 /// Maximum number of reported processes that could not be recorded.
 const MAX_TOLD: usize = 100;
-/// Taking snapshots uses at most one in this number of the time.
+/// Snapshots use at most one part in this number of the time.
 const SHARE: u32 = 50;
-/// The time between looks at where memory lies, at first; it doubles whenever there are [`LAYOUTS`]
-/// more.
+/// Initial time between layout snapshots; it doubles after every [`LAYOUTS`] of them.
 const FIRST_LAYOUT: Duration = Duration::from_millis(100);
 const LAYOUTS: u32 = 20;
-/// A snapshot is taken early if the live or unused bytes exceed those of all earlier ones by one
-/// part in this number.
+/// A layout snapshot is taken early if the live or the unused bytes exceed their maximum so far by
+/// one part in this number.
 const MORE: u64 = 4;
-/// Layout snapshots use at most one in this number of the time; with sampling, which must cost
-/// almost nothing, one in the second number.
+/// Layout snapshots use at most one part in this number of the time; with sampling, which must cost
+/// almost nothing, one part in the second number.
 const LAYOUT_SHARE: u32 = 50;
 const SAMPLED_SHARE: u32 = 200;
-/// Smaller changes cause no early snapshot.
+/// Initial value of these maxima in bytes: smaller heaps cause no early snapshot.
 const LITTLE: u64 = 1 << 20;
 /// Maximum number of sites in a tree, and the smallest share of a site: one in this number.
 const SITES: usize = 1000;
@@ -180,7 +179,7 @@ fn add_new<T: PartialEq>(list: &mut Vec<T>, more: impl IntoIterator<Item = T>) {
 }
 
 impl Collector {
-    /// Awaits recorders.
+    /// Creates the socket to which recorders connect.
     ///
     /// # Errors
     /// Returns an error if no socket can be created.
@@ -206,12 +205,13 @@ impl Collector {
         })
     }
 
-    /// The variables that a program is to have in its environment to be recorded, beside ours.
+    /// Environment variables for a program that is to be recorded, in addition to those of this
+    /// process.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         self.meeting.environment(&self.settings_text())
     }
 
-    /// Says which process the recording is of, and the file that it goes into.
+    /// Sets the process to record, and the file of its recording.
     pub fn expect(&mut self, pid: u32, file: PathBuf) {
         self.first = Some(pid);
         self.request.file = file;
@@ -244,8 +244,8 @@ impl Collector {
         Ok(())
     }
 
-    /// The process that was awaited has come: a folder in its root is of no use any more, unless
-    /// its children are recorded, too.
+    /// Removes the folder in the target's root after the target has connected, unless its children
+    /// are recorded, too.
     pub(crate) fn has_come(&mut self) {
         if !self.request.follow {
             self.meeting.clear_guest();
@@ -257,7 +257,7 @@ impl Collector {
         self.meeting.socket()
     }
 
-    /// Lets a running process, which may be another user's, come to the socket.
+    /// Permits a running process, which may be another user's, to connect to the socket.
     pub(crate) fn open_to(&mut self, root: &ProcRoot, pid: u32) -> Result<(), HeapError> {
         self.attaches = true;
         let owner = fs::metadata(root.file(Pid(pid), "mem")).map_err(HeapError::Socket)?;
@@ -285,7 +285,7 @@ impl Collector {
         (!self.is_deaf).then(|| self.listener.as_fd())
     }
 
-    /// Processes that had no room for the recorder's tables.
+    /// Processes that had no memory for the recorder's tables.
     pub fn without_tables(&self) -> &[u32] {
         &self.without_tables
     }
@@ -318,14 +318,15 @@ impl Collector {
         self.is_deaf = !self.meeting.accept(&self.listener, self.first, &mut self.coming);
         let until = Instant::now() + ANSWERING;
         for mut client in self.coming.all() {
-            // Silent ones take no time; of others some may have to wait for the next step.
+            // Clients that send nothing take no time. Other clients may have to wait for the next
+            // step.
             let heard = match Instant::now() < until {
                 true => self.hear(&mut client)?,
                 false => Heard::Later,
             };
             self.coming.back(client, heard);
         }
-        // Only this process waits for their requests.
+        // The caller does not poll the clients, so the next step follows soon.
         let soon = Duration::from_millis(if self.coming.is_empty() { 200 } else { 1 });
         let mut next = soon;
         let now = Instant::now();
@@ -359,7 +360,7 @@ impl Collector {
         match hello(client) {
             Ok(Some((parent, file))) => self.greet(client, parent, file)?,
             Ok(None) => return Ok(Heard::More),
-            // A client without credentials is not a recorder of ours.
+            // The client has gone, or its request is not a recorder's.
             Err(_) => {}
         }
         Ok(Heard::Done)
@@ -388,7 +389,7 @@ impl Collector {
         let unread = |source| HeapError::Tables { pid, source };
         let begun = CollectedProcess::begin(pid, parent, create, file, &self.root, self.attaches);
         let recorded = match begun {
-            // Some other program that found the socket does not end what is recorded.
+            // A program that is not a recorder must not end the other recordings.
             Err(_) if !is_first => {
                 self.refused += 1;
                 return Ok(());
@@ -406,7 +407,7 @@ impl Collector {
         let Some((recorded, hooked)) = recorded else { return Ok(()) };
         add_new(&mut self.left_out, hooked.left_out);
         add_new(&mut self.nameless, hooked.nameless);
-        // Others may want to know whether we live.
+        // Other processes check by these words whether this collector still runs.
         if let Some(us) = Identity::of_process(&self.root, std::process::id()) {
             let words = [us.pid.into(), us.started, us.namespace];
             recorded.tables.answer(tables::collector::PID, &words).map_err(unread)?;
@@ -435,7 +436,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Name of the file of another process; a free name.
+    /// Name of the file of another process, which may exist already.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
@@ -460,8 +461,8 @@ impl Collector {
         }
     }
 
-    /// Notes the live blocks of all processes, for the ends of their recordings. Their recorders
-    /// are about to leave, and their maps of blocks with them.
+    /// Stores the live blocks of all processes for the ends of their recordings: their recorders
+    /// are about to unmap their maps of live blocks.
     pub fn note_blocks(&mut self) {
         for recorded in &mut self.running {
             let blocks = layout::live_blocks(&self.root, Pid(recorded.pid), &recorded.tables);
@@ -501,7 +502,7 @@ impl Collector {
     }
 }
 
-/// A process that cannot be taken for another.
+/// Identity of a process: PID, start time in clock ticks, and inode of the PID namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pid: u32,
@@ -516,13 +517,13 @@ impl Identity {
         (!stat.has_ended()).then_some(Identity { pid, started: stat.start_ticks, namespace })
     }
 
-    /// Identity that a collector has written to its file.
+    /// Identity that a collector has written into a recorder's tables.
     pub(crate) fn told([pid, started, namespace]: [u64; 3]) -> Option<Identity> {
         let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
         Some(Identity { pid, started, namespace })
     }
 
-    /// True if it may live: what is in another namespace is not seen.
+    /// True if the process may still run; processes of another PID namespace are not visible.
     pub(crate) fn may_live(self, root: &ProcRoot) -> bool {
         let ours = Identity::of_process(root, std::process::id()).map(|us| us.namespace);
         ours != Some(self.namespace) || Identity::of_process(root, self.pid) == Some(self)
@@ -552,7 +553,7 @@ pub(crate) fn hello(client: &mut Client) -> io::Result<Option<(u32, File)>> {
     if client.bytes[..8] != greeting::HELLO {
         return Err(broken());
     }
-    // In a pid namespace of its own a process has another number than here, and its parent too.
+    // In another PID namespace, a process and its parent have other PIDs than here.
     let parent = if client.pid == said { parent } else { 0 };
     let file = client.file.take().ok_or_else(broken)?;
     Ok(Some((parent, file.into())))
@@ -568,19 +569,19 @@ struct CollectedProcess {
     tables: SharedTables,
     output: RecordingOutput,
     began: Instant,
-    /// When to look next, and how much later after that.
+    /// Time of the next snapshot, and time between snapshots.
     next: Instant,
     step: Duration,
     moments: u32,
-    /// When everything that is counted is written down again.
+    /// Age of the recording at which all counts are written again.
     checkpoint: Duration,
     peak: u32,
     peak_at_ns: Option<u64>,
-    /// The moment with the most, where it was a peak when it was seen.
+    /// The snapshot with the largest live amount among those that were taken at a peak.
     highest: Highest,
-    /// File that it executes.
+    /// Device and inode of the executed file.
     executable: Option<(u64, u64)>,
-    /// It executes something else, whose memory is not what is recorded.
+    /// True if it now executes another program, whose memory is not recorded.
     became_another: bool,
     attached: bool,
     layouts: Layouts,
@@ -588,19 +589,20 @@ struct CollectedProcess {
     blocks: Vec<LogBlock>,
 }
 
-/// When to look at where memory lies.
+/// Schedule of the layout snapshots.
 #[derive(Debug)]
 struct Layouts {
     before: layout::LayoutHistory,
-    /// The next look that nothing calls for.
+    /// Time of the next regular snapshot.
     next: Instant,
     step: Duration,
-    /// No look is before this.
+    /// Earliest time of the next snapshot, which limits the overhead.
     not_before: Instant,
     taken: u32,
     /// Share of the time for snapshots: one in this number.
     share: u32,
-    /// The most that was live, and not live of what was held, at any look.
+    /// Maximum of the live bytes, and of the unused bytes of the footprint, over all layout
+    /// snapshots.
     most: (u64, u64),
 }
 
@@ -646,7 +648,7 @@ struct Highest {
 }
 
 impl CollectedProcess {
-    /// Begins; the outer result is of the tables.
+    /// Begins a recording. The outer error is that of the tables.
     fn begin(
         pid: u32,
         parent: u32,
@@ -709,7 +711,7 @@ impl CollectedProcess {
         HeapError::Tables { pid: self.pid, source }
     }
 
-    /// Takes down how it is now.
+    /// Takes a snapshot.
     fn look(&mut self, root: &ProcRoot) -> Result<(), HeapError> {
         let before = Instant::now();
         let now = program_file(root, self.pid);
@@ -744,7 +746,7 @@ impl CollectedProcess {
         Ok(())
     }
 
-    /// Takes down where memory lies.
+    /// Takes a layout snapshot.
     fn layout(&mut self, root: &ProcRoot) -> Result<(), HeapError> {
         let CollectedProcess { pid, tables, attached, layouts, .. } = self;
         let before = &mut layouts.before;
@@ -752,7 +754,7 @@ impl CollectedProcess {
             return Ok(());
         };
         let time = self.began.elapsed();
-        // Sites that it names may have come since the moment.
+        // The layout may refer to sites that are newer than the last snapshot.
         let new =
             tables.news(&self.program).map_err(|source| HeapError::Tables { pid: *pid, source })?;
         let layout = LogLayout { time_ns: nanoseconds(time), ..tables.known_only(layout) };
@@ -780,7 +782,7 @@ impl CollectedProcess {
         }
     }
 
-    /// Writes down a moment.
+    /// Writes a snapshot.
     fn add(
         &mut self,
         state: &CountedState,
@@ -814,7 +816,7 @@ impl CollectedProcess {
         self.output.writer.counts(&counts).map_err(|source| self.output.error(source))
     }
 
-    /// Takes down how it was at the end.
+    /// Writes the final state, and ends the file.
     fn finish(
         mut self,
         how: LogEnding,
@@ -874,7 +876,7 @@ fn allocator(tables: &SharedTables, program: &[u8], hooked: &Hooked) -> io::Resu
     let real = |path: &[u8]| fs::canonicalize(OsStr::from_bytes(path)).ok();
     let usual = real(&allocator);
     for (name, file) in &hooked.allocators {
-        // The file that provides malloc was reported; the loader may have found it through a link.
+        // The file that provides `malloc` is listed already, perhaps by the path of a link.
         if usual.is_none() || real(file.as_bytes()) != usual {
             allocator.extend([b", ", name.as_bytes(), b" of ", file.as_bytes()].concat());
         }

@@ -9,7 +9,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HeapError {
-    /// The socket where recorders are awaited could not be made.
+    /// The socket to which recorders connect could not be made.
     #[error("cannot wait for the recorder in the program")]
     Socket(#[source] io::Error),
     /// The recorder's shared memory could not be read.

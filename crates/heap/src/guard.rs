@@ -1,5 +1,5 @@
-//! Listens to what guards in programs say: that a process is guarded, that something is wrong, that
-//! it ends.
+//! Receives the messages of guards in programs: a process is guarded, there is a memory error, a
+//! process ends.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -50,11 +50,11 @@ pub struct GuardOptions {
 /// Position of an object in its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageSide {
-    /// At the end: who goes beyond it faults.
+    /// At the end: an access beyond the object faults.
     End,
-    /// At the beginning: who goes before it faults.
+    /// At the beginning: an access before the object faults.
     Start,
-    /// One of these by chance.
+    /// One of these at random for each object.
     Chance,
 }
 
@@ -68,20 +68,20 @@ pub enum GuardEvent {
         /// Method in use.
         means: GuardMeans,
     },
-    /// Something is wrong.
+    /// The process has a memory error.
     Bug(Box<UnresolvedBug>),
-    /// A process ends in order.
+    /// A process ends normally.
     End {
         /// Objects that it guarded.
         guarded: u64,
-        /// Objects that it did not, for want of room.
+        /// Objects that it did not guard because its memory was full.
         left_out: u64,
-        /// The most bytes of memory in guarded objects at a time.
+        /// Maximum bytes of memory in guarded objects at a time.
         most_bytes: u64,
     },
 }
 
-/// A bug, of which the call stacks are yet to be looked up.
+/// A memory error whose call stacks are not yet resolved.
 #[derive(Debug)]
 pub struct UnresolvedBug {
     bug: MemoryBug,
@@ -110,7 +110,7 @@ pub struct Listener {
 
 /// Maximum number of messages that wait to be received.
 const MAX_EVENTS: usize = 64;
-/// Descriptors that are held for processes, and for one.
+/// Maximum number of descriptors that are held for all processes, and for one process.
 const MAX_HELD: usize = 256;
 const MAX_HELD_FOR_ONE: usize = 4;
 
@@ -147,7 +147,8 @@ impl Listener {
         Ok(Listener { wanted, meeting, heard })
     }
 
-    /// The variables that a program is to have in its environment to be guarded, beside ours.
+    /// Environment variables for a program that is to be guarded, in addition to those of this
+    /// process.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let GuardOptions { rate, most_bytes, goes_on, side, means, .. } = self.wanted;
         let means = match means {
@@ -200,7 +201,7 @@ impl HeldDescriptors {
     }
 }
 
-/// The words of a message; none as long as it is not complete.
+/// The words of a message; `None` until it is complete.
 ///
 /// # Errors
 /// Returns an error if the message is invalid.
@@ -390,7 +391,7 @@ fn modules(rest: &mut &[u64], count: u64, program: &[u8]) -> Option<Vec<RawModul
     Some(modules)
 }
 
-/// Looks up the call stacks of bugs.
+/// Resolves the call stacks of memory errors.
 #[derive(Debug, Default)]
 pub struct Resolver {
     symbols: FileSymbols,
@@ -399,7 +400,7 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// A bug with functions and lines.
+    /// The memory error with functions and lines.
     pub fn resolve(&mut self, raw: UnresolvedBug) -> MemoryBug {
         let UnresolvedBug { mut bug, modules, stacks } = raw;
         let [access, allocated, freed] = stacks;
@@ -501,7 +502,8 @@ mod tests {
         let freed = object.freed.as_ref().unwrap();
         assert_eq!((object.size, object.allocated.tid, freed.tid), (64, Pid(2), Pid(3)));
         let first = |stack: &Reading<Vec<Frame>>| stack.as_ref().unwrap()[0].clone();
-        // The instruction itself; the call before where it returns to; and code of no file.
+        // The interrupted instruction, the call before a return address, and code outside of all
+        // files.
         assert_eq!(first(&bug.stack).offset, 0x1010);
         assert_eq!(first(&object.allocated.stack).offset, 0x101f);
         assert_eq!(first(&freed.stack).module, None);
@@ -510,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_or_changed_message_is_refused_or_another() {
+    fn a_cut_message_is_refused_and_a_changed_one_does_no_harm() {
         let whole = message();
         for length in 0..whole.len() {
             assert!(bug_of(&whole[..length]).is_none(), "{length}");

@@ -1,4 +1,5 @@
-//! A folder in the root of a target that does not see ours: in a container, or after `chroot`.
+//! A folder in the root directory of a target that has another root than pagewise: in a container,
+//! or after `chroot`.
 //!
 //! The target may be hostile: it may own the folder above, and put a link in the place of any name.
 //! Each name is therefore resolved in the target's root, and everything is done by descriptors that
@@ -25,21 +26,22 @@ use rustix::fs::{
 use crate::library::NAME;
 use crate::run_dir::{LETTERS, LOCK, PREFIX, SECRET, random_name};
 
-/// Folders in which the target may find files of others, and load them.
+/// Folders in which the target may find files of other users, and load them.
 const BASES: [&str; 4] = ["/tmp", "/dev/shm", "/var/tmp", "/run"];
 
-/// Folders above are looked through up to this number of entries.
+/// Maximum number of entries of a folder that a clean-up reads.
 const MAX_ENTRIES: usize = 10_000;
-/// A clean-up of another process may remove a new folder before it is locked.
+/// Number of attempts to make a folder: a clean-up of another process may remove it before it is
+/// locked.
 const MAX_TRIES: usize = 10;
 
-/// The folder, with the recorder and a socket in it. It is removed with this.
+/// The folder, with the recorder and a socket in it. Dropping the value removes the folder.
 #[derive(Debug)]
 pub(crate) struct GuestDir {
     base: OwnedFd,
     name: String,
     folder: OwnedFd,
-    /// The socket, as a descriptor that names it alone.
+    /// The socket, as an `O_PATH` descriptor.
     socket: Option<OwnedFd>,
     secret: String,
     /// The folder's path in the target's root.
@@ -47,8 +49,8 @@ pub(crate) struct GuestDir {
 }
 
 impl GuestDir {
-    /// Makes one that holds the recorder, and a socket that listens. Removes the folders that
-    /// killed runs have left in this root.
+    /// Makes a folder with the recorder and a listening socket. Removes the folders that killed
+    /// runs have left in this root.
     ///
     /// # Errors
     /// Returns an error if the target has no folder that we may write to and that programs may be
@@ -96,11 +98,12 @@ impl GuestDir {
 
     fn fill(&mut self, recorder: &[u8]) -> io::Result<UnixListener> {
         let path = by_descriptor(&self.folder).join(NAME);
-        // It fails if the name exists, also as a link.
+        // The open fails if the name exists, also as a link.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(recorder)?;
         file.set_permissions(Permissions::from_mode(0o644))?;
-        // The name that a socket was bound to is public, in /proc/net/unix.
+        // The name that a socket was bound to is public, in /proc/net/unix, so the socket gets a
+        // secret one.
         let listener = UnixListener::bind(by_descriptor(&self.folder).join("socket"))?;
         listener.set_nonblocking(true)?;
         renameat(&self.folder, "socket", &self.folder, self.secret.as_str())?;
@@ -109,8 +112,8 @@ impl GuestDir {
         if FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {
             return Err(io::Error::other("another file was put in the place of the socket"));
         }
-        // Root's is open to whoever knows its name: other clients are rejected by their
-        // credentials.
+        // Every process that knows the name can connect to root's socket; unknown processes are
+        // rejected by their credentials.
         let is_root = rustix::process::geteuid().is_root();
         let mode = if is_root { 0o666 } else { 0o600 };
         std::fs::set_permissions(by_descriptor(&socket), Permissions::from_mode(mode))?;
@@ -176,13 +179,13 @@ fn make_locked(base: &OwnedFd) -> io::Result<(String, OwnedFd)> {
     Err(io::Error::other("other processes remove each new folder"))
 }
 
-/// Opens a folder by its name in another; no link, and no mount point.
+/// Opens a folder by its name in `base`; fails for a link or a mount point.
 fn open_folder(base: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(base, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::BENEATH)
 }
 
-/// True if a name leads to an open folder.
+/// True if a name in `base` still is an open folder.
 fn is_in(base: &OwnedFd, name: &[u8], folder: &OwnedFd) -> bool {
     let there = statat(base, name, AtFlags::SYMLINK_NOFOLLOW);
     let both = there.ok().zip(fstat(folder).ok());
@@ -202,8 +205,8 @@ fn remove_left(base: &OwnedFd) {
     }
 }
 
-/// Removes a folder and our files in it, if its lock is free. A folder with a file for its lock is
-/// of a run in that root, which [`crate::run_dir`] removes.
+/// Removes a folder and our files in it, if its lock is free. A folder with a lock file belongs to
+/// a run in that root; [`crate::run_dir`] removes it.
 fn remove_folder(base: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
     let folder = open_folder(base, name)?;
     flock(&folder, FlockOperation::NonBlockingLockExclusive)?;

@@ -1,5 +1,5 @@
-//! Jumps over the first instructions of functions: which instructions a jump covers, and the same
-//! instructions elsewhere.
+//! Inline hooks: determines the instructions at a function's entry that a jump overwrites, and
+//! relocates them.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ use pagewise_sys::remote;
 use crate::names::{self, FileAllocator, NamedFunction, Nameless};
 use crate::tables::SharedTables;
 
-/// Bytes of a jump.
+/// Bytes of a jump with a 32-bit distance.
 const JUMP: usize = 5;
 /// Number of bytes of a function that are searched for jumps back to its beginning.
 const SCANNED_BYTES: usize = 1 << 10;
@@ -29,15 +29,15 @@ const SCANNED_BYTES: usize = 1 << 10;
 pub enum Why {
     /// Its code could not be read.
     Unreadable,
-    /// It ends before a jump would.
+    /// It is shorter than a jump.
     Short,
     /// It calls a function in its first instructions.
     Calls,
     /// It jumps back into its first instructions.
     Loops,
-    /// Its first instructions do nothing known, or cannot be moved.
+    /// Its first instructions cannot be decoded or relocated.
     Strange,
-    /// Threads run already.
+    /// The process has several threads already.
     Threads,
     /// No memory near it is free for its first instructions.
     NoRoom,
@@ -68,7 +68,7 @@ impl fmt::Display for LeftOut {
 /// Functions that are hooked besides `malloc` and its family, and functions that cannot be.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hooked {
-    /// Which allocators: a name of each, and its file.
+    /// The allocators: a function name of each, and its file.
     pub allocators: Vec<(String, Name)>,
     /// True if an `operator new` is among them.
     pub has_new: bool,
@@ -91,17 +91,17 @@ impl fmt::Display for Why {
     }
 }
 
-/// The first instructions of a function, moved.
+/// The relocated first instructions of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RelocatedPrologue {
-    /// Number of bytes of the function that they replaced.
+    /// Bytes of the original instructions.
     length: usize,
-    /// The instructions, and a jump behind those that they were.
+    /// The relocated instructions, and a jump to the instruction that follows the originals.
     code: Vec<u8>,
 }
 
-/// Answers a recorder: functions that it asks for are hooked, and those of allocators under other
-/// names.
+/// Answers a recorder with the code for inline hooks: of the functions that it asks for, and of
+/// allocators under other names.
 ///
 /// # Errors
 /// Returns an error if the tables cannot be read or written.
@@ -162,7 +162,7 @@ pub(crate) fn answer(
     Ok(Ok(hooked))
 }
 
-/// Functions that are hooked already stay so, but for those whose files are gone.
+/// Keeps the hooks of an earlier recording, except those of files that are unmapped by now.
 fn ready(tables: &SharedTables, pid: u32, root: &ProcRoot) -> io::Result<Hooked> {
     let names = names::find(root, Pid(pid));
     let mut hooked = Hooked::default();
@@ -214,7 +214,7 @@ fn row_of(
 ) -> Result<[u64; row::WORDS], Why> {
     let mut code = read(pid, function.at)?;
     let before = code.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    // Code after its end is not its own, except for padding.
+    // Code after the function's end belongs to another function, except for padding.
     let size = usize::try_from(function.size).unwrap_or(usize::MAX);
     if size != 0 {
         code.truncate(size.max(2 * JUMP));
@@ -225,7 +225,7 @@ fn row_of(
     }
     let number = u32::try_from(number).map_err(|_| Why::Many)?;
     let mut part = [0xcc; named::STRIDE];
-    // `mov r11d, number`, `jmp [rip]`, and where to.
+    // `mov r11d, number`, `jmp [rip]`, and the target of the jump.
     let head = [&[0x41, 0xbb], &number.to_le_bytes()[..], &[0xff, 0x25, 0, 0, 0, 0]].concat();
     let head = [head, entry.to_le_bytes().to_vec()].concat();
     part[..head.len()].copy_from_slice(&head);
@@ -264,7 +264,7 @@ impl Rooms {
     fn near(&self, address: u64, length: u64) -> Option<u64> {
         const STEP: u64 = 1 << 20;
         const FARTHEST: u64 = 1 << 30;
-        /// No program has memory below, and the kernel forbids it (`vm.mmap_min_addr`).
+        /// The kernel forbids mappings below this address (`vm.mmap_min_addr`).
         const LOWEST: u64 = 1 << 16;
         let is_free = |at: u64| {
             at >= LOWEST && self.used.iter().all(|&(start, end)| at + length <= start || at >= end)
@@ -286,13 +286,13 @@ impl Rooms {
     }
 }
 
-/// Answers what the recorder asks for itself.
+/// Relocates the prologues of the functions that the recorder asks for: `malloc` and related ones.
 fn asked(tables: &SharedTables, pid: u32, has_threads: bool) -> io::Result<Result<(), Why>> {
     let near = tables.head(hooks::NEAR)?;
     if near == 0 {
         return Ok(Ok(()));
     }
-    // Code that is there may be running, and its functions may begin with jumps.
+    // Code of an earlier recording may be running, and the functions may begin with jumps to it.
     if tables.head(hooks::READY)? != 0 {
         return Ok(Ok(()));
     }
@@ -314,11 +314,11 @@ fn asked(tables: &SharedTables, pid: u32, has_threads: bool) -> io::Result<Resul
         let moved = match read(pid, at).and_then(|code| moved(&code, at, place)) {
             Ok(moved) => moved,
             Err(why) if index < hooks::FAMILY => return Ok(Err(why)),
-            // Without one of the others less is known.
+            // Without one of the other functions, the recording is less complete.
             Err(_) => continue,
         };
         *length = moved.length as u64;
-        // `jmp [rip]`, and where to.
+        // `jmp [rip]`, and the target of the jump.
         let jump = [&[0xff, 0x25, 0, 0, 0, 0], &entry.to_le_bytes()[..]].concat();
         room[begin..begin + jump.len()].copy_from_slice(&jump);
         let begin = begin + hooks::MOVED;
@@ -338,8 +338,7 @@ fn read(pid: u32, at: u64) -> Result<Vec<u8>, Why> {
     if code.len() < JUMP { Err(Why::Unreadable) } else { Ok(code) }
 }
 
-/// The first instructions of the function at `at`, moved to `place`, which is within the range of
-/// jumps.
+/// Relocates the first instructions of the function at `at` to `place`, which a jump must reach.
 fn moved(code: &[u8], at: u64, place: u64) -> Result<RelocatedPrologue, Why> {
     let mut decoder = Decoder::with_ip(64, code, at, DecoderOptions::NONE);
     let mut covered: Vec<Instruction> = Vec::new();
@@ -347,7 +346,7 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<RelocatedPrologue, Why> {
     let mut ends = false;
     while length < JUMP {
         let instruction = decoder.decode();
-        // Code after its end belongs to no function if it is padding.
+        // Only padding may follow the function's end.
         if ends && !fills(&instruction) {
             return Err(Why::Short);
         }
@@ -360,7 +359,7 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<RelocatedPrologue, Why> {
                 ends = true;
                 covered.push(instruction);
             }
-            // It is the last, and returns behind what was moved.
+            // A call that is the last replaced instruction returns behind the originals.
             FlowControl::Call | FlowControl::IndirectCall if length + instruction.len() >= JUMP => {
                 ends = true;
                 let behind = instruction.next_ip();
@@ -396,8 +395,7 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<RelocatedPrologue, Why> {
     Ok(RelocatedPrologue { length, code })
 }
 
-/// A call that returns to another place: the address is put on the stack, and the function jumped
-/// to.
+/// Replaces a call by instructions that push another return address and jump to the function.
 fn call(call: &Instruction, back: u64) -> Result<[Instruction; 4], Why> {
     let halves = [back & u64::from(u32::MAX), back >> 32].map(|it| u32::try_from(it).unwrap_or(0));
     let stack = |displacement| MemoryOperand::with_base_displ(Register::RSP, displacement);
@@ -405,7 +403,7 @@ fn call(call: &Instruction, back: u64) -> Result<[Instruction; 4], Why> {
         FlowControl::Call => {
             Instruction::with_branch(Code::Jmp_rel32_64, call.near_branch_target())
         }
-        // It would not find what lies on the stack.
+        // An operand relative to the stack pointer would be wrong after the push.
         _ if call.code() != Code::Call_rm64 || call.memory_base() == Register::RSP => {
             return Err(Why::Calls);
         }
@@ -496,7 +494,7 @@ mod tests {
     #[test]
     fn instructions_that_cannot_be_moved_are_refused() {
         let refused = |code: &[u8]| moved(code, AT, PLACE).unwrap_err();
-        // ret, and another function behind.
+        // ret, then another function.
         assert_eq!(refused(&[0xc3, 0x55, 0x48, 0x89, 0xe5, 0xc3]), Why::Short);
         // call rax; call rax; ret
         assert_eq!(refused(&[0xff, 0xd0, 0xff, 0xd0, 0xc3, 0xc3]), Why::Calls);
@@ -504,7 +502,7 @@ mod tests {
         assert_eq!(refused(&[0xff, 0x94, 0x24, 0, 0x10, 0, 0, 0xc3]), Why::Calls);
         // push rbp; mov rbp, rsp; mov rax, rdi; jmp back to the second
         assert_eq!(refused(&[0x55, 0x48, 0x89, 0xe5, 0x48, 0x89, 0xf8, 0xeb, 0xf8]), Why::Loops);
-        // The end of what can be read.
+        // The code ends early.
         assert_eq!(refused(&[0x55]), Why::Strange);
     }
 

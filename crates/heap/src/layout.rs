@@ -31,12 +31,12 @@ use crate::tables::SharedTables;
 use live::LiveMapEntry;
 use pages::Use;
 
-/// More is not looked at: it would take seconds.
+/// Maximum numbers of extents and of resident ranges: to read more would take seconds.
 const MAX_EXTENTS: usize = 1 << 13;
 const MAX_RUNS: usize = 1 << 22;
 /// Number of times mappings are read for one layout.
 const READINGS: usize = 16;
-/// Number of bytes with block headers that are read at a time, and the number of pieces.
+/// Bytes with block headers in one read, and ranges in one read.
 const PIECE: u64 = 1 << 20;
 const PIECES: usize = 1000;
 
@@ -47,7 +47,7 @@ pub(crate) struct LayoutHistory {
     numbers: HashMap<u64, u32>,
 }
 
-/// A process that is looked at.
+/// A process whose heap layout is read.
 #[derive(Debug)]
 struct WalkedProcess {
     pid: u32,
@@ -61,8 +61,8 @@ impl WalkedProcess {
         Some(WalkedProcess { pid: pid.0, pagemap, page: rustix::param::page_size() as u64 })
     }
 
-    /// The parts of a range that are in memory, in order of address. A page that was only read is
-    /// the kernel's one page of zeros, and none of theirs.
+    /// The resident parts of a range, in order of address. A page that was only read maps the
+    /// kernel's shared zero page, and does not count.
     fn present(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
         const REGIONS: usize = 512;
         let (present, zero) = (Categories::PRESENT, Categories::PFNZERO);
@@ -91,7 +91,7 @@ impl WalkedProcess {
         Ok(runs)
     }
 
-    /// Bytes, where all of their pages are in memory.
+    /// Bytes at an address, if all of their pages are resident.
     fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
         let end = address.checked_add(N as u64)?;
         let runs = self.present(address..end).ok()?;
@@ -108,11 +108,11 @@ impl WalkedProcess {
 #[derive(Clone, Debug)]
 struct BlockExtent {
     range: Range<u64>,
-    /// Which of the areas.
+    /// Index of its area.
     area: usize,
     /// Resident ranges.
     runs: Vec<Range<u64>>,
-    /// Behind the last block that was met.
+    /// End of the last block so far.
     last: u64,
 }
 
@@ -121,7 +121,7 @@ impl BlockExtent {
         self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
-    /// Replaces what is known of the pages of a range. Both ends are those of pages.
+    /// Replaces the resident ranges in `range`, whose ends are page boundaries.
     fn replace_runs(&mut self, range: &Range<u64>, runs: Vec<Range<u64>>) {
         let first = self.runs.partition_point(|run| run.end <= range.start);
         let end = self.runs.partition_point(|run| run.start < range.end);
@@ -152,7 +152,7 @@ struct AreaSum {
     parts: u32,
     held: u64,
     resident: u64,
-    /// Bytes and blocks; of samples, those that they stand for.
+    /// Bytes and blocks; with sampling, estimates of all live ones.
     live: (f64, f64),
     /// Bytes of resident pages in which something is live.
     used: u64,
@@ -166,7 +166,7 @@ struct Looking<'a> {
     process: &'a WalkedProcess,
     root: &'a ProcRoot,
     mappings: Vec<Mapping>,
-    /// Number of times that these may be read again.
+    /// Number of times that the mappings may be read again.
     readings: usize,
     before: &'a mut LayoutHistory,
     arenas: Vec<glibc::Arena>,
@@ -175,21 +175,21 @@ struct Looking<'a> {
     extents: Vec<BlockExtent>,
     /// Index of the extent that was found last: most blocks lie in the same one as the last block.
     last_extent: Cell<usize>,
-    /// Up to this address, the resident pages were found out a second time, with the blocks.
+    /// Up to this address, the resident pages were read a second time, with the blocks.
     renewed: u64,
-    /// Memory for what is read, kept: fresh memory for each read costs more than the read.
+    /// Buffer for reads, which is reused: page faults in fresh memory cost more than the read.
     buffer: Vec<u8>,
-    /// Index of the sum of blocks with mappings of their own, and of mappings.
+    /// Index of the sum of blocks with mappings of their own, and of other allocators' mappings.
     alone: Option<usize>,
     others: Option<usize>,
-    /// Sizes of blocks whose room says too little.
+    /// Requested sizes of blocks whose slack does not fit into a cell of the map, by address.
     sizes: HashMap<u64, u64>,
     every: u64,
     uses: Use,
     unclear: u64,
 }
 
-/// The recorded blocks that are live now, in order of address; none where the map cannot be read:
+/// The recorded blocks that are live now, in order of address; `None` if the map cannot be read:
 /// the kernel is too old, or the process is gone.
 pub(crate) fn live_blocks(
     root: &ProcRoot,
@@ -203,12 +203,13 @@ pub(crate) fn live_blocks(
         let found = entries.iter().map(|it| LogBlock { address: it.address, site: it.site });
         blocks.extend(found.take(MAX_BLOCKS.saturating_sub(blocks.len())));
     })?;
-    // The program runs meanwhile, and may have freed a block whose address another one has now.
+    // The program runs meanwhile, so the same address may occur twice: a block was freed, and
+    // another one got its address.
     blocks.dedup_by_key(|block| block.address);
     blocks.is_sorted_by_key(|block| block.address).then_some(blocks)
 }
 
-/// Reads the layout; none where it cannot be read: the kernel is too old, or the process is gone.
+/// Reads the layout; `None` if it cannot be read: the kernel is too old, or the process is gone.
 pub(crate) fn read(
     root: &ProcRoot,
     pid: Pid,
@@ -272,8 +273,7 @@ impl Looking<'_> {
         parsed.torn.is_none().then_some(())
     }
 
-    /// Adds heaps of glibc's arenas that were not there before, and what others have become longer
-    /// by.
+    /// Adds new heaps of glibc's arenas, and the growth of known heaps.
     fn find_arenas(&mut self) -> Option<()> {
         let heap = Name::new(b"[heap]");
         let main: Vec<Range<u64>> = self
@@ -309,7 +309,8 @@ impl Looking<'_> {
         Some(())
     }
 
-    /// The program runs on: heaps have grown, and pages were touched, since they were looked at.
+    /// Reads mappings and resident pages again, since the program runs meanwhile: heaps grow, and
+    /// pages are touched.
     fn renew(&mut self, blocks: &[LiveMapEntry], is_narrow: bool) -> Option<()> {
         let Some(last) = blocks.last() else { return Some(()) };
         let is_new = |block: &LiveMapEntry| {
@@ -323,7 +324,7 @@ impl Looking<'_> {
         self.renew_runs(end)
     }
 
-    /// Finds out again which pages are resident, from where this was done last up to `end`.
+    /// Reads the resident pages again, from the end of the previous such read up to `end`.
     fn renew_runs(&mut self, end: u64) -> Option<()> {
         let begin = std::mem::replace(&mut self.renewed, end);
         for extent in &mut self.extents {
@@ -366,7 +367,7 @@ impl Looking<'_> {
         sum.held = sum.held.saturating_add(extent.range.end - extent.range.start);
         sum.resident = sum.resident.saturating_add(extent.resident());
         let at = self.extents.partition_point(|it| it.range.start < extent.range.start);
-        // A page that is open may be of one that moves up.
+        // The page that is open may be of an extent whose index increases.
         self.uses.moved(at);
         self.extents.insert(at, extent);
         Some(())
@@ -390,7 +391,7 @@ impl Looking<'_> {
         is_it.then_some(mapping.range.start..mapping.range.end)
     }
 
-    /// Takes blocks that lie behind those before, in order of address.
+    /// Adds blocks, which lie above all earlier ones, in order of address.
     fn add_blocks(&mut self, blocks: &[LiveMapEntry], is_narrow: bool) {
         if self.renew(blocks, is_narrow).is_none() {
             self.unclear += blocks.len() as u64;
@@ -423,7 +424,8 @@ impl Looking<'_> {
         self.take_chunks(&ready);
     }
 
-    /// For allocators of which nothing else is known: the mapping that a block is in.
+    /// The extent of a block. For allocators other than glibc's, it is the mapping that the block
+    /// is in.
     fn extent_or_new(&mut self, address: u64) -> Option<usize> {
         if let Some(at) = self.extent(address) {
             return Some(at);
@@ -438,9 +440,10 @@ impl Looking<'_> {
         self.extent(address)
     }
 
-    /// True if a block outside of all heaps is done with: it has a mapping of its own, or nothing
-    /// is known of it. One of the first arena, which could not grow, is not: what it is in now
-    /// belongs to that arena.
+    /// Adds a block outside of all heaps if it has a mapping of its own, and counts it as unclear
+    /// if nothing is known of it. Returns false for a block of the main arena in memory that
+    /// replaces the `brk` heap: the mapping becomes an extent of that arena, and the caller adds
+    /// the block.
     fn takes_alone(&mut self, block: &LiveMapEntry) -> bool {
         let Some(chunk) = block.address.checked_sub(UNIT) else { return true };
         let words =
@@ -492,7 +495,7 @@ impl Looking<'_> {
         }
     }
 
-    /// Takes blocks in heaps of glibc's: the words before them say how long they are.
+    /// Adds blocks in heaps of glibc's. The word before each block has its size.
     fn take_chunks(&mut self, blocks: &[LiveMapEntry]) {
         let page = self.process.page;
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -514,7 +517,7 @@ impl Looking<'_> {
                 .extent(block.address)
                 .is_some_and(|at| self.extents[at].resident_in(&(start..start + page)) > 0);
             if !is_there {
-                // It is swapped out, or came since: reading it would bring it in.
+                // The page is swapped out, or has become resident since: a read would fault it in.
                 continue;
             }
             bytes += page;
@@ -526,7 +529,7 @@ impl Looking<'_> {
         self.take_some(&blocks[first..], &ranges);
     }
 
-    /// Takes blocks whose words lie in some ranges, or nowhere that can be read.
+    /// Adds blocks whose size words lie in `ranges`. Other blocks are unclear.
     fn take_some(&mut self, blocks: &[LiveMapEntry], ranges: &[Range<u64>]) {
         let length: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         let length = usize::try_from(length).unwrap_or(0);
@@ -559,7 +562,7 @@ impl Looking<'_> {
         self.buffer = buffer;
     }
 
-    /// Takes a block of a heap, with the word before it.
+    /// Adds a block of a heap. `word` is the size word before it.
     fn chunk(&mut self, block: &LiveMapEntry, word: u64) {
         let Some(at) = self.extent(block.address) else {
             self.unclear += 1;
@@ -589,7 +592,7 @@ impl Looking<'_> {
         }
     }
 
-    /// For how many blocks one of this size stands.
+    /// Number of blocks that a sampled block of this size represents.
     fn weight(&self, size: u64) -> f64 {
         if self.every == 0 {
             return 1.0;
@@ -612,7 +615,7 @@ impl Looking<'_> {
         self.sums[self.extents[at].area].used += used.whole;
     }
 
-    /// The last page is done with.
+    /// Counts the page that is still open, after the last block.
     fn close(&mut self) {
         let used = self.uses.close(&self.extents);
         if let Some(extent) = self.extents.get(used.extent) {
@@ -620,14 +623,14 @@ impl Looking<'_> {
         }
     }
 
-    /// Finds what is behind the last chunks, and who allocates where.
+    /// Finds the size of the top chunk and the number of threads of each arena.
     fn tops(&mut self, all_known: bool) {
         let mut states: Vec<(usize, glibc::GlibcArena)> = Vec::new();
         let arenas = &self.arenas;
         for arena in arenas {
             states.extend(glibc::state(self.process, arena.address).map(|it| (arena.area, it)));
         }
-        // They are in a ring with the first one, which lies in the C library.
+        // All arenas are in a ring with the main arena, which lies in the C library.
         let is_arena = |at: u64| arenas.iter().any(|arena| arena.address == at);
         let main = states.iter().map(|(_, state)| state.next).find(|next| !is_arena(*next));
         states.extend(main.and_then(|at| glibc::state(self.process, at)).map(|it| (0, it)));
@@ -702,7 +705,7 @@ fn whole(number: f64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Runs of the bits of a number, a page of 1 byte each.
+    /// Ranges of the set bits of a number, each of which is a page of 1 byte.
     fn runs_of_bits(pages: u32) -> Vec<Range<u64>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for at in (0..32).filter(|at| pages >> at & 1 != 0) {

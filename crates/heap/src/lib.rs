@@ -1,7 +1,7 @@
 //! Records the heap of a running program.
 //!
-//! The recorder in the program (`pagewise-preload`) counts; from here its tables are read and made
-//! into a file, which `pagewise-heapread` reads.
+//! The recorder in the program (`pagewise-preload`) counts allocations. This crate reads its tables
+//! and writes a file from them, which `pagewise-heapread` reads.
 #![forbid(unsafe_code)]
 
 mod attach;

@@ -101,7 +101,7 @@ mod tests {
         if RECORDER.is_empty() {
             return;
         }
-        // The reader wants the alignment of memory from an allocator.
+        // The ELF reader requires aligned bytes, which an allocation has.
         let bytes = RECORDER.to_vec();
         let data = bytes.as_slice();
         let file = ElfFile64::<Endianness>::parse(data).unwrap();

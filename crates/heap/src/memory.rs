@@ -17,9 +17,9 @@ pub(crate) struct MemoryCopy {
     pub resident: Option<LogResident>,
 }
 
-/// Reads it. `mapped` are the bytes in blocks with mappings of their own.
+/// Reads the memory. `mapped` are the bytes in blocks with mappings of their own.
 pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &SharedTables, mapped: u64) -> MemoryCopy {
-    // Only of this one it is known which mappings are its own.
+    // Only the mappings of glibc's malloc can be recognized.
     let is_glibc = tables.head(header::ALLOCATOR).is_ok_and(|whose| whose == allocator::GLIBC);
     let held = if is_glibc { held_by(root, pid, mapped) } else { None };
     MemoryCopy { held, resident: resident(root, pid, tables) }
@@ -42,7 +42,7 @@ fn resident(root: &ProcRoot, pid: Pid, tables: &SharedTables) -> Option<LogResid
     Some(LogResident { shmem, recorder: own(root, pid, tables), ..resident })
 }
 
-/// Resident memory of a process without a recorder.
+/// Resident memory of a process; the recorder's part is not separated.
 pub(crate) fn resident_of(root: &ProcRoot, pid: Pid) -> Option<LogResident> {
     let status = status::parse(&root.read(pid, "status").ok()?).status;
     let bytes =
@@ -71,7 +71,7 @@ fn own(root: &ProcRoot, pid: Pid, tables: &SharedTables) -> Option<u64> {
         while at < end {
             let scan = scan(&pagemap, at..end, &request, &mut regions).ok()?;
             let touched = regions.iter().take(scan.regions);
-            // A page that was only read is the kernel's one page of zeros.
+            // A page that was only read maps the kernel's shared zero page.
             let touched = touched.filter(|region| !region.categories.contains(zero));
             bytes += touched.map(|region| region.end - region.start).sum::<u64>();
             at = scan.walk_end.max(at + page);
@@ -84,7 +84,7 @@ fn own(root: &ProcRoot, pid: Pid, tables: &SharedTables) -> Option<u64> {
 fn held(mappings: &[Mapping], mapped: u64) -> u64 {
     let heap = mappings.iter().filter(|mapping| mapping.name == Name::new(b"[heap]"));
     let heap: u64 = heap.map(|mapping| mapping.range.len().0).sum();
-    // Counted in the program, by threads that may be at it now.
+    // The program's threads may be updating `mapped` now, so the sum saturates.
     heap.saturating_add(arenas(mappings)).saturating_add(mapped)
 }
 
@@ -92,8 +92,8 @@ fn held(mappings: &[Mapping], mapped: u64) -> u64 {
 /// as much.
 pub(crate) const ARENA: u64 = 64 << 20;
 
-/// The used parts of further arenas: they begin at a multiple of their size and are followed by
-/// what is reserved.
+/// The accessible parts of thread arenas. Each begins at a multiple of [`ARENA`] and is followed by
+/// its reserved part.
 fn arenas(mappings: &[Mapping]) -> u64 {
     let is_used = |mapping: &Mapping| {
         mapping.range.start.is_multiple_of(ARENA)
@@ -121,13 +121,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_has_ended_holds_nothing_that_is_known() {
+    fn the_footprint_of_an_ended_process_is_unknown() {
         let root = ProcRoot::live();
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let pid = Pid(child.id());
         assert!(held_by(&root, pid, 7).is_some_and(|held| held >= 7));
         drop(child.stdin.take());
-        // It stays as it is, without memory, until it is waited for.
+        // The process stays a zombie, without memory, until it is waited for.
         let ended = |pid| !crate::collector::lives(&root, pid);
         while !ended(child.id()) {
             std::thread::yield_now();

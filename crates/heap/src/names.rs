@@ -1,5 +1,5 @@
-//! Allocators under names of their own, by the symbols of the files that a process has mapped: what
-//! each of their functions does.
+//! Finds allocators under names of their own by the symbols of the files that a process has mapped,
+//! and gives the role of each of their functions.
 //!
 //! Programs have jemalloc or mimalloc in them under names with a prefix, or a `malloc` that no
 //! other file sees; libraries that have a `malloc` bring `operator new`, which does not call it.
@@ -25,8 +25,8 @@ pub(crate) struct NamedFunction {
     pub size: u64,
     /// Its meaning ([`role`]).
     pub role: u64,
-    /// For a function that throws an exception without memory: the variant that returns null
-    /// instead.
+    /// For a function that throws an exception if memory is exhausted: address of the variant that
+    /// returns null instead. 0 for other functions.
     pub instead: u64,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct NamedFunction {
 pub(crate) struct FileAllocator {
     /// The file.
     pub file: Name,
-    /// One of its names: `_rjem_malloc`.
+    /// Name of one of its functions, for example `_rjem_malloc`.
     pub name: String,
     /// Address at which the file is mapped.
     pub start: u64,
@@ -45,12 +45,12 @@ pub(crate) struct FileAllocator {
     pub has_new: bool,
 }
 
-/// An allocator that is in a file which has no symbols of it.
+/// An allocator in a file that has no symbols of the allocator's functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nameless {
     /// The file.
     pub file: Name,
-    /// The allocator, by the words that are in the file.
+    /// The allocator, which is recognized by strings in the file.
     pub allocator: &'static str,
 }
 
@@ -65,7 +65,7 @@ impl fmt::Display for Nameless {
     }
 }
 
-/// Functions of both kinds that a process has.
+/// Allocators of a process, with and without symbols.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProcessFunctions {
     pub allocators: Vec<FileAllocator>,
@@ -85,17 +85,17 @@ const fn row(name: &'static str, role: u64) -> FunctionRow {
     FunctionRow { name, role, instead: "" }
 }
 
-/// Returns a block of as many bytes as an argument says.
+/// A function that returns a block, whose size is the argument of index `size`.
 const fn size(name: &'static str, size: u64) -> FunctionRow {
     row(name, role::new(role::ALLOCATES, size, NO, NO))
 }
 
-/// As many bytes as two arguments say, multiplied.
+/// A function that returns a block, whose size is the product of two arguments.
 const fn array(name: &'static str, size: u64, times: u64) -> FunctionRow {
     row(name, role::new(role::ALLOCATES, size, times, NO))
 }
 
-/// Resizes the block that the first argument is.
+/// A function that resizes the block in the argument of index `block`.
 const fn resize(name: &'static str, block: u64, size: u64) -> FunctionRow {
     row(name, role::new(role::RESIZES, size, NO, block))
 }
@@ -112,7 +112,7 @@ const fn text(name: &'static str) -> FunctionRow {
     row(name, role::new(role::COPIES_TEXT, NO, NO, NO))
 }
 
-/// Throws where the other returns null.
+/// A function that throws an exception where the function `instead` returns null.
 const fn throws(row: FunctionRow, instead: &'static str) -> FunctionRow {
     FunctionRow { instead, ..row }
 }
@@ -132,7 +132,7 @@ const USUAL: &[FunctionRow] = &[
     size("pvalloc", 0),
 ];
 
-/// jemalloc's own, behind a prefix or none.
+/// jemalloc's own functions, with or without a prefix.
 const OF_JEMALLOC: &[FunctionRow] = &[
     size("mallocx", 0),
     resize("rallocx", 0, 1),
@@ -148,7 +148,7 @@ const OF_JEMALLOC: &[FunctionRow] = &[
 const PREFIXES: &[&str] =
     &["_rjem_", "rjem_", "je_", "jem_", "je_arrow_", "duckdb_je_", "jemalloc_", "moz_je_"];
 
-/// mimalloc's.
+/// mimalloc's functions.
 const OF_MIMALLOC: &[FunctionRow] = &[
     size("mi_malloc", 0),
     free("mi_free"),
@@ -237,7 +237,7 @@ const OF_MIMALLOC: &[FunctionRow] = &[
     throws(array("mi_heap_alloc_new_n", 1, 2), "mi_heap_mallocn"),
 ];
 
-/// tcmalloc's.
+/// tcmalloc's functions.
 const OF_TCMALLOC: &[FunctionRow] = &[
     size("tc_malloc", 0),
     free("tc_free"),
@@ -296,19 +296,19 @@ const OF_CPP: &[FunctionRow] = &[
     free("_ZdaPvSt11align_val_tRKSt9nothrow_t"),
 ];
 
-/// Words that are in files which have an allocator, and its name.
+/// Strings by which an allocator in a file is recognized, and its name.
 const WORDS: &[(&[u8], &str)] = &[
     (b"<jemalloc>: ", "jemalloc"),
     (b"mimalloc: error: ", "mimalloc"),
     (b"TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES", "tcmalloc"),
 ];
-/// Number of bytes of a file that are searched for them.
+/// Bytes of a file that are searched for these strings, and bytes in one read.
 const SEARCHED: u64 = 256 << 20;
 const PIECE: usize = 1 << 20;
 
 /// True if a name may be of interest.
 pub(crate) fn is_wanted(name: &[u8]) -> bool {
-    // Most begin otherwise, and there may be a million.
+    // Most names are rejected here: a file may have a million symbols.
     if !matches!(name.first(), Some(b'_' | b'a'..=b'x')) || name.len() > 64 {
         return false;
     }
@@ -324,7 +324,7 @@ pub(crate) fn is_wanted(name: &[u8]) -> bool {
     }
 }
 
-/// Finds them in the files that a process has mapped.
+/// Finds the allocators in the files that a process has mapped.
 pub(crate) fn find(root: &ProcRoot, pid: Pid) -> ProcessFunctions {
     let Ok(text) = root.read(pid, "maps") else { return ProcessFunctions::default() };
     let mappings = maps::parse(&text).mappings;
@@ -356,8 +356,8 @@ pub(crate) fn find(root: &ProcRoot, pid: Pid) -> ProcessFunctions {
     names
 }
 
-/// True if nothing is looked for in a file: the C library, the loader, our own, and libraries whose
-/// tables are large and known.
+/// True if a file is not searched: the C library, the loader, the recorder, and libraries whose
+/// symbol tables are large and known.
 fn is_passed(name: &Name) -> bool {
     let base = name.base();
     let begins = |with: &str| base.starts_with(with.as_bytes());
@@ -366,8 +366,8 @@ fn is_passed(name: &Name) -> bool {
         .any(begins)
 }
 
-/// True if it is a library of a distribution's: these are many, and use the allocator of who loads
-/// them.
+/// True if a file is a library of the distribution: these are many, and use the allocator of the
+/// program.
 fn is_of_system(name: &Name) -> bool {
     [&b"/usr/lib"[..], b"/lib"].into_iter().any(|folder| name.as_bytes().starts_with(folder))
 }
@@ -376,7 +376,7 @@ fn exports_malloc(functions: &WantedFunctions) -> bool {
     functions.seen.iter().any(|seen| seen.exported && seen.function.name == "malloc")
 }
 
-/// The allocator whose words are in a file.
+/// The allocator whose strings are in a file.
 fn file_label(file: Option<File>) -> Option<&'static str> {
     let mut file = file?.take(SEARCHED);
     let finders: Vec<_> =
@@ -396,7 +396,7 @@ fn file_label(file: Option<File>) -> Option<&'static str> {
     }
 }
 
-/// Adds names, each with what the function does and the name of the one to call instead.
+/// Adds names with a prefix, each with its role and the name of the function to call instead.
 fn add(rows: &mut Vec<(String, u64, String)>, prefix: &str, of: &[FunctionRow]) {
     rows.extend(of.iter().map(|row| {
         let instead = match row.instead {
@@ -451,8 +451,8 @@ fn rows_of(functions: &WantedFunctions) -> Vec<(String, u64, String)> {
     if has("mallocx") && has("dallocx") {
         add(&mut rows, "", OF_JEMALLOC);
     }
-    // Names that other files see lead to the recorder already. Several of the usual functions
-    // confirm this.
+    // Calls by exported names reach the recorder already. Several of the usual functions confirm
+    // that hidden ones are an allocator's.
     let is_hidden = ["malloc", "free", "realloc"].into_iter().all(has) && !exports("malloc");
     if is_hidden {
         add(&mut rows, "", USUAL);
@@ -474,8 +474,8 @@ fn named_functions(
         // A function may have several names.
         if !found.iter().any(|other| other.at == at) {
             let other = place(&instead).map_or(0, |(at, _)| at);
-            // A program's own `operator new` calls one of the others, which is seen; an exception
-            // of its could not pass.
+            // A program's own `operator new` calls another allocation function, which is hooked. An
+            // exception of this operator could not pass the hook.
             if other == 0 && !instead.is_empty() && name.starts_with("_Zn") {
                 continue;
             }

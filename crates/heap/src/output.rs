@@ -1,5 +1,5 @@
-//! The file that a recording is written to: readable at any time up to where it is cut off, and its
-//! owner's alone.
+//! The file of a recording. An incomplete file is readable up to its end, and only its owner can
+//! access it.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IntoInnerError};
@@ -15,29 +15,29 @@ use crate::error::HeapError;
 #[derive(Debug)]
 pub(crate) struct RecordingOutput {
     growing: Growing,
-    /// Writes into it.
     pub(crate) writer: LogWriter<BufWriter<File>>,
 }
 
 /// Destination of a recording that has ended.
 #[derive(Clone, Debug)]
 pub(crate) enum OutputFate {
-    /// It has the name that it was made for, from now on at the latest.
+    /// The file gets the name for which it was created, if it does not have it yet.
     Keep,
-    /// It gets this name, or one that is free beside it.
+    /// The file gets this name, or a similar one that is free.
     Move(PathBuf),
-    /// It is removed.
+    /// The file is removed.
     Discard,
 }
 
 impl RecordingOutput {
-    /// Begins a recording of this name; a file that has it stays until the recording is complete.
+    /// Begins a recording of this name. An existing file of this name stays until the recording is
+    /// complete.
     pub(crate) fn create(path: &Path, begin: &Begin) -> Result<RecordingOutput, HeapError> {
         RecordingOutput::begin(path, Growing::create(path), begin)
     }
 
-    /// Begins a recording of this name, or of one that is free beside it: what is there is never
-    /// written to.
+    /// Begins a recording of this name, or of a similar one that is free. An existing file is never
+    /// overwritten.
     pub(crate) fn create_new(path: &Path, begin: &Begin) -> Result<RecordingOutput, HeapError> {
         RecordingOutput::begin(path, Growing::create_new(path), begin)
     }
@@ -63,7 +63,7 @@ impl RecordingOutput {
         self.growing.path()
     }
 
-    /// An error of writing it.
+    /// Adds the path to an error of writing the file.
     pub(crate) fn error(&self, source: io::Error) -> HeapError {
         HeapError::File { path: self.path().to_owned(), source }
     }

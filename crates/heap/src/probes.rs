@@ -1,9 +1,10 @@
 //! Statically linked programs, which load no library: their `malloc` and similar functions are
 //! probed from the kernel, by uprobes.
 //!
-//! A probe at the entry of each function records its arguments and a copy of the stack, one at its
-//! end its return value. The recorder's work in a program is done here. It costs some microseconds
-//! a call, and events that do not fit into the ring buffer are lost and counted.
+//! A probe at the entry of each function records its arguments and a copy of the stack; a probe at
+//! its return records the return value. This module does the work that the recorder does in other
+//! programs. A probe costs some microseconds a call. Events that do not fit into the ring buffer
+//! are lost and counted.
 
 mod state;
 
@@ -36,22 +37,22 @@ use state::{ProbeRole, ProbeState, Probed, ProbedCall};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Unwatched {
-    /// It is Go's.
+    /// It is a Go program without `malloc`.
     #[error(
         "it is a Go program, whose runtime does not use malloc: `go tool pprof` shows the Go heap"
     )]
     Go,
-    /// Its functions have no names.
+    /// It has no symbols of `malloc` and `free`.
     #[error(
         "it is linked statically and has no symbols malloc and free: they were stripped, or it uses other functions"
     )]
     NoSymbols,
-    /// The kernel has no such probes.
+    /// The kernel has no uprobes.
     #[error(
         "it is linked statically, and /sys lists no uprobes: /sys is not mounted, or the kernel lacks CONFIG_UPROBE_EVENTS"
     )]
     NoProbes,
-    /// They may not be used.
+    /// The user may not use uprobes.
     #[error("it is linked statically, and probes on its functions need root or CAP_PERFMON")]
     NotPermitted(#[source] pagewise_trace::TraceError),
     /// The file could not be written.
@@ -63,12 +64,12 @@ pub enum Unwatched {
 const STACK: u16 = 4000;
 /// Number of stack bytes of the caller in which the result address of a block may be stored.
 const NEAR: u32 = 512;
-/// Bytes of all rings together, and of one CPU's at most and at least.
+/// Bytes of all ring buffers together; maximum and minimum bytes of one CPU's ring buffer.
 const RINGS: usize = 64 << 20;
 const RING: usize = 32 << 20;
 const MIN_RING: usize = 1 << 17;
 
-/// The functions, and which of their arguments say what.
+/// The functions, and the meaning of their arguments.
 const FUNCTIONS: &[(&str, ProbedCall)] = &[
     ("malloc", ProbedCall::Size(0)),
     ("free", ProbedCall::Free),
@@ -90,7 +91,7 @@ const CACHE_FLUSHES: [&str; 2] = ["tcache_thread_shutdown", "__malloc_arena_thre
 #[derive(Debug)]
 pub struct ProbePlan {
     path: PathBuf,
-    /// The functions, each with where in the file it begins.
+    /// The functions, each with the offset of its entry in the file.
     functions: Vec<(ProbedCall, u64)>,
     /// The code of [`CACHE_FLUSHES`], as offsets in the file.
     cache_flushes: Vec<Range<u64>>,
@@ -145,7 +146,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     paths.find(|path| path.is_file()).and_then(|path| fs::canonicalize(path).ok())
 }
 
-/// True if Go's linker made it: it says so near the beginning.
+/// True if Go's linker made a file: it writes a note near the beginning.
 pub(crate) fn is_of_go(file: &File) -> bool {
     const NOTE: &[u8] = b"Go\0\0";
     let mut bytes = vec![0; 64 << 10];
@@ -176,7 +177,7 @@ pub struct Probes {
     first: u32,
     watched: ProbedProcesses,
     finished: Vec<Finished>,
-    /// Allocations of those that have ended that are not counted.
+    /// Allocations in ended processes that were not counted.
     dropped: u64,
     next: Instant,
     step: Duration,
@@ -189,7 +190,7 @@ struct ProbedProcesses {
     first: u32,
     follow: bool,
     running: Vec<ProbedProcess>,
-    /// Those that another program has taken the place of.
+    /// Processes that have executed another program, or whose PID has a new process.
     replaced: Vec<ProbedProcess>,
 }
 
@@ -199,7 +200,7 @@ struct ProbedProcess {
     state: ProbeState,
     pid: u32,
     parent: u32,
-    /// True if it has executed something since it last called anything.
+    /// True if the recorded process executed this program by a later `execve`.
     execs: bool,
     began: Instant,
     file: Option<RecordingOutput>,
@@ -220,7 +221,7 @@ impl ProbedProcesses {
                 let child = parent.map(|it| ProbedProcess::new(it.state.child(pid), pid, it.pid));
                 if let Some(mut child) = child {
                     child.state.note(record);
-                    // The number of one that has ended may come again.
+                    // The kernel may reuse the PID of an ended process.
                     self.leave(pid);
                     self.running.push(child);
                 }
@@ -233,7 +234,7 @@ impl ProbedProcesses {
                     let next = ProbedProcess::new(one.state.next_program(), pid, one.parent);
                     let next = ProbedProcess { execs: true, ..next };
                     let before = std::mem::replace(&mut self.running[index], next);
-                    // Without a file for each the last is the one, if it can be watched at all.
+                    // Without `follow`, only the recording of the last program is kept.
                     self.replaced.push(before);
                 }
             }
@@ -254,7 +255,7 @@ impl ProbedProcesses {
 }
 
 impl Probes {
-    /// Starts with a process that will execute the program and is still held back.
+    /// Begins to record a process that is held back and has not executed the program yet.
     ///
     /// # Errors
     /// Returns an error if probes are not available, or if the file cannot be written.
@@ -263,7 +264,7 @@ impl Probes {
         let tasks = SessionEvent {
             name: "the program's mappings".to_owned(),
             sampling: Sampling {
-                // Counts nothing.
+                // `PERF_COUNT_SW_DUMMY`, which counts nothing.
                 event: PerfEvent::new(PerfType::SOFTWARE, 9),
                 tasks: true,
                 ..sampling(Carries::default())
@@ -275,7 +276,7 @@ impl Probes {
             TraceSession::open(TraceTarget::Command(pid), std::slice::from_ref(&tasks), ring);
         let mut session = session.map_err(Unwatched::NotPermitted)?;
         let mut roles = vec![ProbeRole::Nothing];
-        // Events name the path by its address.
+        // The events have a pointer to the path, so it must stay allocated.
         let path = CString::new(plan.path.as_os_str().as_bytes()).unwrap_or_default();
         let path: &'static CStr = Box::leak(path.into_boxed_c_str());
         let name = format!("functions of {}", plan.path.display());
@@ -335,7 +336,7 @@ impl Probes {
         Ok(probes)
     }
 
-    /// Processes the kernel's records, waiting for them at most this long.
+    /// Processes the kernel's records, for which it waits for at most `at_most`.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -364,7 +365,8 @@ impl Probes {
         Ok(())
     }
 
-    /// Ends what other programs have taken the place of, and children that are gone.
+    /// Ends the recordings of processes that have executed another program, and of ended children
+    /// whose PID was reused.
     fn settle(&mut self) -> Result<(), crate::HeapError> {
         for mut one in std::mem::take(&mut self.watched.replaced) {
             let is_first = one.pid == self.first;
@@ -381,7 +383,7 @@ impl Probes {
         Ok(())
     }
 
-    /// Name of the file of another process; a free name.
+    /// Name of the file of another process, which may exist already.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
@@ -515,7 +517,7 @@ fn sampling(carries: Carries) -> Sampling {
     }
 }
 
-/// The number of the PMU.
+/// PMU type of uprobes; `None` if the kernel does not list it.
 fn kind() -> Option<PerfType> {
     let text = fs::read_to_string(Path::new("/sys/bus/event_source/devices/uprobe/type")).ok()?;
     text.trim().parse().ok().map(PerfType)

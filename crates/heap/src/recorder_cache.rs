@@ -1,6 +1,6 @@
-//! The recorder's file, kept from run to run: what a recorded program executes looks for it also
-//! after pagewise has ended, and where it is not there any more the loader writes a complaint into
-//! the standard error of whoever runs then.
+//! The recorder's file, which stays after a run: the children of a recorded program load it by
+//! `LD_PRELOAD` even after pagewise has ended. If the file were gone, the loader would print an
+//! error to their standard error.
 //!
 //! ```text
 //!  $XDG_CACHE_HOME/pagewise/  or  ~/.cache/pagewise/  or, for root only,  /var/cache/pagewise/
@@ -23,9 +23,9 @@ use crate::run_dir::takes_programs;
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Resolution of the last-use time of a file.
 const NOTED: Duration = Duration::from_secs(24 * 60 * 60);
-/// Others can write.
+/// Write permission of the group and of others.
 const WRITABLE: u32 = 0o022;
-/// Only who owns a file in it can remove it.
+/// Sticky bit of a folder: only the owner of a file in it can remove the file.
 const STICKY: u32 = 0o1000;
 
 /// Permanent path of a file with these contents; `name` is derived from them. `None` without a
@@ -35,7 +35,7 @@ pub(crate) fn keep(contents: &[u8], name: &str) -> Option<PathBuf> {
     bases(uid).into_iter().find_map(|base| keep_in(&base, uid, contents, name).ok().flatten())
 }
 
-/// Folders for what can be made again.
+/// The user's cache folders.
 fn bases(uid: u32) -> Vec<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let set = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
@@ -84,7 +84,7 @@ fn keep_in(base: &Path, uid: u32, contents: &[u8], name: &str) -> io::Result<Opt
 /// Creates a folder if it is missing; returns true if only this user can write to it.
 fn folder_of(path: &Path, uid: u32) -> io::Result<bool> {
     match DirBuilder::new().mode(0o755).create(path) {
-        // Whatever bits are masked: programs that run as others load the file, too.
+        // Independent of the umask: programs that run as other users load the file, too.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
@@ -93,13 +93,13 @@ fn folder_of(path: &Path, uid: u32) -> io::Result<bool> {
     Ok(of.is_dir() && of.uid() == uid && of.mode() & WRITABLE == 0)
 }
 
-/// True if users without rights of their own can come to a folder.
+/// True if every user can enter a folder.
 fn all_can_enter(folder: &Path) -> bool {
     const ENTER: u32 = 0o001;
     folder.ancestors().all(|path| fs::metadata(path).is_ok_and(|of| of.mode() & ENTER != 0))
 }
 
-/// True if a file is ours alone to write, for all to read, and has these contents.
+/// True if only this user can write a file, all users can read it, and it has these contents.
 fn holds(path: &Path, uid: u32, contents: &[u8]) -> bool {
     const READABLE: u32 = 0o444;
     let Ok(of) = fs::symlink_metadata(path) else { return false };
@@ -108,17 +108,17 @@ fn holds(path: &Path, uid: u32, contents: &[u8]) -> bool {
         return false;
     }
     let mut found = Vec::with_capacity(contents.len());
-    // One byte more than there should be would show.
+    // One more byte reveals a longer file.
     let read = File::open(path)
         .and_then(|file| file.take(contents.len() as u64 + 1).read_to_end(&mut found));
     read.is_ok() && found == contents
 }
 
-/// Writes a file beside its place and moves it there: others load the whole file or the one that
-/// was there.
+/// Writes a file under another name and renames it, so that other processes load either the old or
+/// the complete new file.
 fn write(folder: &Path, path: &Path, contents: &[u8]) -> io::Result<()> {
     let new = folder.join(format!("{NAME}.{}", std::process::id()));
-    // Left by one of the same number that was killed.
+    // A killed process with the same PID may have left it.
     let _ = fs::remove_file(&new);
     let written = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?;
@@ -133,7 +133,7 @@ fn write(folder: &Path, path: &Path, contents: &[u8]) -> io::Result<()> {
     result
 }
 
-/// The time of last change is that of last use: the contents do not change.
+/// The modification time is the time of last use, since the contents do not change.
 fn note_use(path: &Path, now: SystemTime) {
     let is_old = |path: &Path| Some(now.duration_since(fs::metadata(path).ok()?.modified().ok()?));
     if is_old(path).is_some_and(|age| age.is_ok_and(|age| age > NOTED)) {
@@ -166,7 +166,7 @@ fn remove_unused(all: &Path, name: &str, uid: u32, now: SystemTime) {
                 let _ = fs::remove_file(file.path());
             }
         }
-        // Only where nothing is left in it.
+        // This fails if the folder is not empty.
         let _ = fs::remove_dir(&folder);
     }
 }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_written_once_and_again_where_it_was_changed() {
+    fn a_file_is_written_once_and_again_if_it_was_changed() {
         let base = base();
         let path = kept(base.path(), b"contents", "00ff").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"contents");

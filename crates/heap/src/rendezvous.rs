@@ -26,29 +26,29 @@ use crate::guest_dir::GuestDir;
 use crate::library::{NAME, RecorderLibrary};
 use crate::run_dir::{RunDir, SECRET, random_name};
 
-/// The folder of a meeting.
+/// Folder of a rendezvous socket.
 #[derive(Debug)]
 enum MeetingFolder {
     Own(RunDir),
     /// In the root of a process that does not see ours.
     Guest(GuestDir),
-    /// Removed: the one process that was awaited has come.
+    /// Removed, since the one expected process has connected.
     Removed,
 }
 
-/// The folder, which goes with this, and the recorder's file.
+/// A rendezvous socket. Dropping the value removes its folder.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     folder: MeetingFolder,
     socket: PathBuf,
     recorder: PathBuf,
     uid: u32,
-    /// A user whose processes may come, too.
+    /// Another user whose processes may connect.
     guest: Option<u32>,
 }
 
 impl Meeting {
-    /// Makes the folder and the socket, and sees that the recorder's file is somewhere.
+    /// Makes the folder and the socket, and makes the recorder's file available.
     pub(crate) fn open(library: &RecorderLibrary) -> Result<(Meeting, UnixListener), HeapError> {
         Meeting::make(library).map_err(HeapError::Socket)
     }
@@ -77,7 +77,7 @@ impl Meeting {
         Ok((Meeting { folder, socket, recorder, uid, guest: None }, listener))
     }
 
-    /// The same in the root of a process: the paths are those that it uses.
+    /// The same in the root directory of a process. The paths are valid in that root.
     pub(crate) fn open_in_root(
         library: &RecorderLibrary,
         root: &ProcRoot,
@@ -116,9 +116,9 @@ impl Meeting {
         &self.recorder
     }
 
-    /// Lets another user's processes come.
+    /// Permits another user's processes to connect.
     pub(crate) fn invite(&mut self, uid: u32) -> Result<(), HeapError> {
-        // Root's is open to whoever knows its name.
+        // Every process that knows the name can connect to root's socket.
         if self.uid != 0 {
             let is_given = match &self.folder {
                 MeetingFolder::Own(folder) => [&self.socket, folder.path()]
@@ -133,9 +133,9 @@ impl Meeting {
         Ok(())
     }
 
-    /// Accepts those who have connected, for a bounded time: processes of our user and of one that
-    /// was let in, and what we have started, whoever it has become. Others are dropped. False where
-    /// none can be accepted at present.
+    /// Accepts clients for a bounded time: processes of our user and of the invited user, and
+    /// descendants of pagewise and of the first process, whatever their user is. Other connections
+    /// are dropped. Returns false if no connection can be accepted at present.
     ///
     /// `first` is the process that is waited for, if there is one.
     pub(crate) fn accept(
@@ -191,7 +191,7 @@ impl Meeting {
         settings
     }
 
-    /// The variables that a program is to have in its environment, beside ours.
+    /// Environment variables for the program, in addition to those of this process.
     pub(crate) fn environment(&self, words: &str) -> Vec<(OsString, OsString)> {
         // Other preloaded libraries stay, except for another recorder: two would hook each other.
         let mut preload = self.recorder.clone().into_os_string();
@@ -207,17 +207,18 @@ impl Meeting {
     }
 }
 
-/// Connections that are accepted at a time, and for how long: others wait in the kernel.
+/// Maximum number of connections that are accepted at a time, and the time for it. Others wait in
+/// the kernel.
 const MAX_ACCEPTED: usize = 256;
 const MAX_ACCEPTING: Duration = Duration::from_millis(5);
-/// Clients that are waited for at a time, and of those of one process.
+/// Maximum number of clients with incomplete requests, and of those of one process.
 const MAX_CLIENTS: usize = 64;
 const MAX_CLIENTS_OF_A_PROCESS: usize = 4;
 
 /// Rank of a client: of those that send nothing, the lowest are dropped first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    /// Any process of a user that may come.
+    /// Any process of a user that may connect.
     Stranger,
     /// A process that we have started, or that the first one has.
     Ours,
@@ -227,7 +228,7 @@ pub(crate) enum Rank {
 
 impl Rank {
     /// Time limit for a client's request. A recorder connects before it makes its tables, which
-    /// takes a process long that signals interrupt all the time on a busy machine.
+    /// takes long on a busy machine if signals interrupt the process constantly.
     const fn limit(self) -> Duration {
         match self {
             Rank::Stranger => Duration::from_secs(1),
@@ -240,20 +241,20 @@ impl Rank {
 #[derive(Debug)]
 pub(crate) struct Client {
     stream: UnixStream,
-    /// The process, as the kernel says.
+    /// PID from the kernel's credentials of the connection.
     pub(crate) pid: u32,
     rank: Rank,
     since: Instant,
     /// Bytes received so far.
     pub(crate) bytes: Vec<u8>,
-    /// The file that came with it.
+    /// File descriptor that came with the request.
     pub(crate) file: Option<OwnedFd>,
 }
 
 /// Result of receiving from a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// It has not said all.
+    /// The request is not complete.
     More,
     /// The request is complete, but cannot be served at present.
     Later,
@@ -262,8 +263,8 @@ pub(crate) enum Heard {
 }
 
 impl Client {
-    /// Takes what has come, without waiting: up to `length` bytes in all. False where the client is
-    /// gone or broken.
+    /// Receives the available bytes without waiting, up to `length` in all. Returns false if the
+    /// client has gone or the connection is broken.
     pub(crate) fn receive(&mut self, length: usize) -> bool {
         while self.bytes.len() < length {
             let mut piece = [0; 4 << 10];
@@ -282,7 +283,7 @@ impl Client {
         true
     }
 
-    /// Answers. It is one byte, for which there is room.
+    /// Sends the answer. It is one byte, which always fits into the socket's buffer.
     pub(crate) fn answer(&self, byte: u8) {
         let _ = (&self.stream).write_all(&[byte]);
     }
@@ -316,15 +317,16 @@ impl Clients {
         self.0.push(client);
     }
 
-    /// Takes all out, the highest rank and the oldest first; who is to be waited for is put
-    /// [`back`](Clients::back).
+    /// Takes all clients, those of the highest rank and the oldest first. The caller puts those
+    /// with incomplete requests [`back`](Clients::back).
     pub(crate) fn all(&mut self) -> Vec<Client> {
         let mut all = std::mem::take(&mut self.0);
         all.sort_by_key(|client| std::cmp::Reverse(client.rank));
         all
     }
 
-    /// Waits further for one, unless it is late.
+    /// Keeps a client whose request is not answered yet, unless an incomplete request exceeds its
+    /// time limit.
     pub(crate) fn back(&mut self, client: Client, heard: Heard) {
         if heard == Heard::Later || heard == Heard::More && !client.is_late() {
             self.0.push(client);
@@ -337,7 +339,7 @@ impl Clients {
     }
 }
 
-/// Receives bytes, and the file that comes with them; how many bytes came.
+/// Receives bytes and the file that comes with them. Returns the number of bytes.
 fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -350,9 +352,10 @@ fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<O
     Ok((received.bytes, files.flatten().next()))
 }
 
-/// True if one of these processes has started a process, or what started it.
+/// True if a process is one of `ancestors` or descends from one of them.
 fn descends_from(mut pid: u32, ancestors: &[u32]) -> bool {
-    /// A parent that ends meanwhile leaves its number to others: no chain is followed for ever.
+    /// Limit of the chain: a parent that ends meanwhile may leave its PID to another process, even
+    /// to a descendant.
     const MAX_ANCESTORS: usize = 64;
     let root = ProcRoot::live();
     for _ in 0..MAX_ANCESTORS {
@@ -368,18 +371,18 @@ fn descends_from(mut pid: u32, ancestors: &[u32]) -> bool {
     false
 }
 
-/// A meeting with a thread that answers who comes; it ends with this.
+/// A rendezvous socket with a thread that answers the clients. Dropping the value ends the thread.
 #[derive(Debug)]
 pub(crate) struct Answered {
     meeting: Arc<Meeting>,
-    /// Shut down where the thread is to end.
+    /// Shut down to end the thread.
     ends: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Answered {
-    /// Starts an answer without waiting: `answer` receives the available bytes of a client's
-    /// request.
+    /// Starts the thread, which calls `answer` with each client. `answer` receives the available
+    /// bytes of the client's request, and must not wait.
     pub(crate) fn open(
         library: &RecorderLibrary,
         mut answer: impl FnMut(&mut Client) -> Heard + Send + 'static,
@@ -404,15 +407,16 @@ impl Answered {
         Ok(Answered { meeting, ends, thread: Some(thread) })
     }
 
-    /// The variables that a program is to have in its environment, beside ours.
+    /// Environment variables for the program, in addition to those of this process.
     pub(crate) fn environment(&self, words: &str) -> Vec<(OsString, OsString)> {
         self.meeting.environment(words)
     }
 }
 
-/// Waits until there is something to do; false where it is to end.
+/// Waits for a connection or for bytes of a client. Returns false if the thread is to end.
 fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: &Clients) -> bool {
-    /// Between looks at those who wait for room, and where no connection can be accepted.
+    /// Time between polls while requests are incomplete or not answered, and while no connection
+    /// can be accepted.
     const POLL_NANOS: i64 = 20_000_000;
     let mut wanted = vec![PollFd::new(ended, PollFlags::IN)];
     let mut is_soon = !can_accept;
@@ -427,7 +431,7 @@ fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: 
     }
     let timeout = match is_soon {
         true => Timespec { tv_sec: 0, tv_nsec: POLL_NANOS },
-        // Those who say nothing go when their time is over.
+        // Clients that send nothing are dropped at their time limit.
         false => Timespec { tv_sec: 1, tv_nsec: 0 },
     };
     let _ = poll(&mut wanted, Some(&timeout));
@@ -436,7 +440,7 @@ fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: 
 
 impl Drop for Answered {
     fn drop(&mut self) {
-        // Processes that were forked meanwhile have it open, too.
+        // A forked process may have the descriptor open, too, so closing it would not be enough.
         let _ = self.ends.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -502,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn answering_ends_also_where_its_descriptors_were_inherited() {
+    fn answering_ends_even_if_its_descriptors_were_inherited() {
         let library = RecorderLibrary::File("/dev/null".into());
         let answered = Answered::open(&library, |_| Heard::Done).unwrap();
         let inherited = answered.ends.try_clone().unwrap();
@@ -511,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn late_processes_are_killed() {
+    fn late_clients_are_dropped() {
         let mut clients = Clients::default();
         let (mut late, _late) = client(7, Rank::First);
         late.since = Instant::now().checked_sub(late.rank.limit() * 2).unwrap();

@@ -1,4 +1,4 @@
-//! Folders for the time of one run, and what is left of runs that were killed.
+//! Temporary folders of a run, and the removal of those that killed runs have left.
 //!
 //! The process that creates a folder locks a file in it; the kernel releases the lock when the last
 //! process that has the file open ends. A folder whose lock is free is unused.
@@ -19,15 +19,14 @@ use crate::library::NAME;
 pub(crate) const PREFIX: &str = "pagewise-heap-";
 /// The file that is locked.
 pub(crate) const LOCK: &str = "lock";
-/// Bytes of a path to which the folder's name and the socket's can be added: a socket's has 107 at
-/// most.
+/// Maximum bytes of the path of the folder above, so that the socket's path has at most 107 bytes.
 const MAX_PATH_BYTES: usize = 107 - PREFIX.len() - "/".len() - LETTERS - "/".len() - SECRET;
-/// Letters of a name of 5 bits each that make a folder's name its own.
+/// Number of random letters in a folder's name, of 5 bits each.
 pub(crate) const LETTERS: usize = 8;
 /// Number of random letters of a name: 130 bits.
 pub(crate) const SECRET: usize = 26;
 
-/// A folder of ours alone; it goes with this.
+/// A folder that only this user can access. Dropping the value removes it.
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
@@ -35,7 +34,8 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Makes one where files can be executed, and removes those that killed runs have left.
+    /// Makes a folder in which files can be executed, and removes those that killed runs have left
+    /// beside it.
     pub(crate) fn make() -> io::Result<RunDir> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         // `TMPDIR` may name a folder that another root lacks.
@@ -43,7 +43,7 @@ impl RunDir {
         let bases = [Some(std::env::temp_dir()), runtime].into_iter().chain(usual);
         let mut first = None;
         for base in bases.flatten() {
-            // A socket's path is short, and recorders have little room to read it in.
+            // The kernel limits a socket's path, and recorders have a small buffer for it.
             let is_short = base.as_os_str().len() <= MAX_PATH_BYTES;
             if !base.is_absolute() || !is_short || !takes_programs(&base) {
                 continue;
@@ -78,9 +78,8 @@ impl Drop for RunDir {
     }
 }
 
-/// True if programs can load a file in a folder: its path is plain, for the loader separates paths
-/// by colons and blanks and puts words in the place of others after a dollar sign, and files may be
-/// executed.
+/// True if programs can load a file in a folder by `LD_PRELOAD`: files can be executed, and the
+/// path has no colon, blank or dollar sign, which the loader would interpret.
 pub(crate) fn takes_programs(folder: &Path) -> bool {
     let taken_apart = |byte: &u8| matches!(byte, b':' | b' ' | b'$');
     let is_plain = !folder.as_os_str().as_bytes().iter().any(taken_apart);
@@ -88,7 +87,7 @@ pub(crate) fn takes_programs(folder: &Path) -> bool {
     is_plain && !statvfs(folder).is_ok_and(refuses)
 }
 
-/// A name by chance, of 5 bits a letter.
+/// A random name, with 5 bits a letter.
 ///
 /// # Errors
 /// Returns an error if the kernel provides no random numbers.
@@ -155,8 +154,8 @@ fn remove_left(base: &Path) {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
-        // The lock goes last: while it is there, another does not take the folder for one that is
-        // being made.
+        // The lock file goes last: a folder without one counts as one that is being made, and
+        // stays.
         for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|it| it.is_socket()) {
                 let _ = fs::remove_file(entry.path());

@@ -1,5 +1,6 @@
-//! Calls of a running process's own functions, made by one of its threads that is stopped where it
-//! holds no lock that they need (`judge`), on a stack of ours (`room`).
+//! Calls of a running process's own functions by one of its threads. The thread is stopped at a
+//! point at which it holds no lock that the functions need (`judge`), and makes the calls on a
+//! stack that pagewise maps (`room`).
 
 mod judge;
 mod mallocs;
@@ -23,12 +24,12 @@ pub(crate) use judge::Judge;
 pub(crate) use mallocs::Mallocs;
 pub(crate) use room::{CallRoom, ProcessFunction};
 
-/// For how long threads are asked for one that may make a call.
+/// Time limit of the search for a thread that may make a call.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// Threads that are stopped once before one is chosen, so that the files of their code are read
-/// while none waits.
+/// Number of threads that are stopped once before one is chosen, so that the files of their code
+/// are read while none is stopped.
 const FIRST_THREADS: usize = 16;
-/// The longest time that a function on one more thread may run until it is left to itself.
+/// Time after which a function on a new thread is left to run by itself.
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 /// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 1 << 20;
@@ -40,10 +41,10 @@ pub enum CallRefused {
     /// A call would harm it, or is not possible.
     #[error("{0}")]
     Unfit(String),
-    /// No thread was where it may make the call.
+    /// No thread reached a point at which it may make the call.
     #[error("in {} s none of its threads was outside its allocator and the C library", .0.as_secs())]
     NeverSafe(Duration),
-    /// Its threads could not be stopped, or made no call.
+    /// The threads could not be stopped, or could not be made to make the call.
     #[error(transparent)]
     Remote(#[from] RemoteError),
 }
@@ -56,7 +57,7 @@ pub struct SafeCalls {
     mallocs: Mallocs,
 }
 
-/// Decides about the stacks of stopped threads. It belongs to the thread that stops them.
+/// Checks the stacks of stopped threads. It is used by the thread that stops them.
 #[derive(Debug)]
 pub struct StackJudge<'a> {
     root: &'a ProcRoot,
@@ -84,7 +85,8 @@ pub struct FunctionCall {
     pub text: Option<&'static str>,
     /// The arguments.
     pub arguments: [u64; 5],
-    /// The time that the function may wait for a lock, for one that holds nothing meanwhile.
+    /// Time limit of the function's wait for a lock. `None` for a function that may hold another
+    /// lock meanwhile.
     pub lock_wait: Option<Duration>,
 }
 
@@ -120,7 +122,7 @@ impl SafeCalls {
     /// Functions of some names in the files that the process executes.
     ///
     /// # Errors
-    /// [`RemoteError::Gone`]
+    /// [`RemoteError::Gone`], if the process has ended.
     pub fn functions(&self, names: &[&'static str]) -> Result<Vec<FoundFunction>, CallRefused> {
         Ok(functions_in(&self.root, self.target.pid(), &self.target.mappings()?, names))
     }
@@ -146,12 +148,12 @@ impl SafeCalls {
         })
     }
 
-    /// Has the process run a function of its C library with one argument, on one more thread, so
-    /// that none of its own threads is missing meanwhile. The function must use no variable of a
-    /// thread but `errno`. Its value is not known afterwards: the result has 0.
+    /// Has the process run a function of its C library with one argument on a new thread, so that
+    /// all of its own threads run meanwhile. The function must use no thread-local variable but
+    /// `errno`. Its return value is not available: the result has 0.
     ///
-    /// `None` if the process has only one thread as far as its C library knows, which then takes no
-    /// locks; if the C library is not GNU's, or is linked statically.
+    /// `None` if the C library has only one thread registered, since it takes no locks then; also
+    /// if the C library is not GNU's, or is linked statically.
     ///
     /// # Errors
     /// [`CallRefused`], where it does not run.
@@ -166,7 +168,6 @@ impl SafeCalls {
         }
         let thread = FunctionThread::start(&self.target, function.address, argument, keeper)?;
         let (value, stopped) = match thread.wait(FUNCTION_LIMIT)? {
-            // The value is not known.
             true => (Ok(0), thread.unmap(keeper)),
             false => (Err(io::ErrorKind::TimedOut.into()), thread.leave()),
         };
@@ -177,7 +178,7 @@ impl SafeCalls {
     fn has_several_threads(&self) -> Result<bool, CallRefused> {
         /// glibc since 2.32.
         const IS_SINGLE: &[u8] = b"__libc_single_threaded";
-        /// Offset of `multiple_threads` in the data of each thread: before.
+        /// Offset of `multiple_threads` in the thread control block, before glibc 2.32.
         const SEVERAL: u64 = 24;
         if self.target.threads()?.len() < 2 {
             return Ok(false);
@@ -199,7 +200,7 @@ impl SafeCalls {
         Ok(is_read && several != [0; 4])
     }
 
-    /// A judge of stacks.
+    /// A [`StackJudge`] for this process.
     pub fn stack_judge(&self) -> StackJudge<'_> {
         let judge = Judge::new(&self.root, self.target.pid(), Mallocs::default());
         StackJudge { root: &self.root, target: &self.target, judge }
@@ -266,7 +267,7 @@ pub(crate) fn safe_thread(
 ) -> Result<Option<Tracee>, RemoteError> {
     let began = Instant::now();
     let mut pause = Duration::from_micros(100);
-    // Files are read before the threads are stopped.
+    // The first round stops threads only to read the files of their code.
     let mut is_first = true;
     while began.elapsed() < PATIENCE {
         let threads = target.threads()?;
@@ -294,7 +295,8 @@ pub(crate) fn safe_thread(
     Ok(None)
 }
 
-/// Makes a stopped thread ready for calls; false where it has no room on its stack.
+/// Prepares a stopped thread for remote calls; false if its stack has too little space, or if it is
+/// in a restartable sequence.
 pub(crate) fn is_ready(target: &RemoteProcess, thread: &mut Tracee) -> Result<bool, RemoteError> {
     match target.prepare(thread) {
         Ok(()) => Ok(true),
@@ -352,8 +354,8 @@ pub(crate) fn permits_calls(root: &ProcRoot, pid: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// `/proc/PID/status`, once no other process of this program traces the process any more: one that
-/// undoes the changes of a killed run is done in a moment.
+/// `/proc/PID/status`, once no other process of pagewise traces the process any more: a keeper that
+/// undoes the changes of a killed run takes only a moment.
 fn status_without_our_tracer(root: &ProcRoot, pid: u32) -> Vec<u8> {
     let own = program_file(root, std::process::id());
     let began = Instant::now();
@@ -378,14 +380,14 @@ pub(crate) fn is_libc(name: &Name) -> bool {
     file == b"libc.so.6" || (file.starts_with(b"libc-2.") && file.ends_with(b".so"))
 }
 
-/// Bytes of addresses that the recorder library takes in a process: it stays loaded after a
+/// Bytes of address space that the recorder library takes in a process. It stays loaded after a
 /// recording, since a thread may be about to return into it.
 pub fn recorder_addresses(root: &ProcRoot, pid: u32) -> Bytes {
     let text = root.read(Pid(pid), "maps").unwrap_or_default();
     let mappings = maps::parse(&text).mappings;
     let mut end = 0;
     let own = mappings.iter().filter(|mapping| {
-        // Right behind the pages of the file are its zero-filled variables, which have no name.
+        // The library's `.bss` follows the mappings of the file and has no name.
         let is_behind = mapping.inode == 0 && mapping.range.start == end;
         let is_own = is_recorder(&mapping.name);
         end = if is_own { mapping.range.end } else { 0 };

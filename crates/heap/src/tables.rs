@@ -21,7 +21,7 @@ use pagewise_proc::target_file::FileId;
 use pagewise_sys::remote::OpenMemory;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Pieces in which tables are read.
+/// Bytes of a table in one read.
 const PIECE: usize = 1 << 20;
 /// Number of attempts to read records that change during the reading.
 const TRIES: usize = 5;
@@ -58,7 +58,7 @@ impl TableSource for MappedTables {
     }
 }
 
-/// Tables of a process, which may be gone: they stay as it left them.
+/// Tables of a process. They stay as the process left them after it has ended.
 #[derive(Debug)]
 pub(crate) struct SharedTables<S = File> {
     source: S,
@@ -92,7 +92,7 @@ pub(crate) struct Logged {
     pub time: u64,
     pub address: u64,
     pub size: u64,
-    /// The site that allocated the block; none where it is freed.
+    /// The site that allocated the block; `None` if the entry is a free.
     pub site: Option<u32>,
 }
 
@@ -100,12 +100,12 @@ pub(crate) struct Logged {
 #[derive(Debug, Default)]
 pub(crate) struct NewLog {
     pub entries: Vec<Logged>,
-    /// From when to when entries were lost, if any were.
+    /// Times of the first and the last lost entry, if any.
     pub lost: Option<(u64, u64)>,
 }
 
 impl NewEntries {
-    /// Writes it down, before what may name it.
+    /// Writes the entries, which must precede all data that refers to them.
     pub(crate) fn write<W: Write>(&self, writer: &mut LogWriter<W>) -> io::Result<()> {
         writer.modules(&self.modules)?;
         writer.places(&self.places)?;
@@ -134,12 +134,13 @@ pub(crate) struct CountedState {
     pub live: Vec<LogAmount>,
     /// The epoch of the last peak.
     pub peak: u32,
-    /// More is live now than ever before.
+    /// True if more is live now than ever before.
     pub is_peak: bool,
     /// Bytes in mappings of their own that the allocator made for large blocks.
     pub mapped: u64,
-    /// Frees of blocks that were not seen allocated, with the bytes that the allocator had given
-    /// for them; none where not all are noticed, or blocks of this allocator do not say.
+    /// Frees of blocks whose allocation was not recorded, with the usable sizes of the blocks.
+    /// `None` with sampling, since most frees are not recorded then, and for allocators other than
+    /// glibc's.
     pub unknown_freed: Option<LogAmount>,
 }
 
@@ -162,7 +163,8 @@ fn sum(amounts: impl Iterator<Item = LogAmount>) -> LogAmount {
     })
 }
 
-/// Sums of a site's records, each of which means nothing alone.
+/// Sums of a site's records. One record alone means nothing, since a thread may free other threads'
+/// blocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct SiteRecordSum {
     allocated: LogAmount,
@@ -185,7 +187,7 @@ fn add(to: &mut LogAmount, more: LogAmount) {
     to.blocks = to.blocks.wrapping_add(more.blocks);
 }
 
-/// A sum that is below zero, as one can be that was read while blocks were freed, is nothing.
+/// Replaces a negative sum by 0: a sum that is read while blocks are freed may be negative.
 fn settled(amount: LogAmount) -> LogAmount {
     let settle = |value: u64| if value.cast_signed() < 0 { 0 } else { value };
     LogAmount { bytes: settle(amount.bytes), blocks: settle(amount.blocks) }
@@ -220,7 +222,8 @@ impl SharedTables {
     /// # Errors
     /// Returns an error if the tables have another version, or cannot be read.
     pub(crate) fn open(file: File) -> io::Result<SharedTables> {
-        // A memory file, which can be read without blocking, whoever sent it.
+        // Only memory files have seals. Such a file can be read without blocking, whatever process
+        // sent it.
         if rustix::fs::fcntl_get_seals(&file).is_err() {
             return Err(no_memory_file());
         }
@@ -230,7 +233,7 @@ impl SharedTables {
         SharedTables::checked(file)
     }
 
-    /// Answers in words of the header.
+    /// Writes words of the header that the recorder expects as an answer.
     pub(crate) fn answer(&self, number: usize, words: &[u64]) -> io::Result<()> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         self.source.write_all_at(&bytes, HEADER.place(number) as u64)
@@ -279,10 +282,11 @@ impl SharedTables {
         self.source.write_all_at(&value.to_ne_bytes(), (HEADER.at + number * 8) as u64)
     }
 
-    /// Everything that is counted. With `mark` the recorder keeps what is live at this moment, so
-    /// that all sites are as they were at one time; without, the process must have ended.
+    /// All counts. With `mark`, the recorder copies the live amount of each record before its next
+    /// change, so that all sites are read as of one time. Without `mark`, the process must have
+    /// ended.
     pub(crate) fn state(&mut self, mark: bool) -> io::Result<CountedState> {
-        // A copy belongs to a time point that was announced: sites without a mark have their
+        // Copies count only for an announced time point. Without `mark`, all sites have their
         // present values.
         self.moment = self.moment.wrapping_add(1);
         if mark {
@@ -427,8 +431,8 @@ impl<S: TableSource> SharedTables<S> {
         Ok(new)
     }
 
-    /// A layout without sites that were not handed out: the program has written into the map of its
-    /// blocks.
+    /// Removes the sites that [`SharedTables::news`] has not returned from a layout: the program
+    /// may have overwritten the map of its blocks.
     pub(crate) fn known_only(&self, mut layout: LogLayout) -> LogLayout {
         if let Some(pages) = &mut layout.pages {
             pages.pinned.retain(|it| (it.site as usize) < self.known.sites);
@@ -436,7 +440,7 @@ impl<S: TableSource> SharedTables<S> {
         layout
     }
 
-    /// The blocks of sites that were handed out.
+    /// The blocks of sites that [`SharedTables::news`] has returned.
     pub(crate) fn known_blocks(&self, mut blocks: Vec<LogBlock>) -> Vec<LogBlock> {
         blocks.retain(|block| (block.site as usize) < self.known.sites);
         blocks
@@ -500,11 +504,11 @@ impl<S: TableSource> SharedTables<S> {
             is_known.then_some(LogAmount { bytes: unknown_freed, blocks: unknown_frees });
         let peak_live = sum(sums.iter().map(|sum| settled(sum.at_peak)));
         let mut counts = LogCounts {
-            // There may be many: they stay where the sums were.
+            // There may be many sites, so they are converted in the memory of the sums.
             sites: sums.into_iter().map(|sum| sum.counted()).collect(),
             peak: peak_live,
-            // Each step reads one thread; several threads allocate and free up to this amount at a
-            // time.
+            // Each thread may allocate and free up to its credit before it updates the shared
+            // counters.
             peak_within: if most > 1 { most * 2 * CREDIT } else { 0 },
             unknown_frees,
             cut_stacks: self.head(header::CUT_STACKS)?,
@@ -515,10 +519,11 @@ impl<S: TableSource> SharedTables<S> {
         self.add_threads(&mut counts, by_thread)?;
         trim(&mut counts.sizes);
         trim(&mut counts.lifetimes);
-        // It may be below zero for a moment.
+        // The counter may be negative for a moment.
         let mapped = self.head(header::MAPPED)?.cast_signed().max(0).cast_unsigned();
         let now = sum(live.iter().copied());
-        // Copies are made on the way down. Without a descent the present values are the peak.
+        // The recorder makes copies at the first free after a peak. Before that, the present values
+        // are the peak.
         let is_peak = now.bytes > counts.peak.bytes;
         if is_peak {
             counts.peak = now;
@@ -558,7 +563,8 @@ impl<S: TableSource> SharedTables<S> {
                 },
                 freed: LogAmount { bytes: slot[thread::FREED], blocks: slot[thread::FREED + 1] },
             };
-            // The chunks of the first slot were counted by threads that have reported them.
+            // The chunks of slot 0 include counts of other threads that the slots of these threads
+            // have, too.
             if index > 0 {
                 add(&mut told.allocated, allocated);
                 add(&mut told.freed, freed);
@@ -574,7 +580,7 @@ impl<S: TableSource> SharedTables<S> {
         Ok(())
     }
 
-    /// Counts in the slots of threads, and those of ended threads.
+    /// Sum of the counts in all slots but slot 0.
     fn told(&self, slots: &[u8]) -> (LogAmount, LogAmount) {
         let mut both = (LogAmount::default(), LogAmount::default());
         for slot in slots.chunks_exact(THREADS.entry).skip(1) {
@@ -631,7 +637,7 @@ fn one(record: &[u64; record::SIZE / 8], peak: u32, moment: u32) -> SiteRecordSu
     }
 }
 
-/// A number without an entry would make a file that no reader accepts.
+/// Checks that all references are to existing entries: a reader refuses a file with others.
 fn check(new: &NewEntries, known: TableLengths, all: TableLengths) -> io::Result<()> {
     let wrong = |what: &str| {
         let words = format!("the program has written into the recorder's tables: {what}");

@@ -10,8 +10,8 @@ use flate2::write::DeflateEncoder;
 /// First bytes of a file. They reveal damage by a text editor, by a transfer as text, or by a cut
 /// at the first zero.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89pwheap\n";
-/// The version of the format. A reader takes no later one: what can be skipped is a new kind of
-/// frame, not a new version.
+/// The version of the format. A reader refuses later versions. Data that a reader can ignore needs
+/// a new kind of frame, but no new version.
 pub(crate) const VERSION: u8 = 1;
 
 /// Kinds of frames.
@@ -30,7 +30,7 @@ pub(crate) mod kind {
     pub(crate) const BLOCKS: u8 = 12;
 }
 
-/// More than a reader takes: a file that says so is broken, or made to harm.
+/// Limits of a reader: a file that exceeds one is damaged or hostile.
 pub(crate) mod limit {
     /// Bytes in a frame, also once unpacked.
     pub(crate) const FRAME: u64 = 1 << 26;
@@ -39,14 +39,14 @@ pub(crate) mod limit {
     pub(crate) const NODES: usize = 1 << 24;
     pub(crate) const SITES: usize = 1 << 21;
     pub(crate) const MOMENTS: usize = 1 << 20;
-    /// Sites in the trees of all moments.
+    /// Sites in the trees and layouts of all time points.
     pub(crate) const LEAVES: usize = 1 << 23;
     pub(crate) const LAYOUTS: usize = 1 << 13;
     /// Live blocks at the end.
     pub(crate) const BLOCKS: usize = crate::recording::MAX_BLOCKS;
-    /// Arenas and the like at one time.
+    /// Areas in a layout.
     pub(crate) const AREAS: usize = 1 << 14;
-    /// As many sites of trees as an area counts for.
+    /// Number of sites, by the limit `LEAVES`, that an area counts as.
     pub(crate) const AREA_LEAVES: usize = 8;
     pub(crate) const THREADS: usize = 1 << 16;
     /// Words of a command, and cells of a histogram.
@@ -55,7 +55,7 @@ pub(crate) mod limit {
     pub(crate) const TEXT: usize = 1 << 20;
 }
 
-/// Why something in a file is not as it must be.
+/// Reason why data of a file is invalid.
 pub(crate) type Bad = &'static str;
 
 /// Bytes of a frame's payload, as they are written.
@@ -67,7 +67,7 @@ impl Out {
         self.0.push(byte);
     }
 
-    /// Seven bits a byte, the low ones first; the top bit says that more follow.
+    /// Seven bits a byte, the low ones first; the top bit is set if another byte follows.
     pub(crate) fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.byte(number.to_le_bytes()[0] | 0x80);
@@ -182,15 +182,15 @@ impl<'a> In<'a> {
 /// A frame that was read, or the reason of its absence.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Its kind, its payload, and how many bytes of the file it took.
+    /// Its kind, its payload, and the number of bytes that it takes in the file.
     Frame(u8, Vec<u8>, u64),
-    /// The file ends where a frame does.
+    /// The file ends after a complete frame.
     Nothing,
     /// The following bytes are not a complete frame.
     Broken(Bad),
 }
 
-/// The checksum of a frame: CRC-32 of its head and of what is stored.
+/// The checksum of a frame: CRC-32 of its head and of its stored payload.
 fn checksum(head: &[u8], stored: &[u8]) -> [u8; 4] {
     let mut crc = Crc::new();
     crc.update(head);
@@ -200,7 +200,7 @@ fn checksum(head: &[u8], stored: &[u8]) -> [u8; 4] {
 
 /// A frame as bytes, packed where that makes it smaller.
 pub(crate) fn frame(kind: u8, payload: &[u8]) -> io::Result<Vec<u8>> {
-    /// Less cannot become smaller.
+    /// Shorter payloads do not become smaller.
     const WORTH_IT: usize = 64;
     let packed = if payload.len() >= WORTH_IT {
         let mut encoder = DeflateEncoder::new(Vec::new(), flate2::Compression::new(7));
@@ -263,7 +263,7 @@ pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
         return Ok(Next::Frame(head[0], stored, took));
     }
     let mut payload = Vec::new();
-    // One byte more than it says would show.
+    // One byte more than stated reveals a longer payload.
     let unpacked = DeflateDecoder::new(&stored[..]).take(length + 1).read_to_end(&mut payload);
     Ok(match unpacked {
         Ok(_) if payload.len() as u64 == length => Next::Frame(head[0], payload, took),
@@ -271,7 +271,7 @@ pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
     })
 }
 
-/// Reads as many bytes as there is room for; whether there were as many.
+/// Fills `room`; returns false if the input ends before that.
 pub(crate) fn fill(input: &mut impl Read, room: &mut [u8]) -> io::Result<bool> {
     match input.read_exact(room) {
         Ok(()) => Ok(true),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_is_of_what_can_follow() {
+    fn a_count_that_the_payload_cannot_hold_is_refused() {
         assert_eq!(In(&[2, 0, 0]).count(1, 9), Ok(2));
         assert!(In(&[3, 0, 0]).count(1, 9).is_err());
         assert!(In(&[2, 0, 0]).count(2, 9).is_err());

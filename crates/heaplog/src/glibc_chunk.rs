@@ -41,8 +41,8 @@ pub const fn behind_mapped(block: u64, word: u64) -> u64 {
     block.wrapping_sub(HEADER).wrapping_add(size(word)) & UNIT
 }
 
-/// Usable bytes of a block in use, by its address and the size word of its chunk; the result means
-/// nothing for a word that is not one.
+/// Usable bytes of a block in use, by its address and the size word of its chunk. For any other
+/// word the result is meaningless.
 #[inline(always)]
 pub const fn room(block: u64, word: u64) -> u64 {
     let outside = if is_mapped(word) { HEADER - behind_mapped(block, word) / 2 } else { 8 };

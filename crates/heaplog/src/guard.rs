@@ -1,15 +1,15 @@
 //! Messages of a guard in a program to its listener: words on a Unix socket.
 //!
 //! A guard connects anew for each message, sends it, and waits for one byte
-//! ([`crate::tables::greeting::YES`]) before it goes on. All that a message speaks of is in it, so
-//! that it can be read when the program is gone. Words are of 8 bytes in the machine's own order.
-//! Each message begins with the words of [`word`] up to [`word::TIME`].
+//! ([`crate::tables::greeting::YES`]) before it goes on. A message contains all that it refers to,
+//! so that it can be read after the program has ended. Words have 8 bytes in the machine's byte
+//! order. Each message begins with the words of [`word`] up to [`word::TIME`].
 //!
-//! A message of [`kind::BUG`] goes on behind [`word::BUG_WORDS`] with modules, each of five words
-//! ([`module`]) and its path and build ID, each filled up to whole words; then with frames, each
-//! two words: the address, with [`crate::tables::INTERRUPTED`] where it is an instruction's own and
-//! not where a call returns to, and the module's number plus 1 (0 for none). The frames are those
-//! of the three call stacks, one behind the other, the innermost call first.
+//! A message of [`kind::BUG`] has modules after its first [`word::BUG_WORDS`] words: each has five
+//! words ([`module`]), its path and its build ID, both padded to whole words. Then come the frames
+//! of the three call stacks, one stack after the other, the innermost call first. Each frame has
+//! two words: the address, with [`crate::tables::INTERRUPTED`] if it is an interrupted instruction
+//! and not a return address, and the module's number plus 1 (0 for none).
 
 /// The first word: `pwguard` and the version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pwguard\x03");
@@ -24,11 +24,11 @@ pub const MAX_MODULES: usize = 64;
 pub mod kind {
     /// A process begins to be guarded.
     pub const HELLO: u64 = 1;
-    /// Something is wrong.
+    /// The process has a memory error.
     pub const BUG: u64 = 2;
-    /// A process ends in order.
+    /// A process ends normally.
     pub const END: u64 = 3;
-    /// A descriptor comes with it (`SCM_RIGHTS`), to be held until the process ends.
+    /// The message carries a descriptor (`SCM_RIGHTS`), to be held until the process ends.
     pub const HOLD: u64 = 4;
 }
 
@@ -49,7 +49,7 @@ pub mod word {
     pub const PARENT: usize = 5;
     /// Method of making pages inaccessible: [`super::means`].
     pub const MEANS: usize = 6;
-    /// Words of it.
+    /// Number of words of such a message.
     pub const HELLO_WORDS: usize = 7;
 
     /// Words of [`super::kind::HOLD`].
@@ -57,11 +57,11 @@ pub mod word {
 
     /// In [`super::kind::END`]: number of guarded objects.
     pub const GUARDED: usize = 5;
-    /// Objects that were not, for want of room.
+    /// Objects that were not guarded, because the guard's memory was full.
     pub const LEFT_OUT: usize = 6;
-    /// Most bytes of memory in guarded objects at a time.
+    /// Maximum bytes of memory in guarded objects at a time.
     pub const PEAK_BYTES: usize = 7;
-    /// Words of it.
+    /// Number of words of such a message.
     pub const END_WORDS: usize = 8;
 
     /// In [`super::kind::BUG`]: the thread.
@@ -90,9 +90,9 @@ pub mod word {
     pub const ALLOCATION_FRAMES: usize = 17;
     /// Number of frames of the stack of the free.
     pub const FREE_FRAMES: usize = 18;
-    /// 1 where the program goes on.
+    /// 1 if the program continues.
     pub const GOES_ON: usize = 19;
-    /// By which kind of function the object was made: [`super::made_by`].
+    /// Kind of the function that allocated the object: [`super::made_by`].
     pub const MADE_BY: usize = 20;
     /// In [`super::bug::MISMATCH`]: the family that freed it.
     pub const FREED_AS: usize = 21;
@@ -106,7 +106,7 @@ pub mod word {
 pub mod module {
     /// Its first address.
     pub const START: usize = 0;
-    /// Behind its last.
+    /// Its end address (exclusive).
     pub const END: usize = 1;
     /// Difference between an address and the file's own.
     pub const BIAS: usize = 2;
@@ -114,7 +114,7 @@ pub mod module {
     pub const PATH_LENGTH: usize = 3;
     /// The length of its build ID.
     pub const BUILD_ID_LENGTH: usize = 4;
-    /// Words of these.
+    /// Number of these words.
     pub const WORDS: usize = 5;
 }
 
@@ -143,12 +143,12 @@ pub mod bug {
     pub const INVALID_FREE: u64 = 5;
     /// An access to guarded memory where no object ever was.
     pub const WILD: u64 = 6;
-    /// An object is freed by a function that does not go with the one that made it, or as one of
+    /// An object is freed by a function that does not match the one that allocated it, or with
     /// another size.
     pub const MISMATCH: u64 = 7;
     /// An access to memory that is not guarded, which ends the program by SIGSEGV.
     pub const FAULT: u64 = 8;
-    /// One that ends it by SIGBUS.
+    /// An access that ends the program by SIGBUS.
     pub const BUS_FAULT: u64 = 9;
 }
 

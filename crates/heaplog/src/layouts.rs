@@ -1,5 +1,5 @@
-//! Contents of frames of layouts and of live blocks: writing, and beside it reading. Each frame is
-//! independent.
+//! Payloads of layout frames and of live block frames: writers, and beside each its reader. Each
+//! frame is independent.
 
 use crate::format::{Bad, In, Out, limit};
 use crate::recording::{
@@ -7,7 +7,7 @@ use crate::recording::{
 };
 use crate::shapes::CodecState;
 
-/// Which numbers of an area are known.
+/// Bit flags of the known values of an area.
 mod known {
     pub(super) const RESIDENT: u8 = 1;
     pub(super) const LIVE: u8 = 2;
@@ -119,7 +119,7 @@ pub(crate) fn write_blocks(out: &mut Out, blocks: &[LogBlock]) {
 }
 
 impl CodecState {
-    /// Reads blocks behind those that were read before.
+    /// Appends the blocks of a frame, whose addresses must be above all earlier ones.
     pub(crate) fn read_blocks(
         &self,
         input: &mut In<'_>,
@@ -148,7 +148,7 @@ impl CodecState {
             unclear: input.number()?,
             ..LogLayout::default()
         };
-        /// The bytes that an area takes at least.
+        /// Minimum bytes of an area.
         const AREA: usize = 5;
         let count = input.count(AREA, limit::AREAS)?;
         self.leaves += count * limit::AREA_LEAVES;

@@ -1,9 +1,9 @@
 //! Recordings of a heap over time.
 //!
-//! While a program runs, a recorder inside it counts what is allocated by call stack, in memory
-//! that it shares with who looks on. A collector outside reads these tables from time to time and
-//! adds what is new to a file. A [`LogRecording`] is what such a file says: addresses and numbers,
-//! as they were, of which nothing is looked up yet.
+//! While a program runs, a recorder inside it counts allocations by call stack, in memory that it
+//! shares with a collector. The collector reads these tables from time to time and appends new
+//! entries to a file. A [`LogRecording`] is the content of such a file: raw addresses and numbers,
+//! without names of functions.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "file")]

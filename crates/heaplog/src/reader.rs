@@ -40,7 +40,7 @@ pub enum LogError {
     Other,
     /// It is of a later version of the format.
     Later(u8),
-    /// It is broken at its beginning: what was recorded is not known.
+    /// It is damaged at its beginning, so that the recorded process is unknown.
     Broken(&'static str),
 }
 
@@ -77,7 +77,7 @@ impl From<io::Error> for LogError {
 /// Reads a file from its beginning to its end, or to where it is broken.
 ///
 /// # Errors
-/// [`LogError`], where not even its beginning can be read.
+/// [`LogError`], if not even the beginning of the file can be read.
 pub fn read(input: impl Read) -> Result<LogFile, LogError> {
     let mut input = io::BufReader::new(input);
     let mut offset = head(&mut input)?;
@@ -106,7 +106,7 @@ pub fn read(input: impl Read) -> Result<LogFile, LogError> {
     }
 }
 
-/// Reads what each file begins with, and how many bytes that is.
+/// Checks the magic number and the version of a file. Returns their length in bytes.
 fn head(input: &mut impl Read) -> Result<u64, LogError> {
     let mut head = [0; MAGIC.len() + 1];
     if !format::fill(input, &mut head)? || head[..MAGIC.len()] != MAGIC {
@@ -186,7 +186,7 @@ pub struct SnapshotIndex {
     keys: Vec<ReadKeyFrame>,
 }
 
-/// A moment that can be read without those before it.
+/// A snapshot that can be read without those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ReadKeyFrame {
     moment: u64,
@@ -198,8 +198,8 @@ struct ReadKeyFrame {
 const TRAILER: i64 = 1 + 2 + 4 + 8;
 
 impl SnapshotIndex {
-    /// Reads it. None where a file has none that can be read: then it has to be read from its
-    /// beginning.
+    /// Reads the index of a file. `None` if the file has no readable index; it has to be read from
+    /// its beginning then.
     ///
     /// # Errors
     /// Returns the error of the reading.
@@ -241,9 +241,9 @@ impl SnapshotIndex {
         self.moments
     }
 
-    /// Reads the last snapshot that has a tree and is not later than a time, and nothing far from
-    /// it. The caller checks the sites of its tree. `None` without such a snapshot, or if it cannot
-    /// be read.
+    /// Reads the last snapshot that has a tree and is not later than a time. Decodes only frames
+    /// from the key snapshot before that time on. The caller checks the sites of the tree. `None`
+    /// without such a snapshot, or if it cannot be read.
     ///
     /// # Errors
     /// Returns the error of the reading.
@@ -253,7 +253,7 @@ impl SnapshotIndex {
         time_ns: u64,
     ) -> io::Result<Option<LogSnapshot>> {
         let after = self.keys.partition_point(|key| key.time_ns <= time_ns);
-        // Behind the last key moment there may be no tree yet.
+        // There may be no tree yet after the last key snapshot.
         for key in self.keys[..after].iter().rev() {
             input.seek(SeekFrom::Start(key.offset))?;
             if let Some(found) = last_tree(&mut io::BufReader::new(&mut *input), time_ns)? {
@@ -264,7 +264,7 @@ impl SnapshotIndex {
     }
 }
 
-/// The last moment with a tree from here to a time, or to the next key moment.
+/// The last snapshot with a tree from here to a time, or to the next key snapshot.
 fn last_tree(input: &mut impl Read, time_ns: u64) -> io::Result<Option<LogSnapshot>> {
     let mut state = CodecState::of_any_sites();
     let (mut found, mut is_first) = (None, true);

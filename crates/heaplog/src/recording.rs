@@ -1,14 +1,13 @@
 //! Contents of a recording: plain values, in the order in which they were recorded.
 //!
-//! Call stacks are paths in a tree: a [`LogCallNode`] is a place in the program, called from its
-//! parent's. A [`LogSite`] is a node that allocated something, and everything is counted by site.
-//! All numbers are kept as the program had them: bytes asked for, not bytes that an allocator makes
-//! of them.
+//! Call stacks are paths in a tree: a [`LogCallNode`] is a return address, called from that of its
+//! parent. A [`LogSite`] is a node that allocated memory, and everything is counted by site. Sizes
+//! are those that the program requested, without the rounding of an allocator.
 
 /// No parent: the caller is unknown, or does not exist.
 pub const ROOT: u32 = u32::MAX;
 
-/// One process's heap, from when it was first looked at until its end or the end of the recording.
+/// One process's heap, from the first snapshot to the end of the process or of the recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogRecording {
     /// Parameters of the recording, and the process.
@@ -44,7 +43,7 @@ pub struct LogBlock {
     pub site: u32,
 }
 
-/// The most blocks of a recording: a reader takes no more.
+/// Maximum number of blocks in a recording: a reader refuses more.
 pub const MAX_BLOCKS: usize = 1 << 22;
 
 /// Parameters of a recording, and the process.
@@ -58,7 +57,7 @@ pub struct Begin {
     pub began_ns: u64,
     /// Bytes in a base page.
     pub page_size: u64,
-    /// The mean number of allocated bytes between two samples; 0 where every call was recorded.
+    /// The mean number of allocated bytes between two samples; 0 if every call was recorded.
     pub every_bytes: u64,
     /// The command's words.
     pub command: Vec<Vec<u8>>,
@@ -68,20 +67,20 @@ pub struct Begin {
     pub allocator: Vec<u8>,
     /// Sampling rate of lifetimes: one in N allocations was measured; 0 if none was.
     pub lifetimes_every: u32,
-    /// The process was running already: what it had allocated before is not known.
+    /// True if the process was running already: its earlier allocations are unknown.
     pub attached: bool,
 }
 
 /// A file of code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogModule {
-    /// Its path, as the program's loader had it; the program's own where the loader has none.
+    /// Its path in the list of the program's dynamic loader; the program's path if that is empty.
     pub path: Vec<u8>,
-    /// The build ID of its notes; empty where it has none.
+    /// The build ID of its notes; empty if it has none.
     pub build_id: Vec<u8>,
     /// Its first address.
     pub start: u64,
-    /// Behind its last address.
+    /// Its end address (exclusive).
     pub end: u64,
     /// Difference between an address and the file's own (`p_vaddr`).
     pub bias: u64,
@@ -90,20 +89,20 @@ pub struct LogModule {
 /// Return address of a call, or address at which a signal interrupted a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LogAddress {
-    /// The address behind the call; that of the instruction where it is `exact`.
+    /// The return address; that of the instruction itself if it is `exact`.
     pub address: u64,
-    /// True if the address is the instruction's own: it was interrupted, and is not a call.
+    /// True if a signal interrupted the instruction at this address; false for a return address.
     pub exact: bool,
-    /// Which of the modules it is in; none for code that was made at run time.
+    /// Number of its module; `None` for code that was generated at run time.
     pub module: Option<u32>,
 }
 
-/// A call, by one way to it.
+/// A call with its callers: one call path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LogCallNode {
     /// The caller's node, [`ROOT`] for none.
     pub parent: u32,
-    /// Which of the places.
+    /// Number of its place, in [`LogRecording::places`].
     pub place: u32,
 }
 
@@ -122,7 +121,7 @@ pub enum LogKind {
 /// A call stack that allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LogSite {
-    /// Its innermost call, [`ROOT`] where none is known.
+    /// Its innermost call, [`ROOT`] if the call stack is unknown.
     pub node: u32,
     /// Kind of its allocations.
     pub kind: LogKind,
@@ -131,7 +130,7 @@ pub struct LogSite {
 /// Bytes and the number of blocks they are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LogAmount {
-    /// As asked for.
+    /// Requested bytes.
     pub bytes: u64,
     /// The number of blocks.
     pub blocks: u64,
@@ -146,14 +145,14 @@ pub struct LogSnapshot {
     pub live: LogAmount,
     /// All allocations so far.
     pub allocated: LogAmount,
-    /// Bytes that the allocator held: live, free, and its own; where that is known.
+    /// Allocator footprint in bytes: live, free, and the allocator's own data. `None` if unknown.
     pub held: Option<u64>,
-    /// Memory of the process that was in RAM; none where it could not be read.
+    /// Resident and swapped memory of the process; `None` if it could not be read.
     pub resident: Option<LogResident>,
     /// Live amount by site, largest first; `None` if only the sums were taken.
     pub tree: Option<LogLiveTree>,
-    /// Blocks that had been allocated before the recording began and were freed so far, with the
-    /// bytes that the allocator had given for them; none where that is not counted.
+    /// Blocks from before the recording that were freed so far, with their usable sizes; `None` if
+    /// they are not counted.
     pub older_freed: Option<LogAmount>,
 }
 
@@ -166,14 +165,14 @@ pub struct LogLiveTree {
     pub others: LogAmount,
 }
 
-/// `VmRSS` and `VmSwap` and what makes them up, in bytes (`/proc/PID/status`).
+/// The parts of `VmRSS`, and `VmSwap`, in bytes (`/proc/PID/status`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogResident {
     /// `RssAnon`.
     pub anonymous: u64,
     /// `RssFile`.
     pub file: u64,
-    /// `RssShmem`, without what the recorder itself has there.
+    /// `RssShmem`, without the recorder's tables.
     pub shmem: u64,
     /// `VmSwap`.
     pub swap: u64,
@@ -192,22 +191,21 @@ pub struct LogLayout {
     /// Density of the pages of these; `None` if some live blocks are unknown, or the page tables
     /// could not be read.
     pub pages: Option<LogPageDensity>,
-    /// Blocks that were live and whose place could not be made out: the program ran on meanwhile.
+    /// Live blocks that could not be assigned to memory, since the program ran meanwhile.
     pub unclear: u64,
 }
 
 /// Kind of an area.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LogAreaKind {
-    /// glibc's first arena: the heap that `brk` moves, and what was mapped where that could not
-    /// grow.
+    /// glibc's main arena: the `brk` heap, and the mappings that replace it if it cannot grow.
     #[default]
     Main,
-    /// Another arena of glibc's.
+    /// A thread arena of glibc's.
     Arena,
     /// Blocks that are large enough for mappings of their own.
     Mapped,
-    /// Mappings with blocks in them, of an allocator whose own parts are not known.
+    /// Mappings with blocks in them, of an allocator whose structures are unknown.
     Mappings,
 }
 
@@ -216,11 +214,11 @@ pub enum LogAreaKind {
 pub struct LogArea {
     /// Kind of the area.
     pub kind: LogAreaKind,
-    /// Which of its kind, as it was first met.
+    /// Index within its kind, in the order in which the areas were found.
     pub number: u32,
     /// Heaps or mappings that it is made of.
     pub parts: u32,
-    /// Bytes that it holds: what may be read and written of it.
+    /// Its footprint in bytes: the readable and writable part.
     pub held: u64,
     /// Resident part of these bytes.
     pub resident: Option<u64>,
@@ -230,7 +228,7 @@ pub struct LogArea {
     pub empty: Option<u64>,
     /// Bytes after the last chunk (`top`), which are trimmed first.
     pub top: Option<u64>,
-    /// The longest run without a live block, apart from what is behind the last one.
+    /// The longest run of bytes between live blocks, without the part after the last block.
     pub gap: Option<u64>,
     /// Threads that allocate from it.
     pub threads: Option<u64>,
@@ -243,8 +241,8 @@ pub struct LogPageDensity {
     /// and at most *n* eighths are live. Blocks count with all memory that they occupy: with the
     /// allocator's words before them and with their rounding.
     pub cells: [u64; 9],
-    /// Sites with blocks in pages that are at most a quarter live, largest first: such a page is
-    /// divided by bytes.
+    /// Sites with blocks in pages that are at most a quarter live, largest first. Such a page is
+    /// divided among its sites by their live bytes.
     pub pinned: Vec<LogPinned>,
     /// All others together; its site means nothing.
     pub others: LogPinned,
@@ -273,9 +271,10 @@ pub struct LogCounts {
     pub peak: LogAmount,
     /// Error bound of `peak.bytes`.
     pub peak_within: u64,
-    /// When that was, in nanoseconds since the recording began, as well as it is known.
+    /// Time of the peak in nanoseconds since the recording began, if known; it may be approximate.
     pub peak_at_ns: Option<u64>,
-    /// Calls of `free` for memory that was allocated before the recording began, or past it.
+    /// Calls of `free` for blocks whose allocation was not recorded, for example one before the
+    /// recording.
     pub unknown_frees: u64,
     /// Blocks whose call stack is not known, since the tables were full or the stack could not be
     /// followed to its end.
@@ -308,7 +307,7 @@ pub struct LogSiteCounts {
 /// A thread that allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogThread {
-    /// Its number; 0 for all threads together that ended early in a process of very many.
+    /// Its TID; 0 for all threads together that were merged because the process has very many.
     pub tid: u32,
     /// Its name.
     pub name: Vec<u8>,

@@ -1,6 +1,6 @@
-//! Contents of each kind of frame: writing, and beside it reading.
+//! Payload of each kind of frame: its writer, and beside it its reader.
 //!
-//! Both sides keep a [`CodecState`] of what went before, so that only differences are written.
+//! Both sides keep a [`CodecState`] of the preceding frames, so that only differences are written.
 
 use crate::format::{Bad, In, Out, limit};
 use crate::recording::{
@@ -14,7 +14,7 @@ pub(crate) struct CodecState {
     pub(crate) modules: usize,
     pub(crate) places: usize,
     pub(crate) sites: usize,
-    /// The last address in each module, and last that of no module.
+    /// The last address outside of all modules, then the last one in each module.
     last_addresses: Vec<u64>,
     last_address: u64,
     pub(crate) nodes: Vec<LogCallNode>,
@@ -26,7 +26,7 @@ pub(crate) struct CodecState {
     counts: Vec<LogSiteCounts>,
 }
 
-/// Values of a snapshot that differences are stored of.
+/// Values of a snapshot that are stored as differences.
 #[derive(Clone, Copy, Debug, Default)]
 struct SnapshotSums {
     time_ns: u64,
@@ -36,17 +36,17 @@ struct SnapshotSums {
     resident: [u64; 5],
 }
 
-/// By place, which places were called from it, the last one first: a function calls few others.
+/// The places that were called from each place, the most recent first: a function calls few others.
 #[derive(Debug, Default)]
 struct Followers {
-    /// Lists for [`ROOT`], then for each address.
+    /// Lists for [`ROOT`], then for each place.
     lists: Vec<Vec<u32>>,
-    /// The first place that was not met yet.
+    /// The greatest place so far plus 1.
     new: u32,
 }
 
 impl Followers {
-    /// Number of remembered followers of an address.
+    /// Maximum length of a list.
     const MAX_FOLLOWERS: usize = 200;
 
     fn list(&mut self, parent: Option<u32>) -> &mut Vec<u32> {
@@ -57,14 +57,14 @@ impl Followers {
         &mut self.lists[at]
     }
 
-    /// Rank of an address among those that were called from `parent`, latest first; `None` if it is
-    /// not remembered.
+    /// Rank of a place among those that were called from `parent`, most recent first; `None` if it
+    /// is not in the list.
     fn rank(&mut self, parent: Option<u32>, place: u32) -> Option<u8> {
         let rank = self.list(parent).iter().position(|it| *it == place)?;
         u8::try_from(rank).ok()
     }
 
-    /// The place that was called from this one so long ago.
+    /// The place of a rank among those that were called from `parent`.
     fn at(&mut self, parent: Option<u32>, rank: u8) -> Option<u32> {
         self.list(parent).get(usize::from(rank)).copied()
     }
@@ -129,7 +129,7 @@ impl CodecState {
     }
 
     pub(crate) fn read_modules(&mut self, input: &mut In<'_>) -> Result<Vec<LogModule>, Bad> {
-        /// The bytes that a module takes at least.
+        /// Minimum bytes of a module.
         const MIN_MODULE_BYTES: usize = 5;
         let count = input.count(MIN_MODULE_BYTES, limit::MODULES - self.modules)?;
         let mut modules = Vec::with_capacity(count);
@@ -142,7 +142,7 @@ impl CodecState {
         Ok(modules)
     }
 
-    /// The last address of a module: where nothing was in it yet, the last of all.
+    /// The last address of a module; of a new module, the last address of all modules.
     fn last_address(&mut self, module: Option<u32>) -> &mut u64 {
         let at = module.map_or(0, |module| module as usize + 1);
         if at >= self.last_addresses.len() {
@@ -162,8 +162,7 @@ impl CodecState {
             *last = place.address;
             self.last_address = place.address;
         }
-        // They are few. Readers of files without them find the payload's end here, and those that
-        // know of none pass them over.
+        // Older files end before this list, and older readers ignore it. Its entries are few.
         let exact: Vec<usize> = (0..places.len()).filter(|at| places[*at].exact).collect();
         out.count(exact.len());
         let mut next = 0;
@@ -206,15 +205,16 @@ impl CodecState {
 
 /// Encoding of a node's parent.
 mod up {
-    /// So far up from the node before: that itself is 0.
+    /// Maximum number of steps from the preceding node up to its callers; 0 is that node itself.
     pub(super) const FARTHEST: u8 = 250;
     /// No parent.
     pub(super) const ROOT: u8 = 251;
-    /// A number of nodes before.
+    /// The parent is not near: its distance follows apart.
     pub(super) const BEFORE: u8 = 252;
 }
 
-/// Encoding of a node's address: a rank among its parent's followers, or a separate number.
+/// Encoding of a node's place: a rank among its parent's followers, or this value if a number
+/// follows apart.
 const APART: u8 = 255;
 
 impl CodecState {
@@ -225,7 +225,7 @@ impl CodecState {
             if at == parent {
                 return Some(steps);
             }
-            // A parent comes before its children: nothing farther up is it.
+            // A parent has a smaller number than its children, so no further caller is the one.
             if at < parent {
                 return None;
             }
@@ -269,8 +269,8 @@ impl CodecState {
     pub(crate) fn read_nodes(&mut self, input: &mut In<'_>) -> Result<(), Bad> {
         let count = input.count(2, limit::NODES - self.nodes.len())?;
         let (ups, ranks) = (input.bytes(count)?, input.bytes(count)?);
-        // The numbers of both columns lie behind each other: the first has to be gone through to
-        // find the second.
+        // The numbers of the second column follow those of the first, which are skipped to find
+        // them.
         let mut before = *input;
         for _ in ups.iter().filter(|up| **up == up::BEFORE) {
             input.number()?;
@@ -316,7 +316,7 @@ impl CodecState {
         out.count(sites.len());
         sites.iter().for_each(|site| out.byte(kind_number(site.kind)));
         for site in sites {
-            // None is 0, so that a change of a few stays one of a few.
+            // 0 stands for an unknown call stack, so that differences stay small.
             let node = if site.node == ROOT { 0 } else { u64::from(site.node) + 1 };
             out.change(self.last_site, node);
             self.last_site = node;
@@ -355,7 +355,7 @@ fn kind_of(number: u8) -> Option<LogKind> {
     [LogKind::Heap, LogKind::Mapping, LogKind::Pool].get(usize::from(number)).copied()
 }
 
-/// Which parts a moment has.
+/// Bit flags of the parts of a snapshot.
 mod part {
     pub(super) const KEY: u8 = 1;
     pub(super) const HELD: u8 = 2;
@@ -374,20 +374,20 @@ fn changed_amount(input: &mut In<'_>, before: LogAmount) -> Result<LogAmount, Ba
     Ok(LogAmount { bytes: input.change(before.bytes)?, blocks: input.change(before.blocks)? })
 }
 
-/// The order of a tree: the largest first; of those alike, by number.
+/// Sorts a tree: the largest sites first, equal ones by number.
 pub(crate) fn sort_tree(sites: &mut [(u32, LogAmount)]) {
     sites.sort_unstable_by_key(|(site, amount)| {
         (std::cmp::Reverse((amount.bytes, amount.blocks)), *site)
     });
 }
 
-/// True if a moment can be read without those before it.
+/// True if a snapshot can be read without those before it.
 pub(crate) fn is_key(payload: &[u8]) -> bool {
     payload.first().is_some_and(|parts| parts & part::KEY != 0)
 }
 
 impl CodecState {
-    /// For who reads moments alone, and does not know which sites there are.
+    /// State of a reader that decodes only snapshots, and does not know the number of sites.
     pub(crate) fn of_any_sites() -> CodecState {
         CodecState { sites: limit::SITES, ..CodecState::default() }
     }
@@ -496,7 +496,7 @@ impl CodecState {
         };
         let stays: Vec<bool> =
             self.tree.iter().map(|(site, _)| find(&sites, *site).is_some()).collect();
-        // Which of those before went: by how many stay between them.
+        // Removed sites, each by the number of sites that stay before it.
         out.count(stays.iter().filter(|stays| !**stays).count());
         let mut run = 0;
         for stays in &stays {
@@ -579,7 +579,7 @@ impl CodecState {
     }
 }
 
-/// Change of an amount: the blocks, and the bytes of each.
+/// Change of an amount: of its blocks, and of its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct AmountChange {
     blocks: i64,
@@ -620,7 +620,7 @@ impl AmountChange {
     }
 }
 
-/// A number near 0 in either direction as a short one.
+/// Writes a signed number; numbers near 0 are short.
 fn signed(out: &mut Out, number: i64) {
     out.change(0, number.cast_unsigned());
 }
@@ -629,7 +629,8 @@ fn read_signed(input: &mut In<'_>) -> Result<i64, Bad> {
     Ok(input.change(0)?.cast_signed())
 }
 
-/// Three columns: blocks, bytes a block beside what is expected, and what of the bytes is over.
+/// Three columns: blocks; bytes per block minus the expected size; bytes that remain after this
+/// division.
 fn write_changes(out: &mut Out, changes: &[AmountChange], like: &[AmountChange]) {
     changes.iter().for_each(|it| signed(out, it.blocks));
     let pairs = || changes.iter().zip(like);
@@ -714,7 +715,7 @@ impl CodecState {
                 cells.push(input.number()?);
             }
         }
-        /// The bytes that a thread takes at least.
+        /// Minimum bytes of a thread.
         const THREAD: usize = 6;
         for _ in 0..input.count(THREAD, limit::THREADS)? {
             let (tid, name) = (input.number32()?, input.text()?);
@@ -723,7 +724,7 @@ impl CodecState {
             counts.threads.push(LogThread { tid, name, allocated, freed });
         }
         let has_errors = input.flag()?;
-        // Blocks and sizes of three amounts, and what was temporary.
+        // At least one byte each: blocks and sizes of three amounts, and temporary blocks.
         let count = input.count(7, self.sites)?;
         self.counts.resize(count, LogSiteCounts::default());
         let allocated = read_changes(input, &vec![AmountChange::default(); count])?;
@@ -753,7 +754,7 @@ impl CodecState {
     }
 }
 
-/// True if anything is known of an error.
+/// True if a site has a standard error.
 fn is_estimate((allocated, live): (f64, f64)) -> bool {
     allocated.to_bits() != 0 || live.to_bits() != 0
 }
@@ -762,7 +763,7 @@ fn is_error(number: f64) -> bool {
     number.is_finite() && number >= 0.0
 }
 
-/// Numbers of ways to end.
+/// Codes of the endings.
 mod how {
     pub(super) const EXITED: u8 = 0;
     pub(super) const KILLED: u8 = 1;
@@ -816,10 +817,11 @@ mod tests {
     }
 
     #[test]
-    fn files_of_before_interrupted_places_were_listed_are_read() {
+    fn files_without_a_list_of_interrupted_places_are_read() {
         let (places, payload) = payload();
         assert_eq!(read(&payload).as_ref(), Ok(&places));
-        // Behind a number, four modules and four addresses: two that were interrupted.
+        // The list of the two interrupted places follows the count, four modules and four
+        // addresses.
         let (before, list) = payload.split_at(payload.len() - 3);
         assert_eq!(list, [2, 1, 1]);
         let plain: Vec<_> =
@@ -828,7 +830,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_names_what_is_not_there_is_refused() {
+    fn a_list_with_missing_places_is_refused() {
         let (_, payload) = payload();
         let before = &payload[..payload.len() - 3];
         for list in [&[5, 0, 0, 0, 0, 0][..], &[1, 4], &[2, 3, 0], &[2, 1], &[1, 0xff]] {

@@ -20,12 +20,12 @@
 //!
 //! # Live amounts at the peak
 //!
-//! A [`record`] has counters of the present and a copy of the live amount at the last peak.
-//! Whenever the process goes down from a new peak, the recorder adds one to the epoch of peaks in
-//! the header. The next change of a record whose epoch is older first copies the live amount. So
-//! the state at the peak is: the copy if the record's epoch is the header's, and the present live
-//! amount if it is older, since it has not changed. The collector uses a second epoch in the same
-//! way to read all records as they were at one time point.
+//! A [`record`] has the present counters and a copy of the live amount at the last peak. When the
+//! live bytes fall from a new peak, the recorder adds one to the epoch of peaks in the header. The
+//! next change of a record whose epoch is older first copies the live amount. So the live amount at
+//! the peak is the copy if the record's epoch is the header's; otherwise the record has not
+//! changed, and it is the present live amount. The collector uses a second epoch in the same way to
+//! read all records as they were at one time point.
 
 /// The first word of the header: `pwheap` and the version of this layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x03");
@@ -34,14 +34,14 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x03");
 /// of programs never have this bit.
 pub const INTERRUPTED: u64 = 1 << 63;
 
-/// A table: where it begins, how long an entry is, and how many there may be.
+/// Offset, entry size and capacity of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableRange {
     /// Bytes from the beginning of the file.
     pub at: usize,
     /// Bytes in an entry.
     pub entry: usize,
-    /// Entries that it has room for.
+    /// Maximum number of entries.
     pub room: usize,
 }
 
@@ -75,11 +75,11 @@ pub const SITES: TableRange = TableRange::behind(NODES, 8, 512 << 10);
 pub const OWNERS: TableRange = TableRange::behind(SITES, 8, 192 << 10);
 /// Chunks of records.
 pub const CHUNKS: TableRange = TableRange::behind(OWNERS, RECORDS * record::SIZE, 192 << 10);
-/// Memory of the recorder's own in the process: the address and the length, a word each; zeros
-/// where one is being added.
+/// Memory of the recorder's own in the process: the address and the length, a word each; both are 0
+/// while an entry is being added.
 pub const OWN: TableRange = TableRange::behind(CHUNKS, 16, 4 << 10);
-/// Blocks that were allocated and freed, words of [`log`]: a ring, of which the header says how
-/// much was written and read.
+/// Allocations and frees, words of [`log`], in a ring buffer. The header has the numbers of entries
+/// that were written and read.
 pub const LOG: TableRange = TableRange::behind(OWN, 8 * log::WORDS, 256 << 10);
 /// Bytes in the whole file.
 pub const LENGTH: usize = LOG.at + LOG.entry * LOG.room;
@@ -97,7 +97,7 @@ pub mod header {
     pub const BEGAN: usize = 2;
     /// When it began by `CLOCK_MONOTONIC`, in nanoseconds.
     pub const BEGAN_MONOTONIC: usize = 3;
-    /// The mean number of bytes between samples; 0 for every call.
+    /// The mean number of bytes between samples; 0 if every call is recorded.
     pub const EVERY_BYTES: usize = 4;
     /// Average number of allocations for each one whose lifetime is measured.
     pub const LIFETIMES_EVERY: usize = 5;
@@ -121,7 +121,7 @@ pub mod header {
     pub const UNKNOWN_FREES: usize = 14;
     /// Allocations whose call stack was cut.
     pub const CUT_STACKS: usize = 15;
-    /// Why the recorder ended early ([`super::trouble`]); 0 where it did not.
+    /// Reason why the recorder ended early ([`super::trouble`]); 0 if it did not.
     pub const TROUBLE: usize = 16;
     /// Entries of [`super::OWN`] that were added, or would have been if there were room.
     pub const OWN: usize = 17;
@@ -130,17 +130,17 @@ pub mod header {
     pub const LIVE_MAP: usize = 18;
     /// Provider of `malloc`: [`super::allocator`].
     pub const ALLOCATOR: usize = 19;
-    /// In [`super::STRINGS`], where the name of what has `malloc` begins (low half), and its
-    /// length.
+    /// Name of the file that provides `malloc`: its offset in [`super::STRINGS`] (low half), and
+    /// its length (high half).
     pub const ALLOCATOR_NAME: usize = 20;
 
-    /// Odd while records move from one chunk to another: who looks on begins anew when it has
+    /// Odd while records move from one chunk to another. A reader begins again if the value has
     /// changed.
     pub const CHANGES: usize = 22;
     /// Bytes in mappings of their own that the C library made for blocks that are live.
     pub const MAPPED: usize = 23;
-    /// 1 where the library that has `malloc` has an `operator new`, too: what that allocates is not
-    /// seen.
+    /// 1 if the library that provides `malloc` has an `operator new`, too, whose calls are not
+    /// recorded.
     pub const OWN_NEW: usize = 24;
 
     /// Address of the table of sizes that do not fit into cells of live blocks, and in the lowest
@@ -151,39 +151,39 @@ pub mod header {
     /// library.
     pub const UNKNOWN_FREED: usize = 26;
 
-    // A line of the processor's cache each.
-    /// The epochs: of peaks (low half, written by the recorder), of moments (high half, written by
-    /// who looks on).
+    // Each of the following groups has a cache line of its own.
+    /// The epochs: of peaks (low half, written by the recorder), of snapshots (high half, written
+    /// by the collector).
     pub const EPOCHS: usize = 32;
     /// Live bytes, plus the credit of all threads ([`super::thread::ROOM`]).
     pub const UPPER: usize = 40;
-    /// The most that [`UPPER`] ever was.
+    /// Maximum of [`UPPER`] so far.
     pub const PEAK: usize = 41;
     /// 1 until the first free after a new peak.
     pub const RISING: usize = 43;
     /// 1 once several threads record at a time: the peak is then known to [`super::CREDIT`] bytes a
     /// thread.
     pub const MANY: usize = 44;
-    /// The most threads that recorded at a time.
+    /// Maximum number of threads that recorded at a time.
     pub const MAX_LIVE_THREADS: usize = 45;
 
     /// Entries that were ever written into [`super::LOG`].
     pub const LOG_WRITTEN: usize = 48;
     /// Entries that were lost, because the log was not read in time.
     pub const LOG_LOST: usize = 49;
-    /// When the first of these was lost, by `CLOCK_MONOTONIC`; who reads sets it to 0 again.
+    /// Time of the first lost entry, by `CLOCK_MONOTONIC`; the reader sets it to 0 again.
     pub const LOG_FIRST_LOST: usize = 50;
-    /// When the last was.
+    /// Time of the last lost entry.
     pub const LOG_LAST_LOST: usize = 51;
-    /// Entries that were read, written by who reads.
+    /// Entries that were read; the reader writes this word.
     pub const LOG_READ: usize = 56;
 }
 
-/// Words of the header by which functions are hooked that a library loaded first does not stand
-/// before.
+/// Words of the header for inline hooks, of functions that a preloaded library cannot interpose.
 ///
-/// The recorder says where they are, and where near them it has room; who looks on answers with
-/// code for that room, which begins with the first instructions of each function, moved there.
+/// The recorder writes the addresses of the functions and of free memory near them. The collector
+/// answers with code for that memory: for each function a jump to its replacement, and the
+/// relocated first instructions of the function.
 pub mod hooks {
     /// Number of functions: `malloc`, `free`, `calloc`, `realloc`, `memalign`, `aligned_alloc`,
     /// `posix_memalign`, `valloc`, `pvalloc`, and in programs that run already `pthread_create`,
@@ -200,11 +200,11 @@ pub mod hooks {
     pub const AT: usize = 1040;
     /// Address of the replacement.
     pub const ENTRIES: usize = 1064;
-    /// From the answer on: number of moved bytes of each function; 0 if it cannot be hooked.
+    /// Answer: bytes of each function's relocated instructions; 0 if it cannot be hooked.
     pub const LENGTHS: usize = 1088;
     /// The first 8 bytes of each function as they were before it was ever hooked.
     pub const BEFORE: usize = 1112;
-    /// Which functions are to be hooked this time, a bit each.
+    /// Functions to hook in this recording, a bit each.
     pub const WANTED: usize = 1027;
     /// Address of the number of expected threads, in programs that run already.
     pub const COMING: usize = 1028;
@@ -212,53 +212,53 @@ pub mod hooks {
     pub const DETACH: usize = 1029;
     /// Address of the function that unmaps all memory of the recorder after that.
     pub const RELEASE: usize = 1030;
-    /// Answered: what goes into the room.
+    /// Answer: contents of the code area.
     pub const CODE: usize = 2048;
-    /// 1 where that is there already.
+    /// 1 if the code area has its contents already.
     pub const READY: usize = 1025;
-    /// Signed distance of a thread's own words from its data (`fs`): while a thread is inside the
-    /// recorder, the first word is the address of 4 bytes that are [`NOW`], or the third is
-    /// [`BUSY`].
+    /// Signed distance of the recorder's thread-local words from the thread pointer (`fs`): while a
+    /// thread is inside the recorder, the first word is the address of 4 bytes that are [`NOW`], or
+    /// the third is [`BUSY`].
     pub const OWN: usize = 1026;
     /// Value of these 4 bytes inside the recorder.
     pub const NOW: u32 = 2;
     /// Value of the third word inside the recorder.
     pub const BUSY: u64 = 3;
-    /// Length in words.
+    /// Length of the code area in words.
     pub const CODE_WORDS: usize = FUNCTIONS * STRIDE / 8;
-    /// Bytes for each function: first a jump to what takes its place.
+    /// Bytes of the code area for each function; they begin with a jump to its replacement.
     pub const STRIDE: usize = 192;
-    /// Offset of the moved instructions.
+    /// Offset of the relocated instructions in these bytes.
     pub const MOVED: usize = 16;
 }
 
-/// Words of the header by which it is known who collects, written by it: whether it still lives
-/// others may want to know.
+/// Words of the header that identify the collector, which writes them. Other processes use them to
+/// check whether it still runs.
 pub mod collector {
-    /// Its process; 0 without an answer.
+    /// Its PID; 0 before its answer.
     pub const PID: usize = 1032;
-    /// When that began, in ticks since the system did.
+    /// Its start time, in clock ticks since boot.
     pub const STARTED: usize = 1033;
-    /// The number of its pid namespace.
+    /// Inode of its PID namespace.
     pub const NAMESPACE: usize = 1034;
 }
 
-/// Words of the header by which functions are hooked that allocate under other names than
-/// `malloc`'s family, or under these without that other files see them.
+/// Words of the header for inline hooks of functions that allocate under other names than
+/// `malloc`'s family, or under these names without being exported.
 ///
-/// The collector finds them by the symbols of the program's files, writes their meaning and the
-/// free memory near them, and moves their first instructions there, as for [`hooks`]. The recorder
-/// maps this memory.
+/// The collector finds them by the symbols of the program's files, writes their roles and the
+/// addresses of free memory near them, and relocates their first instructions to this memory, as
+/// for [`hooks`]. The recorder maps the memory.
 pub mod named {
     /// Address of the recorder's code that they jump to.
     pub const ENTRY: usize = 1200;
-    /// 1 where functions are hooked already; the rows then say which.
+    /// 1 if functions are hooked already: those of the rows.
     pub const READY: usize = 1201;
-    /// Answered: how many rows there are.
+    /// Answer: number of rows.
     pub const COUNT: usize = 1202;
-    /// Answered: how many rooms there are.
+    /// Answer: number of code areas.
     pub const ROOM_COUNT: usize = 1203;
-    /// Answered: where rooms begin and how many bytes they have, in turn.
+    /// Answer: address and length in bytes of each code area, in turn.
     pub const ROOMS: usize = 5000;
     /// Maximum number of code areas.
     pub const MAX_ROOMS: usize = 32;
@@ -266,21 +266,22 @@ pub mod named {
     pub const ROWS: usize = 8192;
     /// Maximum number of rows.
     pub const MAX_CHUNKS: usize = 384;
-    /// Bytes of each function's part of a room.
+    /// Bytes of each function's part of a code area.
     pub const STRIDE: usize = super::hooks::STRIDE;
-    /// Offset of the moved instructions in it; before them is a jump to [`ENTRY`] with the row's
-    /// number in `r11`.
+    /// Offset of the relocated instructions in this part. Before them is a jump to [`ENTRY`] with
+    /// the row's number in `r11`.
     pub const MOVED: usize = 32;
 
     /// Numbers of the words of a row.
     pub mod row {
         /// Address of the function; 0 if the row is unused.
         pub const AT: usize = 0;
-        /// Number of its bytes that were moved.
+        /// Bytes of its relocated instructions.
         pub const LENGTH: usize = 1;
         /// Its meaning: [`super::role`].
         pub const ROLE: usize = 2;
-        /// The function to call instead, which returns 0 where this one throws; 0 for none.
+        /// Address of the function to call instead, which returns 0 where this one throws an
+        /// exception; 0 for none.
         pub const INSTEAD: usize = 3;
         /// Address of its part of a code area.
         pub const PLACE: usize = 4;
@@ -288,7 +289,7 @@ pub mod named {
         pub const BEFORE: usize = 5;
         /// Code for that part.
         pub const CODE: usize = 8;
-        /// Words of all that.
+        /// Number of all these words.
         pub const WORDS: usize = CODE + super::STRIDE / 8;
     }
 
@@ -296,20 +297,20 @@ pub mod named {
     pub mod role {
         /// Returns a block of `argument(0)` bytes, or of the product with `argument(1)`.
         pub const ALLOCATES: u64 = 1;
-        /// Writes where a block of `argument(0)` bytes is to where the first argument points, and
-        /// returns 0.
+        /// Stores the address of a block of `argument(0)` bytes at the address in the first
+        /// argument, and returns 0.
         pub const ALLOCATES_INTO: u64 = 2;
-        /// Has the block that is its `argument(2)` be `argument(0)` bytes long, or the product with
-        /// `argument(1)`, here or elsewhere.
+        /// Resizes the block `argument(2)` to `argument(0)` bytes, or to the product with
+        /// `argument(1)`. The block may move.
         pub const RESIZES: u64 = 3;
-        /// As [`RESIZES`], but where it fails, the block is freed.
+        /// As [`RESIZES`], but frees the block on failure.
         pub const RESIZES_OR_FREES: u64 = 4;
-        /// Has the block that is its first argument be as long as the second says and up to the
-        /// third more, where it is, and returns how long it is then.
+        /// Resizes the block in the first argument in place: to the bytes in the second argument,
+        /// and if possible to as many more as the third argument. Returns the resulting bytes.
         pub const RESIZES_IN_PLACE: u64 = 5;
-        /// Frees the block that is its `argument(2)`.
+        /// Frees the block `argument(2)`.
         pub const FREES: u64 = 6;
-        /// Returns a text in a block that is just as long.
+        /// Returns a copy of a string in a new block.
         pub const COPIES_TEXT: u64 = 7;
         /// No argument.
         pub const NONE: u64 = 7;
@@ -320,13 +321,12 @@ pub mod named {
             what | size << 8 | times << 16 | block << 24
         }
 
-        /// A number of an argument: of the size (0), of what to multiply it by (1), of the block
-        /// (2).
+        /// Index of an argument: of the size (`which` is 0), of its factor (1), of the block (2).
         pub const fn argument(role: u64, which: u32) -> u64 {
             role >> (8 + 8 * which) & 7
         }
 
-        /// The number of what it does.
+        /// Kind of the function, one of the constants above.
         pub const fn what(role: u64) -> u64 {
             role & 0xff
         }
@@ -342,8 +342,8 @@ pub const CELLS: usize = 65;
 
 /// Numbers of the words of a thread's slot.
 pub mod thread {
-    /// Its number (`gettid`); 0 where the slot is free. Slot 0 belongs to no thread: what ended
-    /// threads counted is there.
+    /// Its TID; 0 if the slot is free. Slot 0 belongs to no thread: it has the counts of ended
+    /// threads.
     pub const TID: usize = 0;
     /// 1 while it runs.
     pub const RUNS: usize = 1;
@@ -359,7 +359,7 @@ pub mod thread {
     pub const SIZES: usize = 16;
     /// Measured lifetimes by nanoseconds.
     pub const LIFETIMES: usize = SIZES + super::CELLS;
-    /// Words of all that.
+    /// Number of all these words.
     pub const WORDS: usize = LIFETIMES + super::CELLS;
 }
 
@@ -372,7 +372,7 @@ pub mod log {
     pub const ADDRESS: usize = 1;
     /// Requested size in bytes.
     pub const SIZE: usize = 2;
-    /// The number of its site plus 1; 0 where it is freed.
+    /// The number of its site plus 1; 0 if the entry is a free.
     pub const SITE: usize = 3;
     /// Words of an entry.
     pub const WORDS: usize = 4;
@@ -382,7 +382,7 @@ pub mod log {
 pub mod module {
     /// Its first address.
     pub const START: usize = 0;
-    /// Behind its last.
+    /// Its end address (exclusive).
     pub const END: usize = 1;
     /// Difference between an address and the file's own.
     pub const BIAS: usize = 2;
@@ -396,8 +396,8 @@ pub mod module {
     pub const BUILD_ID_LENGTH: usize = 6;
 }
 
-/// Numbers of the words of a record: two lines of the processor's cache, of which only the first is
-/// used by most calls.
+/// Numbers of the words of a record. It has two cache lines, of which most calls use only the
+/// first.
 pub mod record {
     /// Blocks that were allocated.
     pub const ALLOCATIONS: usize = 0;
@@ -430,11 +430,11 @@ pub mod kind {
     pub const HEAP: u32 = 0;
     /// `mmap` and similar calls.
     pub const MAPPING: u32 = 1;
-    /// A pool's.
+    /// Blocks of a pool.
     pub const POOL: u32 = 2;
 }
 
-/// Numbers of what has `malloc`.
+/// Providers of `malloc`.
 pub mod allocator {
     /// The C library.
     pub const GLIBC: u64 = 1;
@@ -455,27 +455,28 @@ pub mod live {
     pub const SPACE: u32 = 47;
     /// The lowest bits of [`super::header::LIVE_MAP`].
     pub const KIND: u64 = 3;
-    /// A leaf has 4 bytes for each 32 bytes of addresses, as blocks of glibc's lie: how many bytes
-    /// less than its room the block has ([`SLACK`]), [`TIMED`], the site's number plus 1 from
-    /// [`SITE_SHIFT`] on ([`SITE_BITS`]), and [`ODD`].
+    /// A leaf has a cell of 4 bytes for each 32 bytes of addresses, the minimum distance of glibc's
+    /// blocks: the usable minus the requested size ([`SLACK`]), [`TIMED`], the site's number plus 1
+    /// from [`SITE_SHIFT`] on ([`SITE_BITS`]), and [`ODD`].
     pub const NARROW: u64 = 1;
-    /// A leaf has 8 bytes for each 16 bytes of addresses: the size ([`SIZE_BITS`]), a bit, the
-    /// site's number plus 1, and in the highest bit whether it begins 8 bytes behind. Leaves with
-    /// these are found in a second table behind the first.
+    /// A leaf has a cell of 8 bytes for each 16 bytes of addresses: the requested size
+    /// ([`SIZE_BITS`]), a bit that is set if the lifetime is being measured, the site's number plus
+    /// 1, and [`HALF`]. Blocks that begin 8 bytes behind have leaves of their own, in a second
+    /// table behind the first.
     pub const WIDE: u64 = 2;
-    /// Difference between usable size and size; all bits set: see [`super::header::LIVE_SIZES`].
+    /// Usable minus requested size; all bits set: see [`super::header::LIVE_SIZES`].
     pub const SLACK: u32 = 0x1f;
-    /// Its lifetime is being measured.
+    /// Flag: the lifetime of the block is being measured.
     pub const TIMED: u32 = 0x20;
     /// Shift of the site.
     pub const SITE_SHIFT: u32 = 6;
     /// Number of bits of the site.
     pub const SITE_BITS: u32 = 22;
-    /// It begins 16 bytes behind.
+    /// Flag: the block begins 16 bytes behind the first address of the cell.
     pub const ODD: u32 = 1 << 31;
     /// Bits of the size in a cell of 8 bytes.
     pub const SIZE_BITS: u32 = 37;
-    /// It begins 8 bytes behind.
+    /// Flag: the block begins 8 bytes behind the first address of the cell.
     pub const HALF: u64 = 1 << 63;
 
     /// First index at which an address is looked up among `entries` entries (a power of two).
@@ -504,7 +505,7 @@ pub const RECORDER_FILE: &str = "libpagewise_preload.so";
 pub mod trouble {
     /// Out of memory for its tables.
     pub const MEMORY: u64 = 1;
-    /// The program gave up the system calls that it needs.
+    /// The program gave up the system calls that the recorder needs.
     pub const CALLS: u64 = 2;
     /// The collector did not answer in time: nothing was recorded.
     pub const LATE: u64 = 3;

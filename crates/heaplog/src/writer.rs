@@ -1,4 +1,4 @@
-//! Writes a recording into a file as it comes to be known.
+//! Writes a recording into a file while it is made.
 
 use std::io::{self, Write};
 
@@ -10,8 +10,7 @@ use crate::recording::{
 };
 use crate::shapes::{self, CodecState};
 
-/// A file that grows. Nothing that was written is written again, so that whatever ends the writing,
-/// what is there can be read.
+/// A file that is only appended to, so that it is readable whatever ends the writing.
 ///
 /// Each call passes only new modules, addresses, calls and sites: they are numbered from 0
 /// in order. They are held back until an entry that may refer to them is written, or until their
@@ -39,12 +38,12 @@ pub struct LogWriter<W> {
     nodes: Vec<LogCallNode>,
     sites: Vec<LogSite>,
     moments: u64,
-    /// Trees since the last key moment; none before the first.
+    /// Number of trees since the last key snapshot; `None` if it has none yet.
     trees: Option<u32>,
     index: Vec<WrittenKeyFrame>,
 }
 
-/// A moment that can be read without those before it.
+/// A snapshot that can be read without those before it.
 #[derive(Clone, Copy, Debug)]
 struct WrittenKeyFrame {
     moment: u64,
@@ -56,7 +55,8 @@ struct WrittenKeyFrame {
 const HELD_BACK: usize = 1 << 15;
 /// Maximum number of live blocks in a frame.
 const BLOCKS_IN_FRAME: usize = 1 << 18;
-/// Distance of complete trees, and of independent snapshots: they bound what a seek has to read.
+/// Maximum number of trees, and of snapshots, from one key snapshot to the next: they limit the
+/// data that a seek has to read.
 const KEY_TREES: u32 = 16;
 const KEY_MOMENTS: u64 = 256;
 
@@ -117,7 +117,7 @@ impl<W: Write> LogWriter<W> {
         self.hold_back()
     }
 
-    /// Adds calls at places that were added before; a caller comes before whom it calls.
+    /// Adds calls at places that were added before; a caller comes before its callees.
     ///
     /// # Errors
     /// Returns the error of the writing.
@@ -169,8 +169,8 @@ impl<W: Write> LogWriter<W> {
         Ok(())
     }
 
-    /// Adds a moment, not before the one before it. Its tree may name what was handed in before; in
-    /// the file it is in order of size, then of number.
+    /// Adds a snapshot, which must not be earlier than the previous one. Its tree may refer to
+    /// sites that were added before. A reader returns the tree in order of size, then of number.
     ///
     /// # Errors
     /// Returns the error of the writing.
@@ -199,8 +199,8 @@ impl<W: Write> LogWriter<W> {
         self.out.flush()
     }
 
-    /// Adds where the allocator's memory lies, not before the one before it. It may name sites that
-    /// were handed in before.
+    /// Adds a layout, which must not be earlier than the previous one. It may refer to sites that
+    /// were added before.
     ///
     /// # Errors
     /// Returns the error of the writing.
@@ -212,7 +212,7 @@ impl<W: Write> LogWriter<W> {
         self.out.flush()
     }
 
-    /// Adds live blocks, in order of address, none twice. They may name sites that were handed in
+    /// Adds live blocks, in order of address, none twice. They may refer to sites that were added
     /// before. Blocks after the first [`MAX_BLOCKS`](crate::recording::MAX_BLOCKS) are left out.
     ///
     /// # Errors

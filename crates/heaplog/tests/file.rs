@@ -1,4 +1,5 @@
-//! Files: what was written is read, and what was cut, changed or made up is read as far as it goes.
+//! Files: a written recording is read back, and a file that is cut, changed or invalid is read up
+//! to the first error.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -17,8 +18,8 @@ use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 use proptest::strategy::ValueTree;
 
-/// Writes a recording as a collector does: what is new before each moment, and a checkpoint now and
-/// then.
+/// Writes a recording as a collector does: new entries before each snapshot, and a checkpoint now
+/// and then.
 fn write(recording: &LogRecording, checkpoints: bool) -> Vec<u8> {
     let mut writer = LogWriter::create(Vec::new(), &recording.begin).unwrap();
     writer.modules(&recording.modules).unwrap();
@@ -213,7 +214,7 @@ fn layout(sites: u32) -> impl Strategy<Value = LogLayout> {
     )
 }
 
-/// Any recording that makes sense: what names something names what is there.
+/// Any valid recording: all references are to existing entries.
 fn recording() -> impl Strategy<Value = LogRecording> {
     let parts = (
         begin(),
@@ -297,7 +298,7 @@ fn sites_of(count: u32) -> usize {
     usize::try_from(count).unwrap()
 }
 
-/// One that has some of everything.
+/// A recording with entries of every kind.
 static SAMPLE: LazyLock<LogRecording> = LazyLock::new(|| {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     loop {
@@ -311,7 +312,7 @@ static SAMPLE: LazyLock<LogRecording> = LazyLock::new(|| {
     }
 });
 
-/// That all that names something names what is there.
+/// Checks that all references are to existing entries.
 fn check(recording: &LogRecording) {
     let is_in = |at: u32, length: usize| (at as usize) < length;
     let LogRecording { modules, places, nodes, sites, moments, layouts, counts, blocks, .. } =
@@ -363,7 +364,7 @@ proptest! {
         bytes[at] ^= 1 << bit;
         if let Ok(file) = reader::read(&bytes[..]) {
             check(&file.recording);
-            // Up to where it was changed, it is as it was.
+            // Up to the change, the recording is the original one.
             prop_assert!(file.cut.is_some());
             let length = file.recording.nodes.len();
             prop_assert_eq!(&file.recording.nodes[..], &recording.nodes[..length]);
@@ -426,7 +427,7 @@ fn a_kind_of_frame_that_is_not_known_is_passed_over() {
     let recording = &*SAMPLE;
     let bytes = write(recording, false);
     let head = 9;
-    // Kind 200, two bytes as they are, and their checksum: by another implementation of it.
+    // Kind 200, two bytes that are stored unpacked, and their checksum from another implementation.
     let (start, stored) = ([200, 2, 0], [1, 2]);
     let sum = crc32(&[start.as_slice(), &stored].concat()).to_le_bytes();
     let frame = [start.as_slice(), &sum, &stored].concat();

@@ -1,5 +1,5 @@
-//! Recordings of heaps with functions and lines: addresses are looked up in the files that they
-//! were in. Nothing here looks at a process.
+//! Adds functions and source lines to heap recordings: looks up their addresses in the files that
+//! were mapped there. Reads no process.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -20,22 +20,23 @@ use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
 use pagewise_trace::{FileSymbols, MappedModule, Unusable};
 
-/// Maximum number of stored frames of a call stack, innermost first: further frames of a recursion
-/// have no information.
+/// Maximum number of stored frames of a call stack, innermost first: deeper frames of a recursion
+/// add no information.
 const DEEPEST: usize = 1024;
 /// Maximum number of stored frames of all call stacks: a bound for hostile files.
 const CALLS: usize = 1 << 26;
 
-/// The same of the call stacks of some sites, which are not shared.
+/// The same bound for [`stacks`], whose call stacks are not shared.
 const CALLS_OF_SITES: usize = 1 << 19;
 
-/// For a recording that does not say which.
+/// Page size of a recording that does not contain one.
 const SMALLEST_PAGE: PageSize = match PageSize::new(512) {
     Some(size) => size,
     None => panic!("512 is a power of two"),
 };
 
-/// Looks up a recording: each address once. Call stacks that look alike become one.
+/// Looks up each address of a recording once. Merges call stacks whose frames have equal functions
+/// and lines.
 pub fn resolve(
     recording: &LogRecording,
     cut: Option<&Cut>,
@@ -127,7 +128,7 @@ pub fn stacks(
         .iter()
         .map(|site| recording.sites.get(*site as usize).map_or(ROOT, |site| site.node))
         .collect();
-    // Others' places need not be looked up.
+    // Skip addresses that only other sites contain.
     let mut is_asked = vec![false; recording.places.len()];
     for mut at in nodes.iter().copied() {
         while let Some(node) = recording.nodes.get(at as usize) {
@@ -166,20 +167,19 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// The frames of each place.
+/// The frames of each address of the recording.
 #[derive(Debug, Default)]
 struct AddressFrames {
     all: Vec<Rc<Frame>>,
     numbers: HashMap<AlikeFrame, u32>,
-    /// Numbers of frames, the innermost inlined one first, and where those of each place are.
+    /// Frame numbers, innermost inlined frame first; `of_places` has the range of each address.
     flat: Vec<u32>,
     of_places: Vec<Range<u32>>,
-    /// True if a place is in the recorder.
+    /// True if an address is in the recorder's library.
     is_recorder: Vec<bool>,
 }
 
-/// A frame as people know it: of a function that is known, and maybe its line, the address says no
-/// more.
+/// A frame compared as readers see it: if the function is known, the offset is ignored.
 #[derive(Debug)]
 struct AlikeFrame(Rc<Frame>);
 
@@ -239,8 +239,8 @@ impl AddressFrames {
             let name = Name::new(&module.path);
             // Actions of the recorder are not the program's.
             let is_recorder = name.base().starts_with(RECORDER_FILE.as_bytes());
-            // A return address is behind the call: the call itself may be the last of its line or
-            // function.
+            // A return address follows the call instruction, which may be the last of its line or
+            // function: look up the byte before.
             let instruction = |at: &usize| {
                 let place = places[*at];
                 place.address.wrapping_sub(module.bias).wrapping_sub(u64::from(!place.exact))
@@ -343,11 +343,11 @@ impl StackTable {
     }
 }
 
-/// Which sites are the same.
+/// Distinct sites: those with equal call stack and kind are merged.
 #[derive(Debug, Default)]
 struct SiteNumbers {
     keys: Vec<(u32, AllocationKind)>,
-    /// By number of the recording.
+    /// Index into `keys`, by site number of the recording.
     of_sites: Vec<u32>,
 }
 
@@ -371,7 +371,7 @@ fn sites(recording: &LogRecording, frames: &AddressFrames, stacks: &mut StackTab
     numbers
 }
 
-/// The frames from a call outwards, without the recorder's.
+/// The frames from a call to its outermost caller, without the recorder's.
 fn stack(recording: &LogRecording, frames: &AddressFrames, node: u32) -> Vec<u32> {
     let mut stack = Vec::new();
     let mut at = node;
@@ -381,7 +381,7 @@ fn stack(recording: &LogRecording, frames: &AddressFrames, node: u32) -> Vec<u32
         if !frames.is_recorder.get(place).copied().unwrap_or(false) {
             stack.extend(frames.of_place(place));
         }
-        // A parent comes before its children: no chain of calls is a circle.
+        // A parent has a lower index than its children, so a valid chain of calls has no cycle.
         if node.parent != ROOT && node.parent >= at {
             break;
         }
@@ -412,8 +412,8 @@ fn plus(sum: &mut HeapAmount, more: HeapAmount) {
     sum.blocks = sum.blocks.saturating_add(more.blocks);
 }
 
-/// Adds what a site did to what others of the same stack did. Errors of what is independent add up
-/// as squares.
+/// Adds the counts of a site to those of the merged site. Errors of independent estimates add up as
+/// squares.
 fn add(site: &mut AllocationSite, raw: &raw::LogSiteCounts) {
     plus(&mut site.allocated, amount(raw.allocated));
     plus(&mut site.freed, amount(raw.freed));
@@ -445,8 +445,8 @@ fn totals(counts: &raw::LogCounts, sites: &[AllocationSite], is_sampled: bool) -
     totals
 }
 
-/// In a recording that was cut off, snapshots may be later than the last counts: then they have the
-/// totals, and the live amount at the peak.
+/// In a recording that was cut off, snapshots may be later than the last counts. Then the totals,
+/// and the live amount at the peak, are taken from the snapshots.
 fn catch_up(
     recording: &LogRecording,
     of_sites: &[u32],
@@ -455,7 +455,7 @@ fn catch_up(
     sites: &mut [AllocationSite],
 ) {
     let Some(last) = recording.moments.last() else { return };
-    // Their error bounds were not stored with them.
+    // Snapshots contain no error bounds.
     totals.errors = None;
     totals.allocated = amount(last.allocated);
     totals.leaked = amount(last.live);
@@ -482,8 +482,8 @@ fn moment(raw: &raw::LogSnapshot, of_sites: &[u32]) -> HeapSnapshot {
         shmem: it.shmem,
         swap: it.swap,
     };
-    // Earlier versions wrote what is left without mappings while the process ended: 0, or large
-    // blocks alone.
+    // Earlier versions recorded a footprint without the mappings while the process exited: 0, or
+    // only large blocks.
     let is_whole = |held: &u64| raw.resident.is_some() || (*held != 0 && *held >= raw.live.bytes);
     let held = raw.held.filter(is_whole);
     let ended = held.is_none() && raw.resident.is_none();
@@ -507,7 +507,7 @@ fn moment(raw: &raw::LogSnapshot, of_sites: &[u32]) -> HeapSnapshot {
     }
 }
 
-/// A tree with those sites added up that are the same.
+/// A tree in which the amounts of merged sites are added up.
 fn merged(tree: &raw::LogLiveTree, of_sites: &[u32]) -> LiveTree {
     let mut sums: HashMap<u32, HeapAmount> = HashMap::new();
     for (site, raw) in &tree.sites {

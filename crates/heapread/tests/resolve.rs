@@ -1,4 +1,4 @@
-//! Recordings with functions and lines: the other side is `addr2line`, asked for the same
+//! Functions and lines of recordings, compared with those that `addr2line` prints for the same
 //! addresses.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
 
@@ -29,7 +29,7 @@ fn tool(name: &str, args: &[&str], file: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A program, and where its code was when it ran.
+/// A compiled program and its build ID.
 struct MappedProgram {
     path: PathBuf,
     build_id: Vec<u8>,
@@ -156,7 +156,7 @@ fn functions(recording: &heap::HeapRecording, site: usize) -> Vec<String> {
 }
 
 #[test]
-fn functions_inlined_calls_and_lines_are_those_that_addr2line_tells() {
+fn functions_inlined_calls_and_lines_are_those_that_addr2line_prints() {
     let folder = tempfile::tempdir().unwrap();
     for flags in [&["-pie", "-fPIE"][..], &["-no-pie"]] {
         let Some(program) = MappedProgram::build(folder.path(), "calls", flags) else { return };
@@ -182,7 +182,7 @@ fn functions_inlined_calls_and_lines_are_those_that_addr2line_tells() {
 }
 
 #[test]
-fn another_build_in_the_same_place_tells_nothing_and_this_is_said() {
+fn another_build_at_the_same_path_is_not_used_and_the_reason_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = MappedProgram::build(folder.path(), "calls", &[]) else { return };
     let Some(returns) = program.returns("outer") else { return };
@@ -247,7 +247,7 @@ fn debugging_information_is_found_by_build_id_after_the_program_is_deleted() {
     assert_eq!(found.lacks, []);
 }
 
-/// Calls of no file: each is known by its address.
+/// Calls outside of any file: each frame has only an address.
 fn bare(parents: &[(u32, u64)]) -> LogRecording {
     let place =
         |(_, address): &(u32, u64)| LogAddress { address: *address, exact: false, module: None };
@@ -270,7 +270,7 @@ fn addresses(recording: &heap::HeapRecording, site: usize) -> Vec<u64> {
 
 #[test]
 fn sites_whose_stacks_look_alike_become_one() {
-    // Two ways to the same place by callers at the same address, and one that is mapped.
+    // Two equal call stacks of different nodes, and one of them with the kind `Mapping`.
     let mut raw = bare(&[(ROOT, 10), (0, 20), (ROOT, 10), (2, 20)]);
     let site = |node, kind| LogSite { node, kind };
     raw.sites = vec![
@@ -357,7 +357,7 @@ fn a_reading_of_an_exited_process_is_discarded() {
         resident,
         ..LogSnapshot::default()
     };
-    // Recorders of before wrote what is left without mappings, at the end.
+    // Earlier recorders wrote, at exit, a footprint without the mappings.
     raw.moments =
         vec![moment(700, resident), moment(0, None), moment(400, None), moment(600, None)];
     let found = resolved(&raw);
@@ -398,7 +398,7 @@ fn moments_after_the_last_counts_say_what_happened_in_all() {
 
 #[test]
 fn invalid_entries_are_ignored() {
-    // A reader refuses all of these: whoever makes a recording by other means gets no panic.
+    // A reader rejects all of these. A recording from another source must not cause a panic.
     let mut raw = bare(&[(0, 10), (5, 20), (1, 30)]);
     raw.nodes[2].place = 99;
     raw.places[0].module = Some(4);

@@ -18,7 +18,7 @@ pub struct ExperimentAbout {
     pub expectation: &'static str,
     /// Earlier measurements with their source.
     pub figures: &'static str,
-    /// Without which it is skipped.
+    /// Its requirements: it is skipped if one of them is missing.
     pub needs: &'static [Need],
     /// The sizes that can be set.
     pub parameters: &'static [ParameterAbout],
@@ -37,15 +37,15 @@ pub struct ExperimentAbout {
 /// Something that an experiment cannot do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// To be root.
+    /// The user is root.
     Root,
     /// At least this number of CPUs.
     Cpus(u32),
-    /// Huge pages that `madvise` may ask for.
+    /// Transparent huge pages, at least by `madvise`.
     Thp,
     /// A memory cgroup of its own.
     Cgroup,
-    /// That it may change settings of the system and put them back: `--change-system`.
+    /// Permission to change settings of the system and restore them: `--change-system`.
     ChangeSystem,
     /// A file of the kernel.
     File(&'static str),
@@ -80,7 +80,7 @@ pub enum Size {
     /// For 2 CPUs and 2 GiB.
     #[default]
     Usual,
-    /// As large as the source's.
+    /// As large as in the measurement that the experiment repeats.
     Full,
 }
 
@@ -129,7 +129,7 @@ impl Parameters {
         *self.0.get(name).unwrap_or_else(|| panic!("{name} is not a parameter of this experiment"))
     }
 
-    /// All, by name.
+    /// All parameters with their values, in order of name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.0.iter().map(|(name, value)| (*name, *value))
     }
@@ -150,7 +150,7 @@ impl QuantityAbout {
 }
 
 impl Need {
-    /// In words.
+    /// The requirement in words.
     pub fn describe(self) -> String {
         match self {
             Need::Root => "root".to_owned(),

@@ -1,4 +1,4 @@
-//! One run of one condition, in a process of its own: what an experiment's code sees.
+//! One run of one condition in a process of its own, and the interface for an experiment's code.
 
 use std::fs;
 use std::io::Write;
@@ -101,7 +101,7 @@ impl Bench {
         usize::try_from(pagewise_sys::system::page_size()).unwrap_or(usize::MAX)
     }
 
-    /// A folder for files, on a disk; gone with the experiment.
+    /// A folder for files, on a disk; it is removed with the experiment.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -187,7 +187,7 @@ impl Bench {
         self.run.curves.entry(curve.into()).or_default().push((x, y));
     }
 
-    /// Notes a value for each thing that was done in a time: `nanoseconds / times`.
+    /// Records the mean time of `times` operations since a time, in nanoseconds.
     pub fn each(&mut self, quantity: &str, since: Instant, times: u64) {
         self.record(quantity, nanos(since) / count(times.max(1)));
     }
@@ -201,8 +201,8 @@ impl Bench {
         counted(&read.ok_or_else(|| unreadable("smaps_rollup"))?, counter)
     }
 
-    /// A counter of `smaps` of the mapping that has an address, in bytes. Mappings alike beside
-    /// each other are one.
+    /// A counter of `smaps` of the mapping that contains an address, in bytes. The kernel may have
+    /// merged it with adjacent mappings of the same kind.
     ///
     /// # Errors
     /// [`LabError::Failed`] where it cannot be read, or nothing is mapped there.
@@ -230,7 +230,7 @@ impl Bench {
     }
 }
 
-/// Moves a process into a cgroup: what it touches from now on counts there.
+/// Moves a process into a cgroup: memory that it touches from now on is charged there.
 pub(crate) fn join(cgroup: &Path, process: u32) -> Result<(), LabError> {
     fs::write(cgroup.join("cgroup.procs"), process.to_string()).while_("cannot join the cgroup")
 }
@@ -253,12 +253,12 @@ fn counted(read: &Smaps, counter: SmapsCounter) -> Result<f64, LabError> {
 const EVENTS: &str = "minor_faults,major_faults,context_switches,cycles,instructions,dtlb_reads,dtlb_read_misses,\
     dtlb_write_misses,l1d_reads,l1d_read_misses";
 
-/// Nanoseconds since then.
+/// Nanoseconds since a time.
 pub(crate) fn nanos(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e9
 }
 
-/// A count as a number to reckon with.
+/// A count as a floating-point number.
 #[expect(clippy::cast_precision_loss, reason = "nobody counts to 2^53 here")]
 pub(crate) fn count(n: u64) -> f64 {
     n as f64

@@ -1,4 +1,4 @@
-//! Memory cgroups, of either version: where they can be made, how they are bounded.
+//! Memory cgroups of version 1 and 2: their mount point and their limits.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ pub(crate) fn limit(cgroup: &Path, memory: Bytes) -> io::Result<()> {
     write_first(cgroup, &[("memory.max", memory.0), ("memory.limit_in_bytes", memory.0)])
 }
 
-/// Keeps a cgroup with this much memory from using swap too.
+/// Keeps a cgroup with the limit `memory` from using swap.
 pub(crate) fn forbid_swap(cgroup: &Path, memory: Bytes) -> io::Result<()> {
     write_first(cgroup, &[("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", memory.0)])
 }

@@ -1,4 +1,4 @@
-//! The machine, as far as it matters to what is measured.
+//! Properties of the machine that affect measurements.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use pagewise_sys::system;
 
 use crate::bench::{count, nanos};
 
-/// Looks at the machine; `first_touch` is measured before.
+/// Reads these properties; `first_touch` is measured before.
 pub(crate) fn environment(first_touch: Reading<[f64; 2]>) -> Environment {
     let machine = meminfo::machine(&ProcRoot::live());
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -55,7 +55,7 @@ fn line_of(path: &str, key: &str) -> Reading<Name> {
     value.ok_or_else(|| Absent::NotSupported(format!("{path} has no {key}").into()))
 }
 
-/// The CPU says whether there is one, not whose.
+/// The hypervisor's vendor, from the firmware: the CPU reports only that there is a hypervisor.
 fn hypervisor() -> Reading<Name> {
     let flags = line_of("/proc/cpuinfo", "flags")?;
     let is_virtual = flags.as_bytes().split(|byte| *byte == b' ').any(|flag| flag == b"hypervisor");
@@ -67,10 +67,10 @@ fn hypervisor() -> Reading<Name> {
     }
 }
 
-/// Touches memory, and says how many nanoseconds a page took.
+/// Touches new memory. Returns the nanoseconds for a page.
 ///
 /// # Errors
-/// As `mmap` gives them.
+/// Returns the error of `mmap`.
 pub fn touch(bytes: usize) -> std::io::Result<f64> {
     let page = usize::try_from(system::page_size()).unwrap_or(usize::MAX);
     let length = bytes.max(page).next_multiple_of(page);

@@ -19,7 +19,7 @@ pub enum LabError {
         /// Requested name.
         name: String,
     },
-    /// The system would not.
+    /// A system call failed.
     #[error("{what}")]
     System {
         /// Attempted operation.
@@ -28,15 +28,15 @@ pub enum LabError {
         #[source]
         error: io::Error,
     },
-    /// It measures, and cannot.
+    /// The measurement failed.
     #[error(transparent)]
     Measure(#[from] pagewise_measure::MeasureError),
-    /// Something that the experiment takes for granted does not hold.
+    /// An assumption of the experiment does not hold.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Says what was tried when the system would not.
+/// Adds the attempted operation to an error of the system.
 pub(crate) trait While<T> {
     fn while_(self, what: impl Into<String>) -> Result<T, LabError>;
 }

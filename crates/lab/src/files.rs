@@ -1,4 +1,5 @@
-//! Files to map: with room on the disk, or with bytes in it, and out of the page cache when wanted.
+//! Files to map: with allocated disk blocks or written contents, and dropped from the page cache if
+//! required.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -41,7 +42,7 @@ pub(crate) fn written(folder: &Path, bytes: usize, page: usize) -> Result<File, 
     write().while_(format!("cannot write {}", path.display()))
 }
 
-/// That a folder is on a disk, whose files are written and read back.
+/// Checks that a folder is not in memory (tmpfs), whose files are never written to a disk.
 pub(crate) fn on_a_disk(folder: &Path) -> Result<(), LabError> {
     let found = statfs(folder).while_(format!("cannot read {}", folder.display()))?;
     if found.f_type != libc::TMPFS_MAGIC {
@@ -53,8 +54,8 @@ pub(crate) fn on_a_disk(folder: &Path) -> Result<(), LabError> {
     )))
 }
 
-/// Takes a file out of the page cache, and no other: what is dirty is written first, since only
-/// clean pages go.
+/// Drops the pages of one file from the page cache. Dirty pages are written first, since the kernel
+/// drops only clean ones.
 pub(crate) fn drop_cached(file: &File) -> Result<(), LabError> {
     file.sync_all().while_("cannot sync a file")?;
     fadvise(file, 0, None, Advice::DontNeed).while_("POSIX_FADV_DONTNEED")
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_written_once_and_again_where_its_size_is_another() {
+    fn a_file_is_written_once_and_again_if_its_size_differs() {
         let folder = tempfile::tempdir().unwrap();
         let changed = |bytes| {
             let file = written(folder.path(), bytes, 1 << 10).unwrap();

@@ -26,12 +26,12 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// Memory that the kernel keeps free if nearly all is used.
 const MIN_FREE: Bytes = Bytes::mib(2);
 
-/// Less memory than that is not locked.
+/// Smaller amounts of memory are not locked.
 const MIN_LOCKED: Bytes = Bytes::kib(512);
 /// Number of mappings in which memory is locked.
 const MAX_LOCKED: usize = 10;
 
-/// An effect that does not show within this time does not come.
+/// Time limit of [`wait_until`].
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Counters of `/proc/vmstat` at one time.
@@ -101,7 +101,7 @@ impl ScarceMemory {
     /// Leaves the memory of the parameter `room`, until the value is dropped.
     pub(crate) fn make(bench: &Bench) -> Result<ScarceMemory, LabError> {
         swap_on("/dev/vda")?;
-        // A page is read alone, as it is missed alone.
+        // No swap readahead: each page fault reads one page.
         set("/proc/sys/vm/page-cluster", 0)?;
         let (page, room) = (bench.page(), bench.size("room") << 20);
         let length = (room / 100 * bench.size("share")).next_multiple_of(page);
@@ -109,11 +109,11 @@ impl ScarceMemory {
     }
 }
 
-/// Locks memory until programs can get only this much more, so that a small set of pages is too
-/// large for the machine. Returns the locked memory.
+/// Locks memory until only `room` is left for programs, so that a small set of pages is too large
+/// for the machine. Returns the locked memory.
 fn leave(room: Bytes, page: usize) -> Result<Vec<OwnedMapping>, LabError> {
     shorten_cpu_lists()?;
-    // By default, the kernel keeps more than that free.
+    // By default, the kernel keeps more memory free than `MIN_FREE`.
     set("/proc/sys/vm/min_free_kbytes", MIN_FREE.0 >> 10)?;
     let mut locked = Vec::new();
     // Pages of the lists of CPUs are not counted as available: the first mappings take them.
@@ -135,7 +135,7 @@ fn leave(room: Bytes, page: usize) -> Result<Vec<OwnedMapping>, LabError> {
 /// Leaves few free pages in the list of each CPU. Since 6.7 the kernel lets these lists grow to
 /// megabytes, which MemFree and MemAvailable do not count.
 pub(crate) fn shorten_cpu_lists() -> Result<(), LabError> {
-    // Since 5.14. The value is the number of parts of a zone of which a list may have one.
+    // Since 5.14. With the value N, the lists of all CPUs may have 1/N of the pages of a zone.
     let path = Path::new("/proc/sys/vm/percpu_pagelist_high_fraction");
     if path.exists() { set(path, 5000) } else { Ok(()) }
 }
@@ -148,7 +148,7 @@ pub(crate) fn stalled_us() -> Result<u64, LabError> {
     totals.map(|totals| totals.some_us).ok_or_else(|| LabError::Failed(format!("{path} is empty")))
 }
 
-/// Makes a block device swap, and has the kernel use it.
+/// Formats a block device as swap, and enables it.
 pub(crate) fn swap_on(device: &str) -> Result<(), LabError> {
     call("mkswap", &[device])?;
     call("swapon", &[device])
@@ -206,7 +206,7 @@ pub(crate) fn fill_pipes(
     pipes.while_("cannot fill pipes")
 }
 
-/// Waits until something is so; an error after a minute.
+/// Waits until `is_so` returns true. Returns an error after [`PATIENCE`].
 pub(crate) fn wait_until(
     what: &str,
     mut is_so: impl FnMut() -> Result<bool, LabError>,
@@ -227,8 +227,8 @@ pub(crate) struct GuestProcess {
 }
 
 impl GuestProcess {
-    /// Starts a process, and waits until `prepare` has ended in it: what it returns stays there
-    /// while `work` runs, again and again.
+    /// Starts a process, and waits until `prepare` has returned in it. The process then calls
+    /// `work` with the result of `prepare`, again and again.
     pub(crate) fn start<T>(
         prepare: impl FnOnce() -> Result<T, LabError>,
         mut work: impl FnMut(&T),

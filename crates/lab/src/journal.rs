@@ -1,6 +1,6 @@
-//! Changes of an experiment to the system, and the previous values: they are written first, so that
-//! they are restored whatever happens to the experiment, and by the next start if the lab itself is
-//! killed.
+//! Changes of an experiment to the system, with the previous values. Each is written down before it
+//! is made, so that it is undone whatever happens to the experiment, and by the next start if the
+//! lab itself is killed.
 //!
 //! A journal is a folder with a file for each change. Its owner holds a lock on it for as long as
 //! it lives.
@@ -18,12 +18,12 @@ use serde::{Deserialize, Serialize};
 use crate::LabError;
 use crate::error::While;
 
-/// A change, as it is undone.
+/// A change, with the data to undo it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum JournalChange {
     /// A setting had this value.
     Setting { path: PathBuf, before: String },
-    /// A cgroup was made: what is in it is killed.
+    /// A cgroup was made: its processes are killed.
     Cgroup { path: PathBuf },
     /// A file became swap.
     Swap { path: PathBuf },
@@ -31,19 +31,19 @@ enum JournalChange {
     Made { path: PathBuf },
 }
 
-/// File that lists the changes.
+/// Journal of the changes of one lab.
 #[derive(Debug)]
 pub struct Journal {
     folder: PathBuf,
-    /// The lock of who owns it; none for a run, which writes into its owner's.
+    /// The owner's lock; `None` in a run, which writes into the journal of the lab that started it.
     lock: Option<File>,
 }
 
 const LOCK: &str = "lock";
 
 impl Journal {
-    /// A new journal among those of this user. Undoes first what journals say whose owners are
-    /// gone.
+    /// Begins a journal of this user. Before that, undoes the changes of journals whose owners have
+    /// ended.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -60,7 +60,7 @@ impl Journal {
         Ok(Journal { folder, lock: Some(lock) })
     }
 
-    /// The folder below which journals of this user lie.
+    /// The folder of this user's journals.
     pub fn base() -> PathBuf {
         let id = rustix::process::geteuid();
         if id.is_root() {
@@ -75,8 +75,9 @@ impl Journal {
         Journal { folder, lock: None }
     }
 
-    /// Waits until no other lab of this user may change settings, and keeps others waiting while
-    /// this lives: what two change at once cannot be put back. `None` where it was interrupted.
+    /// Waits until no other lab of this user may change settings, and makes others wait until the
+    /// returned lock is dropped: changes of two labs at the same time cannot be undone. `None` if
+    /// it was interrupted.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -95,7 +96,7 @@ impl Journal {
         Ok(Some(lock))
     }
 
-    /// Folder of the file.
+    /// Folder of the journal.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -132,7 +133,7 @@ impl Journal {
         Ok(path)
     }
 
-    /// Makes swap of a file, which is there and has no holes.
+    /// Uses a file as swap, which exists and has no holes.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -171,7 +172,7 @@ impl Journal {
     /// Undoes everything, the last change first.
     ///
     /// # Errors
-    /// [`LabError::System`]: what could not be undone stays written down.
+    /// [`LabError::System`]. Changes that could not be undone stay in the journal.
     pub fn restore(&self) -> Result<(), LabError> {
         self.restore_from(0)
     }
@@ -179,13 +180,13 @@ impl Journal {
     /// Undoes the change of this number and those after it, the last change first.
     ///
     /// # Errors
-    /// [`LabError::System`]: what could not be undone stays written down.
+    /// [`LabError::System`]. Changes that could not be undone stay in the journal.
     pub(crate) fn restore_from(&self, first: u32) -> Result<(), LabError> {
         let mut failed = Ok(());
         let entries = self.entries().into_iter().filter(|(number, _)| *number >= first);
         for (_, path) in entries.rev() {
             let undone = fs::read(&path).while_("cannot read the journal").and_then(|text| {
-                // A change that was not written down whole was not made.
+                // A change whose entry is incomplete was not made.
                 serde_json::from_slice(&text).map_or(Ok(()), |change| undo(&change))
             });
             match undone {
@@ -205,7 +206,7 @@ impl Drop for Journal {
     }
 }
 
-/// Refuses journals that another user wrote: what they say is done.
+/// Refuses a folder of another user, whose entries would be executed.
 fn check_owner(base: &Path) -> Result<(), LabError> {
     let what = fs::symlink_metadata(base).while_(format!("cannot read {}", base.display()))?;
     if what.is_dir() && what.uid() == rustix::process::geteuid().as_raw() {
@@ -214,7 +215,7 @@ fn check_owner(base: &Path) -> Result<(), LabError> {
     Err(LabError::Failed(format!("{} is not a folder of this user", base.display())))
 }
 
-/// Undoes what journals say whose owners are gone: their locks are free.
+/// Undoes the changes of journals whose owners have ended: their locks are free.
 fn restore_orphans(base: &Path) -> Result<(), LabError> {
     for folder in fs::read_dir(base).while_("cannot read the journals")?.flatten() {
         let journal = Journal::join(folder.path());
@@ -256,7 +257,7 @@ fn or_missing(done: io::Result<()>) -> io::Result<()> {
 const TRIES: u32 = 200;
 const APART: Duration = Duration::from_millis(10);
 
-/// Kills what is in a cgroup, and removes it when all that is gone.
+/// Kills the processes of a cgroup, and removes it when they have ended.
 fn remove_cgroup(path: &Path) -> Result<(), LabError> {
     for _ in 0..TRIES {
         let ids = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
@@ -271,7 +272,8 @@ fn remove_cgroup(path: &Path) -> Result<(), LabError> {
     or_missing(fs::remove_dir(path)).while_(format!("cannot remove {}", path.display()))
 }
 
-/// The value of a setting, as it is written: what is in brackets where it shows a choice.
+/// The value of a setting in the form in which it is written: the word in brackets if the file
+/// shows a choice.
 fn chosen(text: &str) -> &str {
     let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     inside.map_or(text.trim_end(), |(chosen, _)| chosen)

@@ -1,10 +1,10 @@
 //! The lab: experiments on memory that anyone can run, each with its question, its expectation and
 //! its own verdict.
 //!
-//! An experiment is one file in `experiments` and one line in [`EXPERIMENTS`]. It says what it
-//! needs, has conditions ("arms"), measures one of them in a process of its own, and judges what
-//! all runs measured. The [`runner`] does the rest: it takes turns between conditions, bounds
-//! memory and time, and puts everything back that a run changed.
+//! An experiment is one file in `experiments` and one line in [`EXPERIMENTS`]. It declares its
+//! requirements and its conditions ("arms"), measures one condition in a process of its own, and
+//! judges the measurements of all runs. The [`runner`] does the rest: it interleaves conditions,
+//! limits memory and time, and undoes all changes of a run.
 #![forbid(unsafe_code)]
 
 mod about;

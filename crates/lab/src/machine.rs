@@ -21,7 +21,7 @@ const KERNEL_OPTIONS: &str = "nokaslr norandmaps tsc=reliable";
 /// Path of the program in the machine.
 const PROGRAM: &str = "/bin/program";
 
-/// A machine.
+/// A virtual machine whose clock counts instructions.
 #[derive(Debug)]
 pub(crate) struct CountingMachine<'a> {
     /// Its memory.
@@ -55,8 +55,7 @@ impl CountingMachine<'_> {
     }
 }
 
-/// True if C programs can be linked with all that they need: the compiler knows where the library
-/// lies.
+/// True if C programs can be linked statically: the compiler finds the static C library.
 pub(crate) fn links_statically() -> bool {
     let asked = Command::new("cc").arg("-print-file-name=libc.a").stdin(Stdio::null()).output();
     asked.is_ok_and(|answer| answer.stdout.starts_with(b"/"))

@@ -1,10 +1,10 @@
-//! Which line a set of a cache gives up for a new one: models of policies, how often each misses in
-//! a sequence of accesses, and which of them explains best how long the sequences took.
+//! Models of the replacement policies of a cache: the misses of each in a sequence of accesses, and
+//! the part of the measured times that they do not explain.
 //!
-//! A model is of one set. It says how many accesses of a sequence miss, when the sequence is gone
-//! through again and again.
+//! A model has one set. It counts the accesses of a sequence that miss when the sequence is
+//! repeated.
 
-/// A policy.
+/// A policy: the line that it replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CachePolicy {
     /// The line that was used longest ago.
@@ -19,14 +19,15 @@ pub(crate) enum CachePolicy {
     LruOfTrees,
     /// The group that a tree of four points to, and in it the way that was used longest ago.
     TreeOfLrus,
-    /// A bit for each way that was used; when all are set, all but the last are cleared. The first
-    /// way without.
+    /// The first way whose bit is clear. A bit is set when its way is used; when all are set, all
+    /// but the last are cleared.
     BitPlru,
-    /// An age of two bits: new lines are nearly old, used ones young; all age until one is old.
+    /// A line of the highest age, which has two bits: new lines are nearly old, used ones young,
+    /// and all age until one is old.
     Srrip,
 }
 
-/// All of them, as they are called.
+/// All policies, with their names.
 pub(crate) const POLICIES: &[(&str, CachePolicy)] = &[
     ("LRU", CachePolicy::Lru),
     ("FIFO", CachePolicy::Fifo),
@@ -41,7 +42,7 @@ pub(crate) const POLICIES: &[(&str, CachePolicy)] = &[
 /// Ways of a group, or groups of a tree, where there are groups.
 const FOUR: usize = 4;
 
-/// The age at which SRRIP gives a line up, and that of a new line.
+/// The age at which SRRIP replaces a line, and that of a new line.
 const OLD: u64 = 3;
 const NEW: u64 = 2;
 
@@ -49,11 +50,11 @@ const NEW: u64 = 2;
 struct SimpleCacheSet {
     policy: CachePolicy,
     lines: Vec<Option<usize>>,
-    /// When a way was used or filled, its age, or its bit.
+    /// For each way, by policy: time of its last use or of its fill, its age, or its bit.
     marks: Vec<u64>,
-    /// The same of groups.
+    /// Time of the last use of each group.
     groups: Vec<u64>,
-    /// Trees: of a node, whether the right half is the older one. A tree of n ways has the nodes 1
+    /// Trees: true for a node whose right half is the older one. A tree of n ways has the nodes 1
     /// to n - 1.
     trees: Vec<Vec<bool>>,
     clock: u64,
@@ -79,7 +80,7 @@ impl SimpleCacheSet {
         }
     }
 
-    /// Uses a line; whether it missed.
+    /// Accesses a line; returns true if it missed.
     fn access(&mut self, line: usize) -> bool {
         self.clock += 1;
         if let Some(way) = self.lines.iter().position(|held| *held == Some(line)) {
@@ -124,7 +125,7 @@ impl SimpleCacheSet {
         }
     }
 
-    /// The way that is given up. All are full.
+    /// The way to replace. All ways are full.
     fn victim(&mut self) -> usize {
         let ways = self.lines.len();
         match self.policy {
@@ -151,7 +152,7 @@ impl SimpleCacheSet {
     }
 }
 
-/// The first of the smallest.
+/// Index of the first of the smallest marks.
 fn oldest(marks: &[u64]) -> usize {
     (0..marks.len()).min_by_key(|way| marks[*way]).unwrap_or(0)
 }
@@ -178,11 +179,11 @@ fn pointed_to(tree: &[bool], leaves: usize) -> usize {
     node - tree.len()
 }
 
-/// Rounds that are gone through before misses are counted, and while they are.
+/// Repetitions of a sequence before misses are counted, and repetitions that are counted.
 const WARM: usize = 20;
 const COUNTED: usize = 40;
 
-/// Which share of the accesses misses when a sequence of lines is gone through again and again.
+/// Share of the accesses that miss when a sequence of lines is repeated.
 pub(crate) fn misses(policy: CachePolicy, ways: usize, sequence: &[usize]) -> f64 {
     let mut set = SimpleCacheSet::new(policy, ways);
     let mut round = || sequence.iter().filter(|line| set.access(**line)).count();
@@ -195,8 +196,8 @@ fn share(of: usize, all: usize) -> f64 {
     crate::bench::count(of as u64) / crate::bench::count(all.max(1) as u64)
 }
 
-/// Which share of the differences between times a straight line through misses leaves unexplained:
-/// 0 where each miss costs the same, 1 where misses say nothing, or more misses take less time.
+/// Share of the variance of the times that a straight line through the misses leaves unexplained: 0
+/// if each miss costs the same, 1 if misses explain nothing, or if more misses take less time.
 pub(crate) fn unexplained(misses: &[f64], times: &[f64]) -> f64 {
     let mean =
         |values: &[f64]| values.iter().sum::<f64>() / crate::bench::count(values.len() as u64);
@@ -231,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn use_keeps_a_line_but_in_a_queue() {
-        // 0 is used between any two others, so that only a queue gives it up.
+    fn use_keeps_a_line_except_in_a_queue() {
+        // 0 is used between any two others, so only a queue replaces it.
         let sequence = [0, 1, 0, 2, 0, 3, 0, 4, 0, 5];
         let misses_zero = |policy| {
             let mut set = SimpleCacheSet::new(policy, 4);
@@ -267,7 +268,7 @@ mod tests {
             point_away(&mut tree, used);
             assert_eq!(pointed_to(&tree, 4), next);
         }
-        // Three leaves: beside the third is nothing.
+        // Three leaves: the third has no sibling.
         point_away(&mut tree, 0);
         point_away(&mut tree, 2);
         point_away(&mut tree, 0);

@@ -8,7 +8,7 @@ use pagewise_stats::{Interval, Summary, median_curve, median_interval, ratio_of_
 #[derive(Debug)]
 pub struct ExperimentResults<'a>(pub(crate) &'a ExperimentRecord);
 
-/// A number with the interval in which it lies.
+/// A number with its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IntervalEstimate {
     /// The median, or the ratio of two.
@@ -32,7 +32,7 @@ impl ExperimentResults<'_> {
         Some(Summary::from_values(&values)?.median)
     }
 
-    /// The median of a quantity in a condition, and where it lies.
+    /// The median of a quantity in a condition, with its interval.
     pub fn value(&self, quantity: &str, arm: &str) -> Option<IntervalEstimate> {
         let values = self.0.arm(arm)?.values(quantity);
         let value = Summary::from_values(&values)?.median;
@@ -79,7 +79,7 @@ impl ExperimentResults<'_> {
     }
 }
 
-/// A claim that waits for its number.
+/// A claim that is not judged yet.
 #[derive(Debug)]
 pub struct OpenClaim {
     text: Label,
@@ -88,13 +88,13 @@ pub struct OpenClaim {
 }
 
 impl OpenClaim {
-    /// It is of counts: the noise of times does not matter.
+    /// Marks a claim of counts: the noise of times does not matter.
     pub fn counted(self) -> OpenClaim {
         OpenClaim { noise: 0.0, ..self }
     }
 
-    /// It holds where the ratio is above `least`, beyond doubt and beyond the noise of this
-    /// machine.
+    /// The claim holds if the whole interval of the ratio is above `least` by more than the noise
+    /// of this machine.
     pub fn more_than(self, least: f64, ratio: Option<IntervalEstimate>) -> ExperimentClaim {
         let threshold = least * (1.0 + self.noise);
         let expected = format!("more than {least:.2} ×");
@@ -104,7 +104,7 @@ impl OpenClaim {
         })
     }
 
-    /// The claim holds if the ratio differs from 1 by at most this share. If the noise of the
+    /// The claim holds if the ratio differs from 1 by at most `tolerance`. If the noise of the
     /// machine is larger, only a difference beyond the noise decides.
     pub fn the_same(self, tolerance: f64, ratio: Option<IntervalEstimate>) -> ExperimentClaim {
         let noise = self.noise;
@@ -117,8 +117,8 @@ impl OpenClaim {
         })
     }
 
-    /// It holds if the ratio is not 1 beyond doubt and beyond the noise of this machine. It never
-    /// fails: no measurement shows that two numbers are equal.
+    /// The claim holds if the whole interval of the ratio differs from 1 by more than the noise of
+    /// this machine. It never fails: no measurement shows that two numbers are equal.
     pub fn differs(self, ratio: Option<IntervalEstimate>) -> ExperimentClaim {
         let noise = self.noise;
         self.judge("another than 1 ×".to_owned(), ratio, times, |estimate| {
@@ -127,7 +127,8 @@ impl OpenClaim {
         })
     }
 
-    /// It holds where the number is as expected within a share of it.
+    /// The claim holds if the number differs from `expected` by at most the share `tolerance` of
+    /// it.
     pub fn near(
         self,
         expected: f64,
@@ -147,7 +148,7 @@ impl OpenClaim {
         )
     }
 
-    /// It holds where the number is at most this.
+    /// The claim holds if the number is at most `most`.
     pub fn at_most(self, most: f64, value: Option<IntervalEstimate>) -> ExperimentClaim {
         self.judge_in_unit(
             |unit| format!("at most {}", number(most, unit)),
@@ -159,7 +160,7 @@ impl OpenClaim {
         )
     }
 
-    /// It holds where the number is at least this.
+    /// The claim holds if the number is at least `least`.
     pub fn at_least(self, least: f64, value: Option<IntervalEstimate>) -> ExperimentClaim {
         self.judge_in_unit(
             |unit| format!("at least {}", number(least, unit)),
@@ -171,7 +172,7 @@ impl OpenClaim {
         )
     }
 
-    /// It holds where the experiment says so; `None` where it cannot.
+    /// The claim holds if the experiment finds so; `None` if it could not find out.
     pub fn holds(
         self,
         expected: impl Into<Label>,
@@ -193,7 +194,7 @@ impl OpenClaim {
         }
     }
 
-    /// Judges a number that is written in its unit, and so is what is expected of it.
+    /// Judges a number; the number and the expectation are written in its unit.
     fn judge_in_unit(
         self,
         expected: impl FnOnce(AxisUnit) -> String,
@@ -276,7 +277,7 @@ fn bytes(n: f64) -> String {
     format!("{} {}", digits(rest), units[power])
 }
 
-/// Some digits, and a mark at thousands.
+/// At most two decimals, and a comma at thousands.
 fn digits(n: f64) -> String {
     if n.abs() < 100.0 {
         let text = format!("{n:.2}");
@@ -294,7 +295,7 @@ fn digits(n: f64) -> String {
     marked
 }
 
-/// Why a claim that does not hold here need not.
+/// Reason why a claim may fail on some machines.
 pub(crate) trait Explained {
     /// Adds the reason if the claim does not hold. A measurement that decides nothing has its noise
     /// as the reason.
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_the_same_for_all_that_a_noisy_machine_can_say() {
+    fn noise_beyond_the_tolerance_leaves_the_same_undecided() {
         let verdict = |noise, ratio| asked(noise).the_same(0.1, ratio).verdict;
         assert_eq!(verdict(0.05, estimate(0.97, 1.02, 1.2)), ClaimVerdict::Agrees);
         assert_eq!(verdict(0.5, estimate(0.97, 1.02, 1.2)), ClaimVerdict::CannotTell);
@@ -400,11 +401,11 @@ mod tests {
         entry
     }
 
-    /// As many as experiments that measure time have at least.
+    /// Minimum number of runs of experiments that measure time.
     const ROUNDS: usize = 5;
     const TRIALS: usize = 200;
 
-    /// In how many of the trials what is the same is called more, or another.
+    /// Number of trials in which equal conditions are judged as more, or as different.
     fn false_alarms(mut one: impl FnMut() -> f64) -> usize {
         let is_alarm = |_: &usize| {
             let entry = same_thrice(&mut one);
@@ -425,7 +426,7 @@ mod tests {
         let mut calm = || 100.0 + (0..12).map(|_| random.f64() - 0.5).sum::<f64>();
         assert!(false_alarms(&mut calm) <= TRIALS / 20);
         let mut random = fastrand::Rng::with_seed(2);
-        // As times are: mostly close to the least, sometimes far above.
+        // Similar to times: mostly close to the minimum, sometimes far above.
         let mut tailed = || 100.0 + 5.0 / (random.f64() + 0.01);
         assert!(false_alarms(&mut tailed) <= TRIALS / 20);
         let mut random = fastrand::Rng::with_seed(3);
@@ -437,7 +438,8 @@ mod tests {
         assert!(false_alarms(&mut drifting) <= TRIALS / 20);
     }
 
-    /// Times of one moment resemble each other on a busy machine, which the limit does not allow.
+    /// On a busy machine, times of one moment resemble each other, which this limit does not allow
+    /// for.
     #[test]
     #[ignore = "it measures"]
     fn the_same_work_timed_twice_is_not_called_another() {

@@ -72,7 +72,7 @@ pub struct LabProgress<'a> {
     pub of: u64,
 }
 
-/// A run that takes longer is ended.
+/// Time limits of a run, by [`Size`]; a run that takes longer is killed.
 const MAX_RUN_TIMES: [Duration; 3] =
     [Duration::from_secs(60), Duration::from_secs(180), Duration::from_secs(1800)];
 
@@ -89,7 +89,8 @@ const AGAIN: &str = " again";
 /// Memory of a run in addition to that of its experiment: the program itself, page tables.
 const ROOM: Bytes = Bytes::mib(64);
 
-/// Runs experiments one after the other. Stops when `interrupted` says so, with what there is.
+/// Runs experiments one after the other. If `interrupted` returns true, stops and returns the
+/// results so far.
 ///
 /// # Errors
 /// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`], and an error if journals cannot
@@ -177,7 +178,7 @@ impl LabRunner<'_> {
         Ok(entry)
     }
 
-    /// All runs of all conditions, interleaved. Each round begins with another condition.
+    /// Runs all conditions, interleaved. Each round begins with another condition.
     fn turns(
         &mut self,
         about: &ExperimentAbout,
@@ -205,7 +206,7 @@ impl LabRunner<'_> {
         }
     }
 
-    /// Runs a condition once, and puts back what the run changed.
+    /// Runs a condition once, and undoes the changes of the run.
     fn run_once(
         &self,
         about: &ExperimentAbout,
@@ -236,8 +237,8 @@ impl LabRunner<'_> {
         serde_json::from_slice(&text?).map_err(|error| words(&error))
     }
 
-    /// Runs a command, ends it with all that it started when it takes too long, and returns what it
-    /// printed.
+    /// Runs a command, and returns its output. If it takes too long, kills it with all processes
+    /// that it started.
     fn output(&self, mut command: Command, limit: Duration) -> Result<Vec<u8>, Name> {
         let words = |error: io::Error| Name::from(error.to_string().as_str());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -267,8 +268,8 @@ impl LabRunner<'_> {
         }
     }
 
-    /// Touches memory in another process, so that the host has it ready; says how many nanoseconds
-    /// a page took.
+    /// Touches memory in another process, so that the host backs it. Returns the nanoseconds for a
+    /// page.
     fn touch(&self, bytes: Bytes) -> Reading<f64> {
         let mut command = Command::new(&self.plan.program);
         command.arg("lab-touch").arg(bytes.0.to_string());
@@ -282,7 +283,7 @@ impl LabRunner<'_> {
         Ok([self.touch(TOUCHED)?, self.touch(TOUCHED)?])
     }
 
-    /// A folder for files, and a cgroup where one can be made.
+    /// Makes a folder for files, and a cgroup if possible.
     fn bounds(&self, memory: Bytes) -> Result<RunBounds, LabError> {
         let folder = self.journal.make_folder(&self.plan.disk)?;
         let cgroup = self.given.cgroups.as_deref().and_then(|base| {
@@ -323,7 +324,7 @@ fn entry(
     entry
 }
 
-/// Every experiment of these names as it would be run, and why not where it would not.
+/// The record of each experiment without measurements, with the reason if it would be skipped.
 ///
 /// # Errors
 /// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`]
@@ -358,7 +359,7 @@ fn rerun(about: &ExperimentAbout, plan: &LabPlan) -> String {
     words.join(" ")
 }
 
-/// Why it does not fit into this machine, where it does not.
+/// Reason why the experiment does not fit into the memory of this machine; `None` if it does.
 fn too_large(about: &ExperimentAbout, parameters: &Parameters) -> Option<Absent> {
     let needed = (about.memory)(parameters);
     let available = pagewise_proc::meminfo::machine(&ProcRoot::live()).mem_available.ok()?;
@@ -372,8 +373,8 @@ fn too_large(about: &ExperimentAbout, parameters: &Parameters) -> Option<Absent>
     (needed > available).then(|| Absent::NotSupported(why().into()))
 }
 
-/// By how much two series of the baseline differ at most, with 95 % confidence. The second is one
-/// condition less to show.
+/// Maximum relative difference of two series of the baseline, with 95 % confidence. Removes the
+/// second series from the entry.
 pub(crate) fn noise(about: &ExperimentAbout, entry: &mut lab::ExperimentRecord) -> Option<f64> {
     let again = entry.arms.pop()?;
     let timed = about.quantities.iter().find(|row| row.is_time())?;

@@ -7,11 +7,11 @@ use pagewise_sim::{Levels, ReadWriteCounts, RecencyPolicy};
 
 use crate::LabError;
 
-/// Accesses that find their page in no TLB of an i7-6800K whose walker fetches the next base page
-/// too, by LRU.
+/// Accesses that miss all TLB levels of an i7-6800K, with LRU replacement and a page walker that
+/// prefetches the next base page.
 ///
 /// # Errors
-/// [`LabError::Failed`] where it is not known to have a TLB for such pages.
+/// [`LabError::Failed`], if its TLB for such pages is unknown.
 pub(crate) fn walks(
     page: TlbPageSize,
     play: impl FnOnce(AccessSink<'_>),

@@ -1,5 +1,5 @@
-//! Pointer chases: places in memory that hold each other's addresses in a ring. The next address is
-//! known only when the last one has come, so that a step takes as long as memory takes to answer.
+//! Pointer chases: a ring of pointers in memory, each of which holds the address of the next. Each
+//! load needs the result of the load before, so a step takes one memory latency.
 
 use std::hint::black_box;
 use std::marker::PhantomData;
@@ -7,25 +7,25 @@ use std::ptr::NonNull;
 
 use pagewise_sys::region::AlignedRegion;
 
-/// A place: it holds the address of the next.
+/// An element of the ring: the address of the next element.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 struct RingPlace(NonNull<RingPlace>);
 
-/// A ring of places in a region.
+/// A ring of pointers in a region.
 #[derive(Debug)]
 pub struct RingChase<'r> {
-    /// It and all that it leads to were linked.
+    /// The current element. `link` wrote it and every element that it leads to.
     at: NonNull<RingPlace>,
     region: PhantomData<&'r mut AlignedRegion>,
 }
 
 impl<'r> RingChase<'r> {
-    /// Bytes of a place: so far are places apart at least.
+    /// Size of an element in bytes, which is also the smallest distance between two of them.
     pub const PLACE: usize = size_of::<RingPlace>();
 
-    /// Links the given offsets in this order; the last is linked to the first. `None` for an empty
-    /// list.
+    /// Links the elements at these byte offsets in the given order; the last is linked to the
+    /// first. `None` for an empty list.
     ///
     /// # Panics
     /// Panics if an offset is outside of the region, or not a multiple of [`RingChase::PLACE`].
@@ -39,14 +39,14 @@ impl<'r> RingChase<'r> {
                     && offset.checked_add(Self::PLACE).is_some_and(|end| end <= length),
                 "{offset} is no place"
             );
-            // SAFETY: it lies in the region with all of its bytes, as was just checked.
+            // SAFETY: the whole element lies in the region, as was just checked.
             unsafe { start.byte_add(offset) }
         };
         let first = place(*places.first()?);
         let next = places[1..].iter().chain(&places[..1]);
         for (at, next) in places.iter().zip(next) {
-            // SAFETY: the place lies in the region, which is mapped, aligned to pages, and borrowed
-            // for us alone.
+            // SAFETY: the element lies in the region, which is mapped, aligned to pages, and
+            // borrowed exclusively.
             unsafe { place(*at).write(RingPlace(place(*next))) };
         }
         Some(RingChase { at: first, region: PhantomData })
@@ -63,10 +63,10 @@ impl<'r> RingChase<'r> {
     }
 }
 
-/// `at` comes from [`RingChase::link`].
+/// Loads the next address. [`RingChase::link`] wrote the element `at`.
 #[inline(always)]
 fn follow(at: NonNull<RingPlace>) -> NonNull<RingPlace> {
-    // SAFETY: every target of a link was linked, and no other code writes to the region.
+    // SAFETY: `link` wrote every element of the ring, and no other code writes to the region.
     unsafe { at.read() }.0
 }
 

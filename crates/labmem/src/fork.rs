@@ -1,16 +1,16 @@
-//! Children that go on in this program, for experiments with copy-on-write.
+//! Forked children without `execve`, for experiments with copy-on-write.
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
-/// A child. It is waited for when dropped.
+/// A forked child. Dropping this waits for its exit.
 #[derive(Debug)]
 pub struct ForkedChild(libc::pid_t);
 
-/// Forks; the child runs `body` and ends with what it returns, 101 where it panics. It is killed
-/// when this process ends.
+/// Forks. The child runs `body` and exits with the status that it returns, or with 101 if it
+/// panics. The kernel kills the child when this process ends.
 ///
 /// # Errors
 /// `EBUSY` where this process has other threads: a lock that one of them holds would be held in the
@@ -25,7 +25,8 @@ pub fn fork(body: impl FnOnce() -> u8) -> io::Result<ForkedChild> {
         0 => {
             let _ = set_parent_process_death_signal(Some(Signal::KILL));
             let status = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
-            // SAFETY: ends this process; handlers of its parent's and buffers are left alone.
+            // SAFETY: `_exit` ends the child without the exit handlers and unflushed buffers of its
+            // parent.
             unsafe { libc::_exit(status.into()) }
         }
         pid => Ok(ForkedChild(pid)),
@@ -38,14 +39,15 @@ impl ForkedChild {
         self.0.unsigned_abs()
     }
 
-    /// Kills it.
+    /// Sends SIGKILL to the child.
     pub fn kill(&self) {
-        // It has not been waited for, so that the id is still its own; where it has ended, there is
-        // nothing to kill.
+        // The child has not been waited for, so no other process has its PID. If the child has
+        // exited, the signal has no effect.
         let _ = Pid::from_raw(self.0).map(|pid| kill_process(pid, Signal::KILL));
     }
 
-    /// Waits for its end: the exit status, or the negative signal.
+    /// Waits for the child to exit. Returns its exit status, or the negative signal number if a
+    /// signal killed it.
     ///
     /// # Errors
     /// As `waitpid` gives them.

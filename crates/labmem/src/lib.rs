@@ -1,7 +1,7 @@
 //! Memory operations that only experiments need: mappings of every kind whose bytes are written by
-//! offset, forked children, chains of pointers, the C library's heap, swap files, NUMA policies.
+//! offset, forked children, pointer chases, the C library's heap, swap files, NUMA policies.
 //!
-//! These are safe functions around unsafe operations, so that the lab itself has none.
+//! These are safe functions around unsafe operations, so that the lab itself has no unsafe code.
 
 pub mod chase;
 pub mod fork;

@@ -1,5 +1,5 @@
 //! The C library's heap as C programs use it: `malloc`, `calloc`, `free`, `mallopt`. For
-//! experiments on where it gets memory, and when it gives it back.
+//! experiments on the memory that it takes from the kernel and returns to it.
 
 use std::hint::black_box;
 use std::io;
@@ -13,11 +13,11 @@ pub struct HeapBlock {
     length: usize,
 }
 
-// SAFETY: the heap takes blocks back from any thread, and whoever has one has it alone.
+// SAFETY: any thread may free a block, and a `HeapBlock` is the only owner of its memory.
 unsafe impl Send for HeapBlock {}
 
 impl HeapBlock {
-    /// Memory that holds anything.
+    /// Allocates a block with undefined content.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -26,7 +26,7 @@ impl HeapBlock {
         HeapBlock::from_allocation(unsafe { libc::malloc(length) }, length)
     }
 
-    /// Memory that is zero.
+    /// Allocates a zero-filled block.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -41,7 +41,7 @@ impl HeapBlock {
         Ok(HeapBlock { start, length })
     }
 
-    /// Its bytes, as they were asked for.
+    /// Requested size in bytes.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks for nothing")]
     pub fn len(&self) -> usize {
         self.length
@@ -61,7 +61,7 @@ impl HeapBlock {
         unsafe { place.write_volatile(byte) };
     }
 
-    /// Writes a byte in each step.
+    /// Writes 1 to every `step`-th byte.
     pub fn touch(&mut self, step: usize) {
         (0..self.length).step_by(step).for_each(|at| self.write(at, 1));
     }
@@ -74,7 +74,8 @@ impl HeapBlock {
         assert!(part.start <= part.end && part.end <= self.length, "{part:?} is beyond the block");
         // SAFETY: `part.start` is at most the size of the block, as was just checked.
         let start = unsafe { self.start.add(part.start) };
-        // SAFETY: the part ends inside the block, as this line checks; the block is ours alone.
+        // SAFETY: the part ends inside the block, as was checked above; the block has no other
+        // owner.
         unsafe { start.write_bytes(byte, part.len()) };
         black_box(&self.start);
     }
@@ -91,18 +92,19 @@ impl Drop for HeapBlock {
 /// Parameter of `mallopt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tuning {
-    /// `M_TRIM_THRESHOLD`: how many free bytes at the end of the heap stay there. -1: all.
+    /// `M_TRIM_THRESHOLD`: free bytes at the end of the heap above which `free` trims it; -1:
+    /// never.
     TrimThreshold,
-    /// `M_MMAP_MAX`: how many blocks may be mappings of their own.
+    /// `M_MMAP_MAX`: maximum number of blocks that are mappings of their own.
     MmapMax,
-    /// `M_MMAP_THRESHOLD`: from how many bytes on a block is one.
+    /// `M_MMAP_THRESHOLD`: size in bytes from which a block is a mapping of its own.
     MmapThreshold,
 }
 
-/// Changes how the heap gets memory and gives it back, for the rest of this process.
+/// Sets a parameter of the heap for the rest of this process.
 ///
 /// # Errors
-/// `Unsupported` where the C library is not glibc, `InvalidInput` where it does not take the value.
+/// `Unsupported` if the C library is not glibc, `InvalidInput` if glibc rejects the value.
 pub fn tune(what: Tuning, value: i32) -> io::Result<()> {
     mallopt(what, value)
 }
@@ -114,7 +116,7 @@ fn mallopt(what: Tuning, value: i32) -> io::Result<()> {
         Tuning::MmapMax => libc::M_MMAP_MAX,
         Tuning::MmapThreshold => libc::M_MMAP_THRESHOLD,
     };
-    // SAFETY: the call takes numbers; blocks that there are stay as they are.
+    // SAFETY: the call takes numbers; existing blocks do not change.
     let done = unsafe { libc::mallopt(what, value) };
     if done == 1 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_writes_beyond_the_end() {
+    fn writes_beyond_the_end_panic() {
         let refused = |write: fn(&mut HeapBlock)| {
             std::panic::catch_unwind(|| write(&mut HeapBlock::malloc(8).unwrap())).is_err()
         };
@@ -149,7 +151,7 @@ mod tests {
 
     #[test]
     #[cfg(target_env = "gnu")]
-    fn glibc_takes_what_is_tuned() {
+    fn glibc_accepts_each_parameter() {
         let tuned = [(Tuning::TrimThreshold, -1), (Tuning::MmapMax, 0), (Tuning::MmapThreshold, 1)];
         tuned.into_iter().for_each(|(what, value)| tune(what, value).unwrap());
     }

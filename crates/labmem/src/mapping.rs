@@ -19,13 +19,13 @@ pub struct MapRequest<'f> {
     pub length: usize,
     /// `MAP_SHARED` rather than `MAP_PRIVATE`.
     pub shared: bool,
-    /// The file, from its start; anonymous memory without.
+    /// File that is mapped from its start; `None`: anonymous memory.
     pub file: Option<&'f File>,
     /// `MAP_POPULATE`: page tables are filled, and a file is read, before the call returns.
     pub populate: bool,
     /// `MAP_NORESERVE`: not counted against the commit limit.
     pub no_reserve: bool,
-    /// Nothing may be done with it before [`OwnedMapping::protect`].
+    /// `PROT_NONE`, until [`OwnedMapping::protect`] changes the access rights.
     pub no_access: bool,
 }
 
@@ -36,7 +36,7 @@ pub struct OwnedMapping {
     length: usize,
 }
 
-// SAFETY: its bytes are touched by atomic operations only, by whichever thread.
+// SAFETY: a mapping belongs to the process, so any thread may access and unmap it.
 unsafe impl Send for OwnedMapping {}
 // SAFETY: all accesses to the mapping through a shared reference are atomic.
 unsafe impl Sync for OwnedMapping {}
@@ -63,11 +63,11 @@ impl PageAccess {
 }
 
 impl OwnedMapping {
-    /// Maps it.
+    /// Creates the mapping.
     ///
     /// # Errors
-    /// `EINVAL` for no bytes, `ENOMEM` where the commit limit or address space has no room, others
-    /// as `mmap` gives them.
+    /// `EINVAL` for a length of 0, `ENOMEM` if the commit limit or the address space is exhausted,
+    /// others as `mmap` returns them.
     pub fn map(wanted: &MapRequest<'_>) -> io::Result<OwnedMapping> {
         let flags = [
             (true, if wanted.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }),
@@ -78,7 +78,7 @@ impl OwnedMapping {
         let flags = flags.iter().filter(|flag| flag.0).fold(0, |all, flag| all | flag.1);
         let file = wanted.file.map_or(-1, AsRawFd::as_raw_fd);
         let access = if wanted.no_access { PageAccess::None } else { PageAccess::Write };
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses the address, so the call changes no existing mapping.
         let start =
             unsafe { libc::mmap(ptr::null_mut(), wanted.length, access.flags(), flags, file, 0) };
         if start == libc::MAP_FAILED {
@@ -88,22 +88,22 @@ impl OwnedMapping {
         Ok(OwnedMapping { start, length: wanted.length })
     }
 
-    /// Maps a new System V segment. It has no name and is marked for removal at once, so that
-    /// nothing is left when the last process that has it ends.
+    /// Maps a new System V segment. It has no name and is marked for removal at once, so that the
+    /// kernel frees it when the last process that has it attached ends.
     ///
     /// # Errors
     /// `EINVAL` for no bytes or more than `kernel.shmmax`, `ENOSPC`, `ENOMEM`.
     pub fn system_v(length: usize) -> io::Result<OwnedMapping> {
-        // SAFETY: makes a segment, and touches no memory of ours.
+        // SAFETY: the call creates a segment and accesses no memory of this process.
         let id = unsafe { libc::shmget(libc::IPC_PRIVATE, length, libc::IPC_CREAT | 0o600) };
         if id < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: attached where the kernel likes, it touches no memory that there is.
+        // SAFETY: the kernel chooses the address, so the call changes no existing mapping.
         let start = unsafe { libc::shmat(id, ptr::null(), 0) };
         let attached =
             if start.addr() == usize::MAX { Err(io::Error::last_os_error()) } else { Ok(()) };
-        // SAFETY: removal takes no argument; what is attached stays until it is detached, which
+        // SAFETY: `IPC_RMID` reads no argument; the segment stays until it is detached, which
         // `munmap` does too.
         unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) };
         attached?;
@@ -111,9 +111,9 @@ impl OwnedMapping {
         Ok(OwnedMapping { start, length })
     }
 
-    /// All of it as words, without what is left at its end.
+    /// The whole mapping as words, without the bytes after the last whole word.
     ///
-    /// Bytes and words may not be written at the same time in the same place.
+    /// The same memory must not be written as bytes and as words at the same time.
     pub fn as_words(&self) -> &[AtomicU64] {
         let words = self.length / size_of::<AtomicU64>();
         // SAFETY: a mapping begins at a page, so that words are aligned; all accesses to it are
@@ -121,12 +121,12 @@ impl OwnedMapping {
         unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), words) }
     }
 
-    /// Its first address.
+    /// Start address.
     pub fn start(&self) -> u64 {
         self.start.addr().get() as u64
     }
 
-    /// Its bytes.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "no mapping is empty")]
     pub fn len(&self) -> usize {
         self.length
@@ -158,12 +158,12 @@ impl OwnedMapping {
         self.byte(at).store(byte, Relaxed);
     }
 
-    /// Writes a byte in each step of a range.
+    /// Writes 1 to every `step`-th byte of a range.
     pub fn touch(&self, range: Range<usize>, step: usize) {
         range.step_by(step).for_each(|at| self.write(at, 1));
     }
 
-    /// Reads a byte in each step of a range.
+    /// Reads every `step`-th byte of a range; returns their sum.
     pub fn look(&self, range: Range<usize>, step: usize) -> u64 {
         range.step_by(step).map(|at| u64::from(self.read(at))).sum()
     }
@@ -185,7 +185,7 @@ impl OwnedMapping {
         );
         // SAFETY: `part.start` is at most the length of the mapping, as was just checked.
         let start = unsafe { self.start.add(part.start) };
-        // SAFETY: the part ends inside the mapping, as this line checks; no other code of this
+        // SAFETY: the part ends inside the mapping, as was checked above; no other code of this
         // process accesses it.
         unsafe { start.write_bytes(byte, part.len()) };
     }
@@ -196,8 +196,8 @@ impl OwnedMapping {
     /// As `madvise` gives them.
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
         let (start, length) = self.part(&range)?;
-        // SAFETY: the part is ours; whatever the advice, its bytes stay mapped and are numbers,
-        // which atomic loads may find changed.
+        // SAFETY: the range lies in this mapping. No advice unmaps it, and atomic loads accept
+        // bytes that changed.
         let done = unsafe { libc::madvise(start.cast(), length, advice as i32) };
         answer(done)
     }
@@ -208,8 +208,8 @@ impl OwnedMapping {
     /// As `mprotect` gives them.
     pub fn protect(&self, range: Range<usize>, access: PageAccess) -> io::Result<()> {
         let (start, length) = self.part(&range)?;
-        // SAFETY: the part is ours; who then touches what may not be touched is ended by the
-        // kernel.
+        // SAFETY: the range lies in this mapping. The kernel kills the process on an access that
+        // the new rights forbid.
         let done = unsafe { libc::mprotect(start.cast(), length, access.flags()) };
         answer(done)
     }
@@ -224,7 +224,7 @@ impl OwnedMapping {
         answer(done)
     }
 
-    /// Keeps all of it in memory.
+    /// Locks the whole mapping in memory.
     ///
     /// # Errors
     /// `ENOMEM`, `EPERM`, `EAGAIN` beyond `RLIMIT_MEMLOCK`.
@@ -234,7 +234,7 @@ impl OwnedMapping {
         answer(done)
     }
 
-    /// A part as the kernel takes it.
+    /// Address and length of a range for a system call; `EINVAL` if it is not inside the mapping.
     fn part(&self, range: &Range<usize>) -> io::Result<(*mut u8, usize)> {
         if range.start > range.end || range.end > self.length {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));

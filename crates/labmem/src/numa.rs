@@ -14,7 +14,7 @@ pub enum NodePolicy {
     Interleave(u64),
 }
 
-/// Number of bits of a set of nodes, and one more, as the kernel counts them.
+/// Bits of a node set plus 1: the kernel ignores the last of the given number of bits.
 const MAX_NODES: c_ulong = 65;
 
 /// Sets the policy of this thread. Sets of nodes have a bit for each node.
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_node_is_a_policy_and_a_node_without_memory_is_an_error() {
+    fn node_0_is_accepted_and_a_node_without_memory_is_an_error() {
         match set_policy(NodePolicy::Interleave(1)) {
             Ok(()) => {
                 assert!(set_policy(NodePolicy::Bind(1 << 63)).is_err());

@@ -1,4 +1,4 @@
-//! Swap files: made ready, switched on and off. Needs CAP_SYS_ADMIN.
+//! Swap files: writes their header, switches them on and off. Needs CAP_SYS_ADMIN.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;
@@ -9,14 +9,14 @@ use std::path::Path;
 
 use pagewise_sys::system::page_size;
 
-/// The last ten bytes of the first page, by which the kernel knows swap.
+/// The last ten bytes of the first page, by which the kernel recognizes a swap area.
 const MAGIC: &[u8] = b"SWAPSPACE2";
 
-/// Writes the header of swap into a file that is there, and has the kernel swap to it.
+/// Writes a swap header into an existing file, and makes it a swap area.
 ///
 /// # Errors
-/// `EINVAL` for a file with holes or of less than ten pages, `EPERM`, and others as `swapon` gives
-/// them.
+/// `EINVAL` for a file with holes or of less than two pages, `EPERM`, and others as `swapon`
+/// returns them.
 pub fn on(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().write(true).read(true).open(path)?;
     let page = page_size();
@@ -30,8 +30,8 @@ pub fn on(path: &Path) -> io::Result<()> {
     }
     let magic = header.len() - MAGIC.len();
     header[magic..].copy_from_slice(MAGIC);
-    // The kernel reads it from the page cache, and has the file's blocks on the disk before it goes
-    // on.
+    // No `fsync`: the kernel reads the header from the page cache, and the file system writes the
+    // blocks of the file to the disk before it activates the swap area.
     file.write_all_at(&header, 0)?;
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path ends with NUL.
@@ -39,7 +39,7 @@ pub fn on(path: &Path) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Has the kernel swap to a file no more: what lies there is read back.
+/// Switches a swap file off: the kernel reads the pages in it back into memory.
 ///
 /// # Errors
 /// `EINVAL` if it is not a swap area, `ENOENT`, `EPERM`, `ENOMEM` if memory cannot hold its

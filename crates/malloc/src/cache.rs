@@ -1,7 +1,7 @@
 //! Cache of a thread: freed blocks of each small size, in lists through the blocks themselves.
 //!
-//! A thread takes and gives some blocks at a time from and to the pool of blocks, whose lock is
-//! taken once for them. The cache is emptied when the thread ends.
+//! A thread moves blocks in batches between its cache and the pool of blocks, and takes the lock of
+//! the pool once for each batch. The cache is emptied when the thread ends.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -15,16 +15,16 @@ use crate::thread::with_thread_cache;
 
 /// Size classes of the pool of blocks that are cached: up to 8 KiB.
 const CLASSES: usize = 64;
-/// Bytes that are cached of a class, about, and the fewest and the most blocks.
+/// Approximate limit of the cached bytes of a size class, and limits of its cached blocks.
 const MAX_BYTES: usize = 64 << 10;
 const MAX_BLOCKS: RangeInclusive<usize> = 8..=128;
 
-/// Maximum number of cached blocks of a class. A quarter of them is taken from the pool at once.
+/// Maximum number of cached blocks of a size class. A quarter of it is taken from the pool at once.
 fn max_blocks(class: usize) -> usize {
     (MAX_BYTES / size_class::capacity(class)).clamp(*MAX_BLOCKS.start(), *MAX_BLOCKS.end())
 }
 
-/// Cached blocks of one class: the first, which holds the address of the next.
+/// Free list of one size class: each block contains the address of the next.
 struct CachedClass {
     first: Cell<*mut u8>,
     count: Cell<u32>,
@@ -44,7 +44,7 @@ enum CacheState {
     Closed,
 }
 
-/// The cache of a thread. Bytes of 0 are a new one.
+/// The cache of a thread. Zero-filled memory is a new cache.
 #[repr(C)]
 pub(crate) struct ThreadCache {
     classes: [CachedClass; CLASSES],
@@ -80,7 +80,7 @@ pub(crate) unsafe fn free(block: NonNull<u8>) {
             // SAFETY: the caller passes a live block.
             return unsafe { heap::free(block) };
         };
-        // One with a larger alignment may be shorter than its class.
+        // A block with a larger alignment may be shorter than its size class.
         let is_short = size_class::capacity(class) > size;
         if cached.left.get() == 0 {
             cache.make_room(class);
@@ -135,7 +135,7 @@ impl ThreadCache {
         })
     }
 
-    /// Makes room in a class: gives half of its blocks to the pool if it is full.
+    /// Makes room in a size class: releases half of its blocks to the pool if it is full.
     #[cold]
     fn make_room(&self, class: usize) {
         self.open();
@@ -147,7 +147,7 @@ impl ThreadCache {
         cached.left.set(most.saturating_sub(cached.count.get()));
     }
 
-    /// Has the end of the thread empty the cache.
+    /// Arranges that the end of the thread empties the cache.
     fn open(&self) {
         if self.state.get() == CacheState::New {
             // First, since the call may allocate.
@@ -174,7 +174,7 @@ fn give_back(cached: &CachedClass, count: u32) {
     });
 }
 
-/// Key whose destructor empties the cache of a thread; 0 before it is made, and one more after.
+/// Key plus 1, whose destructor empties the cache of a thread; 0 before the key is made.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
 fn empty_at_exit() {
@@ -190,7 +190,7 @@ fn empty_at_exit() {
             Err(other) => other,
         };
     }
-    // A value that is not NULL has the destructor called.
+    // The destructor is called only for a value that is not NULL.
     // SAFETY: the key was made.
     unsafe { libc::pthread_setspecific(key - 1, ptr::without_provenance(1)) };
 }

@@ -18,9 +18,9 @@ fn or_enomem(block: Option<NonNull<u8>>) -> *mut c_void {
 
 #[cold]
 fn fail(number: c_int) -> *mut c_void {
-    // SAFETY: the C library has a place for each thread.
+    // SAFETY: the call takes nothing and returns the address of this thread's `errno`.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: the place is this thread's.
+    // SAFETY: only this thread uses its `errno`.
     unsafe { place.write(number) };
     ptr::null_mut()
 }
@@ -74,7 +74,7 @@ unsafe fn release(block: NonNull<u8>) {
 }
 
 /// # Safety
-/// The block is live; where another is returned, that one takes its place.
+/// The block is live, and not used any more if another one is returned.
 unsafe fn resize(block: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     // SAFETY: the caller passes a live block.
     let old = unsafe { usable(block) };
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, align: usize, size
         return libc::EINVAL;
     }
     let Some(block) = allocate_aligned(size, align) else { return libc::ENOMEM };
-    // SAFETY: the manual page requires a place for the address.
+    // SAFETY: the manual page requires a writable pointer.
     unsafe { to.write(block.as_ptr().cast()) };
     0
 }

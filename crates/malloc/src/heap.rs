@@ -26,7 +26,8 @@ pub(crate) fn with_blocks<T>(body: impl FnOnce(&mut Tlsf<&'static Pages<MappedSo
     BLOCKS.with(body)
 }
 
-/// Before the first use of a pool: memory checkers are not looked for, since looking allocates.
+/// Called before each use of a pool. The first call names the pools, and disables the search for
+/// memory checkers, since the search allocates.
 pub(crate) fn begin() {
     static BEGUN: AtomicBool = AtomicBool::new(false);
     if !BEGUN.load(Ordering::Relaxed) {

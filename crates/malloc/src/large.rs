@@ -56,7 +56,7 @@ impl LargeRun {
         let block = unsafe { self.start.add(self.offset) };
         // SAFETY: the offset is at least the size of the header.
         let header = unsafe { block.cast::<LargeHeader>().sub(1) };
-        // SAFETY: the place is inside the run, aligned to 16.
+        // SAFETY: the header is inside the run, aligned to 16.
         unsafe {
             header.write(LargeHeader { start: self.start, size_and_bit: self.size | LARGE_BIT });
         }
@@ -64,13 +64,13 @@ impl LargeRun {
     }
 }
 
-/// Bytes before a block of this alignment, and of the run.
+/// Offset of a block in its run, and size of the run, in bytes.
 fn shape(layout: Layout) -> Option<(usize, usize)> {
     let before = layout.align().max(HEADER);
     Some((before, run_size(layout.size().checked_add(before)?)?))
 }
 
-/// A run with room for a block; its bytes are 0 where that is asked for.
+/// Allocates a run for a block, zero-filled if `zeroed`.
 pub(crate) fn allocate(wanted: Layout, zeroed: bool) -> Option<NonNull<u8>> {
     begin();
     let (offset, size) = shape(wanted)?;
@@ -104,10 +104,10 @@ pub(crate) unsafe fn free(block: NonNull<u8>) {
     unsafe { PAGES.free(start, size) };
 }
 
-/// Gives a block another size, which is large too; `None` leaves it as it is.
+/// Resizes a block to another large size; with `None` the block is unchanged.
 ///
 /// # Safety
-/// As for [`free`]; the returned block takes its place.
+/// As for [`free`], if a block is returned.
 pub(crate) unsafe fn resize(block: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     // SAFETY: the caller passes a live large block.
     let run = unsafe { LargeRun::of(block) };

@@ -1,4 +1,4 @@
-//! Programs that know nothing of this library run with it, and do what they do without.
+//! Programs have the same output with this library as without it.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 #![cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
@@ -21,7 +21,7 @@ fn library() -> PathBuf {
 fn run(command: &[&str], input: &str, with_library: bool) -> Output {
     let mut program = Command::new(command[0]);
     program.args(&command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Its own allocator would hide ours.
+    // Python's own allocator would hide the library.
     program.env("PYTHONMALLOC", "malloc");
     if with_library {
         program.env("LD_PRELOAD", library());

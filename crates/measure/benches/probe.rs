@@ -17,7 +17,7 @@ use pagewise_sys::perf_event::{Mode, PerfCounter, PerfEvent, PerfScope, PerfType
 const ROUNDS: usize = 101;
 const REGIONS: u32 = 2_000;
 
-/// `PERF_COUNT_SW_*` of the events below.
+/// Measured events; [`CONFIGS`] has their `PERF_COUNT_SW_*` numbers in the same order.
 const EVENTS: &str = "minor_faults,major_faults,context_switches";
 const CONFIGS: [u64; 3] = [5, 6, 3];
 

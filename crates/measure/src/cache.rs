@@ -7,8 +7,8 @@ use std::path::Path;
 use pagewise_model::{Absent, Bytes, Reading};
 use pagewise_sys::cache::flush;
 
-/// Folder that describes the caches of the first CPU. On machines with different CPUs, others may
-/// have other caches.
+/// Folder that describes the caches of the first CPU. On hybrid machines, other CPUs may have other
+/// caches.
 const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 
 /// A cache that holds data.
@@ -55,7 +55,7 @@ fn described(folder: &Path) -> Option<DataCache> {
         level: text("level")?.trim().parse().ok()?,
         size: size(text("size")?.trim())?,
         line: Bytes(text("coherency_line_size")?.trim().parse().ok()?),
-        // 0 where any line may lie anywhere, or where the kernel does not know.
+        // 0 for a fully associative cache, or if the kernel does not know.
         ways: text("ways_of_associativity")
             .and_then(|ways| ways.trim().parse().ok())
             .filter(|ways| *ways > 0),
@@ -63,7 +63,7 @@ fn described(folder: &Path) -> Option<DataCache> {
     .filter(|cache| !cache.size.is_zero() && !cache.line.is_zero())
 }
 
-/// `48K`, as `size` has it.
+/// Parses the file `size`: `48K`.
 fn size(text: &str) -> Option<Bytes> {
     let (digits, shift) = match text.split_at_checked(text.len().checked_sub(1)?)? {
         (digits, "K") => (digits, 10),
@@ -73,20 +73,20 @@ fn size(text: &str) -> Option<Bytes> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift).map(Bytes)
 }
 
-/// Empties the level 1 data cache of the CPU that the thread runs on, by filling it with other
-/// data. Its former content stays in the levels behind it.
+/// Evicts the content of the level 1 data cache of the CPU that the thread runs on, by reading
+/// other data. The evicted lines stay in the next cache levels.
 #[derive(Debug)]
 pub struct CacheFiller {
     filler: Vec<u8>,
     line: usize,
 }
 
-/// The filler is larger than the cache by this, for a cache does not always drop what was used
-/// longest ago.
+/// Size of the filler, as a multiple of the cache size: caches only approximate LRU replacement.
 const TIMES_LARGER: u64 = 4;
 
 impl CacheFiller {
-    /// Allocates what it takes, and touches it: no region that follows pays for that.
+    /// Allocates the filler and touches its pages, so that they cause no page faults in later
+    /// regions.
     ///
     /// # Errors
     /// Those of [`caches`].
@@ -97,7 +97,7 @@ impl CacheFiller {
         Ok(CacheFiller { filler: vec![1; size], line: in_memory(first.line) })
     }
 
-    /// Empties it now.
+    /// Reads the filler once.
     pub fn run(&self) {
         for byte in self.filler.iter().step_by(self.line) {
             black_box(*byte);
@@ -109,7 +109,7 @@ fn in_memory(bytes: Bytes) -> usize {
     usize::try_from(bytes.0).unwrap_or(usize::MAX)
 }
 
-/// Takes what a slice holds out of every level of cache, of all CPUs: the next to use it waits for
+/// Flushes the cache lines of a slice from every cache level of all CPUs: the next access waits for
 /// RAM.
 ///
 /// # Errors
@@ -180,13 +180,13 @@ mod tests {
 
     const SOME: usize = 256;
 
-    /// A cache line that says which comes next.
+    /// A cache line that contains the index of the next line to read.
     #[derive(Clone, Copy)]
     #[repr(align(64))]
     struct ChasedLine(usize);
 
-    /// Some lines of many, in one ring from the first on: far apart and in no order, so that no
-    /// prefetcher foresees them.
+    /// `many` lines, of which `some` form one ring that begins at the first line. The order is
+    /// random, so that no prefetcher predicts the next line.
     fn ring(some: usize, many: usize) -> Vec<ChasedLine> {
         let mut order: Vec<usize> = (1..many).collect();
         fastrand::Rng::with_seed(1).shuffle(&mut order);
@@ -197,24 +197,16 @@ mod tests {
         ring
     }
 
-    /// Median duration of a round trip.
-    fn round_trip(ring: &[ChasedLine], prepare: impl Fn()) -> Duration {
-        let mut times: Vec<Duration> = (0..301)
-            .map(|_| {
-                prepare();
-                let begin = Instant::now();
-                let mut at = 0;
-                for _ in 0..SOME / 8 {
-                    // In one expression, so that an unoptimised build waits for nothing but the
-                    // memory.
-                    at = ring[ring[ring[ring[ring[ring[ring[ring[at].0].0].0].0].0].0].0].0;
-                }
-                assert_eq!(black_box(at), 0);
-                begin.elapsed()
-            })
-            .collect();
-        times.sort_unstable();
-        times[150]
+    /// Duration of a round trip.
+    fn round_trip(ring: &[ChasedLine]) -> Duration {
+        let begin = Instant::now();
+        let mut at = 0;
+        for _ in 0..SOME / 8 {
+            // One expression, so that an unoptimized build waits only for the memory.
+            at = ring[ring[ring[ring[ring[ring[ring[ring[at].0].0].0].0].0].0].0].0;
+        }
+        assert_eq!(black_box(at), 0);
+        begin.elapsed()
     }
 
     #[test]
@@ -223,9 +215,19 @@ mod tests {
             return skip(&Lack::Machine(&format!("the caches are not known: {:?}", caches())));
         };
         let ring = ring(SOME, 16 * SOME);
-        let warm = round_trip(&ring, || ());
-        let swept = round_trip(&ring, || sweep.run());
-        let evicted = round_trip(&ring, || evict(&ring).unwrap());
+        // Interleaved, so that the minima are of the same speed of the machine.
+        let rounds: Vec<[Duration; 3]> = (0..301)
+            .map(|_| {
+                round_trip(&ring);
+                let warm = round_trip(&ring);
+                sweep.run();
+                let swept = round_trip(&ring);
+                evict(&ring).unwrap();
+                [warm, swept, round_trip(&ring)]
+            })
+            .collect();
+        let [warm, swept, evicted] =
+            [0, 1, 2].map(|kind| rounds.iter().map(|round| round[kind]).min().unwrap());
         assert!(warm < swept && swept < evicted, "{warm:?} {swept:?} {evicted:?}");
         println!("{warm:?} {swept:?} {evicted:?}");
     }

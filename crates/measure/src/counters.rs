@@ -10,7 +10,7 @@ use pagewise_sys::perf_event::{Mode, PerfCount, PerfCounter, PerfScope};
 use crate::events::{EventCatalogue, ResolvedEvent, WantedEvent};
 use crate::why;
 
-/// Events, and for each how it is counted here or why it is not.
+/// Events, each with its counting method or the reason why it cannot be counted.
 #[derive(Debug)]
 pub(crate) struct Counters {
     chosen: Vec<ChosenEvent>,
@@ -27,14 +27,14 @@ struct ChosenEvent {
 struct CountingWay {
     known: ResolvedEvent,
     user_mode_only: bool,
-    /// Counts nothing, and is open as long as the process runs: after the last counter of a
-    /// tracepoint is closed, the kernel waits some 40 ms until no CPU is in it, and so does the
-    /// next opener.
+    /// An idle counter that stays open between runs. After the last counter of a tracepoint is
+    /// closed, the kernel waits about 40 ms until no CPU is in the tracepoint; the next open waits
+    /// for that too.
     _keeper: PerfCounter,
 }
 
 impl Counters {
-    /// Tries each event once, on ourselves.
+    /// Opens each event once, on the calling thread, to find its counting method.
     pub(crate) fn from_wanted(wanted: Vec<WantedEvent>, catalogue: &EventCatalogue) -> Counters {
         let chosen = wanted.into_iter().map(|wanted| {
             let how = way(&wanted, catalogue);
@@ -43,7 +43,7 @@ impl Counters {
         Counters { chosen: chosen.collect() }
     }
 
-    /// Each event, and why it is not counted where it is not.
+    /// Each event with the scope of its count, or with the reason why it is not counted.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&WantedEvent, Reading<MetricScope>)> {
         self.chosen.iter().map(|chosen| {
             let how = chosen.how.as_ref().map_err(Clone::clone);

@@ -1,13 +1,13 @@
-//! Why nothing could be measured.
+//! Errors of measurements.
 
 use std::ffi::OsString;
 use std::io;
 
-/// Why nothing could be measured.
+/// Error that prevents a measurement.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {
-    /// A word that chooses no event.
+    /// A word of the event list names no event.
     #[error("no event is called {word}")]
     UnknownEvent {
         /// The word.
@@ -35,7 +35,7 @@ pub enum MeasureError {
     /// A counter cannot be read any more.
     #[error("cannot read a counter: {0}")]
     Counter(io::Error),
-    /// A region was ended that had not begun.
+    /// A region was stopped without a start.
     #[error("no region was begun")]
     NotStarted,
 }

@@ -44,12 +44,12 @@ pub enum EventSource {
     },
     /// A `PERF_COUNT_HW_*`.
     Hardware(u64),
-    /// A `PERF_COUNT_HW_CACHE_*` of each kind.
+    /// A `PERF_COUNT_HW_CACHE_*` cache, operation and result.
     Cache(PerfCache, Operation, CacheOutcome),
-    /// A tracepoint below `events` in tracefs, and which of its fields must have which value.
+    /// A tracepoint below `events` in tracefs, and a filter on its fields.
     Tracepoint(&'static str, Option<&'static str>),
-    /// Page walks after reads or writes that missed every TLB: numbered by each maker in its own
-    /// way.
+    /// Page walks after reads or writes that missed every TLB. The event number depends on the CPU
+    /// model.
     PageWalks(Operation),
 }
 
@@ -71,16 +71,16 @@ pub enum Operation {
     Read = 0,
     /// Stores.
     Write = 1,
-    /// Loads ahead of need.
+    /// Loads by prefetch.
     Prefetch = 2,
 }
 
 /// Outcome of the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheOutcome {
-    /// Any.
+    /// Hits and misses.
     Access = 0,
-    /// Not found there.
+    /// Misses only.
     Miss = 1,
 }
 
@@ -109,7 +109,7 @@ use EventSource::{Hardware, Tracepoint};
 use Operation::{Prefetch, Read, Write};
 use PerfCache::{Dtlb, L1d, Llc};
 
-/// Events by reason.
+/// Tracepoint whose rows filter by flush reason.
 const TLB_FLUSH: &str = "tlb/tlb_flush";
 const TRACES_TLB_FLUSHES: bool = cfg!(any(target_arch = "x86", target_arch = "x86_64"));
 
@@ -166,7 +166,7 @@ pub struct WantedEvent {
     pub group: u8,
     /// Kernel encoding.
     pub how: How,
-    /// Why it is not counted although it was asked for; `None` where it shall be.
+    /// Reason for not counting a requested event; `None` to count it.
     pub left_out: Option<Absent>,
 }
 
@@ -241,7 +241,7 @@ pub fn choose(words: &str) -> Result<Vec<WantedEvent>, MeasureError> {
     Ok(chosen)
 }
 
-/// True if this kernel has no such tracepoint. Not known where tracefs cannot be read.
+/// True if this kernel has no such tracepoint; false if tracefs cannot be read.
 fn is_missing(tracefs: Option<&TraceFs>, path: &str) -> bool {
     let id = |tracefs: &TraceFs| tracefs.read(&format!("events/{path}/id"));
     tracefs.is_some_and(|tracefs| id(tracefs).is_err_and(|e| e.kind() == io::ErrorKind::NotFound))
@@ -263,7 +263,8 @@ pub fn usual(runs: RunCount) -> Vec<WantedEvent> {
     wanted
 }
 
-/// The words between commas; one between two slashes belongs to its PMU.
+/// Splits a list at its commas, except at commas between two slashes: these separate terms of a
+/// PMU.
 fn split(words: &str) -> Vec<&str> {
     let mut within = false;
     let parts = words.split(|c| {
@@ -324,7 +325,7 @@ fn by_path(word: &str) -> Option<How> {
     (is_name(system) && is_name(name)).then(|| How::Tracepoint(format!("{system}/{name}")))
 }
 
-/// An event as the kernel takes it.
+/// An event in the encoding of `perf_event_open`, and a filter for a tracepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResolvedEvent {
     pub(crate) event: PerfEvent,
@@ -341,7 +342,7 @@ pub struct EventCatalogue {
 }
 
 impl EventCatalogue {
-    /// That of the running machine.
+    /// The catalogue of the running machine. Opens no tracefs yet.
     pub fn open() -> EventCatalogue {
         EventCatalogue { tracefs: OnceCell::new(), pmus: Pmus::of_this_machine() }
     }
@@ -407,7 +408,7 @@ impl EventCatalogue {
         };
         let mut found = Vec::new();
         for system in list("events")? {
-            // Files beside the folders switch all events of a folder.
+            // Files beside the event folders control all events of the system.
             let names = list(&format!("events/{system}")).unwrap_or_default();
             let is_event = |name: &String| !is_switch(name);
             found.extend(names.into_iter().filter(is_event).map(|name| format!("{system}:{name}")));
@@ -421,8 +422,7 @@ impl EventCatalogue {
     }
 }
 
-/// Files that switch the events of a folder, and folders of events that ftrace keeps for itself:
-/// these have no `id` that counts.
+/// Control files and ring buffer format files, which lie beside the folders of events.
 fn is_switch(name: &str) -> bool {
     ["enable", "filter", "header_page", "header_event"].contains(&name)
 }

@@ -7,7 +7,7 @@ use pagewise_model::measured::{Count, MeasuredMetric, MetricOrigin, MetricScope,
 use pagewise_model::{Absent, Reading};
 use pagewise_proc::{interrupts, vmstat};
 
-/// Lines of `vmstat` that say what memory management did, by how they start. All only grow.
+/// Prefixes of the lines of `vmstat` that count actions of memory management. No count decreases.
 const STARTS: &[&str] =
     &["thp_", "compact_", "numa_", "pgmajfault", "pswpin", "pswpout", "allocstall_", "oom_kill"];
 

@@ -7,9 +7,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 
 use crate::error::MeasureError;
 
-/// Keeps the calling thread on one CPU. Dropped, it may run where it could before.
+/// Keeps the calling thread on one CPU. Dropping it restores the former affinity.
 ///
-/// Threads that it starts meanwhile are kept there too, for as long as they live.
+/// Threads that the pinned thread starts inherit its affinity and keep it for life.
 #[derive(Debug)]
 pub struct PinnedThread {
     before: CpuSet,
@@ -19,10 +19,10 @@ pub struct PinnedThread {
 }
 
 impl PinnedThread {
-    /// To a CPU by its number.
+    /// Pins the calling thread to a CPU by its number.
     ///
     /// # Errors
-    /// [`MeasureError::NotPinned`] for a CPU that there is not, or that this thread may not use.
+    /// [`MeasureError::NotPinned`] for a CPU that does not exist or that this thread may not use.
     pub fn to(cpu: u32) -> Result<PinnedThread, MeasureError> {
         let failed = |error: io::Error| MeasureError::NotPinned { cpu, error };
         let number = usize::try_from(cpu).ok().filter(|cpu| *cpu < CpuSet::MAX_CPU);
@@ -34,7 +34,7 @@ impl PinnedThread {
         Ok(PinnedThread { before, cpu, not_send: PhantomData })
     }
 
-    /// To the CPU that the thread runs on now.
+    /// Pins the calling thread to its present CPU.
     ///
     /// # Errors
     /// As [`PinnedThread::to`].
@@ -42,7 +42,7 @@ impl PinnedThread {
         PinnedThread::to(u32::try_from(sched_getcpu()).unwrap_or(u32::MAX))
     }
 
-    /// The CPU.
+    /// Number of the CPU.
     pub fn cpu(&self) -> u32 {
         self.cpu
     }
@@ -50,7 +50,8 @@ impl PinnedThread {
 
 impl Drop for PinnedThread {
     fn drop(&mut self) {
-        // Refused only where none of them is left, and then the kernel has chosen for us.
+        // Fails only if none of the former CPUs is allowed any more: then the kernel has chosen
+        // others.
         let _ = sched_setaffinity(None, &self.before);
     }
 }

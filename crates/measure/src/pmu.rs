@@ -17,7 +17,7 @@ const DEVICES: &str = "/sys/bus/event_source/devices";
 pub struct Terms(Vec<(String, Option<u64>)>);
 
 impl Terms {
-    /// Reads terms with commas between. `None` for what is not so.
+    /// Parses terms, separated by commas. `None` if the text is invalid.
     pub fn parse(text: &str) -> Option<Terms> {
         let terms: Option<Vec<_>> = text.split(',').map(term).collect();
         terms.map(Terms)
@@ -68,7 +68,7 @@ impl Format {
         Some(Format { word, bits })
     }
 
-    /// Puts a value there; `None` where it has more bits than there is room for.
+    /// Writes a value to these bits; `None` if the value has more bits than the term.
     fn put(&self, words: &mut [u64; 3], value: u64) -> Option<()> {
         let room = u32::try_from(self.bits.len()).ok()?;
         if room < 64 && value >> room != 0 {
@@ -88,8 +88,8 @@ pub(crate) struct Pmus {
     virtual_machine: bool,
 }
 
-/// Page walks after loads and stores that completed, umask << 8 | event, by what the kernel calls
-/// the CPU's PMU.
+/// Events of completed page walks after loads and after stores, as `umask << 8 | event`, by the
+/// kernel's name of the CPU's PMU.
 const PAGE_WALKS: &[(&str, u64, u64)] = &[
     ("haswell", 0x0e08, 0x0e49),
     ("broadwell", 0x0e08, 0x0e49),
@@ -124,12 +124,12 @@ impl Pmus {
     /// The events to which a PMU gives a name.
     pub(crate) fn events(&self, pmu: &str) -> Vec<String> {
         let mut events = names(&self.folder.join(pmu).join("events"));
-        // Beside an event lie the unit and scale of its numbers.
+        // `EVENT.unit` and `EVENT.scale` lie beside `EVENT`.
         events.retain(|name| !name.contains('.'));
         events
     }
 
-    /// The terms of which events of a PMU are made.
+    /// Names of the terms that a PMU accepts.
     pub(crate) fn terms(&self, pmu: &str) -> Vec<String> {
         names(&self.folder.join(pmu).join("format"))
     }
@@ -175,8 +175,8 @@ impl Pmus {
     }
 }
 
-/// Puts the value of a term where its PMU wants it. `config` and its kind are known without a
-/// format.
+/// Writes the value of a term to the bits that the format of its PMU states. `config`, `config1`
+/// and `config2` need no format: they are whole words.
 fn put(folder: &Path, words: &mut [u64; 3], name: &str, value: u64) -> Option<()> {
     match read(&folder.join("format").join(name)) {
         Some(format) => Format::parse(&format)?.put(words, value),
@@ -196,7 +196,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// `cpu`, `cpu_core`, `armv8_pmuv3_0`: those whose events `PERF_TYPE_HARDWARE` means.
+/// True for PMUs that count `PERF_TYPE_HARDWARE` events: `cpu`, `cpu_core`, `armv8_pmuv3_0`.
 fn is_of_a_cpu(name: &str) -> bool {
     ["cpu", "armv", "apple_", "riscv"].iter().any(|start| name.starts_with(start))
 }

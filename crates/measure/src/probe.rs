@@ -39,19 +39,19 @@ pub struct ProbeOptions {
     pub events: Vec<WantedEvent>,
     /// Scope of the measurement.
     pub whose: ProbeScope,
-    /// Counts events of the CPU in the kernel too, where that is allowed. Else they count user mode
-    /// only, so that the probe's own system calls count for nothing.
+    /// True to count events of the CPU in the kernel too, if that is allowed. False counts user
+    /// mode only, which excludes the probe's own system calls.
     pub in_kernel: bool,
     /// True to read `getrusage`.
     pub usage: bool,
     /// True to measure the change of the process's memory: two readings of `smaps_rollup`, which
     /// take milliseconds for a large process.
     pub memory: bool,
-    /// Takes the cost of an empty region off every value, never to less than 0.
+    /// True to subtract the cost of an empty region from every value, down to 0 at most.
     pub subtract: bool,
 }
 
-/// Time and faults of the calling thread, and how fast it went; the overhead is stated, not
+/// Time, faults, cycles and instructions of the calling thread. The overhead is reported and not
 /// subtracted.
 impl Default for ProbeOptions {
     fn default() -> ProbeOptions {
@@ -72,9 +72,9 @@ impl Default for ProbeOptions {
 pub enum ProbeScope {
     /// The thread that opened the probe, by `RUSAGE_THREAD`.
     Thread,
-    /// By `RUSAGE_SELF` all threads of the process. Counters know the thread that opened the probe
-    /// and the threads and processes that it has started since; the kernel must be asked for each
-    /// value.
+    /// The process. `getrusage` covers all its threads (`RUSAGE_SELF`); counters cover the thread
+    /// that opened the probe, and the threads and processes that it started afterwards. Each
+    /// counter is read by a system call.
     Process,
 }
 
@@ -89,8 +89,8 @@ pub struct ProbeQuantity {
     pub user_mode_only: bool,
 }
 
-/// A number that the clock and `getrusage` give. The CPU times may be sums of scheduler ticks,
-/// which say nothing of regions of less than some milliseconds.
+/// A quantity of `getrusage`. CPU times may be sums of scheduler ticks, which are too coarse for
+/// regions of less than some milliseconds.
 struct UsageNumber {
     name: &'static str,
     unit: MetricUnit,
@@ -122,9 +122,9 @@ const EMPTY_REGIONS: usize = 21;
 
 /// Measures regions of code of the thread that opened it.
 ///
-/// The counters run between [`CodeProbe::start`] and [`CodeProbe::stop`] alone, those that are read
-/// without a system call excepted: they always run, and what they had before is taken off. The
-/// clock is read innermost, so that the wall time holds no system call of the probe.
+/// The counters run only between [`CodeProbe::start`] and [`CodeProbe::stop`]. Counters that are
+/// read in user mode are an exception: they always run, and the probe subtracts their count at the
+/// start. The clock is read innermost, so that the wall time contains no system call of the probe.
 ///
 /// An event that cannot be counted is not an error: its value has the reason.
 ///
@@ -191,8 +191,8 @@ impl CodeProbe {
         Ok(probe)
     }
 
-    /// The median of each value over some empty regions. Before the first value counts, all that is
-    /// used was used once.
+    /// The median of each value over some empty regions. One earlier region warms up and is not
+    /// counted.
     fn cost_of_nothing(&mut self) -> Result<Cost, MeasureError> {
         self.measure(|| ())?;
         let costs = (0..EMPTY_REGIONS).map(|_| self.measure(|| ()).map(|((), cost)| cost));
@@ -218,7 +218,7 @@ impl CodeProbe {
         &self.overhead
     }
 
-    /// Runs a region and says what it cost.
+    /// Runs a region and returns its result and its cost.
     ///
     /// # Errors
     /// [`MeasureError::Counter`] where a counter cannot be switched or read.
@@ -229,7 +229,7 @@ impl CodeProbe {
         Ok((result, cost))
     }
 
-    /// Begins a region. One that had begun and was not ended is forgotten.
+    /// Begins a region. Discards a region that was started and not stopped.
     ///
     /// # Errors
     /// [`MeasureError::Counter`] where a counter cannot be switched.
@@ -247,7 +247,7 @@ impl CodeProbe {
         Ok(())
     }
 
-    /// Ends the region and says what it cost.
+    /// Ends the region and returns its cost.
     ///
     /// # Errors
     /// [`MeasureError::NotStarted`]; [`MeasureError::Counter`] where a counter cannot be switched
@@ -299,7 +299,6 @@ fn unasked<T>() -> Reading<T> {
     Err(Absent::NotCollected("open the probe with `memory`".into()))
 }
 
-/// Takes off what an empty region has.
 fn subtract(values: &mut [Reading<Count>], overhead: &[Reading<Count>]) {
     for (value, overhead) in values.iter_mut().zip(overhead) {
         if let (Ok(count), Ok(overhead)) = (value, overhead) {
@@ -332,7 +331,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// By the clock.
+    /// Wall time, by the monotonic clock.
     pub fn wall(&self) -> Duration {
         let wall = self.values.first().and_then(|wall| wall.as_ref().ok());
         wall.map_or(Duration::ZERO, |wall| Duration::from_nanos(wall.value))
@@ -348,7 +347,7 @@ impl Cost {
         self.quantities.iter().zip(&self.values)
     }
 
-    /// By how many bytes lines of `smaps_rollup` changed, of the whole process.
+    /// Changes of the lines of `smaps_rollup` in bytes, for the whole process.
     pub fn memory(&self) -> &Reading<Vec<(SmapsCounter, Reading<i64>)>> {
         &self.memory
     }

@@ -1,4 +1,4 @@
-//! Runs commands, in turns where there are two, and notes what each run cost.
+//! Runs commands, two of them interleaved, and records the cost of each run.
 
 use std::ffi::OsString;
 use std::io;
@@ -42,14 +42,14 @@ pub enum RunCount {
     Until {
         /// Goal: half-width of the interval, as a share of the median.
         precision: f64,
-        /// No run begins later than this after the first.
+        /// Time after which no further run begins, from the first run.
         time: Duration,
     },
 }
 
-/// Fewer runs than this decide nothing, however alike they are.
+/// Minimum number of runs before the precision is computed.
 const FEWEST: usize = 10;
-/// More than this are not made by [`RunCount::Until`].
+/// Maximum number of runs of [`RunCount::Until`].
 const MAX_RUNS: usize = 10_000;
 
 /// Commands to run, and quantities to measure.
@@ -76,7 +76,7 @@ pub struct MeasureProgress {
     pub done: u64,
     /// Planned number of runs; `None` if it depends on the results.
     pub of: Option<u64>,
-    /// Since the first began.
+    /// Time since the first run began.
     pub elapsed: Duration,
     /// Time limit, if there is one.
     pub time: Option<Duration>,
@@ -84,9 +84,9 @@ pub struct MeasureProgress {
     pub precision: Option<f64>,
 }
 
-/// Runs the commands and measures each run. The processes that start them are forked first: call it
-/// early, while this process is small. A Ctrl-C is for the command; no more runs are made after
-/// one.
+/// Runs the commands and measures each run. Call it early, while this process is small: the
+/// processes that start the commands are forked first. After a Ctrl-C, the interrupted run is
+/// discarded and no further run begins.
 ///
 /// # Errors
 /// [`MeasureError::NotRun`], [`MeasureError::NotPinned`], [`MeasureError::LauncherGone`].
@@ -121,7 +121,7 @@ pub fn measure(
         for (at, launcher) in launchers.iter_mut().enumerate() {
             let run = session.run(launcher, &plan.commands[at])?;
             if interrupts.came() {
-                // This run was interrupted with us.
+                // The SIGINT of the terminal reached the command too, so its run is incomplete.
                 return Ok(session.finish(RunConditions { interrupted: true, ..conditions }));
             }
             if counts {
@@ -201,8 +201,8 @@ impl MeasureSession<'_> {
         }
     }
 
-    /// Looks at the precision after a round, where that matters: more seldom as there are more
-    /// runs, since it takes longer then and changes less.
+    /// Computes the precision after a round, if the plan has a goal. With more runs the computation
+    /// takes longer and the result changes less, so it is made less often.
     fn judge(&mut self) {
         let made = self.arms[0].runs.len();
         let is_wanted = matches!(self.plan.runs, RunCount::Until { .. });
@@ -310,7 +310,7 @@ impl RunResource {
     }
 }
 
-/// The first is what runs are compared by.
+/// The first row is the quantity by which runs are compared.
 const RESOURCES: &[RunResource] = &[
     RunResource { name: "wall", unit: MetricUnit::Nanos, of: |o| Ok(nanoseconds(o.wall)) },
     RunResource { name: "user", unit: MetricUnit::Nanos, of: |o| Ok(nanoseconds(o.usage.user)) },
@@ -328,7 +328,8 @@ const RESOURCES: &[RunResource] = &[
     },
 ];
 
-/// A command never has less than the process that became it had: then its own peak is not known.
+/// `execve` keeps the peak resident memory of the launcher as the minimum of the command's own
+/// peak. A command that does not exceed it has an unknown peak.
 fn peak_res(outcome: &RunOutcome) -> Reading<u64> {
     if outcome.usage.max_rss > outcome.floor {
         return Ok(outcome.usage.max_rss);

@@ -9,7 +9,8 @@ use pagewise_proc::capture::{CaptureRequest, capture};
 use pagewise_proc::{ProcRoot, smaps, tree};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The sums that are kept, by counter of `smaps_rollup`: all at the moment with the most PSS.
+/// Metrics and their counters of `smaps_rollup`. All values are sums at the sample with the highest
+/// PSS.
 const KEPT: &[(&str, SmapsCounter)] = &[
     ("peak_pss", SmapsCounter::Pss),
     ("peak_pss_anon", SmapsCounter::PssAnon),
@@ -17,7 +18,7 @@ const KEPT: &[(&str, SmapsCounter)] = &[
     ("peak_pss_shmem", SmapsCounter::PssShmem),
 ];
 
-/// A command that has grown by this part since it was last looked at closely is, again.
+/// A detailed sample is due when the PSS has grown by 1/`STEP` since the last detailed sample.
 const STEP: u64 = 16;
 /// Time to the next detailed sample, as a multiple of the CPU time of the last: CPU use of other
 /// programs does not count.
@@ -35,7 +36,7 @@ pub(crate) fn metrics() -> impl Iterator<Item = MeasuredMetric> {
     })
 }
 
-/// The highest of what was seen in one run.
+/// Highest sums of the samples of one run, and the last detailed sample.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     root: ProcRoot,
@@ -59,13 +60,13 @@ impl Sampler {
         }
     }
 
-    /// When to look next.
+    /// Time of the next sample.
     pub(crate) fn next(&self) -> Instant {
         Instant::now() + self.interval
     }
 
-    /// Looks at a process and all that descend from it. One that ended meanwhile, or may not be
-    /// read, is left out.
+    /// Samples a process and all its descendants. A process that ended meanwhile, or cannot be
+    /// read, is skipped.
     pub(crate) fn look(&mut self, pid: u32) {
         let processes = tree::with_descendants(&self.root, Pid(pid));
         let rollups: Vec<(Pid, Smaps)> =
@@ -92,8 +93,8 @@ impl Sampler {
         smaps::parse_rollup(&self.root.read(pid, "smaps_rollup").ok()?)
     }
 
-    /// Takes a snapshot of the largest process where all together have grown by much since the
-    /// last.
+    /// Takes a snapshot of the largest process if the total PSS has grown enough since the last
+    /// snapshot.
     fn look_closely(&mut self, largest: Pid, pss: Bytes) {
         let grown = pss.saturating_sub(self.snapshot_pss);
         let is_due = grown.0 > self.snapshot_pss.0 / STEP && Instant::now() >= self.rest_until;

@@ -1,5 +1,5 @@
-//! The CPU's TLBs for data, as `cpuid` describes them. A hypervisor may describe others than there
-//! are.
+//! The CPU's TLBs for data, as `cpuid` describes them. A hypervisor may describe TLBs that the CPU
+//! does not have.
 
 use pagewise_model::{Absent, Bytes, Reading};
 use pagewise_sys::cpuid;
@@ -36,7 +36,8 @@ const BASE: Bytes = Bytes::kib(4);
 const HUGE: Bytes = Bytes::mib(2);
 const GIANT: Bytes = Bytes::mib(1 << 10);
 
-/// By whichever description the CPU has: makers have one each, and Intel an older one.
+/// Uses the first description that the CPU has: Intel's leaf 0x18, Intel's older leaf 2, AMD's
+/// leaves.
 fn described(answers: Answers<'_>) -> Vec<Tlb> {
     let mut found = [of_parameters, of_descriptors, of_amd]
         .iter()
@@ -47,13 +48,14 @@ fn described(answers: Answers<'_>) -> Vec<Tlb> {
     found
 }
 
-/// Leaf 0x18, "deterministic address translation parameters": a subleaf a TLB.
+/// Leaf 0x18, "deterministic address translation parameters": one subleaf per TLB.
 fn of_parameters(answers: Answers<'_>) -> Vec<Tlb> {
     /// Bits of EBX.
     const PAGES: [(u32, Bytes); 3] = [(0, BASE), (1, HUGE), (3, GIANT)];
-    /// For data, for both, for loads alone: that for stores alone is as large or smaller.
+    /// Types data (1), unified (3) and load-only (4). The store-only TLB (5) is at most as large as
+    /// the load-only TLB.
     const TYPES: [u32; 3] = [1, 3, 4];
-    /// No CPU has more.
+    /// Maximum number of subleaves: no CPU has more.
     const MAX_LEAVES: u32 = 32;
     let Some([last, ..]) = answers(0x18, 0) else { return Vec::new() };
     let subleaves = (0..=last.min(MAX_LEAVES)).filter_map(|subleaf| answers(0x18, subleaf));
@@ -70,7 +72,7 @@ fn of_parameters(answers: Answers<'_>) -> Vec<Tlb> {
 /// Level, page, entries, ways.
 type TlbRow = (u8, Bytes, u32, u32);
 
-/// Bytes of leaf 2, and what each stands for.
+/// Bytes of leaf 2 and the TLBs that each byte describes.
 const DESCRIPTORS: &[(u8, &[TlbRow])] = &[
     (0x03, &[(1, BASE, 64, 4)]),
     (0x57, &[(1, BASE, 16, 4)]),
@@ -84,8 +86,8 @@ const DESCRIPTORS: &[(u8, &[TlbRow])] = &[
     (0xca, &[(2, BASE, 512, 4)]),
 ];
 
-/// Leaf 2: a byte a TLB (or cache), but for the lowest byte of EAX and registers whose top bit is
-/// set.
+/// Leaf 2: one byte per TLB or cache. The lowest byte of EAX, and registers whose top bit is set,
+/// contain no such byte.
 fn of_descriptors(answers: Answers<'_>) -> Vec<Tlb> {
     let Some(registers) = answers(2, 0) else { return Vec::new() };
     let valid = registers.iter().enumerate().filter(|(_, register)| *register >> 31 == 0);
@@ -97,9 +99,10 @@ fn of_descriptors(answers: Answers<'_>) -> Vec<Tlb> {
     tlbs.filter_map(|(level, page, entries, ways)| tlb(*level, *page, *entries, *ways)).collect()
 }
 
-/// Leaves of AMD: one TLB in the upper half of a register, that of instructions in the lower one.
+/// AMD's leaves: the upper half of a register describes a data TLB, the lower half an instruction
+/// TLB.
 fn of_amd(answers: Answers<'_>) -> Vec<Tlb> {
-    /// Leaf, register, how the ways are written, level and page.
+    /// Leaf, register, encoding of the ways, level and page.
     const HALVES: [(u32, usize, Ways, u8, Bytes); 6] = [
         (0x8000_0005, 0, Ways::Plain, 1, HUGE),
         (0x8000_0005, 1, Ways::Plain, 1, BASE),
@@ -118,7 +121,7 @@ fn of_amd(answers: Answers<'_>) -> Vec<Tlb> {
 
 /// AMD's encoding of entries and ways in 16 bits.
 enum Ways {
-    /// 8 bits of each; all ones for as many ways as entries.
+    /// 8 bits of entries, 8 of ways; ways of all ones mean fully associative.
     Plain,
     /// 12 bits of entries, 4 of a code.
     Coded,
@@ -127,7 +130,7 @@ enum Ways {
 impl Ways {
     /// Entries and ways.
     fn entries_and_ways(&self, half: u32) -> Option<(u32, u32)> {
-        /// The ways of a code; 0 for those that say nothing.
+        /// Ways by code; 0 for codes that state no number.
         const CODES: [u32; 16] = [0, 1, 2, 3, 4, 6, 8, 0, 16, 0, 32, 48, 64, 96, 128, u32::MAX];
         let (entries, ways) = match self {
             Ways::Plain => (half & 0xff, if half >> 8 == 0xff { u32::MAX } else { half >> 8 }),
@@ -137,7 +140,7 @@ impl Ways {
     }
 }
 
-/// A TLB that can be: some sets of some ways.
+/// `None` for impossible values: a TLB consists of one or more full sets.
 fn tlb(level: u8, page: Bytes, entries: u32, ways: u32) -> Option<Tlb> {
     let can_be = level > 0 && ways > 0 && entries >= ways && entries.is_multiple_of(ways);
     can_be.then_some(Tlb { level, page, entries, ways })

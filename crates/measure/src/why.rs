@@ -1,4 +1,4 @@
-//! Why an event is not counted here, in words that say what would help.
+//! Reasons why an event cannot be counted, with the setting or privilege that is needed.
 
 use std::fs;
 use std::io;
@@ -27,7 +27,7 @@ fn built_without(option: &str) -> Absent {
     Absent::NotSupported(format!("the kernel was built without {option}").into())
 }
 
-/// Why counting is refused: the setting that stands in the way, where it is that.
+/// Reason for a refused count: the sysctl if it refuses, otherwise a container or security module.
 fn not_permitted() -> Absent {
     let needs = match paranoid() {
         Ok(level) if level > 0 && !has_capability(CapabilitySet::PERFMON) => {

@@ -111,7 +111,7 @@ pub struct ZoneFigures {
     pub high: u64,
     /// Physical pages.
     pub present: u64,
-    /// Pages that the page allocator has.
+    /// Pages that the page allocator manages: `present` minus the pages reserved at boot.
     pub managed: u64,
     /// Free pages in the lists of single CPUs, which `free` does not count.
     pub per_cpu: u64,
@@ -143,9 +143,9 @@ pub struct ProcessSums {
     pub read: u64,
     /// Processes whose memory could not be read.
     pub unread: u64,
-    /// Sum of the RSS of those.
+    /// Sum of the RSS of the unread processes.
     pub unread_rss: Bytes,
-    /// Processes that use the same memory as another one, which counts once.
+    /// Processes that share their address space with another process: the memory counts once.
     pub same_memory: u64,
     /// Anonymous pages.
     pub anonymous: Bytes,
@@ -230,7 +230,7 @@ pub struct CachedFiles {
     pub file_systems: Vec<CachedFileSystem>,
     /// Largest files, largest first.
     pub largest: Vec<CachedFile>,
-    /// Number of files that were asked.
+    /// Number of files whose page cache was queried.
     pub files: u64,
     /// Number of files that could not be opened.
     pub unreadable: u64,
@@ -249,7 +249,8 @@ pub struct CachedFileSystem {
     pub files: u64,
     /// Cached bytes.
     pub cached: Bytes,
-    /// Cached bytes that are not yet written to the device; `None` if the kernel does not count.
+    /// Cached bytes that are not yet written to the device; `None` if the kernel does not count
+    /// them.
     pub dirty: Option<Bytes>,
 }
 
@@ -262,7 +263,8 @@ pub struct CachedFile {
     pub size: Bytes,
     /// Cached bytes.
     pub cached: Bytes,
-    /// Cached bytes that are not yet written to the device; `None` if the kernel does not count.
+    /// Cached bytes that are not yet written to the device; `None` if the kernel does not count
+    /// them.
     pub dirty: Option<Bytes>,
     /// Memory cgroups that its pages are charged to, with their share of the sampled pages, the
     /// largest first; empty if that was not read.

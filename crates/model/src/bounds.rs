@@ -1,12 +1,12 @@
-//! The memory that a recorder may take, and what it did not keep apart to stay within it.
+//! The memory limit of a recorder, and the events that it merged to stay within the limit.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
 use crate::traced::Frame;
 
-/// The most memory that a recorder may take: its tables, the rings that the kernel writes into, and
-/// what it takes at the end to find the names of functions.
+/// The most memory that a recorder may take: its tables, the perf ring buffers, and the symbol
+/// lookup at the end.
 ///
 /// ```
 /// use pagewise_model::{Bytes, bounds::MemoryLimit};
@@ -19,10 +19,10 @@ pub struct MemoryLimit(Bytes);
 impl MemoryLimit {
     /// Used if the user sets no limit.
     pub const DEFAULT: MemoryLimit = MemoryLimit(Bytes(256 << 20));
-    /// No recorder takes less.
+    /// Smallest limit: each recorder needs this size.
     pub const MIN: Bytes = Bytes(32 << 20);
 
-    /// A limit; none below [`MemoryLimit::MIN`].
+    /// A limit of `bytes`; `None` below [`MemoryLimit::MIN`].
     pub fn new(bytes: Bytes) -> Option<MemoryLimit> {
         (bytes >= MemoryLimit::MIN).then_some(MemoryLimit(bytes))
     }
@@ -32,7 +32,8 @@ impl MemoryLimit {
         self.0.0
     }
 
-    /// One part of `parts`, in bytes; or how many entries of `parts` bytes there may be.
+    /// The limit divided by `parts`: bytes of each of `parts` equal shares, or number of entries of
+    /// `parts` bytes each.
     pub fn part(self, parts: u64) -> usize {
         usize::try_from(self.0.0 / parts).unwrap_or(usize::MAX)
     }
@@ -44,15 +45,15 @@ impl Default for MemoryLimit {
     }
 }
 
-/// Events that a recorder counted in sums to stay within its memory limit. All fields are 0 for
-/// recordings of an older version, and if nothing was merged.
+/// Events that a recorder merged to stay within its memory limit. All fields are 0 for recordings
+/// of an older version, and if nothing was merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Folded {
     /// The limit, in bytes; 0 where the recorder had none.
     pub memory_limit: u64,
-    /// Number of call stacks that were merged into [`OTHER_STACKS`]; one that came again later
-    /// counts again.
+    /// Number of call stacks that were merged into [`OTHER_STACKS`]; a stack that occurs again
+    /// later counts again.
     pub stacks: u64,
     /// Number of events counted under [`OTHER_STACKS`].
     pub stack_events: u64,
@@ -65,21 +66,22 @@ pub struct Folded {
     pub mapping_events: u64,
     /// Number of times the mappings of a process exceeded the limit, so that some were discarded.
     pub forgotten_mappings: u64,
-    /// Places in code whose function was not looked up, for want of memory.
+    /// Number of program counters whose function was not looked up, to stay within the memory
+    /// limit.
     pub unresolved_places: u64,
 }
 
-/// The name of all call stacks that are not kept apart, as a function.
+/// Function name of the merged call stacks.
 pub const OTHER_STACKS: &str = "[other call stacks]";
-/// The name of all threads that are not kept apart.
+/// Name of the merged threads.
 pub const OTHER_THREADS: &str = "[other threads]";
-/// The name of all processes that are not kept apart.
+/// Name of the merged processes.
 pub const OTHER_PROCESSES: &str = "[other processes]";
-/// The name of all mappings that are not kept apart.
+/// Name of the merged mappings.
 pub const OTHER_MAPPINGS: &str = "[other mappings]";
 
 impl Folded {
-    /// The frame that call stacks are made of which are not kept apart.
+    /// The only frame of the merged call stacks.
     pub fn frame() -> Frame {
         Frame {
             function: Some(OTHER_STACKS.to_owned()),

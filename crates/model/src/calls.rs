@@ -1,5 +1,5 @@
-//! The memory system calls of some processes, in the order in which they were done, and what
-//! happened between them.
+//! The memory system calls of some processes in order of time, and the process events between them:
+//! fork, `execve`, exit.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,24 +12,25 @@ use crate::{AddrRange, Bytes, Name, PageSize, Pid, Reading};
 pub struct CallRecording {
     /// The command, or the process that was running.
     pub pid: Pid,
-    /// The command's words; none of a process that was running.
+    /// The command's words; empty for a process that was already running.
     pub command: Vec<Name>,
     /// The base page size.
     pub page_size: PageSize,
-    /// The size of a huge page where a call does not say which (`Hugepagesize` of `meminfo`).
+    /// The size of a huge page if the arguments of a call do not select one (`Hugepagesize` of
+    /// `meminfo`).
     #[serde(with = "plain")]
     pub huge_page: Reading<Bytes>,
-    /// At which system calls the processes were stopped.
+    /// System calls at which the processes were stopped.
     pub stops: CallStops,
     /// Duration in nanoseconds.
     pub took_ns: u64,
-    /// The longest time for which all threads of a process that was running were stopped at once,
+    /// The longest time for which all threads of an already running process were stopped at once,
     /// in nanoseconds.
     #[serde(default)]
     pub paused_ns: Option<u64>,
     /// Ending of the command or process; `None` if it is still running.
     pub ending: Option<ProgramEnding>,
-    /// The processes that were there at the end.
+    /// Processes that still ran at the end.
     pub left: Vec<Pid>,
     /// Events in order of time.
     pub events: Vec<CallEvent>,
@@ -41,20 +42,21 @@ pub struct CallRecording {
     pub lost_processes: u64,
 }
 
-/// At which system calls processes are stopped.
+/// System calls at which processes are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallStops {
-    /// At those about memory: a seccomp filter picks them out.
+    /// Memory system calls, selected by a seccomp filter.
     MemoryCalls,
-    /// At all: a process that runs cannot be given a filter, and some commands should not.
+    /// All system calls: a running process cannot be given a filter, and some commands should not
+    /// get one.
     EveryCall,
 }
 
-/// Something that happened.
+/// A system call, or an event of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallEvent {
-    /// Nanoseconds since the start; of a call, when it was made.
+    /// Nanoseconds since the start; for a call, the time at which it began.
     pub time_ns: u64,
     /// The process.
     pub pid: Pid,
@@ -68,16 +70,16 @@ pub struct CallEvent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallEventKind {
-    /// A process was made, with a copy of the maker's memory or with the same.
+    /// A process was created, with a copy of its creator's memory or with the same memory.
     Born {
-        /// The process that made it.
+        /// The process that created it.
         by: Pid,
-        /// True if it is the same: `vfork`, `clone(CLONE_VM)`.
+        /// True if both use the same memory: `vfork`, `clone(CLONE_VM)`.
         shares_memory: bool,
     },
-    /// A program is there: it was executed, or it ran already.
+    /// A program image: after `execve`, or found in a process that was already running.
     Image(Box<ProgramImage>),
-    /// The program itself begins: its entry point is reached, the dynamic linker is done.
+    /// The program reached its entry point: the dynamic linker has finished.
     Begun,
     /// A memory call was done.
     Call(MemoryCall),
@@ -85,29 +87,30 @@ pub enum CallEventKind {
     Ended {
         /// Exit status or signal.
         ending: ProgramEnding,
-        /// VIRT just before, as the kernel counts it; `None` where it was gone already.
+        /// VIRT just before the end, as the kernel counts it; `None` if the memory was already
+        /// released.
         virt: Option<Bytes>,
     },
     /// The recording ended and the process runs on.
     Left {
-        /// VIRT then, as the kernel counts it.
+        /// VIRT at the end of the recording, as the kernel counts it.
         virt: Option<Bytes>,
     },
 }
 
-/// A program as a recording finds it.
+/// A program image of a recorded process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramImage {
-    /// True if it was executed just now.
+    /// True after `execve`; false for a program that was already running.
     pub executed: bool,
     /// The program's file.
     #[serde(with = "plain")]
     pub exe: Reading<Name>,
-    /// True if its calls are recorded: not those of a 32-bit program on a 64-bit kernel.
+    /// True if its calls are recorded; false for a 32-bit program on a 64-bit kernel.
     pub is_native: bool,
     /// True if [`CallEventKind::Begun`] will mark its beginning.
     pub begin_is_told: bool,
-    /// The dynamic linker's file; `None` of a static program.
+    /// The dynamic linker's file; `None` for a static program.
     pub interpreter: Option<Name>,
     /// The program break.
     #[serde(with = "plain")]
@@ -117,7 +120,7 @@ pub struct ProgramImage {
     pub mapped: Reading<Vec<NamedMapping>>,
 }
 
-/// A mapping's place and name.
+/// Address range and name of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedMapping {
     /// Address range.
@@ -129,18 +132,18 @@ pub struct NamedMapping {
 /// A memory call and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryCall {
-    /// Which.
+    /// Kind of the call.
     pub kind: MemoryCallKind,
-    /// Arguments. Those that the call does not use have the contents of the registers.
+    /// Argument registers. Registers that the call does not use have arbitrary contents.
     pub arguments: [u64; 6],
     /// Return value, or the error number.
     pub result: Result<u64, i32>,
     /// Time at which the recorder saw the end of the call, in nanoseconds since the start. Calls of
     /// other threads that overlap may have taken effect before or after it.
     pub done_ns: u64,
-    /// From its start to its end, in nanoseconds; the cost of a stop is in it.
+    /// Duration in nanoseconds, the ptrace stops included.
     pub took_ns: u64,
-    /// The address of the code that made it.
+    /// Program counter of the system call.
     pub caller: u64,
     /// Details that the numbers do not contain.
     pub about: CallDetail,
@@ -154,7 +157,7 @@ pub enum CallDetail {
     Nothing,
     /// The file behind the descriptor that was passed.
     File(Name),
-    /// The text that a pointer was to.
+    /// The string that a pointer argument points to.
     Text(Name),
     /// Ranges that `shmat` attached, or that `shmdt` detaches.
     Pieces(Vec<AddrRange>),
@@ -162,7 +165,7 @@ pub enum CallDetail {
 
 macro_rules! kinds {
     ($($kind:ident $name:literal)*) => {
-        /// Which memory call.
+        /// Memory system calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum MemoryCallKind {
@@ -226,7 +229,7 @@ impl MemoryCallKind {
 /// `MAP_ANONYMOUS` of `linux/mman.h`.
 pub const MAP_ANONYMOUS: u64 = 0x20;
 
-/// The file descriptor among the arguments of a call, where it names a file.
+/// The file descriptor among the arguments of a call, if the call maps a file.
 pub fn descriptor(kind: MemoryCallKind, arguments: &[u64; 6]) -> Option<i32> {
     let [_, _, _, flags, fd, _] = *arguments;
     // The kernel looks at the lower half of the register.

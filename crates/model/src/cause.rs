@@ -164,7 +164,7 @@ pub enum Verdict {
     Present(Box<Cause>),
     /// The evidence excludes the cause: one line with the figure.
     RuledOut(Vec<CellValue>),
-    /// The evidence is not sufficient: the reason, and the command that would tell.
+    /// The evidence is not sufficient: the reason, and the command that would decide.
     Unknown(Label, Label),
     /// The cause cannot exist in a process of this kind, so it needs no line.
     NotApplicable,

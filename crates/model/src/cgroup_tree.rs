@@ -23,7 +23,7 @@ pub struct CgroupTree {
 pub struct CgroupNode {
     /// Its path in the hierarchy.
     pub path: Name,
-    /// Its position below the first node.
+    /// Number of levels below the first node.
     pub depth: u64,
     /// Index of its parent; `None` for the first.
     pub parent: Option<usize>,

@@ -1,5 +1,5 @@
-//! Types of data as debug information describes them, reduced to what a search of pointers needs:
-//! sizes, and the places and targets of pointers.
+//! Types of data as debug information describes them, reduced to the data that the search for
+//! pointers needs: sizes, and the offsets and target types of pointers.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,8 @@ pub struct DataTypes {
     pub variables: Vec<TypedVariable>,
     /// Thread-local variables, of which each thread has its own.
     pub thread_locals: Vec<TypedThreadLocal>,
-    /// Local variables of the functions that threads are in. One that is not set yet has any value.
+    /// Local variables of the active functions of threads. An uninitialized variable has an
+    /// arbitrary value.
     pub locals: Vec<TypedVariable>,
     /// Classes that were asked for by name, and the index of their type.
     pub classes: Vec<(Name, u32)>,
@@ -70,7 +71,7 @@ pub struct PointerField {
     pub offset: u64,
     /// Number of pointers.
     pub count: u64,
-    /// Distance of two of them.
+    /// Distance between two neighboring pointers in bytes.
     pub stride: u64,
     /// The member, with the members that contain it: `head.next`.
     pub member: Name,
@@ -108,14 +109,15 @@ pub struct TypedThreadLocal {
 pub enum ThreadStorage {
     /// It begins this number of bytes below the thread pointer: the storage of the program.
     BelowThreadPointer(u64),
-    /// The word at an address is the distance of a variable from the thread pointer.
+    /// The word at an address is the offset of a variable from the thread pointer.
     OfVariable {
         /// The address of the word.
         word: u64,
         /// The offset of this variable in the storage.
         offset: u64,
     },
-    /// The word at an address is the number of the file in the table of storages of each thread.
+    /// The word at an address is the module ID of the file, its index in the dynamic thread vector
+    /// (DTV) of each thread.
     Numbered {
         /// The address of the word.
         word: u64,

@@ -85,7 +85,7 @@ pub struct CpuWaits {
 impl CpuWaits {
     /// Shorter CPU time measures nothing.
     const MIN_RAN_NS: u64 = 1_000_000;
-    /// Waits count up to this ratio: beyond it, little of the process was observed.
+    /// Upper bound of [`CpuWaits::demand`]: at a higher ratio, little of the process was observed.
     const MAX_DEMAND: f64 = 30.0;
 
     /// Ratio of the CPU time that the threads asked for to the time that they got, at least 1. The
@@ -110,7 +110,7 @@ impl CpuWaits {
     }
 }
 
-/// Resident pages of an anonymous mapping, read at random places.
+/// Resident pages of an anonymous mapping, read at random positions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZeroSample {
     /// The mapping.
@@ -334,17 +334,18 @@ pub struct ActivityPoint {
     pub system_ns: u64,
     /// Number of threads.
     pub threads: u64,
-    /// Bytes that the process and its reaped children have read and written since the process
-    /// began (`/proc/PID/io`): by system calls, of at least a page each, or from and to storage,
-    /// whichever is more.
+    /// Bytes that the process and its reaped children have read and written since the process began
+    /// (`/proc/PID/io`): the largest of the bytes of system calls, one page for each system call,
+    /// and the bytes of storage.
     #[serde(with = "plain", default = "not_in_evidence")]
     pub file_traffic: Reading<Bytes>,
-    /// The same, only from storage and to pages that storage will get: not of sockets, pipes and
-    /// tmpfs.
+    /// The bytes of storage alone: read from a device, or written to pages that a device will
+    /// receive. I/O of sockets, pipes and tmpfs is not part of it.
     #[serde(with = "plain", default = "not_in_evidence")]
     pub storage_traffic: Reading<Bytes>,
-    /// Bytes that the process and its reaped children have written since the process began by
-    /// system calls, less those that storage will get: to tmpfs, sockets and pipes.
+    /// Bytes that the process and its reaped children have written by system calls since the
+    /// process began, minus the bytes that storage will receive: writes to tmpfs, sockets and
+    /// pipes.
     #[serde(with = "plain", default = "not_in_evidence")]
     pub memory_writes: Reading<Bytes>,
     /// Number of times that the main thread has waited since it began
@@ -395,7 +396,7 @@ pub struct OtherProcess {
     pub resident: Bytes,
     /// RES at the end minus RES at the beginning, in bytes.
     pub growth: i64,
-    /// Major page faults between.
+    /// Major page faults between the beginning and the end.
     pub major_faults: u64,
     /// True if it is in the same memory cgroup.
     pub same_cgroup: bool,
@@ -422,8 +423,8 @@ pub struct MemoryFile {
 pub struct CgroupActivity {
     /// Path of the cgroup of the process.
     pub path: Name,
-    /// Path below the mount of the cgroup that has the lowest limit, from the process's one up; the
-    /// process's own without a limit.
+    /// Path of the cgroup with the lowest limit, from the cgroup of the process up, below the
+    /// mount; the cgroup of the process if no limit is set.
     pub limited: Name,
     /// 1 or 2.
     pub version: u8,

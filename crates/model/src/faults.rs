@@ -1,5 +1,4 @@
-//! Page faults of some processes: how many of which kind, where in the program, and in which
-//! memory.
+//! Page faults of some processes by kind, call stack and mapping.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,22 +13,22 @@ use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 /// The form of a saved [`FaultRecording`].
 pub const VERSION: u32 = 1;
 
-/// The page faults of a command or of a running process and of all that they made, added up where
-/// they are alike.
+/// The page faults of a command or of a running process, and of all its descendants. Equal faults
+/// are added up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultRecording {
     /// [`VERSION`], where it was saved.
     pub version: u32,
     /// The command, or the process that was running.
     pub pid: Pid,
-    /// The command's words; none of a process that was running.
+    /// The command's words; empty for a process that was already running.
     pub command: Vec<Name>,
     /// The base page size.
     pub page_size: PageSize,
     /// The size of a transparent huge page.
     #[serde(with = "plain")]
     pub huge_page: Reading<Bytes>,
-    /// When it began, in nanoseconds since 1970; none where that is not known.
+    /// Start of the recording, in nanoseconds since 1970; `None` if unknown.
     pub began_ns: Option<u64>,
     /// Duration in nanoseconds.
     pub took_ns: u64,
@@ -55,9 +54,9 @@ pub struct FaultRecording {
     /// include faults without an event, of calls that populate memory.
     #[serde(with = "plain")]
     pub usage: Reading<(u64, u64)>,
-    /// The calls that stacks are made of.
+    /// Frames that the call stacks refer to.
     pub frames: Vec<Frame>,
-    /// Call stacks: numbers of frames, where it happened first, then its callers. None twice.
+    /// Call stacks without duplicates: indices of frames, innermost first.
     pub stacks: Vec<Vec<u32>>,
     /// The mappings.
     pub mappings: Vec<FaultMapping>,
@@ -70,7 +69,7 @@ pub struct FaultRecording {
     pub rows: Vec<FaultRow>,
     /// Latencies of faults by kind; empty if not requested.
     pub latencies: Vec<(FaultKind, TimeHistogram)>,
-    /// When they happened.
+    /// Faults over time.
     pub time_line: TimeLine,
     /// Events that were merged to stay within the memory limit.
     #[serde(default)]
@@ -83,8 +82,8 @@ pub struct FaultRecording {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultSource {
-    /// The tracepoints `exceptions:page_fault_user` and `exceptions:page_fault_kernel`: with what
-    /// the program wanted to do.
+    /// The tracepoints `exceptions:page_fault_user` and `exceptions:page_fault_kernel`, which also
+    /// report the kind of the access.
     Tracepoints,
     /// The software events for minor and major faults. They do not show if a fault was a write.
     Counters,
@@ -94,22 +93,20 @@ pub enum FaultSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
-    /// A page of memory of no file was touched first.
+    /// First access to a page of anonymous memory.
     Anonymous,
-    /// A page of private memory of no file was read that was never written: it is the kernel's zero
-    /// page.
+    /// A read of private anonymous memory that was never written: the kernel maps its zero page.
     Zero,
-    /// A page of a file was mapped that was in memory already.
+    /// A page-cache page that was already in memory was mapped.
     File,
     /// Write to a private page that another process shared, or that belonged to a file: the page
     /// was copied.
     CopyOnWrite,
-    /// A page of shared memory was written that was there, read-only until then: the kernel notes
-    /// that it is dirty.
+    /// Write to a page of shared memory that was mapped read-only: the kernel marks the page dirty.
     WriteProtect,
-    /// A huge page was made, or mapped.
+    /// A huge page was allocated or mapped.
     Huge,
-    /// It had to wait for I/O.
+    /// The fault waited for I/O or for a lock.
     Major,
     /// Kind unknown.
     Unknown,
@@ -166,7 +163,7 @@ impl FaultKind {
                 "Private memory of no file was read before it was written: the kernel's zero page is there now."
             }
             FaultKind::File => {
-                "A page of a file that was in memory already was mapped, and its neighbours with it."
+                "A page of a file that was in memory already was mapped, and its neighbors with it."
             }
             FaultKind::CopyOnWrite => {
                 "First write to a private page: it was copied, unless no other process mapped it."
@@ -188,18 +185,17 @@ impl FaultKind {
     }
 }
 
-/// A mapping in which there were faults. Neighbours of no file that the kernel made one are one
+/// A mapping in which faults occurred. Anonymous neighbors that the kernel merged are one mapping
 /// here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultMapping {
-    /// The process in which it was seen first; its children may have it too.
+    /// The process in which it was first observed; its children may have it too.
     pub pid: Pid,
     /// Address range.
     pub range: AddrRange,
     /// The name as `maps` prints it; empty if the mapping has no name.
     pub name: Name,
-    /// The quadrant by what was asked of `mmap`; none where the address was in no mapping that is
-    /// known.
+    /// The quadrant by the arguments of `mmap`; `None` if no known mapping contains the address.
     pub quadrant: Option<Quadrant>,
 }
 
@@ -210,18 +206,18 @@ pub struct FaultThread {
     pub pid: Pid,
     /// Its number.
     pub tid: Pid,
-    /// Its name: the last that it had.
+    /// Its last name.
     pub name: Name,
 }
 
 /// Data that the heap recorder of the recorded process produced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultHeap {
-    /// Smaller blocks are not recorded.
+    /// Minimum size of recorded blocks, in bytes.
     pub least: u64,
     /// Number of times the live blocks became unknown, because the log was not read in time.
     pub lost: u64,
-    /// Processes that the command made which loaded the recorder, and were not recorded.
+    /// Number of child processes that loaded the recorder and were not recorded.
     pub refused: u64,
     /// Allocating call stacks.
     pub allocations: Vec<Allocation<u32>>,
@@ -232,14 +228,14 @@ pub struct FaultHeap {
 pub struct Allocation<F> {
     /// Recorded blocks; 0 if only the allocator faulted.
     pub blocks: u64,
-    /// Their bytes, as asked for.
+    /// Their requested bytes.
     pub bytes: u64,
     /// The allocating function, then its callers.
     pub frames: Vec<F>,
 }
 
 impl FaultHeap {
-    /// The allocation that memory is of; none where it is of none that is known.
+    /// The allocation of the memory of an owner; `None` if it is not known.
     pub fn allocation(&self, owner: Owner) -> Option<&Allocation<u32>> {
         let (Owner::Block(number) | Owner::Allocator(number)) = owner else { return None };
         self.allocations.get(number as usize)
@@ -255,11 +251,12 @@ pub enum Owner {
     /// Unknown: the heap of the process was not recorded, or not yet.
     #[default]
     Unrecorded,
-    /// It is in a block that was live, of this of the allocations.
+    /// A live block of the allocation with this index in [`FaultHeap::allocations`].
     Block(u32),
-    /// The allocator touched it while it served this of the allocations, or freed something there.
+    /// The allocator accessed the memory while it served the allocation with this index, or freed a
+    /// block there.
     Allocator(u32),
-    /// It is the recorder's own.
+    /// Memory of the recorder itself.
     Recorder,
     /// Outside of recorded blocks: in a small one, a stack, a file, or a mapping.
     Elsewhere,
@@ -278,18 +275,18 @@ impl Owner {
     }
 }
 
-/// Faults that are alike.
+/// Faults with the same call stack, mapping, thread, kind and owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultRow {
-    /// Which of the call stacks.
+    /// Index in [`FaultRecording::stacks`].
     pub stack: u32,
-    /// Which of the mappings.
+    /// Index in [`FaultRecording::mappings`].
     pub mapping: u32,
-    /// Which of the threads.
+    /// Index in [`FaultRecording::threads`].
     pub thread: u32,
     /// Kind of the faults.
     pub kind: FaultKind,
-    /// True if the kernel touched the memory in a system call of the program.
+    /// True if the kernel accessed the memory in a system call of the program.
     pub by_kernel: bool,
     /// True if the stack pointer of the thread was in the same mapping.
     #[serde(default)]
@@ -313,7 +310,7 @@ pub struct TimeLine {
 }
 
 impl FaultRecording {
-    /// By call stack, for pictures and other tools.
+    /// Counts by call stack: the input of flame graphs and of other tools.
     pub fn profile(&self) -> StackProfile {
         let stack = |stack: &Vec<u32>| {
             stack.iter().filter_map(|frame| self.frames.get(*frame as usize).cloned()).collect()
@@ -335,7 +332,7 @@ impl FaultRecording {
                 stack: row.stack,
                 count: row.count,
                 took_ns: row.took_ns,
-                // Threads that are not kept apart have no number.
+                // Merged threads have the ID 0.
                 thread: thread.filter(|it| it.tid.0 != 0).map(|it| (it.pid.0, it.tid.0)),
                 labels,
             }
@@ -349,14 +346,14 @@ impl FaultRecording {
         }
     }
 
-    /// Name of the call stack's allocating function, in a word.
+    /// Name of the call stack's allocating function, or of its file.
     fn asked_for(&self, allocation: &Allocation<u32>) -> Option<String> {
         let frame = self.frames.get(*allocation.frames.first()? as usize)?;
         let base = |module: &Name| Name::new(module.base()).escaped().into_owned();
         frame.function.clone().or_else(|| frame.module.as_ref().map(base))
     }
 
-    /// All faults that were recorded, those that the samples stand for among them.
+    /// Number of faults; each sample counts for all faults that it represents.
     pub fn count(&self) -> u64 {
         self.rows.iter().map(|row| row.count).sum()
     }

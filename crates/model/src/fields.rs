@@ -10,16 +10,16 @@ use crate::{Absent, Bytes, Reading};
 pub struct FieldMeaning {
     /// The kernel's spelling, or our column's.
     pub name: &'static str,
-    /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`,
+    /// The file that contains it: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`,
     /// `meminfo`, `vmstat`; `hugepages stats` for
-    /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`; `stat` for what runs of commands
-    /// are measured by; `sim` for what simulators count; `faults` for recorded page faults; `watch`
-    /// for accesses to memory; `heap` for recordings of heaps; `pagewise` for what else we compute.
+    /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`; `stat` for metrics of measured
+    /// commands; `sim` for counts of simulators; `faults` for recorded page faults; `watch` for
+    /// accesses to memory; `heap` for recordings of heaps; `pagewise` for other computed values.
     pub source: &'static str,
     /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the format of a value that is not a
     /// number.
     pub unit: &'static str,
-    /// The kernel release that brought it; empty where it has been there since 2.6.14 or longer.
+    /// The kernel release that introduced it; empty if 2.6.14 or an older release has it.
     pub since: &'static str,
     /// One sentence.
     pub meaning: &'static str,
@@ -27,15 +27,15 @@ pub struct FieldMeaning {
     pub trap: &'static str,
 }
 
-/// The fields of that name. Upper and lower case matter only where a field is spelled exactly so;
-/// `_`, `-` and a space count alike.
+/// The fields with a name. If no field has exactly this spelling, upper and lower case are equal,
+/// and `_`, `-` and a space are equal.
 pub fn named(name: &str) -> impl Iterator<Item = &'static FieldMeaning> {
     let exact = FIELDS.iter().any(|f| f.name == name);
     let name = name.to_owned();
     FIELDS.iter().filter(move |f| if exact { f.name == name } else { is_alike(f.name, &name) })
 }
 
-/// True if two names differ by nothing but case and the kind of space between words.
+/// True if two names are equal apart from upper and lower case and from `_`, `-` and spaces.
 pub fn is_alike(a: &str, b: &str) -> bool {
     let plain = |byte: u8| match byte {
         b'-' | b' ' => b'_',
@@ -81,12 +81,12 @@ macro_rules! fields {
     };
 }
 
-/// The value of a line that the pagewise which saved a snapshot did not read.
+/// Value of a line that the pagewise version of a saved snapshot did not read.
 fn not_saved() -> Reading<Bytes> {
     Err(Absent::NotCollected("save the snapshot with this version of pagewise".into()))
 }
 
-/// A version of the kernel; empty for versions that all supported kernels succeed.
+/// `since`; empty for 2.6 releases, because all supported kernels are newer.
 const fn recent(since: &'static str) -> &'static str {
     match since.as_bytes() {
         [b'2', b'.', ..] => "",
@@ -186,7 +186,7 @@ fields! {
     "maps" {
         "address" "hex" ""
             "The first address and the one past the last, in hex."
-            "Neighbours with equal flags and backing are merged, so one line may be several mmap calls.";
+            "Neighbors with equal flags and backing are merged, so one line may be several mmap calls.";
         "perms" "letters" ""
             "r, w, x for read, write and execute; s for MAP_SHARED, p for MAP_PRIVATE."
             "p means that writes stay private; other processes may still map the same pages.";
@@ -1440,7 +1440,7 @@ fields! {
             "`--full` reads smaps.";
         "start" "address" ""
             "The first address of a mapping."
-            "Moves from run to run where addresses are randomised.";
+            "Moves from run to run where addresses are randomized.";
         "end" "address" ""
             "One past the last address of a mapping."
             "";
@@ -1772,7 +1772,7 @@ fields! {
             "";
         "line" "number" ""
             "The line of the source."
-            "Optimised code mixes lines: the one before may be meant.";
+            "Optimized code mixes lines: the one before may be meant.";
         "place" "text" ""
             "The file of the source, and the line."
             "";
@@ -2038,7 +2038,7 @@ fields! {
             "As symbols and debugging information name it; absent if no symbol covers the address.";
         "line" "number" ""
             "The line of the source."
-            "Optimised code mixes lines: the one before may be meant.";
+            "Optimized code mixes lines: the one before may be meant.";
         "module" "path" ""
             "The file of code that the function is in."
             "";

@@ -1,5 +1,5 @@
-//! The free memory of a machine by block size, and what the kernel counted while it made large
-//! blocks.
+//! The free memory of a machine by block size, and the kernel's counters of compaction and of huge
+//! pages.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +42,7 @@ pub struct Zone {
     pub free: Vec<u64>,
 }
 
-/// `/proc/pagetypeinfo`: free blocks by what may be put there.
+/// `/proc/pagetypeinfo`: free blocks by migrate type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageTypes {
     /// One a zone and migrate type.
@@ -80,12 +80,13 @@ pub struct TypedBlocks {
     pub count: u64,
 }
 
-/// A counter that only grows, since boot.
+/// A counter of the kernel: a number of events since boot, or a present value such as `MemFree` or
+/// `nr_free_pages`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootCounter {
     /// The kernel's name for it.
     pub name: Name,
-    /// Count since boot.
+    /// Value of the counter.
     pub count: u64,
 }
 
@@ -94,7 +95,6 @@ pub struct BootCounter {
 pub struct SizeStats {
     /// The size.
     pub size: Bytes,
-    /// Each file of `stats`. Those called `nr_*` are what there is now; the others count since
-    /// boot.
+    /// Each file of `stats`. Files called `nr_*` have present values; the others count since boot.
     pub stats: Vec<BootCounter>,
 }

@@ -1,4 +1,4 @@
-//! Misuse of the heap, as a guarded command was found to do it.
+//! Memory errors of a command whose allocations are guarded.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,9 +20,9 @@ pub struct Guarded {
     #[serde(with = "plain")]
     pub means: Reading<GuardMeans>,
     /// Processes that were guarded: the command, its children, and each program that one of them
-    /// became.
+    /// executed.
     pub processes: u64,
-    /// Those of them that reported the number of guarded objects, because they exited normally.
+    /// Number of these processes that reported their guarded objects, because they exited normally.
     pub told: u64,
     /// Guarded objects of the reporting processes.
     pub guarded: u64,
@@ -46,19 +46,19 @@ pub struct Guarded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuardMeans {
-    /// Objects of less than a page by taking their pages away (`UFFDIO_MOVE`, Linux 6.8); others by
-    /// marks or mappings.
+    /// Objects smaller than a page: `UFFDIO_MOVE` (Linux 6.8) moves their pages away. Other objects
+    /// use guard regions or `mprotect`.
     Moves,
-    /// By marks in the page tables (`MADV_GUARD_INSTALL`, Linux 6.13).
+    /// Guard regions: markers in the page tables (`MADV_GUARD_INSTALL`, Linux 6.13).
     Marks,
-    /// Mappings (`mprotect`); the number of mappings of a process is limited.
+    /// Mappings without access (`mprotect`); the number of mappings of a process is limited.
     Mappings,
 }
 
-/// Something that is wrong.
+/// A memory error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryBug {
-    /// When, in nanoseconds since 1970.
+    /// Time of the error, in nanoseconds since 1970.
     pub time_ns: u64,
     /// The process.
     pub pid: Pid,
@@ -82,7 +82,7 @@ pub struct MemoryBug {
     /// Functions that allocated and freed the object; `None` if the error is not a mismatch.
     #[serde(default)]
     pub mismatch: Option<FreeMismatch>,
-    /// True if the program went on.
+    /// True if the program continued after the error.
     pub goes_on: bool,
 }
 
@@ -90,9 +90,9 @@ pub struct MemoryBug {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BugKind {
-    /// An access behind an object's end.
+    /// An access behind the end of an object.
     Overflow,
-    /// An access before an object's beginning.
+    /// An access before the beginning of an object.
     Underflow,
     /// An access to an object that was freed.
     UseAfterFree,
@@ -102,27 +102,27 @@ pub enum BugKind {
     InvalidFree,
     /// An access to guarded memory where no object ever was.
     Wild,
-    /// An object was freed by a function that does not go with the one that made it, or as one of
+    /// An object was freed by a function of another family than the allocating function, or with
     /// another size.
     Mismatch,
-    /// An access to memory that is not guarded, by which SIGSEGV ended the program.
+    /// SIGSEGV ended the program: an access to memory that is not guarded.
     Segv,
-    /// One by which SIGBUS did.
+    /// SIGBUS ended the program: an access to memory that is not guarded.
     Bus,
 }
 
-/// By which functions an object was made and freed that do not go together.
+/// Allocating and freeing function of an object that do not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeMismatch {
-    /// Functions that allocated it.
+    /// Family of the function that allocated it.
     pub made_by: Family,
-    /// Functions that freed it.
+    /// Family of the function that freed it.
     pub freed_as: Family,
     /// Size in bytes that was passed to `operator delete`.
     pub freed_size: Option<u64>,
 }
 
-/// Functions that go together.
+/// Family of allocation functions: the functions of a family free only its own objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
@@ -146,9 +146,9 @@ pub enum BugAccess {
     Execute,
     /// It was freed, by `free` or `realloc`.
     Free,
-    /// It had been written when the object was freed, which the stack is of.
+    /// The object was written before it was freed; the call stack is that of the free.
     WrittenBeforeFree,
-    /// It had been written when the program ended.
+    /// The object was written before the program ended.
     WrittenBeforeEnd,
 }
 

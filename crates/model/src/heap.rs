@@ -25,25 +25,25 @@ pub struct HeapRecording {
     pub allocator: Name,
     /// The base page size.
     pub page_size: PageSize,
-    /// When it began, in nanoseconds since 1970.
+    /// Start of the recording, in nanoseconds since 1970.
     pub began_ns: u64,
     /// Duration in nanoseconds.
     pub took_ns: u64,
     /// The mean number of allocated bytes between two samples; `None` where every call was
     /// recorded.
     pub every_bytes: Option<u64>,
-    /// The process was running already when it began: what was allocated before is not known.
+    /// True if the recorder attached to a running process: earlier allocations are unknown.
     pub attached: bool,
     /// Ending of the recording.
     pub ending: HeapEnding,
-    /// All that happened.
+    /// Sums over the whole recording.
     pub totals: Totals,
-    /// When most was live, in nanoseconds since it began.
+    /// Time of the largest live amount, in nanoseconds since the recording began.
     #[serde(with = "plain")]
     pub peak_at_ns: Reading<u64>,
-    /// The calls that stacks are made of.
+    /// Frames that the call stacks refer to.
     pub frames: Vec<Frame>,
-    /// Call stacks: numbers of frames, the allocation's first, then its callers. None twice.
+    /// Call stacks without duplicates: indices of frames, the allocating function first.
     pub stacks: Vec<Vec<u32>>,
     /// Allocations by call stack.
     pub sites: Vec<AllocationSite>,
@@ -52,8 +52,8 @@ pub struct HeapRecording {
     /// Layouts of the allocator's memory at some of these times, in order of time.
     #[serde(default)]
     pub layouts: Vec<AllocatorLayout>,
-    /// Allocations by size: cell *n* counts those of 2^(n-1) .. 2^n - 1 bytes, cell 0 those of
-    /// none.
+    /// Allocations by size: cell *n* counts those of 2^(n-1) to 2^n - 1 bytes, cell 0 those of 0
+    /// bytes.
     pub sizes: Vec<u64>,
     /// Lifetimes of sampled blocks: cell *n* counts lifetimes of 2^(n-1) to 2^n - 1 nanoseconds.
     pub lifetimes: Vec<u64>,
@@ -69,13 +69,13 @@ pub struct HeapRecording {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeapEnding {
-    /// The process ended.
+    /// The process ended; its exit status or signal is known.
     Ended(ProgramEnding),
-    /// It became another program (`execve`).
+    /// The process executed another program (`execve`).
     Replaced,
-    /// It runs on.
+    /// The process runs on.
     Detached,
-    /// It ended, and how is not known.
+    /// The process ended; its exit status is unknown.
     Gone,
     /// The recording was cut off.
     CutOff,
@@ -84,13 +84,13 @@ pub enum HeapEnding {
 /// Bytes and the number of blocks they are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapAmount {
-    /// As the program asked for them.
+    /// Requested bytes.
     pub bytes: u64,
     /// The number of blocks.
     pub blocks: u64,
 }
 
-/// All that happened.
+/// Sums over a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     /// Every allocation. `realloc` is a `free` and an allocation.
@@ -107,7 +107,7 @@ pub struct Totals {
     pub temporary: u64,
     /// Frees of memory that was allocated before the recording began.
     pub unknown_frees: u64,
-    /// Standard errors of allocated and of live bytes, where samples were taken.
+    /// Standard errors of allocated and of live bytes; `None` if every allocation was recorded.
     pub errors: Option<(f64, f64)>,
 }
 
@@ -126,7 +126,7 @@ pub enum AllocationKind {
 /// Allocations of one call stack.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AllocationSite {
-    /// Which of the stacks.
+    /// Index in [`HeapRecording::stacks`].
     pub stack: u32,
     /// Kind of the memory.
     pub kind: AllocationKind,
@@ -138,7 +138,7 @@ pub struct AllocationSite {
     pub temporary: u64,
     /// Live amount at the time of the process's peak.
     pub at_peak: HeapAmount,
-    /// Standard errors of allocated and of live bytes, where samples were taken.
+    /// Standard errors of allocated and of live bytes; `None` if every allocation was recorded.
     pub errors: Option<(f64, f64)>,
 }
 
@@ -169,8 +169,8 @@ pub struct HeapSnapshot {
     pub resident: Reading<ResidentBytes>,
     /// Live amount by site, if it was stored at this time point.
     pub tree: Option<LiveTree>,
-    /// Blocks from before the recording that were freed so far, with the bytes that the allocator
-    /// had given for them; `None` where that was not counted.
+    /// Blocks from before the recording that were freed so far, with their usable bytes; `None` if
+    /// they were not counted.
     #[serde(default)]
     pub older_freed: Option<HeapAmount>,
 }
@@ -178,7 +178,7 @@ pub struct HeapSnapshot {
 /// Live amount by site.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveTree {
-    /// Numbers of sites, largest first.
+    /// Indices in [`HeapRecording::sites`], largest first.
     pub sites: Vec<(u32, HeapAmount)>,
     /// All others together.
     pub others: HeapAmount,
@@ -216,8 +216,7 @@ pub struct AllocatorLayout {
     /// own.
     #[serde(with = "plain")]
     pub pages: Reading<PageDensity>,
-    /// Blocks that were live and whose place could not be made out, since the program ran on
-    /// meanwhile.
+    /// Number of live blocks that could not be located, because the program ran during the reading.
     pub unclear: u64,
 }
 
@@ -225,23 +224,23 @@ pub struct AllocatorLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AllocatorAreaKind {
-    /// glibc's first arena: the heap that `brk` moves, and what was mapped where that could not
-    /// grow.
+    /// glibc's main arena: the `brk` heap, and memory that was mapped because the program break
+    /// could not grow.
     Main,
     /// Another arena of glibc's, by number.
     Arena(u32),
     /// Blocks that are large enough for mappings of their own.
     Mapped,
-    /// Mappings with blocks in them, of an allocator whose own parts are not known.
+    /// Mappings that contain blocks, of an allocator whose layout is not known.
     Mappings,
 }
 
-/// A part of what the allocator holds.
+/// A part of the allocator's footprint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AllocatorArea {
     /// Kind of the area.
     pub kind: AllocatorAreaKind,
-    /// Heaps or mappings that it is made of.
+    /// Number of its heaps or mappings.
     pub parts: u32,
     /// Readable and writable bytes.
     pub held: Bytes,
@@ -257,7 +256,8 @@ pub struct AllocatorArea {
     /// Size of the last chunk (`top`).
     #[serde(with = "plain")]
     pub top: Reading<Bytes>,
-    /// The longest run without a live block, apart from what is behind the last one.
+    /// Length of the longest range without a live block; the range behind the last live block does
+    /// not count.
     #[serde(with = "plain")]
     pub gap: Reading<Bytes>,
     /// Threads that allocate from it.
@@ -268,18 +268,18 @@ pub struct AllocatorArea {
 /// Resident pages by their live share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageDensity {
-    /// Cell 0 counts pages with nothing live, cell *n* those of which more than *n* - 1 eighths are
-    /// live and no more than *n*. Blocks count with the allocator's words before them and what they
-    /// are rounded up by, where these are known.
+    /// Cell 0 counts pages without a live block, cell *n* those of which more than *n* - 1 eighths
+    /// are live and no more than *n*. Blocks count with their headers and rounding, if these are
+    /// known.
     pub cells: Vec<u64>,
     /// Call stacks with blocks in pages that are at most a quarter live, largest first.
     pub pinned: Vec<PinnedPages>,
-    /// All others together; its site means nothing.
+    /// All others together; their `site` has no meaning.
     pub others: PinnedPages,
 }
 
-/// Resident bytes that the blocks of a site pin: such pages are divided by the live bytes of each
-/// site.
+/// Resident bytes that the blocks of a site pin. The bytes of a page are split among the sites in
+/// proportion to their live bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinnedPages {
     /// Number of the site.

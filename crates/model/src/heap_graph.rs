@@ -22,7 +22,8 @@ pub struct HeapGraph {
     pub roots: u64,
     /// Number of pointers to blocks.
     pub pointers: u64,
-    /// Number of pointers beyond the bound. Their blocks count as reachable.
+    /// Number of pointers beyond the maximum number of stored pointers. Their blocks count as
+    /// reachable.
     pub unrecorded: u64,
     /// Bytes that were not read: in swap, or not readable. Pointers in them are unknown.
     pub unseen: Bytes,
@@ -71,7 +72,7 @@ pub struct TypeGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TypeEvidence {
-    /// The first word of the block points to the table of a class.
+    /// The first word of the block points to a virtual method table or a type object.
     ClassTable,
     /// A pointer whose type debug information describes.
     DebugInformation,
@@ -124,17 +125,16 @@ fn without_stack() -> Reading<Vec<Frame>> {
     Err(not_recorded())
 }
 
-/// Blocks of one size, type and call stack that a program lost, with the blocks that only they lead
-/// to.
+/// Leaked blocks of one size, type and call stack, with the blocks that only they reach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeakGroup {
-    /// Number of leaks: of blocks that no other leaked block leads to, or of cycles.
+    /// Number of leaks: each is a block that no other leaked block points to, or a cycle.
     pub leaks: u64,
     /// All blocks.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Usable bytes of each block that heads a leak.
+    /// Usable bytes of each block at the head of a leak.
     pub size: u64,
     /// Its type.
     pub block_type: Option<Name>,
@@ -163,9 +163,9 @@ pub enum RootKind {
     Data,
     /// Another mapping.
     Mapping,
-    /// Several roots: without one of them the blocks stay reachable.
+    /// Several roots: the blocks stay reachable without any one of them.
     Several,
-    /// Pointers beyond the bound.
+    /// Pointers beyond the maximum number of stored pointers.
     Unrecorded,
 }
 
@@ -190,7 +190,7 @@ impl RootKind {
 pub struct HeapRoot {
     /// Kind of its memory.
     pub kind: RootKind,
-    /// The variable; the file or mapping of others; of a thread, its name.
+    /// The variable; for a thread its name; otherwise the file or mapping.
     pub name: Name,
     /// The file that defines a variable.
     pub module: Option<Name>,
@@ -202,7 +202,7 @@ pub struct HeapRoot {
     pub frame: Option<RootFrame>,
     /// The thread.
     pub tid: Option<u32>,
-    /// Address of its first pointer; 0 of registers.
+    /// Address of its first pointer; 0 for registers.
     pub address: u64,
 }
 
@@ -213,7 +213,7 @@ pub struct RetainingRoot {
     pub root: HeapRoot,
     /// Retained blocks and bytes.
     pub retained: LiveAmount,
-    /// The way to most of these bytes, from the root on.
+    /// The path to most of these bytes, from the root on.
     pub path: Vec<RetentionStep>,
     /// For blocks that several roots keep alive: roots that lead to the first of these blocks, the
     /// nearest first, up to a limit.
@@ -233,7 +233,7 @@ pub struct RetentionStep {
     pub size: u64,
     /// Their type.
     pub block_type: Option<Name>,
-    /// The member that leads to the first block, if the type of what holds it is known.
+    /// The member that points to the first block, if the type of the pointing object is known.
     #[serde(default)]
     pub member: Option<Name>,
     /// Number of the blocks.
@@ -249,7 +249,7 @@ pub struct RetentionEntry {
     pub parent: Option<u32>,
     /// The root, at the top.
     pub root: Option<HeapRoot>,
-    /// The blocks; `None` of a root.
+    /// The blocks; `None` for a root.
     pub blocks: Option<RetentionStep>,
     /// Retained blocks and bytes.
     pub retained: LiveAmount,
@@ -302,7 +302,7 @@ pub struct KeptStep {
     pub size: u64,
     /// Its type.
     pub block_type: Option<Name>,
-    /// The member that leads to it, if the type of what holds it is known.
+    /// The member that points to it, if the type of the pointing object is known.
     #[serde(default)]
     pub member: Option<Name>,
 }

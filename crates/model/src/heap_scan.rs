@@ -75,8 +75,8 @@ pub struct MemoryCopy {
 }
 
 impl MemoryCopy {
-    /// This copy, with the stops of `earlier` ones whose contents were discarded: the process was
-    /// stopped for them too.
+    /// This copy with the pause and the stops of an `earlier` copy that was discarded: the process
+    /// was stopped for it too.
     #[must_use]
     pub fn after(self, earlier: MemoryCopy) -> MemoryCopy {
         let pause_ns = self.pause_ns.max(earlier.pause_ns);
@@ -206,14 +206,14 @@ pub struct FreeBytes {
     /// In runs of whole free pages that the allocator keeps.
     #[serde(default)]
     pub pages: u64,
-    /// Addresses that the allocator keeps without memory: released pages, and such that were never
-    /// touched. They are not part of the total.
+    /// Address space that the allocator keeps without memory: released pages, and pages that were
+    /// never touched. It is not part of the total.
     #[serde(default)]
     pub retained: u64,
 }
 
 impl FreeBytes {
-    /// All of them.
+    /// Sum over all lists; `retained` does not count.
     pub fn total(&self) -> u64 {
         let FreeBytes { tcache, fastbins, unsorted, small_bins, large_bins, .. } = *self;
         let FreeBytes { top, unlisted, slots, pages, .. } = *self;
@@ -277,7 +277,8 @@ pub struct WalkedArena {
     pub largest_gap: Bytes,
     /// Number of threads that allocate from it.
     pub threads: u64,
-    /// True if this number is of the threads' own data; false if it is the count of the arena.
+    /// True if this number was counted in the data of the threads; false if it is the count of the
+    /// arena.
     pub threads_seen: bool,
     /// True if a thread was working on the arena at the time of the scan (its lock was held).
     pub is_locked: bool,

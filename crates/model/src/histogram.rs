@@ -1,12 +1,13 @@
-//! Times in a histogram: cells as wide as a share of the time, so that every time is known to 1.6
-//! %, from nanoseconds to centuries. Only the cells from the first to the last that is used take
-//! memory.
+//! Histogram of times with cells of logarithmic width: 64 cells for each power of two, so the error
+//! of a time is at most 1.6 %, from nanoseconds to centuries. Only the cells from the first to the
+//! last used one take memory.
 
 use serde::{Deserialize, Serialize};
 
-/// Cells for each power of two: 64, so that a cell is at most 1/64 of what is in it.
+/// Binary logarithm of the number of cells for each power of two: a cell is at most 1/64 as wide as
+/// its times.
 const BITS: u32 = 6;
-/// Cells of all times there are.
+/// Number of cells for all 64-bit times.
 const CELLS: usize = ((u64::BITS - BITS) as usize + 1) << BITS;
 
 /// Histogram of times in nanoseconds.
@@ -21,16 +22,16 @@ pub struct TimeHistogram {
 }
 
 impl TimeHistogram {
-    /// An empty one with all cells, in memory that is touched: noting a time costs some
-    /// nanoseconds, and no page fault.
+    /// An empty histogram with all cells in resident memory: recording a time takes some
+    /// nanoseconds and causes no page fault.
     pub fn ready() -> TimeHistogram {
-        // Memory that is allocated as zeros may not be touched yet.
+        // Memory that is allocated zero-filled may not be resident yet.
         let mut cells = vec![1; CELLS];
         cells.fill(0);
         TimeHistogram { cells, ..TimeHistogram::default() }
     }
 
-    /// Notes a time.
+    /// Records a time.
     pub fn note(&mut self, time: u64) {
         let cell = cell(time);
         if self.cells.is_empty() {
@@ -56,7 +57,7 @@ impl TimeHistogram {
         self.all
     }
 
-    /// All added up.
+    /// Sum of all times.
     pub fn sum(&self) -> u64 {
         self.sum
     }
@@ -82,8 +83,8 @@ impl TimeHistogram {
         Some(end(self.first.saturating_add(at)).min(self.longest))
     }
 
-    /// Upper quantiles: the times that one in ten exceeds, one in a hundred, and so on, as far as
-    /// the number of times allows. Pairs of share and time.
+    /// Upper quantiles: pairs of N and the time that one in N times exceeds, for powers of ten as
+    /// far as the number of times allows.
     #[expect(clippy::cast_precision_loss, reason = "as above")]
     pub fn tail(&self) -> Vec<(f64, u64)> {
         let one_in = (0..18).map(|power| 10_f64.powi(power));
@@ -91,7 +92,7 @@ impl TimeHistogram {
         one_in.filter_map(|n| Some((n, self.percentile(1.0 - 1.0 / n)?))).collect()
     }
 
-    /// The cells that hold any: the longest time of each, and how many are in it.
+    /// The cells that are not empty: the longest time of each, and its number of times.
     pub fn cells(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let cells = self.cells.iter().zip(0..);
         cells
@@ -100,7 +101,7 @@ impl TimeHistogram {
     }
 }
 
-/// The cell of a time: below 64 each has its own, above each power of two has 64.
+/// The cell of a time: below 64 each time has its own cell, above each power of two has 64.
 fn cell(time: u64) -> usize {
     let shift = (u64::BITS - time.leading_zeros()).saturating_sub(BITS + 1);
     let within = usize::try_from(time >> shift).expect("less than 2^7 is left");

@@ -1,5 +1,5 @@
-//! A notebook of the lab: what was tried on which machine, every value as it was measured, and what
-//! it says of claims.
+//! A lab notebook: the experiments and their machine, every measured value, and the verdicts on
+//! claims.
 
 use std::collections::BTreeMap;
 
@@ -56,9 +56,9 @@ pub struct Environment {
     pub hypervisor: Reading<Name>,
     /// True if it was run as root.
     pub root: bool,
-    /// Nanoseconds of the first touch of a page, and of the first touch of the same memory by the
-    /// next process: if the first is many times the second, the host reclaims unused memory of its
-    /// guests.
+    /// Duration in nanoseconds of the first access to a page, and of the first access to the same
+    /// memory by the next process. If the first is many times the second, the host reclaims unused
+    /// memory of its guests.
     #[serde(with = "plain")]
     pub first_touch: Reading<[f64; 2]>,
     /// When, as Unix time.
@@ -88,8 +88,8 @@ pub struct ExperimentRecord {
     pub plots: Vec<Plot>,
     /// Why it was not run.
     pub skipped: Option<Absent>,
-    /// The most by which two interleaved series of one condition differ here, as a share; where it
-    /// measures time.
+    /// Upper bound of the relative difference between two interleaved series of the baseline, with
+    /// 95 % confidence; `None` if the experiment does not measure time.
     pub noise: Option<f64>,
     /// Duration in nanoseconds.
     pub took_ns: u64,
@@ -127,7 +127,7 @@ pub struct ExperimentQuantity {
 pub struct ExperimentArm {
     /// Its name.
     pub name: Label,
-    /// Each in a process of its own.
+    /// The runs, each in its own process.
     pub runs: Vec<ExperimentRun>,
     /// Runs that failed: why.
     pub failures: Vec<Name>,
@@ -147,7 +147,7 @@ pub struct ExperimentRun {
 #[serde(transparent)]
 pub struct Measured(#[serde(with = "plain")] pub Reading<f64>);
 
-/// Something that is said of the world, and what this machine says to it.
+/// A claim about memory, and the result on this machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentClaim {
     /// Text of the claim.
@@ -170,7 +170,7 @@ pub struct ExperimentClaim {
 pub enum ClaimVerdict {
     /// It holds here.
     Agrees,
-    /// Too little is known, or what there is does not decide it.
+    /// Values are missing, or they do not decide the claim.
     CannotTell,
     /// It does not hold here.
     Disagrees,
@@ -198,9 +198,8 @@ pub enum Plot {
 }
 
 impl ExperimentRecord {
-    /// The verdict on all claims of which anything was measured: the worst of them.
-    /// [`ClaimVerdict::CannotTell`] where nothing was; `None` where it was skipped, or claims
-    /// nothing.
+    /// The worst verdict of the claims with a measured value; [`ClaimVerdict::CannotTell`] if
+    /// nothing was measured; `None` without claims, as for a skipped experiment.
     pub fn verdict(&self) -> Option<ClaimVerdict> {
         let measured = self.claims.iter().filter(|claim| !claim.measured.is_empty());
         let worst = measured.map(|claim| claim.verdict).max();
@@ -239,7 +238,7 @@ impl ClaimVerdict {
 }
 
 impl ExperimentClaim {
-    /// Details of the experiment with their names, without empty ones.
+    /// Details of the claim with their names, without empty ones.
     pub fn details(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let measured = if self.measured.is_empty() { "nothing" } else { &self.measured };
         let all = [

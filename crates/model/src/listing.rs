@@ -51,7 +51,7 @@ pub struct ProcessSummary {
     /// Target of the link `/proc/<pid>/exe`.
     #[serde(with = "plain")]
     pub exe: Reading<Name>,
-    /// Its path in the memory cgroup's hierarchy, or in the only one there is.
+    /// Its path in the hierarchy of the memory cgroup (v1), or in the unified hierarchy (v2).
     #[serde(with = "plain")]
     pub cgroup: Reading<Name>,
     /// Method by which its memory was read; absent with the reason if it could not be read.
@@ -83,7 +83,7 @@ impl ProcessSummary {
     }
 }
 
-/// The value of a field that the pagewise which saved the listing did not read.
+/// Value of a field that the pagewise version of a saved listing did not read.
 fn not_saved<T>() -> Reading<T> {
     Err(Absent::NotCollected("save it with this version of pagewise".into()))
 }

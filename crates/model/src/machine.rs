@@ -17,7 +17,7 @@ pub struct Provenance {
     pub euid: u32,
     /// True if page-frame numbers and page counts could be read (CAP_SYS_ADMIN).
     pub sees_frames: bool,
-    /// The reading that was used.
+    /// Method of the reading.
     pub method: ReadMethod,
     /// Seconds since 1970, when the reading began.
     pub unix_seconds: u64,
@@ -42,7 +42,7 @@ pub enum ReadMethod {
     Full,
     /// `maps` and `pagemap`, at full speed.
     Fast,
-    /// As `Fast`, with rests between chunks so that the target is never held long.
+    /// As `Fast`, with pauses between chunks that limit the time for which the mmap lock is held.
     Polite,
     /// A core file: no process is read.
     CoreFile,
@@ -60,7 +60,7 @@ impl ReadMethod {
     }
 }
 
-/// When a process was looked at.
+/// Time of a snapshot in the life of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessMoment {

@@ -83,7 +83,7 @@ pub enum Sharing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
-    /// Nothing: pages are born zeroed and go to swap.
+    /// No file: the kernel provides zero-filled pages and reclaims them to swap.
     Anonymous,
     /// A file on a disk (or any filesystem that is not tmpfs).
     File,
@@ -181,8 +181,8 @@ pub struct Breakdown {
     pub file_exclusive: Bytes,
     /// Resident page-cache pages that others map too.
     pub file_co_mapped: Bytes,
-    /// Pages in swap, as far as the page table knows; [`MappingPages::swap`] says whether that is
-    /// all.
+    /// Pages in swap, as far as the page table shows them; [`MappingPages::swap`] is absent if
+    /// others may exist.
     pub swapped: Bytes,
     /// Entries that point at the kernel's one zero page: read but never written; not in Rss.
     pub zero: Bytes,
@@ -211,8 +211,8 @@ pub struct MappingPages {
     /// any page is co-mapped this needs `/proc/kpagecount`, so CAP_SYS_ADMIN.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
-    /// The part of the share that is anonymous pages', to the byte: co-mapped pages of a private
-    /// file mapping can be of both kinds.
+    /// The anonymous part of the PSS, not rounded: co-mapped pages of a private file mapping can be
+    /// anonymous or of the file.
     #[serde(with = "plain")]
     pub pss_anon: Reading<Bytes>,
     /// Pages in swap: smaps' `Swap`. Page tables forget swapped tmpfs pages, so for a
@@ -299,7 +299,7 @@ impl Mapping {
         }
     }
 
-    /// The quadrant by what was asked of `mmap`. Private tmpfs files count as shared anonymous,
+    /// The quadrant by the arguments of `mmap`. Private tmpfs files count as shared anonymous,
     /// since their pages are; the kernel's own pages count as file pages, as the kernel does. A
     /// mapping whose sharing is unknown counts as private.
     pub fn declared(&self) -> Quadrant {
@@ -315,7 +315,7 @@ impl Mapping {
         }
     }
 
-    /// Address space.
+    /// Length of the address range.
     pub fn size(&self) -> Bytes {
         self.range.len()
     }
@@ -332,7 +332,7 @@ impl Mapping {
         self.either(SmapsCounter::Rss, |pages| Ok(pages.breakdown.resident()))
     }
 
-    /// The proportional share: each page divided by how many map it.
+    /// The proportional share: the size of each page divided by its number of mappers.
     #[inline]
     pub fn pss(&self) -> Reading<Bytes> {
         self.either(SmapsCounter::Pss, |pages| pages.pss.clone())
@@ -368,7 +368,8 @@ impl Mapping {
         Ok(self.counter(SmapsCounter::SharedDirty)? + self.counter(SmapsCounter::PrivateDirty)?)
     }
 
-    /// The smaps counter, else what the page reading says, else why the smaps entry is missing.
+    /// The `smaps` counter; without `smaps` the value from the page tables, or the reason why
+    /// `smaps` is missing.
     #[inline]
     fn either(
         &self,

@@ -1,6 +1,6 @@
 //! Costs of commands: the measured runs, with every value as it was read.
 //!
-//! Nothing here is summarised: an analysis makes medians and rates of it.
+//! Nothing here is summarized: an analysis makes medians and rates of it.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,27 +9,27 @@ use crate::reading::plain;
 use crate::report::Label;
 use crate::{Absent, Bytes, Name, PageSize, Reading, Snapshot};
 
-/// A number that was counted, and for how much of the time.
+/// A counted number, and the share of the time in which its counter ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Count while the counter ran.
     pub value: u64,
-    /// `None` for what is always counted. A counter of the CPU takes turns with others where there
-    /// are more than fit.
+    /// `None` for a counter that always runs. Hardware counters are multiplexed if there are more
+    /// events than counters.
     pub share: Option<Share>,
 }
 
-/// For how long a counter should have counted, and did.
+/// Times for which a counter was enabled and for which it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Nanoseconds for which it was wanted.
+    /// Nanoseconds for which it was enabled.
     pub enabled: u64,
     /// Nanoseconds for which it ran.
     pub running: u64,
 }
 
 impl Count {
-    /// A number that is always counted.
+    /// A number of a counter that always ran.
     pub const fn exact(value: u64) -> Count {
         Count { value, share: None }
     }
@@ -37,7 +37,7 @@ impl Count {
     /// Estimate of the value for the whole time, from the part that was measured.
     ///
     /// # Errors
-    /// [`Absent::NeverScheduled`] for a counter that never ran: its 0 says nothing.
+    /// [`Absent::NeverScheduled`] for a counter that never ran: its value 0 has no meaning.
     #[expect(clippy::cast_precision_loss, reason = "counts above 2^53 are not told apart by one")]
     pub fn estimate(self) -> Reading<f64> {
         match self.share {
@@ -63,7 +63,7 @@ impl Count {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MetricUnit {
-    /// Nanoseconds; programs and people read seconds.
+    /// Nanoseconds; reports and JSON show seconds.
     Nanos,
     /// A count.
     Count,
@@ -135,11 +135,11 @@ pub struct MeasuredRun {
     /// Resident memory before the program began, as the kernel counts it: `peak_res` cannot be
     /// lower.
     pub floor: Bytes,
-    /// One a [`MeasuredMetric`], in their order.
+    /// One value for each [`MeasuredMetric`], in their order.
     #[serde(with = "plain_each")]
     pub values: Vec<Reading<Count>>,
-    /// The largest process of the command when a sample found the most PSS; only where that was
-    /// asked for.
+    /// Snapshot of the command's largest process at the sample with the highest PSS, if it was
+    /// requested.
     pub at_peak: Option<Box<Snapshot>>,
 }
 
@@ -161,7 +161,7 @@ pub struct RunConditions {
     pub page_size: PageSize,
     /// Number of CPUs that the commands could run on.
     pub cpus: usize,
-    /// The one that they were pinned to.
+    /// The CPU that they were pinned to.
     pub pinned: Option<u32>,
     /// Runs before the first that counts, for each command.
     pub warmups: u32,
@@ -176,7 +176,7 @@ pub struct RunConditions {
     pub interrupted: bool,
 }
 
-/// Commands that were run and measured. With two, their runs took turns.
+/// Commands that were run and measured. The runs of two commands are interleaved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Conditions of the runs.
@@ -187,7 +187,7 @@ pub struct Measurement {
     pub arms: Vec<MeasuredArm>,
 }
 
-/// An event, and whether it can be counted here.
+/// An event, and the scope in which it can be counted here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Countable {
     /// Name that selects the group.
@@ -208,7 +208,7 @@ pub struct Pmu {
     pub name: Name,
     /// Names of its events.
     pub events: Vec<Name>,
-    /// The terms of which others can be made.
+    /// Names of the terms that describe events of the PMU (`format` in sysfs).
     pub terms: Vec<Name>,
 }
 
@@ -220,7 +220,7 @@ pub struct CountableSurvey {
     /// `kernel.perf_event_paranoid`.
     #[serde(with = "plain")]
     pub paranoid: Reading<i64>,
-    /// Events with a name of ours, and what else was asked for.
+    /// Events that have a name in pagewise, and requested events.
     pub events: Vec<Countable>,
     /// The machine's PMUs.
     pub pmus: Vec<Pmu>,

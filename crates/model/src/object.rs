@@ -54,8 +54,8 @@ pub struct Elf {
     pub relro: Option<AddrRange>,
     /// True if it is linked without a dynamic loader.
     pub is_static: bool,
-    /// Allocators it carries inside: names of well-known symbols found (`je_malloc`, `mi_malloc`,
-    /// `tc_malloc`).
+    /// Allocator that the file contains, by its well-known symbols (`je_malloc`, `mi_malloc`,
+    /// `tc_malloc`): `jemalloc`, `mimalloc`, `tcmalloc`, `snmalloc`.
     pub allocator: Option<Name>,
 }
 
@@ -85,7 +85,7 @@ pub struct ObjectSection {
     pub range: AddrRange,
     /// Offset of its bytes in the file; meaningless for `.bss`.
     pub offset: u64,
-    /// True if it takes no room in the file (`SHT_NOBITS`): `.bss`, `.tbss`.
+    /// True if it occupies no bytes in the file (`SHT_NOBITS`): `.bss`, `.tbss`.
     pub zero_filled: bool,
     /// True if it is thread-local: its address range overlaps others and takes no memory there.
     pub thread_local: bool,

@@ -120,7 +120,7 @@ pub struct OomReport {
     pub counters: Vec<BootCounter>,
     /// Zones with their free pages and watermarks, in bytes.
     pub zones: Vec<OomZone>,
-    /// Total and free swap of the machine.
+    /// Swap of the machine, the free part included.
     pub swap_total: Option<Bytes>,
     /// Free swap of the machine.
     pub swap_free: Option<Bytes>,
@@ -177,7 +177,7 @@ pub struct OomZone {
     pub free: Bytes,
     /// The watermark below which only urgent requests are served.
     pub min: Bytes,
-    /// Memory that the page allocator has.
+    /// Memory that the page allocator manages.
     pub managed: Bytes,
 }
 

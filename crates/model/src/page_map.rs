@@ -1,4 +1,4 @@
-//! The state of every page of a process, as runs of pages alike.
+//! The state of every page of a process, as runs of pages with equal states.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::{AddrRange, Bytes, Mapping, PageSize, Reading};
 
 /// State of every page of some mappings.
 ///
-/// Not atomic: pages come and go while others are looked at.
+/// Not atomic: pages change while others are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageMap {
     /// The process.
@@ -64,12 +64,12 @@ impl PageTableWay {
 pub struct MappedPages {
     /// The mapping, without any counter.
     pub mapping: Mapping,
-    /// Its pages, or that part of them that was asked for: in order, without gap or overlap, and no
-    /// two neighbours alike.
+    /// Its pages, or the requested part of them, in order. Runs have no gaps or overlaps, and
+    /// neighboring runs differ in their states.
     pub runs: PageRuns,
 }
 
-/// Pages in a row that are alike.
+/// Consecutive pages with equal states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRun {
     /// Address range.
@@ -98,22 +98,28 @@ impl PageRuns {
     const MAX_LENGTH: u64 = (1 << PageRuns::LENGTH_BITS) - 1;
     const MAX_STATES: usize = 1 << (u64::BITS - PageRuns::LENGTH_BITS);
     const FEW_STATES: usize = 8;
+    /// Places for states without properties of frames, of which there are 7 x 3^5.
+    const RESERVED_STATES: usize = 2048;
 
     /// No runs, at an address.
     pub fn new(start: u64) -> PageRuns {
         PageRuns { start, end: start, ..PageRuns::default() }
     }
 
-    /// Appends `length` bytes of pages in the same state. Pages in more different states than the
-    /// table holds lose the properties of their frames.
+    /// Appends `length` bytes of pages in the same state. If the table of states is full, a
+    /// new state is stored without the properties of frames, or as the first state of the table if
+    /// the table does not contain the reduced state.
     pub fn push(&mut self, length: u64, state: PageState) {
         if length == 0 {
             return;
         }
-        let index = self.index_of(state).unwrap_or_else(|| {
-            let known = PageState { mappers: None, folio: None, ..state };
-            self.index_of(known).unwrap_or(0)
+        let unreserved = PageRuns::MAX_STATES - PageRuns::RESERVED_STATES;
+        let index = self.index_of(state, unreserved).or_else(|| {
+            let reduced = PageState { mappers: None, folio: None, ..state };
+            self.index_of(reduced, PageRuns::MAX_STATES)
         });
+        // The reserved places suffice for every reduced state.
+        let index = index.unwrap_or_default();
         self.end = self.end.saturating_add(length);
         let last = self.runs.last().copied().map(PageRuns::unpack);
         let mut rest = length;
@@ -137,9 +143,9 @@ impl PageRuns {
         (run & PageRuns::MAX_LENGTH, index)
     }
 
-    /// Index of a state, which is added if there is space. Neighbours often alternate between two
-    /// states.
-    fn index_of(&mut self, state: PageState) -> Option<usize> {
+    /// Index of a state, which is added if the table holds fewer than `limit` states. Adjacent runs
+    /// often alternate between two states.
+    fn index_of(&mut self, state: PageState, limit: usize) -> Option<usize> {
         let mut recent = self.runs.iter().rev().take(2).map(|run| PageRuns::unpack(*run).1);
         let recent = recent.find(|index| self.states.get(*index) == Some(&state));
         let known = || match self.indices.is_empty() {
@@ -150,7 +156,7 @@ impl PageRuns {
             return Some(index);
         }
         let index = self.states.len();
-        if index == PageRuns::MAX_STATES {
+        if index >= limit {
             return None;
         }
         self.states.push(state);
@@ -210,7 +216,7 @@ pub struct PageState {
     pub written: Option<bool>,
     /// Mapped by no other page table.
     pub exclusive: Option<bool>,
-    /// By how many page tables it is mapped.
+    /// Number of page tables that map it.
     pub mappers: Option<u32>,
     /// Merged with equal pages of this or other processes.
     pub ksm: Option<bool>,
@@ -224,7 +230,7 @@ pub struct PageState {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum PageMapKind {
-    /// Nothing, and nothing was yet or any more.
+    /// Not present: never accessed, or discarded.
     #[default]
     Untouched,
     /// Anonymous memory.
@@ -235,9 +241,9 @@ pub enum PageMapKind {
     Shmem,
     /// The kernel's zero page: read and never written.
     Zero,
-    /// Nothing: it is in swap, or on its way between NUMA nodes.
+    /// Not present: in swap, or in migration between NUMA nodes.
     Swapped,
-    /// Nothing: a guard region (`MADV_GUARD_INSTALL`).
+    /// Not present: a guard region (`MADV_GUARD_INSTALL`).
     Guard,
 }
 
@@ -272,7 +278,7 @@ impl PageMapKind {
     }
 }
 
-/// Which memory a process used in an interval.
+/// Memory that a process accessed in an interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TouchedMemory {
     /// The process.
@@ -312,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn more_states_than_the_table_holds_lose_only_the_properties_of_frames() {
+    fn states_beyond_the_table_are_stored_as_an_existing_state() {
         let mut runs = PageRuns::new(0);
         let states = u32::try_from(PageRuns::MAX_STATES).unwrap();
         for mappers in 0..states + 10 {
@@ -321,6 +327,9 @@ mod tests {
         }
         let last = runs.iter().last().unwrap();
         assert_eq!(last.range.end, u64::from(states) + 10);
-        assert_eq!((last.state.kind, last.state.mappers), (PageMapKind::Anonymous, Some(0)));
+        assert_eq!((last.state.kind, last.state.mappers), (PageMapKind::Anonymous, None));
+        let swapped = PageState { kind: PageMapKind::Swapped, ..PageState::default() };
+        runs.push(1, PageState { folio: Some(1), ..swapped });
+        assert_eq!(runs.iter().last().unwrap().state, swapped);
     }
 }

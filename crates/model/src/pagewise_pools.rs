@@ -1,4 +1,4 @@
-//! The pools of pagewise's own allocators in a process, as they count themselves.
+//! The pools of pagewise's own allocators in a process, by their own counters.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +11,16 @@ pub struct Registry {
     pub pid: Pid,
     /// Its name.
     pub process: Name,
-    /// Those that live, and those that ended and whose place no other has taken yet.
+    /// Live pools, and ended pools whose entries are not yet used again.
     pub pools: Vec<RegisteredPool>,
-    /// Pools that found no place to count in.
+    /// Number of pools without an entry, because the table of pools was full.
     pub lost: u32,
 }
 
 /// One pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegisteredPool {
-    /// Which allocator: `stack`, `fifo`, ..
+    /// The allocator: `stack`, `fifo`, ..
     pub kind: Name,
     /// Name that the program gave to the pool; empty if it has none.
     pub name: Name,
@@ -28,17 +28,17 @@ pub struct RegisteredPool {
     pub lives: bool,
     /// Number of allocation requests.
     pub requests: u64,
-    /// Bytes that were asked for, ever.
+    /// Requested bytes since the creation of the pool.
     pub requested: Bytes,
-    /// Bytes that came back, ever.
+    /// Freed bytes since the creation of the pool.
     pub returned: Bytes,
-    /// The most that was out at once.
+    /// Highest number of live bytes.
     pub peak_live: Bytes,
     /// Bytes obtained from its source.
     pub held: Bytes,
-    /// The most that it had.
+    /// Highest value of `held`.
     pub peak_held: Bytes,
-    /// Blocks that it took of its source, ever.
+    /// Blocks obtained from its source since its creation.
     pub blocks_taken: u64,
     /// Blocks returned to its source.
     pub blocks_returned: u64,
@@ -46,11 +46,11 @@ pub struct RegisteredPool {
     pub slow_paths: u64,
     /// Requests by size, estimated: up to 1 byte, 2, 4, .. the last for all larger ones.
     pub sizes: Vec<u64>,
-    /// Course over time, from the pool's creation.
+    /// State of the pool over time, from its creation.
     pub series: Vec<Point>,
     /// Address ranges of its blocks, unordered.
     pub ranges: Vec<AddrRange>,
-    /// Blocks of which it lost count where they lie: there were too many in too many places.
+    /// Number of address ranges that were not stored, because the list of ranges was full.
     pub ranges_lost: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A process as a whole: who it is, its threads, its limits, its memory cgroup.
+//! A process as a whole: its identity, its threads, its limits, its memory cgroup.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +11,8 @@ use crate::{Bytes, Name, Pid, Reading};
 pub struct Process {
     /// Its id in the `/proc` that was read.
     pub pid: Pid,
-    /// Its ids from the outermost to its own pid namespace (`NSpid`); one entry where it is in
-    /// none.
+    /// Its ids from the outermost to its own pid namespace (`NSpid`); one entry if it is in the
+    /// namespace of the `/proc`.
     pub ns_pids: Vec<Pid>,
     /// Its parent.
     pub parent: Pid,
@@ -111,9 +111,9 @@ pub struct CgroupMemory {
 /// `/proc/<pid>/ksm_stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KsmStat {
-    /// Pages of this process that stand for a merged page.
+    /// Pages of this process that map a merged page.
     pub merging_pages: u64,
-    /// Pages looked at in vain or kept as candidates: each costs the kernel 64 bytes.
+    /// Pages that KSM has scanned, merged or not: each costs the kernel 64 bytes.
     pub rmap_items: u64,
     /// Bytes saved according to the kernel; negative if the metadata costs more than merging saves.
     pub profit: Option<i64>,

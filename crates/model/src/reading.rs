@@ -16,13 +16,14 @@ pub enum Absent {
     /// The kernel that was asked does not have it; `0` names the release that brought it, where
     /// known.
     NotInThisKernel(Arc<str>),
-    /// We may not read it; `0` names what it takes.
+    /// The permission is missing; `0` names it.
     NotPermitted(Arc<str>),
-    /// The machine cannot give it; `0` names what stands in the way.
+    /// The machine cannot provide it; `0` names the reason.
     NotSupported(Arc<str>),
     /// A counter that never ran.
     NeverScheduled,
-    /// We did not ask, to be polite or because the source is a copy; `0` says how to ask.
+    /// The value was not read, to limit the cost or because the source is a copy; `0` names the
+    /// option or command that reads it.
     NotCollected(Arc<str>),
     /// The values that were read do not decide it; `0` names the command or file that would.
     Ambiguous(Arc<str>),
@@ -93,8 +94,8 @@ pub mod plain {
         }
     }
 
-    /// Reads what [`serialize`] wrote. Only the first key of an object is looked at before it is
-    /// known what it is, so nothing is held twice.
+    /// Reads the output of [`serialize`]. The first key of an object decides its form, so the
+    /// object is not buffered.
     ///
     /// # Errors
     /// Returns the error of the deserializer, or an error if the value has neither form.

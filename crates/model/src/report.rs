@@ -43,11 +43,11 @@ pub enum ReportBlock {
     Chart(Chart),
     /// Numbers beside each other, for people only.
     Bars(Bars),
-    /// Claims with what became of them, for people only.
+    /// Claims with their verdicts, for people only.
     Claims(Vec<ExperimentClaim>),
     /// A paragraph, for people only.
     Text(Paragraph),
-    /// A part begins: what follows up to the next is about this. For people only.
+    /// Heading of a part, which extends to the next heading. For people only.
     Part(Label),
 }
 
@@ -229,7 +229,7 @@ pub struct TableColumn {
     pub audience: Audience,
     /// The values.
     pub cells: ColumnCells,
-    /// Which rows have no value, and why.
+    /// Rows without a value, with the reasons.
     pub gaps: Gaps,
 }
 
@@ -300,7 +300,7 @@ pub enum Gaps {
 }
 
 impl TableColumn {
-    /// Why the row has no value, where it has none.
+    /// Reason why a row has no value; `None` if it has one.
     pub fn gap(&self, row: usize) -> Option<&Absent> {
         match &self.gaps {
             Gaps::None => None,
@@ -362,7 +362,7 @@ impl TableColumn {
 /// Findings, under the JSON key `findings`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Findings {
-    /// The findings, the gravest first. An empty list is drawn as `none` says.
+    /// The findings, the gravest first. For an empty list, views print `none`.
     pub list: Vec<Finding>,
     /// Text for people without findings.
     pub none: Label,
@@ -410,11 +410,11 @@ impl Severity {
 pub struct AddressMap {
     /// The heading.
     pub title: Label,
-    /// Clusters of neighbouring mappings: between two lie holes too wide to draw to scale.
+    /// Clusters of neighboring mappings: between two lie holes too wide to draw to scale.
     pub clusters: Vec<Cluster>,
 }
 
-/// Neighbouring mappings.
+/// Neighboring mappings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     /// From the first to the last.
@@ -428,7 +428,7 @@ pub struct Cluster {
 pub struct MapCell {
     /// Address range.
     pub range: AddrRange,
-    /// The id of its pool: views choose a colour by it.
+    /// The id of its pool: views choose a color by it.
     pub pool: &'static str,
     /// Description, in words and names.
     pub label: Vec<CellValue>,
@@ -445,7 +445,7 @@ pub struct Paragraph {
     pub title: Label,
     /// The pieces, drawn one after the other with no space added.
     pub pieces: Vec<CellValue>,
-    /// Audience of the plot.
+    /// Audience of the paragraph.
     pub audience: Audience,
 }
 
@@ -467,7 +467,7 @@ pub struct Chart {
 pub struct Axis {
     /// Name of the axis.
     pub label: Label,
-    /// Their unit.
+    /// Unit of its numbers.
     pub unit: AxisUnit,
     /// Scale of the axis.
     pub scale: Scale,
@@ -502,7 +502,7 @@ pub enum AxisUnit {
 }
 
 impl AxisUnit {
-    /// A number of it as a value.
+    /// A number in this unit as a cell value.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -523,7 +523,7 @@ impl AxisUnit {
 /// A line of a [`Chart`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChartLine {
-    /// Name of the plot.
+    /// Name of the line.
     pub label: Label,
     /// Its points, from left to right.
     pub points: Vec<(f64, f64)>,
@@ -564,7 +564,7 @@ impl Axis {
             .then_some(place.clamp(0.0, 1.0))
     }
 
-    /// The number at a place: the other way round.
+    /// The number at a position from 0 to 1: the inverse of [`Axis::place`].
     pub fn number(&self, place: f64, (low, high): (f64, f64)) -> f64 {
         match self.scale {
             Scale::Linear => low + (high - low) * place,
@@ -591,7 +591,7 @@ impl Chart {
         self.x.ends(self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)))
     }
 
-    /// The ends of the axis up.
+    /// Ends of the vertical axis; a linear axis includes 0. `None` without points.
     pub fn height(&self) -> Option<(f64, f64)> {
         let numbers = self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
         let (low, high) = self.y.ends(numbers)?;
@@ -600,7 +600,8 @@ impl Chart {
 }
 
 impl Bars {
-    /// The ends of the axis.
+    /// Ends of the axis: a linear axis includes 0, a logarithmic axis begins at half the lowest
+    /// number.
     pub fn ends(&self) -> Option<(f64, f64)> {
         let of = |bar: &Bar| {
             [Some(bar.value), bar.interval.map(|ends| ends.0), bar.interval.map(|ends| ends.1)]
@@ -615,7 +616,8 @@ impl Bars {
 }
 
 impl ChartLine {
-    /// Its height at `x`, on a straight line between the points around; `None` beside its ends.
+    /// Its height at `x`, interpolated between the neighboring points; `None` outside of its
+    /// points.
     pub fn at(&self, x: f64) -> Option<f64> {
         let after = self.points.partition_point(|point| point.0 < x);
         let (x1, y1) = *self.points.get(after)?;

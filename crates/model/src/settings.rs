@@ -1,4 +1,4 @@
-//! The settings of a machine that cost latency or memory, and what bears on one process.
+//! The settings of a machine that cost latency or memory, and the settings of one process.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,10 +23,10 @@ pub struct SystemSettings {
     /// `MemTotal`.
     #[serde(with = "plain")]
     pub mem_total: Reading<Bytes>,
-    /// `CommitLimit`: what may be promised where `vm.overcommit_memory` is 2.
+    /// `CommitLimit`: upper bound of committed memory if `vm.overcommit_memory` is 2.
     #[serde(with = "plain")]
     pub commit_limit: Reading<Bytes>,
-    /// `Committed_AS`: what has been promised.
+    /// `Committed_AS`: committed memory.
     #[serde(with = "plain")]
     pub committed: Reading<Bytes>,
     /// `/proc/swaps`.
@@ -90,7 +90,7 @@ pub struct SwapArea {
     pub size: Bytes,
     /// Used part.
     pub used: Bytes,
-    /// Areas of a higher priority are filled first; the kernel gives negative ones itself.
+    /// Areas of a higher priority are filled first; the kernel itself assigns negative priorities.
     pub priority: i64,
 }
 
@@ -112,9 +112,10 @@ pub struct PressureFigures {
     pub avg10: Pressure,
     /// Averages over 60 and over 300 seconds. `None` in a sweep: its counters are enough.
     pub longer: Option<[Pressure; 2]>,
-    /// Time since boot in which at least one task waited, in microseconds.
+    /// Time since boot, or since the cgroup was created, in which at least one task waited, in
+    /// microseconds.
     pub some_us: u64,
-    /// Time since boot in which all tasks waited, in microseconds.
+    /// Time since the same point in which all tasks waited, in microseconds.
     pub full_us: u64,
 }
 
@@ -123,11 +124,11 @@ pub struct PressureFigures {
 pub struct ShootdownCount {
     /// Number over all CPUs.
     pub count: u64,
-    /// In how long.
+    /// Length of the time in nanoseconds.
     pub interval_ns: u64,
 }
 
-/// Which of the capabilities that pagewise has a use for we have.
+/// Capabilities of pagewise that its readings need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// CAP_SYS_PTRACE: other users' processes.
@@ -136,8 +137,8 @@ pub struct Capabilities {
     pub admin: bool,
     /// CAP_SYS_NICE: `process_madvise` on others.
     pub nice: bool,
-    /// CAP_PERFMON, or CAP_SYS_ADMIN which includes it: counters whatever `perf_event_paranoid`
-    /// says.
+    /// CAP_PERFMON, or CAP_SYS_ADMIN which includes it: counters with any value of
+    /// `perf_event_paranoid`.
     pub perfmon: bool,
 }
 
@@ -164,7 +165,7 @@ pub struct EnvVariable {
     pub value: Name,
 }
 
-/// The value of a field that the pagewise which saved the settings did not read.
+/// Value of a field that the pagewise version of saved settings did not read.
 fn not_saved<T>() -> Reading<T> {
     Err(Absent::NotCollected("save it with this version of pagewise".into()))
 }

@@ -1,5 +1,5 @@
-//! TLB flushes of some processes or of a machine: why they came, who asked for them and waited, and
-//! which CPUs got them.
+//! TLB flushes of some processes or of a machine: their reasons, the threads that requested them
+//! and waited, and the CPUs that were interrupted.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,11 +18,11 @@ pub const REMOTE: &str = "remote shootdown";
 /// Recorded TLB flushes and shootdowns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShootdownRecording {
-    /// The command, or the process that was running; none where it is all that ran on the machine.
+    /// The command, or the process that was already running; `None` for the whole machine.
     pub pid: Option<Pid>,
-    /// The command's words; none of what was running.
+    /// The command's words; empty without a command.
     pub command: Vec<Name>,
-    /// When it began, in nanoseconds since 1970; none where that is not known.
+    /// Start of the recording, in nanoseconds since 1970; `None` if unknown.
     pub began_ns: Option<u64>,
     /// Duration in nanoseconds.
     pub took_ns: u64,
@@ -35,20 +35,20 @@ pub struct ShootdownRecording {
     pub cut: Option<u64>,
     /// Tracepoints that were recorded.
     pub tracepoints: Vec<String>,
-    /// Those that could not be had, and why.
+    /// Tracepoints that could not be recorded, with the reasons.
     pub missing: Vec<(String, Absent)>,
     /// Flushes by the reason that `tlb:tlb_flush` gives.
     pub reasons: Vec<Reason>,
-    /// The call stacks of the programs: where they were, then the callers.
+    /// User call stacks, the innermost frame first.
     pub stacks: Vec<Vec<Frame>>,
     /// The functions of the kernel that led to a flush, the innermost first.
     #[serde(with = "plain")]
     pub chains: Reading<Vec<Vec<String>>>,
     /// The system calls that can flush, with how long they took.
     pub calls: Vec<SystemCall>,
-    /// The processes that flushed or were interrupted to.
+    /// The processes that requested flushes or were interrupted by them.
     pub processes: Vec<FlushProcess>,
-    /// Their threads that did.
+    /// Their threads that requested flushes or were interrupted by them.
     pub threads: Vec<FlushThread>,
     /// Call stacks that flushed or requested flushes.
     pub sites: Vec<FlushSite>,
@@ -58,11 +58,12 @@ pub struct ShootdownRecording {
     pub cpus: Vec<FlushCpu>,
     /// Number of interrupts sent to call a function, for flushes or other purposes, by tracepoint.
     pub sent: Vec<(String, u64)>,
-    /// From the order to flush until the last CPU that got it had done so, in nanoseconds.
+    /// Time from a flush request until the last interrupted CPU had flushed, in nanoseconds.
     pub waits: TimeHistogram,
-    /// From putting the order into the queue of a CPU until that CPU had done it, in nanoseconds.
+    /// Time from the queuing of a flush request for a CPU until that CPU had flushed, in
+    /// nanoseconds.
     pub reaches: TimeHistogram,
-    /// Orders whose end was not seen: the CPU was not running any of those that are watched.
+    /// Flush requests whose end was not recorded: an interrupted CPU ran no recorded thread.
     pub unseen: u64,
     /// Flushes requested by other CPUs but by none of the recorded threads.
     #[serde(with = "plain")]
@@ -78,7 +79,7 @@ pub struct ShootdownRecording {
     pub folded: Folded,
 }
 
-/// The number of processes that are not kept apart.
+/// PID that stands for merged processes.
 pub const NO_PID: u32 = u32::MAX;
 
 impl ShootdownRecording {
@@ -87,7 +88,7 @@ impl ShootdownRecording {
         self.tracepoints.iter().any(|known| known == tracepoint)
     }
 
-    /// Why a tracepoint did not.
+    /// Reason why a tracepoint was not recorded.
     pub fn why_not(&self, tracepoint: &str) -> Absent {
         let missing = self.missing.iter().find(|(known, _)| known == tracepoint);
         missing.map_or(Absent::NotInThisKernel("".into()), |(_, why)| why.clone())
@@ -109,11 +110,11 @@ pub struct TimedCallsMeans {
 /// Flushes for one reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reason {
-    /// The kernel's word; its number where it has none.
+    /// The kernel's word for the reason, or its number if the kernel has no word.
     pub reason: String,
     /// Number of flushes.
     pub flushes: u64,
-    /// Those that flushed all pages.
+    /// Number of those that flushed all pages.
     pub full: u64,
     /// Number of pages of the other flushes.
     pub pages: u64,
@@ -140,51 +141,52 @@ pub struct SystemCall {
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushProcess {
-    /// Its number; 0 for CPUs that idle, [`NO_PID`] for those that are not kept apart.
+    /// Its PID; 0 for idle CPUs, [`NO_PID`] for merged processes.
     pub pid: u32,
     /// Name that the thread gave itself.
     pub name: Name,
-    /// Flushes that others asked for and that interrupted it.
+    /// Flushes that other CPUs requested and that interrupted it.
     pub received: u64,
 }
 
 /// A thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushThread {
-    /// Which of the processes.
+    /// Index in [`ShootdownRecording::processes`].
     pub process: usize,
     /// Its number.
     pub tid: u32,
     /// Its name.
     pub name: Name,
-    /// Orders to flush that it sent.
+    /// Flush requests that it sent.
     pub sends: u64,
-    /// CPUs that it interrupted so.
+    /// Number of CPUs that these requests interrupted.
     pub ipis: u64,
-    /// Flushes that others asked for and that interrupted it.
+    /// Flushes that other CPUs requested and that interrupted it.
     pub received: u64,
 }
 
-/// Flushes of one kind of origin.
+/// Flushes from one call stack of one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushSite {
-    /// Which of the processes.
+    /// Index in [`ShootdownRecording::processes`].
     pub process: usize,
-    /// Which of the chains of kernel functions.
+    /// Index in [`ShootdownRecording::chains`].
     pub chain: usize,
-    /// Which of the calls it was in; none outside of those.
+    /// Index in [`ShootdownRecording::calls`] of the system call in progress; `None` outside of
+    /// these calls.
     pub call: Option<usize>,
-    /// Which of the stacks.
+    /// Index in [`ShootdownRecording::stacks`].
     pub stack: usize,
-    /// Orders to flush.
+    /// Number of flush requests.
     pub sends: u64,
-    /// Those that interrupted at least one CPU.
+    /// Requests that interrupted at least one CPU.
     pub shootdowns: u64,
     /// CPUs that were interrupted.
     pub ipis: u64,
     /// Flushes of its own CPU.
     pub local: u64,
-    /// Orders to flush all pages.
+    /// Requests to flush all pages.
     pub full: u64,
     /// Number of pages of the other requests.
     pub pages: u64,
@@ -192,18 +194,18 @@ pub struct FlushSite {
     pub waited: u64,
 }
 
-/// Calls of one kind from one place.
+/// System calls of one kind from one call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushCaller {
-    /// Which of the processes.
+    /// Index in [`ShootdownRecording::processes`].
     pub process: usize,
-    /// Which of the calls.
+    /// Index in [`ShootdownRecording::calls`].
     pub call: usize,
-    /// Which of the stacks.
+    /// Index in [`ShootdownRecording::stacks`].
     pub stack: usize,
     /// Number of calls.
     pub calls: u64,
-    /// Those that had other CPUs flush.
+    /// Number of calls that made other CPUs flush.
     pub shooting: u64,
     /// Total duration of those calls, in nanoseconds.
     pub shooting_ns: u64,
@@ -216,15 +218,16 @@ pub struct FlushCaller {
 pub struct FlushCpu {
     /// Its number.
     pub cpu: u32,
-    /// CPUs that were interrupted from here.
+    /// Number of interrupts that this CPU sent to other CPUs.
     pub sent: u64,
-    /// Flushes here that others asked for.
+    /// Flushes on this CPU that other CPUs requested.
     pub received: u64,
-    /// Interrupts here to call a function, for flushes or anything else, while one of those who are
-    /// watched ran.
+    /// Function-call interrupts that this CPU received while a recorded thread ran, for flushes or
+    /// other purposes.
     #[serde(with = "plain")]
     pub interrupts: Reading<u64>,
-    /// The same to flush the TLB, whoever ran: the row of `/proc/interrupts`.
+    /// TLB shootdown interrupts that this CPU received while any thread ran: the row of
+    /// `/proc/interrupts`.
     #[serde(with = "plain")]
     pub machine: Reading<u64>,
 }

@@ -28,9 +28,9 @@ pub struct AccessStream {
     pub subject: Name,
     /// Number of accesses.
     pub accesses: AccessSplit,
-    /// Lines of a trace that said nothing that is known.
+    /// Number of lines of the trace that could not be parsed.
     pub unknown_lines: u64,
-    /// True if there would have been more.
+    /// True if the stream ended at the limit of accesses.
     pub cut_off: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct NextPageResult {
     pub share: f64,
 }
 
-/// Which CPU was simulated.
+/// The simulated CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulatedCpu {
     /// Name, and source of the sizes.
@@ -101,7 +101,7 @@ pub struct TlbRun {
     pub dtlb: AccessSplit,
     /// Pages that no level had: page walks.
     pub stlb: AccessSplit,
-    /// The prefetcher, and how many pages it put in; `None` without one.
+    /// The prefetcher, and the number of entries that it inserted; `None` without one.
     pub prefetcher: Option<(NextPageResult, u64)>,
 }
 
@@ -135,7 +135,7 @@ pub struct ReplacementResult {
     pub stream: AccessStream,
     /// Size of the memory.
     pub memory: Bytes,
-    /// In pages of this size.
+    /// Page size.
     pub page: Bytes,
     /// Number of distinct pages.
     pub pages: u64,

@@ -37,13 +37,15 @@ pub trait SweepSource {
     /// The source cannot be read.
     fn categories(&mut self, from_ns: u64, to_ns: u64) -> Result<Vec<CategorySample>, Self::Error>;
 
-    /// The first event after a time that is worth a jump: no start and no end of a process.
+    /// The first event after a time that `replay` jumps to: any except the start or end of a
+    /// process.
     ///
     /// # Errors
     /// The source cannot be read.
     fn next_event(&mut self, unix_ns: u64) -> Result<Option<SweepEvent>, Self::Error>;
 
-    /// The last event before a time that is worth a jump: no start and no end of a process.
+    /// The last event before a time that `replay` jumps to: any except the start or end of a
+    /// process.
     ///
     /// # Errors
     /// The source cannot be read.

@@ -1,5 +1,5 @@
-//! The huge pages of a process and how much of them is zero; what can be done about it, and what
-//! was done.
+//! The huge pages of a process and their zero-filled parts, the plan of a change to them, and its
+//! result.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub struct HugePages {
     /// Anonymous memory in large folios of all sizes ("mTHP").
     #[serde(with = "plain")]
     pub sizes: Reading<Vec<FolioSize>>,
-    /// Which of the base pages inside were read.
+    /// Selection of the base pages whose contents were read.
     pub look: HugePageLook,
     /// Amount of the process's memory that was read.
     pub read: Bytes,
@@ -37,7 +37,7 @@ pub struct HugePages {
 pub struct FolioSize {
     /// The bytes of a folio.
     pub size: Bytes,
-    /// True if one page-table entry maps all of it; else one entry a base page does.
+    /// True if one page-table entry maps all of it; false if each base page has an entry.
     pub one_entry: bool,
     /// Resident memory of the process in such folios.
     pub resident: Bytes,
@@ -89,9 +89,9 @@ pub struct HugePage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Give the zero base pages of sparse huge pages back.
+    /// Release the zero-filled base pages of sparse huge pages.
     Shrink,
-    /// Make huge pages of base pages that lie together.
+    /// Collapse adjacent base pages into huge pages.
     Collapse,
     /// Reclaim memory that is not used.
     PageOut,
@@ -136,7 +136,7 @@ pub enum FixMethod {
     /// While every thread is stopped, the process drops what is proven zero:
     /// `madvise(MADV_DONTNEED)`.
     Drop,
-    /// `process_madvise(MADV_PAGEOUT)`: it goes to swap, which keeps no zeros.
+    /// `process_madvise(MADV_PAGEOUT)`: the pages go to swap, which stores no zero-filled pages.
     Swap,
 }
 
@@ -163,13 +163,13 @@ pub struct Repair {
     pub method: Option<FixMethod>,
     /// Number of planned ranges that were changed.
     pub done: u64,
-    /// Number of ranges that failed, and the reason of the first failure.
+    /// Number of ranges that failed.
     pub failed: u64,
-    /// Why the first was not.
+    /// Reason of the first failure.
     pub why: Option<String>,
     /// Resident memory of the process before the change.
     pub rss_before: Bytes,
-    /// And after.
+    /// Resident memory of the process after the change.
     pub rss_after: Bytes,
     /// Duration in nanoseconds.
     pub took_ns: u64,

@@ -106,7 +106,7 @@ pub enum TopColumn {
     Name,
 }
 
-/// Alignment, heading and meaning of a column.
+/// Heading, meaning and order of a column.
 #[derive(Clone, Copy, Debug)]
 pub struct TopColumnAbout {
     /// Heading for processes and groups.

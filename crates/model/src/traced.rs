@@ -1,21 +1,21 @@
-//! Places in programs: what a call stack is made of, and what happened at each.
+//! Frames of call stacks, and counts of events by call stack.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Name;
 
-/// A call, as far as it is known.
+/// A frame of a call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {
-    /// The function, demangled; none where no symbol covers the place.
+    /// The function, demangled; `None` if no symbol covers the program counter.
     pub function: Option<String>,
-    /// The file it is in; none for code in memory of no file.
+    /// The file that contains the code; `None` for code in anonymous memory.
     pub module: Option<Name>,
     /// Offset in that file, or the address for code in no file.
     pub offset: u64,
     /// The line of the source, where there is debugging information.
     pub line: Option<SourcePosition>,
-    /// True if the function was inlined into the next frame, which has the same place.
+    /// True if the function was inlined into the next frame, which has the same offset.
     pub inlined: bool,
 }
 
@@ -33,11 +33,11 @@ pub struct SourcePosition {
 pub struct StackProfile {
     /// Name of the counted events, in the plural: `page faults`.
     pub what: String,
-    /// When it began, in nanoseconds since 1970; none where that is not known.
+    /// Start of the recording, in nanoseconds since 1970; `None` if unknown.
     pub began_ns: Option<u64>,
     /// Duration in nanoseconds.
     pub took_ns: u64,
-    /// Call stacks, each without repeats: where it happened first, then its callers.
+    /// Call stacks without duplicates, the innermost frame first.
     pub stacks: Vec<Vec<Frame>>,
     /// Counts by call stack.
     pub samples: Vec<StackCount>,
@@ -46,7 +46,7 @@ pub struct StackProfile {
 /// Number of events at one call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StackCount {
-    /// Which of the stacks.
+    /// Index in [`StackProfile::stacks`].
     pub stack: u32,
     /// Number of events.
     pub count: u64,

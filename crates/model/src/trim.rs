@@ -128,13 +128,13 @@ pub struct MemoryByKind {
 pub struct PartOutcome {
     /// Resident memory of the process before.
     pub rss_before: Bytes,
-    /// And after.
+    /// Resident memory of the process after.
     pub rss_after: Bytes,
     /// Number of functions, stacks or ranges that were treated.
     pub done: u64,
-    /// Number of those that were not.
+    /// Number of those that failed.
     pub failed: u64,
-    /// Reason of the first that was not.
+    /// Reason of the first failure.
     pub why: Option<String>,
     /// Functions that were called.
     pub functions: Vec<ReleaseFunction>,
@@ -148,7 +148,7 @@ impl PartOutcome {
         self.rss_before.0.cast_signed().wrapping_sub(self.rss_after.0.cast_signed())
     }
 
-    /// Counts one that was not treated, and keeps the first reason.
+    /// Counts a failure, and keeps the first reason.
     pub fn fail(&mut self, why: impl ToString) {
         self.failed += 1;
         self.why.get_or_insert_with(|| why.to_string());

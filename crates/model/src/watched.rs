@@ -1,4 +1,4 @@
-//! Accesses to some bytes of a process's memory: who made each, and what it wrote.
+//! Accesses to some bytes of a process's memory: thread, call stack and value of each.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,16 +14,16 @@ pub struct WatchRecording {
     pub pid: Pid,
     /// Name of the process; for a command its first word.
     pub name: Name,
-    /// The command's words; none of a process that was running.
+    /// The command's words; empty for a process that was already running.
     pub command: Vec<Name>,
     /// The first of the bytes.
     pub address: u64,
     /// Number of bytes.
     pub length: u64,
-    /// The variable that they are of, where they were found by its name.
+    /// The variable that contains the bytes, if they were found by its name.
     pub symbol: Option<Name>,
-    /// The mapping that they were in when it began, and whether it was shared; none where there was
-    /// none.
+    /// The mapping that contained the bytes at the start, and true if it was shared; `None` without
+    /// one.
     pub mapping: Option<(Name, bool)>,
     /// The heap block that contained them at the start, if the process has a recorder.
     #[serde(default)]
@@ -36,24 +36,24 @@ pub struct WatchRecording {
     /// Content of the bytes at the start.
     #[serde(with = "plain")]
     pub first: Reading<Vec<u8>>,
-    /// Which accesses are kept, where not all are.
+    /// Condition under which accesses are stored; `None` if all are.
     pub when: Option<String>,
-    /// The accesses that are kept, in order of time.
+    /// The stored accesses, in order of time.
     pub hits: Vec<Hit>,
-    /// Call stacks, each once: where the access was made first, then its callers.
+    /// Call stacks without duplicates, the innermost frame first.
     pub stacks: Vec<Vec<Frame>>,
-    /// Accesses that `when` did not hold for.
+    /// Number of accesses that did not meet the condition `when`.
     pub passed_over: u64,
-    /// Accesses that are kept no more, for want of room.
+    /// Number of accesses that were not stored, because the limit was reached.
     pub dropped: u64,
     /// Accesses of child processes to their own copies of the memory.
     pub in_copies: u64,
     /// Number of times the memory differed from the value that the last access had left.
     pub unseen: u64,
-    /// Accesses of call stacks that are not kept apart, for want of memory.
+    /// Number of accesses whose call stacks were merged to stay within the memory limit.
     #[serde(default)]
     pub other_stacks: u64,
-    /// The most memory that the recorder might take, in bytes; 0 where it had no limit.
+    /// The memory limit of the recorder in bytes; 0 without a limit.
     #[serde(default)]
     pub memory_limit: u64,
     /// Accesses that did not fit into the kernel's buffers.
@@ -64,28 +64,28 @@ pub struct WatchRecording {
     pub ended: WatchEnding,
 }
 
-/// Why the watching ended.
+/// Reason of the end of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WatchEnding {
-    /// The process ended; how, where it was a command.
+    /// The process ended; for a command with its exit status or signal.
     Process(Option<ProgramEnding>),
-    /// It executes another program: the memory is gone.
+    /// The process executed another program, so the memory is gone.
     Executed,
-    /// There were as many accesses as were wanted.
+    /// The requested number of accesses was reached.
     Enough,
     /// The time was up.
     Time,
-    /// The user had seen enough.
+    /// The user interrupted the recording.
     Interrupted,
 }
 
 /// An access.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hit {
-    /// Nanoseconds since the watching began.
+    /// Nanoseconds since the recording began.
     pub time_ns: u64,
-    /// The process: another one where the memory is shared.
+    /// The process that made the access: another one if the memory is shared.
     pub pid: Pid,
     /// The thread.
     pub tid: Pid,
@@ -101,12 +101,12 @@ pub struct Hit {
     pub value: Reading<Vec<u8>>,
     /// Source of the value.
     pub known: ValueOrigin,
-    /// The instruction, where it was found; none in the kernel.
+    /// The instruction, if it was found; `None` for an access of the kernel.
     pub instruction: Option<String>,
     /// Function of the kernel that made the access for the process; `None` if the program made it
     /// itself.
     pub kernel: Option<InKernel>,
-    /// Which of the call stacks.
+    /// Index in [`WatchRecording::stacks`].
     pub stack: u32,
 }
 
@@ -141,23 +141,24 @@ pub enum WatchAccess {
 pub enum ValueOrigin {
     /// The instruction stored it: exact.
     Stored,
-    /// The instruction made it from what was there before: as exact as that.
+    /// The instruction computed it from the value before the access, whose certainty it has.
     Computed,
-    /// The kernel copied the memory when it reported the access: some microseconds after it, with
-    /// no other thread near.
+    /// The kernel copied the memory when it reported the access: some microseconds later, before
+    /// the accessing thread continued.
     Copied,
     /// It was read from memory after this access and before the next.
     Read,
     /// An access that only reads changes nothing.
     Unchanged,
-    /// It is not known.
+    /// The value is not known.
     Not,
 }
 
 /// Location of an access in the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InKernel {
-    /// The system call that the thread was in: `read`; none for other work, as a fault or a signal.
+    /// The system call of the thread: `read`; `None` for other work, such as a page fault or a
+    /// signal.
     pub call: Option<String>,
     /// The function that made the access, where its name may be known.
     pub function: Option<String>,

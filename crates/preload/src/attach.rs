@@ -1,13 +1,13 @@
-//! Recording a program that runs already: what its collector has one of its threads call, after it
-//! has loaded this library.
+//! Recording of a running program: the functions that the collector makes one of the program's
+//! threads call, after it has loaded this library.
 //!
-//! The functions that the program calls are hooked at their entry ([`crate::inline`]), by the
-//! collector while all threads are stopped. When it leaves, it puts the entries back, again while
-//! all are stopped and none is within the recorder, and has [`pagewise_heap_detach`] called: from
-//! then on no thread comes into the recorder. Then it has [`pagewise_heap_release`] called, which
-//! unmaps all memory of the recorder, and the library waits for the next time. The collector may be
-//! killed at any point of this: what it has begun is completed by the thread that does it, and the
-//! rest can be done later.
+//! While all threads are stopped, the collector hooks the functions that the program calls at their
+//! entry ([`crate::inline`]). To end the recording, it stops all threads again at a point where
+//! none is within the recorder, restores the entries and calls [`pagewise_heap_detach`]: from then
+//! on no thread enters the recorder. Then it calls [`pagewise_heap_release`], which unmaps all
+//! memory of the recorder. The library stays loaded for the next recording. The collector may be
+//! killed at any time: the thread that runs a call completes it, and the remaining steps can be
+//! done later.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,13 +18,13 @@ use crate::begin::{self, StartStage};
 use crate::shared::{self, head};
 use crate::{inline, kernel, named, peak, threads};
 
-/// Begins to record; [`attached::YES`], or why not.
+/// Begins to record. Returns [`attached::YES`], or the code of the failure.
 ///
 /// # Safety
 /// `settings` ends with a zero. The thread is in no function of the C library.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) -> u64 {
-    // In a child of a recorded process that is decided now.
+    // In a child of `fork`, `is_recording` decides now if the child is recorded.
     if begin::stage() == StartStage::Records && begin::is_recording() {
         return attached::BUSY;
     }
@@ -33,29 +33,29 @@ pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) ->
     let settings = unsafe { CStr::from_ptr(settings) };
     let result = begin::attach(settings.to_bytes());
     if result != attached::YES {
-        // SAFETY: calls are not recorded, so only this thread came to the recorder; moved
-        // instructions of an earlier recording stay.
+        // SAFETY: calls are not recorded, so only this thread entered the recorder; relocated
+        // prologues of an earlier recording stay.
         unsafe { release(!inline::is_ready() && !named::are_some()) };
     }
     result
 }
 
-/// Ends the recording: calls go to the program's own functions from now on. It changes some words
-/// only, so other threads may run meanwhile, in the recorder too. The entries of functions are as
-/// they were before.
+/// Ends the recording: from now on calls go to the program's own functions. Only some words change,
+/// so other threads may run meanwhile, also in the recorder. The entries of the functions were
+/// restored before.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) extern "C" fn pagewise_heap_detach() -> u64 {
     begin::turn_off();
     attached::YES
 }
 
-/// Unmaps all memory of the recorder, once no thread can come to it any more; the moved first
-/// instructions of functions only if `with_moved` is not 0.
+/// Unmaps all memory of the recorder, which no thread can enter any more. The relocated prologues
+/// are unmapped only if `with_moved` is not 0.
 ///
 /// # Safety
-/// [`pagewise_heap_detach`] has returned. No thread was within the recorder at some time since, and
-/// the words of each thread (`hooks::OWN`) were zero then. If the moved instructions are unmapped,
-/// no thread was in them or was to return into them.
+/// [`pagewise_heap_detach`] has returned. At some time since, no thread was within the recorder,
+/// and the words of each thread (`hooks::OWN`) were zero. If the relocated prologues are unmapped,
+/// no thread was in one or was to return into one.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pagewise_heap_release(with_moved: u64) -> u64 {
     // SAFETY: recording has ended, and no thread is in the recorder, as the caller guarantees.
@@ -74,8 +74,8 @@ unsafe fn release(with_moved: bool) {
         // SAFETY: no thread executes the relocated prologues or returns into them, as the caller
         // guarantees.
         unsafe { inline::forget() };
-        // A program that was begun with this library calls the functions behind by way of others
-        // that are set up once.
+        // In a program that was started with this library, the trampolines of `named` stay in use:
+        // they are set up only once.
         if begin::was_attached() {
             // SAFETY: no thread executes the relocated prologues or returns into them, as the
             // caller guarantees.
@@ -88,14 +88,14 @@ unsafe fn release(with_moved: bool) {
     unsafe { shared::uninstall() };
 }
 
-/// Forgets what may be left of another recording.
+/// Discards the tables of an earlier recording.
 fn forget() {
     begin::reset_tables();
     threads::forget_births();
 }
 
-/// Says how this recording is ended. In a program that ran already there may be any number of
-/// threads.
+/// Writes the addresses of the functions that end this recording into the header. A program that
+/// ran already may have any number of threads.
 pub(crate) fn tell(is_running: bool) {
     let detach = pagewise_heap_detach as *const ();
     head(hooks::DETACH).store(detach.addr() as u64, Relaxed);

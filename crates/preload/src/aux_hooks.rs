@@ -1,5 +1,5 @@
-//! Functions beside `malloc`'s family that matter to a recording: threads that begin, and code that
-//! goes.
+//! Hooks of functions outside of `malloc`'s family that a recording needs: creation of threads,
+//! `prctl`, `dlclose`, and functions that change mappings.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -26,7 +26,7 @@ pub(crate) enum Other {
 
 /// Number of these functions.
 pub(crate) const OTHERS: usize = 9;
-/// The first that is of mappings.
+/// Index of the first function that changes mappings.
 pub(crate) const FIRST_OF_MAPPINGS: usize = Other::Mmap as usize;
 
 const NAMES: [&CStr; OTHERS] = [
@@ -41,18 +41,18 @@ const NAMES: [&CStr; OTHERS] = [
     c"sbrk",
 ];
 
-/// The functions behind; null until they are found.
+/// The next functions in load order; null until they are found.
 static BEHIND: [AtomicPtr<c_void>; OTHERS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; OTHERS];
 
 impl Other {
-    /// The function behind, found at its first call.
+    /// The next function of this name, found at its first call.
     pub(crate) fn behind(self) -> *mut c_void {
         behind(&BEHIND[self as usize], NAMES[self as usize])
     }
 }
 
-/// A function behind, found at its first call.
+/// The next function of a name, found at its first call.
 pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Relaxed);
     if !known.is_null() {
@@ -63,12 +63,12 @@ pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Calls another function behind from here on.
+/// Sets the function that is called next.
 pub(crate) fn replace(index: usize, function: *mut ()) {
     BEHIND[index].store(function.cast(), Relaxed);
 }
 
-/// Looks the functions behind up again when they are next called.
+/// Clears the next functions, so that each is looked up again at its next call.
 pub(crate) fn forget() {
     for behind in &BEHIND {
         behind.store(std::ptr::null_mut(), Relaxed);
@@ -80,9 +80,9 @@ pub(crate) fn find_running() -> [*mut (); OTHERS] {
     NAMES.map(|name| next_alloc::running(name).cast())
 }
 
-/// Their replacements in such a program: the stubs, not the exported functions, which the loader
-/// would look up by name. No stub is inlined into its exported function: the compiler makes one of
-/// two equal functions, and that would have the name.
+/// Replacements for [`find_running`]: the stubs, not the exported functions, which the loader would
+/// look up by name. No stub is inlined into its exported function: the compiler would merge the two
+/// equal functions into one, under the exported name.
 pub(crate) fn stubs() -> [*mut (); OTHERS] {
     let [mmap, munmap, mremap, brk, sbrk] = mappings::stubs();
     [
@@ -109,12 +109,12 @@ fn thread_comes() -> bool {
     true
 }
 
-/// It was not made.
+/// Reverses [`thread_comes`] if no thread was created.
 fn thread_does_not_come() {
     let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
 }
 
-/// Makes a thread.
+/// Creates a thread.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -158,7 +158,7 @@ unsafe extern "C" fn on_pthread_create(
     result
 }
 
-/// Makes a thread, by the name that the C standard has for it.
+/// Creates a thread, by the function of the C standard.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -237,8 +237,8 @@ unsafe extern "C" fn on_prctl(
     unsafe { function(option, second, third, fourth, fifth) }
 }
 
-/// Unloads a library: what is known of its code is forgotten, since other code may come to the same
-/// addresses.
+/// Unloads a library and discards the recorded data of its code, since other code may be loaded at
+/// the same addresses.
 ///
 /// # Safety
 /// That of the C library's function.

@@ -1,5 +1,5 @@
-//! The first call: the functions behind are found, the environment says what to do, and a collector
-//! is greeted.
+//! Start of the recorder at the first call: finds the next allocator functions, reads the settings
+//! from the environment, and performs the handshake with the collector.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
@@ -27,25 +27,25 @@ pub(crate) enum StartStage {
     Begins = 1,
     /// Calls are recorded.
     Records = 2,
-    /// They are not, and will not be.
+    /// Calls are not recorded; only an attaching collector changes that.
     Off = 3,
 }
 
 static STAGE: AtomicU8 = AtomicU8::new(StartStage::Cold as u8);
-/// A word that is 0 in a child of `fork`.
+/// Points to a word that is 0 in a child of `fork`.
 static ALIVE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
-/// 1 if children record themselves.
+/// 1 if children of `fork` are recorded.
 static FOLLOW: AtomicU8 = AtomicU8::new(0);
 /// 1 if the allocator is the C library's.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
-/// 1 if functions must be hooked before any call is recorded: the program does not call the
-/// exported functions.
+/// [`STARTED`] or [`ATTACHED`] if functions must be hooked before any call is recorded, because the
+/// program does not call the exported functions; else 0.
 static TO_HOOK: AtomicU8 = AtomicU8::new(0);
 /// 1 if the collector hooked functions; an unrecorded child does not restore them.
 static WAS_ATTACHED: AtomicU8 = AtomicU8::new(0);
-/// By this process, before it has other threads.
+/// This process hooks the functions, before it has other threads.
 const STARTED: u8 = 1;
-/// By who looks on.
+/// The collector hooks the functions.
 const ATTACHED: u8 = 2;
 /// 1 if the program runs already, with any number of threads.
 static IS_RUNNING: AtomicU8 = AtomicU8::new(0);
@@ -70,7 +70,7 @@ fn set_stage(stage: StartStage) {
     STAGE.store(stage as u8, Ordering::Release);
 }
 
-/// True if calls are recorded in this process: in a child of `fork` that is decided now.
+/// True if calls are recorded in this process. In a child of `fork`, the first call decides that.
 #[cold]
 pub(crate) fn is_recording() -> bool {
     if stage() != StartStage::Records {
@@ -82,7 +82,7 @@ pub(crate) fn is_recording() -> bool {
         return true;
     }
     if guard::is_on() {
-        // All that is guarded is as it was in the parent, and so are the tables.
+        // Guarded objects and tables are as they were in the parent.
         threads::reset();
         rows::reset();
         tree::reset();
@@ -107,16 +107,16 @@ pub(crate) fn is_recording() -> bool {
     true
 }
 
-/// True if functions were hooked by who looks on.
+/// True if the collector hooked functions.
 pub(crate) fn was_attached() -> bool {
     WAS_ATTACHED.load(Ordering::Relaxed) != 0
 }
 
-/// Records nothing in a child of `fork`, which is alone in it yet.
+/// Ends the recording in a child of `fork`, whose only thread this is.
 fn leave_child() {
     turn_off();
     if was_attached() {
-        // If memory cannot be made writable, the jumps lead back.
+        // If the code cannot be made writable, the jumps stay and lead to the functions.
         let _ = inline::unpatch();
         let _ = named::unpatch();
     }
@@ -130,8 +130,7 @@ pub(crate) fn give_up(why: u64) {
     }
 }
 
-/// The word by which children of `fork` are noticed is about to be unmapped: nothing is recorded
-/// any more.
+/// Clears [`ALIVE`], whose memory is about to be unmapped. Nothing is recorded any more.
 pub(crate) fn forget_alive() {
     ALIVE.store(std::ptr::null_mut(), Ordering::Relaxed);
 }
@@ -141,7 +140,7 @@ pub(crate) fn turn_off() {
     set_stage(StartStage::Off);
 }
 
-/// Runs when the library is loaded: a program that allocates nothing is greeted, too.
+/// Runs when the library is loaded, so that a program that allocates nothing connects, too.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -184,7 +183,7 @@ pub(crate) fn attach(words: &[u8]) -> u64 {
     settings[words.len()..].fill(0);
     set_stage(StartStage::Begins);
     IS_RUNNING.store(1, Ordering::Relaxed);
-    // A program that was begun with this library calls it already, and was let alone.
+    // A program that was started with this library calls the exported functions already.
     if !next_alloc::calls_us() {
         let is_glibc = next_alloc::find_running() && next_alloc::has_headers();
         if is_glibc {
@@ -202,8 +201,8 @@ pub(crate) fn attach(words: &[u8]) -> u64 {
     attached::YES
 }
 
-/// Value of the variable in the process's initial environment: the C library's may not be
-/// initialized yet.
+/// Reads the recorder's variable from the process's initial environment: the C library's `environ`
+/// may not be initialized yet.
 fn environment(into: &mut [u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     let file = OwnedFile::open(c"/proc/self/environ").ok()?;
     let name = greeting::VARIABLE.as_bytes();
@@ -321,7 +320,7 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     let targets = switch_on(&settings, is_glibc && !is_named, is_named)?;
     set_stage(StartStage::Records);
     stubs::aim(targets);
-    // In children of `fork` the jumps are there, and in a program that was running before, the
+    // In children of `fork` the jumps exist already, and in a program that was running before, the
     // collector writes them.
     if TO_HOOK.swap(0, Ordering::Relaxed) == STARTED {
         inline::patch()?;
@@ -353,7 +352,7 @@ fn prepare_named(how: u8, is_glibc: bool, functions: &[*mut (); FUNCTIONS]) -> O
     if is_named {
         set_head(header::ALLOCATOR, allocator::SEVERAL);
         IS_GLIBC.store(0, Ordering::Relaxed);
-        // In a child of `fork` they are surrounded already.
+        // In a child of `fork` the functions are wrapped already.
         if how == 0 && !is_glibc && !was_named {
             next_alloc::replace(inline::surround(functions));
         }
@@ -383,7 +382,7 @@ fn describe_process(every: u64, is_glibc: bool) {
     set_head(header::BEGAN_MONOTONIC, kernel::clock(libc::CLOCK_MONOTONIC));
     set_head(header::EVERY_BYTES, every);
     set_head(header::LIFETIMES_EVERY, if every == 0 { u64::from(threads::TIMED_EVERY) } else { 0 });
-    // No record has one of the present epochs.
+    // No record has one of these first epochs.
     set_head(header::EPOCHS, 1 << 32 | 1);
     let provider = match is_glibc {
         true => allocator::GLIBC,
@@ -411,8 +410,8 @@ fn request_hooks(how: u8, functions: &[*mut (); FUNCTIONS], maps: bool) -> Optio
     Some(())
 }
 
-/// Switches the recording on, up to the targets of the stubs, which are returned. `None` without
-/// memory.
+/// Switches the recording on, except for the targets of the stubs, which are returned. `None`
+/// without memory.
 fn switch_on(
     settings: &RecorderSettings<'_>,
     is_usual: bool,
@@ -451,9 +450,9 @@ fn switch_on(
     Some(targets)
 }
 
-/// Begins to guard, if who listens says so. The tables are this process's own.
+/// Begins to guard, if the collector accepts this process. The tables are private memory.
 fn begin_to_guard(wanted: &guard::GuardConfig, socket: &[u8]) -> Option<()> {
-    // A malloc of the program's own is not called by way of us.
+    // Guarding needs the exported functions, which a program with its own `malloc` does not call.
     if TO_HOOK.load(Ordering::Relaxed) != 0 {
         return None;
     }
@@ -513,18 +512,18 @@ fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Usable size of a block.
+/// Usable size of a block; 0 if the allocator is not glibc's.
 #[inline(always)]
 pub(crate) fn room(address: u64) -> u64 {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { next_alloc::glibc_room(address) } else { 0 }
 }
 
-/// Length of a block's mapping, if it has one of its own.
+/// Length of a block's mapping, if glibc's allocator mapped it alone.
 pub(crate) fn mapped(address: u64) -> Option<u64> {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { next_alloc::glibc_mapped(address) } else { None }
 }
 
-/// `realloc` of a block that was handed out before anything was known.
+/// `realloc` of a block that was allocated before the next allocator was found.
 pub(crate) fn from_boot(old: *mut c_void, size: usize) -> *mut c_void {
     let new = next_alloc::malloc(size);
     if !new.is_null() {

@@ -21,19 +21,20 @@ pub(crate) enum UnwindRow {
     /// The address of the frame's end lies at `offset` words from the frame pointer (functions that
     /// realign their stack).
     Behind { offset: i16, saved: u16 },
-    /// A signal's handler returns here, to what the kernel put on the stack.
+    /// A signal frame, to which a signal handler returns: the kernel saved the registers there.
     Signal,
     /// No caller: a thread begins here.
     End,
-    /// Not known.
+    /// Any other rule.
     Unknown,
 }
 
-// The frame pointer is saved `saved` words below the frame's end; 0 where it is as it was.
+// `saved`: the frame pointer is saved this number of words below the frame's end; 0 if the function
+// leaves it unchanged.
 
 impl UnwindRow {
-    /// In one word: the offset in its lower half, which is found at once; the kind, [`PLAIN`], and
-    /// what is saved above it.
+    /// Packs a row: the offset in bits 0 to 15, the kind in bits 16 to 18, [`PLAIN`] in bit 19, and
+    /// `saved` in bits 20 to 31.
     pub(crate) fn pack(self) -> u32 {
         let parts = |kind: u32, offset: u16, saved: u16| {
             if saved <= SAVED_MOST {
@@ -59,7 +60,7 @@ impl UnwindRow {
         }
     }
 
-    /// From one word.
+    /// Inverse of [`UnwindRow::pack`].
     #[inline(always)]
     pub(crate) fn unpack(word: u32) -> UnwindRow {
         let (offset, saved) = (word as u16, (word >> 20) as u16);
@@ -80,12 +81,12 @@ impl UnwindRow {
     }
 }
 
-/// In a row's word: what most frames are, a [`UnwindRow::Stack`] of some words, but fewer than
-/// [`PLAIN_END`], which has saved in itself what it saved.
+/// Bit of a packed row for the most frequent kind: an [`UnwindRow::Stack`] of at least one word and
+/// fewer than [`PLAIN_END`], with the saved frame pointer within the frame.
 pub(crate) const PLAIN: u32 = 1 << 19;
 pub(crate) const PLAIN_END: u16 = 1 << 15;
 
-/// Memory of a mapped file, from which nothing outside is read.
+/// Memory of a mapped file; a read outside of it fails.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ImageBytes {
     start: usize,
@@ -173,7 +174,7 @@ impl ImageCursor<'_> {
         None
     }
 
-    /// An address as `encoding` says (`DW_EH_PE_*`), but none that lies behind another.
+    /// An address in `encoding` (`DW_EH_PE_*`); `None` if it is indirect.
     fn address(&mut self, encoding: u8, data: usize) -> Option<usize> {
         let here = self.at;
         let value = match encoding & 0x0f {
@@ -205,7 +206,7 @@ pub(crate) fn row(image: &ImageBytes, header: usize, address: usize) -> UnwindRo
     evaluate(image, entry, address).unwrap_or(UnwindRow::Unknown)
 }
 
-/// Offset of the entry (FDE) for an address.
+/// Address of the entry (FDE) for an address.
 fn search(image: &ImageBytes, header: usize, address: usize) -> Option<usize> {
     const SORTED: u8 = 0x3b;
     let mut cursor = ImageCursor { image, at: header, end: image.end };
@@ -264,7 +265,7 @@ struct UnwindState {
 const FRAME_POINTER: u64 = 6;
 const STACK_POINTER: u64 = 7;
 const RETURN_ADDRESS: u64 = 16;
-/// The psABI's names for these in expressions: `DW_OP_breg6`, `DW_OP_deref`.
+/// DWARF operations `DW_OP_breg6` and `DW_OP_deref`.
 const BREG_FRAME: u8 = 0x76;
 const DEREFERENCE: u8 = 0x06;
 
@@ -498,8 +499,8 @@ fn register_rule(
             let skip = cursor.unsigned()?;
             let begin = cursor.at;
             cursor.skip(skip)?;
-            // A frame pointer that is saved where the frame pointer points: what functions write
-            // that realign their stack.
+            // Functions that realign their stack save the frame pointer at the address in the frame
+            // pointer.
             rule(
                 state,
                 register,
@@ -601,7 +602,7 @@ fn restore(state: &mut UnwindState, initial: UnwindState, register: u64) {
     }
 }
 
-/// A frame's end by expression: that of functions that realign their stack is known.
+/// A frame's end by a DWARF expression; supports the form of functions that realign their stack.
 fn expression(cursor: &mut ImageCursor<'_>) -> Option<FrameEnd> {
     let length = cursor.unsigned()?;
     let begin = cursor.at;
@@ -639,7 +640,7 @@ fn compact(state: UnwindState) -> UnwindRow {
         (_, RegisterRule::Same) => Some(0),
         (_, RegisterRule::At(offset)) => words(-offset).filter(|&words| words > 0),
         (_, RegisterRule::Here) => Some(SAVED_HERE),
-        // The value is lost; whoever needs it finds a wrong frame, which is noticed.
+        // The frame pointer cannot be restored, so the row is unknown.
         (_, RegisterRule::Undefined | RegisterRule::Other) => None,
     };
     let saved = saved.and_then(|words| u16::try_from(words).ok());
@@ -661,10 +662,9 @@ fn compact(state: UnwindState) -> UnwindRow {
     }
 }
 
-/// In place of how far below the frame's end the frame pointer is saved: where the frame pointer
-/// itself points.
+/// Value of `saved` if the frame pointer is saved at the address in the frame pointer.
 pub(crate) const SAVED_HERE: i64 = SAVED_MOST as i64;
-/// The most that fits.
+/// Maximum of `saved`, which has 12 bits.
 const SAVED_MOST: u16 = 0xfff;
 
 #[cfg(test)]

@@ -11,8 +11,9 @@
 //!  tell       report of a memory error with its call stacks, before the program continues or ends
 //! ```
 //!
-//! Each thread counts its allocations down from a number that is drawn anew each time, so that each
-//! allocation has the same probability. All others cost two further instructions.
+//! Each thread counts its allocations down from a random number that is drawn anew each time, so
+//! that each allocation has the same probability. An allocation that is not guarded costs two more
+//! instructions.
 
 mod canary;
 mod moves;
@@ -52,12 +53,12 @@ pub(crate) struct GuardConfig {
     pub side: u8,
 }
 
-/// At the end, at the beginning, or one of these by chance.
+/// Values of [`SIDE`]: at the end of the pages, at their start, or at one of these by chance.
 const AT_END: u8 = 0;
 const AT_START: u8 = 1;
 const BY_CHANCE: u8 = 2;
 
-/// Reads where objects are to lie.
+/// Parses the position of objects in their pages.
 pub(crate) fn side(word: &[u8]) -> Option<u8> {
     match word {
         b"end" => Some(AT_END),
@@ -67,7 +68,7 @@ pub(crate) fn side(word: &[u8]) -> Option<u8> {
     }
 }
 
-/// Reads by which means pages are to be made inaccessible at best.
+/// Parses the best permitted method of making pages inaccessible.
 pub(crate) fn means(word: &[u8]) -> Option<pool::ProtectMeans> {
     match word {
         b"moves" => Some(pool::ProtectMeans::Moves),
@@ -85,7 +86,7 @@ static RATE: AtomicU64 = AtomicU64::new(0);
 static SCALE: AtomicU64 = AtomicU64::new(0);
 static GOES_ON: AtomicU8 = AtomicU8::new(0);
 static SIDE: AtomicU8 = AtomicU8::new(AT_END);
-/// 1 where the allocator behind is the C library's, which has a header before each block.
+/// 1 if the next allocator is glibc's, which has a header before each block.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 /// Functions that handle unguarded blocks.
 static PASS: [AtomicPtr<()>; FUNCTIONS] =
@@ -100,13 +101,13 @@ fn goes_on() -> bool {
     GOES_ON.load(Relaxed) != 0
 }
 
-/// True if each allocation is guarded: then what is freed is looked at more closely.
+/// True if each allocation is guarded: freed addresses are then checked more closely.
 fn is_strict() -> bool {
     RATE.load(Relaxed) == 1
 }
 
-/// Begins; where functions are to go on. None where this process is not to be guarded, or cannot
-/// be.
+/// Begins to guard. Returns the targets of the stubs; `None` if the collector refuses this process
+/// or guarding is not possible.
 pub(crate) fn begin(
     wanted: &GuardConfig,
     socket: &[u8],
@@ -147,15 +148,15 @@ pub(crate) fn begin(
     Some(targets)
 }
 
-/// Finds the functions that stand behind those of ours which programs call whether they are guarded
-/// or not.
+/// Looks up the next functions of those exported functions that programs call even if they are not
+/// guarded.
 pub(crate) fn find() {
     signals::find();
     aux_hooks::behind(&FORK, c"fork");
     aux_hooks::behind(&USABLE_SIZE, c"malloc_usable_size");
 }
 
-/// Goes on in a child of `fork`.
+/// Resets the state in a child of `fork`.
 pub(crate) fn forked() {
     pool::forked();
     signals::forked();
@@ -261,7 +262,7 @@ unsafe extern "C" fn enter_pvalloc() {
     naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym pvalloc)
 }
 
-/// Allocations that are to pass before the next is guarded.
+/// Number of allocations to skip before the next guarded one.
 fn draw(thread: &ThreadData) -> u64 {
     if is_strict() {
         return 0;
@@ -273,14 +274,15 @@ fn draw(thread: &ThreadData) -> u64 {
     (passed as i64).max(0).cast_unsigned()
 }
 
-/// True if an allocation is guarded that was counted down; draws the next.
+/// True if an allocation that was counted down is guarded; then draws the number for the next one.
 fn is_due(thread: &ThreadData) -> bool {
     if own::<{ Own::Left as usize }>().cast_signed() >= 0 {
         return false;
     }
     let passed = draw(thread);
     if thread.begins_sampling() && passed > 0 {
-        // Nothing was drawn before: this one may be as far from the next as any.
+        // The thread has drawn no number before: its first allocation has the same probability as
+        // any.
         set_own::<{ Own::Left as usize }>(passed - 1);
         return false;
     }
@@ -311,7 +313,7 @@ fn guarded_by(
     made_by: u32,
 ) -> Option<*mut c_void> {
     let Some(entered) = threads::enter() else {
-        // Not to come here at once again.
+        // The next allocation tries again.
         set_own::<{ Own::Left as usize }>(0);
         return None;
     };
@@ -323,7 +325,7 @@ fn guarded_by(
             _ => thread.draw() >> 63 != 0,
         };
         let at = at(stack, frame);
-        // The C++ library's own operators call it too, unless they are replaced.
+        // The C++ library's own operators call `malloc` too, unless they are replaced.
         let made_by = if operators::is_library(at.code) { made_by::ANY } else { made_by };
         let node = thread.node(at);
         let call = pool::AllocatingCall { node, thread: number(thread), made_by };
@@ -333,7 +335,7 @@ fn guarded_by(
     object.flatten().map(std::ptr::with_exposed_provenance_mut)
 }
 
-/// Counts an allocation down that no stub did.
+/// Counts down an allocation whose stub does not.
 fn count() {
     let left = own::<{ Own::Left as usize }>();
     set_own::<{ Own::Left as usize }>(left.wrapping_sub(1));
@@ -344,12 +346,12 @@ unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void 
 }
 
 unsafe extern "C" fn calloc(number: usize, size: usize, stack: u64, frame: u64) -> *mut c_void {
-    // Pages of guarded objects are zeros.
+    // Pages of guarded objects are zero-filled.
     let object = number.checked_mul(size).and_then(|all| guarded(all, ALIGN, stack, frame));
     object.unwrap_or_else(|| next_alloc::calloc(number, size))
 }
 
-/// An object that is aligned, if the alignment is one.
+/// A guarded object with this alignment; `None` if the alignment is not a power of two.
 fn aligned(align: usize, size: usize, stack: u64, frame: u64) -> Option<*mut c_void> {
     count();
     align.is_power_of_two().then(|| guarded(size, align, stack, frame)).flatten()
@@ -414,7 +416,7 @@ unsafe extern "C" fn free(block: *mut c_void, stack: u64, frame: u64) {
     next_alloc::free(block);
 }
 
-/// The node of the caller.
+/// Call tree node of the caller.
 fn node(stack: u64, frame: u64) -> u32 {
     threads::enter().map_or(ROOT, |entered| {
         let node = entered.thread().node(at(stack, frame));
@@ -542,7 +544,7 @@ unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u
         if is_strict() && is_no_block(address, stack, frame) {
             return std::ptr::null_mut();
         }
-        // SAFETY: the program hands a block of the allocator behind over.
+        // SAFETY: the program passes a block of the next allocator.
         return unsafe { realloc_other(old, size, stack, frame) };
     };
     let length = match pool::length(id, address) {
@@ -608,7 +610,7 @@ pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize 
     unsafe { function(block) }
 }
 
-/// Makes a child, which has all that is guarded as its parent does.
+/// Creates a child, which has the guarded objects of its parent.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -631,8 +633,8 @@ pub(crate) unsafe extern "C" fn fork() -> c_int {
     let result = unsafe { function() };
     // SAFETY: it was held above, by this thread, or by the one that it is a copy of.
     unsafe { pool::go_on_after_fork() };
-    // In the child this thread's memory is zeros, and it begins anew: now, since what was freed is
-    // to be inaccessible.
+    // In the child, the data of this thread are zero-filled. The child is set up now, since freed
+    // objects must be inaccessible.
     if result == 0 {
         let _ = begin::is_recording();
     } else {
@@ -641,14 +643,14 @@ pub(crate) unsafe extern "C" fn fork() -> c_int {
     result
 }
 
-/// Runs when the program ends in order.
+/// Runs at the normal exit of the program.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_END_OF_PROGRAM: unsafe extern "C" fn() = at_end;
 
 unsafe extern "C" fn at_end() {
-    // A child of `fork` that has allocated nothing yet knows it now.
+    // `is_recording` sets up a child of `fork` that has allocated nothing yet.
     if RATE.load(Relaxed) == 0 || !begin::is_recording() {
         return;
     }

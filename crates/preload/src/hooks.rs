@@ -1,4 +1,4 @@
-//! Each function of `malloc`'s family, recorded: what it does is done by the allocator behind.
+//! Recording hooks of `malloc`'s family, which call the underlying allocator.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,8 +29,8 @@ pub(crate) fn at(stack: u64, frame: u64) -> CallPoint {
     CallPoint { code: unsafe { back.read_volatile() }, stack: stack + 8, frame }
 }
 
-// Hooks are made twice. With `USUAL` every call is recorded and the allocator is the C library's;
-// without, both is asked.
+// Hooks are compiled twice. With `USUAL`, every call is recorded and the allocator is glibc's;
+// without it, both are checked at run time.
 
 #[inline(always)]
 pub(crate) fn note<const USUAL: bool>(block: *mut c_void, size: usize, stack: u64, frame: u64) {
@@ -210,7 +210,7 @@ pub(crate) enum ResizeOutcome {
 }
 
 impl ResizeOutcome {
-    /// As the C library's function has it.
+    /// Outcome of the C library's `realloc`.
     pub(crate) fn usual(new: *mut c_void, size: usize) -> ResizeOutcome {
         match (new.is_null(), size) {
             (false, _) => ResizeOutcome::Resized(size),
@@ -220,8 +220,8 @@ impl ResizeOutcome {
     }
 }
 
-/// Has the allocator give a block another size, which is counted as a free and an allocation; null
-/// for no block yet.
+/// Resizes a block by `call`, which is counted as a free and an allocation; as an allocation alone
+/// if `old` is null.
 pub(crate) fn resize(
     old: *mut c_void,
     stack: u64,
@@ -236,7 +236,7 @@ pub(crate) fn resize(
         return new;
     }
     let address = old.addr() as u64;
-    // The block may be another's before the call returns: it is taken out before.
+    // Another thread may get the address before the call returns, so the block is removed first.
     let known = threads::enter().and_then(|entered| {
         let known = entered.thread().remove_block::<false>(address);
         threads::leave(entered);

@@ -1,10 +1,10 @@
-//! Programs that have a `malloc` of their own: jumps over the first instructions of its functions,
-//! to our hooks.
+//! Inline hooks for programs that have a `malloc` of their own: a jump to our hook replaces the
+//! first instructions of each function.
 //!
-//! The recorder writes the addresses of the functions and of free memory for a page near them; the
-//! collector reads their code and writes the instructions that a jump would overwrite, moved to
-//! that memory ([`hooks`]): a trampoline. The C library's own functions are hooked in the same way
-//! in a program that runs already.
+//! The recorder writes the addresses of the functions and of a page that it mapped near them. The
+//! collector reads their code and writes the instructions that a jump would overwrite, relocated to
+//! that page ([`hooks`]): a trampoline. The C library's own functions are hooked in the same way in
+//! a program that runs already.
 //!
 //! ```text
 //!  malloc:  jmp entry           near page:  entry:  jmp entry_of::<0>      -> hook, or on where this thread is within a call
@@ -24,11 +24,11 @@ use crate::kernel;
 use crate::shared::head;
 use crate::stubs::{FUNCTIONS, Own, TARGETS};
 
-/// All that may be hooked: `malloc`'s family, and behind it [`aux_hooks`].
+/// All functions that may be hooked: `malloc`'s family, followed by [`aux_hooks`].
 pub(crate) const ALL: usize = hooks::FUNCTIONS;
 const _: () = assert!(FUNCTIONS == hooks::FAMILY && FUNCTIONS + OTHERS == ALL, "these are all");
 
-/// Trampolines: the moved first instructions of each function.
+/// Trampolines: the relocated prologue of each function.
 static MOVED: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 /// Replacements of the other functions.
 static STUBS: [AtomicPtr<()>; OTHERS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; OTHERS];
@@ -40,7 +40,7 @@ const BEFORE: usize = 2;
 /// Address of a page near `malloc`'s family, and of one near the other functions if the first is
 /// out of reach; 0 if not allocated.
 static NEAR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-/// 1 once the moved code is there: threads may be within it.
+/// 1 if the trampolines exist: threads may be in them.
 static READY: AtomicU64 = AtomicU64::new(0);
 
 /// Target of the jump in a patched function.
@@ -72,7 +72,7 @@ unsafe extern "C" fn entry_of_other<const FUNCTION: usize>() {
     )
 }
 
-/// The function behind, which may call others of its kind.
+/// Calls the trampoline of a function, whose own calls of other functions are not the program's.
 #[unsafe(naked)]
 unsafe extern "C" fn behind<const FUNCTION: usize>() {
     naked_asm!(
@@ -88,7 +88,7 @@ unsafe extern "C" fn behind<const FUNCTION: usize>() {
     )
 }
 
-/// The function behind, outside of the allocator.
+/// Jumps to the trampoline of a function outside of the allocator.
 ///
 /// The address of a trampoline is in memory only. A hook that had it in a register could leave it
 /// on the stack, where it resembles a return address, and the trampoline could not be unmapped.
@@ -128,7 +128,7 @@ pub(crate) fn ask(
         !other.is_null() && address(other).abs_diff(of_family.load(Relaxed)) > FARTHEST
     });
     if let Some(far) = far.filter(|_| !is_ready && of_others.load(Relaxed) == 0) {
-        // Without the others less is known.
+        // Without hooks of the other functions, the recording has less data.
         of_others.store(room_near(address(far)).unwrap_or(0), Relaxed);
     }
     let none = [std::ptr::null_mut(); OTHERS];
@@ -168,16 +168,16 @@ fn part_in([of_family, of_others]: [u64; 2], index: usize) -> u64 {
     near + (index * hooks::STRIDE) as u64
 }
 
-/// Rooms that there are.
+/// Addresses of the pages that are mapped.
 fn rooms() -> impl Iterator<Item = u64> {
     NEAR.iter().map(|near| near.load(Relaxed)).filter(|&near| near != 0)
 }
 
-/// Says what is known of the functions, in new tables.
+/// Writes the data of the functions into new tables.
 pub(crate) fn tell(wanted: u64) {
     let address = |function: &*mut ()| function.addr() as u64;
     let own: u64;
-    // SAFETY: the loader has written there how far from a thread's data its own words are.
+    // SAFETY: the loader has written the offset of `pw_own` from the thread pointer there.
     unsafe {
         asm!("mov {}, qword ptr [rip + pw_own@GOTTPOFF]", out(reg) own, options(nostack, readonly, preserves_flags));
     }
@@ -202,8 +202,8 @@ pub(crate) fn tell(wanted: u64) {
     head(hooks::NEAR).store(of_family, Relaxed);
 }
 
-/// Writes the moved code into the pages near the functions. In each page only the parts of nearby
-/// functions are used.
+/// Writes the relocated prologues into the pages near the functions. In each page only the parts of
+/// nearby functions are used.
 fn write_moved_code() -> Option<()> {
     for near in rooms() {
         for index in 0..hooks::CODE_WORDS {
@@ -219,8 +219,8 @@ fn write_moved_code() -> Option<()> {
     Some(())
 }
 
-/// Makes the moved code ready, as it was answered. The functions behind, in place of those that
-/// were asked for; none where one has to be hooked and cannot be.
+/// Installs the trampolines from the collector's answer. Returns the functions that call them;
+/// `None` if a required function cannot be hooked.
 pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIONS]> {
     if READY.load(Relaxed) != 0 {
         return Some(again(functions));
@@ -248,7 +248,7 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
         MOVED[index].store(moved(first), Relaxed);
         all[index] = table[index];
     }
-    // Without one of the others less is known.
+    // Without a hook of one of the other functions, the recording has less data.
     for (other, behind) in table!(behind_other).into_iter().enumerate() {
         let index = FUNCTIONS + other;
         if length(index) != 0 {
@@ -263,13 +263,13 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
     Some(all)
 }
 
-/// True if there are moved instructions: threads may be within them.
+/// True if there are trampolines: threads may be in them.
 pub(crate) fn is_ready() -> bool {
     READY.load(Relaxed) != 0
 }
 
-/// Unmaps the moved code: the functions begin as they did before, and are looked for anew the next
-/// time.
+/// Unmaps the trampolines. The functions have their original prologues again, and the next
+/// recording looks them up anew.
 ///
 /// # Safety
 /// No thread is in that code or returns into it, and none is within the recorder.
@@ -289,7 +289,8 @@ pub(crate) unsafe fn forget() {
     }
 }
 
-/// Has hooks that threads have not left yet call the functions themselves, which begin as before.
+/// Makes hooks that threads have not left yet call the functions directly, since these have their
+/// original prologues again.
 fn lead_to_functions(rooms: [u64; 2]) {
     let trampolines = MOVED.each_ref().map(|moved| moved.load(Relaxed).addr() as u64);
     for (index, known) in KNOWN.iter().enumerate() {
@@ -302,7 +303,7 @@ fn lead_to_functions(rooms: [u64; 2]) {
     }
 }
 
-/// The same functions, so called that what they call is not the program's: they may be hooked under
+/// Wraps functions so that calls inside of them are not the program's: they may be hooked under
 /// other names.
 pub(crate) fn surround(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     for (to, function) in MOVED.iter().zip(functions) {
@@ -311,7 +312,7 @@ pub(crate) fn surround(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS]
     again(functions)
 }
 
-/// The functions behind, where they were hooked before.
+/// The wrappers of functions that have a trampoline, and the other functions unchanged.
 fn again(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     let table = table!(behind);
     std::array::from_fn(|index| match MOVED[index].load(Relaxed).is_null() {
@@ -333,7 +334,7 @@ pub(crate) fn unpatch() -> Option<()> {
     hooked().try_for_each(|(at, to, before)| unhook(at, to, before))
 }
 
-/// Functions that are hooked: where they are, where they jump to, and what they begin with else.
+/// Hooked functions: address, target of the jump, and original first bytes.
 fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     KNOWN.iter().enumerate().filter_map(|(index, known)| {
         let [at, length, before] = [AT, LENGTH, BEFORE].map(|word| known[word].load(Relaxed));
@@ -343,7 +344,7 @@ fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     })
 }
 
-/// A jump at one address to another; none where that is too far.
+/// A jump at one address to another; `None` if the distance exceeds 32 bits.
 fn jump_to(at: u64, to: u64) -> Option<[u8; JUMP]> {
     let distance = to.wrapping_sub(at + JUMP as u64).cast_signed();
     let mut jump = [0xe9; JUMP];
@@ -378,7 +379,7 @@ fn write(at: u64, bytes: [u8; JUMP]) -> Option<()> {
     kernel::protect_code(at, JUMP, libc::PROT_READ | libc::PROT_EXEC).ok()
 }
 
-/// No room is farther from the functions that jump there.
+/// Maximum distance of a page from the functions that jump to it.
 const FARTHEST: u64 = 1 << 30;
 
 /// A page that jumps of 32 bits reach from `address`.

@@ -1,4 +1,4 @@
-//! System calls, as they are: no `errno` is changed, and no thread is cancelled in one.
+//! System calls without the C library: they do not change `errno`, and do not act on cancellation.
 
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
@@ -11,7 +11,7 @@ use crate::shared;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub i32);
 
-/// Paths are as the process's own.
+/// Relative paths are resolved from the current directory.
 const AT_FDCWD: usize = (libc::AT_FDCWD as isize).cast_unsigned();
 
 /// A system call with its arguments.
@@ -33,7 +33,7 @@ unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     }
 }
 
-/// Nanoseconds for which a call that signals interrupt is made again.
+/// Nanoseconds during which a call that signals interrupt is repeated.
 const SIGNALS_LIMIT_NS: u64 = 5_000_000_000;
 
 /// As [`call`], and again if a signal interrupts it: the kernel does not restart calls on a socket
@@ -57,7 +57,7 @@ unsafe fn call_through_signals(number: i64, arguments: [usize; 6]) -> Result<usi
     }
 }
 
-/// A descriptor that is closed at the end.
+/// A file descriptor that is closed on drop.
 #[derive(Debug)]
 pub(crate) struct OwnedFile(i32);
 
@@ -130,7 +130,7 @@ impl OwnedFile {
         for (to, from) in address.sun_path.iter_mut().zip(path) {
             *to = from.cast_signed();
         }
-        // Also of connecting: whoever listens may be slow, or stopped.
+        // The limits also apply to `connect`: the collector may be slow, or stopped.
         let patience = libc::timeval { tv_sec: 5, tv_usec: 0 };
         for option in [libc::SO_SNDTIMEO, libc::SO_RCVTIMEO] {
             let arguments = [
@@ -196,7 +196,7 @@ impl OwnedFile {
         Ok(())
     }
 
-    /// Reads into `bytes`; how many.
+    /// Reads into `bytes` and returns the number of bytes.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
         let arguments = [self.argument(), bytes.as_mut_ptr().addr(), bytes.len(), 0, 0, 0];
         // SAFETY: the kernel writes into `bytes`, as many as there are at most.
@@ -204,7 +204,7 @@ impl OwnedFile {
     }
 }
 
-/// Requests of `<linux/userfaultfd.h>`, and what goes with them: some words.
+/// Requests of `<linux/userfaultfd.h>`; `words` is the length of the argument.
 mod missing {
     const fn request(way: usize, number: usize, words: usize) -> usize {
         way << 30 | (words * 8) << 16 | 0xaa << 8 | number
@@ -218,7 +218,7 @@ mod missing {
     pub(super) const VERSION: u64 = 0xaa;
     pub(super) const SIGBUS: u64 = 1 << 7;
     pub(super) const MOVES: u64 = 1 << 16;
-    /// For missing pages; no thread waits to be woken.
+    /// Mode of a registration for missing pages. [`DO_NOT_WAKE`]: no thread waits to be woken.
     pub(super) const MODE_MISSING: u64 = 1;
     pub(super) const DO_NOT_WAKE: u64 = 1;
     /// Flag of the system call: faults in user mode only, which needs no privilege.
@@ -227,7 +227,7 @@ mod missing {
 
 /// A descriptor that controls the handling of missing pages: `userfaultfd`.
 impl OwnedFile {
-    /// A new one: accesses are refused by SIGBUS, and pages can be moved.
+    /// A new `userfaultfd`: accesses to missing pages raise SIGBUS, and pages can be moved.
     pub(crate) fn of_missing_pages() -> Result<OwnedFile, Errno> {
         let flags = libc::O_CLOEXEC.cast_unsigned() as usize | missing::USER_MODE_ONLY;
         // SAFETY: it makes a descriptor.
@@ -239,7 +239,7 @@ impl OwnedFile {
         Ok(file)
     }
 
-    /// True if this is such a descriptor. It changes nothing.
+    /// True if this is a `userfaultfd`. The check has no effect.
     pub(crate) fn is_of_missing_pages(&self) -> bool {
         // A range never begins in the middle of a page.
         // SAFETY: it would only wake threads that wait for a page; none waits.
@@ -247,7 +247,7 @@ impl OwnedFile {
         woken == Err(Errno(libc::EINVAL))
     }
 
-    /// Asks something of the descriptor, with some words.
+    /// Calls `ioctl` on the descriptor.
     ///
     /// # Safety
     /// The request must not affect memory in use.
@@ -262,7 +262,7 @@ impl OwnedFile {
         unsafe { call(libc::SYS_ioctl, [self.argument(), request, to, 0, 0, 0]) }
     }
 
-    /// Has accesses refused to pages that are not there, in a range of private memory.
+    /// Makes accesses to missing pages of a range of private memory raise SIGBUS.
     ///
     /// # Safety
     /// The memory is our own.
@@ -272,7 +272,7 @@ impl OwnedFile {
         unsafe { self.control(missing::REGISTER, &mut words) }
     }
 
-    /// Copies a page to where none is.
+    /// Copies a page to an address without one.
     ///
     /// # Safety
     /// Both are our own.
@@ -288,7 +288,7 @@ impl OwnedFile {
         unsafe { self.control(missing::COPY, &mut words) }
     }
 
-    /// Moves a page to where none is.
+    /// Moves a page to an address without one.
     ///
     /// # Safety
     /// Both belong to the guard, and no thread accesses the first from now on.
@@ -303,14 +303,14 @@ impl OwnedFile {
         unsafe { self.control(missing::MOVE, &mut words) }
     }
 
-    /// The same file with a number from `least` on.
+    /// Duplicates the descriptor, with the lowest free number from `least` on.
     pub(crate) fn with_number(&self, least: usize) -> Result<OwnedFile, Errno> {
         let how = libc::F_DUPFD_CLOEXEC.cast_unsigned() as usize;
         // SAFETY: it makes another descriptor.
         unsafe { call(libc::SYS_fcntl, [self.argument(), how, least, 0, 0, 0]) }.map(OwnedFile::new)
     }
 
-    /// Leaves it open; its number.
+    /// Leaves the descriptor open and returns its number.
     pub(crate) fn keep(self) -> i32 {
         std::mem::ManuallyDrop::new(self).0
     }
@@ -333,8 +333,8 @@ impl Drop for OwnedFile {
     }
 }
 
-/// Memory of zeros that takes no room until it is touched, and stays until the end. In a child of
-/// `fork` it is zeros again.
+/// Zero-filled memory that occupies no pages until it is touched, and stays until [`unmap_all`]. In
+/// a child of `fork` it is zero-filled again.
 pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags =
@@ -354,7 +354,7 @@ pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
-/// Memory of zeros at an address, where nothing is yet.
+/// Zero-filled memory at an address; fails if anything is mapped there.
 pub(crate) fn memory_at(address: u64, length: usize) -> Result<u64, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE)
@@ -371,7 +371,7 @@ pub(crate) fn memory_at(address: u64, length: usize) -> Result<u64, Errno> {
     Err(Errno(libc::EEXIST))
 }
 
-/// Changes how the pages may be used that a range is in.
+/// Changes the access rights of the pages that contain a range.
 pub(crate) fn protect_code(address: u64, length: usize, protection: i32) -> Result<(), Errno> {
     // SAFETY: `getauxval` reads what the kernel wrote at `execve`.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
@@ -382,19 +382,19 @@ pub(crate) fn protect_code(address: u64, length: usize, protection: i32) -> Resu
     unsafe { call(libc::SYS_mprotect, arguments) }.map(drop)
 }
 
-/// Gives pages back: they are zeros again.
+/// Releases pages: they are zero-filled when they are read again.
 ///
 /// # Safety
-/// The range is of [`memory`], and who still reads it takes zeros for nothing.
+/// The range is of [`memory`], and its readers treat zeros as empty.
 pub(crate) unsafe fn forget(at: *mut u8, length: usize) {
     let advice = libc::MADV_DONTNEED.cast_unsigned() as usize;
-    // SAFETY: the range is of `memory`, and its readers take zeros for nothing, as the caller
+    // SAFETY: the range is of `memory`, and its readers treat zeros as empty, as the caller
     // guarantees.
     let _ = unsafe { call(libc::SYS_madvise, [at.addr(), length, advice, 0, 0, 0]) };
 }
 
-/// Memory of zeros that takes no room until it is touched. A child of `fork` has its own copy of
-/// it.
+/// Zero-filled memory that occupies no pages until it is touched. A child of `fork` has its own
+/// copy of it.
 pub(crate) fn private(length: usize) -> Result<*mut u8, Errno> {
     map_new(length, libc::PROT_READ | libc::PROT_WRITE)
 }
@@ -425,10 +425,10 @@ pub(crate) unsafe fn unmap(at: *mut u8, length: usize) {
     let _ = unsafe { call(libc::SYS_munmap, [at.addr(), length, 0, 0, 0, 0]) };
 }
 
-/// Changes what may be done with pages.
+/// Changes the access rights of pages.
 ///
 /// # Safety
-/// They are of [`reserve`], and who must not be disturbed does not use them.
+/// The pages are of [`reserve`], and no thread depends on their rights.
 pub(crate) unsafe fn protect(at: usize, length: usize, protection: i32) -> Result<usize, Errno> {
     // SAFETY: the pages are of `reserve`, and no thread depends on their rights, as the caller
     // guarantees.
@@ -438,7 +438,7 @@ pub(crate) unsafe fn protect(at: usize, length: usize, protection: i32) -> Resul
 /// Gives advice on pages, which may empty them.
 ///
 /// # Safety
-/// They are of [`reserve`], and who must not be disturbed does not use them.
+/// The pages are of [`reserve`], and no thread depends on their contents.
 pub(crate) unsafe fn advise(at: usize, length: usize, advice: i32) -> Result<usize, Errno> {
     // SAFETY: the pages are of `reserve`, and no thread depends on their contents, as the caller
     // guarantees.
@@ -479,7 +479,7 @@ pub(crate) fn read_own(at: usize, into: &mut [u8]) -> Result<(), Errno> {
     if read == into.len() { Ok(()) } else { Err(Errno(libc::EFAULT)) }
 }
 
-/// Lets others run.
+/// Yields the CPU to other threads.
 pub(crate) fn give_way() {
     // SAFETY: `sched_yield` takes nothing and changes no memory.
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
@@ -551,7 +551,7 @@ pub(crate) fn wait(word: &std::sync::atomic::AtomicU32, value: u32) {
     };
 }
 
-/// Wakes one that waits for `word`.
+/// Wakes one thread that waits for `word`.
 pub(crate) fn wake(word: &std::sync::atomic::AtomicU32) {
     let operation = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG).cast_unsigned() as usize;
     // SAFETY: the kernel only looks who waits at this address.

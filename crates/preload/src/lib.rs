@@ -2,32 +2,32 @@
 //! allocation functions and counts allocations and frees by call stack, in tables that the program
 //! shares with the collector ([`pagewise_heaplog::tables`]).
 //!
-//! This code runs inside another program's `malloc`. It allocates nothing, calls nothing that
-//! might, takes a lock only where something is seen for the first time, never waits for who looks
-//! on, and rather records less than fail.
+//! This code runs inside another program's `malloc`. It allocates nothing and calls no function
+//! that might. It takes a lock only to record an item for the first time, does not wait for the
+//! collector while it records, and records less rather than fail.
 //!
 //! ```text
-//!  enter   what the program calls: a few instructions, and on to where the mode of recording says
+//!  stubs   exported functions: a few instructions, and a jump to the target of the recording mode
 //!  hooks   each function of malloc's family, recorded
-//!  threads what a thread has of its own, and how it counts
-//!  stacks  the call stack: known by a hash of its words, or followed by rows
+//!  threads the data of each thread, and its counts
+//!  stacks  the call stack: found by a hash of its words, or unwound by rows
 //!  map     a table that readers use without a lock
-//!  rows    how to leave a function, by return address; cfi reads it from .eh_frame
-//!  tree    calls by caller, and sites
-//!  live    which blocks are live, by address
-//!  log     where large blocks begin and end, as it happens, on request
-//!  peak    how much is live, and when it was most
-//!  others  threads that begin, libraries that are unloaded
-//!  guard   the other mode: objects on pages of their own, so that misuse is noticed
-//!  mappings the program's own mmap and kin, where that is asked for
-//!  pools   blocks of pagewise's own allocators, where that is asked for
-//!  inline  jumps at the entry of functions that nobody else lets us stand before
+//!  rows    unwind rows by return address; cfi reads them from .eh_frame
+//!  tree    the call tree, and allocation sites
+//!  live    live blocks by address
+//!  log     allocations and frees of large blocks in the order of time, on request
+//!  peak    live bytes, and their maximum
+//!  aux_hooks threads that begin, libraries that are unloaded
+//!  guard   the other mode: objects on pages of their own, which detects memory errors
+//!  mappings the program's own mmap and related calls, on request
+//!  pools   blocks of pagewise's own allocators, on request
+//!  inline  inline hooks of functions that cannot be interposed
 //!  named   allocators under other names than malloc's
-//!  attach  a program that runs already
+//!  attach  recording of a running program
 //!  linker  functions that older C libraries have in other files, or lack
-//!  symbols functions by name, where the loader does not look them up
-//!  objects files of code, where the loader has no table of them
-//!  begin   what happens at the first call, after fork, and how a collector is greeted
+//!  symbols functions by name, if the loader does not look them up
+//!  objects files of code, if the loader has no table of them
+//!  begin   the first call, the child after fork, and the handshake with the collector
 //! ```
 #![cfg_attr(
     test,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use crate::symbols;
 
 // glibc has `dlsym` in libc.so since 2.34, before in libdl.so. `stat64` and `fstat64` are functions
-// since 2.33: the kernel's structure is the same, and only the message of a panic comes to them.
+// since 2.33: the kernel's structure is the same, and only the message of a panic calls them.
 global_asm!(
     ".weak dlsym",
     ".weak dlopen",
@@ -36,7 +36,7 @@ global_asm!(
     "stat64: mov eax, 4; jmp 2f",
     "fstat64: mov eax, 5",
     "2: syscall; cqo; mov eax, edx; ret",
-    // No file: a panic ends the process, also without its call stack.
+    // Finds no file: a panic ends the process, also without a backtrace.
     "_dl_find_object: mov eax, -1; ret",
     "pthread_key_create: jmp [rip + {keys}]",
     "pthread_setspecific: jmp [rip + {keys} + 8]",
@@ -58,7 +58,7 @@ type CreateKey = unsafe extern "C" fn(
 ) -> c_int;
 type SetSpecific = unsafe extern "C" fn(libc::pthread_key_t, *const c_void) -> c_int;
 
-/// Numbers of [`LOADER`].
+/// Indices of [`LOADER`].
 const SYMBOL: usize = 0;
 const OPEN: usize = 1;
 
@@ -102,7 +102,7 @@ pub(crate) fn first(name: &CStr) -> *mut c_void {
     unsafe { dlsym(libc::RTLD_DEFAULT, name) }
 }
 
-/// The one that it would have without this library.
+/// The function or variable that the program would have without this library.
 pub(crate) fn next(name: &CStr) -> *mut c_void {
     // SAFETY: the handle is a constant.
     unsafe { dlsym(libc::RTLD_NEXT, name) }
@@ -121,7 +121,8 @@ pub(crate) fn open_loaded(name: Option<&CStr>) -> *mut c_void {
     unsafe { function(path, flags) }
 }
 
-/// Finds the functions of keys; they may come with a library of threads that the program loads.
+/// Looks up the functions of thread-specific keys; the program may load a thread library that has
+/// them later.
 fn find_keys() {
     const NAMES: [&CStr; 3] =
         [c"pthread_key_create", c"pthread_setspecific", c"pthread_key_delete"];

@@ -1,4 +1,4 @@
-//! Which blocks are live: for each its site and its size, found by its address.
+//! Live blocks: the allocation site and the size of each, by its address.
 //!
 //! A map of the address space in two levels: a table of 2^20 leaves, each for 128 MiB, created when
 //! the first block there is recorded. A leaf has a cell for each address at which a block can
@@ -35,12 +35,13 @@ static LOCK: Lock = Lock::new();
 /// 1 if the cells have the format for the C library's blocks.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 
-/// The half of a cell of 8 bytes that the block begins in, for who looks on from outside.
+/// Bit 3 of an address, moved to bit 63: the half of 16 bytes in which the block begins, for
+/// readers in other processes.
 fn half(address: u64) -> u64 {
     address << 60 & HALF
 }
 
-/// The same of a cell of 4 bytes, for who looks on from outside.
+/// The same for 32 bytes and a cell of 4 bytes.
 #[inline(always)]
 fn odd(address: u64) -> u32 {
     const _: () = assert!(live::ODD == 16 << 27, "bit 4 of an address, moved to bit 31");
@@ -122,7 +123,7 @@ fn new_leaf(entry: &AtomicPtr<u8>) -> Option<*mut u8> {
     Some(leaf)
 }
 
-/// Notes a block; `room` is what the allocator gave it. False where that is not possible.
+/// Records a block; `room` is its usable size. Returns false if that is not possible.
 #[inline(always)]
 pub(crate) fn put<const USUAL: bool>(address: u64, block: RecordedBlock, room: u64) -> bool {
     let Some(entry) = leaf::<USUAL>(address) else { return false };
@@ -154,8 +155,8 @@ pub(crate) fn put<const USUAL: bool>(address: u64, block: RecordedBlock, room: u
     true
 }
 
-/// Takes a block out of the map; none where it is not known. `room` is asked for where the size
-/// depends on it.
+/// Removes a block from the map; `None` if it is not recorded. `room` returns its usable size, and
+/// is called only if the size depends on that.
 #[inline(always)]
 pub(crate) fn remove_block<const USUAL: bool>(
     address: u64,
@@ -307,7 +308,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// Numbers that look like chance and are the same each time.
+    /// Reproducible pseudorandom numbers.
     struct LiveRandom(u64);
 
     impl LiveRandom {
@@ -319,8 +320,7 @@ mod tests {
         }
     }
 
-    /// Blocks come and go at random, as an allocator would have them: `apart` bytes from each other
-    /// at the least.
+    /// Records and removes blocks at random, at least `apart` bytes from each other.
     fn comes_and_goes(is_glibc: bool, apart: u64) {
         begin(is_glibc).unwrap();
         let mut chance = LiveRandom(0x1357_9bdf_0246_8ace);
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_known_from_when_they_come_until_they_go() {
+    fn a_recorded_block_is_found_until_it_is_removed() {
         shared::install_for_tests();
         comes_and_goes(true, 32);
         comes_and_goes(false, 8);

@@ -1,5 +1,4 @@
-//! A lock for what is seen for the first time: it waits by the kernel, allocates nothing, and a
-//! child of `fork` has it open.
+//! A lock that waits by a futex and allocates nothing. A child of `fork` resets it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,11 +8,12 @@ const OPEN: u32 = 0;
 const HELD: u32 = 1;
 const AWAITED: u32 = 2;
 
-/// A lock. Whoever holds it is recording, so a signal's handler that allocates does not come here.
+/// A lock. The thread that holds it is marked as recording, so a signal handler that allocates on
+/// it does not wait here.
 #[derive(Debug)]
 pub(crate) struct Lock(AtomicU32);
 
-/// Open again at its end.
+/// Opens the lock on drop.
 #[derive(Debug)]
 pub(crate) struct LockGuard<'a>(&'a Lock);
 
@@ -52,7 +52,7 @@ impl Lock {
         drop(LockGuard(self));
     }
 
-    /// Opens it in a child of `fork`, where who held it is gone.
+    /// Opens it in a child of `fork`, where the thread that held it does not exist.
     pub(crate) fn reset(&self) {
         self.0.store(OPEN, Ordering::Relaxed);
     }

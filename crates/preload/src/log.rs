@@ -1,5 +1,5 @@
-//! A log of large blocks, for who looks on and wants to know what was where at which time: in
-//! memory that is shared, so that it stays when the process is gone.
+//! A log of the allocations and frees of large blocks, with their times. It is in shared memory, so
+//! that it stays after the end of the process.
 //!
 //! A ring buffer that is written under a lock, so that its entries are in order of time. The
 //! program never waits for the reader: entries that do not fit are lost, and the time of the loss
@@ -43,14 +43,14 @@ pub(crate) fn reset() {
     MIN_LOGGED_BYTES.store(u64::MAX, Relaxed);
 }
 
-/// A block is live, from before the program learns of it.
+/// Logs an allocation, before the program gets the block.
 #[cold]
 #[inline(never)]
 pub(crate) fn allocated(address: u64, size: u64, site: u32) {
     write(address, size, u64::from(site) + 1);
 }
 
-/// A block is to be freed.
+/// Logs a free, before the block is freed.
 #[cold]
 #[inline(never)]
 pub(crate) fn freed(address: u64) {

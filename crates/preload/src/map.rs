@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::kernel;
 
-/// A key that is not 0, and what is known of it.
+/// A key that is not 0, and its value.
 #[repr(C)]
 struct MapEntry {
     key: AtomicU64,
     value: AtomicU64,
 }
 
-/// A table.
+/// A hash table.
 pub(crate) struct WordMap {
-    /// The first entry's value is the number of the others less one, so that it belongs to the
-    /// table that is read.
+    /// The value of the first entry is the hash mask, the number of the other entries less one: so
+    /// the mask belongs to the table that is read.
     entries: AtomicPtr<MapEntry>,
     used: AtomicUsize,
 }
@@ -48,7 +48,8 @@ fn at(entries: *mut MapEntry, index: usize) -> &'static MapEntry {
     unsafe { &*place }
 }
 
-/// Mask of hashes; for a released table, whose pages are zeros, it is one entry, which is free.
+/// Hash mask. For a released table, whose pages are zeros, the mask selects one entry, which is
+/// empty.
 #[inline(always)]
 fn mask(entries: *mut MapEntry) -> usize {
     at(entries, 0).value.load(Ordering::Relaxed) as usize
@@ -131,7 +132,7 @@ impl WordMap {
         Some(())
     }
 
-    /// Changes what is known of a key that is there.
+    /// Sets the value of a key in the table.
     pub(crate) fn change(&self, key: u64, value: u64) {
         if let Some(entry) = self.view().and_then(|view| view.entry(key)) {
             entry.value.store(value, Ordering::Relaxed);
@@ -157,14 +158,13 @@ impl WordMap {
         self.used.store(used, Ordering::Relaxed);
         self.entries.store(entries, Ordering::Release);
         if !old.is_null() {
-            // SAFETY: the memory is of `kernel::memory`, and zeros are free entries to who still
-            // reads.
+            // SAFETY: the memory is of `kernel::memory`, and readers treat zeros as free entries.
             unsafe { kernel::forget(old.cast(), length(mask(old))) };
         }
         Some(entries)
     }
 
-    /// Takes out all keys of which that is wanted; the caller's lock is held.
+    /// Removes all keys for which `wanted` returns true; the caller's lock is held.
     pub(crate) fn take_out(&self, wanted: impl Fn(u64) -> bool) {
         let entries = self.entries.load(Ordering::Relaxed);
         if entries.is_null() {

@@ -1,5 +1,4 @@
-//! Mappings that a program makes itself: `mmap`, `munmap`, `mremap`, `brk`, `sbrk`, where that is
-//! asked for.
+//! Mappings that a program makes itself: `mmap`, `munmap`, `mremap`, `brk`, `sbrk`, on request.
 //!
 //! The C library's own calls, such as those of `malloc`, do not get here. Ranges are stored in
 //! order of address in an array, under a lock: programs have hundreds. A hole in the middle of a
@@ -22,7 +21,7 @@ use crate::threads::{self, ThreadData};
 /// 1 if mappings are recorded.
 static IS_ON: AtomicU8 = AtomicU8::new(0);
 
-/// Has them recorded from now on, or not.
+/// Switches the recording of mappings on or off.
 pub(crate) fn switch(on: bool) {
     IS_ON.store(u8::from(on), Relaxed);
 }
@@ -41,7 +40,7 @@ struct SitePiece {
     start: u64,
     end: u64,
     site: u32,
-    /// 1 where it counts as a block.
+    /// 1 if the piece counts as a block.
     blocks: u32,
 }
 
@@ -49,7 +48,7 @@ static LOCK: Lock = Lock::new();
 static PIECES: AtomicPtr<SitePiece> = AtomicPtr::new(std::ptr::null_mut());
 static ROOM: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// The first array's room; more than the kernel's usual limit of mappings there never are.
+/// Capacity of the first array. [`MAX_PIECES`] exceeds the kernel's default limit of mappings.
 const FIRST: usize = 1 << 10;
 const MAX_PIECES: usize = 1 << 17;
 
@@ -157,7 +156,7 @@ fn put(start: u64, end: u64, site: u32) -> Option<()> {
     Some(())
 }
 
-/// Whole pages.
+/// Start and end of a range, extended to whole pages.
 fn range(start: u64, length: u64) -> (u64, u64) {
     // SAFETY: `getauxval` reads what the kernel wrote at `execve`.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
@@ -185,7 +184,7 @@ fn unmapped(start: u64, length: u64) {
     }
 }
 
-/// There is a new one, in place of what was there.
+/// Records a new mapping, in place of what was mapped there.
 fn mapped(start: u64, length: u64, stack: u64, frame: u64) {
     let Some(entered) = threads::enter() else { return };
     let thread = entered.thread();
@@ -209,7 +208,7 @@ fn mapped(start: u64, length: u64, stack: u64, frame: u64) {
 /// their entry.
 static SYSTEM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
-/// Has calls of the files passed over that these functions are in.
+/// Excludes calls from the files that contain these functions.
 pub(crate) fn pass_over(functions: [*mut (); SYSTEM.len()]) {
     for (start, function) in SYSTEM.iter().zip(functions) {
         let file = modules::find(function.addr() as u64);
@@ -317,7 +316,7 @@ unsafe extern "C" fn on_mremap(
     made
 }
 
-/// Notes where the end of the program's data came to be.
+/// Records a change of the program break.
 fn moved(before: u64, after: u64, stack: u64, frame: u64) {
     if after > before {
         mapped(before, after - before, stack, frame);
@@ -354,8 +353,8 @@ unsafe extern "C" fn on_brk(end: *mut c_void, stack: u64, frame: u64) -> c_int {
     result
 }
 
-/// A function of six arguments at most: where the stack is, and the frame pointer, are the next
-/// two.
+/// Stub of a function with up to six arguments: passes the stack pointer and the frame pointer as
+/// the next two.
 macro_rules! six {
     ($($stub:ident $hook:ident;)*) => {$(
         #[unsafe(naked)]
@@ -366,7 +365,7 @@ macro_rules! six {
     )*};
 }
 
-/// A function of one argument.
+/// Stub of a function with one argument.
 macro_rules! one {
     ($($stub:ident $hook:ident;)*) => {$(
         #[unsafe(naked)]
@@ -428,7 +427,7 @@ mod tests {
 
     /// Compares the ranges with a plain list of pages.
     #[test]
-    fn ranges_are_kept_as_a_list_of_pages_would() {
+    fn ranges_agree_with_a_list_of_pages() {
         let mut pages = [None::<u32>; 64];
         let mut random = 1_u64;
         let mut draw = |below: u64| {

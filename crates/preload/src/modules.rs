@@ -1,4 +1,4 @@
-//! Files of code: which one an address is in, and where its unwind table is.
+//! Files of code: the one that contains an address, and its unwind table.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -17,7 +17,7 @@ use crate::shared;
 pub(crate) struct LoaderObject {
     /// Its first address.
     pub start: usize,
-    /// Behind its last.
+    /// End of its addresses.
     pub end: usize,
     /// Address of its unwind table header.
     pub header: usize,
@@ -26,7 +26,7 @@ pub(crate) struct LoaderObject {
     map: *const LinkMap,
 }
 
-/// `struct link_map` of `<link.h>`: what of it is promised to programs.
+/// The first fields of `struct link_map` of `<link.h>`.
 #[repr(C)]
 #[derive(Debug)]
 struct LinkMap {
@@ -79,8 +79,7 @@ pub(crate) fn find_by_loader(address: u64) -> Option<LoaderObject> {
     Some(LoaderObject { start, end, header: found.header.addr(), image, map: found.map })
 }
 
-/// The number of an object among the modules, which gets one now where it has none; the lock of
-/// rows is held.
+/// The module number of an object, which is assigned now if it has none; the lock of rows is held.
 pub(crate) fn number(object: &LoaderObject) -> Option<u64> {
     let count = shared::head(header::MODULES).load(Relaxed);
     let used = usize::try_from(count).ok()?;
@@ -148,8 +147,8 @@ pub(crate) fn forget_unloaded() {
     }
 }
 
-/// True if the loader has a loaded object with this path that may be unloaded: another may be
-/// loaded in its place.
+/// True if `map` still belongs to an object with this path. The object may have been unloaded, and
+/// another loaded in its place.
 fn has_path(map: *const LinkMap, path: u64, length: u64) -> bool {
     const AT_A_TIME: usize = 128;
     let mut words = [0; size_of::<LinkMap>()];

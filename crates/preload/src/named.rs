@@ -1,5 +1,5 @@
-//! Functions that allocate under names of their own, as many programs have jemalloc or mimalloc in
-//! them: hooked at their entry.
+//! Functions that allocate under names of their own, such as those of a jemalloc or mimalloc inside
+//! a program: hooked at their entry.
 //!
 //! The collector finds them, and writes their meaning ([`role`]) and the instructions that a jump
 //! would overwrite ([`named`]). All lead to one function here, with their number:
@@ -48,16 +48,17 @@ static BEHIND: [AtomicPtr<()>; FUNCTIONS] =
 type Arguments = [usize; 6];
 type NamedFn = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
 
-/// The function to call where the program called another.
+/// The function to call in place of the hooked one.
 #[derive(Clone, Copy)]
 enum NextFunction {
-    /// The same one, by the trampoline with this number.
+    /// The hooked function itself, by the trampoline with this number.
     Behind(usize),
-    /// One that throws no exception, which could not pass through here.
+    /// Another one that throws no exception, since an exception could not pass through this code.
     Instead(NamedFn),
 }
 
-/// Return value of the function, or 1 if the function must be called.
+/// `value` is the return value of the function, unless `goes_on` is 1: then the function must be
+/// called.
 #[repr(C)]
 struct Answer {
     value: usize,
@@ -112,7 +113,8 @@ unsafe extern "C" fn behind(
     )
 }
 
-/// `malloc` or another of its family.
+/// Target of `malloc` and its family: the hook, or the next function if this thread is within a
+/// call.
 #[unsafe(naked)]
 unsafe extern "C" fn gate<const FUNCTION: usize>() {
     naked_asm!(
@@ -126,7 +128,7 @@ unsafe extern "C" fn gate<const FUNCTION: usize>() {
     )
 }
 
-/// Has `malloc` and its family record only what is not within a call of these functions.
+/// Makes `malloc` and its family record only calls from outside of these functions.
 pub(crate) fn gated(
     hooks: [*mut (); FUNCTIONS],
     behind: [*mut (); FUNCTIONS],
@@ -137,12 +139,12 @@ pub(crate) fn gated(
     inline::table!(gate)
 }
 
-/// True if there are any.
+/// True if the process has such functions.
 pub(crate) fn are_some() -> bool {
     COUNT.load(Relaxed) != 0
 }
 
-/// Asks for them.
+/// Requests hooks of these functions from the collector.
 pub(crate) fn ask() {
     head(named::ENTRY).store((entry as *const ()).addr() as u64, Relaxed);
     let count = COUNT.load(Relaxed);
@@ -162,7 +164,7 @@ pub(crate) fn ask() {
     }
 }
 
-/// A word of a row, as it was answered.
+/// A word of a row in the tables.
 fn word(number: usize, word: usize) -> &'static AtomicU64 {
     head(named::ROWS + number * row::WORDS + word)
 }
@@ -217,14 +219,15 @@ pub(crate) fn prepare_trampolines() -> Option<()> {
     Some(())
 }
 
-/// Unmaps the moved code: the functions begin as they did before, and are looked for anew the next
-/// time.
+/// Unmaps the trampolines. The functions have their original prologues again, and the next
+/// recording looks them up anew.
 ///
 /// # Safety
 /// No thread is in that code or returns into it, and none is within the recorder.
 pub(crate) unsafe fn forget() {
     let count = COUNT.swap(0, Relaxed);
-    // Hooks that threads have not left yet call the functions themselves, which begin as before.
+    // Hooks that threads have not left yet call the functions directly, since these have their
+    // original prologues again.
     for (moved, words) in MOVED.iter().zip(&ROWS).take(count) {
         let function = words[row::AT].load(Relaxed) as usize;
         moved.store(std::ptr::with_exposed_provenance_mut(function), Relaxed);
@@ -248,7 +251,7 @@ pub(crate) fn unpatch() -> Option<()> {
     hooked().try_for_each(|(at, to, before)| inline::unhook(at, to, before))
 }
 
-/// Functions that are hooked: where they are, where they jump to, and what they begin with else.
+/// Hooked functions: address, target of the jump, and original first bytes.
 fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     ROWS.iter().take(COUNT.load(Relaxed)).filter_map(|words| {
         let [at, to, before] =
@@ -257,7 +260,7 @@ fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     })
 }
 
-/// Calls a function behind: what that calls is not the program's.
+/// Calls the underlying function, whose own calls are not the program's.
 #[inline(always)]
 fn call(function: NextFunction, [a, b, c, d, e, f]: Arguments) -> usize {
     set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_add(1));
@@ -277,8 +280,7 @@ unsafe extern "C" fn called(
     frame: u64,
     number: usize,
 ) -> Answer {
-    // One by one, as the stub has written them: the processor would wait for what is read in larger
-    // pieces.
+    // One by one, as the stub has written them: a larger read would wait for the pending writes.
     let read = |at: usize| {
         let place = arguments.cast::<usize>().wrapping_add(at);
         // SAFETY: the stub has put the arguments there.

@@ -1,4 +1,4 @@
-//! The allocator behind: the functions that a program would have called without us.
+//! The next allocator: the functions that a program would call without this library.
 
 use std::arch::global_asm;
 use std::ffi::{CStr, c_void};
@@ -47,7 +47,8 @@ fn weak(index: usize) -> Option<*const c_void> {
     (address != 0).then(|| std::ptr::with_exposed_provenance(address))
 }
 
-/// The functions behind, in the order of [`EntryFunction`]; two of them where stubs jump to them.
+/// The next `malloc`. Stubs jump to it and to [`FREE`], so both have a variable of their own;
+/// [`OTHERS`] has all functions in the order of [`EntryFunction`].
 pub(crate) static MALLOC: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) static FREE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) static OTHERS: [AtomicPtr<c_void>; FUNCTIONS] =
@@ -56,11 +57,11 @@ pub(crate) static OTHERS: [AtomicPtr<c_void>; FUNCTIONS] =
 /// Provider of `malloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MallocOwner {
-    /// The C library's.
+    /// The C library.
     Glibc,
-    /// A library's that was loaded behind this one.
+    /// A library that was loaded after this one.
     Library,
-    /// The program's own or a library's that comes first: it calls that, not us.
+    /// The program itself, or a library before this one: the program does not call our `malloc`.
     Theirs,
 }
 
@@ -76,10 +77,10 @@ const NAMES: [&CStr; FUNCTIONS] = [
     c"pvalloc",
 ];
 
-/// Finds the functions behind.
+/// Finds the next functions.
 pub(crate) fn resolve() -> MallocOwner {
     for (index, name) in NAMES.iter().enumerate() {
-        // Allocations of the call are served meanwhile.
+        // The boot allocator serves allocations of the look-up.
         let found = linker::next(name);
         OTHERS[index].store(found, Relaxed);
     }
@@ -98,8 +99,8 @@ pub(crate) fn resolve() -> MallocOwner {
     }
 }
 
-/// The functions that the program calls, of the object that has its `malloc`: the others may be
-/// another allocator's.
+/// Finds the functions that the program calls, if they are in the object that has its `malloc`:
+/// others may be another allocator's.
 fn find_theirs(malloc: *mut c_void, names: &[&CStr; FUNCTIONS]) {
     let object = |address: *mut c_void| modules::find(address.addr() as u64).map(|it| it.start);
     let whose = object(malloc);
@@ -112,8 +113,8 @@ fn find_theirs(malloc: *mut c_void, names: &[&CStr; FUNCTIONS]) {
     IS_THEIRS.store(1, Relaxed);
 }
 
-/// True if the program calls our functions: it was begun with this library, and these behind were
-/// found then.
+/// True if the program calls our functions: it was started with this library, and the next
+/// functions were found then.
 pub(crate) fn calls_us() -> bool {
     if !CALLED.load(Relaxed) {
         return false;
@@ -124,7 +125,7 @@ pub(crate) fn calls_us() -> bool {
     !unsafe { linker::dlsym(program, c"pagewise_heap_wants_pools") }.is_null()
 }
 
-/// True if no other allocator was initialized before this library.
+/// True if this library's `malloc` was the first one when the next functions were found.
 static CALLED: AtomicBool = AtomicBool::new(false);
 
 /// A function that a running program calls; null if it is missing.
@@ -136,7 +137,7 @@ pub(crate) fn running(name: &CStr) -> *mut c_void {
     found
 }
 
-/// Finds the functions that a program calls that runs already; whether they are the C library's.
+/// Finds the functions that a running program calls. Returns true if they are the C library's.
 pub(crate) fn find_running() -> bool {
     find_theirs(running(c"malloc"), &NAMES);
     let found = |function: EntryFunction| OTHERS[function as usize].load(Relaxed).cast_const();
@@ -154,12 +155,12 @@ pub(crate) fn is_theirs() -> bool {
     IS_THEIRS.load(Relaxed) != 0
 }
 
-/// The functions behind as they were found.
+/// The next functions as they were found.
 pub(crate) fn found() -> [*mut (); FUNCTIONS] {
     std::array::from_fn(|index| OTHERS[index].load(Relaxed).cast())
 }
 
-/// Calls other functions behind from here on.
+/// Replaces the next functions.
 pub(crate) fn replace(functions: [*mut (); FUNCTIONS]) {
     for (to, function) in OTHERS.iter().zip(functions) {
         to.store(function.cast(), Relaxed);
@@ -168,8 +169,8 @@ pub(crate) fn replace(functions: [*mut (); FUNCTIONS]) {
     FREE.store(functions[EntryFunction::Free as usize].cast(), Relaxed);
 }
 
-/// True if C++ programs call an `operator new` of the allocator's, which calls no `malloc` that
-/// others may stand before.
+/// True if the allocator has an `operator new` of its own, which calls no `malloc` that could be
+/// interposed.
 pub(crate) fn has_own_new() -> bool {
     let new = behind_ours(c"_Znwm", &[]);
     let object = |address: usize| modules::find(address as u64).map(|it| it.start);
@@ -213,7 +214,7 @@ fn is_ours(found: *const c_void) -> bool {
     let Some((theirs, is_stub)) = describe(found) else { return true };
     let own: *const c_void = (resolve as *const ()).cast();
     let is_same = describe(own).is_none_or(|(own, _)| std::ptr::eq(own, theirs));
-    // Such a stub leads here.
+    // Such a stub leads to this library.
     is_same || is_stub
 }
 
@@ -283,7 +284,7 @@ pub(crate) fn first_stack_end() -> u64 {
     unsafe { variable.cast::<usize>().read() as u64 }
 }
 
-/// Address of this thread's own data.
+/// The thread pointer: address of this thread's control block.
 pub(crate) fn thread_data() -> u64 {
     let address: u64;
     // SAFETY: the first word there is its own address, by the ABI of thread-local storage.
@@ -293,7 +294,7 @@ pub(crate) fn thread_data() -> u64 {
     address
 }
 
-/// The functions behind, to jump to.
+/// Targets without a recording: the next functions.
 pub(crate) fn targets() -> [*mut (); FUNCTIONS] {
     std::array::from_fn(|index| match index {
         1 if may_be_boot() => checked_free as *mut (),
@@ -358,7 +359,7 @@ pub(crate) fn pvalloc(size: usize) -> *mut c_void {
     call!(EntryFunction::Pvalloc, OneArgumentFn, size)
 }
 
-/// The block, or the error's number.
+/// Writes the block to `to`. Returns 0 or the error number.
 pub(crate) fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> i32 {
     let function = OTHERS[EntryFunction::PosixMemalign as usize].load(Relaxed);
     if function.is_null() {
@@ -403,7 +404,7 @@ pub(crate) fn glibc_room(address: u64) -> u64 {
     glibc_chunk::room(address, glibc_size(address))
 }
 
-/// True if headers of blocks say what the C library says.
+/// True if the sizes in the headers of blocks are those that `malloc_usable_size` returns.
 pub(crate) fn has_headers() -> bool {
     type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
     // A call by name would come to the function of this library.
@@ -411,8 +412,8 @@ pub(crate) fn has_headers() -> bool {
     // SAFETY: the symbol of this name has this type; a null pointer becomes `None`.
     let usable = unsafe { std::mem::transmute::<*mut c_void, Option<UsableSize>>(usable) };
     let Some(usable) = usable else { return false };
-    // No large one: to free that would have the C library take the next from elsewhere
-    // (M_MMAP_THRESHOLD moves).
+    // No large block: its free would raise the threshold for mappings of the C library
+    // (M_MMAP_THRESHOLD).
     [24_usize, 1000].iter().all(|&size| {
         let block = malloc(size);
         if block.is_null() {
@@ -426,7 +427,8 @@ pub(crate) fn has_headers() -> bool {
     })
 }
 
-/// Memory for who allocates while we look for the functions behind: the loader, for a few messages.
+/// Bytes of the boot allocator, which serves allocations while the next functions are looked up:
+/// the loader needs some for a few messages.
 const BOOT: usize = 64 << 10;
 #[repr(C, align(64))]
 struct Boot(std::cell::UnsafeCell<[u8; BOOT]>);
@@ -434,7 +436,7 @@ struct Boot(std::cell::UnsafeCell<[u8; BOOT]>);
 unsafe impl Sync for Boot {}
 static BOOT_MEMORY: Boot = Boot(std::cell::UnsafeCell::new([0; BOOT]));
 static BOOT_USED: AtomicUsize = AtomicUsize::new(0);
-/// 1 while blocks of it may still be freed.
+/// 1 if the boot allocator was used.
 static IN_BOOT: AtomicU8 = AtomicU8::new(0);
 
 fn boot(size: usize, align: usize) -> *mut c_void {
@@ -453,13 +455,13 @@ fn boot(size: usize, align: usize) -> *mut c_void {
     block.cast()
 }
 
-/// True if a block is of that memory.
+/// True if a block is of the boot allocator.
 pub(crate) fn is_boot(block: *const c_void) -> bool {
     let base = BOOT_MEMORY.0.get().addr();
     (base..base + BOOT).contains(&block.addr())
 }
 
-/// Size of such a block.
+/// Size of a block of the boot allocator.
 pub(crate) fn boot_size(block: *const c_void) -> usize {
     // SAFETY: the size lies before each block of that memory.
     unsafe { block.cast::<u8>().wrapping_sub(16).cast::<usize>().read() }
@@ -470,7 +472,7 @@ unsafe extern "C" fn boot_one(size: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn boot_calloc(count: usize, size: usize) -> *mut c_void {
-    // Pieces are handed out once, and were zeros.
+    // The boot allocator uses no memory twice, so a block is zero-filled.
     boot(count.saturating_mul(size), 16)
 }
 
@@ -502,7 +504,7 @@ unsafe extern "C" fn boot_posix_memalign(to: *mut *mut c_void, align: usize, siz
     0
 }
 
-/// Functions that serve from that memory.
+/// Functions of the boot allocator.
 pub(crate) fn boot_targets() -> [*mut (); FUNCTIONS] {
     [
         boot_one as *mut (),
@@ -517,14 +519,14 @@ pub(crate) fn boot_targets() -> [*mut (); FUNCTIONS] {
     ]
 }
 
-/// `free` that knows blocks of that memory.
+/// `free` that ignores blocks of the boot allocator.
 unsafe extern "C" fn checked_free(block: *mut c_void) {
     if !is_boot(block) {
         free(block);
     }
 }
 
-/// True if blocks of that memory were handed out.
+/// True if there are blocks of the boot allocator.
 #[inline(always)]
 pub(crate) fn may_be_boot() -> bool {
     IN_BOOT.load(Relaxed) != 0

@@ -24,7 +24,7 @@ const HEADERS_AT_A_TIME: usize = 16;
 pub(crate) struct CodeObject {
     /// Its first address.
     pub start: AtomicUsize,
-    /// Behind its last.
+    /// End of its addresses.
     pub end: AtomicUsize,
     /// Address of its unwind table header; 0 without one.
     pub header: AtomicUsize,
@@ -64,7 +64,7 @@ pub(crate) fn find(address: usize) -> Option<&'static CodeObject> {
     known(address).or_else(|| learn(address))
 }
 
-/// Looks at all files again when they are next searched for: one may be unloaded.
+/// Marks all files as not loaded, since one may be unloaded. The next search reads them again.
 pub(crate) fn forget() {
     let _held = LOCK.hold();
     for object in &OBJECTS[..COUNT.load(Relaxed)] {
@@ -72,7 +72,7 @@ pub(crate) fn forget() {
     }
 }
 
-/// In a child of `fork`, where the thread that held the lock is gone.
+/// Resets the lock in a child of `fork`, where the thread that held it does not exist.
 pub(crate) fn reset() {
     LOCK.reset();
 }
@@ -222,8 +222,8 @@ struct MapsText {
     path: [u8; MAX_PATH],
 }
 
-/// Bytes of a path; a file with a longer one is unknown. The kernel has no longer ones for most
-/// calls, but a thread's stack may be small.
+/// Maximum bytes of a path; a file with a longer one is unknown. The kernel permits longer ones
+/// (`PATH_MAX`), but a thread's stack may be small.
 const MAX_PATH: usize = 1024;
 
 /// The beginning of a line, up to its path.

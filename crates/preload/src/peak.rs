@@ -12,7 +12,7 @@ use pagewise_heaplog::tables::{CREDIT, header, thread};
 use crate::shared::{head, peak_epoch, slot};
 use crate::threads::ThreadData;
 
-/// Threads that are being made, and did not begin to record yet.
+/// Threads that are being created, and do not record yet.
 pub(crate) static COMING: AtomicU64 = AtomicU64::new(0);
 
 /// Stands for any number of threads that began before the recording.
@@ -26,8 +26,8 @@ static KEPT: AtomicU64 = AtomicU64::new(0);
 /// last read it.
 static LATE: AtomicU64 = AtomicU64::new(0);
 
-/// The program runs already, with any number of threads: none is taken for the only one, unless who
-/// stopped all knows better.
+/// Assumes any number of threads, in a program that runs already: no thread counts as the only one,
+/// unless the collector, which has stopped all threads, changes [`COMING`].
 pub(crate) fn any_may_come() {
     COMING.store(ANY_NUMBER, Relaxed);
     head(header::MANY).store(1, Relaxed);
@@ -38,14 +38,15 @@ pub(crate) fn has_others() -> bool {
     COMING.load(Relaxed) > ANY_NUMBER / 2
 }
 
-/// Forgets all, before a recording begins.
+/// Resets all counts, before a recording begins.
 pub(crate) fn reset() {
     COMING.store(0, Relaxed);
     KEPT.store(0, Relaxed);
     LATE.store(0, Relaxed);
 }
 
-/// A thread is being made. Even if it never records, what is live is known less well from here on.
+/// Counts a thread that is being created. Even if it never records, the number of live bytes is
+/// less exact from here on.
 pub(crate) fn comes() {
     COMING.fetch_add(1, Relaxed);
     let running = head(header::RUNNING).load(Relaxed).max(1);
@@ -130,8 +131,7 @@ fn give_back(thread: &ThreadData, room: i64) {
     keep_if_highest();
 }
 
-/// Has what is live now kept as the peak, if it rose since that was last done and is above what is
-/// kept.
+/// Begins a new epoch of peaks, if the live bytes rose since the last one and exceed [`KEPT`].
 fn keep_if_highest() {
     if head(header::RISING).load(Relaxed) == 0 || head(header::RISING).swap(0, Relaxed) == 0 {
         return;
@@ -140,7 +140,7 @@ fn keep_if_highest() {
     let live = match live_now() {
         Some(live) if live <= kept => return,
         Some(live) => live,
-        // No thread has more credit than one unit.
+        // No thread has more credit than twice `CREDIT`.
         None => {
             let room = head(header::RUNNING).load(Relaxed).saturating_mul(2 * CREDIT);
             head(header::UPPER).load(Relaxed).saturating_sub(room)
@@ -161,7 +161,7 @@ fn live_now() -> Option<u64> {
     }
     for _ in 0..TRIES {
         let upper = head(header::UPPER).load(Relaxed);
-        // Slot 0 has no room while no ending thread records.
+        // Slot 0 has no credit while no ending thread records.
         let rooms = (1..threads)
             .filter(|index| slot(*index, thread::RUNS).load(Relaxed) != 0)
             .map(|index| slot(index, thread::ROOM).load(Relaxed).cast_signed());
@@ -182,13 +182,14 @@ fn is_single() -> bool {
     head(header::MANY).load(Relaxed) == 0
 }
 
-/// Before another thread begins: this one's room is not to stand for what others allocate.
+/// Called before another thread begins: reduces the credit of this thread, which was the distance
+/// to the peak.
 pub(crate) fn make_many(thread: &ThreadData) {
     if !is_single() {
         return;
     }
     head(header::MANY).store(1, Relaxed);
-    // A peak that nothing came down from yet is still one.
+    // Live bytes that are at the peak now count as a new peak.
     head(header::RISING).store(u64::from(thread.most_room.get() == 0), Relaxed);
     let back = thread.room() - CREDIT.cast_signed();
     if back > 0 {
@@ -198,15 +199,14 @@ pub(crate) fn make_many(thread: &ThreadData) {
     thread.most_room.set(2 * CREDIT.cast_signed());
 }
 
-/// Once all others have ended: from here on everything is noticed at once again.
+/// Returns to exact peaks if all other threads have ended.
 fn try_single(thread: &ThreadData) {
     if thread.is_late() || head(header::RUNNING).load(Relaxed) != 1 || COMING.load(Relaxed) != 0 {
         return;
     }
     take_late();
     let live = head(header::UPPER).load(Relaxed).wrapping_sub(thread.room().cast_unsigned());
-    // The most that `UPPER` was has the room of threads in it: a peak below that would go
-    // unnoticed.
+    // The maximum of `UPPER` includes the credit of threads: a peak below it would go unnoticed.
     let kept = KEPT.load(Relaxed);
     let peak = kept.max(live);
     head(header::RISING).store(0, Relaxed);
@@ -217,7 +217,7 @@ fn try_single(thread: &ThreadData) {
     head(header::MANY).store(0, Relaxed);
 }
 
-/// A thread that allocates, after others have ended.
+/// Updates the credit of a thread that allocates after others have ended.
 pub(crate) fn settle(thread: &ThreadData) {
     if !is_single() {
         try_single(thread);
@@ -230,14 +230,14 @@ pub(crate) fn settle(thread: &ThreadData) {
     }
 }
 
-/// All threads have ended but one, which may free a lot before it allocates: what is live now may
-/// be the peak.
+/// All threads but one have ended. The last one may free many blocks before it allocates, so the
+/// live bytes may be at the peak now.
 pub(crate) fn one_is_left() {
     keep_if_highest();
 }
 
-/// Leaves what an ending thread has allocated and freed to others: whether there is any, and it is
-/// for the one that is left.
+/// Adds the balance of an ending thread to [`LATE`]. Returns true if it is not 0 and a single
+/// thread is left, which must add it.
 pub(crate) fn leave_late(late: &ThreadData) -> bool {
     let room = late.room();
     late.set_room(0);
@@ -245,14 +245,14 @@ pub(crate) fn leave_late(late: &ThreadData) -> bool {
     room != 0 && is_single()
 }
 
-/// Takes notice of what ending threads have done, while several threads run.
+/// Adds the balance of ending threads, while several threads run.
 fn take_late() {
     if LATE.load(Relaxed) != 0 {
         head(header::UPPER).fetch_add(LATE.swap(0, Relaxed), Relaxed);
     }
 }
 
-/// The same while one runs: what is missing to the peak then.
+/// The same while one thread runs: its distance to the peak after that.
 fn catch_up_with_late(room: i64) -> i64 {
     room.wrapping_sub(LATE.swap(0, Relaxed).cast_signed())
 }

@@ -19,20 +19,20 @@ use crate::threads::{self, ThreadData};
 /// 1 if blocks of pools are recorded.
 static IS_ON: AtomicU8 = AtomicU8::new(0);
 
-/// Has them recorded from now on, or not.
+/// Switches the recording of pool blocks on or off.
 pub(crate) fn switch(on: bool) {
     IS_ON.store(u8::from(on), Relaxed);
 }
 
 /// Events that a pool reports.
 mod told {
-    /// A block was handed out.
+    /// A block was allocated.
     pub(super) const ALLOCATED: u32 = 0;
-    /// It came back.
+    /// A block was freed.
     pub(super) const FREED: u32 = 1;
-    /// It has another size.
+    /// A block has another size.
     pub(super) const RESIZED: u32 = 2;
-    /// Memory is the pool's no more, nor anything in it.
+    /// A range of memory, with all blocks in it, left the pool.
     pub(super) const GONE: u32 = 3;
 }
 
@@ -47,7 +47,7 @@ struct OutEntry {
     value: u64,
 }
 
-/// The blocks that are out.
+/// Live blocks of pools.
 #[derive(Debug)]
 struct OutBlocks {
     entries: *mut OutEntry,
@@ -70,7 +70,7 @@ struct SharedOutBlocks(std::cell::UnsafeCell<OutBlocks>);
 // SAFETY: the table is only used under its lock.
 unsafe impl Sync for SharedOutBlocks {}
 
-/// Does something with the blocks, alone.
+/// Calls `body` with the blocks, under the lock.
 fn alone<T>(body: impl FnOnce(&mut OutBlocks) -> T) -> T {
     let _held = LOCK.hold();
     // SAFETY: the lock is held, and `body` does not come here again: it is of this file.
@@ -133,7 +133,7 @@ impl OutBlocks {
         Some(found.value)
     }
 
-    /// Empties an entry: what comes behind moves up, so that no search ends at the hole.
+    /// Empties an entry. Following entries move up, so that no search ends at the hole.
     fn take_at(&mut self, mut hole: u64) {
         self.used -= 1;
         let mut index = hole;
@@ -152,7 +152,7 @@ impl OutBlocks {
         self.set(hole, OutEntry::default());
     }
 
-    /// Takes out all from one address to another.
+    /// Removes all blocks from `start` to `end`, and calls `tell` with the value of each.
     fn take_range(&mut self, start: u64, end: u64, tell: &mut dyn FnMut(u64)) {
         if self.used == 0 {
             return;
@@ -161,7 +161,7 @@ impl OutBlocks {
         while index <= self.mask {
             let found = self.entry(index);
             if found.key != 0 && (start..end).contains(&found.key) {
-                // Another may have come to this place.
+                // Another entry may have moved to this index.
                 self.take_at(index);
                 tell(found.value);
             } else {
@@ -257,7 +257,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn blocks_are_kept_as_a_map_would() {
+    fn blocks_agree_with_a_map() {
         let mut blocks = OutBlocks { entries: std::ptr::null_mut(), mask: 0, used: 0 };
         let mut map = BTreeMap::new();
         let mut random = 7_u64;

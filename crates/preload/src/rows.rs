@@ -1,5 +1,4 @@
-//! Unwind rows by return address: read from tables once, then
-//! looked up.
+//! Unwind rows by return address: read from tables once, then looked up.
 
 use std::sync::atomic::Ordering;
 
@@ -12,14 +11,14 @@ use crate::modules;
 use crate::objects;
 use crate::shared;
 
-/// Rows and places that are known, and all that belongs to them, are added under this lock.
+/// Protects additions of rows, places, modules and strings.
 pub(crate) static LOCK: Lock = Lock::new();
 
 /// For each address its row, and the number of its place in the upper half.
 static KNOWN: WordMap = WordMap::new();
 
-/// In place of a number: the code is the recorder's own, which stands between functions of the
-/// program and of the C library.
+/// In place of a number: the code is the recorder's own, whose frames are between those of the
+/// program and those of the C library.
 pub(crate) const OURS: u32 = u32::MAX;
 
 /// Unwind data of an address.
@@ -32,7 +31,7 @@ pub(crate) struct AddressRow {
 }
 
 impl AddressRow {
-    /// In one word. Places of ours are never plain.
+    /// Packs the data into one word. Places of the recorder are never plain.
     fn pack(self) -> u64 {
         let row = if self.place == OURS { self.row.pack() & !PLAIN } else { self.row.pack() };
         u64::from(row) | u64::from(self.place) << 32
@@ -49,19 +48,19 @@ impl AddressRow {
 pub(crate) struct PlainFrame {
     /// Bytes from the stack pointer to the frame's end, more than 0.
     pub length: u64,
-    /// Bytes from there down to where the frame pointer is saved, at most as many; 0 where it is as
-    /// it was.
+    /// Bytes from there down to the saved frame pointer, at most `length`; 0 if the frame pointer
+    /// is unchanged.
     pub saved: u64,
     /// The number of the place.
     pub place: u32,
 }
 
-/// All that is known now, for one look at a stack.
+/// The rows that are known at one time, for one walk of a stack.
 #[derive(Clone, Copy)]
 pub(crate) struct RowCache(View);
 
 impl RowCache {
-    /// None while nothing is known.
+    /// `None` if no row is known.
     #[inline(always)]
     pub(crate) fn now() -> Option<RowCache> {
         KNOWN.view().map(RowCache)
@@ -99,7 +98,7 @@ fn learn(address: u64) -> Option<AddressRow> {
     if let Some(known) = find(address) {
         return Some(known);
     }
-    // A call's address lies before the one that it returns to, which may be another function's.
+    // The call lies before its return address, which may belong to the next function.
     let code =
         if address & INTERRUPTED == 0 { address.wrapping_sub(1) } else { address & !INTERRUPTED };
     let object = modules::find(code);
@@ -114,7 +113,7 @@ fn learn(address: u64) -> Option<AddressRow> {
     let number = shared::head(header::PLACES).load(Ordering::Relaxed);
     let index = usize::try_from(number).ok().filter(|&index| index < PLACES.room)?;
     let (to, of) = shared::place(index);
-    // The kernel made this return address: no call lies before the function that it leads to.
+    // The kernel set this return address, so that no call lies before it.
     let mark = if row == UnwindRow::Signal { INTERRUPTED } else { 0 };
     to.store(address | mark, Ordering::Relaxed);
     of.store(module, Ordering::Relaxed);
@@ -122,7 +121,7 @@ fn learn(address: u64) -> Option<AddressRow> {
     keep(address, AddressRow { row, place: index as u32 })
 }
 
-/// Notes what is known of an address; the lock is held.
+/// Adds the row of an address; the lock is held.
 fn keep(address: u64, known: AddressRow) -> Option<AddressRow> {
     KNOWN.insert(address, known.pack())?;
     Some(AddressRow::unpack(known.pack()))

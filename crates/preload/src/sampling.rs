@@ -1,5 +1,5 @@
-//! Samples instead of every call: a block is taken with a probability that grows with its size, and
-//! counts for all that it stands for.
+//! Sampling: a block is recorded with a probability that grows with its size, and is weighted by
+//! the inverse of that probability.
 //!
 //! Bytes are counted down by each thread, from a number that is drawn from the exponential
 //! distribution anew each time. So the points at which samples are taken are a Poisson process over
@@ -24,14 +24,14 @@ use crate::threads::{self, ThreadData};
 /// The mean number of bytes between samples; 0 where all calls are recorded.
 static MEAN: AtomicU64 = AtomicU64::new(0);
 
-/// Bits of an address below those that [`FILTER`] goes by: what lies together shares an entry, so
-/// that programs that use memory that lies together do so with the filter.
+/// Low bits of an address that [`FILTER`] ignores: neighboring blocks share an entry, so that
+/// programs with locality in memory have it in the filter, too.
 pub(crate) const FILTER_BITS: usize = 8;
 
 /// Filter: number of sampled blocks whose addresses have these bits, or [`u8::MAX`] for many.
 pub(crate) static FILTER: [AtomicU8; 1 << 16] = [const { AtomicU8::new(0) }; 1 << 16];
 
-/// Has samples taken from now on.
+/// Begins to sample, with `mean` bytes between samples on average.
 pub(crate) fn begin(mean: u64) {
     MEAN.store(mean, Relaxed);
     for count in &FILTER {
@@ -70,7 +70,7 @@ fn filter(address: u64) -> &'static AtomicU8 {
     &FILTER[(address >> FILTER_BITS) as usize & 0xffff]
 }
 
-/// `malloc`, where the bytes that were left are used up.
+/// `malloc`, if the bytes until the next sample are used up.
 pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
     let block = next_alloc::malloc(size);
     counted_down(block, size, stack, frame);
@@ -89,7 +89,7 @@ pub(crate) unsafe extern "C" fn calloc(
     block
 }
 
-/// Takes a block, if it is a sample. The stub has counted it down already.
+/// Records a block if it is a sample. The stub has subtracted its size already.
 fn counted_down(block: *mut c_void, size: usize, stack: u64, frame: u64) {
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
@@ -98,12 +98,12 @@ fn counted_down(block: *mut c_void, size: usize, stack: u64, frame: u64) {
         }
         threads::leave(entered);
     } else if !begin::is_recording() || own::<{ Own::Left as usize }>() >> 63 != 0 {
-        // Not to come here at once again; who begins to record later draws a number then.
+        // Discards the deficit. A thread that begins to record later draws a number then.
         set_own::<{ Own::Left as usize }>(0);
     }
 }
 
-/// Any other function has allocated.
+/// Records a block of any other function, if it is a sample.
 pub(crate) fn allocated(thread: &ThreadData, address: u64, size: u64, at: CallPoint) {
     let left = own::<{ Own::Left as usize }>().wrapping_sub(size);
     set_own::<{ Own::Left as usize }>(left);
@@ -112,7 +112,7 @@ pub(crate) fn allocated(thread: &ThreadData, address: u64, size: u64, at: CallPo
     }
 }
 
-/// True if one of the points lay in what was counted down, and draws the next.
+/// True if a sampling point lies in the bytes that were subtracted; then draws the next one.
 fn is_sample(thread: &ThreadData) -> bool {
     let mut left = own::<{ Own::Left as usize }>().cast_signed();
     let mut hits = 0;
@@ -184,7 +184,7 @@ fn sample_block(thread: &ThreadData, address: u64, size: u64, at: CallPoint) {
     peak::more(thread, weight.bytes);
 }
 
-/// A sample was freed.
+/// Counts a free of a sampled block.
 pub(crate) fn freed(thread: &ThreadData, address: u64, block: RecordedBlock) {
     // A saturated counter stays so: the number of its blocks is unknown.
     let _ = filter(address).fetch_update(Relaxed, Relaxed, |count| {
@@ -197,7 +197,7 @@ pub(crate) fn freed(thread: &ThreadData, address: u64, block: RecordedBlock) {
     record.add(record::FREES, weight.blocks);
     record.add(record::FREED, weight.bytes);
     vary(record, record::LIVE_VARIANCE, -weight.variance);
-    // Whatever was allocated since was counted down.
+    // Any allocation since then would have reduced the counter.
     if thread.is_last(address, own::<{ Own::Left as usize }>()) {
         record.add(record::TEMPORARY, weight.blocks);
     }

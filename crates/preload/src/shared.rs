@@ -1,4 +1,4 @@
-//! The tables that are shared with who looks on: each word, found by table and number.
+//! The tables that are shared with the collector: each word by table and number.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
@@ -13,12 +13,12 @@ use pagewise_heaplog::tables::{
 /// of a running program has ended.
 static BASE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Says where the tables are.
+/// Sets the address of the tables.
 pub(crate) fn install(base: *mut u8) {
     BASE.store(base, Release);
 }
 
-/// Makes tables, once for all tests of this program.
+/// Creates tables, once for all tests of this program.
 #[cfg(test)]
 pub(crate) fn install_for_tests() {
     static ONCE: std::sync::Once = std::sync::Once::new();
@@ -117,12 +117,12 @@ pub(crate) fn log(index: usize, number: usize) -> &'static AtomicU64 {
     word(&LOG, index, number)
 }
 
-/// For which sites a chunk is, and whose.
+/// Group of sites plus 1 that a chunk counts, and slot of the thread that owns the chunk.
 pub(crate) fn owner(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
     (half(&OWNERS, index, 0), half(&OWNERS, index, 1))
 }
 
-/// Notes memory of our own, once there are tables.
+/// Adds a range to the list of the recorder's own memory, if there are tables.
 pub(crate) fn note_own(address: usize, length: usize) {
     if BASE.load(Relaxed).is_null() {
         return;
@@ -157,7 +157,7 @@ pub(crate) fn byte(index: usize) -> u8 {
     unsafe { at(STRINGS.at + index).read() }
 }
 
-/// The counters of a site, those of one thread.
+/// The counters of a site in one thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SiteRecord(&'static [AtomicU64; record::SIZE / 8]);
 
@@ -186,7 +186,7 @@ impl SiteRecord {
         self.set(number, self.get(number).wrapping_add(more));
     }
 
-    /// Copies what is live for peaks and moments that have passed since it was last changed.
+    /// Before a change, copies the live counts for the peaks and time points since the last change.
     #[inline(always)]
     pub(crate) fn roll(self) {
         let now = head(header::EPOCHS).load(Relaxed);

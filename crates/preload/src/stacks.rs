@@ -1,11 +1,11 @@
 //! The call stack of an allocation: looked up by a hash of the words that determine it, followed
 //! frame by frame if it is new.
 //!
-//! The return address, the stack pointer, sometimes the frame pointer, and the words of the stack
-//! that its row reads determine how a function is left. So the first walk of a stack notes where
-//! these words lie. The next time that the stack pointer and the return address are the same, the
-//! words at the same addresses are hashed. If a stack with this hash was followed before, then the
-//! walk would read the same words again and end the same: the stack is the same one.
+//! A frame is determined by the return address, the stack pointer, sometimes the frame pointer, and
+//! the words of the stack that the unwind row reads. So the first walk of a stack records the
+//! addresses of these words. The next time that the stack pointer and the return address are the
+//! same, the words at the same addresses are hashed. If a stack with this hash was followed before,
+//! then the walk would read the same words again and end the same: the stack is the same one.
 //!
 //! Stacks are cut into pieces at fixed addresses (every [`WINDOW`] bytes), so that all stacks that
 //! share their outer frames share the pieces of these, too:
@@ -47,18 +47,18 @@ mod walk;
 /// have several pieces, each of which costs as much as ten words; with more, fewer stacks share
 /// their outer pieces.
 const WINDOW: u64 = 512 * 8;
-/// Words by which a piece is known, and frames in it.
+/// Maximum number of words that determine a piece, and of frames in it.
 const WORDS: usize = 32;
 /// Layouts of a thread, in sets of those that begin at addresses with a similar hash.
 const LAYOUTS: usize = WAYS << 10;
 const WAYS: usize = 4;
 /// Pieces that make up one call stack; the frames above are cut off.
 const PIECES: usize = 128;
-/// Pieces that a thread knows, in sets of [`PIECE_WAYS`], a cache line each.
+/// Sets of pieces that a thread has followed: [`PIECE_WAYS`] pieces each, a cache line.
 const PIECE_SETS: usize = 1 << 11;
 const PIECE_WAYS: usize = 4;
-/// Stacks that a thread knows, a power of two, in sets of a cache line; the bits of a word that
-/// hold the site.
+/// Stacks that a thread caches, a power of two, in sets of a cache line. [`SITE`] has the bits of
+/// an entry that hold the site.
 const STACKS: usize = 1 << 16;
 const STACK_WAYS: usize = 8;
 const SITE: u64 = SITES.room as u64 - 1;
@@ -125,8 +125,8 @@ enum PieceEnd {
     Signal,
 }
 
-/// Offsets in words of what the kernel writes down for a signal's handler (`struct ucontext` of
-/// x86-64), from the frame pointer on.
+/// Offsets in words, from the saved frame pointer on, of what the kernel saves for a signal handler
+/// (`struct ucontext` of x86-64).
 const SIGNAL_STACK: u64 = 5;
 const SIGNAL_CODE: u64 = 6;
 
@@ -137,7 +137,7 @@ struct WordLayout {
     stack: Cell<u64>,
     /// [`ThreadStacks::epoch`] when it was noted.
     epoch: Cell<u64>,
-    /// Hash of all that is here, and a key of the piece's hash.
+    /// Hash of the layout, which is a key of the piece's hash.
     key: Cell<u64>,
     /// Bytes from the stack pointer to that of the next piece.
     length: Cell<u32>,
@@ -163,7 +163,7 @@ impl WordLayout {
     /// stack ends before.
     ///
     /// NH of UMAC: a sum of products of pairs of words, each plus a key, none of which waits for
-    /// another. Two stacks whose products differ have sums with one certain difference with a
+    /// another. The sums of two stacks whose products differ have a given difference with a
     /// probability of at most 2^-64, so the frame pointer can be added without a key.
     #[inline(always)]
     fn hash(&self, at: CallPoint, end: u64) -> Option<u64> {
@@ -252,7 +252,7 @@ impl WordLayout {
         u16::try_from(words).ok().filter(|&words| words < UNSAVED - 1)
     }
 
-    /// Computes the key, when all else is noted.
+    /// Computes the key, after all other fields are set.
     fn seal(&self) {
         let flags = u64::from(self.words.get()) << 8
             | u64::from(self.uses_frame.get()) << 2
@@ -731,7 +731,7 @@ fn bounds(stack: u64) -> Option<(u64, u64)> {
     const NEAR: u64 = 16 << 20;
     let near = |end: u64| {
         let below = end.checked_sub(stack).filter(|&below| below > 0 && below < NEAR)?;
-        // Lower addresses are asked for again, with the same answer.
+        // Lower addresses are looked up again, with the same end.
         Some((stack.saturating_sub(NEAR - below), end & !7))
     };
     // The first thread's stack ends where the loader says, and the kernel keeps others away from

@@ -24,13 +24,13 @@ global_asm!(
     ".popsection",
 );
 
-/// Words that a thread has of its own.
+/// Thread-local words, as offsets in bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub(crate) enum Own {
-    /// Its state, null while it is not to be recorded.
+    /// Address of its data; null if it is not recorded.
     Thread = 0,
-    /// Bytes that it may allocate before the next sample.
+    /// Bytes until the next sample, or allocations until the next guarded one.
     Left = 8,
     /// State of the thread ([`crate::threads`]).
     Stage = 16,
@@ -91,7 +91,7 @@ pub(crate) static TARGETS: [AtomicPtr<()>; FUNCTIONS] = [
     AtomicPtr::new(first::<8> as *mut ()),
 ];
 
-/// Has all functions go on there.
+/// Sets the targets of all functions.
 pub(crate) fn aim(targets: [*mut (); FUNCTIONS]) {
     for (target, to) in TARGETS.iter().zip(targets) {
         target.store(to, Ordering::Release);
@@ -118,7 +118,7 @@ pub(crate) fn every(usual: bool) -> [*mut (); FUNCTIONS] {
     ]
 }
 
-/// The first call of a function: all is made ready, and it goes on where it then should.
+/// First target of a function: starts the recorder, then jumps to the new target.
 #[unsafe(naked)]
 unsafe extern "C" fn first<const FUNCTION: usize>() {
     naked_asm!(
@@ -169,7 +169,7 @@ unsafe extern "C" fn every_malloc() {
     naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc::<false>)
 }
 
-/// `free`, which receives its caller if the block is unknown.
+/// `free`, which passes the stack pointer: the hook reads the caller of an unknown block there.
 #[unsafe(naked)]
 unsafe extern "C" fn every_free<const USUAL: bool>() {
     naked_asm!("mov rsi, rsp", "jmp {hook}", hook = sym hooks::free::<USUAL>)
@@ -240,7 +240,8 @@ macro_rules! on_if_no_sample {
     };
 }
 
-/// `realloc` where samples are taken: it goes on where neither block is one.
+/// `realloc` with sampling: calls the hook only if the old block may be sampled or the new one is
+/// due.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_realloc() {
     naked_asm!(

@@ -20,7 +20,7 @@ const IFUNC: u8 = 10;
 
 struct SymbolSearch<'a> {
     name: &'a CStr,
-    /// True until the file of this code was passed, if only those behind it count.
+    /// True until this library was visited, if only the files after it count.
     waits: bool,
     found: Option<SymbolAddress>,
 }
@@ -29,11 +29,11 @@ struct SymbolSearch<'a> {
 #[derive(Clone, Copy)]
 struct SymbolAddress {
     address: usize,
-    /// The function there returns the address.
+    /// True if the address is that of a function that returns the address.
     is_resolver: bool,
 }
 
-/// The function of a name in the first file that has it, or in the first behind this library's.
+/// The function of a name in the first file that has it, or in the first one after this library.
 /// Null without one.
 pub(crate) fn find(name: &CStr, behind_ours: bool) -> *mut c_void {
     let mut search = SymbolSearch { name, waits: behind_ours, found: None };

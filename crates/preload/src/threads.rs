@@ -24,7 +24,7 @@ pub(crate) struct ThreadData {
     /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`. `heap attach` reads it through the list
     /// of all threads.
     state: Cell<u32>,
-    /// Its own words that are shared: those of its slot.
+    /// Address of the words of its slot, which are shared.
     own: Cell<*const AtomicU64>,
     /// Its slot.
     slot: Cell<usize>,
@@ -39,7 +39,7 @@ pub(crate) struct ThreadData {
     /// Its chunks: the number of the first plus 1, and how many there are.
     first_chunk: Cell<u32>,
     chunks: Cell<u32>,
-    /// Numbers drawn.
+    /// State of the random numbers.
     random: Cell<u64>,
     /// 1 once the first number of bytes to a sample was drawn.
     samples: Cell<u64>,
@@ -47,21 +47,21 @@ pub(crate) struct ThreadData {
     generation: Cell<u64>,
     /// [`CODE`] when this thread last forgot its stacks.
     code: Cell<u64>,
-    /// The next of those that wait for a thread.
+    /// The next in the list of [`WAITING`].
     next: Cell<*mut ThreadData>,
     stacks: ThreadStacks,
     /// For each chunk's worth of sites, the number of this thread's chunk plus 1.
     directory: [Cell<u32>; SITES.room / RECORDS],
 }
 
-/// It may record.
+/// The thread may record.
 const READY: u32 = 1;
-/// It does: what allocates meanwhile is not recorded.
+/// The thread is recording: its allocations meanwhile are not recorded.
 const BUSY_NOW: u32 = hooks::NOW;
 /// Average number of allocations for each one whose lifetime is measured.
 pub(crate) const TIMED_EVERY: u32 = 128;
-/// Chunks that several threads have together before they empty theirs, and that each has at the
-/// least.
+/// Chunks of all threads together above which a thread passes its own on. [`FEWEST_CHUNKS`]: each
+/// thread may have at least these.
 const MAX_THREAD_CHUNKS: u64 = 8 << 10;
 const FEWEST_CHUNKS: u64 = 64;
 /// No smaller block has a mapping of its own, unless the program asks for it (`M_MMAP_THRESHOLD`).
@@ -69,9 +69,9 @@ pub(crate) const LARGE: u64 = 64 << 10;
 /// Slots of ended threads are used again when there are more.
 const MANY_SLOTS: u64 = (THREADS.room / 2) as u64;
 
-/// Under which threads begin and end, and chunks change hands.
+/// Held while threads begin and end, and while chunks are passed on.
 static LOCK: Lock = Lock::new();
-/// Threads' memory that waits for another thread.
+/// Data of ended threads, for new threads.
 static WAITING: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
 /// The first free chunk, plus 1; the others are linked from it.
 static FREE_CHUNK: AtomicU32 = AtomicU32::new(0);
@@ -83,13 +83,13 @@ static NEXT_CHUNK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 /// The key whose destructor the C library calls for ending threads.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// A thread's word of what became of it: not seen yet.
+/// Values of [`Own::Stage`]: the thread has not recorded yet.
 const NEW: u64 = 0;
-/// It records.
+/// The thread records.
 const RECORDS_NOW: u64 = 1;
-/// It is ending.
+/// The thread is ending.
 const ENDING: u64 = 2;
-/// It is making itself ready.
+/// The thread is not recorded: it is being set up, could not be, or counts for ending threads.
 const BUSY: u64 = 3;
 
 /// The thread that records, which may not come here again until [`leave`].
@@ -110,14 +110,14 @@ impl Entered {
     }
 }
 
-/// Begins to record; none where that is not to be: within the recorder, before all is ready, or in
-/// a child of `fork`.
+/// Begins to record a call. `None` within the recorder, before the recording begins, and in a child
+/// of `fork` that is not recorded.
 #[inline(always)]
 pub(crate) fn enter() -> Option<Entered> {
     enter_own().map(Entered::Own).or_else(enter_first)
 }
 
-/// Begins to record in a thread that has recorded before; with none, [`enter_first`] may begin.
+/// Begins to record in a thread that has recorded before. After `None`, [`enter_first`] may begin.
 #[inline(always)]
 pub(crate) fn enter_own() -> Option<&'static ThreadData> {
     let thread: *const ThreadData =
@@ -137,7 +137,7 @@ pub(crate) fn enter_own() -> Option<&'static ThreadData> {
 /// Ends what [`enter_own`] began.
 #[inline(always)]
 pub(crate) fn leave_own(thread: &ThreadData) {
-    // In a child that was made meanwhile it is 0 and stays so.
+    // In a child that was created meanwhile the state is 0 and stays so.
     thread.state.set(thread.state.get() * READY / BUSY_NOW);
 }
 
@@ -181,7 +181,7 @@ pub(crate) fn enter_first() -> Option<Entered> {
             }
             return late.map(Entered::Late);
         }
-        // It records already, or makes itself ready.
+        // The thread is recording, is being set up, or could not be.
         _ => return None,
     }
     set_own::<{ Own::Stage as usize }>(BUSY);
@@ -325,7 +325,7 @@ unsafe extern "C" fn ends(_value: *mut c_void) {
         slot(index, thread::RUNS).store(0, Relaxed);
         if head(header::RUNNING).fetch_sub(1, Relaxed) == 2 {
             peak::one_is_left();
-            // The one that is left knows all that is live, from its next allocation on.
+            // The last thread has exact counts again, from its next allocation on.
             GENERATION.fetch_add(1, Release);
         }
         thread.next.set(WAITING.load(Relaxed));
@@ -350,7 +350,7 @@ impl ThreadData {
         unsafe { &*place }
     }
 
-    /// Makes a slot this thread's.
+    /// Assigns a slot to this thread.
     fn take_slot(&self, index: usize) {
         self.slot.set(index);
         self.own.set(slot(index, 0));
@@ -366,7 +366,7 @@ impl ThreadData {
         self.slot(thread::ROOM).store(room.cast_unsigned(), Relaxed);
     }
 
-    /// A number that is as good as drawn.
+    /// A pseudorandom number (xorshift).
     pub(crate) fn draw(&self) -> u64 {
         let mut random = self.random.get() | 1;
         random ^= random << 13;
@@ -425,7 +425,7 @@ impl ThreadData {
         Some(SiteRecord::at_number(chunk as usize, site % RECORDS))
     }
 
-    /// Makes a chunk this thread's; the lock is held.
+    /// Adds a chunk to this thread; the lock is held.
     fn adopt(&self, chunk: u32, sites: usize) {
         let (whose_sites, whose) = shared::owner(chunk as usize);
         whose.store(self.slot.get() as u32, Relaxed);
@@ -572,7 +572,7 @@ impl ThreadData {
         self.slot.get() == 0
     }
 
-    /// Its number.
+    /// Its thread ID.
     pub(crate) fn tid(&self) -> u32 {
         self.slot(thread::TID).load(Relaxed) as u32
     }
@@ -620,7 +620,7 @@ impl ThreadData {
         }
     }
 
-    /// The record to count something of a site in.
+    /// This thread's record of a site.
     pub(crate) fn record_of(&self, site: u32) -> Option<SiteRecord> {
         self.record(site)
     }
@@ -653,7 +653,7 @@ impl ThreadData {
         true
     }
 
-    /// A block that was timed was freed.
+    /// Counts the lifetime of a timed block that was freed.
     #[cold]
     #[inline(never)]
     fn timed(&self, address: u64) {
@@ -698,22 +698,22 @@ static CODE: AtomicU64 = AtomicU64::new(0);
 /// Calls that unload code and have not returned.
 static GOING: AtomicU64 = AtomicU64::new(0);
 
-/// Code may go from here on, until [`code_has_gone`].
+/// Called before code is unloaded; [`code_has_gone`] is called after it.
 pub(crate) fn code_goes() {
     GOING.fetch_add(1, Relaxed);
     CODE.fetch_add(1, Relaxed);
     GENERATION.fetch_add(1, Release);
 }
 
-/// Code has gone: what threads remember of their stacks may be of it.
+/// Called after code was unloaded: the stacks that threads cache may contain it.
 pub(crate) fn code_has_gone() {
     let _ = GOING.fetch_update(Relaxed, Relaxed, |going| going.checked_sub(1));
     CODE.fetch_add(1, Relaxed);
     GENERATION.fetch_add(1, Release);
 }
 
-/// Blocks whose lifetime is measured, and when they were allocated. A block that finds its place
-/// taken is not measured, which does not depend on how long it will live.
+/// Capacity of [`BORN`]: blocks whose lifetime is measured, and the times of their allocation. A
+/// block whose entry is taken is not measured; that does not depend on its lifetime.
 const BIRTHS: usize = 1 << 13;
 static BORN: [(AtomicU64, AtomicU64); BIRTHS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; BIRTHS];

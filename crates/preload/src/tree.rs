@@ -1,5 +1,5 @@
-//! Call stacks as a tree of calls: each node once, by its caller and its place; and which of them
-//! allocate.
+//! Call stacks as a tree of calls, with one node for each pair of caller and place; and the nodes
+//! that allocate.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -13,36 +13,36 @@ use crate::shared;
 
 static LOCK: Lock = Lock::new();
 
-/// Numbers of nodes plus 1, found by hash; made as the table of rows is.
+/// Numbers of nodes plus 1, found by hash without a lock.
 static INDEX: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 static MASK: AtomicUsize = AtomicUsize::new(0);
 /// For each node the number of its site plus 1.
 static SITE_OF: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Nodes by what stands for all calls down to them (see [`mix`]): one look instead of one for each
-/// call. Two stacks that are not the same have the same word with a probability of 2^-64.
+/// Nodes by the hash of all calls down to them (see [`mix`]): one look-up instead of one for each
+/// call. Two different stacks have the same hash with a probability of 2^-64.
 static RUNS: WordMap = WordMap::new();
 
-/// Adds a number to what stands for those before it.
+/// Adds a number to the hash of those before it.
 #[inline(always)]
 pub(crate) fn mix(before: u64, number: u64) -> u64 {
     let mixed = (before.rotate_left(23) ^ number).wrapping_mul(0xd6e8_feb8_6659_fd93);
     mixed ^ mixed >> 32
 }
 
-/// Words that are not valid keys.
+/// Key of a hash: 0 and 1 are not valid keys.
 fn key(calls: u64) -> u64 {
     calls.max(2)
 }
 
-/// The node that some calls lead to, and its site, if they are known.
+/// The node for a hash of calls, and its site, if they are known.
 #[inline(always)]
 pub(crate) fn find_run(calls: u64) -> Option<(u32, Option<u32>)> {
     let both = RUNS.find(key(calls))?;
     Some((both as u32, ((both >> 32) as u32).checked_sub(1)))
 }
 
-/// Notes the node that some calls lead to.
+/// Adds the node for a hash of calls.
 #[cold]
 pub(crate) fn keep_run(calls: u64, node: u32) {
     let _held = LOCK.hold();
@@ -52,7 +52,7 @@ pub(crate) fn keep_run(calls: u64, node: u32) {
     }
 }
 
-/// Notes the site of a node that some calls lead to.
+/// Sets the site for a hash of calls.
 #[cold]
 pub(crate) fn keep_site(calls: u64, node: u32, site: u32) {
     let _held = LOCK.hold();
@@ -82,7 +82,7 @@ pub(crate) fn child(parent: u32, place: u32) -> Option<u32> {
     find(parent, place).or_else(|| insert(parent, place))
 }
 
-/// Slot 0 of an index has its mask; nodes begin after it.
+/// The node of a call, if it exists. Slot 0 of an index has its mask; nodes begin after it.
 fn find(parent: u32, place: u32) -> Option<u32> {
     let index = INDEX.load(Ordering::Acquire);
     if index.is_null() {
@@ -155,7 +155,7 @@ fn grow(used: usize) -> Option<()> {
     MASK.store(mask, Ordering::Relaxed);
     INDEX.store(index, Ordering::Release);
     if !old.is_null() {
-        // SAFETY: the memory is of `kernel::memory`, and zeros are free slots to who still reads.
+        // SAFETY: the memory is of `kernel::memory`, and readers treat zeros as free slots.
         unsafe { kernel::forget(old.cast(), (old_mask + 2) * size_of::<AtomicU32>()) };
     }
     Some(())
@@ -195,7 +195,7 @@ fn add_site(node: u32, kind: u32) -> Option<u32> {
     u32::try_from(index).ok()
 }
 
-/// Makes the site of what has no call stack.
+/// Adds the site of allocations without a call stack.
 pub(crate) fn begin() {
     let _held = LOCK.hold();
     add_site(ROOT, pagewise_heaplog::tables::kind::HEAP);

@@ -12,7 +12,7 @@ use crate::root::shown;
 /// The capability to read and to trace the processes of other users.
 pub const CAP_SYS_PTRACE: &str = "CAP_SYS_PTRACE";
 
-/// Why a source gave no value.
+/// Error of reading a source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcError {
@@ -60,7 +60,7 @@ pub enum ProcError {
         /// The capability that is missing.
         needs: &'static str,
     },
-    /// It contains no processes, not even this one.
+    /// The proc file system contains no processes, not even this one.
     #[error("{} is not a proc file system", shown(path))]
     NotMounted {
         /// Expected path.
@@ -96,7 +96,7 @@ pub enum ProcError {
         /// Problem at this offset.
         problem: String,
     },
-    /// A program is not the one that a core file is of.
+    /// A program differs from the program of a core file.
     #[error("{} is not the program of the core file: {problem}", shown(path))]
     OtherProgram {
         /// The program.
@@ -151,8 +151,9 @@ impl ProcError {
         }
     }
 
-    /// That the kernel denies access to a process, and the capability that permits it; or that the
-    /// process has ended: the files of a zombie are denied to users without that capability.
+    /// The error of a denied access to a process, with the capability that permits it. For a
+    /// zombie, whose files the kernel denies to users without that capability, the error is that
+    /// the process has ended.
     pub fn no_access(root: &ProcRoot, pid: Pid, needs: &'static str) -> ProcError {
         if root.is_zombie(pid) {
             return ProcError::NoSuchProcess { pid };

@@ -1,4 +1,4 @@
-//! A `/proc`: the live one, or a copied tree. Reads its files; knows nothing of what is in them.
+//! A `/proc`: the live one, or a copied tree. Reads its files, and does not interpret them.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -26,7 +26,8 @@ pub struct ProcRoot {
     held: Option<HeldProcess>,
 }
 
-/// A process whose folder is open: it is that process's for ever, also when its id is another's.
+/// A process whose folder is open: the folder stays bound to it, even if another process gets its
+/// PID.
 #[derive(Clone, Debug)]
 struct HeldProcess {
     pid: Pid,
@@ -40,7 +41,7 @@ impl HeldProcess {
 
     fn lives(&self) -> bool {
         let seen = accessat(&self.folder, "stat", Access::EXISTS, AtFlags::empty());
-        // One that may not be looked at (hidepid) is there.
+        // A process that is hidden (hidepid) exists.
         !matches!(seen, Err(Errno::NOENT | Errno::SRCH))
     }
 }
@@ -56,9 +57,9 @@ impl ProcRoot {
         ProcRoot { path: path.into(), live: false, held: None }
     }
 
-    /// The same tree, with the folder of a process held open: all that is read of it from now on is
-    /// of the process that has this id now. Once that has ended there is
-    /// [`ProcError::NoSuchProcess`], whoever gets its id.
+    /// The same tree, with the folder of a process held open: all later reads are of the process
+    /// that has this PID now. After its end they return [`ProcError::NoSuchProcess`], even if
+    /// another process has the PID.
     ///
     /// Data that is not read through the tree, as by `ptrace` or `process_vm_readv`, belongs to the
     /// process if [`check`](ProcRoot::check) confirms it afterwards. A copied tree, and one of
@@ -75,7 +76,7 @@ impl ProcRoot {
         let folder = rustix::fs::open(&path, flags, Mode::empty())
             .map_err(|error| self.explain(pid, &path, error.into()))?;
         let held = HeldProcess { pid, folder: Arc::new(folder) };
-        // Its parent may have waited for it between.
+        // Its parent may have reaped it in between.
         if !held.lives() {
             return Err(ProcError::NoSuchProcess { pid });
         }
@@ -99,7 +100,7 @@ impl ProcRoot {
         self.held.as_ref().filter(|held| held.pid == pid)
     }
 
-    /// The path that people know a file by.
+    /// The usual path of a file, which is not through an open folder.
     pub(crate) fn usual(&self, path: &Path) -> PathBuf {
         let held = self.held.as_ref();
         let inner = held.and_then(|held| Some((held.pid, path.strip_prefix(held.path()).ok()?)));
@@ -319,8 +320,8 @@ pub(crate) const PTRACE: &str = "the same user, or CAP_SYS_PTRACE";
 /// Reason for values that a copied tree lacks.
 pub(crate) const NOT_COPIED: &str = "not in the copied tree";
 
-/// Opens a regular file for reading, as all of `/proc` are; a FIFO or a device in a copied tree
-/// neither makes us wait nor never ends.
+/// Opens a regular file for reading, as all of `/proc` are. A FIFO or a device in a copied tree,
+/// which could block or have no end, is an error.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

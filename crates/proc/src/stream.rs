@@ -14,12 +14,12 @@ const BUFFER: usize = 256 << 10;
 /// One buffer being filled, one being parsed, one on the way.
 const BUFFERS: usize = 3;
 
-/// In files with longer reads, in nanoseconds, no read has a raised priority: other threads need
-/// the CPU, too.
+/// Duration of a read, in nanoseconds, from which on a file is read without a raised priority:
+/// other threads need the CPU, too.
 const LONG_READ: u64 = 5_000_000;
 
-/// Reads at a raised priority go on for this time. To raise it for each read would take an eighth
-/// of the time to read `smaps`.
+/// Duration of reads at a raised priority. Raising it for each read would take an eighth of the
+/// time to read `smaps`.
 const RAISED: Duration = Duration::from_micros(200);
 
 /// The longest single `read`, in nanoseconds.
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use std::io::{Seek, Write};
 
-    /// A file that takes several buffers, each of its bytes telling where it is.
+    /// A file that takes several buffers, whose bytes show their position.
     fn long_file() -> (File, Vec<u8>) {
         let bytes: Vec<u8> = (0_u8..=250).cycle().take(4 * BUFFER + 17).collect();
         let mut file = tempfile::tempfile().unwrap();

@@ -1,9 +1,10 @@
-//! Calls by one thread of a process while no other thread of it runs, whoever dies meanwhile.
+//! Calls by one thread of a process while its other threads do not run, even if the tracer is
+//! killed.
 //!
-//! A call that drops memory is correct only while nothing else writes to that memory. If all
-//! threads were merely stopped, a tracer that is killed would let them run on beside the call. So
-//! each of them gets registers by which it would wait first, until the calling thread has said that
-//! it is done:
+//! A call that drops memory is correct only while nothing else writes to that memory. If the other
+//! threads were merely stopped, they would run on beside the call when the tracer is killed. So
+//! each of them gets registers with which it first waits on a futex, the gate, until the calling
+//! thread opens it:
 //!
 //! ```text
 //!  calling thread   [call by the tracer]  -> FUTEX_WAKE_OP: gate = open, wake all -> own registers
@@ -11,8 +12,8 @@
 //! ```
 //!
 //! The gate is shut only once all of them are prepared and have blocked their signals, and it is
-//! open before the first is restored. The tracer, while it lives, restores all of them and none of
-//! these calls is made.
+//! open before the first is restored. A tracer that lives restores all of them itself, and none of
+//! these futex calls is made.
 
 use std::io;
 use std::ops::Range;
@@ -87,7 +88,8 @@ impl<'a> Alone<'a> {
         }
         let caller = self.caller.as_mut().ok_or(io::ErrorKind::NotFound)?;
         caller.save_with_call(memory, at(self.others.len()), libc::SYS_futex, open(self.gate))?;
-        // Any call: from now on the thread opens the gate before it goes on, if we die.
+        // Any system call serves: from now on the thread opens the gate before it goes on, if we
+        // die.
         caller.prepare_call(libc::SYS_getpid, [0; 6])
     }
 
@@ -104,15 +106,15 @@ impl<'a> Alone<'a> {
         let Some(caller) = &mut self.caller else { return Err(io::ErrorKind::NotFound.into()) };
         let done = caller.advise(range, advice);
         if done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-            // It still runs the call and opens the gate afterwards: so long the others wait.
+            // The thread still runs the call and then opens the gate; the others wait until then.
             self.caller = None;
             self.others.drain(..).for_each(Tracee::abandon);
         }
         done
     }
 
-    /// True if the threads were left to go on by themselves: they use the scratch mapping until
-    /// then.
+    /// True if a call took too long and the threads were left to finish it: until then they use the
+    /// scratch mapping.
     pub fn is_left(&self) -> bool {
         self.caller.is_none()
     }

@@ -1,5 +1,5 @@
-//! Instructions that a target has anyway and that remote calls run by: `syscall; ret`, and the call
-//! of `rt_sigreturn` that every C library has for returns from signal handlers.
+//! Existing instructions of a target that remote calls use: `syscall; ret`, and the call of
+//! `rt_sigreturn` that every C library has for returns from signal handlers.
 
 use memchr::memmem;
 use pagewise_model::mapping::Sharing;
@@ -61,11 +61,10 @@ fn is_c_library(mapping: &Mapping) -> bool {
     [&b"libc.so"[..], b"libc-2.", b"ld-"].iter().any(|start| file.starts_with(start))
 }
 
-/// The lowest address, above and below which addresses are free for a page, where a mapping of
-/// `length` bytes fits: near the middle of the largest gap between mappings, so that the mapping is
-/// not merged with the program's own.
+/// Free range for a mapping of `length` bytes, with a free page on both sides: near the middle of
+/// the largest gap between mappings, so that the kernel does not merge it with the program's own.
 pub(crate) fn free_range(mappings: &[Mapping], length: u64, page: u64) -> Option<AddrRange> {
-    /// Below are addresses that the kernel or the program may refuse or treat specially.
+    /// The kernel or the program may refuse addresses below this one, or treat them specially.
     const LOWEST: u64 = 1 << 32;
     /// The end of addresses that every x86-64 program has.
     const HIGHEST: u64 = (1 << 47) - (1 << 21);

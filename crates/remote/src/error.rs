@@ -1,9 +1,9 @@
-//! Why a remote call is not made.
+//! Errors of remote calls.
 
 use std::io;
 use std::time::Duration;
 
-/// Why a target was not stopped, or made no call.
+/// Reason why a target was not stopped, or made no call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
@@ -21,7 +21,7 @@ pub enum RemoteError {
         /// `strict` or `filter`.
         mode: &'static str,
     },
-    /// It uses shadow stacks, which do not permit to return where no call was made.
+    /// It uses shadow stacks, which forbid a return without a matching call.
     #[error("it uses shadow stacks (CET), which do not permit injected calls")]
     ShadowStack,
     /// Remote calls are not possible for such a program, or on this machine.
@@ -68,7 +68,7 @@ impl RemoteError {
         }
     }
 
-    /// True if a call took too long: its thread was left to make it by itself, or to end it.
+    /// True if a call took too long: its thread was left to make or finish the call by itself.
     pub(crate) fn is_late(&self) -> bool {
         let late = io::ErrorKind::TimedOut;
         matches!(self, RemoteError::System { source, .. } if source.kind() == late)

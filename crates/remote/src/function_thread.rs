@@ -1,8 +1,8 @@
 //! A function that a process runs on one more thread, which ends with the function.
 //!
-//! A thread of the program that runs a function instead of its own work is missing for that time:
-//! on busy CPUs for hundreds of milliseconds. One more thread takes none of them away. It has a
-//! stack, and data for the C library at `fs`, in a mapping of ours:
+//! A thread of the program that ran the function would be missing for its own work: on busy CPUs
+//! for hundreds of milliseconds. So an additional thread runs the function. It has a stack, and
+//! data for the C library at `fs`, in a mapping of ours:
 //!
 //! ```text
 //!  | alive | .......... stack | contexts: the function, exit | variables of libraries | struct pthread |
@@ -10,16 +10,16 @@
 //! ```
 //!
 //! The new thread returns from `clone` by `rt_sigreturn`, as remote calls do, with registers of a
-//! call of the function. That returns by `rt_sigreturn` again, with registers of a call of `exit`.
-//! So it needs no code of ours, and the stack pointer of the thread is in the mapping from the
-//! first to the last instruction.
+//! call of the function. The function returns by `rt_sigreturn` again, with registers of a call of
+//! `exit`. So it needs no code of ours, and the stack pointer of the thread is in the mapping from
+//! the first to the last instruction.
 //!
-//! The data are zero-filled, but for the words that code of the C library reads in any thread: its
-//! own address, and that there are several threads (locks are not skipped then). So the function
-//! must be one of the C library that uses no variable of a thread but `errno`.
+//! The data are zero-filled, but for the words that code of the C library reads in any thread: the
+//! address of the data, and a flag that there are several threads, so that locks are not skipped.
+//! So the function must be one of the C library that uses no thread-local variable but `errno`.
 //!
-//! The mapping is noted before it is made. Whoever finds the note unmaps it once no thread uses it,
-//! and none has yet to make the new thread.
+//! A [`Keeper`] notes the mapping before it is made. If we are killed, the process that finds the
+//! note unmaps the mapping once no thread uses it and no thread is still about to make the new one.
 
 use std::io;
 use std::thread::sleep;
@@ -41,10 +41,10 @@ const CONTEXTS: u64 = SIZE / 2;
 const THREAD_DATA: u64 = SIZE - (16 << 10);
 /// The largest size of thread-local variables of all libraries that fit below.
 const MAX_THREAD_VARIABLES: u64 = 256 << 10;
-/// Interval at which the end of the function is looked for.
+/// Interval at which the end of the function is polled.
 const POLL: Duration = Duration::from_micros(500);
 
-/// Offset of the word that the kernel clears.
+/// Offset of the word that the kernel clears at the end of the thread (`CLONE_CHILD_CLEARTID`).
 const ALIVE: u64 = 0;
 
 /// A thread of ours in a process.
@@ -162,14 +162,14 @@ fn write(target: &RemoteProcess, start: u64, thread_data: u64) -> io::Result<()>
     memory.write(thread_data + SEVERAL_THREADS, &1_u32.to_le_bytes())
 }
 
-/// Does something with a thread of the process, whichever stops. The stops are short: the process
+/// Runs `act` with any thread of the process that can be stopped. The stops are short: the process
 /// runs between two calls.
 fn short_stop<T: Send>(
     target: &RemoteProcess,
     longest: &mut Duration,
     act: impl FnOnce(&mut Tracee) -> Result<T, RemoteError> + Send,
 ) -> Result<T, RemoteError> {
-    // The thread is stopped as long as we wait for a CPU.
+    // The thread stays stopped while we wait for a CPU, so the priority is raised.
     let stop = || {
         let mut thread = target.any_thread()?;
         let done = act(&mut thread);

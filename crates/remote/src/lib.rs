@@ -2,7 +2,7 @@
 //! crate is the only one that writes to another process.
 //!
 //! Nothing in the target depends on this process being alive. Whenever it is killed, each thread of
-//! the target finds back to its own registers and signal mask by itself ([`thread`]).
+//! the target restores its own registers and signal mask by itself ([`thread`]).
 //!
 //! ```text
 //!  process  the target: its threads, its memory; one thread stopped, or all

@@ -47,7 +47,7 @@ impl TargetMemory {
 
     /// Reads from an address on, up to `length` bytes or the first that cannot be read.
     pub fn read_up_to(&self, at: u64, length: usize) -> Vec<u8> {
-        /// So that an unreadable page ends the reading only there.
+        /// Small, so that an unreadable page ends the reading only there.
         const PIECE: u64 = 64 << 10;
         let mut bytes = vec![0; length];
         let mut read = 0;

@@ -1,4 +1,4 @@
-//! The target of remote calls: a running process, the same one from the first look to the last.
+//! The target of remote calls: a running process, identified by its PID and its start time.
 
 use std::fs;
 use std::io;
@@ -84,7 +84,7 @@ impl RemoteProcess {
     /// Remote calls in it fail.
     ///
     /// # Errors
-    /// As [`RemoteProcess::open`], without the last.
+    /// As [`RemoteProcess::open`], except for programs without a C library.
     pub fn open_to_stop(pid: u32, start_ticks: Option<u64>) -> Result<RemoteProcess, RemoteError> {
         if cfg!(not(target_arch = "x86_64")) {
             return Err(RemoteError::Unsupported("they are made on x86-64 only"));
@@ -93,7 +93,7 @@ impl RemoteProcess {
         let begin = start_of(&root, pid)?;
         let memory = TargetMemory::open(pid).map_err(RemoteError::of_tracing)?;
         let target = RemoteProcess { root, pid, start_ticks: begin, memory, code: None };
-        // Whatever was opened is of this process if it has the number still.
+        // If this process still has the PID, the files that were opened above are its own.
         match start_of(&target.root, pid)? == start_ticks.unwrap_or(begin) {
             true => Ok(target),
             false => Err(RemoteError::Gone),
@@ -203,7 +203,7 @@ impl RemoteProcess {
                 }
             }
         }
-        // It runs, and is stopped once more to be detached.
+        // The thread runs, and only a stopped thread can be detached.
         ptrace::interrupt(id);
         if let Ok(Some(_)) = stopped_by(id, Instant::now() + STOP_LIMIT) {
             ptrace::detach(id, 0);
@@ -211,7 +211,7 @@ impl RemoteProcess {
         Err(RemoteError::Restartable(tid))
     }
 
-    /// Stops the first thread that stops and has room on its stack, ready to make calls.
+    /// Stops a thread that has room on its stack, and prepares it to make calls.
     ///
     /// # Errors
     /// As [`RemoteProcess::stop`]; [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`],
@@ -240,8 +240,8 @@ impl RemoteProcess {
     ///
     /// # Errors
     /// [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`]; [`RemoteError::NoStack`] where the
-    /// thread is on no stack of its own, such as that of a coroutine or a signal handler, or near
-    /// its end.
+    /// thread is not on its own stack but on that of a coroutine or a signal handler, or where too
+    /// little of the stack is left.
     pub fn prepare(&self, thread: &mut Tracee) -> Result<(), RemoteError> {
         self.thread_permits_calls(thread.thread())?;
         if !thread.may_move().map_err(RemoteError::system("cannot read its registers"))? {
@@ -287,21 +287,21 @@ impl RemoteProcess {
         }
     }
 
-    /// Stops all threads, also those that begin meanwhile, where each can make calls; none where
-    /// the process is gone.
+    /// Stops all threads, also those that begin meanwhile, at points where each can make calls.
+    /// Returns no thread if the process is gone.
     ///
     /// The time from the first stop to the last is at most `limit`; detaching takes about half as
     /// long again.
     ///
     /// # Errors
-    /// [`RemoteError::PauseTooLong`] where that is expected, or where it happened: all threads run
-    /// on then. As [`RemoteProcess::stop`].
+    /// [`RemoteError::PauseTooLong`] if the pause is expected to exceed `limit`, or exceeded it:
+    /// all threads then run on. Those of [`RemoteProcess::stop`].
     pub fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, RemoteError> {
         self.stop_each(limit, true)
     }
 
-    /// The same wherever the threads are: some may be inside a restartable sequence. It takes less
-    /// time.
+    /// As [`RemoteProcess::stop_all`], but threads may be inside a restartable sequence. This takes
+    /// less time.
     ///
     /// # Errors
     /// As [`RemoteProcess::stop_all`].
@@ -312,7 +312,7 @@ impl RemoteProcess {
     fn stop_each(&self, limit: Duration, movable: bool) -> Result<Vec<Tracee>, RemoteError> {
         self.permits_pause(limit)?;
         let mut all = Stopping { target: self, movable, seized: Vec::new(), stopped: Vec::new() };
-        // The kernel sets a tracee up without stopping it: what can be done before the pause is.
+        // Seizing does not stop a thread, so it is done before the pause.
         for _ in 0..MAX_ROUNDS {
             if !all.seize_more()? {
                 break;
@@ -333,8 +333,8 @@ impl RemoteProcess {
         Ok(all.stopped)
     }
 
-    /// Seizes the threads that are not among those seized before, and adds them to these. False
-    /// where none is.
+    /// Seizes the threads that are not in `seized`, and adds them to it. Returns false if there
+    /// were none.
     pub(crate) fn seize_more(
         &self,
         seized: &mut Vec<Tid>,
@@ -343,7 +343,7 @@ impl RemoteProcess {
         let mut known = seized.clone();
         known.sort_unstable();
         let before = seized.len();
-        // With that option a thread is traced from its beginning if the one that makes it is.
+        // With that option, a thread that a traced thread creates is traced from its start.
         let is_inherited = options & libc::PTRACE_O_TRACECLONE != 0;
         for tid in self.threads()? {
             let Some(id) = number(tid).filter(|id| known.binary_search(id).is_err()) else {
@@ -392,7 +392,7 @@ struct Stopping<'a> {
 }
 
 impl Stopping<'_> {
-    /// Seizes the threads that are new. False where none is.
+    /// Seizes the threads that are new. Returns false if there were none.
     fn seize_more(&mut self) -> Result<bool, RemoteError> {
         let more = self.target.seize_more(&mut self.seized, OPTIONS);
         if more.is_err() {
@@ -401,7 +401,7 @@ impl Stopping<'_> {
         more
     }
 
-    /// Stops the threads that were seized, from one on.
+    /// Stops the seized threads from index `first` on.
     fn stop(&mut self, first: usize, since: Instant, limit: Duration) -> Result<(), RemoteError> {
         let deadline = since + limit;
         self.seized[first..].iter().for_each(|&id| ptrace::interrupt(id));
@@ -449,8 +449,8 @@ impl Stopping<'_> {
         }
     }
 
-    /// Detaches from all threads: those that were not yet taken for stopped, from one on, once they
-    /// stop.
+    /// Detaches from all threads. Those from index `from` on may still run: each is detached once
+    /// it stops.
     fn let_go(&mut self, from: usize) {
         self.stopped.clear();
         let until = Instant::now() + STOP_LIMIT;
@@ -464,9 +464,8 @@ impl Stopping<'_> {
     }
 }
 
-/// Waits until a thread that was interrupted is stopped. Returns the last time at which it was seen
-/// not to be: one that slept or waited for a CPU has lost nothing until then. `None` where it is
-/// gone.
+/// Waits until a thread that was interrupted is stopped. Returns the time of the last check that
+/// found it running or asleep: its pause begins no earlier. `None` if the thread is gone.
 fn stopped_by(id: Tid, deadline: Instant) -> io::Result<Option<Instant>> {
     let mut looked = Instant::now();
     let mut since = looked;
@@ -500,7 +499,7 @@ fn number(tid: u32) -> Option<Tid> {
     Tid::try_from(tid).ok()
 }
 
-/// When the process that has a number now was started.
+/// Start time of the process that has a PID now, in clock ticks since boot.
 fn start_of(root: &ProcRoot, pid: u32) -> Result<u64, RemoteError> {
     let text = root.read(Pid(pid), "stat").map_err(|_| RemoteError::Gone)?;
     let stat = stat::parse(&text).map_err(|_| RemoteError::Gone)?;

@@ -1,7 +1,7 @@
 //! A mapping of ours in a target, for stacks of functions and for saved contexts.
 //!
-//! Its address is chosen, and written down by a [`Keeper`] outside of the target, before it is
-//! mapped: whoever finds the note unmaps it.
+//! Its address is chosen, and noted by a [`Keeper`] outside of the target, before it is mapped. If
+//! we are killed, the process that finds the note unmaps it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,9 +38,9 @@ pub struct MappingUndo {
 /// A thread that makes calls, and the address of the word by which the last one returns to a saved
 /// context.
 ///
-/// The word is on the thread's own stack. While it is there, and the thread is not above it, calls
-/// are still to be made: the thread may be in a signal handler, where its registers do not show
-/// them.
+/// The word is on the thread's own stack. While the word is unchanged and the stack pointer is not
+/// above it, the calls are still to be made: the thread may be in a signal handler, where its
+/// registers do not show them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Returning {
     /// The thread.
@@ -182,7 +182,7 @@ impl Scratch {
         Scratch::map_with(target, thread, length, false, keeper)?.kept(thread, keeper)
     }
 
-    /// The same, executable: it is filled through [`RemoteProcess::memory`].
+    /// As [`Scratch::map`], but executable: the code is written through [`RemoteProcess::memory`].
     ///
     /// # Errors
     /// As [`Scratch::map`].
@@ -241,7 +241,7 @@ impl Scratch {
         }
     }
 
-    /// Keeps it from children that are forked meanwhile: they have no use for it.
+    /// Excludes the mapping from children that are forked meanwhile (`MADV_DONTFORK`).
     pub(crate) fn keep_from_children(&self, thread: &mut Tracee) -> Result<(), RemoteError> {
         let kept = thread.keep_from_children(self.undo.range.start..self.undo.range.end);
         kept.map_err(RemoteError::system("it cannot map memory"))
@@ -290,7 +290,7 @@ mod tests {
         /// Starts it, and waits until its C library is loaded.
         fn start(command: &mut Command) -> (ScratchChild, RemoteProcess) {
             let child = ScratchChild(command.spawn().unwrap());
-            let ready = (0..1000).find_map(|_| {
+            let ready = (0..30_000).find_map(|_| {
                 sleep(Duration::from_millis(2));
                 RemoteProcess::open(child.0.id(), None)
                     .ok()
@@ -321,8 +321,8 @@ mod tests {
         }
     }
 
-    /// Has a thread map memory when it goes on, and notes that, up to the moment when this process
-    /// is killed.
+    /// Prepares a thread to map memory when it runs on, and leaves it as a killed tracer does.
+    /// Returns the note of the mapping.
     fn left_behind(target: &RemoteProcess, is_masked: bool) -> MappingUndo {
         let length = 16 * page_size();
         let range = free_range(&target.mappings().unwrap(), length, page_size()).unwrap();
@@ -360,7 +360,7 @@ mod tests {
         let error = undo.carry_out(Duration::from_millis(100)).unwrap_err();
         assert!(matches!(error, RemoteError::NotStopped(_)), "{error}");
         sleeper.signal("CONT");
-        assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
+        assert!(undo.carry_out(Duration::from_secs(60)).unwrap());
         assert!(!undo.is_mapped(&target).unwrap());
         drop(sleeper);
         assert!(!undo.carry_out(Duration::from_secs(1)).unwrap(), "it has ended");
@@ -394,7 +394,7 @@ mod tests {
         let undo = left_behind(&target, false);
         child.signal("CONT");
         child.wait_for("S");
-        assert!(undo.carry_out(Duration::from_secs(20)).unwrap(), "it waits for the handler");
+        assert!(undo.carry_out(Duration::from_secs(60)).unwrap(), "it waits for the handler");
         assert!(!undo.is_mapped(&target).unwrap());
     }
 

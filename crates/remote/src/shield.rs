@@ -35,8 +35,8 @@ impl TracingShield {
     /// Seizes all threads of a process.
     ///
     /// # Errors
-    /// [`RemoteError::Gone`], [`RemoteError::NotPermitted`]: some other tracer may have it. None is
-    /// traced then, once this thread ends.
+    /// [`RemoteError::Gone`], [`RemoteError::NotPermitted`], for example if another tracer is
+    /// attached. Threads that were seized before are untraced once this thread ends.
     pub fn seize(target: &RemoteProcess) -> Result<TracingShield, RemoteError> {
         let mut seized = Vec::new();
         for _ in 0..MAX_ROUNDS {
@@ -73,7 +73,7 @@ impl TracingShield {
             }
             ThreadChange::Signal(signal) => ptrace::resume(tid, signal),
             ThreadChange::GroupStop => {
-                // Its stop would be seen again for ever.
+                // `wait::any` would return an unconsumed stop again and again.
                 let _ = wait::take_change(tid);
                 ptrace::listen(tid);
             }
@@ -81,7 +81,8 @@ impl TracingShield {
         }
     }
 
-    /// True if a SIGTRAP is of a debug exception without a reason, and of no instruction `int1`.
+    /// True if a SIGTRAP is from a debug exception without a reason, and not from an instruction
+    /// `int1`.
     fn is_lost_breakpoint(&self, tid: Tid) -> bool {
         const INT1: u8 = 0xf1;
         let Some(info) = ptrace::signal_info(tid).filter(|info| info.code == TRAP_BRKPT) else {

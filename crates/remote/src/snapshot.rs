@@ -8,7 +8,8 @@
 //!
 //! Its parent is the process. It has no exit signal, so the parent receives none, and `wait`
 //! without `__WALL` or `__WCLONE` does not return it. The process is made to wait for it at the
-//! end. Until then it is noted outside: whoever finds the note makes the process wait.
+//! end. Until then a [`Keeper`] notes the child outside of the process: if we are killed, the
+//! process that finds the note makes the target wait.
 //!
 //! ```text
 //!  the tracer dies                    child                       process
@@ -82,6 +83,8 @@ impl FromStr for ChildUndo {
 }
 
 impl ChildUndo {
+    /// Makes the process wait for the child. False if the child was gone.
+    ///
     /// # Errors
     /// As [`Undo::carry_out`].
     pub(crate) fn carry_out(&self, patience: Duration) -> Result<bool, RemoteError> {

@@ -3,9 +3,9 @@
 //! The thread is seized (`PTRACE_SEIZE`) and stopped. Before its registers are changed, its own
 //! registers, signal mask and vector registers are written to its memory as the frame of a signal
 //! handler ([`Tracee::save_at`]). A remote call is then one change of registers (`PTRACE_SETREGS`):
-//! the thread executes `syscall; ret` of its C library, with a stack pointer under which the
-//! address of the library's `rt_sigreturn` lies. So the thread finds back to its own registers by
-//! itself, whenever its tracer dies:
+//! the thread executes `syscall; ret` of its C library, with a stack pointer that points to the
+//! address of the library's `rt_sigreturn`. So the thread restores its own registers by itself,
+//! whenever its tracer dies:
 //!
 //! ```text
 //!  state of the thread                    if the tracer dies in it
@@ -16,8 +16,9 @@
 //!  own registers, own mask                nothing more happens
 //! ```
 //!
-//! A tracer that lives restores registers itself, and so exactly: an interrupted call with a time
-//! to wait goes on with what was left of that time. Without a tracer such a call begins anew.
+//! A tracer that lives restores the registers itself, and exactly: an interrupted call with a
+//! timeout continues with the remaining time. Without a tracer, such a call begins anew with the
+//! whole timeout.
 
 mod fork;
 pub(crate) mod spawn;
@@ -41,7 +42,7 @@ use crate::scratch::Returning;
 
 pub(crate) use fork::ForkedChild;
 
-/// The bit of the signal by which glibc has all threads change their user and group IDs.
+/// The bit of the signal with which glibc makes all threads change their user and group IDs.
 const SIGSETXID: u64 = 1 << (33 - 1);
 /// Time limit of a remote system call, after which its thread is left alone.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
@@ -53,8 +54,8 @@ const SPIN: Duration = Duration::from_micros(20);
 /// After that, time between two polls. A tracer that yields its CPU instead has to wait for its
 /// next turn on a busy CPU, and one that does not yield may take the CPU that the thread needs.
 const POLL: Duration = Duration::from_micros(20);
-/// The longest time that a function may run until its thread is left to itself; of a process that a
-/// signal has stopped meanwhile, whose other threads may hold a lock that the function needs.
+/// Time limits of a function, after which its thread is left to finish it: in general, and after a
+/// signal has stopped the process, whose other threads may hold a lock that the function needs.
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 
@@ -106,13 +107,13 @@ pub struct RemoteFunction {
 
 impl RemoteFunction {
     /// Code that calls the function, stores its value and a number that the tracer waits for, and
-    /// waits for the tracer. Without one the thread goes on, after a tenth of a second, to
+    /// waits for the tracer. Without a tracer the thread goes on, after a tenth of a second, to
     /// `rt_sigreturn` with the context saved at `context`. The code writes four words at `words`,
     /// which are zero at first: the number, the value, and the time to wait.
     ///
-    /// After a handler of a signal it waits for what is left of the time. `ppoll` leaves no trace
-    /// in the thread when it is interrupted: a call with a time to wait that the first stop had
-    /// interrupted still goes on with what was left of its time.
+    /// After a signal handler, the code waits for the remaining time. An interrupted `ppoll`
+    /// changes no restart state of the thread: a call with a timeout that the first stop had
+    /// interrupted still continues with its remaining time.
     ///
     /// ```text
     /// call *%rax;  movabs $words, %rcx;  mov %rax, 8(%rcx)
@@ -194,8 +195,8 @@ impl FunctionLimits {
         FunctionLimits { end: now + FUNCTION_LIMIT, lock_wait, interrupt, was_interrupted: false }
     }
 
-    /// The next stop of the thread, which is interrupted once the function has returned, and where
-    /// it takes too long.
+    /// Waits for the next stop of the thread. Interrupts the thread once the function has returned,
+    /// and whenever `lock_wait` has passed.
     fn next(
         &mut self,
         tid: Tid,
@@ -261,8 +262,8 @@ enum BorrowPhase {
 
 /// A stopped thread of another process. It runs on when the value is dropped.
 ///
-/// It belongs to the thread that stopped it: ptrace answers no other. When that thread ends, the
-/// kernel detaches what is left.
+/// The value belongs to the thread that stopped the tracee: the kernel refuses ptrace requests of
+/// other threads. When that thread ends, the kernel detaches its tracees.
 #[derive(Debug)]
 pub struct Tracee {
     tid: Tid,
@@ -286,7 +287,7 @@ pub struct Tracee {
 }
 
 impl Tracee {
-    /// A thread that is stopped already, since then.
+    /// A thread that is stopped already; its pause began at `since`.
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed.
@@ -396,8 +397,8 @@ impl Tracee {
         memory.write(at - 8, &bytes)
     }
 
-    /// Writes a saved context at `at` as [`Tracee::save_at`] does, and below it, from `at` - 512
-    /// on, a second one by which the thread makes a system call before it restores its own
+    /// Writes a saved context at `at` as [`Tracee::save_at`] does, and below it, at `at` -
+    /// [`CHAINED`], a second one by which the thread makes a system call before it restores its own
     /// registers.
     ///
     /// # Errors
@@ -420,8 +421,8 @@ impl Tracee {
         Ok(())
     }
 
-    /// Has the thread make one system call if its tracer dies, and return to its own registers
-    /// then.
+    /// Prepares one system call. If its tracer dies, the thread makes the call and returns to its
+    /// own registers.
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed; `InvalidInput` where no context was saved.
@@ -436,8 +437,8 @@ impl Tracee {
         self.mask()
     }
 
-    /// The step from which on the thread makes the call by itself. Its signals are not blocked yet:
-    /// their handlers run before.
+    /// Sets the registers of a call: from here on the thread makes the call by itself. Its signals
+    /// are not blocked yet: their handlers run before.
     pub(crate) fn commit(
         &mut self,
         number: libc::c_long,
@@ -565,10 +566,10 @@ impl Tracee {
         self.call(libc::SYS_munmap, [range.start, length, 0, 0, 0, 0]).map(drop)
     }
 
-    /// Has the thread run a function; the value that it returns. [`RemoteFunction::code`] must be
-    /// at `function.code`, with this thread's context saved where the code expects it. All
-    /// registers are then as they were. Other threads run on meanwhile, and so does `idle`, again
-    /// and again.
+    /// Makes the thread run a function, and returns the value of the function.
+    /// [`RemoteFunction::code`] must be at `function.code`, with this thread's context saved where
+    /// the code expects it. The registers are restored when the thread is released. Other threads
+    /// run on meanwhile, and `idle` is called again and again.
     ///
     /// The function must be one that may be called where the thread was stopped: it takes no lock
     /// that the thread holds.
@@ -576,8 +577,8 @@ impl Tracee {
     /// # Errors
     /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `WouldBlock`
     /// where it waited for a lock for longer than [`RemoteFunction::lock_wait`]; `TimedOut` where
-    /// it does not return within ten seconds, or one where the process was stopped by a signal: the
-    /// thread is then left to finish it, and returns to its own registers by itself.
+    /// it does not return within ten seconds, or within one second after a signal has stopped the
+    /// process: the thread is then left to finish it, and returns to its own registers by itself.
     pub fn run(
         &mut self,
         function: &RemoteFunction,
@@ -611,7 +612,8 @@ impl Tracee {
                 && let Some(value) = function.value(self.tid, number)
             {
                 if change == ThreadChange::Syscall && !is_ending {
-                    // It begins to wait for us, which this ends.
+                    // The thread enters the `ppoll` in which it waits for us; the interrupt ends
+                    // it.
                     ptrace::interrupt(self.tid);
                     is_ending = true;
                     continue;
@@ -669,7 +671,7 @@ impl Tracee {
         }
     }
 
-    /// Lets a thread that does not stop in time end by itself what it was made to do.
+    /// Leaves a thread that does not stop in time to finish its call by itself.
     fn leave(&mut self) {
         self.phase = BorrowPhase::Left;
         ptrace::interrupt(self.tid);
@@ -707,9 +709,9 @@ impl Tracee {
         match phase {
             BorrowPhase::Left => return,
             BorrowPhase::Own => {}
-            // The kernel restarts the call that the first stop had interrupted as it looks for
-            // signals, which a detached thread does before it runs on (`__ptrace_unlink`). A stop
-            // of its own for that would make the thread wait for a CPU once more.
+            // The kernel restarts the call that the first stop had interrupted when it checks for
+            // signals, which a detached thread does before it runs on (`__ptrace_unlink`). A
+            // separate stop for this would make the thread wait for a CPU once more.
             BorrowPhase::Prepared | BorrowPhase::Called => self.restore_registers(),
             BorrowPhase::Ran => {
                 if let Err(error) = self.back_to_a_plain_stop() {
@@ -731,8 +733,8 @@ impl Tracee {
         }
     }
 
-    /// Restores the signal mask first: with registers of ours the thread can find back at any
-    /// point, without them it cannot.
+    /// Restores the signal mask before the registers: with registers of ours the thread restores
+    /// its mask by itself, with its own registers it cannot.
     fn restore_registers(&mut self) {
         // These fail only where the thread was killed.
         if let Some(vectors) = self.vectors.take().filter(|_| self.vectors_changed) {
@@ -744,8 +746,8 @@ impl Tracee {
         let _ = self.registers.write(self.tid);
     }
 
-    /// From wherever the thread is into the kind of stop that it was in at first: there it is in no
-    /// system call of ours.
+    /// Brings the thread into a stop of the same kind as its first one, outside of any system call
+    /// of ours.
     fn back_to_a_plain_stop(&self) -> io::Result<()> {
         ptrace::interrupt(self.tid);
         let mut signal = 0;
@@ -770,16 +772,17 @@ impl Drop for Tracee {
 
 thread_local! {
     /// Tracees of this thread that were killed while they were stopped: a thread of the target that
-    /// executes another program waits for their ends to be taken.
+    /// executes another program waits until they are reaped.
     static DYING: RefCell<Vec<Tid>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes the ends of threads that were killed.
+/// Reaps the threads of [`DYING`] that have ended.
 fn take_ends() {
     DYING.with_borrow_mut(|dying| dying.retain(|&tid| matches!(wait::look(tid), Ok(None))));
 }
 
-/// The next stop of a thread. `idle` runs between looks, with the time since the first.
+/// Waits for the next stop of a thread. `idle` runs between two polls, with the time since the
+/// first.
 ///
 /// # Errors
 /// `ESRCH` where the thread has ended or is another thread now, `TimedOut`.

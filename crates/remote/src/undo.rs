@@ -1,4 +1,5 @@
-//! Changes of a target that are noted outside of it, and undone by whoever finds the note.
+//! Changes of a target that are noted outside of it, and undone by another process if this one ends
+//! before.
 
 use std::fmt;
 use std::str::FromStr;
@@ -67,7 +68,7 @@ impl FromStr for Undo {
     }
 }
 
-/// Attempts something until `patience` is over; `None` of an attempt is "not yet".
+/// Repeats an attempt until it returns a result, or `patience` is over; `None` means "not yet".
 pub(crate) fn attempt_until(
     patience: Duration,
     attempt: &dyn Fn() -> Result<Option<bool>, RemoteError>,

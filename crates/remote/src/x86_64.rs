@@ -20,8 +20,8 @@ const SYSCALL_LENGTH: u64 = 2;
 
 /// `syscall; ret`.
 pub(crate) const SYSCALL_AND_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
-/// `mov $15, %rax; syscall` and `mov $15, %eax; syscall`: `rt_sigreturn`, as C libraries have it
-/// behind signal handlers.
+/// `mov $15, %rax; syscall` and `mov $15, %eax; syscall`: `rt_sigreturn`, to which C libraries make
+/// signal handlers return.
 pub(crate) const RESTORE: [&[u8]; 2] =
     [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
@@ -153,7 +153,7 @@ impl Registers {
             rip: function.code,
             rax: function.address,
             orig_rax: u64::MAX,
-            // The stack is aligned so where calls are made.
+            // A call needs a stack pointer that is a multiple of 16.
             rsp: function.stack & !63,
             rbp: 0,
             eflags: FLAGS,
@@ -172,13 +172,13 @@ impl Registers {
     /// registers at `vectors`.
     ///
     /// A system call that was interrupted begins anew with the arguments it had, as after a signal
-    /// without handler. Only a time to wait that was given as a duration begins anew, too.
-    /// `continued` is the result of [`Registers::continued`].
+    /// without handler. A timeout that was given as a duration begins anew, too. `continued` is the
+    /// result of [`Registers::continued`].
     pub(crate) fn context(&self, blocked: u64, vectors: u64, continued: Option<i64>) -> Vec<u8> {
         /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS` of `<asm/ucontext.h>`.
         const ALL_IS_THERE: u64 = 7;
-        /// Flags that are valid for no signal stack: the kernel ignores them, and the thread keeps
-        /// its own.
+        /// Flags that are invalid for a signal stack: the kernel ignores the field, and the thread
+        /// keeps its own.
         const NO_STACK: u64 = 7;
         let of = &self.0;
         let (mut rax, mut rip) = (of.rax, of.rip);
@@ -272,7 +272,7 @@ fn number_in(code: &[u8], mov: u8) -> Option<i64> {
     })
 }
 
-/// Vector registers as PTRACE_GETREGSET gives them, made into what `rt_sigreturn` takes.
+/// Converts vector registers from the format of PTRACE_GETREGSET to that of `rt_sigreturn`.
 ///
 /// Only the components in use are kept: the others have their initial values after the restore as
 /// before, and the kernel refuses an image that is longer than the thread may have (the AMX
@@ -282,7 +282,8 @@ fn number_in(code: &[u8], mov: u8) -> Option<i64> {
 /// `InvalidData` if the image is too short or this CPU does not report the offsets of its
 /// components.
 pub(crate) fn vector_image(mut state: Vec<u8>) -> io::Result<Vec<u8>> {
-    /// `struct _fpx_sw_bytes` in the first part: two magic words, sizes, and the components saved.
+    /// `struct _fpx_sw_bytes` in the first part: a magic word, the size with the second magic word,
+    /// the components saved, and their size. The second magic word follows the components.
     const SOFTWARE: usize = 464;
     const SOFTWARE_END: usize = 512;
     /// The bit mask of components in use, and the end of the header that begins with it.

@@ -1,5 +1,5 @@
-//! Zero pages dropped by the process itself, while each of its threads is stopped and nothing else
-//! can write to them.
+//! Zero-filled pages, dropped by `madvise` calls of one thread of the process while all its other
+//! threads are stopped and nothing else can write to its memory.
 
 use std::io;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::{INTERRUPTED, RangeOutcome, RepairConditions, RepairError, RepairTarg
 
 /// Number of huge pages that are read and changed in one stop of the process.
 const BLOCKS: usize = 4;
-/// Room in the scratch mapping for threads that begin meanwhile.
+/// Spare slots in a new scratch mapping, for threads that are created before the next stop.
 const MORE_THREADS: usize = 64;
 
 /// Files by which a device or the kernel can write to a process's memory while its threads are
@@ -30,7 +30,7 @@ const WRITERS: [&[u8]; 5] = [
     b"/dev/infiniband/",
 ];
 
-/// Drops what is zero in each block.
+/// Drops the zero-filled pages of each block (one huge page).
 pub(crate) fn drop_zeros(
     target: &RepairTarget,
     blocks: &[AddrRange],
@@ -55,7 +55,7 @@ pub(crate) fn drop_zeros(
             let place = with_room(&remote, &mut scratch, keeper)?;
             let stopped = remote.stop_all(max_pause)?;
             let Some(mut alone) = Alone::begin(&remote, place, stopped)? else {
-                // More threads have begun than there is room for: the next time there is.
+                // New threads exceed the scratch mapping. The next chunk gets a larger one.
                 return Ok(None);
             };
             let results: Vec<_> =
@@ -63,7 +63,7 @@ pub(crate) fn drop_zeros(
             let is_left = alone.is_left();
             Ok(Some((results, is_left, alone.end())))
         });
-        // On a busy machine another time may do.
+        // The pause limit may be exceeded only because the machine is busy: try the next chunk.
         if let Err(error @ remote::RemoteError::PauseTooLong { .. }) = &done {
             some.iter().for_each(|_| outcome.fail(error));
             continue;
@@ -78,12 +78,12 @@ pub(crate) fn drop_zeros(
                 }
                 outcome.stopped_for(pause);
                 if is_left {
-                    // Its threads use the mapping until the last call is done: the keeper unmaps it
-                    // then.
+                    // A pending system call still uses the scratch mapping. The keeper unmaps the
+                    // mapping after the call has returned.
                     return Err(RepairError::Refused(Absent::NotSupported(LEFT.into())));
                 }
             }
-            Ok(None) => some.iter().for_each(|_| outcome.fail("its threads became more meanwhile")),
+            Ok(None) => some.iter().for_each(|_| outcome.fail("it started threads meanwhile")),
             Err(error) => {
                 result = Err(error);
                 break;
@@ -101,7 +101,7 @@ pub(crate) fn drop_zeros(
     result
 }
 
-/// Why nothing more is done.
+/// Reason that the remaining blocks are not processed.
 const LEFT: &str =
     "one of its system calls has not ended within two seconds; pagewise let it go on";
 
@@ -166,7 +166,7 @@ fn zero_runs(bytes: &[u8], page: u64) -> Vec<Range<u64>> {
     runs
 }
 
-/// `Ok` if only its own threads can write to its memory.
+/// `Ok` if only the target's own threads can write to its memory.
 fn is_alone(target: &RepairTarget) -> Reading<()> {
     let refuse = |why: String| Err(Absent::NotSupported(why.into()));
     let mappings = target.mappings().map_err(|_| Absent::Vanished)?;

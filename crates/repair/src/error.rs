@@ -11,7 +11,7 @@ pub enum RepairError {
     /// The process could not be read.
     #[error(transparent)]
     Proc(#[from] pagewise_proc::ProcError),
-    /// It cannot be done here, or not safely.
+    /// The change is not possible in this process, or not safe.
     #[error("refused: {0}")]
     Refused(Absent),
     /// The kernel refused.

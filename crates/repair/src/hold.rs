@@ -6,11 +6,11 @@ use pagewise_sys::madvise::Advice;
 
 use crate::{INTERRUPTED, RangeOutcome, RepairConditions, RepairTarget};
 
-/// Number of calls of a thread before it continues for a short time.
+/// Number of remote calls in one stop of a thread; the thread runs between stops.
 const CALLS: usize = 8;
 
-/// Forbids huge pages in each range, by a thread of the process that is stopped for as long as some
-/// calls take.
+/// Forbids huge pages in each range by remote calls in a thread of the process. One stop covers at
+/// most [`CALLS`] ranges.
 pub(crate) fn forbid_huge_pages(
     target: &RepairTarget,
     ranges: &[AddrRange],

@@ -1,9 +1,9 @@
 //! The one crate that changes a running process, and only on its user's request: a [`FixPlan`] is
 //! carried out, and its result is a [`Repair`].
 //!
-//! No written data of a process is lost, even on errors: pages are only split, moved to swap, or
-//! dropped if they are proven zero while no thread can write to them, or lie below the stack
-//! pointer of the thread that drops them.
+//! No written data of a process is lost, even on errors. Pages are only split, collapsed, moved to
+//! swap or released by the allocator. A page is dropped only if it is zero-filled while no thread
+//! can write to it, or lies below the stack pointer of the thread that drops it.
 #![forbid(unsafe_code)]
 
 mod drop_zeros;
@@ -27,11 +27,11 @@ pub use error::RepairError;
 pub use pagewise_remote::{Keeper, Undo};
 pub use target::RepairTarget;
 
-/// Under which conditions a plan is carried out.
+/// Limits and callbacks of [`carry_out`].
 pub struct RepairConditions<'a> {
     /// The longest time for which all threads may be stopped at once.
     pub max_pause: Duration,
-    /// Notes what has to be undone if this process is killed.
+    /// Records the steps that undo a change if this process is killed.
     pub keeper: &'a mut (dyn Keeper + Send),
     /// Returns true to end early: called between changes.
     pub is_interrupted: &'a (dyn Fn() -> bool + Sync),
@@ -39,7 +39,9 @@ pub struct RepairConditions<'a> {
 
 impl fmt::Debug for RepairConditions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Conditions").field("max_pause", &self.max_pause).finish_non_exhaustive()
+        f.debug_struct("RepairConditions")
+            .field("max_pause", &self.max_pause)
+            .finish_non_exhaustive()
     }
 }
 
@@ -49,11 +51,10 @@ const NOT_PERMITTED: &str = "not permitted: process_madvise needs CAP_SYS_NICE";
 /// Why the rest of a plan was not carried out.
 const INTERRUPTED: &str = "a signal asked pagewise to end";
 
-/// Number of ranges that are advised in one system call: it holds the process's mmap lock for
-/// reading.
+/// Number of ranges in one `process_madvise` call, which holds the process's mmap lock for reading.
 const BATCH: usize = 16;
 
-/// Why a page that was split, as far as the kernel says, is huge.
+/// Reason that a page is still huge although the kernel reported no error.
 const STILL_HUGE: &str = "it is shared with another process, pinned, or was made huge again at once (--hold forbids that)";
 
 /// Result for the ranges of a plan.
@@ -78,7 +79,7 @@ impl RangeOutcome {
 
 /// Carries out a plan. `method` releases zero pages: see [`self_test::choose`].
 ///
-/// Some ranges can fail and others be done: the process changes meanwhile.
+/// Single ranges can fail while others succeed, because the process runs meanwhile.
 ///
 /// # Errors
 /// [`RepairError::Proc`] where the process is gone or may not be read; [`RepairError::Refused`]
@@ -130,7 +131,7 @@ fn shrink(
             let firsts: Vec<Range<u64>> =
                 blocks.iter().map(|block| block.start..block.start.saturating_add(page)).collect();
             advise(target, &firsts, Advice::Cold, conditions, outcome)?;
-            // The kernel says nothing of a page that it could not split.
+            // `MADV_COLD` returns no error for a huge page that it cannot split.
             let whole = target.still_huge(blocks)?;
             for _ in 0..whole.min(outcome.done) {
                 outcome.done -= 1;
@@ -143,8 +144,8 @@ fn shrink(
     }
 }
 
-/// Gives advice on each range from outside; ranges that cannot be served are counted and passed
-/// over.
+/// Advises each range with `process_madvise`. Counts ranges that the kernel rejects and continues
+/// with the next one.
 fn advise(
     target: &RepairTarget,
     mut ranges: &[Range<u64>],
@@ -181,7 +182,7 @@ fn advise(
         let done = whole.count();
         outcome.done += done as u64;
         if done == 0 {
-            outcome.fail("the kernel served a part of it");
+            outcome.fail("the kernel did only a part of it");
         }
         ranges = &ranges[done.max(1)..];
     }

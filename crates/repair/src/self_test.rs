@@ -1,4 +1,5 @@
-//! Which way of giving zero pages back works on this kernel: tried on a process of our own.
+//! Selection of the method that releases zero-filled pages on this kernel, by a test on a child
+//! process.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -14,15 +15,15 @@ use crate::{RepairConditions, RepairTarget, carry_out};
 
 /// Number of huge pages of the subject.
 const BLOCKS: usize = 2;
-/// The longest pause of a process of our own.
+/// Maximum pause of the child process.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Value of the first byte of each; all other bytes are 0.
+/// Value of the first byte of each huge page; all other bytes are 0.
 const MARK: u8 = 0x5a;
 
-/// The gentlest method of `methods` that works, tried on processes that `subject` starts: they must
-/// call [`be_the_subject`].
+/// The first of `methods` that works in a test on a process that `subject` starts. That process
+/// must call [`be_the_subject`].
 ///
-/// Absent where none does, or where no huge page can be had to try on.
+/// Absent if no method works, or if the process gets no huge pages for the test.
 pub fn choose(
     methods: &[FixMethod],
     subject: &dyn Fn() -> io::Result<Command>,
@@ -39,7 +40,7 @@ pub fn choose(
     ))
 }
 
-/// A process of ours with huge pages that are zero but for one byte each.
+/// A child process with huge pages that are zero-filled except for their first byte.
 struct SelfTestProcess {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -81,7 +82,7 @@ impl SelfTestProcess {
         };
         let mut conditions = RepairConditions {
             max_pause: PAUSE,
-            // The subject ends with us.
+            // Nothing has to be undone: the child process is killed after the test.
             keeper: &mut (),
             is_interrupted: &|| false,
         };
@@ -89,7 +90,7 @@ impl SelfTestProcess {
             carry_out(&target, &plan, method, &mut conditions).map_err(|e| e.to_string())?;
         let freed = repair.rss_before.saturating_sub(repair.rss_after);
         let all: Bytes = self.blocks.iter().map(|block| block.len()).sum();
-        // It checks its bytes when its input closes.
+        // The child process checks its bytes when its standard input is closed.
         drop(self.stdin.take());
         let intact = self.child.wait().is_ok_and(|status| status.success());
         match () {
@@ -107,25 +108,25 @@ impl SelfTestProcess {
 
 impl Drop for SelfTestProcess {
     fn drop(&mut self) {
-        // Both fail only where it has ended.
+        // Both calls fail only if the child process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Is the process to try on: makes huge pages of `huge_size` bytes, says where on `output`, and
-/// when `input` ends, whether they still hold what they held.
+/// Runs as the child process of [`choose`]: maps huge pages of `huge_size` bytes and writes their
+/// address and size to `output`. Returns, at the end of `input`, true if their bytes are unchanged.
 ///
 /// # Errors
-/// That memory or a pipe could not be had.
+/// Memory cannot be mapped, or `input` or `output` fails.
 pub fn be_the_subject(
     huge_size: usize,
     mut input: impl Read,
     mut output: impl Write,
 ) -> io::Result<bool> {
     let mut region = AlignedRegion::map(BLOCKS * huge_size, huge_size)?;
-    // Either makes them huge: the first where the settings allow it, the second on kernels since
-    // 6.1.
+    // `MADV_HUGEPAGE` makes the pages huge if the THP settings allow it; `MADV_COLLAPSE` (Linux
+    // 6.1) does so under any setting.
     let _ = region.advise(Advice::HugePage);
     for block in region.bytes().chunks_exact_mut(huge_size) {
         block[0] = MARK;

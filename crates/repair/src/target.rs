@@ -1,4 +1,4 @@
-//! The process that is to be changed: surely the one that was looked at.
+//! The process to change, checked by its start time so that a reused PID is rejected.
 
 use std::fs;
 
@@ -12,7 +12,8 @@ use pagewise_sys::system;
 
 use crate::RepairError;
 
-/// A running process, held by its pidfd: its id is not given to another meanwhile.
+/// A running process and its pidfd, through which no advice reaches another process that reuses the
+/// PID.
 #[derive(Debug)]
 pub struct RepairTarget {
     root: ProcRoot,
@@ -23,11 +24,12 @@ pub struct RepairTarget {
 }
 
 impl RepairTarget {
-    /// Takes hold of the process `pid` that started at `start_ticks`, the `starttime` of
+    /// Opens the process `pid` that started at `start_ticks`, the `starttime` of
     /// `/proc/<pid>/stat`.
     ///
     /// # Errors
-    /// [`pagewise_proc::ProcError::NoSuchProcess`] where it is gone, or another one has its id now.
+    /// [`pagewise_proc::ProcError::NoSuchProcess`] if the process has ended or another one has its
+    /// PID.
     pub fn open(pid: Pid, start_ticks: u64) -> Result<RepairTarget, RepairError> {
         let root = ProcRoot::live();
         let process = PidfdProcess::open(pid.0)
@@ -61,7 +63,7 @@ impl RepairTarget {
         stat.map_or(true, |stat| stat.has_ended())
     }
 
-    /// A file of it, as text.
+    /// Content of `/proc/<pid>/<name>`.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, RepairError> {
         Ok(self.root.read(self.pid, name)?)
     }
@@ -78,7 +80,7 @@ impl RepairTarget {
         Ok(self.total()?.breakdown.resident())
     }
 
-    /// The sum of its pages.
+    /// Page counts of all mappings, summed.
     pub(crate) fn total(&self) -> Result<MappingPages, RepairError> {
         let mut mappings = self.mappings()?;
         let (root, pid) = (&self.root, self.pid);
@@ -86,7 +88,7 @@ impl RepairTarget {
         walk.total.map_err(RepairError::Refused)
     }
 
-    /// Number of blocks that are still mapped by a huge entry.
+    /// Number of `blocks` that the page tables still map as huge pages.
     pub(crate) fn still_huge(&self, blocks: &[AddrRange]) -> Result<u64, RepairError> {
         Ok(huge::count(&self.root, self.pid, self.page_size, blocks)?)
     }

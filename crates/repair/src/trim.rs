@@ -25,7 +25,7 @@ impl RepairTarget {
         Ok(MemoryByKind { breakdown, page_tables })
     }
 
-    /// Page faults up to now: those that needed no disk, and those that needed one.
+    /// Minor and major page faults since the process began.
     ///
     /// # Errors
     /// As reading its `stat`.
@@ -34,10 +34,10 @@ impl RepairTarget {
         Ok((stat.minor_faults, stat.major_faults))
     }
 
-    /// Its state some time after `faults` was read.
+    /// Memory of the process, and its page faults since `faults` was read, `waited` ago.
     ///
     /// # Errors
-    /// As reading it.
+    /// As reading its `stat` and its pages.
     pub fn settled(
         &self,
         (minor, major): (u64, u64),
@@ -52,10 +52,10 @@ impl RepairTarget {
         })
     }
 
-    /// Takes the process for calls of its own functions.
+    /// Prepares calls of functions of the process.
     ///
     /// # Errors
-    /// The reason why no thread of it may make any.
+    /// The reason that no thread of the process may make such calls.
     pub fn safe_calls(&self) -> Reading<SafeCalls> {
         SafeCalls::open(self.pid().0, self.start_ticks()).map_err(|error| absent(&error))
     }

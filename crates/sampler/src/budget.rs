@@ -44,7 +44,7 @@ impl PageBudget {
 
     /// True if a reading of this cost may begin.
     ///
-    /// A reading that costs more than ever adds up may begin when the balance is full.
+    /// A reading that costs more than the maximum balance may begin at the maximum balance.
     pub(crate) fn allows(&self, cost: Duration) -> bool {
         let most = self.share * MAX_SAVED.as_secs_f64();
         self.has_left() && self.balance >= cost.as_secs_f64().min(most)
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_budget_does_not_need_another_one_spends() {
+    fn unused_cpu_time_goes_to_the_other_budget() {
         let kept = Duration::from_secs(10);
         let mut small = PageBudget::new(0.007, Duration::ZERO);
         let mut large = PageBudget::new(0.003, Duration::ZERO);

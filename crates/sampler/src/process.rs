@@ -16,7 +16,7 @@ use pagewise_proc::status::MemoryStatus;
 use pagewise_proc::users::Users;
 use pagewise_proc::{ProcRoot, cgroup};
 
-/// Up to here `smaps_rollup` holds the mmap lock for well below a millisecond.
+/// RSS up to which `smaps_rollup` holds the mmap lock for well below a millisecond.
 const SMALL: Bytes = Bytes::mib(32);
 /// Bytes of a command line that are kept.
 const MAX_COMMAND: usize = 256;
@@ -73,9 +73,9 @@ pub(crate) struct TrackedProcess {
     pub(crate) pages_ns: Option<u64>,
     /// True if its pages may have changed since.
     pub(crate) is_stale: bool,
-    /// True if they are to be read again although the process has not changed.
+    /// True if the pages are read again although the process has not changed.
     pub(crate) is_due: bool,
-    /// When that was so last.
+    /// Time of the last refresh.
     refreshed_ns: u64,
     /// CPU time of the last reading of its pages.
     cost: Option<Duration>,
@@ -207,7 +207,8 @@ impl TrackedProcess {
         let page_bytes = reader.page_bytes;
         let values = &mut self.values;
         let exact = status.as_ref().ok().and_then(|it| it.resident);
-        // A process without memory of its own has no such line; neither has one that has ended.
+        // `status` has no `VmRSS` line for a process without memory of its own and for one that has
+        // ended.
         values.rss = match (&status, exact) {
             (_, Some(rss)) => rss,
             (Ok(_), None) => Bytes::ZERO,
@@ -287,7 +288,7 @@ impl TrackedProcess {
         self.read_all(reader, stat);
     }
 
-    /// True if the pages are to be read politely.
+    /// True if the pages are read in chunks with pauses, and not by `smaps_rollup`.
     pub(crate) fn is_large(&self) -> bool {
         self.values.rss > SMALL
     }

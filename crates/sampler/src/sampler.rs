@@ -318,7 +318,7 @@ impl Sampler {
             tally.cost.longest_hold_ns = tally.cost.longest_hold_ns.max(hold);
         }
         if is_first {
-            // The first sweep is a reading for ever, not a debt.
+            // The CPU time of the first sweep is not a debt of the next ones.
             self.small = PageBudget::new(
                 self.options.page_share * 0.7,
                 self.options.interval.mul_f64(self.options.page_share),

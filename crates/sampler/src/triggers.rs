@@ -15,7 +15,7 @@ const SAMPLE_NS: u64 = 60_000_000_000;
 /// A process that grew must have grown by this share of its size too.
 const MIN_GROWTH: f64 = 0.2;
 
-/// When triggers fire.
+/// Thresholds of triggers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TriggerLimits {
     /// Growth of RSS and swap of a process within `window`, and by at least a fifth.
@@ -24,7 +24,7 @@ pub struct TriggerLimits {
     pub window: Duration,
     /// Share of the time in which at least one task waited for memory, from 0 to 1.
     pub pressure: f64,
-    /// Share of a cgroup's limit that memory takes which is not easily reclaimed, from 0 to 1.
+    /// Share of a cgroup's limit that its memory takes, without inactive page cache, from 0 to 1.
     pub near_limit: f64,
     /// Time before a trigger fires again for the same target.
     pub pause: Duration,
@@ -49,8 +49,8 @@ pub struct FiredTrigger {
     pub trigger: SweepTrigger,
     /// Its target.
     pub target: TriggerTarget,
-    /// The process to look at: the target, or the one of the target that grew most, else the
-    /// largest.
+    /// The process to diagnose: the target, or the process in the target with the largest growth,
+    /// then with the largest size.
     pub process: Option<ProcessKey>,
 }
 
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_grows_fires_once_and_a_large_one_that_does_not_never() {
+    fn growth_fires_once_and_never_if_it_is_a_small_share_of_the_size() {
         let mut watch = TriggerWatch::new(TriggerLimits::default());
         let mut fired = Vec::new();
         for minute in 0..20 {

@@ -19,6 +19,25 @@ impl Sleeper {
         Sleeper(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
     }
 
+    /// Waits until it sleeps, and has had no fault and used no CPU time for a tenth of a second.
+    fn wait_until_idle(&self) {
+        let activity = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+            let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+            // State, minor faults, user and system time.
+            [0, 7, 11, 12].map(|at| fields[at].to_owned())
+        };
+        let mut before = activity();
+        loop {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = activity();
+            if now == before && now[0] == "S" {
+                return;
+            }
+            before = now;
+        }
+    }
+
     fn of<'s>(&self, sweep: &'s Sweep) -> Option<&'s SweepProcess> {
         sweep.processes.iter().find(|it| it.key.pid.0 == self.0.id())
     }
@@ -45,7 +64,7 @@ fn kernels(pid: u32, file: &str, line: &str) -> Bytes {
 #[test]
 fn an_idle_process_is_read_once_and_its_values_are_the_kernels() {
     let sleeper = Sleeper::start();
-    std::thread::sleep(Duration::from_millis(300));
+    sleeper.wait_until_idle();
     let mut sampler = sampler(SamplerOptions { page_share: 1.0, ..SamplerOptions::default() });
     let first = sampler.sweep().unwrap().sweep;
     let process = sleeper.of(&first).unwrap();
@@ -121,7 +140,7 @@ fn without_a_budget_a_changed_process_keeps_its_older_values_and_says_so() {
 #[test]
 fn an_idle_process_that_waits_too_long_for_its_next_reading_says_so() {
     let sleeper = Sleeper::start();
-    std::thread::sleep(Duration::from_millis(300));
+    sleeper.wait_until_idle();
     let options =
         SamplerOptions { page_share: 0.0, refresh: Duration::ZERO, ..SamplerOptions::default() };
     let mut sampler = sampler(options);

@@ -120,7 +120,7 @@ fn image(count: u64, size: u64, dense: bool) -> HeapImage {
     HeapImage { mappings, contents: [data, heap], blocks }
 }
 
-/// Durations of the steps, in the order of [`STEPS`].
+/// Names of the measured steps.
 const STEPS: [&str; 6] = ["pointers", "mark alone", "dominators", "leaks", "retained", "tree"];
 
 fn measure(image: &HeapImage) -> ([Duration; 6], String) {

@@ -28,8 +28,8 @@ const ALLOCATORS: [NamedAllocator; 3] = [
     },
     NamedAllocator { library: mimalloc::LIBRARY, functions: &[b"mi_", b"_mi_"] },
 ];
-/// A linker puts the functions of an allocator side by side, those without symbols of this kind of
-/// name too. All of them are shorter than this.
+/// Maximum bytes of an allocator's code. A linker puts the functions of an allocator side by side,
+/// also those with other names.
 const MAX_CODE: u64 = 512 << 10;
 
 impl NamedAllocator {

@@ -166,7 +166,7 @@ impl BlockTable {
     #[inline]
     fn base_of(&self, index: usize) -> u64 {
         let parts = match &self.parts[..] {
-            // The one or two mappings of most heaps.
+            // Most heaps have one or two parts; this is the fast path for two.
             [low, high] => return if index < high.first { low.base } else { high.base },
             parts => &parts[..parts.partition_point(|part| part.first <= index)],
         };

@@ -40,7 +40,7 @@ const DAMAGED: &str = "its header or free list contradicts itself";
 /// Walks the arenas of CPython. Returns `None` if the process has none.
 ///
 /// # Errors
-/// [`ScanError::NotWalked`] of a Python without the global lock, whose allocator is mimalloc.
+/// [`ScanError::NotWalked`] for a Python without the global lock, whose allocator is mimalloc.
 ///
 /// # Complexity
 /// Linear in the memory of the arenas.
@@ -65,7 +65,7 @@ pub(crate) fn walk(
     Ok(Some(walk.finish(&arenas)))
 }
 
-/// The arenas of all vectors with the numbers of these, in order of address.
+/// The arenas of all vectors, each with the number of its vector, in order of address.
 fn in_order(vectors: &[ArenaVector], log: &mut CorruptionLog) -> Vec<(usize, PythonArena)> {
     let numbered = vectors.iter().enumerate();
     let mut arenas: Vec<(usize, PythonArena)> = numbered

@@ -149,7 +149,7 @@ impl PointerGraph {
         &self.roots
     }
 
-    /// The root with this number; `None` of a block.
+    /// The root with this number; `None` for a block.
     pub fn root_of(&self, node: u32) -> Option<&RootEntity> {
         (node as usize).checked_sub(self.blocks).and_then(|root| self.roots.get(root))
     }

@@ -149,7 +149,7 @@ pub fn copy_stopped(
     let stops: Vec<(u32, StopPoint)> = stops.collect();
     let copy = prepared.fill(root, &stops, Instant::now(), &request)?;
     let mut copy = copy.ok_or(ScanError::Grows)?;
-    // The command was about to end.
+    // The caller had stopped the process before: the copy caused no pause.
     copy.measured.pause_ns = 0;
     copy.process.pid = pid;
     Ok(copy)
@@ -160,8 +160,8 @@ fn threads_of(root: &ProcRoot, pid: Pid) -> Vec<u32> {
     listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Expected pauses up to this have a real-time priority. Other threads need the CPU, too: longer
-/// ones have the lowest niceness.
+/// A copy with an expected pause up to this has a real-time priority. Other threads need the CPU,
+/// too, so a longer copy has the lowest niceness.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Stops of a process.
@@ -189,7 +189,7 @@ struct Prepared<'r> {
     buffer: CopyBuffer,
     names: HashMap<u32, Vec<u8>>,
     expected: ExpectedPause,
-    /// The ranges that would have been copied then.
+    /// The ranges to copy, as planned before the pause.
     planned: Vec<AddrRange>,
     /// Size of the private mappings that a program can write to.
     committed: Bytes,
@@ -411,7 +411,7 @@ fn name_of(root: &ProcRoot, pid: Pid, tid: u32) -> Vec<u8> {
     name.strip_suffix(b"\n").map(<[u8]>::to_vec).unwrap_or(name)
 }
 
-/// The copy is prepared for some growth.
+/// Capacity for a copy of `bytes`, with a reserve for growth of the process.
 const fn room_for(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 16).saturating_add(8 << 20)
 }

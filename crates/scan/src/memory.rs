@@ -134,8 +134,8 @@ pub(crate) fn words<const N: usize>(memory: &dyn Memory, address: u64) -> Option
 /// Bytes that are read at a time in search of a word.
 const SEARCH_STEP: u64 = 64 << 10;
 
-/// The first word of a range that fulfils a condition, of those at a distance of `stride` from each
-/// other, and its index. The bytes that are read are taken from `budget`.
+/// The first word of a range that satisfies a condition, of those at a distance of `stride` from
+/// each other, and its index. The bytes that are read are taken from `budget`.
 pub(crate) fn first_word(
     memory: &dyn Memory,
     range: AddrRange,

@@ -21,7 +21,7 @@ use crate::walk::AllocatorWalk;
 
 const NAME: &str = "pagewise pools";
 const OTHER_VERSION: &str = "its table of pools is of another version of pagewise";
-/// A table has 4 MiB.
+/// Maximum bytes of a table that are read; a table has 4 MiB.
 const MAX_TABLE: u64 = 16 << 20;
 
 /// Walks the pools of a process. Returns `None` if it has none with memory.

@@ -41,8 +41,8 @@ const MAX_ENTRIES: usize = 5000;
 const MIN_ENTRY_PART: u64 = 5000;
 /// Paths to a block.
 const MAX_PATHS: usize = 16;
-/// Roots that are named of blocks that several keep alive; rows of such blocks that have names; and
-/// nodes that the search for the names of one row visits.
+/// Maximum number of roots that are named for blocks that several keep alive; of rows of such
+/// blocks that have names; and of nodes that the search for the names of one row visits.
 const MAX_SEVERAL: usize = 4;
 const MAX_NAMED_ROWS: usize = 100;
 const MAX_NAME_NODES: usize = 1 << 17;

@@ -79,8 +79,7 @@ impl<'m> RunningMemory<'m> {
                 && self.copy(address, into) == into.len()
     }
 
-    /// Runs of pages that are present and lack the bit `excluded`, of at most [`PIECE`] bytes from
-    /// the page of `start` on.
+    /// Runs of pages in a range that are present and lack the bit `excluded`.
     fn present(&self, range: AddrRange, excluded: u64) -> Vec<AddrRange> {
         let start = range.start - range.start % self.page;
         let pages = (range.end - start).div_ceil(self.page);
@@ -143,6 +142,7 @@ impl Memory for RunningMemory<'_> {
 #[cfg(test)]
 mod tests {
     use pagewise_proc::capture::outline;
+    use pagewise_sys::madvise::Advice;
     use pagewise_sys::region::AlignedRegion;
     use pagewise_sys::system;
 
@@ -153,6 +153,7 @@ mod tests {
         let page = system::page_size();
         let length = usize::try_from(page).unwrap();
         let mut region = AlignedRegion::map(64 * length, length).unwrap();
+        region.advise(Advice::NoHugePage).unwrap();
         let start = region.start();
         region.bytes()[3 * length..5 * length].fill(7);
         let (root, pid) = (ProcRoot::live(), Pid(std::process::id()));

@@ -20,10 +20,10 @@ use estimate::WindowSample;
 /// The sample ends after this time, or after this number of bytes.
 const TIME: Duration = Duration::from_millis(50);
 const BYTES: u64 = 64 << 20;
-/// But not before this number of windows was read, which takes some milliseconds: on a machine
-/// with busy CPUs all of the time can pass while pagewise waits for one.
+/// The sample does not end before this number of windows was read, which takes some milliseconds:
+/// on a machine with busy CPUs all of the time can pass while pagewise waits for one.
 const MIN_WINDOWS: u64 = 64;
-/// A heap is sampled from this size on, or from half of RES on if it has [`SMALLEST`].
+/// A heap is sampled if it has at least this size, or at least [`SMALLEST`] and half of RES.
 const LARGE: Bytes = Bytes::mib(64);
 const SMALLEST: Bytes = Bytes::mib(8);
 

@@ -52,7 +52,7 @@ pub(crate) fn resident_runs(memory: &dyn Memory, spans: &[AddrRange]) -> Vec<Add
     runs
 }
 
-/// Ranges without empty ones; neighbours are joined. They come in order of address.
+/// Ranges without empty ones; neighbors are joined. The input is in order of address.
 pub(crate) fn joined(ranges: impl IntoIterator<Item = AddrRange>) -> Vec<AddrRange> {
     let mut all: Vec<AddrRange> = Vec::new();
     for range in ranges.into_iter().filter(|range| !range.is_empty()) {

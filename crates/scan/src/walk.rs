@@ -90,8 +90,8 @@ fn refused_allocator(refusal: ScanError) -> Option<RefusedAllocator> {
 }
 
 impl AllocatorWalk {
-    /// Removes the blocks that hold memory of a nested allocator: its blocks stand for them. Bytes
-    /// of such a block that this allocator does not manage can hold pointers of the program.
+    /// Removes the blocks that hold memory of a nested allocator: the blocks of that allocator
+    /// replace them. The other bytes of such a block can hold pointers of the program.
     fn replace_holders(&mut self, inner: &mut AllocatorWalk) {
         let ranges = inner.managed.iter();
         let mut holders: Vec<usize> =

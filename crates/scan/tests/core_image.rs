@@ -1,4 +1,4 @@
-//! Memory and heap of a core file against the words of the program that it is of.
+//! Memory and heap of a core file, compared with the numbers that its program printed.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic anywhere")]
 
 use std::collections::BTreeMap;

@@ -92,7 +92,7 @@ const CALL_COST: u64 = 64;
 /// Damaged heaps of each allocator.
 const CASES: u32 = 40;
 
-/// A program that is killed with the value.
+/// A program that is killed when the value is dropped.
 struct WaitingProgram(Child);
 
 impl Drop for WaitingProgram {
@@ -102,7 +102,7 @@ impl Drop for WaitingProgram {
     }
 }
 
-/// The memory of a program that has its heap.
+/// The memory of a program that has filled its heap.
 fn copied(command: &mut Command) -> Option<ProcessCopy> {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut program = WaitingProgram(command.spawn().ok()?);

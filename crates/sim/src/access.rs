@@ -13,12 +13,12 @@ pub struct MemoryAccess {
     pub(crate) write: bool,
 }
 
-/// Half of all numbers, and more than any CPU has addresses: those of the kernel stay apart from
-/// those of programs.
+/// Mask of 63 bits for addresses: more than any CPU has, so that addresses of the kernel and of
+/// programs stay distinct.
 const ADDRESSES: u64 = u64::MAX >> 1;
 
 impl MemoryAccess {
-    /// A read. A read-modify-write counts as a read: that is when it misses.
+    /// A read. A read-modify-write counts as a read, since it misses at its read.
     pub const fn read(address: u64, size: u16) -> MemoryAccess {
         MemoryAccess { address: address & ADDRESSES, beyond: size.saturating_sub(1), write: false }
     }
@@ -28,7 +28,7 @@ impl MemoryAccess {
         MemoryAccess { write: true, ..MemoryAccess::read(address, size) }
     }
 
-    /// The first and the last of the blocks of 2^`shift` bytes that it lies in.
+    /// The first and the last of the blocks of 2^`shift` bytes that the access touches.
     pub(crate) fn blocks(self, shift: u32) -> (u64, u64) {
         (self.address >> shift, (self.address + u64::from(self.beyond)) >> shift)
     }
@@ -50,7 +50,7 @@ impl ReadWriteCounts {
         ReadWriteCounts { reads: block.len() as u64 - writes, writes }
     }
 
-    /// Both.
+    /// The sum of both.
     pub const fn total(self) -> u64 {
         self.reads.saturating_add(self.writes)
     }

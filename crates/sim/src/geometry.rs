@@ -34,7 +34,7 @@ pub struct CacheShape {
 pub struct CacheShapes {
     /// The first level.
     pub l1d: CacheShape,
-    /// The second.
+    /// The second level.
     pub l2: Option<CacheShape>,
 }
 
@@ -54,7 +54,7 @@ pub struct TlbShape {
     pub page: u64,
     /// The first level.
     pub first: TlbShapeLevel,
-    /// The second, as it is for pages of this size alone; `None` where it does not hold them.
+    /// The second level, as if it held only pages of this size; `None` if it does not hold them.
     pub second: Option<TlbShapeLevel>,
 }
 
@@ -83,14 +83,14 @@ impl TlbPageSize {
     }
 }
 
-/// A CPU: what of it is simulated.
+/// The simulated parts of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuShape<'a> {
     /// Name.
     pub name: &'a str,
     /// Its caches.
     pub caches: CacheShapes,
-    /// Its TLBs, one a size of page.
+    /// Its TLBs, one for each page size.
     pub tlbs: &'a [TlbShape],
     /// Assumed prefetcher of its page walker for base pages; `None` if unknown.
     pub next_page: Option<NextPagePrefetcher>,
@@ -114,7 +114,7 @@ const fn level(entries: usize, ways: usize) -> TlbShapeLevel {
 /// Broadwell-E. The TLBs of 4 KiB pages and the caches as its vendor's tables have them, those of
 /// larger pages as the optimization manual has them for its family.
 ///
-/// The prefetcher is fitted to page walks that were counted on one
+/// The prefetcher is fitted to page walks that were counted on such a CPU
 /// ([`crate::workload::WindowWalk`]): the share to those of sequential windows, the steps to reads
 /// of random windows.
 pub const I7_6800K: CpuShape<'static> = CpuShape {
@@ -163,7 +163,7 @@ impl TlbShapeLevel {
 /// No cache has more entries; a larger number is an error, and would need much memory to simulate.
 const MAX_TLB_ENTRIES: usize = 1 << 24;
 
-/// Fully associative TLBs have some hundred.
+/// Maximum number of ways: the largest fully associative TLBs have about a hundred.
 const MAX_WAYS: usize = 128;
 
 /// An access is smaller than a line and a page.

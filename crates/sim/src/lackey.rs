@@ -17,7 +17,7 @@ pub struct LackeyCounts {
     pub instructions: u64,
     /// Accesses to memory.
     pub accesses: u64,
-    /// Lines that are neither, nor words of valgrind's.
+    /// Lines that are neither, nor messages of valgrind.
     pub unknown: u64,
 }
 
@@ -35,9 +35,9 @@ pub enum ModifyAs {
 #[derive(Debug, Default)]
 pub struct LackeyReader {
     modify: ModifyAs,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of a line whose end is not read yet.
     rest: Vec<u8>,
-    /// True if the rest of a line that was too long is to be left out.
+    /// True while the rest of a line that is too long is skipped.
     skipping: bool,
     lines: LackeyCounts,
     accesses: Vec<MemoryAccess>,
@@ -46,11 +46,12 @@ pub struct LackeyReader {
 /// Maximum length of a line; longer ones are not part of a trace, and are not stored.
 const MAX_LINE_BYTES: usize = 256;
 
-/// No access of a program is larger: that of the instruction that saves all registers is some KiB.
+/// Maximum bytes of an access. The largest is that of the instruction that saves all registers,
+/// some KiB.
 const LARGEST: u64 = 16 << 10;
 
 impl LackeyReader {
-    /// A reader that turns loads and stores of the same bytes into accesses of a kind.
+    /// A reader that turns a load and a store of the same bytes into an access of this kind.
     pub fn new(modify: ModifyAs) -> LackeyReader {
         LackeyReader { modify, ..LackeyReader::default() }
     }
@@ -81,7 +82,7 @@ impl LackeyReader {
         self.lines
     }
 
-    /// A line has ended: what was kept of it, and this.
+    /// Processes a line: the part that was kept, and `line`, its end.
     fn end_of_line(&mut self, line: &[u8]) {
         if self.rest.is_empty() && !self.skipping {
             return self.line(line);
@@ -137,7 +138,7 @@ fn place(text: &[u8]) -> Option<(u64, u16)> {
     Some((number(&text[..comma], 16)?, size))
 }
 
-/// True if a line is of valgrind to people: `==pid==` and `--pid--`; or is empty.
+/// True for a message of valgrind (`==pid==` and `--pid--`), and for an empty line.
 fn is_words(line: &[u8]) -> bool {
     line.is_empty() || line.starts_with(b"==") || line.starts_with(b"--")
 }

@@ -1,8 +1,8 @@
-//! Two levels, of caches or of TLBs: what misses the first asks the second.
+//! Two levels of caches or of TLBs: an access that misses the first level goes to the second.
 //!
-//! The model of caches: writes allocate a line as reads do, and what is written back is not
-//! followed. Neither level prefetches, neither empties the other, and nothing else runs on the CPU:
-//! no kernel, no page walks, no instructions.
+//! The model of caches: writes allocate a line as reads do, and write-backs are not simulated.
+//! Neither level prefetches, and an eviction from one level does not change the other. Nothing else
+//! runs on the CPU: no kernel, no page walks, no instructions.
 //!
 //! The model of TLBs: all memory is in pages of one size. A miss in both levels costs a page walk,
 //! and fills both. Walks take no time and do not touch the caches. The first access in program
@@ -16,12 +16,12 @@ use crate::{MemoryAccess, ReadWriteCounts, RecencyPolicy};
 /// Counts of the simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LevelCounts {
-    /// Accesses that missed the first level. One that lies in several lines or pages counts once.
+    /// Accesses that missed the first level. An access to several lines or pages counts once.
     pub first: ReadWriteCounts,
-    /// Lines or pages that no level held, by the access that asked: what memory or the page walker
-    /// has to give.
+    /// Lines or pages that missed all levels, by the kind of the access: they cost a read of memory
+    /// or a page walk.
     pub last: ReadWriteCounts,
-    /// Pages put into the second level before they were asked for.
+    /// Pages that were inserted into the second level before an access to them.
     pub prefetched: u64,
 }
 

@@ -1,10 +1,10 @@
 //! The page walker's prefetcher: an assumption, to be stated with every result.
 //!
-//! CPUs have one, and their makers say little of it. This one looks at what misses the first level
-//! of TLB. After enough misses of pages each of which follows the one before, it puts the next page
-//! into the second level in time, or, where it has not the luck that its share says, not at all.
+//! CPUs have such a prefetcher, but their vendors document little of it. This model observes the
+//! misses of the first-level TLB. After enough misses on consecutive pages, it inserts the next
+//! page into the second level: in time with the probability `share`, or else not at all.
 
-/// Parameters and state of the prefetcher.
+/// Parameters of the prefetcher.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NextPagePrefetcher {
     /// Number of misses on consecutive pages before it prefetches the next; with 0 it always does.
@@ -13,7 +13,7 @@ pub struct NextPagePrefetcher {
     pub share: f64,
 }
 
-/// One at work.
+/// A prefetcher with its state.
 #[derive(Debug)]
 pub(crate) struct Prefetcher {
     model: NextPagePrefetcher,
@@ -26,7 +26,7 @@ pub(crate) struct Prefetcher {
     pub(crate) made: u64,
 }
 
-/// No page, nor the one before any.
+/// A number that is not that of a page, nor one below that of a page.
 const NONE: u64 = u64::MAX - 1;
 
 impl Prefetcher {
@@ -35,7 +35,7 @@ impl Prefetcher {
         Prefetcher { model, missed: NONE, steps: 0, chance, made: 0 }
     }
 
-    /// The page to put in, now that this one has missed.
+    /// The page to insert after a miss of `page`, if any.
     #[inline(always)]
     pub(crate) fn foresee(&mut self, page: u64) -> Option<u64> {
         let follows = page == self.missed + 1;

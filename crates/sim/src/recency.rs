@@ -1,4 +1,4 @@
-//! Which way of a set makes room: replacement policies, each with what it remembers of every set.
+//! Replacement policies for the ways of a set, each with its state of a set.
 
 use std::fmt::Debug;
 
@@ -66,7 +66,7 @@ impl RecencyPolicy {
     }
 }
 
-/// A table of as many groups as it takes: of those numbers for which there is code.
+/// A table with enough groups for the ways, of the numbers for which there is code: 1, 2 and 16.
 fn boxed<R>(sets: usize, ways: usize, shift: u32, recency: R) -> Box<dyn LookupLevel>
 where
     R: Recency<1> + Recency<2> + Recency<16> + 'static,
@@ -87,10 +87,10 @@ pub(crate) trait Recency<const GROUPS: usize>: Debug + Send {
     /// State of an empty set.
     fn at_first(&self) -> Self::Order;
 
-    /// A way was used that held what was looked for.
+    /// Notes a hit of a way.
     fn used(&mut self, order: &mut Self::Order, way: usize);
 
-    /// The way to fill now.
+    /// Chooses the way to fill, and notes its use.
     fn make_room(&mut self, order: &mut Self::Order) -> usize;
 }
 
@@ -103,7 +103,7 @@ pub(crate) trait Recency<const GROUPS: usize>: Debug + Send {
 /// The byte of the way that was used longest ago is 0. Bytes of ways that do not exist never are.
 #[derive(Debug)]
 pub(crate) struct Matrix {
-    /// A bit a way.
+    /// A mask with a bit for each way.
     all: u8,
 }
 
@@ -130,7 +130,8 @@ impl Recency<1> for Matrix {
     }
 }
 
-/// LRU of more ways: when each was used. The count does not wrap: 2^64 uses take centuries.
+/// LRU of more than 8 ways: the time of the last use of each. The count does not wrap: 2^64 uses
+/// take centuries.
 #[derive(Debug)]
 pub(crate) struct Stamps {
     ways: usize,
@@ -159,7 +160,7 @@ impl<const GROUPS: usize> Recency<GROUPS> for Stamps {
     }
 }
 
-/// FIFO: the way to fill next.
+/// FIFO; the state is the way to fill next.
 #[derive(Debug)]
 pub(crate) struct FifoOrder {
     ways: usize,
@@ -183,14 +184,14 @@ impl<const GROUPS: usize> Recency<GROUPS> for FifoOrder {
     }
 }
 
-/// Fills ways that hold nothing, for policies that would not do so first by themselves.
+/// Fills empty ways first, for policies that would not do so by themselves.
 #[derive(Debug)]
 struct FilledFirst {
     ways: usize,
 }
 
 impl FilledFirst {
-    /// The first way that holds nothing, which is filled now.
+    /// The first empty way, which is filled now; `None` if the set is full.
     #[inline(always)]
     fn next(&self, filled: &mut usize) -> Option<usize> {
         let way = *filled;
@@ -201,7 +202,7 @@ impl FilledFirst {
     }
 }
 
-/// Random replacement; remembers how many ways are in use.
+/// Random replacement; the state is the number of filled ways.
 #[derive(Debug)]
 pub(crate) struct RandomOrder {
     filled: FilledFirst,
@@ -228,14 +229,15 @@ impl<const GROUPS: usize> Recency<GROUPS> for RandomOrder {
 /// Tree-PLRU.
 #[derive(Debug)]
 pub(crate) struct TreePlru {
-    /// For each way the nodes above it, and those of them that point right to point away from it.
+    /// For each way, a mask of the nodes above it, and a mask of those that must point right to
+    /// point away from the way.
     above: Box<[(u128, u128)]>,
     filled: FilledFirst,
     leaves: usize,
 }
 
-/// A bit a node, 1 where it points right; and how many ways are in use. Node 1 is the root, node n
-/// has children 2n and 2n + 1, and leaves are ways.
+/// A bit for each node, 1 if it points right, and the number of filled ways. Node 1 is the root,
+/// node n has children 2n and 2n + 1, and leaves are ways.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlruBits {
     right: u128,
@@ -256,7 +258,7 @@ impl TreePlru {
         TreePlru { above: (0..ways).map(above).collect(), filled: FilledFirst { ways }, leaves }
     }
 
-    /// Follows the nodes of a set from the root.
+    /// The way at the end of the path from the root.
     #[inline(always)]
     fn pointed_at(&self, nodes: PlruBits) -> usize {
         let (mut node, mut first, mut span) = (1, 0, self.leaves / 2);

@@ -1,5 +1,5 @@
-//! The kernel's page replacement, over the pages of a stream of accesses: which faults come of too
-//! little memory.
+//! The kernel's page replacement, simulated for the pages of a stream of accesses: it counts the
+//! page faults that too little memory causes.
 //!
 //! The model: one process has a fixed number of frames for itself. A page is reclaimed when a frame
 //! is needed and none is free; a page written since it was read in has to be written back first. No
@@ -17,13 +17,14 @@ use std::fmt::Debug;
 
 use crate::{MemoryAccess, ReadWriteCounts, Unfit};
 
-/// Which page makes room.
+/// A policy: the page that it reclaims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageReplacement {
-    /// The page that was used longest ago: what a kernel cannot know, and what others come near.
+    /// The page that was used longest ago. A kernel cannot know this page; other policies
+    /// approximate it.
     Lru,
-    /// Clock, or second chance: pages in a ring; a hand goes round, takes a page that was not used
-    /// since it last came by, and forgives one that was.
+    /// Clock, or second chance: the pages are in a ring, around which a hand moves. It reclaims a
+    /// page that was not used since its last visit, and skips a page that was.
     Clock,
     /// Linux's active and inactive lists. A page of the inactive list that was used stays there
     /// once and is activated at the next use; the active list returns pages to the inactive one
@@ -31,8 +32,8 @@ pub enum PageReplacement {
     TwoLists,
     /// The same with a change: a page that should be activated is reclaimed like any other.
     ActivateReclaimed,
-    /// Generations, after Linux's MGLRU: what was used gets into the youngest, the oldest is
-    /// reclaimed.
+    /// Generations, after Linux's MGLRU: used pages move to the youngest generation, and pages of
+    /// the oldest are reclaimed.
     Generations,
 }
 
@@ -102,10 +103,10 @@ pub struct ReplacementCounts {
     pub written: u64,
 }
 
-/// Memory of a few frames.
+/// Memory with a fixed number of frames.
 #[derive(Debug)]
 pub struct SimulatedMemory {
-    /// The frame of each page that was ever used; `None` where it was reclaimed.
+    /// The frame of each page that was ever used; `None` if the page was reclaimed.
     places: HashMap<u64, Option<FrameNumber>>,
     frames: Vec<FrameContent>,
     limit: usize,
@@ -173,7 +174,7 @@ impl SimulatedMemory {
         self.counts
     }
 
-    /// The frame of a page, which is there afterwards.
+    /// The frame of a page, which is read in if it is missing.
     fn touch(&mut self, page: u64, write: bool) -> FrameNumber {
         match self.places.get(&page) {
             Some(Some(frame)) => {
@@ -189,7 +190,7 @@ impl SimulatedMemory {
         frame
     }
 
-    /// A frame that holds nothing but this page, clean.
+    /// Gives a frame to a page, which is clean. Reclaims another page if all frames are in use.
     fn make_room(&mut self, page: u64) -> FrameNumber {
         let held = FrameContent { page, dirty: false };
         if self.frames.len() < self.limit {

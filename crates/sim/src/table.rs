@@ -1,4 +1,4 @@
-//! A set-associative table: a level of cache, or of TLB. Says of each block whether it was there.
+//! A set-associative table: a level of cache, or of TLB. Reports for each block if it was a hit.
 //!
 //! ```text
 //! a set, of 8 ways a group:
@@ -28,25 +28,26 @@ pub(crate) const LANES: usize = 8;
 /// A byte of 1 in every lane.
 pub(crate) const ONES: u64 = u64::from_ne_bytes([1; LANES]);
 
-/// A block that a level did not hold, for the next one to be asked.
+/// A block that missed a level: a request to the next level.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MissRequest {
     pub(crate) block: u64,
-    /// True if by an access that writes.
+    /// True if the access is a write.
     pub(crate) write: bool,
 }
 
 /// A table of any policy.
 pub(crate) trait LookupLevel: Debug + Send {
-    /// Makes accesses; says how many found a block missing. The blocks that were go to `missed`, in
-    /// their order.
+    /// Makes accesses. Returns the number of those that missed a block, and adds the missed blocks
+    /// to `missed` in their order.
     fn filter(
         &mut self,
         accesses: &[MemoryAccess],
         missed: &mut Vec<MissRequest>,
     ) -> ReadWriteCounts;
 
-    /// Asks for blocks; says how many were missing. A prefetcher looks on and puts more in.
+    /// Looks up blocks. Returns the number of those that missed. A prefetcher observes all of them
+    /// and inserts further blocks.
     fn ask(
         &mut self,
         requests: &[MissRequest],
@@ -86,7 +87,7 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> SetTable<R, GROUPS> {
         SetTable { sets: vec![set; sets].into(), recency, shift, last: EMPTY, likely: 0 }
     }
 
-    /// Uses a block: whether it was there. It is there afterwards.
+    /// Looks up a block, and inserts it if it is missing. Returns true for a hit.
     #[inline(always)]
     fn touch(&mut self, block: u64) -> bool {
         let set = set_of(&mut self.sets, block);
@@ -108,7 +109,7 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> SetTable<R, GROUPS> {
         found.is_some()
     }
 
-    /// Puts a block in, if it is not there already.
+    /// Inserts a block, if it is missing.
     fn insert(&mut self, block: u64) {
         let set = set_of(&mut self.sets, block);
         if set.find(block).is_none() {
@@ -117,7 +118,8 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> SetTable<R, GROUPS> {
         }
     }
 
-    /// An access that lies in several blocks: it misses once if any of them is missing.
+    /// Makes an access to several blocks. Returns true if any of them is missing: the access then
+    /// counts as one miss.
     #[cold]
     fn across(&mut self, access: MemoryAccess, missed: &mut Vec<MissRequest>) -> bool {
         let (first, last) = access.blocks(self.shift);
@@ -223,7 +225,7 @@ impl<O, const GROUPS: usize> TableSet<O, GROUPS> {
     }
 }
 
-/// The top bit of the lanes that are zero. Above a lane that is, one that is 1 may seem so too.
+/// The top bit of the lanes that are zero. A lane of 1 above a lane of zero may be reported, too.
 #[inline(always)]
 pub(crate) fn zero_bytes(word: u64) -> u64 {
     word.wrapping_sub(ONES) & !word & (ONES << 7)

@@ -1,23 +1,23 @@
-//! Streams of accesses that programs of this kind make, in blocks.
+//! Synthetic streams of accesses, in blocks.
 
 use crate::MemoryAccess;
 
 /// Destination of each block of a stream.
 pub type AccessSink<'a> = &'a mut dyn FnMut(&[MemoryAccess]);
 
-/// Accesses in a block: enough that a call does not count, few enough to stay in the first level of
-/// the real cache.
+/// Accesses in a block: enough to make the cost of a call negligible, few enough to stay in the
+/// first-level cache of the CPU that simulates.
 const BLOCK: usize = 512;
 
 /// Order of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Anywhere, at a line; uniform.
+    /// Each begins at a random line, uniformly.
     Random {
         /// Seed of the generator.
         seed: u64,
     },
-    /// One after the other, and from the beginning again.
+    /// One after the other, then from the beginning again.
     Sequential,
 }
 
@@ -27,11 +27,11 @@ pub enum Order {
 pub struct WindowWalk {
     /// The region's size; the original has 1 GiB.
     pub bytes: u64,
-    /// Number of windows; 2^20.
+    /// Number of windows; the original has 2^20.
     pub rounds: u64,
-    /// Lines in a window; 512 of 64 bytes.
+    /// Lines in a window; the original has 512 lines of 64 bytes.
     pub window: u64,
-    /// Passes over each window; 16.
+    /// Passes over each window; the original has 16.
     pub passes: u64,
     /// Order of the windows.
     pub order: Order,
@@ -51,12 +51,12 @@ const WRITE_EVERY: u64 = 8;
 const REGION: u64 = 1 << 40;
 
 impl WindowWalk {
-    /// At its original size.
+    /// The walk at its original size.
     pub const fn original(order: Order) -> WindowWalk {
         WindowWalk { bytes: 1 << 30, rounds: 1 << 20, window: 512, passes: 16, order }
     }
 
-    /// Makes the stream, a pass a block. A region smaller than a window is one.
+    /// Makes the stream, a block for each pass. A region smaller than a window is one window.
     pub fn play(&self, sink: AccessSink<'_>) {
         let lines = (self.bytes / LINE).max(1);
         let window = self.window.clamp(1, lines);
@@ -99,7 +99,7 @@ impl SequentialFill {
     }
 }
 
-/// Reads of words of a region, each anywhere.
+/// Reads of random words of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uniform {
     /// The region's size.
@@ -150,7 +150,7 @@ impl PointerChase {
 #[derive(Clone, Copy, Debug)]
 struct Shuffle {
     count: u64,
-    /// Number of mixed bits: the smallest number that can represent `count`.
+    /// Number of mixed bits: the smallest number of bits for `count - 1`, at least 1.
     bits: u32,
     factors: [u64; 3],
 }
@@ -159,7 +159,7 @@ impl Shuffle {
     fn new(count: u64, seed: u64) -> Shuffle {
         let mut chance = fastrand::Rng::with_seed(seed);
         let bits = (u64::BITS - (count - 1).leading_zeros()).max(1);
-        // Odd factors can be undone, so no two numbers get the same place.
+        // A multiplication by an odd factor can be inverted, so no two numbers get the same place.
         Shuffle { count, bits, factors: std::array::from_fn(|_| chance.u64(..) | 1) }
     }
 
@@ -183,7 +183,7 @@ impl Shuffle {
     }
 }
 
-/// Reads of words at this number of addresses.
+/// Makes accesses of one kind to words, in blocks. `place` returns the address of each.
 fn in_blocks(
     accesses: u64,
     kind: fn(u64, u16) -> MemoryAccess,
@@ -248,11 +248,11 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_a_chase_are_seldom_neighbours_in_memory() {
+    fn neighbors_in_a_chase_are_seldom_neighbors_in_memory() {
         let chase = PointerChase { bytes: 1 << 20, stride: 1, accesses: 1 << 20, seed: 7 };
         let all = addresses(|sink| chase.play(sink));
         let near = all.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 1000).count();
-        // A pair of any two places is so near twice in 1049 times.
+        // Two random places are less than 1000 bytes apart with a probability of 2/1049.
         assert!((1_000..3_500).contains(&near), "{near}");
     }
 }

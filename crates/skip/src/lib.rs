@@ -2,8 +2,8 @@
 //!
 //! A skipped test passes as far as libtest knows. So each skip is printed, and appended to the file
 //! that `PAGEWISE_SKIPS` names; `cargo xtask ci` counts the lines and prints them. A skip whose
-//! reason does not hold on this machine fails the test: the program under test cannot talk a test
-//! out of its work.
+//! reason does not hold on this machine fails the test: a defect of the program under test cannot
+//! make a test skip itself.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "tests print why they are skipped")]
 
@@ -53,7 +53,7 @@ pub enum Lack<'a> {
 }
 
 impl Lack<'_> {
-    /// Why the test has to run all the same.
+    /// The reason for which the test must run; `None` if nothing contradicts the lack.
     fn objection(&self, tools_required: bool) -> Option<String> {
         let tools = || tools_required.then(|| "PAGEWISE_REQUIRE_TOOLS is set".to_owned());
         match self {
@@ -153,7 +153,7 @@ fn note(what: &str, lack: &Lack<'_>) {
 fn test() -> String {
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(Path::file_stem).unwrap_or_default();
-    // Cargo adds a hash.
+    // Cargo appends a hash to the name.
     let program = program.to_string_lossy();
     let program = program.rsplit_once('-').map_or(&*program, |(name, _)| name);
     format!("{program}::{}", thread::current().name().unwrap_or("a thread of a test"))

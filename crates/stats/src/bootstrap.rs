@@ -1,30 +1,34 @@
-//! 95 % intervals of a median and of a ratio of medians, by the bootstrap.
+//! 95 % confidence intervals of a median and of a ratio of medians, by the bootstrap.
 //!
-//! Both are percentile intervals, with the tails of the median's expanded (Hesterberg, "What
-//! teachers should know about the bootstrap", 2015). The resampled median of few values takes few
-//! values itself, and the plain interval of normal samples held the true median in 88 % for n = 7
-//! and 92 % for n = 15; with its ends where a t interval would end it holds in 95 % or more. A
-//! ratio of two medians takes many more values, and its plain interval is right: it calls two
-//! samples of the same different in 5 % of cases for n = 10; expanded it would miss differences, at
-//! 1.5 %.
+//! Both are percentile intervals. The interval of a median has expanded tails (Hesterberg, "What
+//! teachers should know about the bootstrap", 2015): its ends lie as far out as those of a t
+//! interval. The median of a resample of few values takes few distinct values. The plain interval
+//! therefore covers the true median of normal samples in only 88 % of cases for n = 7 and 92 % for
+//! n = 15, the expanded one in 95 % or more.
 //!
-//! BCa and the studentised bootstrap divide by a spread that is 0 where values are tied, as counts
-//! are; a smoothed bootstrap ends where no value was seen. `tests/statistics/calibration.rs` counts
-//! how often the intervals hold.
+//! A ratio of two medians takes many more distinct values, and its plain interval is right. With
+//! ten values it calls two samples of the same distribution different in 5 % of cases. An expanded
+//! interval would do so in 1.5 % and miss real differences.
+//!
+//! BCa and the studentized bootstrap divide by a spread that is 0 if values are tied, as counts
+//! are. A smoothed bootstrap ends at values that were never measured.
+//! `tests/statistics/calibration.rs` measures the coverage of the intervals.
 
 use fastrand::Rng;
 
 use crate::normal::{student_975, upper_tail};
 use crate::summary::{median_of_sorted, sorted};
 
-/// No interval of fewer values: even from the smallest to the largest, four values hold the true
-/// median in 87.5 % only (1 - 2/2^n); five in 93.75 %.
+/// Minimum number of values for an interval. Even the range from the smallest to the largest of
+/// four values covers the true median in only 87.5 % of cases (1 - 2/2^n), the range of five values
+/// in 93.75 %.
 const FEWEST: usize = 5;
 
 const RESAMPLES: usize = 10_000;
-/// For many values the number of resamples is reduced, to draw this many values in total,
+/// For many values the number of resamples is reduced, so that all of them together draw this
+/// number of values.
 const DRAWS: usize = 10_000_000;
-/// but at least these, which leave some twenty beyond each end.
+/// Minimum number of resamples: 25 of them lie beyond each end.
 const FEWEST_RESAMPLES: usize = 1_000;
 
 /// The share of the resamples beyond each end of a 95 % interval.
@@ -45,19 +49,20 @@ pub struct Interval {
 /// Comparison of two medians.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
-    /// The median of the first over the median of the second.
+    /// The median of the first sample divided by the median of the second.
     pub median: f64,
     /// 95 % confidence interval of the ratio; an interval without 1 shows a difference.
     pub interval: Option<Interval>,
 }
 
-/// The 95 % interval of the median of what `values` are a sample of; `None` for fewer than five.
+/// The 95 % confidence interval of the median of the distribution that `values` were drawn from.
+/// `None` for fewer than five values, or if one is not finite.
 ///
-/// Holds the true median in 95 to 99 % (94 % for five values), more often where values are tied.
-/// Assumes that the values do not depend on each other: see [`crate::drift`].
+/// Covers the true median in 95 to 99 % of cases (94 % for five values), more often if values are
+/// tied. Assumes that the values do not depend on each other: see [`crate::drift`].
 ///
 /// # Complexity
-/// O(n) a resample: 10,000 resamples up to 1,000 values, 1,000 from 10,000 values on.
+/// O(n) per resample: 10,000 resamples up to 1,000 values, 1,000 from 10,000 values on.
 pub fn median_interval(values: &[f64]) -> Option<Interval> {
     let mut side = ResampledSide::from_values(values)?;
     let n = values.len();
@@ -68,15 +73,15 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
     })
 }
 
-/// Comparison of the median of `a` with that of `b`, from rounds of which each measured both.
+/// Comparison of the median of `a` with that of `b`, from rounds that each measured both.
 ///
-/// The round `(a[i], b[i])` is drawn as a pair, so a machine that slows down for both of them does
-/// not widen the interval. If the lengths differ, the values are not paired, and each side is
-/// resampled separately.
+/// The round `(a[i], b[i])` is drawn as a pair, so a slower machine in some rounds does not widen
+/// the interval. If the lengths differ, the values are not paired, and each side is resampled
+/// separately.
 ///
-/// `None` if a value is negative or not finite, or if the median of `b` is 0. The interval is
-/// absent for fewer than five values on either side, and if `b` is 0 so often that its upper end is
-/// infinite.
+/// `None` if a slice is empty, if a value is negative or not finite, or if the median of `b` is 0.
+/// The interval is absent for fewer than five values on either side, and if `b` is 0 so often that
+/// its upper end is infinite.
 ///
 /// Two samples of the same distribution are called different in 3 to 5 % of cases, in 6 or 7 %
 /// below ten rounds, and almost never for tied values.
@@ -88,7 +93,7 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
 /// ```
 ///
 /// # Complexity
-/// O(n) a resample, of which there are as many as for [`median_interval`].
+/// O(n) per resample; the number of resamples is that of [`median_interval`].
 pub fn ratio_of_medians(a: &[f64], b: &[f64]) -> Option<Ratio> {
     let (mut a, mut b) = (ResampledSide::from_values(a)?, ResampledSide::from_values(b)?);
     if a.sorted[0] < 0.0 || b.sorted[0] < 0.0 {
@@ -118,8 +123,8 @@ pub fn ratio_of_medians(a: &[f64], b: &[f64]) -> Option<Ratio> {
     Some(Ratio { median: above / below, interval })
 }
 
-/// The interval of a statistic of `n` values, of which `resampled` draws one; `tail` of the draws
-/// lie beyond each end.
+/// The interval of a statistic of `n` values. `resampled` returns the statistic of one resample;
+/// the share `tail` of the resamples lies beyond each end.
 fn interval(n: usize, tail: f64, mut resampled: impl FnMut(&mut Rng) -> f64) -> Option<Interval> {
     if n < FEWEST {
         return None;
@@ -141,18 +146,18 @@ fn interval(n: usize, tail: f64, mut resampled: impl FnMut(&mut Rng) -> f64) -> 
     interval.high.is_finite().then_some(interval)
 }
 
-/// The tail of a normal interval that ends where a t interval of `n` values would.
+/// The tail probability for which a normal interval is as wide as a 95 % t interval of `n` values.
 fn expanded_tail(n: usize) -> f64 {
     let n = n as f64;
     upper_tail((n / (n - 1.0)).sqrt() * student_975(n - 1.0))
 }
 
-/// The values of one side, and how often a resample has drawn each.
+/// The values of one side, and the number of times that a resample has drawn each.
 ///
 /// Counting by rank finds the median of a resample by one walk, without sorting it.
 struct ResampledSide {
     sorted: Vec<f64>,
-    /// The place of each value in `sorted`.
+    /// Index in `sorted` of each value.
     rank: Vec<usize>,
     drawn: Vec<usize>,
 }
@@ -175,7 +180,7 @@ impl ResampledSide {
         self.drawn[self.rank[index]] += 1;
     }
 
-    /// The median of what was drawn, which is as many as there are values.
+    /// The median of the resample. It must consist of as many draws as there are values.
     fn median(&self) -> f64 {
         let n = self.sorted.len();
         let (lower, left) = self.place_of((n - 1) / 2, 0, 0);
@@ -183,8 +188,9 @@ impl ResampledSide {
         self.sorted[lower].midpoint(self.sorted[upper])
     }
 
-    /// Index in `sorted` of draw `number` in order of size, from 0, searching from `place` on,
-    /// before which `passed` values were drawn; and the number of values drawn before it.
+    /// Returns the index in `sorted` of the draw with number `number` in ascending order, from 0,
+    /// and the number of draws before this index. The search starts at index `place`, with `passed`
+    /// draws before it.
     fn place_of(&self, number: usize, mut place: usize, mut passed: usize) -> (usize, usize) {
         while passed + self.drawn[place] <= number {
             passed += self.drawn[place];
@@ -215,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_ratio_to_nothing() {
+    fn a_ratio_to_a_median_of_0_is_absent() {
         assert!(ratio_of_medians(&FIVE, &[0.0; 5]).is_none());
         assert!(ratio_of_medians(&[0.0; 5], &[0.0; 5]).is_none());
         let none = ratio_of_medians(&[0.0; 5], &FIVE).unwrap();
@@ -223,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_median_that_may_as_well_be_nothing_bounds_no_ratio() {
+    fn a_ratio_whose_divisor_is_often_0_has_no_interval() {
         let ratio = ratio_of_medians(&FIVE, &[0.0, 0.0, 1.0, 1.0, 1.0]).unwrap();
         assert_eq!(ratio, Ratio { median: 3.0, interval: None });
     }

@@ -1,11 +1,12 @@
-//! Statistics of repeated measurements: what is typical, how sure, what stands out, what drifts.
+//! Statistics of repeated measurements: typical value, confidence interval, outliers, drift.
 //!
 //! Pure functions over slices of values in the order in which they were measured. Common rules:
 //!
-//! - The median and the MAD come first: run times are skewed to the right, and one run that was
-//!   disturbed must not move what is reported.
-//! - A value that is not finite makes the result absent. A measurement that is missing is not in
-//!   the slice at all; leaving out a broken one quietly would hide a fault of what measured it.
+//! - The median and the MAD come first: run times are skewed to the right, and one disturbed run
+//!   must not change the reported value.
+//! - A value that is not finite makes the result absent. Leave missing measurements out of the
+//!   slice. Functions that dropped non-finite values quietly would hide a fault of the measuring
+//!   program.
 //! - The bootstrap draws from a generator with a fixed seed: the same values give the same
 //!   interval.
 //!

@@ -5,7 +5,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 /// The standard normal quantile at 97.5 %.
 const Z_975: f64 = 1.959_963_984_540_054;
 
-/// The probability of more than `z` under the standard normal distribution, for `z >= 0`.
+/// The probability that a standard normal value exceeds `z`, for `z >= 0`.
 pub(crate) fn upper_tail(z: f64) -> f64 {
     erfc(z * FRAC_1_SQRT_2) / 2.0
 }
@@ -36,12 +36,14 @@ fn erfc_by_fraction(x: f64) -> f64 {
     (-x * x).exp() / PI.sqrt() / denominator
 }
 
-/// Level, in standard deviations, that the maximum of a stationary normal process exceeds with this
-/// probability over a number of correlation lengths: `r(t) = 1 - |t| + ..`, as for sums whose parts
-/// are replaced one by one. For 0 lengths it is the quantile of one value.
+/// Level, in standard deviations, that the maximum of a stationary normal process over `lengths`
+/// correlation lengths exceeds with probability `chance`. The autocorrelation of the process is
+/// `r(t) = 1 - |t| + ..`, as for sums whose terms are replaced one by one. For 0 lengths the level
+/// is the quantile of one value.
 ///
-/// The chance is that of one value, and of an up-crossing of a cluster, whose rate is `z phi(z)`
-/// (Pickands, with H = 1). It is good for small chances, and never below the quantile.
+/// The probability is the sum of that of one value and of an up-crossing of a cluster, whose rate
+/// is `z phi(z)` (Pickands, with H = 1). The approximation is good for small probabilities, and the
+/// level is never below the quantile.
 pub fn highest_of(lengths: f64, chance: f64) -> f64 {
     let density = |z: f64| (-z * z / 2.0).exp() / (2.0 * PI).sqrt();
     let above = |z: f64| upper_tail(z) + lengths.max(0.0) * z * density(z);

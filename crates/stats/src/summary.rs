@@ -6,12 +6,11 @@ const OUTLYING: f64 = 3.5;
 /// Factor from the MAD of normal values to their standard deviation: 1 / 0.6745.
 const MAD_TO_SD: f64 = 1.482_602_218_505_602;
 
-/// Factor from the mean absolute deviation of normal values to their standard deviation: sqrt(pi /
-/// 2).
+/// Factor from the mean absolute deviation of normal values to their standard deviation: the square
+/// root of pi / 2.
 const MEAN_DEVIATION_TO_SD: f64 = 1.253_314_137_315_5;
 
-/// Values that mostly agree to the last digit do not stand out by less than this share of the
-/// median.
+/// If most values are equal, a value within this share of the median is not an outlier.
 const NEGLIGIBLE: f64 = 0.01;
 
 /// Typical value of some values, and their spread, in the unit of the values.
@@ -21,13 +20,12 @@ pub struct Summary {
     pub n: usize,
     /// The middle one, or the mean of the middle two.
     pub median: f64,
-    /// The median of the distances to the median. Unscaled: 0.67 standard deviations where values
+    /// The median of the distances to the median. Unscaled: 0.67 standard deviations if the values
     /// are normal.
     pub mad: f64,
     /// The sum divided by `n`. One disturbed run moves it; the median stays.
     pub mean: f64,
-    /// The standard deviation, with `n - 1` below; `None` for one value, which says nothing about
-    /// spread.
+    /// The standard deviation with the divisor `n - 1`; `None` for one value.
     pub sd: Option<f64>,
     /// The smallest.
     pub min: f64,
@@ -36,14 +34,14 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarizes `values`; `None` for an empty slice, or if one is not finite.
+    /// Summarizes `values`; `None` for an empty slice, or if a value is not finite.
     ///
     /// # Complexity
     /// O(n log n).
     pub fn from_values(values: &[f64]) -> Option<Summary> {
         let sorted = sorted(values)?;
         let n = sorted.len();
-        // Added up in order of size, so that the order of the runs changes no digit.
+        // Added up in ascending order, so that the order of the runs changes no digit.
         let mean = sorted.iter().sum::<f64>() / n as f64;
         let squares: f64 = sorted.iter().map(|value| (value - mean).powi(2)).sum();
         let median = median_of_sorted(&sorted);
@@ -51,7 +49,7 @@ impl Summary {
             n,
             median,
             mad: mad(&sorted, median),
-            // The mean of equal values may be off by its last digit; their bounds are not.
+            // Rounding can put the mean of equal values outside of their range.
             mean: mean.clamp(sorted[0], sorted[n - 1]),
             sd: (n > 1).then(|| (squares / (n - 1) as f64).sqrt()),
             min: sorted[0],
@@ -60,8 +58,8 @@ impl Summary {
     }
 }
 
-/// Several curves as one: each point is the median over those that have as many. The first says how
-/// many, and where.
+/// Merges several curves: the height of each point is the median over the curves that have this
+/// point. The first curve gives the number of points and their first coordinates.
 ///
 /// ```
 /// let runs = [[(1.0, 5.0), (2.0, 9.0)], [(1.0, 7.0), (2.0, 8.0)], [(1.0, 6.0), (2.0, 1.0)]];
@@ -79,12 +77,12 @@ pub fn median_curve(curves: &[&[(f64, f64)]]) -> Vec<(f64, f64)> {
     points.filter_map(|(place, point)| Some((point.0, median(place)?))).collect()
 }
 
-/// Which values stand out from the rest, by index: those whose modified z-score is above 3.5.
+/// Indexes of the outliers: the values whose modified z-score is above 3.5.
 ///
 /// The score is the distance to the median divided by the scaled MAD. If more than half of the
 /// values are equal, the MAD is 0 and every other value would be an outlier, so the mean absolute
 /// deviation replaces it, and a value within 1 % of the median is never an outlier. Fewer than
-/// three values have no outliers, nor have values of which one is not finite.
+/// three values have no outliers. If a value is not finite, the result is empty.
 ///
 /// ```
 /// assert_eq!(pagewise_stats::outliers(&[10.0, 10.1, 9.9, 10.2, 17.0]), [4]);
@@ -103,7 +101,7 @@ pub fn outliers(values: &[f64]) -> Vec<usize> {
     outlying.map(|(index, _)| index).collect()
 }
 
-/// Distance from the median from which on a value is an outlier, if most values are the median.
+/// Distance from the median beyond which a value is an outlier, if the MAD is 0.
 fn least_outlying_of_equals(sorted: &[f64], median: f64) -> f64 {
     let deviations: f64 = sorted.iter().map(|value| (value - median).abs()).sum();
     let spread = MEAN_DEVIATION_TO_SD * deviations / sorted.len() as f64;

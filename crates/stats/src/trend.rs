@@ -3,17 +3,19 @@
 use crate::normal::upper_tail;
 use crate::summary::{median_of_sorted, sorted};
 
-/// Fewer values show no trend: not even six in perfect order are rarer than one in 360.
+/// Minimum number of values for a trend: even six random values are in perfect order, up or down,
+/// in one of 360 cases.
 const FEWEST: usize = 6;
 
-/// Every pair is compared, so of a longer series the medians of this many stretches are.
+/// Every pair of values is compared, so the medians of this number of stretches replace a longer
+/// series.
 const MAX_SERIES: usize = 500;
 
 /// A trend over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrendDrift {
-    /// Kendall's tau-b against the round: 1 where each value is above the one before, -1 below, 0
-    /// for none.
+    /// Kendall's tau-b against the round: 1 if each value is above the one before, -1 if each is
+    /// below, 0 without a trend.
     pub tau: f64,
     /// Probability that values without a trend look as ordered as these: the Mann-Kendall test,
     /// two-sided.
@@ -24,11 +26,12 @@ pub struct TrendDrift {
 }
 
 /// Looks for a trend in values given in the order in which they were measured; `None` for fewer
-/// than six, and where one is not finite.
+/// than six values, or if one is not finite.
 ///
-/// Mann-Kendall with the corrections for ties and for continuity: it asks for a direction, not for
-/// a straight line, and an outlier counts no more than any other value. `p` takes S for normal,
-/// which is cautious for few values: 0.0085 where six are in perfect order, 0.0028 exactly.
+/// Mann-Kendall test with the corrections for ties and for continuity: the trend need not be a
+/// straight line, and an outlier counts no more than any other value. `p` assumes that S is normal,
+/// which is conservative for few values: for six values in perfect order `p` is 0.0085, the exact
+/// probability 0.0028.
 ///
 /// # Complexity
 /// O(n^2) up to 500 values; from there on O(n log n), on the medians of 500 stretches.
@@ -46,7 +49,7 @@ pub fn drift(values: &[f64]) -> Option<TrendDrift> {
     })
 }
 
-/// `values`, or the medians of `LONGEST` stretches of it.
+/// `values`, or the medians of `MAX_SERIES` stretches of it.
 fn shortened(values: &[f64]) -> Vec<f64> {
     if values.len() <= MAX_SERIES {
         return values.to_vec();
@@ -84,8 +87,8 @@ impl Pairs {
         Pairs { n: series.len() as f64, s: signs.sum(), ties: ties.collect() }
     }
 
-    /// S over what it would be if every pair of unequal values were in order; 0 where all are
-    /// equal.
+    /// Kendall's tau-b: S divided by the geometric mean of the number of pairs and of the number of
+    /// pairs of unequal values; 0 if all values are equal.
     fn tau(&self) -> f64 {
         let all = self.n * (self.n - 1.0) / 2.0;
         let tied: f64 = self.ties.iter().map(|t| t * (t - 1.0) / 2.0).sum();
@@ -95,7 +98,8 @@ impl Pairs {
     fn p(&self) -> f64 {
         let part = |n: f64| n * (n - 1.0) * (2.0 * n + 5.0);
         let variance = (part(self.n) - self.ties.iter().map(|&t| part(t)).sum::<f64>()) / 18.0;
-        // S changes by 2 without ties: half a step is subtracted, down to no trend.
+        // Continuity correction: without ties S changes in steps of 2, and half a step is
+        // subtracted.
         let beyond = (self.s.abs() - 1.0).max(0.0);
         if beyond == 0.0 { 1.0 } else { 2.0 * upper_tail(beyond / variance.sqrt()) }
     }

@@ -163,7 +163,7 @@ pub(crate) const PROCESS: [RowColumn<SweepProcess>; 21] = [
 /// Number of columns of `process_row`.
 pub(crate) const PROCESS_CELLS: usize = PROCESS.len();
 
-/// A limit in KiB; -1 is unlimited.
+/// The cell of an unlimited limit, and of a slab size that the kernel does not count.
 const UNLIMITED: i64 = -1;
 
 /// A column of a pressure.

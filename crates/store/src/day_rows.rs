@@ -22,7 +22,7 @@ pub(crate) const PAGES_POSTPONED: i64 = 2;
 pub(crate) const PAGES_NEVER: i64 = 3;
 pub(crate) const PAGES_UNCHANGED: i64 = 4;
 
-/// The last rows of a file, and what the next ones refer to.
+/// The last rows of a file, and the IDs that the next rows refer to.
 #[derive(Debug)]
 pub(crate) struct DayRows {
     connection: Connection,
@@ -316,7 +316,7 @@ impl DayRows {
         Ok(())
     }
 
-    /// Notes the last identity of a process. Returns the process.
+    /// Stores the last identity of a process. Returns the ID of the process.
     fn renamed(&self, id: i64, identity: i64) -> rusqlite::Result<i64> {
         let update = "UPDATE process SET identity = ? WHERE id = ?";
         self.connection.prepare_cached(update)?.execute(params![identity, id])?;
@@ -547,7 +547,7 @@ impl DayRows {
     }
 }
 
-/// Notes the ID of a row, and returns it.
+/// Remembers the ID of a row, and returns it.
 fn note<K: Eq + std::hash::Hash>(known: &mut HashMap<K, i64>, key: K, id: i64) -> i64 {
     if known.len() >= MAX_KNOWN {
         known.clear();

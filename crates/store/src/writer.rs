@@ -192,7 +192,7 @@ impl RecordWriter {
         let day = day_of(now.unix_ns);
         let part_size = self.options.part_size.0;
         if let Some(open) = &self.open {
-            // The size is looked at now and then: it takes three system calls.
+            // The size is checked every 16 sweeps: it takes three system calls.
             let is_large = open.sweeps % 16 == 15 && open.file.size() > part_size;
             if open.file.day != day || is_large {
                 self.close_day()?;
@@ -238,7 +238,8 @@ impl RecordWriter {
     }
 }
 
-/// Takes the lock. [`is_recording`] has it for a moment; without success, it waits that long.
+/// Tries to take the lock. [`is_recording`] holds it for a moment, so a failed try sleeps for
+/// [`LOCK_PAUSE`].
 fn is_locked_now(lock: &File) -> bool {
     let locked = flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok();
     if !locked {

@@ -1,4 +1,4 @@
-//! Runs a command and says, on standard error, what was resident when it ended.
+//! Runs a command and prints its resident memory at exit on standard error.
 //!
 //! `cargo run -p pagewise-sys --example resident_at_exit -- ls -l`
 

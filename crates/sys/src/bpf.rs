@@ -1,7 +1,6 @@
-//! `bpf`: small programs that the kernel runs when an event happens. One copies some bytes of
-//! memory into the event's ring: what an instruction left in memory, before the next one can change
-//! it. Another writes a sample for each uprobe, so that one uprobe serves all CPUs and many are
-//! removed at once.
+//! `bpf`: BPF programs that the kernel runs at perf events. One copies bytes of user memory into
+//! the event's ring buffer, before the next instruction can change them. Another writes a sample
+//! for each uprobe hit, so that one uprobe serves all CPUs and many are removed at once.
 
 use std::ffi::{CStr, c_char, c_long};
 use std::io;
@@ -13,11 +12,11 @@ use crate::perf_ring::{self, Sampling};
 
 /// Maximum number of copied bytes: the bytes that four breakpoints watch.
 pub const MAX_COPIED_BYTES: usize = 4 * 8;
-/// The same as the program counts it, downwards from the stack's end.
+/// Offset of the buffer of [`MAX_COPIED_BYTES`] from the BPF frame pointer.
 const ROOM: i32 = -4 * 8;
 
-/// The two that the program uses are given to programs under the GPL only; as part of this project
-/// it is under both of the project's licences, and here under this one too.
+/// The kernel offers the helper functions that these programs call only to programs under the GPL.
+/// The programs are also under the licenses of this project.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 
 /// `enum bpf_cmd`.
@@ -73,7 +72,7 @@ struct ProgLoad {
     attach_type: u32,
 }
 
-/// The fields of it that create a `uprobe_multi` link.
+/// Fields that create a `uprobe_multi` link.
 #[repr(C)]
 struct MultiLink {
     program: u32,
@@ -90,8 +89,8 @@ struct MultiLink {
     pad: u32,
 }
 
-/// A program that copies some bytes of whichever process an event happens in, and where it writes
-/// them: that is forgotten when this is dropped.
+/// A program that copies bytes from the process in which an event happens, and the map of the
+/// events that receive them. Dropping this value removes the events from the map.
 #[derive(Debug)]
 pub struct Copies {
     program: OwnedFd,
@@ -99,12 +98,12 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Copies `length` bytes, at most [`MAX_COPIED_BYTES`], from an address on; for CPUs with
-    /// numbers below `cpus`.
+    /// Loads a program that copies `length` bytes, 1 to [`MAX_COPIED_BYTES`], from `address` on;
+    /// for CPUs with numbers below `cpus`.
     ///
     /// # Errors
-    /// `EPERM` without CAP_BPF and CAP_PERFMON, `ENOSYS`, `EINVAL` before Linux 5.5 and for more
-    /// bytes.
+    /// `EPERM` without CAP_BPF and CAP_PERFMON, `ENOSYS`, `EINVAL` before Linux 5.5 and for other
+    /// lengths.
     pub fn for_address(address: u64, length: usize, cpus: u32) -> io::Result<Copies> {
         let size = i32::try_from(length).ok().filter(|_| (1..=MAX_COPIED_BYTES).contains(&length));
         let size = size.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -113,8 +112,9 @@ impl Copies {
         Ok(Copies { program, outputs })
     }
 
-    /// Has what is copied on a CPU written by this event, which is
-    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of all that runs there.
+    /// Sets the event that receives the bytes copied on a CPU: a
+    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of that whole CPU
+    /// ([`PerfScope::Cpu`]).
     ///
     /// # Errors
     /// Those of `bpf`.
@@ -133,8 +133,8 @@ impl Copies {
     }
 }
 
-/// A program that writes one sample for each uprobe hit, on the CPU of the hit, as long as this
-/// value exists: with the last descriptor of the map, the kernel forgets the events in it.
+/// A program that writes one sample for each uprobe hit, on the CPU of the hit. Dropping this value
+/// ends the samples: the kernel empties the map of events when its last descriptor is closed.
 #[derive(Debug)]
 pub struct UprobeSamples {
     program: OwnedFd,
@@ -166,8 +166,8 @@ impl UprobeSamples {
     }
 
     /// Sets the event that writes the samples of a CPU: an
-    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of all that runs there. The
-    /// samples contain the user registers and stack if that event asks for them.
+    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of that whole CPU. The samples
+    /// contain the user registers and stack if that event asks for them.
     ///
     /// # Errors
     /// Those of `bpf`.
@@ -241,7 +241,7 @@ fn outputs(cpus: u32) -> io::Result<OwnedFd> {
         value_size: WORD,
         max_entries: cpus,
     };
-    // SAFETY: a map of numbers is made, and nothing of ours is kept.
+    // SAFETY: `MapCreate` contains numbers only, so the kernel follows no pointer.
     unsafe { bpf(MAP_CREATE, &map) }
 }
 
@@ -273,23 +273,23 @@ fn load(kind: u32, attach_type: u32, code: &[u64]) -> io::Result<OwnedFd> {
     unsafe { bpf(PROG_LOAD, &load) }
 }
 
-/// Registers of the machine: arguments in 1 to 5, results in 0, those from 6 on outlive calls, 10
-/// is the stack's end.
+/// BPF register R10: the frame pointer, which points to the end of the stack. R0 holds results, R1
+/// to R5 arguments; calls preserve R6 to R9.
 const STACK: u8 = 10;
 
-/// An instruction: what it does, to which register, with which, how far it jumps, a number.
+/// Encodes an instruction: opcode, destination register, source register, jump offset, immediate.
 const fn step(code: u8, to: u8, from: u8, jump: i16, number: i32) -> u64 {
     let [a, b] = jump.to_le_bytes();
     let [c, d, e, f] = number.to_le_bytes();
     u64::from_ne_bytes([code, registers(to, from), a, b, c, d, e, f])
 }
 
-/// Two fields of 4 bits, the first in the lower ones where bytes are little-endian.
+/// The two register fields of 4 bits each; `to` is in the lower bits on little-endian machines.
 const fn registers(to: u8, from: u8) -> u8 {
     if cfg!(target_endian = "little") { to | from << 4 } else { to << 4 | from }
 }
 
-/// Codes of instructions.
+/// Opcodes, and the numbers of helper functions.
 mod code {
     pub(super) const MOVE: u8 = 0xbf;
     pub(super) const NUMBER: u8 = 0xb7;
@@ -321,7 +321,7 @@ fn sample_program(outputs: RawFd) -> Vec<u64> {
         step(ADD, 4, 0, 0, -WORD),
         step(NUMBER, 5, 0, 0, WORD),
         step(CALL, 0, 0, 0, OUTPUT),
-        // 0 has the uprobe event itself write no sample.
+        // With 0, the uprobe event itself writes no sample.
         step(NUMBER, 0, 0, 0, 0),
         step(EXIT, 0, 0, 0, 0),
     ]
@@ -358,16 +358,16 @@ fn program(address: u64, length: i32, outputs: RawFd) -> Vec<u64> {
         step(ADD, 4, 0, 0, ROOM),
         step(NUMBER, 5, 0, 0, length),
         step(CALL, 0, 0, 0, OUTPUT),
-        // 0 would have the kernel leave the sample out.
+        // With 0, the kernel would drop the sample.
         step(NUMBER, 0, 0, 0, 1),
         step(EXIT, 0, 0, 0, 0),
     ]
 }
 
-/// A call that answers with a new descriptor.
+/// Makes a `bpf` call that returns a new file descriptor.
 ///
 /// # Safety
-/// As of [`raw_bpf`].
+/// The same as for [`raw_bpf`].
 unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: the caller passes the command with the attributes that the kernel reads for it.
     let fd = unsafe { raw_bpf(command, attributes) }?;
@@ -378,8 +378,8 @@ unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
 /// # Safety
 /// The targets of the pointers in the attributes must have the types that the command expects.
 unsafe fn raw_bpf<T>(command: c_long, attributes: &T) -> io::Result<RawFd> {
-    // SAFETY: the call reads as many bytes as its last argument says from the struct, which has as
-    // many; the caller vouches for what that points to.
+    // SAFETY: the last argument is the size of the struct that the call reads; the caller
+    // guarantees the targets of the pointers in it.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>()) };
     match RawFd::try_from(result) {
@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jumps_over_the_output_land_on_the_answer() {
+    fn a_jump_over_the_output_lands_on_the_return_value() {
         let code = program(0x1234_5678_9abc_def0, 8, 7);
         let at = code.iter().position(|step| step.to_ne_bytes()[0] == 0x55).unwrap();
         assert_eq!(code[at + 1 + 8].to_ne_bytes()[0], 0xb7);
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_has_room_is_refused() {
+    fn lengths_out_of_range_are_refused() {
         for length in [0, MAX_COPIED_BYTES + 1, usize::MAX] {
             assert!(Copies::for_address(0x1000, length, 1).is_err());
         }

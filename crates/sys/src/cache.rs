@@ -1,4 +1,4 @@
-//! `clflush`: memory out of every cache of the CPU.
+//! `clflush`: flushes memory from every cache of the CPU.
 
 use std::io;
 

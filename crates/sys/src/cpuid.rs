@@ -1,14 +1,15 @@
-//! The `cpuid` instruction of x86: what the CPU, or the hypervisor on its behalf, says of itself.
+//! The `cpuid` instruction of x86: identification and features of the CPU. A hypervisor can change
+//! the values.
 
-/// The registers EAX, EBX, ECX and EDX that a leaf answers with; `None` for a leaf that the CPU
-/// does not have, and on other CPUs than x86.
+/// The registers EAX, EBX, ECX and EDX that `cpuid` returns for a leaf; `None` for a leaf that the
+/// CPU does not have, and on other CPUs than x86.
 pub fn leaf(leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
-    // The first leaf of each range says which is its last.
+    // The first leaf of each range returns the number of the last one.
     let [last, ..] = ask(leaf & RANGE, 0)?;
     (leaf <= last).then(|| ask(leaf, subleaf)).flatten()
 }
 
-/// True if a hypervisor runs this machine: it says so by a bit that no CPU sets.
+/// True if a hypervisor runs this machine: it sets a bit that no physical CPU sets.
 pub fn is_virtual() -> bool {
     leaf(1, 0).is_some_and(|[_, _, features, _]| features & 1 << 31 != 0)
 }
@@ -20,7 +21,8 @@ pub fn is_emulated() -> bool {
     name.is_some_and(|[_, b, c, d]| [b, c, d].map(u32::to_le_bytes).concat() == EMULATOR)
 }
 
-/// First leaf of hypervisors, which has a name, and the name of QEMU without virtualization.
+/// First leaf of the hypervisor range, which contains a name, and the name of QEMU without
+/// virtualization.
 const HYPERVISOR: u32 = 0x4000_0000;
 const EMULATOR: &[u8] = b"TCGTCGTCGTCG";
 

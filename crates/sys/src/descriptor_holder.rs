@@ -1,4 +1,4 @@
-//! A child process that opens the file descriptors of uprobes and closes them by its end.
+//! A child process that opens the file descriptors of uprobes and closes them when it ends.
 //!
 //! The kernel inserts and removes a uprobe's breakpoint by reading and writing a page of the
 //! target, which fails with `EINTR` in a thread that has a SIGKILL pending. If this happens between
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_child_is_no_child_of_other_waits() {
+    fn other_waits_do_not_find_the_child() {
         let (holder, _) = holder_of_pipe();
         // SAFETY: a null status is permitted.
         let waited = unsafe { libc::waitpid(holder.child, std::ptr::null_mut(), libc::WNOHANG) };

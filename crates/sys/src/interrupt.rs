@@ -1,5 +1,5 @@
-//! Ctrl-C while a command runs: it is for the command, and we want to know of it. So do those who
-//! have something to put back before they end, whoever asks them to.
+//! Handling of signals that end this process. Ctrl-C is meant for the command that runs, so it is
+//! only recorded. Code that must restore something first defers the signals.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -12,26 +12,26 @@ const KEYS: [c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
 /// Other signals that ask a process to end.
 const OTHERS: [c_int; 2] = [libc::SIGTERM, libc::SIGHUP];
 
-/// The signal that came last; 0 before any.
+/// Number of the last recorded signal; 0 before the first.
 static CAME: AtomicI32 = AtomicI32::new(0);
 
-/// While it lives, SIGINT and SIGQUIT do not end this process but are noted. Those that are ignored
-/// stay so.
+/// While this value exists, SIGINT and SIGQUIT do not end this process but are recorded. Signals
+/// that are ignored stay ignored.
 ///
-/// Programs that are started meanwhile have the usual handlers: `exec` does not hand on ours. One
-/// value at a time: the note is of the whole process.
+/// Programs that are started meanwhile have the default actions: `exec` resets handlers. Only one
+/// value may exist at a time, since the record belongs to the whole process.
 #[derive(Debug)]
 pub struct NotedInterrupts {
     before: Vec<(c_int, libc::sighandler_t)>,
 }
 
 impl NotedInterrupts {
-    /// Begins to note them.
+    /// Starts to record SIGINT and SIGQUIT.
     pub fn note() -> NotedInterrupts {
         NotedInterrupts::note_each(&KEYS)
     }
 
-    /// Notes SIGTERM and SIGHUP as well.
+    /// Starts to record SIGINT, SIGQUIT, SIGTERM and SIGHUP.
     pub fn note_all() -> NotedInterrupts {
         NotedInterrupts::note_each(&[KEYS, OTHERS].concat())
     }
@@ -49,12 +49,12 @@ impl NotedInterrupts {
         NotedInterrupts { before }
     }
 
-    /// True if one came.
+    /// True if a signal was recorded.
     pub fn came(&self) -> bool {
         self.signal().is_some()
     }
 
-    /// The number of the one that came last.
+    /// The number of the last recorded signal.
     pub fn signal(&self) -> Option<c_int> {
         Some(CAME.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
@@ -79,14 +79,14 @@ const DEFERRED: [c_int; 7] = [
     libc::SIGTTOU,
 ];
 
-/// Which of [`DEFERRED`] came while a [`Deferred`] lived, a bit each.
+/// Signals that arrived while a [`Deferred`] existed: bit N stands for element N of [`DEFERRED`].
 static LATER: AtomicI32 = AtomicI32::new(0);
 /// Number of live values of [`Deferred`], and the signals that they changed.
 static DEFERS: Mutex<(usize, Vec<c_int>)> = Mutex::new((0, Vec::new()));
 
-/// While it lives, signals that would end or stop this process wait: they do so afterwards. Signals
-/// that are ignored or have a handler of their own stay as they are. SIGKILL and SIGSTOP cannot
-/// wait.
+/// While a value exists, signals that would end or stop this process are deferred; the drop of the
+/// last value raises them. Signals that are ignored or have a handler are not affected. SIGKILL and
+/// SIGSTOP cannot be deferred.
 #[derive(Debug)]
 pub struct Deferred(());
 
@@ -131,7 +131,8 @@ impl Drop for Deferred {
 }
 
 /// From now on this process ignores the signals that end or stop a process by default and that
-/// people and supervisors send, and SIGPIPE. SIGKILL and SIGSTOP cannot be ignored.
+/// people and supervisors send, SIGPIPE, SIGUSR1 and SIGUSR2. SIGKILL and SIGSTOP cannot be
+/// ignored.
 pub fn ignore_requests_to_end() {
     for signal in DEFERRED.into_iter().chain([libc::SIGPIPE, libc::SIGUSR1, libc::SIGUSR2]) {
         set_action(signal, libc::SIG_IGN);
@@ -155,14 +156,14 @@ fn no_action() -> libc::sigaction {
 
 fn action(signal: c_int) -> libc::sighandler_t {
     let mut now = no_action();
-    // SAFETY: a null pointer changes nothing; the other is to what the call writes there.
+    // SAFETY: with a null new action the call changes nothing; it writes the current one to `now`.
     unsafe { libc::sigaction(signal, ptr::null(), &raw mut now) };
     now.sa_sigaction
 }
 
 fn set_action(signal: c_int, handler: libc::sighandler_t) {
     let new = libc::sigaction { sa_sigaction: handler, sa_flags: libc::SA_RESTART, ..no_action() };
-    // SAFETY: the handler is `SIG_DFL`, one that was installed before, or ours, which only stores
-    // to an atomic.
+    // SAFETY: the handler is `SIG_DFL`, `SIG_IGN`, one that was installed before, or one of ours,
+    // which only write to an atomic.
     unsafe { libc::sigaction(signal, &raw const new, ptr::null_mut()) };
 }

@@ -1,8 +1,9 @@
-//! Running a command again and again under a small process of its own, with what each run cost.
+//! Runs a command repeatedly from a small launcher process, and reports the resources used by each
+//! run.
 //!
 //! The kernel gives a new program the peak RSS of the process that it replaces, so a command
-//! started by a large program seems to be as large. [`Launcher::start`] forks a process that holds
-//! little and does nothing but start the command:
+//! started by a large program seems to be as large. [`Launcher::start`] forks a process with a
+//! small footprint that only starts the command:
 //!
 //! ```text
 //! we ── start ──► launcher ── launch ──► child, held ── exec ──► command
@@ -26,7 +27,8 @@ use rustix::thread::CpuSet;
 use crate::trace::TraceEnding;
 use crate::trace::start::ExecImage;
 
-/// Kernel counts for a process and those of its children that it waited for.
+/// Resources that the kernel counted for a thread or a process. Those of an ended process include
+/// the children that it waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelUsage {
     /// CPU time in user mode.
@@ -43,9 +45,9 @@ pub struct KernelUsage {
     pub blocks_in: u64,
     /// Blocks of 512 bytes that they made dirty.
     pub blocks_out: u64,
-    /// Times that one waited.
+    /// Times that one of them released the CPU to wait.
     pub voluntary_switches: u64,
-    /// Times that one was preempted.
+    /// Times that one of them was preempted.
     pub involuntary_switches: u64,
 }
 
@@ -113,7 +115,7 @@ impl KernelUsage {
 pub struct RunOutcome {
     /// Ending of the command.
     pub ending: TraceEnding,
-    /// From before `exec` until its end was known.
+    /// Time from before `exec` until the launcher reaped the command.
     pub wall: Duration,
     /// Resources used since `exec`.
     pub usage: KernelUsage,
@@ -126,7 +128,7 @@ pub struct RunOutcome {
 #[repr(C)]
 struct Board {
     pid: libc::pid_t,
-    /// Why the command could not be executed; 0 where it was.
+    /// Error of `fork` or `exec`; 0 if the command was executed.
     errno: c_int,
     status: c_int,
     begun: libc::timespec,
@@ -157,9 +159,9 @@ pub struct Launcher {
 
 impl Launcher {
     /// Forks the launcher for a command. A name without a slash is searched for in `PATH`. With
-    /// `cpu`, the command runs on that CPU alone. Best done early: what this process holds by then
-    /// is the floor of every peak RSS. A Ctrl-C ends the launcher as well, unless
-    /// [`crate::interrupt`] notes it.
+    /// `cpu`, the command runs on that CPU alone. Call it early: the resident memory of this
+    /// process at that time is the floor of every peak RSS. A Ctrl-C ends the launcher as well,
+    /// unless [`crate::interrupt`] records it.
     ///
     /// # Errors
     /// `ENOENT` if the program does not exist, `EACCES` if it cannot be executed: a shell reports
@@ -172,11 +174,11 @@ impl Launcher {
         Launcher::start_with(program, arguments, cpu, &[])
     }
 
-    /// As [`Launcher::start`]; the command has these variables in its environment, beside ours or
-    /// in their place.
+    /// As [`Launcher::start`]; `variables` are added to the inherited environment, or replace
+    /// variables of the same name.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Launcher::start`]; `InvalidInput` for a variable that contains a NUL byte.
     pub fn start_with(
         program: &OsStr,
         arguments: &[OsString],
@@ -261,7 +263,7 @@ impl Launcher {
     }
 
     /// Content of the board after an end. The two sides never use it at the same time: each message
-    /// on the channel passes it on.
+    /// on the channel transfers the right to use it.
     fn board(&self) -> Board {
         // SAFETY: the memory is mapped while `self` lives and holds a struct of numbers, all zero
         // at first.
@@ -296,7 +298,7 @@ impl RunningCommand<'_> {
         self.pid
     }
 
-    /// Waits for its end until the deadline; `None` where it runs on.
+    /// Waits for the end of the command until the deadline; `None` if the command still runs.
     ///
     /// # Errors
     /// Returns the error of `exec` if the command could not be executed; `UnexpectedEof` if the
@@ -305,7 +307,7 @@ impl RunningCommand<'_> {
         self.wait_or(deadline, None)
     }
 
-    /// The same; also `None` as soon as there is something to read from `other`.
+    /// As [`RunningCommand::wait`]; also returns `None` as soon as `other` is readable.
     ///
     /// # Errors
     /// As of [`RunningCommand::wait`].
@@ -331,8 +333,8 @@ impl RunningCommand<'_> {
         }))
     }
 
-    /// Sleeps until the launcher has something to say; `false` where the deadline passed, a signal
-    /// came or `other` can be read.
+    /// Waits for a message of the launcher; `false` if the deadline passed, a signal arrived or
+    /// `other` is readable first.
     fn has_news(
         &self,
         deadline: Option<Instant>,
@@ -365,7 +367,7 @@ fn time(at: libc::timespec) -> Duration {
 }
 
 fn map_board() -> io::Result<NonNull<Board>> {
-    // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+    // SAFETY: the kernel chooses a free address, so the new mapping replaces no existing one.
     let start = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -417,9 +419,9 @@ struct LauncherData {
     board: *mut Board,
 }
 
-/// The launcher's part, until our end of the channel is closed. No allocation, no lock, no
-/// unwinding, here and in the child: another thread of the parent may have been inside any of these
-/// when it forked.
+/// Main loop of the launcher, until the parent's end of the channel is closed. No allocation, no
+/// lock, no unwinding, here and in the child: another thread of the parent may have been inside any
+/// of these when it forked.
 fn serve(path: &CString, words: ExecArguments<'_>, ours: [RawFd; 2], place: LauncherData) -> ! {
     for fd in ours {
         // SAFETY: the parent's ends are not used here; closing them lets us notice the parent's
@@ -454,7 +456,7 @@ fn serve(path: &CString, words: ExecArguments<'_>, ours: [RawFd; 2], place: Laun
     leave(0)
 }
 
-/// Waits for the end of the command, and writes down when and how it was and what it used.
+/// Waits for the end of the command, and records its time, status and resource usage on the board.
 fn wait_for(pid: libc::pid_t, board: *mut Board) {
     let mut status = 0;
     let mut usage = zeroed();
@@ -473,7 +475,7 @@ fn wait_for(pid: libc::pid_t, board: *mut Board) {
     unsafe { (*board).after = usage };
 }
 
-/// The child's part: returns only where the command cannot be executed.
+/// Executes the command in the child; returns only if `exec` fails.
 fn execute(path: &CString, (argv, envp): ExecArguments<'_>, board: *mut Board) {
     // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not expect
     // to be started so.

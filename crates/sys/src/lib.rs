@@ -1,6 +1,6 @@
 //! The kernel edge: system calls, ioctls, ptrace, probes. Typed and thin; no policy.
 //!
-//! One file an interface. Errors are what the kernel answered, as [`std::io::Error`].
+//! Each file wraps one interface. Errors are those that the kernel returned, as [`std::io::Error`].
 
 pub mod bpf;
 pub mod cache;

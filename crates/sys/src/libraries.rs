@@ -26,11 +26,10 @@ struct ReadOnlySegment {
 }
 
 /// Replaces the read-only pages of all shared libraries by copies of them, the first time that it
-/// is called. Returns whether this process maps none of the libraries' own pages any more, but
-/// those that can be written.
+/// is called. Returns true if all of these pages are private copies now.
 ///
-/// The mappings keep their names and what may be done with them. Copying takes about 1 us and 4 KiB
-/// a page.
+/// The mappings keep their names and permissions. Copying takes about 1 us, and one page of memory,
+/// for each page.
 pub fn copy_libraries() -> bool {
     static COPIED: OnceLock<bool> = OnceLock::new();
     *COPIED.get_or_init(|| segments().iter().filter(|segment| !segment.copy()).count() == 0)
@@ -38,7 +37,7 @@ pub fn copy_libraries() -> bool {
 
 fn segments() -> Vec<ReadOnlySegment> {
     let mut segments = Vec::new();
-    // SAFETY: the callback takes the pointer for what it is, a vector that outlives the call and
+    // SAFETY: the callback casts the pointer to its true type: a vector that outlives the call and
     // that nothing else uses.
     unsafe { libc::dl_iterate_phdr(Some(of_library), (&raw mut segments).cast()) };
     segments
@@ -47,7 +46,8 @@ fn segments() -> Vec<ReadOnlySegment> {
 /// Adds the read-only segments of a library to the vector at `found`.
 ///
 /// # Safety
-/// `info` is from `dl_iterate_phdr`, and `found` is a `Vec<Segment>` that nothing else uses.
+/// `info` is from `dl_iterate_phdr`, and `found` is a `Vec<ReadOnlySegment>` that nothing else
+/// uses.
 unsafe extern "C" fn of_library(
     info: *mut libc::dl_phdr_info,
     _: libc::size_t,
@@ -80,7 +80,8 @@ unsafe extern "C" fn of_library(
 }
 
 impl ReadOnlySegment {
-    /// True if its pages are copies now. SELinux and `PR_SET_MDWE` forbid it for code.
+    /// Replaces the pages by private copies; false if this failed. SELinux and `PR_SET_MDWE` forbid
+    /// it for code.
     fn copy(&self) -> bool {
         let usual =
             libc::PROT_READ | if self.executable { libc::PROT_EXEC } else { libc::PROT_NONE };
@@ -107,15 +108,15 @@ impl ReadOnlySegment {
             // SAFETY: the loader mapped the page, and it can be read.
             let value = unsafe { byte.read_volatile() };
             // SAFETY: the mapping is private, and the caller has made it writable. Nothing else
-            // writes to a read-only segment, so the byte stays what it is for whoever reads or runs
-            // it meanwhile.
+            // writes to a read-only segment, so threads that read or run the byte meanwhile find it
+            // unchanged.
             unsafe { byte.write_volatile(value) };
         }
     }
 
     fn protect(&self, flags: c_int) -> bool {
         let start = std::ptr::with_exposed_provenance_mut(self.pages.start);
-        // SAFETY: what the pages are read and run for stays permitted.
+        // SAFETY: the flags always contain read access, and execute access for code.
         unsafe { libc::mprotect(start, self.pages.len(), flags) == 0 }
     }
 }
@@ -149,6 +150,8 @@ mod tests {
 
     #[test]
     fn copied_libraries_are_not_mapped_from_files_any_more() {
+        let pages = &crate::own_memory::CODE_PAGES;
+        let _alone = pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let segments = segments();
         if segments.is_empty() {
             return skip(&Lack::Machine("the test program is linked statically"));

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 /// Advice on a range. The numbers are those of every supported architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,40 +31,45 @@ pub enum Advice {
     PopulateRead = 22,
     /// Fill page tables as writing would (Linux 5.14).
     PopulateWrite = 23,
-    /// Not used soon (Linux 5.4). On a part of a huge page it splits it.
+    /// Not used soon (Linux 5.4). For a part of a huge page, the kernel splits the page.
     Cold = 20,
     /// Reclaim now (Linux 5.4).
     PageOut = 21,
-    /// Make huge pages of it now, whatever the settings say (Linux 6.1).
+    /// Collapse into huge pages now, regardless of the settings (Linux 6.1).
     Collapse = 25,
 }
 
 /// The most ranges that one call takes (`UIO_MAXIOV`).
 pub const MAX_RANGES: usize = 1024;
 
-/// A process that keeps its identity while this lives: its id is not given to another meanwhile.
+/// A process by its pidfd, which never refers to another process, even if the kernel reuses the
+/// PID.
 #[derive(Debug)]
 pub struct PidfdProcess(OwnedFd);
 
-/// Calls `madvise` of the C library for no memory at all: what the call itself takes.
+/// Calls `madvise` of the C library with a length of 0, to measure the cost of the call itself.
 pub fn nothing() {
-    // SAFETY: of no bytes at no address nothing is advised.
+    // SAFETY: a length of 0 affects no memory.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_NORMAL) };
 }
 
 impl PidfdProcess {
-    /// Takes hold of a process.
+    /// Opens the pidfd of a process.
     ///
     /// # Errors
-    /// `ESRCH` where it is gone, `ENOSYS` before Linux 5.3.
+    /// `EINVAL` for the own process, `ESRCH` where it is gone, `ENOSYS` before Linux 5.3.
     pub fn open(pid: u32) -> io::Result<PidfdProcess> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        // From Linux 6.13 on, `process_madvise` discards memory of the caller.
+        if pid == getpid() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
         Ok(PidfdProcess(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Gives advice on up to [`MAX_RANGES`] ranges. Returns how many bytes were advised: the kernel
-    /// goes on to the next range only after success, so it stops at the first it cannot serve.
+    /// Gives advice on up to [`MAX_RANGES`] ranges. Returns the number of advised bytes: the kernel
+    /// stops at the first range that it cannot serve.
     ///
     /// # Errors
     /// `EINVAL` for advice that the kernel does not take for another process, `EPERM` without
@@ -78,9 +83,8 @@ impl PidfdProcess {
                 iov_len: size(range.end.saturating_sub(range.start)),
             })
             .collect();
-        // SAFETY: the kernel reads `pieces`, which outlives the call; the addresses in it are those
-        // of the other process, of which any advice that loses data is refused unless it is
-        // ourselves.
+        // SAFETY: the kernel reads `pieces`, which outlives the call. The addresses in it are those
+        // of another process, for which the kernel refuses any advice that loses data.
         let advised = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -115,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_that_loses_data_of_other_processes_is_refused() {
+    fn advice_that_is_not_for_other_processes_is_refused() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = PidfdProcess::open(child.id()).unwrap();
         let range = 0x1000..0x2000;
@@ -128,7 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_an_error() {
+    fn the_own_process_and_a_missing_one_are_errors() {
+        let own = PidfdProcess::open(std::process::id()).unwrap_err();
+        assert_eq!(own.raw_os_error(), Some(libc::EINVAL));
         assert_eq!(PidfdProcess::open(0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         assert_eq!(PidfdProcess::open(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }

@@ -1,4 +1,4 @@
-//! Files of results: complete, or as they were before.
+//! Result files: written completely, or left as they were before.
 //!
 //! A regular file is replaced in one step by a new one that was written beside it without a name,
 //! so that a full disk, a signal or a kill leaves the old file as it was and no half of a new one.
@@ -18,8 +18,8 @@ use tempfile::TempPath;
 /// Users that may read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileReaders {
-    /// Its owner alone (0600), since it holds addresses or contents of a process's memory. It is on
-    /// disk before it takes the place of another.
+    /// Its owner alone (0600), since it holds addresses or contents of a process's memory. The file
+    /// is flushed to disk before it replaces another.
     Owner,
     /// As the umask says; a file that is replaced keeps its mode and owner.
     Umask,
@@ -107,7 +107,7 @@ enum Destination {
 impl Destination {
     fn for_path(path: &Path) -> io::Result<Destination> {
         let Some(target) = followed(path)? else {
-            // As a shell does, also where the descriptor is that of a file.
+            // Truncated as by a shell redirection, even if the descriptor refers to a regular file.
             return Ok(Destination::Stream(emptied(path)?));
         };
         match existing(&target)? {
@@ -126,7 +126,7 @@ impl Destination {
 /// Target of a path that may be a link; `None` for a link in `/proc`, which leads to an open file
 /// whatever its name.
 fn followed(path: &Path) -> io::Result<Option<PathBuf>> {
-    /// As many as the kernel follows.
+    /// The limit of the kernel (`MAXSYMLINKS`).
     const MAX_LINKS: usize = 40;
     let mut at = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -159,9 +159,9 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A file that is to take a place.
+/// A new file that will replace the target.
 enum NewFile {
-    /// Without a name: it is gone with this process, however that ends.
+    /// Without a name (`O_TMPFILE`): the kernel deletes it when this process ends.
     Unnamed(File),
     /// On file systems that have no files without a name.
     Named(File, TempPath),
@@ -187,7 +187,7 @@ impl NewFile {
             }
         };
         if let (FileReaders::Umask, Some(old)) = (access, old) {
-            // Only root may give files away: otherwise it becomes ours.
+            // Only root may change the owner; otherwise the new file belongs to this user.
             let _ = fchown(new.file(), Some(old.uid()), Some(old.gid()));
             new.file().set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
         }
@@ -200,7 +200,7 @@ impl NewFile {
         }
     }
 
-    /// Takes the place.
+    /// Replaces the target by this file.
     fn replace(&mut self, target: &Path) -> io::Result<()> {
         match self {
             NewFile::Unnamed(file) => Ok(named(file, target)?.persist(target)?),
@@ -218,7 +218,7 @@ impl NewFile {
 fn unnamed(folder: &Path, mode: u32) -> io::Result<Option<File>> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::from_raw_mode(mode)) {
-        // By this path it gets a name: in a /proc of another pid namespace it has none.
+        // `linkat` needs this path, which does not exist if /proc is of another PID namespace.
         Ok(file) if fs::metadata(path_of(&file)).is_ok() => Ok(Some(file.into())),
         Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
         Err(error) => Err(error.into()),
@@ -229,7 +229,7 @@ fn path_of(file: impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
-/// Gives a file a name beside its place, since a name that is taken cannot be given.
+/// Links a file to a temporary name beside the target, since `linkat` cannot replace a file.
 fn named(file: &File, target: &Path) -> io::Result<TempPath> {
     let give = |name: &Path| -> io::Result<()> {
         Ok(linkat(CWD, path_of(file), CWD, name, AtFlags::SYMLINK_FOLLOW)?)
@@ -245,7 +245,7 @@ fn named(file: &File, target: &Path) -> io::Result<TempPath> {
 /// file stays until the new one is complete; until then the new one has the name `NAME.part`.
 #[derive(Debug)]
 pub struct Growing {
-    /// As it was asked for.
+    /// Requested path.
     name: PathBuf,
     /// Present path; `None` for a device, a FIFO or an open descriptor.
     at: Option<PathBuf>,
@@ -277,8 +277,8 @@ impl Growing {
         }
     }
 
-    /// Makes a file that its owner alone can read at a name that nothing has, no link either:
-    /// `PATH`, `PATH.2` and so on.
+    /// Makes a file that its owner alone can read, under a name that does not exist, not even as a
+    /// link: `PATH`, `PATH.2` and so on.
     ///
     /// # Errors
     /// Returns the error of creating the file.
@@ -305,8 +305,8 @@ impl Growing {
         Ok(self.name)
     }
 
-    /// It is complete, and goes to a name that nothing has instead of its own: `PATH`, `PATH.2` and
-    /// so on.
+    /// Completes the file under a name that does not exist, instead of its own: `PATH`, `PATH.2`
+    /// and so on.
     ///
     /// # Errors
     /// Returns the error of creating or renaming a file.
@@ -319,7 +319,7 @@ impl Growing {
         Ok(to)
     }
 
-    /// It is of no use to anyone.
+    /// Removes the file, unless it is a device, a FIFO or an open descriptor.
     pub fn discard(self) {
         if let Some(at) = self.at {
             let _ = fs::remove_file(at);
@@ -327,7 +327,7 @@ impl Growing {
     }
 }
 
-/// Puts a file on disk, where it is one that can be.
+/// Flushes a file to disk; a file that cannot be flushed, such as a pipe, is not an error.
 fn on_disk(file: &File) -> io::Result<()> {
     match file.sync_all() {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(growing.path(), path, "nothing was there");
         file.write_all(b"first").unwrap();
         assert_eq!(growing.complete(&file).unwrap(), path);
-        // One that was killed.
+        // A recording whose process was killed.
         let (_, mut killed) = Growing::create(&path).unwrap();
         killed.write_all(b"cut").unwrap();
         let (growing, mut file) = Growing::create(&path).unwrap();

@@ -52,12 +52,16 @@ fn release_segment(start: u64, size: u64) {
     else {
         return;
     };
-    // SAFETY: the pages are a private mapping of a file without written copies, since the segment
-    // is not writable: the next access reads the same bytes from the file.
+    // SAFETY: the pages are a private mapping of a file, and a private copy has the same bytes,
+    // since the segment is not writable: the next access reads them from the file.
     unsafe {
         libc::madvise(ptr::without_provenance_mut(first), length, libc::MADV_DONTNEED);
     }
 }
+
+/// Held by tests that compare the code pages of this process before and after they replace them.
+#[cfg(test)]
+pub(crate) static CODE_PAGES: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
@@ -74,6 +78,7 @@ mod tests {
 
     #[test]
     fn code_is_unmapped_and_still_runs() {
+        let _alone = CODE_PAGES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Other tests run meanwhile, and read code too.
         let shrinks = || {
             let before = resident("RssFile:");

@@ -103,7 +103,7 @@ impl FileWindow {
         let length = usize::try_from(length).map_err(invalid)?.next_multiple_of(page_size);
         let offset = libc::off_t::try_from(offset).map_err(invalid)?;
         let file = file.as_fd().as_raw_fd();
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses a free address, so the new mapping replaces no existing one.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -141,7 +141,8 @@ impl FileWindow {
     /// Fills the page-table entry of a page, and returns its address.
     ///
     /// # Errors
-    /// `EFAULT` behind the end of the file, `EINVAL` before Linux 5.14.
+    /// `EFAULT` behind the end of the file; `EINVAL` behind the end of the window, and before Linux
+    /// 5.14.
     pub fn populate(&self, page: usize) -> io::Result<u64> {
         let offset = page.saturating_mul(self.page_size);
         if offset >= self.length {

@@ -1,4 +1,4 @@
-//! `PAGEMAP_SCAN` (Linux 6.7): which pages of a range have which properties, as runs.
+//! `PAGEMAP_SCAN` (Linux 6.7): runs of pages with the same properties in a range.
 
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ impl Categories {
     pub const HUGE: Categories = Categories(1 << 6);
     /// Written since `clear_refs`, where the kernel tracks it.
     pub const SOFT_DIRTY: Categories = Categories(1 << 7);
-    /// A guard region (`MADV_GUARD_INSTALL`); older kernels refuse to be asked for it.
+    /// A guard region (`MADV_GUARD_INSTALL`); older kernels reject the request.
     pub const GUARD: Categories = Categories(1 << 8);
 
     /// True if every property of `other` is in `self`.
@@ -45,12 +45,12 @@ impl BitOr for Categories {
     }
 }
 
-/// Which pages to look for and what to say of them.
+/// Properties that pages must have, and properties to report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScanRequest {
     /// A page must have all of these.
     pub all_of: Categories,
-    /// And one of these, where any are named.
+    /// A page must also have at least one of these, unless this is empty.
     pub any_of: Categories,
     /// The properties to report of a page that matches; runs that differ in them are separate.
     pub report: Categories,
@@ -66,7 +66,7 @@ pub struct ScanRegion {
     pub start: u64,
     /// One past the last address.
     pub end: u64,
-    /// Those of the asked properties that its pages have.
+    /// Reported properties that its pages have.
     pub categories: Categories,
 }
 
@@ -103,8 +103,9 @@ const _: () = assert!(size_of::<ScanArgument>() == 96 && size_of::<ScanRegion>()
 /// pages that match. The walk holds the process's mmap lock.
 ///
 /// # Errors
-/// `ENOTTY` before Linux 6.7; `EINVAL` for a range off page bounds, outside the address space,
-/// or a property the kernel does not know; `ESRCH` where the process is gone.
+/// `ENOTTY` before Linux 6.7; `EINVAL` for a start off page bounds, or a property that the kernel
+/// does not know; `EFAULT` for a range outside the address space; `ESRCH` where the process is
+/// gone.
 ///
 /// # Complexity
 /// One step a page-table entry; empty page-table levels are skipped whole.

@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, AsRawFd};
 /// The process that connected, as it was then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its id here; none where it is of a pid namespace that is not seen from here.
+    /// Its PID in our PID namespace; `None` if the process is not visible there.
     pub pid: Option<u32>,
     /// Its effective user.
     pub uid: u32,
 }
 
-/// Asks the kernel who has connected.
+/// Reads the credentials of the process at the other end.
 ///
 /// # Errors
 /// `ENOTSOCK` if it is not a socket.

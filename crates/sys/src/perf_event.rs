@@ -28,11 +28,12 @@ impl PerfType {
 pub struct PerfEvent {
     /// Type of the event.
     pub kind: PerfType,
-    /// Which event.
+    /// The event, as its type defines it.
     pub config: u64,
-    /// More of it, for a PMU that needs more.
+    /// First extra parameter of a PMU, address of a breakpoint, or address of the path of a
+    /// uprobe's file.
     pub config1: u64,
-    /// Still more.
+    /// Second extra parameter of a PMU, length of a breakpoint, or file offset of a uprobe.
     pub config2: u64,
     /// For a breakpoint, the kinds of accesses: `HW_BREAKPOINT_*` of `linux/hw_breakpoint.h`.
     pub accesses: u32,
@@ -46,7 +47,7 @@ mod access {
 }
 
 impl PerfEvent {
-    /// `PERF_COUNT_SW_BPF_OUTPUT`: that a program of ours in the kernel has written something.
+    /// `PERF_COUNT_SW_BPF_OUTPUT`: output of a BPF program.
     pub const OUTPUT: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 10);
 
     /// An event that `config` alone names.
@@ -66,7 +67,7 @@ impl PerfEvent {
         }
     }
 
-    /// That an instruction of a file is about to be executed, wherever it is mapped: a uprobe.
+    /// A uprobe: an instruction of a file is about to be executed, in any process that maps it.
     /// `kind` is the PMU `uprobe`, as its `type` in sysfs says; the path lives as long as the
     /// process does, since the event names it by its address.
     pub fn instruction(kind: PerfType, path: &'static CStr, offset: u64) -> PerfEvent {
@@ -74,7 +75,7 @@ impl PerfEvent {
         PerfEvent { kind, config: 0, config1, config2: offset, accesses: 0 }
     }
 
-    /// That an instruction is about to be executed.
+    /// An execution breakpoint: the instruction at `address` is about to be executed.
     pub const fn arrival(address: u64) -> PerfEvent {
         // Length of an instruction that the kernel expects.
         let config2 = size_of::<std::ffi::c_long>() as u64;
@@ -83,26 +84,26 @@ impl PerfEvent {
     }
 }
 
-/// Process, thread or CPU whose events are counted.
+/// Thread or CPU whose events are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerfScope {
-    /// Those of the thread that opens the counter.
+    /// The thread that opens the counter.
     ThisThread,
-    /// Those of this thread.
+    /// This thread, on any CPU.
     Thread(u32),
-    /// Those of this thread while it runs on this CPU.
+    /// This thread while it runs on this CPU.
     ThreadOn {
-        /// Its number.
+        /// Thread id.
         thread: u32,
-        /// The CPU's.
+        /// CPU number.
         cpu: u32,
     },
-    /// Those of all that runs on this CPU.
+    /// Everything that runs on this CPU.
     Cpu(u32),
 }
 
 impl PerfScope {
-    /// The two numbers that say so to the kernel.
+    /// The `pid` and `cpu` arguments of `perf_event_open`.
     fn numbers(self) -> io::Result<(libc::pid_t, c_int)> {
         const ANY: c_int = -1;
         let number = |number: u32| {
@@ -120,12 +121,11 @@ impl PerfScope {
 /// When and where a counter counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mode {
-    /// New threads and children of the counted thread count too, and theirs.
+    /// Also counts the threads and children that the counted thread creates, and their descendants.
     pub inherit: bool,
-    /// Does not count before [`PerfCounter::enable`], or before an `exec` where `enable_on_exec`
-    /// says so.
+    /// Does not count before [`PerfCounter::enable`], or before an `exec` with `enable_on_exec`.
     pub disabled: bool,
-    /// Starts at the next `exec` of the counted thread; for an inherited counter of the child's.
+    /// Starts at the next `exec` of the counted thread; an inherited counter at that of the child.
     pub enable_on_exec: bool,
     /// Counts in user mode only: what anyone may count while `kernel.perf_event_paranoid` is 2.
     pub exclude_kernel: bool,
@@ -159,7 +159,7 @@ pub(crate) struct PerfEventAttr {
 }
 
 impl PerfEventAttr {
-    /// Those of an event, when and where it is to be counted.
+    /// Attributes that count `event` in `mode`.
     pub(crate) fn new(event: PerfEvent, mode: Mode) -> PerfEventAttr {
         let bits = [
             (mode.disabled, flag::DISABLED),
@@ -214,7 +214,7 @@ const IOC_ENABLE: libc::Ioctl = 0x2400;
 const IOC_DISABLE: libc::Ioctl = 0x2401;
 const IOC_RESET: libc::Ioctl = 0x2403;
 const IOC_SET_FILTER: libc::Ioctl = 0x4008_2406;
-/// Makes an ioctl of a leader one of its whole group.
+/// Applies an ioctl of a leader to its whole group.
 const IOC_FLAG_GROUP: c_ulong = 1;
 
 /// Value of a counter.
@@ -222,13 +222,14 @@ const IOC_FLAG_GROUP: c_ulong = 1;
 pub struct PerfCount {
     /// Count while it ran.
     pub value: u64,
-    /// For how many nanoseconds it should have counted.
+    /// Nanoseconds for which the counter was enabled.
     pub enabled: u64,
-    /// For how many it did: fewer where more counters are wanted than the CPU has.
+    /// Nanoseconds for which it counted: fewer if the kernel multiplexes more counters than the CPU
+    /// has.
     pub running: u64,
 }
 
-/// An open counter. Closing it is dropping it; of a group, the leader last.
+/// An open counter. Dropping it closes it; drop the leader of a group last.
 #[derive(Debug)]
 pub struct PerfCounter {
     fd: OwnedFd,
@@ -253,10 +254,10 @@ impl PerfCounter {
     }
 
     /// Opens the leader of a group that is read in one call with [`PerfCounter::read_group`]. Its
-    /// members are opened so too, with it as their leader.
+    /// members are opened by this function too, with it as their leader.
     ///
     /// # Errors
-    /// As [`PerfCounter::open`]; `EINVAL` together with `inherit` before Linux 4.3.
+    /// As [`PerfCounter::open`]; `EINVAL` together with `inherit` before Linux 4.13.
     pub fn open_in_group(
         event: PerfEvent,
         whose: PerfScope,
@@ -282,9 +283,9 @@ impl PerfCounter {
         PerfCounter::open_with(&attributes, whose, leader, group)
     }
 
-    /// Has a process get a SIGTRAP whose code is `TRAP_PERF` (since Linux 5.13) in each thread that
-    /// is about to execute an instruction: in this one and in those that it makes. It ends with the
-    /// counter, also where we are killed, and with an `exec`.
+    /// Makes the kernel send a SIGTRAP with the code `TRAP_PERF` (Linux 5.13) to a thread that is
+    /// about to execute the instruction at `address`: to `thread`, and to the threads that it
+    /// creates. The trap ends with the counter, also if this process is killed, and at an `exec`.
     ///
     /// # Errors
     /// As [`PerfCounter::open`]; `EINVAL` before 5.13.
@@ -338,10 +339,10 @@ impl PerfCounter {
     /// Reads a whole group from its leader in one call: the values in the order of opening.
     ///
     /// # Errors
-    /// Those of `read`; `InvalidData` where the group has not as many members as `values`, or was
-    /// opened alone.
+    /// Those of `read`; `InvalidData` if the number of members differs from the length of `values`,
+    /// or if the counter was opened alone.
     pub fn read_group(&self, values: &mut [u64]) -> io::Result<GroupTimes> {
-        /// A group of more does not fit any CPU.
+        /// A larger group does not fit the counters of any CPU.
         const MAX_GROUP: usize = 16;
         const HEAD: usize = 3;
         if !self.group || values.len() > MAX_GROUP {
@@ -370,7 +371,8 @@ impl PerfCounter {
         Ok(())
     }
 
-    /// Starts counting; of a group's leader, those of the group that were not opened as disabled.
+    /// Starts counting. A leader also starts the members of its group that were not opened as
+    /// disabled.
     ///
     /// # Errors
     /// Those of `ioctl`.
@@ -378,8 +380,7 @@ impl PerfCounter {
         self.control(IOC_ENABLE, 0)
     }
 
-    /// Stops counting; of a group's leader, the whole group: no member counts while the leader does
-    /// not.
+    /// Stops counting. A leader stops its whole group: no member counts while the leader does not.
     ///
     /// # Errors
     /// Those of `ioctl`.
@@ -389,7 +390,7 @@ impl PerfCounter {
         self.control(IOC_DISABLE, 0)
     }
 
-    /// Sets the value to 0, not the times; of a group's leader, all values of the group.
+    /// Sets the value to 0, not the times. A leader resets all values of its group.
     ///
     /// # Errors
     /// Those of `ioctl`.
@@ -405,7 +406,7 @@ impl PerfCounter {
         }
     }
 
-    /// Counts only where a field of the tracepoint has a value: `reason == 4`.
+    /// Counts only events of a tracepoint whose fields match an expression such as `reason == 4`.
     ///
     /// # Errors
     /// `EINVAL` for an expression that the kernel rejects, or an event that is not a tracepoint.

@@ -1,5 +1,5 @@
-//! The page that the kernel shares with who counts, by which a counter of the CPU is read without a
-//! system call.
+//! The page that the kernel shares with the owner of a counter, to read a hardware counter without
+//! a system call.
 //!
 //! ```text
 //! struct perf_event_mmap_page   0 version   4 compat_version   8 lock   12 index   16 offset
@@ -7,9 +7,9 @@
 //!                              48 pmc_width   50 time_shift   52 time_mult   56 time_offset
 //! ```
 //!
-//! `lock` changes whenever the kernel writes, which it does on the CPU and in the thread that
-//! reads, in an interrupt or while another thread runs: what was read between two equal values of
-//! it belongs together.
+//! `lock` changes whenever the kernel writes the page. The kernel writes on the CPU of the reading
+//! thread, in an interrupt or while another thread runs. So fields read between two equal values of
+//! `lock` are consistent.
 
 use std::io;
 use std::mem::offset_of;
@@ -57,10 +57,10 @@ pub struct PerfPage {
 }
 
 impl PerfPage {
-    /// Maps the page of a counter of the calling thread. It outlives the counter, and then stands
-    /// still.
+    /// Maps the page of a counter of the calling thread. The mapping outlives the counter; its
+    /// values then no longer change.
     ///
-    /// A child made by `fork` does not have it.
+    /// A child made by `fork` does not inherit the mapping.
     ///
     /// # Errors
     /// `EINVAL` for a counter that new threads inherit; `EPERM` beyond
@@ -68,24 +68,24 @@ impl PerfPage {
     pub fn map_counter(counter: &PerfCounter) -> io::Result<PerfPage> {
         let length = rustix::param::page_size();
         let (fd, shared) = (counter.as_fd(), MapFlags::SHARED);
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses a free address, so the new mapping replaces no existing one.
         let start = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, shared, fd, 0) }?;
         let head =
             NonNull::new(start.cast::<PerfPageHead>()).expect("the kernel maps nothing at 0");
         Ok(PerfPage { head, length })
     }
 
-    /// Reads the counter in user mode, with its times as of now. `None` where the kernel must be
-    /// asked: for what it counts itself, where `rdpmc` is not allowed, on other CPUs than x86.
+    /// Reads the counter in user mode, with its times as of now. `None` if only a system call can
+    /// read it: a software event, `rdpmc` not allowed, or a CPU other than x86-64.
     ///
-    /// Only the thread that the counter counts may ask.
+    /// Only the thread that the counter counts may call this.
     #[inline]
     pub fn read(&self) -> Option<PerfCount> {
         // SAFETY: the page is mapped for reading until `self` is dropped, the kernel fills it from
         // its start, and all that changes is atomic.
         let head = unsafe { self.head.as_ref() };
-        // SAFETY: `read` passes on only what the page says while it says that `rdpmc` is allowed,
-        // which holds as long as it is mapped.
+        // SAFETY: `read` passes a number only if the page allows `rdpmc`, which holds while it is
+        // mapped.
         let pmc = |number| unsafe { instructions::pmc(number) };
         read(head, pmc, instructions::time_stamp)
     }
@@ -130,7 +130,7 @@ fn read_once(
     let enabled = head.time_enabled.load(Ordering::Relaxed).wrapping_add(since);
     let mut running = head.time_running.load(Ordering::Relaxed);
     let mut value = head.offset.load(Ordering::Relaxed);
-    // 0: the counter is on no CPU now, and `offset` is all there is.
+    // Index 0: the counter is not on a CPU now, and `offset` is the whole count.
     if let Some(number) = head.index.load(Ordering::Relaxed).checked_sub(1) {
         let width = u32::from(head.pmc_width.load(Ordering::Relaxed));
         value = value.wrapping_add(sign_extended(pmc(number), width));
@@ -139,7 +139,7 @@ fn read_once(
     Some(PerfCount { value: value.cast_unsigned(), enabled, running })
 }
 
-/// A counter of `width` bits starts below 0, so that it overflows when the kernel wants to know.
+/// A counter of `width` bits starts below 0, so that it overflows at the end of a period.
 fn sign_extended(value: u64, width: u32) -> i64 {
     let unused = 64_u32.saturating_sub(width).min(63);
     (value << unused).cast_signed() >> unused
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn no_page_whatever_stops_the_reader() {
+    fn extreme_values_of_a_page_do_not_panic() {
         for width in [0, 1, 63, 64, 65, u16::MAX] {
             let head = PerfPageHead {
                 pmc_width: width.into(),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_fills_the_page_of_its_own_counter_and_says_that_it_must_be_asked() {
+    fn a_software_counter_cannot_be_read_in_user_mode() {
         if !crate::perf_event::tests::may_count() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Samples of `perf_event_open`: each event with where it happened, in a ring that the kernel
+//! Samples of `perf_event_open`: a record for each sampled event, in a ring buffer that the kernel
 //! writes and we read.
 
 use std::io;
@@ -15,36 +15,36 @@ use crate::perf_event::{
     PerfEventAttr, PerfScope,
 };
 
-/// Contents of a sample in addition to its event's [`id`], the address of the program, the thread,
-/// the time, and the CPU.
+/// Contents of a sample in addition to its event's [`id`], the instruction pointer, the thread, the
+/// time, and the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carries {
     /// The address of a page fault or an access.
     pub address: bool,
     /// Maximum number of callers in user mode, found by frame pointers.
     pub callers: u16,
-    /// True to store callers in the kernel before them; the maximum is for all together.
+    /// True to store callers in the kernel before those in user mode; `callers` limits the sum.
     pub kernel: bool,
     /// The fields of a tracepoint.
     pub raw: bool,
-    /// Registers in user mode, a bit each, by the numbers of `asm/perf_regs.h`.
+    /// Registers in user mode, as a bit mask of the numbers of `asm/perf_regs.h`.
     pub registers: u64,
-    /// Registers where it happened, be it in the kernel, in the same way.
+    /// Registers at the event itself, which may be in the kernel, as such a bit mask.
     pub registers_there: u64,
     /// Number of bytes from the stack pointer on, a multiple of 8.
     pub stack: u32,
 }
 
-/// Which samples are taken.
+/// Events to sample, and contents of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
     /// Event to sample.
     pub event: PerfEvent,
-    /// Sampling period: one in N is sampled. 0: none, they are only counted.
+    /// Sampling period N: one event in N is sampled. 0: events are only counted.
     pub every: u64,
     /// Contents of the samples.
     pub carries: Carries,
-    /// When and where; with `inherit` only for a [`PerfScope::ThreadOn`] can a ring be had.
+    /// When and where to count. With `inherit`, a ring can be mapped only if the scope has a CPU.
     pub mode: Mode,
     /// True if there are records of new mappings, programs, threads and their ends, too.
     pub tasks: bool,
@@ -94,11 +94,11 @@ const TASKS: u64 =
 
 /// `_IO('$', 5)`, and `_IOR('$', 7, __u64 *)`.
 const IOC_SET_OUTPUT: libc::Ioctl = 0x2405;
-// A number of 32 bits, which is signed where the C library is musl.
+// `libc::Ioctl` is signed with musl, and bit 31 of this number is set.
 const IOC_ID: libc::Ioctl = libc::_IOR::<u64>(0x24, 7);
 
-/// Opens an event that is sampled. [`PerfCounter::read`] says how many there were, sampled or not.
-/// Times are of `CLOCK_MONOTONIC`.
+/// Opens an event that is sampled. [`PerfCounter::read`] returns the number of events, sampled or
+/// not. Times are of `CLOCK_MONOTONIC`.
 ///
 /// # Errors
 /// As [`PerfCounter::open`]; `EMFILE`; `ENOSPC` for more breakpoints than the CPU has.
@@ -145,7 +145,7 @@ pub fn id(counter: &PerfCounter) -> io::Result<u64> {
     }
 }
 
-/// Has an event write to the ring of another, of the same CPU.
+/// Redirects the records of an event to the ring of another event of the same CPU.
 ///
 /// # Errors
 /// `EINVAL` for another CPU or clock.
@@ -185,12 +185,12 @@ pub fn open_held(events: &[HeldEvent<'_>]) -> io::Result<(DescriptorHolder, Vec<
     unsafe { DescriptorHolder::start(open) }
 }
 
-/// A record's first word: what it is (`PERF_RECORD_*`), and of which mode.
+/// First word of a record, without its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerfRecordHeader {
-    /// Type of the record.
+    /// Type of the record: `PERF_RECORD_*`.
     pub kind: u32,
-    /// Bits that depend on what it is.
+    /// `PERF_RECORD_MISC_*`: the CPU mode, and bits that depend on the type.
     pub misc: u16,
 }
 
@@ -206,7 +206,7 @@ struct PerfRingHead {
 
 const _: () = assert!(offset_of!(PerfRingHead, data_head) == 1024);
 
-/// A ring, mapped. Unmapping it is dropping it.
+/// A mapped ring buffer; dropping it unmaps it.
 #[derive(Debug)]
 pub struct PerfRing {
     head: NonNull<PerfRingHead>,
@@ -214,7 +214,7 @@ pub struct PerfRing {
     /// Data area of the ring: offset from the start, and size in bytes, a power of 2.
     offset: usize,
     size: usize,
-    /// A record that goes over the end.
+    /// Copy of the present record, which may wrap around the end of the ring.
     joined: Vec<u8>,
 }
 
@@ -226,13 +226,13 @@ impl PerfRing {
     ///
     /// # Errors
     /// `EPERM` beyond `kernel.perf_event_mlock_kb` and what the user may lock; `EINVAL` for an
-    /// event that is inherited and of no CPU; `ENOMEM`.
+    /// inherited event of a scope without a CPU; `ENOMEM`.
     pub fn map_counter(counter: &PerfCounter, size: usize) -> io::Result<PerfRing> {
         let page = rustix::param::page_size();
         let size = size.next_multiple_of(page).next_power_of_two();
         let (length, access) = (page + size, ProtFlags::READ | ProtFlags::WRITE);
         let fd = counter.as_fd();
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses a free address, so the new mapping replaces no existing one.
         let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0) }?;
         let head =
             NonNull::new(start.cast::<PerfRingHead>()).expect("the kernel maps nothing at 0");
@@ -252,14 +252,14 @@ impl PerfRing {
         self.size
     }
 
-    /// Hands on each record that there is, in the order in which they were written: what follows
-    /// the first word. Returns how many bytes there were.
+    /// Passes each record to `each`, in the order of writing: its first word, and the bytes after
+    /// it. Returns the number of bytes read.
     pub fn drain(&mut self, each: &mut dyn FnMut(PerfRecordHeader, &[u8])) -> usize {
         self.drain_within(usize::MAX, each).0
     }
 
-    /// [`PerfRing::drain`] that ends with the record that reaches `at_most` bytes. Returns how many
-    /// bytes it read, and whether the ring held more when it began.
+    /// As [`PerfRing::drain`], but ends with the record that reaches `at_most` bytes. Returns the
+    /// number of bytes read, and true if records remain of those in the ring at the start.
     pub fn drain_within(
         &mut self,
         at_most: usize,
@@ -299,7 +299,7 @@ impl PerfRing {
         (read, end.wrapping_sub(at) >= WORD as u64)
     }
 
-    /// Copies what was written from a position on, over the end.
+    /// Copies bytes from a position on, and wraps around at the end of the ring.
     fn copy(&self, position: u64, to: &mut [u8]) {
         #[expect(clippy::cast_possible_truncation, reason = "what is cut off goes round")]
         let from = position as usize & (self.size - 1);
@@ -309,7 +309,7 @@ impl PerfRing {
         for (from, to) in [(from, before), (0, behind)] {
             // SAFETY: the offset and what follows lie in the ring, which is mapped.
             let from = unsafe { data.add(self.offset + from) };
-            // SAFETY: what is between tail and head the kernel does not write, and `to` is ours.
+            // SAFETY: the kernel does not write between tail and head, and `to` is ours.
             unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         }
     }
@@ -366,7 +366,7 @@ mod tests {
             let mut found = Vec::new();
             ring.drain(&mut |header, record| {
                 assert_eq!(header.kind, SAMPLE);
-                // Identifier, place, thread, time, address, CPU.
+                // Identifier, instruction pointer, thread, time, address, CPU.
                 let words = record_words(record);
                 assert_eq!((words[0], words.len()), (id, 6));
                 found.push(words[4]);

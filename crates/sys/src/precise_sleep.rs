@@ -1,13 +1,13 @@
-//! Short rests that last as long as asked: a thread's timers may fire 50 µs late by default.
+//! Precise short sleeps: by default, a thread's timers may fire 50 µs late (timer slack).
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
 use rustix::thread::{current_timer_slack, set_current_timer_slack};
 
-/// While it lives, the thread that made it sleeps to the nanosecond the machine can do.
+/// While this value exists, the thread that made it sleeps with a timer slack of 1 ns.
 ///
-/// Dropping it puts the thread's timer slack back.
+/// Dropping it restores the thread's timer slack.
 #[derive(Debug)]
 pub struct PreciseRests {
     slack_before: Option<NonZeroU64>,

@@ -47,7 +47,7 @@ impl Priority {
         work()
     }
 
-    /// Back to the policy of before. Every thread may lower its priority.
+    /// Restores `SCHED_OTHER`. Every thread may lower its priority.
     fn lower(&self) {
         let lowered = set(libc::SCHED_OTHER, 0);
         debug_assert!(lowered.is_ok(), "{lowered:?}");

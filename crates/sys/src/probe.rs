@@ -14,7 +14,7 @@ pub struct Features {
     /// `PAGEMAP_SCAN` (Linux 6.7).
     pub pagemap_scan: bool,
     /// `pagemap` shows page-frame numbers and `kpagecount` can be read: CAP_SYS_ADMIN in the
-    /// first user namespace.
+    /// initial user namespace.
     pub frames: bool,
 }
 
@@ -29,7 +29,7 @@ impl Features {
     }
 }
 
-/// The start of a page of ours that is in memory while we look at it: it holds `here`.
+/// Start of the page that contains `here`, a variable on the stack, so the page is resident.
 fn page_of(here: &u8) -> u64 {
     (&raw const *here).addr() as u64 & !(page_size() - 1)
 }

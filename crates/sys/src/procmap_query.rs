@@ -14,8 +14,7 @@ pub struct QueriedMapping {
     pub start: u64,
     /// One past the last address.
     pub end: u64,
-    /// The size of the pages that it asks of the kernel: larger than the base page only for
-    /// hugetlb.
+    /// Page size of the mapping in bytes: larger than the base page only for hugetlb.
     pub page_size: u64,
 }
 

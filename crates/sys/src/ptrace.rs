@@ -1,5 +1,5 @@
-//! The ptrace requests that we use, typed. A thread that was killed meanwhile refuses any of them;
-//! its end is reported by waiting for it, so requests that only move a thread on return nothing.
+//! The ptrace requests that we use, typed. Each fails for a thread that was killed meanwhile;
+//! waiting reports the end of that thread, so requests that only resume a thread return nothing.
 
 use std::ffi::c_int;
 use std::io;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub(crate) mod seized;
 
-/// A thread id, or a process id: that of its main thread.
+/// A thread id. The id of a process is that of its main thread.
 pub type Tid = libc::pid_t;
 
 /// A request number, which glibc takes as unsigned and musl as signed.
@@ -55,7 +55,7 @@ const SYSCALL_INFO_HEAD: usize = 24;
 /// Position of a stopped thread in a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyscallStop {
-    /// In none: at a signal, at an event.
+    /// In no system call: at a signal or an event.
     Outside,
     /// Before it.
     Entry {
@@ -68,7 +68,7 @@ pub enum SyscallStop {
     Exit {
         /// Return value, or the error number as the kernel returns it: negative.
         value: i64,
-        /// Which of both.
+        /// True if `value` is an error number.
         is_error: bool,
     },
 }
@@ -76,7 +76,7 @@ pub enum SyscallStop {
 /// A stopped thread, as `PTRACE_GET_SYSCALL_INFO` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoppedThread {
-    /// `AUDIT_ARCH_*`: by which convention it makes the call.
+    /// `AUDIT_ARCH_*`: the convention of its system calls.
     pub architecture: u32,
     /// The address of the instruction that comes next.
     pub instruction: u64,
@@ -86,10 +86,10 @@ pub struct StoppedThread {
 
 /// Becomes the tracer of a running thread, without stopping it. `options` are `PTRACE_O_*`.
 ///
-/// A process that executes a program waits until its other threads have ended, and those that are
-/// traced have ended only once their tracer has waited for them. The kernel keeps a tracer waiting
-/// that seizes one more of its threads meanwhile. So while a call takes long, another thread of
-/// ours waits for threads that were seized before.
+/// A thread in `exec` waits until the other threads of its process have ended, and a traced thread
+/// has ended only once its tracer has waited for it. Meanwhile the kernel blocks a tracer that
+/// seizes one more thread of that process. So if this call takes long, another thread of ours waits
+/// for the threads that were seized before.
 ///
 /// # Errors
 /// `EPERM` where a security module, a container or Yama forbids tracing.
@@ -103,7 +103,7 @@ pub fn seize(tid: Tid, options: c_int) -> io::Result<()> {
     done
 }
 
-/// Asks a running thread to stop, and one in a group stop to report itself.
+/// Stops a running thread. A thread in a group stop reports the stop again.
 pub fn interrupt(tid: Tid) {
     let _ = plain(libc::PTRACE_INTERRUPT, tid, 0);
 }
@@ -144,8 +144,8 @@ pub fn listen(tid: Tid) {
     let _ = plain(libc::PTRACE_LISTEN, tid, 0);
 }
 
-/// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0. False where
-/// the thread refuses since it was killed: its end is to be waited for.
+/// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0. Returns
+/// false if the thread was killed: the caller must then wait for its end.
 pub fn detach(tid: Tid, signal: i32) -> bool {
     let is_done = plain(libc::PTRACE_DETACH, tid, signal).is_ok();
     if is_done {
@@ -187,8 +187,8 @@ pub struct SignalInfo {
     pub address: u64,
 }
 
-/// Why a SIGTRAP was sent: at an instruction `int1`, or for a debug exception of which the CPU did
-/// not say why it came.
+/// `si_code` of a SIGTRAP for the instruction `int1`, or for a debug exception for which the CPU
+/// reported no cause.
 pub const TRAP_BRKPT: c_int = 1;
 
 /// Data of the signal that a stopped thread is about to receive; `None` if the thread is not at a
@@ -198,7 +198,7 @@ pub fn signal_info(tid: Tid) -> Option<SignalInfo> {
     let no_data = ptr::null_mut::<libc::c_void>();
     // SAFETY: this request writes one `siginfo_t` to its last argument, which points to one.
     let done = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, tid, no_data, info.as_mut_ptr()) };
-    // SAFETY: all its bytes are initialised, as zero or by the kernel, and any bytes are one.
+    // SAFETY: all its bytes are initialized, as zero or by the kernel, and any bytes are one.
     let info = unsafe { info.assume_init() };
     // SAFETY: any bytes are an address; signals without one have other numbers there.
     let address = unsafe { info.si_addr() };
@@ -262,7 +262,7 @@ pub fn break_at(_tid: Tid, _address: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Takes back [`break_at`].
+/// Disables the breakpoint of [`break_at`].
 pub fn break_nowhere(tid: Tid) {
     #[cfg(target_arch = "x86_64")]
     let _ = poke_debug_register(tid, 7, 0);
@@ -279,8 +279,8 @@ fn poke_debug_register(tid: Tid, register: usize, value: u64) -> io::Result<()> 
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The signals that a stopped thread has blocked; those of before `sigsuspend` and its kind while
-/// it is in one.
+/// The signals that a stopped thread has blocked, a bit each; in `sigsuspend` and similar calls,
+/// those that were blocked before the call.
 #[cfg(target_arch = "x86_64")]
 pub fn signal_mask(tid: Tid) -> io::Result<u64> {
     let mut mask = 0_u64;
@@ -297,7 +297,7 @@ pub fn signal_mask(tid: Tid) -> io::Result<u64> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(mask) }
 }
 
-/// Changes which signals a stopped thread has blocked. SIGKILL and SIGSTOP stay open.
+/// Changes which signals a stopped thread has blocked. SIGKILL and SIGSTOP cannot be blocked.
 #[cfg(target_arch = "x86_64")]
 pub fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
     // SAFETY: this request reads as many bytes as its third argument says from its last, which
@@ -369,7 +369,7 @@ pub fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
     Ok(state)
 }
 
-/// Changes them.
+/// Changes the vector and floating-point registers of a stopped thread.
 #[cfg(target_arch = "x86_64")]
 pub fn set_extended_state(tid: Tid, state: &[u8]) -> io::Result<()> {
     let mut piece =
@@ -380,7 +380,7 @@ pub fn set_extended_state(tid: Tid, state: &[u8]) -> io::Result<()> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Which registers (`linux/elf.h`).
+/// Register set of [`extended_state`] (`linux/elf.h`).
 #[cfg(target_arch = "x86_64")]
 const NT_X86_XSTATE: usize = 0x202;
 

@@ -1,4 +1,4 @@
-//! Memory of our own, mapped for a purpose: aligned, advised, unmapped when dropped.
+//! Anonymous memory of this process: aligned, advised by `madvise`, unmapped when dropped.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -25,7 +25,7 @@ impl AlignedRegion {
         let Some(mapped) = mapped.filter(|_| alignment.is_power_of_two()) else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses a free address, so the new mapping replaces no existing one.
         let start = unsafe {
             libc::mmap(
                 ptr::null_mut(),

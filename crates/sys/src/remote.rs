@@ -47,9 +47,9 @@ impl OpenMemory {
         })
     }
 
-    /// Reads `ranges` one after the other into `buffer`. Returns how many bytes that was: fewer
-    /// than asked for where the buffer is too small or a page cannot be read. None can be read
-    /// after the process has ended or executed another program.
+    /// Reads `ranges` one after the other into `buffer`. Returns the number of bytes: fewer than
+    /// requested if the buffer is too small or a page cannot be read, and 0 after the process has
+    /// ended or executed another program.
     ///
     /// Reading an untouched page makes the kernel map it, so ask only for pages known to be
     /// present.
@@ -79,7 +79,7 @@ impl OpenMemory {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // No process has addresses that `pread` does not take.
+                // EINVAL: `pread` rejects the offset, which lies outside every address space.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),

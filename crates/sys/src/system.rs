@@ -59,7 +59,7 @@ pub fn thread_cpu_time() -> Duration {
 /// True if we hold a capability now.
 ///
 /// Read from `/proc` where it is mounted: valgrind takes half of what `capget` returns for
-/// uninitialised memory, and would blame the program that uses this library.
+/// uninitialized memory, and would blame the program that uses this library.
 pub fn has_capability(capability: CapabilitySet) -> bool {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -90,7 +90,7 @@ pub fn shares_memory(one: u32, other: u32) -> std::io::Result<bool> {
     }
 }
 
-/// Has programs that this process starts from now on lie at the same addresses each time
+/// Disables address space randomization for the programs that this process starts from now on
 /// (`ADDR_NO_RANDOMIZE`).
 ///
 /// # Errors

@@ -1,9 +1,9 @@
-//! `PR_SET_THP_DISABLE`: whether a process gets transparent huge pages. Kept across `fork` and
-//! `exec`.
+//! `PR_SET_THP_DISABLE`: permission of a process to get transparent huge pages. Kept across `fork`
+//! and `exec`.
 
 use std::io;
 
-/// Which transparent huge pages a process may get, of those that the system's settings allow.
+/// Transparent huge pages that a process may get, of those that the system's settings allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllowedHugePages {
     /// None.
@@ -17,7 +17,7 @@ pub enum AllowedHugePages {
 /// `PR_THP_DISABLE_EXCEPT_ADVISED` of `linux/prctl.h`.
 const EXCEPT_ADVISED: libc::c_ulong = 1 << 1;
 
-/// Sets it for this process and what it will run.
+/// Sets the permission of this process, which its children and later programs inherit.
 ///
 /// # Errors
 /// `EINVAL` where the kernel does not know of that choice.

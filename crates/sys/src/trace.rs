@@ -1,4 +1,5 @@
-//! ptrace: runs a command and stops it while its memory is there to read: at its exit, at a time.
+//! Runs a command under ptrace and stops it while its memory can be read: at its exit, or at a
+//! time.
 //!
 //! The command is seized (`PTRACE_SEIZE`), so its signals, group stops and exit status are as
 //! without us, and system calls are not stopped: only a new thread, an `exec`, a signal and an exit
@@ -29,9 +30,15 @@ use crate::ptrace::{self, Tid};
 const OPTIONS: i32 =
     libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
 
-/// Time limit for every thread to stop. One that needs longer waits inside the kernel (for a disk,
-/// or in vfork for its child) and runs no code of its own.
+/// Time limit for every thread to stop. A thread that needs longer waits inside the kernel (for a
+/// disk, or in vfork for its child), where it runs no code of its own, or waits for a CPU.
 const SETTLE: Duration = Duration::from_millis(100);
+
+/// Time limit for a thread that waits for a CPU.
+const MAX_SETTLE: Duration = Duration::from_secs(5);
+
+/// Interval between two looks at threads that are late.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Number of the system call that ends a whole process, by `AUDIT_ARCH_*` of `linux/audit.h`.
 const EXIT_GROUP: [(u32, u32); 5] = [
@@ -60,10 +67,10 @@ const EXECUTE: [(u32, u32); 10] = [
     (0xc000_00f3, 281),
 ];
 
-/// Time limit for the thread that ends another one to show by which system call it does so: it has
-/// to run for some microseconds on a CPU that may be busy.
+/// Time limit until the system call is visible by which one thread ends another: the calling thread
+/// has to run for some microseconds on a CPU that may be busy.
 const MAX_UNDECIDED: Duration = Duration::from_secs(2);
-/// Interval of the looks at that thread: its `exec` waits for the others without an event.
+/// Interval at which that thread is polled: no event reports that its `exec` waits for the others.
 const UNDECIDED_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Ending of a process.
@@ -80,18 +87,18 @@ pub enum TraceEnding {
     },
 }
 
-/// Why [`Traced::run`] or [`Traced::freeze`] came back.
+/// Reason why [`Traced::run`] or [`Traced::freeze`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// It is about to end, and its memory is still there.
     AtExit,
     /// Every thread is stopped.
     AtTime,
-    /// It executes another program, and [`Traced::stop_on_the_way`] was wanted: the one thread that
-    /// it has is stopped.
+    /// After [`Traced::stop_on_the_way`]: it executed another program, and its only thread is
+    /// stopped.
     Executed,
-    /// A counter had a thread get a SIGTRAP, which stops here instead, and
-    /// [`Traced::stop_on_the_way`] was wanted.
+    /// After [`Traced::stop_on_the_way`]: a perf counter sent a SIGTRAP to a thread, which is
+    /// stopped and does not receive the signal.
     Trapped,
     /// The deadline passed and it runs on.
     TimeIsUp,
@@ -99,8 +106,7 @@ pub enum Stopped {
     Ended(TraceEnding),
 }
 
-/// Why a command runs without being traced, so that it can be read neither at its exit nor at a
-/// time.
+/// Reason why a command runs untraced, so that it cannot be read at its exit or at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Untraced {
     /// It is set-user-ID, set-group-ID or has file capabilities. The kernel would run it without
@@ -136,7 +142,7 @@ enum LaunchPhase {
     Exiting(Departure),
     /// Past its last stop; it runs no more code of its own.
     Leaving,
-    /// Not for us, or no longer: to be let go at its next stop.
+    /// Not a thread of the command, or no longer traced: it is detached at its next stop.
     Stranger,
 }
 
@@ -152,9 +158,9 @@ enum HeldResume {
 /// Consequence of a thread's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Departure {
-    /// The whole process: `exit_group`, or a fatal signal.
+    /// The whole process ends: `exit_group`, or a fatal signal.
     Process,
-    /// Itself, unless it is the last.
+    /// Only the thread ends, unless it is the last.
     Thread,
     /// Unknown: another thread ends it, by its `exit_group`, which ends the process, or by its
     /// `exec`, which waits until the other threads are gone. Its event can come before that of the
@@ -164,11 +170,12 @@ enum Departure {
 
 /// A command that we started.
 ///
-/// It belongs to the thread that started it: ptrace answers no other. Signals of the terminal are
-/// held back from that thread while the value lives. Dropping it lets the command run on by itself.
+/// The value belongs to the thread that started the command: the kernel refuses ptrace requests of
+/// other threads. That thread blocks the signals of the terminal while the value exists. Dropping
+/// it lets the command run on by itself.
 ///
-/// A program that traces itself cannot do so meanwhile: LeakSanitizer says so and fails. One that
-/// gains privileges in a later `exec` does not get them (see [`Untraced::GainsPrivilege`]).
+/// A program that traces itself cannot do so meanwhile: LeakSanitizer reports this and fails. One
+/// that gains privileges in a later `exec` does not get them (see [`Untraced::GainsPrivilege`]).
 ///
 /// ```
 /// use pagewise_sys::trace::{TraceEnding, Stopped, Traced};
@@ -184,7 +191,8 @@ pub struct Traced {
     pid: Tid,
     threads: BTreeMap<Tid, LaunchPhase>,
     executes: bool,
-    /// Why it is to stop on its way, if it is; and why it did.
+    /// `Some` after [`Traced::stop_on_the_way`]; contains the reason of a stop until `run` returns
+    /// it.
     on_the_way: Option<Option<Stopped>>,
     /// Since when a [`Departure::ByAnother`] is held.
     undecided: Option<Instant>,
@@ -261,13 +269,14 @@ impl Traced {
         other.map_or(self.pid, |(&tid, _)| tid).unsigned_abs()
     }
 
-    /// Why the command is not traced, where it is not: it will run to its end without a stop.
+    /// Reason why the command is not traced and runs to its end without a stop; `None` if it is
+    /// traced.
     pub fn untraced(&self) -> Option<Untraced> {
         self.untraced
     }
 
-    /// Has [`Traced::run`] come back also where the command executes another program, and where a
-    /// thread is at an instruction of
+    /// Makes [`Traced::run`] return also when the command executes another program, and when a
+    /// thread reaches the instruction of
     /// [`PerfCounter::trap_at`](crate::perf_event::PerfCounter::trap_at): that thread is stopped,
     /// others run.
     pub fn stop_on_the_way(&mut self) {
@@ -301,8 +310,8 @@ impl Traced {
         }
     }
 
-    /// True while it is not known if the end of a thread is that of the process: were such a thread
-    /// resumed, it would be gone when the process stops at its exit.
+    /// True while it is not known if the end of a thread is the end of the process. Such a thread
+    /// is not resumed: it would be gone when the process stops at its exit.
     fn is_undecided(&mut self) -> bool {
         let ended = self.threads.iter().find(|(_, phase)| phase.is_undecided());
         let Some((&ended, _)) = ended else {
@@ -324,9 +333,10 @@ impl Traced {
         true
     }
 
-    /// Stops every thread, and says what that found. A command that is not traced runs on.
+    /// Stops every thread, and returns the state that this found. A command that is not traced runs
+    /// on.
     ///
-    /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) then answer EINTR.
+    /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) then return EINTR.
     ///
     /// # Errors
     /// Those of `waitpid`.
@@ -334,16 +344,7 @@ impl Traced {
         for (&tid, _) in self.threads.iter().filter(|(_, phase)| phase.is_free()) {
             ptrace::interrupt(tid);
         }
-        let settled = Instant::now() + SETTLE;
-        loop {
-            let mark = wait::mark();
-            self.take_changes()?;
-            if !self.threads.values().any(|phase| phase.is_free())
-                || !self.sleep(mark, Some(settled))
-            {
-                break;
-            }
-        }
+        self.settle(LaunchPhase::is_free)?;
         Ok(match self.ending {
             Some(ending) => Stopped::Ended(ending),
             None if self.is_ending() => Stopped::AtExit,
@@ -352,7 +353,24 @@ impl Traced {
         })
     }
 
-    /// Lets every stopped thread run on, and those that end alone end. [`Traced::run`] does it too.
+    /// Waits for the stops of threads in a phase. A late thread is waited for while it is runnable.
+    fn settle(&mut self, is_awaited: fn(LaunchPhase) -> bool) -> io::Result<()> {
+        let began = Instant::now();
+        loop {
+            let mark = wait::mark();
+            self.take_changes()?;
+            let elapsed = began.elapsed();
+            let is_late = elapsed >= SETTLE;
+            let mut awaited = self.threads.iter().filter(|(_, phase)| is_awaited(**phase));
+            if elapsed >= MAX_SETTLE || !awaited.any(|(&tid, _)| !is_late || is_runnable(tid)) {
+                return Ok(());
+            }
+            let end = if is_late { Instant::now() + SETTLE_INTERVAL } else { began + SETTLE };
+            self.sleep(mark, Some(end));
+        }
+    }
+
+    /// Resumes every stopped thread, also those in their last stop. [`Traced::run`] does it too.
     pub fn thaw(&mut self) {
         self.resume_all_but(|_| false);
     }
@@ -380,7 +398,8 @@ impl Traced {
         }
     }
 
-    /// Lets the command run on by itself: it is not stopped again, not even at its exit.
+    /// Lets the command run on by itself: it is not stopped again, not even at its exit. A thread
+    /// that runs is stopped once more, since the kernel releases stopped threads only.
     pub fn let_go(&mut self) {
         // From here on stop signals reach us too; one that the command ignored must not be among
         // them.
@@ -397,12 +416,14 @@ impl Traced {
                 }
             }
         }
+        // If a wait fails, the end of this thread or process releases the rest.
+        let _ = self.settle(|phase| phase == LaunchPhase::Stranger);
     }
 
     /// Lets the command go and waits for its end.
     ///
     /// # Errors
-    /// Those of `waitpid`; `ECHILD` where someone else took the command's end.
+    /// Those of `waitpid`; `ECHILD` if other code has waited for the command's end.
     pub fn finish(mut self) -> io::Result<TraceEnding> {
         self.let_go();
         loop {
@@ -429,7 +450,7 @@ impl Traced {
         }
     }
 
-    /// Runs until the program replaces ours in the child, or the child ends for lack of it.
+    /// Runs until the child has executed its program, or ends because it could not.
     fn run_to_exec(&mut self) -> io::Result<()> {
         while !self.executes && self.is_traced() {
             let mark = wait::mark();
@@ -444,8 +465,8 @@ impl Traced {
         Ok(())
     }
 
-    /// Sleeps until there may be news; `false` where the deadline passed. A Ctrl-Z that the
-    /// command obeyed, or that we do not see it obey, stops us here too.
+    /// Sleeps until there may be an event; `false` if the deadline passed. A Ctrl-Z stops us here
+    /// too, once the command has stopped, or if it is not traced.
     fn sleep(&mut self, mark: u32, deadline: Option<Instant>) -> bool {
         let stopped = self.threads.values().any(|phase| *phase == LaunchPhase::Listening);
         self.signals.let_stops_pass(stopped || !self.is_traced());
@@ -500,7 +521,7 @@ impl Traced {
             {
                 Ok(Some(ThreadChange::Signal(signal)))
             }
-            // These are taken already.
+            // `look_if_ours` has consumed these.
             Some(change @ (ThreadChange::Ended(_) | ThreadChange::Execed)) => Ok(Some(change)),
             Some(_) => wait::take_change(tid),
             None => Ok(None),
@@ -558,7 +579,7 @@ impl Traced {
         self.threads.insert(tid, phase);
     }
 
-    /// True if a counter made a thread stop, for us alone to see.
+    /// True if a perf counter sent the SIGTRAP, which the thread must not receive.
     fn is_trapped(&self, tid: Tid, change: ThreadChange) -> bool {
         self.on_the_way.is_some()
             && matches!(change, ThreadChange::Signal(libc::SIGTRAP))
@@ -594,6 +615,12 @@ impl Traced {
         let line = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid)).ok()?;
         line.split(' ').next()?.parse().ok()
     }
+}
+
+/// True if a thread has a CPU or waits for one.
+fn is_runnable(tid: Tid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('R'))
 }
 
 impl Drop for Traced {

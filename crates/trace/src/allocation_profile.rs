@@ -185,7 +185,7 @@ fn open(
     let wanted = std::slice::from_ref(&tasks);
     let mut session = TraceSession::open_any(TraceTarget::Process(pid), wanted, RING)?;
     let path = CString::new(format!("/proc/self/fd/{}", code.file.as_raw_fd()));
-    // One for each recording; the kernel needs it until the recording ends.
+    // Leaked once per recording: the kernel needs the path until the recording ends.
     let path: &'static CStr = Box::leak(path.unwrap_or_default().into_boxed_c_str());
     let offsets: Vec<u64> = functions.iter().map(|(offset, _)| *offset).collect();
     let uprobes = Uprobes {

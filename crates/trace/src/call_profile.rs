@@ -22,7 +22,6 @@ use crate::{
     Tracepoint, heaviest,
 };
 
-/// The tracepoint.
 const ENTER: &str = "raw_syscalls:sys_enter";
 /// Bytes of each CPU's ring.
 const RING: usize = 1 << 20;
@@ -77,7 +76,7 @@ const CALLS: &[ProfiledCall] = &[
     call(libc::SYS_vfork, VFORK, None, None),
 ];
 
-/// Calls that are alike.
+/// Key of calls that are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CallKey {
     call: &'static str,

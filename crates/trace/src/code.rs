@@ -1,5 +1,5 @@
-//! The code of functions, from the files that it is mapped from. A file is opened when it is first
-//! met, best while its process is there.
+//! The code of functions, from the files that it is mapped from. A file is opened on first use, if
+//! possible while its process exists.
 
 use std::rc::Rc;
 
@@ -13,19 +13,19 @@ pub(crate) struct Codes {
 }
 
 impl Codes {
-    /// From the start of the function that an address is in up to the address: nothing at its
-    /// start. `None` where no symbol covers it, or its file is gone.
+    /// Code from the start of the function that contains an address up to the address; empty at the
+    /// start of the function. `None` if no symbol covers the address, or its file is gone.
     pub(crate) fn of_function(
         &mut self,
         spaces: &Spaces,
         pid: u32,
         address: u64,
     ) -> Option<Vec<u8>> {
-        /// Functions are shorter.
+        /// Longer functions are refused.
         const MAX_FUNCTION_BYTES: u64 = 1 << 20;
         let (file, offset) = self.file(spaces, pid, address)?;
         let length = |at: u64| Some(offset - at + file.since_start(at)?);
-        // Behind the last instruction of a function no symbol covers the place.
+        // The address directly after the last instruction of a function is covered by no symbol.
         let length = length(offset).or_else(|| length(offset.checked_sub(1)?))?;
         if length > MAX_FUNCTION_BYTES { None } else { self.before(spaces, pid, address, length) }
     }
@@ -42,7 +42,7 @@ impl Codes {
         file.read(offset.checked_sub(length)?, length)
     }
 
-    /// The file that an address is in, and where.
+    /// The file that is mapped at an address, and the offset in the file.
     fn file(&mut self, spaces: &Spaces, pid: u32, address: u64) -> Option<(Rc<OpenCodeFile>, u64)> {
         let region = spaces.find(pid, address).filter(|region| region.is_file())?;
         let file = self.files.get(pid, &region.name, region.id())?;

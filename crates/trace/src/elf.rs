@@ -13,7 +13,7 @@ use gimli::{Endianity, RunTimeEndian};
 
 pub(crate) use source::FileSource;
 
-/// Larger files have their tables cut: no linker writes more.
+/// Tables of larger files are truncated: no linker writes more.
 const MAX_SEGMENTS: u64 = 512;
 const MAX_SECTIONS: u64 = 1 << 16;
 const MAX_NAMES: u64 = 4 << 20;
@@ -62,7 +62,7 @@ pub(crate) struct FileLayout {
     pub(crate) alt_link: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Numbers at places in bytes; those behind the end are 0.
+/// Numbers at offsets of a header; a number beyond the end is 0.
 struct HeaderWords<'a> {
     bytes: &'a [u8],
     endian: RunTimeEndian,
@@ -71,12 +71,12 @@ struct HeaderWords<'a> {
 }
 
 impl HeaderWords<'_> {
-    /// One of two places or sizes: that of 64-bit files, or that of 32-bit files.
+    /// One of two offsets or sizes: that of 64-bit files, or that of 32-bit files.
     fn by_class(&self, wide: usize, narrow: usize) -> usize {
         if self.is_wide { wide } else { narrow }
     }
 
-    /// The word at a place.
+    /// The word at the offset for 64-bit files, or at the one for 32-bit files.
     fn word(&self, wide: usize, narrow: usize) -> u64 {
         self.get(self.by_class(wide, narrow), self.by_class(8, 4))
     }
@@ -201,7 +201,7 @@ impl FileLayout {
         }
     }
 
-    /// The build ID: of a debug file the segments have no bytes, but the section has.
+    /// The build ID. In a debug file its section has bytes, and the segments have none.
     fn read_notes(&mut self, source: &FileSource, segments: &[(u64, u64)]) {
         let section = self.find(b".note.gnu.build-id").map(|it| (it.offset, it.size));
         self.build_id = section.iter().chain(segments).find_map(|(offset, length)| {
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_offsets_of_code_are_those_that_readelf_tells() {
+    fn addresses_and_offsets_of_code_are_those_that_readelf_prints() {
         let path = std::env::current_exe().unwrap();
         let readelf = std::process::Command::new("readelf").arg("-Wl").arg(&path).output();
         let Ok(output) = readelf else { return skip(&Lack::Tool("readelf")) };

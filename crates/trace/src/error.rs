@@ -1,14 +1,14 @@
-//! Why nothing could be traced.
+//! Errors of tracing.
 
 use std::io;
 
 use pagewise_model::Absent;
 
-/// Why nothing could be traced.
+/// Error that prevents tracing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// An event may not be watched, or not here.
+    /// The kernel refuses an event.
     #[error("cannot watch {what}: {error}")]
     NotWatched {
         /// The event.
@@ -16,10 +16,10 @@ pub enum TraceError {
         /// Error of the kernel.
         error: io::Error,
     },
-    /// Tracepoints may not be watched at all.
+    /// The kernel refuses all tracepoints.
     #[error("the tracepoint {tracepoint} may not be watched: {error}")]
     NotPermitted {
-        /// The one that is needed.
+        /// The required tracepoint.
         tracepoint: String,
         /// Error of the kernel.
         error: io::Error,
@@ -39,7 +39,7 @@ pub enum TraceError {
     /// The request is impossible, regardless of the system's settings.
     #[error("{why}")]
     Unfit {
-        /// Why.
+        /// Reason.
         why: String,
         /// Possible requests.
         hint: String,
@@ -90,7 +90,7 @@ impl TraceError {
             return None;
         };
         match error.raw_os_error() {
-            // Root lacks nothing but a kernel that permits it.
+            // Root has every capability, so the kernel's configuration or a container refuses.
             Some(libc::EPERM) if pagewise_sys::system::euid() == 0 => Some(
                 "root may not do this here: a kernel with lockdown=confidentiality, or the seccomp filter of a container, forbids it"
                     .to_owned(),

@@ -1,4 +1,4 @@
-//! Page faults as they come, added up by call stack, mapping, kind and thread.
+//! Page faults, recorded live and summed by call stack, mapping, kind and thread.
 //!
 //! With rights, a fault has two events: a tracepoint at its beginning, with the error code and the
 //! call stack, and an event of the kernel at its end, with further data:
@@ -8,11 +8,11 @@
 //! the kernel   page_fault_kernel ──────────────────────────────── major-faults or minor-faults
 //! ```
 //!
-//! A thread has one fault at a time, so what comes next of the same thread belongs to it. In the
-//! kernel only faults that end count: others are tries of a system call that may not wait, and are
-//! done again.
+//! A thread has one fault at a time, so the next events of the same thread belong to it. In the
+//! kernel only faults with an end event count: the others are attempts that may not sleep, which
+//! the kernel repeats.
 //!
-//! Without rights there are the events at the end only.
+//! Without privileges, only the events at the end are available.
 
 mod calls;
 mod fold;
@@ -39,10 +39,10 @@ use crate::unwind::Unwinder;
 use plan::FaultPlan;
 use state::{FaultState, FaultsFound};
 
-/// The part of the memory limit that all rings take together: the more there is, the longer we may
-/// be kept from reading.
+/// Divisor of the memory limit for all rings together. With larger rings, the reader may be delayed
+/// longer.
 const RINGS: u64 = 4;
-/// A reader of a ring is woken when this part of it is full.
+/// A reader is woken when 1/`WAKE_AT` of a ring is full.
 const WAKE_AT: usize = 8;
 /// Size of one ring; without privileges the limit of locked memory is much lower.
 const LARGEST: usize = 32 << 20;
@@ -67,11 +67,11 @@ pub struct FaultsRequest {
     pub stack: u16,
     /// True to follow `mremap`, which adds time to every system call of the machine.
     pub mremap: bool,
-    /// The most memory to take.
+    /// Memory limit of the recording.
     pub limit: MemoryLimit,
 }
 
-/// Knows which block of a heap an address was in.
+/// Source of the heap block that contained an address.
 pub trait HeapBlocks: std::fmt::Debug {
     /// Reads new data. Later queries are not for times before `asked` (`CLOCK_MONOTONIC`).
     fn drain(&mut self, asked: u64);
@@ -79,13 +79,13 @@ pub trait HeapBlocks: std::fmt::Debug {
     /// Owner of an address of a process at a time. Later queries are not for earlier times.
     fn find(&mut self, pid: u32, time: u64, address: u64) -> Owner;
 
-    /// The process is another program from now on.
+    /// Handles an `execve` of the process: its blocks are gone.
     fn replaced(&mut self, pid: u32);
 
-    /// True if a call is one of the recorder in the program.
+    /// True if a frame belongs to the recorder in the program.
     fn is_recorder(&self, frame: &Frame) -> bool;
 
-    /// All that is known in the end.
+    /// Ends the source and returns the data of the whole recording.
     fn finish(&mut self) -> FaultsOutcome;
 }
 
@@ -94,7 +94,7 @@ pub trait HeapBlocks: std::fmt::Debug {
 pub struct FaultsOutcome {
     /// True if anything was recorded.
     pub is_known: bool,
-    /// Smaller blocks are not recorded.
+    /// Minimum size of recorded blocks, in bytes.
     pub least: u64,
     /// Number of times the live blocks became unknown.
     pub lost: u64,
@@ -123,7 +123,7 @@ pub struct FaultsContext {
 #[derive(Debug)]
 pub struct FaultRecorder {
     request: FaultsRequest,
-    /// True if stacks come along, so that it is known which are not whole.
+    /// True for tracepoints: with their stack copies, incomplete call stacks are counted.
     counts_cut: bool,
     session: TraceSession,
     state: FaultState,
@@ -173,7 +173,7 @@ impl FaultRecorder {
         Err(last.expect("three were tried"))
     }
 
-    /// Asks this whose the memory is that faults.
+    /// Sets the source that attributes faulting addresses to heap blocks.
     pub fn ask(&mut self, blocks: Box<dyn HeapBlocks>) {
         self.state.ask(blocks);
     }
@@ -187,7 +187,7 @@ impl FaultRecorder {
         self.began_ns = now.and_then(|now| u64::try_from(now.as_nanos()).ok());
         self.state.begin(session::now());
         match self.request.target {
-            // It begins with its `exec`.
+            // The events start with the `exec` of the command.
             TraceTarget::Command(_) => {}
             TraceTarget::Machine => self.session.enable()?,
             TraceTarget::Process(pid) => {
@@ -199,15 +199,15 @@ impl FaultRecorder {
         Ok(())
     }
 
-    /// Waits for faults until there are many, or so long, and takes them in.
+    /// Waits until a ring is partly full, for at most `at_most`, and processes the faults.
     pub fn step(&mut self, at_most: Duration) {
         if self.stopped.is_some() {
             return std::thread::sleep(at_most);
         }
         self.session.wait(at_most);
         let FaultRecorder { session, state, .. } = self;
-        // Nothing is handed on that happened after this: of what did before, it is known whose the
-        // memory was.
+        // Records after `now` are left in the rings: the owners of memory are known only up to
+        // `now`.
         let now = session::now();
         state.drain(session.handed_on());
         session.drain_until(now, &mut |record| state.note(&record));
@@ -225,13 +225,14 @@ impl FaultRecorder {
         self.session.finish(&mut |record| state.note(&record));
     }
 
-    /// Ends it.
+    /// Ends the recording, and looks up the functions.
     pub fn finish(mut self, about: FaultsContext) -> FaultRecording {
         self.stop();
         let stopped = self.stopped.unwrap_or_else(session::now);
         let took_ns = stopped.saturating_sub(self.state.begin_ns());
         let counted = self.session.total(0).filter(|_| self.source == FaultSource::Tracepoints);
-        // The kernel says that events are lost with the next that is not.
+        // The kernel reports lost events with the next event that is not lost, so losses at the end
+        // show only in the counts.
         let missing = counted.filter(|_| self.request.every == 1);
         let missing = missing.map_or(0, |all| all.saturating_sub(self.state.seen()));
         let is_copied = self.counts_cut && Unwinder::carries(self.request.stack).stack > 0;
@@ -240,7 +241,7 @@ impl FaultRecorder {
             request, session, state, source, lacks: mut all_lacks, began_ns, ..
         } = self;
         let lost = session.lost().max(missing);
-        // The rings leave their memory to what looks up functions.
+        // Free the rings before the lookup of functions takes memory.
         drop(session);
         let found = state.finish(took_ns);
         let FaultsFound {
@@ -290,7 +291,7 @@ impl FaultRecorder {
 fn open(request: &FaultsRequest, plan: &mut FaultPlan) -> Result<TraceSession, TraceError> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let rings = request.limit.part(RINGS);
-    // The largest power of two that leaves all together within it.
+    // The largest power of two with which all rings together stay within the limit.
     let most = (rings / cpus).clamp(SMALLEST, LARGEST);
     let mut ring = 1 << most.ilog2();
     loop {

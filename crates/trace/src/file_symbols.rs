@@ -1,5 +1,5 @@
-//! Functions and lines of files that are known by path and build ID: of a program that ended long
-//! ago.
+//! Functions and lines of files that are known by path and build ID, such as those of a program
+//! that has ended.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -24,8 +24,8 @@ pub struct MappedModule<'a> {
     pub path: &'a [u8],
     /// Its build ID; empty where it has none.
     pub build_id: &'a [u8],
-    /// When it ran, in nanoseconds since 1970: a file without a build ID that was changed since is
-    /// another.
+    /// Time of the run, in nanoseconds since 1970. A file without a build ID that was changed later
+    /// counts as another file.
     pub ran_ns: u64,
 }
 
@@ -50,10 +50,11 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// Bytes of memory, about, that are made of one file before it is begun anew.
+/// Approximate memory of the parsed data of one file, in bytes. Beyond it, the data is dropped and
+/// parsed again.
 const MAX_MEMORY: u64 = 160 << 20;
 
-/// Looks up places in files.
+/// Looks up the functions and lines of addresses in files.
 #[derive(Debug)]
 pub struct FileSymbols {
     links: DebugLinks,
@@ -66,7 +67,7 @@ impl Default for FileSymbols {
 }
 
 impl FileSymbols {
-    /// With debugging information in folders that are laid out as `/usr/lib/debug` is.
+    /// Uses debugging information in folders that are laid out as `/usr/lib/debug` is.
     pub fn with_debug_folders(folders: &[PathBuf]) -> FileSymbols {
         FileSymbols { links: DebugLinks::new(folders) }
     }
@@ -75,7 +76,7 @@ impl FileSymbols {
     /// first. For return addresses pass the addresses of the calls before them. A frame without
     /// symbols has no function.
     ///
-    /// Files are read, so they are asked for all their addresses at once.
+    /// Each call reads the file, so pass all addresses of a file at once.
     pub fn frames(
         &mut self,
         module: &MappedModule<'_>,
@@ -117,7 +118,7 @@ impl FileSymbols {
         })
     }
 
-    /// The file itself, if it is the one that ran, behind its debugging information.
+    /// The debugging information of the file, then the file itself, if it is the one that ran.
     fn file(
         &self,
         own: &TargetRoot,

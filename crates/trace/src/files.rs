@@ -55,24 +55,24 @@ impl OpenCodeFile {
         (bytes.len() as u64 == length).then_some(bytes)
     }
 
-    /// True if something could not be read of it or a debug file of it, since that was written to
-    /// after it was opened.
+    /// True if a read of the file or of its debug file failed because that was changed after it was
+    /// opened.
     pub(crate) fn has_changed(&self) -> bool {
         self.modules.iter().any(|module| module.source.has_changed())
     }
 
-    /// Bytes of memory, about, that were made of it.
+    /// Approximate memory of its parsed data, in bytes.
     pub(crate) fn weight(&self) -> u64 {
         self.modules.iter().map(SymbolModule::weight).sum()
     }
 
-    /// Drops these.
+    /// Drops the parsed data.
     pub(crate) fn forget(&self) {
         self.modules.iter().for_each(SymbolModule::forget);
     }
 }
 
-/// The functions at an address, by the first that knows any.
+/// The functions at an address, from the first module that contains any.
 pub(crate) fn calls(modules: &[SymbolModule], address: u64) -> Vec<FoundCall> {
     let mut found = modules.iter().map(|module| module.calls(address));
     found.find(|calls| !calls.is_empty()).unwrap_or_default()
@@ -95,7 +95,7 @@ impl Default for CodeFiles {
 }
 
 impl CodeFiles {
-    /// With debugging information in folders that are laid out as `/usr/lib/debug` is.
+    /// Uses debugging information in folders that are laid out as `/usr/lib/debug` is.
     pub(crate) fn with_debug_folders(folders: &[PathBuf]) -> CodeFiles {
         CodeFiles {
             opened: HashMap::new(),
@@ -122,8 +122,8 @@ impl CodeFiles {
         Some(Rc::clone(self.opened.entry(key).or_insert(Rc::new(opened))))
     }
 
-    /// Opens a file, as [`CodeFiles::get`] does, while a recording goes on, which needs to open
-    /// files, too.
+    /// Opens a file, as [`CodeFiles::get`] does, within a limit: the recording in progress needs
+    /// file descriptors, too.
     pub(crate) fn keep(&mut self, pid: u32, module: &Name, id: FileId) {
         if self.opened.len() < MAX_OPEN {
             let _ = self.get(pid, module, id);
@@ -138,7 +138,7 @@ impl CodeFiles {
         self.jits.entry(pid).or_insert_with(|| jit::JitOrigin::of_process(pid).map(Rc::new)).clone()
     }
 
-    /// Keeps that while the process is there.
+    /// Opens that location while the process exists.
     pub(crate) fn keep_jit(&mut self, pid: u32) {
         if self.jits.len() < MAX_ROOTS {
             let _ = self.jit(pid);
@@ -163,7 +163,7 @@ impl CodeFiles {
         let own = TargetRoot::own().ok();
         let mut places = Vec::new();
         places.extend(theirs.as_ref().map(|root| DebugFilePath { root, folder: folder.clone() }));
-        // Beside a file of the same name in our own root is another program's debug file.
+        // In our own root, the debug file beside the same path may be another program's.
         let folder = folder.filter(|_| theirs.is_none());
         places.extend(own.as_ref().map(|root| DebugFilePath { root, folder }));
         Some(self.links.modules(source, layout, &places))
@@ -197,7 +197,7 @@ fn mapped(root: &ProcRoot, pid: Pid, id: FileId) -> Option<AddrRange> {
 
 /// The bytes of our own vDSO: the kernel maps the same one into all programs of 64 bits.
 pub(crate) fn vdso() -> Option<Vec<u8>> {
-    /// It is some pages.
+    /// Maximum size that is read; the vDSO has a few pages.
     const LARGEST: u64 = 1 << 20;
     let own = std::process::id();
     let text = ProcRoot::live().read(Pid(own), "maps").ok()?;

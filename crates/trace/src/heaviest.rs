@@ -1,5 +1,4 @@
-//! Sums that are kept apart in bounded memory: those that are smallest become part of one, and the
-//! total stays exact.
+//! Sums by key in bounded memory: the smallest sums are merged into one, and the total stays exact.
 //!
 //! Whenever the limit is exceeded, the smaller half is discarded. A key that returns begins at 0,
 //! so a sum can lack the amount it had when it was discarded: in total at most the sum of the
@@ -8,7 +7,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Which sums stay: the largest for which there is room.
+/// The largest sums that fit a limit.
 #[derive(Debug)]
 pub(crate) struct Heaviest<K> {
     kept: HashMap<K, u64>,

@@ -21,7 +21,7 @@ use pagewise_proc::target_file::{MAX_ELF_BYTES, TargetRoot};
 use crate::elf::{FileLayout, FileSource};
 use crate::symbolizer::SymbolModule;
 
-/// No larger file is read from end to end for its CRC, and no more of all files.
+/// Maximum size of a file whose CRC is computed, and of all such files together.
 const MAX_CRC_BYTES: u64 = 512 << 20;
 const MAX_CRC_BYTES_OF_ALL: u64 = 2 << 30;
 /// Bytes that are read at a time.
@@ -44,7 +44,7 @@ pub(crate) struct DebugLinks {
     left: Cell<u64>,
 }
 
-/// A file that was found, and the folders that it may link from.
+/// A debug file, and the folders that its relative links can start from.
 struct FoundDebugFile {
     source: Rc<FileSource>,
     layout: FileLayout,
@@ -78,8 +78,7 @@ impl DebugLinks {
         modules
     }
 
-    /// The debug file of a build that is not here itself: what has the same build ID is of the same
-    /// build.
+    /// The debug file of a build whose own file is missing, found by the build ID.
     pub(crate) fn of_build(&self, id: &[u8], root: &TargetRoot) -> Option<SymbolModule> {
         let places = [DebugFilePath { root, folder: None }];
         let (found, root) = self.by_build_id(id, &places)?;

@@ -27,9 +27,9 @@ const MAX_FILES: usize = 512;
 /// A function that a thread is in, or that called it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackFrame {
-    /// Address of the instruction; of a caller, behind its call.
+    /// Address of the instruction; for a caller, the return address.
     pub address: u64,
-    /// True if it is behind a call.
+    /// True if `address` is a return address.
     pub returns: bool,
     /// The stack pointer of the function.
     pub stack_pointer: u64,
@@ -88,7 +88,7 @@ impl fmt::Debug for ProcessCode {
     }
 }
 
-/// The only process of the spaces and tables here.
+/// PID of the only process in `spaces` and in the unwinder.
 const ONLY: u32 = 1;
 
 impl ProcessCode {

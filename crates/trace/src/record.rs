@@ -51,25 +51,25 @@ pub struct Carried {
     pub carries: Carries,
 }
 
-/// An event.
+/// A sample of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerfSample<'a> {
-    /// Which of those that were wanted.
+    /// Index of the event in the request.
     pub which: usize,
-    /// Address of the program, or of the kernel.
+    /// Instruction pointer, in user mode or in the kernel.
     pub ip: u64,
     /// The process.
     pub pid: u32,
     /// The thread.
     pub tid: u32,
-    /// When: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
-    /// On which CPU.
+    /// Number of the CPU.
     pub cpu: u32,
-    /// The address, where samples carry it.
+    /// The address of the access, if samples contain it.
     pub address: u64,
     callers: &'a [u8],
-    /// The fields of a tracepoint, where samples carry them.
+    /// The fields of a tracepoint, if samples contain them.
     pub raw: &'a [u8],
     registers: &'a [u8],
     /// Stack contents from the stack pointer on.
@@ -127,7 +127,7 @@ pub(crate) fn is_sample(header: PerfRecordHeader) -> bool {
     header.kind == kind::SAMPLE
 }
 
-/// True if it says that records before it are missing.
+/// True if the record reports that earlier records are missing.
 pub(crate) fn is_loss(header: PerfRecordHeader) -> bool {
     matches!(header.kind, kind::LOST | kind::LOST_SAMPLES)
 }
@@ -136,11 +136,11 @@ pub(crate) fn is_loss(header: PerfRecordHeader) -> bool {
 const MISC_COMM_EXEC: u16 = 1 << 13;
 const MISC_MMAP_BUILD_ID: u16 = 1 << 14;
 
-/// `PERF_CONTEXT_*`: among addresses, what those that follow are.
+/// `PERF_CONTEXT_*`: markers among addresses, which state the mode of the addresses that follow.
 mod context {
     pub(super) const KERNEL: u64 = 128_u64.wrapping_neg();
     pub(super) const USER: u64 = 512_u64.wrapping_neg();
-    /// `PERF_CONTEXT_MAX`: no address is from here on.
+    /// `PERF_CONTEXT_MAX`: words from here on are markers.
     pub(super) const FIRST: u64 = 4095_u64.wrapping_neg();
 }
 
@@ -166,8 +166,7 @@ impl<'a> RecordCursor<'a> {
     }
 }
 
-/// When a record was written, and which event's it is: where in its bytes that stands does not
-/// depend on the event.
+/// Time and event identifier of a record. Their positions do not depend on the event.
 pub(crate) fn stamp(header: PerfRecordHeader, bytes: &[u8]) -> Option<(u64, u64)> {
     let word =
         |at: usize| bytes.get(at..)?.first_chunk::<8>().map(|bytes| u64::from_ne_bytes(*bytes));
@@ -178,7 +177,7 @@ pub(crate) fn stamp(header: PerfRecordHeader, bytes: &[u8]) -> Option<(u64, u64)
     Some((word(trailer + 8)?, word(trailer + 24)?))
 }
 
-/// Reads a record. `None` where it is too short for what it should say.
+/// Parses a record. `None` if it is too short for its fields.
 pub(crate) fn parse<'a>(
     header: PerfRecordHeader,
     bytes: &'a [u8],
@@ -229,7 +228,7 @@ fn mapped<'a>(header: PerfRecordHeader, mut body: RecordCursor<'a>) -> Option<Mm
     Some(MmapRecord { pid, start, length, offset, device, inode, access, name: string(body.0) })
 }
 
-/// A string that is filled up with NUL.
+/// A string that is padded with NUL.
 fn string(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
@@ -255,7 +254,7 @@ fn sample<'a>(bytes: &'a [u8], event: Carried) -> Option<PerfSample<'a>> {
         sample.raw = cursor.take_bytes(size)?;
     }
     if registers > 0 {
-        // No registers where there was no user mode to have any.
+        // No registers if the thread has no user mode.
         let count = if cursor.u64()? == 0 { 0 } else { registers.count_ones() as usize };
         sample.registers = cursor.take_bytes(count * 8)?;
     }
@@ -277,19 +276,19 @@ fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
 }
 
 impl PerfSample<'_> {
-    /// Address of the program, then the return addresses of its callers. Empty if samples do not
-    /// contain them.
+    /// Instruction pointer in user mode, then the return addresses of its callers. Empty if samples
+    /// do not contain them.
     pub fn callers(&self) -> impl Iterator<Item = u64> + '_ {
         self.callers_in(context::USER)
     }
 
-    /// Address in the kernel, then the return addresses of its callers. Empty if samples do not
-    /// contain them.
+    /// Instruction pointer in the kernel, then the return addresses of its callers. Empty if
+    /// samples do not contain them.
     pub fn kernel_callers(&self) -> impl Iterator<Item = u64> + '_ {
         self.callers_in(context::KERNEL)
     }
 
-    /// True if it happened in the kernel.
+    /// True if the event happened in the kernel.
     pub fn is_in_kernel(&self) -> bool {
         /// From here on addresses are the kernel's.
         const KERNEL: u64 = 1 << 63;
@@ -312,7 +311,7 @@ impl PerfSample<'_> {
         words_of(self.registers)
     }
 
-    /// Those of where it happened, which may be in the kernel.
+    /// The registers at the event itself, which may have been in the kernel.
     pub fn registers_there(&self) -> impl Iterator<Item = u64> + '_ {
         words_of(self.registers_there)
     }

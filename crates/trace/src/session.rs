@@ -20,12 +20,12 @@ use crate::record::{self, Carried, PerfRecord};
 /// Processes whose events are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceTarget {
-    /// Those of a process that runs, of each of its threads, and of all that they make from now on.
+    /// A running process: each of its threads, and all threads and processes that they create from
+    /// now on.
     Process(u32),
-    /// Those of a process that has not begun yet, and of all that it makes: from its next `exec`
-    /// on.
+    /// A process before its next `exec`: it and all that it creates, from that `exec` on.
     Command(u32),
-    /// Those of all that run.
+    /// All processes.
     Machine,
 }
 
@@ -34,8 +34,8 @@ pub enum TraceTarget {
 pub struct SessionEvent {
     /// Name of the event for messages about its absence.
     pub name: String,
-    /// Sampling of the event; the first of all is sampled, others may be counted only. `mode` is
-    /// set for the target, except for `exclude_kernel` and `exclude_user`.
+    /// Sampling of the event. The first event of a session is sampled, others may be counted only.
+    /// `mode` is set for the target, except for `exclude_kernel` and `exclude_user`.
     pub sampling: Sampling,
 }
 
@@ -53,14 +53,15 @@ pub struct Uprobes<'u> {
     /// True if the uprobes report the return of the functions that begin at `offsets`, not the
     /// instructions.
     pub at_return: bool,
-    /// The process that they are wanted of: where the kernel can, they are placed in it alone, and
-    /// else in every process that executes the file.
+    /// The process to trace. If the kernel cannot limit uprobes to a process, they are placed in
+    /// every process that executes the file.
     pub pid: Option<u32>,
     /// The fields of each sample.
     pub carries: Carries,
 }
 
-/// True if a link of uprobes can be of one process: since Linux 6.10; before, it was of one thread.
+/// True if a uprobe link can be limited to one process: since Linux 6.10. Earlier, it was limited
+/// to one thread.
 fn links_choose_processes() -> bool {
     let release = system::kernel_release();
     let release = String::from_utf8_lossy(&release);
@@ -68,19 +69,19 @@ fn links_choose_processes() -> bool {
     matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6, 10))
 }
 
-/// A record that was read and not handed on. There are many of them: each takes 32 bytes.
+/// A record that was read and not passed on yet. There are many of them: each takes 32 bytes.
 #[derive(Clone, Copy, Debug)]
 struct WaitingRecord {
     time: u64,
-    /// Its place among those of the same time.
+    /// Position among the records of the same time.
     number: u32,
     header: PerfRecordHeader,
-    /// Which of `Session::carried`.
+    /// Index in `TraceSession::carried`.
     event: u16,
-    /// Which ring it was in.
+    /// Index of its ring.
     ring: u16,
-    /// Which of `Session::arenas` holds its bytes, from where on, and how many: the kernel's
-    /// records are below 64 KiB.
+    /// The arena in `TraceSession::arenas` that contains its bytes, their number and their start.
+    /// The kernel's records are below 64 KiB.
     arena: bool,
     length: u16,
     start: u32,
@@ -94,7 +95,7 @@ struct RingReader {
     ring: PerfRing,
     /// All of its records up to this time have been read.
     until: u64,
-    /// It held more when it was read last.
+    /// True if the last read left records in the ring.
     has_more: bool,
 }
 
@@ -103,7 +104,7 @@ struct RingReader {
 const BATCH: usize = 8 << 20;
 /// Minimum number of bytes that is read from each ring.
 const MIN_BATCH: usize = 256 << 10;
-/// Records of one ring may be out of order by the time that an interrupt takes.
+/// Maximum disorder of the records of one ring, in nanoseconds: the duration of an interrupt.
 const DISORDER: u64 = 1_000_000;
 
 /// The time of a copy whose sample has not been read yet.
@@ -125,34 +126,35 @@ impl WaitingRecord {
     }
 }
 
-/// Events that the kernel writes into rings, one a CPU. Dropping it ends that.
+/// Events that the kernel writes into rings, one per CPU. Dropping the session closes them.
 #[derive(Debug)]
 pub struct TraceSession {
     rings: Vec<RingReader>,
-    /// The first of each CPU, whose rings they are, then the others.
+    /// The first counter of each CPU, which owns the ring, then the others.
     counters: Vec<PerfCounter>,
     /// Events that are only counted: index of the event, CPU, counter.
     counted: Vec<(usize, u32, PerfCounter)>,
-    /// Events of all that runs: what programs in the kernel write, and what cannot be inherited.
+    /// Events of the whole machine: outputs of BPF programs, and events that threads cannot
+    /// inherit.
     others: Vec<PerfCounter>,
     copies: Option<Copies>,
     /// The child processes that have the descriptors of uprobes, and the programs that the uprobes
     /// run.
     uprobes: Vec<(DescriptorHolder, Option<UprobeSamples>)>,
-    /// Which event the copies are.
+    /// Index of the event that the copies belong to.
     copied: Option<usize>,
     events: HashMap<u64, u16>,
     carried: Vec<Carried>,
-    /// Bytes of records that wait: those of the last batch, and, when that was handed on, room for
-    /// the next.
+    /// Bytes of waiting records: one arena contains the last batch, the other one receives the next
+    /// batch.
     arenas: [Vec<u8>; 2],
-    /// Which arena the next batch goes into.
+    /// Index of the arena that receives the next batch.
     next: bool,
     waiting: Vec<WaitingRecord>,
     /// The process and its descendants, if events are of the whole machine but only these are
     /// wanted.
     family: Option<HashSet<u32>>,
-    /// Records up to this time have all been read.
+    /// All records up to this time have been read.
     horizon: u64,
     handed_on: u64,
     lost: u64,
@@ -173,7 +175,7 @@ impl Uprobes<'_> {
     }
 }
 
-/// Each event, with these fields.
+/// Samples every event, with these fields.
 fn sampling(event: PerfEvent, carries: Carries) -> Sampling {
     let mode = Mode::default();
     Sampling { event, every: 1, carries, mode, tasks: false, wake_at: 1 << 16 }
@@ -184,7 +186,7 @@ impl TraceSession {
     /// [`TraceSession::enable`], or with the command's `exec`.
     ///
     /// # Errors
-    /// [`TraceError::NotWatched`] for what may not be watched or is not there;
+    /// [`TraceError::NotWatched`] for an event that the kernel refuses or does not have;
     /// [`TraceError::Gone`]; [`TraceError::System`].
     pub fn open(
         target: TraceTarget,
@@ -213,7 +215,7 @@ impl TraceSession {
         };
         let mut known = BTreeSet::new();
         loop {
-            // Threads that were made meanwhile by one that was not opened yet are in none of those.
+            // Repeated, because a thread without events may have created threads meanwhile.
             let new: Vec<Option<u32>> = match target {
                 TraceTarget::Machine => vec![None],
                 TraceTarget::Command(pid) => vec![Some(pid)],
@@ -236,9 +238,10 @@ impl TraceSession {
         }
     }
 
-    /// [`TraceSession::open`]; where a process has more threads than we may open events of, those
-    /// of all that runs are opened, and those of the process and of what it makes are picked out as
-    /// they are read. That takes what [`TraceTarget::Machine`] takes.
+    /// As [`TraceSession::open`], for a process with more threads than events can be opened for,
+    /// too. Then the events of the whole machine are opened, and those of the process and its
+    /// descendants are picked out as they are read. This needs the rights of
+    /// [`TraceTarget::Machine`].
     ///
     /// # Errors
     /// As [`TraceSession::open`].
@@ -270,8 +273,8 @@ impl TraceSession {
         }
     }
 
-    /// True if counts are of all that runs where only a process was wanted; what is handed on is
-    /// the process's alone.
+    /// True if counts include all processes although one was requested. The records that are passed
+    /// on are always those of the process alone.
     pub fn counts_others(&self) -> bool {
         self.family.is_some()
     }
@@ -319,7 +322,7 @@ impl TraceSession {
         Ok(())
     }
 
-    /// Notes of which event the records with an identifier are.
+    /// Stores the event of the records with an identifier.
     fn know(&mut self, id: u64, event: Carried) {
         let at = self.carried.iter().position(|known| *known == event).unwrap_or_else(|| {
             self.carried.push(event);
@@ -328,14 +331,14 @@ impl TraceSession {
         self.events.insert(id, u16::try_from(at).expect("a session has few kinds of events"));
     }
 
-    /// True if a counter is of one of the events that were wanted.
+    /// True if a counter belongs to the event with this index.
     fn is_of(&self, counter: &PerfCounter, which: usize) -> bool {
         let event = perf_ring::id(counter).ok().and_then(|id| self.events.get(&id));
         event.is_some_and(|event| self.carried[usize::from(*event)].which == which)
     }
 
-    /// Has some bytes of memory copied at each sample, just before it, on the same CPU: as samples
-    /// of an event with the number `which`, which have them as `raw`.
+    /// Copies bytes of memory directly before each sample, on the same CPU. The copies are samples
+    /// of an event with the index `which`, with the bytes in `raw`.
     ///
     /// # Errors
     /// Returns the error of the kernel: this needs CAP_BPF, and Linux 5.5.
@@ -368,7 +371,7 @@ impl TraceSession {
         Ok(())
     }
 
-    /// Places uprobes whose samples have the number `which`. They count at once.
+    /// Places uprobes whose samples have the index `which`. They are active at once.
     ///
     /// To remove a uprobe event, the kernel waits for several RCU grace periods: about 0.1 s for
     /// each event, and those of all processes one after another. So all uprobes of a call are one
@@ -407,7 +410,7 @@ impl TraceSession {
         Ok(())
     }
 
-    /// Has a program in the kernel write the samples.
+    /// Attaches a BPF program that writes the samples.
     pub(crate) fn attach(
         &mut self,
         attachment: Attachment,
@@ -470,7 +473,7 @@ impl TraceSession {
         done.map_err(|error| TraceError::System { doing: "cannot switch events".to_owned(), error })
     }
 
-    /// Has events that name a tracepoint count only where an expression holds: `reason == 1`.
+    /// Limits the samples of a tracepoint to those that match an expression: `reason == 1`.
     ///
     /// # Errors
     /// [`TraceError::System`] for an expression that the kernel does not understand.
@@ -505,12 +508,13 @@ impl TraceSession {
         Ok(sums)
     }
 
-    /// Waits until a ring has much to read, or so long.
+    /// Waits until a ring reaches its wake-up level, at most for `at_most`.
     pub fn wait(&self, at_most: Duration) {
         let rings = &self.counters[..self.rings.len()];
         let mut fds: Vec<PollFd<'_>> =
             rings.iter().map(|counter| PollFd::new(counter, PollFlags::IN)).collect();
-        // A ring hangs up with the threads of its first counter; others still write to it.
+        // `poll` reports a hangup once the threads of a ring's first counter end; others still
+        // write to the ring.
         let timeout = Timespec::try_from(at_most).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         let _ = poll(&mut fds, Some(&timeout));
         if fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP)) {
@@ -518,20 +522,19 @@ impl TraceSession {
         }
     }
 
-    /// Reads the rings, and hands on, in order of time, what happened before they were read the
-    /// last time: all of that is there by now.
+    /// Reads the rings, and passes on, in order of time, the records from before the previous read:
+    /// these are complete by now.
     pub fn drain(&mut self, each: &mut dyn FnMut(PerfRecord<'_>)) {
         self.drain_until(now(), each);
     }
 
-    /// [`TraceSession::drain`] that hands on nothing that happened after a time.
+    /// As [`TraceSession::drain`], without records from after a time.
     pub fn drain_until(&mut self, time: u64, each: &mut dyn FnMut(PerfRecord<'_>)) {
-        // No longer than it takes to read what the rings can hold: who calls has other things to
-        // do.
+        // At most the capacity of the rings, so that the caller is not delayed for long.
         self.drain_within(self.capacity(), time, each);
     }
 
-    /// All that happened up to this time has been handed on.
+    /// All records up to this time have been passed on.
     pub fn handed_on(&self) -> u64 {
         self.handed_on
     }
@@ -555,7 +558,7 @@ impl TraceSession {
         self.rings.iter().map(|read| read.ring.capacity()).sum()
     }
 
-    /// Ends it, and hands on all that is left.
+    /// Ends the recording, and passes on all remaining records.
     pub fn finish(&mut self, each: &mut dyn FnMut(PerfRecord<'_>)) {
         // If stopping fails, further events are discarded.
         let _ = self.disable();
@@ -580,9 +583,9 @@ impl TraceSession {
         counters.map(|counter| Some(counter.read().ok()?.value)).sum()
     }
 
-    /// Reads a batch. While a ring holds more than that, of the rings that were read least far: the
-    /// records of a ring that ran ahead would have to wait. Returns how many bytes it was, and
-    /// whether a ring holds more.
+    /// Reads a batch. While a ring has a backlog, only the rings that are furthest behind are read,
+    /// because records of the other rings would have to wait. Returns the number of bytes, and true
+    /// if a ring has more.
     fn read(&mut self) -> (usize, bool) {
         let now = now();
         let at_most = (BATCH / self.rings.len().max(1)).max(MIN_BATCH);
@@ -595,8 +598,8 @@ impl TraceSession {
             if has_backlog && read.until > behind {
                 continue;
             }
-            // The sample follows its copy and is as old or older: the kernel may have taken its
-            // time before.
+            // A sample follows its copy in the ring, and can have an earlier time: the kernel may
+            // read the clock for it first.
             let is_due = |it: &WaitingRecord| it.ring == at && it.time == NOT_YET;
             let mut due = waiting.iter().position(is_due);
             let mut last = read.until;
@@ -658,8 +661,8 @@ impl TraceSession {
                 None => *torn += 1,
             }
         }
-        // Only a rest is left of the batch before the last: it is placed after the last batch, and
-        // its arena receives the next batch.
+        // Only a remainder of the batch before the last is left: it is moved behind the last batch,
+        // so that its arena can receive the next batch.
         let [first, second] = arenas;
         let (last, before) = if *next { (second, first) } else { (first, second) };
         for (number, it) in (0_u32..).zip(waiting.iter_mut()) {
@@ -676,7 +679,7 @@ impl TraceSession {
     }
 }
 
-/// True if a record is of some processes; those that they make are of them, too.
+/// True if a record belongs to `family`. Processes that are forked by the family join it.
 fn is_of(family: &mut HashSet<u32>, record: &PerfRecord<'_>) -> bool {
     match *record {
         PerfRecord::Sample(sample) => family.contains(&sample.pid),
@@ -693,7 +696,7 @@ fn is_of(family: &mut HashSet<u32>, record: &PerfRecord<'_>) -> bool {
     }
 }
 
-/// Nanoseconds of the clock that records have.
+/// Present time of the clock of records, in nanoseconds.
 pub(crate) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let [seconds, nanos] = [now.tv_sec, now.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
@@ -707,7 +710,7 @@ fn threads(pid: u32) -> Result<Vec<u32>, TraceError> {
     Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
 }
 
-/// The CPUs that are switched on.
+/// The online CPUs.
 fn cpus() -> Result<Vec<u32>, TraceError> {
     const ONLINE: &str = "/sys/devices/system/cpu/online";
     let failed = |error| TraceError::System { doing: format!("cannot read {ONLINE}"), error };

@@ -1,5 +1,5 @@
-//! TLB flushes as they come, added up: `tlb:tlb_flush` with the kernel functions that asked for it,
-//! the interrupts that carry the order to other CPUs, and the system calls around.
+//! TLB flushes, recorded live and summed: `tlb:tlb_flush` with the kernel functions that requested
+//! it, the interrupts that carry the request to other CPUs, and the surrounding system calls.
 //!
 //! ```text
 //! the thread that asks          sys_enter ─ tlb_flush "remote IPI send" ─ csd_queue_cpu … (waits) ─ sys_exit
@@ -43,18 +43,18 @@ use crate::{
     TraceTarget,
 };
 
-/// The most bytes of a ring: what some hundred thousand flushes fill before we read again. And the
-/// least.
+/// Maximum number of bytes of a ring, which some hundred thousand flushes fill between two reads;
+/// and the minimum.
 const RING: usize = 8 << 20;
 const MIN_RING: usize = 1 << 17;
-/// The part of the memory limit that all rings take together, and the bytes of names at the end.
+/// Divisors of the memory limit: for all rings together, and for the names at the end.
 const RINGS: u64 = 4;
 const NAMES: u64 = 8;
 /// Number of distinguished kinds of advice: the kernel has some thirty.
 const ADVICE: u64 = 256;
 /// The tracepoint of flushes.
 const FLUSH: &str = "tlb:tlb_flush";
-/// Nothing is mapped below (`vm.mmap_min_addr`).
+/// Lowest address that can be mapped (`vm.mmap_min_addr`).
 const LOWEST: u64 = 1 << 16;
 /// All pages: `TLB_FLUSH_ALL`.
 const ALL_PAGES: u64 = u64::MAX;
@@ -162,13 +162,13 @@ impl FlushTracepoints<'_> {
 }
 
 impl FlushRecorder {
-    /// Opens all tracepoints that there are; call stacks are found as `callers` says, and calls
-    /// timed in the program as `around` does. Nothing is recorded before [`FlushRecorder::enable`],
-    /// or the command's `exec`.
+    /// Opens the available tracepoints. `callers` is the method of finding call stacks; `around`
+    /// selects the calls that are timed in the program. Nothing is recorded before
+    /// [`FlushRecorder::enable`], or the command's `exec`.
     ///
-    /// Opens the session. If the kernel provides no flush events to this user, only the machine's
-    /// counters are recorded, with the reason. For a process that runs already these counters are
-    /// not usable.
+    /// If the kernel provides no flush events to this user, only the machine's counters are
+    /// recorded, with the reason. For a running process these counters are not usable, and the
+    /// result is an error.
     ///
     /// # Errors
     /// [`TraceError::NotWatched`]; [`TraceError::NotPermitted`] for a process that runs already;
@@ -191,7 +191,7 @@ impl FlushRecorder {
         }
     }
 
-    /// One that watches nothing, and why.
+    /// A recorder of only the machine's counters, with the reason.
     fn of_machine(target: TraceTarget, limit: MemoryLimit, why: &Absent) -> FlushRecorder {
         const TOLD: [&str; 5] = [
             FLUSH,
@@ -270,7 +270,7 @@ impl FlushRecorder {
         })
     }
 
-    /// Begins.
+    /// Begins to record.
     ///
     /// # Errors
     /// [`TraceError::System`]
@@ -279,7 +279,7 @@ impl FlushRecorder {
         self.session.as_ref().map_or(Ok(()), TraceSession::enable)
     }
 
-    /// Notes the time of the beginning, where an `exec` enables it.
+    /// Reads the counters and the time at the beginning; enough if an `exec` enables the events.
     pub fn begin(&mut self) {
         self.before = machine::FlushCounts::now();
         self.began = Instant::now();
@@ -295,7 +295,7 @@ impl FlushRecorder {
         session.drain(&mut |record| so_far.note(roles, &record));
     }
 
-    /// Ends it. Names of functions are looked up now.
+    /// Ends the recording, and looks up the functions.
     ///
     /// # Errors
     /// [`TraceError::System`]
@@ -341,7 +341,7 @@ impl FlushRecorder {
         };
         let cut = so_far.finder.cut();
         let lost = session.as_ref().map_or(0, TraceSession::lost);
-        // The rings leave their memory to what looks up functions.
+        // Free the rings before the lookup of functions takes memory.
         drop(session);
         let told = so_far.told();
         Ok(ShootdownRecording {
@@ -402,7 +402,7 @@ fn is_refused(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
-/// Which events are wanted; the one that owns the rings comes first.
+/// Adds the events to record; the one that owns the rings comes first.
 fn choose(
     catalogue: &mut FlushTracepoints<'_>,
     flush: &Tracepoint,
@@ -455,8 +455,8 @@ fn choose(
     fields
 }
 
-/// Which flushes have their cause where they happen, or which have not, as a filter of the
-/// tracepoint. `None` where the kernel has no words for reasons: then all of them may.
+/// Filter of the tracepoint for flushes whose cause is on the CPU where they happen, or for all
+/// others. `None` if the kernel has no names for reasons: then any flush may be either.
 fn causes(flush: &Tracepoint, wanted: bool) -> Option<String> {
     let is_cause = |word: &str| {
         let word = word.to_ascii_lowercase();
@@ -491,7 +491,7 @@ fn cpus(
     numbers.into_iter().map(cpu).collect()
 }
 
-/// Things with a number each, in the order in which they were met.
+/// Values with consecutive numbers, in order of their first use.
 #[derive(Debug)]
 struct Numbered<K, V> {
     numbers: HashMap<K, usize>,
@@ -529,7 +529,7 @@ struct Doing {
 #[derive(Clone, Copy, Debug)]
 struct CalledFunction {
     since: u64,
-    /// The system call that it made, and whether that had other CPUs flush.
+    /// The system call that it made, and true if that flushed other CPUs.
     made: Option<(usize, bool)>,
 }
 
@@ -540,19 +540,19 @@ struct OpenSystemCall {
     number: u64,
     call: usize,
     stack: StackId,
-    /// Orders to flush in it, and CPUs that they interrupted.
+    /// Flush requests in it, and the interrupts that they sent.
     sends: u64,
     ipis: u64,
 }
 
-/// An order to flush that has not been done by all.
+/// A flush request that is not completed by all CPUs.
 #[derive(Clone, Copy, Debug)]
 struct Sending {
     since: u64,
     site: usize,
     asked: u64,
     left: u64,
-    /// When the last that was done was done.
+    /// Time of the last completion.
     done: u64,
 }
 
@@ -567,21 +567,21 @@ struct SoFar {
     by_tables: bool,
     returns: returns::Returns,
     chains: Numbered<Vec<u64>, Vec<u64>>,
-    /// The chain that is looked for.
+    /// The chain that is looked up.
     chain: Vec<u64>,
     calls: Numbered<(u64, Option<u64>), SystemCall>,
     processes: Numbered<u32, FlushProcess>,
     threads: HashMap<u32, Doing>,
-    /// Functions that threads are in, those of others too.
+    /// Pending calls of timed functions by TID, also of threads outside of the target.
     called: HashMap<u32, CalledFunction>,
     sites: Numbered<(usize, usize, Option<usize>, StackId), FlushSite>,
     callers: Numbered<(usize, usize, StackId), FlushCaller>,
     reasons: Numbered<i64, Reason>,
-    /// Sent from here, received here.
+    /// By CPU: interrupts sent from it, and received by it.
     cpus: HashMap<u32, (u64, u64)>,
-    /// By what is queued and for which CPU: the thread that asked, and when.
+    /// By queue entry and CPU: the requesting thread, and the time.
     queued: HashMap<(u64, u32), (u32, u64)>,
-    /// CPUs that flush for another just now.
+    /// True for a CPU that flushes for another one now.
     flushing: HashMap<u32, bool>,
     waits: TimeHistogram,
     reaches: TimeHistogram,
@@ -649,7 +649,7 @@ impl SoFar {
         }
     }
 
-    /// Takes in the mappings of those who run already.
+    /// Reads the mappings of the processes that run already.
     fn meet(&mut self, target: TraceTarget) {
         let root = ProcRoot::live();
         match target {
@@ -895,7 +895,7 @@ impl SoFar {
         };
         let (Some(cpu), Some(csd)) = (cpu.read(sample.raw), csd.read(sample.raw)) else { return };
         let thread = self.thread(sample);
-        // Functions are queued for other ends, too.
+        // Functions are queued for other purposes, too.
         let Some(sending) = &mut thread.sending else { return };
         sending.asked += 1;
         sending.left += 1;
@@ -934,7 +934,7 @@ impl SoFar {
         }
     }
 
-    /// The thread does something else: all that it waited for is done.
+    /// Closes the request of a thread: the thread continues only after all CPUs have flushed.
     fn close(&mut self, tid: u32) {
         let sending = self.threads.get_mut(&tid).and_then(|thread| thread.sending.take());
         let Some(sending) = sending.filter(|sending| sending.asked > 0) else { return };
@@ -985,8 +985,8 @@ impl SoFar {
         }
     }
 
-    /// The call stacks that are used, and which of them each number is. Those of which most is
-    /// counted come first: once names take too much memory, the others are one.
+    /// The used call stacks, and the index of each number. Stacks with the largest counts come
+    /// first; once names take too much memory, the remaining stacks are merged into one.
     fn symbolized(&mut self) -> (Vec<Vec<Frame>>, HashMap<usize, usize>) {
         let sites = self.sites.values.iter().map(|it| (it.stack, it.sends + it.local));
         let callers = self.callers.values.iter().map(|it| (it.stack, it.calls));

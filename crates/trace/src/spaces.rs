@@ -1,4 +1,4 @@
-//! Which mapping an address of a process was in, as mappings come.
+//! Mappings of processes by address, updated by records.
 //!
 //! The kernel reports new mappings only. An unmapped range stays here until another mapping
 //! replaces it: no event occurs at such addresses in between.
@@ -42,28 +42,28 @@ impl SpaceRegion {
         self.inode != 0
     }
 
-    /// Which file it is of.
+    /// Identity of its file.
     pub fn id(&self) -> FileId {
         FileId { device: self.device, inode: self.inode }
     }
 }
 
-/// A process's.
+/// The mappings of a process.
 #[derive(Clone, Debug, Default)]
 struct ProcessSpace {
-    /// Which program's: processes of `fork` have their parent's until they start another.
+    /// Number of the program: a child of `fork` has its parent's until it executes another.
     program: u32,
-    /// The same as the parent's until one of them maps something.
+    /// Shared with the parent until one of them maps something.
     regions: Rc<BTreeMap<u64, SpaceRegion>>,
     /// Its first thread has ended: others may go on for a while.
     has_ended: bool,
 }
 
-/// The mappings of all processes that are watched.
+/// The mappings of all traced processes.
 ///
-/// Their memory is bounded: once there are too many mappings, those of processes that have ended
-/// are forgotten, then the largest process's are read again, and if that has too many itself, those
-/// of no code are forgotten.
+/// Their memory is bounded. Once there are too many mappings, those of ended processes are dropped.
+/// Then the mappings of the largest process are read again; if they are still too many, those
+/// without code are dropped.
 #[derive(Clone, Debug)]
 pub struct Spaces {
     spaces: BTreeMap<u32, ProcessSpace>,
@@ -76,7 +76,7 @@ pub struct Spaces {
     forgotten: u64,
 }
 
-/// Mappings that are known where nothing else is said.
+/// Default maximum number of mappings.
 const USUAL: usize = 1 << 17;
 /// About what a mapping takes with its name, in bytes.
 pub(crate) const REGION: u64 = 160;
@@ -105,15 +105,14 @@ impl Spaces {
         self.forgotten
     }
 
-    /// Learns which file systems are in memory.
+    /// Reads the devices of the tmpfs file systems.
     pub fn know_tmpfs(&mut self) {
         let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
         let mounts = mountinfo::parse(&text).into_iter();
         self.tmpfs.extend(mounts.filter(|mount| mount.fs == b"tmpfs").map(|mount| mount.device));
     }
 
-    /// Takes in mappings that are known already: of a process that is stopped, or of a core file,
-    /// which has no inodes.
+    /// Stores known mappings: those of a stopped process, or of a core file, which has no inodes.
     pub(crate) fn place(&mut self, pid: u32, mappings: &[Mapping]) {
         let regions = mappings.iter().map(|mapping| SpaceRegion {
             start: mapping.range.start,
@@ -131,7 +130,7 @@ impl Spaces {
         self.spaces.insert(pid, ProcessSpace { program, regions, has_ended: false });
     }
 
-    /// Takes in the mappings of a process as they are now.
+    /// Reads the present mappings of a process.
     pub fn read(&mut self, root: &ProcRoot, pid: u32) {
         let Ok(text) = root.read(Pid(pid), "maps") else { return };
         let regions = maps::parse(&text).mappings.into_iter().map(|mapping| SpaceRegion {
@@ -152,7 +151,7 @@ impl Spaces {
             .insert(pid, ProcessSpace { program, regions: Rc::new(regions), has_ended: false });
     }
 
-    /// Takes in what a record says.
+    /// Updates the mappings by a record.
     pub fn note(&mut self, record: &PerfRecord<'_>) {
         match *record {
             PerfRecord::Mapped(mapped) => {
@@ -182,7 +181,7 @@ impl Spaces {
         }
     }
 
-    /// Forgets mappings, as far as there are too many.
+    /// Drops mappings if there are too many.
     fn make_room(&mut self) {
         self.added = 0;
         self.spaces.retain(|_, space| !space.has_ended);
@@ -246,8 +245,8 @@ impl Spaces {
         regions.insert(mapped.start, region);
     }
 
-    /// Takes in that `mremap` made of a mapping, from `old` on, one at `new` with another length.
-    /// `stays` where the old one is not unmapped.
+    /// Records that `mremap` moved or resized the mapping at `old`, to `new`. `stays` is true if
+    /// the old range stays mapped.
     pub(crate) fn moved(
         &mut self,
         pid: u32,
@@ -304,7 +303,7 @@ impl Spaces {
     }
 }
 
-/// Leaves nothing from `start` up to `end`.
+/// Removes everything from `start` up to `end`.
 fn cut(regions: &mut BTreeMap<u64, SpaceRegion>, start: u64, end: u64) {
     while let Some((&first, region)) = regions.range(..end).next_back() {
         if region.end <= start {

@@ -8,13 +8,12 @@ use crate::files::CodeFiles;
 use crate::spaces::Spaces;
 use crate::symbols::{CodePlace, Symbols};
 
-/// The number of a call stack: they count from 0. One that is not kept any more may pass its number
-/// on to another.
+/// Number of a call stack, from 0. The number of a dropped stack may be used for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
 impl StackId {
-    /// Any stack that is not kept apart, for want of memory.
+    /// All stacks that are not stored separately because memory is limited.
     pub const OTHER: StackId = StackId(u32::MAX);
 
     /// As an index.
@@ -23,10 +22,10 @@ impl StackId {
     }
 }
 
-/// Bytes for call stacks where nothing else is said.
+/// Default memory for call stacks, in bytes.
 const USUAL: usize = 64 << 20;
 
-/// The places of a stack, the same as another's where they are kept at the same addresses.
+/// Code locations of a stack, compared by address: equal locations are stored once.
 #[derive(Clone, Debug)]
 struct Kept(Rc<[Rc<CodePlace>]>);
 
@@ -50,9 +49,9 @@ impl Hash for Kept {
     }
 }
 
-/// The call stacks that were met. One is resolved to places in files, which are opened, when it is
-/// first met: later its process may be gone. The same places have the same number in each process,
-/// so that memory does not grow with how many processes there are.
+/// Recorded call stacks. A new stack is resolved to locations in files at once, and the files are
+/// opened: later its process may be gone. Equal stacks of several processes have one number, so
+/// that memory does not grow with the number of processes.
 ///
 /// Their memory is bounded: once [`RecordedStacks::is_full`] returns true, the caller chooses the
 /// stacks to keep with `retain`. Otherwise new stacks soon become [`StackId::OTHER`].
@@ -60,21 +59,21 @@ impl Hash for Kept {
 pub struct RecordedStacks {
     /// By the program and addresses.
     numbers: HashMap<Box<[u64]>, StackId>,
-    /// Maximum number of bytes of these: most stacks are of programs that have ended, or occur
-    /// once.
+    /// Bytes of `numbers`, and their maximum. The table is emptied at the maximum: most stacks
+    /// occur once, or belong to programs that have ended.
     number_bytes: usize,
     most_number_bytes: usize,
     known: HashMap<CodePlace, Rc<CodePlace>>,
     alike: HashMap<Kept, StackId>,
-    /// By number; what is not kept is empty, and in `free`.
+    /// By number. A dropped stack is empty, and its number is in `free`.
     places: Vec<Rc<[Rc<CodePlace>]>>,
     free: Vec<StackId>,
-    /// Bytes of stacks and places, and how many there may be.
+    /// Bytes of stacks and locations, and their maximum.
     bytes: usize,
     most_bytes: usize,
-    /// Those of the places.
+    /// Files of the locations.
     files: CodeFiles,
-    /// The program, and then addresses: the one that is looked for.
+    /// Buffer for a key of `numbers`: the program, then addresses.
     key: Vec<u64>,
 }
 
@@ -84,12 +83,12 @@ impl Default for RecordedStacks {
     }
 }
 
-/// About what a stack takes: its places, counts beside them, an entry in each of two tables.
+/// Approximate bytes of a stack: its locations, reference counts, and entries in two tables.
 fn bytes_of(stack: &[Rc<CodePlace>]) -> usize {
     size_of_val(stack) + 96
 }
 
-/// About what a place takes, with its entry in a table.
+/// Approximate bytes of a location with its table entry.
 const PLACE: usize = 2 * size_of::<CodePlace>() + 48;
 
 impl RecordedStacks {
@@ -110,7 +109,7 @@ impl RecordedStacks {
         }
     }
 
-    /// The number of a stack: where the program was, then the return addresses of its callers.
+    /// The number of a stack: the instruction pointer, then the return addresses of its callers.
     pub fn number(
         &mut self,
         spaces: &Spaces,
@@ -123,7 +122,7 @@ impl RecordedStacks {
         if let Some(number) = self.numbers.get(self.key.as_slice()) {
             return *number;
         }
-        // A caller that discards no stacks gets no further ones.
+        // New stacks are not stored if the caller does not drop others.
         if self.bytes > self.most_bytes + self.most_bytes / 4 {
             return StackId::OTHER;
         }
@@ -138,7 +137,7 @@ impl RecordedStacks {
         number
     }
 
-    /// True if they take as much memory as they may.
+    /// True if the stacks exceed their memory limit.
     pub fn is_full(&self) -> bool {
         self.bytes > self.most_bytes
     }
@@ -153,7 +152,8 @@ impl RecordedStacks {
         self.most_bytes
     }
 
-    /// Forgets all but some. The numbers of those that are forgotten are given to others.
+    /// Drops all stacks except those that `is_kept` selects. The numbers of dropped stacks are used
+    /// again.
     pub(crate) fn retain(&mut self, is_kept: impl Fn(StackId) -> bool) {
         let nothing: Rc<[Rc<CodePlace>]> = Rc::new([]);
         let RecordedStacks { numbers, number_bytes, known, alike, places, free, bytes, .. } = self;
@@ -173,7 +173,7 @@ impl RecordedStacks {
         *bytes = bytes.saturating_sub((before - known.len()) * PLACE);
     }
 
-    /// The number of the stack in `key`, by places.
+    /// The number of the stack in `key`, by its code locations.
     fn resolve(&mut self, spaces: &Spaces, pid: u32) -> StackId {
         let RecordedStacks { known, alike, places, free, files, key, bytes, .. } = self;
         // Code without frame pointers leaves arbitrary values in their place: an address outside of
@@ -214,7 +214,7 @@ impl RecordedStacks {
         Symbols::with(self.files.clone())
     }
 
-    /// The places of all, by number; none of those that are not kept.
+    /// The code locations of all stacks, by number; empty for dropped stacks.
     pub fn places(&self) -> &[Rc<[Rc<CodePlace>]>] {
         &self.places
     }

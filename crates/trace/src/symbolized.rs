@@ -26,9 +26,9 @@ impl FrameNumbers {
     }
 }
 
-/// The frames of stacks, the stacks made of them, and which of those each is. Those of which most
-/// is counted come first: once there are too many frames, the others are one, and once names take
-/// too much memory, places go without.
+/// The frames, the stacks as lists of frame indices, and the list of each stack. Stacks with the
+/// largest counts come first. Once there are too many indices, the remaining stacks are merged;
+/// once names take too much memory, frames have no names.
 pub(crate) fn symbolize(
     stacks: &RecordedStacks,
     symbols: &mut Symbols,
@@ -36,8 +36,8 @@ pub(crate) fn symbolize(
     limit: MemoryLimit,
     folded: &mut Folded,
 ) -> (Vec<Frame>, Vec<Vec<u32>>, HashMap<StackId, u32>) {
-    /// Parts of the limit: bytes of names, and of the numbers that stacks are made of, each of
-    /// which is there three times while a report is made.
+    /// Divisors of the memory limit: for bytes of names; and for the number of frame indices, each
+    /// of which exists three times while a report is made.
     const NAMES: u64 = 16;
     const NUMBERS: u64 = 512;
     let mut names = limit.part(NAMES);

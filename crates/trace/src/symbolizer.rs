@@ -1,19 +1,19 @@
 //! Functions, lines and inlined functions of one file, whose bytes are read by `pread`.
 //!
-//! The file belongs to whoever may harm us, and it may change while it is read:
+//! The file is untrusted, and may change while it is read:
 //!
 //! | danger | answer |
 //! |---|---|
-//! | truncation, which ends a process that has the file mapped by SIGBUS | nothing is mapped: [`reader`] keeps copies of the pieces that were needed |
-//! | links to other files (`.gnu_debuglink`, `.gnu_debugaltlink`) | nothing is opened here: [`crate::links`] opens what a link may lead to |
-//! | tables that make much of little: a row of 16 bytes for each byte, one table for thousands of units | lists have limits, and every byte that is interpreted takes [`reader::Fuel`]; what was made of it is dropped when it has become much |
-//! | entries a million levels deep, references in a circle | [`dwarf`] has limits and does not recurse |
+//! | truncation, after which SIGBUS ends a process that has mapped the file | nothing is mapped: [`reader`] keeps copies of the pieces that were needed |
+//! | links to other files (`.gnu_debuglink`, `.gnu_debugaltlink`) | nothing is opened here: [`crate::links`] opens only files that a link may name |
+//! | tables that expand when they are parsed: a row of 16 bytes for each byte, one table for thousands of units | lists have limits, and every interpreted byte takes [`reader::Fuel`]; parsed data is dropped when it takes too much memory |
+//! | entries a million levels deep, cyclic references | [`dwarf`] has limits and does not recurse |
 //! | compressed sections | decompressed up to [`MAX_DECOMPRESSED`] |
 //! | millions of units or symbols | refused above the limits in [`dwarf`] and [`table`] |
 //!
-//! A child process that maps the file and may die was the other choice. It would be no faster, it
-//! could not be had in a program with threads that uses this crate as a library, and would still
-//! interpret bytes that change under it.
+//! The alternative is a child process that maps the file and may die. It would not be faster, it
+//! could not be forked by a program with threads that uses this crate as a library, and it would
+//! still interpret bytes that change meanwhile.
 //!
 //! Functions without DWARF information are looked up in the symbol tables.
 
@@ -35,10 +35,10 @@ use crate::elf::{FileLayout, FileSource};
 
 /// Bytes of decompressed sections of a file.
 const MAX_DECOMPRESSED: u64 = 256 << 20;
-/// Bytes that are interpreted to find which unit an address is in, and to look one address up.
+/// Maximum bytes that are interpreted to index the units of a file, and to look up one address.
 const TO_OPEN: u64 = 512 << 20;
 const TO_LOOK_UP: u64 = 64 << 20;
-/// Bytes that are interpreted of a file, all together. Those of a browser's whole run are fewer.
+/// Maximum bytes of a file that are interpreted in total. The whole run of a browser takes fewer.
 const MAX_INTERPRETED: u64 = 2 << 30;
 
 /// A function that was found.
@@ -50,7 +50,7 @@ pub(crate) struct FoundCall {
     pub(crate) line: Option<(String, u32)>,
 }
 
-/// A file, and the one that has what several debug files share.
+/// A file, and the supplementary file of its debug file.
 #[derive(Debug)]
 pub(crate) struct SymbolModule {
     pub(crate) source: Rc<FileSource>,
@@ -83,7 +83,7 @@ impl std::fmt::Debug for LineTable {
 }
 
 impl SymbolModule {
-    /// Reads a file with its layout. `other` is the target of `.gnu_debugaltlink`.
+    /// A file with its layout. `shared` is the target of `.gnu_debugaltlink`.
     pub(crate) fn new(
         source: Rc<FileSource>,
         layout: FileLayout,
@@ -129,12 +129,12 @@ impl SymbolModule {
         tables.iter().flatten().find_map(|table| table.find(&self.source, address))
     }
 
-    /// The file with what several debug files share.
+    /// The supplementary file, which several debug files share.
     pub(crate) fn shared_file(&self) -> Option<(&FileSource, &FileLayout)> {
         self.shared.as_ref().map(|(source, layout)| (&**source, layout))
     }
 
-    /// Bytes of memory that it takes, about.
+    /// Approximate memory of the parsed data, in bytes.
     pub(crate) fn weight(&self) -> u64 {
         let tables = self.tables.borrow();
         let tables: u64 = tables.iter().flatten().flatten().map(SymbolTable::bytes).sum();
@@ -147,7 +147,7 @@ impl SymbolModule {
             }
     }
 
-    /// Drops what was made of the file; it is read again when it is asked for.
+    /// Drops the parsed data; the next lookup reads the file again.
     pub(crate) fn forget(&self) {
         self.tables.take();
         let mut lines = self.lines.borrow_mut();

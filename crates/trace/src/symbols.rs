@@ -1,4 +1,4 @@
-//! Which function and line a place is in.
+//! Functions and source lines of code locations.
 //!
 //! | code | read from |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | `[vdso]` | our own: all programs of 64 bits have the same |
 //! | just-in-time compilers | `/tmp/perf-<pid>.map`, where they write it; jitdump is not read |
 //!
-//! Once the process is gone so is its view of the file system: [`Symbols::keep`] opens what will be
-//! asked for.
+//! A process's view of the file system ends with the process: [`Symbols::keep`] opens the needed
+//! files before.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -26,14 +26,14 @@ use crate::jit;
 use crate::spaces::Spaces;
 use crate::symbolizer::{FoundCall, SymbolModule};
 
-/// Bytes of memory, about, that are made of files before those that are not used are dropped.
+/// Approximate bytes of the parsed data of files, beyond which all of that data is dropped.
 const MAX_MEMORY: u64 = 160 << 20;
 /// Bytes of memory of all maps of just-in-time compilers.
 const MAX_JIT_MEMORY: u64 = 64 << 20;
-/// Look-ups after which memory is counted.
+/// Number of lookups between two counts of memory.
 const COUNTED_EVERY: u32 = 64;
 
-/// Location in code, in words that outlive the process.
+/// A location in code, described so that it outlives the process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CodePlace {
     /// The process.
@@ -46,7 +46,7 @@ pub struct CodePlace {
     device: Device,
     /// Offset in the file or the vDSO, else the address.
     offset: u64,
-    /// True if it is where a call returns to, behind the call.
+    /// True if it is a return address.
     returns: bool,
 }
 
@@ -75,17 +75,17 @@ impl CodePlace {
         CodePlace { module: region.name.clone(), inode, device, offset, ..unknown }
     }
 
-    /// The same for all processes of a file; memory of no file is each process's own.
+    /// The location without its process if it is in a file: then it is the same in all processes.
     pub(crate) fn key(&self) -> CodePlace {
         CodePlace { pid: if self.inode == 0 { self.pid } else { 0 }, ..self.clone() }
     }
 
-    /// Which file it is in, if it is in one.
+    /// Identity of its file, if it is in one.
     fn file(&self) -> FileId {
         FileId { device: self.device, inode: self.inode }
     }
 
-    /// Has opened what will be asked about it.
+    /// Opens the file that a later lookup needs.
     pub(crate) fn keep(&self, files: &mut CodeFiles) {
         match self.inode {
             0 if self.module.as_bytes() == VDSO => {}
@@ -94,7 +94,7 @@ impl CodePlace {
         }
     }
 
-    /// The place alone, without its function.
+    /// A frame with the location, without a function.
     pub(crate) fn unresolved(&self) -> Frame {
         Frame {
             function: None,
@@ -207,8 +207,7 @@ impl Symbols {
         module.zip(address).map(|(module, address)| module.calls(address)).unwrap_or_default()
     }
 
-    /// Why functions are unknown that would be known: files that were written to after they were
-    /// opened.
+    /// Reasons for missing functions: files that were written to after they were opened.
     pub fn lacks(&self) -> Vec<Absent> {
         let changed = self.files.all().filter(|(_, opened)| opened.has_changed());
         let mut names: Vec<&Name> = changed.map(|(name, _)| name).collect();
@@ -235,15 +234,15 @@ pub(crate) fn frames(calls: Vec<FoundCall>, unknown: &Frame) -> Vec<Frame> {
     frames.collect()
 }
 
-/// About what a frame takes, in bytes.
+/// Approximate size of a frame, in bytes.
 pub(crate) fn bytes_of(frame: &Frame) -> usize {
     let function = frame.function.as_ref().map_or(0, String::len);
     let file = frame.line.as_ref().map_or(0, |line| line.file.len());
     size_of::<Frame>() + function + file + 32
 }
 
-/// A name as its source has it. Only what is mangled: demanglers take a C function called `t` for a
-/// type.
+/// A name as in its source. Only mangled names are changed: demanglers take a C function called `t`
+/// for a type.
 pub fn demangled(name: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         return format!("{rust:#}");
@@ -286,7 +285,7 @@ mod tests {
         assert!(demangled(&name).len() <= 256 << 10);
     }
 
-    /// As mangled names number what was there before.
+    /// Number of a back reference in a mangled name.
     fn base_36(number: usize) -> String {
         let digit =
             |it| char::from_digit(u32::try_from(it).unwrap(), 36).unwrap().to_ascii_uppercase();

@@ -1,4 +1,4 @@
-//! Tracepoints as this kernel has them: their numbers, where their fields lie, and the words for
+//! Tracepoints of this kernel: their numbers, the positions of their fields, and the names of
 //! values.
 
 use std::io;
@@ -29,8 +29,8 @@ pub struct TracepointField {
 }
 
 impl TracepointField {
-    /// The number there; the first of several. Sign-extended where it has a sign. `None` where the
-    /// sample is too short.
+    /// The number in the field; the first one of an array. Sign-extended if the field is signed.
+    /// `None` if the sample is too short.
     pub fn read(self, raw: &[u8]) -> Option<u64> {
         let bytes = raw.get(self.offset..self.offset.checked_add(self.size.min(8))?)?;
         let signed = self.signed;
@@ -46,7 +46,7 @@ impl TracepointField {
         Some(number)
     }
 
-    /// A number of a field that is an array of words.
+    /// A number of a field that is an array of 8-byte words.
     pub fn read_word(self, at: usize, raw: &[u8]) -> Option<u64> {
         let offset = self.offset.checked_add(at.checked_mul(8)?)?;
         (at * 8 < self.size)
@@ -56,10 +56,10 @@ impl TracepointField {
 }
 
 impl Tracepoint {
-    /// The one of that name.
+    /// Finds a tracepoint by its name.
     ///
     /// # Errors
-    /// [`Absent`] where this kernel has none, or we may not look.
+    /// [`Absent`] if this kernel has no such tracepoint, or tracefs may not be read.
     pub fn find(tracefs: &TraceFs, name: &str) -> Reading<Tracepoint> {
         let folder = format!("events/{}", name.replacen(':', "/", 1));
         let read = |file| {
@@ -74,7 +74,7 @@ impl Tracepoint {
         Ok(Tracepoint::parse(name, id, &String::from_utf8_lossy(&format)))
     }
 
-    /// The same, for who cannot do without.
+    /// As [`Tracepoint::find`], for a tracepoint that is required.
     ///
     /// # Errors
     /// [`TraceError::NoSuchEvent`]; [`TraceError::NotWatched`] where tracefs may not be read.
@@ -99,17 +99,17 @@ impl Tracepoint {
         Tracepoint { name: name.to_owned(), id, fields, words: parse_symbolic_names(print) }
     }
 
-    /// A field.
+    /// Position of a field by its name.
     pub fn field(&self, name: &str) -> Option<TracepointField> {
         self.fields.iter().find(|(known, _)| known == name).map(|(_, field)| *field)
     }
 
-    /// The kernel's words for the values of the field that has words.
+    /// The kernel's names of the values of a field.
     pub fn symbolic_names(&self) -> &[(i64, String)] {
         &self.words
     }
 
-    /// Every event of it, with its fields.
+    /// A session event that samples every occurrence, with the fields.
     pub fn sampled(&self, carries: Carries, tasks: bool) -> SessionEvent {
         self.wanted(1, Carries { raw: true, ..carries }, tasks)
     }

@@ -2,7 +2,7 @@
 //! registers and a copy of the stack.
 //!
 //! Tables are what compilers write for exceptions (`.eh_frame`, DWARF call frame information), and
-//! all of x86-64 has them. Code that has none, which a just-in-time compiler made, is left by its
+//! all of x86-64 has them. Code without tables, made by a just-in-time compiler, is unwound by its
 //! frame pointer.
 //!
 //! **Limits.** The kernel copies the requested number of stack bytes: callers beyond them are
@@ -12,8 +12,8 @@
 //! machine of 2 CPUs, `cargo test --release -p pagewise-trace --test unwind -- --ignored
 //! --nocapture`), besides the copy that the kernel makes.
 //!
-//! A program chooses its tables and its stack. Each caller must lie higher on the stack, what
-//! tables compute is bounded, and what they lead to must be mapped: so each stack ends.
+//! Tables and stacks are untrusted. Unwinding always ends: each caller must lie higher on the
+//! stack, the computations of tables are bounded, and addresses must be mapped.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -33,27 +33,27 @@ use crate::files::{self, VDSO};
 use crate::record::PerfSample;
 use crate::spaces::{SpaceRegion, Spaces};
 
-/// No stack is followed further.
+/// Maximum number of frames of a stack.
 const DEPTH: usize = 256;
-/// Tables of one file that are kept, and of all where nothing else is said: what is not read is as
-/// if it were not there.
+/// Maximum bytes of the tables of one file, and by default of all files. Tables beyond the limit
+/// count as missing.
 const LARGEST: u64 = 64 << 20;
 const TOGETHER: u64 = 64 << 20;
 /// Files that are remembered, by inode and name, with tables or without.
 const FILES: usize = 1 << 14;
-/// Rules that are remembered, a place each: a power of two.
+/// Number of entries of the cache of rules: a power of two.
 const ROWS: usize = 1 << 14;
 /// Operations of one expression: those of compilers have fewer than ten.
 const OPERATIONS: u32 = 200;
 
-/// Registers by their numbers in DWARF, the last of which is where the program is.
+/// Registers by their numbers in DWARF; the last one is the instruction pointer.
 const REGISTERS: usize = 17;
 const STACK_POINTER: usize = 7;
 const FRAME_POINTER: usize = 6;
 const INSTRUCTION: usize = 16;
 
-/// Which register of DWARF each is that a sample carries: ax, bx, cx, dx, si, di, bp, sp, ip and r8
-/// to r15, as `asm/perf_regs.h` has them, 0 to 8 and 16 to 23.
+/// DWARF numbers of the registers of a sample: ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15,
+/// which have the numbers 0 to 8 and 16 to 23 in `asm/perf_regs.h`.
 #[cfg(target_arch = "x86_64")]
 mod carried {
     pub(super) const MASK: u64 = 0xff_01ff;
@@ -74,8 +74,8 @@ mod carried {
     pub(super) const NUMBERS: &[usize] = &[];
 }
 
-/// The registers of a frame. Unknown where a table says that they are lost, or what they were saved
-/// in is not known.
+/// The registers of a frame. `None` if a table marks a register as lost, or the location that it
+/// was saved to is unknown.
 type FrameRegisters = [Option<u64>; REGISTERS];
 
 /// A copy of the stack.
@@ -98,18 +98,18 @@ struct CallerRules {
     frame: CfaRule<usize>,
     rules: Vec<(usize, RegisterRule<usize>)>,
     encoding: Encoding,
-    /// True if it is what the kernel has signal handlers return to: its caller was interrupted and
-    /// has called nothing.
+    /// True for the trampoline that signal handlers return to: its caller was interrupted and made
+    /// no call.
     signal: bool,
 }
 
-/// The first function of a thread was reached.
+/// A stack was followed to the first function of its thread.
 struct Outermost;
 
 /// A caller.
 struct FoundCaller {
     registers: FrameRegisters,
-    /// True if it was interrupted and called nothing.
+    /// True if it was interrupted and made no call.
     signal: bool,
 }
 
@@ -118,8 +118,8 @@ struct FoundCaller {
 struct UnwindModule {
     segments: Segments,
     build_id: Option<Vec<u8>>,
-    /// The index: its address, and its entries, each the start of a function and where its table
-    /// is, from the index on.
+    /// Address of the index, and its entries: start of a function and location of its table,
+    /// relative to the index.
     index: u64,
     entries: Vec<u8>,
     tables: Vec<u8>,
@@ -130,7 +130,7 @@ struct UnwindModule {
 /// Follows stacks. Remembers files and rules.
 #[derive(Debug)]
 pub struct Unwinder {
-    /// Those of each name.
+    /// Modules by file and name; `None` for a file without tables.
     by_file: BTreeMap<FileId, Vec<(Name, Option<usize>)>>,
     /// Number of files.
     files: usize,
@@ -150,7 +150,7 @@ pub struct Unwinder {
 /// Row of the tables for an address; `None` if the tables do not cover it.
 #[derive(Clone, Debug)]
 struct KnownRow {
-    /// A module, and an address in it.
+    /// Index of a module, and an address in it.
     of: (usize, u64),
     row: Option<Rc<CallerRules>>,
 }
@@ -162,9 +162,9 @@ struct KnownRow {
 struct KnownRows(Vec<Option<KnownRow>>);
 
 impl KnownRows {
-    /// The entry of a place, which may be another's.
+    /// The cache entry of an address, which may be in use for another one.
     fn at(&mut self, module: usize, address: u64) -> &mut Option<KnownRow> {
-        /// 2^64 by the golden ratio: neighbours come far apart.
+        /// 2^64 divided by the golden ratio: spreads neighboring addresses.
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
         if self.0.is_empty() {
             self.0.resize(ROWS, None);
@@ -208,12 +208,12 @@ impl Unwinder {
         Carries { registers: carried::MASK, stack, ..Carries::default() }
     }
 
-    /// Address of the program in a sample, then the return addresses of its callers. Empty if the
+    /// Instruction pointer of a sample, then the return addresses of its callers. Empty if the
     /// thread has no user mode or samples contain no registers.
     ///
     /// # Complexity
-    /// A search for the mapping and a look into a table of rules for each caller. A place that is
-    /// met first has a search in the index of its file, and a file its tables read.
+    /// For each caller, a search for the mapping and a lookup in the cache of rules. A new address
+    /// adds a search in the index of its file; a new file adds the reading of its tables.
     pub fn unwind(&mut self, spaces: &Spaces, sample: &PerfSample<'_>) -> &[u64] {
         self.found.clear();
         if let Some(registers) = registers(sample) {
@@ -233,7 +233,7 @@ impl Unwinder {
         if let Some((mut registers, back)) = registers(sample).zip(back) {
             let stack = registers[STACK_POINTER].and_then(|stack| stack.checked_add(WORD));
             registers[STACK_POINTER] = stack;
-            // The call is before where it returns to.
+            // The call instruction is before its return address.
             registers[INSTRUCTION] = back.checked_sub(1);
             let whole = self.follow(spaces, sample.pid, registers, &sample.stack[8..]);
             self.cut += u64::from(whole.is_none());
@@ -244,8 +244,9 @@ impl Unwinder {
         &self.found
     }
 
-    /// Address of a stopped thread, then the return addresses of its callers, from its registers in
-    /// the order of samples. `None` if the stack cannot be followed to the start of the thread.
+    /// Instruction pointer of a stopped thread, then the return addresses of its callers, from its
+    /// registers in the order of samples. `None` if the stack cannot be followed to the start of
+    /// the thread.
     pub fn unwind_stopped(
         &mut self,
         spaces: &Spaces,
@@ -262,13 +263,13 @@ impl Unwinder {
         Some(&self.found)
     }
 
-    /// Has the tables of the file of a name read from `source`.
+    /// Sets the source of the tables of the file with a name.
     pub(crate) fn know_file(&mut self, name: Name, source: Option<Rc<FileSource>>) {
         self.opened.insert(name, source);
     }
 
     /// The functions of a stopped thread, innermost first, as far as its stack can be followed:
-    /// address of the instruction, or behind the call, and the stack pointer.
+    /// instruction pointer or return address, and the stack pointer.
     pub(crate) fn unwind_frames(
         &mut self,
         spaces: &Spaces,
@@ -328,13 +329,13 @@ impl Unwinder {
                 return Some(Outermost);
             };
             let FoundCaller { registers: next, signal } = caller;
-            // A call is before where it returns to; what was interrupted is where it is.
+            // Look up the call before a return address, but an interrupted instruction itself.
             place = next[INSTRUCTION]?.checked_sub((!signal).into())?;
             region = spaces.find(pid, place)?;
             if next[STACK_POINTER]? <= registers[STACK_POINTER]? {
                 return None;
             }
-            // Readers take all callers to be behind a call.
+            // Users of `found` take all callers for return addresses.
             self.found.push(place.saturating_add(1));
             self.pointers.extend(next[STACK_POINTER]);
             registers = next;
@@ -449,8 +450,9 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 impl UnwindModule {
     /// Reads the tables of a file, at most `at_most` bytes.
     fn read(bytes: &FileSource, at_most: u64) -> Option<UnwindModule> {
-        /// Version 1; from here on in four bytes; a count of four bytes; entries of two offsets of
-        /// four bytes from the index on. No linker writes another.
+        /// `.eh_frame_hdr` of version 1: the address of the tables is PC-relative, the number of
+        /// entries is absolute, and entries are two offsets from the index; all have four bytes.
+        /// Linkers write no other form.
         const LAYOUT: &[u8] = &[1, 0x1b, 0x03, 0x3b];
         const ENTRIES: usize = 12;
         let layout = FileLayout::parse(bytes)?;
@@ -481,8 +483,7 @@ impl UnwindModule {
         Some(UnwindModule { segments, build_id, index, entries, tables, address })
     }
 
-    /// As linkers leave programs that are linked statically: the tables are there, and an index is
-    /// made of them.
+    /// Builds the index from the tables, for statically linked programs that have no index.
     fn without_index(layout: FileLayout, bytes: &FileSource, at_most: u64) -> Option<UnwindModule> {
         let section = layout.find(b".eh_frame")?.clone();
         let length = Some(section.size.min(LARGEST)).filter(|length| *length <= at_most)?;
@@ -533,7 +534,8 @@ impl UnwindModule {
         section
     }
 
-    /// Index of the function's table: the one that begins last before an address.
+    /// Offset of the function's table: that of the last function that begins at or before an
+    /// address.
     fn table(&self, address: u64) -> Option<usize> {
         let (entries, _) = self.entries.as_chunks::<8>();
         let place = |at: usize, field: usize| {

@@ -39,28 +39,30 @@ use crate::{
 
 /// Number of breakpoints of a CPU.
 const SLOTS: usize = 4;
-/// From an access until the kernel has noted its time, at most. Here some 10 µs.
+/// Maximum time from an access until the kernel records its time, in nanoseconds; measured: some 10
+/// µs.
 const MARGIN: u64 = 100_000;
-/// For one access to bytes of two breakpoints the kernel reports two events, within this time.
+/// The kernel reports one access to bytes of two breakpoints as two events, within this time in
+/// nanoseconds.
 const TOGETHER: u64 = 1_000_000;
 /// Deeper callers are not recorded.
 const CALLERS: u16 = 64;
 /// Number of stack bytes that come with an access: they contain the callers of code without frame
 /// pointers, and the watched bytes if these are on the stack.
 const STACK: u16 = 4 << 10;
-/// The part of the memory limit that all rings take together where that is allowed, and the bytes
-/// of one where it is not.
+/// Divisor of the memory limit for all rings together, with privileges; and bytes of one ring
+/// without privileges.
 const RINGS: u64 = 4;
 const SMALL: usize = 128 << 10;
-/// The parts that call stacks and their frames take, and the bytes of a frame with all that becomes
-/// of it in a report.
+/// Divisors of the memory limit for call stacks and for their frames, and bytes of a frame with its
+/// data in a report.
 const STACKS: u64 = 16;
 const FRAMES: u64 = 4;
 const FRAME: usize = 1 << 10;
 /// Addresses of code that are remembered: some hundred bytes each.
 const ADDRESSES: usize = 1 << 14;
 
-/// An access, and what is not known of it yet.
+/// An access whose values are not all known yet.
 #[derive(Debug)]
 struct PendingAccess {
     time: u64,
@@ -71,13 +73,13 @@ struct PendingAccess {
     ip: u64,
     /// For a copy by the kernel: number of bytes that were still to be copied.
     left: Option<u64>,
-    /// Which of the breakpoints, a bit each.
+    /// Breakpoints that reported the access, one bit each.
     which: u32,
     registers: Option<KnownRegisters>,
     effect: Option<StoreEffect>,
-    /// The bytes as the kernel copied them with the stack, which is the access's own CPU's doing.
+    /// The watched bytes in the stack copy, which the CPU of the access makes at once.
     copied: Option<Vec<u8>>,
-    /// The bytes as our program in the kernel found them, some microseconds after the access.
+    /// The watched bytes as the BPF program found them, some microseconds after the access.
     found: Option<Vec<u8>>,
     instruction: Option<Rc<str>>,
     kernel: Option<InKernel>,
@@ -98,9 +100,9 @@ struct ContentBefore {
 struct InstructionBefore {
     code: CodeBefore,
     text: Option<Rc<str>>,
-    /// True if the address is where a function begins.
+    /// True if a function begins at the address.
     begins: bool,
-    /// The instruction at the address, where it is one that repeats itself.
+    /// The instruction at the address, if it is a repeated string instruction.
     repeats: Option<(CodeBefore, Option<Rc<str>>)>,
 }
 
@@ -160,7 +162,7 @@ pub struct Hits {
     pub executed: bool,
 }
 
-/// Some bytes that are watched. Dropping it ends that.
+/// A watch of some bytes. Dropping it removes the breakpoints.
 #[derive(Debug)]
 pub struct MemoryWatch {
     session: TraceSession,
@@ -186,7 +188,7 @@ struct Observer {
     length: usize,
     reads: bool,
     shared: bool,
-    /// Which event carries copies of the memory, and what the last of each thread said.
+    /// Index of the event with copies of the memory, and the last copy of each thread.
     copies: Option<usize>,
     copied: HashMap<u32, Vec<u8>>,
     began: u64,
@@ -200,7 +202,7 @@ struct Observer {
     names: HashMap<u32, Name>,
     strangers: HashSet<u32>,
     functions: Option<KernelFunctions>,
-    /// True if values of late had to be read.
+    /// True if recent values had to be read from memory.
     needs_reading: bool,
     told: Hits,
 }
@@ -240,8 +242,8 @@ fn pieces(start: u64, length: u64) -> Result<Vec<(u64, u64)>, TraceError> {
     Ok(pieces)
 }
 
-/// Opens the breakpoints of `pieces`, and says why the accesses of the kernel are not among those
-/// that they report.
+/// Opens the breakpoints of `pieces`. The second result is the reason why accesses of the kernel
+/// are not reported.
 fn open_session(
     pid: u32,
     pieces: &[(u64, u64)],
@@ -292,8 +294,8 @@ fn open_session(
 }
 
 impl MemoryWatch {
-    /// Begins to watch some bytes of a process, of which it must be known which mappings it has;
-    /// `reads` as well as writes.
+    /// Begins to watch writes to some bytes of a process, whose mappings are read from `root`.
+    /// `reads` adds reads.
     ///
     /// # Errors
     /// [`TraceError::Unfit`] for bytes that cannot be watched together, and those of
@@ -345,7 +347,7 @@ impl MemoryWatch {
         self.session.lost()
     }
 
-    /// For how many nanoseconds it has watched.
+    /// Duration of the watch so far, in nanoseconds.
     pub fn took_ns(&self) -> u64 {
         now().saturating_sub(self.observer.began)
     }
@@ -359,7 +361,7 @@ impl MemoryWatch {
     /// Waits for accesses, at most for the time `at_most`. Passes those that are complete to
     /// `each`, in order of time.
     pub fn step(&mut self, at_most: Duration, each: &mut dyn FnMut(Hit)) {
-        /// While values follow from the code, nothing is gained by looking at each access at once.
+        /// Delay before a read of the rings. While values follow from the code, accesses can wait.
         const REST: Duration = Duration::from_millis(2);
         let MemoryWatch { session, observer, .. } = self;
         if !observer.needs_reading {
@@ -372,7 +374,7 @@ impl MemoryWatch {
         observer.resolve();
     }
 
-    /// Ends it, and hands on what is left.
+    /// Ends the watch, and passes on the remaining accesses.
     pub fn finish(&mut self, each: &mut dyn FnMut(Hit)) {
         let MemoryWatch { session, observer, .. } = self;
         // If stopping fails, further events are discarded.
@@ -428,7 +430,7 @@ impl Observer {
         }
     }
 
-    /// Notes what memory holds now.
+    /// Stores the present content of the memory.
     fn hold(&mut self) {
         let from = now();
         if let Ok(bytes) = read(self.pid, self.start, self.length) {
@@ -449,7 +451,7 @@ impl Observer {
             PerfRecord::Named { tid, name, .. } => {
                 self.names.insert(tid, Name::new(name));
             }
-            // Whoever has the number next may have another name.
+            // The TID may be used again by a thread with another name.
             PerfRecord::Ended { tid, .. } => {
                 self.names.remove(&tid);
             }
@@ -457,7 +459,7 @@ impl Observer {
         }
     }
 
-    /// Takes in an access.
+    /// Handles a sample.
     fn hit(&mut self, sample: &PerfSample<'_>) {
         if self.told.executed || self.strangers.contains(&sample.pid) {
             return;
@@ -473,7 +475,7 @@ impl Observer {
             return;
         }
         let found = self.copied.remove(&sample.tid);
-        // The last of those that were asked for; in the kernel they are its own.
+        // The flags are the last requested register. In the kernel they are the kernel's own.
         let flags =
             sample.registers_there().last().filter(|_| FLAGS != 0 && !sample.is_in_kernel());
         let registers =
@@ -561,14 +563,14 @@ impl Observer {
         }
         it.which |= bit;
         (it.until, it.left) = (sample.time, left);
-        // The initial content is not a copied value.
+        // The copy of an earlier event is not the final value.
         it.copied = None;
         it.found = found.map(<[u8]>::to_vec);
         true
     }
 
-    /// Address of the program and its return addresses: by unwind tables as far as the stack copy
-    /// reaches, from there on by frame pointers.
+    /// Instruction pointer and return addresses: by unwind tables as far as the stack copy reaches,
+    /// from there on by frame pointers.
     fn callers(&mut self, sample: &PerfSample<'_>, stack_pointer: u64) -> Vec<u64> {
         let Observer { unwinder, spaces, .. } = self;
         let mut callers = unwinder.unwind(spaces, sample).to_vec();
@@ -580,9 +582,9 @@ impl Observer {
         callers
     }
 
-    /// Address of the program and its return addresses, including the caller of a function without
-    /// a frame, which the chain of frame pointers skips. An address that is not a return address
-    /// ends the stack: code without frame pointers leaves other values there.
+    /// Instruction pointer and return addresses, including the caller of a function without a
+    /// frame, which the chain of frame pointers skips. An address that is not a return address ends
+    /// the stack: code without frame pointers leaves other values there.
     fn by_frames(&mut self, sample: &PerfSample<'_>, stack_pointer: u64) -> Vec<u64> {
         let mut addresses = sample.callers();
         let Some(first) = addresses.next() else { return Vec::new() };
@@ -608,7 +610,7 @@ impl Observer {
         callers
     }
 
-    /// True if a call may return there.
+    /// True if the address is a possible return address.
     fn is_returned_to(&mut self, pid: u32, address: u64) -> bool {
         /// No call is longer.
         const MAX_CALL_BYTES: u64 = 7;
@@ -670,8 +672,8 @@ impl Observer {
         }
     }
 
-    /// Hands on the accesses whose values are known, or will not be: all, or those after which
-    /// records were handed on until some time.
+    /// Passes on the accesses whose values are final: all if `handed_on` is `None`, else those that
+    /// are old enough at that time.
     fn settle(&mut self, handed_on: Option<u64>, each: &mut dyn FnMut(Hit)) {
         while let Some(front) = self.pending.front() {
             let (time, next) = (front.until, self.pending.get(1).map(|it| it.time));
@@ -697,7 +699,7 @@ impl Observer {
             self.held.retain(|held| held.from > time);
             each(hit);
         }
-        // Accesses older than any that can still arrive.
+        // Reads that are older than any access that can still arrive.
         if let (Some(until), true) = (handed_on, self.pending.is_empty()) {
             let is_old = |held: &ContentBefore| held.to.saturating_add(MARGIN) < until;
             while self.held.front().is_some_and(is_old)
@@ -709,7 +711,7 @@ impl Observer {
         }
     }
 
-    /// Takes in what memory holds with no access on the way that is known yet.
+    /// Handles content of the memory that no pending access explains.
     fn see(&mut self, bytes: Vec<u8>) {
         if self.last.as_ref().is_some_and(|last| *last != bytes) && self.surprise.is_none() {
             self.surprise = self.last.take();
@@ -782,7 +784,7 @@ impl Observer {
         if let Some(name) = self.names.get(&tid) {
             return name.clone();
         }
-        // A new thread has its maker's name at first.
+        // A new thread has the name of its creator at first.
         let name = name(pid, tid).or_else(|| self.names.get(&pid).cloned()).unwrap_or_default();
         // The events of the ends of some processes may be lost.
         if self.names.len() > ADDRESSES {
@@ -830,7 +832,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Something that is watched: a byte that held 1.
+    /// An observer of one byte that held 1.
     fn observer() -> Observer {
         Observer { last: Some(vec![1]), ..Observer::new(7, 0x1000, 1, false, MemoryLimit::DEFAULT) }
     }

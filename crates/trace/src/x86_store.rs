@@ -12,17 +12,17 @@ use iced_x86::{
 };
 use pagewise_model::watched::WatchAccess;
 
-/// That which counts down where something is copied: cx.
+/// Mask of the register that counts down during copies: cx.
 pub(crate) const COUNTER: u64 = if cfg!(target_arch = "x86_64") { 1 << 2 } else { 0 };
 
-/// Conditions: flags.
+/// Mask of the flags register.
 pub(crate) const FLAGS: u64 = if cfg!(target_arch = "x86_64") { 1 << 9 } else { 0 };
 
 /// Registers after an instruction, and the flags where they are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KnownRegisters([u64; 17], Option<u64>);
 
-/// By place in the sample, as the unwinder has them carried.
+/// Registers in the order of samples, which the unwinder requests.
 const ORDER: [Register; 17] = [
     Register::RAX,
     Register::RBX,
@@ -43,8 +43,7 @@ const ORDER: [Register; 17] = [
     Register::R15,
 ];
 const SP: usize = 7;
-/// Which bits of the flags say that something was equal, and that strings are gone through
-/// downwards.
+/// Bits of the zero flag and of the direction flag.
 const ZERO: u32 = 6;
 const DIRECTION: u32 = 10;
 
@@ -116,7 +115,7 @@ impl KnownRegisters {
     }
 }
 
-/// As many bytes of ones.
+/// A number of `bytes` bytes with all bits set.
 fn ones(bytes: usize) -> u64 {
     match bytes {
         0..8 => (1 << (8 * bytes)) - 1,
@@ -127,7 +126,7 @@ fn ones(bytes: usize) -> u64 {
 /// Effect of an instruction on the content of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreChange {
-    /// This, whatever was there.
+    /// Stores this value.
     Set(u64),
     Add(u64),
     Sub(u64),
@@ -138,7 +137,7 @@ pub(crate) enum StoreChange {
     Not,
     ShiftLeft(u32),
     ShiftRight(u32),
-    /// With the sign.
+    /// Arithmetic shift, which keeps the sign.
     ShiftSigned(u32),
     RotateLeft(u32),
 }
@@ -180,8 +179,8 @@ pub(crate) struct StoreEffect {
 }
 
 impl StoreEffect {
-    /// Content of the watched bytes after it, where `old` is the content before, and whether the
-    /// old content mattered.
+    /// Content of the watched bytes after the instruction, where `old` is the content before; and
+    /// true if the old content matters.
     pub(crate) fn after(
         &self,
         start: u64,
@@ -203,7 +202,7 @@ impl StoreEffect {
         for (at, byte) in (address..).zip(&mut before[..size]) {
             match inside(at) {
                 Some(at) => *byte = value[at],
-                // Bytes that are not watched are not known, and carry into those that are.
+                // Unwatched bytes are unknown, and carry into watched ones.
                 None if !is_set => return None,
                 None => {}
             }
@@ -239,7 +238,7 @@ impl CodeBefore {
         while decoder.can_decode() {
             let instruction = decoder.decode();
             if instruction.is_invalid() {
-                // The following code may begin anywhere.
+                // The next instruction may begin anywhere.
                 return CodeBefore::default();
             }
             depth += deeper(&instruction);
@@ -288,8 +287,8 @@ impl CodeBefore {
         length: usize,
     ) -> Option<StoreEffect> {
         let instruction = self.instruction.as_ref()?;
-        // Registers are those after it, addresses are made of those before it: of the stack pointer
-        // that is known.
+        // Registers are from after the instruction, but addresses depend on those before it. For
+        // the stack pointer, the difference is known.
         let moved = i64::from(instruction.stack_pointer_increment());
         let get = |register: Register| match register {
             Register::RSP => Some(registers.stack_pointer().wrapping_sub(moved.cast_unsigned())),
@@ -300,7 +299,7 @@ impl CodeBefore {
             return filled(size, registers, start, length);
         }
         let (access, place) = memory_access(instruction, start..end, get)?;
-        // A plain load has what was there in its register.
+        // The register of a plain load contains the content of the memory.
         if access == WatchAccess::Read
             && matches!(instruction.mnemonic(), Mnemonic::Mov | Mnemonic::Movzx)
             && instruction.op1_kind() == OpKind::Memory
@@ -372,8 +371,8 @@ fn filled(
     let (to, value) = (registers.get(Register::RDI)?, registers.get(Register::RAX)?);
     let is_upwards = !registers.flag(DIRECTION).unwrap_or(false);
     let end = start + length as u64;
-    // It continues far beyond bytes that may have been reported otherwise; for more bytes it is
-    // unknown if it began before.
+    // A position further on does not show that this instruction stored the bytes. For more than
+    // `size` bytes, the begin of the fill is unknown.
     let is_behind = is_upwards && to >= end && to - end < size as u64;
     if !is_behind || length > size {
         let is_near = is_upwards && to > start && to - start <= (length + size) as u64;
@@ -419,7 +418,7 @@ fn change(instruction: &Instruction, registers: &KnownRegisters) -> Option<Store
         let is_wide = instruction.memory_size().size() == 8;
         u32::try_from(operand()? & if is_wide { 63 } else { 31 }).ok()
     };
-    // One bit; by a register it may be one far away.
+    // A mask of one bit. A bit offset in a register can select another word.
     let bit = || {
         let at = operand()?;
         let bits = instruction.memory_size().size() as u64 * 8;

@@ -1,5 +1,5 @@
-//! Files that are named by a program to harm whoever looks up its functions: nothing but regular
-//! files of its own is opened, and nothing waits.
+//! Hostile file names in a program whose functions are looked up: only regular files of the program
+//! are opened, and no open blocks.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 #![cfg(target_arch = "x86_64")]
 
@@ -24,7 +24,7 @@ use rustix::fs::{CWD, FileType, Mode};
 /// A file that is opened within this time was not blocked.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Counts what is opened; finding a file by `O_PATH` is not.
+/// Detects opens of a path; an open with `O_PATH` does not count.
 struct HostileOpens(OwnedFd);
 
 impl HostileOpens {
@@ -82,8 +82,8 @@ fn offset_of(program: &Path, function: &str) -> Option<u64> {
     Some(address - 0x40_0000)
 }
 
-/// A stripped program with a link to debugging information, where the function `fifth` was in it,
-/// and where the link leads.
+/// A stripped program with a link to debugging information, the offset of its function `fifth`, and
+/// the debug file.
 fn linked(folder: &Path) -> Option<(PathBuf, u64, PathBuf)> {
     let program = build(folder, "chain.c", &["-no-pie", "-Wl,--build-id=none"])?;
     let debug = folder.join("chain.debug");
@@ -118,10 +118,14 @@ fn a_debug_link_leads_to_the_debug_file_and_to_nothing_that_is_not_a_regular_fil
     fs::remove_file(&debug).unwrap();
 
     symlink("/dev/zero", &debug).unwrap();
-    let opened = HostileOpens::watch(Path::new("/dev/zero"));
-    let (places, _stacks) = place_at(&program, device(&program), at);
-    assert_eq!(name_of(&places), "?");
-    assert!(!opened.any(), "a device was opened");
+    let opens_device = || {
+        let opened = HostileOpens::watch(Path::new("/dev/zero"));
+        let (places, _stacks) = place_at(&program, device(&program), at);
+        assert_eq!(name_of(&places), "?");
+        opened.any()
+    };
+    // Other programs open the device too, but not in each of many rounds.
+    assert!((0..100).any(|_| !opens_device()), "a device was opened");
     fs::remove_file(&debug).unwrap();
 
     File::create(&debug).unwrap().set_len(300 << 30).unwrap();
@@ -285,7 +289,7 @@ fn a_map_of_a_just_in_time_compiler_is_a_regular_file_of_its_user() {
     assert!(!fifo_opened && !link_opened);
 }
 
-/// Ends with the test.
+/// A process that is killed at the end of the test.
 struct HostileProgram(std::process::Child);
 
 impl Drop for HostileProgram {
@@ -295,7 +299,7 @@ impl Drop for HostileProgram {
     }
 }
 
-/// In a container a process has another number, and another `/tmp`.
+/// In a container a process has another PID, and another `/tmp`.
 #[test]
 fn a_process_in_a_container_has_its_own_map_and_never_the_hosts() {
     let folder = tempfile::tempdir().unwrap();

@@ -50,7 +50,7 @@ fn each_fault_of_each_thread_comes_once_in_order_with_its_function_and_mapping()
     spaces.read(&ProcRoot::live(), pid);
     session.enable().unwrap();
     let page = usize::try_from(pagewise_sys::system::page_size()).unwrap();
-    // One thread that is there already would need a hold; one that is new is inherited.
+    // A new thread inherits the events, so it needs no synchronization with their start.
     let child = std::thread::spawn(move || {
         let mut region = AlignedRegion::map(PAGES * page, page).unwrap();
         region.advise(Advice::NoHugePage).unwrap();
@@ -124,7 +124,7 @@ fn events_of_several_batches_arrive_complete_and_in_order() {
         let PerfRecord::Sample(sample) = record else { return };
         assert!(sample.time >= last, "out of order");
         last = sample.time;
-        // Memory that one thread has left another may have been given: it may fault there, too.
+        // A thread may get memory that another has unmapped, and fault there, too.
         found += usize::from(ranges.iter().any(|range| range.contains(&sample.address)));
     };
     session.drain(&mut take);

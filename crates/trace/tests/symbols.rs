@@ -26,7 +26,7 @@ fn stack(running: &mut LineProgram, symbols: &mut Symbols) -> Option<Vec<Rc<Code
     stacks(running, symbols).map(|(places, _)| places)
 }
 
-/// And what has kept them by itself.
+/// As [`stack`], with the recorded stacks, which keep the files too.
 fn stacks(
     running: &mut LineProgram,
     symbols: &mut Symbols,
@@ -118,7 +118,7 @@ fn a_program_that_was_deleted_has_its_functions_while_it_runs() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = build(folder.path(), "chain.c", &[]) else { return };
     let mut running = LineProgram::start(Command::new(&program).arg(PAGES.to_string()));
-    // It has begun when it waits for us; what is at its path now is another file.
+    // The program has started; its path now leads to another file.
     fs::remove_file(&program).unwrap();
     fs::write(&program, b"another").unwrap();
     let mut symbols = Symbols::default();
@@ -170,7 +170,7 @@ fn a_program_in_another_mount_namespace_has_its_own_functions() {
         return skip(&Lack::Machine("the user may not make namespaces"));
     }
     let mut running = LineProgram::start(unshare.arg(&hidden).arg(&program).arg(PAGES.to_string()));
-    // Nothing is to be recorded of the shell.
+    // Record nothing of the shell.
     running.tell();
     running.hear();
     let mut symbols = Symbols::default();
@@ -256,7 +256,7 @@ fn damaged_files_are_read_or_refused() {
     for round in 0..300 {
         let mut bytes = whole.clone();
         for _ in 0..=number(30) {
-            // Headers are where it hurts.
+            // Headers are damaged more often: they have the largest effect.
             let at = if number(3) == 0 { number(1024) } else { number(bytes.len()) };
             bytes[at] = u8::try_from(number(256)).unwrap();
         }

@@ -53,7 +53,7 @@ pub struct TopOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TopOverlay {
     None,
-    /// The filter is being edited; the one before, in the query, is of the last key.
+    /// The filter is being edited; each key changes the filter of the query.
     Filter,
     /// The help, from this line on.
     Help(usize),
@@ -274,7 +274,7 @@ impl TopState {
         }
     }
 
-    /// Leaves the innermost thing: a running command, the page, the filter, the cgroup, the groups.
+    /// Leaves the innermost state: a running command, the page, the filter, the cgroup, the groups.
     fn back(&mut self) -> Vec<TuiAction> {
         let Some(page) = &self.page else { return self.widen() };
         if let Some(instrument) = page.running_here() {

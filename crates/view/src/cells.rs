@@ -1,4 +1,4 @@
-//! One cell of a table, borrowed: no copy of a name for each look at it.
+//! One cell of a table as a reference, so that reading a cell copies no name.
 
 use pagewise_model::report::{Audience, CellValue, ColumnCells, TableColumn};
 use pagewise_model::{Absent, Name};
@@ -16,7 +16,7 @@ pub(crate) enum CellForm<'a> {
     Name(&'a Name),
     /// Words of ours.
     Label(&'a str),
-    /// Why there is nothing.
+    /// Reason of a missing value.
     Absent(&'a Absent),
     /// Any other value.
     Other(&'a CellValue),

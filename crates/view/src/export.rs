@@ -133,13 +133,13 @@ fn no_notes((): ()) -> Vec<String> {
     Vec::new()
 }
 
-/// Checks the counts of a profile: sums of readers end at 2^63.
+/// Checks the counts of a profile: readers sum them up in signed 64-bit numbers.
 fn checked(profile: &StackProfile) -> io::Result<()> {
     addable(profile.samples.iter().map(|counted| counted.count))?;
     addable(profile.samples.iter().filter_map(|counted| counted.took_ns))
 }
 
-/// Numbers refused where no reader could add them up.
+/// Refuses numbers whose sum exceeds `i64::MAX`.
 fn addable(mut numbers: impl Iterator<Item = u64>) -> io::Result<()> {
     let sum = numbers.try_fold(0, |sum: u64, number| sum.checked_add(number));
     match sum.map(i64::try_from) {
@@ -151,13 +151,13 @@ fn addable(mut numbers: impl Iterator<Item = u64>) -> io::Result<()> {
     }
 }
 
-/// The frames of what was counted, the innermost first. None where the profile has no such stack.
+/// The frames of a count, the innermost first; empty if the profile does not have the stack.
 fn frames<'p>(profile: &'p StackProfile, counted: &StackCount) -> &'p [Frame] {
     let stack = usize::try_from(counted.stack).ok().and_then(|at| profile.stacks.get(at));
     stack.map_or(&[], Vec::as_slice)
 }
 
-/// Text with nothing in it that steers a terminal or that XML does not allow.
+/// Text without control characters and without characters that XML does not allow.
 fn plain(text: &[u8]) -> Cow<'_, str> {
     match escape(text) {
         text if text.contains(NONE) => text.replace(NONE, "\u{fffd}").into(),
@@ -172,7 +172,7 @@ fn string(text: &str) -> Vec<u8> {
     out
 }
 
-/// No characters, as Unicode has it, and not allowed in XML.
+/// Unicode noncharacters that XML does not allow.
 const NONE: [char; 2] = ['\u{fffe}', '\u{ffff}'];
 
 /// Name of a frame: the function, else its file.
@@ -184,8 +184,8 @@ fn called(function: Option<&str>, module: Option<&Name>) -> String {
     }
 }
 
-/// Packs what is written by gzip, as readers of [`heaptrack`] expect of files whose names end in
-/// `.gz`.
+/// Compresses the output of `write` with gzip, as readers of [`heaptrack`] expect of files whose
+/// names end in `.gz`.
 ///
 /// # Errors
 /// Returns the error of `write` and `out`.
@@ -193,7 +193,7 @@ pub fn packed<T>(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> io::Result<T>,
 ) -> io::Result<T> {
-    // No moment and no name of a file: the same makes the same bytes.
+    // Without a time and a file name in the header, equal input gives equal bytes.
     let mut gzip = GzBuilder::new().write(out, Compression::default());
     let written = write(&mut gzip)?;
     gzip.finish()?;

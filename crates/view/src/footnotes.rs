@@ -1,4 +1,4 @@
-//! Why values are missing: a mark where the value would stand, and each reason once below.
+//! Reasons of missing values: a mark in place of the value, and each reason once below.
 
 use std::collections::HashMap;
 
@@ -68,7 +68,7 @@ impl<'a> Footnotes<'a> {
         }
     }
 
-    /// What stands for the value: `?`, or `?2` where there are several reasons.
+    /// The mark in place of the value: `?`, or `?2` if there are several reasons.
     pub(crate) fn mark(&self, absent: &Absent) -> &str {
         match self.reasons.len() {
             0 | 1 => "?",

@@ -1,6 +1,6 @@
-//! HTML: one page that needs nothing else. Tables and the address map are there without JavaScript;
-//! with it tables can be sorted and filtered and the map can be zoomed, and a heap can be looked
-//! into at any moment.
+//! HTML: one page that needs nothing else. Tables and the address map are there without JavaScript.
+//! With JavaScript, tables can be sorted and filtered, the map can be zoomed, and the heap is shown
+//! at each snapshot.
 
 mod address_map;
 mod chart;
@@ -134,13 +134,13 @@ fn write_page(report: &Report, extra: PageExtra<'_>, out: &mut dyn Write) -> io:
     page.flush()
 }
 
-/// The switch for what is only for those who ask; style alone makes it work.
+/// The switch that shows parts for [`Audience::Long`]; it works without JavaScript.
 const MORE: &str = "<label class=\"more\"><input type=\"checkbox\" id=\"more\"> Show more</label>";
 
 /// Values in words, missing ones with their reason.
 const WORDING: Wording<'static> = Wording { units: Units::Human, bare: false, notes: None };
 
-/// True if something in the report is only for those who ask.
+/// True if a part of the report is for [`Audience::Long`].
 fn has_more(report: &Report) -> bool {
     let is_long = |audience: Audience| audience == Audience::Long;
     report.blocks.iter().any(|block| match block {
@@ -167,7 +167,7 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// Pushes what [`escaped`] returns.
+/// Pushes the result of [`escaped`].
 fn push_escaped(out: &mut String, text: &str) {
     for c in clean(text.as_bytes()).chars() {
         match c {
@@ -181,7 +181,7 @@ fn push_escaped(out: &mut String, text: &str) {
     }
 }
 
-/// A class attribute for what is only for those who ask.
+/// The class attribute of parts for [`Audience::Long`].
 fn class(audience: Audience) -> &'static str {
     if audience == Audience::Long { " class=\"long\"" } else { "" }
 }
@@ -254,7 +254,7 @@ impl HtmlPage<'_> {
         self.html.push_str(&format!("<h2 class=\"part\" id=\"part-{id}\">{title}</h2>\n"));
     }
 
-    /// The verdict first, then what was said, and below what it stands on.
+    /// The verdict first, then the claim, and its details below.
     fn claims(&mut self, claims: &[ExperimentClaim]) {
         self.section("Claims", Audience::Everyone);
         for claim in claims {

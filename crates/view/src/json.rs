@@ -1,4 +1,4 @@
-//! JSON for programs: keys nest at dots, sizes are in bytes, a missing value says why.
+//! JSON for programs: keys nest at dots, sizes are in bytes, a missing value has its reason.
 //!
 //! A table row is one line, so that `grep` finds it and a table of any length is written without
 //! being built first.
@@ -20,7 +20,7 @@ use crate::text::inline;
 ///
 /// - Facts are members of the object at their key; a table is an array of objects, or an object
 ///   of objects where its rows have keys; blocks whose keys share a start share an object.
-/// - A value that is missing is `{"absent": "why"}`; one that has nothing to say is `null`.
+/// - A missing value is `{"absent": "why"}`; an empty cell is `null`.
 /// - A name is its text; where it is not UTF-8, the bytes that are not are `\xNN`.
 /// - If two members have one key, the later one is written.
 ///
@@ -114,8 +114,8 @@ fn add_facts<'r>(object: &mut Members<'r>, facts: &'r [Fact]) {
     }
 }
 
-/// Adds a table: an array at its key, or where its rows have keys each as a member of the object
-/// there.
+/// Adds a table: an array at its key; if its rows have keys, each row is a member of the object at
+/// its key.
 fn add_table<'r>(root: &mut Members<'r>, table: &'r ReportTable) {
     if let Some(keys) = &table.row_keys {
         let object = object_at(root, &table.key);
@@ -423,8 +423,8 @@ fn push_escape(out: &mut Vec<u8>, c: char) {
     }
 }
 
-/// The columns for programs, each with what stands before its cells: a comma where it is not the
-/// first, and its key.
+/// The columns for programs, each with the text before its cells: a comma unless it is the first,
+/// and its key.
 struct JsonColumns<'r>(Vec<(Vec<u8>, &'r TableColumn)>);
 
 impl<'r> JsonColumns<'r> {

@@ -41,7 +41,7 @@ const PAIRS: [[u8; 2]; 100] = {
     pairs
 };
 
-/// Writes `n` in decimal at the end of `field` and says how many bytes that took.
+/// Writes `n` in decimal at the end of `field` and returns the number of bytes.
 ///
 /// # Panics
 /// Panics if `field` is too short; [`ROOM`] bytes are always enough.
@@ -107,7 +107,7 @@ pub(crate) fn size_width(bytes: u64, units: Units) -> usize {
     }
 }
 
-/// The most that [`size_width`] says of [`Units::Human`]: `12.3K`, `1023M`.
+/// Maximum of [`size_width`] for [`Units::Human`]: `12.3K`, `1023M`.
 pub(crate) const WIDEST_HUMAN: usize = 5;
 
 /// The powers of 1024 from the first on.
@@ -138,7 +138,8 @@ fn human(field: &mut [u8], bytes: u64) -> usize {
 /// `bytes` in tenths of 1024^`power`, rounded half up.
 #[inline]
 fn in_tenths(bytes: u64, power: usize) -> u64 {
-    // Ten times more than 2^60 would overflow. There the low ten bits are a 2^-50th: no digit.
+    // Ten times a number above 2^60 can overflow. Its low ten bits are less than 2^-50 of it and
+    // change no digit.
     let (bytes, shift) =
         if bytes >> 60 == 0 { (bytes, power * 10) } else { (bytes >> 10, power * 10 - 10) };
     (bytes * 10 + (1 << (shift - 1))) >> shift
@@ -169,7 +170,7 @@ pub(crate) fn push_sign(out: &mut String, change: i64, units: Units) {
     }
 }
 
-/// Pushes a share as per cent with one decimal. More than none is never drawn as `0.0%`.
+/// Pushes a share as per cent with one decimal. A share above 0 is never drawn as `0.0%`.
 pub(crate) fn push_share(out: &mut String, share: f64) {
     let percent = share * 100.0;
     out.push_str(&match percent {
@@ -179,7 +180,7 @@ pub(crate) fn push_share(out: &mut String, share: f64) {
     });
 }
 
-/// Pushes how many a second: `12.3/s`, `1200/s`. More than none is never drawn as `0/s`.
+/// Pushes a rate per second: `12.3/s`, `1200/s`. A rate above 0 is never drawn as `0/s`.
 pub(crate) fn push_rate(out: &mut String, rate: f64) {
     out.push_str(&match rate {
         _ if !rate.is_finite() => "?".to_owned(),
@@ -190,8 +191,8 @@ pub(crate) fn push_rate(out: &mut String, rate: f64) {
     });
 }
 
-/// Pushes a number with four digits that count, whole ones all and in threes: `0.01234`, `12.34`,
-/// `1,234`, `1,010,665,367`.
+/// Pushes a number with four significant digits; from 1000 on with all digits of its integer part,
+/// in groups of three: `0.01234`, `12.34`, `1,234`, `1,010,665,367`.
 pub(crate) fn push_number(out: &mut String, number: f64) {
     if !number.is_finite() {
         out.push('?');
@@ -218,7 +219,7 @@ fn with_four_digits(number: f64) -> String {
     }
 }
 
-/// Pushes digits with a comma before every third from the point.
+/// Pushes digits with a comma before each group of three digits of the integer part.
 fn push_in_threes(out: &mut String, text: &str) {
     let whole = text.find(|c: char| c != '-' && !c.is_ascii_digit()).unwrap_or(text.len());
     for (at, c) in text.char_indices() {
@@ -240,7 +241,7 @@ const BAR: u32 = 16;
 /// From one to seven eighths of a column.
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// Pushes a bar, to the eighth of a column. More than none is never drawn as nothing.
+/// Pushes a bar, to the eighth of a column. A share above 0 is never drawn as an empty bar.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -254,7 +255,7 @@ pub(crate) fn push_bar(out: &mut String, share: f64) {
     out.extend(rest.checked_sub(1).map(|at| EIGHTHS[at]));
 }
 
-/// One unit of time: its name, its length, and the next smaller unit where that is shown too.
+/// One unit of time: its name, its length, and the smaller unit that is shown with it.
 struct Span {
     ns: u64,
     name: &'static str,
@@ -273,8 +274,8 @@ const SPANS: &[Span] = &[
     Span { ns: 1000, name: "µs", rest: None },
 ];
 
-/// Pushes a duration, rounded to four digits that count: `850 ns`, `1.234 ms`, `12.34 s`,
-/// `3 min 20 s`, `4 d 2 h`.
+/// Pushes a duration with four significant digits, or rounded to the smaller unit: `850 ns`,
+/// `1.234 ms`, `12.34 s`, `3 min 20 s`, `4 d 2 h`.
 pub(crate) fn push_nanos(out: &mut String, ns: u64) {
     use std::fmt::Write;
     let span =

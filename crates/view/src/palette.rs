@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use pagewise_model::report::AddressMap;
 
-/// The pools of a map, the widest first; each has its place as its colour and its pattern.
+/// The pools of a map, the widest first. The index of a pool selects its color and its pattern.
 #[derive(Clone, Debug)]
 pub(crate) struct Palette {
     /// The ids.
@@ -26,7 +26,7 @@ impl Palette {
         Palette { pools, places }
     }
 
-    /// The place of a pool.
+    /// The index of a pool.
     pub(crate) fn place(&self, pool: &str) -> usize {
         self.places.get(pool).copied().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! Text for terminals: never wider than asked, aligned, calm, and without colour unless asked.
+//! Text for terminals: never wider than asked, aligned, calm, and without color unless asked.
 
 mod address_map;
 mod chart;
@@ -28,8 +28,9 @@ pub struct Style {
     pub width: usize,
     /// True to use bold, dim and colors. They never carry information alone.
     pub color: bool,
-    /// Facts one a line with what they mean, only cells of tables cut, and what is for those who
-    /// ask.
+    /// True for one fact on each line with its meaning, and for parts of
+    /// [`Audience::Long`](pagewise_model::report::Audience::Long). Only cells of tables are cut
+    /// then.
     pub long: bool,
     /// Format of sizes.
     pub units: Units,
@@ -90,8 +91,8 @@ pub fn human(size: Bytes) -> String {
     inline(&[CellValue::Bytes(size.0)])
 }
 
-/// Pieces of a sentence as one line of clean text of any width: what a finding claims, an error's
-/// hint.
+/// Pieces of a sentence as one line of clean text of any width: the claim of a finding, the hint of
+/// an error.
 pub fn inline(pieces: &[CellValue]) -> String {
     Wording { units: Units::Human, bare: false, notes: None }.sentence(pieces)
 }

@@ -1,4 +1,4 @@
-//! Words: made harmless, measured, cut to a width, and values turned into them.
+//! Text of views: escaping, width, cuts, and the conversion of values to words.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ pub(crate) fn clean(text: &[u8]) -> Cow<'_, str> {
 
 /// True if every byte is a printable ASCII character.
 pub(crate) fn is_printable_ascii(text: &[u8]) -> bool {
-    // `all` would stop at the first byte that is not, which keeps it from looking at 16 at a time.
+    // `all` would stop at the first other byte, which prevents comparing 16 bytes at a time.
     text.iter().fold(true, |so_far, b| so_far & (0x20..0x7f).contains(b))
 }
 
@@ -43,9 +43,9 @@ pub(crate) fn split(text: &str, room: usize) -> (&str, &str) {
     text.split_at(end.map_or(text.len(), |(at, _)| at))
 }
 
-/// Pushes `text`, with `…` where it is wider than `room`: for the end of a command line or a
-/// sentence, else for the middle. The end of a path says more than its start, so the end gets two
-/// thirds.
+/// Pushes `text`, cut to `room` columns with `…`: at the end of a command line or a sentence,
+/// otherwise in the middle. The end of a path contains more information than its start, so the end
+/// gets two thirds.
 pub(crate) fn push_cut(out: &mut String, text: &str, room: usize) {
     if width(text) <= room {
         out.push_str(text);
@@ -75,7 +75,7 @@ fn tail(text: &str, room: usize) -> &str {
 pub(crate) struct Wording<'a> {
     /// Format of sizes.
     pub(crate) units: Units,
-    /// True if sizes stand in a column, where a unit beside each would be noise.
+    /// True if sizes are in a column, which has no unit beside each size.
     pub(crate) bare: bool,
     /// Footnotes for missing values; `None` writes the reason itself.
     pub(crate) notes: Option<&'a Footnotes<'a>>,

@@ -16,7 +16,7 @@ const TRAILER: &[u8] = b"TRAILER!!!";
 
 const FOLDER: u32 = 0o040_755;
 const FILE: u32 = 0o100_000;
-/// Bits of the mode that tell the type of a file.
+/// Bits of the mode that contain the type of a file.
 const TYPE: u32 = 0o170_000;
 
 /// Writes an archive. All files belong to root.

@@ -8,7 +8,7 @@
 //!   cache/pagewise/built/VERSION-CONFIGURATION-PATCH    boot/vmlinuz, config, patch
 //! ```
 //!
-//! A build with a patch applies it to the tree, compiles the changed files and takes it back. A
+//! A build with a patch applies it to the tree, compiles the changed files and reverts the patch. A
 //! tree that a killed build left without `clean` is made anew.
 
 use std::fs::{self, File, OpenOptions};
@@ -279,7 +279,7 @@ impl<'a> BuildTree<'a> {
         Ok(self.folder.join(SOURCES).join("arch/x86/boot/bzImage"))
     }
 
-    /// Takes the applied patch back, so that the tree serves for the next one.
+    /// Reverts the applied patch, so that the tree serves for the next one.
     fn take_back(&mut self) -> Result<(), VmError> {
         if self.folder.join(CLEAN).exists() {
             return Ok(());
@@ -291,7 +291,7 @@ impl<'a> BuildTree<'a> {
 
     fn patch(&mut self, options: &[&str]) -> Result<(), VmError> {
         let mut patch = Command::new("patch");
-        // With `--batch`, a patch that is not there would be applied instead of taken back.
+        // With `--batch`, `--reverse` would apply a patch that is not applied.
         patch.args(["-p1", "--force", "--no-backup-if-mismatch", "--fuzz=0", "--input=../patch"]);
         self.call("patch", patch.args(options))
     }
@@ -332,7 +332,7 @@ impl<'a> BuildTree<'a> {
     }
 }
 
-/// Time between two looks at a command.
+/// Interval at which a command is polled.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Number of compiler calls in the output of `make`.

@@ -20,7 +20,7 @@ impl<'a> ElfHeaders<'a> {
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// Offset, type, offset of the content and size in the file of each program header.
+    /// Type, offset of the content and size in the file of each program header.
     fn segments(&self) -> impl Iterator<Item = (u32, usize, usize)> {
         let table = self.number::<8>(0x20).and_then(|at| usize::try_from(at).ok());
         let count = self.number::<2>(0x38).unwrap_or_default();
@@ -62,7 +62,7 @@ pub(crate) fn without_symbols(mut file: Vec<u8>) -> Vec<u8> {
         return file;
     }
     file.truncate(end);
-    // The table of sections, and the number of sections, the index of their names.
+    // `e_shoff`, `e_shnum` and `e_shstrndx`: the file has no sections any more.
     file[0x28..0x30].fill(0);
     file[0x3c..0x40].fill(0);
     file
@@ -84,8 +84,12 @@ mod tests {
         assert!(bare.len() < length);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bare");
-        fs::write(&path, bare).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes the program: a child that another test forks meanwhile would keep
+        // a file open that this one writes, and nothing executes a file that is open for writing.
+        let data = folder.path().join("data");
+        fs::write(&data, bare).unwrap();
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(Command::new("cp").args([&data, &path]).status().unwrap().success());
         let listed = Command::new(&path).arg("--list").output().unwrap();
         assert!(String::from_utf8_lossy(&listed.stdout).contains("a_program_without_symbols_runs"));
     }

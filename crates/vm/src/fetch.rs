@@ -48,7 +48,7 @@ fn images_of(folder: &Path) -> Option<GuestKernel> {
     GuestKernel::open(image).ok()
 }
 
-/// The package with the newest kernel, on which a package without files depends.
+/// The package with the newest kernel, on which a metapackage depends.
 fn dependency(package: &str) -> Result<String, VmError> {
     let listed = output(Command::new("apt-cache").args(["depends", package]))?;
     let names = listed.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));

@@ -69,7 +69,7 @@ pub struct VirtualMachine {
     pub full_cpu: bool,
 }
 
-/// Memory of a machine without other wishes: enough for pagewise with debug information removed.
+/// Default memory of a machine: enough for pagewise with debug information removed.
 const USUAL_MEMORY: Bytes = Bytes::mib(384);
 /// An emulated machine boots in a few seconds.
 const USUAL_TIME_LIMIT: Duration = Duration::from_secs(120);

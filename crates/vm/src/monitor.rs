@@ -19,7 +19,7 @@ use crate::error::WhileDoing;
 /// Name of the port for requests, and of the character device of the monitor.
 const REQUESTS: &str = "requests";
 const MONITOR: &str = "monitor";
-/// Number of modules of memory that can be plugged in.
+/// Maximum number of memory modules (DIMMs) that can be plugged in.
 pub(crate) const MAX_MODULES: u32 = 8;
 /// A request is shorter than this.
 const MAX_REQUEST: usize = 64;
@@ -96,7 +96,8 @@ impl MemoryMonitor {
         let making = "cannot make a socket for QEMU";
         let (requests, their_requests) = pair().while_doing(making)?;
         let (mut monitor, their_monitor) = pair().while_doing(making)?;
-        // QEMU reads it when it has started, and leaves the negotiation by it.
+        // QEMU reads this command after its start, and then leaves the capabilities negotiation of
+        // QMP.
         monitor.write_all(b"{\"execute\":\"qmp_capabilities\"}\n").while_doing(making)?;
         let theirs = [their_requests, their_monitor];
         Ok(MemoryMonitor { requests, monitor, theirs, received: Vec::new(), modules: 0 })

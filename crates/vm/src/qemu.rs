@@ -34,7 +34,7 @@ const PORTS: [&str; 3] = ["out", "err", "archive"];
 /// A guest that writes more than this is ended.
 const MAX_OUTPUT: Bytes = Bytes::mib(512);
 
-/// Time between two looks at the process.
+/// Interval at which the process is polled.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Length of the end of a console that explains a failure.

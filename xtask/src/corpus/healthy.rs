@@ -24,10 +24,10 @@ struct HealthyProgram {
     load: &'static str,
 }
 
-/// Starts the program after its preparations, in the same process.
+/// Precedes the start script of each program: chooses the port, and reports that the script runs.
 const PRELUDE: &str = "set -e\nexport PORT=$((20000 + $$ % 20000))\necho $PORT >port\necho ready\n";
 
-/// Has `$PORT` in the scripts of the load.
+/// Sets `$PORT` in the scripts of the probe and of the load.
 const WITH_PORT: &str = "PORT=$(cat port 2>/dev/null)\n";
 
 const HTTP_PROBE: &str = "curl -sf -o page http://127.0.0.1:$PORT/";
@@ -291,7 +291,7 @@ pub(crate) fn diagnose_all(tool: &DiagnosingTool, only: &[String]) -> Result<Vec
     for program in PROGRAMS.iter().filter(|program| is_chosen(program.name)) {
         for (load, sleep) in LOADS {
             if program.load.is_empty() && *load != "heavy" {
-                // It computes by itself: there is one load.
+                // The program computes by itself: it has one load.
                 continue;
             }
             let mut run = healthy_run(program.name, load);

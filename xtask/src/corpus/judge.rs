@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use pagewise_corpus::labels::{Diagnosis, Label};
 use serde_json::Value;
 
-/// A function that inlines or splits statements may shift a line by this number of lines.
+/// Maximum distance of a right line from a marked line: debug information may give a neighboring
+/// line.
 const LINE_TOLERANCE: u64 = 2;
 
 /// One cause that a tool named.

@@ -26,7 +26,7 @@ use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
 
 impl<S: Source> Fifo<S> {
-    /// Gives a block another size, and another alignment where that is asked for.
+    /// Resizes a block, also to a larger alignment.
     ///
     /// # Safety
     /// As for [`Fifo::reallocate`].

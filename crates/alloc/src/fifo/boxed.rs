@@ -13,8 +13,8 @@ pub struct Boxed<T> {
 
 impl<T> Boxed<T> {
     /// # Safety
-    /// `block` is a block for a `T` of a pool whose source lives as long as there are references to
-    /// it, and is now ours.
+    /// `block` has the layout of a `T` and is used by no other code. It came from a pool whose
+    /// source lives as long as there are references to it.
     pub(super) unsafe fn new(block: NonNull<T>, value: T) -> Boxed<T> {
         // SAFETY: the block is of the type's layout.
         unsafe { block.write(value) };

@@ -1,15 +1,15 @@
-//! Guards: what a pool in debug builds, or under a checker, writes around each block, and looks at
-//! when it is freed.
+//! Canaries: bytes that a pool in debug builds, or under a checker, writes around each block, and
+//! checks when the block is freed.
 //!
 //! ```text
 //!  region                                      region + whole
 //!  v                                           v
 //!  ┌─────────┬───────┬─────────────────┬──────┐
-//!  │ padding │ Guard │ block, as asked │ EDGE │
+//!  │ padding │ guard │ block, as asked │ EDGE │
 //!  └─────────┴───────┴─────────────────┴──────┘
 //! ```
 //!
-//! Holes begin and end where regions do, so no block begins where the noted hole ends, and every
+//! A hole consists of whole regions, so no block begins at the end of the recorded hole, and every
 //! free takes the slow path.
 
 use core::ptr::NonNull;
@@ -39,16 +39,16 @@ pub(super) struct FifoCanary {
     freed: CallSite,
 }
 
-/// Bytes before a block of this alignment, and in all.
+/// Bytes before a block of this alignment, and bytes of the region in total.
 pub(super) const fn around(size: usize, align: usize) -> (usize, usize) {
     let before = size_of::<FifoCanary>().next_multiple_of(align);
     (before, before.saturating_add(rounded(size.saturating_add(watch::GAP))))
 }
 
-/// Fills memory that is the pool's. Checkers say what is in there themselves.
+/// Fills memory of the pool, unless a memory checker tracks its contents.
 ///
 /// # Safety
-/// There are as many bytes.
+/// `start` is the address of `size` writable bytes.
 unsafe fn fill(start: *mut u8, size: usize, byte: u8) {
     if !watch::checked() {
         // SAFETY: the caller passes `size` writable bytes.
@@ -57,18 +57,18 @@ unsafe fn fill(start: *mut u8, size: usize, byte: u8) {
 }
 
 impl FifoCanary {
-    /// A sum of where it lies and all that it says.
+    /// Checksum of the canary's address and of its fields, except `freed`.
     fn seal(&self) -> usize {
         let at = core::ptr::from_ref(self).addr();
         let says = [at, self.region.addr().get(), self.whole, self.size, self.allocated.word()];
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
     }
 
-    /// Writes the guard of a block, its edge, and rubbish into it.
+    /// Writes the canary before a block and the bytes after it, and fills the block.
     ///
     /// # Safety
-    /// The region is ours: at least `size_of::<Guard>()` bytes before the block, and then `size`
-    /// and more.
+    /// No other code uses the region. It has at least `size_of::<FifoCanary>()` bytes before the
+    /// block, and more than `size` bytes from the block on.
     pub(super) unsafe fn place(
         block: NonNull<u8>,
         size: usize,
@@ -89,14 +89,14 @@ impl FifoCanary {
         unsafe { fill(end, edge, EDGE) };
     }
 
-    /// Looks at the guard of a block that is freed, and fills the block with rubbish.
+    /// Checks the canaries of a block that is freed, and fills the block. Returns its region.
     ///
     /// # Panics
     /// Panics if the address is not a block, if it was freed before, if it has another size, or if
     /// memory around it was overwritten.
     ///
     /// # Safety
-    /// The bytes before the block may be read; if a guard is there, it is of a pool that is there.
+    /// The bytes before the block are readable; a canary there is of a pool that still exists.
     pub(super) unsafe fn release_guarded(
         block: NonNull<u8>,
         size: usize,
@@ -110,7 +110,7 @@ impl FifoCanary {
         }
         guard.seal = !guard.seal;
         guard.freed = freed;
-        // SAFETY: the block is as large, and dead.
+        // SAFETY: the block has `size` bytes, and is not used any more.
         unsafe { fill(block.as_ptr(), size, FREED) };
         (guard.region, guard.whole)
     }
@@ -125,7 +125,7 @@ impl FifoCanary {
             _ => {}
         }
         let (end, edge) = self.edge();
-        // SAFETY: it was written when the guard was, whose seal is right.
+        // SAFETY: these bytes were written together with the canary, whose seal is right.
         let edge = unsafe { slice::from_raw_parts(end, edge) };
         let is_intact = watch::checked() || edge.iter().all(|byte| *byte == EDGE);
         (!is_intact).then_some(MemoryError::Overwritten)

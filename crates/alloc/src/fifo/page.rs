@@ -1,5 +1,5 @@
-//! A page of a FIFO pool: what is known of it stands at its start, found from any block in it by
-//! masking its address.
+//! A page of a FIFO pool. Its header is near its start: masking the address of any block in the
+//! page leads to it.
 //!
 //! ```text
 //!  multiple of 64 KiB
@@ -12,9 +12,9 @@
 //!
 //! Invariants:
 //! - Each byte of the `CAPACITY` is either counted as live or lies in exactly one hole.
-//! - A hole is either the one noted in the header, which grows as blocks are freed in order of age,
-//!   or marked, a bit for each 8 bytes. Noted and marked holes do not overlap.
-//! - A block of its own, larger than a page, has the same header, and neither holes nor marks.
+//! - A hole is either recorded in the header, and grows as blocks are freed in order of age, or
+//!   marked with a bit for each 8 bytes. The recorded hole and marked holes do not overlap.
+//! - A single block that is larger than a page has the same header, but neither holes nor marks.
 
 use core::cell::Cell;
 use core::ops::{Deref, Range};
@@ -28,16 +28,17 @@ pub(super) const PAGE: usize = 1 << 16;
 /// Alignment and granularity of blocks in bytes.
 pub(super) const GRAIN: usize = 8;
 /// Capacity of a page in bytes, for any position of its header.
-pub(super) const CAPACITY: usize = PAGE - (COLOURS - 1) * LINE - size_of::<FifoPage>();
+pub(super) const CAPACITY: usize = PAGE - (COLORS - 1) * LINE - size_of::<FifoPage>();
 
 const LINE: usize = 64;
-const COLOURS: usize = 16;
+const COLORS: usize = 16;
 const GRAINS: usize = PAGE / GRAIN;
 /// Words of the marks.
 const WORDS: u8 = 128;
 const _: () = assert!(WORDS as usize == GRAINS / 64);
 
-/// A size as blocks have it; no block is empty, so that each has an address of its own.
+/// A size rounded up to the granularity of blocks. A size of 0 becomes one grain, so that each
+/// block has its own address.
 pub(super) const fn rounded(size: usize) -> usize {
     let size = if size == 0 { 1 } else { size };
     size.saturating_add(GRAIN - 1) & !(GRAIN - 1)
@@ -68,11 +69,12 @@ pub(super) struct FifoHeader {
     block_size: usize,
     /// Start of the recorded hole, in grains.
     hole_start: Cell<u16>,
-    /// From which grain on marked holes may still be handed out; `GRAINS` where none are.
+    /// First grain of the next search for marked holes; `GRAINS` if the holes of this page are not
+    /// being filled.
     scanned: Cell<u16>,
-    /// Grains that statistics know as handed out, and not as returned.
+    /// Grains that statistics count as allocated and not as freed.
     told: Cell<u16>,
-    /// True if what was never handed out here is 0.
+    /// True if memory of this page that was never allocated is zero.
     pub(super) zeroed: Cell<bool>,
     /// First word of the marks that may not be 0.
     marked: Cell<u8>,
@@ -80,7 +82,7 @@ pub(super) struct FifoHeader {
 
 const _: () = assert!(size_of::<FifoPage>() == LINE + GRAINS / 8 && GRAINS <= u16::MAX as usize);
 const _: () = assert!(core::mem::offset_of!(FifoPage, marks) == LINE);
-// As `struct pw_fifo_page_` has them.
+// As `struct pw_fifo_page_` declares them.
 const _: () = assert!(core::mem::offset_of!(FifoHeader, empty_at) == 8);
 const _: () = assert!(core::mem::offset_of!(FifoHeader, pool) == 16);
 const _: () = assert!(CAPACITY == 62 << 10);
@@ -101,11 +103,11 @@ impl Deref for FifoPageRef {
 }
 
 impl FifoPageRef {
-    /// Writes the header for a block of the source whose data begin at most a page before `data`.
+    /// Writes the header of the page that contains the byte before `data`, in a block of the
+    /// source.
     ///
     /// # Safety
-    /// `block` is ours, and holds a page that ends no earlier than `data`, at the multiple of
-    /// `PAGE` before it.
+    /// No other code uses `block`, and the header of that page lies in it.
     pub(super) unsafe fn create(
         block: SourceBlock,
         data: NonNull<u8>,
@@ -160,7 +162,7 @@ impl FifoPageRef {
         self.0.addr().get() + size_of::<FifoPage>()
     }
 
-    /// An address in the page, to be used.
+    /// Pointer to an address in the page.
     pub(super) fn at(self, address: usize) -> *mut u8 {
         self.0.cast::<u8>().as_ptr().with_addr(address)
     }
@@ -171,7 +173,7 @@ impl FifoPageRef {
         unsafe { self.0.cast().as_ref() }
     }
 
-    /// The marks: of a page that is not alone.
+    /// The marks. The page is not a single large block.
     fn marks(&self) -> &[Cell<u64>; GRAINS / 64] {
         // SAFETY: the marks lie behind the header, and are in the page.
         let marks = unsafe { &raw const (*self.0.as_ptr()).marks };
@@ -184,13 +186,13 @@ impl FifoPageRef {
         self.hole_end.get() == 0
     }
 
-    /// Bytes that are alive, or that the pool may still hand out here without a word.
+    /// Bytes that count as live: live blocks, and free space that the pool may still allocate here.
     pub(super) fn live(self) -> usize {
         self.empty_at.get() - self.hole_end.get()
     }
 
-    /// Lets the noted hole grow over a block of `last + 1` bytes, if it ends where the block
-    /// begins, and others are alive.
+    /// Extends the recorded hole over a block of `last + 1` bytes, if the hole ends where the block
+    /// begins and other bytes of the page are live. Returns true if it did.
     #[inline(always)]
     pub(super) fn extend_hole(self, block: NonNull<u8>, last: usize) -> bool {
         let start = block.addr().get();
@@ -202,7 +204,7 @@ impl FifoPageRef {
         is_next
     }
 
-    /// Changes the size of a block in place, if that can be.
+    /// Resizes a block in place, if possible.
     pub(super) fn resize(self, block: NonNull<u8>, was: usize, now: usize) -> bool {
         let start = block.addr().get();
         if self.is_alone() {
@@ -227,7 +229,7 @@ impl FifoPageRef {
         bytes
     }
 
-    /// Notes that nothing is alive any more.
+    /// Records that no byte of the page is live any more.
     pub(super) fn die(self) {
         self.empty_at.set(self.hole_end.get());
     }
@@ -242,7 +244,7 @@ impl FifoPageRef {
         SourceBlock { start: self.block_start, size: self.block_size, zeroed: false }
     }
 
-    /// Forgets everything that was handed out: as new, but no longer zeroed.
+    /// Makes an empty page like a new one, except that it is not zeroed any more.
     pub(super) fn reset(self) {
         debug_assert_eq!(self.live(), 0, "blocks are alive here");
         self.zeroed.set(false);
@@ -273,13 +275,14 @@ impl FifoPageRef {
         None
     }
 
-    /// Has [`FifoPageRef::take_hole`] look at all holes that there are by now.
+    /// Makes [`FifoPageRef::take_hole`] search all holes of the page from the start: marks the
+    /// recorded one too.
     pub(super) fn look_again(self) {
         self.note(self.data()..self.data(), self.live());
         self.scanned.set(0);
     }
 
-    /// Notes that what was counted as live in this range is not any more.
+    /// Turns a range that counts as live into a hole.
     pub(super) fn retire(self, dead: Range<usize>) {
         debug_assert!(!self.is_hole(&dead), "a block was freed twice");
         if dead.start == self.hole_end.get() {
@@ -290,8 +293,8 @@ impl FifoPageRef {
         self.absorb();
     }
 
-    /// Has the noted hole grow over the marked one that begins where it ends, if there is one: then
-    /// frees in order of age are fast again. Not while marked holes are handed out here.
+    /// Extends the recorded hole over a marked one that begins at its end, so that frees in order
+    /// of age are fast again. Does nothing while the marked holes of this page are being filled.
     fn absorb(self) {
         let end = usize::from(self.grain(self.hole_end.get()));
         let is_marked = |grain: usize| {
@@ -310,7 +313,7 @@ impl FifoPageRef {
         self.empty_at.set(self.empty_at.get() + bytes);
     }
 
-    /// As [`FifoPageRef::retire`], while the noted hole goes on growing elsewhere.
+    /// As [`FifoPageRef::retire`], but only marks the range and leaves the recorded hole unchanged.
     pub(super) fn retire_rest(self, rest: Range<usize>) {
         self.empty_at.set(self.empty_at.get() - rest.len());
         self.mark(self.grains(&rest), true);
@@ -342,7 +345,7 @@ impl FifoPageRef {
         self.address(self.hole_start.get().into())
     }
 
-    /// Marks the recorded hole, and records another one of `live` bytes.
+    /// Marks the recorded hole, and records `hole` instead, with `live` live bytes in the page.
     fn note(self, hole: Range<usize>, live: usize) {
         self.mark(self.grains(&(self.hole_start()..self.hole_end.get())), true);
         self.hole_start.set(self.grain(hole.start));
@@ -388,7 +391,7 @@ impl FifoPageRef {
     }
 }
 
-/// A grain of a page.
+/// A number of grains in a page, as `u16`.
 #[expect(clippy::cast_possible_truncation, reason = "a page has fewer than 2^16 grains")]
 const fn short(grain: usize) -> u16 {
     grain as u16
@@ -416,7 +419,7 @@ fn each_word(range: Range<usize>, mut each: impl FnMut(usize, u64)) {
 #[inline(always)]
 fn header_of(block: NonNull<u8>) -> NonNull<FifoPage> {
     let base = (block.addr().get() - 1) & !(PAGE - 1);
-    let header = base + ((base / PAGE) % COLOURS) * LINE;
+    let header = base + ((base / PAGE) % COLORS) * LINE;
     let header = block.as_ptr().with_addr(header).cast::<FifoPage>();
     // SAFETY: no page begins at address 0, where nothing is mapped.
     unsafe { NonNull::new_unchecked(header) }

@@ -3,22 +3,22 @@
 
 use super::page::{CAPACITY, PAGE};
 
-/// Which of a pool's policies are in force: all, unless a benchmark chooses, for which it needs the
-/// feature `ablation`.
+/// Policies of a pool. All are on, unless a benchmark with the feature `ablation` switches one off.
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 #[derive(Clone, Copy, Debug)]
 pub struct FifoPolicy {
     /// Keeps some empty pages.
     pub spare: bool,
-    /// Goes over to a page that becomes empty, if the current one has less than an eighth left.
+    /// Makes a page that becomes empty the current one, if less than an eighth of the current one
+    /// is free.
     pub replace: bool,
     /// Fills holes where blocks are freed in no order.
     pub holes: bool,
-    /// Has blocks that are freed in no order wait for requests of their size.
+    /// Keeps blocks that are freed in no order on a shelf, for requests of their size.
     pub shelf: bool,
 }
 
-/// All of them.
+/// All policies are on.
 impl Default for FifoPolicy {
     fn default() -> FifoPolicy {
         FifoPolicy { spare: true, replace: true, holes: true, shelf: true }
@@ -26,7 +26,7 @@ impl Default for FifoPolicy {
 }
 
 impl FifoPolicy {
-    /// Known when it is compiled, but for benchmarks.
+    /// Constant at compile time, except in benchmarks.
     fn chosen(self) -> FifoPolicy {
         if cfg!(feature = "ablation") { self } else { FifoPolicy::default() }
     }
@@ -35,7 +35,7 @@ impl FifoPolicy {
         self.chosen().spare
     }
 
-    /// Below how many bytes the current page is left for an empty one.
+    /// Free bytes of the current page below which a page that becomes empty replaces it.
     pub(super) fn little_room(self) -> usize {
         if self.chosen().replace { PAGE / 8 } else { 0 }
     }
@@ -49,5 +49,5 @@ impl FifoPolicy {
     }
 }
 
-/// Up to how many live bytes a page is worth a search for holes: three quarters.
+/// Maximum number of live bytes of a page that is searched for holes: three quarters.
 pub(super) const SPARSE: usize = CAPACITY / 4 * 3;

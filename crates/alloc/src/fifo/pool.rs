@@ -2,13 +2,12 @@
 //! page.
 //!
 //! Invariants between calls:
-//! - Memory between `next` and `end` is counted as live in the current page, so that handing it
-//!   out touches no page.
-//! - A page is current, or a spare, which is empty, or in the queue, where something is alive in
-//!   it.
-//! - While blocks are freed in no order, the shelf is open and `end` is `next`, so that allocating
-//!   looks there first. Blocks on the shelf count as live.
-//! - A pool that was closed has no current page and no spares. It goes with its last page.
+//! - Memory between `next` and `end` is counted as live in the current page, so that its allocation
+//!   accesses no page header.
+//! - A page is the current one, or an empty spare, or in the queue with live bytes.
+//! - While blocks are freed in no order, the shelf is open and `end` is `next`, so that allocations
+//!   search the shelf first. Blocks on the shelf count as live.
+//! - A closed pool has no current page and no spares. It is destroyed with its last page.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -26,8 +25,8 @@ use crate::{Source, SourceBlock, watch};
 
 /// Maximum number of pages that are searched for holes before a new page is allocated.
 const LOOKED_AT: usize = 8;
-/// After a search without a result the pool takes one new page for this number of pages that it
-/// has, up to a maximum, before it searches again: their headers are in no cache.
+/// After a search without a result, the pool takes one new page per this number of its pages, up to
+/// a maximum, before it searches again: a search reads page headers that are in no cache.
 const PAGES_A_SEARCH: usize = 16;
 /// One empty page is kept for this number of pages, up to a maximum: the number of live bytes of a
 /// queue varies, and a page of the source costs more than one that is kept.
@@ -67,14 +66,14 @@ const _: () = assert!(offset_of!(FifoHot, end) == 8 && offset_of!(FifoHot, zeroe
 enum FifoEvent {
     /// The last block of a page was freed: nothing is counted as live there any more.
     Emptied(FifoPageRef),
-    /// Nothing should wait on the shelf any more.
+    /// The shelf is to be emptied and closed.
     Drained,
-    /// A block of this size is freed that has a guard.
+    /// A guarded block of this size is freed.
     Freed(NonNull<u8>, usize, CallSite),
 }
 
 impl FifoHot {
-    /// Bytes that can be handed out without a further look.
+    /// Free bytes for the fast paths.
     #[inline(always)]
     pub(super) fn room(&self) -> usize {
         self.end.get().wrapping_sub(self.next.get().addr())
@@ -95,7 +94,7 @@ impl FifoHot {
         self.limit.get() - self.next.get().addr()
     }
 
-    /// Says what room there is.
+    /// Shows the free space to the fast paths, unless the pool is guarded or its shelf is open.
     fn show_room(&self) {
         let is_closed = self.guarded.get() || self.shelf.get().is_some();
         self.end.set(if is_closed { self.next.get().addr() } else { self.limit.get() });
@@ -116,11 +115,11 @@ impl FifoHot {
     /// Hands out the next `size` bytes.
     ///
     /// # Safety
-    /// The current page has as much left, and `size` is a positive multiple of `GRAIN`.
+    /// The current page has `size` bytes left, and `size` is a positive multiple of `GRAIN`.
     #[inline(always)]
     pub(super) unsafe fn bump(&self, size: usize) -> NonNull<u8> {
         let start = self.next.get();
-        // SAFETY: the room reaches as far, as the caller promises, in one page.
+        // SAFETY: the free space has `size` bytes in one page, as the caller promises.
         self.next.set(unsafe { start.add(size) });
         // SAFETY: where there is room, `next` is an address in a page.
         unsafe { NonNull::new_unchecked(start) }
@@ -236,12 +235,12 @@ impl<S: Source> FifoCore<S> {
         watch::named(&self.watch, name);
     }
 
-    /// Bytes that the source gave.
+    /// Bytes taken from the source.
     pub(super) fn held(&self) -> usize {
         self.held.get()
     }
 
-    /// Makes room for a block of a layout, which is this long in its page, and hands it out.
+    /// Slow path of an allocation; `whole` is the size of the block in its page.
     #[inline(never)]
     pub(super) fn allocate(
         &self,
@@ -260,7 +259,7 @@ impl<S: Source> FifoCore<S> {
         }
     }
 
-    /// The same with a guard before the block, and an edge behind.
+    /// As `allocate`, with a canary before the block and canary bytes after it.
     fn allocate_guarded(
         &self,
         this: NonNull<FifoHot>,
@@ -277,14 +276,14 @@ impl<S: Source> FifoCore<S> {
             let block = self.own_block(this, whole - before, align, size_of::<FifoCanary>())?;
             (block, block, whole - before)
         };
-        // SAFETY: that is how the region was made.
+        // SAFETY: the region was allocated with space for the canaries.
         unsafe { FifoCanary::place(block, size, (region, whole), site) };
         watch::allocated(&self.watch, block, size);
         watch::counted(&self.watch, size);
         Some(block)
     }
 
-    /// Takes a block back that has a guard.
+    /// Frees a guarded block.
     ///
     /// # Safety
     /// It is a live block of this pool.
@@ -309,7 +308,8 @@ impl<S: Source> FifoCore<S> {
             self.refill(this, need)?;
         }
         self.pad(self.padding(align));
-        // SAFETY: there was as much left with the padding, or there is now, whatever the padding.
+        // SAFETY: the page has room for the padding and the block: it was checked, or `refill` made
+        // room for any padding.
         let block = unsafe { self.hot.bump(size) };
         self.hot.show_room();
         Some(block)
@@ -327,10 +327,10 @@ impl<S: Source> FifoCore<S> {
         self.hot.next.get().addr().wrapping_neg() & (align - 1)
     }
 
-    /// Leaves out some bytes.
+    /// Skips some bytes of the free space, and turns them into a hole.
     fn pad(&self, size: usize) {
         if let Some(page) = self.hot.current.get().filter(|_| size > 0) {
-            // SAFETY: whoever pads has seen that there is more room than that.
+            // SAFETY: the caller checked that there is more free space than the padding.
             let start = unsafe { self.hot.bump(size) }.addr().get();
             page.retire_rest(start..start + size);
         }
@@ -361,7 +361,7 @@ impl<S: Source> FifoCore<S> {
         Some(start)
     }
 
-    /// Makes room for `need` bytes, at most `CAPACITY`, in the current page or another.
+    /// Makes a page current that has `need` free bytes in one piece; `need` is at most `CAPACITY`.
     fn refill(&self, this: NonNull<FifoHot>, need: usize) -> Option<()> {
         self.leave();
         self.tell(need);
@@ -373,14 +373,14 @@ impl<S: Source> FifoCore<S> {
         Some(())
     }
 
-    /// Room that costs no memory.
+    /// A page of the pool with free space that costs no memory, and this space.
     fn known_room(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         (self.rest_of_current(need))
             .or_else(|| self.empty_page())
             .or_else(|| self.hole_of(self.sparse_page()?, need))
     }
 
-    /// The same, once the blocks on the shelf are holes.
+    /// As `known_room`, after the blocks on the shelf became holes.
     fn known_room_without_shelf(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         self.hot.shelf.get()?;
         self.clear_shelf();
@@ -388,7 +388,7 @@ impl<S: Source> FifoCore<S> {
         self.known_room(need)
     }
 
-    /// Has freed blocks wait for requests, if there is memory for that.
+    /// Opens the shelf for freed blocks, if there is memory for it.
     fn open_shelf(&self) {
         if self.hot.guarded.get() || !self.policy.has_shelf() {
             return;
@@ -400,7 +400,7 @@ impl<S: Source> FifoCore<S> {
         self.hot.shelf.set(shelf);
     }
 
-    /// Has all blocks on the shelf become holes, and closes it.
+    /// Turns all blocks on the shelf into holes, and closes it.
     fn clear_shelf(&self) {
         let shelf = self.hot.shelf.take();
         while let Some((block, size)) = shelf.and_then(OpenShelf::take_any) {
@@ -424,7 +424,7 @@ impl<S: Source> FifoCore<S> {
         Some((page, hole))
     }
 
-    /// Hands out from here from now on.
+    /// Makes a page the current one; its free space is `room`.
     fn enter(&self, page: FifoPageRef, room: Range<usize>) {
         let left = self.hot.current.replace(Some(page));
         left.filter(|left| *left != page).inspect(|left| self.put(*left));
@@ -435,7 +435,7 @@ impl<S: Source> FifoCore<S> {
         self.hot.zeroed.set(page.zeroed.get().into());
     }
 
-    /// Hands out nothing from the current page any more; it stays current.
+    /// Turns the free space of the current page into a hole; the page stays the current one.
     fn leave(&self) {
         self.note_handed_out();
         let rest = self.hot.rest();
@@ -447,7 +447,7 @@ impl<S: Source> FifoCore<S> {
         self.hot.end.set(0);
     }
 
-    /// Notes what was handed out of the current page.
+    /// Records the bytes that were allocated in the current page.
     fn note_handed_out(&self) {
         if let Some(page) = self.hot.current.get() {
             let next = self.hot.next.get().addr();
@@ -585,7 +585,7 @@ impl<S: Source> FifoCore<S> {
         }
     }
 
-    /// Puts a page where it belongs that was current.
+    /// Puts a page that was the current one into the queue, or keeps it as a spare if it is empty.
     fn put(&self, page: FifoPageRef) {
         if page.live() == 0 { self.keep(page) } else { self.queue.push(page) }
     }
@@ -622,7 +622,7 @@ impl<S: Source> FifoCore<S> {
         unsafe { self.source.give_back(block) };
     }
 
-    /// Gives a page back that is nowhere any more.
+    /// Returns a page to the source. It is in no list, and not the current one.
     fn release(&self, page: FifoPageRef) {
         self.pages.set(self.pages.get() - 1);
         self.give_back(page.block());
@@ -659,7 +659,7 @@ impl<S: Source> FifoCore<S> {
         unsafe { source.give_back(block) };
     }
 
-    /// Walks everything that must hold.
+    /// Checks all invariants.
     pub(super) fn check(&self) {
         let current = self.hot.current.get();
         let mut pages = 0;
@@ -712,7 +712,7 @@ fn foreign(block: NonNull<u8>) -> ! {
     Misuse::not_a_block("fifo", block.addr().get()).panic();
 }
 
-/// The same of a block that cannot wait for a request.
+/// As [`free_slow`], for a block that the shelf does not take.
 ///
 /// # Safety
 /// As for [`free_slow`].
@@ -725,14 +725,14 @@ unsafe fn free_slower(pool: NonNull<FifoHot>, block: NonNull<u8>, layout: Layout
         return unsafe { (hot.call)(pool, FifoEvent::Freed(block, layout.size(), site)) };
     }
     if hot.shelf.get().is_some_and(OpenShelf::is_over) {
-        // SAFETY: a pool begins with what is hot.
+        // SAFETY: a pool begins with its hot fields.
         unsafe { (hot.call)(pool, FifoEvent::Drained) };
     }
     // SAFETY: the caller passes a live block of this size.
     unsafe { free_now(block, rounded(layout.size())) }
 }
 
-/// True if a page has room for a block, at whatever place.
+/// True if a page has room for a block with any alignment padding.
 fn fits_page(size: usize, align: usize) -> bool {
     size.saturating_add(align - GRAIN) <= CAPACITY
 }

@@ -33,7 +33,7 @@ impl PageQueue {
         self.next_of(last).set(Some(page));
     }
 
-    /// Takes a page out that is in it.
+    /// Removes a page that is in the list.
     pub(super) fn remove(&self, page: FifoPageRef) {
         let (previous, next) = (page.previous.take(), page.next.take());
         self.next_of(previous).set(next);

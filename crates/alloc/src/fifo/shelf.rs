@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 use super::page::{GRAIN, PAGE};
 use crate::SourceBlock;
 
-/// The largest block that is put here, in bytes.
+/// The largest block on a shelf, in bytes.
 const LARGEST: usize = 512;
 const SIZES: usize = LARGEST / GRAIN;
 /// Maximum number of waiting blocks of a size.
@@ -40,7 +40,7 @@ struct ShelfCounts {
     /// Frees since the last request.
     frees: Cell<u8>,
     waiting: [Cell<u8>; SIZES],
-    /// For statistics: bytes that came and went again.
+    /// For statistics: bytes of blocks that were put here and allocated again.
     served: Cell<usize>,
 }
 
@@ -95,7 +95,7 @@ impl OpenShelf {
         true
     }
 
-    /// Counts a block that could not wait. Returns true if waiting should end.
+    /// Counts a block that the shelf did not take. Returns true if the shelf should be closed.
     pub(super) fn is_over(self) -> bool {
         let frees = &self.shelves().counts.frees;
         let is_over = frees.get() == PATIENCE;
@@ -136,12 +136,12 @@ impl OpenShelf {
         Some(unsafe { blocks[index][usize::from(waiting)].get().assume_init() })
     }
 
-    /// Bytes that went to requests since this was asked last.
+    /// Bytes of blocks that were allocated again since the last call.
     pub(super) fn take_served(self) -> usize {
         self.shelves().counts.served.take()
     }
 
-    /// Takes any block, and says its size.
+    /// Takes any block; returns it with its size.
     pub(super) fn take_any(self) -> Option<(NonNull<u8>, usize)> {
         let index = self.shelves().counts.waiting.iter().position(|waiting| waiting.get() > 0)?;
         let size = (index + 1) * GRAIN;

@@ -10,7 +10,7 @@ use super::Pages;
 use crate::collections::slice;
 use crate::source::Source;
 
-// SAFETY: runs stay until they are freed, or the pool ends, which the borrow of it outlives.
+// SAFETY: runs stay until they are freed or the pool ends, and the pool outlives this reference.
 unsafe impl<S: Source> Allocator for &Pages<S> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         slice((**self).allocate(layout), layout)

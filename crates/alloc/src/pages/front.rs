@@ -3,32 +3,32 @@
 //!
 //! ```text
 //!  Slots   owner front          one for each thread, found by its thread pointer
-//!          ..... ─────> Front   in pages of the pool: the thread's alone
-//!                       │ 1 page │ 2 pages │ 3 pages │ .. │ 240 │ 256 pages      KEPT of each, the last in is the first out
+//!          ..... ─────> cache   in pages of the pool: the thread's alone
+//!                       │ 1 page │ 2 pages │ 3 pages │ .. │ 240 │ 256 pages      KEPT of each; the last in is the first out
 //! ```
 //!
-//! - A slot belongs to the thread whose pointer it holds. No two threads that live have the same;
-//!   who gets that of one that has ended, gets its slot as well. So only its thread touches a
-//!   front, and needs no locked instruction.
-//! - For the heap, and for what a pool says of itself, these runs are handed out.
+//! - A slot belongs to the thread whose thread pointer it holds. Live threads have different thread
+//!   pointers; a new thread with the pointer of an ended one takes over its slot. So only one
+//!   thread at a time accesses a cache, without atomic read-modify-write instructions.
+//! - For the heap, cached runs are allocated.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// Runs of each length that are kept.
+/// Maximum number of cached runs of each length.
 const KEPT: usize = 24;
 
-/// Frees between two reports of a cache, at most: then the pool learns that time goes by.
+/// Maximum number of frees between two reports of a cache: the pool counts time in operations.
 const FREES: u32 = 1 << 10;
 
-/// Number of cached runs, about, that are asked how much of them is backed.
+/// Approximate number of cached runs that are sampled for the share of backed pages.
 const SAMPLES: usize = 8;
 
 /// The longest run that is cached, in pages: 1 MiB.
 pub(super) const MAX_CACHED_PAGES: u32 = 256;
 
-/// Lengths in a power of two from which on runs are rounded up.
+/// Run lengths per power of two: longer runs are rounded up to one of these.
 const STEPS: u32 = 16;
 
 const CLASSES: usize = class(MAX_CACHED_PAGES) + 1;
@@ -39,8 +39,8 @@ const fn shift(pages: u32) -> u32 {
     (pages | STEPS).ilog2() - STEPS.ilog2()
 }
 
-/// The class of a length that [`rounded`] has made; [`CLASSES`] or more of a longer run than any in
-/// a cache.
+/// The size class of a length that [`rounded`] has returned; `usize::MAX` for a longer run than any
+/// in a cache.
 #[inline(always)]
 const fn class(pages: u32) -> usize {
     if pages > MAX_CACHED_PAGES {
@@ -51,7 +51,7 @@ const fn class(pages: u32) -> usize {
 }
 
 /// Length of a run for a number of pages: at most a sixteenth longer, and exact below 32 pages and
-/// above LONGEST.
+/// above `MAX_CACHED_PAGES`.
 #[inline(always)]
 pub(super) const fn rounded(pages: u32) -> u32 {
     if pages > MAX_CACHED_PAGES {
@@ -108,7 +108,7 @@ impl ThreadRunCache {
         Some(run)
     }
 
-    /// A cached run of a rounded length whose start has an alignment: the one that came last.
+    /// The last cached run of a rounded length whose start has this alignment.
     #[inline]
     pub(super) fn pop_aligned(&self, pages: u32, align: usize) -> Option<NonNull<u8>> {
         let class = class(pages);
@@ -206,7 +206,7 @@ impl ThreadRunCache {
     }
 }
 
-/// The length of a class.
+/// The length of the runs of a size class.
 #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 100 classes")]
 const fn length(class: usize) -> u32 {
     let class = class as u32;
@@ -219,10 +219,10 @@ const fn length(class: usize) -> u32 {
 
 /// Maximum number of threads with a cache.
 const SLOTS: usize = 64;
-/// Slots in which a thread looks for its own.
+/// Number of slots that may be those of a thread.
 const LOOKED_AT: usize = 4;
 
-/// The fronts of all threads.
+/// The caches of all threads.
 #[derive(Debug)]
 pub(super) struct Fronts {
     slots: [CacheSlot; SLOTS],
@@ -234,7 +234,7 @@ const _: () = assert!(SLOTS == u64::BITS as usize);
 
 #[derive(Debug)]
 struct CacheSlot {
-    /// The thread; 0 for a free entry.
+    /// Thread pointer of the thread; 0 for a free slot.
     owner: AtomicUsize,
     front: AtomicPtr<ThreadRunCache>,
 }
@@ -250,7 +250,7 @@ impl Fronts {
         Fronts { slots: [const { CacheSlot::nobodys() }; SLOTS], owned: AtomicU64::new(0) }
     }
 
-    /// The slots in which a thread may be.
+    /// The slots that may be those of a thread.
     #[inline(always)]
     fn slots_of_thread(&self, thread: usize) -> impl Iterator<Item = &CacheSlot> {
         // Thread pointers differ in their middle bits.
@@ -258,7 +258,7 @@ impl Fronts {
         (first..first + LOOKED_AT).map(|slot| &self.slots[slot % SLOTS])
     }
 
-    /// Notes that a slot has an owner, or has none any more. With the lock held.
+    /// Records if a slot has an owner. The caller holds the lock.
     fn set_owned(&self, slot: &CacheSlot, owned: bool) {
         if let Some(at) = self.slots.iter().position(|other| ptr::eq(other, slot)) {
             let slots = self.owned.load(Ordering::Relaxed);
@@ -273,17 +273,18 @@ impl Fronts {
         (pages, self.owned.load(Ordering::Relaxed).count_ones() as usize)
     }
 
-    /// The front of this thread.
+    /// The cache of this thread.
     #[inline(always)]
     pub(super) fn mine(&self) -> Option<&ThreadRunCache> {
         let thread = thread()?;
         let mut slots = self.slots_of_thread(thread);
         let slot = slots.find(|slot| slot.owner.load(Ordering::Relaxed) == thread)?;
-        // SAFETY: a slot that has an owner has a front, which lives until this thread gives it up.
+        // SAFETY: a slot that has an owner has a cache, which lives until this thread gives it up.
         unsafe { slot.front.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// True if this thread may have a front. One at a time asks, and claims.
+    /// True if a slot for this thread is free. The caller holds the lock, also until it claims the
+    /// slot.
     pub(super) fn vacancy(&self) -> bool {
         self.vacant().is_some()
     }
@@ -292,7 +293,7 @@ impl Fronts {
         self.slots_of_thread(thread()?).find(|slot| slot.owner.load(Ordering::Relaxed) == 0)
     }
 
-    /// Has this thread own a front, where there is a vacancy.
+    /// Makes `front` the cache of this thread, if a slot is free.
     ///
     /// # Safety
     /// `front` is memory for a cache that no other code uses until [`Fronts::leave`].
@@ -306,7 +307,7 @@ impl Fronts {
         }
     }
 
-    /// Has this thread own no front any more. Its memory is returned.
+    /// Removes this thread's cache from its slot, and returns its memory.
     pub(super) fn leave(&self) -> Option<NonNull<ThreadRunCache>> {
         let thread = thread()?;
         let slot = self
@@ -317,8 +318,8 @@ impl Fronts {
         NonNull::new(slot.front.swap(ptr::null_mut(), Ordering::Relaxed))
     }
 
-    /// All fronts that are owned. Only what other threads may read may be read of them, and only
-    /// where none leaves meanwhile.
+    /// The caches of all threads. The caller holds the lock, so that no cache is removed, and reads
+    /// only the fields that other threads may read.
     pub(super) fn all(&self) -> impl Iterator<Item = &ThreadRunCache> {
         let mut left = self.owned.load(Ordering::Acquire);
         let owned = core::iter::from_fn(move || {
@@ -326,8 +327,8 @@ impl Fronts {
             left &= left - 1;
             Some(slot)
         });
-        // SAFETY: a slot that has an owner has a front, and the caller sees to it that none is
-        // given up.
+        // SAFETY: a slot that has an owner has a cache, and the caller makes sure that none is
+        // removed.
         owned.filter_map(|slot| unsafe { slot.front.load(Ordering::Relaxed).as_ref() })
     }
 }

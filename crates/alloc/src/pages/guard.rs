@@ -78,7 +78,7 @@ impl PageGuard {
         self.is_freed == 0
     }
 
-    /// Notes that the run was freed.
+    /// Records that the run was freed.
     pub(super) fn set_freed(&mut self, freed: CallSite) {
         (self.is_freed, self.freed) = (1, freed);
     }

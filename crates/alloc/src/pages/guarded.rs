@@ -31,7 +31,7 @@ impl<S: Source> Pages<S> {
         Some(taken)
     }
 
-    /// Takes a run back whose guard is intact, and fills it.
+    /// Frees a run whose guard is intact, and fills it.
     pub(super) fn free_guarded(
         &self,
         start: NonNull<u8>,
@@ -45,7 +45,7 @@ impl<S: Source> Pages<S> {
         })
     }
 
-    /// Takes any pages of a run back. If they are its last, its guard moves.
+    /// Frees any pages of a run. If they are its last, its guard moves.
     pub(super) fn free_part_guarded(
         &self,
         start: NonNull<u8>,
@@ -149,7 +149,7 @@ impl<S: Source> PageHeap<S> {
         self.put_filled(start, pages, pages + 1)
     }
 
-    /// Fills freed pages, and takes them and what is behind them back.
+    /// Fills the first `filled` of the freed pages, and returns all `pages` to the heap.
     fn put_filled(&mut self, start: NonNull<u8>, filled: u32, pages: u32) -> Result<(), Misuse> {
         // SAFETY: the pages were freed, and belong to no one until they are handed out again.
         unsafe { guard::fill(self.source(), start, filled as usize) };

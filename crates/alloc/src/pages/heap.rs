@@ -1,9 +1,9 @@
-//! The heap behind the lock: runs are cut from regions, and merged with their free neighbours when
-//! they come back.
+//! The heap behind the lock: runs are cut from regions, and coalesce with their free neighbors when
+//! they are freed.
 //!
-//! Free runs are of two kinds, which do not merge with each other. *Idle* ones were used, and may
-//! be backed by memory: they are handed out first. *Clean* ones are not: the source has taken the
-//! memory, or never gave it.
+//! Free runs are of two kinds, which do not coalesce with each other. *Idle* ones were used, and
+//! may be backed by memory: they are allocated first. *Clean* ones are not backed: the source has
+//! discarded their memory, or never provided it.
 //!
 //! The heap does not know which part of the idle runs is backed, since touches are not reported to
 //! it. It samples: for one window of freed pages in [`EVERY`] it queries the source, and it
@@ -22,22 +22,22 @@ use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::source::{Source, SourceBlock};
 use crate::watch;
 
-/// Pages that are cleaned at once, if a run has as many.
+/// Minimum number of pages that are cleaned at once, if a run has as many.
 const AT_ONCE: usize = 64;
 
-/// Pages that come back between two looks at them: 64 MiB.
+/// Freed pages between two samples: 64 MiB.
 const EVERY: usize = (64 << 20) / PAGE;
-/// Pages of a look.
+/// Maximum number of pages of a sample.
 const WINDOW: u32 = 16;
-/// All pages of a look.
+/// Unit of shares: this value is the share of all pages.
 const ALL: usize = 1 << 8;
 
-/// The first region of a source of which memory costs nothing before it is used: 64 MiB.
+/// Size of the first region, if unused memory of the source costs nothing: 64 MiB.
 const AHEAD: usize = 64 << 20;
-/// The smallest and the largest region ahead of need, where memory costs at once.
+/// The smallest and the largest region that is taken ahead of need, if unused memory costs.
 const PAID: core::ops::RangeInclusive<usize> = 1 << 18..=1 << 24;
 
-/// Pages that come back.
+/// Freed pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunPart {
     /// A run, as it was allocated.
@@ -59,17 +59,17 @@ pub(super) struct PageHeap<S: Source> {
     idle: FreeRuns,
     clean: FreeRuns,
     regions: PageRegions,
-    /// Pages that are handed out.
+    /// Allocated pages.
     live: usize,
     /// Number of pages to be freed before the next sample.
     unseen: usize,
     retention: Retention,
     /// Runs that were allocated and freed since the last report to the retention.
     operations: usize,
-    /// Estimated number of ALL idle pages that are backed.
+    /// Estimated share of the idle pages that are backed, in units of 1/[`ALL`].
     backed: usize,
     policy: PagesPolicy,
-    /// Pages behind runs of a guarded pool.
+    /// Number of guard pages behind runs of a guarded pool.
     pub(super) guards: usize,
     pub(super) watch: watch::WatchedPool,
     source: S,
@@ -105,7 +105,7 @@ impl<S: Source> PageHeap<S> {
         self.regions.held()
     }
 
-    /// Bytes handed out.
+    /// Allocated bytes.
     pub(super) const fn live(&self) -> usize {
         self.live * PAGE
     }
@@ -115,7 +115,7 @@ impl<S: Source> PageHeap<S> {
         self.idle.pages() * PAGE
     }
 
-    /// A run of this length, of what there is or of more.
+    /// A run of this length: a free one, or one of a new region.
     #[inline]
     pub(super) fn allocate_run(&mut self, pages: u32) -> Option<Taken> {
         match self.take_free(pages) {
@@ -131,13 +131,13 @@ impl<S: Source> PageHeap<S> {
         self.idle.has_run(pages.saturating_add(spare).min(MAX_RUN_PAGES / 2))
     }
 
-    /// A run of what there is: idle ones first, since clean ones need memory.
+    /// A free run: an idle one first, since a clean one costs page faults.
     #[inline]
     fn take_free(&mut self, pages: u32) -> Option<Taken> {
         if let Some(run) = self.idle.remove_run(pages) {
             return self.hand_out(run, pages, RunPageState::Idle);
         }
-        // One of the class of the length may do, and then costs no page fault.
+        // An idle run of the same size class may be long enough, and costs no page fault.
         if let Some((run, ())) = self.idle.remove_where((pages, pages), |_| Some(())) {
             return self.hand_out(run, pages, RunPageState::Idle);
         }
@@ -184,7 +184,7 @@ impl<S: Source> PageHeap<S> {
         self.hand_out((aligned, whole - before), pages, state)
     }
 
-    /// Hands out the first pages of a run that was taken out of its list. The rest stays free.
+    /// Allocates the first pages of a run that was taken out of its list. The rest stays free.
     #[inline]
     fn hand_out(&mut self, run: FreeRun, pages: u32, state: RunPageState) -> Option<Taken> {
         self.cut(run, pages, state);
@@ -208,7 +208,8 @@ impl<S: Source> PageHeap<S> {
         if state == RunPageState::Clean { &mut self.clean } else { &mut self.idle }
     }
 
-    /// A run that needs a new region, or idle runs and clean ones to become one.
+    /// A run for which a new region is needed, or for which all idle runs are cleaned so that they
+    /// coalesce with clean ones.
     #[cold]
     fn take_more(&mut self, pages: u32) -> Option<Taken> {
         watch::slow(&self.watch);
@@ -226,7 +227,7 @@ impl<S: Source> PageHeap<S> {
         self.regions.find(start, pages)
     }
 
-    /// Takes pages back, of one run or of a part of it.
+    /// Frees a run, or a part of one.
     ///
     /// # Errors
     /// Returns the error if they are not pages of this heap, or if a whole run is not in use.
@@ -251,8 +252,8 @@ impl<S: Source> PageHeap<S> {
         Ok(())
     }
 
-    /// Cleans idle runs beyond the limits: after pages came back, and after pages were handed out
-    /// that no idle run had.
+    /// Cleans idle runs beyond the limits: after pages were freed, and after an allocation that no
+    /// idle run satisfied.
     #[inline]
     pub(super) fn keep_within_limits(&mut self) {
         if self.keeps_too_much() {
@@ -275,7 +276,8 @@ impl<S: Source> PageHeap<S> {
         self.retention.passed(operations, [used, cached, self.backed_of(self.idle.pages())]);
     }
 
-    /// In debug builds: notes that the user of this pool has pages, or had them.
+    /// In debug builds and guarded pools: records that the user of this pool has pages, or has
+    /// freed them.
     ///
     /// # Errors
     /// Returns the error if some of them have this state already, or if they are not pages of this
@@ -303,7 +305,8 @@ impl<S: Source> PageHeap<S> {
         Ok(())
     }
 
-    /// Sets how many backed pages may be kept beyond the most in use lately, in percent of these.
+    /// Sets the number of backed pages that are kept beyond the recent maximum in use, in percent
+    /// of it.
     pub(super) const fn keep(&mut self, percent: usize) {
         self.retention.keep(percent);
     }
@@ -318,7 +321,7 @@ impl<S: Source> PageHeap<S> {
         self.policy.at_hand && (self.policy.hidden || self.live >= KEPT)
     }
 
-    /// Hands out the pages behind a run as well, if they are free.
+    /// Allocates the pages behind a run as well, if they are free.
     pub(super) fn extend(&mut self, start: NonNull<u8>, pages: u32, more: u32) -> bool {
         let Some((_, first)) = self.regions.find(start, pages) else { return false };
         let behind = first.add(pages);
@@ -332,7 +335,7 @@ impl<S: Source> PageHeap<S> {
         extended
     }
 
-    /// Pages came back: whether it is time for a look.
+    /// Counts freed pages. Returns true if a sample is due.
     #[inline]
     pub(super) fn passed(&mut self, pages: usize) -> bool {
         self.unseen = self.unseen.saturating_sub(pages);
@@ -359,15 +362,15 @@ impl<S: Source> PageHeap<S> {
         (beyond.max(self.retention.surplus()) * ALL / self.backed.max(1)).max(AT_ONCE)
     }
 
-    /// Estimates how much of what came back is backed, from a run that comes back now. A longer run
-    /// is asked more often, as much as it is longer.
+    /// Estimates the share of freed pages that are backed, from a run that is freed now. The
+    /// probability that a run is sampled is proportional to its length.
     #[cold]
     pub(super) fn look(&mut self, start: NonNull<u8>, pages: u32) {
         self.look_at([(start, pages, pages as usize)].into_iter());
     }
 
-    /// The same from some runs of a cache, each with its length and its weight. A guess that is too
-    /// low costs memory, so that it rises faster than it falls.
+    /// As `look`, from some cached runs, each with its length and its weight. An estimate that is
+    /// too low costs memory, so it rises faster than it falls.
     #[cold]
     pub(super) fn look_at(&mut self, runs: impl Iterator<Item = (NonNull<u8>, u32, usize)>) {
         self.unseen = EVERY;
@@ -389,21 +392,21 @@ impl<S: Source> PageHeap<S> {
     /// Share of a window of a run that is backed, in [`ALL`].
     fn backed_share(&self, start: NonNull<u8>, pages: u32) -> usize {
         let window = pages.min(WINDOW);
-        // Anywhere in the run, and elsewhere the next time.
+        // A pseudo-random position in the run.
         let at = self.live.wrapping_mul(usize::MAX / 11) % (pages - window + 1) as usize;
         // SAFETY: the window is in the run.
         let start = unsafe { start.add(at * PAGE) };
         self.source.resident(start, window as usize * PAGE) / PAGE * ALL / window as usize
     }
 
-    /// True if most of what comes back is backed, so that a page fault costs more than to look for
-    /// an idle run.
+    /// True if most freed pages are backed, so that a page fault costs more than a search for an
+    /// idle run.
     pub(super) const fn is_mostly_backed(&self) -> bool {
         self.backed > ALL / 2
     }
 
-    /// Cleans some of the longest idle runs: on average not more than one for each run that came
-    /// back, since each was one of these.
+    /// Cleans some of the longest idle runs: on average not more than one for each freed run, since
+    /// each idle run was a freed one.
     #[cold]
     fn clean_some(&mut self) {
         watch::slow(&self.watch);
@@ -418,11 +421,11 @@ impl<S: Source> PageHeap<S> {
         some
     }
 
-    /// Has the source take the memory behind one of the longest idle runs, or behind the last pages
-    /// of it, at most this number.
+    /// Discards the memory behind one of the longest idle runs, or behind its last pages: at most
+    /// `most` pages.
     fn clean_longest(&mut self, most: usize) -> bool {
         if !self.source.discards() {
-            // There is nothing to be gained, whatever is backed.
+            // Cleaning has no effect, whatever share is backed.
             self.backed = 0;
             return false;
         }
@@ -444,7 +447,7 @@ impl<S: Source> PageHeap<S> {
     /// Obtains a region from the source that has a run of this length. If memory costs nothing
     /// until it is used, the region is as large as all earlier ones together.
     fn grow(&mut self, pages: u32) -> bool {
-        // A class may be 1/32 of the length wide, and only the next one is looked at.
+        // A size class may be 1/32 of the length wide, and the search begins at the next one.
         let least = pages.checked_add(pages / 16).and_then(region::layout);
         let Some(least) = least.filter(|_| self.regions.has_room()).map(|layout| layout.size())
         else {
@@ -484,7 +487,7 @@ impl<S: Source> PageHeap<S> {
         true
     }
 
-    /// Cleans all idle runs, and gives regions without a page in use back to the source.
+    /// Cleans all idle runs, and returns regions without a page in use to the source.
     pub(super) fn trim(&mut self) {
         self.clean_all();
         while let Some(region) = self.regions.remove(|region| {
@@ -520,7 +523,7 @@ impl<S: Source> PageHeap<S> {
                 let state = page.state.get();
                 assert!(
                     state == RunPageState::Used || state != before,
-                    "two free runs are neighbours"
+                    "two free runs are neighbors"
                 );
                 let length = if state == RunPageState::Used { 1 } else { page.pages.get() };
                 assert!(length > 0 && length <= pages - at, "a run leaves its region");
@@ -546,7 +549,7 @@ impl<S: Source> Drop for PageHeap<S> {
     }
 }
 
-/// Enters a run that came back, and makes one of it and its free neighbours of the same state.
+/// Coalesces a freed run with its free neighbors of the same state, and adds it to the list.
 #[inline]
 fn merge(runs: &mut FreeRuns, (mut first, mut pages): FreeRun) {
     if let Some((before, more)) = runs.take_before(first) {

@@ -1,4 +1,4 @@
-//! Descriptors: what is known of each page, apart from the pages themselves, which stay untouched.
+//! Descriptors of the pages, apart from the pages themselves, which stay untouched.
 //!
 //! ```text
 //!  pages of a region    |  used   used   used |  free   free   free   free |  used |
@@ -7,14 +7,15 @@
 //!                                               pages
 //! ```
 //!
-//! - Only the first and the last page of a free run have a state other than [`RunPageState::Used`];
-//!   all between them, all that is handed out, and the two edges have that. So a neighbour's state
-//!   says whether a free run ends, or begins, there.
-//! - The first and the last know the length of their run, the first its neighbours in a list.
+//! - Only the first and the last page of a free run have a state other than [`RunPageState::Used`].
+//!   The pages between them, allocated pages and the two edges are `Used`. So the state of a
+//!   neighbor shows if a free run ends or begins there.
+//! - The first and the last page have the length of their run, the first also its neighbors in a
+//!   list.
 //! - A descriptor of zeros is one of a used page.
 //!
-//! A [`PageDescriptorRef`] is only made of a place where there is a descriptor, so that its methods
-//! may read and write it.
+//! A [`PageDescriptorRef`] always points to a descriptor, so that its methods may read and write
+//! it.
 
 use core::cell::Cell;
 use core::ops::Deref;
@@ -26,7 +27,7 @@ use crate::misuse::CallSite;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum RunPageState {
-    /// Handed out, or between two others.
+    /// Allocated, or inside of a free run.
     Used = 0,
     /// Free, and maybe backed by memory.
     Idle = 1,
@@ -45,11 +46,11 @@ pub(super) struct PageDescriptor {
     pub(super) state: Cell<RunPageState>,
     /// The index of its region.
     pub(super) region: Cell<u8>,
-    /// In debug builds and guarded pools, whether its user has it.
+    /// In debug builds and guarded pools: true while the user has the page.
     pub(super) handed_out: Cell<bool>,
-    /// True for the first page of a run that is handed out, or in a cache.
+    /// True for the first page of a run that is allocated, or in a cache.
     pub(super) starts_run: Cell<bool>,
-    /// In debug builds, where the run that begins here was allocated and freed.
+    /// In debug builds: the call sites that allocated and freed the run that begins here.
     #[cfg(debug_assertions)]
     pub(super) sites: Cell<[CallSite; 2]>,
 }
@@ -78,13 +79,13 @@ pub(super) struct PageDescriptorRef(NonNull<PageDescriptor>);
 
 impl PageDescriptorRef {
     /// # Safety
-    /// There is a descriptor for as long as anyone has this, and others before and behind it as far
-    /// as callers go: to the edges of its region. One thread at a time uses them.
+    /// The descriptor exists as long as this reference, and so do all others up to the edges of its
+    /// region. One thread at a time uses them.
     pub(super) const unsafe fn at(page: NonNull<PageDescriptor>) -> PageDescriptorRef {
         PageDescriptorRef(page)
     }
 
-    /// Notes a source location of the run that begins here: 0 for its allocation, 1 for its free.
+    /// Records a source location of the run that begins here: 0 for its allocation, 1 for its free.
     pub(super) fn set_site(self, which: usize, site: CallSite) {
         #[cfg(debug_assertions)]
         {
@@ -96,7 +97,7 @@ impl PageDescriptorRef {
         let _ = (which, site);
     }
 
-    /// The noted source locations.
+    /// The recorded source locations.
     pub(super) fn noted_sites(self) -> [CallSite; 2] {
         #[cfg(debug_assertions)]
         return self.sites.get();

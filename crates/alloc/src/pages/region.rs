@@ -1,4 +1,4 @@
-//! Regions: what a source gave in one piece.
+//! Regions: blocks of the source, cut into pages.
 //!
 //! ```text
 //!  ┌──────┬─────────────────────────┬──────┬──────┬──────┬── ··· ──┬──────┬┄┄┄┄┄┐
@@ -15,7 +15,8 @@ use super::page::{PageDescriptor, PageDescriptorRef};
 use super::runs::{FreeRun, MAX_RUN_PAGES};
 use crate::source::SourceBlock;
 
-/// As many regions as a heap can have. Each is as large as a quarter of all before, or larger.
+/// Maximum number of regions of a heap. Each is at least a quarter as large as all before, or 16
+/// MiB.
 const MAX_REGIONS: usize = 64;
 
 /// A region.
@@ -47,7 +48,7 @@ pub(super) fn head_of(block: SourceBlock) -> usize {
 }
 
 impl PageRegion {
-    /// Makes a region of a block, as the one of an index.
+    /// Makes a region with this index of a block.
     ///
     /// # Safety
     /// The block is not used by other code, is aligned to pages, and is large enough for a page and
@@ -141,7 +142,7 @@ impl PageRegions {
         Some(region)
     }
 
-    /// Takes out the first region for which `is_unused` says so.
+    /// Removes and returns the first region for which `is_unused` returns true.
     pub(super) fn remove(&mut self, is_unused: impl Fn(&PageRegion) -> bool) -> Option<PageRegion> {
         let unused = |region: &&mut Option<PageRegion>| region.as_ref().is_some_and(&is_unused);
         let region = self.regions.iter_mut().find(unused)?.take()?;

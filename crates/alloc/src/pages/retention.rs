@@ -1,33 +1,35 @@
-//! Retention: how much free memory a pool of pages keeps, by what its users needed lately.
+//! Retention: the amount of free memory that a pool of pages keeps, by the recent needs of its
+//! users.
 //!
 //! Time is counted in operations: runs that were allocated or freed. A window has [`WINDOW`] of
 //! them.
 //!
-//! - At any time, pages in use and kept ones are at most the most that were in use at once in this
-//!   window and the one before, and [`PERCENT`] more; or 2 MiB more, if that is more.
-//! - At the end of a window, free pages that were there all the time were not needed: they are
-//!   released down to half of that percentage of what is in use.
+//! - At any time, pages in use and kept pages together are at most the maximum in use in this
+//!   window and the one before, plus [`PERCENT`] of it or 2 MiB, whichever is more.
+//! - At the end of a window, pages that were free all the time were not needed: they are released
+//!   down to half of that percentage of the pages in use.
 //!
-//! No clock is read: a pool that is not used keeps what it has, until it is trimmed.
+//! No clock is read: an unused pool keeps its memory, until it is trimmed.
 
 /// Operations of a window.
 pub(super) const WINDOW: usize = 1 << 14;
-/// Pages that are kept beyond the most in use, in percent, if nothing else is said.
+/// Default of the pages that are kept beyond the maximum in use, in percent of it.
 const PERCENT: usize = 20;
-/// Pages that caches may always keep: 1 MiB; and that these and the heap together may: 2 MiB.
+/// Pages that are always kept, at most: 1 MiB in the caches of threads, 2 MiB (`ALWAYS`) in caches
+/// and heap together.
 pub(super) const KEPT: usize = (1 << 20) / super::PAGE;
 const ALWAYS: usize = 2 * KEPT;
 
-/// Needs of a pool's users lately, in pages.
+/// Recent needs of a pool's users, in pages.
 #[derive(Debug)]
 pub(super) struct Retention {
     percent: usize,
     /// Operations until the window ends.
     left: usize,
-    /// Most pages in use at once, in this window and in the one before.
+    /// Maximum number of pages in use, in this window and in the one before.
     peak: usize,
     last_peak: usize,
-    /// Fewest free pages of this window.
+    /// Minimum number of free pages in this window.
     least_free: usize,
     /// Pages to be released, whatever the limits permit.
     surplus: usize,
@@ -50,7 +52,7 @@ impl Retention {
         self.percent = percent;
     }
 
-    /// Most pages in use at once, lately.
+    /// Recent maximum number of pages in use.
     const fn most(&self) -> usize {
         if self.peak > self.last_peak { self.peak } else { self.last_peak }
     }
@@ -80,7 +82,7 @@ impl Retention {
         (self.left, self.peak, self.least_free) = (WINDOW, used, usize::MAX);
     }
 
-    /// Number of pages to be released that the limits permit.
+    /// Number of pages to be released although the limits permit them.
     pub(super) const fn surplus(&self) -> usize {
         self.surplus
     }
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn free_pages_that_nobody_needed_in_a_window_are_surplus() {
+    fn free_pages_that_were_not_needed_in_a_window_are_surplus() {
         let mut need = Retention::new();
         need.passed(1, [100_000, 0, 20_000]);
         assert_eq!(need.surplus(), 0);

@@ -1,18 +1,18 @@
-//! Free runs of one state, by length: a class is found, and a run in it, in a fixed number of
+//! Free runs of one state, by length: a size class, and a run in it, is found in a fixed number of
 //! steps.
 
 use super::page::{PageDescriptorRef, RunPageState};
 use crate::classes::{self, EXACT, ROW, SizeClassBitmap};
 
-/// Longer runs there are not: descriptors count in 32 bits.
+/// Maximum length of a run: descriptors have 32 bits for it.
 pub(super) const MAX_RUN_PAGES: u32 = u32::MAX;
 
-/// Number of runs that are looked at where not every one of a class fits.
+/// Number of runs that are searched if not every run of a size class is long enough.
 const LOOKED_AT: usize = 8;
 
 const LEVELS: usize = classes::levels(MAX_RUN_PAGES as usize + 1);
 
-/// A free run: its first page, and how many there are.
+/// A free run: its first page, and its number of pages.
 pub(super) type FreeRun = (PageDescriptorRef, u32);
 
 /// Free runs of one state.
@@ -30,12 +30,12 @@ impl FreeRuns {
         FreeRuns { state, pages: 0, classes: SizeClassBitmap::EMPTY, heads: [[None; ROW]; LEVELS] }
     }
 
-    /// Number of pages in it.
+    /// Number of pages in all runs.
     pub(super) const fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Enters a run, which has no free neighbour of this state.
+    /// Adds a run, which has no free neighbor of this state.
     #[inline(always)]
     pub(super) fn insert(&mut self, (first, pages): FreeRun) {
         let class = classes::class(pages as usize);
@@ -53,7 +53,7 @@ impl FreeRuns {
         self.pages += pages as usize;
     }
 
-    /// Takes a run out, wherever it is in its list.
+    /// Removes a run, wherever it is in its list.
     #[inline(always)]
     pub(super) fn remove(&mut self, (first, pages): FreeRun) {
         let (next, previous) = (first.next.get(), first.previous.get());
@@ -77,8 +77,8 @@ impl FreeRuns {
         }
     }
 
-    /// Removes a run of at least this number of pages: below EXACT an exact one, if available; else
-    /// one of the next wider class, so that no list is searched.
+    /// Removes a run of at least this number of pages: below `EXACT` one of this length, if
+    /// available; else one of the next wider size class, so that no list is searched.
     #[inline(always)]
     pub(super) fn remove_run(&mut self, pages: u32) -> Option<FreeRun> {
         let class = self.classes.first_from(classes::class_above(pages as usize))?;
@@ -94,7 +94,7 @@ impl FreeRuns {
         self.classes.first_from(classes::class_above(pages as usize)).is_some()
     }
 
-    /// Removes a run for which `fit` has an answer, out of the first few that may be long enough,
+    /// Removes a run for which `fit` returns a value: one of the first few that may be long enough,
     /// or one of `enough` pages, which always fits.
     pub(super) fn remove_where<T>(
         &mut self,
@@ -111,7 +111,7 @@ impl FreeRuns {
         Some((run, fit(run)?))
     }
 
-    /// Runs from the class of a length on.
+    /// Runs of the size class of a length and of larger ones.
     fn candidates(&self, pages: u32) -> impl Iterator<Item = FreeRun> {
         let first_from = |class| self.classes.first_from(class);
         let classes =
@@ -125,7 +125,7 @@ impl FreeRuns {
         })
     }
 
-    /// Takes out one of the longest.
+    /// Removes one of the longest runs.
     pub(super) fn take_longest(&mut self) -> Option<FreeRun> {
         let class = self.classes.last()?;
         let first = self.heads[class / ROW][class % ROW]?;
@@ -134,7 +134,7 @@ impl FreeRuns {
         Some(run)
     }
 
-    /// The run that ends just before a page, or that begins with it, taken out.
+    /// Removes and returns the run that ends just before a page.
     #[inline(always)]
     pub(super) fn take_before(&mut self, page: PageDescriptorRef) -> Option<FreeRun> {
         let last = page.sub(1);
@@ -146,7 +146,7 @@ impl FreeRuns {
         Some(run)
     }
 
-    /// The run that begins with a page, taken out.
+    /// Removes and returns the run that begins with a page.
     #[inline(always)]
     pub(super) fn take_at(&mut self, page: PageDescriptorRef) -> Option<FreeRun> {
         if page.state.get() != self.state {

@@ -1,21 +1,21 @@
-//! Why a call failed.
+//! Errors of a heap in a file.
 
 use core::fmt;
 
 use super::format::{CHUNK, NAME, ROOT_COUNT, VERSION};
 
-/// Why a call failed; the heap is as it was before.
+/// Reason of a failed call. The heap is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PersistentError {
-    /// The system would not.
+    /// A system call failed.
     Os {
         /// System call.
         call: &'static str,
         /// Error number, as in `errno.h`.
         errno: i32,
     },
-    /// Another has the heap open.
+    /// The heap is open elsewhere.
     Busy,
     /// The file is not a heap.
     Foreign,
@@ -38,15 +38,15 @@ pub enum PersistentError {
         /// Offset in the file.
         place: u64,
     },
-    /// No memory for what is not kept in the file.
+    /// No memory for the index of the heap, which is not in the file.
     OutOfMemory,
     /// The heap has as many chunks as it may have.
     Full,
     /// The transaction changes more than the log holds.
     LogFull,
-    /// The pointer is null, or not to a block that was taken and not freed.
+    /// The pointer is null, or not to an allocated block.
     NotABlock,
-    /// The block has a name: take it away first.
+    /// The block has a name: remove the name first.
     Named,
     /// The range is not in the heap, or the pointer is not aligned for its type.
     OutOfRange,

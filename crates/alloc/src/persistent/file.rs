@@ -1,4 +1,4 @@
-//! A file: opened, locked, made longer, flushed and named.
+//! Operations on the file of a heap: open, lock, lengthen, flush and link.
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -9,7 +9,7 @@ use super::format::FixedHeader;
 /// The longest path of a folder, as PATH_MAX, with its NUL.
 const PATH: usize = libc::PATH_MAX as usize;
 
-/// Does something with the folder of a file.
+/// Calls `act` with the folder of a file.
 fn in_folder<T>(
     path: &CStr,
     act: impl FnOnce(&CStr) -> Result<T, PersistentError>,
@@ -36,7 +36,8 @@ impl LockedFile {
         if fd < 0 { Err(PersistentError::last("open")) } else { Ok(LockedFile(fd)) }
     }
 
-    /// Keeps others out until it is closed.
+    /// Locks the file until it is closed. If it is locked elsewhere, waits or returns
+    /// [`PersistentError::Busy`].
     pub(super) fn lock(&self, wait: bool) -> Result<(), PersistentError> {
         let flags = libc::LOCK_EX | if wait { 0 } else { libc::LOCK_NB };
         loop {
@@ -54,7 +55,7 @@ impl LockedFile {
 
     /// The file's size in bytes; an error if it is not a regular file.
     pub(super) fn size(&self) -> Result<usize, PersistentError> {
-        // SAFETY: a stat of zeros is one.
+        // SAFETY: all zeros are a valid `stat`.
         let mut stat: libc::stat = unsafe { core::mem::zeroed() };
         // SAFETY: `stat` is written by the call and lives longer.
         if unsafe { libc::fstat(self.0, &raw mut stat) } != 0 {
@@ -66,7 +67,8 @@ impl LockedFile {
         Ok(usize::try_from(stat.st_size).unwrap_or(0))
     }
 
-    /// Gives a range of the file its blocks, so that no store to it finds the disk full.
+    /// Allocates disk blocks for a range of the file, so that no store to its mapping finds the
+    /// disk full.
     pub(super) fn allocate(&self, from: usize, to: usize) -> Result<(), PersistentError> {
         let call = "posix_fallocate";
         #[cfg(test)]
@@ -93,7 +95,7 @@ impl LockedFile {
         in_folder(path, |folder| LockedFile::open(folder, libc::O_TMPFILE))
     }
 
-    /// Makes the file longer without giving it blocks.
+    /// Makes the file longer without allocating blocks.
     pub(super) fn lengthen(&self, size: usize) -> Result<(), PersistentError> {
         let size = libc::off_t::try_from(size)
             .map_err(|_| PersistentError::Os { call: "ftruncate", errno: libc::EFBIG })?;
@@ -122,13 +124,14 @@ impl LockedFile {
         }
     }
 
-    /// Gives a file without a name one; fails where there is such a name.
+    /// Links a file without a name to `path`; fails if this name exists.
     pub(super) fn link(&self, path: &CStr) -> Result<(), PersistentError> {
         let mut name = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
         let digits = name.get_mut(14..24).into_iter().flatten();
         let (mut left, mut divisor) = (self.0, 1_000_000_000);
         for digit in digits {
-            // Leading zeros would name no file: they become slashes, which add up to one.
+            // Names in `/proc/self/fd` have no leading zeros: here they become slashes, which count
+            // as one.
             let figure = u8::try_from(left / divisor).unwrap_or(0);
             let leading = self.0 < divisor && divisor > 1;
             *digit = if leading { b'/' } else { b'0' + figure };
@@ -151,7 +154,7 @@ impl LockedFile {
         }
     }
 
-    /// Waits until the name of a file would.
+    /// Waits until the name of a file would survive a loss of power.
     pub(super) fn sync_name(path: &CStr) -> Result<(), PersistentError> {
         in_folder(path, |folder| {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
@@ -161,12 +164,12 @@ impl LockedFile {
         })
     }
 
-    /// For calls that take it, while the file is open.
+    /// The file descriptor, which is valid while this exists.
     pub(super) fn number(&self) -> libc::c_int {
         self.0
     }
 
-    /// Lets others in, though a child of fork has the file open as well.
+    /// Releases the lock, though a child of `fork` may have the file open as well.
     pub(super) fn unlock(&self) {
         // SAFETY: the call takes numbers.
         unsafe { libc::flock(self.0, libc::LOCK_UN) };

@@ -29,10 +29,10 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const GENERATION: usize = 4 << 10;
 /// Offset of the number of chunks in the file.
 pub(super) const CHUNKS: usize = GENERATION + 8;
-/// Offset of the hash over the description of the heap; 0 while it is open.
+/// Offset of the hash over the metadata of the heap; 0 while it is open.
 pub(super) const SEAL: usize = GENERATION + 16;
-/// Offset of the hash over the contents of all blocks, and of the seal with which it was made: it
-/// has no meaning beside another seal.
+/// Offset of the hash over the contents of all blocks, and of the seal with which it was made: the
+/// hash has no meaning with another seal.
 pub(super) const DATA_SEAL: usize = GENERATION + 24;
 pub(super) const DATA_SEALED: usize = GENERATION + 32;
 /// Offset of the roots.
@@ -90,10 +90,10 @@ impl FixedHeader {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NamedRoot {
-    /// Ends at the first NUL; an empty name is a place for another root.
+    /// Name: ends at the first NUL; an empty name is a free entry.
     pub(super) name: [u8; NAME],
     pub(super) offset: u64,
-    /// 0: for formats to come.
+    /// Reserved: 0.
     pub(super) tag: u64,
     pub(super) check: u64,
 }
@@ -206,8 +206,8 @@ impl HeapShape {
 /// The bits of a checked word that hold its value; those above hold the check.
 pub(super) const VALUE: u64 = (1 << 52) - 1;
 
-/// A word that says in its upper 12 bits whether the lower 52 are what was written to this place:
-/// stored at once, it is never half written.
+/// A word with its 52-bit value and, in the upper 12 bits, a check over the value and its offset.
+/// It is stored by one instruction, so that it is never half written.
 #[inline]
 pub(super) fn checked(place: usize, value: u64) -> u64 {
     let value = value & VALUE;
@@ -226,7 +226,8 @@ pub(super) fn value(place: usize, word: u64) -> Option<u64> {
     (checked(place, word) == word).then_some(word & VALUE)
 }
 
-/// Goes on with a hash: the two halves of a product, so that each bit in changes half of those out.
+/// Continues a hash: combines the two halves of a product, so that each input bit changes half of
+/// the output bits.
 #[inline]
 pub(super) fn mix(hash: u64, word: u64) -> u64 {
     let product =
@@ -248,7 +249,7 @@ pub(super) enum ChunkState {
 }
 
 impl ChunkState {
-    /// As the table has it at a place in the file: 0 is free, as in a new file.
+    /// The word in the table at an offset in the file: 0 is free, as in a new file.
     pub(super) fn word(self, place: usize) -> u64 {
         match self {
             ChunkState::Free => 0,
@@ -271,8 +272,8 @@ impl ChunkState {
     }
 }
 
-/// The sizes of blocks that share a chunk: steps of an eighth to a quarter, then what divides a
-/// chunk by 7 to 2.
+/// The sizes of blocks that share a chunk: from 64 on steps of an eighth to a quarter, from 2336 on
+/// the sizes that fit 7 to 2 times into a chunk.
 pub(super) const SIZES: [u16; CLASSES] = [
     32,
     48,
@@ -320,19 +321,19 @@ pub(super) struct ChunkClass {
     pub(super) words: usize,
     /// Those bits of the last word that stand for no block, and are always set.
     pub(super) beyond: u64,
-    /// 2^24 / size, rounded up: what to multiply an offset in a chunk by.
+    /// 2^24 / size, rounded up: multiplying by it replaces a division of an offset in a chunk.
     inverse: usize,
 }
 
 impl ChunkClass {
-    /// Which block of a chunk starts at an offset in it.
+    /// Number of the block that starts at an offset in a chunk.
     #[inline]
     pub(super) fn slot(&self, offset: usize) -> Option<usize> {
         let slot = (offset * self.inverse) >> 24;
         (slot < self.slots && slot * self.size == offset).then_some(slot)
     }
 
-    /// A word of the bitmap in which no block is taken.
+    /// A word of the bitmap of a chunk without allocated blocks.
     pub(super) fn empty(&self, word: usize) -> u64 {
         if word + 1 == self.words { self.beyond } else { 0 }
     }
@@ -370,7 +371,7 @@ const OF_SIZE: [u8; SHARED / 16 + 1] = {
     classes
 };
 
-/// The smallest class that has room for a size at an alignment; none where it takes whole chunks.
+/// The smallest size class for a size at an alignment; `None` if it takes whole chunks.
 #[inline]
 pub(super) fn class_of(size: usize, align: usize) -> Option<usize> {
     let class = usize::from(*OF_SIZE.get(size.div_ceil(16))?);

@@ -52,7 +52,7 @@ fn image(mut heap: Persistent) -> Vec<u8> {
     (0..end).step_by(8).flat_map(|place| heap.mapping.load(place).to_le_bytes()).collect()
 }
 
-/// Opens a file and, where it is taken for a heap, uses it in every way.
+/// Opens a file and, if it is accepted as a heap, uses it in every way.
 fn open(image: &[u8]) -> Result<(), PersistentError> {
     let memory = MemoryFile::new(image);
     let mut heap = memory.open(&SMALL)?;
@@ -105,7 +105,7 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Places that matter more often than those of blocks.
+/// Offsets in the file: those of metadata are more frequent than those of blocks.
 fn place() -> impl Strategy<Value = usize> {
     let heap = filled();
     let (shape, chunks) = (heap.shape, heap.index.chunks());
@@ -210,7 +210,7 @@ fn a_format_of_the_future_is_said_to_be_newer_and_not_to_be_damaged() {
     assert_eq!(open(&image), Err(PersistentError::Newer { version: VERSION + 1 }));
 }
 
-/// A lie with a right check.
+/// Wrong metadata with a valid checksum.
 #[derive(Clone, Debug)]
 enum Lie {
     State { chunk: usize, kind: usize, length: usize },

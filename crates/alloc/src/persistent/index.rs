@@ -3,17 +3,17 @@
 //! the file contains.
 //!
 //! ```text
-//! infos:  an Info for each chunk that there may be; those of a size with room are a queue, linked by numbers of chunks
-//! free:   a bit for each chunk, set where it is free
+//! infos:  a ChunkInfo for each possible chunk; those of a size class with free blocks are a queue
+//! free:   a bit for each chunk, set if it is free
 //! ```
 //!
 //! Invariants: `kind` is 0 for free chunks and those that the file does not have yet; a chunk is in
 //! the queue of its class where `free > 0`, and in no queue otherwise; no chunk before `hint` is
 //! free; no word of a bitmap before that chunk's `word` has a free block.
 //!
-//! Blocks are taken of the first chunk of a queue until it is full, and chunks that get room go to
-//! the end: by their turn they have more of it, so that chunks come and go seldom and blocks taken
-//! one after another lie together.
+//! Blocks are allocated in the first chunk of a queue until it is full. A full chunk in which a
+//! block is freed goes to the end of the queue: by its turn it has more free blocks. So chunks are
+//! seldom assigned and released, and consecutive allocations are adjacent.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -29,7 +29,7 @@ const INSIDE: u8 = 255;
 
 #[derive(Clone, Copy, Debug)]
 struct ChunkInfo {
-    /// The next in the list; of a run, its length.
+    /// The next chunk in the queue; for a run, its length.
     next: u32,
     before: u32,
     /// Number of free blocks of a chunk.
@@ -47,7 +47,7 @@ impl ChunkInfo {
         ChunkInfo { next: NIL, before: NIL, free: 0, kind: FREE, word: 0, named: false };
 }
 
-/// The chunks of a class that have room.
+/// The queue of the chunks of a size class that have free blocks.
 #[derive(Clone, Copy, Debug)]
 struct ChunkQueue {
     first: u32,
@@ -57,7 +57,7 @@ struct ChunkQueue {
 /// A block at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockLookup {
-    /// Shares a chunk with others of its class; whether it is taken is in the bitmap.
+    /// Shares a chunk with others of its size class. The bitmap shows if it is allocated.
     Slot { chunk: usize, class: usize, slot: usize },
     /// A run of this many chunks.
     Run { chunk: usize, chunks: usize },
@@ -73,8 +73,8 @@ impl BlockLookup {
         }
     }
 
-    /// In one word, which is stored and loaded at once. Chunks and their numbers have 24 bits,
-    /// slots 16.
+    /// Packs the block into one word, which is stored and loaded by one instruction. Numbers and
+    /// counts of chunks have 24 bits, slots 16.
     #[inline]
     pub(super) fn pack(self) -> u64 {
         match self {
@@ -142,7 +142,7 @@ impl ChunkIndex {
     #[inline]
     fn info(&mut self, chunk: usize) -> &mut ChunkInfo {
         assert!(chunk < self.shape.capacity, "no such chunk");
-        // SAFETY: there are as many as the capacity, and one more than the last is not reached.
+        // SAFETY: `infos` has `capacity` elements, and `chunk` is less.
         let place = unsafe { self.infos.add(chunk) };
         // SAFETY: zeroed memory is a valid value, no other reference to it exists, and it lives as
         // long as the index.
@@ -152,7 +152,7 @@ impl ChunkIndex {
     #[inline]
     fn peek(&self, chunk: usize) -> ChunkInfo {
         assert!(chunk < self.shape.capacity, "no such chunk");
-        // SAFETY: there are as many as the capacity, and one more than the last is not reached.
+        // SAFETY: `infos` has `capacity` elements, and `chunk` is less.
         let place = unsafe { self.infos.add(chunk) };
         // SAFETY: zeroed memory is a valid value, and no write happens at the same time.
         unsafe { place.read() }
@@ -175,7 +175,7 @@ impl ChunkIndex {
         self.chunks
     }
 
-    /// Takes in that the file has this many chunks: those that are new are free.
+    /// Sets the number of chunks in the file: new ones are free.
     pub(super) fn grow(&mut self, chunks: usize) {
         let first = self.chunks;
         self.chunks = chunks;
@@ -244,7 +244,8 @@ impl ChunkIndex {
         }
     }
 
-    /// A chunk of a class that has room, and the first word of its bitmap that may say where.
+    /// A chunk of a size class that has free blocks, and the first word of its bitmap that may have
+    /// one.
     #[inline]
     pub(super) fn with_room(&self, class: usize) -> Option<(usize, usize)> {
         let first = self.queues[class].first;
@@ -254,8 +255,7 @@ impl ChunkIndex {
         Some((first as usize, usize::from(self.peek(first as usize).word)))
     }
 
-    /// Takes in that a block of a chunk is taken, the first that was free: of this word of its
-    /// bitmap.
+    /// Records the allocation of the first free block of a chunk, in this word of its bitmap.
     #[inline]
     pub(super) fn taken(&mut self, chunk: usize, class: usize, word: usize) {
         let info = self.info(chunk);
@@ -317,7 +317,7 @@ impl ChunkIndex {
         usize::from(self.peek(chunk).word)
     }
 
-    /// Takes in that a block of a chunk has a name.
+    /// Records that a block of a chunk has a name.
     pub(super) fn set_named(&mut self, found: BlockLookup) {
         self.info(found.chunk()).named = true;
     }
@@ -345,7 +345,7 @@ impl ChunkIndex {
         (info.kind == RUN).then_some(info.next as usize)
     }
 
-    /// Which block starts at a place of the file.
+    /// The block that starts at an offset in the file.
     #[inline]
     pub(super) fn locate(&self, place: usize) -> Option<BlockLookup> {
         let offset = place.checked_sub(self.shape.data())?;

@@ -1,4 +1,5 @@
-//! The log of a transaction: what it overwrote, and what it frees once it is committed.
+//! The log of a transaction: the bytes that it overwrote, and the blocks that it frees once it is
+//! committed.
 //!
 //! ```text
 //! +-------+----------------+-------------------+-----------+
@@ -6,16 +7,16 @@
 //! +-------+----------------+-------------------+-----------+
 //! ```
 //!
-//! Invariants: an entry is valid where its check is that of its bytes, its position and its
-//! transaction's generation; so the log ends at the first that is not, and a new generation empties
-//! it. `previous` is where the entry before starts. Generations use two logs in turn: the last
-//! committed one stays whole while the next one runs.
+//! Invariants: an entry is valid if its check is that of its bytes, its position and its
+//! transaction's generation. So the log ends at the first invalid entry, and a new generation
+//! empties it. `previous` is the position of the entry before. Generations use two logs in turn:
+//! the last committed one stays whole while the next one runs.
 
 use super::format::{AREA, HeapShape, LOG, mix};
 use super::index::BlockLookup;
 use super::mapping::{HeapFileMapping, barrier};
 
-/// The bytes before the old ones.
+/// Bytes of an entry before the old bytes.
 const HEADER: usize = 24;
 /// Position of the kind in the word of the offset.
 const KIND: u32 = 56;
@@ -35,7 +36,7 @@ pub(super) enum LogEntryKind {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LogEntry {
     pub(super) kind: LogEntryKind,
-    /// Which place of the file it is about.
+    /// Offset in the file of the range or block that it describes.
     pub(super) place: usize,
     pub(super) len: usize,
     /// Offset in the file.
@@ -44,7 +45,7 @@ pub(super) struct LogEntry {
 }
 
 impl LogEntry {
-    /// Copies the old bytes back, the first last.
+    /// Copies the old bytes back.
     pub(super) fn undo(&self, mapping: &mut HeapFileMapping) {
         for offset in (0..self.len).step_by(8) {
             let old = mapping.load(self.at + HEADER + offset);
@@ -58,7 +59,7 @@ impl LogEntry {
     }
 }
 
-/// A writer is asked for a pause after each of this number of bytes.
+/// Bytes of log entries between two pauses of a writer.
 const PAUSE: usize = 4 << 10;
 
 const _: () = assert!(PAUSE <= AREA);
@@ -78,12 +79,12 @@ pub(super) struct Log {
     next: usize,
     last: usize,
     frees: usize,
-    /// Packed.
+    /// The first frees, as packed words.
     first_frees: [u64; FEW],
 }
 
 impl Log {
-    /// That of a generation, in which nothing is.
+    /// The empty log of a generation.
     #[inline]
     pub(super) fn new(shape: HeapShape, generation: u64) -> Log {
         let start = start(shape, generation);
@@ -91,7 +92,7 @@ impl Log {
         Log { start, end, pause, next: start, last: 0, frees: 0, first_frees: [0; FEW] }
     }
 
-    /// Makes it that of another generation.
+    /// Empties the log, for another generation.
     #[inline]
     pub(super) fn begin(&mut self, shape: HeapShape, generation: u64) {
         self.start = start(shape, generation);
@@ -106,7 +107,8 @@ impl Log {
         self.next == self.start
     }
 
-    /// After a refusal for a pause: returns true if an entry of this length fits.
+    /// Called after a refusal of `append`. Sets the next pause, and returns true if an entry of
+    /// this length fits.
     pub(super) fn go_on(&mut self, len: usize) -> bool {
         let need = HEADER + len;
         let has_room = need <= self.end - self.next;
@@ -146,7 +148,7 @@ impl Log {
         true
     }
 
-    /// Takes in which block it was that the last entry frees.
+    /// Records the block that the last entry frees.
     #[inline]
     pub(super) fn remember(&mut self, found: BlockLookup) {
         if let Some(free) = self.first_frees.get_mut(self.frees) {
@@ -161,7 +163,7 @@ impl Log {
         (self.frees <= FEW).then_some(self.frees)
     }
 
-    /// One of the few.
+    /// One of the frees that [`Log::few_frees`] counts.
     #[inline]
     pub(super) fn free(&self, at: usize) -> BlockLookup {
         BlockLookup::unpack(self.first_frees[at])
@@ -207,12 +209,12 @@ fn read(
     (mapping.load(at) == hash).then_some(LogEntry { kind, place, len, at, previous })
 }
 
-/// The entries of a generation's log, the first first.
+/// The entries of a generation's log, from the first to the last.
 pub(super) fn forward(shape: HeapShape, generation: u64) -> Forward {
     Forward { shape, generation, position: 0, last: 0 }
 }
 
-/// A place in a log, from which its entries are read on.
+/// Position in a log from which its entries are read forward.
 #[derive(Debug)]
 pub(super) struct Forward {
     shape: HeapShape,
@@ -224,7 +226,7 @@ pub(super) struct Forward {
 impl Forward {
     pub(super) fn next(&mut self, mapping: &HeapFileMapping) -> Option<LogEntry> {
         let entry = read(mapping, self.shape, self.generation, self.position)?;
-        // A hostile file could lead who reads back in circles, or a long way.
+        // In a hostile file, `previous` could lead a backward reader in circles, or far away.
         if entry.previous != self.last {
             return None;
         }
@@ -234,7 +236,7 @@ impl Forward {
     }
 }
 
-/// The entries of a generation's log, the last first.
+/// The entries of a generation's log, from the last to the first.
 pub(super) fn backward(mapping: &HeapFileMapping, shape: HeapShape, generation: u64) -> Backward {
     let mut entries = forward(shape, generation);
     while entries.next(mapping).is_some() {}
@@ -242,7 +244,7 @@ pub(super) fn backward(mapping: &HeapFileMapping, shape: HeapShape, generation: 
     Backward { shape, generation, position }
 }
 
-/// A place in a log, from which its entries are read back.
+/// Position in a log from which its entries are read backward.
 #[derive(Debug)]
 pub(super) struct Backward {
     shape: HeapShape,

@@ -12,7 +12,7 @@ use super::PersistentError;
 use super::file::LockedFile;
 use super::format::{AREA, CHUNK};
 
-/// Address space: what is mapped there goes with it.
+/// Reserved address space. Mappings inside of it are unmapped with it.
 #[derive(Debug)]
 struct Reserved {
     start: NonNull<u8>,
@@ -24,7 +24,7 @@ impl Reserved {
     fn new(len: usize) -> Result<Reserved, PersistentError> {
         let len = len + CHUNK;
         let quiet = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses the address, so the call changes no existing mapping.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, quiet, -1, 0) };
         match NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED) {
             Some(start) => Ok(Reserved { start, len }),
@@ -68,7 +68,7 @@ pub(super) struct HeapFileMapping {
     /// Offset of the last word.
     last: usize,
     reserved: Reserved,
-    /// The process that made it. In a child of fork nothing is there.
+    /// The process that created the mapping. A child of `fork` does not have it.
     owner: libc::pid_t,
     pub(super) file: LockedFile,
     /// Every store and flush, in order, for tests that replay them.
@@ -143,8 +143,9 @@ impl HeapFileMapping {
         unsafe { place.read() }
     }
 
-    /// Stores a word at a multiple of 8: all of it or, for who kills us, nothing; and after every
-    /// store before it that came through here or lies before a [`barrier`].
+    /// Stores a word at a multiple of 8. If the process is killed, the file has all of the word or
+    /// nothing of it. The store follows every earlier store of this function, and every store
+    /// before a [`barrier`].
     #[inline]
     pub(super) fn store(&mut self, offset: usize, word: u64) {
         let place = self.word(offset);
@@ -169,7 +170,7 @@ impl HeapFileMapping {
     /// Waits until a range, from a multiple of the page size, would survive a loss of power.
     pub(super) fn sync(&mut self, from: usize, to: usize) -> Result<(), PersistentError> {
         let place = self.at(from, to - from);
-        // memcheck holds that what is flushed must be memory that may be touched.
+        // memcheck reports a flush of memory that is marked as inaccessible.
         let _quiet = crate::watch::quiet();
         barrier();
         // SAFETY: flushing changes no memory.
@@ -180,8 +181,8 @@ impl HeapFileMapping {
     }
 }
 
-/// Keeps the compiler from moving stores to blocks across it. A processor may: whoever is killed
-/// has stored all that came before, and nothing of what comes after.
+/// Keeps the compiler from moving stores to blocks across it. The processor may move them: a
+/// process that is killed has done all stores that came before, and none that come after.
 #[inline]
 pub(super) fn barrier() {
     compiler_fence(Ordering::SeqCst);
@@ -189,7 +190,7 @@ pub(super) fn barrier() {
 
 impl Drop for HeapFileMapping {
     fn drop(&mut self) {
-        // In a child others may have got the addresses by now.
+        // In a child of `fork`, other mappings may have these addresses by now.
         if self.is_ours() {
             self.reserved.unmap();
             self.file.unlock();

@@ -1,5 +1,5 @@
-//! Opening and closing: nothing in a file is believed until it was checked, and nothing is written
-//! to a file before it is known to be a heap.
+//! Opening and closing: no content of a file is trusted before it was checked, and nothing is
+//! written to a file before it is known to be a heap.
 
 use core::ffi::CStr;
 
@@ -15,7 +15,7 @@ use super::mapping::HeapFileMapping;
 use super::watched::{self, WatchedHeap};
 use super::{Durability, Persistent, PersistentError, PersistentOptions};
 
-/// The bytes that a new heap's blocks may take, unless it is said otherwise.
+/// Default of the maximum total size of a new heap's blocks in bytes.
 const CAPACITY: usize = 1 << 36;
 
 impl HeapShape {
@@ -26,7 +26,7 @@ impl HeapShape {
         HeapShape::new(capacity, log).ok_or(PersistentError::Options)
     }
 
-    /// Opens a file of this size with this header.
+    /// Shape of the heap in a file with this header and this size.
     fn read(first: Option<&FixedHeader>, size: usize) -> Result<HeapShape, PersistentError> {
         let fixed = first.filter(|fixed| fixed.magic == MAGIC).ok_or(PersistentError::Foreign)?;
         if fixed.version != VERSION {
@@ -50,7 +50,7 @@ impl HeapShape {
     }
 }
 
-/// Opens a heap, or makes one.
+/// Opens a heap, or creates one.
 pub(super) fn open(
     path: &CStr,
     options: &PersistentOptions,
@@ -60,7 +60,7 @@ pub(super) fn open(
     match found {
         Ok(file) => adopt(file, options),
         Err(error) if error == missing && options.create => match create(path, options) {
-            // Another was faster.
+            // Another process has created the file since.
             Err(PersistentError::Os { call: "linkat", errno: libc::EEXIST }) => {
                 adopt(LockedFile::open(path, libc::O_NONBLOCK)?, options)
             }
@@ -70,8 +70,8 @@ pub(super) fn open(
     }
 }
 
-/// Makes a heap in a file without a name, which gets it when all is there: no kill leaves half of a
-/// heap.
+/// Creates a heap in a file without a name, and links it when it is complete: no kill leaves a
+/// partial heap.
 fn create(path: &CStr, options: &PersistentOptions) -> Result<Persistent, PersistentError> {
     let shape = HeapShape::from_options(options)?;
     let file = LockedFile::open_nameless_beside(path)?;
@@ -95,7 +95,7 @@ fn create(path: &CStr, options: &PersistentOptions) -> Result<Persistent, Persis
     ready(mapping, shape, options)
 }
 
-/// Opens a file that there is.
+/// Opens an existing file.
 pub(super) fn adopt(
     file: LockedFile,
     options: &PersistentOptions,
@@ -195,8 +195,7 @@ impl Persistent {
         self.forget(chunks)
     }
 
-    /// Frees a block, unless it is free. It may never have been a block, which is harmless: its log
-    /// is valid.
+    /// Frees a block, unless it is free. Ignores an offset at which no block starts.
     fn free_again(&mut self, place: usize, chunks: usize) {
         let Some(offset) = place.checked_sub(self.shape.data()) else { return };
         let (chunk, inside) = (offset / CHUNK, offset % CHUNK);
@@ -216,7 +215,7 @@ impl Persistent {
         }
     }
 
-    /// Over all that describes the heap and its blocks, not what is in them.
+    /// Hash over the metadata of the heap and its blocks, without the contents of blocks.
     fn hash(&self, chunks: usize) -> u64 {
         let roots = (0..ROOT_COUNT * 8).map(|word| ROOTS + word * 8);
         let table = (0..chunks).map(|chunk| self.shape.entry(chunk));
@@ -240,7 +239,7 @@ impl Persistent {
         Ok(())
     }
 
-    /// Over the contents of all blocks. Four sums at a time do not wait for each other.
+    /// Hash over the contents of all blocks. Four sums at a time do not wait for each other.
     fn hash_data(&self, chunks: usize) -> u64 {
         let blocks = (0..chunks).flat_map(|chunk| self.blocks_of(chunk));
         let sums = blocks.fold([5, 6, 7, 8], |mut sums: [u64; 4], block| {
@@ -253,7 +252,7 @@ impl Persistent {
         sums.into_iter().fold(9, mix) | 1
     }
 
-    /// The taken blocks of a chunk, as places in the file.
+    /// The allocated blocks of a chunk, as ranges of the file.
     pub(super) fn blocks_of(&self, chunk: usize) -> impl Iterator<Item = core::ops::Range<usize>> {
         let start = self.shape.with(chunk);
         let (run, slab) = match self.state(chunk) {
@@ -286,7 +285,7 @@ impl Persistent {
         }
     }
 
-    /// Undoes what is open, and seals the heap so that the next opener can check all of it.
+    /// Undoes the open transaction, and seals the heap so that the next open can check all of it.
     pub(super) fn seal(&mut self) -> Result<(), PersistentError> {
         if !core::mem::take(&mut self.opened) || !self.mapping.is_ours() {
             return Ok(());
@@ -324,7 +323,7 @@ impl Persistent {
         Ok(())
     }
 
-    /// Takes in which blocks have names.
+    /// Marks in the index the blocks that have names.
     fn survey_roots(&mut self) -> Result<(), PersistentError> {
         for at in 0..ROOT_COUNT {
             let root = self.root_at(at);
@@ -342,7 +341,7 @@ impl Persistent {
     }
 }
 
-/// True if a transaction can have changed that range.
+/// Returns an error if no transaction can have changed the range of an entry.
 fn check_entry(entry: &LogEntry, shape: HeapShape, chunks: usize) -> Result<(), PersistentError> {
     let ranges = [
         ROOTS..ROOTS + ROOT_COUNT * size_of::<NamedRoot>(),

@@ -24,7 +24,7 @@ unsafe impl<T: PlainData, const N: usize> PlainData for [T; N] {}
 // SAFETY: a number of 64 bits; what it leads to is checked whenever it is followed.
 unsafe impl<T: 'static> PlainData for Rel<T> {}
 
-/// A pointer to a `T` in a heap: how far it is from the start of the file, so that it may lie in
+/// A pointer to a `T` in a heap: the offset of the `T` in the file, so that the pointer may lie in
 /// the heap itself. 0 is null.
 #[repr(transparent)]
 pub struct Rel<T> {
@@ -51,7 +51,7 @@ impl<T> Rel<T> {
         self.offset == 0
     }
 
-    /// To the same place, as something else.
+    /// The same offset, as a pointer to a `U`.
     pub const fn cast<U>(self) -> Rel<U> {
         Rel::from_offset(self.offset)
     }

@@ -22,7 +22,7 @@ pub(super) enum StoreEvent {
     Sync { from: usize, to: usize },
 }
 
-/// All of them, in order.
+/// All stores and flushes, in order.
 pub(super) type Tape = Vec<StoreEvent>;
 
 impl HeapFileMapping {
@@ -47,7 +47,7 @@ pub(super) fn new_tape() -> Option<Tape> {
     RECORD.get().then(Tape::new)
 }
 
-/// Fails where the disk is to be full.
+/// Fails if the simulated disk is full.
 pub(super) fn refuse(call: &'static str) -> Result<(), PersistentError> {
     let full = PersistentError::Os { call, errno: libc::ENOSPC };
     ALLOWED.get().map_or(Ok(()), |left| {
@@ -221,8 +221,8 @@ fn agrees(heap: &Persistent, model: &Model) {
     assert_eq!(blocks, model.usage(), "after {}", model.done);
 }
 
-/// A heap that was used, the file as it was before, its tape, and the models with the position of
-/// the tape behind each.
+/// The file of a heap before its use, the tape of its use, and the models of its content, each with
+/// the tape position at which it was reached.
 struct Story {
     before: Vec<u8>,
     tape: Tape,
@@ -330,7 +330,7 @@ impl Disk {
         Vec::into_iter(flushed).for_each(|event| apply(&mut self.flushed, event));
     }
 
-    /// With those pending stores that `kept` chooses by their number and place.
+    /// Contents with the pending stores that `kept` chooses by their number and offset.
     fn with(&self, kept: impl Fn(usize, usize) -> bool) -> Vec<u8> {
         let mut image = self.flushed.clone();
         for (number, event) in self.pending.iter().enumerate() {

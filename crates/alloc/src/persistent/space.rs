@@ -1,8 +1,8 @@
 //! Blocks: allocated and freed in a transaction, undone with it, and counted.
 //!
-//! Invariant of the order of stores: what the log says of a place is stored (and, where power may
-//! fail, flushed) before anything is stored there; the generation is stored after all that the
-//! transaction stored; blocks are freed after that.
+//! Invariants of the order of stores: the log entry of a range or block is stored (and, if power
+//! may fail, flushed) before any store to it. The generation is stored after all stores of the
+//! transaction. Blocks are freed after that.
 
 use super::format::{
     CHUNK, CHUNKS, CLASSES, ChunkClass, ChunkState, GENERATION, TABLE, checked, class_of, next,
@@ -12,7 +12,7 @@ use super::log::{self, LogEntry, LogEntryKind};
 use super::{Durability, Persistent, PersistentError, PersistentUsage};
 
 impl Persistent {
-    /// Takes a block in the open transaction. Returns its place in the file.
+    /// Allocates a block in the open transaction. Returns its offset in the file.
     #[inline]
     pub(super) fn allocate_place(
         &mut self,
@@ -49,7 +49,7 @@ impl Persistent {
         Err(PersistentError::Corrupt { what: "a bitmap", place: bitmap as u64 })
     }
 
-    /// Makes a free chunk one of a class.
+    /// Assigns a free chunk to a size class.
     #[cold]
     fn new_slab(&mut self, class: usize) -> Result<usize, PersistentError> {
         let chunk = self.free_chunks(1)?;
@@ -85,7 +85,8 @@ impl Persistent {
         if need > self.shape.capacity {
             return Err(PersistentError::Full);
         }
-        // An eighth more at once, so that growing is seldom; where that is too much, what must be.
+        // Grows by an eighth at least, so that growth is rare; if that fails, by the required
+        // number.
         let ample = need.max(has + has / 8).max(has + 16).min(self.shape.capacity);
         self.grow(ample).or_else(|_| self.grow(need))?;
         self.index.find(chunks).ok_or(PersistentError::Full)
@@ -115,7 +116,7 @@ impl Persistent {
         Ok(())
     }
 
-    /// Writes down that a range is about to change, or that a block will be free.
+    /// Logs that a range is about to change, or that a block is allocated or freed.
     #[inline(always)]
     pub(super) fn note(
         &mut self,
@@ -164,7 +165,7 @@ impl Persistent {
         Ok(())
     }
 
-    /// Copies words. Not as memory: of what is checked, a block may have a part only.
+    /// Copies words one by one: memory checkers may know only a part of a block.
     pub(super) fn copy(&mut self, from: usize, to: usize, len: usize) {
         let _quiet = self.watched.quiet();
         for offset in (0..len).step_by(8) {
@@ -222,7 +223,7 @@ impl Persistent {
         }
     }
 
-    /// Frees what a transaction that was just committed says.
+    /// Frees the blocks that a transaction which was just committed frees.
     #[inline]
     fn free_noted(&mut self, generation: u64, few: Option<usize>) {
         match few {
@@ -231,12 +232,12 @@ impl Persistent {
         }
     }
 
-    /// Frees what a transaction that was just committed says in its log.
+    /// As [`Persistent::free_noted`], from the log of the transaction.
     #[cold]
     fn free_read(&mut self, generation: u64) {
         let mut entries = log::forward(self.shape, generation);
         while let Some(entry) = entries.next(&self.mapping) {
-            // None where it was freed twice in its transaction.
+            // `None` if the block was freed twice in its transaction.
             if let Some(found) =
                 self.taken(entry.place).filter(|_| entry.kind == LogEntryKind::Free)
             {
@@ -327,8 +328,8 @@ impl Persistent {
         self.forget(self.index.chunks())
     }
 
-    /// After an undo: the log is empty, also that of the generation before, whose blocks are free
-    /// by now.
+    /// After an undo: empties the log, also that of the generation before, whose blocks are free by
+    /// now.
     pub(super) fn forget(&mut self, chunks: usize) -> Result<(), PersistentError> {
         if self.durability == Durability::Power {
             self.mapping.sync(0, self.shape.with(chunks))?;
@@ -340,8 +341,8 @@ impl Persistent {
         }
     }
 
-    /// Keeps the index in step with what is about to be undone: a chunk that was made one of a
-    /// class is free again.
+    /// Keeps the index in step with an entry that is about to be undone: a chunk that was assigned
+    /// to a size class is free again.
     fn follow(&mut self, entry: &LogEntry) {
         let shape = self.shape;
         let changed = self.mapping.load(entry.place) != entry.old(&self.mapping);
@@ -354,7 +355,7 @@ impl Persistent {
         }
     }
 
-    /// Works the index out of the file, and whether the file can be what this library wrote.
+    /// Computes the index from the file, and checks that this library can have written the file.
     pub(super) fn survey(&mut self, chunks: usize) -> Result<(), PersistentError> {
         self.index.grow(chunks);
         let mut chunk = 0;
@@ -410,7 +411,7 @@ impl Persistent {
         Ok(free)
     }
 
-    /// Walks the file as `survey` does, and holds the index to it.
+    /// Walks the file as `survey` does, and compares the index with it.
     pub(super) fn audit(&self) -> Result<PersistentUsage, PersistentError> {
         let mut usage = PersistentUsage {
             file: self.shape.with(self.index.chunks()),

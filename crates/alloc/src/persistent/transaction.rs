@@ -28,8 +28,8 @@ impl Tx<'_> {
     /// change them freely during this transaction.
     ///
     /// # Errors
-    /// [`PersistentError::Full`], [`PersistentError::LogFull`], [`PersistentError::Alignment`]; the
-    /// system's word where the file cannot grow.
+    /// [`PersistentError::Full`], [`PersistentError::LogFull`], [`PersistentError::Alignment`];
+    /// [`PersistentError::Os`] if the file cannot grow.
     #[inline]
     pub fn alloc(&mut self, layout: Layout) -> Result<Rel<u8>, PersistentError> {
         let (size, align) = (layout.size(), layout.align());
@@ -41,7 +41,7 @@ impl Tx<'_> {
         Ok(Rel::from_offset(place as u64))
     }
 
-    /// Takes a block for a value.
+    /// Allocates a block, and stores a value in it.
     ///
     /// # Errors
     /// As [`Tx::alloc`].
@@ -55,7 +55,7 @@ impl Tx<'_> {
     /// Frees a block once the transaction is committed; until then it can be read.
     ///
     /// # Errors
-    /// [`PersistentError::NotABlock`] where no block that is taken starts there;
+    /// [`PersistentError::NotABlock`] if no allocated block starts there;
     /// [`PersistentError::Named`]; [`PersistentError::LogFull`].
     #[inline]
     pub fn free<T>(&mut self, pointer: Rel<T>) -> Result<(), PersistentError> {
@@ -68,12 +68,12 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Gives a block another size and its old contents as far as they fit. Returns where it is now:
-    /// in its place, where that has the size that is right, or in a new one, and then the old is
+    /// Resizes a block, and keeps its contents as far as they fit. Returns the same pointer if the
+    /// size class of the block is the right one, else that of a new block. Then the old block is
     /// freed once the transaction is committed.
     ///
     /// # Errors
-    /// As [`Tx::alloc`] and [`Tx::free`]; the block is as it was then.
+    /// As [`Tx::alloc`] and [`Tx::free`]: then the block is unchanged.
     pub fn resize<T>(
         &mut self,
         pointer: Rel<T>,
@@ -124,7 +124,7 @@ impl Tx<'_> {
         Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
     }
 
-    /// A block that this transaction took, to be filled: its old contents are not kept.
+    /// Values in a block that this transaction allocated. Their old contents are not logged.
     ///
     /// # Errors
     /// As [`Persistent::get`].
@@ -139,7 +139,7 @@ impl Tx<'_> {
         Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
     }
 
-    /// Stores a value in a block that this transaction took.
+    /// Stores a value in a block that this transaction allocated.
     #[inline]
     fn put<T: PlainData>(&mut self, pointer: Rel<T>, value: T) -> Result<(), PersistentError> {
         let place = self.heap.resolve(pointer, 1)?;
@@ -148,8 +148,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Writes down what a value is, rounded to words: blocks are made of words, so it stays in its
-    /// block.
+    /// Logs the old bytes of a value, rounded to words: blocks consist of words, so the range stays
+    /// in its block.
     #[inline]
     fn keep<T>(&mut self, place: usize) -> Result<(), PersistentError> {
         let is_words = size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8);
@@ -166,7 +166,7 @@ impl Tx<'_> {
     }
 
     /// Gives a block a name, under which it is found when the heap is opened again. [`Rel::NULL`]
-    /// takes the name away.
+    /// removes the name.
     ///
     /// # Errors
     /// [`PersistentError::NotABlock`], [`PersistentError::Name`],
@@ -194,28 +194,28 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Makes all that was done part of the heap, at one instruction.
+    /// Commits the transaction, by a single store.
     ///
     /// # Errors
-    /// With [`Power`](super::Durability::Power), what the system says: whether the transaction
-    /// survives a loss of power is not known then.
+    /// With [`Power`](super::Durability::Power), the error of a flush: then it is not known if the
+    /// transaction survives a loss of power.
     #[inline]
     pub fn commit(self) -> Result<(), PersistentError> {
         self.heap.finish()
     }
 
-    /// Leaves it open without a value that stands for it, for callers in other languages:
-    /// [`Persistent::resume`] takes it up, [`Persistent::begin`] and closing the heap undo it.
+    /// Leaves the transaction open without a value of this type, for callers in other languages:
+    /// [`Persistent::resume`] resumes it, [`Persistent::begin`] and closing the heap undo it.
     #[inline]
     pub fn pause(self) {
         core::mem::forget(self);
     }
 
-    /// Undoes all that was done, as dropping it does, and says whether that went well.
+    /// Undoes the transaction, as dropping it does, and returns the error of that.
     ///
     /// # Errors
-    /// With [`Power`](super::Durability::Power), what the system says; it is tried again by the
-    /// next transaction and when next opened.
+    /// With [`Power`](super::Durability::Power), the error of a flush: the next transaction or the
+    /// next open undoes the transaction again.
     pub fn abort(self) -> Result<(), PersistentError> {
         self.heap.undo()
     }
@@ -246,8 +246,7 @@ unsafe impl DisciplinedAllocator for Persistent {
     unsafe fn free(&mut self, block: NonNull<u8>, _layout: Layout) {
         let offset = block.addr().get() - self.base().addr().get();
         let mut tx = self.begin();
-        // An address that is not a block is refused, and a block is freed by this log, which was
-        // empty.
+        // `Tx::free` refuses an address that is not a block. The log was empty, so it has room.
         let freed = tx.free(Rel::<u8>::from_offset(offset as u64)).and_then(|()| tx.commit());
         debug_assert_eq!(freed, Ok(()), "a block that is not of this heap was freed");
     }

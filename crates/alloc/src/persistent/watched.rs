@@ -1,8 +1,8 @@
 //! Reports of a heap to memory checkers and observers: each block, if accesses are checked, and
 //! counts.
 //!
-//! Blocks keep no note of the size they were asked for, so counts are of the sizes that blocks
-//! have, and a block that was there when the heap was opened can be touched as a whole.
+//! Blocks do not store their requested size. So counts use the sizes of blocks, and a block that
+//! existed when the heap was opened is accessible as a whole.
 
 use core::ptr::NonNull;
 
@@ -15,7 +15,7 @@ use crate::watch::{self, PoolProgress};
 /// Maximum number of unreported transactions, large ones excepted.
 const UNTOLD: u64 = 512;
 
-/// A heap, as its watchers know it.
+/// Identity of a heap for checkers and statistics.
 #[derive(Debug)]
 pub(super) struct WatchedHeap {
     pool: watch::WatchedPool,
@@ -28,7 +28,7 @@ pub(super) struct WatchedHeap {
     turns: u64,
     /// True if accesses are checked.
     closely: bool,
-    /// From where on and up to where watchers know what lies in the file.
+    /// Start and length of the part of the file that was reported.
     first: NonNull<u8>,
     len: usize,
 }
@@ -62,7 +62,7 @@ impl WatchedHeap {
         watch::named(&self.pool, name);
     }
 
-    /// While the heap reads or writes words of which a block may have a part only.
+    /// Quiets checkers while the heap accesses words that are only partly in a block.
     #[inline]
     pub(super) fn quiet(&self) -> Option<watch::Quiet> {
         self.closely.then(watch::quiet)
@@ -88,7 +88,7 @@ impl WatchedHeap {
         self.classes.tell(&self.pool, |class| TABLE[class].size);
     }
 
-    /// Counts a run that is taken, or is free again.
+    /// Counts an allocated or a freed run.
     pub(super) fn count_run(&self, requested: usize, returned: usize) {
         let (requests, size) = ((requested > 0).into(), requested.max(returned));
         watch::progress(&self.pool, PoolProgress { requests, requested, returned, size });
@@ -166,7 +166,7 @@ impl Persistent {
         self.watched.grow(self.index.chunks() * CHUNK);
     }
 
-    /// Makes a block touchable as a whole, since its user knows how large it is.
+    /// Makes a whole block accessible, since its user learns its size.
     pub(super) fn open_up(&self, place: usize, size: usize) {
         if self.watched.closely {
             watch::ours(self.address(place), size);
@@ -206,6 +206,6 @@ impl Persistent {
 
 /// First address that checkers observe.
 pub(super) fn first(base: NonNull<u8>, shape: HeapShape) -> NonNull<u8> {
-    // SAFETY: the chunks are mapped behind what describes them.
+    // SAFETY: the chunks are mapped behind the metadata.
     unsafe { base.add(shape.data()) }
 }

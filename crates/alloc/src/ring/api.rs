@@ -24,7 +24,7 @@ use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
 
 impl<S: Source + Send + 'static> OpenRingFrame<'_, S> {
-    /// Gives a block another size, and another alignment where that is asked for.
+    /// Resizes an allocation, also to a larger alignment.
     ///
     /// # Safety
     /// As for [`OpenRingFrame::resize`].
@@ -40,8 +40,8 @@ impl<S: Source + Send + 'static> OpenRingFrame<'_, S> {
     }
 }
 
-// SAFETY: blocks stay where they are until the frame is released, which the borrow of it outlives
-// while it is open.
+// SAFETY: blocks stay where they are until the frame is released, and this reference keeps the
+// frame open.
 unsafe impl<S: Source + Send + 'static> Allocator for &OpenRingFrame<'_, S> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         slice(OpenRingFrame::allocate(self, layout), layout)

@@ -1,4 +1,4 @@
-//! A block of a ring: who uses it, and where it is linked.
+//! A block of a ring: its number of users, and its links.
 //!
 //! ```text
 //!  ┌────────┬───────────┬─────────┬─────────────────┐      ┌────────┬────────┬───────────────────┬ ─ ─
@@ -19,7 +19,7 @@ use super::atomic::{AtomicUsize, Ordering, TouchCheck};
 use super::shared::RingShared;
 use crate::source::SourceBlock;
 
-/// More than there are frames in a block.
+/// More than the number of frames of a block.
 const MANY: usize = 1 << (usize::BITS - 2);
 
 /// Size of a cache line in bytes.
@@ -33,7 +33,7 @@ pub(super) struct RingBlockHeader {
     users: AtomicUsize,
     /// The ring's part that all threads see.
     pub(super) shared: NonNull<RingShared>,
-    /// The next in the list where it is: of its frame, of free blocks, of those that came back.
+    /// The next block in its list: of its frame, of free blocks, or of returned blocks.
     pub(super) next: Cell<*mut RingBlockHeader>,
     /// The block of the same frame before it.
     pub(super) previous: Cell<*mut RingBlockHeader>,
@@ -41,7 +41,7 @@ pub(super) struct RingBlockHeader {
     pub(super) filled: Cell<usize>,
     /// The block's size in bytes; it begins here.
     size: usize,
-    /// So that no byte here is left to chance.
+    /// Unused, so that every byte of the header is initialized.
     reserved: [usize; 2],
     contents: TouchCheck,
 }
@@ -92,7 +92,7 @@ impl BlockRef {
         BlockRef(header)
     }
 
-    /// The same; none for NULL.
+    /// As [`BlockRef::from_header`]; `None` for NULL.
     pub(super) fn new(header: *mut RingBlockHeader) -> Option<BlockRef> {
         NonNull::new(header).map(BlockRef)
     }
@@ -128,7 +128,7 @@ impl BlockRef {
         SourceBlock { start: self.0.cast(), size: self.size, zeroed: false }
     }
 
-    /// The ring begins to put frames here.
+    /// Makes this the block in which the ring puts frames.
     pub(super) fn enter(self) {
         self.contents.write();
         self.next.set(ptr::null_mut());

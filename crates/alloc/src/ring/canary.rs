@@ -1,14 +1,14 @@
-//! Guards: what a ring in debug builds, or under a checker, writes behind each block, and looks at
-//! when the frame is released.
+//! Canaries: bytes that a ring in debug builds, or under a checker, writes behind each block, and
+//! checks when the frame is released.
 //!
 //! ```text
 //!  ┌────────┬───────┬─────────┬──────┬───────┬─────────┬──────┬───────┐
-//!  │ record │ Guard │ a block │ EDGE │ Guard │ a block │ EDGE │ Guard │
+//!  │ record │ guard │ a block │ EDGE │ guard │ a block │ EDGE │ guard │
 //!  └────────┴───────┴─────────┴──────┴───────┴─────────┴──────┴───────┘
 //!                                                                 record.guards ^
 //! ```
 //!
-//! Guards are linked, the last first, also from one block of a ring to the one before it.
+//! Canaries are linked, the last first, also from one block of a ring to the one before it.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -45,10 +45,10 @@ pub(super) fn with_guard(layout: Layout) -> Option<(Layout, usize)> {
     Some((whole, at))
 }
 
-/// Writes the edge and the guard of a block of this size, and rubbish into it.
+/// Writes the canary bytes and the canary of a block of this size, and fills the block.
 ///
 /// # Safety
-/// `start` is a place for `with_guard` of the block's layout, whose guard is at `at`.
+/// `start` has the layout that `with_guard` returned for the block, whose canary is at `at`.
 pub(super) unsafe fn place(
     start: *mut u8,
     (size, allocated): (usize, CallSite),
@@ -69,10 +69,10 @@ pub(super) unsafe fn place(
     guard
 }
 
-/// Fills memory that is the ring's. Checkers say what is in there themselves.
+/// Fills memory of the ring, unless a memory checker tracks its contents.
 ///
 /// # Safety
-/// There are as many bytes.
+/// `start` is the address of `size` writable bytes.
 unsafe fn fill(start: *mut u8, size: usize, byte: u8) {
     if !watch::checked() {
         // SAFETY: the caller passes `size` writable bytes.
@@ -81,7 +81,7 @@ unsafe fn fill(start: *mut u8, size: usize, byte: u8) {
 }
 
 impl RingCanary {
-    /// A sum of where it lies and all that it says.
+    /// Checksum of the canary's address and of its fields.
     fn seal(&self) -> usize {
         let at = ptr::from_ref(self).addr();
         let says = [at, self.previous.addr(), self.start.addr(), self.size, self.allocated.word()];
@@ -107,7 +107,8 @@ impl RingCanary {
     /// The bytes between the block and the guard, once the seal is known to be right.
     fn edge(&self) -> &[u8] {
         let end = self.start.wrapping_add(self.size);
-        // SAFETY: these bytes were written when the guard was, and lie between it and its block.
+        // SAFETY: these bytes were written together with the canary, and lie between it and its
+        // block.
         unsafe { slice::from_raw_parts(end, ptr::from_ref(self).addr() - end.addr()) }
     }
 }
@@ -132,7 +133,7 @@ pub(super) fn released(first: BlockRef, guards: *mut RingCanary) {
         );
         guard.seal = 0;
         if let Some(start) = NonNull::new(guard.start).filter(|_| !guard.previous.is_null()) {
-            // SAFETY: the block is as large, and dead.
+            // SAFETY: the block has this size, and is not used any more.
             unsafe { fill(guard.start, guard.size, RELEASED) };
             watch::freed(&shared.watch, start, guard.size);
         }

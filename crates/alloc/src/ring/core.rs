@@ -1,5 +1,5 @@
-//! The part of a ring that belongs to who allocates: the open frame, the block it is in, and the
-//! free ones.
+//! The part of a ring that belongs to the allocating thread: the open frame, its block, and the
+//! free blocks.
 //!
 //! Invariants between calls:
 //! - `next` and `limit` are in `block`, `next < limit`; all are NULL or 0 without a block. Bytes
@@ -37,11 +37,11 @@ const LOOKED_AT: usize = 8;
 pub(super) struct RingHot {
     /// The first free byte.
     next: Cell<*mut u8>,
-    /// Below which an allocation must end.
+    /// Limit below which an allocation must end.
     end: Cell<usize>,
     /// Start of the open frame; NULL if none is open.
     start: Cell<*mut u8>,
-    /// Its record, where it has one.
+    /// The record of the open frame; NULL if it has none.
     record: Cell<*mut FrameRecord>,
     block: Cell<*mut RingBlockHeader>,
     limit: Cell<usize>,
@@ -57,7 +57,7 @@ pub(super) struct Core<S> {
     hot: RingHot,
     shared: RingShared,
     free: Cell<*mut RingBlockHeader>,
-    /// Total number of blocks to be returned to `shared`.
+    /// Total number of returns of blocks to `shared`, past and to come.
     sent: Cell<usize>,
     held: Cell<usize>,
     /// Bytes that were freed since the last report of statistics.
@@ -163,8 +163,8 @@ impl<S: Source> Core<S> {
         }
     }
 
-    /// Address of the next allocation. No overflow: memory ends below 2^63, and a layout is
-    /// smaller, also when it is rounded up to its alignment.
+    /// The fast path: memory in the current block. No overflow: memory ends below 2^63, and a
+    /// layout is smaller, also when it is rounded up to its alignment.
     #[inline(always)]
     fn bump(&self, layout: Layout) -> Option<NonNull<u8>> {
         let next = self.hot.next.get();
@@ -192,7 +192,7 @@ impl<S: Source> Core<S> {
         self.bump(layout)
     }
 
-    /// Goes on in a block with room for this.
+    /// Continues the open frame in another block with room for `layout`.
     fn extend(&self, layout: Layout) -> Option<()> {
         let need = layout.size().checked_add(layout.align())?;
         let block = self.block_for(need.checked_add(size_of::<FrameRecord>() + LINE)?)?;
@@ -273,7 +273,7 @@ impl<S: Source> Core<S> {
         Sealed::long(record)
     }
 
-    /// Takes all back that was allocated in the open frame, and closes it.
+    /// Frees all that was allocated in the open frame, and closes it.
     pub(super) fn cancel(&self) {
         let hot = &self.hot;
         if !hot.record.get().is_null() {
@@ -283,7 +283,7 @@ impl<S: Source> Core<S> {
         hot.end.set(0);
     }
 
-    /// Gives the last allocation another size in its place, if it is the last and there is room.
+    /// Resizes an allocation in place, if it is the last one and there is room.
     pub(super) fn resize_last(&self, block: NonNull<u8>, old: usize, new: usize) -> bool {
         let hot = &self.hot;
         let is_last = block.addr().get().wrapping_add(old) == hot.next.get().addr();
@@ -301,7 +301,7 @@ impl<S: Source> Core<S> {
         let (whole, at) = canary::with_guard(layout)?;
         let start = self.place(whole)?;
         let record = self.record()?;
-        // SAFETY: the place is for all that.
+        // SAFETY: the place has the layout of `with_guard`.
         let guard = unsafe {
             canary::place(start.as_ptr(), (layout.size(), site), at, record.guards.get())
         };
@@ -310,7 +310,7 @@ impl<S: Source> Core<S> {
         Some(start)
     }
 
-    /// A place where fast paths find none.
+    /// Memory in the open frame of a guarded ring, in which the fast paths find none.
     fn place(&self, whole: Layout) -> Option<NonNull<u8>> {
         self.show_room();
         let start = match self.bump(whole) {
@@ -334,18 +334,19 @@ impl<S: Source> Core<S> {
             && let Some(start) = self.place(whole)
             && let Some(record) = self.record()
         {
-            // SAFETY: the place is for all that.
+            // SAFETY: the place has the layout of `with_guard`.
             let guard =
                 unsafe { canary::place(start.as_ptr(), (0, CallSite::NONE), at, ptr::null_mut()) };
             record.guards.set(guard);
         }
     }
 
-    /// Puts frames here from now on.
+    /// Makes a block the current one.
     fn enter(&self, block: BlockRef) {
         block.enter();
         self.hot.block.set(block.as_ptr());
-        // Checkers hide some bytes before what is handed out, which must not be the header's.
+        // Checkers mark some bytes before an allocation as inaccessible; these must not be the
+        // header's.
         let gap = if self.guarded.get() { LINE } else { 0 };
         self.hot.next.set(block.begin().wrapping_add(gap));
         self.hot.limit.set(block.end());
@@ -372,13 +373,13 @@ impl<S: Source> Core<S> {
         block.map_or(0, |block| self.hot.next.get().addr() - block.begin().addr())
     }
 
-    /// A block is free.
+    /// Adds a block to the free ones.
     fn came_back(&self, block: BlockRef) {
         self.returned.set(self.returned.get() + block.filled.get());
         block.next.set(self.free.replace(block.as_ptr()));
     }
 
-    /// A block with room for as much, that is in no list.
+    /// A block with room for `need` bytes, which is in no list.
     fn block_for(&self, need: usize) -> Option<BlockRef> {
         (self.free_block(need))
             .or_else(|| self.take_returned().then(|| self.free_block(need))?)
@@ -429,7 +430,7 @@ impl<S: Source> Core<S> {
         watch::progress(&self.shared.watch, progress);
     }
 
-    /// Gives the source back the blocks that nothing lies in.
+    /// Returns empty blocks to the source.
     pub(super) fn trim(&self) {
         self.take_returned();
         while let Some(block) = BlockRef::new(self.free.get()) {
@@ -462,7 +463,7 @@ impl<S: Source> Core<S> {
         watch::named(&self.shared.watch, name);
     }
 
-    /// The ring is used no more; what is sealed stays until it is released.
+    /// Closes the ring; sealed frames stay until they are released.
     ///
     /// # Safety
     /// It is used only to release frames from now on.
@@ -481,7 +482,7 @@ impl<S: Source> Core<S> {
     }
 
     /// # Safety
-    /// The ring was closed, and all its blocks came back.
+    /// The ring was closed, and all its blocks were returned.
     unsafe fn destroy(this: NonNull<Core<S>>) {
         // SAFETY: the caller passes a live ring that no other thread uses.
         unsafe { this.as_ref() }.trim();
@@ -492,7 +493,7 @@ impl<S: Source> Core<S> {
         unsafe { source.give_back(own) };
     }
 
-    /// Walks everything that must hold.
+    /// Checks all invariants.
     pub(super) fn check(&self) {
         let hot = &self.hot;
         if let Some(block) = BlockRef::new(hot.block.get()) {

@@ -2,13 +2,11 @@
 
 use super::block::LINE;
 
-/// Which of a ring's policies are in force: all, unless a benchmark chooses, for which it needs the
-/// feature `ablation`.
+/// Policies of a ring. All are on, unless a benchmark with the feature `ablation` switches one off.
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 #[derive(Clone, Copy, Debug)]
 pub struct RingPolicy {
-    /// Frames begin at lines of the cache, so that who fills one does not wait for who reads the
-    /// one before.
+    /// Frames begin at cache lines, so that writes to one do not wait for reads of the one before.
     pub apart: bool,
     /// The counter of a block is touched when the ring leaves it, not for each frame.
     pub late: bool,
@@ -16,7 +14,7 @@ pub struct RingPolicy {
     pub grow: bool,
 }
 
-/// All of them.
+/// All policies are on.
 impl Default for RingPolicy {
     fn default() -> RingPolicy {
         RingPolicy { apart: true, late: true, grow: true }
@@ -24,7 +22,7 @@ impl Default for RingPolicy {
 }
 
 impl RingPolicy {
-    /// Known when it is compiled, but for benchmarks.
+    /// Constant at compile time, except in benchmarks.
     #[inline(always)]
     fn chosen(self) -> RingPolicy {
         if cfg!(feature = "ablation") { self } else { RingPolicy::default() }

@@ -19,7 +19,7 @@ pub(super) struct FrameRecord {
     pub(super) first: NonNull<RingBlockHeader>,
     /// The block where it ends, once it is sealed.
     pub(super) last: Cell<NonNull<RingBlockHeader>>,
-    /// The guard of what was allocated last in a ring that is guarded; NULL in others.
+    /// The last canary of the frame in a guarded ring; NULL in others.
     pub(super) guards: Cell<*mut RingCanary>,
 }
 
@@ -28,9 +28,9 @@ const RECORD: usize = 1;
 
 const _: () = assert!(align_of::<FrameRecord>() > RECORD && align_of::<RingBlockHeader>() > RECORD);
 
-/// A frame whose memory changes no more for the ring's sake, until this is dropped: which releases
-/// it, on any thread, in any order, in the same few instructions whatever is in it, and without
-/// waiting for others.
+/// A sealed frame. The ring does not change its memory until this value is dropped, which releases
+/// the frame: on any thread, in any order, without waiting for other threads, and in the same few
+/// instructions for any content.
 ///
 /// It may outlive its ring, whose memory then goes with the last frame.
 pub struct Sealed {
@@ -55,7 +55,7 @@ impl Sealed {
         Sealed { place: record.cast().map_addr(|address| address | RECORD) }
     }
 
-    /// The frame as a word that is not 0, for those who hand it on without its type. It is not
+    /// The frame as a word that is not 0, for code that passes it on without its type. It is not
     /// released.
     #[inline]
     pub fn into_raw(self) -> NonNull<u8> {
@@ -120,7 +120,7 @@ unsafe fn release_long(record: *mut FrameRecord) {
     unsafe { give_up(first) };
 }
 
-/// Sends the blocks between two back, where only the frame was.
+/// Returns the blocks between two, in which no other frame was.
 ///
 /// # Safety
 /// The frame began in `first` and ended in `last`, counts as a user of both, and is released.
@@ -143,7 +143,7 @@ impl fmt::Debug for Sealed {
 /// A value in a frame of its own, with all that was allocated for it. Dropping it releases the
 /// frame, on any thread.
 ///
-/// No destructor is run: what has one does not go into a frame.
+/// No destructor runs: a value with a destructor cannot be put into a frame.
 pub struct Message<T: ?Sized> {
     value: NonNull<T>,
     frame: Sealed,

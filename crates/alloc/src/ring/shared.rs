@@ -1,9 +1,9 @@
 //! State shared by the allocating thread of a ring and the threads that release its frames: the
 //! returned blocks.
 //!
-//! Whoever releases the last frame of a block puts it here, and the ring takes all at once: so no
-//! block is compared with one that went and came again. When the ring is dropped while there are
-//! frames, the last that is released takes all down.
+//! The thread that releases the last frame of a block puts the block here, and the ring takes all
+//! blocks at once: so the list has no ABA problem. If the ring is dropped while frames exist, the
+//! release of the last one destroys it.
 
 use core::ptr::{self, NonNull};
 
@@ -11,14 +11,14 @@ use super::atomic::{AtomicPtr, AtomicUsize, Ordering, TouchCheck};
 use super::block::{BlockRef, RingBlockHeader};
 use crate::watch;
 
-/// More than blocks ever come back.
+/// More than the number of returns of any ring.
 const MANY: usize = 1 << (usize::BITS - 2);
 
-/// A line of its own: the ring seldom looks here.
+/// In a cache line of its own, which the ring seldom reads.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct RingShared {
-    /// The block, or the list of them, that came back last.
+    /// List of the returned blocks, the last first.
     returned: AtomicPtr<RingBlockHeader>,
     /// Number of block returns to come, plus [`MANY`] while the ring may send more.
     expected: AtomicUsize,
@@ -48,7 +48,7 @@ impl RingShared {
     /// expected.
     ///
     /// # Safety
-    /// The blocks are the caller's, and of this ring, which counts this as once.
+    /// The blocks are the caller's, and of this ring, which counted them as one return.
     pub(super) unsafe fn put(this: NonNull<RingShared>, first: BlockRef, last: BlockRef) {
         // SAFETY: a ring stays at least while blocks are to come back.
         let shared = unsafe { this.as_ref() };
@@ -75,7 +75,7 @@ impl RingShared {
         }
     }
 
-    /// Takes what came back: the first of a list.
+    /// Takes all returned blocks: the first of a list.
     pub(super) fn pop_released(&self) -> Option<BlockRef> {
         BlockRef::new(self.returned.swap(ptr::null_mut(), Ordering::Acquire))
     }
@@ -92,7 +92,7 @@ impl RingShared {
         all
     }
 
-    /// For loom: no other thread is here.
+    /// For loom: no other thread accesses the ring.
     fn taken_down(&self) {
         self.owned.write();
         self.used.write();

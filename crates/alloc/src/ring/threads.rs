@@ -1,9 +1,9 @@
 //! Every order in which threads may fill, release and reuse: `cargo test -p pagewise-alloc --lib
 //! --features loom ring::threads`.
 //!
-//! Blocks have 512 bytes here, so that two frames of 200 fill one. Errors that no order may show: a
-//! block that is used again before all readers have released it (`Touched`), or a block that is not
-//! returned to the source.
+//! Blocks have 512 bytes here, so that two frames of 200 fill one. Errors that must not occur in
+//! any order: a block that is used again before all readers have released it (`TouchCheck`), or a
+//! block that is not returned to the source.
 
 extern crate std;
 
@@ -18,11 +18,11 @@ use loom::thread;
 use super::{Ring, Sealed};
 use crate::source::{Source, SourceBlock};
 
-/// A source that counts what is out.
+/// A source that counts its blocks.
 #[derive(Clone, Default)]
 struct CountingSource(Arc<AtomicUsize>);
 
-// SAFETY: the memory is the global allocator's, and stays until it comes back.
+// SAFETY: the memory is the global allocator's, and stays until it is returned.
 unsafe impl Source for CountingSource {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -48,8 +48,8 @@ fn frame(ring: &mut Ring<CountingSource>, blocks: usize) -> Sealed {
     frame.seal()
 }
 
-/// Runs `body` in every order in which a thread is interrupted up to two times, with a source to
-/// which all must come back.
+/// Runs `body` in every order in which a thread is interrupted up to two times. All blocks must be
+/// returned to the source.
 fn model(body: impl Fn(Ring<CountingSource>) + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);

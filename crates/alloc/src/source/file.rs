@@ -8,13 +8,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::mapped::{MapRefused, MapStep};
 use super::{Source, SourceBlock, page_size, unmap};
 
-/// Mappings of a file without a name, which goes with the source. Space of the file system is
-/// reserved for all that is taken, so that no write to it can fail.
+/// Mappings of a file without a name, which is deleted with the source. Disk space is reserved for
+/// each block, so that no write to it can fail.
 #[derive(Debug)]
 pub struct UnnamedFile {
     descriptor: c_int,
-    /// Offset of the next block. Released memory is returned to the file system, and
-    /// leaves a hole.
+    /// Offset of the next block. Released memory is returned to the file system, and leaves a hole.
     end: AtomicU64,
 }
 
@@ -45,7 +44,7 @@ impl UnnamedFile {
         if unsafe { libc::fallocate(self.descriptor, 0, offset, length) } == -1 {
             return Err(MapRefused::now(MapStep::Reserve));
         }
-        // Addresses first, of which those that are aligned get the file.
+        // Anonymous memory first, which can be aligned; then the file is mapped over it.
         let place = super::map_aligned(layout, page, libc::MAP_NORESERVE);
         let place = place.ok_or_else(|| MapRefused::now(MapStep::Map))?;
         let (access, kind) =
@@ -61,7 +60,7 @@ impl UnnamedFile {
         Ok(place)
     }
 
-    /// Gives the file system its space back, too.
+    /// Unmaps a block, and returns its space to the file system.
     fn unmap(&self, block: SourceBlock) {
         // SAFETY: the block is a mapping of this file, and is not used any more.
         unsafe { libc::madvise(block.start.as_ptr().cast(), block.size, libc::MADV_REMOVE) };
@@ -70,7 +69,7 @@ impl UnnamedFile {
 }
 
 // SAFETY: each block is another part of the file, zero as new space is, and stays mapped until it
-// comes back.
+// is released.
 unsafe impl Source for UnnamedFile {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.map(layout).ok()

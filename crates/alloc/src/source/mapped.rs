@@ -1,5 +1,5 @@
-//! Memory of the operating system that is to be more than memory: huge pages, there from the start,
-//! locked, of one NUMA node.
+//! Memory of the operating system with other properties than usual: huge pages, populated when it
+//! is mapped, locked, or of some NUMA nodes.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -27,11 +27,11 @@ pub struct MappedSource {
     nodes: u64,
 }
 
-/// By which pages a mapping is backed.
+/// Pages that back a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BackingPages {
     Small,
-    /// Huge where the kernel has some, by advice.
+    /// Transparent huge pages, if the kernel has some, by advice.
     Transparent,
     /// From the kernel's reserve of huge pages of this size, a power of two.
     Reserved(u8),
@@ -54,7 +54,7 @@ impl MappedSource {
         MappedSource { pages: BackingPages::Reserved(power), ..self }
     }
 
-    /// There from the start, so that no first touch is a page fault: `MADV_POPULATE_WRITE`.
+    /// Populated when it is mapped, so that no first access is a page fault: `MADV_POPULATE_WRITE`.
     pub const fn populated(self) -> MappedSource {
         MappedSource { populated: true, ..self }
     }
@@ -64,8 +64,7 @@ impl MappedSource {
         MappedSource { locked: true, ..self }
     }
 
-    /// Only of these NUMA nodes, a bit each, where any other would do harm: `mbind` with
-    /// `MPOL_BIND`.
+    /// Only from these NUMA nodes, a bit for each: `mbind` with `MPOL_BIND`.
     pub const fn on_nodes(self, nodes: u64) -> MappedSource {
         MappedSource { nodes, ..self }
     }
@@ -85,8 +84,8 @@ impl MappedSource {
         let small = page_size();
         match self.pages {
             BackingPages::Small => small,
-            // A table of page-table entries of a word each: what one entry of the next level
-            // covers.
+            // The memory that an entry of the next page table level covers: a page of page table
+            // entries of 8 bytes.
             BackingPages::Transparent => small * (small / size_of::<u64>()),
             BackingPages::Reserved(power) => 1_usize.checked_shl(power.into()).unwrap_or(small),
         }
@@ -143,16 +142,16 @@ impl MappedSource {
         unsafe { libc::syscall(libc::SYS_mbind, start, size, BIND, nodes, BITS, 0) == 0 }
     }
 
-    /// True if nothing of it is there before it is touched.
+    /// True if no page is backed before the first access to it.
     fn is_lazy(&self) -> bool {
         !self.populated && !self.locked && !matches!(self.pages, BackingPages::Reserved(_))
     }
 }
 
-/// Has the kernel back a mapping; a kernel before 5.14 does when every page is written to.
+/// Populates a mapping; before Linux 5.14 by a write to every page.
 fn populate(block: SourceBlock) -> bool {
     let start = block.start.as_ptr();
-    // SAFETY: the mapping is ours, and holds nothing that anyone reads.
+    // SAFETY: the mapping is new, and no other code uses it.
     if unsafe { libc::madvise(start.cast(), block.size, libc::MADV_POPULATE_WRITE) } == 0 {
         return true;
     }
@@ -208,7 +207,7 @@ pub(super) enum MapStep {
     Populate,
 }
 
-/// Why the system gives no memory of a kind: which call it refused, and the number of its error.
+/// Reason for the lack of memory of a kind: the call that failed, and its error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapRefused {
     step: MapStep,

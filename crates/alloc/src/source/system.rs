@@ -12,7 +12,7 @@ use crate::watch;
 /// Blocks of this size or more are mappings of their own: 32 MiB.
 const MAPPED: usize = 32 << 20;
 
-/// Private anonymous mappings: the kernel, without anything that is kept.
+/// Private anonymous mappings: the kernel, which keeps no freed blocks.
 #[derive(Clone, Copy, Debug)]
 struct Kernel;
 
@@ -49,10 +49,10 @@ unsafe impl Source for Kernel {
 
 /// The operating system: private anonymous memory.
 ///
-/// Blocks that pools release are kept for other pools, by need: memory in use and kept memory are
-/// at most 1.2 times the most that was in use at once during the last 16,384 to 32,768 blocks that
-/// were taken or released, or 2 MiB more than that maximum. Blocks of 32 MiB and more are
-/// unmapped at once. Any thread may use it, also in a child of `fork`.
+/// Blocks that pools release are kept for other pools, by need: memory in use and kept memory
+/// together are at most 1.2 times the high-water mark of the last 16,384 to 32,768 blocks that were
+/// taken or released, or 2 MiB more than that mark. Blocks of 32 MiB and more are unmapped at once.
+/// Any thread may use it, also in a child of `fork`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Os;
 

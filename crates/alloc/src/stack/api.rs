@@ -26,11 +26,11 @@ use super::{Scope, Stack, StackPolicy};
 use crate::collections::{resize_by, slice};
 use crate::source::Source;
 
-/// Makes what has `allocate`, `resize` and `free_last` an allocator.
+/// Implements `Allocator` for types that have `allocate`, `resize` and `free_last`.
 macro_rules! allocator {
     ($($pool:ty),*) => {$(
-        // SAFETY: memory stays until the frame is popped, or the stack ends, which the borrow of it
-        // outlives; resizing and freeing obey what they say.
+        // SAFETY: memory stays until the frame is popped or the stack ends, and both outlive this
+        // reference; `resize` and `free_last` obey the contract.
         unsafe impl<S: Source, P: StackPolicy> Allocator for &$pool {
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
                 slice((**self).allocate(layout), layout)

@@ -1,14 +1,14 @@
-//! The slow paths of a stack: which block is next, how large a new one is, and popping over blocks.
+//! The slow paths of a stack: choice of the next block, size of a new one, and popping over blocks.
 //!
 //! ```text
 //!  ┌────────┬──────┬──────────────────────────────┬─┐
-//!  │ Header │ Cold │ what is handed out           │ │   Cold in the first block only, which goes last
+//!  │ header │ Cold │ allocations                  │ │   Cold in the first block only, which is released last
 //!  └────────┴──────┴──────────────────────────────┴─┘
 //!  ^ block         ^ begin                        ^ end: no allocation reaches it
 //! ```
 //!
-//! Blocks in use are in the order of their use, from the first to the current one, and never leave
-//! it: marks point to them. Free ones may change their order: one that is chosen is moved to the
+//! Blocks in use are in the order of their use, from the first to the current one, and keep this
+//! order: marks point to them. Free blocks may change their order: a chosen one is moved behind the
 //! current one.
 
 use core::alloc::Layout;
@@ -74,7 +74,7 @@ impl StackBlockHeader {
         self.size
     }
 
-    /// Bytes that can be handed out.
+    /// Bytes for allocations.
     fn capacity(&self) -> usize {
         self.end().addr() - self.begin().addr()
     }
@@ -84,7 +84,7 @@ impl StackBlockHeader {
         start.wrapping_add(layout.size()) < self.end().addr()
     }
 
-    /// True if a stack can be there with its `next` and `end`.
+    /// True if `next` and `end` of a stack may have these values in this block.
     pub(super) fn holds(&self, next: *mut u8, end: *mut u8) -> bool {
         self.begin() <= next && next <= end && end <= self.end() && next < self.end()
     }
@@ -159,10 +159,10 @@ struct Requests {
 }
 
 impl Requests {
-    /// So that old requests are forgotten: with as many as this, both sums are quartered.
+    /// Number of requests at which both sums are quartered, so that old requests are forgotten.
     const MANY: u64 = 65_535;
 
-    /// Notes a request that did not fit into a block of `capacity` bytes.
+    /// Records a request that did not fit into a block of `capacity` bytes.
     fn note(&self, size: usize, capacity: usize) {
         let (size, capacity) = (size.max(1) as u64, capacity as u64);
         let count = self.count.get() + (capacity / size).max(1);
@@ -190,7 +190,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
             true => self.last_guard().map_or(cold.first, |guard| guard.block),
             false => NonNull::new(self.block.get())?,
         };
-        // SAFETY: who has cold parts has blocks, and the current one has a header as all have.
+        // SAFETY: a stack with cold fields has blocks, and the current one has a header as all
+        // have.
         Some(unsafe { current.as_ref() })
     }
 
@@ -201,7 +202,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         core::iter::successors(first, |block| block.next())
     }
 
-    /// Goes on in a block behind the current one into which `layout` fits: a free one, or a new
+    /// Continues in a block behind the current one into which `layout` fits: a free one, or a new
     /// one.
     pub(super) fn enter_block_for(&self, layout: Layout) -> Option<&StackBlockHeader> {
         let block = match self.current() {
@@ -221,7 +222,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Some(block)
     }
 
-    /// Has a block come next into which `layout` fits, unless the rest of the current one is as
+    /// Makes sure that `layout` fits into the next block, unless the rest of the current one is as
     /// large.
     pub(super) fn make_room(&self, layout: Layout) -> bool {
         let Some(current) = self.current() else {
@@ -304,7 +305,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.cold().map_or(0, |cold| cold.requests.mean())
     }
 
-    /// The block that all begins with, and the cold parts in it.
+    /// Takes the first block of the stack, and puts the cold fields into it.
     fn first_block(&self, layout: Layout) -> Option<&StackBlockHeader> {
         let block = self.allocate_block(layout, size_of::<Cold>())?;
         P::begins();
@@ -322,7 +323,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Some(header)
     }
 
-    /// Gives the source a block that is out of the list.
+    /// Returns a block that is out of the list to the source.
     pub(super) fn give_back(&self, block: NonNull<StackBlockHeader>) {
         if let Some(cold) = self.cold() {
             let size = self.give_back_of(block, &cold.pool);
@@ -330,7 +331,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// As above, and returns its size.
+    /// As [`Stack::give_back`], and returns the block's size.
     fn give_back_of(&self, block: NonNull<StackBlockHeader>, pool: &watch::WatchedPool) -> usize {
         // SAFETY: a block that was in the list has a header.
         let header = unsafe { block.as_ref() };
@@ -359,8 +360,8 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.tell(size);
     }
 
-    /// Goes back to a block from one behind it; or to the next where there is little left to go
-    /// back to.
+    /// Returns to the block of a mark from one behind it; or to the one after the marked block, if
+    /// the marked one has little room left.
     fn leave_for(&self, marked: &StackBlockHeader, next: *mut u8) {
         let room = marked.end().addr() - next.addr();
         match marked.next() {
@@ -372,7 +373,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Ends the stack: it is as it was when it was made.
+    /// Ends the stack: it is like a new one.
     pub(super) fn destroy(&self) {
         let Some(cold) = NonNull::new(self.cold.get()) else { return };
         let intact = self.all_intact();

@@ -1,9 +1,9 @@
-//! Guards: what a stack in debug builds writes behind each allocation, and looks at when its frame
-//! is popped.
+//! Canaries: bytes that a stack in debug builds writes behind each allocation, and checks when its
+//! frame is popped.
 //!
 //! ```text
 //!  ┌───────────────┬──────┬───────┬───────────────┬──────┬───────┬ ─ ─
-//!  │ an allocation │ EDGE │ Guard │ an allocation │ EDGE │ Guard │ free
+//!  │ an allocation │ EDGE │ guard │ an allocation │ EDGE │ guard │ free
 //!  └───────────────┴──────┴───────┴───────────────┴──────┴───────┴ ─ ─
 //!  ^ start                ^ block of a frame's mark      ^ block ^ next = end
 //! ```
@@ -42,13 +42,13 @@ pub(super) struct StackCanary {
     start: NonNull<u8>,
     size: usize,
     allocated: CallSite,
-    /// Not once its allocation was freed or moved: then its place waits for its frame to be popped.
+    /// False once its allocation was freed or moved: its memory stays until the frame is popped.
     is_live: Cell<bool>,
 }
 
 impl StackCanary {
-    /// A sum of where it lies and all that it says: neither a stray write nor a copy of a guard has
-    /// the right one.
+    /// Checksum of the address and the fields, except `is_live`: neither a stray write nor a copy
+    /// of a canary has the right one.
     fn seal(&self) -> usize {
         let says = [
             ptr::from_ref(self).addr(),
@@ -61,14 +61,14 @@ impl StackCanary {
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
     }
 
-    /// True if it is intact. A write past an end first reaches the canary bytes, then the guard. A
-    /// memory checker knows the canary bytes itself.
+    /// True if it is intact. A write past an end first reaches the canary bytes, then the canary. A
+    /// memory checker checks the canary bytes itself.
     fn is_intact(&self) -> bool {
         self.seal == self.seal()
             && (watch::checked() || self.edge().iter().all(|byte| *byte == EDGE))
     }
 
-    /// The error of a guard that is not intact, with as much as its seal vouches for.
+    /// The error of a broken canary. The fields are part of it only if the seal is right.
     fn broken(&self) -> Broken {
         if self.seal != self.seal() {
             return Broken::Guard(ptr::from_ref(self).addr());
@@ -92,7 +92,7 @@ impl StackCanary {
     }
 }
 
-/// Why a frame cannot be popped as it should.
+/// Reason for which a frame cannot be popped.
 #[derive(Debug)]
 pub(super) enum Broken {
     /// The end of the allocation before the guard at this address was overwritten.
@@ -173,7 +173,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Some(start)
     }
 
-    /// A place in the current block, or in another, and the block.
+    /// Memory in the current block or in another, and this block.
     fn place(&self, whole: Layout) -> Option<(NonNull<u8>, NonNull<StackBlockHeader>)> {
         if let Some(current) = self.current() {
             if self.last_guard().is_none() {
@@ -202,10 +202,9 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         if let Err(Broken::Order) = popped {
             return report(popped);
         }
-        // Also where a guard is broken: the frame ends here, whether or not what was in it was used
-        // well.
+        // Also if a canary is broken: the frame ends in any case.
         self.block.set(mark.block);
-        // A mark of when there was no guard may be of when there was no memory: both are NULL.
+        // A mark without a canary may be from before the first block: then both fields are NULL.
         let next = if mark.block.is_null() { ptr::null_mut() } else { mark.next };
         self.next.set(next);
         self.end.set(next);
@@ -213,7 +212,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         report(popped);
     }
 
-    /// Pops guards until `last` is the last, and fills what they guarded with rubbish.
+    /// Pops canaries down to `last`, and fills their allocations.
     fn pop_guards(&self, last: *mut StackCanary) -> Result<(), Broken> {
         while !ptr::eq(self.block.get(), last.cast()) {
             let guard = self.last_guard().ok_or(Broken::Order)?;
@@ -240,7 +239,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// Frees an allocation, but for its place.
+    /// Frees an allocation; its memory stays until the frame is popped.
     ///
     /// # Panics
     /// Panics if the address is not an allocation, or has another size.
@@ -248,10 +247,10 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         self.release(self.guard_of(start, size));
     }
 
-    /// Moves an allocation, so that who kept its old address finds out.
+    /// Moves an allocation, so that a use of its old address is detected.
     ///
     /// # Panics
-    /// As above.
+    /// As [`Stack::free_guarded`].
     #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn move_guarded(
         &self,
@@ -290,13 +289,13 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
             if !guard.is_intact() {
                 return Some(Err(guard.broken()));
             }
-            // SAFETY: the guard is intact, so it has the one before it, or NULL.
+            // SAFETY: the guard is intact, so `previous` is the one before it, or NULL.
             next = unsafe { guard.previous.as_ref() };
             Some(Ok(guard))
         })
     }
 
-    /// Looks at every guard.
+    /// Checks every canary.
     ///
     /// # Panics
     /// Panics if a canary was overwritten.

@@ -1,5 +1,4 @@
-//! Frames that are linked: those of C, and the scopes of a thread's stack. Each knows the one
-//! around it.
+//! Linked frames: those of C, and the scopes of a thread's stack. Each points to the one around it.
 //!
 //! ```text
 //!   stack.frame ──> ┌──────┬───────┬───────┐ ──> ┌──────┬───────┬───────┐ ──> NULL
@@ -49,10 +48,10 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         }
     }
 
-    /// As above, for a frame whose block the stack has left, or that is not the innermost.
+    /// As `pop`, for a frame whose block the stack has left, or that is not the innermost.
     ///
     /// # Safety
-    /// As above.
+    /// As for `pop`.
     ///
     /// # Panics
     /// Panics if it is not the innermost frame.
@@ -69,7 +68,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         unsafe { self.rewind(link.mark) };
     }
 
-    /// Notes in which block the stack is, for who pops the innermost frame.
+    /// Marks the pointer to the innermost frame, if the stack has left the block of that frame.
     pub(super) fn note_block(&self) {
         let innermost = self.innermost();
         // SAFETY: NULL, or a frame that was pushed and not popped, so that it is where it was.

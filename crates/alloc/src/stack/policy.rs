@@ -6,20 +6,21 @@ use core::alloc::Layout;
 /// Choice of blocks and placement of allocations. [`Usual`] is for use; the trait is sealed, since
 /// stacks rely on its implementations.
 pub trait StackPolicy: sealed::SealedPolicy + core::fmt::Debug + 'static {
-    /// Blocks are at least 64 times as large as the mean request, and a 128th part of what the
-    /// stack has, not 64 KiB only.
+    /// A new block is at least 64 times as large as the mean request, and at least a 128th part of
+    /// the stack's memory, not 64 KiB only.
     const SIZED: bool = true;
     /// The search for a large enough block releases the smaller ones on its way.
     const GREEDY: bool = false;
-    /// A frame whose block was nearly full when an inner frame left it goes on in the next, lest
-    /// each inner frame that follows cross over again.
+    /// A frame whose block was nearly full when an inner frame left it continues in the next block.
+    /// Otherwise each inner frame that follows would cross into that block again.
     const FOLLOW: bool = true;
     /// The last allocation changes its size where it is.
     const IN_PLACE: bool = true;
-    /// Scopes ask at run time whether they are the innermost: the compiler does not know of all.
+    /// Scopes check at run time that they are the innermost: the compiler does not know all of
+    /// them.
     const LINKED: bool = false;
 
-    /// A stack gets its first memory.
+    /// Called when a stack gets its first memory.
     fn begins() {}
 
     /// Layout that is reserved for an allocation.
@@ -37,15 +38,15 @@ mod sealed {
 /// The size that blocks have at least.
 pub(super) const SMALLEST: usize = 64 << 10;
 
-/// A block is this part of what the stack has, at least: large stacks have few blocks, and little
-/// in the last.
+/// A block is at least this part of the stack's memory: large stacks have few blocks, and waste
+/// little in the last one.
 pub(super) const PART: usize = 128;
 
 /// Minimum number of requests of mean size that a block holds.
 pub(super) const REQUESTS: usize = 64;
 
-/// A frame follows an inner one into the next block where less than this part of its own is left.
-/// Otherwise an inner frame that crosses over has filled as much.
+/// A frame follows an inner one into the next block if less than this part of its own block is
+/// left. Otherwise an inner frame that crosses over has filled at least this part.
 pub(super) const FOLLOWED: usize = 8;
 
 /// The policy of every stack that asks for no other.

@@ -12,8 +12,7 @@ use super::{FrameLink, Mark, Stack, StackPolicy, Usual};
 use crate::source::Source;
 use crate::values;
 
-/// A frame for allocating in, and for pushing others on: until it is popped what was allocated
-/// stays, for `'s`.
+/// A frame for allocations and for inner frames. Its allocations live for `'s`, until it is popped.
 ///
 /// Popped memory cannot be used:
 ///
@@ -23,14 +22,14 @@ use crate::values;
 /// let gone = stack.scope(|scope| scope.alloc(7));
 /// ```
 ///
-/// Nor does a frame take more while one is open inside, whose memory that would be:
+/// A frame does not allocate while an inner frame is open, to which the memory would belong:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
 /// Stack::new(Os).scope(|outer| outer.scope(|_| _ = outer.alloc(7)));
 /// ```
 ///
-/// Nor does it go to another thread:
+/// A frame does not go to another thread:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
@@ -38,7 +37,7 @@ use crate::values;
 /// ```
 ///
 /// Popping takes the same time for any content, so it runs no destructor. A type with a destructor
-/// does not compile here, but as [`Scope::owned`]:
+/// does not compile here; it needs [`Scope::owned`]:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
@@ -48,11 +47,11 @@ pub struct Scope<'s, S: Source, P: StackPolicy = Usual> {
     stack: &'s Stack<S, P>,
     /// Its frame, which is linked where [`StackPolicy::LINKED`].
     link: *const FrameLink,
-    /// No scope stands for another: what was allocated in it would live too long.
+    /// Makes `'s` invariant: with another lifetime, allocations could outlive the frame.
     only: PhantomData<fn(&'s ()) -> &'s ()>,
 }
 
-/// A frame that is popped when this is dropped: for who cannot use [`Stack::scope`].
+/// A frame that is popped when this is dropped: for code that cannot use [`Stack::scope`].
 ///
 /// ```
 /// # use pagewise_alloc::{Stack, source::Os};
@@ -82,7 +81,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         StackFrame { mark: self.mark(), stack: self }
     }
 
-    /// Callers are the innermost scope, or begin where no scope is known to the compiler.
+    /// The caller is the innermost scope, or the compiler knows of no scope.
     #[inline(always)]
     pub(super) fn enter_scope<R>(&self, body: impl for<'s> FnOnce(&mut Scope<'s, S, P>) -> R) -> R {
         let outer = if P::LINKED { self.frame.get() } else { ptr::null() };
@@ -164,7 +163,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         self.stack.allocate(layout)
     }
 
-    /// Gives a block another size, see [`Stack::resize`].
+    /// Resizes a block, see [`Stack::resize`].
     ///
     /// # Safety
     /// The block was allocated in this scope or one around it, with `layout`; it is used through
@@ -182,7 +181,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         unsafe { self.stack.resize(block, layout, new) }
     }
 
-    /// Takes the last allocation back, see [`Stack::free_last`].
+    /// Frees the last allocation, see [`Stack::free_last`].
     ///
     /// # Safety
     /// The block was allocated in this scope or one around it, with `layout`, and is not used any
@@ -202,10 +201,10 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         Some(self.stack.allocate_array(layout)?.cast())
     }
 
-    /// True if no frame is open inside this one, as far as that is not the compiler's to know.
+    /// True if no frame is open inside this one. Without links the compiler guarantees it.
     #[inline(always)]
     pub(super) fn is_innermost(&self) -> bool {
-        // Twice, since that the stack has left the frame's block is rare.
+        // The second comparison is for the rare case that the stack has left the frame's block.
         !P::LINKED
             || ptr::eq(self.stack.frame.get(), self.link)
             || ptr::eq(self.stack.innermost(), self.link)
@@ -237,7 +236,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         self.try_alloc(value).unwrap_or_else(|| no_memory())
     }
 
-    /// Moves a value into the frame that is dropped with what this returns.
+    /// Moves a value into the frame. Dropping the returned value drops it.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn owned<T>(&self, value: T) -> Owned<'s, T> {
@@ -247,7 +246,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
         Owned(unsafe { values::put(place, value) })
     }
 
-    /// As many values as asked for, each made of its place.
+    /// A slice of `len` values: `value` returns the value of each index.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_slice_with<T>(&self, len: usize, value: impl FnMut(usize) -> T) -> &'s mut [T] {
@@ -275,7 +274,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     pub fn alloc_fmt(&self, text: fmt::Arguments<'_>) -> &'s mut str {
         let mut written = GrowingText { scope: self, text: self.alloc_slice(&[]) };
         fmt::Write::write_fmt(&mut written, text).unwrap_or_else(|_| no_memory());
-        // SAFETY: it was put together of what is UTF-8.
+        // SAFETY: the bytes are copies of parts of type `str`.
         unsafe { core::str::from_utf8_unchecked_mut(written.text) }
     }
 
@@ -284,7 +283,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_str(&self, text: &str) -> &'s mut str {
         let bytes = self.alloc_slice(text.as_bytes());
-        // SAFETY: they are a copy of what is UTF-8.
+        // SAFETY: the bytes are a copy of a `str`.
         unsafe { core::str::from_utf8_unchecked_mut(bytes) }
     }
 }
@@ -332,7 +331,7 @@ impl<'s, T> Owned<'s, T> {
         unsafe { value.read() }
     }
 
-    /// Gives the destructor up.
+    /// The value, whose destructor will not run.
     pub fn leak(self) -> &'s mut T {
         let mut this = ManuallyDrop::new(self);
         let value = &raw mut *this.0;

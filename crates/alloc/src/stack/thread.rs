@@ -1,5 +1,5 @@
-//! The stack of each thread: for what a function needs until it returns, and for what it hands to
-//! its caller.
+//! The stack of each thread: for memory that a function needs until it returns, and for memory that
+//! it returns to its caller.
 //!
 //! By convention a function that allocates in its caller's frame is called `t_..` and takes the
 //! scope:
@@ -33,8 +33,8 @@ pub type LinkedStack = Stack<SystemOrBuffer, LinkedPolicy>;
 
 /// A frame of the thread's stack.
 ///
-/// It is for the innermost frame only: where a function further in has pushed another, to use this
-/// one is a panic, since what it handed out would be popped too early.
+/// Only the innermost frame may be used: if an inner function has pushed another one, a use of this
+/// one panics, since its allocation would be popped too early.
 ///
 /// ```should_panic
 /// # use pagewise_alloc::t_scope;
@@ -43,7 +43,7 @@ pub type LinkedStack = Stack<SystemOrBuffer, LinkedPolicy>;
 pub type TScope<'s> = Scope<'s, SystemOrBuffer, LinkedPolicy>;
 
 thread_local! {
-    /// It needs no destructor, so that using it does not ask each time whether one is registered.
+    /// It has no destructor, so that an access does not check if one is registered.
     static STACK: ManuallyDrop<LinkedStack> = const {
         ManuallyDrop::new(Stack::with_policy(SystemOrBuffer::system(), cfg!(debug_assertions)))
     };
@@ -90,9 +90,9 @@ pub fn t_scope<R>(body: impl for<'s> FnOnce(&mut TScope<'s>) -> R) -> R {
     STACK.with(|stack| in_register(stack).enter_scope(body))
 }
 
-/// The same reference, for compilers another: they keep it in a register, instead of reaching each
-/// field by an offset in the thread's memory. Processors find what was stored last at once where
-/// store and load are relative to the same register.
+/// The same reference, whose origin the compiler does not know: it keeps the address in a register,
+/// instead of accessing each field by an offset from the thread pointer. Processors forward a store
+/// to a load without delay if both use the same base register.
 #[inline(always)]
 fn in_register<T>(reference: &T) -> &T {
     #[allow(unused_mut, reason = "elsewhere nothing is done to it")]

@@ -20,7 +20,7 @@ use super::{LockedTlsf, Tlsf};
 use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
 
-/// Gives a block another layout: another alignment is another block.
+/// Resizes a block, in another block if this one does not have the new alignment.
 ///
 /// # Safety
 /// As for [`Tlsf::reallocate`].
@@ -44,7 +44,7 @@ unsafe fn resize<S: Source, const N: usize>(
     Some(moved)
 }
 
-// SAFETY: blocks stay until they are freed, or the pool ends, which the borrow of it outlives.
+// SAFETY: blocks stay until they are freed or the pool ends, and the pool outlives this reference.
 unsafe impl<S: Source + Send, const N: usize> Allocator for &LockedTlsf<S, N> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         slice(self.with(|pool| pool.allocate(layout)), layout)

@@ -9,7 +9,7 @@
 //!
 //! - For the heap these blocks are in use. Each is long enough for every request of its bin.
 //! - A pool that is emptied of one size and filled with another must not keep the blocks of the
-//!   first: beyond a limit, one bin after the other gives up a block for each that comes.
+//!   first: beyond a limit, one bin after the other gives up a block for each freed one.
 
 use super::block::{TlsfBlock, WORD};
 use super::front::{CLASSES, capacity, class};
@@ -154,14 +154,14 @@ impl SizeBins {
         None
     }
 
-    /// Takes a block of the next bin that has one.
+    /// Takes a block of the next bin that is not empty.
     pub(super) fn evict(&mut self) -> Option<TlsfBlock> {
         let bin = self.first_from(self.hand).or_else(|| self.first_from(0))?;
         self.hand = bin + 1;
         self.pop(SizeBin(bin))
     }
 
-    /// The first bin with a block from one on.
+    /// The first bin with a block, from `bin` on.
     #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 256 bins")]
     fn first_from(&self, bin: u8) -> Option<u8> {
         let first = usize::from(bin / 64);

@@ -10,21 +10,19 @@
 //!        └──────┴──────┴──────────┴────────────────┴───────┘
 //!        word     size | FREE | AFTER_FREE | SPARE | WAITING, in debug builds a tag in upper bits
 //!        next     the next free block of the same class, and the previous
-//!        start    where this block starts: the next block finds its free neighbour here
+//!        start    where this block starts: the next block finds its free neighbor here
 //! ```
 //!
 //! - Payloads are aligned to GRANULE; words lie just before them.
-//! - `AFTER_FREE` is set where the block before is free, and only there is `start` to be found
-//!   before the word.
+//! - `AFTER_FREE` is set if the block before is free; only then `start` lies before the word.
 //! - `SPARE` is set in a block in use that is a GRANULE larger than requested, since such a small
 //!   rest cannot be a block: so the requested size is known without the user.
 //! - `WAITING` is set in a freed block that is in a bin and not merged yet. The pool itself does
 //!   not need the bit: it is for programs that read the pool from outside.
-//! - No two free blocks are neighbours. The first block of a region has no block before; its last
-//!   is a word of size 0 in use, so that nothing asks for a neighbour beyond.
+//! - No two free blocks are neighbors. The first block of a region has no block before; its last
+//!   is a word of size 0 in use, so that nothing asks for a neighbor beyond.
 //!
-//! A [`TlsfBlock`] is only made of a place where there is one, so that its methods may read and
-//! write its word.
+//! A [`TlsfBlock`] always points to the word of a block, so that its methods may read and write it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -68,7 +66,7 @@ const fn spare(size: usize, asked: usize) -> usize {
 #[repr(transparent)]
 pub(super) struct TlsfBlock(NonNull<usize>);
 
-/// Neighbours in the list of a class.
+/// Neighbors in the list of a class.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct FreeLinks {
@@ -77,11 +75,11 @@ pub(super) struct FreeLinks {
 }
 
 impl TlsfBlock {
-    /// The block of which the word is to be, or is, at a place.
+    /// The block whose word is, or will be, at an address.
     ///
     /// # Safety
-    /// `word` is in a region, just before a multiple of GRANULE, and from there to the next block
-    /// the region's own.
+    /// `word` is in a region, just before a multiple of GRANULE, and the region owns the memory
+    /// from there to the next block.
     pub(super) const unsafe fn at(word: NonNull<usize>) -> TlsfBlock {
         TlsfBlock(word)
     }
@@ -99,8 +97,8 @@ impl TlsfBlock {
     /// Memory of the user.
     #[inline]
     pub(super) const fn payload(self) -> NonNull<u8> {
-        // SAFETY: a block has at least LEAST bytes; the word of size 0 at the end has no payload
-        // and is never asked for one.
+        // SAFETY: a block has at least `MIN_BLOCK` bytes; the word of size 0 at the end has no
+        // payload and is never asked for one.
         unsafe { self.0.add(1) }.cast()
     }
 
@@ -115,7 +113,7 @@ impl TlsfBlock {
         self.size() - WORD
     }
 
-    /// For how many bytes it was asked, rounded up to what blocks can have.
+    /// The requested size, rounded up to a possible size of blocks.
     #[inline]
     pub(super) fn rounded_asked(self) -> usize {
         let spare = if self.word() & SPARE == 0 { 0 } else { GRANULE };
@@ -157,7 +155,7 @@ impl TlsfBlock {
             && word & (GRANULE - 1) & !(FREE | AFTER_FREE | SPARE | WAITING) == 0
     }
 
-    /// From its word to that of the next; 0 at the end of a region.
+    /// Bytes from its word to that of the next block; 0 at the end of a region.
     #[inline]
     pub(super) fn size(self) -> usize {
         self.word() & SIZE
@@ -191,15 +189,15 @@ impl TlsfBlock {
     #[inline]
     pub(super) fn before(self) -> TlsfBlock {
         debug_assert!(self.is_after_free());
-        // SAFETY: the block before is at least LEAST bytes long, so that its end is before this
-        // word.
+        // SAFETY: the block before is at least `MIN_BLOCK` bytes long, so that its end is before
+        // this word.
         let start = unsafe { self.0.sub(1) };
-        // SAFETY: where the block before is free, it has written where it starts at its end.
+        // SAFETY: the last word of a free block is its own address.
         unsafe { start.cast::<TlsfBlock>().read() }
     }
 
-    /// Makes it a block in use, behind a block in use, of a size that is what was asked for, or a
-    /// GRANULE more.
+    /// Makes it a block in use, behind a block in use. `size` is the requested size, or a GRANULE
+    /// more.
     #[inline]
     pub(super) fn set_used(self, size: usize, asked: usize) {
         self.set_word(size | spare(size, asked));
@@ -244,7 +242,7 @@ impl TlsfBlock {
         self.set_word(self.word() & !WAITING);
     }
 
-    /// Its neighbours in the list of its class.
+    /// Its neighbors in the list of its class.
     #[inline]
     pub(super) fn links(self) -> FreeLinks {
         // SAFETY: only asked of free blocks in a list, which hold their links behind the word.
@@ -278,8 +276,7 @@ impl TlsfBlock {
         unsafe { place.write(previous) };
     }
 
-    /// Removes the word of a block that became part of another, so that no function takes it for
-    /// one.
+    /// Invalidates the word of a block that became part of another.
     pub(super) fn erase(self) {
         self.cell().store(usize::MAX, Ordering::Relaxed);
     }
@@ -289,7 +286,7 @@ impl TlsfBlock {
         cfg!(debug_assertions) && WORD == 8
     }
 
-    /// Has the word, and what lies beside it, brought near.
+    /// Prefetches the cache line of the word.
     #[inline]
     pub(super) fn prefetch(self) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]

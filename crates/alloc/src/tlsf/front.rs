@@ -1,16 +1,16 @@
 //! Deferred frees: some freed blocks of each small size class, not yet merged with their neighbors.
 //!
 //! ```text
-//!  counts  3 0 8 ..       one a size of block: LEAST, LEAST + GRANULE, ..; all CLOSED where every call is to be seen. The
-//!                         upper bits count what was taken, for statistics: adding 255 is to take one away and count it
+//!  counts  3 0 8 ..       one per block size: MIN_BLOCK, + GRANULE, ..; all CLOSED if every call takes a slow path. The
+//!                         upper bits count allocations, for statistics: adding 255 removes a block and counts it
 //!  blocks  │a b c│     │d e f g h i j k│ ..      the last in is the first out
 //!  bins                   the others, and larger blocks: see `bins`
-//!  leaving m l            left the bins: l is merged when the next leaves, m when the one after does; by then what
-//!                         lies around them has come near
+//!  leaving m l            left the bins: l is merged when the next block leaves, m when the one after does; by then
+//!                         their neighbors are prefetched
 //! ```
 //!
 //! - For the heap these blocks are in use. A block of a class has its size, or GRANULE bytes more.
-//! - No more than `counts` of a row mean anything; that is at most N.
+//! - Only the first `counts` entries of a row are valid: at most N.
 
 use core::ptr::NonNull;
 

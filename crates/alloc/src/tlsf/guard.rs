@@ -9,8 +9,8 @@
 //! ```
 //!
 //! - The payload of a freed block is filled until it leaves the quarantine.
-//! - A block that leaves it and becomes one with a free neighbour has no word any more, so that a
-//!   second free is recognized.
+//! - When a block leaves the quarantine and coalesces with a free neighbor, its word is erased, so
+//!   that a second free is detected.
 
 use core::ptr::NonNull;
 use core::slice;
@@ -26,7 +26,7 @@ const CANARY: u8 = 0xca;
 const FREED: u8 = 0xdd;
 /// Initial value of a seal.
 const SEAL: usize = 0x715f_5ea1;
-/// Freed blocks that wait.
+/// Number of blocks in the quarantine.
 const WAITING: usize = 32;
 /// Marks a freed block whose free has no known location.
 const UNKNOWN: usize = 1;
@@ -87,7 +87,7 @@ fn canary<'a>(block: TlsfBlock, asked: usize) -> &'a mut [u8] {
     unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
 }
 
-/// Has a block in use carry a guard for the requested size.
+/// Writes the canary and the trailer of a block in use, for the requested size.
 pub(super) fn set(block: TlsfBlock, asked: usize, allocated: CallSite) {
     let mut new = GuardTrailer { seal: 0, asked, allocated, freed: 0 };
     new.seal = new.seal(block);
@@ -146,7 +146,7 @@ pub(super) fn find_sized<S: Source>(
     Ok(block)
 }
 
-/// Freed blocks that wait. For the heap they are in use.
+/// Freed blocks in the quarantine. For the heap they are in use.
 #[derive(Debug)]
 pub(super) struct Quarantine {
     blocks: [Option<TlsfBlock>; WAITING],
@@ -178,7 +178,7 @@ impl Quarantine {
         self.blocks.iter_mut().find_map(Option::take)
     }
 
-    /// The block that came last.
+    /// Checks the block that came last.
     ///
     /// # Errors
     /// Returns the error if it was written to.
@@ -187,7 +187,7 @@ impl Quarantine {
         last.map_or(Ok(()), |block| assert_filled(block).map(|_| ()))
     }
 
-    /// All blocks.
+    /// Checks all blocks.
     ///
     /// # Errors
     /// Returns the error of one that was written to.

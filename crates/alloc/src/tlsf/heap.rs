@@ -7,8 +7,8 @@
 //!               └─> the region before it
 //! ```
 //!
-//! Free neighbours are one block at all times. Nothing here takes longer for a larger heap, save
-//! what says so.
+//! Free neighbors are one block at all times. The time of a function does not depend on the heap,
+//! unless its documentation says so.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -20,7 +20,7 @@ use crate::misuse::{MemoryError, Misuse};
 use crate::source::{self, Source};
 use crate::watch::{self, PoolProgress};
 
-/// The smallest region that is asked for, and how far regions grow with the heap.
+/// The smallest region, and the size up to which regions grow with the heap.
 const REGION: core::ops::RangeInclusive<usize> = 1 << 16..=1 << 24;
 
 /// The start of a region: what the source gave, and the region that it gave before. Three words, so
@@ -30,7 +30,7 @@ const REGION: core::ops::RangeInclusive<usize> = 1 << 16..=1 << 24;
 struct TlsfRegion {
     before: Option<NonNull<TlsfRegion>>,
     size: usize,
-    /// 0 or 1, in a word: no byte of a region is left to chance.
+    /// 0 or 1, in a whole word, so that every byte of a region's head is initialized.
     zeroed: usize,
 }
 
@@ -92,7 +92,7 @@ impl<S: Source> TlsfHeap<S> {
         &self.source
     }
 
-    /// Bytes held of the source.
+    /// Bytes taken from the source.
     pub(super) const fn held(&self) -> usize {
         self.held
     }
@@ -107,7 +107,7 @@ impl<S: Source> TlsfHeap<S> {
 
     /// As [`TlsfHeap::remove_free`], with the payload aligned to more than GRANULE.
     pub(super) fn take_aligned(&mut self, size: usize, align: usize) -> Option<TlsfBlock> {
-        // The payload moves by less than `align`, and by LEAST more where what it leaves would be
+        // The payload moves by less than `align`; by `align` more if the part before it would be
         // too small for a block.
         let room = size.checked_add(align)?.checked_add(MIN_BLOCK).filter(|room| *room < LIMIT)?;
         let block = self.lists.remove_fitting(room)?;
@@ -171,7 +171,7 @@ impl<S: Source> TlsfHeap<S> {
         watch::progress(&self.watch, PoolProgress { requests, requested, returned, size });
     }
 
-    /// Takes a block in use back, and makes one of it and its free neighbours.
+    /// Frees a block in use, and coalesces it with its free neighbors.
     #[inline]
     pub(super) fn put(&mut self, block: TlsfBlock) {
         let (mut start, mut size) = (block, block.size());
@@ -201,7 +201,7 @@ impl<S: Source> TlsfHeap<S> {
         waiting.inspect(|block| self.put(*block)).is_some()
     }
 
-    /// Removes the word of a block that became part of another, where words are looked at.
+    /// Invalidates the word of a block that became part of another, if words are checked.
     #[inline]
     fn erase(&self, block: TlsfBlock) {
         if self.guarded || cfg!(debug_assertions) {
@@ -209,7 +209,7 @@ impl<S: Source> TlsfHeap<S> {
         }
     }
 
-    /// Gives a block in use another size where it is, if that can be.
+    /// Resizes a block in use in place, if possible.
     pub(super) fn resize(&mut self, block: TlsfBlock, size: usize) -> bool {
         let next = block.next();
         let mut whole = block.size();
@@ -246,7 +246,7 @@ impl<S: Source> TlsfHeap<S> {
     /// larger the heap, the larger the region, as far as the source has one.
     pub(super) fn grow(&mut self, size: usize, align: usize) -> bool {
         let aligned = if align > GRANULE { align + MIN_BLOCK } else { 0 };
-        // A class may be 1/32 of the size wide, and only the next one is looked at.
+        // A size class may be 1/32 of the size wide, and the search begins at the next one.
         let Some(least) = size.checked_add(aligned).filter(|least| *least < LIMIT / 2) else {
             return false;
         };
@@ -350,7 +350,7 @@ impl<S: Source> TlsfHeap<S> {
         })
     }
 
-    /// The block of a payload, as far as its word is that of a block in a region. The time is
+    /// The block of a payload, if its word can be that of a block in a region. The time is
     /// proportional to the number of regions.
     pub(super) fn block_at(&self, payload: NonNull<u8>) -> Option<TlsfBlock> {
         let word = payload.as_ptr().wrapping_sub(WORD).cast::<usize>();
@@ -365,7 +365,8 @@ impl<S: Source> TlsfHeap<S> {
         (block.is_genuine() && (fits || block.is_free())).then_some(block)
     }
 
-    /// Walks all regions and lists. `at_hand` says whether the front has a block.
+    /// Walks all regions and lists. `at_hand` returns true if the front has a block. Returns the
+    /// number of these blocks.
     ///
     /// # Panics
     /// Panics if an invariant is violated.
@@ -380,7 +381,7 @@ impl<S: Source> TlsfHeap<S> {
                 assert_eq!(
                     block.is_after_free(),
                     behind_free.is_some(),
-                    "a block does not know its neighbour"
+                    "a block does not know its neighbor"
                 );
                 assert!(
                     behind_free.is_none_or(|before| block.before() == before),
@@ -388,7 +389,7 @@ impl<S: Source> TlsfHeap<S> {
                 );
                 assert!(
                     !(block.is_free() && behind_free.is_some()),
-                    "two free blocks are neighbours"
+                    "two free blocks are neighbors"
                 );
                 if self.is_guarded() && !block.is_free() {
                     let found = guard::find(self, block.payload());

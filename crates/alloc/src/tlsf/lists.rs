@@ -27,7 +27,7 @@ impl FreeLists {
     pub(super) const EMPTY: FreeLists =
         FreeLists { classes: SizeClassBitmap::EMPTY, heads: [[None; ROW]; LEVELS] };
 
-    /// Enters a free block.
+    /// Adds a free block.
     #[inline]
     pub(super) fn insert(&mut self, block: TlsfBlock, size: usize) {
         let class = class(size);
@@ -39,7 +39,7 @@ impl FreeLists {
         }
     }
 
-    /// Takes a block out, wherever it is in its list.
+    /// Removes a block, wherever it is in its list.
     #[inline]
     pub(super) fn remove(&mut self, block: TlsfBlock, size: usize) {
         let FreeLinks { next, previous } = block.links();
@@ -52,8 +52,8 @@ impl FreeLists {
         }
     }
 
-    /// Takes out a block of at least this size: of the exact size below EXACT granules, else of the
-    /// next wider class, so that no list is searched.
+    /// Removes a block of at least this size: of the exact size below `EXACT` granules, else of the
+    /// next wider size class, so that no list is searched.
     #[inline]
     pub(super) fn remove_fitting(&mut self, size: usize) -> Option<TlsfBlock> {
         let class = self.classes.first_from(classes::class_above(size / GRANULE))?;
@@ -70,8 +70,8 @@ impl FreeLists {
     fn set_head(&mut self, class: usize, head: Option<TlsfBlock>) {
         self.heads[class / ROW][class % ROW] = head;
         let Some(head) = head else { return self.classes.clear(class) };
-        // It is the next of its class to be taken; then there shall be no waiting for it, nor for
-        // the block behind.
+        // The next allocation of its size class takes this block. It should not wait for this word,
+        // nor for that of the block behind it.
         if class < EXACT {
             head.split_at(class * GRANULE).prefetch();
         }

@@ -7,8 +7,8 @@ use super::Tlsf;
 use crate::lock::Locked;
 use crate::source::Source;
 
-/// A [`Tlsf`] that any thread may use, one at a time. Those that wait spin, and yield where there
-/// is a system. A child of `fork` may use one that is a static variable.
+/// A [`Tlsf`] that any thread may use, one at a time. Waiting threads spin, and yield if the
+/// operating system is available. A child of `fork` may use one that is a static variable.
 ///
 /// ```
 /// use pagewise_alloc::{LockedTlsf, source::Os};

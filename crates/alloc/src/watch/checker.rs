@@ -1,10 +1,10 @@
-//! Those who check each access: valgrind's memcheck, and AddressSanitizer; and the recorder of
+//! Tools that check each access: valgrind's memcheck, and AddressSanitizer; and the recorder of
 //! heaps, which counts each block.
 //!
-//! valgrind is asked by a sequence of instructions that do nothing on a processor and that it knows
-//! when it translates them. AddressSanitizer is there where its runtime is: its two functions for
-//! custom allocators are looked up by name, so that a library that was built without it serves
-//! programs that were built with it.
+//! A request to valgrind is a sequence of instructions that do nothing on a processor, and that
+//! valgrind recognizes when it translates them. AddressSanitizer is present if its runtime is: its
+//! two functions for custom allocators are looked up by name, so that a library that was built
+//! without it serves programs that were built with it.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -18,8 +18,8 @@ mod recorder;
 #[cfg(feature = "os")]
 mod valgrind;
 
-/// Bytes that a pool leaves free behind each block where it is [`checked`], so that who writes
-/// beyond is seen.
+/// Size of the red zone behind each block of a pool that is [`checked`], in bytes. Most guarded
+/// pools have it too.
 pub const GAP: usize = 16;
 
 #[cfg(feature = "os")]
@@ -33,7 +33,7 @@ const NOBODY: u8 = 1;
 #[cfg(feature = "os")]
 const SOMEBODY: u8 = 2;
 
-/// Has pools of this process look for no checker, which may allocate: for a pool that is `malloc`.
+/// Disables the search for checkers, which may allocate: for a pool that is `malloc`.
 #[cfg(feature = "os")]
 pub fn ignore_checkers() {
     FOUND.store(NOBODY, Relaxed);
@@ -44,7 +44,7 @@ pub fn ignore_checkers() {
 #[inline]
 pub fn checked() -> bool {
     match FOUND.load(Relaxed) {
-        // Miri needs no telling.
+        // Miri needs no reports.
         _ if cfg!(miri) => false,
         0 => search(),
         found => found == SOMEBODY,
@@ -54,7 +54,7 @@ pub fn checked() -> bool {
 #[cfg(feature = "os")]
 #[cold]
 fn search() -> bool {
-    // Each is asked: there may be two.
+    // The recorder is always asked: it may be present beside a checker.
     let recorded = recorder::is_there();
     let found = valgrind::is_running() || asan::is_there() || recorded;
     FOUND.store(if found { SOMEBODY } else { NOBODY }, Relaxed);
@@ -71,7 +71,7 @@ pub const fn checked() -> bool {
 #[derive(Debug)]
 pub struct Quiet(bool);
 
-/// Has checkers look away from this thread, for slow paths that touch what is free.
+/// Disables reports about this thread, for slow paths that access free memory.
 pub fn quiet() -> Quiet {
     let checked = checked();
     #[cfg(feature = "os")]

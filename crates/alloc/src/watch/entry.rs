@@ -1,8 +1,8 @@
-//! The counters of one pool, as they lie in memory for those who read them from outside.
+//! The counters of one pool, in the layout in which other processes read them.
 //!
 //! One thread at a time counts, the one that uses the pool: each counter is read and written
-//! without a locked instruction. A reader in another process sees each whole, and all of about the
-//! same moment.
+//! without a locked instruction. A reader in another process reads each counter whole, and all of
+//! them at about the same time.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -35,26 +35,26 @@ pub struct PoolEntry {
     /// UTF-8, filled up with 0.
     kind: [AtomicU64; 2],
     name: [AtomicU64; 4],
-    /// Blocks that were asked for, and their bytes; bytes that came back.
+    /// Requested blocks, and their bytes; freed bytes.
     requests: AtomicU64,
     requested: AtomicU64,
     returned: AtomicU64,
-    /// The most that was out at once.
+    /// Maximum number of live bytes.
     peak_live: AtomicU64,
-    /// Bytes of the source now, and at most.
+    /// Bytes held of the source, now and at most.
     held: AtomicU64,
     peak_held: AtomicU64,
     /// Blocks that were obtained from the source, and returned to it.
     blocks_taken: AtomicU64,
     blocks_returned: AtomicU64,
     slow_paths: AtomicU64,
-    /// Requests by size. The size of one stands for those around it.
+    /// Requests by size class. A sampled request represents those around it.
     sizes: [AtomicU64; SIZES],
     /// When `requested` reaches this, a sample is due; and how much further the next.
     next_sample: AtomicU64,
     interval: AtomicU64,
     samples_used: AtomicU64,
-    /// Blocks that found no room among the ranges.
+    /// Address ranges that were not recorded, because all entries were in use.
     ranges_lost: AtomicU64,
     reserved: [u64; 20],
     samples: [SeriesSample; SAMPLES],
@@ -81,8 +81,7 @@ struct SeriesSample {
 
 /// Requested bytes between the first samples.
 const FIRST_INTERVAL: u64 = 1024;
-/// Requested bytes between two sizes that are noted, at most; fewer while an eighth of all are
-/// fewer.
+/// Maximum number of bytes between two reports; an eighth of all requested bytes, if that is less.
 const SIZE_INTERVAL: u64 = 32 << 10;
 
 /// Adds without a locked instruction: there is one writer.
@@ -106,7 +105,7 @@ const fn class(size: usize) -> usize {
 }
 
 impl PoolEntry {
-    /// Makes it the entry of a new pool; `false` where it is another's.
+    /// Makes it the entry of a new pool; `false` if another pool has it.
     pub(super) fn claim(&self, kind: &str) -> bool {
         let was = self.state.load(Relaxed);
         let is_free = was == state::FREE || was == state::ENDED;
@@ -205,7 +204,7 @@ impl PoolEntry {
     /// Counts all but sizes.
     pub(super) fn moved(&self, progress: PoolProgress) {
         add(&self.requests, progress.requests as u64);
-        // The most was out before anything came back.
+        // Live bytes had their maximum before the frees.
         let requested = add(&self.requested, progress.requested as u64);
         self.note_live(requested);
         add(&self.returned, progress.returned as u64);
@@ -232,7 +231,7 @@ impl PoolEntry {
         add(&self.returned, returned);
     }
 
-    /// All that was out came back.
+    /// Counts all live bytes as freed.
     pub(super) fn forgotten(&self) {
         self.returned.store(self.requested.load(Relaxed), Relaxed);
     }
@@ -245,8 +244,8 @@ impl PoolEntry {
         }
     }
 
-    /// Adds a point to the series. When it is full, every second one goes, and those to come are
-    /// twice as far apart.
+    /// Adds a point to the series. When it is full, every second one is removed, and later points
+    /// are twice as far apart.
     fn sample(&self, requested: u64, live: u64) {
         let mut used = usize::try_from(self.samples_used.load(Relaxed)).unwrap_or(0).min(SAMPLES);
         if used == SAMPLES {

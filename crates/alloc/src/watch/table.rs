@@ -63,11 +63,11 @@ pub(super) fn enter(kind: &str) -> Option<&'static PoolEntry> {
 
 fn table() -> Option<&'static PoolTable> {
     let made = TABLE.load(Ordering::Acquire);
-    // SAFETY: what is stored there is a table that stays mapped for good.
+    // SAFETY: the pointer is that of a table, which stays mapped for good.
     unsafe { made.as_ref() }.or_else(make)
 }
 
-/// Makes the table; of two threads that do, one wins, and the other's stays unused.
+/// Creates the table. If two threads do, the second one unmaps its own and uses that of the first.
 fn make() -> Option<&'static PoolTable> {
     let new = map()?;
     // SAFETY: the mapping is as large as a table, aligned to pages, and zero: a table without
@@ -81,7 +81,7 @@ fn make() -> Option<&'static PoolTable> {
         Err(first) => {
             // SAFETY: no other code has the address of this mapping.
             unsafe { libc::munmap(new.cast(), size_of::<PoolTable>()) };
-            // SAFETY: what is stored there is a table that stays mapped for good.
+            // SAFETY: the pointer is that of a table, which stays mapped for good.
             unsafe { first.as_ref() }
         }
     }
@@ -98,7 +98,7 @@ fn map() -> Option<*mut PoolTable> {
     // SAFETY: the call takes numbers.
     let sized = unsafe { libc::ftruncate(file, length) } == 0;
     let start = if sized {
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses the address, so the call changes no existing mapping.
         unsafe {
             libc::mmap(
                 core::ptr::null_mut(),

@@ -1,4 +1,5 @@
-//! A source for tests: it gives blocks full of rubbish, and wants every one back as it was.
+//! A source for tests: blocks are filled with a pattern or with zeros, and each must be returned as
+//! it was taken.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
@@ -7,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagewise_alloc::{Source, SourceBlock};
 
 const RUBBISH: u8 = 0xa5;
-/// By how much some blocks are larger than what was asked for.
+/// Bytes by which some blocks are larger than requested.
 const MORE: usize = 48;
 
 /// Memory of the test's own allocator. Clones are one heap.
@@ -21,7 +22,7 @@ struct TestHeapBlocks {
 }
 
 impl TestHeap {
-    /// A test that failed elsewhere is reported there.
+    /// Ignores a poisoned lock: the test that failed is reported elsewhere.
     fn given(&self) -> MutexGuard<'_, TestHeapBlocks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -83,7 +83,7 @@ for_each_allocator! {
     fifo_with_guards: |memory| Fifo::guarded(memory);
     pages: |memory| Some(Pages::unguarded(memory));
     pages_with_guards: |memory| Some(Pages::guarded(memory));
-    // Its memory is the file's, and what a full disk does is for its own tests.
+    // Its memory is the file's; its own tests cover a full disk.
     persistent: |_memory| persistent();
     ring: |memory| Ring::unguarded(memory).map(RingFrames::new);
     ring_with_guards: |memory| Ring::guarded(memory).map(RingFrames::new);

@@ -16,8 +16,7 @@ struct MirroredBlock {
     seed: u8,
 }
 
-/// As long as a prime, so that nothing lies at the same place of it as what is a power of two
-/// further on.
+/// Length of the pattern: a prime, so that bytes at a distance of a power of two differ.
 const PERIOD: usize = 251;
 
 /// Pattern written into blocks, from `seed` on: any `PERIOD` bytes of it.

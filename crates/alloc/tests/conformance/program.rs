@@ -47,7 +47,7 @@ fn align() -> impl Strategy<Value = usize> {
     log.prop_map(|log| 1 << log)
 }
 
-/// Which of `live` blocks, in order of their age, a step means, so that the program stays legal.
+/// Index of the block, in order of age, to which a step applies, so that the program stays legal.
 pub(crate) fn which(frees: Discipline, index: &Index, live: usize) -> usize {
     let any = index.index(live);
     match frees {

@@ -104,7 +104,7 @@ fn a_block_that_is_freed_can_be_read_until_the_commit_and_then_be_had_again() {
     let block = tx.make(77_u64).unwrap();
     tx.commit().unwrap();
     let mut tx = heap.begin();
-    // Twice is once.
+    // A second free in the same transaction has no effect.
     tx.free(block).unwrap();
     tx.free(block).unwrap();
     assert_eq!(*tx.get(block).unwrap(), 77);
@@ -235,7 +235,7 @@ fn a_transaction_that_is_too_large_says_so_and_can_be_undone_or_committed() {
 }
 
 #[test]
-fn one_at_a_time_has_a_heap_open_and_who_waits_has_it_next() {
+fn a_heap_is_open_once_at_a_time_and_an_open_that_waits_gets_it_next() {
     let place = HeapPath::new();
     let heap = place.open(&SMALL).unwrap();
     assert_eq!(place.open(&SMALL).err(), Some(PersistentError::Busy));

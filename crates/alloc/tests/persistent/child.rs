@@ -11,7 +11,7 @@ impl SharedNumber {
     pub(crate) fn new() -> SharedNumber {
         let (prot, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses the address, so the call changes no existing mapping.
         let place = unsafe { libc::mmap(std::ptr::null_mut(), 8, prot, flags, -1, 0) };
         assert_ne!(place, libc::MAP_FAILED);
         SharedNumber(NonNull::new(place.cast()).unwrap())
@@ -65,7 +65,7 @@ impl HeapChild {
 
     /// Kills it. Panics where it had ended before.
     pub(crate) fn kill(self) {
-        // SAFETY: the child was not waited for, so that the number is still its.
+        // SAFETY: the child was not waited for, so no other process has its PID.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
         let status = self.wait();
         let killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;

@@ -1,6 +1,6 @@
-//! A process that is stopped behind every instruction of its transactions: from what the file holds
-//! there, the heap opens with what was committed and nothing else. Here the compiler could show
-//! that it moves stores.
+//! Stops a process after every instruction of its transactions: at each stop, the file opens as a
+//! heap with the committed data and nothing else. This test would show that the compiler moves
+//! stores.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -45,14 +45,14 @@ impl SteppedFile {
         let file = File::open(&place.path).unwrap();
         let len = usize::try_from(file.metadata().unwrap().len()).unwrap();
         let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        // SAFETY: the kernel chooses the address, so the call changes no existing mapping.
         let start = unsafe { libc::mmap(null, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
         assert_ne!(start, libc::MAP_FAILED);
         SteppedFile { start: start.cast(), len }
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: it was mapped with this length; who changes it is stopped.
+        // SAFETY: it was mapped with this length; the process that changes it is stopped.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -64,7 +64,7 @@ impl Drop for SteppedFile {
     }
 }
 
-/// Runs one instruction of a child that is stopped. Returns whether there are more.
+/// Runs one instruction of a child that is stopped. Returns true if there are more.
 fn step(child: &HeapChild) -> bool {
     // SAFETY: the child is ours, traced and stopped; the call touches no memory of ours.
     let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child.pid(), 0, 0) };

@@ -12,7 +12,7 @@ use crate::{HeapPath, SMALL};
 /// The words of a block: some are runs of chunks.
 const MAX_WORDS: usize = 6000;
 
-/// Works until killed: as many steps as it said were done, or one more.
+/// Commits steps until it is killed. As many steps as `committed` are done, or one more.
 fn work(place: &HeapPath, options: &PersistentOptions, committed: &SharedNumber) -> i32 {
     let Ok(mut ledger) = place.open(options).and_then(|heap| HeapLedger::new(heap, MAX_WORDS))
     else {
@@ -45,7 +45,7 @@ fn kill(times: u64, options: PersistentOptions) {
         dice ^= dice << 17;
         let said = committed.get();
         let child = HeapChild::run(|| work(&place, &options, &committed));
-        // Some while they open, most while they work, however long it is until they do.
+        // One in four children is killed while it opens the heap, the others after a commit.
         if !dice.is_multiple_of(4) {
             spin(Duration::from_secs(50), || committed.get() > said);
         }

@@ -1,5 +1,5 @@
-//! A heap whose every byte follows from how many transactions were committed: what is in it can be
-//! checked after a kill. Takes no memory but the heap's, since it also runs in children of fork.
+//! A heap whose content is a function of the number of committed transactions, so that it can be
+//! checked after a kill. Allocates only in the heap, since it also runs in children of `fork`.
 
 use pagewise_alloc::persistent::{Persistent, PersistentError, Rel, Tx};
 
@@ -31,7 +31,7 @@ fn block_words(step: u64, slot: usize, most: usize) -> usize {
     1 + usize::try_from(dice >> 8 & 0xffff).unwrap_or(0) % most
 }
 
-/// Which slots a step replaces: now and then more than are remembered beside the log.
+/// Slots that a step replaces: at times more than the log remembers in memory.
 fn slots(step: u64) -> impl Iterator<Item = usize> {
     let dice = random(step, 1 << 40);
     let count = if dice.is_multiple_of(8) { MAX_REPLACED } else { 1 + dice % 3 };
@@ -51,7 +51,7 @@ pub(crate) struct HeapLedger {
 }
 
 impl HeapLedger {
-    /// Takes the ledger of a heap up, or begins it. Its blocks have `most` words at most.
+    /// Opens the ledger of a heap, or creates it. Its blocks have `most` words at most.
     pub(crate) fn new(mut heap: Persistent, most: usize) -> Result<HeapLedger, PersistentError> {
         let found = heap.root("ledger")?;
         let pages = match found {
@@ -72,7 +72,7 @@ impl HeapLedger {
         self.heap.get(self.pages).map_or(0, |pages| pages[0])
     }
 
-    /// Does the next step. Every fifth is begun and given up before.
+    /// Commits the next step. Every fifth is aborted once before.
     pub(crate) fn step(&mut self) -> Result<(), PersistentError> {
         let (pages, step, most) = (self.pages, self.done() + 1, self.most);
         if step.is_multiple_of(5) {
@@ -146,7 +146,7 @@ fn make(tx: &mut Tx<'_>, step: u64, count: usize) -> Result<Rel<u64>, Persistent
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     done: u64,
-    /// Which step replaced each slot last.
+    /// The step that last replaced each slot.
     made: [u64; SLOTS],
 }
 

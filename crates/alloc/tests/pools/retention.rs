@@ -19,7 +19,7 @@ const ALWAYS: usize = 2 << 20;
 /// Memory of the cache of a thread, which counts as in use.
 const CACHE: usize = 32 << 10;
 
-/// Which pages of one block are resident, as the kernel would back them without huge pages.
+/// Resident pages of one block, as the kernel would back them without huge pages.
 #[derive(Default)]
 struct TouchedPages {
     start: usize,
@@ -127,7 +127,7 @@ impl AccountedPool {
         self.passed();
     }
 
-    /// Notes an operation.
+    /// Records an operation.
     fn passed(&mut self) {
         self.operation += 1;
         while self.most.back().is_some_and(|(_, bytes)| *bytes <= self.bytes) {
@@ -152,7 +152,7 @@ impl AccountedPool {
     }
 }
 
-/// Runs that are live, their longest, and how many operations that lasts.
+/// Number of live runs, the longest of them in pages, and the number of operations.
 fn phases() -> impl Strategy<Value = Vec<(usize, usize, usize)>> {
     prop::collection::vec((0..400_usize, 1..128_usize, 1..20_000_usize), 1..5)
 }

@@ -11,7 +11,7 @@ use pagewise_alloc::source::FailAfter;
 use pagewise_alloc::{Os, Ring, Source};
 use proptest::prelude::*;
 
-/// A block of a frame: where, how large, and what it is filled with.
+/// A block of a frame: its address, its size, and its fill byte.
 #[derive(Clone, Copy, Debug)]
 struct FilledBlock {
     start: NonNull<u8>,

@@ -1,5 +1,4 @@
-//! Kinds of memory of the operating system, looked at from outside: by the kernel's own account of
-//! each mapping.
+//! Kinds of memory of the operating system, checked against the kernel's report on each mapping.
 
 #![cfg(all(feature = "os", not(miri)))]
 
@@ -17,7 +16,7 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
-/// Takes a block, has a look, and gives it back.
+/// Takes a block, calls `look` with it, and returns it to the source.
 fn with_block<T>(source: &impl Source, size: usize, look: impl FnOnce(SourceBlock) -> T) -> T {
     let block = source.take(layout(size, 1)).unwrap();
     let seen = look(block);
@@ -66,13 +65,15 @@ fn resident_untouched(kind: MappedSource) -> usize {
 
 #[test]
 fn populated_memory_is_there_before_anyone_touches_it_and_other_memory_is_not() {
-    assert_eq!(
+    let resident = || {
         with_block(&MappedSource::ANONYMOUS, MIB, |block| {
             // Behind it lies what other tests map: only its own pages count.
             MappedSource::ANONYMOUS.resident(block.start, block.size)
-        }),
-        0
-    );
+        })
+    };
+    // A huge page of memory that another test touches behind it may cover the block too, if that
+    // happens between the two calls.
+    assert!((0..20).any(|_| resident() == 0));
     let populated = MappedSource::ANONYMOUS.populated();
     if has(populated) {
         assert!(resident_untouched(populated) >= 3 * MIB);
@@ -96,12 +97,24 @@ fn transparent_huge_pages_back_what_is_touched() {
         return skip(&Lack::Machine("transparent huge pages are switched off"));
     }
     let huge = MappedSource::ANONYMOUS.transparent_huge();
+    // Faults for which the kernel had no huge page, in any process.
+    let fallbacks = || {
+        let text = fs::read_to_string("/proc/vmstat").unwrap();
+        let count = text.lines().find_map(|line| line.strip_prefix("thp_fault_fallback "));
+        count.unwrap().parse::<u64>().unwrap()
+    };
     if has(huge) {
+        let before = fallbacks();
         with_block(&huge, 8 * MIB, |block| {
             assert!(block.start.addr().get().is_multiple_of(2 * MIB));
             fill(block);
             let smaps = smaps(block.start);
-            assert!(bytes(&smaps, "AnonHugePages") > 0, "{smaps:?}");
+            assert!(smaps.iter().any(|line| line.starts_with("VmFlags:") && line.contains(" hg")));
+            let is_huge = bytes(&smaps, "AnonHugePages") > 0;
+            if !is_huge && fallbacks() > before {
+                return skip(&Lack::Chance("the kernel has no free huge page"));
+            }
+            assert!(is_huge, "{smaps:?}");
         });
     }
 }

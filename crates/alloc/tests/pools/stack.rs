@@ -322,7 +322,7 @@ fn a_mark_of_a_frame_that_was_popped_is_found_in_a_guarded_stack() {
     assert!(said.contains("popped twice"), "{said:?}");
 }
 
-/// Counts what was asked of the system.
+/// Counts the bytes that are taken from the system.
 #[derive(Debug, Default)]
 struct CountingSystem(std::cell::Cell<usize>);
 

@@ -61,7 +61,7 @@ fn a_block_costs_a_word_and_the_rest_up_to_a_multiple_of_sixteen() {
 }
 
 #[test]
-fn free_neighbours_become_one_block_in_whatever_order_they_are_freed() {
+fn free_neighbors_become_one_block_in_whatever_order_they_are_freed() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let mut buffer = memory(4 * KIB);
         let mut pool: Tlsf<_, 0> = Tlsf::unguarded(FixedBuffer::new(&mut buffer));

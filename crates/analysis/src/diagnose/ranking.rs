@@ -17,7 +17,7 @@ pub enum Symptom {
     Growth,
     /// The process is slow, or pauses.
     Latency,
-    /// The process or its neighbours are killed for lack of memory.
+    /// The process or its neighbors are killed for lack of memory.
     Oom,
     /// The process starts slowly.
     Start,

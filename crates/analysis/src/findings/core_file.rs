@@ -22,11 +22,13 @@ const SIGABRT: u32 = 6;
 const SIGBUS: u32 = 7;
 const SIGSEGV: u32 = 11;
 
-/// A member of an object at address 0 lies below this, `vm.mmap_min_addr` of most machines.
+/// An access below this address, the `vm.mmap_min_addr` of most machines, is an access to a member
+/// through a null pointer.
 const NEAR_NULL: u64 = 1 << 16;
-/// A stack with less than this below the stack pointer is full.
+/// A stack is full if fewer bytes than this are left below the stack pointer.
 const NEAR_FULL: u64 = 1 << 16;
-/// A frame that is larger than this can jump over a guard.
+/// Maximum distance of the faulting address from the stack pointer, and below the stack. A larger
+/// frame can skip the guard.
 const NEAR_STACK: u64 = 1 << 20;
 
 /// The signal, its thread, and the address of a fault.
@@ -62,7 +64,7 @@ fn overflowed_stack<'a>(
     let stack = &subject.mappings[index];
     let kind = subject.pools.pool_of(index).kind;
     let is_stack = matches!(kind, PoolKind::MainStack | PoolKind::ThreadStack)
-        // A thread whose stack pointer has left its stack leaves no other evidence of it.
+        // If the stack pointer is outside the stack, only the guard below identifies the stack.
         || stack.prot.write && stack.backing() == Backing::Anonymous && is_guard(subject, index);
     // A stack that is not full was not overflowed.
     let is_full = fault.thread.stack_pointer < stack.range.start.saturating_add(NEAR_FULL);
@@ -165,7 +167,7 @@ fn received(signal: &CoreSignal, thread: &CoreThread) -> Vec<CellValue> {
     }
 }
 
-/// The faulting address beside the mappings.
+/// Words on the faulting address: the mapping that contains it, or the nearest mappings.
 fn access(subject: &ExplainSubject<'_>, fault: &FaultContext<'_>) -> Vec<CellValue> {
     let address = CellValue::Address(fault.address);
     let mut claim = match fault.signal.number {
@@ -231,7 +233,7 @@ fn unmapped(
     claim
 }
 
-/// `gdb PROGRAM FILE`, and what it shows.
+/// `gdb PROGRAM FILE`, and the information that it shows.
 fn debugger(
     subject: &ExplainSubject<'_>,
     coverage: &CoreCoverage<'_>,
@@ -249,7 +251,7 @@ fn debugger(
     ]
 }
 
-/// A file that ends before its contents do.
+/// A core file that is shorter than its contents.
 fn truncated(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let coverage = subject.coverage.as_ref()?;
     let missing = coverage.missing();
@@ -274,7 +276,7 @@ fn truncated(subject: &ExplainSubject<'_>) -> Option<Finding> {
     })
 }
 
-/// A smaller part is what programs exclude themselves, such as keys.
+/// Programs exclude smaller shares themselves, such as keys (MADV_DONTDUMP).
 const MUCH_LEFT_OUT: f64 = 1.0 / 16.0;
 
 /// Writable anonymous memory that was not dumped.

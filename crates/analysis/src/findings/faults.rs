@@ -23,9 +23,9 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Faults(dirty),
 ];
 
-/// Fewer faults than this take no time that anyone notices.
+/// Fewer faults than this take negligible time.
 const MANY: u64 = 1000;
-/// Faults with I/O from which on they are worth a finding.
+/// Minimum number of major faults for a finding.
 const MANY_MAJOR: u64 = 10;
 /// A smaller share of all is not the first cause to examine.
 const LARGE: f64 = 0.2;
@@ -50,7 +50,7 @@ fn many(recording: &FaultRecording, kind: FaultKind) -> Option<u64> {
     (found >= MANY && is_large).then_some(found)
 }
 
-/// Function with most of them.
+/// The function with the largest of these counts, and that count.
 fn most_in(
     frames: &FaultFrames<'_>,
     counts: impl Fn(&StackFaults) -> u64,

@@ -27,7 +27,7 @@ pub(super) const RULES: &[FindingRule] = &[
 const LARGE: u64 = 16 << 20;
 /// A leak can be smaller: it grows.
 const LEAK: u64 = 1 << 20;
-/// Fewer allocations than this take no time that anyone notices.
+/// Fewer allocations than this take negligible time.
 const MANY: u64 = 100_000;
 /// A smaller share of all is not the first cause to examine.
 const PART: f64 = 0.1;
@@ -43,7 +43,7 @@ fn most_in(sites: &Sites<'_>, amount: impl Fn(&AllocationSite) -> HeapAmount) ->
         .map(|(words, _)| fact("most_in", "most of it in", CellValue::Name(words), ""))
 }
 
-/// True if nothing will be freed any more.
+/// True if the process has ended, so that nothing more is freed.
 fn is_over(recording: &HeapRecording) -> bool {
     matches!(recording.ending, HeapEnding::Ended(_) | HeapEnding::Gone)
 }
@@ -56,7 +56,7 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     if leaked.bytes < LEAK || part < PART || !is_over(recording) || grows(recording).is_some() {
         return None;
     }
-    // The most that was live is not known where older blocks are not.
+    // If the older blocks are unknown, the peak of the live bytes is unknown too.
     let claim = if recording.attached {
         vec![
             CellValue::Bytes(leaked.bytes),
@@ -89,13 +89,13 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// The least in each quarter of the time of what moments have; none where a quarter has none, or
-/// there are few in all.
+/// Minimum of `of` over the snapshots of each quarter of the recording. `None` if a quarter has no
+/// value, or there are too few snapshots.
 fn quarters(
     recording: &HeapRecording,
     of: impl Fn(&HeapSnapshot) -> Option<i128>,
 ) -> Option<[i128; 4]> {
-    /// With fewer moments a quarter is one of chance.
+    /// With fewer snapshots, the minimum of a quarter is random.
     const MOMENTS: usize = 16;
     let moments = &recording.moments;
     if moments.len() < MOMENTS || recording.took_ns == 0 {
@@ -112,8 +112,7 @@ fn quarters(
     Some([a, b, c, d])
 }
 
-/// True if each quarter of the time has more than the one before, by a tenth of all that was
-/// gained.
+/// True if each quarter exceeds the previous one by at least a tenth of the total gain.
 fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
     let gained = fourth - first;
     let step = (gained / 10).max(1);
@@ -121,8 +120,8 @@ fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
         && [second - first, third - second, fourth - third].iter().all(|more| *more >= step)
 }
 
-/// The least that was live in each quarter of the time; none where it did not grow from each to the
-/// next.
+/// Minimum live bytes in each quarter of the time; `None` if the memory does not grow from each
+/// quarter to the next.
 fn grows(recording: &HeapRecording) -> Option<[u64; 4]> {
     let live = quarters(recording, |moment| Some(moment.live.bytes.into()))?;
     let least = live.map(|bytes| u64::try_from(bytes).unwrap_or(0));
@@ -142,7 +141,7 @@ fn grows(recording: &HeapRecording) -> Option<[u64; 4]> {
 /// older blocks are not counted, the memory of the process and its allocator is the evidence: new
 /// blocks that replace older ones need no new memory.
 fn grows_by(recording: &HeapRecording) -> Option<u64> {
-    // Unmapped mappings and blocks of pools from before are not counted.
+    // Frees of older blocks do not include unmapped mappings and blocks of older pools.
     let is_heap = recording.sites.iter().all(|site| site.kind == AllocationKind::Heap);
     let net = |moment: &HeapSnapshot| {
         let freed = moment.older_freed.filter(|_| is_heap)?;
@@ -280,7 +279,7 @@ fn held_claim(
 /// Footprint of the allocator that is not live.
 fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    // The live bytes are unknown if older blocks are: they cannot be compared with the footprint.
+    // If the older blocks are unknown, the live bytes cannot be compared with the footprint.
     if recording.attached {
         return None;
     }
@@ -327,8 +326,8 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// The same of an allocator of which it is only known which mappings have blocks in them: what is
-/// resident there and not live.
+/// [`held`] for an allocator of unknown footprint: resident bytes that are not live, in the
+/// mappings that contain its blocks.
 fn resident(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let layout = layout::worst(recording)?;
@@ -440,13 +439,13 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// A peak that stands alone.
+/// A short peak: at least twice the median of the live bytes, with few snapshots above half of it.
 fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     // With sampling, the highest estimate is an outlier by chance.
     let peak = peak::bounds(recording).map_or(recording.totals.peak.bytes, |it| it.least);
     let mut live: Vec<u64> = recording.moments.iter().map(|moment| moment.live.bytes).collect();
-    // The contribution of older blocks is unknown for both.
+    // The contribution of older blocks is unknown for the peak and for the median.
     if live.len() < 16 || peak < LARGE || recording.attached {
         return None;
     }
@@ -481,7 +480,7 @@ fn spike(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// Allocations that are freed at once.
+/// Many allocations that are freed before the same thread allocates again.
 fn temporary(sites: &Sites<'_>) -> Option<Finding> {
     let totals = &sites.recording.totals;
     if totals.temporary < MANY || float(totals.temporary) < float(totals.allocated.blocks) * 0.3 {
@@ -508,7 +507,7 @@ fn temporary(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// One place that makes most of very many allocations.
+/// One function that makes at least half of very many allocations.
 fn hot(sites: &Sites<'_>) -> Option<Finding> {
     let totals = &sites.recording.totals;
     if totals.allocated.blocks < 10 * MANY {

@@ -28,7 +28,7 @@ pub(super) const LARGE: Bytes = Bytes::mib(8);
 pub(super) const PART: f64 = 0.2;
 /// Leaks are worth a finding from this share of the live bytes on.
 const LEAKED_PART: f64 = 0.01;
-/// A heap with more arenas than this per thread has arenas that few threads use.
+/// Minimum number of arenas other than the main arena for a finding.
 const MANY_ARENAS: u64 = 8;
 
 /// The change of a program whose heap has free pages.
@@ -182,7 +182,8 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Blocks that no root reaches. Pointers that were not read could lead to them.
+/// Blocks that no root reaches. `None` if memory was not read, since pointers in it could lead to
+/// them.
 fn leaked(scan: &HeapScan) -> Option<Finding> {
     let graph = scan.graph.as_ref().filter(|graph| graph.unseen.is_zero())?;
     let (leaked, live) = (Bytes(graph.leaked.bytes), Bytes(scan.heap.live().bytes));
@@ -217,8 +218,8 @@ fn leaked(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// The change of a program that leaks most in a group of blocks, whose allocating function is given
-/// if it is known.
+/// Change of the program for its largest group of leaked blocks. `function` is their allocating
+/// function, if known.
 fn leak_advice(group: &LeakGroup, function: Option<CellValue>) -> Vec<CellValue> {
     let mut advice = match function {
         Some(function) => vec![
@@ -326,7 +327,7 @@ fn many_arenas(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Parts without a result.
+/// Parts of the heap that could not be walked.
 fn not_walked(scan: &HeapScan) -> Option<Finding> {
     let missing: Bytes = scan.heap.gaps.iter().map(|gap| gap.bytes).sum();
     (!missing.is_zero()).then(|| {

@@ -10,7 +10,7 @@ use crate::thp::{MUCH, NOTABLE, SPARSE, ZeroEstimate};
 /// The rules, in the order of their reports.
 pub(super) const RULES: &[FindingRule] = &[FindingRule::HugePages(bloat)];
 
-/// Huge pages that hold little.
+/// Huge pages with much zero-filled memory.
 fn bloat(
     snapshot: &Snapshot,
     rows: &ThpRows<'_>,

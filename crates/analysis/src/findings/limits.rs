@@ -16,9 +16,9 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Limits(resource_limits),
 ];
 
-/// From this share of a limit on, the next doubling of a buffer meets it.
+/// From this share of a limit on, doubling a buffer can reach the limit.
 pub(crate) const NEAR: f64 = 0.8;
-/// From here on, the next small request may.
+/// From this share on, a small request can reach the limit.
 const AT: f64 = 0.95;
 /// Page cache fills a cgroup and is reclaimed, so a cgroup is normally closer to its limit than a
 /// process.
@@ -28,7 +28,7 @@ fn severity(share: f64) -> Severity {
     if share >= AT { Severity::Critical } else { Severity::Warning }
 }
 
-/// The share of a limit that is used, where that is near.
+/// The used share of a limit, if it is at least `from`.
 fn near(used: Bytes, limit: Bytes, from: f64) -> Option<f64> {
     used.fraction_of(limit).filter(|&share| share >= from)
 }
@@ -53,7 +53,7 @@ pub(crate) fn map_count_use(subject: &ExplainSubject<'_>) -> Option<LimitUse> {
     Some(LimitUse { used: subject.mappings.len() as u64, limit })
 }
 
-/// `vm.max_map_count`.
+/// Number of mappings near `vm.max_map_count`.
 fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let LimitUse { used: count, limit } = map_count_use(subject)?;
     let share = near(Bytes(count), Bytes(limit), NEAR)?;
@@ -78,7 +78,7 @@ fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// The memory cgroup.
+/// A memory cgroup near its limit.
 fn cgroup(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let cgroup = subject.snapshot.cgroup.as_ref().ok()?;
     let (limit, usage) = (cgroup.limit?, *cgroup.usage.as_ref().ok()?);
@@ -108,7 +108,7 @@ fn cgroup(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// A resource limit: what it bounds, and what happens there.
+/// A resource limit, the amount that it bounds, and the effect of reaching it.
 pub(crate) struct LimitBound {
     pub(crate) id: &'static str,
     pub(crate) name: &'static str,

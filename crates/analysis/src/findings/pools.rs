@@ -1,4 +1,4 @@
-//! Pools of pagewise's allocators that hold memory for nothing.
+//! Findings about pools of pagewise's allocators that hold much unused memory.
 
 use pagewise_model::Bytes;
 use pagewise_model::pagewise_pools::RegisteredPool;
@@ -10,9 +10,9 @@ use crate::pagewise_pools::called;
 /// The rules, in the order of their reports.
 pub(super) const RULES: &[FindingRule] = &[FindingRule::Pool(idle)];
 
-/// A pool holds too much if it holds at least this many times its live bytes,
+/// Minimum ratio of the footprint of a pool to its live bytes for a finding.
 const IDLE_TIMES: u64 = 4;
-/// and at least this.
+/// Minimum footprint of a pool for a finding.
 const IDLE_BYTES: Bytes = Bytes::mib(8);
 
 /// A pool that holds much more than is allocated from it.

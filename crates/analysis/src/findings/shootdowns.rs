@@ -15,15 +15,15 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Shootdowns(from_others),
 ];
 
-/// Fewer than this are not worth a word, whatever they cost.
+/// Minimum number of shootdowns for a finding, whatever they cost.
 const FEWEST: u64 = 100;
 /// Rate per second from which on a cause is worth advice.
 const OFTEN: f64 = 100.0;
 /// Share of the recorded time, spent waiting for other CPUs, from which on a cause is worth advice.
 const MUCH: f64 = 0.002;
-/// From here on it is a warning.
+/// From this share on, the finding is a warning.
 const TOO_MUCH: f64 = 0.02;
-/// Orders for no more pages than this are small.
+/// A flush request for at most this number of pages is small.
 const FEW_PAGES: f64 = 8.0;
 /// Number of CPUs per shootdown from which on their number is the main cost.
 const MANY_CPUS: f64 = 4.0;
@@ -32,7 +32,7 @@ const MANY_CPUS: f64 = 4.0;
 const DONTNEED: u64 = 4;
 const FREE: u64 = 8;
 
-/// Number of shootdowns: of requests, if the interrupted CPUs are unknown.
+/// Number of shootdowns, or of flush requests if the interrupted CPUs are unknown.
 fn shootdowns(told: &ShootdownCauses<'_>, sum: &FlushSum) -> u64 {
     if told.has_queue() { sum.shootdowns } else { sum.orders }
 }
@@ -173,7 +173,7 @@ pub(crate) fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'s
     })
 }
 
-/// Each order interrupts many CPUs.
+/// Shootdowns that interrupt many CPUs each.
 fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let FlushSum { shootdowns, ipis, .. } = told.all;
     let each = ratio(ipis, shootdowns).filter(|each| *each >= MANY_CPUS)?;

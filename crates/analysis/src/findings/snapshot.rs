@@ -25,7 +25,8 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Snapshot(spread_over_nodes),
 ];
 
-/// Less in swap than this is what start-up code leaves there on any machine that swaps.
+/// Minimum of swapped memory for a finding. Start-up code leaves less in swap on any machine that
+/// swaps.
 const SWAPPED: Bytes = Bytes::mib(1);
 /// From this share on, the process is likely to wait for its own memory.
 const MOSTLY_SWAPPED: f64 = 0.25;
@@ -67,8 +68,8 @@ pub(crate) struct WritableCode {
     pub(crate) largest: usize,
 }
 
-/// Beginnings of the names of programs and libraries that compile code while they run. Their
-/// writable code is how they work.
+/// Prefixes of the names of programs and libraries that compile code while they run, and therefore
+/// need writable code.
 const COMPILERS: &[&str] = &[
     "java",
     "libjvm",
@@ -209,7 +210,7 @@ pub(crate) struct StaleCode {
     pub(crate) reserved: Bytes,
 }
 
-/// The code of a process that is not that of the files on disk; `None` if all is.
+/// Code of a process that differs from the files on disk; `None` if all of it matches.
 pub(crate) fn stale_code(subject: &ExplainSubject<'_>) -> Option<StaleCode> {
     let stale = |object: &&pagewise_model::object::ElfObject| {
         matches!(object.on_disk, Ok(OnDisk::Replaced | OnDisk::Missing))
@@ -265,7 +266,8 @@ fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// A server with eight worker threads has eight arenas, and that is well.
+/// Minimum number of arena heaps for a finding. A server with eight worker threads normally has
+/// eight.
 const MANY_HEAPS: u64 = 16;
 
 /// glibc arenas.
@@ -342,7 +344,7 @@ fn page_tables(subject: &ExplainSubject<'_>) -> Option<Finding> {
 
 /// Fewer huge pages than this cannot bloat by much.
 const MUCH_HUGE: Bytes = Bytes::mib(128);
-/// From this share of RES on, what huge pages waste is what the process wastes.
+/// From this share of RES on, the waste in huge pages dominates the waste of the process.
 const MOSTLY_HUGE: f64 = 0.5;
 
 /// Memory in huge pages that the program did not request with `MADV_HUGEPAGE`, or may not have
@@ -388,7 +390,7 @@ fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
 
 /// Every process copies some pages of its libraries while it relocates them: a large one 10 MiB.
 const MANY_COPIES: Bytes = Bytes::mib(16);
-/// Fewer than this are lost in the rest of the process.
+/// Minimum share of RES for a finding about copies.
 const COPIES_TO_RESIDENT: f64 = 0.1;
 
 /// Private copies of pages of mapped files.
@@ -430,13 +432,13 @@ fn anonymous(mapping: &Mapping) -> Bytes {
     }
 }
 
-/// More address space than this makes people who read VIRT ask.
+/// Minimum VIRT for a finding about reserved address space.
 const HUGE_VIRT: Bytes = Bytes::gib(8);
-/// With less than this resident, VIRT says nothing about memory.
+/// Below this resident share, VIRT does not indicate the used memory.
 const LITTLE_RESIDENT: f64 = 1.0 / 16.0;
 
-/// Huge address space of which little is resident, and that no runtime explains: what each process
-/// of a runtime does is normal.
+/// Huge address space of which little is resident. Reservations that every process of a language
+/// runtime makes are excluded.
 fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let statm = subject.snapshot.statm.as_ref().ok()?;
     let share = statm.resident.fraction_of(statm.size)?;
@@ -470,18 +472,18 @@ fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-/// True if a language runtime, a sanitizer or malloc reserves the address space, or if it cannot be
-/// accessed: memory that is filled later has other protection.
+/// True if a language runtime, a sanitizer or malloc reserves the address space, or if it is
+/// inaccessible: memory that is filled later has other protection.
 fn is_usual_reserve(subject: &ExplainSubject<'_>, largest: PoolKind) -> bool {
     let is_of_runtime = LanguageRuntime::of_process(subject.snapshot).is_some();
     let kinds = [PoolKind::Sanitizer, PoolKind::Go, PoolKind::MallocArena, PoolKind::Reserve];
     is_of_runtime || kinds.contains(&largest)
 }
 
-/// Less than this merged is not worth a word.
+/// Minimum of merged memory for a finding.
 const MERGED: Bytes = Bytes::mib(1);
 
-/// KSM.
+/// Pages that KSM merged, or a loss by KSM.
 fn merged(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let ksm = subject.snapshot.ksm.as_ref().ok()?;
     let page_size = subject.snapshot.provenance.page_size;
@@ -516,7 +518,7 @@ fn merged(subject: &ExplainSubject<'_>) -> Option<Finding> {
 const MUCH_ON_NODES: Bytes = Bytes::gib(1);
 /// One node with this much is a bottleneck for the threads on the others.
 const FULLEST_NODE: f64 = 0.75;
-/// Less than this elsewhere: the process lives on one node, and that is well.
+/// With a smaller share on other nodes, the process is local to one node.
 const OTHER_NODES: f64 = 0.05;
 
 /// The NUMA node that has most of a process's memory.

@@ -1,4 +1,4 @@
-//! Reasons to doubt the numbers.
+//! Findings that make measured numbers doubtful: failed runs, outliers, drift, scaled counts.
 
 use pagewise_model::Name;
 use pagewise_model::ending::ProgramEnding;
@@ -19,9 +19,9 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Measurement(changing_frequency),
 ];
 
-/// A trend is reported if chance alone makes one so seldom,
+/// Maximum p-value of a reported trend.
 const UNLIKELY: f64 = 0.01;
-/// and it matters.
+/// Minimum relative change of a reported trend.
 const NOTABLE: f64 = 0.02;
 
 /// Doubts about the runs of each command.
@@ -37,7 +37,7 @@ fn of_each_command(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding>
     found
 }
 
-/// Which command a doubt is about, where there are two.
+/// The command that a doubt concerns; `None` if there is only one command.
 #[derive(Clone, Copy)]
 struct DoubtedCommand(Option<&'static str>);
 
@@ -178,7 +178,7 @@ fn drifting(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     Some(doubt("drift", Severity::Warning, claim, facts.into_iter().chain(whose.fact()), step))
 }
 
-/// Counts that were scaled since the counters took turns.
+/// Counts that were scaled because the counters were multiplexed.
 fn multiplexed(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     let scaled: Vec<_> = rows.iter().filter(|row| row.scale > 1.0).collect();
     let most = scaled.iter().map(|row| row.scale).fold(1.0, f64::max);
@@ -199,7 +199,7 @@ fn multiplexed(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     })
 }
 
-/// Events that we may count in user mode only.
+/// Events that are counted in user mode only, for lack of permission.
 fn user_mode_only(_: &Measurement, arms: &[StatRows]) -> Option<Finding> {
     let rows = arms.first()?;
     let partly =

@@ -145,7 +145,7 @@ pub fn owner_text(id: &str) -> Option<&'static OwnerText> {
     OWNERS.iter().find(|owner| owner.id == id)
 }
 
-/// Parts of an owner that are kept.
+/// Maximum number of listed parts of an owner.
 const MAX_PARTS: usize = 8;
 
 /// Counters by name; a missing counter is 0 bytes of its owner, since the kernel has no such
@@ -189,8 +189,8 @@ impl Figures<'_> {
         self.meminfo("VmallocUsed") - stacks
     }
 
-    /// The first part, which boot has taken, is outside of `MemTotal`. If its size is unknown, so
-    /// is the rest: it stays unaccounted.
+    /// Percpu memory that the kernel allocated at boot is outside of `MemTotal`. If its size is
+    /// unknown, all percpu memory stays unaccounted.
     fn percpu(&self) -> Bytes {
         let at_boot = self.0.percpu_at_boot.as_ref();
         at_boot.map_or(Bytes::ZERO, |at_boot| self.meminfo("Percpu") - *at_boot)
@@ -250,7 +250,8 @@ pub fn account(reading: &SystemReading) -> MemoryAccount {
     let owner = |text: &OwnerText| {
         let bytes = figures.owner(text.id);
         let mut parts = parts(reading, text.id);
-        // Page cache of a file system has mapped pages too, which belong to processes.
+        // The page cache of a file system includes mapped pages, which processes own, so a part can
+        // exceed its owner.
         parts.retain(|part| part.bytes <= bytes);
         (!bytes.is_zero()).then(|| MemoryOwner { id: text.id.to_owned(), bytes, parts })
     };

@@ -17,7 +17,7 @@ use crate::system::{SystemOptions, files_blocks};
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.system.cgroups/1";
 
-/// Memory of a cgroup that the kernel can drop without swap, and what it did not use lately.
+/// Working set of a cgroup: charged memory without inactive page cache.
 fn working_set(node: &CgroupNode) -> Reading<Bytes> {
     let current = node.current.clone()?;
     line(node, "inactive_file").map(|inactive| current - inactive)
@@ -29,7 +29,7 @@ fn line(node: &CgroupNode, name: &str) -> Reading<Bytes> {
     found.ok_or_else(|| Absent::NotInThisKernel("".into()))
 }
 
-/// Anonymous memory: `rss` of v1 leaves out nothing of it.
+/// Anonymous memory: `anon`, or `rss` in v1.
 fn anonymous(node: &CgroupNode) -> Reading<Bytes> {
     line(node, "anon").or_else(|_| line(node, "rss"))
 }
@@ -40,8 +40,8 @@ fn cache(node: &CgroupNode) -> Reading<Bytes> {
     Ok(all - line(node, "shmem").unwrap_or_default())
 }
 
-/// Memory of the kernel on account of the cgroup: the rest of the charged memory where the kernel
-/// has no counter for it.
+/// Kernel memory charged to the cgroup. Without a counter in the kernel, it is the rest of the
+/// charged memory.
 fn kernel(node: &CgroupNode) -> Reading<Bytes> {
     line(node, "kernel").or_else(|why| {
         // The root of version 1 does not charge it.
@@ -90,8 +90,8 @@ fn is_empty(node: &CgroupNode) -> bool {
         && node.current.as_ref().is_ok_and(|it| it.is_zero())
 }
 
-/// The memory cgroups as a report; `files` has the cgroups to which the page cache of files is
-/// charged, if that was asked for.
+/// The memory cgroups as a report; `reading` has the cgroups to which the page cache of files is
+/// charged, if that was requested.
 pub fn cgroups(
     tree: &CgroupTree,
     reading: Option<&SystemReading>,
@@ -265,11 +265,11 @@ fn branch(node: &CgroupNode) -> CellValue {
     }
 }
 
-/// A cgroup with less than this share of its limit beside page cache.
+/// Minimum share of the limit that the working set takes, for a finding.
 const NEAR_LIMIT: f64 = 0.9;
-/// Page cache of a cgroup without processes that is a finding.
+/// Minimum page cache of a cgroup without processes, for a finding.
 const MUCH_CACHE: Bytes = Bytes::mib(64);
-/// Findings of one kind that are listed.
+/// Maximum number of listed findings of one kind.
 const MAX_LISTED: usize = 4;
 
 fn findings(tree: &CgroupTree, order: &[usize]) -> Vec<Finding> {

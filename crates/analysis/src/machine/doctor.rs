@@ -1,5 +1,5 @@
-//! The settings that cost latency or memory: what each is, whether that is well, and the way there
-//! and back.
+//! Report of the settings that cost latency or memory: value, verdict, and the commands that change
+//! and restore each.
 
 mod checks;
 mod judge;
@@ -55,7 +55,7 @@ impl SettingVerdict {
     }
 }
 
-/// For whom to judge.
+/// Profile and process for which settings are judged.
 #[derive(Clone, Copy, Debug)]
 pub struct DoctorOptions<'a> {
     /// The user's profile; `None` checks only settings that cost in any case.
@@ -64,8 +64,8 @@ pub struct DoctorOptions<'a> {
     pub target: Option<&'a Snapshot>,
 }
 
-/// Judges settings: table `checks` for programs; for people what could be better, then what is
-/// well.
+/// Judges settings: programs get table `checks`; people get the settings to improve, then those
+/// that fit.
 pub fn doctor(settings: &SystemSettings, options: &DoctorOptions<'_>) -> Report {
     let outcomes = outcomes(&DoctorSubject { settings, options });
     let mut blocks = vec![ReportBlock::Facts(overview(settings, options, &outcomes))];
@@ -199,7 +199,7 @@ fn well(outcomes: &[SettingOutcome]) -> Option<ReportTable> {
     (!rows.is_empty()).then(|| table("", "Settings that fit", Audience::People, columns))
 }
 
-/// A value that stands left in its column, as words do: a size keeps its unit there.
+/// A value for people; an empty name becomes "(empty)".
 fn in_words(value: &CellValue) -> CellValue {
     match value {
         CellValue::Name(name) if name.is_empty() => CellValue::Name(Name::from("(empty)")),
@@ -242,7 +242,7 @@ mod tests {
         Absent::NotInThisKernel("".into())
     }
 
-    /// A machine with these in its files, and with all else in order.
+    /// A machine with these files, whose other settings all fit.
     fn machine(files: &[(&str, &str)]) -> SystemSettings {
         let files = files
             .iter()
@@ -290,7 +290,7 @@ mod tests {
     const PTES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_none";
 
     #[test]
-    fn each_profile_judges_by_what_it_wants() {
+    fn each_profile_has_its_own_verdicts() {
         // id, file, value; the verdicts without a profile, for latency, for density.
         let cases = [
             ("thp_enabled", THP, "always", ["note", "note", "warn"]),

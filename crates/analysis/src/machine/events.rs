@@ -13,7 +13,7 @@ use crate::explain::{fact, meaning};
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.events/1";
 
-/// Those who count, with a heading.
+/// Origins of events, with their keys and headings.
 const ORIGINS: &[(MetricOrigin, &str, &str)] = &[
     (MetricOrigin::Software, "software", "Counted by the kernel"),
     (MetricOrigin::Tracepoint, "tracepoint", "Tracepoints"),

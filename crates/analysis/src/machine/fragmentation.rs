@@ -1,9 +1,9 @@
-//! Free memory by block size: how much of it can be had in large blocks, and what the kernel did to
-//! get some.
+//! Free memory by block size: the part that is available in large blocks, and the kernel's counters
+//! of compaction and reclaim.
 //!
-//! All arithmetic is on free blocks. The kernel keeps some back (watermarks, the reserve of low
-//! zones), so what can be had is at most what is said here; and compaction can make larger blocks
-//! of movable pages, so it can also become more.
+//! All sums count free blocks. Less can be allocated, because the kernel keeps a reserve
+//! (watermarks, reserve of low zones). More large blocks can become available, because compaction
+//! moves movable pages.
 
 mod counters;
 mod zones;
@@ -48,7 +48,7 @@ pub fn unusable_index(free: Bytes, allocatable: Bytes) -> Option<f64> {
 /// The free memory of a machine, and the part that huge pages can be made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeForHugePages {
-    /// All of it.
+    /// All free memory.
     pub free: Bytes,
     /// The part in free blocks that hold a huge page.
     pub allocatable: Bytes,
@@ -75,8 +75,8 @@ pub fn huge_of_free(reading: &SystemReading) -> Reading<FreeForHugePages> {
     })
 }
 
-/// Why a request of an order fails in a zone: towards 0 for lack of memory, towards 1 since what is
-/// free lies in small blocks. `None` where it would not fail, or no block is free.
+/// The reason why a request of an order fails in a zone: near 0 for lack of memory, near 1 for
+/// fragmentation. `None` if the request would not fail, or no block is free.
 ///
 /// The kernel's `extfrag_index`: `1 - (1 + free pages / requested pages) / free blocks`. It
 /// compacts a zone instead of reclaiming where this exceeds `vm.extfrag_threshold` / 1000.
@@ -98,7 +98,7 @@ pub fn huge_order(huge_size: Bytes, page_size: PageSize) -> Reading<usize> {
     }
 }
 
-/// The zones with what everything here is reckoned by.
+/// The zones, and the order of a huge page.
 struct ZoneSubject<'a> {
     all: &'a FreeMemory,
     zones: &'a [Zone],
@@ -132,7 +132,7 @@ pub fn fragmentation(now: &FreeMemory) -> Report {
     report(None, now)
 }
 
-/// [`fragmentation`] of the later, with what was counted since the earlier.
+/// [`fragmentation`] of `now`, with the increase of the counters since `before`.
 pub fn since(before: &FreeMemory, now: &FreeMemory) -> Report {
     report(Some(before), now)
 }
@@ -235,8 +235,8 @@ fn verdict(subject: &ZoneSubject<'_>) -> Paragraph {
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
-/// One line of a live series: what can be had now, and what was counted since `before`. `first` is
-/// where the clock starts.
+/// One line of a live series: memory available now, and counters that increased since `before`. The
+/// elapsed time counts from `first`.
 pub fn series_row(first: &FreeMemory, before: &FreeMemory, now: &FreeMemory) -> Report {
     let elapsed = counters::elapsed_ns(first, now);
     let mut line =
@@ -262,7 +262,7 @@ pub fn series_row(first: &FreeMemory, before: &FreeMemory, now: &FreeMemory) -> 
     Report { schema: "pagewise.fragmentation.series/1", title: Vec::new(), blocks }
 }
 
-/// A share of something, as a number for programs.
+/// An index from 0 to 1 as a cell.
 fn index(value: Option<f64>) -> CellValue {
     value.map_or(CellValue::None, CellValue::Share)
 }
@@ -328,11 +328,11 @@ mod tests {
     }
 
     #[test]
-    fn the_fragmentation_index_tells_want_of_memory_from_want_of_large_blocks() {
-        // 1 - (1 + 1000/512) / 1000: much is free, in single pages.
+    fn the_fragmentation_index_separates_lack_of_memory_from_fragmentation() {
+        // 1 - (1 + 1000/512) / 1000: much memory is free, in single pages.
         let scattered = fragmentation_index(&zone(&[1000]), 9, PAGE).unwrap();
         assert!((scattered - 0.997_046_875).abs() < 1e-9, "{scattered}");
-        // One block is all there is: 1 - (1 + 1/512) / 1 is below 0, which the kernel cuts off too.
+        // A single free block: 1 - (1 + 1/512) / 1 is below 0, and is clamped.
         assert_eq!(fragmentation_index(&zone(&[1]), 9, PAGE), Some(0.0));
         let mut served = vec![0; 10];
         served[9] = 1;

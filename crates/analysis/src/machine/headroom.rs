@@ -40,8 +40,8 @@ pub fn headroom(
     }
 }
 
-/// Free memory above a watermark of each zone, and above what requests for the highest zone leave
-/// in lower zones.
+/// Free memory above a watermark of each zone, and above the part of each zone that is protected
+/// from requests for the highest zone.
 fn above_watermark(
     zones: &[ZoneFigures],
     free: Bytes,
@@ -54,7 +54,7 @@ fn above_watermark(
     };
     let in_zones = zones.iter().fold(0_u64, |sum, zone| sum.saturating_add(zone.free));
     let usable = zones.iter().fold(0_u64, |sum, zone| sum.saturating_add(usable(zone)));
-    // Kernels that initialize memory late count pages as free that no zone has yet.
+    // Kernels with deferred page initialization count free pages that no zone has yet.
     let outside = free - page_size.pages(in_zones);
     page_size.pages(usable) + outside
 }

@@ -35,9 +35,9 @@ pub enum OomExemption {
     Adjusted,
     /// It has ended.
     NoMemory,
-    /// The kernel gives it the score 0, although its size has another.
+    /// The kernel shows score 0, although the size of the process implies a higher score.
     Skipped,
-    /// The process that reads: it has ended when memory runs out.
+    /// The pagewise process that reads: it has ended before memory runs out.
     Ourselves,
 }
 
@@ -131,7 +131,7 @@ pub fn rank<'a>(
         OomRank { process, badness: why.map_or(Ok(points), Err) }
     };
     let mut ranks: Vec<OomRank<'a>> = processes.map(rank).collect();
-    // The sort is stable, so of equal processes the one that was visited last stays first.
+    // The sort is stable: the process that the kernel visits last stays first among equals.
     ranks.reverse();
     ranks.sort_by_key(|rank| std::cmp::Reverse(rank.badness.unwrap_or(i64::MIN)));
     ranks
@@ -190,14 +190,13 @@ pub(crate) fn next_of_machine(reading: &SystemReading, ourselves: Option<Pid>) -
     facts_of("oom.next", title, FactsShape::Line, next_facts(next_victim(&ranks)))
 }
 
-/// Memory that the processes hold which the OOM killer never selects, as a share of the machine
-/// above which it is a finding.
+/// Minimum share of RAM in processes that the OOM killer never selects, for a finding.
 const PROTECTED_SHARE: f64 = 0.5;
-/// Unaccounted memory that is a finding.
+/// Minimum unaccounted share of RAM for a finding.
 const UNACCOUNTED_SHARE: f64 = 0.01;
 /// Available memory below which reclaim slows all programs.
 const AVAILABLE_SHARE: f64 = 0.05;
-/// tmpfs memory that is a finding.
+/// Minimum share of tmpfs in RAM for a finding.
 const SHMEM_SHARE: f64 = 0.25;
 
 /// Findings about the memory of the machine.
@@ -289,7 +288,7 @@ fn programs_only(facts: NamedFacts) -> NamedFacts {
 
 /// Comparison of the scores with the kernel's.
 fn check(reading: &OomReading, ranks: &[OomRank<'_>], pages: u64) -> NamedFacts {
-    /// The kernel's RSS may differ by the counts that single CPUs hold back.
+    /// The kernel's RSS may differ by per-CPU counts that are not yet summed.
     const TOLERANCE: u64 = 1;
     let scored = ranks
         .iter()
@@ -352,8 +351,8 @@ fn findings(
 /// A limit is near if less than this share of it is left, and very near below the second share.
 const NEAR_SHARE: f64 = 0.1;
 const VERY_NEAR_SHARE: f64 = 0.02;
-/// A forecast of less than these seconds is a finding, of less than half the limit or always: an
-/// interval of a second sees short bursts.
+/// A forecast below the first time is a finding if less than half of the limit is left; a forecast
+/// below the second time always is. Readings one second apart also measure short bursts.
 const SOON_SECONDS: f64 = 600.0;
 const VERY_SOON_SECONDS: f64 = 60.0;
 

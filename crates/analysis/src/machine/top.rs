@@ -81,8 +81,8 @@ fn outdated(members: &[&SweepProcess], now_ns: u64) -> OutdatedProcesses {
     })
 }
 
-/// The columns that apply to the rows and have a value in one of them. Those without a value in a
-/// table without rows stay, so that its heading is complete.
+/// The columns that apply to the rows and have a value in one of them. A table without rows keeps
+/// all columns that apply, so that its heading is complete.
 fn columns(query: &TopQuery, rows: &[TopRow]) -> Vec<TopColumn> {
     let applies = |column: TopColumn| match query.subject {
         TopSubject::Processes => !matches!(column, TopColumn::Current | TopColumn::Limit),

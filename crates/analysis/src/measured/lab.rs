@@ -1,4 +1,5 @@
-//! Notebooks of the lab as reports: what there is to try, what came out, how two notebooks differ.
+//! Notebooks of the lab as reports: the experiments, their results, and the comparison of two
+//! notebooks.
 
 use pagewise_model::lab::{
     ClaimVerdict, Environment, ExperimentArm, ExperimentClaim, ExperimentQuantity,
@@ -64,7 +65,7 @@ fn skip_reasons(experiments: &[ExperimentRecord]) -> Vec<Paragraph> {
     reasons.into_iter().map(paragraph).collect()
 }
 
-/// All that an experiment says of itself.
+/// Description of an experiment, without results.
 pub fn describe(experiment: &ExperimentRecord) -> Report {
     let named = |rows: Vec<(&Label, CellValue, &Label)>| {
         let (mut names, mut values, mut meanings) = (Vec::new(), Vec::new(), Vec::new());
@@ -187,7 +188,7 @@ fn remarks(notebook: &Notebook) -> Vec<Paragraph> {
     {
         let times = first / second;
         remarks.push(paragraph("", format!(
-            "The host takes back memory that nobody uses: its first touch takes {times:.0} times as long as later ones. \
+            "The host takes back unused memory: its first touch takes {times:.0} times as long as later ones. \
              Memory was touched before each experiment."
         )));
     }
@@ -197,7 +198,7 @@ fn remarks(notebook: &Notebook) -> Vec<Paragraph> {
     remarks
 }
 
-/// One row an experiment.
+/// One row per experiment.
 fn verdicts(experiments: &[ExperimentRecord]) -> ReportTable {
     let values = |of: &dyn Fn(&ExperimentRecord) -> CellValue| {
         ColumnCells::Values(experiments.iter().map(of).collect())
@@ -342,7 +343,7 @@ struct Typical {
     interval: Option<Interval>,
 }
 
-/// Typical value; the first reason if no run has a value.
+/// The median; if no run has a value, the reason of the first run.
 fn typical(arm: &ExperimentArm, quantity: &ExperimentQuantity) -> Reading<Typical> {
     let values = arm.values(&quantity.name);
     match Summary::from_values(&values) {
@@ -393,7 +394,7 @@ fn said(experiment: &ExperimentRecord) -> NamedFacts {
     NamedFacts { audience: Audience::People, ..facts_of("", "", FactsShape::List, facts) }
 }
 
-/// Conditions by quantities.
+/// One row per condition, one column per quantity.
 fn numbers(experiment: &ExperimentRecord) -> ReportTable {
     let arms = || experiment.arms.iter();
     let names = arms().map(|arm| arm.name.clone()).collect();
@@ -515,7 +516,7 @@ fn compared_rows(rows: &[ComparedQuantity], key: &'static str, audience: Audienc
     table(key, "", audience, columns)
 }
 
-/// A quantity of a condition in both.
+/// A quantity under one condition, in both notebooks.
 struct ComparedQuantity {
     experiment: Label,
     arm: Label,

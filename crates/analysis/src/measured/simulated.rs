@@ -15,7 +15,7 @@ use crate::blocks::{facts_of, for_programs, table};
 use crate::cells;
 use crate::explain::{fact, meaning};
 
-/// Limits of every count.
+/// Assumptions of the simulation, which limit every count.
 const OF_CACHES: &str = "Simulated, not measured. Writes allocate a line as reads do. Caches do not prefetch, and \
     nothing else runs on the CPU: no kernel, no page walks, no instructions. ";
 const OF_TLBS: &str = "All memory is in pages of the one size. The access that comes first in the program's order \
@@ -43,7 +43,7 @@ pub fn tlb(simulation: &Simulation) -> Report {
     )
 }
 
-/// Cache misses by policy: the same keys, and `policies[]`.
+/// Cache misses by policy: the keys of [`tlb`], with `policies[]` instead of `pages[]`.
 pub fn cache(simulation: &Simulation) -> Report {
     let by_policy = table("policies", "By policy", Audience::Everyone, policies(simulation));
     report(
@@ -123,7 +123,7 @@ fn stream(stream: &AccessStream) -> Vec<Fact> {
     ]
 }
 
-/// Headline for programs: the caches of the headline, and the smallest pages.
+/// Misses for programs: those of the first cache policy, and of the smallest pages.
 fn headline(simulation: &Simulation, for_people: Vec<Fact>) -> NamedFacts {
     let caches = simulation.caches.first();
     let l2 = caches.map_or(Err(not_simulated()), |run| run.l2.clone());

@@ -23,8 +23,8 @@ pub const SCHEMA: &str = "pagewise.stat/1";
 /// Metric by which runs are compared.
 pub(crate) const WALL: &str = "wall";
 
-/// Runs as a report: `metrics`, of the first command, one object each; with a second one `other`
-/// and `ratio`.
+/// Runs as a report: `metrics` of the first command, one object per metric; with a second command
+/// also `other` and `ratio`.
 pub fn stat(measurement: &Measurement) -> Report {
     let arms: Vec<StatRows> =
         measurement.arms.iter().map(|arm| StatRows::from_measurement(measurement, arm)).collect();
@@ -48,16 +48,16 @@ pub fn stat(measurement: &Measurement) -> Report {
     Report { schema: SCHEMA, title: title(measurement), blocks }
 }
 
-/// Every metric of every command, a row each: what a spreadsheet wants. `arm` is A for the command,
-/// B for the one it is compared with.
+/// One row per metric and command, for a spreadsheet. Column `arm` is A for the first command, and
+/// B for the command that it is compared with.
 pub fn table(measurement: &Measurement) -> ReportTable {
     let arms: Vec<StatRows> =
         measurement.arms.iter().map(|arm| StatRows::from_measurement(measurement, arm)).collect();
     tables::flat(&arms)
 }
 
-/// The exit status to pass on: the first that is not 0, of the command itself before the one it is
-/// compared with.
+/// The exit status to pass on: the first that is not 0. The runs of the first command precede those
+/// of the second.
 pub fn exit_status(measurement: &Measurement) -> i32 {
     measurement.arms.iter().map(status_of).find(|status| *status != 0).unwrap_or(0)
 }
@@ -164,7 +164,7 @@ fn conditions(measurement: &Measurement) -> NamedFacts {
     facts_of("", "", FactsShape::Line, facts)
 }
 
-/// `0`, or the statuses that occurred.
+/// The first exit status that is not 0, or 0.
 fn exit_fact(key: &'static str, arm: &MeasuredArm) -> Fact {
     fact(
         key,

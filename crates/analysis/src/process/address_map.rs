@@ -1,4 +1,4 @@
-//! The address space as a picture: clusters of neighbours, and holes too wide to draw between them.
+//! The address space as a picture: clusters of neighbors, and holes too wide to draw between them.
 
 use pagewise_model::report::{AddressMap, CellValue, Cluster, Fact, MapCell};
 use pagewise_model::{AddrRange, Bytes, Mapping, Reading};
@@ -7,10 +7,10 @@ use crate::explain::{ExplainSubject, fact};
 use crate::maps::mode;
 use crate::quadrants::counts_in_virt;
 
-/// A wider hole splits: to scale, it would leave its neighbours no room.
+/// A wider hole splits: drawn to scale, it would leave little width for its neighbors.
 const WIDE_HOLE: Bytes = Bytes::mib(64);
 
-/// A narrower hole splits too where it is this many times what its cluster holds so far.
+/// A narrower hole splits too if it is wider than this multiple of the larger of its neighbors.
 const HOLE_TO_CLUSTER: u64 = 16;
 
 /// Draws the address space of a process.
@@ -19,7 +19,7 @@ pub(crate) fn address_map(subject: &ExplainSubject<'_>) -> AddressMap {
     clustered(counted.map(|(index, mapping)| cell(subject, index, mapping)))
 }
 
-/// Cells in the order of their addresses, with neighbours together.
+/// Cells in the order of their addresses, with neighbors together.
 pub(crate) fn clustered(cells: impl Iterator<Item = MapCell>) -> AddressMap {
     let mut clusters: Vec<Cluster> = Vec::new();
     for cell in cells {

@@ -1,8 +1,8 @@
 //! Growth between two snapshots: by total, quadrant, pool and mapping; and addresses that moved.
 //!
-//! Two snapshots of one process are matched by address. Two runs of a program are not at the same
-//! addresses (ASLR), so their mappings are matched by name, offset and permissions, and equals in
-//! order of address.
+//! Two snapshots of one process are matched by address. Two runs of a program have different
+//! addresses (ASLR), so their mappings are matched by name, offset and permissions; equal ones are
+//! matched in order of address.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -26,7 +26,7 @@ use crate::swapped;
 pub struct SnapshotDiffOptions {
     /// Maximum number of rows of pools, and of mappings.
     pub largest: usize,
-    /// A table of which addresses moved.
+    /// True to add a table of the addresses that moved.
     pub layout: bool,
 }
 
@@ -70,8 +70,8 @@ pub fn diff(before: &Snapshot, after: &Snapshot, options: &SnapshotDiffOptions) 
     }
 }
 
-/// One line of a live series: what changed since `before`, and what grew the most. `first` is where
-/// the clock starts.
+/// One line of a live series: the changes since `before`, and the pool that grew the most. The
+/// seconds count from `first`.
 pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Report {
     let start = first.provenance.unix_seconds;
     let seconds = after.provenance.unix_seconds.saturating_sub(start);
@@ -93,7 +93,7 @@ pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Repo
     }
 }
 
-/// The pool whose resident memory grew the most, and by how much.
+/// The pool whose resident memory grew the most, and its growth.
 fn most_grown(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Fact> {
     let grown =
         |pool: &PoolDiff| pool.before.resident.clone().ok().zip(pool.after.resident.clone().ok());
@@ -119,7 +119,7 @@ fn most_grown(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Fact> {
     ]
 }
 
-/// The program that the process executes since: none of the memory before is left.
+/// The program that the process has executed since: `execve` discards all earlier memory.
 fn executed(after: &Snapshot) -> Vec<Fact> {
     let name = CellValue::Name(after.process.name.clone());
     let words = CellValue::Sentence(vec![CellValue::text("executed "), name.clone()]);
@@ -142,7 +142,7 @@ fn has_executed(before: &Snapshot, after: &Snapshot) -> bool {
         && stack_end(before).zip(stack_end(after)).is_some_and(|(before, after)| before != after)
 }
 
-/// A snapshot with what is worked out of it once.
+/// A snapshot, with the values that are computed once.
 struct DiffSide<'a> {
     mappings: &'a [Mapping],
     pools: PoolMap,
@@ -211,7 +211,7 @@ impl Amounts {
     }
 }
 
-/// Something that was there before, is there after, or both.
+/// A part of a process, such as a pool, that exists before, after, or both times.
 trait ComparedPart {
     fn before(&self) -> Option<&Amounts>;
     fn after(&self) -> Option<&Amounts>;
@@ -237,7 +237,7 @@ trait ComparedPart {
     }
 }
 
-/// The rows that changed, those that changed the most first, and how many did in all.
+/// At most `largest` changed rows, the largest change first, and the number of all changed rows.
 fn most_changed<C: ComparedPart>(mut rows: Vec<C>, largest: usize) -> (Vec<C>, usize) {
     rows.retain(|row| !row.mark().is_empty() || row.weight() != [0; CHANGES.len()]);
     rows.sort_by_cached_key(|row| Reverse(row.weight()));
@@ -259,7 +259,7 @@ fn change_columns<C: ComparedPart>(rows: &[C]) -> Vec<TableColumn> {
     columns
 }
 
-/// Says how many rows of how many are shown.
+/// Note on the number of shown rows and of changed rows.
 fn shown(shown: usize, all: usize, what: &str) -> Label {
     match (shown, all) {
         (_, 0) => format!("No {what} changed.").into(),
@@ -337,7 +337,7 @@ struct MappingPair<'a> {
 }
 
 impl<'a> MappingPair<'a> {
-    /// The mapping as it is, or as it was.
+    /// The mapping after, or before if it is gone.
     fn mapping(&self) -> &'a Mapping {
         let found = self.after.as_ref().or(self.before.as_ref());
         found.expect("a pair is made of at least one").0
@@ -415,7 +415,7 @@ fn by_address(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Option<usize>> {
 /// Properties by which mappings of two runs are matched.
 type Likeness<'a> = (&'a [u8], u64, Prot, Sharing, PoolKind);
 
-/// For each mapping of `b` the first one of `a`, not yet taken, that is alike.
+/// For each mapping of `b` the first mapping of `a`, not yet matched, that has equal properties.
 fn by_name(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Option<usize>> {
     fn likeness<'a>(side: &DiffSide<'a>, index: usize) -> Likeness<'a> {
         let mapping = &side.mappings[index];
@@ -547,7 +547,7 @@ fn before_after_change(
     ]
 }
 
-/// A landmark of an address space: which address stands for it.
+/// A landmark of an address space, and the function that finds its address.
 struct Landmark {
     key: &'static str,
     label: &'static str,
@@ -617,7 +617,7 @@ fn named<'a>(mappings: &'a [Mapping], name: &[u8]) -> Option<&'a Mapping> {
     mappings.iter().find(|m| m.name.as_bytes() == name)
 }
 
-/// The end of the last mapping below the stack that the kernel did not put there itself.
+/// The end of the last mapping below the stack, without `[vdso]` and `[vvar]`.
 fn mmap_base(side: &DiffSide<'_>) -> Option<u64> {
     let stack = named(side.mappings, b"[stack]")?.range.start;
     let below = side

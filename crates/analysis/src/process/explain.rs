@@ -43,7 +43,7 @@ impl Default for ExplainOptions {
     }
 }
 
-/// A snapshot and what is reckoned from its mappings.
+/// A snapshot and the values computed from its mappings.
 #[derive(Debug)]
 pub(crate) struct ExplainSubject<'a> {
     pub(crate) snapshot: &'a Snapshot,

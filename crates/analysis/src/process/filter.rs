@@ -28,7 +28,8 @@ pub struct RowFilter {
     text: String,
 }
 
-/// Filters are equal where they ask the same, whatever their spacing.
+/// A column with its positions in the text. Equality ignores the positions, so filters that differ
+/// only in spacing are equal.
 #[derive(Clone, Debug)]
 struct FilterColumn {
     name: String,
@@ -110,7 +111,7 @@ pub struct BoundFilter<K>(Expr<K>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FilterError {
-    /// The text of a filter stops making sense at character `at`, counted from 0.
+    /// The filter is invalid at character `at`, counted from 0.
     Filter {
         /// The filter.
         text: String,
@@ -189,7 +190,7 @@ impl RowFilter {
         }
     }
 
-    /// Looks the columns up.
+    /// Resolves the names of columns.
     ///
     /// # Errors
     /// A column that `look_up` does not know, or a comparison that its kind does not allow.
@@ -379,12 +380,12 @@ fn number(text: &str) -> Option<u64> {
     let (mantissa, suffix) = text.split_at(digits);
     let shift = shift(suffix)?;
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, "0"));
-    // Nine digits of a fraction name any byte of a TiB's worth that people write.
+    // Digits of a fraction after the ninth are ignored: the ninth of a TiB is about 1 KiB.
     let fraction = fraction.get(..fraction.len().min(9)).filter(|f| !f.is_empty())?;
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
     let whole = u128::from(whole.parse::<u64>().ok()?);
-    let scaled = (whole * scale + u128::from(fraction.parse::<u64>().ok()?)) << shift;
-    u64::try_from(scaled / scale).ok()
+    let scaled = whole * scale + u128::from(fraction.parse::<u64>().ok()?);
+    u64::try_from(scaled.checked_mul(1 << shift)? / scale).ok()
 }
 
 /// The power of two that a size suffix stands for.
@@ -607,6 +608,7 @@ mod tests {
             "filter, column 5: expected a size such as 4096 or 1.5M, found \"x1\"\n    rss>x1 && name~libc\n        ^"
         );
         for (filter, start) in [
+            ("rss>300000000000000000.123456789T", "filter, column 5: expected a size"),
             ("", "filter, column 1: expected a column, found the end"),
             ("rss", "filter, column 4: expected one of > >="),
             ("rss>", "filter, column 5: expected a value, found the end"),

@@ -17,7 +17,7 @@ use crate::cells::{share, text};
 use crate::explain::fact;
 use crate::heap::frames::{allocator, frame_cell};
 
-/// Blocks of a path that text shows.
+/// Maximum number of blocks of a path in text.
 const SHOWN_STEPS: usize = 8;
 
 /// The graph as blocks of a report: `leaked`, `leaks`, `reachable`, `typed`, `types`,
@@ -388,7 +388,7 @@ pub fn root_name(root: &HeapRoot) -> Name {
     Name::from(text.as_str())
 }
 
-/// The root of a row; of blocks that several keep, the names of some.
+/// The name of the root of a row; if several roots keep the blocks, the names of some of them.
 fn retaining_name(row: &RetainingRoot) -> Name {
     if row.roots.is_empty() {
         return root_name(&row.root);

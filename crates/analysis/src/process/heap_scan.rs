@@ -131,8 +131,8 @@ fn verdict(scan: &HeapScan) -> Paragraph {
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
-/// Resident free bytes of an arena that `malloc_trim(0)` would keep. The pages of a block that
-/// holds the memory of another allocator are resident in the arenas of that one.
+/// Resident free bytes of an arena that `malloc_trim(0)` would keep. If a block contains the memory
+/// of another allocator, its pages count as resident in the arenas of that allocator.
 pub(crate) fn pinned(arena: &WalkedArena) -> Bytes {
     let used = arena.live_chunks + arena.own;
     arena.resident.saturating_sub(used).saturating_sub(arena.trimmable)
@@ -504,7 +504,7 @@ fn objects(types: &[LiveType], options: &HeapScanOptions) -> ReportTable {
     ReportTable { note, ..table("objects", "Live Python objects by type", audience, columns) }
 }
 
-/// Labels of the cells of a density.
+/// Labels of the shares of a page that live blocks cover.
 const PAGE_USES: [&str; 9] = [
     "no live block",
     "up to 1/8",

@@ -31,8 +31,8 @@ pub struct StatmDrift {
 }
 
 impl Invariants {
-    /// True if the parts of the snapshot are surely of different moments. Absent where nothing
-    /// shows.
+    /// True if the parts of the snapshot are certainly of different times; absent without a rollup,
+    /// unless VIRT differs.
     pub fn is_torn(&self) -> Reading<bool> {
         match &self.torn {
             _ if self.drift.virt.as_ref().is_ok_and(|&drift| drift != 0) => Ok(true),
@@ -42,8 +42,9 @@ impl Invariants {
     }
 }
 
-/// Counters that the rollup sums in whole KiB: equal, or read at different times. `Pss` and its
-/// parts are rounded and have their own check ([`Pss::torn`]); `Referenced` changes by itself.
+/// Counters that the rollup sums in whole KiB: a different sum means that the parts were read at
+/// different times. `Pss` and its parts are rounded and have their own check ([`Pss::torn`]);
+/// `Referenced` changes by itself.
 const SUMMED: [SmapsCounter; 14] = [
     SmapsCounter::Rss,
     SmapsCounter::SharedClean,
@@ -61,7 +62,7 @@ const SUMMED: [SmapsCounter; 14] = [
     SmapsCounter::Swap,
 ];
 
-/// Checks a snapshot's mappings, and what they add up to, against its rollup and `statm`.
+/// Checks a snapshot's mappings and their sums against its rollup and `statm`.
 pub fn check(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss, total: &PoolSums) -> Invariants {
     let torn = snapshot.rollup.as_ref().map_err(Clone::clone).map(|rollup| {
         let counters: Vec<SmapsCounter> = SUMMED.into_iter().filter(|c| rollup.has(*c)).collect();

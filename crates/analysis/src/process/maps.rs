@@ -1,5 +1,4 @@
-//! The mappings of a process as a table: which columns, which rows, in which order. `pmap`'s
-//! successor.
+//! The mappings of a process as a table with selected columns, rows and order. Successor of `pmap`.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -23,19 +22,19 @@ use crate::sections;
 /// Options of the report.
 #[derive(Clone, Debug, Default)]
 pub struct MapsOptions {
-    /// Which columns.
+    /// Columns to show.
     pub columns: MapsColumns,
     /// Sort column, and true for descending order; `None` sorts by address.
     pub sort: Option<(String, bool)>,
-    /// Which rows.
+    /// Condition that rows must meet; `None` shows all rows.
     pub filter: Option<RowFilter>,
-    /// One row a file, or a pool for memory without a file.
+    /// One row per file, or per pool for memory without a file.
     pub group_by_file: bool,
     /// A second table with the ELF sections inside each file mapping.
     pub sections: bool,
 }
 
-/// Which columns to show.
+/// Selection of columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MapsColumns {
     /// Those of `pmap -x`, and PSS and swap.
@@ -43,7 +42,7 @@ pub enum MapsColumns {
     Default,
     /// Every line of smaps that any mapping has, lines unknown to us too.
     All,
-    /// These.
+    /// The columns with these names.
     List(Vec<String>),
 }
 
@@ -96,7 +95,7 @@ impl MappingReading {
     }
 }
 
-/// A column of our own: key, the word that people may use as well, heading, meaning.
+/// A column of pagewise: key, second name that users may type, heading, meaning.
 type OwnColumn = (MapsColumnKey, &'static str, &'static str, &'static str, &'static str);
 
 const OURS: [OwnColumn; 18] = [
@@ -325,7 +324,7 @@ fn nothing(why: &Absent) -> ReportBlock {
     })
 }
 
-/// The mappings, and what is worked out once for all columns.
+/// The mappings, and values that are computed once for all columns.
 struct MapsRows<'a> {
     mappings: &'a [Mapping],
     pools: PoolMap,
@@ -377,7 +376,8 @@ impl<'a> MapsRows<'a> {
         rows.iter().map(|&row| &self.mappings[row]).collect()
     }
 
-    /// The column of that name: ours first, unless only the kernel's is spelled just so.
+    /// The column of a name: a kernel counter of exactly this name, else a column of pagewise, else
+    /// another counter or line of smaps.
     fn key(&self, name: &str) -> Option<MapsColumnKey> {
         let same = |a: &str| a.eq_ignore_ascii_case(name);
         let counter = |fits: &dyn Fn(&str) -> bool| {
@@ -682,7 +682,7 @@ fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[MapsColumnKey]) -> Vec<(C
 /// A column of smaps while it is filled.
 enum Filling<'a> {
     Measure(MappingReading, NumberColumn),
-    /// Neighbours often have the same flags, so what the last ones said is kept.
+    /// Neighbors often have the same flags, so the result for the last flags is kept.
     Mode(Option<(&'a VmFlags, Reserve)>, Vec<Label>),
     /// A process has few different sets of flags, so each is spelled once.
     Flags(Vec<(&'a VmFlags, Name)>, Vec<Name>, Vec<(usize, Absent)>),
@@ -705,7 +705,7 @@ impl<'a> Filling<'a> {
     fn push_mappings(&mut self, mappings: &[&'a Mapping]) {
         let mappings = mappings.iter().copied();
         match self {
-            // Most columns are counters: their loop decides nothing for each cell.
+            // Most columns are counters: their loop has no branch on the kind of reading.
             Filling::Measure(MappingReading::SmapsCounter(counter), numbers) => {
                 mappings.for_each(|mapping| numbers.push(mapping.counter(*counter).map(|n| n.0)));
             }
@@ -816,7 +816,7 @@ fn with_total(columns: Vec<TableColumn>, count: Label, note: Label) -> Vec<Repor
         shape: FactsShape::List,
         facts: facts.map(fact).collect(),
     };
-    // The words go where a sum makes no sense: the last column is the name.
+    // The count is written to the last visible column without a sum, usually the name.
     let has_room = |(column, sum): &(&TableColumn, &mut CellValue)| {
         **sum == CellValue::None && column.audience != Audience::Programs
     };

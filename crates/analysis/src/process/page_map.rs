@@ -1,5 +1,5 @@
-//! The pages of a process: sums and a strip for each mapping, runs of pages alike, and what was
-//! touched meanwhile.
+//! The pages of a process: sums and a strip for each mapping, runs of equal pages, and the memory
+//! touched in an interval.
 
 mod strip;
 mod touched;
@@ -31,11 +31,11 @@ const DRAWN: usize = 4000;
 /// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageMapOptions {
-    /// The runs themselves, for people as well.
+    /// True to show the runs to people as well.
     pub runs: bool,
     /// The report is for programs, which always get the runs.
     pub for_programs: bool,
-    /// The address space as a picture.
+    /// True to draw the address space.
     pub address_map: bool,
 }
 
@@ -65,7 +65,7 @@ pub fn pages(map: &PageMap, options: &PageMapOptions) -> Report {
     Report { schema: SCHEMA, title: who::title_of("Pages", &map.process, ""), blocks }
 }
 
-/// Bytes by what the pages are.
+/// Bytes by state of the pages.
 #[derive(Clone, Copy, Debug, Default)]
 struct PageSums {
     by_kind: [Bytes; PageMapKind::ALL.len()],
@@ -115,7 +115,7 @@ impl PageSums {
     }
 }
 
-/// One number of [`PageSums`], with its key, heading, and whether it is only known with details.
+/// One number of [`PageSums`]: its key, heading and function, and the data that it needs.
 struct PageMeasure {
     key: &'static str,
     label: &'static str,
@@ -128,7 +128,7 @@ struct PageMeasure {
 enum Needs {
     Nothing,
     SoftDirty,
-    /// The exclusive bit: any look with details.
+    /// The exclusive bit of the `pagemap` words.
     Words,
     Frames,
 }
@@ -179,7 +179,8 @@ impl PageMeasure {
         Ok((self.of)(sums))
     }
 
-    /// True if people see the column: not where it says nothing.
+    /// True if people see the column: some always, `untouched` never, the others if their sum is
+    /// not 0.
     fn is_shown(&self, map: &PageMap, total: &PageSums) -> bool {
         let always = matches!(self.key, "resident" | "anonymous" | "file");
         always || self.key != "untouched" && self.reading(map, total).is_ok_and(|n| !n.is_zero())
@@ -389,7 +390,7 @@ fn mapping_cell(pages: &MappedPages) -> MapCell {
     }
 }
 
-/// The pool whose colour a page has.
+/// Identifier of the pool whose color a page of this kind has.
 const fn pool(kind: PageMapKind) -> &'static str {
     match kind {
         PageMapKind::Untouched | PageMapKind::Guard | PageMapKind::Zero => "reserve",

@@ -1,5 +1,5 @@
-//! The pools of pagewise's allocators in a process: what is out, what they hold for it, and how
-//! that came to be.
+//! The pools of pagewise's allocators in a process: live bytes, footprint, and their course over
+//! the requests.
 
 use std::cmp::Reverse;
 
@@ -18,7 +18,7 @@ use crate::findings::{Evidence, find};
 /// Options of the report.
 #[derive(Clone, Debug, Default)]
 pub struct RegistryOptions {
-    /// Only pools whose kind or name holds these bytes; all where it is empty.
+    /// Bytes that the kind or the name of a pool must contain; empty for all pools.
     pub name: Name,
     /// Number of pools with charts of their growth: the largest ones.
     pub charts: usize,
@@ -92,8 +92,8 @@ fn totals(pools: &[&RegisteredPool]) -> NamedFacts {
     )
 }
 
-/// Which share of what is held is out. More may be out than is held where what aligns blocks
-/// counts.
+/// Share of the footprint that is live, at most 1: live bytes exceed the footprint if padding for
+/// alignment counts as live.
 #[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
 fn use_of(live: Bytes, held: Bytes) -> CellValue {
     if held.0 == 0 {
@@ -186,7 +186,7 @@ fn classes(pool: &RegisteredPool) -> impl Iterator<Item = CellValue> {
     })
 }
 
-/// The largest size of a class; the last has none.
+/// The largest size of a size class; the last class has none.
 fn largest(power: usize, classes: usize) -> CellValue {
     if power + 1 == classes { CellValue::None } else { CellValue::Bytes(1 << power) }
 }
@@ -255,12 +255,12 @@ fn sizes(pool: &RegisteredPool) -> ReportTable {
     table("sizes", "Requests by size", Audience::People, columns)
 }
 
-/// Pools that hold much for little.
+/// Pools whose footprint far exceeds their live bytes.
 fn findings(registry: &Registry, pools: &[&RegisteredPool]) -> Findings {
     let list = pools.iter().flat_map(|pool| find(Evidence::Pool(pool))).collect();
     let none = match registry.pools.is_empty() {
         true => "no pool has any memory yet",
-        false => "nothing to say: no pool holds much more than is out",
+        false => "nothing unusual: no pool holds much more than its live blocks",
     };
     Findings { list, none: Label::from(none) }
 }
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_comes_first_and_what_ended_last() {
+    fn the_largest_pool_comes_first_and_ended_pools_last() {
         let ended = RegisteredPool { lives: false, ..pool("fifo", "old", 0, 1 << 30) };
         let registry =
             registry(vec![ended, pool("tlsf", "b", 10, 1000), pool("stack", "a", 10, 5000)]);

@@ -45,7 +45,7 @@ macro_rules! kinds {
                 match self { $(PoolKind::$variant => $label,)* }
             }
 
-            /// One sentence.
+            /// The meaning in one sentence.
             pub const fn meaning(self) -> &'static str {
                 match self { $(PoolKind::$variant => $meaning,)* }
             }
@@ -57,7 +57,7 @@ kinds! {
     Program "program" "program" "Mapping of the program's file; its ELF headers do not show which part.";
     ProgramText "program_text" "program text" "The program's machine code.";
     ProgramRodata "program_rodata" "program rodata" "The program's constants and ELF tables.";
-    ProgramData "program_data" "program data" "The program's initialised variables, those made read-only after relocation too.";
+    ProgramData "program_data" "program data" "The program's initialized variables, those made read-only after relocation too.";
     ProgramBss "program_bss" "program bss" "The program's variables that start as zero.";
     Library "library" "library" "A shared library: text, rodata, data and bss together.";
     Heap "heap" "brk heap" "The area that brk extends; malloc allocates small blocks from it.";
@@ -87,7 +87,7 @@ kinds! {
 }
 
 impl PoolKind {
-    /// True if a pool's name says more than its kind: a path or a thread, not our own words.
+    /// True if a pool's name adds information to its kind: a path or a thread, not fixed words.
     pub(crate) const fn names_each(self) -> bool {
         !matches!(
             self,
@@ -114,7 +114,7 @@ pub enum ElfPart {
     Text,
     /// Constants, ELF tables.
     Rodata,
-    /// Initialised variables, also those made read-only after relocation.
+    /// Initialized variables, also those made read-only after relocation.
     Data,
     /// Variables that start as zero. The tail of the last page of data is zeroed too and counts as
     /// data.
@@ -141,7 +141,7 @@ impl ElfPart {
 pub struct MemoryPool {
     /// Kind of the pool.
     pub kind: PoolKind,
-    /// A path, a thread's name, or our own words where the kind says it all.
+    /// A path, a thread's name, or fixed words if the kind needs no more.
     pub name: Name,
 }
 
@@ -166,7 +166,7 @@ impl PoolMap {
         &self.pools
     }
 
-    /// The place in [`PoolMap::list`] of a mapping's pool.
+    /// The index in [`PoolMap::list`] of a mapping's pool.
     pub fn index(&self, mapping: usize) -> usize {
         self.homes[mapping] as usize
     }
@@ -187,7 +187,7 @@ impl PoolMap {
         name_of_nameless(pool.kind, part, &pool.name)
     }
 
-    /// The part of its ELF file that a mapping is; `None` where it is of none.
+    /// The part of an ELF file that a mapping contains; `None` for other mappings.
     pub fn part(&self, mapping: usize) -> Option<ElfPart> {
         self.parts[mapping]
     }
@@ -228,7 +228,8 @@ enum PoolMark {
     Number(u64),
 }
 
-/// The pools as they come to be. A mapping that has a home keeps it: earlier passes know better.
+/// The pools under construction. A mapping keeps its first pool, because earlier passes have better
+/// evidence.
 struct Sorter<'a> {
     snapshot: &'a Snapshot,
     mappings: &'a [Mapping],
@@ -239,7 +240,7 @@ struct Sorter<'a> {
     /// The only pool of a kind whose mappings have no distinguishing mark.
     single: [Option<u32>; PoolKind::ALL.len()],
     marked: HashMap<(PoolKind, PoolMark), u32>,
-    /// The mark looked up last: neighbours are often of one file.
+    /// The mark looked up last: neighbors are often of one file.
     last: Option<((PoolKind, PoolMark), u32)>,
 }
 
@@ -274,7 +275,7 @@ impl<'a> Sorter<'a> {
         self.homes[mapping] = Some(home);
     }
 
-    /// Puts a mapping in the pool with that mark, which gets its name when it is new.
+    /// Puts a mapping in the pool with a mark; `name` is called if the pool is new.
     fn put_marked(
         &mut self,
         mapping: usize,
@@ -297,7 +298,7 @@ impl<'a> Sorter<'a> {
         home
     }
 
-    /// The pools by first address, and no mapping without one.
+    /// The finished map, with the pools in order of their first addresses.
     fn finish(self) -> PoolMap {
         let mut order = vec![u32::MAX; self.pools.len()];
         let mut pools = Vec::with_capacity(self.pools.len());

@@ -24,7 +24,7 @@ const INTERPRETERS: &[(&[u8], &[&[u8]])] = &[
 /// Options of interpreters after which no script follows, or whose value names it.
 const NAMES_CODE: &[&[u8]] = &[b"-m", b"-c", b"-e", b"-jar", b"-lc"];
 
-/// A process for people.
+/// The name of a process for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramName {
     /// The program without its folder, or `comm` in brackets if the command line is unknown.

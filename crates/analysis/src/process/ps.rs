@@ -1,4 +1,4 @@
-//! Every process in a table, or grouped: who holds how much, and what of it adds up.
+//! Every process in a table, or grouped: memory of each, and totals of the metrics that add up.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::program_name::{self, bracketed, joined};
 pub struct PsOptions {
     /// The column to sort by, and whether the largest comes first.
     pub sort: (String, bool),
-    /// One row a group.
+    /// Grouping of the rows; `None` for one row per process.
     pub group: Option<ProcessGrouping>,
     /// Maximum number of rows; totals count all.
     pub limit: Option<usize>,
@@ -281,7 +281,7 @@ fn sort_groups(
     let others = ["processes", "name", "user", "cgroup", "exe", "command"];
     match name.to_ascii_lowercase().as_str() {
         "processes" => rows.sort_by_key(|(_, sum)| Reverse(sum.processes)),
-        // They are by name already, in the order that comes from the smallest.
+        // The rows are already in ascending order of their names.
         other if others.contains(&other) => {
             if *largest_first {
                 rows.reverse();
@@ -321,7 +321,7 @@ fn metric(name: &str, others: &[&str]) -> Result<&'static ProcessMetric, FilterE
     })
 }
 
-/// Sorts stably; what is absent comes last either way.
+/// Sorts stably; absent values come last in both orders.
 fn sort_by_reading<'a>(
     rows: &mut [&'a ProcessSummary],
     read: impl Fn(&'a ProcessSummary) -> &'a Reading<Bytes>,
@@ -393,7 +393,7 @@ fn totals(listing: &Listing) -> NamedFacts {
     }
 }
 
-/// The processes that do not say how much they hold, with the reason.
+/// The processes whose memory is unknown, with the reason.
 fn unread(listing: &Listing) -> impl Iterator<Item = (&ProcessSummary, &Absent)> {
     listing.processes.iter().filter_map(|s| {
         let why = s.memory.as_ref().err().or(s.pss.as_ref().err())?;
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_add_up_what_is_known_and_count_what_is_not() {
+    fn groups_add_up_known_values_and_count_unknown_ones() {
         let options = PsOptions { group: Some(ProcessGrouping::User), ..PsOptions::default() };
         let report = ps(&listing(), &options).unwrap();
         let groups = table(&report, "groups");

@@ -2,13 +2,13 @@
 //! summed up first and rounded once.
 //!
 //! The difference is less than a KiB for each mapping that holds co-mapped pages (pages of one
-//! mapper count in full, so they round to nothing lost). It is spread evenly over those mappings,
-//! so quadrants and pools add up to the process's `Pss` to the byte. Rows of single mappings keep
-//! the kernel's number.
+//! mapper count in full, so rounding loses nothing). It is spread evenly over those mappings, so
+//! quadrants and pools add up to the process's `Pss` to the byte. Rows of single mappings keep the
+//! kernel's number.
 
 use pagewise_model::{Bytes, Mapping, Reading, SmapsCounter, Snapshot};
 
-/// Rounding to a KiB takes less than that.
+/// Rounding down to a KiB loses less than this.
 const ROUNDING: u64 = Bytes::kib(1).0;
 
 /// The shares of a snapshot's mappings.

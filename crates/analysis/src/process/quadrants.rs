@@ -23,8 +23,9 @@ pub struct QuadrantCell {
     pub pss: Reading<Bytes>,
     /// Pages in swap.
     pub swapped: Reading<Bytes>,
-    /// Resident pages that must be written somewhere before they can be dropped. A mapping of
-    /// several kinds does not say which of its pages are dirty: its anonymous ones are taken to be.
+    /// Resident pages that must be written somewhere before they can be dropped. smaps does not
+    /// show the dirty pages of a mapping with several kinds of pages: its anonymous pages are
+    /// assumed to be dirty.
     pub dirty: Reading<Bytes>,
 }
 
@@ -34,7 +35,7 @@ pub type QuadrantCells = [QuadrantCell; 4];
 /// The quadrants of one process, sorted in two ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quadrants {
-    /// Each mapping as it was asked for.
+    /// Each mapping as the program requested it.
     pub declared: QuadrantCells,
     /// Each page as it is: a private file page that was written is anonymous, a private page that
     /// others map too is shared, a tmpfs page is shared anonymous. Untouched address space stays
@@ -52,13 +53,13 @@ impl Quadrants {
 /// Sorts a snapshot's memory into quadrants.
 ///
 /// # Errors
-/// Why the mappings are absent.
+/// The reason why the mappings are absent.
 pub fn quadrants(snapshot: &Snapshot) -> Reading<Quadrants> {
     let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
     Ok(quadrants_of(snapshot, mappings, &pss::shares(snapshot, mappings)))
 }
 
-/// [`quadrants`], for who has the mappings and their shares already.
+/// [`quadrants`] of mappings whose shares are known.
 pub(crate) fn quadrants_of(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Quadrants {
     let needs_full = Absent::NotCollected("only smaps shows dirty pages: --full reads it".into());
     // Most mappings hold pages of their own kind only and count the same either way: once, for
@@ -197,7 +198,7 @@ impl Dirty {
     }
 }
 
-/// The cells, cut down where they hold more than `room`, and the room that is left.
+/// The cells, reduced in order so that their sum is at most `room`, and the remaining room.
 fn fit(mut cells: Four, mut room: u64) -> (Four, u64) {
     for cell in &mut cells {
         *cell = (*cell).min(room);
@@ -209,7 +210,7 @@ fn fit(mut cells: Four, mut room: u64) -> (Four, u64) {
 /// A number for each quadrant, or for each kind of page.
 type Four = [u64; 4];
 
-/// Numbers at both ends of what is possible.
+/// Numbers at both ends of the possible range.
 #[derive(Clone, Copy)]
 struct QuadrantBounds {
     one: Four,
@@ -221,7 +222,7 @@ impl QuadrantBounds {
         QuadrantBounds { one: four, other: four }
     }
 
-    /// The same step at both ends; nearly always they are equal, and it is taken once.
+    /// Applies a step at both ends; equal ends, the usual case, need it once.
     fn each(self, step: impl Fn(Four) -> Four) -> QuadrantBounds {
         let one = step(self.one);
         let other = if self.one == self.other { one } else { step(self.other) };
@@ -236,7 +237,7 @@ const FILE_CO_MAPPED: usize = 3;
 /// file and exclusive, of a file and co-mapped.
 fn pages(mapping: &Mapping) -> Reading<QuadrantBounds> {
     match (&mapping.smaps, &mapping.pages) {
-        // Read a moment apart, they may differ; the numbers shown are those of smaps.
+        // smaps and the page walk are read at different times; if they differ, smaps is used.
         (Ok(smaps), Ok(pages))
             if smaps.bytes(SmapsCounter::Rss) == Ok(pages.breakdown.resident()) =>
         {
@@ -262,7 +263,7 @@ fn bounds(smaps: &Smaps) -> Reading<QuadrantBounds> {
         let co_mapped_file = resident - anonymous - (exclusive - both);
         [both, anonymous - both, exclusive - both, co_mapped_file]
     };
-    // As many exclusive pages as do not fit among the file pages are anonymous.
+    // Exclusive pages in excess of the file pages are anonymous.
     let least = exclusive.saturating_sub(resident - anonymous);
     Ok(QuadrantBounds { one: pages(least), other: pages(anonymous.min(exclusive)) })
 }
@@ -361,7 +362,7 @@ impl BoundedSum {
     }
 }
 
-const PAGE_TABLES_DECIDE: &str = "page tables decide, smaps does not tell co-mapped anonymous pages \
+const PAGE_TABLES_DECIDE: &str = "page tables decide: smaps does not distinguish co-mapped anonymous pages \
      from co-mapped file pages: --fast reads them";
 const PAGE_COUNTS_DECIDE: &str =
     "mappings hold co-mapped pages of both kinds, and have one Pss: --full reads Pss_Anon";

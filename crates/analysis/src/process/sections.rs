@@ -43,11 +43,11 @@ pub fn placed<'a>(snapshot: &'a Snapshot, mappings: &[&Mapping]) -> Vec<PlacedSe
     all
 }
 
-/// Difference between an address of the file and the process's; `None` if no load segment is behind
-/// `mapping`, as for a file that is mapped only to be read.
+/// Difference between an address of the file and the process's; `None` if `mapping` contains no
+/// load segment, as for a file that is mapped only for reading.
 ///
-/// Two segments can share a page of the file. Then the one counts that agrees with `last`, the bias
-/// of the file's mapping before this one, else one of the same permissions.
+/// Two segments can share a page of the file. The segment that agrees with `last`, the bias of the
+/// file's mapping before this one, is preferred, then a segment of the same permissions.
 fn load_bias(mapping: &Mapping, elf: &Elf, page_size: PageSize, last: Option<u64>) -> Option<u64> {
     let page = page_size.bytes() - 1;
     let covers = |s: &&LoadSegment| {

@@ -26,7 +26,7 @@ pub const SCHEMA: &str = "pagewise.thp/1";
 
 /// Less bloat is not a problem.
 pub(crate) const MUCH: Bytes = Bytes::mib(4);
-/// From this share of its huge pages on, bloat is worth a word.
+/// Share of huge pages from which on bloat is reported.
 pub(crate) const NOTABLE: f64 = 0.25;
 /// From this share on, huge pages are used badly.
 pub(crate) const SPARSE: f64 = 0.5;
@@ -210,7 +210,7 @@ pub(crate) fn huge_request(snapshot: &Snapshot, mapping: &Mapping) -> HugeReques
     }
 }
 
-/// The verdict on what has none.
+/// Verdict on a mapping or a process without huge pages.
 const NONE: &str = "no huge pages";
 
 /// Verdict on a mapping, or a process, by the zero share of its huge pages.

@@ -42,7 +42,7 @@ pub fn effect(snapshot: &Snapshot, estimate: &TrimEstimate, result: &TrimResult)
     report
 }
 
-/// Both, for programs and for pages.
+/// The estimate and the effect in one report, for programs and for pages.
 pub fn whole(snapshot: &Snapshot, estimate: &TrimEstimate, result: &TrimResult) -> Report {
     let mut report = titled(snapshot);
     report.blocks.push(ReportBlock::Facts(who::process(&snapshot.process)));
@@ -193,7 +193,7 @@ fn outcome_of(result: &TrimResult, part: TrimPart) -> Reading<&PartOutcome> {
     }
 }
 
-/// Bytes that went back to the system; with a sign where the process has taken more meanwhile.
+/// Released bytes; negative if the process has allocated more meanwhile.
 fn released(outcome: &PartOutcome) -> CellValue {
     match u64::try_from(outcome.returned()) {
         Ok(bytes) => CellValue::Bytes(bytes),
@@ -326,7 +326,7 @@ fn parts(estimate: &TrimEstimate, result: &TrimResult) -> ReportTable {
     table("parts", "Parts", Audience::Everyone, columns)
 }
 
-/// Names the parts that have released nothing.
+/// Names the parts that released less than [`WORTHWHILE`].
 fn in_vain(result: &TrimResult) -> Option<Paragraph> {
     let is_vain = |outcome: &PartOutcome| outcome.returned() < WORTHWHILE.0.cast_signed();
     let vain: Vec<TrimPart> = result

@@ -172,7 +172,7 @@ impl CallSum {
     }
 }
 
-/// Rows added up by a key, and the columns of the sums.
+/// Sums of the rows by a key.
 fn sums<'r, K: Ord>(
     rows: &'r [TimelineRow<'_>],
     key: impl Fn(&'r TimelineRow<'_>) -> K,
@@ -430,7 +430,7 @@ fn remarks(recording: &CallRecording, played: &Played<'_>) -> Vec<Paragraph> {
     if foreign > 0 {
         remarks.push(format!(
             "Processes whose calls are not recorded, since they ran programs of another architecture (32-bit) \
-             or the kernel does not tell (before 5.3): {foreign}."
+             or the kernel does not say (before 5.3): {foreign}."
         ));
     }
     let left = recording.left.len();

@@ -1,5 +1,5 @@
-//! Page faults of a command or a process: of which kind, where in the program, in which memory,
-//! when, how long each took, and what would avoid them.
+//! Page faults of a command or a process by kind, by location in the program, by memory and over
+//! time; their durations, and advice to avoid them.
 
 mod heap;
 pub(crate) mod places;
@@ -175,7 +175,7 @@ fn is_of_kernel(lack: &Absent) -> bool {
     matches!(lack, Absent::NotPermitted(needs) if needs.contains("CAP_PERFMON"))
 }
 
-/// Faults of one kind and in one quadrant, added up.
+/// Number of faults in the rows that `fits` accepts.
 pub(crate) fn count(
     recording: &FaultRecording,
     fits: impl Fn(&FaultRow, Option<&FaultMapping>) -> bool,
@@ -194,7 +194,7 @@ fn untold(recording: &FaultRecording, kind: FaultKind) -> Option<Absent> {
         .then(|| Absent::NotPermitted("root and a kernel without lockdown=confidentiality (the tracepoint exceptions:page_fault_user)".into()))
 }
 
-/// By kind: those that there are for people, all for programs.
+/// Faults by kind: for people the kinds that occurred, for programs all kinds.
 fn kinds(recording: &FaultRecording) -> [ReportTable; 2] {
     let counted = FaultKind::ALL.map(|kind| (kind, count(recording, |row, _| row.kind == kind)));
     let found: Vec<(FaultKind, u64)> =
@@ -261,7 +261,7 @@ fn kinds_table(
     ReportTable { row_keys: Some(keys), ..table("kinds", "By kind", audience, columns) }
 }
 
-/// By quadrant of the mapping, with the kinds in each.
+/// Faults by quadrant of the mapping, with the kinds in each.
 fn quadrants(recording: &FaultRecording) -> ReportTable {
     let all = recording.count();
     let rows: Vec<Option<Quadrant>> =
@@ -304,7 +304,7 @@ fn quadrants(recording: &FaultRecording) -> ReportTable {
     }
 }
 
-/// A kind where there is little room.
+/// Short name of a kind, for narrow columns.
 fn brief(kind: FaultKind) -> &'static str {
     match kind {
         FaultKind::Anonymous => "ANON",
@@ -318,7 +318,7 @@ fn brief(kind: FaultKind) -> &'static str {
     }
 }
 
-/// Why what many have together has no value for one.
+/// The reason why merged mappings or threads have no value of their own.
 fn apart() -> Absent {
     Absent::NotCollected("a higher --memory-limit: they are many".into())
 }
@@ -331,7 +331,7 @@ impl ThreadStacks<'_> {
         let mut threads = BTreeMap::<u32, BTreeSet<_>>::new();
         for row in recording.rows.iter().filter(|row| row.on_stack) {
             let thread = recording.threads.get(row.thread as usize);
-            // Threads that are not kept apart have no number.
+            // Merged threads have no TID.
             let thread = thread.filter(|it| it.tid.0 != 0).map(|it| (it.tid, &it.name));
             threads.entry(row.mapping).or_default().extend(thread);
         }
@@ -480,7 +480,7 @@ fn threads(recording: &FaultRecording, options: &FaultOptions) -> ReportTable {
     ReportTable { note, ..table("threads", "By thread", audience, columns) }
 }
 
-/// Lines for the kinds that there are most of.
+/// Maximum number of lines in the chart: the most frequent kinds.
 const LINES: usize = 4;
 
 /// Rate of faults per second over time.
@@ -517,7 +517,7 @@ fn rates(recording: &FaultRecording) -> Option<Chart> {
     })
 }
 
-/// Which share of the faults of a kind is over after how long.
+/// Cumulative distribution of the durations of faults, by kind.
 fn latencies(recording: &FaultRecording) -> Option<Chart> {
     let mut kinds: Vec<&(FaultKind, TimeHistogram)> = recording.latencies.iter().collect();
     kinds.sort_by_key(|(_, times)| std::cmp::Reverse(times.count()));
@@ -583,7 +583,7 @@ fn remarks(recording: &FaultRecording) -> Vec<Paragraph> {
         let untold = (minor + major).saturating_sub(told);
         if untold > 0 {
             remarks.push(format!(
-                "{untold} more were counted for the command (minflt, majflt) that no event tells: those of execve, and of \
+                "{untold} more were counted for the command (minflt, majflt) that have no event: those of execve, and of \
                  calls that fill memory at once (MAP_POPULATE, mlock)."
             ));
         }

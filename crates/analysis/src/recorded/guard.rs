@@ -152,7 +152,7 @@ fn place(bug: &MemoryBug) -> String {
     }
 }
 
-/// The call stacks, with what each is of.
+/// The call stacks, each with its title.
 fn parts(bug: &MemoryBug) -> Vec<(String, &Reading<Vec<Frame>>)> {
     let first = match bug.access {
         BugAccess::Read => "read by",

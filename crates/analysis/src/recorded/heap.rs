@@ -1,5 +1,5 @@
-//! A heap over time: what was on it when most was, what was never freed, who allocates most, and
-//! what grew between two runs.
+//! A heap over time: its peak, blocks that were never freed, the largest allocating functions, and
+//! growth between two runs.
 
 mod diff;
 pub(crate) mod frames;
@@ -34,7 +34,7 @@ pub struct HeapOptions {
     pub limit: Option<usize>,
     /// Branches of trees with less than this share of all are added up: 0.01 is a hundredth.
     pub threshold: f64,
-    /// When what the tree shows was live.
+    /// Time point of a tree of live bytes.
     pub at: TreeMoment,
     /// Quantity of the tree.
     pub by: TreeQuantity,
@@ -54,12 +54,12 @@ impl Default for HeapOptions {
     }
 }
 
-/// Which moment.
+/// Time point of a tree of live bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeMoment {
-    /// When most was live.
+    /// The peak of the live bytes.
     Peak,
-    /// The end: what was never freed.
+    /// The end of the recording: blocks that were never freed.
     End,
     /// The latest stored time point at most this number of nanoseconds after the start.
     Time(u64),
@@ -68,7 +68,7 @@ pub enum TreeMoment {
 /// Quantity that a tree sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeQuantity {
-    /// Bytes that are live at some moment.
+    /// Bytes that are live at the [`TreeMoment`].
     Live,
     /// All bytes that were allocated.
     Allocated,
@@ -78,7 +78,7 @@ pub enum TreeQuantity {
     Temporary,
 }
 
-/// From where a tree of call stacks grows.
+/// Direction of a tree of call stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the outermost function to those it calls.
@@ -125,7 +125,7 @@ fn title(recording: &HeapRecording) -> Vec<CellValue> {
     ]
 }
 
-/// Half of the interval in which the truth lies 95 times of 100.
+/// Half of the width of the 95 % interval for a standard error.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -205,7 +205,7 @@ fn about_so_much(recording: &HeapRecording) -> &'static str {
     if recording.every_bytes.is_some() { "about " } else { "" }
 }
 
-/// The most important, in sentences.
+/// The most important numbers, in sentences.
 fn summary(sites: &Sites<'_>) -> Paragraph {
     let recording = sites.recording;
     let totals = &recording.totals;
@@ -274,7 +274,7 @@ fn paragraph(pieces: Vec<CellValue>) -> Paragraph {
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
-/// Sums over all that happened.
+/// Sums over all allocations and frees.
 fn totals(recording: &HeapRecording) -> NamedFacts {
     let totals = &recording.totals;
     let errors = totals.errors;
@@ -309,7 +309,7 @@ fn totals(recording: &HeapRecording) -> NamedFacts {
     facts_of("totals", "", FactsShape::Columns, facts)
 }
 
-/// When most was live, for programs with its tree.
+/// Time and amount of the peak; for programs with its tree.
 fn at_peak(sites: &Sites<'_>, options: &HeapOptions) -> NamedFacts {
     let recording = sites.recording;
     let totals = &recording.totals;
@@ -364,7 +364,7 @@ fn remarks(recording: &HeapRecording) -> Vec<Paragraph> {
     remarks.into_iter().map(paragraph).collect()
 }
 
-/// A kind of memory that is not of `malloc`, in words that stand where a function stands.
+/// A kind of memory that is not from `malloc`, as a word in place of a function.
 fn kind_word(kind: AllocationKind) -> Option<&'static str> {
     match kind {
         AllocationKind::Heap => None,
@@ -373,7 +373,7 @@ fn kind_word(kind: AllocationKind) -> Option<&'static str> {
     }
 }
 
-/// No amounts were taken down at that time.
+/// The reason of a missing tree: no amounts were stored up to that time.
 fn no_tree() -> Absent {
     Absent::NotCollected("no call stacks were stored up to then".into())
 }

@@ -24,11 +24,11 @@ use causes::Cause;
 
 /// The tracepoint of flushes.
 const FLUSH: &str = "tlb:tlb_flush";
-/// The tracepoint that says which CPU is asked.
+/// The tracepoint of a request that is queued for a CPU.
 const QUEUE: &str = "csd:csd_queue_cpu";
-/// The tracepoint that says that a CPU is done.
+/// The tracepoint of a CPU that has finished a request.
 const DONE: &str = "csd:csd_function_exit";
-/// The tracepoints of the ends of system calls.
+/// The tracepoints of the start and the end of system calls.
 const CALLS: [&str; 2] = ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"];
 
 /// Options of the report.
@@ -71,8 +71,8 @@ pub fn shootdowns(recording: &ShootdownRecording, options: &ShootdownOptions) ->
     Report { schema: "pagewise.shootdowns/1", title: title(recording), blocks }
 }
 
-/// The orders to flush by call stack, with the functions of the kernel on top; how long they took
-/// is the wait for the other CPUs.
+/// The flush requests by call stack, with the functions of the kernel on top; their duration is the
+/// wait for the other CPUs.
 pub fn profile(recording: &ShootdownRecording) -> StackProfile {
     let told = ShootdownCauses::from_recording(recording);
     let mut stacks: Vec<Vec<Frame>> = Vec::new();
@@ -195,7 +195,7 @@ impl<'r> ShootdownCauses<'r> {
         self.recording.cpus.iter().map(|cpu| cpu.received).sum()
     }
 
-    /// The sums by cause, the most orders first.
+    /// The sums by cause, the most interrupts first.
     pub(crate) fn by_cause(&self) -> Vec<(&Cause, FlushSum)> {
         let mut sums: BTreeMap<&Cause, FlushSum> = BTreeMap::new();
         for (site, cause) in self.recording.sites.iter().zip(&self.causes) {
@@ -314,7 +314,7 @@ fn totals(told: &ShootdownCauses<'_>) -> NamedFacts {
     )
 }
 
-/// Interrupts to flush TLBs of all CPUs, whoever ran.
+/// Interrupts to flush TLBs of all CPUs, for any process.
 fn on_machine(recording: &ShootdownRecording) -> CellValue {
     let all: Reading<u64> =
         recording.cpus.iter().map(|cpu| cpu.machine.clone()).sum::<Reading<u64>>();
@@ -369,8 +369,8 @@ fn remarks(told: &ShootdownCauses<'_>) -> Vec<Paragraph> {
         }
     } else {
         remarks.push(format!(
-            "Only what the machine counts is told: interrupts to flush TLBs on all CPUs, whoever caused them, from /proc/interrupts. \
-             Who flushes, why and how long it takes is told by the tracepoint {FLUSH}: {}.",
+            "Only a count of the machine is known: interrupts to flush TLBs on all CPUs, by any process, from /proc/interrupts. \
+             The initiator, the reason and the duration need the tracepoint {FLUSH}: {}.",
             recording.why_not(FLUSH)
         ));
     }
@@ -406,7 +406,7 @@ fn remarks(told: &ShootdownCauses<'_>) -> Vec<Paragraph> {
     remarks.into_iter().map(paragraph).collect()
 }
 
-/// Why a process is not known.
+/// A reading of an unknown process.
 fn unknown<T>() -> Reading<T> {
     Err(Absent::Vanished)
 }

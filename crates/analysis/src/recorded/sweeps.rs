@@ -31,9 +31,9 @@ pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};
 
-/// Categories that were read in this time before a sweep are those of the sweep.
+/// Categories belong to a sweep if they were read at most this time before it.
 pub const CATEGORIES_NS: u64 = 900_000_000_000;
-/// Parts of a time before the hour.
+/// The parts of a time before the hour: only their lengths count.
 const YEAR: &str = "2026-";
 const MONTH_DAY: &str = "11-26 ";
 
@@ -42,7 +42,7 @@ const MONTH_DAY: &str = "11-26 ";
 pub struct RecordOptions {
     /// Seconds by which the reader's time zone is ahead of UTC.
     pub utc_offset: i64,
-    /// Rows of a table for people.
+    /// Maximum number of rows of a table for people.
     pub rows: usize,
 }
 

@@ -27,7 +27,7 @@ pub struct WatchOptions {
     pub told: bool,
 }
 
-/// Which accesses are wanted: `value == 0`, `value < 10 && old >= 10`.
+/// Condition on the values of an access: `value == 0`, `value < 10 && old >= 10`.
 #[derive(Clone, Debug)]
 pub struct AccessCondition(BoundFilter<Which>);
 
@@ -52,7 +52,7 @@ impl AccessCondition {
         RowFilter::parse(text)?.bind(look_up, &["value", "old"]).map(AccessCondition)
     }
 
-    /// True if it holds for an access. A value that is not known fits nothing.
+    /// True if it holds for an access. No comparison holds for an unknown value.
     pub fn holds(&self, hit: &Hit) -> bool {
         let datum = |reading: &Reading<Vec<u8>>| {
             reading
@@ -83,7 +83,8 @@ pub fn watch(watched: &WatchRecording, options: &WatchOptions) -> Report {
     if hidden > 0 {
         hits.note = format!("{hidden} earlier ones are not shown; --hits all shows them.").into();
     }
-    // A heading without rows is useless for people, and hits that they have seen already are, too.
+    // A heading without rows is useless for people, and so are accesses that they have seen
+    // already.
     let is_empty = hits.rows() == 0;
     hits.audience = if is_empty || options.told { Audience::Programs } else { hits.audience };
     blocks.push(ReportBlock::Table(hits));
@@ -127,7 +128,7 @@ pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<CellValu
         let module = module.map(|module| format!(" in {}", String::from_utf8_lossy(module.base())));
         Name::new((with_its_line(frame) + &module.unwrap_or_default()).as_bytes())
     });
-    // The first is what the line says already.
+    // The line already contains the first frame.
     let frames = frames.enumerate().filter(|(at, name)| *at > 0 || *name != place);
     let frames = frames.map(|(_, name)| vec![CellValue::text("        "), CellValue::Name(name)]);
     std::iter::once(line).chain(frames).collect()
@@ -386,7 +387,7 @@ fn hits(watched: &WatchRecording, hits: &[Hit]) -> ReportTable {
     table("hits", "Hits", Audience::Everyone, described(columns))
 }
 
-/// Columns with our meanings: other reports have columns of the same names.
+/// Columns with the meanings of this report: other reports have columns of the same names.
 fn described(columns: Vec<TableColumn>) -> Vec<TableColumn> {
     let described = |column: TableColumn| match column.meaning.as_ref() {
         "" => TableColumn { meaning: meaning(&column.key).into(), ..column },
@@ -462,7 +463,7 @@ fn frames_of(watched: &WatchRecording, stack: u32) -> &[Frame] {
     watched.stacks.get(stack as usize).map_or(&[], Vec::as_slice)
 }
 
-/// The call stacks, a row each, for people who have seen their frames.
+/// The call stacks, one row each, for people who have seen their frames.
 fn sites(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
     let first = |stack: u32| watched.hits.iter().find(|hit| hit.stack == stack);
@@ -481,7 +482,7 @@ fn sites(watched: &WatchRecording) -> ReportTable {
     table("sites", "Call stacks", Audience::People, described(columns))
 }
 
-/// The call stacks, a row a frame.
+/// The call stacks, one row per frame.
 fn frames(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
     let rows = counted.iter().flat_map(|(stack, count)| {
@@ -531,7 +532,7 @@ fn frames(watched: &WatchRecording) -> ReportTable {
     }
 }
 
-/// The same for programs: a row a stack.
+/// The call stacks for programs, one row each.
 fn stacks(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
     let frames =

@@ -200,7 +200,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
     snapshot
 }
 
-/// Makes `statm` and the rollup what the mappings add up to.
+/// Sets `statm` and the rollup to the sums over the mappings.
 pub(crate) fn agree(snapshot: &mut Snapshot) {
     let mappings = snapshot.mappings.as_ref().expect("built with mappings");
     let sum = |of: &dyn Fn(&Mapping) -> Reading<Bytes>| {
@@ -280,7 +280,7 @@ pub(crate) fn object(mapping: &Mapping, segments: Vec<LoadSegment>) -> ElfObject
     }
 }
 
-/// A library that is mapped for its name's sake: one page of code.
+/// Adds a library with one page of code, for tests that need only its name.
 pub(crate) fn library(snapshot: &mut Snapshot, start: u64, path: &str) {
     let mapping = map(start, 4, "r-xp", path).file(0, 4, 1);
     let object = object(&mapping, vec![segment(0, 0, PAGE, PAGE, "rx")]);

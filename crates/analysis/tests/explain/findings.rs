@@ -135,7 +135,7 @@ fn many_arenas_are_counted_by_their_heaps() {
 }
 
 #[test]
-fn the_number_of_mappings_is_held_against_its_limit() {
+fn the_number_of_mappings_is_compared_with_its_limit() {
     let mut snapshot = healthy();
     snapshot.machine.max_map_count = Ok(10);
     let found = found(&snapshot);
@@ -146,7 +146,7 @@ fn the_number_of_mappings_is_held_against_its_limit() {
 }
 
 #[test]
-fn resource_limits_are_held_against_what_counts_for_them() {
+fn resource_limits_are_compared_with_the_amounts_that_they_bound() {
     let limit = |bytes| ResourceLimit { soft: Some(bytes), hard: None };
     let mut snapshot = healthy();
     let statm = *snapshot.statm.as_ref().unwrap();
@@ -237,7 +237,7 @@ fn a_reading_without_flags_makes_no_claim_about_requested_huge_pages() {
     let (claim, step) = (format!("{:?}", found[0].claim), format!("{:?}", found[0].next_step));
     assert!(claim.contains("does not show whether the program asked"), "{claim}");
     assert!(step.contains("--full"), "{step}");
-    // Marked mappings beside it are not part of it.
+    // Mappings with `MADV_HUGEPAGE` (`hg`) are not counted.
     let marked = map(ROOM + (1 << 40), all, "rw-p", "").using(&[(AnonHugePages, all)]);
     let both = with(vec![mapping, marked.flags("rd wr hg")]);
     assert_eq!(evidence(&self::found(&both)[0], "anon_huge"), CellValue::Bytes(800 * MIB));

@@ -140,7 +140,7 @@ fn a_library_whose_headers_cannot_be_read_has_no_parts() {
 }
 
 #[test]
-fn names_tell_most_kinds() {
+fn names_identify_most_kinds() {
     for (mode, name, kind) in [
         ("rw-p", "[heap]", PoolKind::Heap),
         ("rw-p", "[stack]", PoolKind::MainStack),
@@ -191,7 +191,7 @@ fn a_file_on_tmpfs_is_memory() {
     assert_eq!(kind_of(mapping), PoolKind::Tmpfs);
 }
 
-/// glibc is mapped, and these.
+/// A snapshot with glibc and these mappings.
 fn with_glibc(mappings: Vec<Mapping>) -> Snapshot {
     let mut snapshot = snapshot(mappings);
     library(&mut snapshot, 0x1000, "/usr/bin/prog");

@@ -87,7 +87,8 @@ fn mixed_and_co_mapped_is_ambiguous_until_page_tables_are_read() {
 
 #[test]
 fn bounds_that_meet_in_the_sum_of_anonymous_pages_alone_still_decide() {
-    // All exclusive but 4 KiB, all anonymous but 0: one mapping at each end of what is possible.
+    // The bounds of each mapping are equal: all pages of the first are anonymous, none of the
+    // second.
     let pure = map(0x1000, 64, "rw-p", "").anonymous(40);
     let file = map(0x20000, 64, "r--p", "/data").file(4, 4, 6);
     assert_eq!(resident(&effective(vec![pure, file])), known([40, 0, 4, 4]));

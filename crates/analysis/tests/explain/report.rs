@@ -1,4 +1,4 @@
-//! The report as a whole: its keys, its totals, and what it says where little is known.
+//! The report as a whole: its keys, its totals, and its contents if values are unknown.
 
 use pagewise_analysis::explain::{ExplainOptions, explain};
 use pagewise_model::SmapsCounter::*;

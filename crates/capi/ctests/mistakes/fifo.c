@@ -32,7 +32,7 @@ static void uses_what_was_freed(void)
     freed_here()[3] = 1;
 }
 
-/* memcheck looks for what is lost where something of malloc is left. */
+/* memcheck searches for leaks only if a block of malloc is live at exit. */
 static void loses_a_block(void)
 {
     static void *volatile kept;

@@ -1,5 +1,5 @@
-/* Runs steps on a FIFO pool by the inline functions, in the process of a test in Rust, which runs
- * the same by Rust's. */
+/* Runs steps on a FIFO pool with the inline functions, in the process of a test in Rust, which runs
+ * the same steps with the functions of Rust. */
 #include <pagewise/fifo.h>
 
 /* Functions that the inline functions call, linked by the test. */
@@ -31,7 +31,7 @@ void pw_fifo_free_slow(pw_fifo *pool, void *block, size_t size)
     library.free(pool, block, size);
 }
 
-/* Replaces the block of a place by another of this size and alignment, all `fill`. */
+/* Replaces the block at index `place` by another of this size and alignment, filled with `fill`. */
 struct step {
     size_t place, size, align, zeroed, late, fill;
 };

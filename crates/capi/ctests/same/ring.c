@@ -1,5 +1,5 @@
-/* Runs steps on a ring by the inline functions, in the process of a test in Rust, which runs the
- * same by Rust's. */
+/* Runs steps on a ring with the inline functions, in the process of a test in Rust, which runs the
+ * same steps with the functions of Rust. */
 #include <pagewise/ring.h>
 
 /* Functions that the inline functions call, linked by the test. */
@@ -22,7 +22,8 @@ void *pw_ring_alloc_slow(pw_ring *ring, size_t size, size_t align)
     return library.alloc(ring, size, align);
 }
 
-/* Replaces another frame by one with a number of blocks of this size and alignment, all `fill`. */
+/* Replaces the frame at index `place` by one with this number of blocks, size and alignment, filled
+ * with `fill`. */
 struct step {
     size_t place, blocks, size, align, fill;
 };

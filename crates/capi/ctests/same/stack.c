@@ -1,5 +1,5 @@
-/* Runs a program on a stack by the inline functions, in the process of a test in Rust, which runs
- * the same by Rust's. */
+/* Runs steps on a stack with the inline functions, in the process of a test in Rust, which runs the
+ * same steps with the functions of Rust. */
 #include <pagewise/stack.h>
 
 /* Functions that the inline functions call, linked by the test. */
@@ -85,7 +85,7 @@ int run_all(pw_stack *stack, const struct step *steps, size_t n)
     return run(stack, steps, steps + n) != NULL;
 }
 
-/* Calls back from within a frame of the thread's stack, and returns where a block lies that was
+/* Calls back from within a frame of the thread's stack, and returns the address of a block that was
  * allocated before. */
 char *in_a_frame_of_c(void (*back)(void *), void *with)
 {

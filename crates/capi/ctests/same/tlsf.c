@@ -1,5 +1,5 @@
-/* Runs a program on a TLSF pool by the inline functions, in the process of a test in Rust, which
- * runs the same by Rust's. */
+/* Runs steps on a TLSF pool with the inline functions, in the process of a test in Rust, which runs
+ * the same steps with the functions of Rust. */
 #include <pagewise/tlsf.h>
 
 /* Functions that the inline functions call, linked by the test. */
@@ -31,7 +31,8 @@ struct step {
     size_t kind, place, size;
 };
 
-/* Blocks by their places; the bytes of each are its place. Returns how many are live in the end. */
+/* Keeps the block of a step in `blocks[place]`, filled with this index. Returns the number of live
+ * blocks at the end. */
 size_t run_all(pw_tlsf *pool, const struct step *steps, size_t n, void **blocks)
 {
     size_t live = 0;

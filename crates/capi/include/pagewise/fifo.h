@@ -1,5 +1,5 @@
-/* pagewise/fifo.h: memory for what is freed about in the order in which it was allocated: messages,
- * jobs, queues.
+/* pagewise/fifo.h: memory for blocks that are freed in about the order of their allocation:
+ * messages, jobs, queues.
  *
  *     pw_fifo *pool = pw_fifo_create();
  *     struct job *job = pool ? pw_fifo_new(pool, struct job, 1) : NULL;
@@ -7,8 +7,8 @@
  *     pw_fifo_free(pool, job, sizeof *job);
  *     pw_fifo_destroy(pool);
  *
- * Blocks lie side by side, without headers, in pages of 64 KiB, which are used again when nothing
- * is alive in them. Freeing in another order works, and costs more: see docs/allocators.md.
+ * Blocks lie side by side, without headers, in pages of 64 KiB, which are used again when they
+ * contain no live block. Freeing in another order works, and costs more: see docs/allocators.md.
  *
  * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The
  * same memory is pagewise_alloc::Fifo in Rust.
@@ -33,9 +33,9 @@ PW_BEGIN
 /* A pool. Only the library creates one, with more fields than these, which the inline functions
  * use. */
 typedef struct pw_fifo {
-    char *next;      /* Where the next block begins, */
-    uintptr_t end;   /* and where the room for it ends. */
-    size_t zeroed;   /* Whether the room is 0. */
+    char *next;      /* Start of the next block. */
+    uintptr_t end;   /* End of the free space. */
+    size_t zeroed;   /* Not 0 if the free space is known to be zero. */
 } pw_fifo;
 
 /* Header of a page, for the inline functions. */
@@ -51,9 +51,9 @@ PW_ASSERT(offsetof(struct pw_fifo_page_, empty_at) == 8 && offsetof(struct pw_fi
 /* A pool with memory of the system; NULL without memory. The caller destroys it. */
 pw_fifo *pw_fifo_create(void);
 
-/* A pool in a buffer of the caller's, which takes nothing of the system; NULL where it is too
- * small. The buffer stays the caller's, who uses it for nothing else until the last block was freed
- * and the pool destroyed. Pages lie at multiples of 64 KiB. */
+/* A pool in a buffer, without memory of the system; NULL if the buffer is too small. The caller
+ * owns the buffer, and uses it for nothing else until the last block was freed and the pool
+ * destroyed. Pages start at multiples of 64 KiB. */
 pw_fifo *pw_fifo_create_in(void *buffer, size_t size);
 
 /* Ends a pool, or does nothing with NULL. Live blocks stay valid until pw_fifo_free_late, which
@@ -64,13 +64,13 @@ void pw_fifo_destroy(pw_fifo *pool);
  * keeps, else 0. */
 int pw_fifo_guard(pw_fifo *pool);
 
-/* Bytes that the pool has of the system, or of its buffer. */
+/* Footprint: bytes that the pool has from the system, or from its buffer. */
 size_t pw_fifo_held(const pw_fifo *pool);
 
 /* Names the pool for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. */
 void pw_fifo_set_name(pw_fifo *pool, const char *name);
 
-/* Walks all that must hold inside, and aborts where it does not. */
+/* Checks all internal invariants, and aborts if one is violated. */
 void pw_fifo_check(const pw_fifo *pool);
 
 /* Resizes a block, and keeps its contents as far as they fit: in place if it gets smaller, or if it
@@ -133,7 +133,7 @@ PW_INLINE int pw_fifo_is_next_(struct pw_fifo_page_ *page, const void *block, si
     return 1;
 }
 
-/* Frees a block of this size, in any order; nothing with NULL. */
+/* Frees a block of this size, in any order. Does nothing with NULL. */
 PW_INLINE void pw_fifo_free(pw_fifo *pool, void *block, size_t size)
 {
     if (PW_UNLIKELY(!block)) return;
@@ -148,7 +148,7 @@ PW_INLINE void pw_fifo_free_late(void *block, size_t size)
     if (!pw_fifo_is_next_(page, block, size)) pw_fifo_free_slow(page->pool, block, size);
 }
 
-/* n elements; NULL too where their size overflows. The second kind is all 0. */
+/* Memory for n elements; NULL also if their size overflows. With pw_fifo_zarray every byte is 0. */
 PW_INLINE void *pw_fifo_array(pw_fifo *pool, size_t n, size_t element, size_t align)
 {
     size_t size;
@@ -161,8 +161,8 @@ PW_INLINE void *pw_fifo_zarray(pw_fifo *pool, size_t n, size_t element, size_t a
     return __builtin_mul_overflow(n, element, &size) ? NULL : pw_fifo_zalloc(pool, size, align);
 }
 
-/* Memory for n values of a type; NULL without memory, or if their size overflows. The second kind
- * is all 0. */
+/* Memory for n values of a type; NULL without memory, or if their size overflows. With pw_fifo_new0
+ * every byte is 0. */
 #define pw_fifo_new(pool, type, n) ((type *)pw_fifo_array((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_fifo_new0(pool, type, n) ((type *)pw_fifo_zarray((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 

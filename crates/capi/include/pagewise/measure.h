@@ -1,5 +1,5 @@
-/* pagewise/measure.h: what a region of code costs: time, page faults, counters of the CPU and of
- * the kernel, memory.
+/* pagewise/measure.h: cost of a region of code: time, page faults, counters of the CPU and of the
+ * kernel, memory.
  *
  *     pw_probe *probe;
  *     pw_value faults;
@@ -32,21 +32,21 @@ PW_BEGIN
 typedef struct pw_probe pw_probe;
 
 /* For pw_probe_open, added with |. */
-#define PW_PROCESS 1u   /* All threads, by getrusage; counters know the threads and children started since it was opened. */
+#define PW_PROCESS 1u   /* All threads, by getrusage; counters include threads and children started since the opening. */
 #define PW_IN_KERNEL 2u /* The CPU's events in the kernel too, the probe's own system calls included. */
 #define PW_NO_USAGE 4u  /* No getrusage: two system calls less. */
 #define PW_MEMORY 8u    /* Changes of Rss, Pss, Private_Dirty, Anonymous, AnonHugePages of the process: milliseconds if it is large. */
-#define PW_SUBTRACT 16u /* Takes what an empty region has off every value, never to less than 0. */
+#define PW_SUBTRACT 16u /* Subtracts the cost of an empty region from every value, down to 0 at least. */
 
 /* Unit of a number. */
 enum pw_unit { PW_COUNT = 0, PW_NANOSECONDS = 1, PW_BYTES = 2 };
 
 /* A number, or the reason of its absence. */
 typedef struct pw_value {
-    double value;         /* For the whole region: scaled where counters took turns. 0 where absent. */
+    double value;         /* For the whole region: scaled if counters were multiplexed. 0 if absent. */
     int64_t count;        /* As it was counted. Changes of memory may be below 0. */
-    uint64_t enabled;     /* Nanoseconds for which a counter was wanted; 0 for what is always counted. */
-    uint64_t running;     /* Nanoseconds for which it counted: less than enabled where counters took turns. */
+    uint64_t enabled;     /* Nanoseconds for which a counter was enabled; 0 for values without a counter. */
+    uint64_t running;     /* Nanoseconds for which it counted: less than enabled if counters were multiplexed. */
     const char *absent;   /* NULL if there is a number; else the reason of its absence. */
     int32_t unit;         /* Of enum pw_unit. */
     int32_t user_mode_only; /* 1 if events in the kernel are not counted. */

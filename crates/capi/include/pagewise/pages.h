@@ -1,5 +1,5 @@
-/* pagewise/pages.h: runs of pages, for any thread: what other pools take their memory from, and who
- * needs whole pages.
+/* pagewise/pages.h: runs of pages, for any thread: memory for other pools, and for programs that
+ * need whole pages.
  *
  *     pw_pages *pages;
  *     if (pw_pages_create(&pages, NULL) != 0) errx(1, "%s", pw_error_message());
@@ -40,32 +40,32 @@ typedef struct pw_pages pw_pages;
 
 /* For pw_pages_options, added with |. */
 #define PW_PAGES_HUGE 1u      /* Transparent huge pages, where the kernel has some: madvise. Idle ones stay resident. */
-#define PW_PAGES_POPULATED 2u /* There from the start, so that no first touch is a page fault. Stays resident. */
+#define PW_PAGES_POPULATED 2u /* Mapped from the start, so that no first touch is a page fault. Stays resident. */
 #define PW_PAGES_LOCKED 4u    /* Never swapped: mlock, as much as RLIMIT_MEMLOCK allows. Stays resident. */
-#define PW_PAGES_GUARDED 8u   /* A page more behind each run, and freed pages are filled: misuse prints a message and aborts. */
+#define PW_PAGES_GUARDED 8u   /* An extra page behind each run, and freed pages are filled: misuse prints a message and aborts. */
 
 /* Kind of memory. A field of 0 has its default. */
 typedef struct pw_pages_options {
-    const char *folder;  /* Memory of a file without a name in this folder, which the kernel can write out. No other kind with it. */
+    const char *folder;  /* Memory of a file without a name in this folder, which the kernel can write out. Excludes other kinds. */
     uint64_t nodes;      /* Only of these NUMA nodes, a bit each: mbind. */
     unsigned flags;      /* PW_PAGES_* added with |. */
-    unsigned huge_power; /* Of huge pages that were reserved (/proc/sys/vm/nr_hugepages), as large as this power of two: 21 is 2 MiB. */
+    unsigned huge_power; /* Reserved huge pages (/proc/sys/vm/nr_hugepages) with a size of this power of two: 21 is 2 MiB. */
 } pw_pages_options;
 
 /* Memory of a pool, in bytes. */
 typedef struct pw_pages_usage {
-    size_t live; /* Handed out. */
+    size_t live; /* Allocated. */
     size_t idle; /* Free, and maybe backed by memory. */
-    size_t held; /* Of the system, or of its buffer: addresses, not memory. */
+    size_t held; /* Addresses from the system or the buffer, resident or not. */
 } pw_pages_usage;
 
 PW_ASSERT(sizeof(pw_pages_options) == 24 && offsetof(pw_pages_options, nodes) == 8);
 PW_ASSERT(offsetof(pw_pages_options, flags) == 16 && offsetof(pw_pages_options, huge_power) == 20);
 PW_ASSERT(sizeof(pw_pages_usage) == 24 && offsetof(pw_pages_usage, held) == 16);
 
-/* Makes a pool, and tries whether the system has memory of the kind.
+/* Creates a pool, and checks that the system has memory of the kind.
  *
- * pages    Gets the pool, which the caller destroys; NULL where this fails. Not NULL.
+ * pages    Output: the pool, which the caller destroys; NULL on failure. Not NULL.
  * options  NULL is anonymous memory.
  *
  * EINVAL: flags has other bits, kinds that exclude each other, no such NUMA node or size of huge
@@ -73,13 +73,12 @@ PW_ASSERT(sizeof(pw_pages_usage) == 24 && offsetof(pw_pages_usage, held) == 16);
  */
 int pw_pages_create(pw_pages **pages, const pw_pages_options *options);
 
-/* Makes a pool in a buffer, which takes nothing of the system; NULL where the buffer is too small.
- * It stays the caller's, who uses it for nothing else until the pool is destroyed. About 30 KiB of
- * it, and 24 bytes for each page, are the library's. */
+/* Creates a pool in a buffer, without memory of the system; NULL if the buffer is too small. The
+ * caller owns the buffer, and uses it for nothing else until the pool is destroyed. The library
+ * uses about 30 KiB of it, and 24 bytes for each page. */
 pw_pages *pw_pages_create_in(void *buffer, size_t size);
 
-/* Ends a pool and gives its memory back: nothing that it handed out may be used any more, by no
- * thread. NULL is allowed, and is nothing. */
+/* Ends a pool and releases its memory: no thread may use its runs. Does nothing with NULL. */
 void pw_pages_destroy(pw_pages *pages);
 
 /* Length of a run for a size in bytes: whole pages, at most a sixteenth longer. 0 if no run is this
@@ -124,14 +123,14 @@ pw_pages_usage pw_pages_get_usage(pw_pages *pages);
 /* Names the pool for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Not NULL. */
 void pw_pages_set_name(pw_pages *pages, const char *name);
 
-/* Walks all that must hold inside, and aborts where it does not. */
+/* Checks all internal invariants, and aborts if one is violated. */
 void pw_pages_check(pw_pages *pages);
 
-/* Memory of the system that pools without a pool of pages have released is kept for other pools:
- * in use and kept are at most 1.2 times the most in use at once during the last 16,384 to 32,768
- * blocks that pools took or released, or 2 MiB more than that. Any thread. The first call returns
- * all kept memory, except that in caches of other threads, to the kernel; the second sets another
- * percentage than 20. */
+/* Memory that pools without a pool of pages have released is kept for other pools of the process.
+ * Memory in use and kept memory together are at most 1.2 times the high-water mark of the last
+ * 16,384 to 32,768 blocks that pools took or released, or 2 MiB more than that mark. Any thread may
+ * call these functions. pw_system_trim returns the kept memory to the kernel, except that in caches
+ * of other threads; pw_system_keep sets another percentage than 20. */
 void pw_system_trim(void);
 void pw_system_keep(unsigned percent);
 

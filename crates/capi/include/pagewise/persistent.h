@@ -1,5 +1,5 @@
-/* pagewise/persistent.h: a heap in a file, whose blocks are there again when it is opened again,
- * wherever it is mapped then.
+/* pagewise/persistent.h: a heap in a file, whose blocks exist again when the file is opened again,
+ * at whatever address it is then mapped.
  *
  *     pw_persistent heap;
  *     if (pw_persistent_open(&heap, "runs.heap", NULL) != 0) errx(1, "%s", pw_error_message());
@@ -14,27 +14,27 @@
  *     pw_persistent_close(&heap);
  *
  * C11 and C++20; link with `pkg-config --cflags --libs pagewise`. Linux only. The file is the same
- * as that of pagewise_alloc::persistent::Persistent in Rust; docs/persistent.md says what each byte
- * means.
+ * as that of pagewise_alloc::persistent::Persistent in Rust; docs/persistent.md describes the
+ * format.
  *
  * Transactions. All that was done since the last pw_persistent_commit is one transaction: it
  * becomes part of the heap when it is committed, at one instruction, or never. A process that is
  * killed, at whatever instruction, leaves a heap that opens with all that was committed and nothing
  * else. With PW_PERSISTENT_POWER so does a loss of power.
  *
- * Writing. A block that this transaction took may be written freely. All else is written only
- * behind pw_persistent_change, which keeps what was there: what is written without it is not
+ * Writing. A block that this transaction allocated may be written freely. Before writing to other
+ * blocks call pw_persistent_change, which saves the old contents: a write without this call is not
  * undone.
  *
  * Pointers in the heap are pw_rel: distance from the start of the file; 0 is the null pointer.
  * Never store an address in it.
  *
  * Errors. Functions that return int return 0, or a number of <errno.h>; those that return a pw_rel
- * or an address return 0 or NULL and set errno. pw_error_message says it in words. A call that
- * fails has changed nothing.
+ * or an address return 0 or NULL and set errno. pw_error_message has the message. A call that fails
+ * has changed nothing.
  *
- * Threads. One at a time uses a heap. One process at a time has it open. A child of fork must not
- * use it: it is sent SIGSEGV.
+ * Threads. One thread at a time may use a heap. One process at a time has it open. A child of fork
+ * must not use it: an access raises SIGSEGV.
  *
  * Checkers. Under valgrind, and in programs with AddressSanitizer, memory outside of blocks may not
  * be accessed.
@@ -51,7 +51,7 @@ typedef uint64_t pw_rel;
 
 /* A heap that is open. All zero is one that is not. */
 typedef struct pw_persistent {
-    char *base;    /* Where the file is mapped. */
+    char *base;    /* Address of the mapped file. */
     pw_rel first;  /* Blocks lie from here .. */
     pw_rel end;    /* .. up to here, which grows. */
     void *cold;    /* The library's. */
@@ -59,20 +59,20 @@ typedef struct pw_persistent {
 
 /* Options to open a heap. A field of 0 has its default. */
 typedef struct pw_persistent_options {
-    uint64_t capacity; /* The most bytes of blocks that a new heap may ever have, up to 2^38; usually 2^36. */
-    uint64_t log;      /* The bytes that a transaction of a new heap may write down; usually 2^20. */
+    uint64_t capacity; /* Maximum number of bytes of blocks in a new heap, up to 2^38; by default 2^36. */
+    uint64_t log;      /* Bytes of the log of a new heap, which limit a transaction; by default 2^20. */
     unsigned flags;    /* PW_PERSISTENT_* added with |. */
 } pw_persistent_options;
 
 #define PW_PERSISTENT_POWER 1u     /* Commits survive a loss of power, each at the cost of some flushes. */
-#define PW_PERSISTENT_WAIT 2u      /* Waits while another has it open. */
+#define PW_PERSISTENT_WAIT 2u      /* Waits while another process has it open. */
 #define PW_PERSISTENT_NO_CREATE 4u /* Makes no heap where there is no file. */
 #define PW_PERSISTENT_CHECK_DATA 8u /* Stores a hash over all blocks at the close, and compares it at the open. */
 
 /* Memory of a heap. */
 typedef struct pw_persistent_usage {
     uint64_t blocks;
-    uint64_t bytes; /* Of the blocks, as large as they were made. */
+    uint64_t bytes; /* Of the blocks, rounded up to size classes or chunks. */
     uint64_t file;  /* Of the file, holes included. */
 } pw_persistent_usage;
 
@@ -97,15 +97,15 @@ int pw_persistent_open(pw_persistent *heap, const char *path, const pw_persisten
  * fails: then the heap is recovered when next opened. EINVAL: it is not open. */
 int pw_persistent_close(pw_persistent *heap);
 
-/* The address of a pointer with this number of bytes after it, while the heap is open; NULL if it
- * is outside of the chunks. It is not checked if a block is there. */
+/* The address of a pointer with this number of bytes after it, while the heap is open; NULL if they
+ * are not between `first` and `end`. It is not checked if a block is there. */
 PW_INLINE void *pw_persistent_at(const pw_persistent *heap, pw_rel place, size_t size)
 {
     if (PW_UNLIKELY(place < heap->first || place > heap->end || size > heap->end - place)) return NULL;
     return heap->base + place;
 }
 
-/* The place of an address in the heap; 0 for what lies elsewhere. */
+/* The pointer to an address in the heap; 0 for other addresses. */
 PW_INLINE pw_rel pw_persistent_rel(const pw_persistent *heap, const void *address)
 {
     pw_rel place = (pw_rel)((uintptr_t)address - (uintptr_t)heap->base);
@@ -120,18 +120,18 @@ pw_rel pw_persistent_alloc(pw_persistent *heap, size_t size, size_t align);
 /* As pw_persistent_alloc, with every byte 0. */
 pw_rel pw_persistent_zalloc(pw_persistent *heap, size_t size, size_t align);
 
-/* Gives a block another size, and its contents as far as they fit. Returns where it is now; where
- * that is elsewhere, the old one is freed by the commit. As pw_persistent_alloc and
+/* Resizes a block, and keeps its contents as far as they fit. Returns the new pointer; if the block
+ * has moved, the commit frees the old one. Errors as for pw_persistent_alloc and
  * pw_persistent_free. */
 pw_rel pw_persistent_resize(pw_persistent *heap, pw_rel block, size_t size, size_t align);
 
-/* Frees a block once the transaction is committed; until then it can be read. 0 is allowed, and is
- * nothing. EINVAL: no block that is taken starts there. EBUSY: it has a name. ENOBUFS: as for
+/* Frees a block once the transaction is committed; until then it can be read. Does nothing with 0.
+ * EINVAL: no allocated block starts there. EBUSY: it has a name. ENOBUFS: as for
  * pw_persistent_alloc. */
 int pw_persistent_free(pw_persistent *heap, pw_rel block);
 
-/* Keeps what some bytes are, which come back unless the transaction is committed, and returns their
- * address, to be written. EFAULT: they are not among the blocks. ENOBUFS: as for
+/* Saves the contents of some bytes, which are restored unless the transaction is committed, and
+ * returns their address, to be written. EFAULT: they are outside of the blocks. ENOBUFS: as for
  * pw_persistent_alloc. */
 void *pw_persistent_change(pw_persistent *heap, pw_rel place, size_t size);
 
@@ -139,16 +139,16 @@ void *pw_persistent_change(pw_persistent *heap, pw_rel place, size_t size);
  * there. */
 size_t pw_persistent_size(pw_persistent *heap, pw_rel block);
 
-/* The block that has a name. 0 and ENOENT where none has it; EINVAL: it can be no name. */
+/* The block that has a name. 0 and ENOENT if no block has it; EINVAL: the name is invalid. */
 pw_rel pw_persistent_root(pw_persistent *heap, const char *name);
 
-/* Gives a block a name of 1 to 40 bytes of UTF-8, which another may have had; 0 takes the name
- * away. Copied. EINVAL: no block that is taken starts there, or it can be no name. ENOSPC: there
- * are 64 names. */
+/* Gives a block a name of 1 to 40 bytes of UTF-8, which another block may have had; a block of 0
+ * removes the name. Copied. EINVAL: no allocated block starts there, or the name is invalid.
+ * ENOSPC: there are 64 names. */
 int pw_persistent_set_root(pw_persistent *heap, const char *name, pw_rel block);
 
-/* Makes all that was done part of the heap. With PW_PERSISTENT_POWER it may fail as the kernel
- * says: whether the transaction survives a loss of power is not known then. */
+/* Commits the transaction. With PW_PERSISTENT_POWER it returns errors of the kernel: then it is not
+ * known if the transaction survives a loss of power. */
 int pw_persistent_commit(pw_persistent *heap);
 
 /* Undoes all that was done since the last commit. */
@@ -166,7 +166,7 @@ int pw_persistent_set_name(pw_persistent *heap, const char *name);
  * `usage` is NULL or is written. */
 int pw_persistent_check(const pw_persistent *heap, pw_persistent_usage *usage);
 
-/* The size of an array; more than there can be where it overflows. */
+/* The size of an array; SIZE_MAX if it overflows. */
 PW_INLINE size_t pw_persistent_array_(size_t element, size_t n)
 {
     size_t size;

@@ -37,8 +37,8 @@ PW_BEGIN
 /* A ring. Only the library creates one, with more fields than these, which the inline functions
  * use. */
 typedef struct pw_ring {
-    char *next;    /* The first free byte of the open frame, */
-    uintptr_t end; /* and below which a block ends; 0 while none is open. */
+    char *next;    /* The first free byte of the open frame. */
+    uintptr_t end; /* Blocks end below this; 0 while no frame is open. */
 } pw_ring;
 
 PW_ASSERT(offsetof(pw_ring, end) == 8);
@@ -49,9 +49,9 @@ typedef struct pw_ring_frame pw_ring_frame;
 /* A ring with memory of the system; NULL without memory. The caller destroys it. */
 pw_ring *pw_ring_create(void);
 
-/* A ring in a buffer of the caller's, which takes nothing of the system; NULL where it is too
- * small. The buffer stays the caller's, who uses it for nothing else until the last frame was
- * released and the ring destroyed. */
+/* A ring in a buffer, without memory of the system; NULL if the buffer is too small. The caller
+ * owns the buffer, and uses it for nothing else until the last frame was released and the ring
+ * destroyed. */
 pw_ring *pw_ring_create_in(void *buffer, size_t size);
 
 /* Ends a ring, or does nothing with NULL. Contents of an open frame are lost; sealed frames stay
@@ -62,16 +62,16 @@ void pw_ring_destroy(pw_ring *ring);
  * keeps, else 0. */
 int pw_ring_guard(pw_ring *ring);
 
-/* Gives the system back what nothing lies in. */
+/* Returns memory without blocks to the system. */
 void pw_ring_trim(pw_ring *ring);
 
-/* Bytes that the ring has of the system, or of its buffer. */
+/* Footprint: bytes that the ring has from the system, or from its buffer. */
 size_t pw_ring_held(const pw_ring *ring);
 
 /* Names the ring for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. */
 void pw_ring_set_name(pw_ring *ring, const char *name);
 
-/* Walks all that must hold inside, and aborts where it does not. */
+/* Checks all internal invariants, and aborts if one is violated. */
 void pw_ring_check(const pw_ring *ring);
 
 /* Opens a frame: 0, or ENOMEM. */
@@ -81,10 +81,10 @@ int pw_ring_open(pw_ring *ring);
  * it, once. */
 pw_ring_frame *pw_ring_seal(pw_ring *ring);
 
-/* Takes all back that was allocated in the open frame, and closes it. */
+/* Frees all that was allocated in the open frame, and closes the frame. */
 void pw_ring_cancel(pw_ring *ring);
 
-/* Releases a frame, on any thread: its allocations are not used any more. Nothing with NULL. */
+/* Releases a frame, on any thread: its blocks must not be used any more. Does nothing with NULL. */
 void pw_ring_release(pw_ring_frame *frame);
 
 /* Resizes a block, and keeps its contents as far as they fit: in place if it is the last one or
@@ -112,7 +112,7 @@ PW_INLINE void *pw_ring_zalloc(pw_ring *ring, size_t size, size_t align)
     return block ? memset(block, 0, size) : NULL;
 }
 
-/* n elements; NULL too where their size overflows. The second kind is all 0. */
+/* Memory for n elements; NULL also if their size overflows. With pw_ring_zarray every byte is 0. */
 PW_INLINE void *pw_ring_array(pw_ring *ring, size_t n, size_t element, size_t align)
 {
     size_t size;
@@ -133,8 +133,8 @@ PW_INLINE char *pw_ring_strdup(pw_ring *ring, const char *text)
     return copy ? (char *)memcpy(copy, text, size) : NULL;
 }
 
-/* Memory for n values of a type; NULL without memory, or if their size overflows. The second kind
- * is all 0. */
+/* Memory for n values of a type; NULL without memory, or if their size overflows. With pw_ring_new0
+ * every byte is 0. */
 #define pw_ring_new(ring, type, n) ((type *)pw_ring_array((ring), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_ring_new0(ring, type, n) ((type *)pw_ring_zarray((ring), (n), sizeof(type), PW_ALIGNOF(type)))
 

@@ -15,9 +15,9 @@
  *         for (size_t i = 0; i < n; i++) puts(t_path(folder, names[i]));
  *     }
  *
- * All that was allocated on the thread's stack since `t_scope;` is freed where its block ends,
- * whichever way that is left. A function that allocates in its caller's frame is called t_... by
- * convention. Stacks of your own: pw_stack below.
+ * All that was allocated on the thread's stack since `t_scope;` is freed at the end of the
+ * enclosing block, however the block is left. A function that allocates in its caller's frame is
+ * called t_... by convention. Stacks of your own: pw_stack below.
  *
  * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The
  * same memory is pagewise_alloc::Stack in Rust; t_scope of Rust and of C push their frames on one
@@ -26,7 +26,7 @@
  * Errors. Without memory a call returns NULL and changes nothing. Detected misuse prints a message
  * and aborts: popping a frame that is not the innermost, an overwritten canary.
  *
- * Alignment. A power of two, and an address is aligned by as much as needed: two blocks of chars
+ * Alignment. Alignments are powers of two, and blocks have no other padding: two blocks of chars
  * are adjacent.
  *
  * Threads. A stack is for one thread at a time. The thread's stack ends with it; do not use it in a
@@ -57,11 +57,11 @@ typedef struct pw_frame {
  * `pw_stack stack = {0};`. It may be moved while no frame is open. The other fields belong to the
  * library. */
 typedef struct pw_stack {
-    char *next;      /* The first free byte, */
-    char *end;       /* and behind which nothing is handed out. */
-    void *block;     /* Where that is. */
+    char *next;      /* The first free byte. */
+    char *end;       /* End of the free space. */
+    void *block;     /* The chunk of memory that contains both. */
     void *cold;
-    pw_frame *frame; /* The innermost; odd once its block is not this one. */
+    pw_frame *frame; /* The innermost frame; odd if it began in another chunk. */
     size_t guarded;
     void *buffer;
     size_t left;
@@ -72,18 +72,17 @@ PW_ASSERT(offsetof(pw_stack, end) == 8 && offsetof(pw_stack, block) == 16 && off
 PW_ASSERT(offsetof(pw_stack, frame) == 32 && offsetof(pw_stack, guarded) == 40 && offsetof(pw_stack, buffer) == 48);
 PW_ASSERT(sizeof(pw_stack) == 64);
 
-/* Makes a stack in a buffer of the caller's, which takes nothing of the system. The buffer stays
- * the caller's, who uses it for nothing else until the stack is wiped. About 300 bytes of it are
- * the library's. */
+/* Makes a stack in a buffer, without memory of the system. The caller owns the buffer, and uses it
+ * for nothing else until the stack is wiped. The library uses about 300 bytes of it. */
 void pw_stack_init_in(pw_stack *stack, void *buffer, size_t size);
 
-/* Gives all memory back: nothing that was allocated may be used any more, and the stack is as it
- * was when it was made. Aborts where a frame is open. */
+/* Releases all memory: blocks of the stack must not be used any more, and the stack is as it was
+ * when it was made. Aborts if a frame is open. */
 void pw_stack_wipe(pw_stack *stack);
 
-/* Guards a stack that has no memory yet: its blocks have guards behind them, which are looked at
- * when a frame is popped, and popped memory is filled with rubbish. Returns whether the stack is
- * guarded, which it stays. */
+/* Adds canaries to a stack that has no memory yet: the canary behind each block is checked when its
+ * frame is popped, and popped memory is filled with a pattern. Returns 1 if the stack has canaries,
+ * which it keeps, else 0. */
 int pw_stack_guard(pw_stack *stack);
 
 /* Prepares a single block for the next `size` bytes, including alignment, so that no allocation
@@ -91,17 +90,17 @@ int pw_stack_guard(pw_stack *stack);
  * change if memory is exhausted. */
 int pw_stack_reserve(pw_stack *stack, size_t size);
 
-/* Gives the system back what nothing lies in. */
+/* Returns memory without blocks to the system. */
 void pw_stack_trim(pw_stack *stack);
 
-/* Bytes that the stack has of the system, or of its buffer. */
+/* Footprint: bytes that the stack has from the system, or from its buffer. */
 size_t pw_stack_held(const pw_stack *stack);
 
 /* Names the stack for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Allocates the
  * first block. */
 void pw_stack_set_name(pw_stack *stack, const char *name);
 
-/* Walks all that must hold inside, and aborts where it does not. */
+/* Checks all internal invariants, and aborts if one is violated. */
 void pw_stack_check(const pw_stack *stack);
 
 /* Slow paths of the inline functions: not for programs. */
@@ -140,9 +139,9 @@ PW_INLINE void *pw_stack_zalloc(pw_stack *stack, size_t size, size_t align)
     return block ? memset(block, 0, size) : NULL;
 }
 
-/* As pw_stack_alloc, for n elements whose size is a multiple of their alignment: there `next` is
- * aligned as a sum, which is a step less from a block to the one behind it. NULL too where their
- * size overflows. */
+/* As pw_stack_alloc, for n elements whose size is a multiple of their alignment: the new `next` is
+ * then the aligned sum of the old one and the size, which is one instruction less from one block to
+ * the next. NULL also if their size overflows. */
 PW_INLINE void *pw_stack_array(pw_stack *stack, size_t n, size_t element, size_t align)
 {
     uintptr_t start = pw_stack_start_(stack, align);
@@ -172,7 +171,7 @@ PW_INLINE void *pw_stack_realloc(pw_stack *stack, void *block, size_t old, size_
     return block;
 }
 
-/* A copy of a string, or of a number of bytes; NULL without memory. */
+/* A copy of a string; NULL without memory. */
 PW_INLINE char *pw_stack_strdup(pw_stack *stack, const char *text)
 {
     size_t size = strlen(text) + 1;
@@ -180,7 +179,7 @@ PW_INLINE char *pw_stack_strdup(pw_stack *stack, const char *text)
     return copy ? (char *)memcpy(copy, text, size) : NULL;
 }
 
-/* Pushes a frame, of which the caller has the memory. */
+/* Pushes a frame, whose memory belongs to the caller. */
 PW_INLINE void pw_stack_push(pw_stack *stack, pw_frame *frame)
 {
     char *next = stack->next;
@@ -214,8 +213,8 @@ PW_INLINE pw_stack *pw_t_stack(void)
     return mine;
 }
 
-/* Memory for n values of a type; NULL without memory, or if their size overflows. The second kind
- * is all 0. */
+/* Memory for n values of a type; NULL without memory, or if their size overflows. With
+ * pw_stack_new0 every byte is 0. */
 #define pw_stack_new(stack, type, n) ((type *)pw_stack_array((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_stack_new0(stack, type, n) ((type *)pw_stack_zarray((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 
@@ -232,7 +231,7 @@ PW_INLINE pw_stack *pw_t_stack(void)
 enum { pw_t_here = 0 };
 #define PW_T_HERE ((uintptr_t)pw_t_here ? (pw_stack *)(uintptr_t)pw_t_here : pw_t_stack())
 
-/* Pushes a frame that is popped where the block ends that this stands in, however it is left:
+/* Pushes a frame that is popped at the end of the enclosing block, however the block is left:
  * `pw_scope(&stack);`, or `t_scope;` on the thread's stack, once in a block. */
 #define t_scope                                                                                                        \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                      \

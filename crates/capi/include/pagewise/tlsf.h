@@ -1,5 +1,5 @@
-/* pagewise/tlsf.h: memory of any size, freed in any order, in a time that does not depend on how
- * much there is.
+/* pagewise/tlsf.h: memory of any size, freed in any order, in a time that does not depend on the
+ * number of blocks.
  *
  *     pw_tlsf *pool = pw_tlsf_create();
  *     if (!pool) err(1, "no memory");
@@ -24,7 +24,7 @@
  * Threads. A pool is for one thread at a time, and different pools are independent.
  *
  * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them,
- * with the place where it was allocated and where it was freed.
+ * with the call stacks of its allocation and free.
  */
 #ifndef PAGEWISE_TLSF_H
 #define PAGEWISE_TLSF_H
@@ -37,7 +37,7 @@ PW_BEGIN
 /* Sizes of cached blocks: up to 24 bytes, 40, 56 .. 520; and the number of each. */
 #define PW_TLSF_CLASSES 32
 #define PW_TLSF_KEPT 32
-/* As many of each where every call is to be seen by the library. */
+/* Count of each size class if the library must see every call. */
 #define PW_TLSF_CLOSED 255
 
 struct pw_pages;
@@ -45,7 +45,7 @@ struct pw_pages;
 /* The start of a pool, which the inline functions use. Only the library creates one; it does not
  * move. */
 typedef struct pw_tlsf {
-    uint32_t counts[PW_TLSF_CLASSES]; /* At hand in the lowest byte; above it taken, for statistics. */
+    uint32_t counts[PW_TLSF_CLASSES]; /* Cached blocks in the lowest byte; above it allocations, for statistics. */
     void *blocks[PW_TLSF_CLASSES][PW_TLSF_KEPT];
 } pw_tlsf;
 
@@ -54,9 +54,9 @@ PW_ASSERT(sizeof(void *) == 8 && offsetof(pw_tlsf, blocks) == 128 && sizeof(pw_t
 /* Creates a pool with memory of the system; NULL without memory. */
 pw_tlsf *pw_tlsf_create(void);
 
-/* Makes a pool in a buffer, which takes nothing of the system; NULL where the buffer is too small.
- * It stays the caller's, who uses it for nothing else until the pool is destroyed. About 18 KiB of
- * it are the library's. */
+/* Creates a pool in a buffer, without memory of the system; NULL if the buffer is too small. The
+ * caller owns the buffer, and uses it for nothing else until the pool is destroyed. The library
+ * uses about 18 KiB of it. */
 pw_tlsf *pw_tlsf_create_in(void *buffer, size_t size);
 
 /* Creates a pool with memory of `pages`, which must live as long; NULL without memory. */
@@ -70,21 +70,21 @@ void pw_tlsf_destroy(pw_tlsf *pool);
 void pw_tlsf_reset(pw_tlsf *pool);
 
 /* Adds guards to a pool without any allocation yet. Returns 1 if the pool has guards, which it
- * keeps, else 0. Each block then costs 48 bytes more, and freed blocks wait before they are used
- * again. A double free, a foreign address, a write beyond a block or after its free print a message
- * and abort. */
+ * keeps, else 0. Each block then costs 48 bytes more, and freed blocks stay in a quarantine before
+ * they are used again. A double free, a foreign address, a write beyond a block or after its free
+ * print a message and abort. */
 int pw_tlsf_guard(pw_tlsf *pool);
 
-/* Gives memory back to where it came from, as far as no block lies in its regions. */
+/* Returns regions without live blocks to the source of their memory. */
 void pw_tlsf_trim(pw_tlsf *pool);
 
-/* Bytes that the pool has, used or not. */
+/* Footprint of the pool in bytes, used or not. */
 size_t pw_tlsf_held(const pw_tlsf *pool);
 
 /* Names the pool for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Not NULL. */
 void pw_tlsf_set_name(pw_tlsf *pool, const char *name);
 
-/* Walks all that must hold inside, and aborts where it does not. */
+/* Checks all internal invariants, and aborts if one is violated. */
 void pw_tlsf_check(const pw_tlsf *pool);
 
 /* The usable size of a block: the requested size, or up to an eighth, and at least 16 bytes, more.
@@ -100,7 +100,7 @@ PW_MUST_USE void *pw_tlsf_realloc(pw_tlsf *pool, void *block, size_t size);
 void *pw_tlsf_alloc_slow(pw_tlsf *pool, size_t size, size_t align);
 void pw_tlsf_free_slow(pw_tlsf *pool, void *block);
 
-/* Which blocks are for a size. */
+/* Size class of a size; PW_TLSF_CLASSES or more if its blocks are not cached here. */
 PW_INLINE size_t pw_tlsf_class_(size_t size)
 {
     return size > 24 ? (size - 9) / 16 : 0;
@@ -113,7 +113,7 @@ PW_MALLOC PW_INLINE void *pw_tlsf_alloc(pw_tlsf *pool, size_t size)
     if (PW_LIKELY(of < PW_TLSF_CLASSES)) {
         size_t last = (uint8_t)(pool->counts[of] - 1);
         if (PW_LIKELY(last < PW_TLSF_KEPT)) {
-            pool->counts[of] += 255; /* One less at hand, one more taken. */
+            pool->counts[of] += 255; /* One cached block less, one allocation more. */
             return pool->blocks[of][last];
         }
     }
@@ -135,7 +135,8 @@ PW_MALLOC PW_INLINE void *pw_tlsf_aligned_alloc(pw_tlsf *pool, size_t align, siz
     return pw_tlsf_alloc(pool, size);
 }
 
-/* As pw_tlsf_alloc, for n elements; NULL also if their size overflows. The second kind is all 0. */
+/* As pw_tlsf_alloc, for n elements; NULL also if their size overflows. With pw_tlsf_zarray every
+ * byte is 0. */
 PW_MALLOC PW_INLINE void *pw_tlsf_array(pw_tlsf *pool, size_t n, size_t element, size_t align)
 {
     size_t size;
@@ -149,7 +150,7 @@ PW_MALLOC PW_INLINE void *pw_tlsf_zarray(pw_tlsf *pool, size_t n, size_t element
 }
 
 /* Frees a block of which the size is known: what it was allocated with, or last reallocated.
- * Faster, since the block is not looked at. NULL is allowed, and is nothing. */
+ * Faster, since the block is not read. Does nothing with NULL. */
 PW_INLINE void pw_tlsf_free_sized(pw_tlsf *pool, void *block, size_t size)
 {
     size_t of = pw_tlsf_class_(size);
@@ -160,20 +161,21 @@ PW_INLINE void pw_tlsf_free_sized(pw_tlsf *pool, void *block, size_t size)
     pw_tlsf_free_slow(pool, block);
 }
 
-/* Frees a block. NULL is allowed, and is nothing. */
+/* Frees a block. Does nothing with NULL. */
 PW_INLINE void pw_tlsf_free(pw_tlsf *pool, void *block)
 {
     if (PW_UNLIKELY(block == NULL || (uint8_t)pool->counts[0] == PW_TLSF_CLOSED)) {
         pw_tlsf_free_slow(pool, block);
     } else {
-        /* The word before a block: its size, and whether 16 bytes more than were asked for. */
+        /* The word before a block: its size, and a bit if the block is 16 bytes longer than its
+         * size class. */
         size_t word = ((const size_t *)block)[-1];
         pw_tlsf_free_sized(pool, block, (word & 0xfffffffff0u) - 8 - (word & 4) * 4);
     }
 }
 
-/* Memory for n values of a type; NULL without memory, or if their size overflows. The second kind
- * is all 0. */
+/* Memory for n values of a type; NULL without memory, or if their size overflows. With pw_tlsf_new0
+ * every byte is 0. */
 #define pw_tlsf_new(pool, type, n) ((type *)pw_tlsf_array((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_tlsf_new0(pool, type, n) ((type *)pw_tlsf_zarray((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 

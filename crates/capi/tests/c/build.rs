@@ -47,7 +47,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Below which the libraries of this build are installed: once for all tests.
+/// Prefix of the libraries of this build, which are installed once for all tests.
 pub(crate) fn prefix() -> Option<&'static Path> {
     static PREFIX: OnceLock<Option<TempDir>> = OnceLock::new();
     let prefix = PREFIX.get_or_init(|| {
@@ -88,7 +88,7 @@ fn flags(prefix: &Path, linked: CLinkage) -> Vec<String> {
     text(&run(tool.arg("pagewise")).stdout).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Compiles a program, ready to be run. `None`, with a word, where the compiler is not there.
+/// Compiles a program, ready to be run. `None`, with a recorded skip, without the compiler.
 pub(crate) fn compile(
     compiler: &str,
     options: &[&str],
@@ -127,7 +127,7 @@ pub(crate) fn environment(command: &Command) -> impl Iterator<Item = (&OsStr, &O
     command.get_envs().filter_map(|(name, value)| Some((name, value?)))
 }
 
-/// Has valgrind run a program, with words of its own.
+/// Command that runs a program with these arguments under valgrind.
 pub(crate) fn under_valgrind(program: &Command, arguments: &[&str]) -> Command {
     let mut valgrind = Command::new("valgrind");
     valgrind

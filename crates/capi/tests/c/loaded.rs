@@ -12,8 +12,8 @@ pub(crate) struct LoadedC {
 }
 
 impl LoadedC {
-    /// A program, connected to the functions of the library that it calls, its `struct library`.
-    /// `None`, with a message, without a compiler.
+    /// Loads a program, and connects it to the functions of the library that it calls, its `struct
+    /// library`. `None`, with a recorded skip, without a compiler.
     pub(crate) fn load<L>(source: &str, library: &L) -> Option<LoadedC> {
         has("cc").then_some(())?;
         let folder_of_it = tempfile::tempdir().unwrap();

@@ -18,7 +18,7 @@ use std::fs;
 
 use build::{C, CLinkage, CPP, SANITIZED, api, compile, has, programs, run, text, under_valgrind};
 
-/// Folders of programs that end with 0 where all is well.
+/// Folders of programs that exit with 0 on success.
 const FOLDERS: [&str; 2] = ["ctests", "examples"];
 
 #[test]
@@ -42,7 +42,7 @@ fn every_cpp_program_runs_with_the_shared_library_and_with_the_static_one() {
 }
 
 #[test]
-fn every_c_program_is_one_for_clang_too() {
+fn every_c_program_compiles_with_clang_too() {
     for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
         let program = compile("clang", &[C, &["-O2"]].concat(), &source, CLinkage::Shared);
         program.map(|mut program| run(&mut program));
@@ -50,7 +50,7 @@ fn every_c_program_is_one_for_clang_too() {
 }
 
 #[test]
-fn every_header_is_one_for_cpp_and_alone() {
+fn every_header_compiles_alone_as_cpp() {
     for header in programs("include/pagewise", "h") {
         let name = header.file_name().unwrap().to_string_lossy().into_owned();
         let folder = tempfile::tempdir().unwrap();

@@ -231,8 +231,8 @@ const MISTAKES: &[Mistake] = &[
     },
 ];
 
-/// Each program, compiled once, with the errors that it can make. `None`, with a word, without the
-/// compiler.
+/// Each program, compiled once, with the errors that it can make. `None`, with a recorded skip,
+/// without the compiler.
 fn programs(options: &[&str]) -> Option<Vec<(Command, Vec<&'static Mistake>)>> {
     let mut mistakes: BTreeMap<&str, Vec<&Mistake>> = BTreeMap::new();
     for mistake in MISTAKES {
@@ -245,7 +245,7 @@ fn programs(options: &[&str]) -> Option<Vec<(Command, Vec<&'static Mistake>)>> {
     compiled.collect()
 }
 
-/// True if a text holds all parts, one behind the other.
+/// True if a text contains all parts in this order.
 fn holds(mut text: &str, parts: &[&str]) -> bool {
     parts.iter().all(|part| match text.split_once(part) {
         Some((_, rest)) => {

@@ -1,4 +1,4 @@
-//! Stacks of C and of Rust are the same: to the byte, and the thread's stack is one.
+//! Stacks of C and of Rust have the same bytes, and both use the same stack of a thread.
 
 use std::alloc::Layout;
 use std::cell::Cell;
@@ -75,7 +75,7 @@ fn program(mut seed: u64) -> Vec<StackStep> {
     steps
 }
 
-/// As `run` of the program in C does.
+/// Runs the steps as `run` of the program in C does.
 fn run_in_rust<'a>(
     scope: &mut Scope<'_, SystemOrBuffer, LinkedPolicy>,
     mut steps: &'a [StackStep],
@@ -126,7 +126,7 @@ fn c_and_rust_leave_the_same_bytes() {
         // SAFETY: the buffer is not in use.
         unsafe { start.write_bytes(0, BUFFER) };
         let mut stack = new();
-        // SAFETY: the stack is one of C, too, and the steps are as many.
+        // SAFETY: the stack has the layout of one of C, and the length is that of `steps`.
         assert_eq!(unsafe { run_all(&raw mut stack, steps.as_ptr(), steps.len()) }, 1);
         stack.check();
         // SAFETY: the buffer has this size, and is not written at the same time.

@@ -11,7 +11,7 @@ use pagewise_alloc::{Fifo, Ring};
 
 use crate::loaded::LoadedC;
 
-/// A buffer takes back only what was its last, so there is much of it.
+/// A buffer reuses only the last block that it gave, so it must be large.
 const BUFFER: usize = 64 << 20;
 const PLACES: usize = 600;
 const STEPS: usize = 20_000;
@@ -79,7 +79,7 @@ struct LiveInC {
     size: usize,
 }
 
-/// A queue, then disorder, then a queue again.
+/// Steps in the order of a queue, then in random order, then in that of a queue again.
 fn replacements(seed: u64) -> Vec<ReplaceStep> {
     let mut random = numbers(seed);
     let step = |at: usize| {
@@ -94,7 +94,7 @@ fn replacements(seed: u64) -> Vec<ReplaceStep> {
     (0..STEPS).map(step).collect()
 }
 
-/// As `run_all` of the program in C does.
+/// Runs the steps as `run_all` of the program in C does.
 fn replace_in_rust(pool: &Fifo<SystemOrBuffer>, steps: &[ReplaceStep]) {
     let mut live: Vec<Option<(NonNull<u8>, Layout)>> = vec![None; PLACES];
     for step in steps {
@@ -141,12 +141,13 @@ fn fifo_pools_of_c_and_of_rust_leave_the_same_bytes() {
         let steps = replacements(seed);
         let pool = Fifo::unguarded(buffer.clear()).unwrap().into_raw();
         let mut live = [LiveInC { block: ptr::null_mut(), size: 0 }; PLACES];
-        // SAFETY: the pool is one of C, too, and the steps and places are as many.
+        // SAFETY: the pool has the layout of one of C, the length is that of `steps`, and `live`
+        // has an element for each place.
         let done = unsafe {
             run_all(pool.as_ptr().cast(), live.as_mut_ptr(), steps.as_ptr(), steps.len())
         };
         assert_eq!(done, 1);
-        // SAFETY: it is the pool of above, and given up there.
+        // SAFETY: `into_raw` has returned this pointer above, and gave up the pool.
         let pool: Fifo<SystemOrBuffer> = unsafe { Fifo::from_raw(pool) };
         pool.check();
         let by_c = buffer.pages();
@@ -188,7 +189,7 @@ fn fills(seed: u64) -> Vec<FillStep> {
     (0..STEPS).map(step).collect()
 }
 
-/// As `run_all` of the program in C does.
+/// Runs the steps as `run_all` of the program in C does.
 fn fill_in_rust(
     ring: &mut Ring<SystemOrBuffer>,
     frames: &mut [Option<Sealed>],
@@ -228,7 +229,8 @@ fn rings_of_c_and_of_rust_leave_the_same_bytes() {
         let steps = fills(seed);
         let ring = Ring::unguarded(buffer.clear()).unwrap().into_raw();
         let mut frames = [ptr::null_mut(); PLACES];
-        // SAFETY: the ring is one of C, too, and the steps and places are as many.
+        // SAFETY: the ring has the layout of one of C, the length is that of `steps`, and `frames`
+        // has an element for each place.
         let done = unsafe {
             run_all(ring.as_ptr().cast(), frames.as_mut_ptr(), steps.as_ptr(), steps.len())
         };

@@ -55,7 +55,7 @@ fn program(mut seed: u64) -> Vec<TlsfStep> {
     (0..20_000).map(step).collect()
 }
 
-/// As `run_all` of the program in C does.
+/// Runs the steps as `run_all` of the program in C does.
 fn run_in_rust(pool: &mut CTlsf, steps: &[TlsfStep]) -> usize {
     let mut blocks = [NonNull::<u8>::dangling(); PLACES];
     let mut live = 0;
@@ -76,13 +76,14 @@ fn run_in_rust(pool: &mut CTlsf, steps: &[TlsfStep]) -> usize {
     live
 }
 
-/// Runs a program on a pool in the buffer, and returns what the buffer holds then.
+/// Runs a program on a pool in the buffer, and returns the number of live blocks and the bytes of
+/// the buffer.
 fn bytes_after(buffer: &mut [u8], run: impl FnOnce(&mut CTlsf) -> usize) -> (usize, Vec<u8>) {
     buffer.fill(0);
     let start = buffer.as_mut_ptr();
     // SAFETY: no other code uses the buffer.
     let pool = unsafe { api::pw_tlsf_create_in(start.cast(), BUFFER) };
-    // SAFETY: it was made just now, and is not null, or that is where the test ends.
+    // SAFETY: the pool was created above; if it is NULL, the test ends.
     let live = run(unsafe { pool.as_mut() }.unwrap());
     // SAFETY: the pool was created above and is live.
     unsafe { api::pw_tlsf_check(pool) };
@@ -107,7 +108,8 @@ fn tlsf_pools_of_c_and_of_rust_leave_the_same_bytes() {
         let steps = program(seed);
         let mut blocks = [std::ptr::null_mut(); PLACES];
         let by_c = bytes_after(&mut buffer, |pool| {
-            // SAFETY: the pool is one of C, the steps are as many, and places are below PLACES.
+            // SAFETY: the pool is one of C, the length is that of `steps`, and places are below
+            // PLACES.
             unsafe { run_all(pool, steps.as_ptr(), steps.len(), blocks.as_mut_ptr()) }
         });
         let by_rust = bytes_after(&mut buffer, |pool| run_in_rust(pool, &steps));

@@ -1,11 +1,11 @@
-//! Processes that a benchmark starts, and what the kernel says about them.
+//! Processes that a benchmark starts, and their figures from the kernel.
 
 #![allow(dead_code, reason = "no benchmark uses all of it")]
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
 
-/// Processes that end with the value.
+/// Processes that are killed when this value is dropped.
 pub(crate) struct Children(pub(crate) Vec<Child>);
 
 impl Children {

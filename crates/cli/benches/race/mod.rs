@@ -28,8 +28,7 @@ impl RaceCommand {
         RaceCommand { name: name.to_owned(), command, then: None }
     }
 
-    /// For a command whose disturbance would slow the next one down: `then`
-    /// runs in between, and does not count.
+    /// For a command that would slow down the next one: `then` runs in between, and does not count.
     #[allow(dead_code, reason = "others leave the machine as they found it")]
     pub(crate) fn followed_by(self, then: RaceCommand) -> RaceCommand {
         RaceCommand { then: Some(Box::new(then)), ..self }
@@ -72,9 +71,9 @@ pub(crate) struct Result {
     peak_mib: Option<f64>,
 }
 
-/// Runs all in turn, `rounds` times after one that does not count, and prints a row for each:
-/// median, median absolute deviation, the median of the ratios to the first runner of the same
-/// round.
+/// Runs all runners in turn, `rounds` times after a round that does not count. Prints a row for
+/// each: median, median absolute deviation, and the median of the ratios to the first runner of the
+/// same round.
 pub(crate) fn race(title: &str, rounds: usize, runners: &[RaceCommand]) -> Vec<Result> {
     let (here, missing): (Vec<_>, Vec<_>) = runners.iter().partition(|r| r.is_installed());
     let mut walls = vec![Vec::with_capacity(rounds); here.len()];
@@ -110,7 +109,8 @@ fn row(runner: &RaceCommand, own: &[f64], first: &[f64]) -> Result {
     Result { name: runner.name.clone(), ratio, peak_mib }
 }
 
-/// Says whether a runner kept to a ratio to the first, and to a peak where one is given.
+/// Prints whether a runner met its goals: a ratio to the first runner, and a peak RES if one is
+/// given.
 pub(crate) fn goal(results: &[Result], name: &str, ratio: f64, peak_mib: Option<f64>) {
     let Some(result) = results.iter().find(|result| result.name == name) else { return };
     let memory = peak_mib.is_none_or(|most| result.peak_mib.is_none_or(|peak| peak < most));
@@ -119,7 +119,7 @@ pub(crate) fn goal(results: &[Result], name: &str, ratio: f64, peak_mib: Option<
     println!("goal {met}: {name} <= {ratio}x{memory}: {:.2}x", result.ratio);
 }
 
-/// The middle value; 0 of none.
+/// The median; 0 without values.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -2,8 +2,8 @@
 
 use std::process::{Child, Command, Stdio};
 
-/// Starts a command in a terminal of 140 columns that `script` of util-linux makes. Its output is
-/// that of the child.
+/// Starts a command in a terminal of 140 columns that `script` of util-linux makes. The output of
+/// the command is that of the child.
 pub(crate) fn start(line: &str) -> Child {
     let line = format!("stty cols 140 rows 50; exec {line}");
     let mut command = Command::new("script");

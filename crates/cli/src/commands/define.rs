@@ -1,4 +1,4 @@
-//! `pagewise define`: what a number means.
+//! `pagewise define`: definitions of terms, columns and kernel counters.
 
 use std::process::ExitCode;
 

@@ -97,7 +97,8 @@ impl From<SymptomArg> for Symptom {
     }
 }
 
-/// CPU time that a diagnosis may take on a small machine, or of a short observation.
+/// Minimum CPU time of a diagnosis, if --budget allows less: on a small machine or in a short
+/// observation.
 const MIN_CPU: Duration = Duration::from_millis(500);
 /// Exit status if trouble was found.
 const TROUBLE: u8 = 10;
@@ -128,7 +129,8 @@ struct Conclusion {
     of_process: Option<Diagnosis>,
 }
 
-/// The HTML page: of a process also the reports of the instruments, and the heap by retained bytes.
+/// Writes the HTML page. The page of a process also has the reports of the instruments, and the
+/// heap by retained bytes.
 fn write_page(
     evidence: &SavedDiagnosis,
     conclusion: &Conclusion,
@@ -197,7 +199,7 @@ fn open(path: &Path) -> anyhow::Result<SavedDiagnosis> {
     Ok(saved)
 }
 
-/// The processes of our own pid namespace.
+/// `/proc`, which must show the PID namespace of this process.
 fn live_root() -> anyhow::Result<ProcRoot> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
@@ -212,8 +214,8 @@ fn budget_of(args: &DiagnoseArgs) -> Budget {
     Budget { cpu, pause: args.max_pause }
 }
 
-/// Observes all processes and cgroups, of the machine or of one cgroup, and the largest process of
-/// a cgroup with all instruments.
+/// Observes all processes and cgroups of the machine, or of one cgroup. The largest process of the
+/// cgroup is also observed with all instruments.
 fn observe_group(cgroup: Option<&str>, args: &DiagnoseArgs) -> anyhow::Result<SavedDiagnosis> {
     let root = live_root()?;
     let interrupts = NotedInterrupts::note();
@@ -231,7 +233,7 @@ fn observe_group(cgroup: Option<&str>, args: &DiagnoseArgs) -> anyhow::Result<Sa
     }
     let largest = cgroup.and_then(|_| observation.largest(&|pid| root.check_access(pid).is_ok()));
     let largest = largest.and_then(|pid| {
-        // It may have ended since: the counters of the others are worth a report.
+        // The process may have ended. The report then has only the counters.
         let observed = observe(&pid.to_string(), args);
         observed.map_err(|error| note(format_args!("process {pid}: {error:#}"))).ok()
     });

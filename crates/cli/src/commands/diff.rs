@@ -1,4 +1,4 @@
-//! `pagewise diff`: what grew between two snapshots, or in a process while it runs.
+//! `pagewise diff`: memory growth between two snapshots, or of a running process.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ pub(crate) struct Diff {
 
 /// Maximum number of pools and mappings in the text report; programs get all.
 const ROWS: usize = 15;
-/// Lines of a series after which the labels come again.
+/// Number of lines of a series after which the column labels are printed again.
 const LABELS_EVERY: u32 = 20;
 
 /// Compares two files, or watches a process.
@@ -62,7 +62,8 @@ pub(crate) fn run(args: &Diff, look: &TerminalLook) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line each time, and at the end what changed from first to last.
+/// Prints a line for each reading, and at the end the changes from the first reading to the last
+/// one.
 fn watch(
     args: &Diff,
     every: Duration,

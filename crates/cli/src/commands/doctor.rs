@@ -40,13 +40,13 @@ pub(crate) enum ProfileArg {
     Density,
 }
 
-/// Time for which TLB shootdowns are counted: enough for a rate of 100 per second.
+/// Time for which TLB shootdowns are counted: enough to measure a rate of 100 per second.
 const SAMPLE: Duration = Duration::from_millis(200);
 
 /// Reads the settings and judges them.
 pub(crate) fn run(args: &Doctor, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let root = root(args.root.as_deref());
-    // A tree that is not there is an error, not a machine of which nothing is known.
+    // A missing tree is an error. Without this check, the report would have only unknown values.
     root.pids()?;
     let held = args.target.as_deref().map(|name| target::hold(&root, name)).transpose()?;
     let (root, pid) = held.map_or((root, None), |(root, pid)| (root, Some(pid)));

@@ -1,4 +1,4 @@
-//! `pagewise events`: what can be counted here.
+//! `pagewise events`: the perf events that this machine can count.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `pagewise explain`: where a process's memory is.
+//! `pagewise explain`: the memory of a process by category, pool and mapping.
 
 use std::mem::ManuallyDrop;
 use std::process::ExitCode;
@@ -31,8 +31,8 @@ pub(crate) fn run(args: Explain, look: &TerminalLook) -> anyhow::Result<ExitCode
         note(denied);
         exit = ExitCode::FAILURE;
     }
-    // The program ends after the report: giving 65,000 mappings back one by one would only cost
-    // time.
+    // Never dropped: pagewise ends after the report, and freeing 65,000 mappings one by one would
+    // only take time.
     let snapshot = ManuallyDrop::new(snapshot);
     let options = ExplainOptions {
         largest: args.largest,

@@ -100,8 +100,8 @@ fn sampler(args: &ExporterArgs) -> anyhow::Result<Sampler> {
     Ok(Sampler::new(&ProcRoot::live(), options)?)
 }
 
-/// Prints the metrics of one sweep, and of the part of the slow cycle that needs one reading. The
-/// signs of trouble need two, some seconds apart: they are looked for on request.
+/// Prints the metrics of one sweep, and of the part of the slow cycle that needs one reading. Signs
+/// of trouble need two readings some seconds apart, so they are only searched on request.
 fn once(
     args: &ExporterArgs,
     mut sampler: Sampler,
@@ -167,7 +167,7 @@ fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::R
         started_unix_ns: now_ns(),
         complained: None,
     };
-    // Troubles that no later sweep can mend end the command at once.
+    // An error of the first sweep ends the command: no later sweep could correct it.
     sweeps.sweep()?;
     own_memory::release_unused();
     let diagnose_every = args.diagnose_every.unwrap_or(DIAGNOSE_EVERY);
@@ -214,7 +214,7 @@ fn open_server(
     Ok(Some(ScrapeServer::new(listeners, Arc::clone(published), web)?))
 }
 
-/// Sweeps at an interval, each of which goes to all outputs.
+/// Sweeps at an interval, and hands each sweep to all outputs.
 struct SweepLoop<'a> {
     sampler: Sampler,
     exporter: Exporter,
@@ -240,12 +240,12 @@ impl SweepLoop<'_> {
             if let Err(error) = self.sweep() {
                 self.complain(&error);
             }
-            // After a delay, as of a suspended machine, the missed sweeps are not made up for.
+            // After a delay, for example a suspend of the machine, missed sweeps are skipped.
             due = (due + self.args.every).max(Instant::now());
         }
     }
 
-    /// One sweep. An output that fails does not keep the metrics from the others.
+    /// Makes one sweep. If an output fails, the other outputs still get the metrics.
     fn sweep(&mut self) -> anyhow::Result<()> {
         let began = Instant::now();
         let sweep = self.sampler.sweep()?.sweep;

@@ -81,8 +81,8 @@ pub(crate) struct Faults {
     pub(crate) output: OutputArgs,
 }
 
-/// Interval of checks for the end, and for new events: mappings that no event reports are read
-/// then.
+/// Interval of checks for the end and for new events, and of reading mappings that no event
+/// reports.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Records, reports, and passes on the exit code of a command that was run.
@@ -191,11 +191,11 @@ fn wait(
     }
 }
 
-/// Lets this process have as many files as it may: each thread that is watched takes some for each
-/// CPU.
+/// Raises the soft limit of open files to the hard limit: each recorded thread needs several
+/// descriptors per CPU.
 fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Without the right to raise it, the limit stays.
+    // If this fails, the limit stays as it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -223,7 +223,7 @@ fn watch(name: &str, args: &Faults) -> anyhow::Result<FaultRecording> {
     };
     let mut recorder = FaultRecorder::open(request(args, TraceTarget::Process(pid.0)))
         .map_err(|error| not_recorded(&root, pid, error, needs))?;
-    // It was opened by its id.
+    // The events were opened by PID: check that the PID is still that of the process.
     root.check(pid)?;
     recorder.start()?;
     note_begin(format_args!("page faults of process {pid}"), args.during);

@@ -1,4 +1,4 @@
-//! `pagewise fragmentation`: free memory by block size, once or again and again.
+//! `pagewise fragmentation`: free memory by block size, once or at intervals.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,13 +30,14 @@ pub(crate) struct FragmentationArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// Reads the free memory and draws it.
+/// Reports the free memory.
 pub(crate) fn run(args: &FragmentationArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     match args.every {
         Some(every) => watch(args, every, look)?,
         None => {
             let root = root(args.root.as_deref());
-            // A tree that is not there is an error, not a machine of which nothing is known.
+            // A missing tree is an error. Without this check, the report would have only unknown
+            // values.
             root.pids()?;
             let now = read(&root);
             emit(&fragmentation(&now), &args.output, look, Units::Human)?;
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &FragmentationArgs, look: &TerminalLook) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line each time, and at the end what was counted from first to last.
+/// Reports at each interval, and at the end the counts since the start.
 fn watch(args: &FragmentationArgs, every: Duration, look: &TerminalLook) -> anyhow::Result<()> {
     let root = ProcRoot::live();
     let begin = Instant::now();

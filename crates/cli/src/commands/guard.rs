@@ -30,14 +30,14 @@ use crate::commands::run_command::{NotRun, exit_code};
 use crate::output::emit_beside;
 use crate::terminal::TerminalLook;
 
-/// Between looks at what was heard; the command's end is seen at once, and guards are answered by a
-/// thread of its own.
+/// Interval at which received messages are handled. The end of the command is noticed at once, and
+/// another thread answers the guards.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of messages between two checks, and after the command's end: a flood of messages
 /// is cut off.
 const AT_A_TIME: usize = 256;
 const AT_THE_END: usize = 10_000;
-/// Up to this rate much of the time may go into what is guarded.
+/// Up to this rate, guarded blocks may take a large part of the run time.
 const OFTEN: u64 = 100;
 
 /// Runs the command, reports its memory errors, and returns its exit code.
@@ -66,7 +66,8 @@ pub(crate) fn run(args: &GuardArgs, look: &LookArgs) -> anyhow::Result<ExitCode>
             Some(MeansArg::Moves) => GuardMeans::Moves,
             Some(MeansArg::Marks) => GuardMeans::Marks,
             Some(MeansArg::Mappings) => GuardMeans::Mappings,
-            // A low sampling rate is cheap with any method, and needs no descriptor in the program.
+            // If few blocks are guarded, each method is fast, and `Marks` needs no descriptor in
+            // the program.
             None if args.rate > OFTEN => GuardMeans::Marks,
             None => GuardMeans::Moves,
         },
@@ -127,7 +128,7 @@ struct GuardReport<'a> {
     began: Instant,
     resolver: Resolver,
     guarded: Guarded,
-    /// Processes that said that they are guarded.
+    /// Processes that sent [`GuardEvent::Hello`].
     pids: BTreeSet<u32>,
 }
 
@@ -159,8 +160,8 @@ impl<'a> GuardReport<'a> {
     }
 
     fn handle_event(&mut self, heard: GuardEvent) -> anyhow::Result<()> {
-        /// Bugs that are kept, of which each may take 200 KB with its call stacks: more are
-        /// counted.
+        /// Maximum number of stored memory errors, of up to 200 KB each with their call stacks.
+        /// Further memory errors are only counted.
         const MAX_BUGS: usize = 1000;
         match heard {
             GuardEvent::Hello { pid, means } => {

@@ -33,12 +33,13 @@ use crate::output::{emit, emit_with_page};
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
 
-/// Rows that people read, and that programs do: stacks of some dozen calls each.
+/// Default numbers of rows in text reports and in JSON. A row has a call stack of some dozen
+/// frames.
 const ROWS: usize = 10;
 const DIFF_ROWS: usize = 20;
 const ROWS_IN_JSON: usize = 10_000;
 
-/// Does what was asked for.
+/// Runs a subcommand.
 pub(crate) fn run(args: &HeapCommand, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     match args {
         HeapCommand::Run(args) => return record::run(args),

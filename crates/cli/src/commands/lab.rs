@@ -1,4 +1,4 @@
-//! `pagewise lab`: experiments, and what they say.
+//! `pagewise lab`: experiments and their results.
 
 mod vm;
 
@@ -188,7 +188,7 @@ pub(crate) fn run(args: LabArgs, look: &TerminalLook) -> anyhow::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// One run of one condition: what it measured goes to standard output.
+/// Runs one condition once, and writes the measured values to standard output.
 pub(crate) fn run_once(args: LabOnce) -> anyhow::Result<ExitCode> {
     let LabOnce { experiment, arm, set, journal, folder, cgroup } = args;
     let child = RunContext { experiment, arm, parameters: set, journal, folder, cgroup };
@@ -241,7 +241,8 @@ fn run_plan(
     Ok(ExitCode::from(code.unwrap_or(INTERRUPTED)))
 }
 
-/// `--json` takes a file, or none: then what follows may be the name of an experiment.
+/// The file of `--json` is optional: clap takes the name of an experiment after `--json` as this
+/// file. Moves such a name back to the names.
 fn take_name_back(args: &mut LabTry) {
     if let Some(file @ Some(_)) = &mut args.output.json {
         let name = file.as_ref().and_then(|path| path.to_str());
@@ -288,7 +289,7 @@ impl LabSizes {
     }
 }
 
-/// A progress bar on the terminal; `None` if standard error is not a terminal.
+/// A progress bar, hidden if standard error is not a terminal.
 fn bar() -> ProgressBar {
     let template = "{bar:20} {pos} of {len} runs, about {eta} left: {wide_msg}";
     let style =
@@ -308,7 +309,7 @@ fn open(path: &Path) -> anyhow::Result<Notebook> {
     Ok(notebook)
 }
 
-/// Several notebooks as one; where is that of the first.
+/// Merges notebooks into the first one, whose description of the machine stays.
 fn opened_together(paths: &[PathBuf]) -> anyhow::Result<Notebook> {
     let mut notebooks = paths.iter().map(|path| open(path));
     let mut first = notebooks.next().context("the notebook does not exist")??;

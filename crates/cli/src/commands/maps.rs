@@ -46,7 +46,7 @@ pub(crate) enum MapGroup {
 /// Takes the snapshot and lists its mappings.
 pub(crate) fn run(mut args: Maps, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let columns = columns(&args.columns);
-    // Every line of smaps can only come from smaps.
+    // Only smaps has all counters.
     if matches!(columns, MapsColumns::All) && !args.source.reading.is_chosen() {
         args.source.reading.full = true;
     }
@@ -64,7 +64,7 @@ pub(crate) fn run(mut args: Maps, look: &TerminalLook) -> anyhow::Result<ExitCod
     };
     let TakenSnapshot { snapshot, exit, .. } =
         target::look_at(args.source, false)?.with_mappings()?;
-    // As in `explain`: the program ends here, so its memory is not freed piece by piece.
+    // Never dropped, as in `explain`: pagewise ends after the report.
     let snapshot = ManuallyDrop::new(snapshot);
     let report = maps::maps(&snapshot, &options).map_err(|e| UsageError(e.to_string()))?;
     emit(&ManuallyDrop::new(report), &args.output, look, Units::KiB)?;

@@ -1,4 +1,4 @@
-//! One file a command: options to a model, the model to a report, the report to its output.
+//! One file for each command: options to a model, the model to a report, the report to its output.
 
 pub(crate) mod define;
 pub(crate) mod diagnose;
@@ -38,8 +38,8 @@ pub(crate) mod watch;
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 
-/// Why a recorder of a process's events was not opened: of missing rights, the capability that
-/// grants them.
+/// The error if a recorder of a process's events cannot be opened. For missing rights, it names the
+/// capability that grants them.
 fn not_recorded(
     root: &ProcRoot,
     pid: Pid,

@@ -1,4 +1,4 @@
-//! `pagewise pages`: the state of every page, and what was touched meanwhile.
+//! `pagewise pages`: the state of every page, or the pages that are accessed in an interval.
 
 use std::process::ExitCode;
 use std::thread;
@@ -68,7 +68,7 @@ pub(crate) enum ByArg {
     Pagemap,
 }
 
-/// Looks at the pages of a process, or waits and says what it touched.
+/// Reports the pages of a process, or the pages that it accesses in an interval.
 pub(crate) fn run(args: &PagesArgs, look: &terminal::TerminalLook) -> anyhow::Result<ExitCode> {
     let (root, pid) = target::hold(&ProcRoot::live(), &args.target)?;
     root.check_access(pid)?;
@@ -140,8 +140,8 @@ fn watch(
 }
 
 /// Reason why written pages are unknown.
-const NO_WRITES: &str = "this kernel does not track soft-dirty pages, and PAGEMAP_SCAN tells writes only where the \
-    process itself asked for it (userfaultfd)";
+const NO_WRITES: &str = "this kernel does not track soft-dirty pages, and PAGEMAP_SCAN knows writes only in memory \
+    that the process itself registered for it (userfaultfd)";
 
 /// Soft-dirty amount of each mapping.
 fn written(root: &ProcRoot, process: &Process, mappings: &[Mapping]) -> anyhow::Result<Vec<Bytes>> {
@@ -160,7 +160,7 @@ fn page_size() -> PageSize {
     PageSize::new(system::page_size()).expect("the kernel's page size is one")
 }
 
-/// The mappings that are meant.
+/// The mappings that `place` selects.
 fn chosen(mappings: Vec<Mapping>, place: Option<&PagesWhere>) -> anyhow::Result<Vec<Mapping>> {
     let Some(place) = place else { return Ok(mappings) };
     let is_meant = |mapping: &Mapping, exactly: bool| match place {
@@ -192,8 +192,8 @@ enum PagesWhere {
 }
 
 impl PagesWhere {
-    /// `START-END` or `START+SIZE` in hex, the size with `K`, `M` or `G` where it is decimal; one
-    /// address; else a name.
+    /// Parses `START-END` or `START+SIZE`, one address, or else a name. Addresses are hexadecimal;
+    /// SIZE is as in [`size`].
     fn parse(text: &str, page_size: PageSize) -> Result<PagesWhere, UsageError> {
         let range = |start: u64, end: Option<u64>| match end {
             Some(end) if start < end => {
@@ -213,7 +213,7 @@ impl PagesWhere {
         {
             return range(start, start.checked_add(length));
         }
-        // Shorter ones are more likely a part of a name: `cafe`, `libbfd`.
+        // A shorter hexadecimal word, such as `cafe`, is more likely a part of a name.
         match hex(text).filter(|_| text.len() > 6) {
             Some(address) => Ok(PagesWhere::Address(address)),
             None => Ok(PagesWhere::Name(text.into())),
@@ -221,7 +221,7 @@ impl PagesWhere {
     }
 }
 
-/// An address in hex: shorter ones are parts of names, as in `a-b`.
+/// A hexadecimal address of at least 4 characters: shorter words are parts of names, as in `a-b`.
 fn address(text: &str) -> Option<u64> {
     hex(text).filter(|_| text.len() >= 4)
 }
@@ -232,7 +232,7 @@ fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|_| plain)
 }
 
-/// `0x1000`, or decimal with a unit: `64K`, `2M`, `4096`.
+/// Bytes: hexadecimal (`0x1000`), or decimal with or without a unit (`64K`, `2M`, `65536`).
 fn size(text: &str) -> Option<u64> {
     if text.starts_with("0x") {
         return hex(text);
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_a_range_an_address_or_a_name() {
+    fn an_argument_is_a_range_an_address_or_a_name() {
         let parse = |text: &str| PagesWhere::parse(text, PageSize::new(4096).unwrap());
         let range = |start, end| Some(PagesWhere::Range(AddrRange { start, end }));
         assert_eq!(

@@ -28,7 +28,7 @@ pub(crate) struct PoolsArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// Reads the counters of a process's pools, without its doing.
+/// Reads the counters of a process's pools from outside the process.
 pub(crate) fn run(args: &PoolsArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let (root, pid) = target::hold(&ProcRoot::live(), &args.target)?;
     root.check_access(pid)?;

@@ -1,5 +1,5 @@
-//! `pagewise run`: a command with settings of its own. It replaces us, so it is itself in every
-//! way.
+//! `pagewise run`: a command with restricted huge pages. The command replaces pagewise (execve), so
+//! that its PID and parent are the same as without pagewise.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -32,10 +32,10 @@ pub(crate) enum ThpArg {
     Always,
 }
 
-/// Runs the command in our place.
+/// Replaces this process by the command.
 ///
 /// # Errors
-/// That the kernel does not know of the setting, or that the command cannot be run.
+/// If the kernel lacks the setting, or the command cannot be run.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let (allowed, since) = match args.thp {
         ThpArg::Never => (AllowedHugePages::None, "3.15"),

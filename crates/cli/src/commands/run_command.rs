@@ -1,4 +1,4 @@
-//! Runs a command and looks at it at the moment that was asked for.
+//! Runs a command and takes a snapshot of it at the requested time point.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -15,20 +15,21 @@ use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
 use crate::target::{CommandMoment, TakenSnapshot, captured};
 
-/// Between looks at the resident size, for `--at-peak`.
+/// Interval of checks of the RES, for `--at-peak`.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// A process that has grown by this part since the last snapshot is looked at in any case.
+/// A growth of RES by 1/LEAP since the last snapshot causes a new snapshot at once.
 const LEAP: u64 = 8;
-/// One that has grown by this part is, too, if the last snapshot is long enough ago.
+/// A growth by 1/STEP causes a new snapshot after the pause of [`REST`].
 const STEP: u64 = 32;
-/// Rest after a snapshot, as a multiple of the time for which the last snapshot held the process's
-/// mmap lock.
+/// Pause after a snapshot, as a multiple of the time for which the snapshot stopped the command.
 const REST: u32 = 10;
 
-/// Runs a command; the snapshot is of the moment asked for, the exit code the command's own.
+/// Runs a command. Returns the snapshot at the requested time point, and the exit code of the
+/// command.
 ///
 /// # Errors
-/// That the command could not be run (exit codes 127 and 126, as a shell's), or not be looked at.
+/// If the command cannot be run (exit codes 127 and 126, as a shell's), or no snapshot can be
+/// taken.
 pub(crate) fn run(
     program: &OsStr,
     arguments: &[OsString],
@@ -121,8 +122,8 @@ impl RunWatch {
         }
     }
 
-    /// The snapshot with the most resident, of those taken whenever it had grown enough, and one at
-    /// exit.
+    /// Takes a snapshot each time RES has grown enough, and one at exit. Returns the one with the
+    /// highest RES.
     fn at_peak(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {
         let root = ProcRoot::live();
         let mut best: Option<Snapshot> = None;
@@ -142,7 +143,7 @@ impl RunWatch {
                         rest = Instant::now() + begin.elapsed() * REST;
                     }
                 }
-                // It is never asked to stop on its way.
+                // No snapshot is due, or a stop that was not requested here.
                 Stopped::TimeIsUp | Stopped::AtTime | Stopped::Executed | Stopped::Trapped => {}
                 Stopped::AtExit => {
                     let last = self.capture(ProcessMoment::AtExit)?;
@@ -171,7 +172,7 @@ fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
 /// Exit code of a shell after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// The command's own exit code; a signal's as a shell gives it.
+/// The command's exit code; after a signal, the exit code that a shell reports.
 pub(crate) fn exit_code(ending: TraceEnding) -> ExitCode {
     ExitCode::from(u8::try_from(program_ending(ending).status()).unwrap_or(1))
 }

@@ -1,5 +1,5 @@
-//! `pagewise shootdowns`: who has TLBs flushed, in a command until it ends, in a process or on the
-//! machine for a while.
+//! `pagewise shootdowns`: the causes of TLB shootdowns in a command until it ends, or in a process
+//! or on the machine for a while.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -67,11 +67,11 @@ pub(crate) struct ShootdownsArgs {
 
 /// Bytes of the stack that are copied for each event with `--unwind`.
 const STACK: u16 = 8 << 10;
-/// Callers that the kernel follows by frame pointers, at most.
+/// Maximum number of callers that the kernel follows by frame pointers.
 const DEEPEST: u16 = 127;
 /// Title of flame graphs.
 const TITLE: &str = "TLB shootdowns";
-/// Between looks whether it is over.
+/// Interval of checks for the end.
 const TURN: Duration = Duration::from_millis(10);
 
 /// Records, reports, and passes on the exit code of a command that was run.
@@ -110,7 +110,7 @@ fn command(
     limit: MemoryLimit,
 ) -> anyhow::Result<(ShootdownRecording, ExitCode)> {
     let (program, arguments) = words.split_first().context("no command was given")?;
-    // A Ctrl-C is for the command; what it did until then is reported.
+    // A Ctrl-C is for the command; its events until then are reported.
     let _interrupts = NotedInterrupts::note();
     let not_run = |error| NotRun::new(program, error);
     let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
@@ -159,7 +159,8 @@ fn watch_process(
     let gone = || pagewise_trace::TraceError::Gone { pid: pid.0 };
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
     let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
-    // It was opened by its id; from here on its end is seen.
+    // The pidfd was opened by PID: check that the PID is still that of the process. From here on,
+    // the pidfd reports the end of the process.
     root.check(pid)?;
     let watched = watch(
         TraceTarget::Process(pid.0),

@@ -1,4 +1,4 @@
-//! `pagewise stat`: what runs of a command cost.
+//! `pagewise stat`: the costs of runs of a command.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -84,8 +84,7 @@ fn how_often(text: &str) -> Result<HowOften, String> {
 /// Runs the command, reports, and passes on its exit status.
 ///
 /// # Errors
-/// That the command could not be run (exit codes 127 and 126, as a shell's), or an event is not
-/// known.
+/// If the command cannot be run (exit codes 127 and 126, as a shell's), or an event is unknown.
 pub(crate) fn run(args: &StatArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let plan = plan(args)?;
     let measurement = run_all(&plan)?;
@@ -125,7 +124,7 @@ fn plan(args: &StatArgs) -> anyhow::Result<MeasurePlan> {
     })
 }
 
-/// Looking more often would measure the looking.
+/// More frequent samples would mainly measure the sampling itself.
 const MIN_SAMPLE_TIME: Duration = Duration::from_millis(1);
 
 fn command(words: Vec<OsString>) -> anyhow::Result<MeasuredCommand> {
@@ -144,7 +143,7 @@ fn run_all(plan: &MeasurePlan) -> anyhow::Result<Measurement> {
     })
 }
 
-/// A progress bar on the terminal; `None` for a single run, or if standard error is not a terminal.
+/// A progress bar, hidden for a single run, or if standard error is not a terminal.
 fn bar(plan: &MeasurePlan) -> ProgressBar {
     let total = match plan.runs {
         RunCount::Exactly(1) => return ProgressBar::hidden(),

@@ -115,7 +115,7 @@ fn watch(
     let deadline = during.map(|during| Instant::now() + during);
     let mut watched = TracedProgram::attach(pid.0, deadline, max_pause)
         .map_err(|error| refused(pid.0, &error))?;
-    // It was attached to by its id.
+    // The threads were attached to by PID: check that the PID is still that of the process.
     root.check(pid)?;
     note_begin(format_args!("memory system calls of process {pid}"), during);
     Ok(record(&mut watched, Vec::new(), limit)?)

@@ -44,9 +44,9 @@ pub(crate) struct SystemArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// Largest files that are kept.
+/// Number of the largest files that are kept.
 const LARGEST_FILES: usize = 200;
-/// Largest processes that are kept, for the parts of an owner.
+/// Number of the largest processes that are kept, for the parts of an owner.
 const LARGEST_PROCESSES: usize = 64;
 
 /// Reads the machine and draws its account, or its cgroups.
@@ -67,7 +67,8 @@ pub(crate) fn run(args: &SystemArgs, look: &TerminalLook) -> anyhow::Result<Exit
     let report = match &args.cgroup {
         None => system(&read(&root, &request)?, &options),
         Some(path) => {
-            // A tree that is not there is an error, not a machine without cgroups.
+            // A missing tree is an error. Without this check, it would look like a machine without
+            // cgroups.
             root.pids()?;
             let tree = tree(&root, path)?;
             let reading = match args.files {

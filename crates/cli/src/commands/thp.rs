@@ -1,4 +1,4 @@
-//! `pagewise thp`: what huge pages cost a process, and the way back.
+//! `pagewise thp`: the memory that huge pages waste in a process, and its release.
 
 use std::io;
 use std::process::{Command, ExitCode};
@@ -92,7 +92,7 @@ pub(crate) enum ShrinkMethod {
     Swap,
 }
 
-/// Looks at the huge pages of a process, and changes them where asked twice.
+/// Reports the huge pages of a process. Changes them only with --yes.
 pub(crate) fn run(args: &Thp, look: &terminal::TerminalLook) -> anyhow::Result<ExitCode> {
     let root = ProcRoot::live();
     let pid = target::find(&root, &args.target)?;
@@ -165,7 +165,8 @@ fn plan(
     Ok(None)
 }
 
-/// Waits to see what is not used.
+/// Clears the referenced bits, waits for `idle`, and plans to swap out the mappings that were not
+/// accessed.
 pub(crate) fn page_out(
     root: &ProcRoot,
     snapshot: &Snapshot,
@@ -186,7 +187,7 @@ fn needed<T>(reading: Result<T, &Absent>) -> anyhow::Result<T> {
     reading.map_err(|absent| anyhow::anyhow!("its huge pages cannot be examined: {absent}"))
 }
 
-/// Carries a plan out; also says whether nothing of it could be done.
+/// Carries out a plan. Also returns true if no part of the plan could be carried out.
 fn act(
     snapshot: &Snapshot,
     plan: &FixPlan,
@@ -194,7 +195,7 @@ fn act(
 ) -> anyhow::Result<(Vec<pagewise_model::report::ReportBlock>, bool)> {
     let target = RepairTarget::open(snapshot.process.pid, snapshot.process.start_ticks)?;
     let method = match act.method {
-        // Nothing needs a method where there is nothing to do.
+        // An empty plan needs no method.
         _ if plan.ranges.is_empty() => FixMethod::Split,
         ShrinkMethod::Auto => gentlest_method()?,
         ShrinkMethod::Split => FixMethod::Split,
@@ -204,7 +205,7 @@ fn act(
     if method == FixMethod::Drop && !plan.ranges.is_empty() {
         pause::announce(&ProcRoot::live(), snapshot.process.pid);
     }
-    // Whoever asks us to end gets a report of what was done until then.
+    // After a signal, the report has the changes that were made until then.
     let interrupts = NotedInterrupts::note_all();
     let mut keeper = KeeperProcess::start();
     let mut conditions = RepairConditions {
@@ -219,19 +220,19 @@ fn act(
     Ok((repair_blocks(&repair), failed))
 }
 
-/// The least intrusive method that this kernel supports, tried on a child process.
+/// The least intrusive method that this kernel supports, by a test on a child process.
 pub(crate) fn gentlest_method() -> anyhow::Result<FixMethod> {
     self_test::choose(&FixMethod::ALL, &subject).map_err(|absent| anyhow::anyhow!("{absent}"))
 }
 
-/// This very program, to try on what works.
+/// This program, as the child process on which methods are tested.
 fn subject() -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("huge-page-subject");
     Ok(command)
 }
 
-/// Is the process that [`self_test`] tries on.
+/// Runs as the child process on which [`self_test`] tests methods.
 pub(crate) fn be_the_subject() -> anyhow::Result<ExitCode> {
     const FILE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
     let text = std::fs::read_to_string(FILE).context(FILE)?;

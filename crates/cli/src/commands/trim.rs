@@ -151,7 +151,7 @@ fn plan(
         .and_then(|functions| walk(root, snapshot, functions, args.max_pause));
     let of_scan = scan.as_ref().map_err(Clone::clone);
     let estimate = TrimEstimate {
-        // A copy may be given up in its pause: how long that was is not known.
+        // A copy may fail during the pause; the length of the pause is then unknown.
         longest_stop_ns: of_scan.map(|scan| scan.copy.pause_ns),
         corrupted: scan.as_ref().map_or(0, damage),
         heap: scan.map(|scan| scan.heap.trimmable()),
@@ -168,7 +168,7 @@ fn damage(scan: &HeapScan) -> u64 {
     if scan.may_be_in_change() { 0 } else { scan.heap.corrupted }
 }
 
-/// Walks the heap, if that shows how much each of the functions will release.
+/// Walks the heap. Fails if the walk cannot show the amount that each function will release.
 fn walk(
     root: &ProcRoot,
     snapshot: &Snapshot,
@@ -196,7 +196,8 @@ fn walk(
             ));
         }
         let is_walked = scan.heap.allocators.iter().any(|it| Some(it.name.as_str()) == allocator);
-        // The C library is in every process; it is not walked where another allocator replaces it.
+        // The C library is in every process; its heap is not walked if another allocator replaces
+        // it.
         if !is_walked && allocator != Some("glibc") {
             return Err(unknown(function, "has an allocator whose heap was not found"));
         }
@@ -224,7 +225,7 @@ fn unused(root: &ProcRoot, snapshot: &Snapshot) -> anyhow::Result<Reading<Unused
     }
 }
 
-/// Share of a huge page that is zero-filled in a sparse one, as `thp --fix` has it by default.
+/// Minimum zero-filled share of a sparse huge page: the default of `thp --fix`.
 const SPARSE: f64 = 0.5;
 
 fn shrink(snapshot: &Snapshot, huge: &HugePages) -> FixPlan {
@@ -242,7 +243,8 @@ fn cold(root: &ProcRoot, snapshot: &Snapshot, args: &Trim) -> anyhow::Result<Rea
     }
 }
 
-/// Releases the selected parts one after the other, and waits for their cost to show.
+/// Releases the selected parts one after the other, and counts page faults for the time of
+/// --settle.
 fn release(
     process: &RepairTarget,
     snapshot: &Snapshot,
@@ -270,7 +272,7 @@ fn release(
     while began.elapsed() < args.settle && !interrupts.came() {
         sleep(args.settle.saturating_sub(began.elapsed()).min(Duration::from_millis(50)));
     }
-    // It may have ended meanwhile.
+    // The process may have ended.
     let settled = process.settled(faults, began.elapsed()).map_err(|_| Absent::Vanished);
     Ok(TrimResult { parts, before, after, settled })
 }

@@ -1,5 +1,5 @@
-//! `pagewise watch`: who writes some bytes of a process, or of a command from its first instruction
-//! on.
+//! `pagewise watch`: the writes to some bytes of a process, or of a command from its first
+//! instruction on.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -85,7 +85,7 @@ pub(crate) struct WatchArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// Between looks at whether the process is still there.
+/// Interval of checks for the end of the process.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Bytes of the memory limit per access, including its part of the report: further accesses are
 /// counted but not stored.
@@ -206,7 +206,7 @@ fn usage(text: &str) -> UsageError {
     UsageError(text.to_owned())
 }
 
-/// The bytes that were found.
+/// The bytes to watch, with their address in the process.
 struct WatchedBytes {
     address: u64,
     length: u64,
@@ -279,7 +279,7 @@ fn module(variable: &ProgramVariable) -> String {
     String::from_utf8_lossy(variable.module.base()).into_owned()
 }
 
-/// That no file has a variable of a name, yet.
+/// Error: no mapped file has the variable. A library that is loaded later may have it.
 #[derive(Debug)]
 struct NoVariable(String);
 
@@ -298,7 +298,7 @@ struct WatchedHits<'a> {
     fitting: u64,
     passed_over: u64,
     dropped: u64,
-    /// Those that came last, where people see each as it comes.
+    /// Accesses that are not printed yet; `None` if accesses are only reported at the end.
     fresh: Option<Vec<Hit>>,
 }
 
@@ -342,7 +342,7 @@ enum To {
 /// Lines printed so far.
 struct WatchMessages {
     to: Option<To>,
-    /// Call stacks that they have seen, by number.
+    /// Numbers of the call stacks that were printed.
     stacks: HashSet<u32>,
 }
 
@@ -366,7 +366,7 @@ impl WatchMessages {
         write(to, &text)
     }
 
-    /// Sets apart what follows.
+    /// Prints an empty line between the accesses and the report.
     fn end(&self) -> anyhow::Result<()> {
         self.to.filter(|_| !self.stacks.is_empty()).map_or(Ok(()), |to| write(to, "\n"))
     }
@@ -387,7 +387,8 @@ fn is_for_screen(output: &args::OutputArgs) -> bool {
     output.output.is_none() && output.html.is_none() && !output.json
 }
 
-/// Watches until something ends it; `gone` says whether the process has ended.
+/// Watches until the process, the time or the number of accesses ends the watch. `gone` returns an
+/// ending if the process has ended or a signal has come.
 fn observe(
     watch: &mut MemoryWatch,
     seen: &mut WatchedHits<'_>,
@@ -396,7 +397,7 @@ fn observe(
 ) -> anyhow::Result<WatchEnding> {
     let deadline = seen.asked.during.map(|during| Instant::now() + during);
     loop {
-        // Accesses before its end are readable once the end is seen.
+        // Checked before reading: after the end, all accesses are readable.
         let ended = gone()?;
         let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let left = deadline.map_or(POLL_INTERVAL, |it| {
@@ -485,10 +486,12 @@ fn process(asked: &WatchRequest<'_>, people: &mut WatchMessages) -> anyhow::Resu
     let ends = open_pid(pid)?;
     let block = block_at(&root, pid, found.address);
     let interrupts = NotedInterrupts::note_all();
-    // Protects against Ctrl-C from before the breakpoints are set until they are removed.
+    // The shield works from before the breakpoints are set until they are removed; Ctrl-C does not
+    // end it.
     let shield = shield(pid);
     let mut watch = open(asked, &root, pid, &found)?;
-    // Both were opened by its id.
+    // The shield and the breakpoints were opened by PID: check that the PID is still that of the
+    // process.
     root.check(pid)?;
     let name = Name::new(stat.name.as_bytes());
     let mapped = if found.mapping.is_none() { "; no memory is mapped there" } else { "" };
@@ -511,7 +514,8 @@ fn process(asked: &WatchRequest<'_>, people: &mut WatchMessages) -> anyhow::Resu
     Ok(watched)
 }
 
-/// Shields a process from SIGTRAPs that a hypervisor causes, and says so if that is not possible.
+/// Shields a process from SIGTRAPs that a hypervisor causes. Prints a message if that is not
+/// possible.
 fn shield(pid: Pid) -> Option<OptionalShield> {
     let shield = OptionalShield::for_process(pid.0);
     if let Err(error) = &shield {
@@ -523,7 +527,7 @@ fn shield(pid: Pid) -> Option<OptionalShield> {
     shield.ok()
 }
 
-/// Begins to watch what was found.
+/// Sets the breakpoints on the found bytes.
 fn open(
     asked: &WatchRequest<'_>,
     root: &ProcRoot,
@@ -533,7 +537,7 @@ fn open(
     MemoryWatch::open(root, pid.0, found.address, found.length, asked.reads, asked.limit)
 }
 
-/// A process, to be asked whether it has ended.
+/// A pidfd of a process, to check for its end.
 fn open_pid(pid: Pid) -> anyhow::Result<OwnedFd> {
     let gone = || format!("process {pid} does not exist");
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
@@ -545,13 +549,14 @@ fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// A command that ended before what was to be watched had come.
+/// A command that ended before the variable to watch existed.
 struct Never {
     error: anyhow::Error,
 }
 
-/// Finds the bytes in a command that is held before its first instruction, and watches them; where
-/// they are of a library, it runs until that is mapped and none of its code has run.
+/// Finds the bytes in a command that is stopped before its first instruction, and sets the
+/// breakpoints. For a variable of a library, the command runs until the library is mapped; no code
+/// of the library has run then.
 fn on_the_way(
     asked: &WatchRequest<'_>,
     root: &ProcRoot,
@@ -579,7 +584,7 @@ fn on_the_way(
         traced.stop_on_the_way();
         match traced.run(None)? {
             Stopped::Trapped => {}
-            // The new program's linker has to be located anew.
+            // The dynamic linker of the new program has to be located anew.
             Stopped::Executed => stop = None,
             Stopped::AtExit | Stopped::AtTime | Stopped::TimeIsUp | Stopped::Ended(_) => {
                 let error = missing.context("the command has ended, and was not watched");
@@ -612,10 +617,10 @@ fn command(
         Ok(Ok(opened)) => opened,
         Ok(Err(never)) => return Err(never.error),
         Err(error) => {
-            // It has done nothing that was to be seen yet, and shall do nothing unwatched.
+            // The command has made no access to the bytes yet, and must not run unwatched.
             let number = rustix::process::Pid::from_raw(pid.0.cast_signed());
             let _ = number.map(|pid| kill_process(pid, Signal::KILL));
-            // It stops once more on its way out.
+            // The killed command stops once more before it ends.
             let _ = traced.run(None);
             let _ = traced.finish();
             return Err(error);

@@ -1,6 +1,6 @@
-//! Files that a target names to harm who looks at it: a FIFO, a link to a secret or a file that is
-//! truncated in the place of a library. Every command ends in its time and opens nothing but
-//! regular files of the target.
+//! Files that a target puts in the place of a library to harm an observer: a FIFO, a link to a
+//! secret, or a file that is truncated. Every command ends in time, and opens only regular files of
+//! the target.
 
 use crate::fixture;
 
@@ -24,7 +24,7 @@ use fixture::disk;
 
 /// A command that takes longer, its `--for 1s` included, is blocked: this build is slow, and the
 /// machine may be busy.
-const MAX_COMMAND_TIME: Duration = Duration::from_secs(40);
+const MAX_COMMAND_TIME: Duration = Duration::from_secs(180);
 /// `nobody`: what a user may see without the capabilities of root.
 const NOBODY: u32 = 65534;
 
@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
     }
 }"#;
 
-/// A program that calls a library in a loop. Ends with the value.
+/// A program that calls a library in a loop. It is killed when this value is dropped.
 struct LoopingTarget {
     child: Child,
     library: PathBuf,
@@ -103,7 +103,7 @@ impl LoopingTarget {
     }
 }
 
-/// Counts what is opened; finding a file by `O_PATH` is not.
+/// Notices each open of a file, except with `O_PATH`.
 struct OpenedFiles(OwnedFd);
 
 impl OpenedFiles {
@@ -151,12 +151,12 @@ fn run(user: u32, words: &[&str]) -> String {
         }
         thread::sleep(Duration::from_millis(20));
     };
-    // Killed by no signal, of which SIGBUS would be one.
+    // No signal, such as SIGBUS, ended it.
     assert!(status.code().is_some(), "{words:?}: {status}");
     texts.map(|text| text.join().unwrap()).concat()
 }
 
-/// Every command that looks up what is in files of a process.
+/// The commands that read files of a process.
 fn commands(pid: &str) -> [Vec<&str>; 7] {
     [
         vec!["explain", pid],
@@ -228,8 +228,7 @@ fn a_library_that_is_truncated_again_and_again_ends_no_recording() {
     let Some(target) = LoopingTarget::start(0) else { return };
     let pid = target.child.id().to_string();
     let whole = fs::read(&target.library).unwrap();
-    // Its program must live on: the code stays, and what is behind it is symbols and debugging
-    // information.
+    // The target must survive: its code stays, and only symbols and debug information are cut off.
     let kept = whole.len() / 2;
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {

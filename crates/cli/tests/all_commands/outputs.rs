@@ -152,7 +152,7 @@ fn recordings_are_their_owners_and_reports_are_as_the_umask_says() {
     for name in ["snapshot", "faults"] {
         assert_eq!(mode(&file(name)), 0o600, "{name}");
     }
-    // Permissions of files here by the umask.
+    // A file with the permissions that the umask gives.
     fs::write(file("usual"), "").unwrap();
     for name in ["page", "profile", "report"] {
         assert_eq!(mode(&file(name)), mode(&file("usual")), "{name}");
@@ -169,7 +169,7 @@ fn special_files_and_links_are_written_through() {
     assert!(output.status.success(), "{}", said(&output));
     assert!(fs::symlink_metadata(file("link")).unwrap().is_symlink());
     assert!(fs::read_to_string(file("elsewhere/page")).unwrap().starts_with("<!"));
-    // To a pipe, and to a file that standard output is.
+    // Output to a pipe, and to a file to which standard output is redirected.
     let output = run_in(folder.path(), &["explain", "self", "--html", "/dev/stdout"]);
     assert!(output.status.success() && output.stdout.starts_with(b"<!"), "{}", said(&output));
     let redirected = Command::new(env!("CARGO_BIN_EXE_pagewise"))
@@ -178,7 +178,7 @@ fn special_files_and_links_are_written_through() {
         .status();
     assert!(redirected.unwrap().success());
     assert!(fs::read(file("redirected")).unwrap().starts_with(b"{"));
-    // To a FIFO.
+    // Output to a FIFO.
     let fifo = file("fifo");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
@@ -210,9 +210,9 @@ fn a_recording_is_complete_before_it_replaces_another() {
     fs::write(file("r.pwh"), GOOD).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["heap", "run", "-o", "r.pwh", "--", "sleep", "60"]).current_dir(folder.path());
-    // Both are killed: the command would run on, and whoever reads its output would wait for it.
+    // The command is killed too: otherwise it would run on and keep its output open.
     let running = ProcessGroup::start(&mut command);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(180);
     let has_grown = || fs::metadata(file("r.pwh.part")).is_ok_and(|it| it.len() > 200);
     while !has_grown() {
         assert!(Instant::now() < deadline, "{:?}", names(folder.path()));
@@ -242,7 +242,7 @@ fn followed_children_are_not_recorded_through_planted_links() {
     for pid in planted.clone() {
         symlink(&victim, folder.path().join(format!("r.pwh.{pid}"))).unwrap();
     }
-    // Each is a process of its own.
+    // The shell runs each program in a process of its own.
     let script = "/bin/true; /bin/true; /bin/true; :";
     let output = run_in(
         folder.path(),
@@ -340,7 +340,7 @@ fn redirected(folder: &Path, words: &[&str], redirections: &str) -> Output {
     command.current_dir(folder).stdin(Stdio::null()).output().unwrap()
 }
 
-/// It did not panic, and no signal ended it.
+/// Asserts that a command did not panic, and that no signal ended it.
 fn ended_in_order(words: &[&str], redirections: &str, output: &Output) {
     let context = format!("{words:?} {redirections}: {}", said(output));
     assert_eq!(output.status.signal(), None, "{context}");

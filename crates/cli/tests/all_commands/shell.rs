@@ -1,5 +1,4 @@
-//! `completions` and `man` against the help of every command, read by the programs that they are
-//! for.
+//! `completions` and `man` against the help of every command, as shells and `man` read them.
 
 use crate::fixture;
 
@@ -106,7 +105,7 @@ fn bash_completes_every_command_and_option_of_the_help() {
     for HelpPage { command, .. } in pages {
         let words = command.join(" ");
         let last = command.len() + 1;
-        // First what starts with a hyphen, then what may stand in its place.
+        // First the completions of a hyphen, then those of an empty word.
         for start in ["-", ""] {
             writeln!(script, "COMP_WORDS=(pagewise {words} '{start}') COMP_CWORD={last}").unwrap();
             writeln!(script, "COMPREPLY=(); _pagewise pagewise '{start}' ''").unwrap();

@@ -1,4 +1,4 @@
-//! The command line, and what reaches its outputs.
+//! The command line and the outputs of `pagewise export`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -57,8 +57,8 @@ fn the_values_of_a_process_are_those_of_the_kernel() {
     let of = |text: &str, metric: &str| {
         value(text, &format!("{metric}{{groupname=\"{name}\"}}")).unwrap()
     };
-    // A page is shared while another process maps it, and private when that ends: also between two
-    // equal values.
+    // Another process can map or unmap a page of the target at any time, also between two equal
+    // readings. That changes the USS.
     let mut seen = Vec::new();
     let (text, rollup) = (0..100)
         .find_map(|_| {
@@ -341,7 +341,7 @@ fn systemd_accepts_the_service() {
     let Ok(checked) = Command::new("systemd-analyze").arg("verify").arg(&unit).output() else {
         return skip(&Lack::Tool("systemd-analyze"));
     };
-    // It complains of other units of this machine too.
+    // systemd-analyze also reports problems of other units of this machine.
     let said = String::from_utf8_lossy(&checked.stderr);
     let ours: Vec<&str> = said.lines().filter(|it| it.contains("pagewise-export")).collect();
     assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");

@@ -82,7 +82,7 @@ fn tls_server(folder: &Path, connections: u32) -> (Running, u16) {
     let address = free_address();
     let mut command = Command::new("openssl");
     command.args(["s_server", "-quiet", "-cert", "cert.pem", "-key", "key.pem"]);
-    // One more, which looks whether the server is there.
+    // One connection more, which checks that the server runs.
     command.args(["-naccept", &(connections + 1).to_string()]);
     command.args(["-accept", &address.to_string()]).current_dir(folder);
     let (input, output) = (Stdio::piped(), Stdio::piped());

@@ -106,7 +106,8 @@ fn groups_and_their_processes_are_those_of_process_exporter() {
     wait("the children", || {
         children.iter().all(|it| {
             let task = format!("/proc/{0}/task/{0}/children", it.pid());
-            // Kernels without this file have no way to ask in one step.
+            // Without this file, the kernel cannot list the children: the test does not wait for
+            // them.
             fs::read_to_string(task).map_or(true, |it| !it.trim().is_empty())
         })
     });

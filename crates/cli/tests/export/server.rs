@@ -49,7 +49,7 @@ impl ServerProcess {
         self.child.id()
     }
 
-    /// Waits until a page is there.
+    /// Waits until the server answers with a page.
     pub(crate) fn wait_for(&self, path: &str) {
         wait("the server", || get(self.address, path).is_some_and(|(status, _)| status == 200));
     }

@@ -1,4 +1,5 @@
-//! `explain -- COMMAND`: the command is itself, and is seen when it should be.
+//! `explain -- COMMAND`: the command runs as without pagewise, and the snapshot is of the requested
+//! time point.
 
 use crate::fixture;
 
@@ -85,14 +86,14 @@ fn threads_that_an_exit_ends_are_seen_with_their_stacks() {
 #[test]
 fn memory_released_before_the_exit_is_in_the_peak() {
     let peak = program("peak");
-    let command = [peak.to_str().unwrap(), "64", "300"];
+    let command = [peak.to_str().unwrap(), "64", "2000"];
     let at_exit = explained(&[], &command);
     let res = number(&at_exit.report, "totals.res");
     assert!(res < 16 * MIB, "{res}");
     assert!(number(&at_exit.report, "totals.peak_res") >= 64 * MIB);
     let at_peak = explained(&["--at-peak"], &command);
     let res = number(&at_peak.report, "totals.res");
-    // A process that grows quickly has grown a little more since it was last looked at.
+    // A process that grows quickly has grown a little more since the last snapshot.
     assert!((56 * MIB..80 * MIB).contains(&res), "{res}");
     let moment = &at_peak.report["provenance"]["moment"];
     assert_eq!(moment[0], "near the peak RES");
@@ -104,12 +105,12 @@ fn memory_released_before_the_exit_is_in_the_peak() {
 
 #[test]
 fn a_command_runs_on_after_the_moment_it_was_seen_at() {
-    let script = "echo before; sleep 0.6; echo after; exit 4";
+    let script = "echo before; sleep 3; echo after; exit 4";
     let told = explained(&["--at", "200ms"], &["sh", "-c", script]);
     assert_eq!((told.stdout.as_str(), told.status.code()), ("before\nafter\n", Some(4)));
     let moment = &told.report["provenance"]["moment"];
     assert_eq!((moment[0].as_str(), moment[1].as_u64()), (Some("after"), Some(200_000_000)));
-    // One that ends sooner is seen as it ends.
+    // The snapshot of a command that ends sooner is taken at its exit.
     let told = explained(&["--at", "1h"], &["true"]);
     assert_eq!(told.report["provenance"]["moment"], "at exit");
 }

@@ -20,7 +20,8 @@ use fixture::{json, pagewise, program};
 const MIB: u64 = 1 << 20;
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 
-/// A program that answers whether all its bytes are as it wrote them. It is killed with the value.
+/// A program that checks on request that all its bytes are as it wrote them. It is killed when this
+/// value is dropped.
 struct CheckedProgram {
     child: Child,
     stdin: ChildStdin,
@@ -148,7 +149,8 @@ fn stacks_are_released_below_the_stack_pointer_alone() {
     let deep = stacks.facts["stacks.deep"];
     assert!(bytes(&report["returned"]["stacks"]) > deep - 2 * MIB, "{report}");
     assert!(before - after > deep - 2 * MIB, "{before} to {after}: {report}");
-    // Threads whose stack pointer is in an array of their own stack, or in a handler's there.
+    // The failures are threads whose stack pointer is in an array on their own stack, also in a
+    // signal handler.
     let part = part(&report, "stacks");
     assert!(bytes(&part["failed"]) >= 1, "{report}");
     assert!(part["why"].as_str().unwrap().contains("cannot be followed"), "{report}");
@@ -234,7 +236,7 @@ fn jemalloc_releases_its_free_pages_itself() {
     }
     let mut command = Command::new(program("arena_heavy"));
     command.args(["4", "12", "256", "20000"]).env("LD_PRELOAD", JEMALLOC);
-    // Otherwise it releases most pages after some seconds.
+    // Otherwise jemalloc releases most pages after some seconds.
     command.env("MALLOC_CONF", "dirty_decay_ms:-1,muzzy_decay_ms:-1");
     let mut arenas = CheckedProgram::start(&mut command);
     let report = arenas.trim(&["--heap", "--yes", "--settle", "0s", "--max-pause", "10s"]);
@@ -284,7 +286,7 @@ fn tcmalloc_releases_its_free_pages_itself() {
 
 #[test]
 fn mimalloc_collects_its_free_pages_itself() {
-    // It collects the pages of the calling thread alone, so the amount depends on the thread.
+    // mimalloc collects only the pages of the calling thread, so the amount depends on the thread.
     let library = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
     let setting = ("MIMALLOC_PURGE_DELAY", "-1");
     let Some(report) = another_allocator(library, "mi_collect", setting) else { return };

@@ -15,14 +15,14 @@ use fixture::{OtherGlibc, number};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
-/// As the program has them.
+/// Constants of `arenas.c`.
 const THREADS: u64 = 8;
 const BLOCKS: u64 = 16384;
 const SIZE: u64 = 240;
 const CHUNK: u64 = 256;
 const HEAP: u64 = 64 << 20;
 
-/// A program that waits, recorded.
+/// A recorded program that waits for input.
 struct WaitingRecorded {
     child: Child,
     file: PathBuf,
@@ -31,7 +31,7 @@ struct WaitingRecorded {
 }
 
 impl WaitingRecorded {
-    /// Starts it. It has said what it knows when it waits.
+    /// Starts the program, and reads its output until it waits.
     fn start(more: &[&str], every: u64) -> WaitingRecorded {
         WaitingRecorded::start_program(&fixture::program("arenas"), more, every)
     }
@@ -57,22 +57,26 @@ impl WaitingRecorded {
 
     /// Recording that contains a snapshot taken while the program waits.
     fn settled(&self) -> Value {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         let looks = |report: &Value| report["layouts"].as_array().unwrap().len();
         let before = looks(&report(&self.file));
         loop {
             let report = at_end(&self.file);
-            // One look may have begun before it waited.
+            // One snapshot may have begun before the program waited.
             if looks(&report) >= before + 2 {
                 return report;
             }
-            assert!(Instant::now() < deadline, "nobody looks at {}", self.file.display());
+            assert!(
+                Instant::now() < deadline,
+                "the collector does not look at {}",
+                self.file.display()
+            );
             // A report takes more CPU time than the wait for it, and the collector needs it too.
             std::thread::sleep(Duration::from_secs(1));
         }
     }
 
-    /// The numbers of an element of `malloc_info` by arena, and in all at last.
+    /// The numbers of an element of `malloc_info` by arena; the last number is the total.
     fn told(&self, element: &str) -> Vec<u64> {
         let lines = self.said.lines().filter_map(|line| line.trim().strip_prefix(element));
         let size = |line: &str| line.split("size=\"").nth(1)?.split('"').next()?.parse().ok();
@@ -86,7 +90,7 @@ impl WaitingRecorded {
         words.nth(1).unwrap().parse().unwrap()
     }
 
-    /// The program's own number.
+    /// The PID of the program.
     fn pid(&self) -> u32 {
         let path = format!("/proc/{0}/task/{0}/children", self.child.id());
         let mut children: Vec<u32> = fs::read_to_string(path)
@@ -107,8 +111,8 @@ impl WaitingRecorded {
         panic!("the program is not there");
     }
 
-    /// By the kernel: the sizes of heaps of arenas, and what of each is resident. A heap is
-    /// followed by what it may grow into.
+    /// Size and resident bytes of each heap of an arena, from smaps. A heap is followed by a
+    /// mapping without access, into which it may grow.
     fn heaps(&self) -> Vec<(u64, u64)> {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).unwrap();
         let mut mappings: Vec<(u64, u64, bool, u64)> = Vec::new();
@@ -158,7 +162,7 @@ fn findings(report: &Value) -> Vec<&str> {
     report["findings"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect()
 }
 
-/// True if pages can be asked for.
+/// True if the kernel has PAGEMAP_SCAN; records a skip if not.
 fn can_scan() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
@@ -196,7 +200,7 @@ fn assert_described(waiting: WaitingRecorded) {
     let others = arenas(&report, "arena");
     assert_eq!(others.len() as u64, THREADS);
     for arena in &others {
-        // As the program is written.
+        // As in the source of the program.
         assert_eq!((number(arena, "blocks"), number(arena, "live")), (kept, kept * SIZE));
         assert_eq!((number(arena, "threads"), number(arena, "parts")), (1, 1));
         // Fifteen chunks are free between any two that stay, and the word before each counts for
@@ -207,8 +211,8 @@ fn assert_described(waiting: WaitingRecorded) {
             "the arena's own page, and one at the end: {arena}"
         );
     }
-    // As the C library says: the parts of arenas that may be used, what is in use in them (with the
-    // C library's own, and what threads keep for themselves), and the last chunks.
+    // Compared with the C library: accessible parts of arenas, bytes in use (with blocks of the C
+    // library and of thread caches), and the last chunks.
     let of = |areas: &[Value], key: &str| -> Vec<u64> {
         sorted(areas.iter().map(|area| number(area, key)).collect())
     };
@@ -227,11 +231,11 @@ fn assert_described(waiting: WaitingRecorded) {
         let live = number(arena, "blocks") * CHUNK;
         assert!((live..live + (16 << 10)).contains(&used), "{used} of {live}");
     }
-    // As the kernel says.
+    // Compared with the kernel.
     let heaps = waiting.heaps();
     assert_eq!(of(&others, "held"), sorted(heaps.iter().map(|heap| heap.0).collect()));
     assert_eq!(of(&others, "resident"), sorted(heaps.iter().map(|heap| heap.1).collect()));
-    // All of their pages are sparsely used, by whom the program says.
+    // All of their pages are sparsely used, by blocks of the function `keep`.
     let sparse = number(&report["layout"], "sparse");
     assert!(sparse * 100 >= 99 * THREADS * BLOCKS * CHUNK, "{sparse}");
     let first = &report["pinned"][0];
@@ -264,7 +268,7 @@ fn a_program_that_frees_nothing_does_not_fragment() {
 }
 
 #[test]
-fn samples_tell_of_arenas_and_not_of_pages() {
+fn sampled_recordings_report_arenas_and_not_pages() {
     if !can_scan() {
         return;
     }

@@ -1,5 +1,6 @@
-//! `heap` and `guard` of a program whose every name is made to harm: what reaches a terminal has no
-//! escape, and what others read is what they take. Then the same as a user without rights.
+//! `heap` and `guard` of a program with hostile names of functions and files: output to a terminal
+//! has no escape sequence, and other tools accept the exports. Then recordings by a user without
+//! rights.
 
 use crate::fixture;
 
@@ -143,7 +144,7 @@ impl Hostile {
     }
 }
 
-/// Text that has nothing in it that a terminal would obey.
+/// Asserts that text has no character that controls a terminal. Returns the text.
 fn harmless(what: &str, bytes: &[u8]) -> String {
     let text = std::str::from_utf8(bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
     let harms = |it: char| {
@@ -157,7 +158,7 @@ fn harmless(what: &str, bytes: &[u8]) -> String {
     text.to_owned()
 }
 
-/// Both streams of what has succeeded.
+/// Both output streams of a command, which must have succeeded.
 fn printed(what: &str, output: &Output) -> String {
     let said = harmless(what, &output.stderr);
     assert!(output.status.success(), "{what}: {said}");
@@ -169,7 +170,7 @@ fn tags(page: &str, tag: &str) -> usize {
 }
 
 #[test]
-fn names_that_are_made_to_harm_do_none() {
+fn hostile_names_do_no_harm() {
     let Some(hostile) = Hostile::build() else { return };
     printed("run", &hostile.run(&["heap", "run", "-o", "h.pwh"], &[]));
     for words in [
@@ -202,12 +203,12 @@ fn names_that_are_made_to_harm_do_none() {
     for tag in ["<script", "</script", "<!--", "<img", "<u>", "<i>"] {
         assert_eq!(tags(&page, tag), tags(&plain, tag), "{tag}");
     }
-    // A short recording has no graph of its course.
+    // Not compared with the plain page: a short recording may have no chart of its timeline.
     assert_eq!(tags(&page, "<svg"), tags(&page, "</svg"));
 }
 
 #[test]
-fn readers_of_exports_take_names_that_are_made_to_harm() {
+fn other_tools_accept_exports_with_hostile_names() {
     let Some(hostile) = Hostile::build() else { return };
     printed("run", &hostile.run(&["heap", "run", "-o", "h.pwh"], &[]));
     let export = |of: &str, words: &[&str]| {
@@ -250,7 +251,7 @@ fn readers_of_exports_take_names_that_are_made_to_harm() {
 }
 
 #[test]
-fn a_guard_tells_names_that_are_made_to_harm() {
+fn a_guard_prints_hostile_names_without_escape_sequences() {
     let Some(hostile) = Hostile::build() else { return };
     let words = ["guard", "--rate", "1", "--then", "continue", "--error-exitcode", "7"];
     let output = hostile.run(&words, &["x"]);
@@ -303,7 +304,7 @@ fn an_unprivileged_user_records_its_own_programs_in_full() {
     assert_eq!(functions["once"], [1000, 48_000, 1000]);
     assert_eq!(functions["zeros"], [300, 9000, 290]);
     assert_eq!(functions["in_thread"][..2], [400, 51_200]);
-    // Its own memory may be looked at.
+    // A user may inspect the memory of its own processes.
     let moments = report["timeline"].as_array().unwrap();
     assert!(!moments.is_empty());
     let words = ["guard", "--rate", "1", "--json", "-o", "g.json", "--", "./misuse", "double_free"];

@@ -14,7 +14,7 @@ use fixture::{FixtureLink, json, number, pagewise, program};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
-/// Usable bytes beyond the requested ones: of the block with a mapping of its own.
+/// Usable bytes beyond the requested ones of the block that has a mapping of its own.
 const ROUNDING: u64 = 8;
 
 /// Leaks of `leaks.c` by the size of their first block: number of leaks, and all blocks of these.
@@ -91,7 +91,7 @@ fn leaks_of_a_program_with_mimalloc_are_the_same() {
     assert_eq!(number(&report, "leaked.blocks"), leaked, "{}", report["leaks"]);
 }
 
-/// The sizes of blocks are others, the leaks the same.
+/// The block sizes differ; the leaks are the same.
 #[test]
 fn leaks_of_a_program_with_jemalloc_are_those_of_glibc() {
     const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
@@ -372,7 +372,7 @@ fn lines_of_lose() -> BTreeMap<u64, Vec<String>> {
     found
 }
 
-/// Number of leaks by size, if the rows of some sizes are several.
+/// Number of leaks by size; some sizes have several rows.
 fn leaks_by_size(rows: &[Value]) -> BTreeMap<u64, u64> {
     let mut counts = BTreeMap::new();
     for row in rows {
@@ -450,7 +450,7 @@ fn leaks_that_sampling_left_out_have_no_call_stack() {
     let (known, unknown): (Vec<&Value>, Vec<&Value>) =
         rows.iter().partition(|row| row["stack"].is_array());
     known.into_iter().for_each(|row| assert_stack(row, &lines));
-    // Ten such blocks are allocated: one per 512 KiB on average is recorded.
+    // Ten blocks of 104 bytes are allocated, and one allocation per 512 KiB on average is recorded.
     assert!(unknown.iter().any(|row| row["size"] == 104), "{rows:?}");
     let reason = unknown[0]["stack"]["absent"].as_str().unwrap();
     assert!(reason.contains("sampling left it out"), "{reason}");
@@ -768,7 +768,7 @@ fn real_programs_that_wait_have_no_false_leaks() {
     assert!(compared >= 5 && live > 1000, "{compared} programs, {live} blocks");
 }
 
-/// The report behind the output of the command.
+/// The report after the output of the command.
 fn last_object(output: &[u8]) -> &[u8] {
     let start = output.windows(2).rposition(|pair| pair == b"\n{").map_or(0, |at| at + 1);
     &output[start..]

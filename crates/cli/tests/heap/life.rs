@@ -1,5 +1,4 @@
-//! Life and surroundings of recorded programs: what they and their children find, and what is left
-//! of a recording.
+//! Environment of recorded programs and their children, and files that a recording leaves.
 
 use crate::fixture;
 
@@ -15,7 +14,7 @@ use tempfile::TempDir;
 
 use fixture::{number, program};
 
-/// A folder for all that a recording leaves anywhere.
+/// A folder for all files that a recording leaves.
 struct RecordingFolder {
     folder: TempDir,
 }
@@ -50,7 +49,7 @@ impl RecordingFolder {
         self.pagewise(words, command).output().unwrap()
     }
 
-    /// Files that are kept of recorders, and folders of runs.
+    /// Cached recorder libraries.
     fn kept(&self) -> Vec<PathBuf> {
         entries(&self.at("cache/pagewise")).iter().flat_map(|folder| entries(folder)).collect()
     }
@@ -85,7 +84,7 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
     panic!("in a minute it did not come to this: {what}");
 }
 
-/// Which words of pagewise load the recorder into a command.
+/// Arguments of pagewise that load the recorder into a command.
 const WAYS: [&[&str]; 3] = [
     &["heap", "run", "-o", "a.pwh"],
     &["heap", "run", "--follow", "-o", "b.pwh"],
@@ -138,7 +137,7 @@ fn the_recorders_file_is_kept_and_used_again() {
 #[test]
 fn a_recorder_that_cannot_be_cached_exists_during_the_run() {
     let place = RecordingFolder::new();
-    // Others could put a library of theirs there.
+    // Other users could put a library there.
     fs::set_permissions(place.at("cache"), Permissions::from_mode(0o777)).unwrap();
     let mut pagewise = place.pagewise(WAYS[0], &["sh", "-c", "echo $LD_PRELOAD"]);
     let output = pagewise.env("HOME", place.at("cache")).output().unwrap();
@@ -238,7 +237,8 @@ fn foreign_clients_of_the_socket_are_ignored() {
     stranger.args(["--reuid=65534", "--regid=65534", "--clear-groups", "true"]);
     stranger.env("LD_PRELOAD", library).env("PAGEWISE_HEAP", settings.trim());
     let output = stranger.current_dir("/").output().unwrap();
-    // setpriv itself is root's, and is recorded; what it has become is not.
+    // setpriv runs as root, and is recorded. The program that it executes runs as another user, and
+    // is not.
     assert_eq!(text(&output.stderr), "");
     drop(pagewise.stdin.take());
     pagewise.wait().unwrap();
@@ -273,7 +273,7 @@ fn an_instruction_that_was_interrupted_is_the_one_that_is_named() {
         let (_, stack) = stacks.iter().find(|(it, _)| *it == bytes).unwrap();
         assert!(stack[0].starts_with("in_handler "), "{stack:?}");
         let at = stack.iter().position(|call| call.starts_with("handle ")).unwrap();
-        // The kernel's return, and then what it interrupted.
+        // The frame of the signal return comes first, then the interrupted function.
         let interrupted = stack[at + 1..]
             .iter()
             .find(|call| !call.contains("restore_rt") && !call.contains("libc"))
@@ -305,7 +305,7 @@ fn functions_of_the_recorder_are_on_no_call_stack() {
         let mut functions = stack.iter().map(|call| call.split(" (").next().unwrap());
         assert!(!functions.any(|name| name.contains("pagewise")), "{stack:?}");
     }
-    // Neither are they in the file.
+    // The recorder library is not in the file either.
     let bytes = fs::read(place.at("a.pwh")).unwrap();
     let file = pagewise_heaplog::reader::read(&bytes[..]).unwrap().recording;
     let is_ours = |path: &[u8]| path.ends_with(b"libpagewise_preload.so");

@@ -1,5 +1,5 @@
-//! `pagewise heap run --mmap`: mappings that a program makes itself, which are known by how it is
-//! written.
+//! `pagewise heap run --mmap`: mappings that a program makes itself. They are known from its
+//! source.
 
 use crate::fixture;
 
@@ -10,7 +10,7 @@ use fixture::recorder::{heap, report};
 
 const MIB: f64 = 1048576.0;
 
-/// By the function that maps: mappings, and what of them stayed, in MiB.
+/// Number of mappings, and the MiB of them that were not unmapped, by function.
 fn mapped(more: &[&str]) -> BTreeMap<String, (u64, f64)> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("maps.pwh");
@@ -21,7 +21,7 @@ fn mapped(more: &[&str]) -> BTreeMap<String, (u64, f64)> {
     let mut functions: BTreeMap<String, (u64, f64)> = BTreeMap::new();
     for site in report(&file)["sites"].as_array().unwrap() {
         if site["kind"] == "mapping" {
-            // The first says what kind of memory it is.
+            // The first frame names the kind of memory.
             let name = site["stack"][1].as_str().unwrap().split(' ').next().unwrap().to_owned();
             let entry = functions.entry(name).or_default();
             entry.0 += number(site, "allocations");
@@ -32,7 +32,7 @@ fn mapped(more: &[&str]) -> BTreeMap<String, (u64, f64)> {
 }
 
 #[test]
-fn mappings_are_counted_by_who_made_them() {
+fn mappings_are_counted_by_function() {
     let functions = mapped(&["--mmap"]);
     assert_eq!(functions["whole"], (10, 0.0), "a page is unmapped whole");
     assert_eq!(functions["middle"], (1, 6.0));
@@ -44,6 +44,6 @@ fn mappings_are_counted_by_who_made_them() {
 }
 
 #[test]
-fn they_are_not_counted_unless_asked_for() {
+fn mappings_are_not_counted_without_the_option() {
     assert!(mapped(&[]).is_empty());
 }

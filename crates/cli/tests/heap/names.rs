@@ -1,6 +1,5 @@
-//! `pagewise heap` of programs whose allocators have names of their own, or bring an
-//! `operator new`: what they allocate is known by how they are written
-//! (`fixtures/programs/allocators`).
+//! `pagewise heap` of programs whose allocators have names of their own, or an `operator new`.
+//! Their allocations are known from the source (`fixtures/programs/allocators`).
 
 use crate::fixture;
 
@@ -34,7 +33,7 @@ fn compile(folder: &TempDir, compiler: &str, words: &[&str]) -> PathBuf {
     program
 }
 
-/// A library of an allocator; none, with a word, where it is not installed.
+/// A library of an allocator; `None`, after recording a skip, if it is not installed.
 fn library(name: &str) -> Option<String> {
     let path = format!("{LIBRARIES}/{name}");
     if !Path::new(&path).exists() {
@@ -81,7 +80,7 @@ fn with_jemalloc(folder: &TempDir) -> Option<PathBuf> {
     Some(compile(folder, "cc", &words))
 }
 
-/// Records a program, which ends as it always does.
+/// Records a program, which must end as without a recorder.
 fn run(
     folder: &TempDir,
     words: &[&str],
@@ -134,7 +133,7 @@ const OF_NEW: &[(&str, [u64; 3])] = &[
     ("in_thread", [400, 19_200, 400]),
 ];
 
-/// Bytes of what a function did not free.
+/// Bytes that a function allocated and did not free.
 fn leaked(report: &Value, function: &str) -> u64 {
     let leaks = report["leaks"].as_array().unwrap().iter();
     let is_its = |leak: &&Value| leak["stack"][0].as_str().unwrap().starts_with(function);
@@ -155,7 +154,7 @@ fn jemalloc_under_a_prefix_is_counted_to_the_byte() {
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
     let allocator = report["recording"]["allocator"].as_str().unwrap();
     assert!(allocator.contains("libc.so.6, _rjem_malloc of "), "{allocator}");
-    // The footprint includes more than the C library's.
+    // The footprint is more than that of the C library, and is therefore absent.
     let moments = report["timeline"].as_array().unwrap();
     let mut used = moments.iter().filter(|moment| number(moment, "allocations") > 0);
     assert!(used.all(|moment| moment["held"].as_u64().is_none()), "{moments:?}");
@@ -182,7 +181,7 @@ fn a_child_has_a_recording_of_its_own() {
 }
 
 #[test]
-fn samples_of_it_are_right_in_the_mean() {
+fn samples_of_jemalloc_are_right_on_average() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = with_jemalloc(&folder) else { return };
     let all: u64 = OF_JEMALLOC.iter().map(|(_, sums)| sums[1]).sum();
@@ -303,7 +302,7 @@ fn attached_twice(
     let mut program = WaitingProgram::start(command);
     let pid = program.pid();
     let code = pieces_of_code(pid);
-    // Nothing happens meanwhile; its functions are as they were after it.
+    // The program does nothing during this attach. Afterwards its functions are not hooked.
     let output = attach_shortly(pid, &folder.path().join("first.pwh"));
     assert!(output.status.success(), "{output:?}");
     assert!(!begins_with_a_jump(pid, file, function));

@@ -14,7 +14,7 @@ use fixture::recorder::{
 use rustix::process::Signal;
 
 #[test]
-fn every_call_is_counted_by_who_made_it() {
+fn every_call_is_counted_by_function() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("own.pwh");
     let program = fixture::program("own_malloc");
@@ -36,7 +36,7 @@ fn every_call_is_counted_by_who_made_it() {
 }
 
 #[test]
-fn samples_are_taken_of_it_too() {
+fn samples_of_an_own_malloc_are_taken() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("own.pwh");
     let program = fixture::program("own_malloc");
@@ -74,8 +74,8 @@ fn the_compiler_of_this_test_is_recorded_and_does_its_work() {
     ]);
     assert!(output.status.success(), "{output:?}");
     assert!(folder.path().join("libsource.rmeta").exists());
-    // It allocates some 15,000 times for this; constructors of its libraries do 400 times before
-    // `main`.
+    // The compiler makes some 15,000 allocations for this; constructors of its libraries make 400
+    // before `main`.
     let report = report(&file);
     assert!(number(&report, "totals.allocations") > 5000, "{}", report["totals"]);
     assert!(number(&report, "totals.unknown_frees") < 100, "{}", report["totals"]);

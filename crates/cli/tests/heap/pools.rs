@@ -20,7 +20,7 @@ fn fill_small(pool: &mut Tlsf<Os>) -> Vec<std::ptr::NonNull<u8>> {
 fn fill_large(pool: &mut Tlsf<Os>) {
     let layout = Layout::from_size_align(5000, 8).unwrap();
     for _ in 0..10 {
-        // They end with the pool.
+        // The blocks are freed with the pool.
         let _ = pool.allocate(layout).unwrap();
     }
 }
@@ -33,7 +33,7 @@ fn the_program() {
     let blocks = fill_small(&mut pool);
     let layout = Layout::from_size_align(100, 8).unwrap();
     for block in &blocks[..400] {
-        // SAFETY: it came from there with this layout and is used no more.
+        // SAFETY: `pool` allocated the block with this layout, and the block is not used again.
         unsafe { pool.free(*block, layout) };
     }
     let mut other = Tlsf::<Os>::new(Os);
@@ -42,7 +42,7 @@ fn the_program() {
     std::mem::forget(pool);
 }
 
-/// By the function that asked for them: blocks of pools, their bytes, and how many came back.
+/// Number of blocks of pools, their bytes, and number of frees, by allocating function.
 fn blocks(more: &[&str]) -> BTreeMap<String, [u64; 3]> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pools.pwh");
@@ -68,7 +68,7 @@ fn blocks(more: &[&str]) -> BTreeMap<String, [u64; 3]> {
 }
 
 #[test]
-fn blocks_of_pools_are_counted_by_who_asked_for_them() {
+fn blocks_of_pools_are_counted_by_function() {
     let functions = blocks(&["--pools"]);
     assert_eq!(functions["fill_small"], [1000, 100_000, 400]);
     assert_eq!(functions["fill_large"], [10, 50_000, 10], "they went with their pool");

@@ -15,14 +15,15 @@ use tempfile::TempDir;
 /// Its allocator.
 const LIBRARY: &str = "libjemalloc.so.2";
 
-/// A server on a socket in a folder, with no data and no file. Killed with the value.
+/// A server on a socket in a folder, with no data and no file. It is killed when this value is
+/// dropped.
 struct Server {
     process: Child,
     folder: TempDir,
 }
 
 impl Server {
-    /// Starts it; none, with a word, where it is not installed or has another allocator.
+    /// Starts it; `None`, after recording a skip, if it is not installed or has another allocator.
     fn start() -> Option<Server> {
         fixture::tool("redis-server", &["--version"])?;
         fixture::tool("redis-cli", &["--version"])?;
@@ -77,13 +78,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only where it has ended.
+        // Both fail only if it has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Clients that have it work until the value is dropped.
+/// Clients that send requests until this value is dropped.
 struct RedisLoad(Child);
 
 impl RedisLoad {
@@ -97,7 +98,7 @@ impl RedisLoad {
 
 impl Drop for RedisLoad {
     fn drop(&mut self) {
-        // Both fail only where it has ended.
+        // Both fail only if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

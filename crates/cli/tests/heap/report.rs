@@ -1,5 +1,5 @@
-//! `heap report` and `heap diff`: files written by a program that counts what it does twice, once
-//! as a recorder and once plainly.
+//! `heap report` and `heap diff`: files written by a simulated program, which counts its
+//! allocations twice: as a recorder, and directly.
 
 use crate::fixture;
 
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use fixture::{number, pagewise};
 
-/// Numbers that look like chance and are the same each time (xorshift).
+/// Pseudorandom numbers that are the same each time (xorshift).
 struct ReportRandom(u64);
 
 impl ReportRandom {
@@ -33,7 +33,7 @@ impl ReportRandom {
     }
 }
 
-/// Call stacks of a program of no file: a few callers, and for each some functions that allocate.
+/// Call stacks of code in no file: 5 callers, and for each 8 functions that allocate.
 const CALLERS: u32 = 5;
 const BELOW: u32 = 8;
 
@@ -46,7 +46,7 @@ struct RandomProgram {
     live_at_peak: BTreeMap<u32, u64>,
     peak: u64,
     temporary: u64,
-    /// When, how much was live, and which site had how much.
+    /// Time, live bytes, and live bytes by site.
     moments: Vec<(u64, u64, BTreeMap<u32, u64>)>,
 }
 
@@ -227,7 +227,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The site that a stack of two calls is of.
+/// The site of a call stack of two calls.
 fn site(stack: &Value) -> u32 {
     let address = stack[0].as_str().unwrap().strip_prefix("?? at 0x").unwrap();
     let found = u64::from_str_radix(address, 16).unwrap();
@@ -302,7 +302,7 @@ fn trees_have_what_was_live_both_ways() {
     let tree = json(&["report", "--threshold", "0"], &[&path]);
     for child in tree["peak"]["tree"]["children"].as_array().unwrap() {
         sites.push((number(child, "offset"), number(child, "bytes")));
-        // Each is called from one place.
+        // Each function has one caller.
         assert_eq!(child["children"][0]["bytes"], child["bytes"]);
     }
     sites.sort_unstable();
@@ -312,7 +312,7 @@ fn trees_have_what_was_live_both_ways() {
         expected.map(|(site, bytes)| (address_of(*site), *bytes)).collect::<Vec<_>>()
     );
 
-    // In the middle: the last tree that was taken down by then.
+    // A time in the middle: the last tree that was recorded before it.
     let (time, live, by_site) = &program.moments[program.moments.len() / 2 / 3 * 3 + 2];
     let at = format!("{}ns", time + 1);
     let then = json(&["report", "--at", &at, "--threshold", "0"], &[&path]);
@@ -334,7 +334,7 @@ fn the_difference_of_two_runs_has_all_changes() {
         |after: u64, before: u64| i64::try_from(after).unwrap() - i64::try_from(before).unwrap();
     assert_eq!(change("peak_bytes"), minus(after.peak, before.peak));
     assert_eq!(change("allocations"), minus(count(&after.allocated), count(&before.allocated)));
-    // Code of no file has no functions: all of it looks alike.
+    // Code in no file has no functions, so all stacks are merged.
     let rows = report["stacks"].as_array().unwrap();
     assert_eq!(rows.len(), 1);
     assert_eq!(
@@ -353,8 +353,8 @@ fn a_file_that_was_cut_off_is_read_up_to_there_and_this_is_said() {
     for cut in [length - 16, length * 3 / 4, length / 2, length / 4] {
         let path = save(&folder, "cut.pwh", &program.file[..cut]);
         let said = text(&heap(&["report"], &[&path]));
-        // Behind the end of the recording there is the index: without it nothing is missing but
-        // that.
+        // The first cut is in the index, which follows the end of the recording: nothing else is
+        // missing.
         assert!(said.contains("Unknown: the rest after byte"), "{said}");
         let report = json(&["report"], &[&path]);
         let moments = report["timeline"].as_array().unwrap();
@@ -398,7 +398,7 @@ fn options_that_make_no_sense_are_refused() {
 }
 
 /// The most memory that a report takes, in KiB, without the memory that the program itself needs.
-/// `None`, with a word, where nothing measures it.
+/// `None`, after recording a skip, if GNU time is not installed.
 fn peak_kib(words: &[&str], path: &Path) -> Option<u64> {
     let report = [&["heap", "report"], words, &[path.to_str().unwrap()]].concat();
     Some(resident_kib(&report)?.saturating_sub(resident_kib(&["define", "Rss"])?))
@@ -468,7 +468,7 @@ fn a_small_file_that_unpacks_to_very_much_takes_little_memory() {
     let mut file = LogWriter::create(Vec::new(), &begin).unwrap();
     file.moment(&LogSnapshot::default()).unwrap();
     let mut file = file.end(&LogEnd { time_ns: 0, how: LogEnding::Gone }).unwrap();
-    // More sites than any program has, and nothing of each; frames follow behind the end, too.
+    // More sites than any program has, each without allocations. Frames after the end are read too.
     const SITES: usize = 2_000_000;
     let mut sites = varint(SITES);
     sites.resize(sites.len() + 2 * SITES, 0);

@@ -123,14 +123,14 @@ fn assert_equal(report: &Value, facts: &ProgramFacts, before: &Value, moves_brk:
     assert_eq!(free("fastbins"), facts["fsmblks"], "fastbins");
     assert_eq!(free("unlisted"), 0);
     assert_eq!(arenas(report, "held"), facts["arena"], "held");
-    // For the C library blocks in thread caches are in use, and so is foreign memory in the heap.
+    // The C library counts blocks in thread caches, and foreign memory in the heap, as used.
     let used = arenas(report, "live_chunks") + arenas(report, "own") + free("tcache");
     assert!(used == facts["uordblks"] || moves_brk && used < facts["uordblks"], "used: {used}");
     let mapped = |key: &str| number(report, &format!("mapped.{key}"));
     assert_eq!(mapped("blocks") + mapped("cached_blocks"), facts["hblks"], "mapped");
     let counted = (mapped("counted_blocks"), mapped("counted_bytes"));
     assert_eq!(counted, (facts["hblks"], facts["hblkhd"]), "counted");
-    // Since 2.43 glibc counts 16 bytes too many at each `realloc` of such a block.
+    // Since 2.43, glibc counts 16 bytes too many at each `realloc` of a mapped block.
     let excess = facts["hblkhd"].checked_sub(mapped("held")).unwrap();
     let may_exceed = facts["glibc"] >= 43 && excess.is_multiple_of(16);
     assert!(excess == 0 || may_exceed, "mapped bytes: {excess}");
@@ -259,7 +259,7 @@ fn blocks_of_a_thread_cache_that_cannot_be_read_are_free_or_unclear() {
             (number(&report, "unclear.marked_blocks"), number(&report, "unclear.blocks"));
         eprintln!("{threads} threads: {live} of {known} blocks, {}", report["unclear"]);
         if threads == 0 && letter == "h" {
-            // No other cache shows the mark.
+            // The mark of cached blocks is unknown: no other thread cache shows it.
             assert!(marked == 0 && live >= known && live - known <= unclear, "{live} and {known}");
             assert!(live - known > 20, "the cache holds blocks");
         } else {
@@ -267,7 +267,7 @@ fn blocks_of_a_thread_cache_that_cannot_be_read_are_free_or_unclear() {
             // hidden page may reach into the next one, whose first header is known.
             assert!(live.abs_diff(known) <= 8, "{live} and {known}");
             assert!(marked > 20 && unclear < 20, "{}", report["unclear"]);
-            // A page holds less.
+            // A hidden page holds less than this.
             assert!(cached(&whole) - cached(&report) < 4096 + 1024);
         }
         // The letter also makes the page readable again.
@@ -908,7 +908,7 @@ counts()
 pause()
 "#;
 
-/// Has Python take arenas from `calloc`, and never give them back: the first half with mappings of
+/// Makes Python allocate arenas by `calloc` and never free them: the first half with mappings of
 /// their own, the others inside of malloc's heap.
 const NESTED_SCRIPT: &str = r#"
 import ctypes
@@ -994,7 +994,7 @@ impl QuietPython {
         String::from_utf8_lossy(&std::fs::read(&self.printed).unwrap()).into_owned()
     }
 
-    /// True if it waits behind its counts: it never waits for the file that it writes to.
+    /// True if it waits after its counts: writing them to a file never makes it wait.
     fn is_paused(&self) -> bool {
         let status = format!("/proc/{}/status", self.child.id());
         let is_sleeping = std::fs::read_to_string(status).unwrap().contains("State:\tS");
@@ -1095,7 +1095,7 @@ fn blocks_of_python_are_those_that_the_interpreter_counts() {
         assert_eq!(objects("Slotted"), 2000);
         let forked = target.scan(&["--fork"]);
         assert_eq!(forked["objects"], report["objects"]);
-        // Those without pointers are not of the garbage collector.
+        // The garbage collector does not track objects without pointers.
         assert!(objects("dict") >= 2000 && objects("str") >= 5000 && objects("bytes") >= 4000);
     }
 }

@@ -71,11 +71,11 @@ const SERVERS: [ServerProgram; 2] = [
     },
 ];
 
-/// A server that has answered. Killed with the value.
+/// A server that has answered. It is killed when this value is dropped.
 struct RunningServer {
     process: Child,
     connection: UnixStream,
-    /// Its files, which are removed with the value.
+    /// Its files, which are removed when this value is dropped.
     _folder: TempDir,
 }
 
@@ -210,7 +210,8 @@ fn a_database_that_has_answered_has_no_false_leaks() {
     if found == 0 || tool("valgrind", &["--version"]).is_none() {
         return;
     }
-    // It replaces its copy of the environment, and an old value on the stack may still lead there.
+    // PostgreSQL replaces its copy of the environment. An old pointer on the stack may still lead
+    // to the first copy.
     let mut memcheck = postgres_program(Path::new("valgrind"));
     memcheck.arg("--leak-check=full").arg(postgres);
     let output = database(memcheck).stdin(Stdio::null()).output().unwrap();

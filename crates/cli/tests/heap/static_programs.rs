@@ -26,7 +26,7 @@ fn has_probes() -> bool {
 
 fn is_counted_by_function(program: &Path) {
     let report = counts_by_function(program);
-    // The program's own are followed to where threads begin.
+    // Call stacks of the program's own functions lead to the start of the program or of a thread.
     for site in report["sites"].as_array().unwrap() {
         let stack = site["stack"].as_array().unwrap();
         let (first, last) = (stack[0].as_str().unwrap(), stack[stack.len() - 1].as_str().unwrap());
@@ -68,7 +68,7 @@ fn a_program_that_is_linked_statically_is_counted_by_function() {
 }
 
 #[test]
-fn so_is_one_with_another_c_library() {
+fn a_static_program_with_another_c_library_is_counted_by_function() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("known");
     let source =
@@ -87,7 +87,7 @@ fn so_is_one_with_another_c_library() {
     }
 }
 
-/// Recordings of `heap_forks`: the first file's, and the others'.
+/// The reports of the recordings of `heap_forks`: of the first process, and of its children.
 fn forks(more: &[&str]) -> Option<(Value, Vec<Value>)> {
     let program = fixture::static_program("heap_forks").filter(|_| has_probes())?;
     let folder = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn children_of_a_static_program_have_a_recording_each() {
 }
 
 #[test]
-fn without_being_asked_for_they_are_not_recorded() {
+fn children_of_a_static_program_are_not_recorded_without_follow() {
     let Some((last, others)) = forks(&[]) else { return };
     assert_eq!(by_function(&last)["after"], [50, 15_000, 0]);
     assert!(others.is_empty(), "{others:?}");

@@ -89,7 +89,7 @@ fn blocks_have_the_types_that_pointers_of_variables_and_members_lead_to() {
     let target = Waiting::start(&mut Command::new(program("typed")));
     let report = target.scan(&["--types"]);
     assert_eq!(types(&report), typed(), "{:#}", report["types"]);
-    // Neither the union, nor `void *`, nor the block that two pointers contradict has one.
+    // Neither the union, nor `void *`, nor the block with two contradicting pointers gives a type.
     assert_eq!(number(&report, "typed.contradicted"), 1);
     assert_eq!(number(&report, "typed.blocks"), TYPED.iter().map(|it| it.1).sum::<u64>());
 }

@@ -120,7 +120,7 @@ fn on_a_terminal_the_recorder_of_allocations_is_loaded_only_after_the_answer_yes
     let Ok(growing) = label.start(ProgramForm::Sick, false).unwrap() else { return };
     let pid = growing.pid;
     let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let words = format!("diagnose {pid} --for 3s");
+    let words = format!("diagnose {pid} --for 5s --max-pause 10s");
     let Some(child) = on_a_terminal(&words) else { return };
     let refused = answered(child, "n\n");
     assert!(!maps().contains("libpagewise_preload"), "{refused}");
@@ -175,6 +175,9 @@ fn an_interrupt_ends_the_observation_and_the_report_is_written() {
     let mut command = interruptible();
     command.args(["diagnose", &sick.pid(), "--for", "10m", "--json"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    while !catches_interrupts(child.id()) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     std::thread::sleep(Duration::from_secs(2));
     let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
@@ -182,6 +185,13 @@ fn an_interrupt_ends_the_observation_and_the_report_is_written() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(10), "{report:#}");
     assert_eq!(report["causes"][0]["id"], "many-arenas", "{report:#}");
+}
+
+/// True if a process has a handler of SIGINT.
+fn catches_interrupts(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << 1 != 0
 }
 
 #[test]
@@ -215,10 +225,11 @@ fn the_report_for_people_fits_80_columns_and_25_lines() {
 #[test]
 fn the_machine_and_a_cgroup_are_reported_with_their_processes() {
     let sick = arenas();
-    let (before, created) = (processes_with_memory(), created_tasks());
+    let created = created_tasks();
+    let before = processes_with_memory();
     let output = pagewise(&["diagnose", "--system", "--for", "1s", "--json"]);
-    let created = created_tasks() - created;
     let after = processes_with_memory();
+    let created = created_tasks() - created;
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{text}"));
     let is_healthy = report["healthy"].as_bool().unwrap();

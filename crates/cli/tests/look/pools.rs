@@ -51,13 +51,13 @@ fn fill(pool: &mut Tlsf<Os>, layout: Layout, count: usize) -> Vec<NonNull<u8>> {
 }
 
 #[test]
-fn a_running_pool_tells_what_it_handed_out_and_got_back() {
+fn a_running_pool_reports_allocated_and_freed_bytes() {
     let _turn = alone();
     let mut pool = Tlsf::<Os>::unguarded(Os);
     let layout = Layout::from_size_align(100, 8).unwrap();
     let blocks = fill(&mut pool, layout, 1000);
     for block in &blocks[..400] {
-        // SAFETY: it came from there with this layout and is used no more.
+        // SAFETY: `pool` allocated the block with this layout, and the block is not used again.
         unsafe { pool.free(*block, layout) };
     }
     let report = report("pools");
@@ -175,7 +175,7 @@ fn explain_shows_the_memory_of_a_pool_as_its_own() {
     let ours = |pool: &&Value| pool["pool"] == "pagewise" && pool["name"] == "tlsf";
     let resident = pools.iter().find(ours).map_or(0, |pool| number(pool, "resident"));
     let held = pool.held() as u64;
-    // The kernel merges neighbours: a piece of it may lie in a mapping that is mostly another's.
+    // The kernel merges neighbors: a piece of it may lie in a mapping that is mostly another's.
     assert!((60 << 20..held + (8 << 20)).contains(&resident), "{resident} of {held}");
 }
 
@@ -202,7 +202,7 @@ fn a_process_without_pools_is_reported() {
     assert!(error.contains("no pools of pagewise's"), "{error}");
 }
 
-/// A number of the one pool that lives is this, or less far from it than `within`.
+/// Asserts that a number of the one live pool differs from `expected` by at most `within`.
 fn assert_about(report: &Value, key: &str, expected: u64, within: u64) {
     let value = number(living(report), key);
     assert!(value.abs_diff(expected) <= within, "{key}: {value}, not {expected}");
@@ -220,7 +220,8 @@ fn a_running_queue_is_read_to_two_pages() {
         for _ in 0..50_000 {
             queue.push_back(pool.allocate(layout).unwrap());
             if queue.len() > 5000 {
-                // SAFETY: it came from there with this layout and is used no more.
+                // SAFETY: `pool` allocated the block with this layout, and the block is not used
+                // again.
                 unsafe { pool.free(queue.pop_front().unwrap(), layout) };
             }
         }
@@ -265,7 +266,7 @@ fn heap_scan_walks_pools_and_counts_nested_memory_once() {
     let layout = Layout::from_size_align(100, 8).unwrap();
     let blocks = fill(&mut pool, layout, 1000);
     for block in &blocks[..400] {
-        // SAFETY: it came from there with this layout and is used no more.
+        // SAFETY: `pool` allocated the block with this layout, and the block is not used again.
         unsafe { pool.free(*block, layout) };
     }
     // Memory of malloc, which a stack divides.
@@ -274,14 +275,15 @@ fn heap_scan_walks_pools_and_counts_nested_memory_once() {
     stack.set_name("frames");
     stack.scope(|frame| {
         (0..1000).for_each(|_| _ = frame.allocate(layout).unwrap());
-        let report = report_of(&["heap", "scan", "--leaks"]);
+        let report = report_of(&["heap", "scan", "--leaks", "--max-pause", "10s"]);
         let arenas = report["arenas"].as_array().unwrap();
         let of = |kind: &str| arenas.iter().find(|it| it["kind"] == kind).unwrap();
         let tlsf = of("tlsf");
         assert_eq!(number(tlsf, "held"), pool.held() as u64);
         // The pool keeps 32 freed blocks of a size for its next requests, and merges two later.
         assert!((600..=634).contains(&number(tlsf, "blocks")), "{tlsf}");
-        // Each with its word, and with 16 bytes more if no block could remain behind it.
+        // Each block has a header word, and 16 bytes more if the rest behind it is too small for a
+        // block.
         let sizes = number(tlsf, "blocks") * 112..=number(tlsf, "blocks") * 128;
         assert!(sizes.contains(&number(tlsf, "live")), "{tlsf}");
         assert_eq!(

@@ -147,8 +147,8 @@ fn the_view_survives_resizing_suspension_and_signals() {
     terminal.assert_restored(143);
 }
 
-/// True if an escape sequence on the screen sets a colour; 39 and 49 are the default colours.
-fn has_colour(terminal: &Terminal) -> bool {
+/// True if an escape sequence on the screen sets a color; 39 and 49 are the default colors.
+fn has_color(terminal: &Terminal) -> bool {
     let screen = terminal.tmux(&["capture-pane", "-p", "-e"]);
     let sequences = screen.split("\u{1b}[").skip(1).filter_map(|it| Some(it.split_once('m')?.0));
     let mut codes = sequences.flat_map(|it| it.split(';')).filter_map(|it| it.parse().ok());
@@ -156,14 +156,14 @@ fn has_colour(terminal: &Terminal) -> bool {
 }
 
 #[test]
-fn with_no_color_the_view_has_no_colour() {
+fn with_no_color_the_view_has_no_color() {
     let Some(terminal) = Terminal::start(80, 24) else { return };
-    for (value, is_coloured) in [("", true), ("1", false)] {
+    for (value, is_colored) in [("", true), ("1", false)] {
         terminal.line(&format!("export NO_COLOR={value}"));
         start_top(&terminal, "");
         // The trend, from the second sample on.
         terminal.wait_for("▁");
-        assert_eq!(has_colour(&terminal), is_coloured, "NO_COLOR={value}");
+        assert_eq!(has_color(&terminal), is_colored, "NO_COLOR={value}");
         terminal.keys(&["C-c"]);
         terminal.wait_for("status=0");
     }

@@ -177,7 +177,8 @@ fn run(scenario: &Scenario, number: usize) -> Option<Kill> {
     Some(Kill { predicted, killed })
 }
 
-/// The process that was killed first: the next request may come before its memory is free.
+/// The process that was killed first. Further kills happen if the next request comes before its
+/// memory is free.
 fn first_killed(killed: &BTreeSet<u32>) -> Option<u32> {
     let log = Command::new("dmesg").output().map(|it| it.stdout).unwrap_or_default();
     let log = String::from_utf8_lossy(&log).into_owned();
@@ -241,7 +242,7 @@ fn the_report_of_the_kernel_log_names_the_same_victim() {
     let is_ours = victim.is_some_and(|pid| kill.killed.iter().any(|it| u64::from(*it) == pid));
     let other = last["victim"] != "oomed";
     if other || victim.is_none() {
-        // Other tests, or other programs, are killed too; the log may have lost it.
+        // Other tests or programs are killed too, and the log may have lost the report.
         return skip(&Lack::Chance("another OOM kill came last, or the log has no report"));
     }
     let sentence = last["explanation"].as_str().unwrap();

@@ -1,6 +1,6 @@
-//! `faults --heap`: which line touched the memory that which line allocated, as it was when it was
-//! touched. The other side is a program that allocates at some lines and touches known numbers of
-//! pages at others.
+//! `faults --heap`: the line of each fault, and the line that allocated the block which was there
+//! at the time of the fault. The other side is a program that allocates at some lines and touches
+//! known numbers of pages at others.
 
 use crate::fixture;
 
@@ -130,7 +130,7 @@ fn each_fault_has_an_owner() {
 }
 
 #[test]
-fn a_block_that_grew_is_of_who_had_it_grow() {
+fn a_block_that_grew_belongs_to_the_caller_of_realloc() {
     let Some(told) = told_of(&["--heap", "--mremap"], &["grown", "40"]) else { return };
     assert_eq!(told.pages("left", "first"), 40 * 40);
     assert_eq!(told.pages("right", "grown"), 40 * 30);
@@ -139,7 +139,7 @@ fn a_block_that_grew_is_of_who_had_it_grow() {
 #[test]
 fn faults_in_a_system_call_belong_to_the_calling_line() {
     let Some(told) = told_of(&["--heap"], &["filled", "40"]) else { return };
-    // A page more is begun, since blocks begin behind their header.
+    // Each block touches one page more, since it begins after its header.
     assert_eq!(told.pages("filled", "first"), 40 * 41);
 }
 
@@ -202,7 +202,7 @@ fn saved_files_of_this_and_earlier_versions_open() {
     let Some(told) = told_of(&["--heap", "--save", path], &["pairs", "10"]) else { return };
     let again = fixture::json(&["faults", "--json", "--from", path]);
     assert_eq!(again, told.report);
-    // As it was before there was anything of heaps in it.
+    // The file as earlier versions wrote it, without data on heaps.
     let mut saved: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     saved.as_object_mut().unwrap().remove("heap");
     for row in saved["rows"].as_array_mut().unwrap() {
@@ -229,7 +229,7 @@ fn a_watched_block_is_reported_with_its_allocation() {
         return;
     }
     let folder = tempfile::tempdir_in(disk()).unwrap();
-    // Some fill their room, others do not; large ones have mappings of their own.
+    // Some sizes fill their chunk, others do not; large blocks have mappings of their own.
     for size in [40, 1000, 1031, 300_000] {
         let mut recorded = Command::new(env!("CARGO_BIN_EXE_pagewise"))
             .args(["heap", "run", "-o", folder.path().join("word.pwh").to_str().unwrap(), "--"])

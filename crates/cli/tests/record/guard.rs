@@ -44,11 +44,11 @@ const AT_ONCE: &[&str] = &[
 /// end the program.
 const BESIDE: &[&str] = &["overflow_read_across", "overflow_write_across", "free_mapping"];
 
-/// Those that objects at the beginning of their pages reveal at once.
+/// Errors that are detected at once if objects are at the start of their pages.
 const BEFORE: &[&str] =
     &["underflow_read_1", "underflow_write_1", "underflow_write_8", "underflow_write_pages"];
 
-/// Writes that are seen when the object is freed.
+/// Writes that are detected when the object is freed.
 const AT_FREE: &[&str] = &[
     "slack_write_1",
     "slack_write_3",
@@ -91,7 +91,7 @@ fn lines(stack: &Value) -> Vec<u32> {
     frames.filter_map(line_of).collect()
 }
 
-/// The line of the program that some text ends in.
+/// The line of `misuse.c` that a text names.
 fn line_of(text: &str) -> Option<u32> {
     let (_, line) = text.split_once("misuse.c:")?;
     let digits: String = line.chars().take_while(char::is_ascii_digit).collect();
@@ -108,7 +108,8 @@ struct AsanVerdict {
     freed: Vec<u32>,
 }
 
-/// The program made for AddressSanitizer; none where the compiler has none.
+/// The program built with AddressSanitizer; `None`, after recording a skip, if the compiler lacks
+/// it.
 fn sanitized() -> Option<&'static PathBuf> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -184,7 +185,7 @@ fn translated(bug: &Value) -> (&'static str, &str) {
 }
 
 #[test]
-fn every_mistake_is_found_with_the_stacks_that_addresssanitizer_gives() {
+fn every_memory_error_is_found_with_the_stacks_that_addresssanitizer_gives() {
     let cases = AT_ONCE.iter().map(|name| (name, "end"));
     for (name, side) in cases.chain(BEFORE.iter().map(|name| (name, "start"))) {
         let Some(verdict) = verdict(name) else { return };
@@ -198,7 +199,7 @@ fn every_mistake_is_found_with_the_stacks_that_addresssanitizer_gives() {
         assert_eq!(lines(&bug["free_stack"]), verdict.freed, "{name}: {bug:#}");
         let is_before = verdict.kind.ends_with(" before");
         assert_eq!(bug["kind"] == "underflow", is_before, "{name}: {bug:#}");
-        // As by the processor, or by the C library's own check.
+        // The signal of the processor, or of the C library's own check.
         let signal = if bug["access"] == "free" { 6 } else { 11 };
         assert_eq!(output.status.code(), Some(128 + signal), "{name}");
     }
@@ -234,7 +235,7 @@ fn memcheck_finds_the_same() {
     let program = program("misuse");
     for name in AT_ONCE.iter().chain(BESIDE).chain(AT_FREE) {
         let mut valgrind = Command::new("valgrind");
-        // Neither a debugger nor undefined values, which cost time, have a part in these errors.
+        // These errors need neither a debugger nor the check for undefined values, which take time.
         valgrind.args(["-q", "--vgdb=no", "--undef-value-errors=no"]).arg(&program).arg(name);
         let Ok(output) = valgrind.output() else { return skip(&Lack::Tool("valgrind")) };
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -247,14 +248,14 @@ fn memcheck_finds_the_same() {
             _ => "Invalid free() / delete / delete[] / realloc()",
         };
         assert!(first.contains(words), "{name}: {said} {bug:#}");
-        // If it knows the object, by the distance of the access.
+        // If memcheck names the object, the distance of the access is compared.
         let Some((_, place)) = said.split_once(" is ") else { continue };
         let place = place.lines().next().unwrap();
         let Some((_, size)) = place.split_once("a block of size ") else { continue };
         let size: String = size.chars().filter(char::is_ascii_digit).collect();
         assert_eq!(bug["size"].as_u64().unwrap().to_string(), size, "{name}: {place}");
         let distance = place.split(' ').next().unwrap().replace(',', "");
-        // It reports the start of an access, pagewise its first byte that must not be accessed.
+        // memcheck reports the start of an access, pagewise the first byte outside of the object.
         let ours = match bug["kind"].as_str().unwrap() {
             "overflow" if !name.ends_with("_across") => bug["distance"].as_u64(),
             "use-after-free" => {
@@ -288,7 +289,7 @@ fn unfreed_objects_are_checked_at_the_end() {
     assert_eq!(bug["access"], "written before end", "{bug:#}");
     assert_eq!(bug["distance"], 1, "{bug:#}");
     assert!(bug["stack"]["absent"].is_string(), "{bug:#}");
-    // The program ended well, and what was found makes the exit code.
+    // The program ended well; the exit code is that of a found error.
     assert_eq!(output.status.code(), Some(99));
     let (output, _) = misuse(&["--rate", "1", "--error-exitcode", "3"], "never_freed_slack");
     assert_eq!(output.status.code(), Some(3));
@@ -355,7 +356,7 @@ fn a_child_of_fork_has_the_objects_of_its_parent() {
 
 #[test]
 fn freed_memory_stays_inaccessible_whatever_the_program_does() {
-    // In a child of `fork`, and where the program closes descriptors that it has not opened.
+    // In a child of `fork`, and if the program closes descriptors that it has not opened.
     for name in
         ["after_free_child", "after_free_closed", "closed_after_free", "reopened_after_free"]
     {
@@ -412,7 +413,7 @@ fn a_recording_survives_a_call_that_leads_to_malloc_in_two_ways() {
 }
 
 #[test]
-fn programs_without_mistakes_do_what_they_do() {
+fn programs_without_memory_errors_run_as_without_guard() {
     let [misuse, threads, indirect] = ["misuse", "churned", "indirect"].map(program);
     compare(&[misuse.to_str().unwrap(), "none"]);
     compare(&[threads.to_str().unwrap()]);
@@ -442,7 +443,7 @@ fn unguarded_programs_are_reported() {
 }
 
 #[test]
-fn memory_is_bounded_and_what_finds_no_room_is_said() {
+fn memory_is_bounded_and_unguarded_blocks_are_reported() {
     let (_, report) = misuse(&["--rate", "1", "--most", "64K"], "none");
     assert_eq!(report["guard"]["bugs"], 0);
     assert!(report["guard"]["left_out"].as_u64().unwrap() > 0, "{report:#}");
@@ -454,17 +455,20 @@ fn operators(name: &str, options: &[&str]) -> Option<PathBuf> {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/operators.cpp");
     let path = disk().join(name);
+    // Other tests build it at the same time.
+    let built = tempfile::NamedTempFile::new_in(disk()).unwrap().into_temp_path();
     let mut compiler = Command::new("c++");
     compiler.args(["-O1", "-g", "-w", "-std=c++17", "-fsized-deallocation", "-pthread"]);
-    compiler.args(["-fno-omit-frame-pointer", "-o"]).arg(&path).arg(source).args(options);
+    compiler.args(["-fno-omit-frame-pointer", "-o"]).arg(&built).arg(source).args(options);
     let is_built = compiler.output().is_ok_and(|output| output.status.success());
     if !is_built {
         skip(&Lack::Tool("c++"));
     }
+    is_built.then(|| built.persist(&path).unwrap());
     is_built.then_some(path)
 }
 
-/// The line of the C++ program that ends so, and has this in it.
+/// The line of the C++ program that contains `part` and ends with the comment `end`.
 fn line_with(part: &str, end: &str) -> u32 {
     let source = include_str!("../../../../fixtures/programs/operators.cpp");
     let mut lines = (1..).zip(source.lines());

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::fixture::cgroup::{Actor, TestCgroup};
 use crate::fixture::{Fixture, ProcessGroup, disk, json, number, pagewise};
 
-/// A recorder that runs. It is killed with the value.
+/// A running recorder, which is killed when this value is dropped.
 struct Recorder {
     command: Command,
     child: Child,
@@ -27,9 +27,13 @@ impl Recorder {
     }
 
     fn with_triggers(folder: &Path, more: &[&str]) -> Recorder {
+        Recorder::with_messages(folder, more, Stdio::inherit())
+    }
+
+    fn with_messages(folder: &Path, more: &[&str], messages: Stdio) -> Recorder {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         command.args(["record", "--every", "200ms", "--dir"]).arg(folder);
-        command.args(more).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages);
         let child = command.spawn().unwrap();
         Recorder { command, child }
     }
@@ -38,7 +42,7 @@ impl Recorder {
     /// recording. An error or a crash of the recorder is a failure.
     fn keep_running(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
-            // It ends without an error at SIGINT, SIGTERM and SIGHUP.
+            // The recorder ends with success at SIGINT, SIGTERM and SIGHUP.
             let is_ended_by_signal = status.success() || status.signal() == Some(9);
             assert!(is_ended_by_signal, "the recorder ended: {status}");
             eprintln!("the recorder ended ({status}) and is started again");
@@ -133,7 +137,7 @@ fn a_recorded_process_has_the_kernels_numbers() {
     close("uss", rollup["Private_Clean"] + rollup["Private_Dirty"], shared);
     assert_eq!(process["name"], "big");
     assert_eq!(process["command"], "big 8");
-    // It records itself too.
+    // The recorder records itself too.
     assert!(process_of(&report, recorder.pid()).is_some());
     let status = json(&["record", "status", "--dir", dir(&folder), "--json"]);
     assert_eq!(status["recording"]["recording"], true);
@@ -187,8 +191,8 @@ fn many_short_processes_between_two_sweeps_are_counted() {
 #[test]
 fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
     let folder = folder();
-    // It doubles a string until it has 32 MiB, after its input has ended. If its last command were
-    // a program, bash would become this program.
+    // The program doubles a string until it has 32 MiB, after its input has ended. If its last
+    // command were a program, bash would become this program.
     let script =
         "s=$(printf '%1048576s'); read -r line; for i in 1 2 3 4 5; do s=$s$s; done; kill -STOP $$";
     let mut child =
@@ -420,13 +424,20 @@ fn a_full_disk_ends_no_recorder_and_leaves_a_marked_gap() {
 }
 
 fn full_disk(folder: &TempDir) {
-    let mut recorder = Recorder::start(folder.path(), &[]);
+    let messages = tempfile::NamedTempFile::new().unwrap();
+    let stderr = Stdio::from(messages.reopen().unwrap());
+    let mut recorder = Recorder::with_messages(folder.path(), &["--no-triggers"], stderr);
     wait_for(folder, 2);
     let filler = folder.path().join("filler");
-    // It writes until the disk is full.
+    // The write fails when the disk is full.
     let _ = fs::write(&filler, vec![1_u8; 4 << 20]);
-    sleep(Duration::from_millis(1500));
-    assert!(recorder.child.try_wait().unwrap().is_none(), "the recorder has ended");
+    let said = || fs::read_to_string(messages.path()).unwrap();
+    let begin = Instant::now();
+    while !said().contains("cannot write the sweep") {
+        assert!(begin.elapsed() < Duration::from_secs(180), "{}", said());
+        assert!(recorder.child.try_wait().unwrap().is_none(), "the recorder has ended");
+        sleep(Duration::from_millis(100));
+    }
     fs::remove_file(&filler).unwrap();
     let before = sweeps(folder);
     wait_for(folder, before + 2);
@@ -469,7 +480,7 @@ fn the_unit_file_is_one_that_systemd_accepts() {
     let Ok(checked) = Command::new("systemd-analyze").arg("verify").arg(&unit).output() else {
         return skip(&Lack::Tool("systemd-analyze"));
     };
-    // It complains of units that are not on this machine too.
+    // systemd-analyze also reports units that this machine lacks.
     let said = String::from_utf8_lossy(&checked.stderr);
     let ours: Vec<&str> = said.lines().filter(|it| it.contains("pagewise-record")).collect();
     assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");

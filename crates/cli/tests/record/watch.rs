@@ -16,16 +16,16 @@ use serde_json::Value;
 
 use fixture::{interruptible, number, pagewise, program, skip_without_events};
 
-/// Records that no breakpoint is to be had, as the command has printed.
+/// Records a skip because no breakpoint is available, from the message of the command.
 fn cannot_watch(printed: &str) {
-    // Other tests, and debuggers, take the few that a CPU has.
+    // Other tests and debuggers use the few breakpoint registers of a CPU.
     if printed.contains("No space left on device") {
         return skip(&Lack::Chance("all breakpoint registers are in use"));
     }
     skip_without_events("/sys/bus/event_source/devices/breakpoint/type");
 }
 
-/// A program that has said where its words are and waits for a byte.
+/// A program that has printed the addresses of its words, and waits for a byte.
 struct WaitingWords {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -68,7 +68,7 @@ impl WaitingWords {
         self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
-    /// Waits until it has done all, and lets it end.
+    /// Waits until the program has done all, and lets it end.
     fn finish(mut self) {
         let line = self.line();
         assert!(line == "done" || line.is_empty(), "{line}");
@@ -79,7 +79,7 @@ impl WaitingWords {
 
 impl Drop for WaitingWords {
     fn drop(&mut self) {
-        // Both fail only where it has ended, which is what is wanted.
+        // Both fail only if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -89,7 +89,7 @@ impl Drop for WaitingWords {
 struct Watching(Child);
 
 impl Watching {
-    /// Begins; `None`, with a word, where the machine has no breakpoints for us.
+    /// Begins; `None`, after recording a skip, if no breakpoint is available.
     fn begin(args: &[&str]) -> Option<Watching> {
         let mut command = interruptible();
         let command = command.args(["watch", "--json"]).args(args).stdin(Stdio::null());
@@ -168,7 +168,7 @@ fn line_with(source: &str, words: &str) -> u64 {
     text.lines().zip(1..).find(|(line, _)| line.contains(words)).unwrap().1
 }
 
-/// Runs a command under `watch`: how it ended, what it printed, and the report.
+/// Runs a command under `watch`. Returns its exit status, its output, and the report.
 fn command(args: &[&str], command: &[&str]) -> Option<(ExitStatus, String, Value)> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
@@ -196,7 +196,7 @@ fn each_write_of_each_thread_is_reported_once_with_its_result() {
         assert_eq!(frames(&report, hit)[0].0, "add_one");
         assert_eq!(frames(&report, hit)[1].0, "adds");
     }
-    // Both were made after the watching had begun.
+    // Both threads were created after the watch began.
     assert!(!by_thread.contains_key(&number(&report, "watched.pid")));
     assert_eq!(by_thread.into_values().collect::<Vec<usize>>(), [500, 500]);
 }
@@ -240,7 +240,7 @@ fn all_kinds_of_stores_are_reported_with_their_values_at_any_rate() {
     assert_eq!((said.len(), hits(&report).len()), (2400, 2400));
     let is_copied = hits(&report).iter().any(|hit| hit["known"] == "copied");
     for ((name, value), hit) in said.iter().zip(hits(&report)) {
-        // Without a program in the kernel vectors and what is exchanged may stay unknown.
+        // Without a BPF program, values of vector stores and exchanges may stay unknown.
         if is_copied || hit["known"] != "no" {
             assert_eq!((hit["value"].as_u64(), *name), (Some(*value), *name), "{hit}");
         }
@@ -262,7 +262,7 @@ fn values_derived_from_code_need_no_rights_and_are_right() {
         .arg(&report)
         .args(["--symbol", "words+16", "8", "--"])
         .arg(&theirs)
-        // The rings of who has no rights are small.
+        // An unprivileged user has small ring buffers.
         .arg("2")
         .output();
     let Ok(output) = output else { return skip(&Lack::Tool("setpriv")) };
@@ -318,7 +318,7 @@ fn writes_of_the_kernel_are_reported_with_the_system_call() {
     assert_eq!(values(&report), [u64::from_le_bytes(*b"abcdefgh")]);
     let hit = &hits(&report)[0];
     assert_eq!(hit["call"], "read");
-    // By our program in the kernel, where that may be.
+    // Copied by a BPF program, if the kernel allows one.
     assert!(hit["known"] == "copied" || hit["known"] == "read", "{hit}");
     let main = ("main".to_owned(), line_with("writers.c", "read(ends[0]"));
     assert!(frames(&report, hit).contains(&main), "{report}");
@@ -387,7 +387,7 @@ fn a_command_is_watched_from_before_its_first_instruction_and_its_exit_status_is
     let failed = pagewise(&["watch", "--at", "0x1001", "8", "--", "sh", "-c", "echo ran"]);
     assert_eq!(failed.status.code(), Some(1));
     assert!(failed.stdout.is_empty(), "a command that cannot be watched is not run");
-    // A library that it loads might have had it.
+    // A library that is loaded later could have the variable, so the command runs.
     let failed = pagewise(&["watch", "--symbol", "nowhere", "--", "sh", "-c", "echo ran"]);
     let said = String::from_utf8(failed.stderr).unwrap();
     assert_eq!(
@@ -402,7 +402,8 @@ fn a_command_is_watched_from_before_its_first_instruction_and_its_exit_status_is
 fn a_variable_of_a_library_is_watched_from_before_its_code_runs_whenever_a_command_loads_it() {
     let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    // The one writes before main runs, and each time that it is loaded.
+    // The constructor of the library writes each time the library is loaded, for `user` before
+    // main.
     let library = "int in_library;\n__attribute__((constructor)) static void first(void) { in_library = 41; }\n\
                    void set(int value) { in_library = value; }\n";
     let user = "void set(int);\nint main(void) { set(1); set(2); return 7; }\n";
@@ -452,7 +453,7 @@ fn each_hit_is_printed_as_it_comes_and_its_callers_once() {
     }
     held.go();
     assert_eq!(held.line(), "done");
-    // The program is still there, and so is who watches it.
+    // The program and the watch still run.
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut next = || lines.next().unwrap();
     let first = next();
@@ -571,7 +572,7 @@ fn sigtraps_caused_by_a_hypervisor_do_not_reach_the_process() {
     let Some(watching) = watching else { return };
     assert_eq!(counts, "main 0 thread 0 child 0 instructions 2 others 100");
     let report = watching.report();
-    // Those of both threads: the child writes its own copy.
+    // Writes of both threads: the child process writes to its own copy.
     if !has_lost_some(&report) {
         assert_eq!(number(&report, "watched.count"), 200);
     }

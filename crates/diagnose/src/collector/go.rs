@@ -1,5 +1,5 @@
 //! The counters of Go's garbage collector in the variable `runtime.memstats`. The offsets differ
-//! between versions of Go, so the number of collections is found by its neighbour:
+//! between versions of Go, so the number of collections is found by its neighbor:
 //!
 //! ```text
 //! pause_end [256]uint64   time of the end of each collection, in a ring

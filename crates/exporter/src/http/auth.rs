@@ -6,7 +6,8 @@ use std::hint::black_box;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// Credentials that were right lately, so that a scrape does not cost a bcrypt each time.
+/// Maximum number of verified credentials that are remembered, so that a scrape does not run bcrypt
+/// each time.
 const MAX_VERIFIED: usize = 16;
 /// A hash of cost 10 that no password has: an unknown user takes as long as a known one.
 const NO_USER: &str = "$2b$10$.....................................................";

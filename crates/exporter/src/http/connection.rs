@@ -54,7 +54,7 @@ pub(super) struct Connection {
     input: Vec<u8>,
     request: Option<HttpRequest>,
     response: HttpResponse,
-    /// When the present state began; of a request, the first byte.
+    /// Start of the present state; for a request, the time of its first byte.
     since: Instant,
 }
 

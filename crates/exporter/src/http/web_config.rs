@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::auth::{Credentials, UserTable};
 use super::tls::TlsSection;
 
-/// Time between two looks at the files.
+/// Time between two checks of the files.
 const RELOAD: Duration = Duration::from_secs(5);
 /// bcrypt costs twice the time for each step; above this one a scrape would take seconds.
 const MAX_BCRYPT_COST: u32 = 14;

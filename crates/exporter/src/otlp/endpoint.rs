@@ -29,7 +29,7 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
 const OWN_HEADERS: [&str; 5] =
     ["host", "content-type", "content-length", "connection", "transfer-encoding"];
 
-/// Address of a collector, and what a request to it needs.
+/// Address of a collector, with the headers and the TLS configuration of its requests.
 #[derive(Clone)]
 pub struct OtlpEndpoint {
     authority: String,
@@ -45,7 +45,7 @@ struct CollectorTls {
     config: Arc<ClientConfig>,
 }
 
-/// Headers often have a password.
+/// Leaves out the headers, which often have a password.
 impl fmt::Debug for OtlpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("OtlpEndpoint");
@@ -86,8 +86,8 @@ pub enum OtlpError {
 
 impl OtlpEndpoint {
     /// Reads a URL. Without a port, it is 4318; without a path, metrics go to `/v1/metrics`.
-    /// `authorities` is a file of the certificates to which that of an `https` collector leads;
-    /// without it, they are those of the machine.
+    /// `authorities` is a file of CA certificates that verify an `https` collector; without it, the
+    /// CA certificates of the machine do.
     ///
     /// # Errors
     /// [`OtlpError`], before anything is sent.

@@ -226,7 +226,7 @@ fn its_own_configurations_are_accepted_with_the_same_names() {
 }
 
 #[test]
-fn of_programs_with_the_same_last_component_the_last_one_counts() {
+fn the_last_program_with_the_same_last_component_counts() {
     let rules = "process_names: [{exe: [sh, /bin/sh]}, {exe: [/bin/ksh, ksh], name: any}]";
     let commands = ["sh", "/bin/sh", "/opt/sh", "ksh", "/opt/ksh"];
     let processes = (1..).zip(commands).map(|(pid, it)| process(pid, 0, &[it], 1)).collect();

@@ -311,7 +311,7 @@ fn client_certificate(folder: &Path) -> Option<()> {
     openssl(folder, &format!("x509 -req {signed} -CA ca.pem -CAkey ca-key.pem -CAcreateserial"))
 }
 
-/// The answer to a scrape by a TLS client of others.
+/// The answer to a scrape by the TLS client of openssl.
 fn tls_scrape(server: &RunningServer, folder: &Path, options: &str) -> String {
     let address = server.address.to_string();
     let mut client = Command::new("openssl")

@@ -73,7 +73,7 @@ fn promtool_and_the_python_client_accept_the_text() {
 
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Gives a text to a program, which has to accept it without a word.
+/// Gives a text to a program, which must accept it without output.
 fn check(program: &str, args: &[&str], text: &str) {
     let child = Command::new(program)
         .args(args)

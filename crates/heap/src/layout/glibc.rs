@@ -14,7 +14,7 @@ use pagewise_sys::remote;
 use super::{MAX_EXTENTS, WalkedProcess, is_memory};
 use crate::memory::ARENA;
 
-/// A heap of an arena that is not the first.
+/// A heap of an arena other than the main arena.
 #[derive(Clone, Debug)]
 pub(super) struct GlibcHeap {
     /// Readable and writable range.
@@ -25,7 +25,7 @@ pub(super) struct GlibcHeap {
     pub(super) first: u64,
 }
 
-/// An arena that is not the first.
+/// An arena other than the main arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arena {
     pub(super) address: u64,
@@ -36,7 +36,7 @@ pub(super) struct Arena {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GlibcArena {
     layout: StateLayout,
-    /// The last chunk.
+    /// Address of the top chunk.
     pub(super) top: u64,
     /// The next arena of the ring.
     pub(super) next: u64,
@@ -55,7 +55,7 @@ fn word(bytes: &[u8], at: u64) -> u64 {
     rest.and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
-/// The heaps, in order of address: mappings may be several of them, one behind the other.
+/// The heaps of these arenas, in order of address. A mapping may contain several adjacent heaps.
 pub(super) fn heaps(process: &WalkedProcess, mappings: &[Mapping]) -> Option<Vec<GlibcHeap>> {
     let mut candidates: Vec<Range<u64>> = Vec::new();
     for mapping in mappings.iter().filter(|mapping| is_memory(mapping)) {
@@ -113,7 +113,7 @@ pub(super) fn state(process: &WalkedProcess, address: u64) -> Option<GlibcArena>
     Some(GlibcArena { layout, top, next, threads, system })
 }
 
-/// Length of the last chunk, if its address is valid: at the end of one of these heaps.
+/// Size of the top chunk, if its address is valid: at the end of one of these heaps.
 pub(super) fn top(
     process: &WalkedProcess,
     top: u64,
@@ -121,7 +121,7 @@ pub(super) fn top(
 ) -> Option<u64> {
     let range = ends.find(|range| range.contains(&top))?;
     let size = glibc_chunk::size(process.word(top.checked_add(8)?)?);
-    // A heap may be able to be written behind what it uses.
+    // The writable range of a heap may extend beyond the part in use.
     let end = top.checked_add(size).filter(|end| *end <= range.end)?;
     let is_it = top.is_multiple_of(UNIT) && end.is_multiple_of(process.page) && size >= MIN_CHUNK;
     is_it.then_some(size)
@@ -139,7 +139,7 @@ pub(super) fn walk(process: &WalkedProcess, range: Range<u64>) -> Option<u64> {
             return None;
         }
         head = head.checked_add(size)?;
-        // The word of a chunk behind the end would be 8 bytes behind it.
+        // `head` is a size word, 8 bytes behind the beginning of its chunk.
         if head == range.end.checked_add(8)? {
             return Some(size);
         }

@@ -10,7 +10,7 @@ use pagewise_sys::remote;
 
 use super::WalkedProcess;
 
-/// A block as the map has it.
+/// A decoded cell of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveMapEntry {
     pub(crate) address: u64,
@@ -21,16 +21,16 @@ pub(crate) struct LiveMapEntry {
     pub(crate) size: u64,
 }
 
-/// No map has more that is worth the time: bytes of cells.
+/// Maximum bytes of cells that are read: a larger map would take too long.
 const MAX_MAP_BYTES: u64 = 4 << 30;
 /// Bytes of cells that are read at a time: those of 1 MiB of memory in narrow cells, so that their
 /// blocks fit the cache of a CPU.
 const PIECE: u64 = 128 << 10;
 
-/// The sizes that cells have no room for. It may grow meanwhile, and is then not there: then it has
-/// none.
+/// The recorder's table of sizes that do not fit into cells, by address. Empty if the recorder has
+/// moved the table meanwhile because it grew.
 pub(super) fn sizes(process: &WalkedProcess, told: u64) -> HashMap<u64, u64> {
-    /// More large blocks than this no process has.
+    /// Limit of the table's size; no process has so large a table.
     const MAX_LOG2_CELLS: u32 = 24;
     let (table, bits) = (told & !0x3f, u32::try_from(told & 0x3f).unwrap_or(u32::MAX));
     if table == 0 || bits > MAX_LOG2_CELLS {
@@ -50,8 +50,8 @@ pub(super) fn sizes(process: &WalkedProcess, told: u64) -> HashMap<u64, u64> {
     sizes
 }
 
-/// Hands on what of a range is in memory, with where it begins, piece by piece. The buffer is kept
-/// between calls: fresh memory for each piece costs more than the read.
+/// Calls `take` with each resident piece of a range and its address. The buffer is reused between
+/// calls: page faults in fresh memory cost more than the read.
 fn each_piece(
     process: &WalkedProcess,
     range: Range<u64>,
@@ -76,8 +76,8 @@ fn each_piece(
     Some(())
 }
 
-/// Hands on all blocks in order of address, some at a time. None where the map cannot be read, or
-/// makes no sense.
+/// Calls `take` with all blocks in order of address, some at a time. Returns `None` if the map
+/// cannot be read or is invalid.
 pub(super) fn each(
     process: &WalkedProcess,
     map: u64,
@@ -155,7 +155,7 @@ pub(crate) fn narrow(at: u64, cell: &[u8]) -> Option<LiveMapEntry> {
     })
 }
 
-/// The same of a cell of 8 bytes.
+/// Decodes a cell of 8 bytes; `at` is the first address that it covers.
 pub(crate) fn wide(at: u64, cell: &[u8]) -> Option<LiveMapEntry> {
     let cell = cell.try_into().map_or(0, u64::from_ne_bytes);
     let site = ((cell & !HALF) >> (SIZE_BITS + 1)).checked_sub(1)?;

@@ -1,4 +1,4 @@
-//! Live share of each page, by site.
+//! Density of pages: the live share of each, and the sites that pin sparse pages.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use super::BlockExtent;
 
 /// Maximum number of sites in the table.
 const SITES: usize = 20;
-/// Cells of pages that are sparsely used: of which no more than a quarter is live.
+/// Last cell of sparse pages: at most a quarter of such a page is live.
 const SPARSE: u64 = 2;
 
 /// Adds up blocks that come in order of address.
@@ -19,20 +19,20 @@ pub(super) struct Use {
     page: u64,
     cells: [u64; 9],
     pinned: HashMap<u32, LogPinned>,
-    /// The page that may have more blocks, and in which extent it is.
+    /// The page to which further blocks may be added, and the index of its extent.
     open: Option<(u64, usize)>,
     /// Live bytes in the page.
     bytes: u64,
     sites: Vec<(u32, LogAmount)>,
 }
 
-/// Bytes of resident pages that are done with and have something live in them.
+/// Bytes of resident pages that are complete and have live blocks in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Used {
-    /// Bytes of the page before, and the extent that it is in.
+    /// Bytes of the page that was open before, and the index of its extent.
     pub(super) bytes: u64,
     pub(super) extent: usize,
-    /// Bytes of pages that a block has for itself.
+    /// Bytes of further pages, which are in the extent of the added block.
     pub(super) whole: u64,
 }
 
@@ -41,7 +41,7 @@ impl Use {
         Use { page, cells: [0; 9], pinned: HashMap::new(), open: None, bytes: 0, sites: Vec::new() }
     }
 
-    /// An extent was added before which others keep their numbers.
+    /// Updates the index of the open page's extent after an extent was inserted at `at`.
     pub(super) fn moved(&mut self, at: usize) {
         if let Some((_, extent)) = &mut self.open
             && *extent >= at
@@ -50,7 +50,7 @@ impl Use {
         }
     }
 
-    /// Adds a block of an extent; what is done with by then.
+    /// Adds a block of an extent. Returns the pages that this completes.
     pub(super) fn add(
         &mut self,
         extents: &[BlockExtent],
@@ -74,7 +74,8 @@ impl Use {
             let whole = extents[at].resident_in(&(first + page..last));
             self.cells[8] += whole / page;
             let before = self.close(extents);
-            // Whichever of both was of this extent.
+            // The page that was open before may be of another extent; the block's first page is of
+            // this one.
             if used.bytes == 0 {
                 used = before;
             } else {
@@ -98,7 +99,7 @@ impl Use {
         }
     }
 
-    /// The open page has no more blocks.
+    /// Completes the open page.
     pub(super) fn close(&mut self, extents: &[BlockExtent]) -> Used {
         let used = self.close_page(extents);
         self.sites.clear();
@@ -173,7 +174,8 @@ mod tests {
         // A page with two blocks of a sixteenth in all, of one site and another.
         add(16..16 + 64, 1);
         add(1024..1024 + 192, 2);
-        // From the middle of one to the middle of another that has no RAM, and one more there.
+        // From the middle of one to the middle of another that is not resident, and one more block
+        // there.
         add(5 * PAGE + 2048..10 * PAGE + 2048, 3);
         add(10 * PAGE + 3000..10 * PAGE + 3010, 3);
         // A whole one.
@@ -181,7 +183,7 @@ mod tests {
         used.push(uses.close(&extents));
         let bytes: u64 = used.iter().map(|it| it.bytes + it.whole).sum();
         let pages = uses.finish(7);
-        // 0; 5 by a half; 6 to 9 whole, and 12.
+        // Page 0 is sparse, page 5 is half live, pages 6 to 9 and 12 are full.
         assert_eq!(pages.cells, [7, 1, 0, 0, 1, 0, 0, 0, 5]);
         assert_eq!(bytes, 7 * PAGE);
         let live = |bytes, blocks| LogAmount { bytes, blocks };

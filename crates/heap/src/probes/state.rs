@@ -18,13 +18,13 @@ use crate::tables::NewEntries;
 pub(super) enum ProbedCall {
     /// The size is the argument of this number.
     Size(usize),
-    /// The first two multiplied.
+    /// The size is the product of the first two arguments.
     Array,
-    /// The first is freed, the second is the size.
+    /// The first argument is freed, the second is the size.
     Resize,
-    /// The first says where the block's address goes, the third is the size.
+    /// The first argument points to the word for the block's address, the third is the size.
     Into,
-    /// The first is freed.
+    /// The first argument is freed.
     Free,
 }
 
@@ -53,7 +53,7 @@ struct PendingCall {
     arguments: [u64; 3],
     /// True if no other counted function called it.
     is_outer: bool,
-    /// The site; none where that is not to be counted.
+    /// The site; `None` if the call is not counted.
     site: Option<u32>,
 }
 
@@ -86,12 +86,12 @@ struct OneThread {
     pending: Vec<PendingCall>,
 }
 
-/// All of it.
+/// State of the recording of one process.
 #[derive(Debug)]
 pub(super) struct ProbeState {
     pid: u32,
     probed: Rc<Probed>,
-    /// The mean number of bytes between samples; none where every call is counted.
+    /// The mean number of bytes between samples; `None` if every call is counted.
     every: Option<u64>,
     random: fastrand::Rng,
     spaces: Spaces,
@@ -133,10 +133,10 @@ struct InternTables {
     sites: Vec<LogSite>,
 }
 
-/// Addresses of the stacks that are remembered as they are.
+/// Maximum number of addresses in the cache of call stacks.
 const STACK_WORDS: usize = 1 << 20;
-/// Calls, sites, live blocks and threads that are kept apart: they take some 30, 300, 70 and 100
-/// bytes each, here and in the writer of the file.
+/// Maximum numbers of call nodes, sites, live blocks and threads. They take some 30, 300, 70 and
+/// 100 bytes each, here and in the writer of the file.
 const NODES: usize = 1 << 20;
 const SITES: usize = 1 << 18;
 const BLOCKS: usize = 1 << 19;
@@ -167,7 +167,7 @@ impl ProbeState {
             by_stack: HashMap::new(),
             stack_words: 0,
             dropped: 0,
-            // Site 0 is of what has no stack.
+            // Site 0 is that of calls without a call stack.
             all: InternTables {
                 sites: vec![LogSite { node: ROOT, kind: LogKind::Heap }],
                 ..InternTables::default()
@@ -190,19 +190,19 @@ impl ProbeState {
         }
     }
 
-    /// A process that this one has forked: it has its code, and has counted nothing.
+    /// State of a forked child, which has the same mappings and no counts.
     pub(super) fn child(&self, pid: u32) -> ProbeState {
         let mut child = ProbeState::new(pid, Rc::clone(&self.probed), self.every);
         child.spaces.clone_from(&self.spaces);
         child
     }
 
-    /// Another program takes this one's place: it has none of its code, and has counted nothing.
+    /// State of the next program of the process, which has no mappings and no counts yet.
     pub(super) fn next_program(&self) -> ProbeState {
         ProbeState::new(self.pid, Rc::clone(&self.probed), self.every)
     }
 
-    /// True if it has called anything that is watched.
+    /// True if the process has called a probed function.
     pub(super) fn has_begun(&self) -> bool {
         self.began.is_some()
     }
@@ -259,7 +259,7 @@ impl ProbeState {
         let Some(caller) = sample.stack.first_chunk().copied().map(u64::from_ne_bytes) else {
             return false;
         };
-        // The program is the file that `free` is of.
+        // The program is linked statically, so the caller is in the file that `free` is in.
         let free = self.spaces.find(self.pid, sample.ip);
         let region = self.spaces.find(self.pid, caller);
         let Some((_, region)) = free.zip(region).filter(|(free, it)| free.id() == it.id()) else {
@@ -269,7 +269,8 @@ impl ProbeState {
         self.probed.cache_flushes.iter().any(|code| code.contains(&offset))
     }
 
-    /// A thread, without calls that were left by other ways than their end: their frames are gone.
+    /// A thread, without pending calls that were left by a jump (`longjmp`, exception): their
+    /// frames are below the stack pointer.
     fn thread(&mut self, tid: u32, stack: u64) -> &mut OneThread {
         if self.threads.len() >= THREADS && !self.threads.contains_key(&tid) {
             self.join_threads();
@@ -280,9 +281,9 @@ impl ProbeState {
         thread
     }
 
-    /// Makes one of all threads that are in no call: most of them have ended.
+    /// Merges all threads that are in no pending call: most of them have ended.
     fn join_threads(&mut self) {
-        /// In the model: all threads together.
+        /// TID of all merged threads in the model.
         const TOGETHER: u32 = 0;
         let mut all = self.threads.remove(&TOGETHER).unwrap_or_default();
         self.threads.retain(|_, thread| {
@@ -301,7 +302,7 @@ impl ProbeState {
         self.dropped
     }
 
-    /// A function returns: its frame was one word below.
+    /// Handles a return. At the entry of the function the stack pointer was one word lower.
     fn end(&mut self, sample: &PerfSample<'_>, registers: &[u64; 17], time: u64) {
         let thread = self.threads.entry(sample.tid).or_default();
         let returned = registers[SP].wrapping_sub(8);
@@ -322,12 +323,13 @@ impl ProbeState {
                 }
                 value
             }
-            // The lower half is what the function returned.
+            // `posix_memalign` returns a 32-bit error number, which is 0 on success.
             ProbedCall::Into if value.trailing_zeros() < 32 => 0,
             ProbedCall::Into => {
                 let into = first.checked_sub(registers[SP]).and_then(|at| usize::try_from(at).ok());
                 let word = into.and_then(|at| sample.stack.get(at..)?.first_chunk());
-                // Elsewhere than near on the stack it is not known: freeing it will not be, either.
+                // The block's address is known only if it was stored near the stack pointer. If it
+                // is not known, its free is not recognized, either.
                 word.map_or(u64::MAX, |word| u64::from_ne_bytes(*word))
             }
             ProbedCall::Free => return,
@@ -344,8 +346,8 @@ impl ProbeState {
         }
     }
 
-    /// True if a block is to be counted: one of `size` bytes stands for all that it is drawn of,
-    /// with p = 1 - exp(-size/mean), as if points of a Poisson process over the bytes decided.
+    /// True if a block of `size` bytes is sampled, with probability 1 - exp(-size/mean): as if the
+    /// points of a Poisson process over all allocated bytes decided.
     fn is_sample(&mut self, size: u64) -> bool {
         self.every.is_none_or(|mean| self.random.f64() < probability(size, mean))
     }
@@ -543,7 +545,7 @@ impl ProbeState {
         self.sums.iter().map(|sums| live(&sums.counted)).collect()
     }
 
-    /// Everything.
+    /// All counts up to now.
     pub(super) fn counts(&self, time_ns: u64) -> LogCounts {
         let counted = |sums: &SiteSums| {
             let mut counted = sums.counted;
@@ -605,7 +607,7 @@ fn cell(value: u64) -> usize {
     (u64::BITS - value.leading_zeros()) as usize
 }
 
-/// The number of what came last.
+/// Index of the last of `count` entries.
 fn number(count: usize) -> u32 {
     u32::try_from(count).map_or(ROOT - 1, |count| count - 1)
 }

@@ -24,7 +24,7 @@ use pagewise_trace::{SpaceRegion, Spaces, Unwinder};
 
 use super::mallocs::Mallocs;
 
-/// Judges places.
+/// Judges points at which threads are stopped.
 #[derive(Debug)]
 pub(crate) struct Judge {
     spaces: Spaces,
@@ -71,7 +71,7 @@ const ENDS_THREAD: [u8; 10] = [0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05
 /// `mov $15, %rax; syscall`: the code to which signal handlers return, in the C library.
 const RETURNS_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
-/// Heaps of further arenas begin at multiples of this; their lock is in the first bytes.
+/// Heaps of thread arenas begin at multiples of `ARENA`; their lock is in the first `HEAD` bytes.
 const ARENA: u64 = 64 << 20;
 const HEAD: u64 = 1 << 10;
 
@@ -117,12 +117,12 @@ impl Judge {
         }
         // A return address may lie behind its function, but not behind its file.
         let is_system = |address: &u64| name(address.wrapping_sub(1)).is_none_or(is_of_system);
-        // The first thread begins in the program itself: the C library comes above it.
+        // The main thread begins in the program's entry code, which calls the C library.
         let (_, calls) = match calls.split_last() {
             Some((last, rest)) if self.entry.contains(last) => (last, rest),
             _ => (&0, &calls[..]),
         };
-        // From where the thread began on.
+        // Without the frames at the beginning of the thread.
         let theirs = calls.iter().rposition(|call| !is_system(call)).map_or(0, |last| last + 1);
         let inner = calls[..theirs].iter().position(|call| !is_system(call)).unwrap_or(theirs);
         if theirs == 0 || calls[inner..theirs].iter().any(is_system) {
@@ -151,8 +151,8 @@ impl Judge {
             }
             Some((call::RESTART, _)) if may_be_in_malloc => is_in_poll(),
             Some((number, _)) if may_be_in_malloc => call::WAITS_FOR_EVENTS.contains(&number),
-            // A word in the frame of a function of the C library is a wait within this function,
-            // which may hold a lock: so `setuid` waits for the other threads.
+            // A futex word in a frame of the C library belongs to a wait inside one of its
+            // functions, which may hold a lock, as when `setuid` waits for the other threads.
             Some((call::FUTEX, word)) => {
                 let length = inner_frames(stack, calls[inner]);
                 let inner_frames = place.stack..place.stack.saturating_add(length);
@@ -226,7 +226,7 @@ impl Judge {
         let has_locks = |it: &SpaceRegion| {
             is_of_system(&it.name) || it.is_file() && self.mallocs.has_file(it.id())
         };
-        // Variables without a value lie behind the file's.
+        // A file's `.bss` lies right behind its mappings.
         let before = self.spaces.find(pid, region.start.wrapping_sub(1));
         let is_behind = region.inode == 0 && before.is_some_and(has_locks);
         !has_locks(region) && !is_behind && word % ARENA > HEAD
@@ -242,7 +242,7 @@ fn inner_frames(stack: &[u8], return_address: u64) -> u64 {
 /// Returns true if a call on a call stack is the return from the handler of a signal.
 fn returns_from_signal(target: &RemoteProcess, call: u64) -> bool {
     let mut code = [0; RETURNS_FROM_SIGNAL.len()];
-    // Interrupted code is given as if behind a call.
+    // The unwinder reports an interrupted address as if it were a return address, one byte behind.
     let read = [call, call.wrapping_sub(1)]
         .map(|from| target.memory().read(from, &mut code).is_ok().then_some(code));
     read.contains(&Some(RETURNS_FROM_SIGNAL))
@@ -251,7 +251,7 @@ fn returns_from_signal(target: &RemoteProcess, call: u64) -> bool {
 /// Returns true if a file descriptor is a pipe, a socket or a terminal. Allocators read only
 /// regular files and other devices.
 fn is_stream(root: &ProcRoot, pid: u32, file: u64) -> bool {
-    /// Terminals, and those of other programs (Documentation/admin-guide/devices.txt).
+    /// Major numbers of terminals and pseudo-terminals (Documentation/admin-guide/devices.txt).
     const TERMINALS: &[u32] = &[4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
     // The target of the link is not opened.
     let Ok(file) = fs::metadata(root.file(Pid(pid), &format!("fd/{file}"))) else { return false };

@@ -1,5 +1,5 @@
-//! Files of a process with a `malloc` that other files see. The loader of libraries may call it, so
-//! a thread that is made to load one must be in no function of it. Decides nothing about threads:
+//! Files of a process that export a `malloc`. The dynamic loader may call it, so a thread that is
+//! made to load a library must be in no function of such a file. Decides nothing about threads:
 //! that is in [`super::judge`].
 
 use std::fs::File;
@@ -29,13 +29,13 @@ enum AllocatorCode {
     /// In its file: a library of jemalloc's, tcmalloc's or mimalloc's, none of which calls on into
     /// other libraries but the C library.
     File,
-    /// In its file, and perhaps in others that it goes on to without returning.
+    /// In its file, and perhaps in others to which its functions jump without returning.
     FileAndMore,
     /// Anywhere in the program, among code that is not the allocator's.
     Program,
 }
 
-/// All of a process.
+/// All such files of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mallocs {
     all: Vec<MallocFile>,
@@ -59,10 +59,10 @@ const SANITIZERS: &[&str] = &[
 ];
 
 impl Mallocs {
-    /// Finds them.
+    /// Finds the files with a `malloc` among the mappings of a process.
     ///
     /// # Errors
-    /// Why no thread of such a process may be made to call anything.
+    /// Returns the reason why no thread of such a process may be made to call a function.
     pub(crate) fn find(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Mallocs, String> {
         let entry = judge::entry(root, pid);
         let mut mallocs = Mallocs::default();
@@ -113,7 +113,7 @@ impl Mallocs {
         found.map(|malloc| &malloc.name)
     }
 
-    /// Their files.
+    /// Names of the files.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {
         self.all.iter().map(|malloc| &malloc.name)
     }
@@ -132,7 +132,7 @@ fn of_file(
         return Err("valgrind runs it, which translates its code before it runs".to_owned());
     }
     let Some(file) = file else {
-        // A library that was replaced since it was loaded has its name left.
+        // A library whose file was replaced since is recognized by its name.
         let is_allocator = memchr::memmem::find(name.base(), b"malloc").is_some();
         let malloc =
             MallocFile { id, name, extent: AllocatorCode::FileAndMore, functions: Vec::new() };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pagewise_remote::{Keeper, RemoteError, RemoteFunction, RemoteProcess, Scratch, Tracee};
 
-/// The stack that functions of ours run on.
+/// Bytes of the mapping for strings, the functions' stack, and the saved context.
 const STACK: u64 = 1 << 20;
 
 /// A function of the process.
@@ -47,7 +47,7 @@ impl CallRoom {
         let code = match Scratch::map_code(target, thread, page, keeper) {
             Ok(code) => code,
             Err(error) => {
-                // If that fails, too, the keeper does it.
+                // If the unmap fails, too, the keeper does it later.
                 let _ = stack.unmap(thread, keeper);
                 return Err(error);
             }
@@ -67,7 +67,8 @@ impl CallRoom {
         }
     }
 
-    /// The address of memory for texts that functions read: half of the stack's size at most.
+    /// The address of memory for short strings that functions read: the lower end of the stack,
+    /// which grows towards it.
     pub(crate) fn text(&self) -> u64 {
         self.stack.range().start
     }
@@ -97,7 +98,7 @@ impl CallRoom {
     /// keeper unmaps them.
     pub(crate) fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) {
         if thread.use_own_stack() {
-            // They fail only where the process is gone.
+            // Both fail only if the process has ended.
             let _ = self.stack.unmap(thread, keeper);
             let _ = self.code.unmap(thread, keeper);
         }

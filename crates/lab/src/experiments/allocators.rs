@@ -197,7 +197,7 @@ macro_rules! list_of_boxes {
         }
 
         impl Drop for $Node {
-            /// From the first node to the last, and not each within the one before.
+            /// Frees node after node in a loop: a recursive drop would overflow the stack.
             fn drop(&mut self) {
                 let mut next = self.0.take();
                 while let Some(mut node) = next {
@@ -211,7 +211,7 @@ macro_rules! list_of_boxes {
 list_of_boxes!(HeapNode, Box, heap_list);
 list_of_boxes!(FifoNode, Boxed, fifo_list);
 
-/// A node in a frame, which frees all of its nodes at once: it knows the one before.
+/// A node in a frame, with a link to the node before it. The frame frees all of its nodes at once.
 struct FrameNode<'f>(Option<&'f FrameNode<'f>>);
 
 fn walk(mut node: Option<&FrameNode<'_>>) -> usize {
@@ -231,7 +231,7 @@ fn timed<T>(time: &mut f64, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Builds lists and frees them, `rounds` times; `full` is called with the first.
+/// Builds lists and frees them, `rounds` times; `full` is called with each complete list.
 fn lists(how: &str, nodes: usize, rounds: u64, mut full: impl FnMut()) -> Took {
     let mut took = Took::default();
     let Took { build, free } = &mut took;
@@ -270,7 +270,8 @@ fn lists(how: &str, nodes: usize, rounds: u64, mut full: impl FnMut()) -> Took {
     took
 }
 
-/// Builds lists while another thread frees the one before; nanoseconds of the building.
+/// Builds lists while another thread frees the list before. Returns the nanoseconds of the
+/// building.
 fn two_threads(how: &str, nodes: usize, rounds: u64) -> f64 {
     /// Message: its drop frees the list.
     enum SentList {
@@ -305,13 +306,13 @@ fn two_threads(how: &str, nodes: usize, rounds: u64) -> f64 {
     took
 }
 
-/// Frees what comes.
+/// Frees the received lists.
 fn take_all<T>(lists: &Receiver<T>) {
     lists.iter().for_each(drop);
 }
 
-/// Replaces blocks of some sizes at random places: nanoseconds for one replacement, and of others
-/// how long each took.
+/// Replaces random blocks. Returns the mean nanoseconds for one replacement, and the times of
+/// further replacements.
 fn replace<A: DisciplinedAllocator>(
     pool: A,
     live: usize,
@@ -424,7 +425,7 @@ impl RunExperiment for Allocators {
     }
 }
 
-/// Runs of pages are fewer than blocks by this.
+/// Factor by which runs of pages are fewer than blocks.
 const RUNS: usize = 10;
 
 #[cfg(test)]
@@ -435,7 +436,7 @@ mod tests {
     fn a_long_list_is_built_and_freed_as_often_as_asked() {
         for how in ["malloc", "stack", "FIFO", "ring"] {
             let mut built = 0;
-            // Freed node within node, a list as long would not fit on a test's stack.
+            // A recursive drop of such a long list would overflow the stack of a test.
             let took = lists(how, 200_000, 2, || built += 1);
             assert_eq!(built, 2, "{how}");
             assert!(took.build > 0.0 && took.free > 0.0, "{how}");

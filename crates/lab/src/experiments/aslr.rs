@@ -1,5 +1,5 @@
-//! Address space layout randomisation: the same program is started again and again, and says where
-//! its memory lies.
+//! Address space layout randomization: the same program is started again and again, and prints its
+//! mappings.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -47,7 +47,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
         QuantityAbout { name: "gap", unit: AxisUnit::Bytes, meaning: "the largest gap between the program and its heap" },
         QuantityAbout { name: "setting", unit: AxisUnit::Number, meaning: "vm.mmap_rnd_bits" },
     ],
-    arms: &["randomised", "not randomised"],
+    arms: &["randomized", "not randomized"],
     runs: [2, 3, 3],
     timed: false,
     memory: |_| Bytes::mib(16),
@@ -78,7 +78,7 @@ fn library(maps: &[Mapping]) -> Option<u64> {
     Some(maps.iter().find(is_other)?.range.start)
 }
 
-/// From the end of the program, which its last mapping of that name is, to the heap.
+/// Bytes from the end of the program, including its `.bss`, to the heap.
 fn gap(maps: &[Mapping]) -> Option<u64> {
     let heap = named(maps, b"[heap]")?;
     let below = maps.iter().take_while(|mapping| mapping.range.start < heap).last()?;
@@ -91,7 +91,7 @@ impl RunExperiment for Aslr {
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
-        if arm == "not randomised" {
+        if arm == "not randomized" {
             do_not_randomize().while_("personality(ADDR_NO_RANDOMIZE)")?;
         }
         let start = |_| {
@@ -131,7 +131,7 @@ impl RunExperiment for Aslr {
         let moves = moving.clone().map(|name| {
             results
                 .claim(format!("Each start has its {name} elsewhere"), "all of them move")
-                .at_least(0.98 * starts, results.value(name, "randomised"))
+                .at_least(0.98 * starts, results.value(name, "randomized"))
                 .because(
                     "a program that is not position-independent stays, kernel.randomize_va_space may be less than 2, and \
                      few bits may be drawn twice",
@@ -139,24 +139,24 @@ impl RunExperiment for Aslr {
         });
         let stays = moving.map(|name| {
             results
-                .claim(format!("Not randomised, the {name} stays"), "one address")
-                .at_most(1.0, results.value(name, "not randomised"))
+                .claim(format!("Not randomized, the {name} stays"), "one address")
+                .at_most(1.0, results.value(name, "not randomized"))
         });
-        let setting = results.median("setting", "randomised");
+        let setting = results.median("setting", "randomized");
         let asked = results.claim("Addresses of libraries differ in as many bits as vm.mmap_rnd_bits", "28 on x86-64");
         let as_set = match setting {
-            Some(bits) => asked.near(bits, 0.02, results.value("library_bits", "randomised")),
+            Some(bits) => asked.near(bits, 0.02, results.value("library_bits", "randomized")),
             None => asked.holds("as many", None).because("only root may read the setting"),
         };
         let amounts = [
             results
                 .claim("vsyscall stays in any case", "ffffffffff600000")
-                .at_most(1.0, results.value("vsyscall", "randomised"))
+                .at_most(1.0, results.value("vsyscall", "randomized"))
                 .because("the kernel was started without it (vsyscall=none), or is of another architecture"),
             as_set,
             results
                 .claim("The heap begins within 1 GiB of the program", "a random gap")
-                .at_most(f64::from(1 << 30), results.value("gap", "randomised"))
+                .at_most(f64::from(1 << 30), results.value("gap", "randomized"))
                 .because("other architectures have another gap"),
         ];
         moves.chain(stays).chain(amounts).collect()
@@ -167,8 +167,8 @@ impl RunExperiment for Aslr {
     }
 }
 
-/// In how many bits addresses differ: the logarithm of the range that they come from, of which a
-/// few leave out little.
+/// Number of bits in which addresses differ: the logarithm of their range in pages, which is close
+/// to that of all possible addresses.
 fn bits(addresses: &BTreeSet<u64>, page: f64) -> f64 {
     let ends = addresses.first().zip(addresses.last());
     ends.map_or(0.0, |(first, last)| (count(last - first) / page).max(1.0).log2())

@@ -1,5 +1,5 @@
-//! A program whose memory does not fit: alone in too little of it, or beside another program that
-//! wants as much. Each page that is not there must be read from the disk, where it had to be
+//! A program whose memory does not fit: alone with too small a limit, or beside another program
+//! that wants as much. Each page that is missing must be read from the disk, where it had to be
 //! written before.
 
 use std::fs::File;
@@ -28,7 +28,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     expectation: "Pages that do not fit go to the swap file, those of a shared file to the file. Who touches pages at random, all \
         equally often, finds the share limit / set of them in memory, whatever the kernel chooses to keep; each other touch is a \
         major fault: n × (1 - limit / set) in all. A competitor takes pages away from the program as it takes them from the \
-        competitor. Blocks written are counted where a page of a file becomes dirty; what goes to swap is on nobody's account.",
+        competitor. Blocks written are counted where a page of a file becomes dirty; writes to swap are charged to no program.",
     figures: "256 MiB for 400 MiB touched 50,000 times: 18,172 ± 48 major faults where 18,000 are predicted; beside a competitor run \
         time explodes, majflt and oublock rise, most for file-backed mappings",
     needs: &[Need::Root, Need::Cgroup, Need::ChangeSystem],
@@ -51,7 +51,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| room(parameters),
 };
 
-/// Memory that is enough for the program, and not for two.
+/// Memory that is enough for one program, and not for two.
 fn room(parameters: &Parameters) -> Bytes {
     Bytes::mib(parameters.get("set") * 5 / 4)
 }
@@ -147,8 +147,8 @@ pub(super) struct CompeteMemory {
 }
 
 impl CompeteMemory {
-    /// Each page for itself: no huge pages, which the kernel would split when it takes them away,
-    /// and no reading ahead, which would bring megabytes for each page of a file that is missing.
+    /// Memory without huge pages, which the kernel would split at reclaim, and without readahead,
+    /// which would read megabytes for each missing page of a file.
     pub(super) fn map(length: usize, page: usize, file: Option<&File>) -> Result<CompeteMemory, LabError> {
         let shared = file.is_some();
         CompeteMemory::map_as(&MapRequest { length, file, shared, ..MapRequest::default() }, page)
@@ -196,11 +196,11 @@ impl CompeteMemory {
     }
 }
 
-/// Another program that wants as much memory, in the cgroup of who starts it.
+/// Another program that wants as much memory, in the cgroup of the process that starts it.
 struct Competitor(ForkedChild);
 
 impl Competitor {
-    /// Starts it; it has been through all of its memory when this returns.
+    /// Starts the program, and waits until it has touched all of its memory.
     fn start(length: usize, page: usize) -> Result<Competitor, LabError> {
         let (mut ready, mut tell) = std::io::pipe().while_("cannot make a pipe")?;
         let child = fork(move || {

@@ -1,5 +1,5 @@
 //! Copy on write: a child of `fork` has all memory of its parent as it was, and only pages that are
-//! written afterwards are copied. Databases take snapshots so.
+//! written afterwards are copied. Databases use this for snapshots.
 
 use std::hint::black_box;
 use std::io;
@@ -65,7 +65,8 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
 const OLD: u8 = 1;
 const NEW: u8 = 2;
 
-/// Forks of which the fastest counts: to whom the CPU goes when there are two processes is chance.
+/// Number of forks, of which the fastest counts: it is random which of the two processes gets the
+/// CPU.
 const FORKS: usize = 5;
 
 /// One in this number of pages is written after the first fork.
@@ -75,10 +76,10 @@ const WRITTEN: usize = 4;
 const READ: usize = 0;
 const END: usize = 1;
 
-/// No snapshot lives longer, whatever happens to its parent.
+/// Limit of a snapshot's life, in case its parent is killed.
 const MAX_SNAPSHOT_LIFE: Duration = Duration::from_secs(300);
 
-/// Memory whose bytes are all old, in pages of the kind that is wanted.
+/// Memory in pages of the requested size, with the byte `OLD` in each.
 fn memory(length: usize, page: usize, huge: bool) -> Result<AlignedRegion, LabError> {
     let mut memory = AlignedRegion::map(length, HUGE).while_("cannot map memory")?;
     let advice = if huge { Advice::HugePage } else { Advice::NoHugePage };
@@ -87,7 +88,7 @@ fn memory(length: usize, page: usize, huge: bool) -> Result<AlignedRegion, LabEr
     Ok(memory)
 }
 
-/// A process that has the memory as it is now.
+/// A child process with the memory as it was at the fork.
 struct ForkedSnapshot {
     told: OwnedMapping,
     child: ForkedChild,
@@ -117,7 +118,7 @@ impl ForkedSnapshot {
         self.told.write(READ, 1);
     }
 
-    /// Ends it: 1 where it found something new, else 0.
+    /// Ends the child. Returns 1 if it has found a new byte, else 0.
     fn end(self) -> Result<f64, LabError> {
         self.told.write(READ, 1);
         self.told.write(END, 1);
@@ -125,7 +126,7 @@ impl ForkedSnapshot {
     }
 }
 
-/// Writes a byte to each of some pages; says how many nanoseconds one took.
+/// Writes a byte to each of some pages. Returns the nanoseconds for one page.
 fn write(memory: &mut AlignedRegion, pages: &[usize], byte: u8) -> f64 {
     let bytes = memory.bytes();
     let begin = Instant::now();
@@ -140,16 +141,16 @@ fn requests(length: usize, page: usize) -> Vec<usize> {
     let mut random = fastrand::Rng::with_seed(2);
     let pages = length / page;
     let mut request = || {
-        let favourite = random.u8(..5) > 0;
-        let place = random.usize(..if favourite { pages.div_ceil(5) } else { pages });
-        // Favourites lie everywhere: a step that has no divisor with the number of pages visits
-        // all.
+        let favorite = random.u8(..5) > 0;
+        let place = random.usize(..if favorite { pages.div_ceil(5) } else { pages });
+        // This spreads the favorites over the memory: a step that is coprime to the number of pages
+        // visits all pages.
         place * 7919 % pages * page
     };
     (0..pages).map(|_| request()).collect()
 }
 
-/// Serves requests that come one by one: notes how long each took.
+/// Serves requests one by one. Returns the mean nanoseconds of a request, and the time of each.
 fn serve(memory: &mut AlignedRegion, requests: &[usize], byte: u8) -> (f64, TimeHistogram) {
     let mut times = TimeHistogram::ready();
     let bytes = memory.bytes();
@@ -215,7 +216,7 @@ impl RunExperiment for CowFork {
     }
 }
 
-/// Forks, then writes to some pages twice. Returns whether the snapshot changed.
+/// Forks, then writes to some pages twice. Returns 1 if the snapshot changed, else 0.
 fn pages_written_after_a_fork(bench: &mut Bench, mut memory: AlignedRegion) -> Result<f64, LabError> {
     let (length, page) = (memory.bytes().len(), bench.page());
     let mut pages: Vec<usize> = (0..length).step_by(page).collect();
@@ -246,7 +247,7 @@ fn pages_written_after_a_fork(bench: &mut Bench, mut memory: AlignedRegion) -> R
     snapshot.end()
 }
 
-/// Serves requests without a snapshot, and then while one is read. Returns whether it changed.
+/// Serves requests without a snapshot, and then while one is read. Returns 1 if it changed, else 0.
 fn requests_during_a_snapshot(bench: &mut Bench, mut memory: AlignedRegion) -> Result<f64, LabError> {
     let requests = requests(memory.bytes().len(), bench.page());
     let (quiet, _) = serve(&mut memory, &requests, OLD);
@@ -281,7 +282,7 @@ mod tests {
         assert!(writes.keys().all(|at| at % PAGE == 0 && *at < 1000 * PAGE));
         let mut often: Vec<usize> = writes.into_values().collect();
         often.sort_by(|a, b| b.cmp(a));
-        let favourites: usize = often[..200].iter().sum();
-        assert!((800..900).contains(&favourites), "{favourites} of 1000");
+        let favorites: usize = often[..200].iter().sum();
+        assert!((800..900).contains(&favorites), "{favorites} of 1000");
     }
 }

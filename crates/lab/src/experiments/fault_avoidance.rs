@@ -71,10 +71,10 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(2 * parameters.get("mib")),
 };
 
-/// Those that promise memory and do not bring it.
+/// Conditions that reserve memory and do not populate it.
 const PROMISES: &[&str] = &["malloc", "Vec::with_capacity", "vec![0; n]", "malloc, freed before"];
 
-/// Those that bring it before.
+/// Conditions that populate memory before the path.
 const REMEDIES: &[&str] = &[
     "vec![1; n]",
     "calloc and touch",
@@ -85,21 +85,21 @@ const REMEDIES: &[&str] = &[
     "mallopt, freed before",
 ];
 
-/// Those of which a curve is drawn: the others are like one of them.
+/// Conditions of which a curve is drawn: the others are similar to one of them.
 const DRAWN: &[&str] = &["malloc", "vec![1; n]", "MADV_POPULATE_WRITE", "pool", "mallopt, freed before", "huge pages"];
 
-/// Memory that was got in some way, as the path fills it: page after page.
+/// Memory from one of the sources; the path fills it page after page.
 enum FilledMemory {
     Heap(HeapBlock),
     Mapped(OwnedMapping),
     Huge(AlignedRegion),
-    /// It grows into what it reserved.
+    /// A vector that grows into its reserved capacity.
     Growing(Vec<u8>),
     Values(Vec<u8>),
     Pool(Stack<Os>),
 }
 
-/// Gets memory in the way that a condition says, and does before what it does before.
+/// Gets memory as a condition requires, with all of its work before the path.
 fn get(arm: &str, length: usize, page: usize) -> Result<FilledMemory, LabError> {
     let malloc = || HeapBlock::malloc(length).while_("malloc");
     let map = |populate| {
@@ -123,7 +123,7 @@ fn get(arm: &str, length: usize, page: usize) -> Result<FilledMemory, LabError> 
             FilledMemory::Mapped(mapping)
         }
         "mlockall" => {
-            // From now on whatever is mapped is populated and stays.
+            // From now on the kernel populates and locks each new mapping.
             mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).while_("mlockall")?;
             FilledMemory::Mapped(map(false)?)
         }
@@ -266,7 +266,7 @@ mod tests {
             let mut memory = get(arm, 10 * page, page).unwrap();
             let mut times = TimeHistogram::ready();
             fill(&mut memory, 10 * page, page, &mut times);
-            // One in one, one in ten: nine pages have no second quantile.
+            // Times of one page in 1 and of one in 10; nine pages would have only the first.
             assert_eq!(times.tail().len(), 2, "{arm}");
         }
     }

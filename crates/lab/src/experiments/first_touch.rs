@@ -1,5 +1,5 @@
 //! The life of a mapping, for each kind of memory: reserved, read, written, shared with a child by
-//! fork, dropped. After each step, what the usual columns say.
+//! fork, dropped. The usual columns are recorded after each step.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ const END: u8 = 3;
 /// Value that the child writes.
 const CHILDREN: u8 = 7;
 
-/// One after the other, as the curves have them.
+/// The stages, in the order of the curves' x axis.
 #[derive(Clone, Copy)]
 enum TouchStage {
     Reserved = 1,
@@ -84,7 +84,7 @@ enum TouchStage {
     Dropped,
 }
 
-/// A mapping, and what there was before it.
+/// A mapping, and `statm` of the process before it.
 struct Life<'b> {
     bench: &'b mut Bench,
     mapping: OwnedMapping,
@@ -93,7 +93,7 @@ struct Life<'b> {
 }
 
 impl Life<'_> {
-    /// VIRT, RES, SHR and DATA since before, in bytes.
+    /// Growth of VIRT, RES, SHR and DATA since `before`, in bytes.
     fn columns(&self) -> Result<[f64; 4], LabError> {
         let (now, before) = (self.bench.columns()?, self.before);
         let of = |column: fn(&Statm) -> Bytes| count(column(&now).0) - count(column(&before).0);
@@ -115,7 +115,7 @@ impl Life<'_> {
         Ok(columns)
     }
 
-    /// Every page.
+    /// The whole mapping.
     fn all(&self) -> std::ops::Range<usize> {
         0..self.mapping.len()
     }
@@ -148,7 +148,8 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// A child writes a quarter, and stays until its parent has looked.
+    /// Forks a child, which writes a quarter of the mapping and stays until its parent has
+    /// measured.
     fn fork(&mut self) -> Result<(), LabError> {
         let talk = MapRequest { length: self.page, shared: true, ..MapRequest::default() };
         let talk = OwnedMapping::map(&talk).while_("cannot map a page")?;
@@ -187,7 +188,7 @@ impl Life<'_> {
     }
 }
 
-/// Waits for a word of the other side; not for ever, should that be gone.
+/// Waits for a message of the other process, for a limited time, since that process may be gone.
 fn wait_for(talk: &OwnedMapping, word: u8) {
     let begin = Instant::now();
     while talk.read(0) != word && begin.elapsed() < Duration::from_secs(20) {
@@ -214,7 +215,8 @@ impl RunExperiment for FirstTouch {
         let _pinned = PinnedThread::here()?;
         let shared = arm.starts_with("shared");
         let wanted = MapRequest { length, shared, file: file.as_ref(), ..MapRequest::default() };
-        // Reading brings pages of this program too: all but what is new is read before.
+        // Reading the columns makes pages of this program resident, too. This first reading keeps
+        // them out of the results.
         let other = OwnedMapping::map(&wanted).while_("cannot map memory")?;
         bench.memory_at(other.start(), SmapsCounter::Pss)?;
         bench.columns()?;

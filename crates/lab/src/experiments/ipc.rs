@@ -1,5 +1,5 @@
-//! Ways for two processes to talk: memory that both have, streams through the kernel, and reading
-//! the other's memory.
+//! Channels between two processes: shared memory, streams through the kernel, and reading the other
+//! process's memory.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -155,7 +155,7 @@ fn typical(mut one: impl FnMut() -> io::Result<()>) -> io::Result<f64> {
     Ok(times[times.len() / 2])
 }
 
-/// A question is a word: how many messages, of which size.
+/// Sends a question, a word with the number and the size of messages, and receives these.
 fn ask(end: &mut dyn ChannelEnd, messages: u64, buffer: &mut [u8]) -> io::Result<()> {
     let question = messages << 32 | buffer.len() as u64;
     end.send(&question.to_ne_bytes())?;
@@ -174,15 +174,15 @@ fn answer(mut end: Box<dyn ChannelEnd + Send>, message: &[u8]) -> io::Result<()>
     }
 }
 
-/// One end of a way to talk.
+/// One end of a channel.
 trait ChannelEnd {
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
     fn receive(&mut self, message: &mut [u8]) -> io::Result<()>;
-    /// Says who is at the other end.
+    /// Sets the process at the other end.
     fn other_is(&mut self, _process: u32) {}
 }
 
-/// Ours and that of the other process.
+/// Our end, and that of the other process.
 type ChannelEnds = (Box<dyn ChannelEnd + Send>, Box<dyn ChannelEnd + Send>);
 
 fn ends(arm: &str, message: &[u8]) -> io::Result<ChannelEnds> {
@@ -210,7 +210,7 @@ fn ends(arm: &str, message: &[u8]) -> io::Result<ChannelEnds> {
     }
 }
 
-/// A stream through the kernel: where it is read, and where it is written.
+/// A stream through the kernel: its reader, and its writer.
 struct KernelStream<R, W>(R, W);
 
 impl<R: Read, W: Write> ChannelEnd for KernelStream<R, W> {
@@ -313,7 +313,7 @@ fn rings(kind: &str) -> io::Result<[WordRing; 2]> {
     Ok([WordRing(Arc::new(shared(kind)?)), WordRing(Arc::new(shared(kind)?))])
 }
 
-/// Memory that a child will have too.
+/// Memory that is shared with a child of a later fork.
 fn shared(kind: &str) -> io::Result<OwnedMapping> {
     let page = usize::try_from(pagewise_sys::system::page_size()).unwrap_or(usize::MAX);
     let length = ((WORDS + LENGTH) * WORD).next_multiple_of(page);
@@ -359,13 +359,13 @@ impl WordRing {
     }
 
     fn count(&self, which: usize) -> usize {
-        // Acquire: what the other did before it counted is seen.
+        // Acquire: all writes of the other process before it changed the count are visible.
         usize::try_from(self.0.as_words()[which].load(Acquire)).unwrap_or(usize::MAX)
     }
 
     fn add(&self, which: usize, words: usize) {
-        // Release: what was done before is seen by who sees the count. There is one writer, so a
-        // store is enough.
+        // Release: a process that sees the count sees all writes before it. There is one writer, so
+        // a store is enough.
         let count = self.count(which) + words;
         self.0.as_words()[which].store(count as u64, Release);
     }
@@ -387,7 +387,7 @@ impl WordRing {
     }
 }
 
-/// Looks again and again; where that takes long, lets others run in between.
+/// Polls a condition; from time to time, lets other threads run.
 fn wait_until(is_so: impl Fn() -> bool) {
     for time in 0_u32.. {
         if is_so() {

@@ -1,5 +1,5 @@
-//! Pages with the same bytes, offered to the kernel for merging: one stays, everyone has it, and
-//! who writes gets a copy.
+//! Pages with the same bytes, offered to the kernel for merging: the kernel keeps one of them for
+//! all processes, and copies it for a process that writes.
 
 use std::fs;
 use std::path::Path;
@@ -53,11 +53,11 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(parameters.get("mib")),
 };
 
-/// Rounds until all is merged that can be: the first notes checksums, the second merges what kept
-/// its own. One may be under way.
+/// Rounds of the scan until all equal pages are merged: the first stores checksums, the second
+/// merges pages whose checksum is unchanged. One round may be under way at the beginning.
 const ROUNDS: u64 = 4;
 
-/// A round takes as long as there is memory to read; this is given up on.
+/// Time limit of the scan: a round takes longer if there is more memory to read.
 const MAX_SCAN_TIME: Duration = Duration::from_secs(40);
 
 impl RunExperiment for KsmExperiment {
@@ -127,7 +127,7 @@ fn fill(mapping: &OwnedMapping, page: usize, different: bool) {
     }
 }
 
-/// Has the kernel's thread work as fast as it can, for some rounds.
+/// Lets `ksmd` scan as fast as it can for some rounds.
 fn merge(bench: &Bench) -> Result<(), LabError> {
     for (setting, value) in [("sleep_millisecs", "1"), ("pages_to_scan", "5000"), ("run", "1")] {
         bench.journal().set(&Path::new(SETTINGS).join(setting), value)?;

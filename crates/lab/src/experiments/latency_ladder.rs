@@ -84,7 +84,7 @@ const STEPS: usize = 20_000;
 const TRIES: usize = 5;
 
 /// Number of repetitions for small differences, some milliseconds apart: another thread of the same
-/// core, even of another machine, occupies a part of the first level while it runs.
+/// core, even of another virtual machine, occupies a part of the first level while it runs.
 const PASSES: usize = 8;
 
 /// A level ends where the latency grows by this factor.
@@ -93,11 +93,11 @@ const END: f64 = 1.5;
 /// The least memory that is chased through.
 const SMALLEST: usize = 4 << 10;
 
-/// Lines that a chase over pages and one side by side have: they fit the second level, their pages
-/// no TLB of the first.
+/// Number of lines of the chase with a line in each page, and of that with adjacent lines. The
+/// lines fit the second level; their pages do not fit the first-level TLB.
 const LINES: usize = 8192;
 
-/// Nanoseconds for one of `steps` of some work, of the fastest try.
+/// Nanoseconds for one step of some work, in the fastest try.
 fn fastest(steps: usize, mut work: impl FnMut(usize)) -> f64 {
     let mut once = || {
         let begin = Instant::now();
@@ -107,8 +107,8 @@ fn fastest(steps: usize, mut work: impl FnMut(usize)) -> f64 {
     (0..TRIES).map(|_| once()).fold(f64::INFINITY, f64::min)
 }
 
-/// Nanoseconds of a cycle: a rotation and an addition, each of which waits for the last, and which
-/// nothing folds into one.
+/// Nanoseconds of a cycle: a rotation and an addition, each of which depends on the one before, and
+/// which the compiler cannot merge.
 fn cycle() -> f64 {
     const CYCLES: f64 = 2.0;
     let chain = |steps| {
@@ -121,8 +121,7 @@ fn cycle() -> f64 {
     fastest(STEPS, chain) / CYCLES
 }
 
-/// Nanoseconds for a step of a chase through these places, which has gone round once, or far
-/// enough.
+/// Nanoseconds for a step of a chase through these places, after one round or `FAR` steps.
 fn step(region: &mut AlignedRegion, places: &[usize]) -> f64 {
     const FAR: usize = 200_000;
     let Some(mut chase) = RingChase::link(region, places) else { return 0.0 };
@@ -153,7 +152,7 @@ fn half_powers(least: usize, most: usize) -> impl Iterator<Item = usize> {
     powers.flat_map(|n| [n, n + n / 2]).take_while(move |n| *n <= most)
 }
 
-/// Memory to chase through, and where what is measured goes.
+/// Memory to chase through, and the bench that records the results.
 struct Ladder<'b> {
     bench: &'b mut Bench,
     region: AlignedRegion,
@@ -199,8 +198,8 @@ impl Ladder<'_> {
         }
     }
 
-    /// Chases through one line in each of more and more pages: what the TLB knows ends before the
-    /// caches do.
+    /// Chases through one line in each of more and more pages: the reach of the TLB ends before
+    /// that of the caches.
     fn pages(&mut self) {
         let page = self.bench.page();
         let spread = |pages: usize, line: usize, random: &mut fastrand::Rng| {
@@ -226,8 +225,8 @@ impl Ladder<'_> {
         self.bench.record("dense", dense);
     }
 
-    /// Which places of a set there are, and what the first level replaces: sequences of a few more
-    /// lines than it has ways.
+    /// Measures the ways of the first level and its replacement policy, by sequences of a few more
+    /// lines of one set than it has ways.
     fn replacement(&mut self, first: &DataCache) {
         let Some(ways) = first.ways.filter(|ways| (2..=32).contains(ways)) else {
             return;
@@ -255,7 +254,8 @@ impl Ladder<'_> {
 
     /// Sequences of lines of one set, and how long an access of each takes.
     fn sequences(&mut self, ways: usize, span: usize) -> (Vec<Vec<usize>>, Vec<f64>) {
-        // A line holds as many places, one for each visit: the chase goes on elsewhere each time.
+        // A line has this number of places, one for each visit, so that the chase can go on to
+        // another line each time.
         let visits = self.line / RingChase::PLACE;
         let sequence = |ladder: &mut Self, n: usize| {
             let lines = ways + 1 + n % ways.div_ceil(2);
@@ -292,7 +292,8 @@ fn in_memory(bytes: Bytes) -> usize {
     usize::try_from(bytes.0).unwrap_or(usize::MAX)
 }
 
-/// Reads pages of a file in no order, past the page cache; the median of the nanoseconds.
+/// Reads pages of a file in random order, without the page cache. Returns the median of the
+/// nanoseconds.
 fn disk(folder: &Path, length: usize, reads: u64, page: usize) -> io::Result<f64> {
     let path = folder.join("ladder");
     let mut file = File::create(&path)?;
@@ -414,7 +415,7 @@ impl RunExperiment for LatencyLadder {
     }
 }
 
-/// Notes what the kernel says of the first two levels.
+/// Records the kernel's sizes and ways of the first two levels.
 fn note_what_is_said(levels: &[DataCache], bench: &mut Bench) {
     let level = |level: u8| levels.iter().find(|cache| cache.level == level);
     let size = |of: u8| level(of).map(|cache| count(cache.size.0));
@@ -441,7 +442,7 @@ fn policy(results: &ExperimentResults<'_>, arm: &str) -> ExperimentClaim {
     fits.sort_by(|a, b| a.1.total_cmp(&b.1));
     let (first, left) = fits.first().copied().unwrap_or(("", f64::NAN));
     let runs = results.values(first, arm);
-    // With few ways some models are one: they leave the same in each run.
+    // With few ways some models are equal: they leave the same part unexplained in each run.
     let (best, others): (Vec<_>, Vec<_>) =
         fits.into_iter().partition(|fit| results.values(fit.0, arm) == runs);
     let Some((next, more)) = others.first().copied() else {
@@ -476,7 +477,8 @@ mod tests {
     use super::*;
     use crate::Parameters;
 
-    /// Unexplained parts of the runs: of LRU, of a tree, and of all others.
+    /// Verdict for runs with these unexplained parts of LRU and of tree-PLRU; the other policies
+    /// leave 0.9 unexplained.
     fn verdict(runs: &[(f64, f64)]) -> (ClaimVerdict, String) {
         let run = |(lru, tree): &(f64, f64)| {
             let left = |name: &str| match name {
@@ -515,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn another_policy_is_said_to_be_another() {
+    fn a_policy_without_a_tree_disagrees() {
         assert_eq!(verdict(&[(0.01, 0.2), (0.01, 0.3)]).0, ClaimVerdict::Disagrees);
     }
 

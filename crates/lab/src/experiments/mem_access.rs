@@ -1,5 +1,5 @@
-//! One walk over memory of every kind: where the memory comes from decides who pays for it, when,
-//! and whether the disk does.
+//! One walk over memory of every kind: the source of the memory decides when pages fault, and if
+//! written pages go to the disk.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -26,7 +26,8 @@ use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, Exp
 /// See [`ABOUT`].
 pub(super) struct MemAccessExperiment;
 
-/// Every kind of memory, of a file where it is private or shared, walked in both orders.
+/// Every kind of memory, walked in both orders. The memory of `private` and `shared` is that of a
+/// file.
 macro_rules! in_both_orders {
     ($($kind:literal)*) => { &[$(concat!($kind, ", random"), concat!($kind, ", sequential"),)*] };
 }
@@ -173,8 +174,8 @@ impl WalkedMemory<'_> {
     }
 }
 
-/// The same walk of the source's 1 GiB in the TLBs of its CPU, with base pages: counts, and no
-/// memory.
+/// Simulates the same walk over the source's 1 GiB in the TLBs of its CPU, with base pages. It
+/// accesses no memory.
 fn simulate(bench: &mut Bench, random: bool) -> Result<(), LabError> {
     let order = if random { Order::Random { seed: 1 } } else { Order::Sequential };
     let rounds = bench.parameter("rounds");
@@ -198,7 +199,7 @@ impl RunExperiment for MemAccessExperiment {
         if arm.starts_with("simulated") {
             return simulate(bench, arm.ends_with("random"));
         }
-        // The source had base pages: what it counted says so.
+        // The source had base pages, as its counts show.
         thp::allow(thp::AllowedHugePages::None).while_("PR_SET_THP_DISABLE")?;
         let (length, rounds) = (bench.size("mib") << 20, bench.parameter("rounds"));
         let file = match arm.starts_with("private") || arm.starts_with("shared") {

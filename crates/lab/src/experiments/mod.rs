@@ -59,7 +59,7 @@ pub trait RunExperiment: Sync {
     /// with a virtual machine are run inside that machine.
     ///
     /// # Errors
-    /// Why it could not; the run counts as failed.
+    /// Returns the reason of a failure; the run counts as failed.
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError>;
 
     /// Verdicts on the claims, from all runs.

@@ -1,4 +1,5 @@
-//! Three processes in a cgroup that is too small for them: the smallest asks for more. Who dies?
+//! Three processes in a cgroup that is too small for them: the smallest asks for more. Which one
+//! does the kernel kill?
 
 use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -7,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::process::ProcessStatus;
 use pagewise_model::report::{Label, AxisUnit};
 use pagewise_model::{Absent, Bytes, Pid};
 use pagewise_proc::{ProcRoot, status};
@@ -74,7 +76,7 @@ impl RunExperiment for Oom {
         }
         let mut worst = Vec::new();
         for ((process, adjusted), (name, _)) in processes.iter().zip(adjusted).zip(PROCESSES) {
-            let badness = badness(process.child.pid(), adjusted, limit)?;
+            let badness = badness(status_of(process.child.pid())?, adjusted, limit)?;
             bench.record(name, count(badness));
             worst.push(badness);
         }
@@ -154,7 +156,7 @@ pub(super) fn start(at: usize, limit: Bytes, adjusted: i64, page: usize) -> Resu
     Ok(OomProcess { child: child.while_("cannot start a process")?, ready, go })
 }
 
-/// Waits for a word, then takes memory and says so.
+/// Waits for a message, then touches memory and answers.
 fn when_told(mut told: &PipeReader, mut done: &PipeWriter, length: usize, page: usize) -> std::io::Result<OwnedMapping> {
     told.read_exact(&mut [0])?;
     let length = length.next_multiple_of(page);
@@ -169,7 +171,7 @@ fn part(whole: Bytes, share: f64) -> usize {
     (count(whole.0) * share) as usize
 }
 
-/// No process waits for a message that does not come.
+/// A process that waits for a message must not outlive its parent.
 impl Drop for OomProcess {
     fn drop(&mut self) {
         self.child.kill();
@@ -185,17 +187,21 @@ impl OomProcess {
         self.go.write_all(&[0]).while_("cannot continue a process")
     }
 
-    /// Has it go on, and waits until it did.
+    /// Sends a message, and waits until the process has its memory.
     pub(super) fn go_on(&mut self) -> Result<(), LabError> {
         self.tell()?;
         self.ready.read_exact(&mut [0]).while_("a process did not get its memory")
     }
 }
 
-/// Badness in the kernel, in bytes: `oom_badness` of `mm/oom_kill.c`.
-fn badness(pid: u32, adjusted: i64, limit: Bytes) -> Result<u64, LabError> {
+/// Content of `/proc/PID/status`.
+fn status_of(pid: u32) -> Result<ProcessStatus, LabError> {
     let text = ProcRoot::live().read(Pid(pid), "status");
-    let status = status::parse(&text.map_err(|error| LabError::Failed(error.to_string()))?).status;
+    Ok(status::parse(&text.map_err(|error| LabError::Failed(error.to_string()))?).status)
+}
+
+/// Badness in the kernel, in bytes: `oom_badness` of `mm/oom_kill.c`.
+fn badness(status: ProcessStatus, adjusted: i64, limit: Bytes) -> Result<u64, LabError> {
     let parts = [status.rss_anon, status.rss_file, status.rss_shmem, status.vm_swap, status.vm_pte];
     let sum: Result<Bytes, Absent> = parts.into_iter().sum();
     let sum = sum.map_err(|absent| LabError::Failed(absent.to_string()))?.0;
@@ -228,7 +234,8 @@ mod tests {
 
     #[test]
     fn an_adjustment_is_a_share_of_the_limit() {
-        let own = |adjusted| badness(std::process::id(), adjusted, Bytes::mib(1000)).unwrap();
+        let status = status_of(std::process::id()).unwrap();
+        let own = |adjusted| badness(status.clone(), adjusted, Bytes::mib(1000)).unwrap();
         assert!(own(500) - own(0) > 490 << 20);
     }
 }

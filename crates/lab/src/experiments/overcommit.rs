@@ -47,7 +47,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |_| Bytes::mib(1),
 };
 
-/// Many times the memory of any machine: as much as there are addresses for.
+/// A mapping of this multiple of the memory of the machine is limited by its addresses only.
 const NO_LIMIT: f64 = 16.0;
 
 impl RunExperiment for Overcommit {
@@ -109,7 +109,7 @@ impl RunExperiment for Overcommit {
     }
 }
 
-/// A setting of how much may be promised.
+/// Path of a setting of overcommit.
 fn setting(name: &str) -> PathBuf {
     Path::new("/proc/sys/vm").join(format!("overcommit_{name}"))
 }
@@ -121,9 +121,9 @@ fn memory(line: &str) -> Result<u64, LabError> {
     Ok(value.0)
 }
 
-/// Raises the limit of mode 2 where it leaves too little to other programs. It is a share of memory
-/// or a size; who writes one sets the other to 0, so that only the one in force is written and put
-/// back.
+/// Raises the limit of mode 2 if it leaves too little to other programs. The limit is a share of
+/// memory or a size. A write to one sets the other to 0, so only the one in force is written and
+/// restored.
 fn leave_room(bench: &Bench, room: Bytes) -> Result<(), LabError> {
     let needed = memory("Committed_AS")? + room.0;
     if memory("CommitLimit")? >= needed {
@@ -136,8 +136,8 @@ fn leave_room(bench: &Bench, room: Bytes) -> Result<(), LabError> {
     bench.journal().set(&setting("ratio"), &percent.to_string())
 }
 
-/// The largest mapping that succeeds, to the page. Each is unmapped at once: in mode 2 it is
-/// missing to other programs in between.
+/// The largest mapping that succeeds, to the page. Each is unmapped at once, since in mode 2 it
+/// reduces the limit of other programs.
 fn largest(page: usize, no_reserve: bool) -> u64 {
     let (mut granted, mut refused) = (0, (1 << 47) / page);
     while refused - granted > 1 {

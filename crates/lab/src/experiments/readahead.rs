@@ -21,7 +21,7 @@ pub(super) struct Readahead;
 static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "readahead",
     question: "What does the kernel read when a mapped file is touched, and what do hints change?",
-    expectation: "A fault on a page that is not in the page cache reads its neighbours too: good for who goes on, wasted on \
+    expectation: "A fault on a page that is not in the page cache reads its neighbors too: good for who goes on, wasted on \
         who jumps. MADV_RANDOM reads what is touched and nothing else, so that going through the file waits for the disk at \
         every page. MADV_WILLNEED reads without waiting, but of a large range only the first piece, as large as the disk's \
         readahead (read_ahead_kb): it must be given piece by piece. MADV_POPULATE_READ reads all, and fills page tables: \

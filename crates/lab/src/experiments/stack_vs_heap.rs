@@ -1,5 +1,5 @@
-//! Two consecutive calls, each with a large array: the stack gives the second the frames of the
-//! first; the heap does not know that the first is done with its memory until it is freed.
+//! Two consecutive calls, each with a large array: on the stack, the second call reuses the frames
+//! of the first. The heap keeps the memory of the first call until it is freed.
 
 use std::hint::black_box;
 use std::thread;
@@ -42,7 +42,8 @@ fn on_the_heap(ints: usize) {
     black_box(Vec::leak(vec![1_i32; ints]));
 }
 
-/// An array in a frame: `LEVELS` calls deep, since the compiler must know the size of each frame.
+/// An array in nested frames of `LEVEL` integers each, since the compiler must know the size of
+/// each frame.
 #[inline(never)]
 fn on_the_stack(ints: usize) {
     const LEVEL: usize = 1 << 14;

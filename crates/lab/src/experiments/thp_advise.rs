@@ -58,7 +58,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes(parameters.get("blocks") * BLOCK as u64),
 };
 
-/// Maps a block, says how it is to be mapped, and fills it.
+/// Maps a block, gives the advice on it, and fills it.
 fn block(advice: Advice) -> std::io::Result<OwnedMapping> {
     let mut block = OwnedMapping::map(&MapRequest { length: BLOCK, ..MapRequest::default() })?;
     block.advise(0..BLOCK, advice)?;
@@ -76,8 +76,8 @@ impl RunExperiment for ThpAdvise {
         let advice = if arm == HUGE_PAGES { Advice::HugePage } else { Advice::NoHugePage };
         let blocks = bench.size("blocks");
         let fill = || (0..blocks).map(|_| block(advice)).collect::<std::io::Result<Vec<_>>>();
-        // A host that has reclaimed unused guest memory backs it again at the first touch, and huge
-        // pages are what it reclaims.
+        // A host that has reclaimed unused guest memory, mostly in huge pages, backs it again at
+        // the first touch. So the memory is filled once before.
         let begin = Instant::now();
         drop(fill().while_("cannot map and advise memory")?);
         bench.each("first", begin, 1);

@@ -1,5 +1,5 @@
-//! A little memory is touched in each huge page's room: with huge pages each touch brings 2 MiB,
-//! without them 4 KiB.
+//! One base page is touched in each range of the size of a huge page: with huge pages each touch
+//! makes 2 MiB resident, without them 4 KiB.
 
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};

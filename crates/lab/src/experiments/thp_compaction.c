@@ -1,5 +1,5 @@
 /* The only program of a small virtual machine: it fragments the machine's memory, maps more, and
- * prints the kernel's counters for that. Parameters (fragmented=1 and so on) are in its
+ * prints the changes of the kernel's counters. Parameters (fragmented=1 and so on) are in its
  * environment.
  *
  *   before:     almost all memory, touched in order of address
@@ -80,22 +80,22 @@ static char *map(size_t length, int advice) {
     char *memory = mmap(NULL, length + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         fail("mmap");
-    /* From the first boundary of a huge page. */
+    /* Start at the first boundary of a huge page. */
     memory += -(uintptr_t)memory % HUGE;
     if (madvise(memory, length, advice))
         fail("madvise");
     return memory;
 }
 
-/* 0 or 1, neither more often, the same each time: xorshift. */
+/* A pseudorandom bit (xorshift): the same sequence in each run. */
 static unsigned chance(void) {
     static uint32_t state = 1;
     state ^= state << 13, state ^= state >> 17, state ^= state << 5;
     return state & 1;
 }
 
-/* One page of each pair goes, now the first and now the second: the kernel looks for free pages in
- * strides of a power of two, and would see all of them or none. */
+/* Releases one page of each pair, the first or the second at random: the kernel searches for free
+ * pages in strides of a power of two, and would otherwise find all of them or none. */
 static void fragment(size_t page) {
     struct sysinfo machine;
     sysinfo(&machine);
@@ -112,7 +112,7 @@ static int is_set(const char *name) {
     return value && *value == '1';
 }
 
-/* Every virtual machine of pagewise has this option of the kernel, and no host. */
+/* Every virtual machine of pagewise has this kernel option; no host has it. */
 static int is_guest(void) {
     char line[4096] = "";
     FILE *file = fopen("/proc/cmdline", "r");
@@ -126,7 +126,7 @@ int main(void) {
     struct timespec begin, done;
     size_t wanted = getenv("wanted") ? strtoul(getenv("wanted"), NULL, 10) * MIB : 0;
 
-    /* It changes settings: on no other system than a virtual machine of pagewise. */
+    /* The program changes settings, so it runs only in a virtual machine of pagewise. */
     if (!is_guest())
         return 1;
 
@@ -135,7 +135,7 @@ int main(void) {
     /* Only the faults of this program create huge pages. */
     set("/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs", "3600000");
 
-    /* Nor does a thread of the kernel compact memory meanwhile. */
+    /* No thread of the kernel compacts memory meanwhile. */
     set("/proc/sys/vm/compaction_proactiveness", "0");
 
     if (is_set("fragmented"))
@@ -149,6 +149,6 @@ int main(void) {
     count(after);
     for (size_t i = 0; i < COUNTERS; i++)
         printf("%s %lu\n", counters[i], after[i] - before[i]);
-    /* A nanosecond is an instruction here. */
+    /* The clock of this machine counts a nanosecond for each instruction. */
     printf("work %lld\n", (done.tv_sec - begin.tv_sec) * 1000000000LL + done.tv_nsec - begin.tv_nsec);
 }

@@ -1,5 +1,5 @@
-//! Huge pages are asked for where memory is in pieces. In a small virtual machine: memory is
-//! fragmented there, on purpose.
+//! Huge pages in fragmented memory: in a small virtual machine, whose memory is fragmented on
+//! purpose.
 
 use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentClaim, Plot};

@@ -1,5 +1,5 @@
-//! Unmapping pages of a process whose threads run elsewhere: each of their CPUs must be
-//! interrupted, and waited for.
+//! Unmapping pages of a process whose threads run on other CPUs: each of these CPUs must be
+//! interrupted, and the caller waits for it.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -60,7 +60,7 @@ enum Sibling {
     Runs,
 }
 
-/// Takes a page away that was just touched.
+/// Unmaps a page that was just touched, or takes away write access to it for a moment.
 fn take_away(how: &str, page: usize, mapping: &OwnedMapping) -> std::io::Result<()> {
     match how {
         "mprotect" => {
@@ -145,9 +145,10 @@ impl RunExperiment for TlbShootdown {
     }
 }
 
-/// Touches a page and takes it away, again and again; notes how long each taking took. If the
-/// sibling should run, only calls during which it counted are noted: on a busy machine it waits for
-/// its CPU most of the time, and the kernel interrupts no CPU on which it does not run.
+/// Touches a page and unmaps it, again and again, and records the time of each unmapping. If the
+/// sibling should run, only calls during which its counter changed are recorded: on a busy machine
+/// it waits for its CPU most of the time, and the kernel interrupts no CPU on which it does not
+/// run.
 fn take_often(
     (how, sibling): (&str, Sibling),
     (page, calls): (usize, usize),

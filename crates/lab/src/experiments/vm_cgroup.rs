@@ -177,7 +177,7 @@ impl RunExperiment for VmCgroup {
     }
 }
 
-/// A process in a cgroup that writes to this much memory once, and then sleeps.
+/// A process in a cgroup that writes to `size` bytes of memory once, and then sleeps.
 fn user(cgroup: &Path, size: Bytes, page: usize) -> Result<GuestProcess, LabError> {
     let length = usize::try_from(size.0).unwrap_or(usize::MAX).next_multiple_of(page);
     let prepare = || {

@@ -87,8 +87,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| host_memory(Bytes::mib(parameters.get("mib") + parameters.get("module"))),
 };
 
-/// Number of pipes whose buffers are pages of the kernel that cannot be moved. A process may open
-/// about a thousand files.
+/// Number of pipes whose buffers are pages of the kernel that cannot be moved.
 const PIPES: usize = 400;
 /// Capacity of a pipe.
 const PIPE: usize = 64 << 10;

@@ -1,5 +1,5 @@
-//! Swappiness: whether the kernel reclaims anonymous pages or pages of files, for equal use of
-//! both.
+//! Swappiness: the choice of the kernel between anonymous pages and file pages at reclaim, for
+//! equal use of both.
 
 use std::fs::File;
 
@@ -138,7 +138,7 @@ impl RunExperiment for VmSwappiness {
         let value = |quantity, arm| results.value(quantity, arm);
         let shares: Option<Vec<f64>> =
             ABOUT.arms.iter().map(|arm| results.median("share_anon", arm)).collect();
-        // One run does not tell 60 from 100.
+        // One run cannot distinguish 60 from 100.
         let between = shares.map(|shares| {
             let words: Vec<String> =
                 shares.iter().map(|share| format!("{:.0} %", share * 100.0)).collect();

@@ -218,8 +218,8 @@ fn fragment(page: usize, huge: usize, by_kernel: bool) -> Result<Fragments, LabE
     Ok(Fragments { _memory: mapping, _pipes: pipes })
 }
 
-/// Fills holes with pages of the kernel. The kernel takes its pages from the largest free blocks
-/// first, so nearly all free memory must be filled.
+/// Fills holes with pages of the kernel. If the kernel has no block of unmovable pages left, it
+/// takes pages from the largest free blocks first, so nearly all free memory must be filled.
 fn fill_holes(page: usize) -> Result<Vec<(PipeReader, PipeWriter)>, LabError> {
     let mut pipes = Vec::new();
     // The kernel needs memory for the pipes too.

@@ -1,5 +1,5 @@
-//! The counters of a probe, in groups that are switched together: what the kernel counts in one,
-//! what the CPU counts in the groups whose ratios must hold.
+//! The counters of a probe, in groups that are switched together: a group of kernel events, and
+//! groups of CPU events whose ratios must hold.
 
 use std::ffi::CString;
 use std::io;
@@ -13,7 +13,7 @@ use super::{ProbeOptions, ProbeQuantity, ProbeScope};
 use crate::events::{EventCatalogue, ResolvedEvent, WantedEvent};
 use crate::why;
 
-/// As many as [`PerfCounter::read_group`] reads.
+/// Maximum number of counters of a group: that of [`PerfCounter::read_group`].
 const LARGEST: usize = 16;
 
 /// Every counter of a probe.
@@ -24,14 +24,14 @@ pub(super) struct Groups {
     places: Vec<Reading<(usize, usize)>>,
 }
 
-/// Which group a counter belongs to.
+/// Group that a counter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kinship {
     /// Counted by the kernel: always fits.
     Kernel,
-    /// Counted by the CPU together with others of the number.
+    /// Counted by the CPU, in one group with the events of the same group number.
     Cpu(u8),
-    /// Counted by the CPU for itself.
+    /// Counted by the CPU in a group of its own.
     Alone,
 }
 
@@ -46,7 +46,7 @@ impl Kinship {
 }
 
 impl Groups {
-    /// Opens what can be opened, and says of each event what it is.
+    /// Opens the counter of each event, if possible, and describes each event's quantity.
     pub(super) fn open(
         options: &ProbeOptions,
         catalogue: &EventCatalogue,
@@ -66,8 +66,8 @@ impl Groups {
         Ok((groups, quantities))
     }
 
-    /// Opens the counter of an event, in a group if one takes it. Returns where it is, and whether
-    /// it counts user mode only.
+    /// Opens the counter of an event, in an existing group if possible. Returns its position, and
+    /// true if it counts user mode only.
     fn add(
         &mut self,
         wanted: &WantedEvent,
@@ -103,7 +103,6 @@ impl Groups {
         Ok(((self.groups.len() - 1, 0), user_mode_only))
     }
 
-    /// Begins to count.
     pub(super) fn start(&mut self) -> io::Result<()> {
         self.groups.iter_mut().try_for_each(CounterGroup::start)
     }
@@ -113,7 +112,6 @@ impl Groups {
         self.groups.iter_mut().rev().try_for_each(CounterGroup::freeze)
     }
 
-    /// Reads what was counted.
     pub(super) fn read_counts(&mut self) -> io::Result<()> {
         self.groups.iter_mut().try_for_each(CounterGroup::read_counts)
     }
@@ -170,13 +168,14 @@ impl Opening {
     }
 }
 
-/// Counters that are switched by one call, and read by one, or by none.
+/// Counters that are switched by one system call, and read by one system call or in user mode.
 #[derive(Debug)]
 struct CounterGroup {
     kinship: Kinship,
     /// The leader first.
     counters: Vec<PerfCounter>,
-    /// One a counter where all are read in user mode: then they always run. Else none.
+    /// One page per counter if all are read in user mode: then the counters always run. Otherwise
+    /// empty.
     pages: Vec<PerfPage>,
     before: Vec<PerfCount>,
     now: Vec<PerfCount>,
@@ -191,7 +190,7 @@ impl CounterGroup {
         &self.counters[0]
     }
 
-    /// Takes a counter, and says which of the group it is.
+    /// Adds a counter and returns its index in the group.
     fn push(&mut self, counter: PerfCounter) -> usize {
         self.counters.push(counter);
         self.before.push(PerfCount::default());
@@ -199,7 +198,7 @@ impl CounterGroup {
         self.counters.len() - 1
     }
 
-    /// Lets the counters of the CPU run and be read by `rdpmc`, where all of the group can be.
+    /// If all CPU counters of the group can be read by `rdpmc`, starts them and maps their pages.
     fn read_in_user_mode_if_possible(&mut self) -> io::Result<()> {
         if self.kinship == Kinship::Kernel {
             return Ok(());
@@ -213,7 +212,7 @@ impl CounterGroup {
 
     fn start(&mut self) -> io::Result<()> {
         if self.pages.is_empty() {
-            // Its count is unchanged since the last reading: it did not run.
+            // `before` is still valid: the group did not run since its last reading.
             return self.leader().enable();
         }
         read_pages(&self.pages, &mut self.before)

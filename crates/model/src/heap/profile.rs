@@ -3,10 +3,10 @@
 use super::{AllocationKind, AllocationSite, HeapRecording};
 use crate::traced::Frame;
 
-/// Which of the numbers of a site.
+/// Quantity of an allocation site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Of {
-    /// Bytes that were live when most was live in the process.
+    /// Bytes that were live at the peak of the process.
     #[default]
     Peak,
     /// Bytes that were live at the end.
@@ -34,7 +34,7 @@ impl Of {
         }
     }
 
-    /// The number of a site.
+    /// The quantity of a site.
     pub fn number(self, site: &AllocationSite) -> u64 {
         match self {
             Of::Peak => site.at_peak.bytes,
@@ -47,7 +47,7 @@ impl Of {
 }
 
 impl AllocationKind {
-    /// One word.
+    /// The kind in one word.
     pub const fn word(self) -> &'static str {
         match self {
             AllocationKind::Heap => "heap",
@@ -68,8 +68,8 @@ impl AllocationKind {
 }
 
 impl HeapRecording {
-    /// The frames of a site, the allocation's first; those that the recording does not have are
-    /// left out.
+    /// The frames of a site, the allocating function first. Frames that the recording does not have
+    /// are left out.
     pub fn frames_of(&self, site: &AllocationSite) -> impl DoubleEndedIterator<Item = &Frame> {
         let stack = usize::try_from(site.stack).ok().and_then(|at| self.stacks.get(at));
         let numbers = stack.map_or(&[][..], Vec::as_slice);

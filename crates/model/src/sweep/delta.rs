@@ -153,7 +153,7 @@ impl Elapsed {
         both(before, after, |before, after| self.growth(*before, *after))
     }
 
-    /// Share of the time that a counter of microseconds grew by.
+    /// Growth of a counter of microseconds as a share of the elapsed time.
     fn stalled(
         self,
         before: &Reading<PressureFigures>,

@@ -72,7 +72,7 @@ struct Said {
 }
 
 impl Said {
-    /// True if it is what a row of ours says.
+    /// True if readelf's row agrees with ours.
     fn is(&self, row: UnwindRow) -> bool {
         let words = |offset: u16| i64::from(offset) * 8;
         let frame = |saved: u16| match self.frame_pointer.as_deref() {
@@ -158,12 +158,12 @@ fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
     }
     readelf.wait().unwrap();
     std::eprintln!("{}: {compared} rows, {unknown} of them unknown", path.display());
-    // Those that may be left without a further look.
+    // Most rows have the fast form, `PLAIN`.
     assert!(plain > compared / 2, "{}: {plain} of {compared}", path.display());
     (compared > 0).then_some((compared, unknown))
 }
 
-/// Rows that are at the edge of what a word can say.
+/// Rows at the limits of the packed form.
 #[test]
 fn rows_come_out_of_words_as_they_went_in() {
     let saved_here = SAVED_HERE as u16;
@@ -196,7 +196,7 @@ fn rows_come_out_of_words_as_they_went_in() {
     }
 }
 
-/// A file of the compiler's.
+/// Path of a file that the compiler prints.
 fn of_compiler(words: &str) -> Option<String> {
     let output = Command::new("gcc").arg(words).output().ok()?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
@@ -223,7 +223,7 @@ fn rows_of_a_large_program_are_as_readelf_says() {
     assert!(unknown * 1000 < compared, "{unknown} of {compared} rows are unknown");
 }
 
-/// Numbers that look like chance and are the same each time.
+/// Reproducible pseudorandom numbers.
 struct CfiRandom(u64);
 
 impl CfiRandom {

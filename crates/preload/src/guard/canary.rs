@@ -1,8 +1,7 @@
 //! Canary bytes in the unused part of an object's pages: written at the allocation, checked at the
 //! free.
 //!
-//! Bytes near the object are filled with what no program writes by chance; those further away are
-//! zeros, as pages are.
+//! Bytes near the object have values that programs rarely write; bytes further away are zeros.
 
 /// Bytes on each side that are filled.
 const NEAR: usize = 64;
@@ -16,7 +15,7 @@ fn near(from: usize, start: usize, end: usize, to: usize) -> [std::ops::Range<us
     [from.max(start.saturating_sub(NEAR))..start, end..to.min(end + NEAR)]
 }
 
-/// Fills what is around the object from `start` to `end` in the accessible pages from `from` to
+/// Fills the bytes around the object from `start` to `end` in the accessible pages from `from` to
 /// `to`.
 pub(crate) fn fill(from: usize, start: usize, end: usize, to: usize) {
     for range in near(from, start, end, to) {
@@ -28,7 +27,7 @@ pub(crate) fn fill(from: usize, start: usize, end: usize, to: usize) {
     }
 }
 
-/// Has pages zeros again.
+/// Fills pages with zeros.
 pub(crate) fn clear(from: usize, to: usize) {
     let bytes: *mut u8 = std::ptr::with_exposed_provenance_mut(from);
     // SAFETY: the pages are accessible, and not in use by another thread yet.

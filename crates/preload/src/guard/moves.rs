@@ -1,4 +1,4 @@
-//! Pages that go from one slot to another, in one system call and with what they hold
+//! Pages that are moved with their contents from one slot to another, in one system call
 //! (`UFFDIO_MOVE`, Linux 6.8).
 //!
 //! A `userfaultfd` makes the kernel refuse accesses to missing pages of a range (`SIGBUS`), instead
@@ -6,31 +6,32 @@
 //! the call that makes the slot of a freed object inaccessible makes that of the next object
 //! accessible.
 //!
-//! All this is by a descriptor. It has a high number, since programs count on low ones, and who
-//! listens to us holds it as well: the range would become accessible if a program that closes all
-//! its descriptors closed the last. No more pages can be moved then. A child of `fork` has the
-//! descriptor too, which is for its parent's memory: its number is kept in memory that is zeros in
-//! a child.
+//! The descriptor of the `userfaultfd` has a high number, since programs rely on low ones. The
+//! collector holds it as well: if a program that closes all its descriptors closed the last one,
+//! the range would become accessible. After that no more pages can be moved. A child of `fork`
+//! inherits the descriptor, which controls its parent's memory: so the number is in memory that is
+//! zero-filled in a child.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 
 use super::{pool::page, tell};
 use crate::kernel::{self, Errno, OwnedFile};
 
-/// Numbers from here on are for us, where the limit allows; else the last of those that it allows.
+/// Lowest number of the descriptor if the limit of descriptors allows it; else it is one of the
+/// last [`LEFT`] numbers below the limit.
 const NUMBERS: usize = 1000;
 const LEFT: usize = 24;
 
-/// The descriptor's number plus 1, in memory that is zeros in a child of `fork`; and that of the
-/// parent's.
+/// The descriptor's number plus 1, in memory that is zero-filled in a child of `fork`.
+/// [`INHERITED`] keeps the number in a child.
 static NUMBER: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 static INHERITED: AtomicU32 = AtomicU32::new(0);
 /// A page of zeros.
 static ZEROS: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
-/// 1 once the kernel has said that it moves no more.
+/// 1 if no more pages can be moved.
 static IS_OVER: AtomicU32 = AtomicU32::new(0);
 
-/// Makes ready; none where the kernel moves no pages, or refuses to.
+/// Prepares to move pages; `None` if the kernel cannot, or refuses to.
 pub(crate) fn begin() -> Option<()> {
     ZEROS.store(kernel::private(page()).ok()?, Relaxed);
     NUMBER.store(kernel::memory(size_of::<AtomicU32>()).ok()?.cast(), Relaxed);
@@ -54,14 +55,14 @@ fn open() -> Option<()> {
     Some(())
 }
 
-/// Has who listens hold the descriptor as well.
+/// Sends the descriptor to the collector, which holds it as well.
 pub(crate) fn have_held() {
     if let Some(file) = file() {
         tell::hold(&file);
     }
 }
 
-/// Ends: nothing was ever done here.
+/// Moves no pages from now on.
 pub(crate) fn end() {
     IS_OVER.store(1, Relaxed);
 }
@@ -76,7 +77,8 @@ pub(crate) fn can() -> bool {
     IS_OVER.load(Relaxed) == 0 && number().is_some_and(|number| number.load(Relaxed) != 0)
 }
 
-/// In a child of `fork`: its memory is not registered until it is added anew.
+/// Replaces the inherited descriptor in a child of `fork`, whose memory is not registered until
+/// [`add`] is called.
 pub(crate) fn forked() -> Option<()> {
     if let Some(inherited) = INHERITED.swap(0, Relaxed).checked_sub(1) {
         let file = OwnedFile::kept(inherited.cast_signed());
@@ -90,7 +92,7 @@ pub(crate) fn forked() -> Option<()> {
     Some(())
 }
 
-/// Has accesses to pages refused that are not there.
+/// Makes accesses to missing pages of a range raise SIGBUS.
 ///
 /// # Safety
 /// The pages are the guard's own.
@@ -99,7 +101,7 @@ pub(crate) unsafe fn add(at: usize, length: usize) -> Option<()> {
     unsafe { file()?.refuse_missing(at, length) }.ok().map(drop)
 }
 
-/// Notes what a call came to.
+/// True if a call succeeded. After an error that will recur, no pages are moved any more.
 fn done(result: Result<usize, Errno>) -> bool {
     if let Err(Errno(libc::EBADF | libc::ENOTTY | libc::ENOENT | libc::EINVAL | libc::EPERM)) =
         result
@@ -109,7 +111,7 @@ fn done(result: Result<usize, Errno>) -> bool {
     result.is_ok()
 }
 
-/// Puts a page of zeros where none is.
+/// Maps a zero-filled page at an address without one.
 ///
 /// # Safety
 /// The page is the guard's own.
@@ -121,7 +123,7 @@ pub(crate) unsafe fn put(to: usize) -> bool {
     put == Err(Errno(libc::EEXIST)) || done(put)
 }
 
-/// Moves a page to where none is.
+/// Moves a page to an address without one.
 ///
 /// # Safety
 /// Both belong to the guard, and no thread accesses the first from now on.
@@ -133,8 +135,7 @@ pub(crate) unsafe fn go(from: usize, to: usize) -> bool {
     moved.is_ok()
 }
 
-/// Slots that wait for the next objects with a page each: from the first on, in the order in which
-/// they are to be used.
+/// Queue of slots that have a page each and wait for the next objects, in the order of use.
 pub(crate) struct Ready {
     first: AtomicU32,
     count: AtomicU32,

@@ -19,7 +19,7 @@ use crate::{modules, next_alloc};
 
 /// Number of functions: 8 that allocate objects, then 12 that free them.
 const FUNCTIONS: usize = 20;
-/// Every second is of arrays.
+/// Every second function is for arrays.
 const NAMES: [&CStr; FUNCTIONS] = [
     c"_Znwm",
     c"_Znam",
@@ -44,7 +44,8 @@ const NAMES: [&CStr; FUNCTIONS] = [
 ];
 const FIRST_DELETE: usize = 8;
 
-/// True if the second argument of a function is the object's size, or its alignment.
+/// True if the second argument of a function is the object's size; see [`is_aligned`] for
+/// alignments.
 const fn is_sized(function: usize) -> bool {
     matches!(function, 10 | 11 | 16 | 17)
 }
@@ -55,7 +56,7 @@ const fn is_aligned(function: usize) -> bool {
 
 /// Target of each function: the next one in load order, or the guard.
 static TARGETS: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
-/// The functions behind.
+/// The next functions.
 static BEHIND: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
 /// Address range of the C++ library's code; 0 if unknown.
 static LIBRARY: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
@@ -117,7 +118,7 @@ mod exported {
     }
 }
 
-/// The first call of a function that goes on to the one behind, which is looked for now: the C++
+/// First target of each function: looks up the next function at its first call, since the C++
 /// library may be loaded late.
 #[unsafe(naked)]
 unsafe extern "C" fn first<const FUNCTION: usize>() {
@@ -151,7 +152,7 @@ unsafe extern "C" fn find(function: usize) {
         (true, _) => plain_delete as *mut (),
     };
     behind.store(found, Relaxed);
-    // With guarding, it has another target.
+    // Guarding sets another target.
     let _ = target.compare_exchange(before, found, Relaxed, Relaxed);
 }
 
@@ -183,8 +184,7 @@ unsafe extern "C" fn plain_delete(block: *mut c_void) {
     unsafe { libc::free(block) };
 }
 
-/// Has objects guarded that these functions make and free, if the program calls ours and not some
-/// of its own.
+/// Begins to guard objects of these functions, if the program calls ours and has none of its own.
 pub(crate) fn begin() {
     if !NAMES.iter().all(|name| next_alloc::is_called_ours(name)) {
         return;
@@ -206,12 +206,13 @@ pub(crate) fn is_library(code: u64) -> bool {
     (start..end).contains(&(code as usize))
 }
 
-/// Makes an object where one is due to be guarded, or frees one that is: else all is done by the
-/// function behind. It stands on the stack only while the guard works, which throws no exception.
+/// Allocates an object if one is due to be guarded, or frees a guarded one. Otherwise it jumps to
+/// the next function. Its frame is on the stack only during the guard's work, which throws no
+/// exception.
 #[unsafe(naked)]
 unsafe extern "C" fn guard<const FUNCTION: usize>() {
     naked_asm!(
-        // A function that makes objects: it counts down only if it is to make one.
+        // Functions that allocate: they count down only if the object is due.
         ".if {function} < {first_delete}",
         "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
         "cmp qword ptr fs:[rax + {left}], 1",
@@ -281,7 +282,7 @@ unsafe extern "C" fn delete(
     free_guarded(id, address, stack, frame);
 }
 
-/// An object that is freed by what does not go with how it was made.
+/// An object that is freed by a function or with a size that does not match its allocation.
 struct FreedBy {
     id: pool::Id,
     address: usize,
@@ -292,7 +293,7 @@ struct FreedBy {
 fn mismatch(id: pool::Id, address: usize, by: u32, size: Option<usize>) -> Option<FreedBy> {
     let slot = id.slot();
     if slot.state.load(Relaxed) != pool::state::LIVE || slot.address.load(Relaxed) != address {
-        // Not an object, or not any more: reported as such.
+        // Not a live object: reported by `release`.
         return None;
     }
     let made = slot.made_by.load(Relaxed);

@@ -2,7 +2,7 @@
 //!
 //! A range of addresses is reserved once, so that one comparison distinguishes guarded objects from
 //! others. It has a part for each size class, cut into slots. A slot of class *c* has 2^*c* pages
-//! for one object and as many, at least three, that are never accessible:
+//! for one object and as many that are never accessible (three in class 0):
 //!
 //! ```text
 //!  class 0  | guard | object | guard | guard |         class 2  | guard | o | o | o | o | guard | guard | guard |
@@ -17,8 +17,8 @@
 //! ([`super::moves`], Linux 6.8): at a free the page moves to a slot that waits for the next
 //! object, and the old slot has no page. That is one system call for each object. Other pages are
 //! made inaccessible by guard markers in the page tables if the kernel has them
-//! (`MADV_GUARD_INSTALL`, Linux 6.13), else by mappings, and also in classes whose slots would need
-//! whole page tables: a process may have some 65,000 mappings.
+//! (`MADV_GUARD_INSTALL`, Linux 6.13), else by `mprotect`, which splits mappings: a process may
+//! have some 65,000. Size classes whose slots would need whole page tables always use `mprotect`.
 
 use std::sync::atomic::{
     AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
@@ -32,15 +32,16 @@ use crate::kernel::{self, OwnedFile};
 use crate::lock::Lock;
 use moves::{MAX_READY_SLOTS, READY};
 
-/// The first address, and how many there are: 0 where nothing is guarded.
+/// First address of the range. [`LENGTH`] is its length in bytes, 0 if nothing is guarded.
 pub(crate) static BASE: AtomicUsize = AtomicUsize::new(0);
 pub(crate) static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// Classes of sizes: objects of up to 2^15 pages.
+/// Number of size classes: objects have up to 2^15 pages.
 const CLASSES: usize = 16;
-/// From here on pages are made inaccessible by mappings in any case.
+/// First size class whose pages are always made inaccessible by `mprotect`.
 const LARGE: usize = 5;
-/// Bits of a part's length, the largest that is tried, and the smallest.
+/// Maximum number of bits of a part's length, which is tried first; the minimum is
+/// [`SMALLEST_PART`].
 const PART: u32 = 36;
 const SMALLEST_PART: u32 = 28;
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of `<linux/mman.h>`.
@@ -52,7 +53,7 @@ const MAPPINGS_LEFT: i64 = 5000;
 const MAPPINGS_USUAL: i64 = 65_530;
 /// Access rights of accessible pages.
 const ALL_ACCESS: i32 = libc::PROT_READ | libc::PROT_WRITE;
-/// Slots that each class has at the least.
+/// Minimum number of slots of a size class.
 const FEWEST: usize = 16;
 
 static PART_BITS: AtomicU32 = AtomicU32::new(0);
@@ -60,31 +61,32 @@ static PAGE_BITS: AtomicU32 = AtomicU32::new(0);
 static SLOTS: AtomicPtr<GuardSlot> = AtomicPtr::new(std::ptr::null_mut());
 /// 1 if the kernel has guard markers.
 static HAS_MARKS: AtomicU32 = AtomicU32::new(0);
-/// 1 while pages of objects smaller than a page are moved, or were until no more could be.
+/// 1 if pages of objects smaller than a page are moved, also after the kernel has refused to.
 static HAS_MOVES: AtomicU32 = AtomicU32::new(0);
-/// Bytes of accessible pages that there may still be, and objects with mappings of their own.
+/// Bytes by which the accessible pages may still grow. [`MAPPINGS`] is the number of objects that
+/// may still have mappings of their own.
 static ROOM: AtomicI64 = AtomicI64::new(0);
 static MAPPINGS: AtomicI64 = AtomicI64::new(0);
 static PEAK_BYTES: AtomicI64 = AtomicI64::new(0);
 static MIN_ROOM: AtomicI64 = AtomicI64::new(0);
-/// Objects guarded, and left out.
+/// Number of guarded objects. [`LEFT_OUT`] counts those that the pool could not take.
 static GUARDED: AtomicU64 = AtomicU64::new(0);
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 
-/// Under which slots are taken.
+/// Protects the allocation of slots.
 static LOCK: Lock = Lock::new();
 
 /// States of a slot.
 pub(crate) mod state {
-    /// Nothing was ever here.
+    /// The slot was never used.
     pub(crate) const UNUSED: u32 = 0;
     /// An object that is live.
     pub(crate) const LIVE: u32 = 1;
-    /// One that was freed.
+    /// A freed object.
     pub(crate) const FREED: u32 = 2;
-    /// One that is live, and being looked at.
+    /// A live object whose canary is being checked.
     pub(crate) const CHECKED: u32 = 3;
-    /// An object is being made.
+    /// An object is being allocated.
     pub(crate) const TAKEN: u32 = 4;
 }
 
@@ -93,18 +95,18 @@ pub(crate) mod state {
 #[repr(C, align(64))]
 pub(crate) struct GuardSlot {
     pub state: AtomicU32,
-    /// The next of those that were freed, plus 1.
+    /// Number plus 1 of the next freed slot.
     next: AtomicU32,
     pub address: AtomicUsize,
     pub size: AtomicUsize,
-    /// Nodes of call stacks, and threads.
+    /// Call tree nodes and thread IDs.
     pub allocated_at: AtomicU32,
     pub allocated_by: AtomicU32,
     pub freed_at: AtomicU32,
     pub freed_by: AtomicU32,
-    /// By which kind of function it was made: `made_by` of `pagewise_heaplog::guard`.
+    /// Kind of function that allocated it: `made_by` of `pagewise_heaplog::guard`.
     pub made_by: AtomicU32,
-    /// 1 where pages were made accessible that should not be.
+    /// 1 if the access rights of some of its pages were changed after a memory error.
     opened: AtomicU32,
 }
 
@@ -113,12 +115,12 @@ struct GuardClass {
     /// Maximum number of slots, and number of slots ever used.
     most: AtomicU32,
     used: AtomicU32,
-    /// Those that were freed, plus 1: from the first to the last; and some that are yet to be put
-    /// behind the last, in no order.
+    /// Numbers plus 1 of the first and the last slot in the queue of freed ones. `late` is the head
+    /// of a list, newest first, of slots that are to be added to the queue.
     first: AtomicU32,
     last: AtomicU32,
     late: AtomicU32,
-    /// Bytes of the part that are marked.
+    /// Bytes of the part that are prepared: marked as guard pages, or registered for moves.
     marked: AtomicUsize,
 }
 
@@ -165,11 +167,11 @@ fn slots_of(class: usize, part: u32) -> usize {
 /// Method of making pages inaccessible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ProtectMeans {
-    /// By mappings.
+    /// `mprotect`, which splits mappings.
     Mappings,
-    /// By marks.
+    /// Guard markers.
     Marks,
-    /// By taking them away.
+    /// Moves of the pages to other slots.
     Moves,
 }
 
@@ -207,14 +209,14 @@ impl Id {
         part + ((self.number as usize) << slot_bits(self.class))
     }
 
-    /// From where to where an object may lie.
+    /// Address range of the pages for an object.
     fn objects(self) -> (usize, usize) {
         let start = self.start() + page();
         (start, start + (page() << self.class))
     }
 
     /// The slot before this one, and the one behind it.
-    fn neighbours(self) -> [Option<Id>; 2] {
+    fn neighbors(self) -> [Option<Id>; 2] {
         let behind = self.number + 1;
         let has_behind = (behind as usize) < slots_of(self.class, part_bits());
         [
@@ -268,8 +270,8 @@ impl Id {
         let _ = unsafe { kernel::advise(from, to - from, libc::MADV_DONTNEED) };
     }
 
-    /// Makes all of it inaccessible, where pages were made accessible, or the other way round, that
-    /// should not be.
+    /// Makes all pages of a slot inaccessible again after a memory error changed their access
+    /// rights.
     fn clean(self) {
         let (from, to) = (self.start(), self.start() + (1 << slot_bits(self.class)));
         self.shut(from, to);
@@ -279,7 +281,7 @@ impl Id {
         }
     }
 
-    /// Makes the page of an address accessible for good, since the program is to go on.
+    /// Makes the page of an address accessible, so that the program can continue.
     pub(crate) fn let_in(self, address: usize) -> bool {
         let from = address & !(page() - 1);
         self.slot().opened.store(1, Relaxed);
@@ -321,10 +323,10 @@ impl Id {
     }
 }
 
-/// Has accesses to a page refused, whether it is there or not, by SIGSEGV.
+/// Makes accesses to a page raise SIGSEGV, whether the page exists or not.
 ///
 /// # Safety
-/// The page is of [`reserve`](kernel::reserve), and who must not be disturbed does not use it.
+/// The page is of [`reserve`](kernel::reserve), and no live object uses it.
 unsafe fn bar(at: usize) -> bool {
     let barred = if HAS_MARKS.load(Relaxed) != 0 {
         // SAFETY: the page is of `reserve`, and its slot is empty.
@@ -336,10 +338,10 @@ unsafe fn bar(at: usize) -> bool {
     barred.is_ok()
 }
 
-/// Takes back what [`bar`] did to pages.
+/// Reverses [`bar`] for a range of pages.
 ///
 /// # Safety
-/// As there.
+/// As [`bar`].
 unsafe fn unbar(from: usize, to: usize) {
     if HAS_MARKS.load(Relaxed) != 0 {
         // SAFETY: the pages are of `reserve`, and the object of their slot was freed.
@@ -350,8 +352,8 @@ unsafe fn unbar(from: usize, to: usize) {
     }
 }
 
-/// Repeats an access to a missing page as an access to an inaccessible page, which raises SIGSEGV.
-/// Returns false if the page is not one that moves.
+/// Prepares a missing page after SIGBUS, so that the repeated access raises SIGSEGV, or succeeds if
+/// a live object has the page. Returns false if the pages of this size class do not move.
 pub(crate) fn comes_again(address: usize) -> bool {
     let Some(id) = find(address).filter(|id| means_of(id.class) == ProtectMeans::Moves) else {
         return false;
@@ -361,7 +363,7 @@ pub(crate) fn comes_again(address: usize) -> bool {
     let _held = LOCK.hold();
     if at == id.objects().0 {
         match slot.state.load(Acquire) {
-            // Used again meanwhile, by another thread, for an object with a page.
+            // Another thread is allocating an object with a page in this slot.
             state::TAKEN => {
                 kernel::give_way();
                 return true;
@@ -425,7 +427,7 @@ pub(crate) fn begin(most: u64, best: ProtectMeans) -> Option<()> {
     Some(())
 }
 
-/// True if this kernel has marks: tried on the first page, where they stay.
+/// True if this kernel has guard markers: tested on the first page, where the marker stays.
 fn try_marks(base: usize) -> bool {
     let length = page();
     // SAFETY: the memory is not in use yet.
@@ -434,8 +436,8 @@ fn try_marks(base: usize) -> bool {
     opened.is_ok() && unsafe { kernel::advise(base, length, INSTALL) }.is_ok()
 }
 
-/// True if this kernel moves pages: tried on the last pages that objects of a page might have,
-/// which stay as they were.
+/// True if this kernel moves pages: tested on the last two pages of size class 0, which are
+/// restored.
 fn try_moves(base: usize) -> bool {
     let page = page();
     let (first, length) = (base + (1 << part_bits()) - 2 * page, 2 * page);
@@ -478,7 +480,7 @@ pub(crate) fn contains(address: usize) -> bool {
     address.wrapping_sub(BASE.load(Relaxed)) < LENGTH.load(Relaxed)
 }
 
-/// The slot that an address is in, which must be of guarded memory.
+/// The slot that contains an address; `None` if the address is not of guarded memory.
 pub(crate) fn find(address: usize) -> Option<Id> {
     let offset = address.wrapping_sub(BASE.load(Relaxed));
     if offset >= LENGTH.load(Relaxed) {
@@ -489,7 +491,8 @@ pub(crate) fn find(address: usize) -> Option<Id> {
     Some(Id { class, number: (within >> slot_bits(class)) as u32 })
 }
 
-/// Objects that were guarded, those that were not for want of room, and the most bytes at a time.
+/// Number of guarded objects, number of those that the pool could not take, and peak bytes of
+/// accessible pages.
 pub(crate) fn counts() -> (u64, u64, u64) {
     let most = PEAK_BYTES.load(Relaxed) - MIN_ROOM.load(Relaxed);
     (GUARDED.load(Relaxed), LEFT_OUT.load(Relaxed), most.cast_unsigned())
@@ -501,7 +504,7 @@ pub(crate) struct AllocatingCall {
     /// The call stack.
     pub node: u32,
     pub thread: u32,
-    /// By which kind of function.
+    /// Kind of the function.
     pub made_by: u32,
 }
 
@@ -557,7 +560,7 @@ struct PlacedObject {
     id: Id,
     /// Bytes of memory that it will take.
     bytes: i64,
-    /// True if its page is there, with what was in it.
+    /// True if its page exists, with the bytes of an earlier object.
     is_ready: bool,
 }
 
@@ -565,7 +568,8 @@ fn place(size: usize, align: usize) -> Option<PlacedObject> {
     let more = if align > page() { align } else { 0 };
     let pages = size.max(1).checked_add(more)?.checked_add(page() - 1)? >> page_bits();
     let mut class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
-    // Whoever has a whole page may empty it by `madvise`, and it must not be missing then.
+    // The program may empty a whole page of its own by `madvise`, and the page must not be missing
+    // then.
     if means_of(class) == ProtectMeans::Moves && (size.max(align) >= page() || !moves::can()) {
         class += 1;
     }
@@ -624,9 +628,9 @@ impl GuardClass {
         Some(number)
     }
 
-    /// Puts those that were freed late behind the last.
+    /// Adds the slots of `late` to the end of the queue.
     fn put_in_order(&self, class: usize) {
-        // The one that was freed last comes first there.
+        // The list begins with the slot that was freed last.
         let newest = self.late.swap(0, Acquire);
         let (mut late, mut oldest) = (newest, 0);
         while let Some(number) = late.checked_sub(1) {
@@ -642,7 +646,7 @@ impl GuardClass {
         }
     }
 
-    /// Has the pages of a slot marked that is used for the first time, and those of the next ones.
+    /// Prepares the pages of a slot that is used for the first time, and those of the next slots.
     fn mark(&self, class: usize, number: u32) -> Option<()> {
         const AT_ONCE: usize = 2 << 20;
         let means = means_of(class);
@@ -671,7 +675,8 @@ impl GuardClass {
     }
 }
 
-/// Has a slot used again, without a lock: whoever holds it puts it in order.
+/// Adds a freed slot to `late` without the lock; `put_in_order` moves it to the queue under the
+/// lock.
 fn put_late(id: Id) {
     let late = &ALL[id.class].late;
     let mut first = late.load(Relaxed);
@@ -717,7 +722,7 @@ pub(crate) fn free_object(id: Id, address: usize) -> Result<(), NotFreed> {
 }
 
 /// The byte nearest to an object that was changed outside of it, in its own pages. The object is
-/// taken, or being checked.
+/// claimed by [`free_object`], or being checked.
 pub(crate) fn broken(id: Id) -> Option<usize> {
     let slot = id.slot();
     let address = slot.address.load(Relaxed);
@@ -725,7 +730,8 @@ pub(crate) fn broken(id: Id) -> Option<usize> {
     canary::broken(from, address, address + slot.size.load(Relaxed), to)
 }
 
-/// Frees an object that was taken. The lock may be waited for if this thread `can_wait`.
+/// Frees an object that [`free_object`] claimed. The lock may be waited for if this thread
+/// `can_wait`.
 pub(crate) fn free(id: Id, node: u32, thread: u32, can_wait: bool) {
     let slot = id.slot();
     slot.freed_at.store(node, Relaxed);
@@ -757,7 +763,7 @@ pub(crate) fn each_live(mut look: impl FnMut(Id)) {
 /// is.
 pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     let here = find(address)?;
-    let [before, behind] = here.neighbours();
+    let [before, behind] = here.neighbors();
     let distance = |id: &Id| {
         let slot = id.slot();
         let start = slot.address.load(Relaxed);
@@ -771,7 +777,7 @@ pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     };
     let candidates = [Some(here), before, behind].into_iter().flatten();
     let known = candidates.filter_map(|id| distance(&id).map(|distance| (id, distance)));
-    // An object that is live is a likelier neighbour than one that was freed, unless the access was
+    // An object that is live is a likelier neighbor than one that was freed, unless the access was
     // to that one itself.
     known.min_by_key(|&(id, distance)| {
         let is_live = id.slot().state.load(Relaxed) == state::LIVE;
@@ -781,7 +787,7 @@ pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     })
 }
 
-/// No child of `fork` begins while slots are being taken.
+/// Holds the lock, so that no child of `fork` begins while slots are being allocated.
 pub(crate) fn hold_for_fork() {
     std::mem::forget(LOCK.hold());
 }
@@ -789,7 +795,7 @@ pub(crate) fn hold_for_fork() {
 /// Ends what [`hold_for_fork`] began.
 ///
 /// # Safety
-/// This thread called that.
+/// This thread called [`hold_for_fork`].
 pub(crate) unsafe fn go_on_after_fork() {
     // SAFETY: this thread holds the lock since `hold_for_fork`.
     unsafe { LOCK.open() };
@@ -803,7 +809,7 @@ pub(crate) fn forked() {
     if means_of(0) != ProtectMeans::Moves {
         return;
     }
-    // Missing pages raise no request here.
+    // The parent's descriptor does not cover missing pages of the child.
     let (first, length) = (BASE.load(Relaxed), ALL[0].marked.load(Relaxed));
     let can_move = moves::forked().is_some();
     // SAFETY: the range is the guard's own.

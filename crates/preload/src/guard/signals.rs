@@ -1,9 +1,9 @@
 //! The signals of an access to guarded memory, and the program's own handlers of these.
 //!
-//! Our handler stands before the program's: what the program sets (`sigaction`, `signal`) is kept
-//! here, and called for all that is not guarded memory. It has the flags and the mask that the
-//! program asked for. The signals are never blocked, since the kernel ends a program at once that
-//! faults where they are.
+//! Our handler is called first. The action that the program sets (`sigaction`, `signal`) is stored
+//! here, and its handler is called for faults outside of guarded memory, with the flags and the
+//! mask that the program requested. The signals are never blocked, since the kernel kills a program
+//! that faults while they are blocked.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -72,7 +72,7 @@ unsafe fn really(
     unsafe { function(signal, action, old) }
 }
 
-/// Sets our handler as the program would have its own called.
+/// Installs our handler with the flags and the mask that the program requested for its own.
 fn set(index: usize) -> c_int {
     let mut ours = wanted(index);
     let is_function = !matches!(ours.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
@@ -87,7 +87,7 @@ fn set(index: usize) -> c_int {
     unsafe { really(SIGNALS[index], &raw const ours, std::ptr::null_mut()) }
 }
 
-/// Takes the signals out of a set.
+/// Removes the signals from a set.
 fn unblock(mask: &mut libc::sigset_t) {
     for signal in SIGNALS {
         // SAFETY: the set is one, and the signals exist.
@@ -108,7 +108,7 @@ pub(crate) fn find() {
     }
 }
 
-/// Puts our handlers before the program's.
+/// Installs our handlers in front of the program's.
 pub(crate) fn begin() -> Option<()> {
     OWN_STACK.store(kernel::memory(STACK).ok()?.addr(), Relaxed);
     for (index, signal) in SIGNALS.into_iter().enumerate() {
@@ -126,12 +126,12 @@ pub(crate) fn begin() -> Option<()> {
     Some(())
 }
 
-/// In a child of `fork`.
+/// Resets the lock in a child of `fork`.
 pub(crate) fn forked() {
     LOCK.reset();
 }
 
-/// Has a signal do what it does by default, whatever the program wanted.
+/// Sets the default action of a signal, whatever the program requested.
 pub(crate) fn default(signal: c_int) {
     // SAFETY: all zeros is the default action.
     let action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -139,10 +139,10 @@ pub(crate) fn default(signal: c_int) {
     unsafe { really(signal, &raw const action, std::ptr::null_mut()) };
 }
 
-/// Our own stack: the program's may be as small as the kernel allows.
+/// Bytes of our own stack for handlers: the program's may be as small as the kernel allows.
 const STACK: usize = 128 << 10;
-/// Its lowest address, once handlers are set: used under a lock. It is mapped, since static memory
-/// of a library stays mapped after the end of a recording.
+/// Lowest address of that stack, which is used under [`REPORTING`]. It is a mapping of its own,
+/// since static memory of a library stays mapped after the end of a recording.
 static OWN_STACK: AtomicUsize = AtomicUsize::new(0);
 static REPORTING: Lock = Lock::new();
 /// The thread that is on that stack.
@@ -152,9 +152,9 @@ struct Fault {
     address: usize,
     at: CallPoint,
     access: ObjectAccess,
-    /// The signal that ends the program; 0 where it is of guarded memory.
+    /// The signal that ends the program; 0 if the address is of guarded memory.
     ends_by: c_int,
-    /// True if the program can go on behind it.
+    /// True if the program can continue after the access.
     goes_on: bool,
 }
 
@@ -167,7 +167,7 @@ unsafe extern "C" fn report(fault: *mut Fault) {
     }
 }
 
-/// The access of a page fault, and the place in the program that made it.
+/// The kind of access of a page fault, and the registers of the instruction.
 fn access_of(context: &libc::ucontext_t) -> (ObjectAccess, CallPoint) {
     let register = |number: c_int| {
         usize::try_from(number)
@@ -175,7 +175,7 @@ fn access_of(context: &libc::ucontext_t) -> (ObjectAccess, CallPoint) {
             .and_then(|number| context.uc_mcontext.gregs.get(number))
             .map_or(0, |value| value.cast_unsigned())
     };
-    // Bits of the error code of a page fault on x86: 1 written, 4 fetched.
+    // Error code of a page fault on x86: bit 1 is a write, bit 4 an instruction fetch.
     let error = register(libc::REG_ERR);
     let access = match (error & 2 != 0, error & 16 != 0) {
         (true, _) => ObjectAccess::Write,
@@ -231,7 +231,7 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
     unsafe { pass_on(signal, code, info, context) };
 }
 
-/// Does what the program wants done at a signal.
+/// Performs the program's action for a signal.
 unsafe fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(index) = index(signal) else { return };
     let action = wanted(index);
@@ -260,7 +260,7 @@ unsafe fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, contex
     }
 }
 
-/// Says what is to be done at a signal.
+/// Sets or reads the action of a signal.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -301,7 +301,7 @@ pub(crate) unsafe extern "C" fn sigaction(
     result
 }
 
-/// Says what is to be done at a signal.
+/// Sets the action of a signal.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -354,7 +354,7 @@ unsafe fn set_mask(
     unsafe { function(how, &raw const open, old) }
 }
 
-/// Blocks signals.
+/// Changes the blocked signals.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -369,7 +369,7 @@ pub(crate) unsafe extern "C" fn sigprocmask(
     unsafe { set_mask(behind(&SIGPROCMASK, c"sigprocmask"), how, mask, old) }
 }
 
-/// Blocks signals in a thread.
+/// Changes the blocked signals of a thread.
 ///
 /// # Safety
 /// That of the C library's function.

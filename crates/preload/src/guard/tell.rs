@@ -45,13 +45,13 @@ pub(crate) struct ObjectBug {
     /// The call stack.
     pub node: u32,
     pub goes_on: bool,
-    /// By which kind of function it is freed, and of how many bytes that says that it is.
+    /// Kind of the function that frees it, and the size that the function was passed.
     pub freed_by: u32,
     pub freed_size: Option<usize>,
 }
 
 impl ObjectBug {
-    /// One of no object.
+    /// An error without an object.
     pub(crate) fn new(
         bug: u64,
         access: u64,
@@ -66,12 +66,12 @@ impl ObjectBug {
 
 /// The path of the socket, with a zero behind it.
 static PATH: [AtomicU8; 109] = [const { AtomicU8::new(0) }; 109];
-/// Under which a message is put together.
+/// Protects [`MESSAGE`].
 static LOCK: Lock = Lock::new();
 static MESSAGE: [AtomicU64; MAX_MESSAGE_WORDS] = [const { AtomicU64::new(0) }; MAX_MESSAGE_WORDS];
-/// Reported errors, so that each is reported once in a loop.
+/// Hashes of reported errors, so that an error in a loop is reported once.
 static TOLD: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
-/// Bytes of build IDs and paths end here.
+/// Maximum length of a path in a message.
 const MAX_TEXT_BYTES: usize = 4 << 10;
 
 /// Sets the socket for reports.
@@ -82,7 +82,7 @@ pub(crate) fn begin(path: &[u8]) -> Option<()> {
     (path.len() < PATH.len()).then_some(())
 }
 
-/// In a child of `fork`.
+/// Resets the lock in a child of `fork`.
 pub(crate) fn forked() {
     LOCK.reset();
 }
@@ -126,7 +126,7 @@ impl BugMessage {
         }
     }
 
-    /// Sends it and waits for the answer: true where who listens has it.
+    /// Sends it and waits for the answer: true if the collector has received it.
     fn send(self) -> bool {
         self.send_with(None)
     }
@@ -167,13 +167,13 @@ pub(crate) fn hello() -> bool {
     message.send()
 }
 
-/// Has who listens hold a descriptor until this process ends.
+/// Sends a descriptor to the collector, which holds it until this process ends.
 pub(crate) fn hold(file: &OwnedFile) {
     let _held = LOCK.hold();
     BugMessage::new(kind::HOLD, word::HOLD_WORDS).send_with(Some(file));
 }
 
-/// Says that the program ends.
+/// Reports the end of the program, with its counts.
 pub(crate) fn end() {
     let _held = LOCK.hold();
     let (guarded, left_out, most) = pool::counts();
@@ -200,8 +200,8 @@ pub(crate) fn access(address: usize, at: CallPoint, how: ObjectAccess) -> bool {
         } else if address >= end {
             bug::OVERFLOW
         } else {
-            // Freed and used again meanwhile, by another thread: the object is not the one that was
-            // meant.
+            // Another thread has freed the object and reused the slot meanwhile, so the object is
+            // not the one that was accessed.
             bug::WILD
         }
     });
@@ -210,7 +210,7 @@ pub(crate) fn access(address: usize, at: CallPoint, how: ObjectAccess) -> bool {
     goes_on && pool::find(address).is_some_and(|id| id.let_in(address))
 }
 
-/// An access to memory that is not guarded, which ends the program by this signal.
+/// Reports an access to unguarded memory, which ends the program by this signal.
 pub(crate) fn fault(signal: i32, address: usize, at: CallPoint, how: ObjectAccess) {
     let bug = if signal == libc::SIGBUS { bug::BUS_FAULT } else { bug::FAULT };
     tell(&ObjectBug::new(bug, how.number(), address, interrupted(at), false));
@@ -307,7 +307,7 @@ fn was_told(words: [u64; 4]) -> bool {
     true
 }
 
-/// Places of a call stack, the innermost first.
+/// Indices of the return addresses of a call stack, the innermost first.
 struct StackNodes {
     node: u32,
     left: usize,
@@ -334,7 +334,7 @@ struct Modules {
 }
 
 impl Modules {
-    /// The number plus 1 in the message, of the number plus 1 in the tables; 0 for none.
+    /// Converts a module number plus 1 of the tables to one of the message; 0 for no module.
     fn number(&mut self, module: u64) -> u64 {
         if module == 0 {
             return 0;
@@ -356,7 +356,7 @@ impl Modules {
         let get = |word| shared::module(number, word).load(Relaxed);
         let path = (get(entry::PATH_LENGTH) as usize).min(MAX_TEXT_BYTES);
         let id = (get(entry::BUILD_ID_LENGTH) as usize).min(64);
-        // Paths may be long, and the message has to hold the frames yet.
+        // Paths may be long, and the message still needs capacity for the frames.
         let room = MAX_MESSAGE_WORDS
             - 2 * 3 * MAX_STACK_FRAMES
             - (MAX_MODULES - index) * (module::WORDS + 16);
@@ -370,7 +370,7 @@ impl Modules {
     }
 }
 
-/// Consequence of a wrong call: the end of the program, or none.
+/// Aborts the program after a wrong call, unless it is to continue.
 pub(crate) fn after_a_call() {
     if !goes_on() {
         // SAFETY: it ends the program, as the C library does on such an error.

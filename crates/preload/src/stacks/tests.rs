@@ -11,7 +11,7 @@ use super::*;
 /// Calls on each path, each of one of two functions.
 const CALLS: u32 = 12;
 
-/// This place in the function that it is part of.
+/// Call point in the function that this is inlined into.
 #[inline(always)]
 fn here() -> CallPoint {
     let (code, stack, frame);
@@ -25,8 +25,8 @@ fn here() -> CallPoint {
 
 type PathProbe<'a> = &'a mut dyn FnMut(CallPoint);
 
-/// Calls `probe` at the end of a path: each bit is a call of one function or the other. `WORDS` is
-/// how much stack they need.
+/// Calls `probe` at the end of a path: each bit is a call of one function or the other, which need
+/// `LEFT_WORDS` and `RIGHT_WORDS` words of stack.
 #[inline(never)]
 fn path<const RIGHT: bool, const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
     left: u32,
@@ -42,7 +42,7 @@ fn path<const RIGHT: bool, const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
     } else {
         path::<true, LEFT_WORDS, RIGHT_WORDS>(left - 1, bits >> 1, probe);
     }
-    // Used after the call, so that it is a call.
+    // Used after the call, which so is not a tail call.
     black_box(words);
 }
 
@@ -70,7 +70,7 @@ fn all_paths<const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
     }
 }
 
-/// Keeps a path that is new, with its bits as the site: its node.
+/// Caches a new path, with its bits as the site. Returns its node.
 fn learn(stacks: &ThreadStacks, bits: u32, at: CallPoint) -> u32 {
     match stacks.find(at) {
         Some(StackLookup::New(new)) => {

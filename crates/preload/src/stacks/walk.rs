@@ -29,7 +29,7 @@ struct FrameWalk<'a> {
 }
 
 impl FrameWalk<'_> {
-    /// Notes a word that determines the frames.
+    /// Records a word that determines the frames.
     #[inline(always)]
     fn note(&mut self, address: u64) -> Option<()> {
         let offset = self.piece.layout.offset(address)?;
@@ -38,7 +38,7 @@ impl FrameWalk<'_> {
         Some(())
     }
 
-    /// Notes a word that is in reach if the stack is followed past it.
+    /// Records a word that lies below the stack pointer at the end of the walk.
     #[inline(always)]
     fn put(&mut self, offset: u16) -> Option<()> {
         self.piece.layout.offsets.get(self.words)?.set(offset);
@@ -46,7 +46,7 @@ impl FrameWalk<'_> {
         Some(())
     }
 
-    /// Goes through a frame.
+    /// Records a frame.
     #[inline(always)]
     fn pass(&mut self, place: u32) -> Option<()> {
         self.piece.places.get(self.frames)?.set(place);
@@ -67,8 +67,8 @@ impl FrameWalk<'_> {
         if self.saved_at == 0 { at.frame } else { word(self.saved_at) }
     }
 
-    /// Notes how much there is. The number of words is made a multiple of four, by noting the last
-    /// one again.
+    /// Stores the counts. The last word is repeated until the number of words is a multiple of
+    /// four.
     fn end(self) {
         let (piece, layout) = (self.piece, &self.piece.layout);
         let mut words = self.words;
@@ -102,21 +102,21 @@ pub(super) fn walk(piece: &StackPiece, at: CallPoint, end: u64, like: &[Cell<u16
         noted_at: 0,
     };
     if !at.stack.is_multiple_of(8) || follow(&mut walk, at, end).is_none() {
-        // Something in it cannot be followed: this is where the stack ends.
+        // A frame cannot be followed: the stack ends here.
         piece.layout.end.set(PieceEnd::Cut);
     }
     walk.end();
 }
 
-/// None where the last frame cannot be left.
+/// Follows frames to the end of the window. `None` if the last frame cannot be left.
 #[inline(always)]
 fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
     let window_end = (at.stack / WINDOW + 1) * WINDOW;
     let rows = RowCache::now();
     let mut code = at.code;
     loop {
-        // Each look waits for what the one before has found: nothing is done here that can be done
-        // later.
+        // Each look-up waits for the result of the one before: work that can be done later is not
+        // done here.
         if let Some(plain) = rows.and_then(|rows| rows.plain(code)) {
             let top = walk.stack + plain.length;
             if top > end {
@@ -128,7 +128,8 @@ fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
             }
             let before = at.stack + u64::from(walk.like.get(walk.words)?.get()) * 8;
             code = word_as_expected(top - 8, before);
-            // A frame is shorter than what an offset can say, and begins in the window.
+            // The offset fits: a plain frame has fewer than 2^15 words, and it begins in the
+            // window.
             walk.put(((top - 8 - at.stack) / 8) as u16)?;
             walk.stack = top;
         } else {
@@ -157,8 +158,8 @@ fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
     Some(())
 }
 
-/// Leaves a frame of any kind: where it returns to. None inside where nothing is above it, or that
-/// is said; none where it cannot be left.
+/// Leaves a frame of any kind and returns its return address; `Some(None)` if the piece ends with
+/// this frame, `None` if the frame cannot be left.
 #[cold]
 #[inline(never)]
 fn leave(walk: &mut FrameWalk<'_>, code: u64, at: CallPoint, end: u64) -> Option<Option<u64>> {
@@ -234,7 +235,7 @@ fn by_frame(
     Some((top, saved_in))
 }
 
-/// Code without a table may keep a frame pointer, as compilers at run time often do.
+/// Code without a table may keep a frame pointer, as code of JIT compilers often does.
 fn by_frame_pointer(now: CallPoint, end: u64) -> Option<UnwindRow> {
     if !now.frame.is_multiple_of(8) || now.frame < now.stack || now.frame.checked_add(16)? > end {
         return None;
@@ -245,7 +246,8 @@ fn by_frame_pointer(now: CallPoint, end: u64) -> Option<UnwindRow> {
     (back > 0xffff && (goes_on || known())).then_some(UnwindRow::Frame { offset: 2, saved: 2 })
 }
 
-/// A signal's handler: the kernel wrote down where the thread was (`struct ucontext` of x86-64).
+/// A signal frame: the kernel saved the registers of the thread there (`struct ucontext` of
+/// x86-64).
 fn interrupted(walk: &mut FrameWalk<'_>, now: CallPoint, end: u64) -> Option<()> {
     const FRAME: u64 = 120;
     let saved = now.stack.checked_add(FRAME)?;
@@ -260,8 +262,8 @@ fn interrupted(walk: &mut FrameWalk<'_>, now: CallPoint, end: u64) -> Option<()>
     Some(())
 }
 
-/// A word of the stack, which is at `expected` most times: the processor need not wait until it
-/// knows the address.
+/// A word of the stack, which is at `expected` most times: the processor loads it from there before
+/// it has computed the address.
 #[inline(always)]
 fn word_as_expected(address: u64, expected: u64) -> u64 {
     let mut same = expected;
@@ -273,8 +275,8 @@ fn word_as_expected(address: u64, expected: u64) -> u64 {
     if address == expected {
         return word(same);
     }
-    // SAFETY: it does nothing. The compiler shall not choose an address by calculating, which would
-    // have to wait.
+    // SAFETY: it does nothing. It keeps the compiler from selecting the address without a branch,
+    // which would wait for it.
     unsafe { std::arch::asm!("", options(nomem, nostack, preserves_flags)) };
     word(address)
 }

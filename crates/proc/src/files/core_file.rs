@@ -28,7 +28,7 @@ pub use self::notes::{CoreNotes, MappedFileNote, ProcessNote, SignalNote, Thread
 pub use self::snapshot::snapshot;
 use crate::ProcError;
 
-/// The source of a value that no core file has.
+/// The source in the reason for a value that a core file does not have.
 pub(crate) const CORE_FILE: &str = "a core file";
 
 /// An open core file.

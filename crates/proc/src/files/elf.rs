@@ -30,8 +30,8 @@ const SECTIONS: usize = 5000;
 /// No more of a section's name than this is kept.
 const NAME: usize = 256;
 
-/// Symbols, as they are in a table of names, that give away an allocator inside a file, and what it
-/// is called.
+/// Symbols that identify an allocator in a file, with the final zero of a table of names; and the
+/// allocator's name.
 const ALLOCATORS: &[(&[u8], &str)] = &[
     (b"je_malloc\0", "jemalloc"),
     (b"_rjem_malloc\0", "jemalloc"),
@@ -56,7 +56,7 @@ pub(crate) fn objects(
     let mut last = None;
     let files = mappings.iter().filter(|mapping| {
         let key = (mapping.device, mapping.inode);
-        // Neighbours are often of one file: a look-up for each of 65,000 would cost more than the
+        // Neighbors are often of one file: a look-up for each of 65,000 would cost more than the
         // rest.
         mapping.inode != 0
             && (mapping.prot.exec || mapping.backing() == Backing::File)
@@ -112,7 +112,7 @@ impl Looker<'_> {
                 let is_there = first.is_deleted() && self.find(first.name.as_bytes()).is_ok();
                 return Ok(if is_there { OnDisk::Same } else { OnDisk::Missing });
             }
-            // A link is in a place where the mapped file has none.
+            // The path of a mapped file contains no link: a link has replaced a part of it.
             Err(Refusal::NotRegular) => return Ok(OnDisk::Replaced),
             found => found.map_err(|_| Absent::NotPermitted(PTRACE.into()))?,
         };
@@ -123,11 +123,11 @@ impl Looker<'_> {
         Ok(if is_same { OnDisk::Same } else { OnDisk::Replaced })
     }
 
-    /// True if a file is the mapped one by what `maps` says.
+    /// True if a file is the mapped one, according to `maps`.
     ///
-    /// The device does not decide: btrfs shows another one there. Before Linux 6.8 neither does the
-    /// inode of a file on an overlay, so there the kernel's word that the name was not deleted has
-    /// to do.
+    /// Devices are not compared: on btrfs, `maps` and `stat` have different ones. Before Linux 6.8,
+    /// inodes on an overlay differ, too: there any name is accepted that the kernel has not marked
+    /// as deleted.
     fn is_same(&self, first: &Mapping, found: &FoundFile) -> bool {
         let id = found.id();
         id.inode == first.inode || !first.is_deleted() && self.overlays.contains(&id.device)
@@ -317,10 +317,10 @@ fn bytes<'d, S: SectionHeader<Endian = Endianness>>(
     sections.get(usize::try_from(at).ok()?)?.data(endian, data).ok()
 }
 
-/// The allocator that the symbols of a table give away.
+/// The allocator that the symbols of a table identify.
 ///
-/// A file that only calls it has its name too, so the symbol must be defined here. Symbols are read
-/// only where a name is in the table at all, which is nearly never.
+/// A file that only calls the allocator also has its name, so the symbol must be defined here.
+/// Symbols are read only if the table contains a name, which is rare.
 fn allocator<'d, S: SectionHeader<Endian = Endianness>>(
     sections: &[S],
     kind: u32,

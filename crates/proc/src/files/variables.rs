@@ -33,8 +33,8 @@ pub struct ProgramVariable {
     pub thread_local: bool,
 }
 
-/// All variables of a name, each once: several files may define one, and several parts of one a
-/// static one.
+/// All variables with a name, each once: several files may define the name, and several source
+/// files of one file may have a static variable of that name.
 pub fn find(root: &ProcRoot, pid: Pid, mappings: &[Mapping], name: &[u8]) -> Vec<ProgramVariable> {
     let files = files(mappings);
     files.flat_map(|first| of_file(root, pid, mappings, first, name, VARIABLES)).collect()
@@ -74,7 +74,7 @@ pub fn functions(file: &File, names: &[&str]) -> Vec<FileFunction> {
     names.iter().filter_map(of_name).collect()
 }
 
-/// A function of a file, and who may call it.
+/// A function of a file, and its visibility.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VisibleFunction {
     /// The function.
@@ -86,14 +86,14 @@ pub struct VisibleFunction {
 /// Functions with wanted names in the symbol tables of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WantedFunctions {
-    /// The functions; one that both tables have is in it twice.
+    /// The functions. One that is in both tables is listed twice.
     pub seen: Vec<VisibleFunction>,
     /// True if there is a table of all symbols (`.symtab`), and not only of those that other files
     /// use.
     pub complete: bool,
 }
 
-/// No longer name of a function is looked at, its final zero included.
+/// Maximum length of a function name that is compared, with its final zero.
 pub(super) const MAX_NAME_BYTES: usize = 256;
 
 /// Functions that a file defines whose names are `wanted`, by one reading of its tables. None of a
@@ -242,7 +242,7 @@ pub(super) struct LoadHeader {
 }
 
 impl LoadHeader {
-    /// True if a mapping's first byte of the file is of it, or of the page that it begins in.
+    /// True if the mapping and the segment overlap in the file.
     fn covers(self, mapping: &Mapping) -> bool {
         let end = self.offset.saturating_add(self.size);
         let mapped_to = mapping.offset.saturating_add(mapping.range.end - mapping.range.start);

@@ -1,4 +1,4 @@
-//! `/proc/buddyinfo` and `/proc/pagetypeinfo`: free blocks by order, and by what may be put there.
+//! `/proc/buddyinfo` and `/proc/pagetypeinfo`: free blocks by order, and by migrate type.
 
 use pagewise_model::Name;
 use pagewise_model::fragmentation::{PageTypes, TypedBlocks, TypedFree, Zone};

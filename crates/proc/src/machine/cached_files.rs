@@ -55,7 +55,7 @@ pub fn find(root: &ProcRoot, page_size: PageSize, search: &FileSearch) -> Readin
     Ok(found)
 }
 
-/// File systems whose files have pages of a device, and no device number of one.
+/// File systems on devices whose files have an anonymous device number (major number 0).
 const WITHOUT_DEVICE: [&[u8]; 4] = [b"btrfs", b"zfs", b"bcachefs", b"f2fs"];
 
 /// The mounts to search: each file system once, at its highest mount point.
@@ -78,7 +78,7 @@ fn searched(mounts: &[Mount]) -> Vec<&Mount> {
     chosen
 }
 
-/// Files between two looks at the clock.
+/// Number of files between two reads of the clock.
 const CLOCK_INTERVAL: u64 = 64;
 /// Hard links that are remembered, so that a file counts once.
 const MAX_LINKED: usize = 1 << 20;

@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use crate::ProcRoot;
 use crate::text::number;
 
-/// The log that is kept of what `/dev/kmsg` has: the last part of a longer one.
+/// Maximum bytes of the log of `/dev/kmsg`: the last part of a longer log is kept.
 const MAX_LOG: usize = 32 << 20;
-/// No record of the kernel is longer.
+/// Maximum length of a record of the kernel.
 const RECORD: usize = 16 << 10;
 
 /// The log of a machine; a copied tree has it in `DIR/kmsg`.
@@ -86,7 +86,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 
 /// A line of a log without what the logger put in front, and its time in seconds since boot.
 ///
-/// Known loggers: `dmesg` with and without times and colours, `/dev/kmsg`, the journal, syslog, and
+/// Known loggers: `dmesg` with and without times and colors, `/dev/kmsg`, the journal, syslog, and
 /// serial consoles.
 pub(crate) fn split_line(line: &[u8]) -> (Option<f64>, &[u8]) {
     let line = line.strip_suffix(b"\r").unwrap_or(line);

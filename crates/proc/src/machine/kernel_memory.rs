@@ -90,8 +90,8 @@ fn names(root: &ProcRoot, folder: &str) -> Reading<Vec<String>> {
 }
 
 /// True if kernel stacks are part of `VmallocUsed`: `vmallocinfo` has areas of the size of a stack
-/// that a fork allocated. Without root, the configuration in `/proc/config.gz` would tell, which
-/// few kernels have; the usual architectures have such stacks.
+/// that a fork allocated. Without root, the usual architectures are assumed to have such stacks:
+/// few kernels show their configuration in `/proc/config.gz`.
 pub(crate) fn stacks_in_vmalloc(root: &ProcRoot) -> Reading<bool> {
     match root.machine("vmallocinfo") {
         Ok(text) => Ok(stacks_in(&text)),

@@ -19,7 +19,7 @@ const MAX_ROWS: usize = 1 << 16;
 /// Lines of counters that are kept.
 const MAX_COUNTERS: usize = 512;
 
-/// Parts of a report, by which lines without a name of their own are understood.
+/// Parts of a report. They determine the meaning of lines without a label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ReportSection {
     #[default]

@@ -1,4 +1,4 @@
-//! The settings of a machine put together. Which files hold a setting is for the caller to say.
+//! The settings of a machine. The caller lists the files with settings.
 
 use std::time::{Duration, Instant};
 
@@ -93,8 +93,8 @@ fn sizes(root: &ProcRoot) -> Reading<Vec<SizeSetting>> {
     Ok(sizes.collect())
 }
 
-/// True if the flags of the first CPU have `la57`. The kernel takes it out where it uses four
-/// levels.
+/// True if the flags of the first CPU have `la57`. The kernel clears the flag if it uses four
+/// levels of page tables.
 fn five_levels(cpuinfo: &[u8]) -> Reading<bool> {
     let rows = lines(cpuinfo).filter_map(|(_, line)| field(line));
     let flags = rows.into_iter().find(|(name, _)| name.trim_ascii() == b"flags");
@@ -139,7 +139,7 @@ fn process(root: &ProcRoot, pid: Pid) -> ProcessSettings {
     }
 }
 
-/// Variables that steer malloc: these, and those that start so.
+/// Environment variables that configure malloc: full names, and prefixes.
 const NAMES: [&[u8]; 2] = [b"GLIBC_TUNABLES", b"LD_PRELOAD"];
 const STARTS: [&[u8]; 5] = [b"MALLOC_", b"TCMALLOC_", b"MIMALLOC_", b"JEMALLOC_", b"_RJEM_MALLOC_"];
 

@@ -35,7 +35,7 @@ pub struct SystemRequest {
     pub files: Option<FileSearch>,
 }
 
-/// Settings of reclaim that bear on how much can be allocated.
+/// Settings that influence reclaim and the amount of memory that can be allocated.
 const SETTINGS: [&str; 6] = [
     "sys/vm/swappiness",
     "sys/vm/overcommit_memory",
@@ -152,7 +152,7 @@ fn shares(root: &ProcRoot, listing: &Listing, kept: usize) -> (ProcessSums, Vec<
                     shmem: kinds.shmem,
                 });
             }
-            // One that ended while it was read holds nothing any more.
+            // A process that ended while it was read has no memory any more.
             (Err(Absent::Vanished), _) | (_, Err(Absent::Vanished)) => {}
             _ => {
                 sums.unread += 1;

@@ -94,7 +94,7 @@ pub fn scan(
     Ok(Ok(HugePages { sizes, ..scanner.finish(found, look, begin) }))
 }
 
-/// The size of a page-middle-directory entry, where everything is there that a scan needs.
+/// The size of a huge page that one PMD entry maps, if the machine has all that a scan needs.
 fn prepare(root: &ProcRoot, features: &Features) -> Reading<u64> {
     if !root.has_our_ids() {
         return Err(Absent::NotSupported("/proc is not of this pid namespace".into()));
@@ -108,7 +108,7 @@ fn prepare(root: &ProcRoot, features: &Features) -> Reading<u64> {
         .ok_or_else(|| Absent::NotSupported("this kernel has no transparent huge pages".into()))
 }
 
-/// A mapping with huge pages, and where its anonymous ones are.
+/// A mapping with huge pages, and the addresses of its anonymous ones.
 type HugeMappingPages = (HugeMapping, Vec<u64>);
 
 struct Scanner {
@@ -119,7 +119,7 @@ struct Scanner {
 }
 
 impl Scanner {
-    /// The mappings with huge pages; with the zeros in each where `exact`.
+    /// The mappings with huge pages; if `exact`, with the zero pages in each.
     fn all(
         &mut self,
         mappings: &[Mapping],
@@ -169,7 +169,7 @@ impl Scanner {
             } else if !region.categories.contains(Categories::PFNZERO) {
                 huge.anonymous += length;
                 reader.note(region.start..region.end, &mut starts);
-                // Soon after the scan, while they are there.
+                // Soon after the scan, while the pages are still resident.
                 let fresh = &starts[huge.pages.len().min(starts.len())..];
                 if exact && failed.is_ok() && fresh.len() >= READ_TOGETHER {
                     failed = reader.count(fresh, &mut huge);
@@ -215,7 +215,7 @@ struct ContentReader {
     pid: Pid,
     page_size: PageSize,
     huge_size: u64,
-    /// One a thread.
+    /// One per thread.
     buffers: Vec<Vec<u8>>,
     /// Number of base pages read.
     read: u64,
@@ -232,7 +232,7 @@ impl ContentReader {
         ProcError::of_process(error, self.pid, "mem".as_ref())
     }
 
-    /// Adds the huge pages that a run is of. A run that a scan has cut in two gives its page once.
+    /// Adds the huge pages that contain a run. A page whose run was split by a scan is added once.
     fn note(&self, run: Range<u64>, starts: &mut Vec<u64>) {
         for piece in pieces(run, self.huge_size) {
             let start = piece.start & !(self.huge_size - 1);
@@ -242,8 +242,8 @@ impl ContentReader {
         }
     }
 
-    /// Reads huge pages from end to end and counts their zero pages, on more than one CPU where
-    /// there is.
+    /// Reads huge pages from end to end and counts their zero pages, with several threads if there
+    /// are several CPUs.
     fn count(&mut self, starts: &[u64], huge: &mut HugeMapping) -> Result<(), ProcError> {
         let threads =
             thread::available_parallelism().map_or(1, NonZero::get).min(MAX_READER_THREADS);
@@ -279,8 +279,8 @@ impl ContentReader {
         Ok(())
     }
 
-    /// Reads `wanted` base pages, one at a random place in each of as many equal parts of all huge
-    /// pages.
+    /// Reads `wanted` base pages: all huge pages are divided into that number of equal parts, and a
+    /// random page of each part is read.
     fn sample(&mut self, found: &mut [HugeMappingPages], wanted: u64) -> Result<(), ProcError> {
         let per_huge = self.huge_size / self.page_size.bytes();
         let starts: Vec<(usize, u64)> = found
@@ -376,8 +376,8 @@ pub(super) fn is_anonymous(mapping: &Mapping) -> bool {
         && mapping.range.end <= KERNEL_HALF
 }
 
-/// Memory that could be huge and is not, as blocks of the size of a huge page that are resident
-/// throughout in anonymous base pages; and how much more is resident in such pages elsewhere.
+/// Memory that could be huge: blocks of the size of a huge page that are completely resident in
+/// anonymous base pages. Also returns the resident bytes of such pages outside of these blocks.
 ///
 /// # Errors
 /// As [`scan`].

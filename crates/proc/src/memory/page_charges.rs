@@ -69,8 +69,8 @@ impl ChargeReader {
         let step = cached.len().div_ceil(SAMPLE).max(1);
         let mut counts: HashMap<Option<Name>, u64> = HashMap::new();
         for &page in cached.iter().step_by(step) {
-            // A page that was reclaimed meanwhile is left out, not read from the device again: the
-            // window was mapped without read-ahead, so at most one page is.
+            // A page that was reclaimed meanwhile is read from the device again, and no other page:
+            // the window was mapped without read-ahead.
             let Ok(address) = window.populate(page) else { continue };
             if let Some(cgroup) = self.cgroup_of(address) {
                 *counts.entry(cgroup).or_default() += 1;

@@ -35,7 +35,7 @@ const KERNEL_HALF: u64 = 1 << 63;
 /// Parameters of the page scan.
 #[derive(Clone, Copy, Debug)]
 pub struct PageMapRequest {
-    /// Which interface to ask; where the kernel has no `PAGEMAP_SCAN`, `pagemap` alone.
+    /// Kernel interface to use. Without `PAGEMAP_SCAN` in the kernel, `pagemap` is used.
     pub way: PageTableWay,
     /// Look up frames as well, page by page.
     pub detail: bool,
@@ -43,7 +43,7 @@ pub struct PageMapRequest {
     pub pace: Pace,
 }
 
-/// Looks at the pages of `mappings`, or of those parts of them that lie in `within`.
+/// Reads the pages of `mappings`, or of those parts of them that lie in `within`.
 ///
 /// # Errors
 /// [`ProcError::NotPermitted`] where we may not trace the process, [`ProcError::NoSuchProcess`]
@@ -79,8 +79,8 @@ pub fn read(
     let frames = reader.frames(look.detail);
     let mut gaps = Vec::new();
     let mut all = Vec::new();
-    let ends = ends_of_neighbours(&mappings, page_size);
-    for (mapping, neighbours_end) in mappings.into_iter().zip(ends) {
+    let ends = ends_of_neighbors(&mappings, page_size);
+    for (mapping, neighbors_end) in mappings.into_iter().zip(ends) {
         let range = within.map_or(Some(mapping.range), |within| mapping.range.intersection(within));
         let Some(range) = range.filter(|range| range.end <= KERNEL_HALF) else { continue };
         if reader.hugetlb.holds(&mapping) == Ok(true) {
@@ -91,7 +91,7 @@ pub fn read(
         let runs = match way {
             PageTableWay::Scan => reader.scan(&mapping, range)?,
             PageTableWay::Both | PageTableWay::Pagemap => {
-                reader.runs_from_words(&mapping, range, neighbours_end)?
+                reader.runs_from_words(&mapping, range, neighbors_end)?
             }
         };
         let runs = reader.refine(runs)?;
@@ -134,9 +134,9 @@ struct PageReader {
 
 const NOTHING: AddrRange = AddrRange { start: 0, end: 0 };
 
-/// For each mapping, the end of the last one that follows it, or another of these, so closely that
-/// one read of both is cheaper than two.
-fn ends_of_neighbours(mappings: &[Mapping], page_size: PageSize) -> Vec<u64> {
+/// For each mapping, the end of its group. Each mapping of a group follows the one before so
+/// closely that one read of both is cheaper than two.
+fn ends_of_neighbors(mappings: &[Mapping], page_size: PageSize) -> Vec<u64> {
     let bridge = page_size.pages(walk::BRIDGE).0;
     let mut ends: Vec<u64> = mappings.iter().map(|mapping| mapping.range.end).collect();
     for at in (1..mappings.len()).rev() {
@@ -181,12 +181,12 @@ impl PageReader {
     }
 
     /// The pages of a mapping by the words of `pagemap`, and scans for the rest. Words are read up
-    /// to `neighbours_end`, and kept for the mappings that follow.
+    /// to `neighbors_end`, and kept for the mappings that follow.
     fn runs_from_words(
         &mut self,
         mapping: &Mapping,
         range: AddrRange,
-        neighbours_end: u64,
+        neighbors_end: u64,
     ) -> Result<PageRuns, ProcError> {
         let mut runs = RunCollector::over(range);
         let most = self.space.page_size().pages(self.words.len() as u64).0;
@@ -196,7 +196,7 @@ impl PageReader {
             // Parts begin and end where huge pages do.
             let part_end = (at / most + 1).saturating_mul(most);
             if !(self.read.start..self.read.end).contains(&at) {
-                let end = part_end.min(neighbours_end.max(range.end));
+                let end = part_end.min(neighbors_end.max(range.end));
                 self.read = NOTHING;
                 let read = self.space.read(AddrRange { start: at, end }, &mut words)?;
                 let length = self.space.page_size().pages(read.len() as u64).0;
@@ -246,8 +246,8 @@ impl PageReader {
         Ok(())
     }
 
-    /// Adds resident pages that are alike by their words: what is mapped by huge entries, and what
-    /// is the zero page.
+    /// Adds resident pages with equal words. Scans find those that huge entries map, and the zero
+    /// page.
     fn put_scanned(
         &mut self,
         range: AddrRange,
@@ -255,7 +255,7 @@ impl PageReader {
         huge_size: u64,
         runs: &mut RunCollector,
     ) -> Result<(), ProcError> {
-        // The zero page is never called exclusive, and anonymous by its mapping.
+        // By its word, the zero page is an anonymous page that is not exclusive.
         if state.kind == PageMapKind::Anonymous && state.exclusive == Some(false) {
             return self.put_shared_anonymous(range, state, runs);
         }

@@ -1,7 +1,7 @@
-//! `/proc/<pid>/pagemap`: what is mapped at every page, and from it what `smaps` would say.
+//! `/proc/<pid>/pagemap`: the state of every page, and the sums of `smaps` computed from it.
 //!
 //! Never reads `smaps`, which holds the target's mmap lock for a whole mapping at a time.
-//! Pages are read in chunks over neighbouring mappings, with rests between; a read of
+//! Pages are read in chunks over neighboring mappings, with rests between; a read of
 //! `pagemap` holds the lock for one page-table page at a time, a scan for what it walks.
 
 mod census;
@@ -57,8 +57,8 @@ pub struct PageWalk {
     /// The pages of all mappings together. Its PSS is rounded once, as in `smaps_rollup`, so it
     /// can be more than the sum over the mappings.
     pub total: Reading<MappingPages>,
-    /// Why some huge pages may be split wrongly into exclusive and co-mapped: the kernel says the
-    /// same of all of a huge page that a relative shares in part.
+    /// Reason why some huge pages may be split wrongly into exclusive and co-mapped: the kernel
+    /// sets one exclusive bit for a whole huge page, even if a relative shares only a part.
     pub doubt: Option<Absent>,
 }
 
@@ -107,7 +107,7 @@ pub fn read_with(
     Ok(first.finish())
 }
 
-/// Walks all mappings: many of them on two threads, where nothing asks for rests.
+/// Walks all mappings: many of them with two threads, if the pace has no rests.
 fn walk_all(
     walker: &(impl Fn(Trust) -> Result<Walker, ProcError> + Sync),
     trust: Trust,

@@ -4,7 +4,7 @@
 const BASE: u64 = 7;
 const ENTRY: u64 = 9;
 
-/// Entry point of a program, and its headers.
+/// Addresses of the dynamic linker and of the program's entry point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Auxv {
     /// The dynamic linker's address; `None` of a static program.

@@ -20,14 +20,13 @@ use crate::{ProcRoot, auxv, maps, meminfo, program_ending, stat};
 /// The longest name that `memfd_create` takes, with the NUL at its end.
 const MAX_NAME_BYTES: usize = 250;
 
-/// Bytes of the memory limit that a call takes, with all that becomes of it in a report: some 730
-/// as JSON.
+/// Bytes of the memory limit that a call takes, with its data in a report: some 730 as JSON.
 const CALL: u64 = 1 << 10;
-/// Calls that take as much as a process, whose memory is followed as a copy of its parent's; and
-/// mappings of a program that take as much as a call.
+/// Number of calls that take as much memory as a process, whose mappings begin as a copy of its
+/// parent's; and number of mappings of a program that take as much as a call.
 const PROCESS: usize = 16;
 const MAPPINGS: usize = 4;
-/// Bytes of a name that take as much as a call.
+/// Number of bytes of a name that take as much memory as a call.
 const NAMES: usize = 256;
 
 /// Records until every process has ended, or the watching is over. `command` is empty for a process
@@ -256,7 +255,7 @@ impl<'r> CallRecorder<'r> {
     /// The text at an address, up to its NUL.
     fn text(&self, tid: u32, address: u64) -> Option<Name> {
         let end = address.saturating_add(MAX_NAME_BYTES as u64);
-        // The next page may not be there.
+        // The next page may be unmapped.
         let page_end = (address | (self.page_size.bytes() - 1)).saturating_add(1).min(end);
         let mut buffer = [0; MAX_NAME_BYTES];
         let read = remote::read(tid, &[address..page_end, page_end..end], &mut buffer).ok()?;
@@ -305,7 +304,8 @@ impl<'r> CallRecorder<'r> {
         }
     }
 
-    /// Notes VIRT while it is there: where threads end one after the other the last one's is kept.
+    /// Stores VIRT before the memory is released. If threads end one after the other, the last
+    /// value is kept.
     fn measure(&mut self, seen: &TraceEvent) {
         if let Some(virt) = self.virt(Pid(seen.tid)) {
             self.last.insert(seen.pid, virt);
@@ -370,8 +370,7 @@ impl Texts {
     }
 }
 
-/// The places and names of mappings. The page of old system calls lies outside of user space, and
-/// VIRT leaves it out.
+/// Ranges and names of mappings. `[vsyscall]` lies outside of user space, and VIRT leaves it out.
 fn mapped(mappings: Vec<Mapping>) -> Vec<NamedMapping> {
     let in_user_space = |mapping: &Mapping| mapping.name.as_bytes() != b"[vsyscall]";
     let mapped = mappings.into_iter().filter(in_user_space);

@@ -27,10 +27,10 @@ use crate::{
     status, threads,
 };
 
-/// Up to here a full reading holds the target for well below a millisecond a mapping.
+/// Up to this resident size, a full reading blocks the target for much less than 1 ms per mapping.
 const SMALL: Bytes = Bytes::mib(64);
 
-/// Which reading to use.
+/// Choice of the reading method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wish {
     /// In full where the process is small, politely where it is not.
@@ -45,7 +45,7 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// The reading for a process with that much resident.
+    /// The method for a process with this resident size.
     pub fn method(self, resident: Bytes) -> ReadMethod {
         match self {
             Wish::Polite => ReadMethod::Polite,
@@ -92,8 +92,8 @@ impl Default for CaptureRequest {
 /// [`ProcError::Parse`] where even `stat` cannot be read.
 pub fn capture(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot, ProcError> {
     if root.ourselves() == Some(pid) {
-        // Our own memory grows as it is read. The allocator keeps what a reading took, so that
-        // after two of them a third finds its room made.
+        // Reading our own memory makes it grow. The allocator keeps the memory that a reading took,
+        // so that after two readings a third one needs no more.
         for _ in 0..2 {
             drop(read(root, pid, request)?);
         }
@@ -200,7 +200,7 @@ struct Capture<'a> {
     gaps: Vec<Gap>,
 }
 
-/// Why no system call is made on a process.
+/// Reason for making no system call on a process.
 const OTHER_IDS: &str = "/proc is of another pid namespace";
 
 impl<'a> Capture<'a> {

@@ -66,7 +66,7 @@ pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<CgroupMemory> {
     Ok(CgroupMemory { path: member.path, version: member.version, limit, usage })
 }
 
-/// Reads what limits the memory of a process's cgroup, with the file that says so.
+/// Reads the memory limit of a process's cgroup, with the file that contains it.
 pub(crate) fn settings(root: &ProcRoot, pid: Pid) -> Reading<CgroupSettings> {
     let (member, folder) = place(root, pid)?;
     let names = names(&member);
@@ -184,7 +184,7 @@ pub(crate) fn tasks_left(root: &ProcRoot, pid: Pid) -> Option<u64> {
     folder.up_to_top().filter_map(left).min()
 }
 
-/// Path of the memory cgroup of a process.
+/// The memory cgroup of a process, and its folder.
 fn place(root: &ProcRoot, pid: Pid) -> Reading<(Member, CgroupFolder)> {
     place_of(root, pid, MEMORY)
 }

@@ -9,7 +9,7 @@ use pagewise_model::{Bytes, Pid, Reading};
 use crate::text::{lines, number};
 use crate::{ProcRoot, cgroup, limits, meminfo, status};
 
-/// Room for a child, where it is limited. A limit that cannot be read is not there.
+/// Limits for one more child. A limit that cannot be read counts as no limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForkRoom {
     /// `MemAvailable`.
@@ -57,7 +57,7 @@ fn user_tasks(root: &ProcRoot, pid: Pid) -> Option<u64> {
     let of = |pid: Pid| Some(status::parse(&root.read(pid, "status").ok()?));
     let text = root.read(pid, "status").ok()?;
     let user = status::parse(&text).uid?;
-    // The kernel excepts root, and these two rights (kernel/fork.c).
+    // The kernel exempts root, and these two capabilities (kernel/fork.c).
     if user == 0 || has_right_to_fork(&text) {
         return None;
     }
@@ -74,8 +74,8 @@ fn has_right_to_fork(status: &[u8]) -> bool {
     mask.and_then(|mask| u64::from_str_radix(mask, 16).ok()).is_some_and(|it| it & RIGHTS != 0)
 }
 
-/// A thread that sleeps uninterruptibly in a call that makes a task: `vfork` waits so until the
-/// child executes a program or ends.
+/// A thread that sleeps uninterruptibly in a call that creates a task: `vfork` sleeps in this state
+/// until the child executes a program or ends.
 fn in_vfork(root: &ProcRoot, pid: Pid) -> Option<Pid> {
     /// `clone`, `vfork` and `clone3` on x86-64.
     const CALLS: [&[u8]; 3] = [b"56", b"58", b"435"];

@@ -1,9 +1,9 @@
 //! Every process in one line each, with as few reads as the numbers need.
 //!
-//! `smaps_rollup` gives RSS, PSS, USS and swap, and with two facts the quadrants as well: whether
-//! any anonymous page is co-mapped (its share says so), and whether there are tmpfs pages, or
-//! exclusive pages of shared file mappings. `maps` is read only where sums leave that open, and
-//! pages only where `maps` does, and then only of the mappings in question.
+//! `smaps_rollup` contains RSS, PSS, USS and swap. The quadrants follow from it if two facts are
+//! known: if any anonymous page is co-mapped (`Pss_Anon` shows it), and if there are tmpfs pages,
+//! or exclusive pages of shared file mappings. `maps` is read only if the sums do not decide this,
+//! and pages only of those mappings that `maps` leaves undecided.
 //!
 //! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead,
 //! unless the caller wishes otherwise.
@@ -105,7 +105,7 @@ impl<'a> ListingShared<'a> {
         }
     }
 
-    /// Reads the processes on every CPU, and says what the longest hold was.
+    /// Reads the processes with one thread per CPU. Also returns the longest hold, in nanoseconds.
     fn read_all(&self, pids: &[Pid]) -> Result<(Vec<(Pid, PidOutcome)>, u64), ProcError> {
         let next = AtomicUsize::new(0);
         let work = || {
@@ -174,7 +174,8 @@ impl ListingStatus {
         status
     }
 
-    /// Kernels before 6.8 do not say so: there it is a process without memory that has not ended.
+    /// True for a kernel thread. Before Linux 6.8 `status` has no line for it: then it is a process
+    /// without memory that has not ended.
     fn is_kernel_thread(&self) -> bool {
         let has_ended = matches!(self.state, 'Z' | 'X');
         self.kernel_thread.unwrap_or(self.rss.is_none() && !has_ended)
@@ -325,9 +326,9 @@ impl<'a> ListingReader<'a> {
         }
         let mut mappings = self.mappings(pid)?;
         let asks = |m: &Mapping| match m.backing() {
-            // True if an anonymous page is exclusive, if the sums do not show it.
+            // Exclusive anonymous pages, if the sums do not determine them.
             _ if anon.is_none() && m.sharing == Sharing::Private => true,
-            // Which pages are tmpfs, and which exclusive ones a shared file mapping has.
+            // Tmpfs pages, and exclusive pages of a shared file mapping.
             Backing::Shmem => true,
             Backing::File | Backing::Special => {
                 m.sharing == Sharing::Shared && sums.exclusive > anon.unwrap_or_default()
@@ -487,8 +488,8 @@ impl Rollup {
 
     /// The exclusive anonymous pages, if the sums alone determine them.
     ///
-    /// A co-mapped page adds at most half of itself to `Pss_Anon`, more than what rounding takes.
-    /// So where that equals `Anonymous` no anonymous page is co-mapped.
+    /// A co-mapped page adds at most half of its size to `Pss_Anon`, and rounding takes less than
+    /// that. So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
     fn anon_exclusive(&self) -> Option<Bytes> {
         if self.anon_share == Some(self.anon) || self.exclusive == self.resident {
             Some(self.anon)
@@ -540,8 +541,7 @@ impl PageFigures {
     }
 }
 
-/// The resident pages of a mapping by what they are, in the order of
-/// [`pagewise_model::Quadrant::ALL`].
+/// The resident pages of a mapping by quadrant, in the order of [`pagewise_model::Quadrant::ALL`].
 fn effective(mapping: &Mapping, pages: &Breakdown) -> [Bytes; 4] {
     let file = pages.file_exclusive + pages.file_co_mapped;
     let co_mapped = pages.anon_co_mapped;
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_tells_whether_any_anonymous_page_is_co_mapped() {
+    fn the_share_shows_whether_any_anonymous_page_is_co_mapped() {
         assert_eq!(sums(100, 50, 40, 40).anon_exclusive(), Some(Bytes::kib(40)));
         // One page of 4 KiB is mapped twice.
         assert_eq!(sums(100, 50, 40, 38).anon_exclusive(), None);

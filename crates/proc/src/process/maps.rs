@@ -80,7 +80,7 @@ impl MapsParser {
     }
 }
 
-/// Hands the whole lines of `carry` and `text` to `take`, and returns what is left of a last one.
+/// Passes the whole lines of `carry` and `text` to `take`, and returns what is left of a last one.
 ///
 /// `carry` holds the start of the first line, and is empty afterwards if that ended here.
 pub(crate) fn whole_lines<'t>(
@@ -110,7 +110,7 @@ impl ParsedMappings {
     }
 }
 
-/// Makes mappings of lines, and lets neighbours share a name.
+/// Makes mappings of lines, and lets neighbors share a name.
 #[derive(Debug)]
 pub(crate) struct Builder {
     name: Name,

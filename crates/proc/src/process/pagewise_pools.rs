@@ -1,5 +1,5 @@
-//! The table in which pools of pagewise's allocators count, read from outside: `watch::Table` of
-//! `pagewise-alloc` says what lies where.
+//! The table of counters of the pools of pagewise's allocators, read from another process.
+//! `watch::table::PoolTable` of `pagewise-alloc` defines its layout.
 
 use std::ops::Range;
 
@@ -37,7 +37,7 @@ const ENTRY: usize = RANGES + RANGES_COUNT * RANGE;
 const LIVE: u32 = 1;
 const ENDED: u32 = 2;
 
-/// As many entries as anyone makes.
+/// Maximum number of entries of a valid table.
 const MAX_ENTRIES: usize = 1 << 16;
 
 /// The pools of a running process.
@@ -54,7 +54,7 @@ pub fn read(root: &ProcRoot, pid: Pid) -> Result<Reading<Registry>, ProcError> {
     Ok(found.map(|found| Registry { process: process.name, ..found }))
 }
 
-/// The pools of a process with these mappings. It has no name in there.
+/// The pools of a process with these mappings. The result has no process name.
 ///
 /// # Errors
 /// As [`read`].
@@ -77,7 +77,7 @@ pub fn read_registry(
     let first = start + HEADER as u64;
     let length = (shape.used * shape.entry_size) as u64;
     let entries = piece(pid, first..first + length).map_err(explain)?;
-    // They were read by the process's id.
+    // The entries were read by PID: check that it is still the same process.
     root.check(pid)?;
     let pools = shape.pools(&entries);
     Ok(Ok(Registry { pid, process: Name::default(), pools, lost: shape.lost }))

@@ -13,7 +13,7 @@ use rustix::io::{Errno, pread, read};
 use crate::root::{NOT_COPIED, PTRACE};
 use crate::{ProcError, ProcRoot, smaps};
 
-/// Room for the files that are one record: the kernel then gives them in one read.
+/// Size of a buffer for files of one record, which the kernel then returns in one read.
 const BUFFER: usize = 16 << 10;
 /// Larger files are cut, unless the reader is [whole](QuickReader::whole): `cmdline` can have
 /// 2 MiB.
@@ -30,7 +30,7 @@ pub struct QuickReader {
     is_copied: bool,
 }
 
-/// The sign by which the end of a file is known.
+/// Condition that marks the end of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FileEnd {
     /// A read that does not fill the buffer: right for files of one record.
@@ -65,7 +65,7 @@ impl QuickReader {
         Ok(QuickReader { limit: usize::MAX, ..QuickReader::new(root)? })
     }
 
-    /// Opens a file of a process. The descriptor belongs to this process for ever: once it has been
+    /// Opens a file of a process. The descriptor stays bound to this process: once it has been
     /// reaped, a read fails.
     ///
     /// # Errors

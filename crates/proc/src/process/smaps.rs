@@ -1,11 +1,11 @@
 //! `/proc/<pid>/smaps` and `smaps_rollup`: entries to [`Mapping`]s with every counter.
 //!
 //! The kernel writes each line of an entry with a name padded to 16 bytes and a number padded to 8,
-//! in the same order for each mapping. So the parser keeps the lines of the entry before and first
-//! tries whether the next line starts like its counterpart there: then a line costs two comparisons
-//! and eight bytes of arithmetic. Anything else (a wider number, a new line, another kernel) goes
-//! the general way, with the same result. Neighbouring mappings often have equal entries: an entry
-//! whose text equals a recent one is not parsed.
+//! in the same order for each mapping. So the parser keeps the lines of the entry before, and first
+//! compares the next line with its counterpart there: if both start alike, a line costs two
+//! comparisons and eight bytes of arithmetic. Any other line (a wider number, a new line, another
+//! kernel) takes the general path, with the same result. Neighboring mappings often have equal
+//! entries: an entry whose text equals a recent one is not parsed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct SmapsParser {
     parsed: ParsedMappings,
     open: Option<(Mapping, SmapsEntryText)>,
     layout: Vec<LineShape>,
-    /// Which line of the layout comes next.
+    /// Index of the next line in the layout.
     next: usize,
     /// The start of a line whose end is in the next piece.
     carry: Vec<u8>,
@@ -90,12 +90,12 @@ const MAX_TEXTS: usize = 4;
 /// Bytes of a text at most; an entry has some 700.
 const MAX_TEXT: usize = 4000;
 
-/// A line that an earlier entry had: how it starts and ends, and what its number is.
+/// Shape of a line of an earlier entry: its beginning, its end, and the counter that its number is.
 #[derive(Clone, Copy, Debug)]
 struct LineShape {
     prefix: [u8; PREFIX],
     end: &'static [u8],
-    /// From the unit of the line to ours: kB to bytes.
+    /// Shift from the unit of the line to ours: kB to bytes.
     shift: u32,
     counter: SmapsCounter,
 }
@@ -244,7 +244,7 @@ impl SmapsParser {
         }
     }
 
-    /// Keeps step with the layout, or makes it longer while the first entry is read.
+    /// Advances in the layout, or extends it while the first entry is read.
     fn learn(&mut self, counter: SmapsCounter, line: &[u8]) {
         if self.layout.get(self.next).is_some_and(|shape| shape.counter == counter) {
             self.next += 1;
@@ -256,7 +256,7 @@ impl SmapsParser {
         }
     }
 
-    /// `VmFlags`, which neighbours often share.
+    /// `VmFlags`, which neighbors often share.
     fn flags(&mut self, codes: &[u8]) {
         if self.last_flags.0 != codes {
             self.last_flags = (codes.to_vec(), vm_flags(codes));
@@ -360,8 +360,8 @@ fn is_header(line: &[u8]) -> bool {
 
 /// Eight bytes, blanks and then digits, as a number: `    1234`.
 ///
-/// All eight are looked at at once. A blank and a `0` have the same low half; what the high halves
-/// must be is checked, and that no blank follows a digit.
+/// All eight bytes are handled at once. A blank and a `0` have the same low half. The high halves
+/// are checked, and that no blank follows a digit.
 #[inline]
 fn padded_number(bytes: [u8; DIGITS]) -> Option<u64> {
     const ONES: u64 = 0x0101_0101_0101_0101;

@@ -40,7 +40,7 @@ pub struct PidStat {
 }
 
 impl PidStat {
-    /// True if it is a zombie, or not even that any more.
+    /// True if it is a zombie, or already reaped.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }

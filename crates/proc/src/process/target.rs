@@ -1,4 +1,4 @@
-//! Which process a user means: a pid, `self`, or a name.
+//! The process that a user names: by a PID, `self`, or a name.
 
 use std::cmp::Reverse;
 
@@ -7,8 +7,7 @@ use pagewise_model::{Name, Pid};
 use crate::text::number;
 use crate::{ProcError, ProcRoot, stat};
 
-/// [`find`], and the tree with that process [held](ProcRoot::holding), for whoever reads it more
-/// than once.
+/// [`find`], and the tree with that process [held](ProcRoot::holding), for several readings of it.
 ///
 /// # Errors
 /// As [`find`]; [`ProcError::NoSuchProcess`].
@@ -17,15 +16,16 @@ pub fn hold(root: &ProcRoot, text: &str) -> Result<(ProcRoot, Pid), ProcError> {
     Ok((root.holding(pid)?, pid))
 }
 
-/// Finds the process that `text` names: a pid, `self`, the exact name of one process, else a part
-/// of one's.
+/// Finds the process that `text` names: a PID, `self`, the exact name of one process, else a part
+/// of the name of one.
 ///
 /// A name is the kernel's (`comm`), or the last component of the program's path or of the command's
-/// first word. We are never found by name: who asks for `pagewise` means another one.
+/// first word. This process is never found by name: a user who asks for `pagewise` means another
+/// one.
 ///
 /// # Errors
-/// [`ProcError::NotFound`], [`ProcError::AmbiguousName`] with all that fit. A pid is believed:
-/// [`ProcError::NoSuchProcess`] comes from reading it.
+/// [`ProcError::NotFound`], [`ProcError::AmbiguousName`] with all that fit. A PID is not checked:
+/// reading it returns [`ProcError::NoSuchProcess`].
 pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, ProcError> {
     let not_found = || ProcError::NotFound { name: text.into() };
     if let Some(pid) = pid(text.as_bytes()) {

@@ -1,4 +1,4 @@
-//! `/proc/<pid>/task`: each thread's name, and where its stack pointer is.
+//! `/proc/<pid>/task`: the name and the stack pointer of each thread.
 
 use pagewise_model::process::Thread;
 use pagewise_model::{Absent, Name, Pid, Reading};

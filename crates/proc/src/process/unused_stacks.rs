@@ -18,7 +18,7 @@ pub const MARGIN: u64 = 32 << 10;
 
 /// Reads which pages below the stack pointer of each thread are resident.
 ///
-/// A thread goes on meanwhile: its stack pointer is that of a moment ago.
+/// Threads run meanwhile, so their stack pointers may have changed.
 ///
 /// # Errors
 /// As [`pages::read`].
@@ -51,7 +51,7 @@ pub fn read(
     Ok(Ok(unused))
 }
 
-/// Threads, of which those that ran are looked at some times more.
+/// The threads. The stack pointers of those that ran are read again, several times.
 fn asked_again(root: &ProcRoot, pid: Pid, threads: &[Thread]) -> Vec<Thread> {
     const TIMES: u32 = 20;
     const PAUSE: Duration = Duration::from_micros(300);

@@ -32,7 +32,7 @@ static char *map(size_t size, int protection, int flags, int fd) {
     return start;
 }
 
-/* Anonymous memory that neighbours nothing, so that it stays a mapping of its own. */
+/* Anonymous memory that neighbors nothing, so that it stays a mapping of its own. */
 static char *fenced(size_t size) {
     char *start = map(size + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1) + page;
     mprotect(start, size, PROT_READ | PROT_WRITE);

@@ -39,7 +39,7 @@ impl CapturedTree {
         value.parse().unwrap_or_else(|_| panic!("{}: {key} is {value}", self.name))
     }
 
-    /// The names of what the program says `.KEY` of.
+    /// Names of the items for which the program recorded `.KEY`.
     fn saying(&self, key: &str) -> Vec<String> {
         let names = self.meta.keys().filter_map(|k| k.strip_suffix(key)?.strip_suffix('.'));
         names.map(str::to_owned).collect()

@@ -150,7 +150,7 @@ fn address_space() -> impl Strategy<Value = Vec<Mapping>> {
     })
 }
 
-/// Which lines a kernel has: some counters with `Rss`, perhaps a line of the future, perhaps flags.
+/// Lines of a kernel: some counters with `Rss`, perhaps a line of the future, perhaps flags.
 fn kernels() -> impl Strategy<Value = (Vec<SmapsCounter>, bool, bool)> {
     let some = prop::sample::subsequence(SmapsCounter::ALL.to_vec(), 0..=SmapsCounter::ALL.len());
     (some, any::<bool>(), any::<bool>())
@@ -366,7 +366,7 @@ fn an_error_names_the_line_and_shows_no_escape_sequence() {
 }
 
 #[test]
-fn neighbours_with_one_name_share_it() {
+fn neighbors_with_one_name_share_it() {
     let line = |start: u32| {
         format!("{start:x}000-{start:x}fff r--p 00000000 08:01 7      /usr/lib/libc.so.6\n")
     };

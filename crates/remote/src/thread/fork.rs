@@ -1,5 +1,5 @@
 //! The call by which a stopped thread forks its process. The child never executes code of the
-//! program, whoever dies.
+//! program, even if the tracer is killed.
 //!
 //! Below the thread's saved context lie two more, on the thread's own stack:
 //!

@@ -20,7 +20,7 @@ use pagewise_remote::{
 use pagewise_sys::madvise::Advice;
 
 const SIZE: u64 = 4 << 20;
-/// Rounds of a test whose time is over.
+/// Minimum number of rounds of a test, even if its time is over.
 const MIN_ROUNDS: u32 = 20;
 /// Time of a test after which it ends early.
 const LONG: Duration = Duration::from_secs(60);
@@ -38,7 +38,8 @@ impl Loops {
         Loops::run(&Loops::program())
     }
 
-    /// Path of the program. A machine without a compiler gets the program built.
+    /// Path of the program. A machine without a compiler has the built program in
+    /// `PAGEWISE_TEST_PROGRAMS`.
     fn program() -> PathBuf {
         if let Some(folder) = std::env::var_os("PAGEWISE_TEST_PROGRAMS") {
             return PathBuf::from(folder).join("loops");
@@ -90,7 +91,7 @@ impl Loops {
     }
 }
 
-/// Stops a thread that can make calls; one on its way through the C library is tried again.
+/// Stops a thread, and prepares it to make calls.
 fn ready(target: &RemoteProcess, tid: u32) -> Tracee {
     let mut thread = target.stop(tid).unwrap().expect("it lives");
     target.prepare(&mut thread).unwrap();
@@ -129,7 +130,7 @@ fn a_thread_that_made_no_call_goes_on_as_well() {
         for &tid in &loops.threads {
             drop(target.stop(tid).unwrap().unwrap());
         }
-        drop(target.stop_all(Duration::from_secs(5)).unwrap());
+        drop(target.stop_all(Duration::from_secs(60)).unwrap());
     }
     loops.end();
 }
@@ -167,7 +168,7 @@ fn calls_are_made_alone_and_threads_restore_themselves_from_there_too() {
     for round in 0..200 {
         let dies = round % 2 == 0;
         pagewise_remote::on_tracer_thread(|| {
-            let stopped = target.stop_all(Duration::from_secs(5)).unwrap();
+            let stopped = target.stop_all(Duration::from_secs(60)).unwrap();
             let mut alone = Alone::begin(&target, &scratch, stopped).unwrap().unwrap();
             for _ in 0..round % 3 {
                 alone.advise(loops.memory.clone(), Advice::NoHugePage).unwrap();
@@ -180,12 +181,12 @@ fn calls_are_made_alone_and_threads_restore_themselves_from_there_too() {
         });
         // The others have passed the gate before it is used again.
         let uses = |thread: &Tracee| scratch.range().contains(thread.place().stack);
-        while target.stop_all(Duration::from_secs(5)).unwrap().iter().any(uses) {}
+        while target.stop_all(Duration::from_secs(60)).unwrap().iter().any(uses) {}
     }
     let undo = format!("{} {} {}", target.pid(), target.start_ticks(), scratch.range());
     let undo: pagewise_remote::Undo = undo.parse().unwrap();
-    assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
-    assert!(!undo.carry_out(Duration::from_secs(20)).unwrap(), "there is nothing to do twice");
+    assert!(undo.carry_out(Duration::from_secs(60)).unwrap());
+    assert!(!undo.carry_out(Duration::from_secs(60)).unwrap(), "there is nothing to do twice");
     let maps = fs::read_to_string(format!("/proc/{}/maps", loops.child.id())).unwrap();
     assert!(!maps.contains(&scratch.range().to_string()));
     loops.end();
@@ -219,7 +220,7 @@ fn children(pid: u32) -> Vec<u32> {
 
 /// Waits until a process has no children any more.
 fn is_childless(pid: u32) -> bool {
-    (0..2000).any(|_| {
+    (0..12_000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
         children(pid).is_empty()
     })
@@ -233,7 +234,7 @@ fn a_snapshot_has_the_memory_of_its_time_and_leaves_no_child() {
     for _ in 0..20 {
         let mut noted = NotedUndos::default();
         pagewise_remote::on_tracer_thread(|| {
-            let mut stopped = target.stop_all(Duration::from_secs(5)).unwrap();
+            let mut stopped = target.stop_all(Duration::from_secs(60)).unwrap();
             let snapshot = ForkedSnapshot::fork(&target, &mut stopped, &mut noted).unwrap();
             let at = stopped[0].place().stack & !15;
             let read = |pid: u32| {
@@ -274,7 +275,7 @@ fn a_snapshot_of_a_tracer_that_died_is_waited_for() {
     for round in 0..20 {
         let mut noted = NotedUndos::default();
         pagewise_remote::on_tracer_thread(|| {
-            let mut stopped = target.stop_all(Duration::from_secs(5)).unwrap();
+            let mut stopped = target.stop_all(Duration::from_secs(60)).unwrap();
             let snapshot = ForkedSnapshot::fork(&target, &mut stopped, &mut noted).unwrap();
             match round % 2 {
                 // The forking thread has the registers of its last call: it waits itself.
@@ -286,9 +287,9 @@ fn a_snapshot_of_a_tracer_that_died_is_waited_for() {
         if round % 2 == 1 {
             let [undo] = noted.0[..] else { panic!("{:?}", noted.0) };
             let undo: Undo = undo.to_string().parse().unwrap();
-            assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
+            assert!(undo.carry_out(Duration::from_secs(60)).unwrap());
             assert!(
-                !undo.carry_out(Duration::from_secs(20)).unwrap(),
+                !undo.carry_out(Duration::from_secs(60)).unwrap(),
                 "there is nothing to do twice"
             );
         }
@@ -329,7 +330,7 @@ fn a_function_runs_on_one_more_thread_which_is_gone_afterwards() {
         ran += 1;
         match round % 2 {
             0 => {
-                assert!(thread.wait(Duration::from_secs(20)).unwrap());
+                assert!(thread.wait(Duration::from_secs(60)).unwrap());
                 thread.unmap(&mut noted);
                 assert_eq!(noted.0, []);
             }
@@ -338,7 +339,7 @@ fn a_function_runs_on_one_more_thread_which_is_gone_afterwards() {
                 thread.leave();
                 let [undo] = noted.0[..] else { panic!("{:?}", noted.0) };
                 let undo: Undo = undo.to_string().parse().unwrap();
-                assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
+                assert!(undo.carry_out(Duration::from_secs(60)).unwrap());
             }
         }
         // It leaves the memory shortly before it has ended.
@@ -368,7 +369,7 @@ fn a_stopped_process_stays_stopped() {
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
     };
     let settles = |state: char| {
-        (0..1000).any(|_| {
+        (0..30_000).any(|_| {
             std::thread::sleep(Duration::from_millis(2));
             loops.state() == state
         })

@@ -1,9 +1,10 @@
 //! Free pages of a heap, released by the allocator's own function.
 //!
-//! The function takes the locks of all arenas. `malloc_trim` runs on one more thread if the process
-//! has several, so that none of the program's threads is missing meanwhile. Other functions, and
-//! those of a process with one thread, are called by a thread of the program that holds none of the
-//! locks ([`pagewise_heap::safe_call`]). All other threads run meanwhile and release theirs.
+//! The function takes the locks of all arenas. In a process with several threads, `malloc_trim`
+//! runs on an additional thread, so that all threads of the program continue. Any other function,
+//! and any function of a process with one thread, is called by a thread of the program that holds
+//! none of these locks ([`pagewise_heap::safe_call`]). All other threads continue and release their
+//! locks.
 
 use std::time::Duration;
 
@@ -18,13 +19,13 @@ use crate::{INTERRUPTED, RepairConditions, RepairError, RepairTarget};
 /// A function of an allocator that releases free pages.
 struct ReleaseRow {
     name: &'static str,
-    /// A text for its first argument.
+    /// String that the first argument points to.
     text: Option<&'static str>,
     arguments: [u64; 5],
-    /// True if the function holds nothing while it waits for a lock.
+    /// True if the function holds no lock while it waits for one.
     waits_free: bool,
-    /// True if the function uses no variable of the calling thread but `errno`, so that one more
-    /// thread without data of its own can call it.
+    /// True if the only thread-local variable that the function uses is `errno`, so that a new
+    /// thread without thread-local data can call it.
     needs_no_thread_data: bool,
     /// True if the function returns an `int` that is 0 or an error number.
     returns_error: bool,
@@ -50,7 +51,7 @@ const MALLCTL: ReleaseRow = ReleaseRow {
 };
 
 const RELEASES: [ReleaseRow; 6] = [
-    // One arena after the other: it waits for a mutex only while it has locked none (malloc.c).
+    // `malloc_trim` locks one arena at a time, so it holds no mutex while it waits (malloc.c).
     ReleaseRow {
         name: "malloc_trim",
         waits_free: true,
@@ -61,7 +62,7 @@ const RELEASES: [ReleaseRow; 6] = [
     ReleaseRow { name: "mallctl", ..MALLCTL },
     ReleaseRow { name: "je_mallctl", ..MALLCTL },
     ReleaseRow { name: "_rjem_mallctl", ..MALLCTL },
-    // It collects the pages of the calling thread, and those of threads that have ended.
+    // `mi_collect` releases the pages of the calling thread and of threads that have ended.
     ReleaseRow { name: "mi_collect", arguments: [1, 0, 0, 0, 0], ..PLAIN },
     ReleaseRow {
         name: "MallocExtension_ReleaseFreeMemory",
@@ -95,7 +96,7 @@ pub fn functions(calls: &SafeCalls) -> Reading<Vec<FoundFunction>> {
     Ok(found)
 }
 
-/// The same for a report.
+/// Converts [`functions`] to the form of a report.
 pub fn named(functions: &[FoundFunction]) -> Vec<ReleaseFunction> {
     let named =
         |it: &FoundFunction| ReleaseFunction { name: it.name.to_owned(), file: it.file.clone() };

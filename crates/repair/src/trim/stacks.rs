@@ -1,8 +1,9 @@
 //! Unused parts of stacks, released by their own threads.
 //!
-//! A stopped thread uses nothing below its stack pointer but the red zone, if its call stack leads
-//! from there up to its start. It is made to call `madvise(MADV_DONTNEED)` itself: if this process
-//! is killed meanwhile, the thread makes the call with the same stack pointer or not at all.
+//! If the call stack of a stopped thread can be followed to the start of the thread, the memory
+//! below its stack pointer is unused except for the red zone. A remote call makes the thread call
+//! `madvise(MADV_DONTNEED)` itself: if this process is killed meanwhile, the thread makes the call
+//! with the same stack pointer or not at all.
 //!
 //! ```text
 //!  | guard | released ........ | margin | saved context | red zone | in use ... | struct pthread |
@@ -30,10 +31,10 @@ use crate::{INTERRUPTED, RepairConditions, RepairError, RepairTarget};
 pub const MIN_UNUSED: Bytes = Bytes::kib(64);
 /// Addresses released in one stop of a thread: at most about 2 ms.
 const PIECE: u64 = 16 << 20;
-/// Bytes above the thread's own data that are searched for the bounds of its stack: `struct
-/// pthread` of glibc.
+/// Number of bytes from the thread pointer on that are searched for the bounds of the stack: they
+/// cover `struct pthread` of glibc.
 const THREAD_DATA: usize = 2304;
-/// Bytes of a stack above `struct pthread` at most.
+/// Maximum distance from `struct pthread` to the end of its stack.
 const ABOVE_THREAD_DATA: u64 = 64 << 10;
 
 /// Why the stack of a thread is left as it is.
@@ -41,12 +42,12 @@ const NOT_FOLLOWED: &str = "its call stack cannot be followed to the start of th
 const NO_BOUNDS: &str =
     "the bounds of its stack are unknown: the C library did not map it with a guard";
 
-/// Number of times that a thread is stopped to find it where its call stack can be followed.
+/// Number of retries if the call stack of a thread cannot be followed.
 const ATTEMPTS: u32 = 3;
 
 /// Result of one stop of a thread.
 enum StackStop {
-    /// This address is the end of the released range; the time that the thread was stopped for.
+    /// End address of the released range, and the time that the thread was stopped for.
     Released(u64, Duration),
     /// Nothing is left to release, or the thread has ended.
     Finished,
@@ -126,7 +127,7 @@ impl StackRelease<'_> {
         let Some(thread) = self.stop(tid)? else { return Ok(None) };
         self.judge.read_files(thread);
         loop {
-            // The thread is stopped as long as we wait for a CPU.
+            // Raised priority keeps the stop short: the thread is stopped while we wait for a CPU.
             match briefly_raised(|| self.release_next(tid, from))? {
                 StackStop::Finished => return Ok(longest),
                 StackStop::Released(end, stopped) => {
@@ -145,7 +146,7 @@ impl StackRelease<'_> {
         stopped.map_err(|error| error.to_string())
     }
 
-    /// Stops a thread, and has it release one piece of its stack, from an address on.
+    /// Stops a thread and makes it release one piece of its stack, from the address `from` on.
     fn release_next(&mut self, tid: u32, from: u64) -> Result<StackStop, String> {
         match self.stop(tid)? {
             Some(thread) => self.release_piece(thread, from),
@@ -153,7 +154,7 @@ impl StackRelease<'_> {
         }
     }
 
-    /// Has a stopped thread release one piece of its stack, from an address on.
+    /// Makes a stopped thread release one piece of its stack, from the address `from` on.
     fn release_piece(&mut self, mut thread: Tracee, from: u64) -> Result<StackStop, String> {
         let target = self.calls.target();
         if !self.judge.is_on_own_stack(&thread) {
@@ -163,7 +164,7 @@ impl StackRelease<'_> {
         let stack = stack.ok_or(NO_BOUNDS)?;
         match target.prepare(&mut thread) {
             Ok(()) => {}
-            // Little of it is left.
+            // The stack is too small for a remote call, so little of it is unused.
             Err(RemoteError::NoStack(_)) => return Ok(StackStop::Finished),
             Err(error) => return Err(error.to_string()),
         }
@@ -196,8 +197,8 @@ fn below(
     Ok(unused)
 }
 
-/// The lowest and the highest address of the stack that a stopped thread is on: the first thread's
-/// mapping, or what the C library has mapped for the thread.
+/// The lowest and the highest address of the stack of a stopped thread: the mapping `[stack]`, or
+/// the stack that the C library mapped for the thread.
 fn bounds(
     mappings: &[Mapping],
     memory: &TargetMemory,
@@ -221,9 +222,10 @@ fn bounds(
 }
 
 /// The stack of a thread from three words of `struct pthread`: `stackblock`, `stackblock_size` and
-/// `guardsize` (nptl/descr.h). `None` if the words are others.
+/// `guardsize` (nptl/descr.h). `None` if the words do not describe the stack.
 ///
-/// A stack that the program supplied has no guard of glibc's, and may hold anything below.
+/// A stack that the program supplied is rejected: it has no guard of glibc, and its lower part may
+/// contain other data.
 fn block_of([start, size, guard]: [u64; 3], place: &StopPoint, page: u64) -> Option<Range<u64>> {
     let end = start.checked_add(size)?;
     let is_aligned = [start, size, guard].iter().all(|word| word.is_multiple_of(page));

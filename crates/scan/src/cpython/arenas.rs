@@ -32,7 +32,7 @@ const ENTRY_BYTES: u64 = 48;
 pub(super) const AVAILABLE: u64 = 16;
 /// Pools of an arena that are examined to find out their size.
 const EXAMINED_POOLS: usize = 8;
-/// Lengths of vectors: the first one, which doubles.
+/// Length of a new vector, which doubles when it is full.
 const MIN_ENTRIES: u64 = 16;
 /// Vectors are not read beyond this length: 1 TiB of arenas.
 const MAX_ENTRIES: u64 = 1 << 20;
@@ -81,7 +81,7 @@ pub(super) struct ArenaVector {
     pub(super) arenas: Vec<PythonArena>,
 }
 
-/// Memory that the search found.
+/// Results of the search.
 #[derive(Debug, Default)]
 pub(super) struct PythonStates {
     pub(super) vectors: Vec<ArenaVector>,

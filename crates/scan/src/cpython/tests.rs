@@ -1,4 +1,4 @@
-//! Arenas in made memory, with the layouts of all supported versions of CPython.
+//! Arenas in synthetic memory, with the layouts of all supported versions of CPython.
 
 use super::*;
 use crate::graph::image::TestImage;

@@ -159,8 +159,8 @@ impl ArenaState {
 
 /// The main arenas of the C libraries of a process, most often one.
 ///
-/// The link to the next arena gives one away: it is the address of the main arena itself, or that
-/// of an arena at the start of a heap.
+/// A main arena is found by its link to the next arena: the address of the main arena itself, or
+/// that of an arena at the start of a heap.
 pub(super) fn main_arenas(memory: &dyn Memory) -> Vec<ArenaState> {
     let mut found: Vec<ArenaState> = Vec::new();
     let mut candidates = 0..MAX_CANDIDATES;

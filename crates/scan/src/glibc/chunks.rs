@@ -80,7 +80,7 @@ pub(super) struct ChunkWalk<'a> {
     pub(super) sizes: SizeTally,
     pub(super) density: [u64; CELLS],
     pub(super) gaps: Vec<HeapGap>,
-    /// Blocks with such a mark.
+    /// Blocks with one of `marks`.
     pub(super) marked: LiveAmount,
     pub(super) log: &'a mut CorruptionLog,
 }
@@ -329,7 +329,7 @@ impl<'a> ChunkWalk<'a> {
         state.end = Some(end);
     }
 
-    /// As `systrim` releases the end of the brk heap.
+    /// Adds the range that `systrim` would release at the end of the brk heap.
     fn add_top_trim(&mut self, arena: usize, top: AddrRange, unit: u64) {
         let spare = top.len().0.saturating_sub(MIN_CHUNK + 1);
         let extra = spare - spare % unit;
@@ -488,7 +488,7 @@ impl<'a> ChunkWalk<'a> {
     }
 
     fn add_gap(&mut self, start: u64, end: u64, why: &'static str) {
-        /// Neighbouring gaps are one; no more than this are kept.
+        /// Gaps beyond this number are not kept.
         const MAX_GAPS: usize = 100;
         let bytes = Bytes(end.saturating_sub(start));
         if !bytes.is_zero() && self.gaps.len() < MAX_GAPS {
@@ -575,7 +575,7 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// Listed chunks that are in no segment that was walked.
+    /// Reports the remaining listed chunks: they are in no segment that was walked.
     pub(super) fn finish(&mut self) {
         self.report_strays(u64::MAX);
     }

@@ -38,7 +38,7 @@ impl ChunkList {
         ChunkList::CacheItself,
     ];
 
-    /// True if chunks of the list count as in use for their neighbours.
+    /// True if chunks of the list count as in use for their neighbors.
     pub(super) const fn looks_used(self) -> bool {
         matches!(self, ChunkList::Tcache | ChunkList::Fastbin | ChunkList::CacheItself)
     }

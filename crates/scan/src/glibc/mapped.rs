@@ -2,7 +2,7 @@
 //! the main arena that were mapped because the brk heap could not grow.
 //!
 //! No list leads to either, so every known page of anonymous memory is examined. The kernel merges
-//! neighbouring mappings, so a block may begin at any page of one.
+//! neighboring mappings, so a block may begin at any page of one.
 
 use pagewise_heaplog::glibc_chunk::{
     self, FLAGS, HEADER, MAPPED, MIN_CHUNK, PREVIOUS_IN_USE, UNIT,
@@ -154,7 +154,7 @@ impl PageSearch<'_> {
     }
 }
 
-/// The block in the mapping at the start of `limit`, whose first header is that of `bytes`.
+/// The block in the mapping at the start of `limit`, which has `bytes` bytes by its first header.
 fn mapped_chunk(
     memory: &dyn Memory,
     limit: AddrRange,
@@ -171,8 +171,8 @@ fn mapped_chunk(
     })
 }
 
-/// The chunk and its end, if the block was requested with an alignment: it begins further behind,
-/// and its first word is the distance.
+/// The chunk and its end, if the block was requested with an alignment: the chunk begins later in
+/// the mapping, and its first word is the distance from the start.
 ///
 /// The header at the start of the mapping is left over. `realloc` can have changed the size since,
 /// and moved the mapping to an address with another alignment: the block then begins at any page.

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A chunk that begins before the lead, and ends in the window, is larger than 40 KiB: it is in
-//! use, or in the lists. So each byte of a window is settled. A contradiction, such as a change
-//! between two reads causes it, leaves the bytes behind it unknown: they widen the range.
+//! use, or in the lists. So each byte of a window is settled. After a contradiction, for example
+//! because of a change between two reads, the bytes behind it are unknown: they widen the range.
 
 mod window;
 
@@ -55,11 +55,11 @@ struct SampledArenas<'m> {
     mangles: Option<bool>,
 }
 
-/// Samples the arenas of a process while `goes_on` for a number of windows. `None` if their
-/// resident memory is not worth it.
+/// Samples the arenas of a process while `goes_on` returns true for the number of windows so far.
+/// `None` if `is_large` is false for their resident memory.
 ///
 /// # Errors
-/// The reason of a process without such arenas.
+/// The reason that the process has no such arenas, or that they cannot be read.
 pub(crate) fn sample(
     memory: &dyn Memory,
     page_size: PageSize,
@@ -104,7 +104,7 @@ fn resident_of(segments: &[HeapSegment], mappings: &[Mapping]) -> Option<Bytes> 
     Some(sum)
 }
 
-/// `bytes`, of which a part of a whole counts.
+/// The share of `bytes` that `part` is of `whole`.
 fn scaled(bytes: Bytes, part: Bytes, whole: Bytes) -> Bytes {
     let scaled = u128::from(bytes.0) * u128::from(part.0) / u128::from(whole.0.max(1));
     Bytes(u64::try_from(scaled).unwrap_or(bytes.0))
@@ -149,7 +149,7 @@ impl<'m> SampledArenas<'m> {
             let word = |at: usize| u64::from_le_bytes(words.as_chunks().0[at]);
             let end = chunk.saturating_add(glibc_chunk::size(word(1)));
             let range = AddrRange { start: chunk, end };
-            // So a list in which all links agree has no cycle.
+            // A list in which all back links agree has no cycle.
             if word(3) != before || range.end > segment.chunks.end {
                 return false;
             }
@@ -178,7 +178,7 @@ impl<'m> SampledArenas<'m> {
         self.states[arena].fastbins.iter().any(|chunk| *chunk != 0)
     }
 
-    /// Reads windows in an order of which each beginning is spread over all segments.
+    /// Reads windows in an order whose first part, of any length, is spread over all segments.
     fn windows(&self, goes_on: &dyn Fn(u64) -> bool) -> WindowSample {
         let counts: Vec<u64> = self.segments.iter().map(|it| windows_of(it, self.page)).collect();
         let population = counts.iter().sum();

@@ -1,4 +1,4 @@
-//! Heaps in made memory, with the layouts of all supported versions of glibc.
+//! Heaps in synthetic memory, with the layouts of all supported versions of glibc.
 
 use std::io::Read;
 use std::process::{Command, Stdio};

@@ -154,8 +154,8 @@ enum CacheState {
 }
 
 impl CacheState {
-    /// The cache to which the word at an offset below the thread pointer leads. Before the first
-    /// block some versions have it lead to a constant.
+    /// The cache whose address is the word at an offset below the thread pointer. Before a thread's
+    /// first allocation, some versions have the address of a constant there.
     fn at(
         memory: &dyn Memory,
         thread: &ScannedThread,

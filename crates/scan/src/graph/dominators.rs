@@ -122,17 +122,17 @@ impl ReversedPointers {
         traversal.visit_pointers(graph, |source, target| {
             let target_node = &mut forest.nodes[target as usize];
             target_node.label = source.min(target_node.label);
-            // A count for now.
+            // Counts the sources until the second pass.
             target_node.ancestor += is_back(source, target);
         });
         let mut ends = Vec::with_capacity(traversal.len());
         let mut sum = 0;
         for (node, number) in forest.nodes.iter_mut().zip(0..) {
-            // The begin for now; each source that is added moves it on.
+            // The index of the first source; the second pass adds 1 for each source.
             ends.push(sum);
             sum += std::mem::replace(&mut node.ancestor, traversal.parent(number));
         }
-        // Other pointers are written behind the last.
+        // The last element receives the pointers that are not counted.
         let mut sources = vec![0; sum as usize + 1];
         traversal.visit_pointers(graph, |source, target| {
             let (end, is_back) = (&mut ends[target as usize], is_back(source, target));

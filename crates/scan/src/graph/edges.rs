@@ -293,7 +293,7 @@ struct PointerPass<'a> {
     next: AtomicUsize,
     stored: AtomicU64,
     most_pointers: u64,
-    /// One bit for each block that a pointer points to which was not stored.
+    /// One bit for each block: 1 if a pointer to the block was not stored.
     unrecorded: Vec<AtomicU64>,
     unrecorded_count: AtomicU64,
 }

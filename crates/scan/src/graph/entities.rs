@@ -6,7 +6,8 @@ use super::edges::RootPointers;
 use super::number;
 use super::roots::{RootSpan, RootSpanKind};
 
-/// Pointers of a span without names that are kept apart; of a larger span they are one root.
+/// A span of data with at most this number of pointers has one root for each pointer outside all
+/// areas. In a larger span, neighboring ones are one root.
 const MAX_WORDS: usize = 4000;
 
 /// A root: pointers that have one name.

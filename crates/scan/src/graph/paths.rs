@@ -11,7 +11,7 @@ pub struct KeepPath {
     pub nodes: Vec<u32>,
 }
 
-/// Shortest paths to a block from at most `most` roots, the shortest first. None if the block is
+/// Shortest paths to a block from at most `most` roots, the shortest first. Empty if the block is
 /// leaked.
 pub fn paths_to(graph: &PointerGraph, block: u32, most: usize) -> Vec<KeepPath> {
     PathSearch::new(graph).paths_to(block, most, usize::MAX)
@@ -22,14 +22,14 @@ pub fn paths_to(graph: &PointerGraph, block: u32, most: usize) -> Vec<KeepPath> 
 pub struct PathSearch<'g> {
     graph: &'g PointerGraph,
     sources: SourceLists,
-    /// The node that follows on the path to the block; [`NO_NODE`] of nodes that were not visited.
+    /// The node that follows on the path to the block; [`NO_NODE`] for nodes that were not visited.
     next: Vec<u32>,
 }
 
 const NO_NODE: u32 = u32::MAX;
 
 impl<'g> PathSearch<'g> {
-    /// Turns all pointers around.
+    /// Reverses all pointers.
     pub fn new(graph: &'g PointerGraph) -> PathSearch<'g> {
         let (sources, next) = (SourceLists::new(graph), vec![NO_NODE; graph.nodes()]);
         PathSearch { graph, sources, next }

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use super::{DominatorTree, PointerGraph, Traversal, VIRTUAL_ROOT, number};
 use crate::blocks::BlockTable;
 
-/// Entries of a retention tree; what would need more is counted in the entry above.
+/// Maximum number of entries of a retention tree; further nodes are counted in the entry above.
 const MAX_ENTRIES: usize = 50_000;
-/// Entries from a root down.
+/// Maximum number of entries from a root down.
 const MAX_DEPTH: u32 = 24;
 
 /// Retained bytes and blocks by depth-first number: the node and all nodes that it dominates.
@@ -219,7 +219,7 @@ impl RetentionNode {
     }
 }
 
-/// The virtual root retains all that is reachable.
+/// Number and bytes of all reachable blocks, which the virtual root retains.
 pub fn reachable(retained: &RetainedSizes) -> (u64, u64) {
     (retained.blocks(VIRTUAL_ROOT), retained.bytes(VIRTUAL_ROOT))
 }

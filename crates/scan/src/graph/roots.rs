@@ -113,7 +113,8 @@ fn of_mapping(memory: &dyn Memory, at: usize, tls_bytes: u64) -> Vec<RootSpan> {
     let stacks = stacks(memory.threads(), mappings, at);
     if stacks.is_empty() {
         if let Some(control_block) = finished_thread(memory, at) {
-            // All else is of the past. The next thread uses the table of thread-local storage.
+            // Its other data is dead. The next thread on this stack reuses the table of
+            // thread-local storage.
             let start = control_block.saturating_add(8);
             let range = AddrRange { start, end: start.saturating_add(8) };
             return vec![RootSpan { kind: RootSpanKind::Other(index), range }];

@@ -17,8 +17,8 @@ pub struct Traversal {
     parents: Vec<u32>,
 }
 
-/// Nodes without a number. A bit for each: the caches of a CPU hold them where they would not hold
-/// the numbers, and each pointer asks for one.
+/// Nodes without a number, one bit each: the bits fit in the CPU caches, unlike the numbers, and
+/// each pointer requires a look-up.
 struct UnseenNodes(Vec<u64>);
 
 impl UnseenNodes {
@@ -106,7 +106,7 @@ impl Traversal {
         self.numbers[node as usize] != 0
     }
 
-    /// The node of a number; `None` of the virtual root.
+    /// The node of a number; `None` for the virtual root.
     pub fn node(&self, number: u32) -> Option<u32> {
         (number != VIRTUAL_ROOT).then(|| self.order[number as usize])
     }

@@ -22,13 +22,13 @@ const PIECE: u64 = 64 << 10;
 const CHECKED_ELEMENTS: u64 = 4;
 /// Bytes of a block that are read for this check.
 const CHECKED_BYTES: u64 = 4 << 10;
-/// First members that are structures again.
+/// Maximum depth of structures that are the first member of a structure.
 const MAX_NESTING: u32 = 16;
 /// Pointers that are followed besides one for each byte of the heap: types of a hostile file can
 /// have many at one place.
 const MIN_FOLLOWED: u64 = 16 << 20;
 
-/// Unused bytes at the end of a block.
+/// Rounding of block sizes by an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockRounding {
     /// Chunks of 16 bytes, of which a block has all but 8, and mappings of whole pages.
@@ -159,8 +159,8 @@ fn type_of(code: u32) -> Option<u32> {
     (code != CONTRADICTED && code != OTHERWISE).then(|| code.checked_sub(1)).flatten()
 }
 
-/// Number of objects of a type in a block: the block is as large as the allocator makes one for so
-/// many. `None` if it is not.
+/// Number of objects of a type in a block. `None` if the allocator returns no block of this size
+/// for any number of objects.
 fn elements(data_type: &DataType, usable: u64, rounding: BlockRounding) -> Option<u64> {
     /// glibc does not split a chunk if less than the smallest chunk would remain.
     const REST: u64 = 32;
@@ -344,7 +344,7 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// Takes in that a pointer to `target` has the value `word`.
+    /// Applies a pointer with the value `word`, which is declared as a pointer to `target`.
     fn lead(&mut self, word: u64, target: u32) {
         if !self.index.may_contain(word) || target >= MAX_TYPE {
             return;
@@ -436,7 +436,7 @@ impl<'a> TypeSearch<'a> {
     }
 }
 
-/// True for a type in two files.
+/// True if two types are the same one, declared in two files.
 fn is_same(a: &DataType, b: &DataType) -> bool {
     a.name == b.name && a.size == b.size && a.form == b.form && a.pointers.len() == b.pointers.len()
 }

@@ -94,7 +94,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// The extent of the first page of which this is the element.
+    /// The extent whose first page has this element. The error is a word that contradicts.
     fn read(memory: &dyn Memory, element: LeafElement, is_compact: bool) -> Result<Extent, u64> {
         let read = words(memory, element.edata);
         let [bits, address, size] = read.ok_or(element.raw[0])?;
@@ -117,7 +117,7 @@ impl Extent {
         self.bits >> 12 & 1 != 0
     }
 
-    /// Bits of the free ones of `count` slots, if they are known.
+    /// The free ones of `count` slots; `None` if the bitmap is not known.
     pub(super) fn free_slots(&self, memory: &dyn Memory, count: u64) -> Option<FreeSlots> {
         let mut bits: [u64; BITMAP_WORDS] = words(memory, self.edata + BITMAP)?;
         for (word, first) in bits.iter_mut().zip((0..).step_by(64)) {
@@ -128,7 +128,7 @@ impl Extent {
         Some(FreeSlots(bits))
     }
 
-    /// True if its size class and number of free slots agree with what lies elsewhere.
+    /// True if its size class agrees with the tree, or its number of free slots with the bitmap.
     fn agrees(&self, layout: ExtentLayout, memory: &dyn Memory) -> bool {
         let class = layout.class(self);
         if class >= SMALL_CLASSES || !self.is_slab() {
@@ -172,7 +172,7 @@ impl ExtentLayout {
         extent.bits >> self.free_shift & 0x3ff
     }
 
-    /// The class that the tree has of an extent.
+    /// The size class of an extent in the tree.
     pub(super) const fn leaf_class(self, extent: &Extent) -> u64 {
         let [first, second] = extent.leaf;
         if extent.is_compact { first >> 48 } else { second >> self.leaf_class_shift & 0xff }
@@ -190,7 +190,7 @@ impl ExtentLayout {
     pub(super) fn detect(extents: &[Extent], memory: &dyn Memory) -> Option<ExtentLayout> {
         let count = |layout: ExtentLayout| {
             let agree = extents.iter().map(|extent| (extent, extent.agrees(layout, memory)));
-            // The tree keeps the class of the slab that a free extent was, or not.
+            // The tree may still have the size class of the slab that a free extent was.
             let voters = agree.filter(|(extent, agrees)| *agrees || !layout.is_free(extent));
             voters.take(MAX_VOTERS).fold((0, 0), |(votes, voters), (_, agrees)| {
                 (votes + usize::from(agrees), voters + 1)
@@ -245,8 +245,8 @@ pub(super) struct TreeExtents {
 /// like a tree: a damaged tree has more extents.
 const MAX_CONTRADICTIONS: u64 = 1000;
 
-/// Reads all extents of a tree. Words that look like a tree by chance have none: they can lead to
-/// all memory of a process, which takes long to read.
+/// Reads all extents of a tree. The result is empty if the words look like a tree by chance: such
+/// words can lead to all memory of a process, which takes long to read.
 pub(super) fn tree_extents(
     memory: &dyn Memory,
     tree: ExtentTree,

@@ -100,8 +100,8 @@ impl<'a> BaseBlocks<'a> {
     fn add(&mut self, block: BaseBlock) {
         let at = self.blocks.partition_point(|it| it.range.start < block.range.start);
         let overlaps = |it: &BaseBlock| it.range.intersection(block.range).is_some();
-        let neighbours = [at.checked_sub(1), Some(at)].into_iter().flatten();
-        if !neighbours.filter_map(|at| self.blocks.get(at)).any(overlaps) {
+        let neighbors = [at.checked_sub(1), Some(at)].into_iter().flatten();
+        if !neighbors.filter_map(|at| self.blocks.get(at)).any(overlaps) {
             self.blocks.insert(at, block);
         }
     }

@@ -1,4 +1,4 @@
-//! Heaps in made memory, with the layouts of all supported versions of jemalloc.
+//! Heaps in synthetic memory, with the layouts of all supported versions of jemalloc.
 
 use super::*;
 use crate::graph::image::TestImage;

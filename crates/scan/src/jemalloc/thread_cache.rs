@@ -71,7 +71,7 @@ enum CacheAddress {
 }
 
 impl CacheAddress {
-    /// The cache to which two neighbouring heads of lists lead.
+    /// The cache to which two neighboring heads of lists lead.
     fn of_heads(memory: &dyn Memory, first: u64, second: u64) -> Option<CacheAddress> {
         let distance = second.checked_sub(first).filter(|_| first != 0)?;
         let cache = match distance {

@@ -49,7 +49,7 @@ impl ProcessCopy {
         ProcessCopy { process, page_size, measured, mappings, threads, pieces, buffer, files: None }
     }
 
-    /// Has bytes that were not copied read from the mapped files.
+    /// Makes `read_constant` read bytes that were not copied from the mapped files.
     pub(super) fn with_files(self, files: MappedFiles) -> ProcessCopy {
         ProcessCopy { files: Some(files), ..self }
     }

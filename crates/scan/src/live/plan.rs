@@ -22,8 +22,8 @@ use crate::ScanError;
 const RED_ZONE: u64 = 128;
 /// Number of runs of pages that one system call returns.
 const REGIONS: usize = 1024;
-/// Looks at pages that may be moving, in a process that has others in swap, and the time between
-/// two.
+/// Number of times that page table entries of possibly moving pages are read again, if the process
+/// has pages in swap; and the time between two.
 const MOVE_LOOKS: u32 = 4;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
@@ -128,8 +128,9 @@ impl<'a> PageScanner<'a> {
         mapping: &Mapping,
         each: &mut impl FnMut(AddrRange, PageMapKind),
     ) -> Result<(), ScanError> {
-        // To see whether a page is of a file, the kernel reads a structure of the page, which is
-        // not in its cache: 0.1 us for each page. Such mappings have none.
+        // To find out if a page is of a file, the kernel reads the page's `struct page`, which is
+        // not in the CPU cache: 0.1 us for each page. Private anonymous mappings have no file
+        // pages.
         let is_plain = mapping.inode == 0
             && mapping.backing() == Backing::Anonymous
             && mapping.sharing == Sharing::Private;
@@ -267,7 +268,7 @@ fn is_wanted(mapping: &Mapping, scope: CopyScope) -> bool {
             mapping.prot.write || scope == CopyScope::HeapAndRoots && !mapping.prot.exec
         }
         (Backing::Shmem, Sharing::Shared) => scope == CopyScope::HeapAndRoots && mapping.prot.write,
-        // `maps` always has the letter.
+        // `maps` always has the letter `p` or `s`.
         (_, Sharing::Shared | Sharing::Unknown) => false,
     }
 }
@@ -310,7 +311,7 @@ mod tests {
     use crate::made::mapping;
 
     #[test]
-    fn dead_ranges_are_left_out_and_neighbours_joined() {
+    fn dead_ranges_are_left_out_and_neighbors_joined() {
         let range = |start, end| AddrRange { start, end };
         let mut plan = CopyPlan { mappings: Vec::new(), ranges: Vec::new(), swapped: Bytes::ZERO };
         let dead = [range(10, 20), range(30, 40)];
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_move_are_copied_with_their_neighbours() {
+    fn pages_that_move_are_copied_with_their_neighbors() {
         let range = |start, end| AddrRange { start, end };
         let ranges = vec![range(0, 10), range(20, 30)];
         let mut plan = CopyPlan { mappings: Vec::new(), ranges, swapped: Bytes::ZERO };

@@ -25,7 +25,7 @@ use crate::memory::Memory;
 const TIME_PER_PAGE: Duration = Duration::from_nanos(130);
 /// Number of tasks that must be left for the process and its user.
 const SPARE_TASKS: u64 = 8;
-/// Repeated looks for a child of `vfork` that has not executed its program yet.
+/// Number of times that a child of `vfork` is checked, until it has executed its program.
 const VFORK_LOOKS: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
@@ -93,11 +93,11 @@ fn permit_fork(
     refusal(&room, private, committed).map_or(Ok(()), |why| Err(ScanError::ForkRefused(why)))
 }
 
-/// The reason why a process with that much private memory, resident and committed, must not fork.
-/// The memory for the copy is taken already.
+/// The reason why a process with this amount of resident private memory and of committed memory
+/// must not fork. The memory for the copy is allocated already.
 fn refusal(room: &ForkRoom, private: Bytes, committed: Bytes) -> Option<String> {
     let mib = |bytes: Bytes| bytes.0.div_ceil(1 << 20);
-    // Page tables take 1/512.
+    // Page tables take 1/512; twice that is required.
     let needed = private + Bytes(private.0 / 256) + RESERVE;
     let few = |left: &u64| *left < SPARE_TASKS;
     if let Some(thread) = room.in_vfork {
@@ -165,7 +165,7 @@ impl<'r> Prepared<'r> {
         });
         let lived = snapshot.end(keeper)?;
         let Some(copy) = copied? else { return Ok(None) };
-        // The snapshot, whose files they also are, is gone.
+        // The snapshot has ended, so the files are read by way of the process.
         let mut copy = copy.with_files(MappedFiles::new(root, reader));
         let original = maps::parse(&original).mappings;
         copy.measured.unread += kept_from_children(&planned, &original, copy.mappings())?;

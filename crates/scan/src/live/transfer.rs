@@ -122,8 +122,8 @@ impl CopyBuffer {
     }
 }
 
-/// Number of threads that copy. The first call reads files of the control group, and the second
-/// one is in the pause.
+/// Number of threads that copy. The first call reads files of the control group; later calls, in
+/// the pause, do not.
 fn threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS))
@@ -150,7 +150,8 @@ impl SourceMemory {
         Ok(SourceMemory { pid, page: system::page_size(), memory: OpenMemory::open(pid)?, pagemap })
     }
 
-    /// As [`OpenMemory::read`], by the faster call if it copies no page of the process.
+    /// As [`OpenMemory::read`]; by the faster `process_vm_readv` if no page is shared with another
+    /// process.
     fn read(&self, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
         if ranges.iter().all(|range| self.is_exclusive(range)) {
             return remote::read_exclusive(self.pid, ranges, buffer);

@@ -130,7 +130,7 @@ impl BlockPage {
         count
     }
 
-    /// Marks a block as free. Returns false if it was.
+    /// Marks a block as free. Returns false if it was marked before.
     fn mark(&mut self, index: u64) -> bool {
         let cell = usize::try_from(index / 64).ok().and_then(|at| self.listed.get_mut(at));
         let Some(cell) = cell else { return false };

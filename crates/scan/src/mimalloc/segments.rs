@@ -16,8 +16,8 @@ use crate::slot_heap::MAX_ADDRESS;
 const MAX_INFO_SLICES: u64 = 16;
 /// No block is smaller.
 const MIN_BLOCK: u64 = 8;
-/// The block size of a free run that is in no queue: such runs are all that a segment has which is
-/// kept for later without an owner.
+/// The block size of a free run that is in no queue. A segment that is kept for later without an
+/// owner has only such runs.
 const TAKEN_FROM_QUEUE: u64 = 1;
 
 /// A segment.

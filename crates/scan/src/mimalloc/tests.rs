@@ -1,4 +1,4 @@
-//! Segments in made memory, with the layouts of all supported versions of mimalloc.
+//! Segments in synthetic memory, with the layouts of all supported versions of mimalloc.
 
 use super::layout::{CAPACITY, FREE, RESERVED, SLICE, SLICE_COUNT, SLICE_DISTANCE, SegmentLayout};
 use super::pages::{ListKeys, encoded};
@@ -27,7 +27,7 @@ const MEDIUM: u64 = SEGMENT + 2 * SLICE;
 const MEDIUM_BYTES: u64 = 20 << 10;
 const HUGE_SLICES: u64 = 600;
 
-/// A version and its ways.
+/// A version and its build options.
 #[derive(Clone, Copy, Debug)]
 struct MadeVersion {
     layout: SegmentLayout,

@@ -269,7 +269,8 @@ impl GroupTable {
         }
     }
 
-    /// Checks that the slots that are marked as groups are the groups that lie in slots.
+    /// Checks that the slots whose headers mark a group are the slots in which descriptors place
+    /// one.
     pub(super) fn check_nested(&self, marked: &mut [u64], log: &mut CorruptionLog) {
         marked.sort_unstable();
         for &slot in marked.iter().filter(|slot| self.nested.binary_search(slot).is_err()) {

@@ -1,4 +1,4 @@
-//! Heaps of mallocng in made memory.
+//! Heaps of mallocng in synthetic memory.
 
 use super::*;
 use crate::made::{MadeProcess, mapping};

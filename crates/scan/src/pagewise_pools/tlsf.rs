@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!  region: │ region before, size, zeroed │ word │ payload │ word │ payload │ .. │ word of size 0 │
-//!  word:   size | 1 free | 2 the block before is free | 4, and a tag from bit 40 on in debug builds
+//!  word:   size | 1 free | 2 the block before is free | 4 | 8 freed, in a bin | tag (debug)
 //! ```
 //!
-//! Blocks count with their words, to which the pool itself points.
+//! Sizes of blocks include their words, since the pool's own pointers lead to the words.
 //!
-//! A freed block that the pool keeps for its next request of this size has the word of a block in
-//! use, and counts as live.
+//! A freed block in a bin counts as free. One in the pool's cache of small blocks has the word of a
+//! block in use, and counts as live.
 
 use pagewise_model::AddrRange;
 
@@ -25,7 +25,7 @@ const HEAD: u64 = 24;
 const SIZE: u64 = ((1 << 40) - 1) & !(GRANULE - 1);
 const FREE: u64 = 1;
 const AFTER_FREE: u64 = 2;
-/// The block is freed, and waits to be used again or merged.
+/// The block is freed, in a bin, and not merged yet.
 const WAITING: u64 = 8;
 
 /// The blocks of the regions that fill a range, each with true if it is free. `None` if a word

@@ -5,8 +5,8 @@ use pagewise_model::heap_sample::BytesEstimate;
 
 /// Standard errors on each side of an estimate.
 const ERRORS: f64 = 3.0;
-/// Something that no window shows can still be in this number of windows, divided by the number
-/// of windows read (rule of three, 95 %).
+/// A use that no window shows can still have a share of this number divided by the number of
+/// windows read (rule of three, 95 %).
 const UNSEEN: f64 = 3.0;
 
 /// Bounds of a number of bytes in one window.
@@ -30,14 +30,14 @@ pub(crate) struct WindowShares {
 /// Windows of a heap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WindowSample {
-    /// Those that were read.
+    /// The windows that were read.
     pub(crate) windows: Vec<WindowShares>,
-    /// Number of all.
+    /// Number of all windows.
     pub(crate) population: u64,
 }
 
 impl WindowSample {
-    /// Resident bytes of all windows, as far as these show it.
+    /// Resident bytes of all windows, extrapolated from those that were read.
     pub(crate) fn resident(&self) -> Bytes {
         let read: u64 = self.windows.iter().map(|window| window.resident).sum();
         let scaled = u128::from(read) * u128::from(self.population);
@@ -91,8 +91,8 @@ fn part_of(whole: Bytes, share: f64) -> Bytes {
     Bytes((whole.0 as f64 * share) as u64)
 }
 
-/// All numbers below `count` once, in an order in which each beginning is spread evenly: multiples
-/// of a step near the golden section, which has no common divisor with `count`.
+/// All numbers below `count` once, in an order whose first part, of any length, is spread evenly:
+/// multiples of a step near the golden section, which has no common divisor with `count`.
 pub(crate) fn spread_order(count: u64) -> impl Iterator<Item = u64> {
     let golden = u128::from(count) * 618_034 / 1_000_000;
     let mut step = u64::try_from(golden).unwrap_or(1).max(1);

@@ -6,7 +6,7 @@
 //!        0  first slot                            16  list of spans without free slots (a Span)
 //!        8  number of slots                       64  list of the others (a Span)
 //!       24  bytes of a slot                      128  64 chains of slots: first, last
-//!  4096  sizes, sampler, neighbours             1152  number of chains
+//!  4096  sizes, sampler, neighbors             1152  number of chains
 //! ```
 //!
 //! A thread cache has the sizes of all classes, which proves it. Static variables lead to the first
@@ -25,8 +25,8 @@ use crate::memory::{Memory, words};
 pub(super) const CLASSES: usize = 128;
 const LIST_WORDS: usize = 4;
 const LISTS_BYTES: u64 = (8 * LIST_WORDS * CLASSES) as u64;
-/// Words behind the lists that hold the neighbours.
-const NEIGHBOUR_WORDS: usize = 12;
+/// Words behind the lists that hold the neighbors.
+const NEIGHBOR_WORDS: usize = 12;
 /// Largest size of a class.
 const MAX_CLASS_SIZE: u64 = 256 << 10;
 const CENTRAL_BYTES: u64 = 1216;
@@ -102,8 +102,8 @@ impl FreeLists {
             if sizes == lists.sizes {
                 lists.caches += 1;
                 lists.add_cache(memory, address, &cache, log);
-                let behind: [u64; NEIGHBOUR_WORDS] =
-                    words(memory, address + LISTS_BYTES).unwrap_or([0; NEIGHBOUR_WORDS]);
+                let behind: [u64; NEIGHBOR_WORDS] =
+                    words(memory, address + LISTS_BYTES).unwrap_or([0; NEIGHBOR_WORDS]);
                 open.extend(behind.into_iter().filter(|it| range_of(anonymous, *it).is_some()));
             }
         }

@@ -1,4 +1,4 @@
-//! A heap in made memory.
+//! A heap in synthetic memory.
 
 use super::*;
 use crate::graph::image::TestImage;

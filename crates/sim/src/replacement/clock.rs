@@ -4,7 +4,7 @@ use super::{FrameNumber, Reclaim, at};
 
 #[derive(Debug)]
 pub(super) struct Clock {
-    /// True if each page was used since the hand came by: the CPU's accessed bit.
+    /// The CPU's accessed bit of each page: true if it was used since the hand's last visit.
     accessed: Vec<bool>,
     hand: FrameNumber,
 }
@@ -14,7 +14,7 @@ impl Clock {
         Clock { accessed: Vec::new(), hand: 0 }
     }
 
-    /// The frame that the hand points at; it goes one further.
+    /// The frame at the hand, which then advances by one frame.
     fn next(&mut self) -> FrameNumber {
         let frame = self.hand;
         self.hand = (frame + 1) % self.accessed.len();

@@ -7,21 +7,21 @@
 //!   aging: what was accessed ───────────────────┘, and a new youngest generation begins
 //! ```
 //!
-//! Aging walks the page tables; it happens when but two generations are left. Left out: tiers of
+//! Aging walks the page tables; it happens when only two generations are left. Left out: tiers of
 //! file pages, the Bloom filter that spares walks, and looking around a page that was accessed.
 
 use super::lists::FrameLists;
 use super::{FrameNumber, Reclaim, at};
 
-/// `MAX_NR_GENS`: generations that there can be.
+/// `MAX_NR_GENS`: maximum number of generations.
 const MAX_GENERATIONS: usize = 4;
 
-/// `MIN_NR_GENS`: those that are never reclaimed from.
+/// `MIN_NR_GENS`: number of the youngest generations, from which no page is reclaimed.
 const MIN_GENERATIONS: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Generations {
-    /// A list a generation, by its number modulo [`MAX_GENERATIONS`].
+    /// A list for each generation, by its number modulo [`MAX_GENERATIONS`].
     lists: FrameLists<MAX_GENERATIONS>,
     oldest: usize,
     youngest: usize,
@@ -35,7 +35,8 @@ impl Generations {
         Generations { lists, oldest: 0, youngest: MIN_GENERATIONS - 1, accessed: Vec::new() }
     }
 
-    /// Leaves generations behind that are empty, and ages where there are too few to reclaim from.
+    /// Skips empty generations at the old end, and ages if too few generations are left to reclaim
+    /// from.
     fn make_reclaimable(&mut self) {
         while self.oldest + MIN_GENERATIONS > self.youngest
             || self.lists.length(self.oldest % MAX_GENERATIONS) == 0

@@ -1,15 +1,16 @@
-//! Lists of frames: a frame is in one of them or in none, and gets from one to another in no time.
+//! Lists of frames: a frame is in at most one of them, and moves from one to another in constant
+//! time.
 
 use super::FrameNumber;
 
 /// No frame.
 const NONE: u32 = u32::MAX;
 
-/// Some lists over the same frames, of which those that were never in one take no memory.
+/// Lists over the same frames. Frames that were never in a list take no memory.
 #[derive(Debug)]
 pub(super) struct FrameLists<const COUNT: usize> {
     ends: [ListEnds; COUNT],
-    links: Vec<ListNeighbours>,
+    links: Vec<ListNeighbors>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +21,7 @@ struct ListEnds {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct ListNeighbours {
+struct ListNeighbors {
     before: u32,
     after: u32,
     list: usize,
@@ -38,11 +39,11 @@ impl<const COUNT: usize> FrameLists<COUNT> {
         self.ends[list].length
     }
 
-    /// Puts a frame that is in no list in front of one. New frames come in their order.
+    /// Puts a frame that is in no list at the front of one. New frames come in their order.
     pub(super) fn push(&mut self, list: usize, frame: FrameNumber) {
         let ends = &mut self.ends[list];
         let number = u32::try_from(frame).unwrap_or(NONE);
-        let link = ListNeighbours { before: NONE, after: ends.first, list };
+        let link = ListNeighbors { before: NONE, after: ends.first, list };
         if frame == self.links.len() {
             self.links.push(link);
         } else {
@@ -65,14 +66,14 @@ impl<const COUNT: usize> FrameLists<COUNT> {
         })
     }
 
-    /// Puts a frame from wherever it is in front of a list.
+    /// Moves a frame from its list to the front of another.
     pub(super) fn move_to(&mut self, list: usize, frame: FrameNumber) {
         self.unlink(frame);
         self.push(list, frame);
     }
 
     fn unlink(&mut self, frame: FrameNumber) {
-        let ListNeighbours { before, after, list } = self.links[frame];
+        let ListNeighbors { before, after, list } = self.links[frame];
         let ends = &mut self.ends[list];
         match before {
             NONE => ends.first = after,

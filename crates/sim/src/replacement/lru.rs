@@ -1,4 +1,4 @@
-//! LRU: one list, the page that is used goes to its front.
+//! LRU: one list; a used page moves to its front.
 
 use super::lists::FrameLists;
 use super::{FrameNumber, Reclaim};

@@ -20,7 +20,7 @@ const ACTIVE: usize = 1;
 pub(super) struct TwoLists {
     lists: FrameLists<2>,
     pages: Vec<PageFlags>,
-    /// True if what should be activated is; else it is reclaimed.
+    /// True if a page that should be activated is activated; else it is reclaimed.
     activates: bool,
 }
 
@@ -54,7 +54,7 @@ impl TwoLists {
         if before.referenced { FolioVerdict::Activate } else { FolioVerdict::Keep }
     }
 
-    /// `shrink_active_list`, as far as `inactive_is_low` has it go in less than a GiB.
+    /// `shrink_active_list`, with the ratio of `inactive_is_low` for less than 1 GiB of memory.
     fn deactivate(&mut self) {
         while self.lists.length(INACTIVE) < self.lists.length(ACTIVE) {
             let Some(frame) = self.lists.pop(ACTIVE) else { return };

@@ -67,8 +67,8 @@ impl NaiveTable {
     }
 }
 
-/// In halves that were used last the victim is not, as long as the other half has a way; first
-/// halves come first.
+/// The victim is not in a half that was used last, if the other half has a way. If neither half was
+/// used, it is in the first.
 fn least_recent_half(used: &[(usize, usize)], first: usize, size: usize, ways: usize) -> usize {
     let size = size.next_power_of_two();
     if size == 1 {
@@ -228,7 +228,7 @@ proptest! {
             steps: 0,
             counts: LevelCounts::default(),
         };
-        // All at once: the levels are gone through one after the other.
+        // All accesses in one block: `Levels` takes it through one level after the other.
         let block: Vec<MemoryAccess> = accesses.iter().map(|a| access(a.0, a.1, a.2)).collect();
         levels.play(&block);
         accesses.iter().for_each(|(address, size, write)| naive.play(*address, (*size).into(), *write));

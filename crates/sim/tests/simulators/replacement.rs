@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
 
-/// A page in memory, as the plain ones have it.
+/// A page in memory, in the plain implementations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct NaivePage {
     number: u64,
@@ -18,7 +18,7 @@ struct NaivePage {
     referenced: bool,
 }
 
-/// Lists of pages, the next to go last; what each means is up to the policy.
+/// Lists of pages, the next victim last. The policy determines the use of each list.
 #[derive(Debug, Default)]
 struct NaiveMemory {
     lists: [VecDeque<NaivePage>; 2],
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn uniform_use_faults_as_often_as_the_share_that_has_no_room() {
+fn uniform_use_faults_by_the_share_that_does_not_fit() {
     let stream = Uniform { bytes: 400 << 20, accesses: 400_000, seed: 1 };
     let pages = (400_u64 << 20) / PAGE;
     for policy in PageReplacement::ALL {
@@ -180,7 +180,7 @@ fn a_loop_larger_than_memory_defeats_lru() {
 }
 
 #[test]
-fn a_stream_does_not_push_out_what_is_used_but_with_the_change_to_activate() {
+fn a_stream_pushes_out_used_pages_only_without_activation() {
     // Ten pages that are used all the time, and ten thousand of which each is used once.
     let pages: Vec<u64> = (0..10_000).flat_map(|n| [n % 10, 100 + n]).collect();
     let back = |policy| {

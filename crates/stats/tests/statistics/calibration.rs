@@ -14,17 +14,18 @@ const KINDS: [ValueSource; 4] = [
     ValueSource { name: "normal", median: 100.0, draw: |rng| 100.0 + 5.0 * normal(rng) },
     ValueSource { name: "lognormal", median: 1.0, draw: |rng| normal(rng).exp() },
     ValueSource { name: "tied", median: 12.0, draw: |rng| f64::from(rng.u8(10..15)) },
-    // Seven in ten of one kind, three of a slower: the median is where the first has 5/7 of its
-    // values.
+    // 70 % fast runs around 100 and 30 % slow runs around 120: the median of the mixture is the 5/7
+    // quantile of the fast runs.
     ValueSource { name: "two modes", median: 101.132, draw: two_modes },
 ];
 
 const SIZES: [usize; 5] = [5, 7, 10, 20, 50];
 
-/// So that the tests take seconds: a rate of 5 % is found within 2.5 percentage points.
+/// Samples per rate. Few, so that the tests take seconds: two standard deviations of a rate of 5 %
+/// are 2.5 percentage points.
 const SAMPLES: usize = 300;
 
-/// Box and Muller.
+/// A standard normal value, by the Box-Muller transform.
 fn normal(rng: &mut Rng) -> f64 {
     let radius = (-2.0 * (1.0 - rng.f64()).ln()).sqrt();
     radius * (std::f64::consts::TAU * rng.f64()).cos()
@@ -38,7 +39,7 @@ fn sample(kind: &ValueSource, n: usize, rng: &mut Rng) -> Vec<f64> {
     (0..n).map(|_| (kind.draw)(rng)).collect()
 }
 
-/// The share of `SAMPLES` draws for which `holds`.
+/// The share of `SAMPLES` calls in which `holds` returns true.
 fn rate(mut holds: impl FnMut() -> bool) -> f64 {
     (0..SAMPLES).filter(|_| holds()).count() as f64 / SAMPLES as f64
 }
@@ -53,7 +54,7 @@ fn intervals_hold_the_true_median_at_least_as_often_as_they_say() {
                 (interval.low..=interval.high).contains(&kind.median)
             });
             println!("{:<10} n = {n:>2}: {:.1} %", kind.name, held * 100.0);
-            // From the smallest to the largest, five values hold it in 93.75 %: no interval can do
+            // The range of five values covers the median in 93.75 % of cases: no interval can do
             // better.
             let least = if n == 5 { 0.925 } else { 0.93 };
             assert!(held >= least, "{} n = {n}: {held}", kind.name);

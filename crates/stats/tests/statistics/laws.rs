@@ -9,7 +9,7 @@ fn values(least: usize) -> impl Strategy<Value = Vec<f64>> {
     vec(value, least..40)
 }
 
-/// Powers of two change no digit but the exponent's.
+/// Multiplication by a power of two is exact: it changes the exponent only.
 fn power_of_two() -> impl Strategy<Value = f64> {
     (-8_i32..8).prop_map(|power| 2.0_f64.powi(power))
 }
@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn no_values_whatever_stop_a_function(values in vec(any::<f64>(), 0..12), others in vec(any::<f64>(), 0..12)) {
+    fn no_values_make_a_function_panic(values in vec(any::<f64>(), 0..12), others in vec(any::<f64>(), 0..12)) {
         Summary::from_values(&values);
         outliers(&values);
         drift(&values);

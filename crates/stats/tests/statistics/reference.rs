@@ -11,7 +11,8 @@ struct ReferenceCase {
     figures: Vec<f64>,
 }
 
-/// The cases of a kind: kind, values, other values and figures, apart by tabs.
+/// The cases of a kind. The fields of a line are separated by tabs: kind, values, other values,
+/// figures.
 fn cases(kind: &str) -> Vec<ReferenceCase> {
     let numbers = |text: &str| text.split_whitespace().map(number).collect();
     let fields = REFERENCE.lines().map(|line| line.split('\t').collect::<Vec<_>>());
@@ -69,8 +70,8 @@ fn trends_are_those_of_kendall_mann_and_theil() {
     }
 }
 
-/// 10,000 draws of ours against 400,000 of scipy's: an end is off by a step at most, and mostly not
-/// at all.
+/// 10,000 resamples against scipy's 400,000: an end differs by at most one step between neighboring
+/// values, and mostly not at all.
 #[test]
 fn intervals_of_the_median_are_those_of_scipy() {
     for case in cases("interval") {

@@ -40,7 +40,7 @@ pub(super) struct DayReader {
     /// The sweep that comes next, and the last one.
     next: i64,
     end: i64,
-    /// The first one that the caller wants: those before it complete it.
+    /// The first sweep that the caller wants. Earlier ones are read to complete its values.
     wanted: i64,
     /// The times that the caller wants.
     range: (u64, u64),
@@ -78,8 +78,8 @@ impl DayReader {
         StoreError::sqlite(&self.file.path, error)
     }
 
-    /// Takes the IDs and times of all sweeps; if the file is damaged, of those before the damage,
-    /// which is noted.
+    /// Calls `take` with the ID and time of each sweep. In a damaged file it stops at the damage
+    /// and sets `is_cut`.
     fn scan(&mut self, mut take: impl FnMut(i64, SweepTime)) -> Result<(), StoreError> {
         let select = "SELECT unix_ns, boot_ns, id FROM sweep ORDER BY id";
         let wrong = |error| StoreError::sqlite(&self.file.path, error);
@@ -204,7 +204,7 @@ impl DayReader {
         while self.next <= self.end {
             let id = self.next;
             self.next += 1;
-            // A missing number is a sweep of damaged pages.
+            // A missing ID: the row of the sweep was on a damaged page.
             let is_there = self.apply(id).map_err(|error| self.wrong(error))?;
             // With a clock that was set, the times are not in order.
             let is_wanted = (self.range.0..=self.range.1).contains(&self.sweep.time.unix_ns);
@@ -579,7 +579,7 @@ fn identity_of(
         let uid = absent.cell(row.get(3)?);
         Ok(ProcessIdentity {
             name: name_of(row.get_ref(0)?),
-            // It has a column of its own.
+            // The parent has its own column in `process_row`.
             parent: Pid(0),
             command,
             exe: name(row.get_ref(2)?),

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use super::Tid;
 
-/// Between looks at whether a call takes long: it takes that, and twice at most, until its obstacle
-/// is removed.
+/// Interval of the checks for a call that takes long. The ended thread that blocks such a call is
+/// reaped one to two intervals after the start of the call.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The reaping thread ends after this number of polls without a call.
 const IDLE_LOOKS: u32 = 20;
@@ -45,7 +45,7 @@ impl Attempt {
     pub(super) fn begin() -> Attempt {
         BEGUN.fetch_add(1, SeqCst);
         OPEN.fetch_add(1, SeqCst);
-        // Nothing can keep the first one waiting but one that is seized already.
+        // Only a thread that is seized already can block a call.
         if !seized().is_empty() && !IS_WATCHED.swap(true, SeqCst) {
             let started = thread::Builder::new().name("seized".to_owned()).spawn(watch);
             if started.is_err() {
@@ -82,7 +82,7 @@ fn take_ends() {
     let all: Vec<Tid> = seized().iter().copied().collect();
     for tid in all {
         match has_ended(tid, libc::WNOWAIT) {
-            // It is waited for now.
+            // The first call left the thread to be waited for; this one reaps it.
             Ok(true) => {
                 let _ = has_ended(tid, 0);
                 forget(tid);
@@ -93,8 +93,8 @@ fn take_ends() {
     }
 }
 
-/// True if a tracee has ended. Its stops are left to be seen: `options` is `WNOWAIT`, or 0 once it
-/// has.
+/// True if a tracee has ended; its stops are not consumed. `options` is `WNOWAIT`, or 0 to reap a
+/// tracee that has ended.
 fn has_ended(tid: Tid, options: libc::c_int) -> io::Result<bool> {
     // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -144,7 +144,7 @@ mod tests {
         assert!(living.wait().unwrap().success());
     }
 
-    /// Without the thread that looks it would wait for ever.
+    /// Without the reaping thread, the call would wait forever.
     #[test]
     fn a_process_that_executes_a_program_while_its_threads_are_seized_goes_on() {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +167,7 @@ mod tests {
         // `cat` runs until the pipe is closed: a process that has ended cannot be seized.
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(b"\n").unwrap();
-        // The other thread has ended, and the first waits for that to be known.
+        // The other thread has ended, and the `exec` waits until it is reaped.
         while !has_ended(other, libc::WNOWAIT).unwrap() {
             thread::yield_now();
         }

@@ -3,8 +3,8 @@
 //!
 //! A command gets a seccomp filter, so that nothing but the calls of [`names`] stops it. A running
 //! process cannot be given one: it stops at every system call. Signals, group stops and exit
-//! statuses are as without us. While an [`TraceEventKind`] is looked at, the thread that it is of
-//! is stopped, so its files in `/proc` hold still.
+//! statuses are as without us. While the caller handles a [`TraceEventKind`], the thread of the
+//! event is stopped, so its files in `/proc` do not change.
 
 mod numbers;
 
@@ -54,9 +54,9 @@ const SETTLE: Duration = Duration::from_millis(500);
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// Number of threads that are stopped at a time to be detached.
 const BATCH: usize = 32;
-/// A thread among them that does not stop within this time comes last.
+/// A thread of such a batch that does not stop within this time is detached later.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// A thread that was interrupted is asked for without a sleep for this time: most stop within
+/// A thread that was interrupted is polled without a sleep for this time: most stop within
 /// microseconds.
 const POLL: Duration = Duration::from_micros(200);
 /// The kernel finds one changed thread by a search in a fixed order. After this number, each thread
@@ -100,8 +100,8 @@ pub enum TraceEventKind {
     },
     /// It executes another program: its memory is new.
     Executed {
-        /// True if the program's calls are those of this machine, and seen: not those of a 32-bit
-        /// program.
+        /// True if the program uses the native system call convention, so that its calls are
+        /// reported; false for a 32-bit program.
         is_native: bool,
     },
     /// It is about to execute the instruction of [`TracedProgram::expect`].
@@ -136,20 +136,20 @@ pub struct Done {
     pub took: Duration,
 }
 
-/// Which system calls stop the processes.
+/// System calls that stop the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceStops {
-    /// Those about memory only: a filter in the kernel picks them out.
+    /// Memory calls only: a seccomp filter selects them.
     MemoryCalls,
     /// All.
     EveryCall,
 }
 
-/// A command or a process whose memory calls we see.
+/// A command or a process whose memory calls are reported.
 ///
-/// It belongs to the thread that made it, which must have no other children: their ends would be
-/// taken. Dropping it lets a process run on by itself, and ends what is left of a command that got
-/// a filter.
+/// The value belongs to the thread that made it, which must have no other children: they would be
+/// reaped here. Dropping the value detaches all processes, or kills those of a command with a
+/// filter.
 ///
 /// ```
 /// use pagewise_sys::trace::calls::{TraceEventKind, TracedProgram};
@@ -166,29 +166,29 @@ pub struct TracedProgram {
     tasks: BTreeMap<Tid, Task>,
     /// New tasks that stopped before their clone event, and the process that created them.
     early: BTreeMap<Tid, Option<Tid>>,
-    /// Those in a group stop.
+    /// Tasks in a group stop.
     stopped: BTreeSet<Tid>,
-    /// The task that the last change was of, and how it goes on; at first all of a process that was
-    /// running.
+    /// The task of the last change, and the way to resume it; after attaching, all tasks.
     held: Vec<(Tid, StoppedResume)>,
-    /// The tasks that are still to be asked before any is waited for.
+    /// The tasks that are still to be polled before a wait for any task.
     round: Vec<Tid>,
     /// Number of changes since the start of the present round.
     changes: u32,
     /// Since when all threads are held.
     paused: Option<Instant>,
-    /// The longest time for which all were.
+    /// The longest time for which all threads were held.
     pause: Duration,
     /// Events that were not returned yet.
     news: VecDeque<TraceEvent>,
     stops: TraceStops,
     ending: Option<TraceEnding>,
     deadline: Option<Instant>,
-    /// While a command runs, the signals of the terminal are for it; else they end the watching.
+    /// While a command runs, the signals of the terminal are for it; otherwise they end the
+    /// tracing.
     terminal: Option<signals::HeldSignals>,
     interrupts: Option<signals::WaitInterrupts>,
-    /// While a counter is open, the kernel is ready to set debug registers: the first takes it some
-    /// milliseconds.
+    /// While a counter is open, the kernel is ready to set debug registers: opening the first
+    /// counter takes some milliseconds.
     _readiness: Option<PerfCounter>,
     _on_this_thread: PhantomData<*const ()>,
 }
@@ -208,7 +208,7 @@ impl fmt::Debug for TracedProgram {
 #[derive(Clone, Copy, Debug)]
 struct Task {
     process: Tid,
-    /// Since when the call goes on that it is in.
+    /// Start of the system call that the thread is in.
     call: Option<Instant>,
     /// The instruction at which it is to stop.
     expected: Option<u64>,
@@ -235,7 +235,7 @@ impl TracedProgram {
     ///
     /// # Errors
     /// As [`Traced::spawn`](super::Traced::spawn). A command that cannot be traced is not run; the
-    /// value says why.
+    /// inner error is the reason.
     pub fn spawn(
         program: &OsStr,
         arguments: &[OsString],
@@ -276,11 +276,11 @@ impl TracedProgram {
         newborn.failure().map_or(Ok(Ok(watched)), Err)
     }
 
-    /// Begins to watch a running process, until a time if there is one, or until SIGINT, SIGTERM,
-    /// SIGHUP or a stop signal of the terminal come: if we stopped, so would the process at its
-    /// next system call.
+    /// Starts to trace a running process, until the deadline, or until SIGINT, SIGTERM, SIGHUP or a
+    /// stop signal of the terminal arrives. If a stop signal stopped us, the process would stop at
+    /// its next system call.
     ///
-    /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) answer EINTR when it
+    /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) return EINTR when tracing
     /// begins and ends. A thread that has not stopped within `max_pause` is not waited for: it
     /// waits inside the kernel, or for a CPU.
     ///
@@ -295,7 +295,7 @@ impl TracedProgram {
         let mut watched = TracedProgram::new(main, TraceStops::EveryCall);
         watched.deadline = deadline;
         watched.interrupts = Some(signals::WaitInterrupts::catch_all());
-        // The kernel sets a tracee up without stopping it: what can be done before the pause is.
+        // Seizing does not stop a thread, so it is done before the pause.
         watched.seize_all()?;
         watched.hold_all(max_pause.min(SETTLE));
         Ok(watched)
@@ -323,8 +323,8 @@ impl TracedProgram {
         }
     }
 
-    /// Seizes every thread of a process. New ones of those that are seized already come by
-    /// themselves.
+    /// Seizes every thread of a process. The kernel also seizes the threads that seized threads
+    /// create.
     fn seize_all(&mut self) -> io::Result<()> {
         let mut refused = io::Error::from_raw_os_error(libc::ESRCH);
         loop {
@@ -386,7 +386,7 @@ impl TracedProgram {
         Some(self.pause).filter(|pause| !pause.is_zero())
     }
 
-    /// Which system calls stop the processes.
+    /// System calls that stop the processes.
     pub fn stops(&self) -> TraceStops {
         self.stops
     }
@@ -406,9 +406,9 @@ impl TracedProgram {
         self.tasks.values().map(|task| task.process.unsigned_abs()).collect()
     }
 
-    /// Lets the thread of the last event go on, and waits for the next one. `None` where every
-    /// process has ended, the time is up, or the user has had enough: for a command that is only
-    /// asked once it has ended itself.
+    /// Lets the thread of the last event go on, and waits for the next one. `None` if every process
+    /// has ended, the deadline has passed, or one of the signals of [`TracedProgram::attach`]
+    /// arrived. While a command runs, signals do not end its tracing.
     ///
     /// # Errors
     /// Those of `waitpid`.
@@ -460,8 +460,8 @@ impl TracedProgram {
     }
 
     /// Lets the thread of the last event, which must be an [`TraceEventKind::Executed`], stop once
-    /// more at an instruction of its program. Returns whether it will: not a process that would
-    /// outlive us, and keep the breakpoint, if we were killed.
+    /// more at an instruction of its program. Returns true if the breakpoint is set. It is not set
+    /// in a process that would outlive us, and keep the breakpoint, if we were killed.
     pub fn expect(&mut self, address: u64) -> bool {
         let Some(&(tid, _)) = self.held.last() else { return false };
         if self.stops == TraceStops::EveryCall {
@@ -474,7 +474,7 @@ impl TracedProgram {
         is_set
     }
 
-    /// Runs until the program replaces ours in the child and holds it there, or until the child has
+    /// Runs until the child has executed its program and holds it there, or until the child has
     /// ended.
     fn run_to_exec(&mut self) -> io::Result<()> {
         while let Some(seen) = self.next()? {
@@ -526,9 +526,9 @@ impl TracedProgram {
         ptrace::resume_to_syscall(tid, signal);
     }
 
-    /// Notes what became of a task, and how it is to go on. One that is about to receive a signal
-    /// goes on at once: if its stop were taken and we were killed, the kernel would drop the
-    /// signal.
+    /// Records the change of a task, and the way to resume it. A task that is about to receive a
+    /// signal is resumed at once: if its stop were consumed and we were killed, the kernel would
+    /// drop the signal.
     fn note(&mut self, tid: Tid, change: ThreadChange) {
         let mut go_on = StoppedResume::Continue;
         match change {
@@ -539,7 +539,7 @@ impl TracedProgram {
             }
             ThreadChange::Signal(signal) => return self.resume(tid, signal),
             _ if !self.tasks.contains_key(&tid) => {
-                // It waits there while others are waited for.
+                // The new task stays stopped until its clone event arrives.
                 let _ = wait::take_change(tid);
                 let maker = maker_of(tid);
                 self.early.insert(tid, maker);
@@ -569,7 +569,7 @@ impl TracedProgram {
         self.news.push_back(seen);
     }
 
-    /// A stop at a system call: the event that it is, if it is one.
+    /// Event of a stop at a system call; `None` if the call is not one of [`names`].
     fn call(&mut self, tid: Tid) -> Option<TraceEventKind> {
         let StoppedThread { architecture, instruction, place } = ptrace::at(tid)?;
         let task = self.tasks.get_mut(&tid)?;
@@ -589,7 +589,7 @@ impl TracedProgram {
         }
     }
 
-    /// True if a thread is at the instruction that was expected; then that is over.
+    /// True if a thread is at its expected instruction; then removes the breakpoint.
     fn has_arrived(&mut self, tid: Tid) -> bool {
         let Some(task) = self.tasks.get_mut(&tid) else { return false };
         let is_there =
@@ -601,7 +601,7 @@ impl TracedProgram {
         is_there
     }
 
-    /// Another program: of the threads only one is left, and it has the id of the process.
+    /// Handles an `exec`: only one thread is left, and it has the id of the process.
     fn replace(&mut self, pid: Tid) {
         self.adopt_those_of(pid);
         self.tasks.retain(|_, task| task.process != pid);
@@ -610,7 +610,7 @@ impl TracedProgram {
         self.tell(pid, TraceEventKind::Executed { is_native });
     }
 
-    /// Takes in what `maker` made.
+    /// Adds the task of the clone event of `maker`.
     fn meet(&mut self, maker: Tid) {
         let child = ptrace::message(maker).ok().and_then(|tid| Tid::try_from(tid).ok());
         if let Some(child) = child {
@@ -618,7 +618,7 @@ impl TracedProgram {
         }
     }
 
-    /// Adds a thread, or a process, from an event.
+    /// Adds a thread or a process that `maker` created.
     fn adopt(&mut self, child: Tid, maker: Tid) {
         if self.tasks.contains_key(&child) {
             return;
@@ -649,7 +649,7 @@ impl TracedProgram {
         }
     }
 
-    /// The end of a task. The end of a process has an event.
+    /// Removes a task that has ended. Only the end of a process is an event.
     fn bury(&mut self, tid: Tid, ending: TraceEnding) {
         self.early.remove(&tid);
         let Some(task) = self.tasks.remove(&tid) else { return };
@@ -730,7 +730,7 @@ impl TracedProgram {
                         self.detach(tid, change, &mut leaving);
                     }
                 }
-                // Others are at a system call meanwhile, or new.
+                // Other threads have reached a system call meanwhile, or are new.
                 loop {
                     match wait::any_now() {
                         Ok(Some((tid, change))) => self.detach(tid, change, &mut leaving),
@@ -757,7 +757,7 @@ impl TracedProgram {
             ThreadChange::Signal(signal) => drop(ptrace::detach(tid, signal)),
             _ => drop(ptrace::detach(tid, 0)),
         }
-        // It is traced from its first instruction.
+        // A new child is traced from its first instruction, so it must be detached too.
         let child = child.and_then(|tid| Tid::try_from(tid).ok());
         if let Some(child) = child.filter(|child| !leaving.met.contains(child)) {
             self.tasks.insert(child, Task::new(child));
@@ -770,7 +770,7 @@ struct Leaving {
     met: BTreeSet<Tid>,
 }
 
-/// New event of a thread, waiting until a time.
+/// Waits until a time for an event of a thread.
 fn change_by(tid: Tid, until: Instant) -> Option<ThreadChange> {
     let begin = Instant::now();
     loop {
@@ -804,7 +804,7 @@ fn threads(pid: Tid) -> io::Result<Vec<Tid>> {
     Ok(entries.filter_map(tid).collect())
 }
 
-/// The process that a new task is a thread of, or else a child of.
+/// The process of a new thread, or the parent of a new process.
 fn maker_of(tid: Tid) -> Option<Tid> {
     let status = fs::read(format!("/proc/{tid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);

@@ -1,8 +1,8 @@
 //! A seccomp filter that stops a process at chosen system calls and lets the kernel do all others
 //! at full speed.
 //!
-//! A process never loses its filter, nor do its descendants, and without a tracer the chosen calls
-//! answer ENOSYS: who installs one must stay until all of them have ended.
+//! A process and its descendants never lose the filter, and without a tracer the chosen calls fail
+//! with ENOSYS. So the tracer must stay until all of these processes have ended.
 
 use std::io;
 
@@ -12,8 +12,8 @@ use crate::system::{CapabilitySet, has_capability};
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 
-/// Loads a word of `struct seccomp_data`; goes on according to whether it equals a constant; ends
-/// with an answer.
+/// Instructions: load a word of `struct seccomp_data`, jump if it equals a constant, return an
+/// action.
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
@@ -84,11 +84,12 @@ fn program(architecture: u32, numbers: impl Iterator<Item = u32>) -> Vec<libc::s
     let count = u8::try_from(numbers.len()).expect("a jump reaches over 255 instructions");
     let mut program = vec![
         step(LOAD, ARCHITECTURE, 0, 0),
-        // To the load of the number, or over it and all comparisons.
+        // Jumps to the load of the number, or over it and all comparisons.
         step(IF_EQUAL, architecture, 0, count.saturating_add(1)),
         step(LOAD, NUMBER, 0, 0),
     ];
-    // Each jumps over those behind it and the first answer, or goes on to the next.
+    // A comparison that matches jumps over the following ones and the first return; others go on to
+    // the next.
     let comparisons = numbers.iter().zip((1..=count).rev());
     program.extend(comparisons.map(|(&number, left)| step(IF_EQUAL, number, left, 0)));
     program.push(step(ANSWER, libc::SECCOMP_RET_ALLOW, 0, 0));

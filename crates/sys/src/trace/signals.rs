@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 const INTERRUPTS: [c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
 const STOPS: [c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// While it lives, this thread holds back the signals of a terminal, and takes SIGCHLD.
+/// While this value exists, its thread blocks the signals of a terminal, and unblocks SIGCHLD.
 ///
-/// A process with other threads must hold them back there too.
+/// A process with other threads must block the signals in those too.
 pub(super) struct HeldSignals {
     before: libc::sigset_t,
     stops_pass: bool,
@@ -26,7 +26,8 @@ impl HeldSignals {
         HeldSignals { before, stops_pass: false }
     }
 
-    /// True if stop signals may stop us: one that came earlier and is still held does so at once.
+    /// Unblocks or blocks the stop signals. A pending stop signal stops us as soon as it is
+    /// unblocked.
     pub(super) fn let_stops_pass(&mut self, pass: bool) {
         if self.stops_pass != pass {
             self.stops_pass = pass;
@@ -34,7 +35,7 @@ impl HeldSignals {
         }
     }
 
-    /// Forgets what is still held: it was for the command, which made of it what it would.
+    /// Discards the pending signals: they were for the command, which has received them too.
     pub(super) fn forget(&self) {
         for signals in [&INTERRUPTS[..], &STOPS] {
             while take_pending(&set_of(signals)) {}
@@ -49,8 +50,8 @@ impl Drop for HeldSignals {
     }
 }
 
-/// While it lives, Ctrl-C and similar signals interrupt a wait of this thread instead of ending the
-/// process.
+/// While this value exists, Ctrl-C and similar signals interrupt a wait of this thread instead of
+/// ending the process.
 ///
 /// A signal can come just before a wait begins, or to another thread: so a timer of this thread
 /// interrupts it every few milliseconds.
@@ -65,7 +66,7 @@ const ENDINGS_AND_STOPS: [c_int; 6] =
 /// Signal of the timer: it does nothing without a handler.
 const TICK: c_int = libc::SIGURG;
 
-/// Between two looks at the time and at [`INTERRUPTED`].
+/// Interval at which a wait checks the time and [`INTERRUPTED`].
 const TICK_NANOSECONDS: libc::c_long = 10_000_000;
 
 /// True after one of the signals.
@@ -81,7 +82,8 @@ extern "C" fn on_ending(_signal: c_int) {
 extern "C" fn on_tick(_signal: c_int) {}
 
 impl WaitInterrupts {
-    /// A signal that is ignored stays so: a shell does that to what it starts in the background.
+    /// Catches signals; an ignored one stays ignored, as in a command that a shell starts in the
+    /// background.
     pub(super) fn catch() -> WaitInterrupts {
         WaitInterrupts::catch_each(&ENDINGS)
     }
@@ -142,7 +144,7 @@ fn action_of(signal: c_int) -> libc::sigaction {
     action
 }
 
-/// Sets a handler that interrupts system calls. Returns what was done before.
+/// Sets a handler that interrupts system calls. Returns the previous action.
 fn set_handler(signal: c_int, handler: extern "C" fn(c_int)) -> libc::sigaction {
     // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -161,34 +163,34 @@ fn start_timer() -> Option<libc::timer_t> {
     event.sigev_signo = TICK;
     event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_nonzero().get();
     let mut timer: libc::timer_t = ptr::null_mut();
-    // SAFETY: `event` is initialised and `timer` may be written.
+    // SAFETY: `event` is initialized and `timer` may be written.
     let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
     if made == -1 {
         return None;
     }
     let interval = libc::timespec { tv_sec: 0, tv_nsec: TICK_NANOSECONDS };
     let times = libc::itimerspec { it_interval: interval, it_value: interval };
-    // SAFETY: `timer` was made above, `times` is initialised, and a null old value is not written.
+    // SAFETY: `timer` was made above, `times` is initialized, and a null old value is not written.
     unsafe { libc::timer_settime(timer, 0, &raw const times, ptr::null_mut()) };
     Some(timer)
 }
 
 fn set_of(signals: &[c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the call initialises the set that it is given.
+    // SAFETY: the call initializes the set that it is given.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     for &signal in signals {
-        // SAFETY: `set` was initialised above.
+        // SAFETY: `set` was initialized above.
         unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
     }
-    // SAFETY: `sigemptyset` cannot fail, so `set` is initialised.
+    // SAFETY: `sigemptyset` cannot fail, so `set` is initialized.
     unsafe { set.assume_init() }
 }
 
 /// Changes this thread's signal mask, and returns the one before.
 fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = set_of(&[]);
-    // SAFETY: both pointers are to initialised sets; the second may be written.
+    // SAFETY: both pointers are to initialized sets; the second may be written.
     unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
     before
 }
@@ -196,6 +198,6 @@ fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
 /// Consumes one pending signal of a set that this thread blocks; `false` if none is pending.
 fn take_pending(set: &libc::sigset_t) -> bool {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `set` and `now` are initialised, and a null `siginfo_t` is not written.
+    // SAFETY: `set` and `now` are initialized, and a null `siginfo_t` is not written.
     unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const now) > 0 }
 }

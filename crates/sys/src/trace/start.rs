@@ -42,7 +42,7 @@ impl ExecImage {
         &self.path
     }
 
-    /// The words, and the null pointer after them. They are the image's.
+    /// Pointers to the words, which belong to the image, and a null pointer after them.
     pub(crate) fn argv(&self) -> Vec<*const c_char> {
         let words = self.arguments.iter().map(|word| word.as_ptr());
         words.chain(std::iter::once(ptr::null())).collect()
@@ -84,7 +84,8 @@ impl Newborn {
         self.channel.write_all(&[0])
     }
 
-    /// Why it could not execute; waits until that is known. `None` also where it was killed before.
+    /// Waits for the `exec`, and returns the reason of a failure. `None` also if the child was
+    /// killed before.
     pub(super) fn failure(mut self) -> Option<NotExecuted> {
         let mut errno = [0; 4];
         // Executing closes the child's end, as does its death.
@@ -97,9 +98,9 @@ impl Newborn {
 
 /// Reason why a child did not execute.
 pub(super) enum NotExecuted {
-    /// The program.
+    /// `exec` failed.
     Program(io::Error),
-    /// The kernel did not take the filter.
+    /// The kernel rejected the filter.
     Filter(io::Error),
 }
 
@@ -125,7 +126,7 @@ fn execute_when_told(
     unsafe { libc::_exit(127) }
 }
 
-/// Returns the error number where it does: of the program, or negative that of the filter.
+/// Returns only on failure: the error number of `exec`, or the negated one of the filter.
 fn execute(path: &CString, argv: &[*const c_char], filter: Option<&SeccompFilter>) -> c_int {
     let errno = |error: io::Error| error.raw_os_error().unwrap_or(0);
     // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not

@@ -1,7 +1,7 @@
-//! Waiting for what happens to our threads under trace, and to no other child of the process.
+//! Waits for events of the threads that we trace, without consuming those of other children.
 //!
-//! A blocking `waitpid` has no time limit, so we sleep on a futex that a SIGCHLD handler wakes,
-//! and ask with `WNOHANG` after each wake.
+//! A blocking `waitpid` has no time limit, so we sleep on a futex that a SIGCHLD handler wakes, and
+//! poll with `WNOHANG` after each wake.
 
 use std::ffi::c_int;
 use std::io;
@@ -67,9 +67,9 @@ impl ThreadChange {
 }
 
 impl ThreadChange {
-    /// True if the kernel answers requests of the thread only once the change was taken. The id of
-    /// one that executes another program may be new: `looks_like_a_spurious_pid` of
-    /// `kernel/ptrace.c`, since Linux 5.13.
+    /// True if the kernel accepts requests for the thread only once the change was consumed. `exec`
+    /// may have changed the thread's id: `looks_like_a_spurious_pid` of `kernel/ptrace.c`, since
+    /// Linux 5.13.
     fn must_be_taken(self) -> bool {
         matches!(self, ThreadChange::Ended(_) | ThreadChange::Execed)
     }
@@ -128,10 +128,10 @@ pub(crate) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
     true
 }
 
-/// A child or tracee of this thread that has news, which stays there for [`take_change`].
+/// A child or tracee of this thread with an event, which is left for [`take_change`].
 ///
 /// # Errors
-/// `ECHILD` where this thread has neither: someone else took the end of our child.
+/// `ECHILD` if this thread has neither: other code has waited for our child.
 pub(crate) fn peek() -> io::Result<Option<Tid>> {
     Ok(look_at(libc::P_ALL, 0, libc::WNOHANG)?.map(|(tid, _)| tid))
 }
@@ -163,8 +163,8 @@ pub fn take_change(tid: Tid) -> io::Result<Option<ThreadChange>> {
 /// New event of one thread, if there is one: like [`take_change`], but a stop (except of `exec`) is
 /// not consumed until the thread is resumed or detached.
 ///
-/// A signal that a thread is about to receive must be looked at so: once its stop was taken, the
-/// kernel drops the signal if the tracer is killed before it resumes the thread.
+/// Use this function for a thread that is about to receive a signal: once its stop was consumed,
+/// the kernel drops the signal if the tracer is killed before it resumes the thread.
 ///
 /// # Errors
 /// `ECHILD` for a thread that is not, or not any more, a tracee of this thread: a thread that
@@ -184,8 +184,7 @@ pub(crate) fn look_if_ours(tid: Tid) -> io::Result<Option<ThreadChange>> {
     }
 }
 
-/// The first change of one task, or of all children and tracees of this thread, which stays to be
-/// taken.
+/// The first change of one task, or of all children and tracees of this thread. It is not consumed.
 fn look_at(
     which: libc::idtype_t,
     id: libc::id_t,
@@ -216,12 +215,12 @@ fn look_at(
     Ok(Some((tid, ThreadChange::from_status(status))))
 }
 
-/// Waits, for as long as it takes, for what is new of any child or tracee of this thread. As with
-/// [`look`], a stop stays to be seen, and is the first that is seen, until the thread is resumed or
-/// detached. `None` where a signal came first.
+/// Waits without a time limit for an event of any child or tracee of this thread. As with [`look`],
+/// a stop is not consumed, and is returned first again, until the thread is resumed or detached.
+/// `None` if a signal interrupted the wait.
 ///
 /// # Errors
-/// `ECHILD` without tracees.
+/// `ECHILD` if this thread has neither children nor tracees.
 pub fn any() -> io::Result<Option<(Tid, ThreadChange)>> {
     look_at_any(0)
 }
@@ -229,7 +228,7 @@ pub fn any() -> io::Result<Option<(Tid, ThreadChange)>> {
 /// As [`any`], without waiting.
 ///
 /// # Errors
-/// `ECHILD` without tracees.
+/// `ECHILD` if this thread has neither children nor tracees.
 pub(crate) fn any_now() -> io::Result<Option<(Tid, ThreadChange)>> {
     look_at_any(libc::WNOHANG)
 }
@@ -244,8 +243,8 @@ fn look_at_any(no_hang: c_int) -> io::Result<Option<(Tid, ThreadChange)>> {
     }
 }
 
-/// Makes the kernel keep the ends of our children for us: we may have been started with SIGCHLD
-/// ignored.
+/// Makes the kernel keep ended children until we wait for them: we may have been started with
+/// SIGCHLD ignored.
 pub(crate) fn keep_ends() {
     if signals::handler_of(libc::SIGCHLD) == libc::SIG_IGN {
         // SAFETY: no handler is installed.

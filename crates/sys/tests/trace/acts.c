@@ -24,7 +24,7 @@ static char **arguments;
 
 static int number(int i) { return atoi(arguments[i]); }
 
-/* 16 MiB between guards, so that no neighbour is merged with it; 8 MiB of it touched. */
+/* 16 MiB between guards, so that no neighbor is merged with it; 8 MiB of it touched. */
 static void touch(void) {
     char *guarded = mmap(0, 18 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(guarded != MAP_FAILED);
@@ -148,7 +148,7 @@ static int act_vfork(void) {
     return WEXITSTATUS(status);
 }
 
-/* A process made like a thread: it announces its death by no SIGCHLD. */
+/* A process without an exit signal: its end sends no SIGCHLD. */
 static int report_tracer(void *unused) { (void)unused; _exit(tracer() != 0); }
 static int act_clone(void) {
     static char stack[MIB];
@@ -163,7 +163,8 @@ static int act_clone(void) {
 static volatile int seen[65];
 static void handler(int signal) { seen[signal]++; }
 
-/* A child sends ARGUMENT 0 of each; real-time signals queue, the others are awaited one by one. */
+/* ARGUMENT 0 children send ten SIGRTMIN and one SIGUSR1 each: real-time signals queue, the others
+ * are awaited one by one. */
 static int act_signals(void) {
     int rounds = number(0);
     sigset_t usr1, none;
@@ -195,7 +196,7 @@ static int act_signals(void) {
     return 0;
 }
 
-/* Which signals it was started with ignored and blocked, and which descriptors open. */
+/* Prints the signals that are ignored and blocked at the start, and the open descriptors. */
 static int act_inherited(void) {
     char line[256];
     FILE *status = fopen("/proc/self/status", "r");
@@ -220,7 +221,7 @@ static const struct { const char *name; int (*play)(void); } ACTS[] = {
 int main(int argc, char **argv) {
     CHECK(argc > 1);
     arguments = argv + 2;
-    alarm(100); /* nobody is left over, whatever becomes of the tests */
+    alarm(100); /* no process is left over if a test hangs */
     touch();
     for (size_t i = 0; i < sizeof ACTS / sizeof *ACTS; i++)
         if (!strcmp(argv[1], ACTS[i].name)) return ACTS[i].play();

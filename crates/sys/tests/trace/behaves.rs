@@ -1,4 +1,4 @@
-//! A command does what it does without us.
+//! A traced command behaves as without a tracer.
 
 use std::fs;
 use std::io::{self, Write};

@@ -125,7 +125,8 @@ fn descendants_are_listed_with_their_parent_and_shared_memory() {
     }
 }
 
-/// A program that another thread started, so that its end is not ours to take; killed in the end.
+/// A program that another thread started, so that the tracing thread does not wait for its end;
+/// killed on drop.
 struct ForeignProgram(Child);
 
 impl ForeignProgram {
@@ -218,7 +219,7 @@ fn a_stopped_process_stays_stopped() {
 }
 
 #[test]
-fn a_process_that_ends_under_watch_ends_the_watching() {
+fn the_end_of_a_traced_process_ends_the_trace() {
     let Some(acts) = acts() else { return };
     within_patience(|| {
         let running = ForeignProgram::start(acts, "pause");

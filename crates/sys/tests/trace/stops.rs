@@ -1,4 +1,4 @@
-//! When a command stops, and what can be read then.
+//! Stops of a traced command, and the memory that can be read at each.
 
 use std::fs;
 use std::path::Path;
@@ -187,17 +187,17 @@ fn a_command_can_be_stopped_while_it_waits_in_vfork() {
     let Some(acts) = acts() else { return };
     within_patience(|| {
         let mut traced = spawn(acts, "vfork 90000");
-        let begin = Instant::now();
-        assert_eq!(
-            traced.run(Some(begin + Duration::from_millis(200))).unwrap(),
-            Stopped::TimeIsUp
-        );
+        let pid = traced.pid();
+        let children = || fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        until("it has a child", || {
+            let deadline = Instant::now() + Duration::from_millis(10);
+            assert_eq!(traced.run(Some(deadline)).unwrap(), Stopped::TimeIsUp);
+            !children().is_empty()
+        });
         assert_eq!(traced.freeze().unwrap(), Stopped::AtTime);
         assert_memory_is_whole(traced.task());
         // The command waits until its child ends, which is still there.
-        let pid = traced.pid();
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        kill(children.trim().parse().unwrap(), "KILL");
+        kill(children().trim().parse().unwrap(), "KILL");
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
         assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(0));
     });

@@ -1,4 +1,4 @@
-//! The program under trace, built twice, and looks at it that are not our own code's.
+//! The traced program, built twice, and checks of it that do not use the code under test.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pagewise_skip::{Lack, skip};
 use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
-/// A hang is a failure with a name.
+/// Time limit of a test: a hang becomes a failure with the name of the test.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 static DYNAMIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-dynamic", &[]));
@@ -48,7 +48,7 @@ pub(crate) fn spawn(program: &Path, line: &str) -> Traced {
     Traced::spawn(program.as_os_str(), &words).unwrap()
 }
 
-/// Runs `acts` until it is about to exit, checks that its memory is whole, and says how it ended.
+/// Runs `acts` until it is about to exit, checks that its memory is whole, and returns its ending.
 pub(crate) fn ending(program: &Path, line: &str) -> TraceEnding {
     within_patience(|| {
         let mut traced = spawn(program, line);
@@ -70,13 +70,17 @@ pub(crate) fn untraced_ending(program: &Path, line: &str) -> TraceEnding {
     }
 }
 
-/// The kernel's own count of the mapping of 16 MiB that `acts` touches half of.
+/// Asserts that half of the 16 MiB mapping of `acts` is resident, by the kernel's count.
 pub(crate) fn assert_memory_is_whole(task: u32) {
     let smaps = fs::read_to_string(format!("/proc/{task}/smaps")).unwrap();
     let mapping = smaps.split("\nSize:").find(|part| part.trim_start().starts_with("16384 kB"));
     let mapping = mapping.unwrap_or_else(|| panic!("no mapping of 16 MiB in:\n{smaps}"));
-    let rss = mapping.lines().find(|line| line.starts_with("Rss:")).unwrap();
-    assert_eq!(rss.split_whitespace().nth(1), Some("8192"), "{rss}");
+    let kib = |name: &str| {
+        let value = mapping.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        value.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    // The kernel may swap pages out meanwhile.
+    assert_eq!(kib("Rss:") + kib("Swap:"), 8192, "{mapping}");
 }
 
 /// The letter after the name in `/proc/<pid>/stat`.
@@ -98,8 +102,8 @@ fn send(whom: &str, signal: &str) {
     assert!(sent.success());
 }
 
-/// Copies a program. Another process does: a child that another test forks meanwhile would keep a
-/// file open that this one writes, and nothing executes a file that is open for writing.
+/// Copies a program by `cp`. If this process wrote the file, a child that another test forks
+/// meanwhile would keep it open, and the kernel executes no file that is open for writing.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--").args([from, to]).status().unwrap();
     assert!(status.success());

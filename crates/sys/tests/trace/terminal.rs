@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{kill, kill_group, state, tracer, until};
 
@@ -69,9 +69,13 @@ fn an_interrupt_that_kills_the_command_leaves_us_to_report_it() {
 
 #[test]
 fn a_terminal_stop_stops_both_and_a_continue_wakes_both() {
-    // Without a child: a shell that waits in vfork cannot stop before the child has become another
-    // program, and a child that stops first does not.
-    let mut job = Job::start("echo; n=0; while [ $n -lt 1500000 ]; do n=$((n+1)); done; exit 6");
+    // The script starts no child: a shell that waits in vfork cannot stop before the child has
+    // called `exec`, and a child that stops first never does.
+    let folder = tempfile::tempdir().unwrap();
+    let end = folder.path().join("end");
+    let count = "n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done";
+    let file = end.display();
+    let mut job = Job::start(&format!("echo; while [ ! -e '{file}' ]; do {count}; done; exit 6"));
     job.ready();
     let command = job.command();
     for _ in 0..3 {
@@ -81,16 +85,21 @@ fn a_terminal_stop_stops_both_and_a_continue_wakes_both() {
         kill_group(job.pid(), "CONT");
         until("both run", || state(job.pid()) == 'S' && matches!(state(command), 'S' | 'R'));
     }
+    fs::write(&end, "").unwrap();
     assert_eq!(job.exit_code(), 6);
 }
 
 #[test]
 fn a_command_that_ignores_a_terminal_stop_is_not_left_without_us() {
-    let mut job = Job::start("trap '' TSTP; echo; sleep 1; exit 6");
+    let mut job = Job::start("trap '' TSTP; echo; sleep 5; exit 6");
     job.ready();
     kill_group(job.pid(), "TSTP");
-    thread::sleep(Duration::from_millis(200));
-    assert_eq!(state(job.pid()), 'S');
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(300) {
+        assert_ne!(state(job.pid()), 'T');
+        thread::sleep(Duration::from_millis(2));
+    }
+    until("the tracer waits", || state(job.pid()) == 'S');
     assert_eq!(job.exit_code(), 6);
 }
 

@@ -6,7 +6,8 @@ use super::{Dwarf, EntryRef, Slice, Unit, Value};
 
 /// Members of a structure.
 const MAX_MEMBERS: usize = 5000;
-/// Entries below one that are read: a class with thousands of functions has more than members.
+/// Maximum number of entries that are read below another: a class with thousands of functions has
+/// more of them than members.
 const MAX_BELOW: usize = 1 << 18;
 
 /// An entry.

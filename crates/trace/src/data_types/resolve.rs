@@ -41,7 +41,7 @@ const ONLY_BEGINNINGS: [&[u8]; 6] = [
 /// Members that point behind the last element of a vector.
 const ENDS: [&[u8]; 4] = [b"_M_finish", b"_M_end_of_storage", b"__end_", b"__end_cap_"];
 
-/// Ends of names of source files. Units of other compilers have no file each.
+/// Extensions of source files in languages with one file per compilation unit.
 const SOURCES: [&[u8]; 8] = [b".c", b".cc", b".cpp", b".cxx", b".C", b".c++", b".m", b".mm"];
 
 /// A variable of a file.
@@ -54,7 +54,7 @@ pub(super) struct DescribedVariable {
     pub(super) data_type: u32,
 }
 
-/// An entry behind typedefs and qualifiers.
+/// An entry without its typedefs and qualifiers.
 struct PeeledEntry<'a> {
     at: EntryRef,
     entry: TypeEntry<'a>,
@@ -359,7 +359,7 @@ impl<'a, 'u> Resolver<'a, 'u> {
         .filter(|size| *size > 0)
     }
 
-    /// The entry behind typedefs, qualifiers and declarations.
+    /// The entry without typedefs and qualifiers; a definition in place of its declaration.
     fn peel(&mut self, at: EntryRef) -> Option<PeeledEntry<'a>> {
         const TRANSPARENT: [DwTag; 6] = [
             dw::DW_TAG_typedef,

@@ -22,7 +22,7 @@ pub(super) enum FrameBase {
 /// Code of a function or a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ScopeCode {
-    /// As the file has it.
+    /// First address in the file.
     pub(super) low: u64,
     pub(super) high: u64,
     pub(super) base: FrameBase,

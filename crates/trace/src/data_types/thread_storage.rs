@@ -1,5 +1,6 @@
-//! Location of the thread-local storage of a file: directly below the thread pointer for the
-//! program, and for a library by a word that the dynamic linker has filled in.
+//! Location of the thread-local storage of a file. For the program it is directly below the thread
+//! pointer. For a library it is found by a word that the dynamic linker relocates
+//! (`R_X86_64_DTPMOD64`, `R_X86_64_TPOFF64`).
 //!
 //! Code of a library finds its thread-local variables by such words, so a library that uses its
 //! variables has one of them.
@@ -45,7 +46,7 @@ fn is_program(source: &FileSource, layout: &FileLayout, file_type: u16) -> bool 
     file_type == EXECUTABLE || dynamic().chunks_exact(16).any(is_pie)
 }
 
-/// The storage by the word that a relocation fills in, if it does so for a variable of the file.
+/// The storage by a relocated word, if the relocation is for a thread-local variable of the file.
 fn by_word(
     source: &FileSource,
     layout: &FileLayout,

@@ -19,13 +19,13 @@ const MAX_UNITS: usize = 1 << 20;
 const MAX_SEEN: usize = 4 << 20;
 /// Units that a thread takes at a time.
 const AT_ONCE: usize = 16;
-/// Threads beyond this number wait for memory.
+/// Maximum number of threads: more of them only wait for memory.
 const MAX_THREADS: usize = 8;
 
 /// A variable with an address of its own, or an offset in thread-local storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SeenVariable {
-    /// As the file has it.
+    /// Address in the file, or offset in thread-local storage.
     pub(super) address: u64,
     pub(super) entry: EntryRef,
 }
@@ -127,7 +127,7 @@ impl WalkedUnits {
                         return None;
                     }
                     let dwarf = if of.is_shared { dwarf.sup() } else { Some(dwarf) };
-                    // A unit that makes no sense hides none of the others.
+                    // An invalid unit does not hide the others.
                     let _ = dwarf.map(|dwarf| of.walk(dwarf, instructions, &mut seen));
                 }
             }
@@ -181,7 +181,7 @@ impl WalkedUnits {
         found
     }
 
-    /// Variables that begin last at or before each of `addresses`, which are in order.
+    /// For each of `addresses`, which are in order, the last variable that begins at or before it.
     pub(super) fn variables_at(&self, addresses: &[u64], bias: u64) -> Vec<SeenVariable> {
         let mut found: Vec<SeenVariable> = Vec::new();
         for address in addresses {

@@ -14,12 +14,12 @@ pub(crate) enum FileSource {
     Memory(Vec<u8>),
 }
 
-/// A file as it was when it was opened. Nothing is read of it once it was changed: no name is
-/// better than a wrong one, and code that reads a table twice may rely on reading the same.
+/// A file with the content that it had when it was opened. After a change every read fails: no name
+/// is better than a wrong one, and code that reads a table twice relies on equal bytes.
 #[derive(Debug)]
 pub(crate) struct Original {
     file: File,
-    /// Its size, and when it was written to.
+    /// Size, and modification time in seconds and nanoseconds.
     state: (u64, i64, i64),
     changed: Cell<bool>,
 }
@@ -49,7 +49,7 @@ impl Original {
                 Err(_) => return None,
             }
         }
-        // After the reading: what was read is of the original then.
+        // Checked after the read, so that the returned bytes are from before any change.
         self.changed.set(self.changed.get() || state(&self.file) != self.state);
         (!self.changed.get()).then_some(filled)
     }
@@ -71,9 +71,9 @@ impl FileSource {
         (count > 0).then_some(count)
     }
 
-    /// Bytes from an offset on: as many, or those that there are.
+    /// Up to `length` bytes from an offset on; fewer at the end of the file.
     pub(crate) fn read(&self, offset: u64, length: u64) -> Option<Vec<u8>> {
-        // No more memory is asked for than the file has bytes.
+        // Allocate no more memory than the file has bytes.
         let length = self.size().checked_sub(offset)?.min(length);
         let mut bytes = vec![0; usize::try_from(length).ok()?];
         let count = self.read_into(offset, &mut bytes)?;
@@ -81,7 +81,7 @@ impl FileSource {
         Some(bytes)
     }
 
-    /// Bytes in all.
+    /// Size when the file was opened, in bytes.
     pub(crate) fn size(&self) -> u64 {
         match self {
             FileSource::File(original) => original.state.0,
@@ -89,7 +89,7 @@ impl FileSource {
         }
     }
 
-    /// True if something could not be read of it, since it was written to after it was opened.
+    /// True if a read failed because the file was changed after it was opened.
     pub(crate) fn has_changed(&self) -> bool {
         matches!(self, FileSource::File(original) if original.changed.get())
     }

@@ -10,7 +10,7 @@ pub(super) fn join(tables: &[u64], pointers: impl Iterator<Item = u64>, into: &m
     for (at, address) in pointers.enumerate() {
         let is_where_it_was = at == 0 && known > 0;
         if tables.iter().skip(1).any(|it| *it == address) {
-            // All that came by frame pointers before it is called by it.
+            // The frames added before are inner to this one, so `tables` already covers them.
             into.truncate(known);
         } else if !is_where_it_was {
             into.push(address);
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_process_is_listed_exactly_once() {
+    fn each_caller_is_listed_exactly_once() {
         let join = |tables: &[u64], pointers: &[u64]| {
             let mut joined = Vec::new();
             join(tables, pointers.iter().copied(), &mut joined);

@@ -10,9 +10,9 @@ use crate::faults::state::{FaultKey, FaultSum, PendingFault};
 use crate::heaviest::{Heaviest, sums};
 use crate::stacks::{RecordedStacks, StackId};
 
-/// All threads that are not kept apart, as the number of one.
+/// Number of the row that sums all threads that are not listed separately.
 pub(super) const OTHER_THREADS: u32 = u32::MAX;
-/// All allocations that are not kept apart, as the number of one.
+/// Number of the row that sums all allocations that are not listed separately.
 const OTHER_ALLOCATIONS: u32 = u32::MAX;
 
 /// Limits of the tables; a row takes about 100 bytes, a thread and a mapping some 200.
@@ -78,7 +78,7 @@ pub(super) fn threads(
 ) {
     let mut sums = sums(rows.iter().map(|(key, sum)| (key.thread, sum.count)));
     sums.remove(&OTHER_THREADS);
-    // Those that live and did nothing yet have a name that we know.
+    // Living threads without a fault keep their names if there is space.
     for at in living.values() {
         sums.entry(*at).or_default();
     }

@@ -8,7 +8,7 @@ use pagewise_model::mapping::Quadrant;
 pub(super) struct ErrorCode(pub(super) u64);
 
 impl ErrorCode {
-    /// `X86_PF_PROT`: a page was there, and did not allow it.
+    /// `X86_PF_PROT`: the page is present, and its protection forbids the access.
     fn is_protection(self) -> bool {
         self.0 & 1 != 0
     }

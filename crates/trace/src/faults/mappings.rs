@@ -1,8 +1,7 @@
 //! The mappings in which there were faults, each with a number.
 //!
-//! A file has one number wherever it is mapped. Memory of no file changes its bounds while it is
-//! used, as the kernel makes one mapping of neighbours: those that touch or overlap in one program
-//! are one.
+//! A file has one number wherever it is mapped. Mappings without a file change their bounds in use,
+//! because the kernel merges neighbors: those of one program that touch or overlap are one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,12 +18,12 @@ type FaultFile = (Name, u64, bool);
 #[derive(Debug)]
 pub(super) struct Mappings {
     list: Vec<FaultMapping>,
-    /// Into which one was made; itself where into none.
+    /// By number: the number that it was merged into, or the number itself.
     merged: Vec<u32>,
     files: HashMap<FaultFile, (u32, u32)>,
     /// By program, name, and start: the end, and the number.
     hulls: BTreeMap<(u32, Name, u64), (u64, u32)>,
-    /// By program and start, the one that was found last.
+    /// By program and start: end, inode and number of the mapping that was found last.
     known: HashMap<(u32, u64), (u64, u64, u32)>,
     nowhere: Option<u32>,
 }
@@ -44,7 +43,7 @@ impl Mappings {
         }
     }
 
-    /// The number of the mapping, and what it is.
+    /// The number of the mapping, and its quadrant.
     pub(super) fn number(
         &mut self,
         pid: u32,
@@ -122,7 +121,7 @@ impl Mappings {
         number
     }
 
-    /// Start, end and number of those that a region overlaps or lies beside.
+    /// Start, end and number of the known ranges that a region overlaps or touches.
     fn touching(&self, program: u32, region: &SpaceRegion) -> Vec<(u64, u64, u32)> {
         let key = |start| (program, region.name.clone(), start);
         let before = self.hulls.range(..=key(region.end)).rev();
@@ -139,12 +138,12 @@ impl Mappings {
         known.end = known.end.max(range.end);
     }
 
-    /// Number of numbers in use.
+    /// Number of mappings, merged ones included.
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// The number of the one that a mapping was made into.
+    /// The number that a number was merged into.
     fn root(&self, mut number: u32) -> u32 {
         while self.merged[number as usize] != number {
             number = self.merged[number as usize];
@@ -160,7 +159,7 @@ impl Mappings {
         for (root, weight) in roots.iter().zip(weights) {
             sums[*root as usize] += weight;
         }
-        // Those that are sums already stay such.
+        // Rows that already sum other mappings stay apart.
         let is_other = |it: &FaultMapping| it.name.as_bytes() == OTHER_MAPPINGS.as_bytes();
         let mut order: Vec<u32> = (0_u32..)
             .zip(&self.list)
@@ -204,7 +203,7 @@ impl Mappings {
         numbers
     }
 
-    /// All, and which of them each number is.
+    /// All mappings, and the index of each number in them.
     pub(super) fn finish(self) -> (Vec<FaultMapping>, Vec<u32>) {
         let mut list = Vec::new();
         let mut places = HashMap::new();
@@ -269,7 +268,7 @@ mod tests {
             })
             .collect();
         let nowhere = mappings.number(7, 1, None).0;
-        // Neighbours that became one count together.
+        // Merged neighbors count together.
         let joined = mappings.number(7, 1, Some(&region(10, 2000, 0))).0;
         let mut weights = vec![1; mappings.len()];
         weights[numbers[7] as usize] = 100;
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_no_file_are_one_and_a_file_is_one_everywhere() {
+    fn neighbors_of_no_file_are_one_and_a_file_is_one_everywhere() {
         let mut mappings = Mappings::new();
         let mut number = |program, start, end, inode| {
             mappings.number(7, program, Some(&region(start, end, inode))).0

@@ -12,7 +12,7 @@ use crate::record::PerfSample;
 use crate::spaces::Spaces;
 use crate::tracepoint::{Tracepoint, TracepointField};
 
-/// `MREMAP_DONTUNMAP`: what was there stays mapped, and is empty.
+/// `MREMAP_DONTUNMAP`: the old range stays mapped, and is empty.
 const DONT_UNMAP: u64 = 4;
 
 /// Fields of the tracepoints with the arguments of a call and its return value.
@@ -42,7 +42,7 @@ impl Argument {
 type ChosenTracepoint = (Tracepoint, Option<CString>);
 
 impl CallFields {
-    /// The tracepoints of the call itself; else those of all calls, filtered.
+    /// The tracepoints of `mremap` itself, or else those of all system calls, filtered.
     pub(super) fn find(
         tracefs: &TraceFs,
     ) -> Result<(CallFields, ChosenTracepoint, ChosenTracepoint), Absent> {
@@ -73,14 +73,14 @@ impl CallFields {
     }
 }
 
-/// `mremap` calls that threads are in.
+/// Pending `mremap` calls of threads.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     asked: HashMap<u32, [u64; 4]>,
 }
 
 impl Moves {
-    /// A thread asks for it.
+    /// Handles the entry of a call.
     pub(super) fn ask(&mut self, fields: &CallFields, sample: &PerfSample<'_>) {
         let read = |argument: Argument| argument.read(sample.raw);
         let [Some(old), Some(old_length), Some(length), Some(flags)] = fields.arguments.map(read)
@@ -90,7 +90,7 @@ impl Moves {
         self.asked.insert(sample.tid, [old, old_length, length, flags]);
     }
 
-    /// It was done, or refused.
+    /// Handles the return of a call.
     pub(super) fn answer(
         &mut self,
         fields: &CallFields,
@@ -107,7 +107,7 @@ impl Moves {
         spaces.moved(sample.pid, old, old_length, new, length, flags & DONT_UNMAP != 0);
     }
 
-    /// A thread has ended.
+    /// Drops the pending call of a thread that has ended.
     pub(super) fn forget(&mut self, tid: u32) {
         self.asked.remove(&tid);
     }

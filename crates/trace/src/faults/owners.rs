@@ -22,7 +22,8 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// By the call stacks of all faults. Frames of allocations become some of `frames`.
+    /// Finds the owners by the call stacks of all faults. Appends the frames of allocations to
+    /// `frames`.
     pub(super) fn from_stacks(
         blocks: Option<Box<dyn HeapBlocks>>,
         frames: &mut Vec<Frame>,
@@ -78,7 +79,7 @@ impl Owners {
         Owners { heap, lacks, of_stacks }
     }
 
-    /// Owner of memory inside a block, by the call stack that touched it.
+    /// Final owner of memory that faulted: outside of blocks, it follows from the call stack.
     pub(super) fn settled(&self, owner: Owner, stack: u32) -> Owner {
         match (owner, &self.heap) {
             (_, None) => Owner::Unrecorded,
@@ -89,7 +90,7 @@ impl Owners {
         }
     }
 
-    /// The heap with those allocations only whose memory faulted; rows are of these from now on.
+    /// The heap with only the allocations whose memory faulted. Renumbers the owners in `rows`.
     pub(super) fn finish(self, rows: &mut [FaultRow]) -> (Option<FaultHeap>, Vec<Absent>) {
         let Owners { heap, lacks, .. } = self;
         let Some(mut heap) = heap else { return (None, lacks) };
@@ -153,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn call_stacks_tell_what_the_allocator_touched_and_for_whom() {
-        // Places that two sources name differ in their offsets.
+    fn call_stacks_show_what_the_allocator_touched_and_for_which_allocation() {
+        // Equal functions of two sources differ in their offsets.
         let names = ["sbrk", "", "make", "main", "other"];
         let mut frames: Vec<Frame> = names.iter().map(|name| frame(name, 2)).collect();
         let stacks =

@@ -20,8 +20,7 @@ use crate::unwind::Unwinder;
 const MINOR: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 5);
 const MAJOR: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 6);
 
-/// As many callers as are kept of a stack: what `kernel.perf_event_max_stack` is unless it was
-/// changed.
+/// Maximum number of callers of a stack: the default of `kernel.perf_event_max_stack`.
 const CALLERS: u16 = 127;
 
 const USER_BEGIN: &str = "exceptions:page_fault_user";
@@ -37,16 +36,16 @@ pub(super) enum FaultRole {
         address: TracepointField,
         code: TracepointField,
     },
-    /// One ends.
+    /// A fault ends.
     End {
         major: bool,
     },
     /// A huge page is allocated.
     HugePage,
-    /// Memory is to be moved or made longer or shorter, and it was.
+    /// A thread enters `mremap`, or returns from it.
     Moves(moves::CallFields),
     Moved(moves::CallFields),
-    /// One ended, and its beginning was not reported.
+    /// A fault ends, and its beginning was not reported.
     Whole {
         major: bool,
     },
@@ -58,13 +57,14 @@ pub(super) struct FaultPlan {
     pub(super) source: FaultSource,
     pub(super) roles: Vec<FaultRole>,
     pub(super) wanted: Vec<SessionEvent>,
-    /// Which event counts only where something holds.
+    /// Filters of events, by the index of the event.
     pub(super) filters: Vec<(usize, CString)>,
     pub(super) lacks: Vec<Absent>,
 }
 
 impl FaultPlan {
-    /// For who may watch tracepoints. The first event is that of faults in user mode.
+    /// The plan with tracepoints, which need privileges. The first event is that of faults in user
+    /// mode.
     pub(super) fn tracepoints(request: &FaultsRequest) -> Result<FaultPlan, TraceError> {
         let denied = |error| TraceError::NotWatched { what: USER_BEGIN.to_owned(), error };
         let tracefs = TraceFs::open().map_err(denied)?;
@@ -89,7 +89,7 @@ impl FaultPlan {
         Ok(plan)
     }
 
-    /// For everyone else.
+    /// The plan without tracepoints.
     pub(super) fn counters(request: &FaultsRequest, user_only: bool) -> FaultPlan {
         let mut plan = FaultPlan::empty(FaultSource::Counters);
         // Without privileges the rings are too small for copies of stacks.
@@ -146,7 +146,7 @@ impl FaultPlan {
         Ok(())
     }
 
-    /// Allocations of huge pages, where the kernel makes any of its own accord.
+    /// Adds allocations of huge pages, unless transparent huge pages are off.
     fn huge_pages(&mut self, tracefs: &TraceFs) {
         let mode = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
         let size = huge_page().ok().filter(|_| !mode.unwrap_or_default().contains("[never]"));
@@ -154,7 +154,8 @@ impl FaultPlan {
         let order = size.0.checked_div(system::page_size()).unwrap_or(0).max(1).ilog2();
         match Tracepoint::find(tracefs, ALLOCATION) {
             Ok(tracepoint) => {
-                // The program is at the address at which the fault began.
+                // The first caller is the instruction pointer in user mode, which identifies the
+                // fault.
                 let carries = Carries { callers: 1, ..Carries::default() };
                 self.add(FaultRole::HugePage, ALLOCATION, tracepoint.event(), 1, carries);
                 let filter = CString::new(format!("order >= {order}"));

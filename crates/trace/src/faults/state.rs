@@ -30,7 +30,7 @@ use crate::stacks::{RecordedStacks, StackId};
 use crate::symbolized::symbolize;
 use crate::unwind::{Unwinder, stack_pointer};
 
-/// At most one part in this number of the time is spent reading mappings again.
+/// Reading mappings again takes at most 1/`REREAD` of the time.
 const REREAD: u32 = 50;
 
 /// A fault that has begun.
@@ -39,7 +39,7 @@ pub(super) struct PendingFault {
     pid: u32,
     time: u64,
     address: u64,
-    /// Address of the program; in a system call, the address of that call.
+    /// Instruction pointer in user mode; in a system call, that of the call.
     user_ip: Option<u64>,
     code: ErrorCode,
     by_kernel: bool,
@@ -96,7 +96,7 @@ pub(super) struct FaultState {
     spaces: Spaces,
     stacks: RecordedStacks,
     unwinder: Unwinder,
-    /// Room for a call stack.
+    /// Buffer for a call stack.
     calls: Vec<u64>,
     mappings: Mappings,
     moves: Moves,
@@ -106,7 +106,7 @@ pub(super) struct FaultState {
     cut: u64,
     pending: HashMap<u32, PendingFault>,
     threads: Vec<FaultThread>,
-    /// The places of those that live.
+    /// Indices of the living threads in `threads`, by TID.
     living: HashMap<u32, u32>,
     rows: HashMap<FaultKey, FaultSum>,
     latencies: [TimeHistogram; FaultKind::ALL.len()],
@@ -182,7 +182,8 @@ impl FaultState {
         self.blocks = Some(blocks);
     }
 
-    /// Before what happened up to now is noted; all that happened up to `asked` has been.
+    /// Reads new data of the blocks, before further records are noted. All records up to `asked`
+    /// have been noted.
     pub(super) fn drain(&mut self, asked: u64) {
         if let Some(blocks) = &mut self.blocks {
             blocks.drain(asked);
@@ -198,7 +199,7 @@ impl FaultState {
         self.begin
     }
 
-    /// Faults whose call stacks are known not to be whole.
+    /// Number of faults with incomplete call stacks.
     pub(super) fn cut(&self) -> u64 {
         self.cut
     }
@@ -208,7 +209,7 @@ impl FaultState {
         self.seen
     }
 
-    /// Learns of a process that runs already.
+    /// Reads the mappings and thread names of a running process.
     pub(super) fn know(&mut self, pid: u32) {
         self.spaces.read(&self.root, pid);
         let Ok(folder) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
@@ -239,7 +240,7 @@ impl FaultState {
             }
             PerfRecord::Forked { pid, tid, parent } => {
                 self.living.remove(tid);
-                // It is called as who made it, until it is named.
+                // A new thread has the name of its parent until it is renamed.
                 let name =
                     self.living.get(parent).map(|at| self.threads[*at as usize].name.clone());
                 let thread = self.thread(*pid, *tid);
@@ -256,7 +257,7 @@ impl FaultState {
         self.make_room();
     }
 
-    /// Leaves less apart, where there is too much.
+    /// Merges entries of the tables that exceed their limits.
     fn make_room(&mut self) {
         let FaultLimits { rows: most_rows, threads, mappings, pending } = self.limits;
         if self.pending.len() > pending {
@@ -275,8 +276,7 @@ impl FaultState {
             fold::mappings(rows, &mut self.mappings, &mut self.pending, half);
         }
         if are_too_many {
-            // Threads that have ended and mappings come in large numbers, and a call stack is of
-            // many of them.
+            // Ended threads and mappings are numerous, and one call stack occurs in many of them.
             fold::threads(rows, &mut self.threads, &mut self.living, limits.threads / 32);
             if rows.len() > most_rows / 2 {
                 let few = limits.mappings / 16;
@@ -298,7 +298,7 @@ impl FaultState {
                 self.seen += u64::from(!by_kernel);
                 self.end(sample.tid, None);
                 let (Some(address), Some(code)) = (address, code) else { return };
-                // The upper half is the kernel's own.
+                // Addresses in the upper half are the kernel's own.
                 if address >> 63 == 0 {
                     self.pend(sample, address, ErrorCode(code), by_kernel);
                 }
@@ -354,8 +354,8 @@ impl FaultState {
         self.pending.insert(sample.tid, pending);
     }
 
-    /// The number of the call stack; the empty one's in `execve`, whose caller is not mapped any
-    /// more.
+    /// The number of the call stack. In `execve`, whose caller is not mapped any more, the number
+    /// of the empty stack.
     fn stack(&mut self, sample: &PerfSample<'_>, by_kernel: bool) -> StackId {
         let FaultState { spaces, stacks, unwinder, calls, .. } = self;
         let from = sample.callers().next();
@@ -365,14 +365,15 @@ impl FaultState {
         }
         let known = unwinder.cut();
         join(unwinder.unwind(spaces, sample), sample.callers(), calls);
-        // Frame pointers may lead on to the end.
+        // Frame pointers may reach the outermost frame where the tables did not.
         let is_whole = unwinder.cut() == known
             || calls.last().is_some_and(|last| unwinder.is_outermost(spaces, sample.pid, *last));
         self.cut += if is_whole { 0 } else { self.every };
         stacks.number(spaces, sample.pid, calls.iter().copied())
     }
 
-    /// The fault of a thread is over: the time, and true for a major fault, if it was reported.
+    /// Ends the fault of a thread, with the time, and true for a major fault, if its end was
+    /// reported.
     fn end(&mut self, tid: u32, told: Option<(u64, bool)>) {
         let Some(mut pending) = self.pending.remove(&tid) else { return };
         if told.is_none() && pending.by_kernel {
@@ -420,7 +421,7 @@ impl FaultState {
             memory = self.memory_again(sample.pid, sample.address, pointer);
         }
         let FaultMemory { mapping, quadrant, is_huge: huge, on_stack } = memory;
-        // For a system call in the kernel, the address of the sample is in the kernel.
+        // In a system call, the instruction pointer of the sample is in the kernel.
         let by_kernel = sample.ip >> 63 != 0;
         let stack = self.stack(sample, by_kernel);
         let kind = kind(&FaultFacts { code: None, quadrant, major, huge });
@@ -454,7 +455,7 @@ impl FaultState {
         let FaultState { mut threads, mut rows, times, blocks, mut folded, limit, .. } = self;
         let FaultState { mappings, latencies, stacks, spaces, unwinder, .. } = self;
         folded.forgotten_mappings = spaces.forgotten();
-        // They leave their memory to what looks up functions.
+        // Free this memory before the lookup of functions takes some.
         drop((spaces, unwinder));
         let counted = heaviest::sums(rows.iter().map(|(key, sum)| (key.stack, sum.count)));
         let mut symbols = stacks.symbols();

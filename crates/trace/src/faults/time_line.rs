@@ -1,11 +1,11 @@
-//! When faults happened, in memory that does not grow: spans get twice as long where there would be
+//! Numbers of faults over time, in bounded memory: the spans double in length when there would be
 //! too many.
 
 use pagewise_model::faults::{FaultKind, TimeLine};
 
 /// Maximum number of spans.
 const MAX_SPANS: u64 = 128;
-/// The length of a span at first, in nanoseconds.
+/// Initial length of a span, in nanoseconds.
 const MIN_SPAN_NANOS: u64 = 1_000_000;
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl FaultTimes {
             .collect();
     }
 
-    /// With spans of nothing up to the end.
+    /// The time line, with empty spans up to the end.
     pub(super) fn finish(mut self, took: u64) -> TimeLine {
         if took > 0 {
             self.note(self.begin.saturating_add(took - 1), FaultKind::Unknown, 0);

@@ -1,13 +1,13 @@
-//! Time that a program waits for a call that can flush, taken in the program: from the first
-//! instruction of the C library's function to its last, by uprobes that need no entry in tracefs
-//! and vanish when our file descriptors are closed, even if pagewise is killed.
+//! Time that a program waits for a call that can flush, measured in the program: from the first
+//! instruction of the C library's function to its last. The uprobes need no entry in tracefs, and
+//! vanish when our file descriptors are closed, even if pagewise is killed.
 //!
-//! The kernel cannot have threads inherit such an event: it would read the path again, in their
-//! memory, and their creation would fail. So each is of all that runs, and whoever uses the same
-//! file pays for it while it is there.
+//! Threads cannot inherit such an event: the kernel would read the path again, in their memory, and
+//! their creation would fail. So each event covers the whole machine, and slows all programs that
+//! execute the same file.
 //!
-//! A probe at each `ret`, not one at the return address: the program's stack stays as it is, and so
-//! do call stacks.
+//! The probes are at each `ret`, and not at the return address: the program's stack stays
+//! unchanged, and so do call stacks.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -32,9 +32,9 @@ use pagewise_sys::perf_ring::Carries;
 use super::FlushRole;
 use crate::{PerfRecord, SessionEvent, TraceError, TraceSession, TraceTarget, Uprobes};
 
-/// The functions whose calls have others flush. Each makes its system call and little else.
+/// C library functions whose calls flush other CPUs. Each makes its system call and little else.
 const FUNCTIONS: &[&str] = &["madvise", "mprotect", "munmap", "mremap", "mmap"];
-/// A function that is longer does something else besides.
+/// A longer function does other work, too.
 const MAX_FUNCTION_BYTES: u64 = 1 << 10;
 /// Number of timed calls that do nothing, to measure the overhead.
 const TURNS: usize = 200;
@@ -53,7 +53,7 @@ pub(crate) struct TimedCode {
     pub(crate) file: File,
 }
 
-/// A function, as uprobes see it: the file and the places in it.
+/// A function to probe: its file, and the offsets of its entry and returns.
 #[derive(Debug)]
 struct Wrapper {
     name: String,
@@ -66,18 +66,18 @@ struct Wrapper {
 }
 
 impl CallTimers {
-    /// They are not.
+    /// No calls are timed.
     pub fn none() -> CallTimers {
         CallTimers(None)
     }
 
-    /// They are: in those files that a running process maps, and else in these and in the C library
-    /// that we use, as far as they have such functions.
+    /// Calls are timed in the files that a running process maps. For other targets they are timed
+    /// in `files` and in our own C library, if these have such functions.
     pub fn in_files(files: Vec<PathBuf>) -> CallTimers {
         CallTimers(Some(files))
     }
 
-    /// Opens what it takes besides the events of a session, and learns what it costs.
+    /// Adds the uprobes to a session, and measures their overhead.
     pub(super) fn open(
         self,
         target: TraceTarget,
@@ -112,8 +112,8 @@ impl CallTimers {
             ));
         }
         let cost_ns = cost(kind, wanted, roles, ours);
-        // Others that execute the files would pay for them, and a program under valgrind takes
-        // their `int3` for its own.
+        // Other programs that execute the files would be slowed, and under valgrind a program takes
+        // the `int3` of a uprobe for its own.
         let pid = match target {
             TraceTarget::Process(pid) => Some(pid),
             TraceTarget::Command(_) | TraceTarget::Machine => None,
@@ -124,7 +124,7 @@ impl CallTimers {
     }
 }
 
-/// The number of the PMU.
+/// Type of the PMU `uprobe`.
 pub(crate) fn kind() -> Reading<PerfType> {
     const TYPE: &str = "/sys/bus/event_source/devices/uprobe/type";
     let text = fs::read_to_string(TYPE);
@@ -159,7 +159,7 @@ fn wrappers(code: TimedCode) -> Vec<Wrapper> {
     if functions.is_empty() {
         return Vec::new();
     }
-    // A few for each recording, which need them until they end.
+    // Leaked, a few per recording: the kernel needs the path until the recording ends.
     let path: &'static CStr = Box::leak(path.into_boxed_c_str());
     let code = Rc::new(code);
     let wrapper = |function: variables::FileFunction| {
@@ -195,7 +195,7 @@ fn returns(code: &[u8]) -> Option<Vec<u64>> {
     (!returns.is_empty()).then_some(returns)
 }
 
-/// Adds the uprobes of all functions of a file together: that they are removed takes as long as for
+/// Adds the uprobes of all functions of a file together: their removal takes as long as that of
 /// one.
 fn add(
     wrappers: &[Wrapper],

@@ -1,4 +1,4 @@
-//! The system calls that can flush TLBs and whose time is taken.
+//! The timed system calls that can flush TLBs.
 
 /// By number and name. Other calls flush too, and are identified by the functions of the kernel;
 /// these are rare enough to record each.
@@ -35,7 +35,7 @@ pub(super) fn name(number: u64) -> Option<&'static str> {
     CALLS.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)
 }
 
-/// Which argument of a call is advice on memory.
+/// Index of the argument that is the `MADV_*` advice of a call.
 pub(super) fn advice(name: &str) -> Option<usize> {
     match name {
         MADVISE => Some(2),

@@ -33,7 +33,7 @@ impl FlushLimits {
 }
 
 impl<K: Eq + std::hash::Hash + Clone, V> Numbered<K, V> {
-    /// Keeps some, and numbers them anew: those that go have the number behind the last of them.
+    /// Keeps some values and renumbers them. Dropped values get the number after the last one.
     /// Returns the new numbers, by the old.
     fn retain(&mut self, is_kept: impl Fn(usize) -> bool) -> Vec<usize> {
         let old = std::mem::take(&mut self.values);
@@ -80,11 +80,11 @@ fn add_caller(to: &mut FlushCaller, more: &FlushCaller) {
 }
 
 impl SoFar {
-    /// Leaves less apart, where there is too much.
+    /// Merges entries of the tables that exceed their limits.
     pub(super) fn make_room(&mut self) {
         let FlushLimits { sites, chains, processes, threads, open } = self.limits;
         if self.called.len() > open {
-            // Threads that are not watched leave functions by other ways than their end.
+            // Threads outside of the target can leave functions without a recorded return.
             self.called.clear();
         }
         if self.queued.len() > open {
@@ -99,7 +99,7 @@ impl SoFar {
         if !(are_many || is_full || has_many) {
             return;
         }
-        // Processes come in large numbers, and a call stack is of many of them.
+        // Processes are numerous, and one call stack occurs in many of them.
         self.fold_processes(if are_many { processes / 8 } else { processes / 2 });
         self.fold_chains(chains / 2);
         let are_many = self.sites.values.len().max(self.callers.values.len()) > sites / 2;
@@ -182,7 +182,7 @@ impl SoFar {
         }
         let counted = self.sites.values.iter().map(|it| (it.chain, weight_of_site(it)));
         let heaviest = Heaviest::from_sums(sums(counted), most, |_| 1);
-        // The chain of no functions is what all others are.
+        // The empty chain stands for all merged chains.
         let others = self.chains.number(&Vec::new(), Vec::new);
         let new = self.chains.retain(|at| at == others || heaviest.has(at));
         let others = self.chains.numbers[&Vec::new()];
@@ -200,7 +200,8 @@ impl SoFar {
         let callers = self.callers.values.iter().map(|it| (id(it.stack), it.calls));
         let mut counted = sums(sites.chain(callers));
         counted.remove(&StackId::OTHER);
-        // In half the memory there is room for at least as many.
+        // Each stack counts with at least this size, so that half the capacity contains at most
+        // `most`.
         let each = self.stacks.room() / 2 / most.max(1);
         let heaviest = Heaviest::from_sums(counted, room, |it| self.stacks.bytes_of(it).max(each));
         self.folded.stacks += heaviest.folded;
@@ -234,7 +235,7 @@ impl SoFar {
         let goes = |weight: u64, least: Option<u64>| least.is_some_and(|least| weight <= least);
         self.folded.stacks +=
             folded.chain(callers).filter(|(weight, least)| goes(*weight, *least)).count() as u64;
-        // A stack has as many sites as there are chains and calls: all that went may be of one.
+        // A stack has one site per chain and call: all merged sites may belong to one stack.
         let error = self.sites.values.iter().filter(|it| goes(weight_of_site(it), site));
         let by_stack = sums(error.map(|it| (it.stack, weight_of_site(it))));
         self.folded.stack_error += by_stack.values().copied().max().unwrap_or(0);
@@ -251,7 +252,7 @@ impl SoFar {
         );
     }
 
-    /// Adds up the sites and callers that are alike when they are changed so.
+    /// Changes all sites and callers, and adds up those that become equal.
     fn rekey(
         &mut self,
         site: impl Fn(&FlushSite) -> FlushSite,

@@ -9,12 +9,12 @@ use std::os::unix::fs::FileExt;
 
 use crate::{Spaces, files};
 
-/// Bytes of the stack that are looked at: what the largest such functions keep there (`mremap` of
-/// glibc has 88).
+/// Bytes of the stack that are searched: no such function has a larger frame (`mremap` of glibc has
+/// 88).
 pub(super) const LOOKED_AT: u32 = 128;
 
-/// By program and instruction, how many words from the stack pointer the return address is; none
-/// where it was not found.
+/// By program and instruction: distance of the return address from the stack pointer, in words;
+/// `None` if it was not found.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
     known: HashMap<(u32, u64), Option<usize>>,
@@ -57,7 +57,7 @@ fn follows_a_call(spaces: &Spaces, pid: u32, address: u64) -> Option<bool> {
     Some(ends_with_a_call(before))
 }
 
-/// A call through memory with a prefix.
+/// Maximum length of a call: one through memory with a prefix.
 const MAX_CALL_BYTES: usize = 7;
 
 /// True if the last of these bytes may be a call of x86: `call rel32`, or one through a register or

@@ -37,7 +37,7 @@ const MAX_DEPTH: usize = 256;
 /// References that are followed for a name.
 const MAX_REFERENCES: usize = 16;
 
-/// Addresses, and what is there.
+/// A range of addresses, and its value.
 #[derive(Clone, Copy, Debug)]
 struct DwarfRange<T> {
     begin: u64,
@@ -67,7 +67,7 @@ impl<T: Copy> Ranges<T> {
         Ranges(all)
     }
 
-    /// Those that an address is in, the one that begins last first.
+    /// Values of the ranges that contain an address, in descending order of their begin.
     fn find(&self, address: u64) -> impl Iterator<Item = T> + '_ {
         let behind = self.0.partition_point(|it| it.begin <= address);
         let before = self.0.get(..behind).unwrap_or_default().iter().rev();
@@ -95,9 +95,9 @@ struct LineRow {
 struct UnitLines {
     header: Option<gimli::LineProgramHeader<PieceReader>>,
     rows: Vec<LineRow>,
-    /// Rows of code that lies together, and where it ends; by address.
+    /// Ranges of rows of contiguous code, and the end address of each; by address.
     sequences: Vec<(std::ops::Range<usize>, u64)>,
-    /// Files by number, as they were asked for.
+    /// Paths of files by number, cached.
     files: HashMap<u64, Option<Rc<str>>>,
 }
 
@@ -139,7 +139,7 @@ struct DwarfFunction {
     inlined: Vec<Inlined>,
 }
 
-/// A unit that was asked for.
+/// A unit in use.
 #[derive(Debug)]
 struct Loaded {
     unit: DwarfUnit,
@@ -164,7 +164,7 @@ pub(super) struct DebugInfo {
     units: Vec<u64>,
     shared_units: Vec<u64>,
     loaded: HashMap<u64, Loaded>,
-    /// Units that only names were looked up in; true for those of the file that is shared.
+    /// Units in which only names were looked up; true for those of the supplementary file.
     referred: HashMap<(bool, u64), Rc<DwarfUnit>>,
     bytes: u64,
 }
@@ -186,13 +186,13 @@ impl DebugInfo {
         Ok(DebugInfo { dwarf, ranges, units, shared_units, loaded, referred, bytes })
     }
 
-    /// Bytes of memory, about.
+    /// Approximate memory, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The functions at an address, the innermost inlined one first; one without a name where only
-    /// its line is known. Empty where nothing is.
+    /// The functions at an address, the innermost inlined one first. A function has no name if only
+    /// its line is known. Empty if neither is known.
     pub(super) fn calls(&mut self, address: u64) -> Result<Vec<FoundCall>> {
         let units: Vec<DebugInfoOffset<u64>> = self.ranges.find(address).take(16).collect();
         for offset in units {
@@ -241,7 +241,7 @@ impl DebugInfo {
             }
         }
         let mut calls = Vec::with_capacity(chain.len() + 1);
-        // Each was called from a line of the one that it is inlined into.
+        // The call line of an inlined function is in the function that contains it.
         for inlined in chain.into_iter().rev() {
             let name = self.name(&loaded.unit, &inlined.names)?;
             let place = line.and_then(|it| loaded.line(&self.dwarf, it));
@@ -302,7 +302,8 @@ impl DebugInfo {
             names.note(attribute.name(), attribute.value());
         }
         let mut inlined: Vec<Inlined> = Vec::new();
-        // The depths of the inlined functions that this entry is in, and of a function of its own.
+        // Depths of the inlined functions that contain this entry, and of a nested function, which
+        // is skipped.
         let mut within: Vec<isize> = Vec::new();
         let mut passed: Option<isize> = None;
         while !entries.is_empty() && entries.next_depth() > top {
@@ -360,7 +361,7 @@ impl DebugInfo {
         Ok(DwarfFunction { name, inlined })
     }
 
-    /// The name of a function: the one that linkers use, where there is one.
+    /// The name of a function: the linkage name, if there is one.
     fn name(&mut self, unit: &DwarfUnit, names: &FunctionNames) -> Result<Option<Rc<str>>> {
         let mut names = names.clone();
         let mut referred: Option<Rc<DwarfUnit>> = None;
@@ -399,7 +400,7 @@ impl DebugInfo {
         Ok(None)
     }
 
-    /// The unit that an entry is in, and where it is in the unit.
+    /// The unit that contains an entry, and the offset of the entry in the unit.
     fn refer(
         &mut self,
         is_shared: bool,
@@ -472,7 +473,7 @@ fn code_of_units(
             ranges.extend(known.iter().map(|range| (*range, offset)));
             continue;
         }
-        // A unit that cannot be parsed hides none of the others.
+        // A unit that cannot be parsed does not hide the others.
         let of_unit = dwarf
             .abbreviations(&header)
             .and_then(|abbreviations| unit(dwarf, header, abbreviations))
@@ -526,7 +527,7 @@ impl UnitLines {
                 return Err(Error::Io);
             }
         }
-        // Without an end the range may be wrong.
+        // A sequence without an end may have a wrong range.
         lines.rows.truncate(first);
         lines.rows.shrink_to_fit();
         let UnitLines { rows: all, sequences, .. } = &mut lines;
@@ -659,7 +660,7 @@ impl CodeExtent {
     }
 }
 
-/// The path of a file as compilers note it: the folder that they ran in, one of a table, and a
+/// The path of a source file: the folder that the compiler ran in, a folder of the table, and a
 /// name.
 fn path(
     dwarf: &Dwarf,

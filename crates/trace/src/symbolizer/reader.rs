@@ -1,8 +1,8 @@
 //! Bytes of a file for gimli, read by `pread` in pieces when they are first needed.
 //!
-//! A mapping of the file would be faster to write, but whoever may truncate the file could end this
-//! process by SIGBUS, and bytes that change while code reads them as `&[u8]` are undefined
-//! behaviour. A piece that was read stays as it is.
+//! A mapping of the file would be simpler, but whoever can truncate the file could end this process
+//! by SIGBUS, and bytes that change while code reads them as `&[u8]` are undefined behavior. A
+//! piece that was read does not change.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -17,7 +17,7 @@ use crate::elf::FileSource;
 const PIECE: u64 = 16 << 10;
 /// Pieces of a file that are kept: 16 MiB.
 const MAX_PIECES: usize = 1 << 10;
-/// No longer name is read.
+/// Maximum length of a name.
 const MAX_TEXT: u64 = 1 << 20;
 
 /// Number of bytes that may still be interpreted. Parsed data is kept, so this bounds memory as
@@ -26,7 +26,7 @@ const MAX_TEXT: u64 = 1 << 20;
 pub(super) struct Fuel {
     /// Fuel for this look-up.
     left: Cell<u64>,
-    /// Since the beginning.
+    /// Fuel used since the beginning.
     used: Cell<u64>,
 }
 
@@ -50,7 +50,7 @@ impl Fuel {
     }
 }
 
-/// Source of pieces.
+/// A file, with its pieces that are kept.
 #[derive(Debug)]
 pub(super) struct PieceSource {
     source: Rc<FileSource>,
@@ -89,7 +89,7 @@ impl PieceSource {
     }
 }
 
-/// A range of a file, or of what was decompressed.
+/// Reader of a range of a file, or of a decompressed section.
 #[derive(Clone, Debug)]
 pub(super) struct PieceReader {
     pieces: Rc<PieceSource>,
@@ -99,12 +99,12 @@ pub(super) struct PieceReader {
     /// Start of the piece that was used last.
     first: u64,
     piece: Rc<[u8]>,
-    /// True if the piece is all there is.
+    /// True if the piece is the whole section.
     whole: bool,
 }
 
 impl PieceReader {
-    /// A piece source for a range of a file.
+    /// A reader of a range of a file.
     pub(super) fn of_file(
         pieces: &Rc<PieceSource>,
         endian: RunTimeEndian,
@@ -124,7 +124,7 @@ impl PieceReader {
         }
     }
 
-    /// A piece source for bytes in memory.
+    /// A reader of bytes in memory.
     pub(super) fn of_memory(
         pieces: &Rc<PieceSource>,
         endian: RunTimeEndian,
@@ -144,7 +144,7 @@ impl PieceReader {
         rest.get(..left).unwrap_or(rest)
     }
 
-    /// Has the piece that `at` is in.
+    /// Loads the piece that contains `at`.
     #[cold]
     fn turn(&mut self) -> Result<()> {
         if self.whole {

@@ -9,7 +9,7 @@ use crate::elf::{FileLayout, HeaderSection};
 const MAX_SYMBOLS: u64 = 6 << 20;
 /// Symbols that are read at a time.
 const AT_ONCE: u64 = 4 << 10;
-/// No longer name is read.
+/// Maximum length of a name.
 const MAX_NAME: u64 = 64 << 10;
 
 /// `sh_type` of a table.
@@ -73,7 +73,7 @@ impl SymbolTable {
         let start = self.symbols.get(behind.checked_sub(1)?)?.address;
         let first = self.symbols.partition_point(|it| it.address < start);
         // A symbol without a size goes up to the next one. Tables of dynamic symbols have gaps:
-        // there it is one place.
+        // there it covers only its own address.
         let covers = |it: &&TableSymbol| match it.size {
             0 => !self.is_dynamic || it.address == address,
             size => address - it.address < size,

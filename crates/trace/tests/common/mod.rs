@@ -17,8 +17,7 @@ use pagewise_trace::{
     CodePlace, PerfRecord, PerfSample, SessionEvent, Spaces, Symbols, TraceSession, TraceTarget,
 };
 
-/// Records that the kernel refuses events to this user, as it says when it is asked for one
-/// directly.
+/// Skips a test whose session cannot be opened. Panics if this user may open events.
 pub(crate) fn skip_without_events() {
     let event = PerfEvent::new(PerfType::SOFTWARE, 2);
     let mode = Mode { exclude_kernel: true, ..Mode::default() };
@@ -81,12 +80,12 @@ impl LineProgram {
         LineProgram { pid: child.id(), child, input, output: BufReader::new(output) }
     }
 
-    /// Starts it.
+    /// Starts its work.
     pub(crate) fn tell(&mut self) {
         writeln!(self.input, "go").unwrap();
     }
 
-    /// Waits until it has answered.
+    /// Waits for its answer.
     pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();

@@ -1,4 +1,4 @@
-/* Runs chain_main of a library, and says so before. */
+/* Prints a line, then runs chain_main of a library. */
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
-/* Faults pages in a signal handler, which the first instruction of a function brings about, for
- * each line that it reads. */
+/* Faults pages in the handler of a SIGSEGV that the first instruction of a function causes, once
+ * for each line that it reads. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,8 +25,8 @@ NOINLINE static void handles(int signal) {
     mprotect((void *)forbidden, (size_t)page, PROT_READ | PROT_WRITE);
 }
 
-/* Code before the first instruction belongs to another function: a return address would be after a
- * call. */
+/* The address before the first instruction belongs to another function, so an unwinder must not
+ * subtract 1 from it. */
 NOINLINE static void interrupted(volatile char *at) {
     *at = 1;
 }

@@ -1,5 +1,5 @@
-/* Makes a function at run time, says so in /tmp/perf-<pid>.map, and has it fault pages, once for
- * each line that it reads. */
+/* Makes a function at run time, records it in /tmp/perf-<pid>.map, and has it fault pages, once
+ * for each line that it reads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

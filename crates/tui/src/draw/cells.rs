@@ -9,12 +9,12 @@ use super::canvas::width;
 /// A missing value. The reason is in the help and on the page of the process.
 pub(super) const ABSENT: &str = "–";
 
-/// Before a value of an earlier sweep that has changed since.
+/// The mark before a value of an earlier sweep, if the process has changed since.
 pub(super) const OUTDATED: &str = "~";
 
 /// Heights of a trend.
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// A change of less than this share of the highest value is drawn lower than full height, so that
+/// Divisor of the highest value: a change below this part is drawn lower than full height, so that
 /// noise does not look like growth.
 const FULL_HEIGHT_SHARE: u64 = 20;
 /// The same for small processes, in bytes.
@@ -37,7 +37,7 @@ pub(super) fn share(share: f64) -> String {
     text::cell(&CellValue::Share(share))
 }
 
-/// A rate in at most seven columns. More than none is never drawn as 0.
+/// A rate in at most seven columns. A rate above 0 is never drawn as 0.
 pub(super) fn rate(rate: f64) -> String {
     match rate {
         _ if !rate.is_finite() => "?".to_owned(),

@@ -33,7 +33,7 @@ fn tabs(canvas: &mut Canvas<'_>, page: &OpenPage, y: u16) {
     }
 }
 
-/// Why the body is empty or old.
+/// The reason why the body is empty or old, or the state of the command.
 fn status(canvas: &mut Canvas<'_>, page: &OpenPage, y: u16) {
     let columns = canvas.size().0;
     let (text, paint) = if let Some(pane) = page.selected_command() {

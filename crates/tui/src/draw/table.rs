@@ -140,7 +140,8 @@ fn status(canvas: &mut Canvas<'_>, state: &TopState, table: &TopTable, y: u16) {
         };
         parts.push((plain(&format!("{count} PSS unknown: {why}")), Paint::Rising));
     }
-    // The reason, which comes last, stays whole: what is between makes way for it.
+    // The first and the last part stay: the last one has the reason of unknown values, if there are
+    // any. Parts between them are left out.
     let columns = usize::from(canvas.size().0);
     let length = |parts: &[(String, Paint)]| parts.iter().map(|it| width(&it.0) + 2).sum::<usize>();
     while parts.len() > 2 && length(&parts) > columns + 2 {
@@ -246,8 +247,8 @@ fn cell(canvas: &mut Canvas<'_>, state: &TopState, row: &TopRow, span: &ColumnSp
     }
 }
 
-/// PSS or USS, with a mark if it is outdated. A value that fills its column leaves the mark to the
-/// gap before it.
+/// PSS or USS, with a mark if it is outdated. If the value fills its column, the mark is in the gap
+/// before the column.
 fn pages(canvas: &mut Canvas<'_>, row: &TopRow, span: &ColumnSpan, y: u16) {
     let (reading, paint) = match span.column {
         TopColumn::Pss => (&row.pss, Paint::Bold),

@@ -87,7 +87,7 @@ impl CommandPane {
         kept.extend_from_slice(&text[..text.len().min(room)]);
     }
 
-    /// The report; before it and without one, the messages.
+    /// The report of a finished command; otherwise the messages, then the report so far.
     fn lines(&self) -> Vec<StyledLine> {
         let mut lines = match self.end {
             Some(InstrumentEnd::Done) if !self.report.is_empty() => Vec::new(),

@@ -108,13 +108,13 @@ impl TopState {
         }
     }
 
-    /// Undoes what limits the rows, one thing at a time.
+    /// Removes the innermost limit of the rows: the filter, the cgroup, the groups or the tree.
     pub(super) fn widen(&mut self) -> Vec<TuiAction> {
         let query = &mut self.query;
         if !query.filter.is_empty() {
             query.filter.clear();
         } else if query.cgroup.take().is_some() || query.grouping.take().is_some() {
-            // Undone by the condition.
+            // The condition has removed it.
         } else if query.tree {
             query.tree = false;
         } else {

@@ -179,7 +179,7 @@ fn a_key_of_the_table_starts_a_command_for_the_selected_process() {
 }
 
 #[test]
-fn of_a_cgroup_only_a_diagnosis_is_possible() {
+fn a_cgroup_can_only_be_diagnosed() {
     let mut screen = MadeScreen::new(80, 24);
     press(&mut screen, "vhs");
     assert_eq!(screen.taken(), []);

@@ -12,8 +12,9 @@ use super::{addable, called, checked, frames};
 
 /// Writes a profile as `main;parse;grow 12`, in order of functions.
 ///
-/// In names `;` becomes `:`, as `stackcollapse-perf.pl` has it, and what readers would take for a
-/// count, a difference or a comment is joined by `_`.
+/// In names `;` becomes `:`, as in `stackcollapse-perf.pl`. A space before a number at the end of a
+/// name, and the space of `# ` at its start, become `_`: readers would find a count, a difference
+/// or a comment there.
 ///
 /// ```
 /// use pagewise_model::traced::{StackCount, Frame, StackProfile};
@@ -54,7 +55,7 @@ const UNKNOWN: &str = "[unknown]";
 pub(super) struct CollapsedStacks<'p> {
     names: Vec<String>,
     numbers: HashMap<FrameName<'p>, usize>,
-    /// Numbers of names from the outermost on, and how often.
+    /// Counts by stack: numbers of names, the outermost first.
     counts: HashMap<Vec<usize>, u64>,
 }
 
@@ -80,7 +81,8 @@ impl<'p> CollapsedStacks<'p> {
         Ok(stacks)
     }
 
-    /// Counts a stack of frames, and of what they called, where that has no frame.
+    /// Adds the count of a stack of frames. `last` is a callee of the innermost frame that has no
+    /// frame itself.
     fn add(
         &mut self,
         frames: impl Iterator<Item = &'p Frame>,
@@ -107,9 +109,9 @@ impl<'p> CollapsedStacks<'p> {
         })
     }
 
-    /// A line for each, in order of functions.
+    /// One line for each stack, in order of functions.
     pub(super) fn lines(&self) -> impl DoubleEndedIterator<Item = String> {
-        // Several frames can be called the same.
+        // Several frames can have the same name.
         let mut sorted: Vec<&str> = self.names.iter().map(|name| &**name).collect();
         sorted.sort_unstable();
         sorted.dedup();
@@ -131,7 +133,7 @@ impl<'p> CollapsedStacks<'p> {
     }
 }
 
-/// A frame in words that cannot be taken for anything else in a line.
+/// Name of a frame that readers cannot take for another part of a line.
 fn name((function, module): FrameName<'_>) -> String {
     let name = called(function, module).replace(';', ":");
     let mut name = name.trim().to_owned();

@@ -7,10 +7,10 @@ use pagewise_model::heap::{HeapRecording, HeapSnapshot};
 
 use super::string;
 
-/// Writes a track for each of what was live, held and resident, in bytes, and for live blocks and
-/// allocations. Times are those since the recording began.
+/// Writes a track each for live, held and resident bytes, for live blocks and for allocations.
+/// Times are those since the recording began.
 ///
-/// A moment at which something was not known has no event on its track: the one before goes on.
+/// A snapshot in which a value is unknown has no event on its track: viewers keep the value before.
 ///
 /// # Errors
 /// Returns the error of `out`.
@@ -25,7 +25,7 @@ pub fn write(recording: &HeapRecording, out: &mut dyn Write) -> io::Result<()> {
         for (name, value) in tracks(moment) {
             let Some(value) = value else { continue };
             let time = micros(moment.time_ns);
-            // The word `value` is what viewers leave out of a track's name.
+            // Viewers leave an argument with the name `value` out of the name of its track.
             write!(
                 out,
                 ",\n{{\"ph\":\"C\",\"pid\":{pid},\"name\":\"{name}\",\"ts\":{time},\"args\":{{\"value\":{value}}}}}"

@@ -44,8 +44,9 @@ fn draw(
     options.title = plain(title.as_bytes()).into_owned();
     options.count_name = plain(what.as_bytes()).into_owned();
     options.deterministic = true;
-    // Lines that are sorted as text do not keep what begins alike together where a name holds a
-    // character before `;`. A chart takes them as they come, from the last on.
+    // Lines that are sorted as text do not keep stacks with a common start together if a name holds
+    // a character below `;`. A flame chart keeps the order of the lines, from the last to the
+    // first.
     options.flame_chart = true;
     let lines: Vec<String> = stacks.lines().rev().collect();
     if lines.is_empty() {
@@ -54,7 +55,7 @@ fn draw(
     from_lines(&mut options, lines.iter().map(String::as_str), out)
 }
 
-/// The drawing of nothing.
+/// The drawing of a profile without counts.
 fn empty(options: &Options<'_>, out: &mut dyn Write) -> io::Result<()> {
     let [title, what] = [&options.title, &options.count_name].map(|text| escaped(text));
     writeln!(

@@ -25,24 +25,24 @@ use pagewise_model::traced::Frame;
 use super::snapshots::{ExportSnapshot, SnapshotTime, snapshots, sum};
 use super::{addable, packed, plain};
 
-/// Maximum number of allocations that are written: the reader goes through them three times. Above
-/// it, each stands for several.
+/// Maximum number of allocations that are written: the reader goes through them three times. If a
+/// recording has more, each written allocation represents several.
 pub const MAX_ALLOCATIONS: u64 = 8_000_000;
 
-/// Into how many parts of the time, at most, blocks that do not stay are spread.
+/// Maximum number of recorded snapshots at which short-lived blocks are written.
 const PARTS: u64 = 200;
 
 /// Deviations of the file from the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeaptrackLosses {
-    /// Number of allocations that each one stands for; 1 if all were written.
+    /// Number of allocations that each written one represents; 1 if all were written.
     pub each: u64,
-    /// Temporary allocations that are not said to be temporary, since their blocks were live at the
-    /// peak.
+    /// Number of temporary allocations that are not marked as temporary, since their blocks were
+    /// live at the peak.
     pub not_temporary: u64,
 }
 
-/// Writes a recording, of at most `most` allocations.
+/// Writes a recording. If it has more than `most` allocations, each written one represents several.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
@@ -80,7 +80,7 @@ pub fn write(
     Ok(HeaptrackLosses { each, not_temporary })
 }
 
-/// Number of allocations that each one stands for.
+/// Number of allocations that each written one represents.
 fn each(sites: &[AllocationSite], most: u64) -> u64 {
     sites
         .iter()
@@ -100,26 +100,26 @@ struct HeaptrackSite {
     /// Allocations that are to be written yet, and those of them that are temporary.
     left: u64,
     temporary: u64,
-    /// All of them, to be spread over time.
+    /// Number of allocations in total, which are spread over time.
     all: u64,
     all_temporary: u64,
     temporary_lost: u64,
-    /// The size of a block, as a mean.
+    /// Mean size of a block.
     size: u64,
     at_peak: u64,
     leaked: u64,
-    /// True if the next tree says of it.
+    /// True if the next tree lists the site.
     is_listed: bool,
 }
 
-/// Which half of a kind: what is allocated, or what is freed.
+/// Role of a kind: allocations or frees use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Half {
     Allocated,
     Freed,
 }
 
-/// Kinds of one half, as size and trace, by the order in which they were first used.
+/// Kinds of one role, as size and trace, in the order of their first use.
 #[derive(Debug, Default)]
 struct Kinds {
     numbers: HashMap<(u64, u32), u64>,
@@ -145,7 +145,7 @@ struct HeaptrackStream<'r, 'o> {
     live: u64,
     /// Live bytes at the peak.
     limit: u64,
-    /// The milliseconds that were written last.
+    /// Last written time in milliseconds.
     now: u64,
     peak_is_over: bool,
 }
@@ -189,7 +189,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         }
     }
 
-    /// Names, places and call stacks.
+    /// Writes names, instruction pointers and call stacks.
     fn traces(&mut self) -> io::Result<()> {
         let mut names = StringNumbers { known: HashMap::new() };
         let mut places: HashMap<Vec<u32>, u32> = HashMap::new();
@@ -228,7 +228,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// The kinds of all events, found by making these up without writing them.
+    /// The kinds of all events, found by a run whose output is discarded.
     fn numbered(&self, snapshots: &[ExportSnapshot]) -> io::Result<[Kinds; 2]> {
         let mut stream = HeaptrackStream {
             recording: self.recording,
@@ -284,7 +284,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// Sets where each site is to be by the next tree.
+    /// Sets the live bytes that each site has at the next tree.
     fn set_goals(&mut self, ahead: &[ExportSnapshot]) {
         let Some(next) = ahead.iter().find(|snapshot| snapshot.sites.is_some()) else { return };
         let sites = next.sites.as_deref().unwrap_or_default();
@@ -331,7 +331,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         if self.peak_is_over { self.limit } else { self.limit.saturating_sub(1) }
     }
 
-    /// Frees what is to be live no more.
+    /// Frees the bytes above the goals.
     fn free(&mut self, wanted: u64, exact: bool) -> io::Result<()> {
         for at in 0..self.states.len() {
             let over = self.states[at].level.saturating_sub(self.states[at].goal);
@@ -339,7 +339,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
             self.write_allocation(at, over.min(spare).min(self.loose(at)))?;
         }
         if !exact {
-            // More than the next tree says: whoever is there.
+            // More live bytes than wanted are left: free blocks of any site.
             for at in 0..self.states.len() {
                 let bytes = self.loose(at).min(self.live.saturating_sub(wanted));
                 self.write_allocation(at, bytes)?;
@@ -366,7 +366,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         writeln!(self.out, "- {kind:x}")
     }
 
-    /// Allocates what is to be live.
+    /// Allocates the bytes below the goals.
     fn allocate(&mut self, wanted: u64, exact: bool, what: SnapshotTime) -> io::Result<()> {
         let must = matches!(what, SnapshotTime::Peak | SnapshotTime::End);
         let last = (what == SnapshotTime::Peak).then(|| self.temporary_at_peak()).flatten();
@@ -383,7 +383,8 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
             return self.give_for_a_while(at);
         }
         if !must && self.live < wanted {
-            // More than the next tree says: who has most of what can be allocated yet.
+            // More live bytes are wanted than the goals allow: use the site with the largest goal
+            // that has allocations left.
             let order = |at: &usize| (self.spare(*at) > 0, self.states[*at].goal, self.spare(*at));
             let most = (0..self.states.len()).max_by_key(order);
             if let Some(at) = most.filter(|at| self.spare(*at) > 0) {
@@ -434,7 +435,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         writeln!(self.out, "+ {kind:x}")?;
         let state = &mut self.states[at];
         state.left = state.left.saturating_sub(count);
-        // One that was to be temporary was needed here.
+        // An allocation that was planned as temporary was used here.
         let lost = state.temporary.saturating_sub(state.left);
         state.temporary -= lost;
         state.temporary_lost += lost;
@@ -443,7 +444,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         Ok(())
     }
 
-    /// Blocks that do not stay: as many as of all allocations there were by now.
+    /// Writes short-lived blocks in proportion to the allocations so far.
     fn churn(&mut self, what: SnapshotTime, (now, all): (u64, u64)) -> io::Result<()> {
         for at in 0..self.states.len() {
             let state = &self.states[at];
@@ -471,7 +472,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         if temporary == 0 && pairs == 0 {
             return Ok(());
         }
-        // The reader may see no more live than there is to be.
+        // The live bytes that the reader sums up must not exceed the upper bound.
         let size = self.states[at].size.min(self.most().saturating_sub(self.live));
         let kind = self.kind(at, size, Half::Allocated);
         for _ in 0..temporary {
@@ -504,7 +505,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
     }
 }
 
-/// The part of `count` that was there when `now` of `all` were.
+/// `count` times `now` divided by `all`, rounded down.
 #[expect(clippy::cast_possible_truncation, reason = "no more than `count`")]
 fn share(count: u64, now: u64, all: u64) -> u64 {
     let part = u128::from(count) * u128::from(now.min(all));
@@ -515,7 +516,7 @@ fn sum_of(states: &[HeaptrackSite], of: impl Fn(&HeaptrackSite) -> u64) -> u64 {
     states.iter().fold(0, |sum, state| sum.saturating_add(of(state)))
 }
 
-/// Numbers begin at 1.
+/// The next number; numbers begin at 1.
 fn next<T>(known: &HashMap<T, u32>) -> u32 {
     u32::try_from(known.len()).unwrap_or(u32::MAX - 1) + 1
 }
@@ -535,7 +536,7 @@ fn frame(recording: &HeapRecording, at: u32) -> Option<&Frame> {
     recording.frames.get(usize::try_from(at).ok()?)
 }
 
-/// Strings by number; 0 for none.
+/// Strings by number; 0 is the empty string.
 struct StringNumbers {
     known: HashMap<String, u32>,
 }
@@ -555,7 +556,8 @@ impl StringNumbers {
         Ok(number)
     }
 
-    /// Writes a place: its address, its file, and function, source and line of each frame there.
+    /// Writes an instruction pointer: its address, its file, and function, source and line of each
+    /// frame there.
     fn place(
         &mut self,
         recording: &HeapRecording,

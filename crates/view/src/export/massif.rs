@@ -8,14 +8,14 @@ use pagewise_model::traced::Frame;
 use super::snapshots::{ExportSnapshot, SnapshotTime, snapshots};
 use super::{addable, plain};
 
-/// Maximum depth of trees, beyond that of programs.
+/// Maximum depth of trees, larger than that of programs.
 const DEEPEST: usize = 256;
 
-/// Writes a snapshot for each moment, the peak and the end; with a tree where there is one. A
-/// branch of fewer bytes than `threshold` per cent of its snapshot is left out, but for its bytes.
+/// Writes each snapshot, the peak and the end, with the trees that were stored. Branches of fewer
+/// bytes than `threshold` per cent of their snapshot are merged into one line.
 ///
-/// `mem_heap_B` is what was live, `mem_heap_extra_B` what the allocator held beyond; 0 where that
-/// is not known, since the format knows no absence.
+/// `mem_heap_B` is the number of live bytes, `mem_heap_extra_B` the rest of the allocator's
+/// footprint; 0 if it is unknown, since the format has no missing values.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
@@ -47,13 +47,13 @@ pub fn write(recording: &HeapRecording, threshold: f64, out: &mut dyn Write) -> 
     Ok(())
 }
 
-/// A call stack by numbers of frames, the allocation's first, and its bytes.
+/// A call stack as indices of frames, the allocating function first, and its bytes.
 type MassifStack<'r> = (&'r [u32], u64);
 
 /// The tree of one snapshot.
 struct MassifTree<'r> {
     recording: &'r HeapRecording,
-    /// In order of stacks, so that what begins alike lies together.
+    /// In order of stacks, so that stacks with a common start are neighbors.
     rows: Vec<MassifStack<'r>>,
     bytes: u64,
     threshold: f64,
@@ -61,7 +61,7 @@ struct MassifTree<'r> {
 
 /// A child to be written.
 enum MassifChild {
-    /// A frame, and which of the rows go through it.
+    /// A frame, and the range of the rows that contain it.
     Frame { number: u32, from: usize, to: usize, bytes: u64 },
     /// Number of branches below the threshold.
     Rest { places: u64, bytes: u64 },
@@ -194,7 +194,7 @@ impl MassifChild {
     }
 }
 
-/// Adds to what is too small to be written.
+/// Adds to the branches below the threshold.
 fn add_rest(children: &mut Vec<MassifChild>, more: u64, bytes: u64) {
     if bytes == 0 {
         return;

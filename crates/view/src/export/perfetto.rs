@@ -1,5 +1,5 @@
-//! A trace that Perfetto and `chrome://tracing` open: a track for each thread, call stacks as
-//! slices in each other, as wide as what was counted in them.
+//! A trace that Perfetto and `chrome://tracing` open: a track for each thread, and call stacks as
+//! nested slices whose widths are their counts.
 //!
 //! The file consists of complete JSON trace events only. Both viewers read these, in every version;
 //! Perfetto does not read samples of call stacks (`P`, `stackFrames`) from JSON, and its own
@@ -40,10 +40,10 @@ pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
 /// A process and a thread.
 type TrackThread = Option<(u32, u32)>;
 
-/// Something to draw.
+/// An event of the trace.
 #[derive(Debug)]
 enum TrackSlice<'p> {
-    /// Name of a process. Tracks of a single thread name the axis.
+    /// Name of a process, which also names the unit of the axis.
     Process {
         thread: TrackThread,
     },
@@ -68,7 +68,7 @@ fn key(frame: &Frame) -> SliceFrame<'_> {
     (frame.function.as_deref(), frame.module.as_ref(), frame.line.as_ref(), offset)
 }
 
-/// All slices, each before those in it.
+/// All slices, each before the slices inside it.
 fn slices(profile: &StackProfile) -> Vec<TrackSlice<'_>> {
     let samples = profile.samples.iter().filter(|counted| counted.count > 0);
     let path = |counted: &StackCount| frames(profile, counted).iter().rev().map(key).collect();
@@ -76,7 +76,7 @@ fn slices(profile: &StackProfile) -> Vec<TrackSlice<'_>> {
         samples.map(|counted| (counted.thread, path(counted), counted)).collect();
     rows.sort_by(|a, b| (a.0, &a.1, &a.2.labels).cmp(&(b.0, &b.1, &b.2.labels)));
     let mut slices = Vec::new();
-    // The frames that are open, by their places among the slices.
+    // The open frames, with their indices in `slices`.
     let mut open: Vec<(SliceFrame<'_>, usize)> = Vec::new();
     let mut last = None;
     let mut now = 0;
@@ -148,8 +148,8 @@ impl TrackSlice<'_> {
     }
 }
 
-/// If threads are not distinguished: numbers that no process has, which end at 2^22; viewers give 0
-/// a meaning.
+/// PID and TID of a track. Threads that are not distinguished get 2^30: real PIDs are below 2^22,
+/// and viewers give 0 a meaning.
 fn numbers(thread: TrackThread) -> (u32, u32) {
     thread.unwrap_or((1 << 30, 1 << 30))
 }

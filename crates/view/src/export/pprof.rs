@@ -12,12 +12,12 @@ use pagewise_model::traced::{Frame, StackProfile};
 
 use super::{addable, frames, packed, plain};
 
-/// Writes a profile. Values of each sample are the count, in units of what was counted, and, where
-/// it is known of any, the time in nanoseconds; where it is not known of one, a label says
-/// `time: unknown`, since the format knows no absence.
+/// Writes a profile. The values of a sample are its count and, if any sample has a duration, its
+/// duration in nanoseconds. A sample without a duration gets the label `time: unknown`, since the
+/// format has no missing values.
 ///
-/// An address is the offset in its file. A location is a place with all functions that are inlined
-/// there. Process and thread are the labels `pid` and `tid`.
+/// An address is the offset in its file. A location is an address with all functions that are
+/// inlined there. Process and thread are the labels `pid` and `tid`.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
@@ -25,10 +25,10 @@ pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
     Sheet::of_profile(profile).write(out)
 }
 
-/// Writes the heap of a process, with the values that Go's heap profiles have: `alloc_objects`,
-/// `alloc_space` are all that was allocated, `inuse_objects`, `inuse_space` what was live at the
-/// end; and beyond them `peak_objects`, `peak_space`, what was live when most was live in the
-/// process. `inuse_space` is what readers show first.
+/// Writes the heap of a process with the values of Go's heap profiles: `alloc_objects` and
+/// `alloc_space` for all allocations, `inuse_objects` and `inuse_space` for the live ones at the
+/// end. Further values are `peak_objects` and `peak_space`, live at the peak of the process.
+/// Readers show `inuse_space` first.
 ///
 /// # Errors
 /// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
@@ -41,7 +41,7 @@ pub fn write_heap(recording: &HeapRecording, out: &mut dyn Write) -> io::Result<
 struct Sheet<'p> {
     /// Names of the values, and their units.
     types: Vec<(String, &'static str)>,
-    /// Which of them readers show first.
+    /// Index of the value that readers show first.
     first: usize,
     rows: Vec<PprofRow<'p>>,
     /// Program after which readers name the profile.
@@ -151,7 +151,7 @@ impl<'p> Sheet<'p> {
     }
 }
 
-/// The file that most began in.
+/// The file of the outermost frames with the highest sum of counts.
 fn program<'p>(rows: &[PprofRow<'p>]) -> Option<&'p Name> {
     let mut counts: BTreeMap<&Name, u64> = BTreeMap::new();
     for row in rows {
@@ -198,7 +198,7 @@ impl ProtoMessage {
         self.0.push((value & 0x7f).to_le_bytes()[0]);
     }
 
-    /// A number; 0 is what a field has that is not there.
+    /// A number. A field with the default 0 is not encoded.
     fn number(mut self, field: u64, value: u64) -> ProtoMessage {
         if value != 0 {
             self.varint(field << 3);
@@ -225,7 +225,7 @@ impl ProtoMessage {
     }
 }
 
-/// Numbers things as they are met, from a first number on.
+/// Numbers items in the order of their first use, from a first number on.
 #[derive(Debug)]
 struct NumberedItems<T> {
     first: u64,
@@ -254,7 +254,7 @@ impl<T: Clone + Eq + Hash> NumberedItems<T> {
     }
 }
 
-/// A place: its module, the offset, and functions with lines, the innermost first.
+/// A location: its module, the offset, and functions with lines, the innermost first.
 type PprofLocation = (u64, u64, Vec<(u64, u64)>);
 
 /// Tables that samples refer to by number. 0 stands for an unknown module or function, or the empty
@@ -305,8 +305,8 @@ fn with_tables(mut whole: ProtoMessage, tables: &mut PprofTables) -> ProtoMessag
     let PprofTables { strings, modules, functions, locations } = tables;
     for (name, id) in modules.all() {
         let name = strings.number_of(&plain(name.as_bytes()).into_owned());
-        // With offset 0, as long as its known part. Everything in the file was looked up: readers
-        // need not do it.
+        // The mapping extends from 0 to its largest known offset. The fields 7 to 10 state that
+        // functions, files and lines are resolved.
         let inside = locations.known.keys().filter(|(module, ..)| *module == id);
         let end = inside.map(|(_, offset, _)| offset.saturating_add(1)).max().unwrap_or(0);
         let mapping = ProtoMessage::default().number(1, id).number(3, end).number(5, name);

@@ -1,5 +1,5 @@
-//! The time line of a heap as formats of snapshots have it: from nothing over each moment and the
-//! peak to the end.
+//! The snapshots that heap exports write, in order of time: an empty one at the beginning, the
+//! recorded ones, the peak and the end.
 
 use pagewise_model::heap::{HeapAmount, HeapRecording};
 
@@ -8,9 +8,9 @@ use pagewise_model::heap::{HeapAmount, HeapRecording};
 pub(super) enum SnapshotTime {
     /// Before anything was recorded.
     Begin,
-    /// Some moment.
+    /// A recorded snapshot.
     Moment,
-    /// When most was live.
+    /// The peak of the live bytes.
     Peak,
     /// When the recording ended.
     End,
@@ -41,8 +41,8 @@ pub(super) fn snapshots(recording: &HeapRecording) -> Vec<ExportSnapshot> {
     let end_ns = moments.last().map_or(0, |last| last.time_ns).max(recording.took_ns);
     let peak = peak(recording, &moments, end_ns);
     let after = moments.partition_point(|snapshot| snapshot.time_ns <= peak.time_ns);
-    // The live bytes before and after the peak decide on which side of it a snapshot of the same
-    // time is.
+    // The number of allocations decides if a snapshot at the time of the peak is before or after
+    // it.
     let at = moments[..after]
         .iter()
         .rposition(|snapshot| {
@@ -92,7 +92,7 @@ fn of_moment(
     });
     let others = moment.tree.as_ref().map_or(0, |tree| tree.others.bytes);
     let of_sites = sites.as_deref().map_or(0, sum).saturating_add(others);
-    // A tree is taken down a little later than the sums.
+    // The tree is stored a little later than the sums, so its sum can be larger.
     let bytes = moment.live.bytes.max(of_sites);
     ExportSnapshot {
         what: SnapshotTime::Moment,

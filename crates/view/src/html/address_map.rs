@@ -1,4 +1,5 @@
-//! The address map in HTML: one SVG a cluster, drawn to scale, with what each mapping is on hover.
+//! The address map in HTML: one SVG for each cluster, drawn to scale, with the details of each
+//! mapping on hover.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ const HEIGHT: f64 = 40.0;
 /// The narrowest mapping that is still seen.
 const SLIVER: f64 = 0.5;
 
-/// In a cluster with more mappings, neighbours that would be slivers are drawn together: 65,000
+/// In a cluster with more mappings, neighbors that would be slivers are drawn together: 65,000
 /// drawings are 20 MB, and slow in any browser.
 const MANY: usize = 4000;
 
@@ -31,8 +32,8 @@ impl HtmlPage<'_> {
         self.end_section();
     }
 
-    /// The colours and what they stand for. A hue is its pool's place times the golden angle, so
-    /// that any number of pools have hues far apart.
+    /// The colors of the pools. A hue is the index of the pool times the golden angle, so that any
+    /// number of pools have hues far apart.
     fn legend(&mut self, palette: &Palette) {
         self.html.push_str("<style>\n");
         for place in 0..palette.pools.len() {
@@ -44,7 +45,7 @@ impl HtmlPage<'_> {
             let pool = escaped(&pool.replace('_', " "));
             self.html.push_str(&format!("<li class=\"p{place}\">{pool}</li>\n"));
         }
-        self.html.push_str("</ul>\n<p class=\"note\">What is resident has the strong colour; the rest of each mapping is pale.</p>\n");
+        self.html.push_str("</ul>\n<p class=\"note\">The resident part of each mapping has the strong color; the rest is pale.</p>\n");
     }
 
     fn cluster(&mut self, cluster: &Cluster, palette: &Palette) {
@@ -53,7 +54,7 @@ impl HtmlPage<'_> {
         let is_crowded = cluster.cells.len() > MANY;
         let together = match is_crowded {
             true => format!(
-                " <span>{} mappings; small neighbours are drawn together</span>",
+                " <span>{} mappings; small neighbors are drawn together</span>",
                 cluster.cells.len()
             ),
             false => String::new(),
@@ -88,7 +89,7 @@ impl HtmlPage<'_> {
         });
     }
 
-    /// Neighbours as one, in the colour of the pool that has most of them.
+    /// Draws neighbors as one, in the color of the pool with the most bytes.
     fn map_group(&mut self, cluster: &Cluster, cells: &[MapCell], palette: &Palette) {
         let ([first, ..], [.., last]) = (cells, cells) else { return };
         let range = AddrRange { start: first.range.start, end: last.range.end };
@@ -142,7 +143,7 @@ impl HtmlPage<'_> {
     }
 }
 
-/// Cells, those of small neighbours together: each group spans no more than `sliver` bytes or is
+/// Cells, those of small neighbors together: each group spans no more than `sliver` bytes or is
 /// one cell.
 fn groups(mut cells: &[MapCell], sliver: u64) -> impl Iterator<Item = &[MapCell]> {
     std::iter::from_fn(move || {

@@ -4,7 +4,7 @@ use pagewise_model::report::{Audience, Axis, Bar, Bars, Chart, ChartLine, Scale}
 
 use super::{HtmlPage, WORDING, escaped};
 
-/// The drawing's own units.
+/// Size of the drawing area in SVG units.
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 240.0;
 /// Room for the numbers beside and below it.
@@ -13,10 +13,10 @@ const BELOW: f64 = 36.0;
 /// Room for half a number above.
 const ABOVE: f64 = 10.0;
 
-/// Up to how many points of a line are marked, each with its numbers.
+/// Maximum number of points of a line that are marked, each with its numbers.
 const MARKED: usize = 200;
 
-/// Into how many parts lines divide the height.
+/// Number of parts into which grid lines divide the height.
 const PARTS: u32 = 4;
 
 /// Height of a bar, including the distance to the next.
@@ -56,7 +56,7 @@ impl HtmlPage<'_> {
         ));
     }
 
-    /// Lines across with their heights, and the ends of the axis below.
+    /// Horizontal lines with their values, and the ends of the horizontal axis.
     fn grid(&mut self, area: &SvgArea<'_>) {
         for part in 0..=PARTS {
             let place = f64::from(part) / f64::from(PARTS);
@@ -174,7 +174,7 @@ impl SvgArea<'_> {
     }
 }
 
-/// A line's hue: its place times the golden angle, as the pools of an address map have theirs.
+/// Hue of a line: its index times the golden angle, as for the pools of an address map.
 fn hue(at: usize) -> String {
     format!("--hue:{};--more:0%", (210 + at * 137) % 360)
 }

@@ -1,11 +1,12 @@
-// The heap over time: a time line on which a moment is picked, and its call stacks as a flame graph and as a tree.
-// Nothing is drawn before it is looked at: a tree of a hundred thousand calls is a few arrays until a branch is opened.
+// The heap over time: a time line on which the reader selects a snapshot, and its call stacks as a
+// flame graph and as a tree. Branches are built when they are opened, since a recording can have a
+// hundred thousand calls.
 "use strict";
 {
   const data = JSON.parse(document.getElementById("heap-data").textContent);
   const host = document.getElementById("heap");
   const LINES = ["live", "held", "resident", "RssAnon", "RssFile", "RssShmem", "VmSwap"];
-  // Rows that are shown at once below a call, cells of a flame graph, how deep it is.
+  // Rows shown at once below a call; maximum number of cells and depth of a flame graph.
   const ROWS = 100;
   const CELLS = 2500;
   const DEEPEST = 200;
@@ -38,7 +39,7 @@
     return Math.floor(nanos / 60e9) + " min " + Math.round((nanos / 1e9) % 60) + " s";
   }
 
-  // Call stacks: nodes with their parent before them, and what frames are called.
+  // Call stacks as nodes: each node follows its parent and has the index of its frame.
   const parents = Int32Array.from(data.parents, (back, at) => (back === 0 ? -1 : at - back));
   const frames = Int32Array.from(data.frames);
   const kids = (() => {
@@ -52,7 +53,7 @@
     });
     return { starts, list };
   })();
-  // Frames of one function in one file of code are one: at several lines, which are listed.
+  // Frames of one function in one module are one key. Its source lines are listed.
   const keys = [];
   const keyOf = (() => {
     const known = new Map();
@@ -63,7 +64,7 @@
         const base = module.slice(module.lastIndexOf("/") + 1);
         const text = name >= 0 ? data.names[name] : base ? "[" + base + "]" : "[unknown]";
         known.set(words, keys.length);
-        // One colour for each file of code, a little different for each function.
+        // One color for each file of code, a little different for each function.
         keys.push({ text, module, base, hue: (hueOf(base) + (hueOf(text) % 50)) % 360 });
       }
       return known.get(words);
@@ -83,7 +84,7 @@
     return name.slice(name.lastIndexOf("/") + 1) + ":" + data.lines[frame];
   }
 
-  // Moments that have call stacks, in order of time; the peak and the end always have.
+  // Snapshots that have call stacks, in order of time; the peak and the end always have them.
   const stops = data.trees.map((tree) => ({ name: String(tree.moment), time: data.times[tree.moment], tree }));
   const highest = data.live.reduce((best, live, at) => (live > data.live[best] ? at : best), 0);
   const peakTime = data.peakAt ?? data.times[highest] ?? data.took;
@@ -100,7 +101,7 @@
     temporary: { label: "Temporary allocations, all the time", main: "temporary", other: "blocksAllocated", counts: true },
   };
 
-  // What is shown.
+  // Current selection.
   const state = { stop: stops.findIndex((stop) => stop.name === "peak"), of: "live", way: "up", least: 0.5, find: "", kind: "" };
   let chosen;
 
@@ -126,7 +127,7 @@
     return stops.reduce((best, stop, at) => (Math.abs(stop.time - time) < Math.abs(stops[best].time - time) ? at : best), 0);
   }
 
-  // The numbers of each site at what is chosen: what shares are of, and what stands beside.
+  // The values of each site for the selection: `main` for shares, `other` for the second column.
   function choose() {
     const stop = stops[state.stop];
     let main, other, rest = [0, 0], counts = false;
@@ -172,7 +173,7 @@
     chosen = { main, other, mains, others, rest, counts, total: sum + rest[0], found: matches && found };
   }
 
-  // Which nodes have a frame above or at them that is searched for.
+  // Marks the nodes whose frame, or the frame of an ancestor, matches the search.
   function matching() {
     if (!state.find) return null;
     const wanted = state.find.toLowerCase();
@@ -186,8 +187,9 @@
 
   const isFound = (key) => state.find !== "" && (keys[key].text + " " + keys[key].module).toLowerCase().includes(state.find.toLowerCase());
 
-  // A branch: a function, what is in it, and the nodes behind it. From callers to callees it is nodes with all below them;
-  // the other way round, nodes with how much of a site's came by them.
+  // A branch: a function, its sums, and its nodes. From callers to callees, the values of a node
+  // include all nodes below it. From callees to callers, they are the values of the sites that
+  // reach it.
   function gather(groups, node, main, other) {
     const key = keyOf[frames[node]];
     let group = groups.get(key);
@@ -248,7 +250,7 @@
     label.style.setProperty("--hue", (210 + at * 137) % 360);
     lineBox.append(label);
   });
-  // The peak is between moments.
+  // The peak lies between snapshots.
   const before = data.times.findIndex((time) => time >= peakTime);
   const place = before < 0 ? data.times.length : before;
   const withPeak = (list, value) => [...list.slice(0, place), value, ...list.slice(place)];
@@ -263,7 +265,8 @@
     const names = LINES.filter((name) => shown.has(name));
     let most = data.peak[0];
     for (const name of names) for (const value of data[name]) if (value > most) most = value;
-    // Up to a round number: four steps or fewer of 1, 2, 2.5 or 5 times ten or a hundred KiB, MiB.
+    // Round the maximum up, so that four or fewer steps of 1, 2, 2.5 or 5 times a power of ten in
+    // KiB or MiB cover it.
     const unit = 1024 ** Math.floor(Math.log(Math.max(1, most / 4)) / Math.log(1024));
     const ten = 10 ** Math.floor(Math.log10(Math.max(1, most / 4 / unit)));
     const round = unit * ten * ([1, 2, 2.5, 5, 10].find((it) => it * ten * unit * 4 >= most) ?? 10);
@@ -303,7 +306,8 @@
     svg.setAttribute("aria-label", `Live, held and resident bytes over ${duration(last)}; the peak of ${human(data.peak[0])} at ${duration(peakTime)}`);
   }
 
-  // A path with gaps where nothing is known. Of the moments in one column of pixels the highest is drawn, and the last.
+  // A path with gaps for unknown values. In each column of pixels the highest and the last snapshot
+  // are drawn.
   function pathOf(times, values, x, y) {
     let path = "";
     let area = "";
@@ -375,19 +379,19 @@
   const flameSays = make("output", { class: "says soft" });
   const tree = make("div", { class: "tree", role: "tree", "aria-label": "Call stacks" });
   readHash();
-  const ofChoice = choice("What", [["live", "Live at the moment"], ...Object.entries(WHOLE).map(([key, it]) => [key, it.label])], state.of, (value) => {
+  const ofChoice = choice("Value", [["live", "Live at the moment"], ...Object.entries(WHOLE).map(([key, it]) => [key, it.label])], state.of, (value) => {
     state.of = value;
     show();
   });
-  const wayChoice = choice("Order", [["up", "Who allocated, then its callers"], ["down", "From main down"]], state.way, (value) => {
+  const wayChoice = choice("Order", [["up", "Functions that allocate, then their callers"], ["down", "From main down"]], state.way, (value) => {
     state.way = value;
     show();
   });
-  const kindChoice = () => choice("Kind of memory", [["", "All memory"], ["heap", "malloc and its kin"], ["mapping", "Mappings"], ["pool", "Pools"]], "", (value) => {
+  const kindChoice = () => choice("Kind of memory", [["", "All memory"], ["heap", "Blocks of malloc"], ["mapping", "Mappings"], ["pool", "Pools"]], "", (value) => {
     state.kind = value;
     show();
   });
-  const least = make("input", { type: "number", min: 0, max: 100, step: "any", value: state.least, "aria-label": "Hide what is below so many per cent", onchange: () => {
+  const least = make("input", { type: "number", min: 0, max: 100, step: "any", value: state.least, "aria-label": "Hide stacks below this percentage", onchange: () => {
     state.least = Math.max(0, Number(least.value) || 0);
     drawTree();
   } });
@@ -447,7 +451,8 @@
     return text;
   }
 
-  // The flame graph: a row for each depth, as wide as what is in it. A click has a cell fill the width.
+  // The flame graph: a row for each depth, cells as wide as their values. A click makes a cell fill
+  // the width.
   let zoomed = null;
   function zoom(branch) {
     zoomed = branch;
@@ -527,7 +532,7 @@
     }
   });
 
-  // The tree: rows one below the other, those below a row made when it is opened.
+  // The tree: one row for each branch. The rows below a branch are made when it is opened.
   function drawTree() {
     const head = make("div", { class: "row head" }, make("span", {}, "share"),
       make("span", {}, chosen.counts ? (state.of === "temporary" ? "temporary" : "count") : "bytes"),
@@ -536,7 +541,7 @@
     const tops = roots();
     tree.append(...rowsOf(tops, 0, 0));
     if (chosen.rest[0] > 0) tree.append(restRow("in calls too small to be recorded at this moment", chosen.rest[0], chosen.rest[1], 0));
-    // What nobody has to choose is opened.
+    // Open the first rows as long as one callee has most of the value.
     let row = tree.querySelector("[role=treeitem]");
     for (let opened = 0; row?.branch && opened < 12; opened += 1) {
       const kids = below(row.branch);

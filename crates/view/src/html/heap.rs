@@ -1,6 +1,6 @@
-//! The heap over time in HTML: a time line, and the call stacks of any moment of it that has some.
-//! The script draws them of what is embedded here: numbers in columns, call stacks as a tree, each
-//! name once.
+//! The heap over time in HTML: a time line, and the call stacks of each snapshot that has some. A
+//! script draws them from the data that are embedded here: numbers in columns, call stacks as a
+//! tree, each name once.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use crate::words::clean;
 pub(super) const CSS: &str = include_str!("heap.css");
 pub(super) const JS: &str = include_str!("heap.js");
 
-/// No parent, no name.
+/// Index for a missing parent or name.
 const NONE: i64 = -1;
 
 impl HtmlPage<'_> {
@@ -155,7 +155,7 @@ impl HtmlPage<'_> {
         self.column("names", listed.iter().map(|name| Some(embedded(name))))
     }
 
-    /// The trees of moments: which moment, which sites, how much.
+    /// The trees of snapshots: index of the snapshot, sites and amounts.
     fn trees(&mut self, recording: &HeapRecording) -> io::Result<()> {
         self.html.push_str("\"trees\":[");
         let with = recording.moments.iter().enumerate();

@@ -1,10 +1,11 @@
-// What the page does where scripts run: sorts and filters tables, zooms the address map.
+// The scripts of the page: they sort and filter tables and zoom the address map.
 "use strict";
 
 // Rows of a long table that are in the document at a time.
 const PAGE = 200;
 
-// Tables: a click on a heading sorts, the largest number or the first word first; a second click turns round.
+// Tables: a click on a heading sorts, the largest number or the first word first; a second click
+// reverses the order.
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
@@ -44,7 +45,7 @@ function sort(table, column, sign) {
   body.append(...keyed.map((item) => item.row));
 }
 
-// What has no number stays last in either order.
+// Cells without a number stay last in either order.
 function compare(a, b, sign) {
   const missing = Number.isNaN(a.number) - Number.isNaN(b.number);
   if (missing !== 0) return missing;
@@ -168,9 +169,9 @@ function exactSize(event, heads) {
 }
 
 // The address map: wheel, buttons, keys and drag choose the part of a cluster that is drawn.
-// Places are worked out from byte offsets each time, since a drawing's own scale has too few digits.
+// Positions are computed from byte offsets each time: the scale of a drawing has too few digits.
 const WIDTH = 1000;
-// The fewest bytes across a drawing.
+// Minimum number of bytes across a drawing.
 const CLOSEST = 16384;
 
 for (const figure of document.querySelectorAll(".cluster")) {

@@ -1,5 +1,5 @@
 //! Retained bytes of a heap in HTML: an icicle that can be searched and zoomed. A script draws it
-//! of the data that are embedded here.
+//! from the data that are embedded here.
 
 use std::collections::HashMap;
 use std::io;

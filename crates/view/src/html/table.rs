@@ -88,8 +88,8 @@ impl HtmlPage<'_> {
         Ok(())
     }
 
-    /// All rows of a long table as data, by column. A column whose cells repeat has each once, and
-    /// numbers of them.
+    /// All rows of a long table as data, by column. A column with repeated cells has each cell
+    /// once, and the index of the cell of each row.
     fn data(
         &mut self,
         lanes: &[HtmlLane<'_>],
@@ -115,7 +115,7 @@ impl HtmlPage<'_> {
         self.flush()
     }
 
-    /// Addresses as differences to those before, in hex: most are small.
+    /// Addresses as differences from the address before, in hex: most are small.
     fn addresses(&mut self, lane: &HtmlLane<'_>, rows: usize) -> io::Result<()> {
         self.html.push_str("{\"kind\":\"address\",\"steps\":\"");
         let mut before = 0_u64;
@@ -168,7 +168,7 @@ impl HtmlPage<'_> {
             self.flush_pieces()?;
         }
         self.html.push(']');
-        // Without numbers each row has the next cell.
+        // Without indices, each row has the next cell.
         if numbers.len() < rows {
             self.html.push_str(",\"numbers\":[");
             for (row, number) in of_rows.into_iter().enumerate() {

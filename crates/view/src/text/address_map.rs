@@ -37,7 +37,7 @@ pub(super) fn draw(page: &mut TextPage<'_>, map: &AddressMap) {
     legend(page, &palette);
 }
 
-/// The addresses and how far they reach.
+/// The address range and its length.
 fn label(page: &TextPage<'_>, range: AddrRange) -> [String; 2] {
     [range.to_string(), page.wording().value(&CellValue::Bytes(range.len().0))]
 }
@@ -63,20 +63,20 @@ fn strip(cluster: &Cluster, palette: &Palette, room: usize) -> String {
     shares.iter().map(|shares| most(shares).map_or(HOLE, pattern)).collect()
 }
 
-/// The place with the largest share, the first of equals; `None` where all are 0.
+/// The index of the largest share, the first of equals; `None` if all are 0.
 fn most(shares: &[u64]) -> Option<usize> {
     let place = (0..shares.len()).rev().max_by_key(|&place| shares[place])?;
     (shares[place] > 0).then_some(place)
 }
 
-/// Which of `count` equal parts of `whole` an address is in.
+/// Index of the part that contains an address, if `whole` is divided into `count` equal parts.
 fn slot(whole: AddrRange, address: u64, count: usize) -> usize {
     let offset = u128::from(address - whole.start);
     let slot = offset * count as u128 / u128::from(whole.len().0.max(1));
     usize::try_from(slot).map_or(0, |slot| slot.min(count.saturating_sub(1)))
 }
 
-/// The addresses of one of `count` equal parts of `whole`: those that [`slot`] puts there.
+/// The addresses of one of `count` equal parts of `whole`: those with this [`slot`].
 fn part(whole: AddrRange, at: usize, count: usize) -> AddrRange {
     let edge = |at: usize| {
         let offset = (at as u128 * u128::from(whole.len().0)).div_ceil(count as u128);

@@ -48,7 +48,7 @@ pub(super) fn draw(page: &mut TextPage<'_>, chart: &Chart) {
     legend(page, chart, &chart.lines);
 }
 
-/// A number of an axis in words, by its place.
+/// The number at a position of an axis in words.
 fn number(page: &TextPage<'_>, axis: &Axis, place: f64, ends: (f64, f64)) -> String {
     page.wording().value(&axis.unit.value(axis.number(place, ends)))
 }
@@ -74,7 +74,7 @@ impl TextArea<'_> {
     }
 }
 
-/// In which row a place is.
+/// Row of a position from 0 to 1.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1 times 9")]
 fn row_of(place: f64) -> u32 {
     (place * f64::from(HEIGHT - 1)).round() as u32
@@ -84,7 +84,7 @@ fn pattern(line: usize) -> char {
     MARKS[line.min(MARKS.len() - 1)]
 }
 
-/// The axis to the right, with its ends and what it is.
+/// The horizontal axis with the numbers at its ends and its name.
 fn axis(
     page: &mut TextPage<'_>,
     chart: &Chart,
@@ -158,7 +158,7 @@ pub(super) fn draw_bars(page: &mut TextPage<'_>, bars: &Bars) {
     page.remark(&axis);
 }
 
-/// The words of a bar: what it is, and its number with the interval.
+/// The words of a bar: its label, and its number with the interval.
 fn row(page: &TextPage<'_>, bars: &Bars, bar: &pagewise_model::report::Bar) -> [String; 2] {
     let number = |number: f64| page.wording().value(&bars.axis.unit.value(number));
     let value = match bar.interval {

@@ -1,4 +1,4 @@
-//! Claims: the verdict first, then what was said, and below what it stands on. Wrapped, never cut.
+//! Claims: the verdict first, then the claim, and its details below. Wrapped, never cut.
 
 use pagewise_model::lab::{ClaimVerdict, ExperimentClaim};
 
@@ -23,7 +23,7 @@ pub(super) fn draw(page: &mut TextPage<'_>, claims: &[ExperimentClaim]) {
     page.hang(indent);
 }
 
-/// Basis of a claim, one line per item.
+/// Details of a claim, one on each line.
 fn details(page: &mut TextPage<'_>, claim: &ExperimentClaim, indent: usize) {
     let widest = claim.details().map(|(name, _)| width(name)).max().unwrap_or(0);
     for (name, words) in claim.details() {

@@ -1,4 +1,4 @@
-//! Facts: on a line, as top's columns, or one a line with what they mean.
+//! Facts: on one line, in columns as in top, or one on each line with its meaning.
 
 use pagewise_model::report::{CellValue, Fact, FactsShape, NamedFacts};
 
@@ -86,7 +86,7 @@ fn columns(page: &mut TextPage<'_>, facts: &[Worded<'_>]) {
     }
 }
 
-/// The widths of the columns where the fields of these widths are put into rows of `per_row`.
+/// Widths of the columns if the fields of these widths are put into rows of `per_row`.
 fn grid(widths: &[usize], per_row: usize) -> Vec<usize> {
     let mut grid = vec![0; per_row];
     for row in widths.chunks(per_row) {

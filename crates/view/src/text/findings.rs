@@ -1,4 +1,4 @@
-//! Findings: how grave, the claim, the evidence, and what to do.
+//! Findings: severity, claim, evidence, and next step.
 
 use pagewise_model::report::{Finding, Findings, Severity};
 

@@ -90,12 +90,13 @@ impl<'p> TextPage<'p> {
         self.width.saturating_sub(self.column.max(self.hang))
     }
 
-    /// Starts a block: an empty line and the heading where there is one. Indents what follows.
+    /// Starts a block. With a title, writes an empty line and the heading, and indents the lines
+    /// below it.
     pub(super) fn heading(&mut self, title: &str) {
         self.heading_of_sizes(title, false);
     }
 
-    /// [`TextPage::heading`]; where the block holds sizes with no unit beside them, it says which.
+    /// [`TextPage::heading`], with the unit if the block has sizes without a unit beside them.
     pub(super) fn heading_of_sizes(&mut self, title: &str, sizes: bool) {
         self.hang(0);
         if title.is_empty() {
@@ -142,7 +143,7 @@ impl<'p> TextPage<'p> {
         self.column = 0;
     }
 
-    /// Moves right to `column`, where the line is not there yet.
+    /// Pads the line with blanks up to `column`.
     pub(super) fn pad_to(&mut self, column: usize) {
         let count = column.min(self.width).saturating_sub(self.column);
         self.buffer.resize(self.buffer.len() + count, b' ');
@@ -160,14 +161,14 @@ impl<'p> TextPage<'p> {
         self.column += width(words);
     }
 
-    /// Writes words, cut to what is left of this line.
+    /// Writes words, cut to the rest of this line.
     pub(super) fn ink_cut(&mut self, ink: Ink, words: &str) {
         let mut cut = String::new();
         push_cut(&mut cut, words, self.room());
         self.ink(ink, &cut);
     }
 
-    /// Changes how what follows looks, where colour is wanted. A line ends plain.
+    /// Sets the style of the text that follows, if color is used. [`TextPage::newline`] resets it.
     pub(super) fn dip(&mut self, ink: Ink) {
         if !self.style.color || self.dipped == ink {
             return;
@@ -218,13 +219,13 @@ impl<'p> TextPage<'p> {
         self.ink(ink, head);
     }
 
-    /// A line across the page, or across what is usually read of a wide one.
+    /// A line across the page, of at most [`RULE`] columns.
     pub(super) fn rule(&mut self) {
         self.ink(Ink::Dim, &"─".repeat(self.room().min(RULE)));
         self.newline();
     }
 
-    /// Writes why values of this block are missing.
+    /// Writes the reasons of the missing values of this block.
     pub(super) fn footnotes(&mut self, notes: &Footnotes<'_>) {
         let indent = self.indent();
         for (mark, reason) in notes.lines() {

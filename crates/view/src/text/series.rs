@@ -1,4 +1,4 @@
-//! A series: a line for each reading, with columns that are as wide in all lines.
+//! A series: a line for each reading, with columns of the same width in all lines.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use super::{Style, Units};
 use crate::cells::for_people;
 use crate::words::{Wording, push_cut, width};
 
-/// Room for the words of the last column, which numbers make way for.
+/// Columns for the words of the last column. Numbers are left out to keep them free.
 const WORDS: usize = 20;
 /// Blanks between two columns.
 const GAP: usize = 2;
@@ -49,8 +49,7 @@ fn is_number(value: &CellValue) -> bool {
     matches!(value, Bytes(_) | Change(_) | Count(_) | Absent(_))
 }
 
-/// The numbers that leave room for words. A change does not stand without its value, nor a value
-/// without its change.
+/// The numbers that leave space for words. They are left out in pairs: a value and its change.
 fn fitting<'f>(mut numbers: Vec<&'f Fact>, style: &Style) -> Vec<&'f Fact> {
     let taken = |numbers: &[&Fact]| -> usize {
         numbers.iter().map(|it| column_width(it, style) + GAP).sum()

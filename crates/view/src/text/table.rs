@@ -23,10 +23,10 @@ const GAP: usize = 2;
 /// further.
 const NARROW: usize = 16;
 
-/// Rows between two visits to the writer.
+/// Rows between two writes to the output.
 const ROWS_A_FLUSH: usize = 512;
 
-/// Pieces of [`ROWS_A_FLUSH`] rows that wait to be put out at most, some 100 KiB each.
+/// Maximum number of pieces of [`ROWS_A_FLUSH`] rows that wait for the output, some 100 KiB each.
 const PIECES_AHEAD: usize = 4;
 
 /// A column on the page.
@@ -105,13 +105,13 @@ impl<'a> TextLane<'a> {
         TextLane { column, total, label, words: holds_words(column), natural, width: natural }
     }
 
-    /// The narrowest it may be while all columns are there.
+    /// Minimum width before columns are left out.
     fn narrowest(&self) -> usize {
         if self.words { self.natural.min(NARROW.max(width(&self.label))) } else { self.natural }
     }
 }
 
-/// The widest of the values; gaps hold no value but cost nothing to measure.
+/// The widest of the values. Placeholders of missing values are measured too.
 fn widest_cell(column: &TableColumn, rows: usize, wording: Wording<'_>) -> usize {
     if matches!(column.gaps, Gaps::All(_)) {
         return 0;
@@ -173,8 +173,8 @@ fn text_width(text: &[u8]) -> usize {
     if is_printable_ascii(text) { text.len() } else { width(&clean(text)) }
 }
 
-/// Makes the columns fit: shrinks words, and where that is not enough leaves out columns, numbers
-/// from the right first. Says which it left out, from left to right.
+/// Makes the columns fit: shrinks words, and if that is not enough leaves out columns, numbers from
+/// the right first. Returns the labels of these columns, from left to right.
 fn fit(lanes: &mut Vec<TextLane<'_>>, room: usize) -> Vec<String> {
     let mut left_out = Vec::new();
     while lanes.len() > 1 && taken(lanes, |lane| lane.narrowest()) > room {

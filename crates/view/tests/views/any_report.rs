@@ -42,8 +42,8 @@ fn any_style() -> impl Strategy<Value = Style> {
     })
 }
 
-/// The text with our own colours taken out, and the blanks that a colour kept at a line's end.
-fn without_colours(text: &str) -> String {
+/// The text with our own colors taken out, and the blanks that a color kept at a line's end.
+fn without_colors(text: &str) -> String {
     let mut plain = text.to_owned();
     for code in ["0", "1", "2", "32", "33", "36", "1;31"] {
         plain = plain.replace(&format!("\x1b[{code}m"), "");
@@ -162,8 +162,7 @@ fn same(a: &Json, b: &Json) -> bool {
     match (a, b) {
         (Json::Number(a), Json::Number(b)) => {
             let (x, y) = (a.as_f64().unwrap(), b.as_f64().unwrap());
-            // The reader of numbers may be off by the last digit, of which the least numbers have
-            // no other.
+            // The parser may be off by the last digit; the smallest numbers have only this digit.
             let last_digit = (x.abs() * 2.0 * f64::EPSILON).max(f64::from_bits(4));
             a == b || (a.is_f64() || b.is_f64()) && (x - y).abs() <= last_digit
         }
@@ -188,10 +187,10 @@ proptest! {
     }
 
     #[test]
-    fn text_holds_only_plain_characters_and_our_own_colours(report in common::any_report(), style in any_style()) {
+    fn text_holds_only_plain_characters_and_our_own_colors(report in common::any_report(), style in any_style()) {
         let plain = as_text(&report, &style);
-        let coloured = as_text(&report, &Style { color: true, ..style });
-        prop_assert_eq!(without_colours(&coloured), plain.as_str());
+        let colored = as_text(&report, &Style { color: true, ..style });
+        prop_assert_eq!(without_colors(&colored), plain.as_str());
         prop_assert!(plain.chars().all(|c| c == '\n' || is_plain(c)));
     }
 
@@ -297,7 +296,7 @@ fn hostile_words_reach_no_view_as_they_are() {
     let style = Style { width: 200, color: true, long: true, ..Style::default() };
     let page = as_html(&report);
     for (view, text) in [
-        ("text", without_colours(&as_text(&report, &style))),
+        ("text", without_colors(&as_text(&report, &style))),
         ("json", as_json(&report)),
         ("html", page),
     ] {

@@ -18,8 +18,7 @@ fn frame(function: &str, offset: u64, line: u32, inlined: bool) -> Frame {
     Frame { function, module: Some("/usr/bin/grow".into()), offset, line: Some(line), inlined }
 }
 
-/// Two threads, of which one is where nothing has a name; an inlined function; a label; one
-/// duration that is not known.
+/// Two threads, one with frames without names; an inlined function; a label; one unknown duration.
 fn sample() -> StackProfile {
     let touch = [frame("touch", 0x1100, 7, true), frame("fill", 0x1100, 12, false)];
     let nameless = |offset| Frame {

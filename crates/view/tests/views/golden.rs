@@ -29,7 +29,7 @@ fn text_at_140_columns_in_kib() {
 }
 
 #[test]
-fn long_text_in_colour_and_bytes() {
+fn long_text_in_color_and_bytes() {
     let style = Style { width: 100, units: Units::Bytes, color: true, long: true };
     insta::assert_snapshot!(drawn(&common::sample(), style).replace('\x1b', "^["));
 }

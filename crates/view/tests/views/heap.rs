@@ -117,10 +117,10 @@ fn branch<'a>(lines: &mut impl Iterator<Item = &'a str>, depth: usize) -> u64 {
     bytes
 }
 
-/// The plainest reader of heaptrack's format: what each call stack did, and the highest sum.
+/// A minimal reader of heaptrack's format: the counts of each call stack, and the highest sum.
 fn read(text: &str) -> (BTreeMap<String, CountedStack>, u64) {
     let mut reader = PprofReader::default();
-    // As heaptrack does, once for the peak and once for who was live then.
+    // As in heaptrack: one pass for the peak, and one for the blocks that are live then.
     reader.pass(text, u64::MAX);
     let (peak, at) = (reader.peak, reader.peak_at);
     let mut reader = PprofReader::default();

@@ -110,7 +110,7 @@ fn a_moment_is_shown_with_its_call_stacks() {
     assert!(cells == 1 && dom.contains("aria-label=\"main: "), "no flame graph");
 }
 
-/// Actions of a reader, as a script: its words end in an element of their own.
+/// Actions of a reader, as a script that writes its results into an element of its own.
 const ACTS: &str = r##"<script>
 const says = [];
 const key = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));

@@ -93,7 +93,7 @@ fn a_page_of_very_many_mappings_is_small() {
     assert!(page.contains("The first 200 of 65400 rows"), "readers without scripts are told");
     let drawn = page.matches("<g class").count();
     assert!((500..=4000).contains(&drawn), "{drawn} drawings");
-    assert!(page.contains("65400 mappings; small neighbours are drawn together"));
+    assert!(page.contains("65400 mappings; small neighbors are drawn together"));
     let title = page.split("<g class").nth(1).unwrap();
     assert!(title.contains(" mappings\n70000000"), "{}", &title[..200]);
 }
@@ -128,7 +128,7 @@ fn every_cell_of_a_long_table_is_in_its_data() {
     assert_eq!(page.matches("</script>").count(), 2, "no name ends the data");
 }
 
-/// Actions of a reader, as a script: its words end in an element of their own.
+/// Actions of a reader, as a script that writes its results into an element of its own.
 const ACTS: &str = r#"<script>
 const says = [];
 const body = document.querySelector("tbody");

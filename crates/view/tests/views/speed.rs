@@ -10,7 +10,7 @@ use pagewise_model::Report;
 use pagewise_view::text::{Style, Units};
 use pagewise_view::{html, json, text};
 
-/// Counts what it gets.
+/// Counts the written bytes.
 struct CountingSink(usize);
 
 impl Write for CountingSink {

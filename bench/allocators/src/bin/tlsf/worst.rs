@@ -1,6 +1,6 @@
 //! The worst case: the most instructions that any of some thousand calls takes, while the heap
 //! grows a thousandfold. callgrind counts them, in this program called once more: instructions
-//! depend on no clock and no neighbour.
+//! depend on no clock and no neighbor.
 
 use std::fs;
 use std::process::{Command, Stdio};

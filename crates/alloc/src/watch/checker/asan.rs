@@ -71,7 +71,7 @@ pub(super) fn freed(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
     poison(start, size);
 }
 
-/// Which of it is defined is not its business.
+/// AddressSanitizer does not track defined bytes.
 pub(super) fn defined(start: NonNull<u8>, size: usize) {
     unpoison(start, size);
 }

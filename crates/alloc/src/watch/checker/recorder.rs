@@ -1,4 +1,4 @@
-//! The recorder of `pagewise heap run --pools`: who handed out which block.
+//! The recorder of `pagewise heap run --pools`: it records the blocks of pools.
 
 use core::cell::Cell;
 use core::ffi::{CStr, c_void};
@@ -52,7 +52,7 @@ fn tell(what: u32, start: NonNull<u8>, size: usize) {
     }
 }
 
-/// Nothing is handed out of it yet.
+/// Nothing to report: no block of it is allocated yet.
 pub(super) fn taken(_pool: &Cell<usize>, _block: SourceBlock) {}
 
 pub(super) fn given_back(block: SourceBlock) {
@@ -74,7 +74,7 @@ pub(super) fn freed(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
     tell(told::FREED, start, size);
 }
 
-/// Which of it is defined is not its business.
+/// The recorder does not track defined bytes.
 pub(super) fn defined(_start: NonNull<u8>, _size: usize) {}
 
 pub(super) fn hidden(_start: NonNull<u8>, _size: usize) {}

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::GAP;
 use crate::source::SourceBlock;
 
-/// The numbers of requests, which are part of valgrind's interface to programs for good.
+/// The numbers of requests, which are a stable part of valgrind's interface to programs.
 mod request {
     pub(super) const CREATE_MEMPOOL: usize = 0x1303;
     pub(super) const DESTROY_MEMPOOL: usize = 0x1304;
@@ -23,7 +23,7 @@ mod request {
     pub(super) const GET_VBITS: usize = MEMCHECK + 8;
 }
 
-/// Asks; 0 where valgrind is not there, or does not know the request.
+/// Sends a request; returns 0 if valgrind is absent, or does not know the request.
 fn ask<const N: usize>(request: usize, arguments: [usize; N]) -> usize {
     let mut words = [0; 6];
     words[0] = request;
@@ -69,7 +69,7 @@ fn ask_words(_words: &[usize; 6]) -> usize {
     0
 }
 
-/// True if memcheck is there: other tools of valgrind look at a program as it is.
+/// True if memcheck runs the program: other tools of valgrind need no reports.
 pub(super) fn is_running() -> bool {
     /// Answer of memcheck after it has reported which bytes are defined.
     const TOLD: usize = 1;
@@ -100,7 +100,7 @@ pub(super) fn taken(pool: &Cell<usize>, block: SourceBlock) {
     ask(request::MAKE_MEM_NOACCESS, [block.start.addr().get(), block.size]);
 }
 
-/// The next who has this memory may find anything in it.
+/// The contents are undefined for the next user of this memory.
 pub(super) fn given_back(block: SourceBlock) {
     ask(request::MAKE_MEM_UNDEFINED, [block.start.addr().get(), block.size]);
 }
@@ -139,7 +139,7 @@ pub(super) fn hidden(start: NonNull<u8>, size: usize) {
     ask(request::MAKE_MEM_NOACCESS, [start.addr().get(), size]);
 }
 
-/// memcheck knows that the pool has no such block, and says so with the call stack.
+/// memcheck detects that the pool has no such block, and reports it with the call stack.
 pub(super) fn misused(pool: &Cell<usize>, start: NonNull<u8>) {
     ask(request::MEMPOOL_FREE, [id(pool), start.addr().get()]);
 }

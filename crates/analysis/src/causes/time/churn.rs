@@ -103,7 +103,7 @@ fn whole(bytes: f64) -> Bytes {
 
 /// Private and shared memory of the process, without files.
 fn own_memory(point: &ActivityPoint) -> Option<Bytes> {
-    Some(private_memory(point)? + point.shmem.clone().unwrap_or_default())
+    Some(private_memory(point)? + *point.shmem.as_ref().ok()?)
 }
 
 /// True if a fault gave the process a page that lasts until the process releases it. A write to a

@@ -1,4 +1,4 @@
-//! The table of checks: a row says where a setting is, who judges it, and why it matters.
+//! The table of checks: the source, the judging function and the relevance of each setting.
 
 use pagewise_model::report::CellValue;
 use pagewise_model::settings::{Capabilities, Pressure};
@@ -7,7 +7,7 @@ use pagewise_model::{Absent, Bytes, Mapping, Name, Reading};
 use super::judge;
 use super::outcome::{DoctorSubject, Judged, SettingCase};
 
-/// One row.
+/// One setting to check.
 pub(super) struct Check {
     /// A stable name.
     pub(super) id: &'static str,
@@ -17,15 +17,15 @@ pub(super) struct Check {
     pub(super) source: SettingSource,
     /// Function that judges the value for the profile.
     pub(super) judge: fn(&SettingCase<'_>) -> Judged,
-    /// Why it matters, whatever it is set to.
+    /// Effect of the setting, regardless of its value.
     pub(super) why: &'static str,
 }
 
 /// Source of a value.
 pub(super) enum SettingSource {
-    /// In a file that holds nothing else: what restores it writes it back.
+    /// A file that contains only the value, so writing the value back restores it.
     File(&'static str),
-    /// Somewhere else.
+    /// A function that reads the value from the subject.
     Of(fn(&DoctorSubject<'_>) -> Reading<CellValue>),
 }
 

@@ -13,17 +13,17 @@ use crate::cgroup_limit::raised_limit;
 const CGROUP_FULL: f64 = 0.8;
 /// From this share on it is about to reclaim.
 const CGROUP_BURSTING: f64 = 0.95;
-/// Less in swap than this is not worth a word.
+/// Less in swap than this is insignificant.
 const SWAPPED: Bytes = Bytes::mib(1);
-/// TLB shootdowns a second that are worth a look, and many.
+/// TLB shootdowns per second for a note, and for a warning, in profile `Latency`.
 const SHOOTDOWNS: f64 = 1_000.0;
 const MANY_SHOOTDOWNS: f64 = 20_000.0;
 /// The kernel's default of `vm.max_map_count`.
 const MAPS: u64 = 65_530;
-/// Threads from which malloc's arenas add up.
+/// Number of threads from which the arenas of malloc take notable memory.
 const MANY_THREADS: u64 = 16;
 
-/// Good to know, and never wrong.
+/// A value for information only, which always fits.
 pub(super) fn informative(_: &SettingCase<'_>) -> Judged {
     Judged::ok()
 }
@@ -84,7 +84,7 @@ pub(super) fn thp_shrink_underused(case: &SettingCase<'_>) -> Judged {
     }
 }
 
-/// Half of a huge page or more may be made of nothing.
+/// khugepaged may fill half of a huge page or more with zeros.
 pub(super) fn max_ptes_none(case: &SettingCase<'_>) -> Judged {
     let settings = case.subject.settings;
     let Some((none, huge)) = case.number().zip(settings.huge_size.clone().ok()) else {
@@ -148,7 +148,7 @@ pub(super) fn swap(case: &SettingCase<'_>) -> Judged {
     }
 }
 
-/// Priorities below 0 are the kernel's own choice and cannot be asked for.
+/// Negative priorities are assigned by the kernel and cannot be requested.
 fn swapon(area: &SwapArea) -> String {
     if area.priority < 0 { "swapon".into() } else { format!("swapon -p {}", area.priority) }
 }
@@ -332,7 +332,7 @@ fn cgroup_of<'a>(case: &SettingCase<'a>) -> Option<&'a CgroupSettings> {
     case.subject.process().ok()?.cgroup.as_ref().ok()
 }
 
-/// The commands that raise a cgroup's limit, and set it to what it is.
+/// The commands that raise a cgroup's limit, and that restore it.
 fn raise_limit(cgroup: &CgroupSettings) -> Option<(String, String)> {
     let (limit, file) = (cgroup.limit?, word(cgroup.limit_file.as_bytes())?);
     let swapped = cgroup.swapped.clone().unwrap_or_default();
@@ -341,7 +341,7 @@ fn raise_limit(cgroup: &CgroupSettings) -> Option<(String, String)> {
     let write = |limit: Bytes, file| format!("echo {} > {file}", limit.0);
     let (change, undo) = (write(raised, file), write(limit, file));
     match &cgroup.with_swap {
-        // A limit of memory above that of memory and swap is refused.
+        // The kernel refuses a memory limit above the limit of memory and swap.
         Some((name, both)) if *both < raised => {
             let name = word(name.as_bytes())?;
             let first = write(raised, name);
@@ -423,9 +423,7 @@ pub(super) fn tlb_shootdowns(case: &SettingCase<'_>) -> Judged {
             Judged::warn("There are many.")
         }
         CellValue::Rate(MANY_SHOOTDOWNS..) => Judged::note("There are many."),
-        CellValue::Rate(SHOOTDOWNS..) if case.is_for(Latency) => {
-            Judged::note("There are quite some.")
-        }
+        CellValue::Rate(SHOOTDOWNS..) if case.is_for(Latency) => Judged::note("There are some."),
         _ => Judged::ok(),
     }
 }

@@ -1,4 +1,4 @@
-//! From a row of the table of checks to what is said of it.
+//! Outcomes of the table of checks: from a setting to its verdict and commands.
 
 use pagewise_model::report::{CellValue, Label};
 use pagewise_model::settings::{ProcessSettings, SystemSettings};
@@ -40,7 +40,7 @@ impl<'a> DoctorSubject<'a> {
     }
 }
 
-/// A value that could be read, and whose it is.
+/// A value that was read, and the subject that it belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SettingCase<'a> {
     pub(super) subject: &'a DoctorSubject<'a>,
@@ -78,7 +78,7 @@ pub(super) struct Judged {
 /// Change that leads to a fitting value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum SettingChange {
-    /// No command does it.
+    /// No command makes the change.
     None,
     /// Write this into the check's file.
     Write(Label),
@@ -104,8 +104,8 @@ impl Judged {
         Judged { way: SettingChange::Write(value.into()), ..self }
     }
 
-    /// The commands where the setting is in no file. One is `None` where a name in it cannot stand
-    /// in a command.
+    /// Recommends commands, if the setting has no file of its own. A command is `None` if a shell
+    /// would misread a name in it.
     pub(super) fn run(self, change: Option<String>, undo: Option<String>) -> Judged {
         Judged { way: SettingChange::Run { change, undo }, ..self }
     }
@@ -120,9 +120,9 @@ pub(super) struct SettingOutcome {
     pub(super) verdict: SettingVerdict,
     because: Label,
     pub(super) why: &'static str,
-    /// Sets what is advised; where the verdict is ok, that is what is set now.
+    /// Command that sets the advised value; if the verdict is ok, the present value.
     pub(super) change: Option<String>,
-    /// Restores what is set now.
+    /// Command that restores the present value.
     pub(super) undo: Option<String>,
 }
 
@@ -136,7 +136,7 @@ impl SettingOutcome {
     }
 }
 
-/// Every check, in the order of the table; sizes of huge pages after the last of the fixed ones.
+/// Every check, in the order of the table; the checks of huge page sizes are last.
 pub(super) fn outcomes(subject: &DoctorSubject<'_>) -> Vec<SettingOutcome> {
     let mut outcomes: Vec<SettingOutcome> =
         CHECKS.iter().map(|check| one(check, subject)).collect();
@@ -195,7 +195,7 @@ fn commands(
         SettingChange::Run { change, undo } => (change.clone(), undo.clone()),
         SettingChange::Write(wanted) => {
             let change = file.and_then(|path| writes(path, wanted.as_bytes()));
-            // A change that cannot be taken back is not advised.
+            // A change that cannot be undone is not advised.
             (change.filter(|_| undo.is_some()), undo)
         }
         SettingChange::None => (undo.clone(), undo),

@@ -1,4 +1,4 @@
-//! Kernel counters: huge pages given and refused, compaction, reclaim on the way to memory.
+//! Kernel counters: huge page allocations and failures, compaction, direct reclaim.
 
 use pagewise_model::fields::{FIELDS, FieldMeaning};
 use pagewise_model::fragmentation::{BootCounter, FreeMemory, SizeStats};
@@ -17,8 +17,8 @@ fn known(source: &str) -> impl Iterator<Item = &'static FieldMeaning> {
     FIELDS.iter().filter(move |field| field.source == source)
 }
 
-/// Counters of `vmstat` whose names begin so are reported also without a meaning: newer kernels
-/// have more of them.
+/// Prefixes of `vmstat` counters that are reported even without a meaning: newer kernels add more
+/// of them.
 const FAMILIES: [&[u8]; 3] = [b"thp_", b"compact_", b"allocstall"];
 
 /// A counter that this kernel has.
@@ -70,7 +70,7 @@ fn per_second(count: u64, in_ns: u64) -> f64 {
     if in_ns == 0 { 0.0 } else { count as f64 * 1e9 / in_ns as f64 }
 }
 
-/// Everything that was counted.
+/// The blocks of all counters.
 pub(super) fn blocks(before: Option<&FreeMemory>, now: &FreeMemory) -> Vec<ReportBlock> {
     let mut blocks: Vec<ReportBlock> =
         programs(before, now).map(ReportBlock::Table).into_iter().collect();
@@ -105,7 +105,7 @@ fn table(key: &'static str, audience: Audience, columns: Vec<TableColumn>) -> Re
     }
 }
 
-/// `counters`: an object with a member a counter.
+/// `counters`: an object with one member per counter.
 pub(super) fn programs(before: Option<&FreeMemory>, now: &FreeMemory) -> Option<ReportTable> {
     let rows = rows(before, now).ok()?;
     let values = |value: &dyn Fn(&CounterRow) -> CellValue| {
@@ -183,7 +183,7 @@ fn texts(rows: &[&CounterRow], text: fn(&CounterRow) -> Label) -> Vec<Label> {
     rows.iter().map(|row| text(row)).collect()
 }
 
-/// The counters that moved, as facts of a line. For people: programs have [`programs`].
+/// The counters that increased, as facts of a line. For people: programs have [`programs`].
 pub(super) fn moving(before: &FreeMemory, now: &FreeMemory) -> Vec<Fact> {
     let rows = rows(Some(before), now).unwrap_or_default();
     let moved = rows.iter().filter_map(|row| match row.added {
@@ -214,7 +214,7 @@ fn sizes_for_programs(sizes: &[SizeStats]) -> ReportTable {
     table("sizes", Audience::Programs, columns)
 }
 
-/// The sizes and statistics of which there are any.
+/// The sizes and statistics that are not 0.
 fn sizes_for_people(sizes: &[SizeStats]) -> Option<ReportTable> {
     let used: Vec<&SizeStats> =
         sizes.iter().filter(|size| size.stats.iter().any(|stat| stat.count > 0)).collect();

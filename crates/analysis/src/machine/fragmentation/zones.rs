@@ -71,7 +71,7 @@ fn indices(subject: &ZoneSubject<'_>, zone: &Zone) -> [CellValue; 2] {
     [CellValue::from_reading(order(), unusable), CellValue::from_reading(order(), fragmentation)]
 }
 
-/// One row a zone, for people.
+/// One row per zone, for people.
 pub(super) fn zones(subject: &ZoneSubject<'_>) -> ReportTable {
     let page_size = subject.all.page_size;
     let each = |value: &dyn Fn(&Zone) -> CellValue| {
@@ -101,7 +101,7 @@ pub(super) fn zones(subject: &ZoneSubject<'_>) -> ReportTable {
     table("", "Zones", Audience::People, columns)
 }
 
-/// One row an order, over all zones: the picture of where free memory lies.
+/// One row per order, over all zones: the distribution of free memory over block sizes.
 pub(super) fn orders(subject: &ZoneSubject<'_>) -> ReportTable {
     let page_size = subject.all.page_size;
     let most = subject.zones.iter().map(|zone| zone.free.len()).max().unwrap_or(0);

@@ -80,7 +80,7 @@ pub(super) fn rule(reading: &OomReading, ourselves: Option<Pid>) -> OomRule {
     OomRule { machine_pages, page_size, ourselves }
 }
 
-/// Growth of the process that reads, between both readings.
+/// Growth of the pagewise process between both readings, in bytes.
 fn own_growth(reading: &OomReading, rule: &OomRule) -> f64 {
     let own = reading.processes.iter().find(|it| Some(it.pid) == rule.ourselves);
     own.and_then(|it| Some(float((it.rss - it.rss_before?).0))).unwrap_or(0.0)
@@ -125,7 +125,7 @@ fn machine<'a>(reading: &'a OomReading, rule: &OomRule) -> OomForecast<'a> {
 /// Two readings that are closer together than this have no rate.
 const MIN_SECONDS: f64 = 0.2;
 
-/// Bytes per second by which the second number exceeds the first, without our own growth.
+/// Growth from `small` to `large` in bytes per second, without the growth `own` of pagewise.
 fn rate(reading: &OomReading, small: Bytes, large: Bytes, own: f64) -> Option<f64> {
     let [first, last] = &reading.machine;
     let seconds = float(last.at_ns.checked_sub(first.at_ns)?) / 1e9;
@@ -239,7 +239,7 @@ pub(crate) fn duration(seconds: f64) -> CellValue {
     CellValue::Seconds((seconds.clamp(0.0, YEAR) * 1e9) as u64)
 }
 
-/// The same for a forecast that may have none.
+/// [`duration`], or an empty cell without a forecast.
 pub(crate) fn time_left(seconds: Option<f64>) -> CellValue {
     seconds.map_or(CellValue::None, duration)
 }

@@ -1,5 +1,5 @@
-//! Reports of the OOM killer in a kernel log, explained: who asked for memory, which limit was
-//! reached, which process was killed and why, and what the table of processes meant.
+//! Reports of the OOM killer in a kernel log, explained: the process that requested memory, the
+//! limit that was reached, the victim and the reason, and the table of processes.
 
 use pagewise_model::evidence::counter;
 use pagewise_model::oom::{OomReport, OomTableRow, OomUsage, OomVictim};
@@ -73,8 +73,8 @@ fn badness(row: &OomTableRow, page_size: PageSize, total_pages: Option<u64>) -> 
     (own.cast_signed().saturating_add(added), added)
 }
 
-/// A report in words: who asked for memory, which limit was reached, which process was killed and
-/// why. `later` are the reports after it, of which those of the same moment belong to it.
+/// A report in words: the requesting process, the limit that was reached, the victim and the
+/// reason. `later` are the kills after it for which the kernel printed one line each.
 pub fn explanation(report: &OomReport, later: &[OomReport]) -> Vec<CellValue> {
     let page_size = report.page_size.unwrap_or(USUAL_PAGE);
     let mut pieces = asker(report, page_size);
@@ -201,7 +201,7 @@ fn asker(report: &OomReport, page_size: PageSize) -> Vec<CellValue> {
             if order > 3 {
                 pieces.push(text(" in one piece"));
             }
-            // Memory on account of a cgroup is always requested as the kernel's.
+            // A request that is charged to a cgroup always has the flags of kernel memory.
             let has_purpose = !is_cgroup(report);
             pieces.push(text(if has_purpose { reason(&asker.gfp) } else { ". " }));
         }

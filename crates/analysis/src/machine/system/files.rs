@@ -11,7 +11,7 @@ use crate::blocks::{facts_of, first, table};
 use crate::cells::{share, text};
 use crate::explain::fact;
 
-/// Blocks of a search for files; without one, the reason for programs.
+/// Blocks of the search for cached files; if there was no search, its reason, for programs.
 pub(super) fn blocks(reading: &SystemReading, options: &SystemOptions) -> Vec<ReportBlock> {
     let files = match &reading.files {
         Ok(files) => files,
@@ -128,7 +128,7 @@ fn largest(files: &CachedFiles, options: &SystemOptions) -> ReportTable {
     }
 }
 
-/// Cgroups that people see for a file.
+/// Maximum number of cgroups shown for a file.
 const SHOWN_CHARGES: usize = 2;
 
 fn charged(charges: &[PageCharge]) -> CellValue {

@@ -14,7 +14,8 @@ use crate::account::owner_text;
 use crate::blocks::{first, for_programs, table};
 use crate::cells::text;
 
-/// Characters of the parts in a row for people: those of the column at 80 characters a line.
+/// Maximum characters of the parts in a row for people: the width of the column on a terminal of 80
+/// columns.
 const PARTS_WIDTH: usize = 27;
 /// Characters of a size, with the blanks and the comma around it.
 const SIZE_WIDTH: usize = 7;
@@ -55,7 +56,7 @@ fn unaccounted(bytes: i64) -> CellValue {
     }
 }
 
-/// Memory that may be part of what is unaccounted.
+/// Memory that may be part of the unaccounted memory.
 fn suspects(reading: &SystemReading) -> CellValue {
     let percpu = counter(&reading.meminfo, "Percpu").filter(|_| reading.percpu_at_boot.is_err());
     let sizes = [

@@ -16,13 +16,13 @@ use crate::sweeps::is_notable;
 pub const MAX_SAMPLES: usize = 60;
 /// Growth is the change over at most this time.
 const GROWTH_NS: u64 = 60_000_000_000;
-/// Growth is the change over at least this time: a program that begins allocates more in its first
-/// second than in any other, and a minute of that would be a false alarm.
+/// Growth is the change over at least this time: a program allocates most in its first second, and
+/// a rate per minute from that would be a false alarm.
 const MIN_GROWTH_NS: u64 = 5_000_000_000;
 /// Events that the history keeps.
 const MAX_EVENTS: usize = 8;
 
-/// The object was not there, or its memory could not be read.
+/// The object did not exist, or its memory could not be read.
 const GONE: u64 = u64::MAX;
 
 /// Memory of an object at the last sweeps, oldest first; the last value is of the last sweep.
@@ -207,10 +207,10 @@ impl TopHistory {
     }
 }
 
-/// PSS, or RSS if the pages may not be read; and whether it is PSS.
+/// PSS, or RSS if the pages may not be read; the flag is true for PSS.
 ///
-/// An outdated PSS is moved by the change of RSS since the reading: a large process that grows is
-/// seldom read, and would otherwise seem not to grow.
+/// The change of RSS since the last reading is added to an outdated PSS: a large process that grows
+/// is seldom read, and would otherwise seem not to grow.
 fn memory_of(process: &SweepProcess, rss_at_reading: Option<Bytes>) -> (u64, bool) {
     let Ok(pss) = process.pss_total() else { return (process.rss.0, false) };
     let moved = match (process.pages, rss_at_reading) {

@@ -7,7 +7,7 @@ use pagewise_model::{Absent, Reading};
 
 use crate::cells::float;
 
-/// Rows that contain a text, in capital or small letters.
+/// A filter for rows that contain a text; ASCII case is ignored.
 pub(super) struct RowFilter {
     wanted: Vec<u8>,
 }

@@ -36,7 +36,7 @@ impl<S: SweepSource> ReplayCursor<S> {
         self.span
     }
 
-    /// The last sweeps before the time of the cursor.
+    /// The sweeps up to the time of the cursor.
     pub const fn history(&self) -> &TopHistory {
         &self.history
     }

@@ -24,7 +24,7 @@ pub(super) fn arrange(sweep: &Sweep, rows: Vec<TopRow>, query: &TopQuery) -> Vec
     }
     let mut rows: Vec<Option<TopRow>> = rows.into_iter().map(Some).collect();
     let mut arranged = Vec::with_capacity(rows.len());
-    // Indices that wait, the next one last, each with the branches of its parent.
+    // Rows to place, the next one last: the index and the tree branches of each.
     let mut waiting: Vec<(usize, Vec<bool>)> = Vec::new();
     let push =
         |waiting: &mut Vec<(usize, Vec<bool>)>, siblings: &[usize], above: Option<&[bool]>| {
@@ -97,7 +97,7 @@ fn cut_cycles(parents: &mut [Option<usize>]) {
     }
 }
 
-/// The folder of a path; `None` of the root.
+/// The parent directory of a path; `None` for the root.
 fn folder_of(path: &Name) -> Option<Name> {
     let bytes = path.as_bytes();
     match bytes.iter().rposition(|&b| b == b'/') {

@@ -124,7 +124,7 @@ fn the_headline_is_of_the_smallest_pages_and_the_first_policy() {
 }
 
 #[test]
-fn a_tlb_that_is_not_known_has_no_misses_rather_than_none() {
+fn a_tlb_that_is_not_known_has_absent_misses_and_not_0() {
     let report = tlb(&simulation());
     for key in ["dtlb_misses", "stlb_misses", "dtlb_entries", "dtlb_miss_rate"] {
         assert_eq!(cell(&report, key, 1), CellValue::Absent(absent()), "{key}");

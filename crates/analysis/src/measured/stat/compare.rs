@@ -10,7 +10,7 @@ use super::rows::{StatRow, StatRows};
 use crate::blocks::facts_of;
 use crate::explain::fact;
 
-/// The number of a metric of the first command over that of the second.
+/// Ratio of the medians of a metric, first command to second.
 pub(super) fn ratio(one: &StatRow, other: &StatRow) -> Option<Ratio> {
     ratio_of_medians(&one.values(), &other.values())
 }
@@ -20,7 +20,7 @@ pub(super) fn ratio(one: &StatRow, other: &StatRow) -> Option<Ratio> {
 pub(super) enum IntervalVerdict {
     Less,
     More,
-    /// Not a difference in any round.
+    /// The interval is exactly 1.
     Same,
     CannotTell,
 }

@@ -1,5 +1,5 @@
-//! One row a metric: its values in all runs and what they come to. Those that follow from others
-//! are made here.
+//! One row per metric: its values in all runs, and their summary. Derived metrics are computed
+//! here.
 
 use pagewise_model::measured::{
     Count, MeasuredArm, MeasuredMetric, MeasuredRun, Measurement, MetricOrigin, MetricScope,
@@ -18,7 +18,7 @@ pub(crate) enum StatRowKind {
     Time,
     Count,
     Bytes,
-    /// One number over another of its kind, or anything without a unit.
+    /// A number without a unit, such as a quotient of two values of the same unit.
     Ratio,
     PerSecond,
     PerMebibyte,
@@ -37,7 +37,7 @@ impl StatRowKind {
         }
     }
 
-    /// A number of it.
+    /// A number of this kind as a cell.
     pub(crate) fn value(self, number: f64) -> CellValue {
         #[expect(
             clippy::cast_possible_truncation,
@@ -60,7 +60,7 @@ impl StatRowKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StatSection {
     From(MetricOrigin),
-    /// Made of other rows.
+    /// Computed from other rows.
     Derived,
 }
 
@@ -71,20 +71,19 @@ pub(crate) struct StatRow {
     pub(crate) kind: StatRowKind,
     pub(crate) scope: MetricScope,
     pub(crate) section: StatSection,
-    /// One a run.
+    /// One per run.
     pub(crate) readings: Vec<Reading<f64>>,
-    /// By how much the counts of a run were scaled at the most, since the counter took turns with
-    /// others.
+    /// Largest factor by which the counts of a run were scaled because the counter was multiplexed.
     pub(crate) scale: f64,
 }
 
 impl StatRow {
-    /// The values there are, in the order of the runs.
+    /// The values of the runs that have one, in the order of the runs.
     pub(crate) fn values(&self) -> Vec<f64> {
         self.readings.iter().filter_map(|reading| reading.clone().ok()).collect()
     }
 
-    /// Their summary, or the reason of its absence.
+    /// Summary of the values, or the reason of its absence.
     pub(crate) fn summary(&self) -> Reading<Summary> {
         Summary::from_values(&self.values()).ok_or_else(|| self.absence())
     }
@@ -127,7 +126,7 @@ impl StatRows {
     }
 }
 
-/// The metric at a place, in every run.
+/// The values of the metric with index `at`, one per run.
 fn counts(arm: &MeasuredArm, at: usize) -> Vec<Reading<Count>> {
     let missing = || Err(Absent::NotCollected("a saved run has no value here".into()));
     arm.runs.iter().map(|run| run.values.get(at).cloned().unwrap_or_else(missing)).collect()
@@ -150,7 +149,7 @@ fn measured_row(metric: &MeasuredMetric, counts: &[Reading<Count>]) -> StatRow {
     }
 }
 
-/// The quadrants page by page, of the snapshots near the peak.
+/// The quadrants page by page, from the snapshot of each run near its peak.
 fn quadrant_rows(arm: &MeasuredArm) -> impl Iterator<Item = StatRow> {
     let each: Vec<Reading<Quadrants>> = arm.runs.iter().map(at_peak).collect();
     let names = ["peak_private_anon", "peak_private_file", "peak_shared_anon", "peak_shared_file"];
@@ -177,7 +176,7 @@ fn resident(quadrants: &Reading<Quadrants>, at: usize) -> Reading<f64> {
     cells.effective[at].resident.clone().map(|bytes| bytes.0 as f64)
 }
 
-/// A number that follows from two others of the same run.
+/// A number computed from other metrics of the same run: the sum of `above`, divided by `below`.
 struct Derived {
     name: &'static str,
     kind: StatRowKind,
@@ -217,7 +216,7 @@ const DERIVED: &[Derived] = &[
 ];
 
 impl Derived {
-    /// The row, where all that it is made of was asked for.
+    /// The row, if all metrics that it is computed from were requested.
     fn row(&self, rows: &[StatRow]) -> Option<StatRow> {
         let find = |name: &str| rows.iter().find(|row| row.name == name);
         let above: Vec<&StatRow> =

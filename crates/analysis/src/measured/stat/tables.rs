@@ -48,13 +48,14 @@ pub(super) fn blocks(arms: &[StatRows]) -> Vec<ReportBlock> {
     blocks
 }
 
-/// True if it is of a section in which most things mostly do not happen, and did not.
+/// True if the row belongs to tracepoints or machine counters, most of which are usually 0, and is
+/// 0 in all runs.
 fn is_idle(arms: &[StatRows], row: &StatRow, section: StatSection) -> bool {
     matches!(section, StatSection::From(MetricOrigin::Tracepoint | MetricOrigin::Machine))
         && arms.iter().all(|arm| arm.named(&row.name).is_none_or(StatRow::is_zero))
 }
 
-/// Maximum number of names if people did not ask for more.
+/// Maximum number of names without `--long`.
 const FEW: usize = 8;
 
 fn idle_note(idle: &[&StatRow]) -> String {
@@ -156,7 +157,7 @@ pub(super) fn flat(arms: &[StatRows]) -> ReportTable {
     table("", "", Audience::Programs, columns)
 }
 
-/// Both medians and how they compare.
+/// Both medians and their comparison.
 fn two(rows: &[&StatRow], one: &StatRows, other: &StatRows) -> Vec<TableColumn> {
     let of = |arm: &StatRows, row: &StatRow, number: fn(&Summary) -> f64| {
         let found =
@@ -223,8 +224,8 @@ fn not_counted(rows: &StatRows) -> Vec<Paragraph> {
     reasons.into_iter().map(paragraph).collect()
 }
 
-/// The quadrants, page by page, of the largest process of the run that had the most there when it
-/// was sampled.
+/// The quadrants, page by page, of the largest process of a run: of all runs, the one with the most
+/// resident memory in its sample.
 pub(super) fn quadrants(measurement: &Measurement) -> Option<ReportBlock> {
     let runs = measurement.arms.first()?.runs.iter();
     let sizes = runs.filter_map(|run| {

@@ -1,4 +1,4 @@
-//! Reports of runs that never were, with every kind of gap.
+//! Reports of made-up runs, with every kind of gap.
 
 use pagewise_model::measured::{
     Count, MeasuredMetric, MeasuredRun, MetricOrigin, MetricScope, MetricUnit, RunConditions, Share,
@@ -17,7 +17,8 @@ fn metric(name: &'static str, unit: MetricUnit, origin: MetricOrigin) -> Measure
 /// A metric and its value in each run.
 type Values = (MeasuredMetric, Vec<Option<u64>>);
 
-/// Runs whose values are given a metric, one a run; `None` is a machine without a PMU.
+/// A measurement with these values for each metric, one per run; `None` stands for a machine
+/// without a PMU.
 fn measured(arms: &[&[Values]]) -> Measurement {
     let no_pmu = || Absent::NotSupported("this VM has no PMU".into());
     let arm = |columns: &[Values]| MeasuredArm {
@@ -134,7 +135,7 @@ fn a_count_that_was_scaled_says_so() {
 }
 
 #[test]
-fn later_runs_are_created_one_by_one() {
+fn derived_metrics_are_computed_for_each_run() {
     let count = |name, values: &[u64]| {
         (metric(name, MetricUnit::Count, MetricOrigin::Rusage), some(values))
     };
@@ -158,7 +159,7 @@ fn later_runs_are_created_one_by_one() {
     assert_eq!(member(&report, "faults_per_s", "max"), Some(&CellValue::Rate(1024.0)));
     assert_eq!(member(&report, "tlb_shootdowns_per_s", "max"), Some(&CellValue::Rate(20.0)));
     assert_eq!(member(&report, "tlb_shootdowns_per_s", "scope"), Some(&CellValue::text("machine")));
-    // Nothing can be said of a run without cycles.
+    // A run without cycles has no instructions per cycle.
     assert_eq!(member(&report, "ipc", "n"), Some(&CellValue::Count(2)));
     assert_eq!(member(&report, "ipc", "max"), Some(&CellValue::Number(2.0)));
 }

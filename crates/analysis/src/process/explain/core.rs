@@ -16,7 +16,7 @@ use crate::blocks::table;
 use crate::pools::PoolKind;
 use crate::quadrants::counts_in_virt;
 
-/// Threads that people see.
+/// Maximum number of threads shown to people.
 const SHOWN_THREADS: usize = 8;
 
 /// Bytes of each mapping in the core file.

@@ -15,7 +15,7 @@ use super::{ExplainSubject, findings, nothing_there, paragraph, tables, totals, 
 use crate::blocks::table;
 use crate::pools::{PoolKind, PoolSums};
 
-/// Mappings in the list of the largest.
+/// Maximum number of rows of the largest mappings.
 const MAPPINGS: usize = 500;
 /// Threads in the list.
 const THREADS: usize = 500;
@@ -139,7 +139,7 @@ fn category_rows(before: &Reading<KindSums>, now: &KindSums) -> Vec<CategoryRow>
     rows.filter(is_shown).collect()
 }
 
-/// `after` less `before`, as far as a signed number can have it.
+/// `after` minus `before`, clamped to the range of `i64`.
 fn difference(before: Bytes, after: Bytes) -> i64 {
     let size = i64::try_from(before.0.abs_diff(after.0)).unwrap_or(i64::MAX);
     if after < before { -size } else { size }

@@ -14,10 +14,11 @@ use crate::maps::mode;
 use crate::pools::{PoolKind, PoolSums};
 use crate::quadrants::{self, QuadrantCell, Quadrants, counts_in_virt};
 
-/// Rows of one kind of pool that people see; what is smaller shares a row when there are more.
+/// Maximum number of rows of one kind of pool for people; if a kind has more, its smaller pools
+/// share a row.
 const ROWS_OF_A_KIND: usize = 6;
 
-/// The quadrants twice for programs; for people the second time only where it differs.
+/// The quadrants by mapping type and by page state. People see the second table only if it differs.
 pub(super) fn quadrants(quadrants: &Quadrants, shown: bool) -> Vec<ReportBlock> {
     let agree = quadrants.agree();
     let declared = quadrant_table("quadrants.declared", "By mapping type", &quadrants.declared);
@@ -313,7 +314,7 @@ fn bytes(
     column
 }
 
-/// The reason that all rows share, and how many rows that is.
+/// The reason that all rows share, and the number of rows.
 fn one_reason(mut readings: impl Iterator<Item = Reading<Bytes>>) -> Option<(Absent, usize)> {
     let reason = readings.next()?.err()?;
     let mut rows = 1;
@@ -326,7 +327,7 @@ fn one_reason(mut readings: impl Iterator<Item = Reading<Bytes>>) -> Option<(Abs
     Some((reason, rows))
 }
 
-/// A column that people only see where it has something to say.
+/// A column of bytes that are all 0 is shown to people only on request.
 fn quiet(column: TableColumn) -> TableColumn {
     let nothing = match &column.cells {
         ColumnCells::Bytes(cells) => cells.iter().all(|&bytes| bytes == 0),

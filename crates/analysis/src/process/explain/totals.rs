@@ -1,4 +1,4 @@
-//! The columns of top, as top shows them, and those that answer better.
+//! The memory columns of `top`, and totals that are more exact.
 
 use pagewise_model::process::{ProcessStatus, Statm};
 use pagewise_model::report::{Audience, CellValue, Fact, FactsShape, NamedFacts};
@@ -49,7 +49,7 @@ fn bytes(key: &'static str, label: &'static str, reading: Reading<Bytes>) -> Fac
     fact(key, label, CellValue::bytes(reading), meaning(label))
 }
 
-/// `VmSwap`: shown where it is not what the mappings have in swap.
+/// `VmSwap`: shown by default only if it differs from the swapped bytes of the mappings.
 fn private_swap(snapshot: &Snapshot, swap: &Reading<Bytes>) -> Fact {
     let private = swapped::private(snapshot);
     let differs = private.is_ok() && private != *swap;

@@ -74,7 +74,7 @@ fn is_empty(command: &Reading<Vec<Name>>) -> bool {
     command.as_ref().is_ok_and(Vec::is_empty)
 }
 
-/// The kernel's letter in words; a letter we do not know stays one.
+/// The kernel's letter in words; an unknown letter is kept.
 fn state(letter: char) -> String {
     let word = match letter {
         'R' => "running",

@@ -1,4 +1,4 @@
-//! The working set of an interval: what was referenced, mapping by mapping.
+//! The working set of an interval: referenced bytes by mapping.
 
 use pagewise_model::page_map::TouchedMemory;
 use pagewise_model::report::{

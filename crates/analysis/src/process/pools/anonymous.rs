@@ -9,7 +9,7 @@ pub(super) const ARENAS: &str = "glibc thread arenas";
 /// The name of the pool of glibc's mapped chunks.
 pub(super) const CHUNKS: &str = "glibc mmapped chunks";
 
-/// HEAP_MAX_SIZE of 64-bit glibc: an arena's heap starts at a multiple and reserves as much.
+/// HEAP_MAX_SIZE of 64-bit glibc: the heap of an arena is aligned to this size and reserves it.
 pub(crate) const ARENA_HEAP: Bytes = Bytes::mib(64);
 
 /// A larger mapping without access is a reservation, not the guard of a stack: glibc takes one
@@ -40,8 +40,8 @@ struct Libraries {
     allocator: Option<&'static str>,
 }
 
-/// Part of a library's path, or prefix of a symbol inside a file; and the pool of memory that
-/// cannot be distinguished.
+/// Part of a library's path, or prefix of a symbol inside a file; and the name of the pool for
+/// memory that cannot be distinguished from plain mmap.
 const ALLOCATORS: &[(&[u8], &[u8], &str)] = &[
     (b"/libjemalloc", b"je_", "jemalloc, and mmap"),
     (b"/libtcmalloc", b"tc_", "tcmalloc, and mmap"),
@@ -85,8 +85,8 @@ struct SanitizerLayout {
     ranges: &'static [AddrRange],
 }
 
-/// Smaller than the smallest reservation that gives a sanitizer away, larger than any stack of
-/// mappings.
+/// Minimum size of the mapping at [`SanitizerLayout::sign`]: below the smallest reservation of a
+/// sanitizer, above ordinary mappings.
 const SHADOW: Bytes = Bytes::gib(256);
 
 const fn range(start: u64, end: u64) -> AddrRange {
@@ -138,7 +138,7 @@ const GO_HEAP: u64 = 0xc0_0000_0000;
 /// heapArenaBytes of 64-bit Go: it reserves its heap in multiples of this, so aligned.
 const GO_ARENA: Bytes = Bytes::mib(64);
 
-/// Go's heap: neighbours that together are whole arenas, in a Go program or at Go's old address.
+/// Go's heap: neighbors that together are whole arenas, in a Go program or at Go's old address.
 fn go(sorter: &mut Sorter<'_>) {
     let mappings = sorter.mappings;
     let is_go_program = has_section(sorter, b".gopclntab");
@@ -158,7 +158,7 @@ fn go(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// The adjacent anonymous mappings without a home that start with `first`; empty where it has one.
+/// The adjacent anonymous mappings without a pool, from `first` on; empty if `first` has a pool.
 fn run_at(sorter: &Sorter<'_>, first: usize) -> std::ops::Range<usize> {
     let mut end = first;
     while end < sorter.mappings.len()
@@ -175,7 +175,7 @@ fn has_section(sorter: &Sorter<'_>, name: &[u8]) -> bool {
     elves.any(|elf| elf.sections.iter().any(|section| section.name.as_bytes() == name))
 }
 
-/// Arenas: aligned writable memory and a rest without access that together make whole heaps.
+/// Arenas: aligned writable memory, and inaccessible memory up to the end of the heap.
 fn arenas(sorter: &mut Sorter<'_>) {
     for index in 0..sorter.mappings.len() {
         let mapping = &sorter.mappings[index];
@@ -197,8 +197,8 @@ fn arenas(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// The mapping without access that follows and fills the last heap; a stack's guard may be merged
-/// to it.
+/// The inaccessible mapping that follows up to the end of the last heap. The kernel may have merged
+/// the guard of a stack with it.
 fn rest_of_heap(sorter: &Sorter<'_>, index: usize) -> Option<usize> {
     let used = sorter.mappings[index].range.end;
     let next = sorter.mappings.get(index + 1)?;
@@ -209,8 +209,8 @@ fn rest_of_heap(sorter: &Sorter<'_>, index: usize) -> Option<usize> {
     (fills && next.prot.is_none() && sorter.is_free_anonymous(index + 1)).then_some(index + 1)
 }
 
-/// A heap starts with the address of its arena, which lies in a heap too, and of the heap before
-/// it, if any.
+/// A heap starts with the address of its arena, which is inside a heap, and the address of the
+/// previous heap, or 0.
 fn is_heap_info(mapping: &Mapping, [arena, previous]: [u64; 2]) -> bool {
     let own = mapping.range.contains(arena) && previous == 0;
     let linked = previous != 0 && arena != 0 && previous.is_multiple_of(ARENA_HEAP.0);
@@ -274,14 +274,14 @@ pub(super) fn at(mappings: &[Mapping], address: u64) -> Option<&Mapping> {
     index_at(mappings, address).map(|index| &mappings[index])
 }
 
-/// The place of the mapping that holds an address.
+/// The index of the mapping that contains an address.
 pub(super) fn index_at(mappings: &[Mapping], address: u64) -> Option<usize> {
     let after = mappings.partition_point(|m| m.range.start <= address);
     let index = after.checked_sub(1)?;
     mappings[index].range.contains(address).then_some(index)
 }
 
-/// The places of the mappings that start in a range.
+/// The indices of the mappings that start in a range.
 fn within(mappings: &[Mapping], range: AddrRange) -> std::ops::Range<usize> {
     let first = mappings.partition_point(|m| m.range.start < range.start);
     let end = mappings.partition_point(|m| m.range.start < range.end);

@@ -15,7 +15,7 @@ use pagewise_model::{AddrRange, Mapping, PageSize, Snapshot};
 
 use super::{ElfPart, PoolKind, PoolMark, Sorter};
 
-/// Places what belongs to the program and to libraries whose ELF headers are known.
+/// Places the mappings of the program, and of libraries whose ELF headers are known.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
     let images = find(sorter);
     let program = program(&images, sorter.snapshot);
@@ -49,7 +49,7 @@ const fn program_kind(part: ElfPart) -> PoolKind {
     }
 }
 
-/// An ELF file that was loaded at one place.
+/// An ELF file that is loaded at one address.
 struct LoadedImage<'a> {
     object: &'a ElfObject,
     elf: &'a Elf,
@@ -113,8 +113,7 @@ impl<'a> LoadedImage<'a> {
         Some(LoadedImage { object, elf, page, bias, mappings: Vec::new(), executable: false })
     }
 
-    /// Adds a file mapping if it is of this image: same file, and each byte where its segment puts
-    /// it.
+    /// Adds a file mapping if it is of this image: the same file, at the addresses of a segment.
     fn take_file(&mut self, index: usize, mapping: &Mapping) -> bool {
         let same = mapping.file_key() == Some(self.object.key());
         let part = if same { self.file_part(mapping) } else { None };
@@ -180,7 +179,7 @@ impl<'a> LoadedImage<'a> {
         }
     }
 
-    /// True if it was loaded to run, rather than mapped to be read as a debugger does.
+    /// True if the file is loaded for execution, and not only mapped for reading, as debuggers do.
     fn is_loaded(&self) -> bool {
         self.executable || self.mappings.len() > 1
     }

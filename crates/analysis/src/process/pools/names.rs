@@ -14,7 +14,7 @@ enum Naming {
     One(&'static str),
     /// Each file is a pool, named by its path.
     File,
-    /// Each name is a pool, named by what is left of it without the prefix.
+    /// Each name is a pool, named by the part after the prefix.
     Rest,
     /// Each name is a pool.
     Whole,

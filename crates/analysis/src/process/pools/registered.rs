@@ -1,7 +1,7 @@
-//! Mappings that pools of pagewise's allocators say are theirs.
+//! Mappings that pools of pagewise's allocators have registered.
 //!
-//! The kernel merges neighbours, so that a mapping may hold blocks of several pools and other
-//! memory too. It goes to the pool that has most of it, where pools have more than half.
+//! The kernel merges neighbors, so a mapping may contain blocks of several pools and other memory.
+//! It belongs to the pool with the largest part if pools have more than half of it.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use pagewise_model::{AddrRange, Name};
 
 use super::{PoolKind, PoolMark, Sorter, small};
 
-/// Places the mappings that are mostly theirs.
+/// Places the mappings that are mostly registered.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
     let snapshot = sorter.snapshot;
     let ranges = sorted(&snapshot.pools);
@@ -28,7 +28,7 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// The ranges of all pools that live, by address, each with its pool's place.
+/// The ranges of all pools that live, by address, each with the index of its pool.
 fn sorted(pools: &[RegisteredPool]) -> Vec<(AddrRange, usize)> {
     let living = pools.iter().enumerate().filter(|(_, pool)| pool.lives);
     let mut ranges: Vec<(AddrRange, usize)> =
@@ -53,8 +53,8 @@ fn owner(ranges: &[(AddrRange, usize)], mapping: AddrRange, pools: usize) -> Opt
     (all > mapping.len().0 / 2).then_some(most)
 }
 
-/// Those that may touch a mapping. Ranges of living pools do not overlap, so they end in the order
-/// in which they begin; what a process says wrongly at worst goes unseen.
+/// Indices of the ranges that may overlap a mapping. Ranges of living pools do not overlap, so
+/// their ends are in the order of their starts; if a process reports wrong ranges, some are missed.
 fn near(ranges: &[(AddrRange, usize)], mapping: AddrRange) -> Range<usize> {
     let start = ranges.partition_point(|(range, _)| range.end <= mapping.start);
     let end = ranges.partition_point(|(range, _)| range.start < mapping.end);

@@ -91,8 +91,8 @@ fn guard_of(sorter: &Sorter<'_>, stack: usize) -> Option<usize> {
     (is_guard && sorter.is_free_anonymous(index)).then_some(index)
 }
 
-/// Gives guarded mappings to threads whose stack pointer is not known: those of a usual size first,
-/// and of these the ones left over are stacks the C library keeps for the next thread.
+/// Assigns guarded mappings to `unknown` threads without a stack pointer, mappings of a usual size
+/// first. The other mappings of a usual size are stacks that the C library keeps for new threads.
 fn by_guard(sorter: &mut Sorter<'_>, mut unknown: usize, usual: &HashSet<Bytes>) {
     let is_candidate = |(index, mapping): &(usize, &Mapping)| {
         mapping.prot.read && mapping.prot.write && sorter.is_free_anonymous(*index)

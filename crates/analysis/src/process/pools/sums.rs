@@ -24,7 +24,7 @@ pub struct PoolSums {
 }
 
 impl PoolSums {
-    /// Nothing.
+    /// The sums of a pool without mappings.
     pub const NONE: PoolSums = PoolSums {
         reserved: Bytes::ZERO,
         resident: Ok(Bytes::ZERO),

@@ -20,10 +20,10 @@ pub struct ZeroEstimate {
 }
 
 impl ZeroEstimate {
-    /// Over all of some mappings together. Absent where nothing was read.
+    /// Estimate over several mappings together; absent if no page was read.
     ///
-    /// The interval is Wilson's for a share seen in a sample, narrowed by how much of the whole was
-    /// read. A sample spread evenly, as ours is, errs by less.
+    /// The interval is Wilson's for a share in a sample; it has no width if every huge page was
+    /// read. An evenly spread sample, which is used here, has a smaller error.
     pub fn over<'a>(
         mappings: impl Iterator<Item = &'a HugeMapping> + Clone,
         huge_size: Bytes,
@@ -51,7 +51,8 @@ impl ZeroEstimate {
 }
 
 impl ZeroEstimate {
-    /// The zero-filled part of memory of which some pages were read at random; nothing if none was.
+    /// The zero-filled part of memory, from pages that were read at random; 0 to `whole` if none
+    /// was.
     pub(crate) fn of_sample(whole: Bytes, read: u64, zero: u64) -> ZeroEstimate {
         if read == 0 {
             return ZeroEstimate { bytes: Bytes::ZERO, low: Bytes::ZERO, high: whole };

@@ -1,4 +1,4 @@
-//! Which memory to treat, and which to leave alone.
+//! Plans of changes to huge pages: the memory to change, and the memory to spare.
 
 use pagewise_model::thp::{Action, FixPlan, HugeMapping, HugePage, HugePages};
 use pagewise_model::{AddrRange, Backing, Bytes, Mapping, Reading, Sharing, SmapsCounter};
@@ -45,7 +45,7 @@ fn held(mapping: &HugeMapping, sparse: &[AddrRange]) -> Vec<AddrRange> {
     joined(sparse)
 }
 
-/// Ranges in order, those that touch as one.
+/// Sorted ranges, with adjacent ones merged.
 fn joined(ranges: &[AddrRange]) -> Vec<AddrRange> {
     let mut all: Vec<AddrRange> = Vec::new();
     for range in ranges {
@@ -73,7 +73,7 @@ pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> FixPlan {
 /// `mappings` are of `smaps`, read some time after the referenced bits were cleared.
 ///
 /// # Errors
-/// The reading that is absent, where they are not.
+/// The reason of a reading that is absent.
 pub fn page_out(mappings: &[Mapping]) -> Reading<FixPlan> {
     let mut plan = FixPlan {
         action: Action::PageOut,

@@ -37,8 +37,8 @@ impl ThpRow<'_> {
     }
 }
 
-/// Anonymous memory in large folios, by size; for programs only where all are mapped by huge
-/// entries.
+/// Anonymous memory in large folios, by size; for programs only if huge page table entries map all
+/// of them.
 pub(crate) fn sizes(huge: &HugePages) -> Option<ReportTable> {
     let sizes = huge.sizes.as_ref().ok()?;
     let mapped = |one_entry| Cow::Borrowed(if one_entry { "one entry" } else { "base entries" });
@@ -193,7 +193,7 @@ fn bloat_of(row: &ThpRow<'_>) -> Bytes {
 }
 
 /// True if a whole huge page of anonymous memory fits into the mapping, and any of it is resident.
-/// Stacks have room and no use for it.
+/// Stacks are excluded: they do not benefit.
 fn has_room(mapping: &Mapping, kind: PoolKind, huge_size: Bytes) -> bool {
     if matches!(kind, PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack) {
         return false;

@@ -11,9 +11,9 @@ use super::words::{MAP_FIXED, MAP_HUGETLB, MREMAP_DONTUNMAP, SHM_REMAP, huge_siz
 /// Effect of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CallEffect {
-    /// The memory that it names; `None` where it names none or failed.
+    /// Bytes of memory that the call names; `None` if it names none or failed.
     pub(super) bytes: Option<u64>,
-    /// By how much VIRT changed; `None` where that is not known.
+    /// Change of VIRT in bytes; `None` if unknown.
     pub(super) change: Option<i64>,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct CallEffect {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounding {
     page: u64,
-    /// Huge pages of the size that is meant where none is named.
+    /// Default size of huge pages, for flags that name none.
     huge: u64,
 }
 
@@ -52,7 +52,7 @@ impl Rounding {
     }
 }
 
-/// The space that a program has at first.
+/// The address space of a program at its start.
 pub(super) fn space_of(image: &ProgramImage) -> AddressSpace {
     let mut space = AddressSpace::default();
     space.brk = image.brk.clone().ok();
@@ -62,7 +62,7 @@ pub(super) fn space_of(image: &ProgramImage) -> AddressSpace {
     space
 }
 
-/// Does to a space what a call did that began at a time.
+/// Applies the effect of a call that began at `time_ns` to a space.
 pub(super) fn apply(
     call: &MemoryCall,
     time_ns: u64,
@@ -118,8 +118,7 @@ impl SpaceChange<'_> {
         self.space.place(range, name, self.call.done_ns);
     }
 
-    /// The break where it is now is what the call returns; it does not fail, but may leave the
-    /// break as it was.
+    /// The call returns the present break; it does not fail, but may leave the break unchanged.
     fn brk(&mut self, wanted: u64) -> (Option<u64>, bool) {
         let Some(before) = self.space.brk.replace(self.result) else {
             return (None, wanted == 0);
@@ -144,7 +143,8 @@ impl SpaceChange<'_> {
         Some(length)
     }
 
-    /// Maps where the caller said, whatever is there, or where the kernel chose.
+    /// Maps a range: over existing mappings if the caller fixed the address, else at an address
+    /// that the kernel chose.
     fn put(&mut self, range: AddrRange, name: &Name, is_fixed: bool) {
         if is_fixed { self.space.replace(range, name) } else { self.place(range, name) }
     }

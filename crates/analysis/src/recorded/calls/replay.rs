@@ -1,5 +1,4 @@
-//! A recording played again: each call with its effect, who made it, and in which phase of its
-//! program.
+//! Replay of a recording: each call with its effect, its caller, and the phase of its program.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,8 +17,7 @@ pub(super) struct TimelineRow<'r> {
     pub(super) event: &'r CallEvent,
     pub(super) act: TimelineAct<'r>,
     pub(super) phase: LifePhase,
-    /// The file that the code is in which made the call; empty for code in no file, and for the
-    /// kernel.
+    /// The file whose code made the call; empty for code in no file, and for the kernel.
     pub(super) by: Name,
     pub(super) effect: CallEffect,
 }
@@ -36,7 +34,7 @@ pub(super) enum TimelineAct<'r> {
 pub(super) enum LifePhase {
     /// The kernel maps the program.
     Exec,
-    /// From there to the program's entry point: the dynamic linker, and what it calls.
+    /// Up to the program's entry point: the dynamic linker, and the code that it calls.
     StartUp,
     /// From the entry point on.
     Program,
@@ -62,10 +60,9 @@ pub(super) struct ReplayedProcess {
     /// True if the calls of all its programs are recorded.
     pub(super) is_native: bool,
     pub(super) calls: u64,
-    /// VIRT when it came to be; 0 of a command, which begins with its program.
+    /// VIRT at the creation of the process; 0 for a command, which begins with its program.
     pub(super) virt_start: u64,
-    /// By how much programs and calls changed that: its own, and of others that use the same
-    /// memory.
+    /// Change of VIRT by programs and calls: its own, and those of processes that share its memory.
     pub(super) virt_change: i64,
     /// Amount by which other events changed it; `None` if the kernel did not provide VIRT at the
     /// end.
@@ -78,7 +75,7 @@ pub(super) struct ReplayedProcess {
 /// State of a live process.
 #[derive(Clone, Debug)]
 struct LiveProcess {
-    /// Its place among all processes.
+    /// Index in [`Played::processes`].
     at: usize,
     space: Rc<RefCell<AddressSpace>>,
     has_begun: bool,
@@ -190,7 +187,8 @@ impl<'r> Player<'r> {
         let Some(live) = self.live.get_mut(&event.pid) else { return };
         let mut space = live.space.borrow_mut();
         let by = space.name_at(call.caller).cloned().unwrap_or_default();
-        // Without a word of it, the program begins with the first call that is not the linker's.
+        // If its entry is not recorded, the program begins with the first call from outside of the
+        // dynamic linker.
         live.has_begun |= !live.begin_is_told && live.interpreter.as_ref() != Some(&by);
         let phase = if live.has_begun { LifePhase::Program } else { LifePhase::StartUp };
         let effect = effect::apply(call, event.time_ns, &mut space, self.rounding);
@@ -235,7 +233,7 @@ impl ReplayedProcess {
     }
 }
 
-/// `after - before`, as near as a signed number comes.
+/// `after - before`, clamped to the range of `i64`.
 fn difference(after: u64, before: u64) -> i64 {
     let distance = i64::try_from(after.abs_diff(before)).unwrap_or(i64::MAX);
     if after >= before { distance } else { -distance }

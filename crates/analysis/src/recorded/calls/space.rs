@@ -1,5 +1,4 @@
-//! An address space as calls change it: what is mapped where, under which name, and how much that
-//! is.
+//! An address space as calls change it: the mapped ranges, their names and their total size.
 
 use std::collections::BTreeMap;
 
@@ -22,9 +21,9 @@ struct SpacePiece {
     name: Name,
 }
 
-/// A range that the kernel gave away although by our books it was mapped: a call of another thread,
-/// which is not yet known to be done, has unmapped it before. When that call is, it must not take
-/// what was mapped there since.
+/// A range that the kernel returned for a new mapping although it is mapped in [`AddressSpace`]: a
+/// call of another thread has unmapped it, and is not yet recorded as done. When that call is
+/// recorded, it must not remove the new mapping.
 #[derive(Clone, Copy, Debug)]
 struct RangeClaim {
     range: AddrRange,
@@ -45,13 +44,13 @@ impl AddressSpace {
         self.total
     }
 
-    /// The name of what is mapped at an address.
+    /// The name of the mapping at an address.
     pub(super) fn name_at(&self, address: u64) -> Option<&Name> {
         let (_, piece) = self.pieces.range(..=address).next_back()?;
         (address < piece.end).then_some(&piece.name)
     }
 
-    /// Maps a range in the place of whatever is there.
+    /// Maps a range in place of any existing mappings.
     pub(super) fn replace(&mut self, range: AddrRange, name: &Name) {
         self.remove_range(range);
         self.insert(range, name.clone());
@@ -86,9 +85,9 @@ impl AddressSpace {
         cut.collect()
     }
 
-    /// Settles the claims on a range that a call has unmapped, each address with the oldest claim
-    /// that may be on this call: one that was made before this call began is on another. Returns
-    /// what is left of the range.
+    /// Settles the claims on a range that a call has unmapped, the oldest claim of each address
+    /// first. A claim from before the start of this call concerns another call. Returns the rest of
+    /// the range.
     fn settle(&mut self, range: AddrRange, began_ns: u64) -> Vec<AddrRange> {
         let mut free = vec![range];
         let mut left = Vec::new();
@@ -195,12 +194,12 @@ mod tests {
         assert_eq!(space.size(), 7);
         assert_eq!(space.name_at(4), Some(&"new".into()));
         assert_eq!(space.name_at(3), None);
-        // An unmapping that begins later means the new one.
+        // A munmap that begins later removes the new mapping.
         space.remove(range(4, 3), 9);
         assert_eq!((space.size(), space.name_at(5)), (4, None));
     }
 
-    /// A call of a thread: when it begins, is carried out, and is seen to be done.
+    /// A call of a thread, with the times at which it begins and is seen to be done.
     #[derive(Clone, Copy, Debug)]
     struct TimedCall {
         range: AddrRange,
@@ -253,7 +252,7 @@ mod tests {
                 }
             };
         }
-        // Those under way are seen in the end.
+        // Calls that are done but not yet seen are seen at the end.
         let rest = states.into_iter().filter_map(|state| match state {
             ThreadCallState::Done(call) => Some(TimedCall { seen: u64::MAX, ..call }),
             ThreadCallState::Idle | ThreadCallState::Begun(..) => None,

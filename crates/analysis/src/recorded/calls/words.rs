@@ -108,7 +108,7 @@ const ADVICE_NAMES: &[(u64, &str)] = &[
     (103, "MADV_GUARD_REMOVE"),
 ];
 
-/// The word for what `madvise` is asked for.
+/// The name of an advice of `madvise`.
 pub(crate) fn advice(number: u64) -> Option<&'static str> {
     ADVICE_NAMES.iter().find(|(known, _)| *known == number).map(|(_, word)| *word)
 }
@@ -285,7 +285,7 @@ fn one(words: &[(u64, &'static str)], value: u64) -> String {
     known.map_or_else(|| format!("{value:#x}"), |(_, word)| (*word).to_owned())
 }
 
-/// Words joined by `|`; what has none in hex; the word for nothing, or `0`, where there is nothing.
+/// Names of the bits, joined by `|`; bits without a name in hex. For 0 its name, or `0`.
 fn flags(words: &[(u64, &'static str)], value: u64) -> String {
     let mut left = value;
     let mut text = String::new();
@@ -303,7 +303,7 @@ fn flags(words: &[(u64, &'static str)], value: u64) -> String {
     }
 }
 
-/// `text` with a `|` behind it, where it says something.
+/// `text` followed by `|`; empty if `text` is empty or `0`.
 fn join(mut text: String) -> String {
     match text.as_str() {
         "" => {}
@@ -346,8 +346,7 @@ pub(super) fn error(number: i32) -> String {
     known.map_or_else(|| format!("error {number}"), |(_, name)| (*name).to_owned())
 }
 
-/// Those that memory calls are known to give, the kernel's own ones for calls that it restarts
-/// included.
+/// Errors that memory calls return, with the kernel's internal ones for calls that it restarts.
 const ERRORS: &[(i32, &str)] = &[
     (1, "EPERM"),
     (2, "ENOENT"),

@@ -1,4 +1,4 @@
-//! Faults by whose memory it was: which line touched the blocks that which line allocated.
+//! Faults in heap blocks, by the source line that touched a block and the line that allocated it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -105,7 +105,7 @@ struct Between<'a> {
     called_from: Option<FunctionKey<'a>>,
 }
 
-/// Faults that are alike in that.
+/// Faults with the same [`Between`].
 #[derive(Clone, Copy, Debug)]
 struct FaultGroup<'a> {
     between: Between<'a>,
@@ -114,7 +114,7 @@ struct FaultGroup<'a> {
     bytes: u64,
 }
 
-/// A part of what a program reads; none where it is not known.
+/// A value of a group, for programs; `None` if it is unknown.
 type BlockPart = for<'a> fn(&Between<'a>) -> Option<CellValue>;
 
 /// A function, and a line of it.
@@ -129,7 +129,7 @@ impl<'a> SourceLine<'a> {
         SourceLine { function: function(frame), line: frame.line.as_ref() }
     }
 
-    /// `fill (a.c:12)`: words from outside.
+    /// `fill (a.c:12)`. A [`Name`], because the traced program determines the text.
     fn name(self) -> Name {
         let mut words = called(self.function).as_bytes().to_vec();
         if let Some(line) = self.line {
@@ -155,13 +155,13 @@ fn is_of_c(frame: &Frame) -> bool {
     FILES.iter().any(|file| base.starts_with(file))
 }
 
-/// Code that touched it: the innermost call outside of the C library, if there is one.
+/// Code that touched a block: the innermost call outside of the C library, if there is one.
 fn touched<'a>(mut frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<SourceLine<'a>> {
     let own = frames.clone().find(|frame| !is_of_c(frame));
     own.or_else(|| frames.next()).map(SourceLine::from_frame)
 }
 
-/// An allocation, and what faulted of it.
+/// An allocation, and the faults in its blocks.
 #[derive(Clone, Copy, Debug)]
 struct Faulted<'a> {
     allocation: &'a Allocation<u32>,

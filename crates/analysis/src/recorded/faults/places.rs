@@ -1,4 +1,4 @@
-//! Faults by where in the program they happened: functions, lines, call stacks.
+//! Faults by location in the program: functions, lines, call stacks.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -38,7 +38,7 @@ impl StackFaults {
     }
 }
 
-/// The call stacks, and what happened at each.
+/// The call stacks, and the faults of each.
 pub(crate) struct FaultFrames<'a> {
     recording: &'a FaultRecording,
     pub(crate) stacks: Vec<(Vec<&'a Frame>, StackFaults)>,
@@ -49,7 +49,7 @@ pub(crate) fn function(frame: &Frame) -> FunctionKey<'_> {
     (frame.function.as_deref(), frame.module.as_ref())
 }
 
-/// A function as people read it: words from outside.
+/// Name of a function for people. A [`Name`], because the traced program determines the text.
 pub(crate) fn called((name, module): FunctionKey<'_>) -> Name {
     match (name, module) {
         (Some(name), _) => Name::new(name.as_bytes()),
@@ -58,7 +58,7 @@ pub(crate) fn called((name, module): FunctionKey<'_>) -> Name {
     }
 }
 
-/// A stack without calls: the kernel replaced the program that called it.
+/// Stands for the function of an empty call stack: the kernel replaced the program.
 const EXECVE: FunctionKey<'static> = (Some("[execve]"), None);
 
 /// The function that faulted.
@@ -94,7 +94,7 @@ impl<'a> FaultFrames<'a> {
         !self.recording.latencies.is_empty()
     }
 
-    /// By function: those that faulted, and those that called them.
+    /// Faults by function: the functions that faulted, and their callers.
     pub(crate) fn functions(&self, options: &FaultOptions) -> ReportTable {
         let rows = self.by_function();
         let (shown, note) = first(&rows, options.limit, "--rows");
@@ -189,7 +189,7 @@ impl<'a> FaultFrames<'a> {
         ]
     }
 
-    /// By line of the source, of the functions that faulted.
+    /// Faults by source line of the functions that faulted.
     pub(crate) fn lines(&self, options: &FaultOptions) -> ReportTable {
         let mut sums: HashMap<(&SourcePosition, FunctionKey<'_>), StackFaults> = HashMap::new();
         for (stack, sum) in &self.stacks {
@@ -249,7 +249,7 @@ impl<'a> FaultFrames<'a> {
         table("stacks", "By call stack", Audience::Programs, columns)
     }
 
-    /// The function that most of the faults happened in that fit.
+    /// The function with the largest sum of `counts`, and that sum.
     pub(crate) fn most(&self, counts: impl Fn(&StackFaults) -> u64) -> Option<(Name, u64)> {
         let mut sums: HashMap<FunctionKey<'_>, u64> = HashMap::new();
         for (stack, sum) in &self.stacks {

@@ -235,7 +235,7 @@ fn with_heap(owners: &[(u32, Owner, u64)]) -> FaultRecording {
 }
 
 #[test]
-fn faults_are_added_up_by_who_touched_and_who_allocated() {
+fn faults_are_added_up_by_touching_and_allocating_function() {
     let rows = [
         (0, Owner::Block(0), 9),
         (1, Owner::Block(0), 4),

@@ -1,4 +1,4 @@
-//! Call stacks as a tree for people: the function that faulted, and below it who called it.
+//! Call stacks as a tree for people: the function that faulted, and below it its callers.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::cells::{float, share};
 const MIN_SHARE: f64 = 0.01;
 /// Maximum depth of callers.
 const DEEPEST: usize = 24;
-/// As many lines for each row of other tables.
+/// Number of lines per row of other tables.
 const LINES: usize = 3;
 
 #[derive(Default)]
@@ -25,8 +25,8 @@ struct CallerNode<'a> {
     callers: HashMap<FunctionKey<'a>, CallerNode<'a>>,
 }
 
-/// A line: how many, and what with its indentation. A lone caller has no number: it is its
-/// callee's.
+/// A line: a count, and a function with its indentation. An only caller has no count: it has that
+/// of its callee.
 type TreeLine = (Option<u64>, String);
 
 /// The tree; none where no function is known.

@@ -43,7 +43,7 @@ pub enum GrownQuantity {
 /// A call stack by the numbers of its functions.
 type StackKey = (AllocationKind, Vec<u32>);
 
-/// The functions of both: of those that have no name, their files.
+/// The functions of both recordings. A function without a name has that of its file.
 #[derive(Default)]
 struct FunctionNumbers {
     names: Vec<Name>,
@@ -62,7 +62,7 @@ impl FunctionNumbers {
     }
 
     fn number(&mut self, name: Name) -> u32 {
-        // There are fewer than frames, which have numbers of 32 bits.
+        // There are at most as many names as frames, which have numbers of 32 bits.
         let next = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
         *self.numbers.entry(name).or_insert_with_key(|name| {
             self.names.push(name.clone());
@@ -83,7 +83,7 @@ impl FunctionNumbers {
     }
 
     fn brief(&self, key: &StackKey) -> Name {
-        /// With more a line does not say more.
+        /// More callers do not make a line clearer.
         const MAX_CALLERS: usize = 4;
         let words: Vec<Name> = self.function_names(key).take(MAX_CALLERS).collect();
         if words.is_empty() {
@@ -155,7 +155,7 @@ fn is_other(before: &SiteSum, after: &SiteSum) -> bool {
     of(before) != of(after)
 }
 
-/// By how much something grew.
+/// Growth of a quantity from before to after.
 fn change(of: GrownQuantity, (before, after): &SumPair) -> i64 {
     let pick = |sum: &SiteSum| match of {
         GrownQuantity::Peak => sum.at_peak.bytes,
@@ -207,7 +207,7 @@ fn summary(
     paragraph(pieces)
 }
 
-/// Which recording it is.
+/// Identity of a recording.
 fn run(key: &'static str, recording: &HeapRecording) -> NamedFacts {
     let command = recording.command.iter().cloned().map(CellValue::Name).collect();
     let facts: Vec<Fact> = vec![

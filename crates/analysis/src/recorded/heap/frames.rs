@@ -1,4 +1,4 @@
-//! Call stacks as people read them: who allocates, and what of a stack only passes the request on.
+//! Call stacks for people: the function that allocates, and functions that only pass requests on.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use pagewise_model::traced::Frame;
 
 use super::kind_word;
 
-/// Functions that allocate for whoever calls them: that they do says nothing.
+/// Functions that allocate on behalf of their callers.
 const EXACT: &[&str] = &[
     "malloc",
     "calloc",
@@ -50,7 +50,7 @@ const EXACT: &[&str] = &[
     "__rust_realloc",
 ];
 
-/// Prefixes of their names, if each of many types has an instance.
+/// Prefixes of the names of such functions, for those with an instance for each of many types.
 const BEGINNINGS: &[&str] = &[
     "operator new(",
     "operator new[](",
@@ -105,7 +105,7 @@ pub(crate) fn frame_cell(frame: &Frame) -> CellValue {
     CellValue::Name(Name::new(with_its_line(frame).as_bytes()))
 }
 
-/// A function as people read it: words from outside.
+/// Name of a function for people. A [`Name`], because the traced program determines the text.
 pub(crate) fn name(frame: &Frame) -> Name {
     match (&frame.function, &frame.module) {
         (Some(name), _) => Name::new(name.as_bytes()),
@@ -158,7 +158,7 @@ pub(crate) fn short(name: &str) -> String {
         }
         inner.push(c);
         if open == 0 {
-            /// Shorter ones say more than that they are left out.
+            /// Maximum length of template arguments that are not left out.
             const SHORT: usize = 16;
             text.push_str(if inner.chars().count() <= SHORT { &inner } else { "<…>" });
             inner.clear();
@@ -168,12 +168,12 @@ pub(crate) fn short(name: &str) -> String {
     text
 }
 
-/// A function as people read it where there is little room.
+/// Short name of a function, for narrow columns.
 fn short_name(frame: &Frame) -> Name {
     frame.function.as_deref().map_or_else(|| name(frame), |it| Name::new(short(it).as_bytes()))
 }
 
-/// With the line, without the folders.
+/// A function with its source line, without the folders.
 pub(crate) fn brief(frame: &Frame) -> Name {
     let Some(line) = &frame.line else { return short_name(frame) };
     let base = line.file.rsplit('/').next().unwrap_or_default();
@@ -182,7 +182,7 @@ pub(crate) fn brief(frame: &Frame) -> Name {
     Name::new(&[short_name(frame).as_bytes(), place.as_bytes()].concat())
 }
 
-/// With the line and its whole path, for programs.
+/// A function with its source line and the whole path, for programs.
 pub(crate) fn full(frame: &Frame) -> Name {
     let Some(line) = &frame.line else { return name(frame) };
     let place = format!(" ({}:{})", line.file, line.number);
@@ -202,7 +202,7 @@ impl<'a> Sites<'a> {
         Sites { recording }
     }
 
-    /// The sites that did something.
+    /// The sites with allocations, frees or live bytes at the peak.
     pub(crate) fn all(&self) -> impl Iterator<Item = &'a AllocationSite> + use<'a> {
         let is_used = |site: &&AllocationSite| {
             (site.allocated, site.freed, site.at_peak) != Default::default()
@@ -210,7 +210,7 @@ impl<'a> Sites<'a> {
         self.recording.sites.iter().filter(is_used)
     }
 
-    /// The whole stack of a site, as numbers of frames that there are.
+    /// The whole stack of a site, as numbers of frames.
     pub(crate) fn stack(&self, site: &AllocationSite) -> &'a [u32] {
         self.recording.stacks.get(site.stack as usize).map_or(&[], Vec::as_slice)
     }
@@ -219,20 +219,20 @@ impl<'a> Sites<'a> {
         self.recording.frames.get(number as usize)
     }
 
-    /// The stack from who asks for memory on, without those that pass it on; the whole one, where
-    /// all do.
+    /// The stack from the first function that does not pass the request on; the whole stack if all
+    /// functions do.
     pub(crate) fn asking(&self, site: &AllocationSite) -> &'a [u32] {
         let stack = self.stack(site);
         let asks = |number: &u32| self.frame(*number).is_some_and(|frame| !passes_on(frame));
         stack.iter().position(asks).map_or(stack, |first| &stack[first..])
     }
 
-    /// The call site.
+    /// The frame of the function that allocates.
     pub(crate) fn place(&self, site: &AllocationSite) -> AllocatingFrame {
         self.asking(site).first().copied()
     }
 
-    /// The words for a place, and its kind of memory where it is not `malloc`'s.
+    /// The words for an allocating frame.
     pub(crate) fn frame_text(&self, place: AllocatingFrame) -> Name {
         let frame = place.and_then(|number| self.frame(number));
         frame.map_or_else(|| Name::new(b"[unknown callers]"), brief)
@@ -247,9 +247,9 @@ impl<'a> Sites<'a> {
         )
     }
 
-    /// A stack for people: who asks, and the callers next to it.
+    /// A stack for people: the function that allocates, and its nearest callers.
     pub(crate) fn stack_words(&self, site: &AllocationSite) -> Name {
-        /// With more a line does not say more.
+        /// More callers do not make a line clearer.
         const MAX_CALLERS: usize = 4;
         let stack = self.asking(site);
         let mut words: Vec<u8> = kind_word(site.kind).map_or("", |it| it).into();
@@ -261,14 +261,15 @@ impl<'a> Sites<'a> {
                 words.extend_from_slice(" ← ".as_bytes());
             }
             let Some(frame) = self.frame(*number) else { continue };
-            // The line of who asks is what is looked for; those of callers would take its room.
+            // Only the allocating function has its source line: those of callers would make the
+            // line too long.
             let called = if depth == 0 { brief(frame) } else { short_name(frame) };
             words.extend_from_slice(called.as_bytes());
         }
         Name::new(&words)
     }
 
-    /// Sums by place, largest first.
+    /// Sums by allocating frame, the most allocated bytes first.
     pub(crate) fn by_place(&self) -> Vec<(AllocatingFrame, SiteSum)> {
         let mut sums: HashMap<AllocatingFrame, SiteSum> = HashMap::new();
         for site in self.all() {
@@ -279,7 +280,7 @@ impl<'a> Sites<'a> {
         sums
     }
 
-    /// The place that most bytes of something are of.
+    /// The allocating frame with the most bytes of an amount, and that amount.
     pub(crate) fn largest_place(
         &self,
         amount: impl Fn(&AllocationSite) -> HeapAmount,
@@ -320,7 +321,7 @@ impl SiteSum {
         plus(&mut self.leaked, site.leaked());
         self.temporary = self.temporary.saturating_add(site.temporary);
         let (allocated, live) = site.errors.unwrap_or_default();
-        // Errors of what is independent add up as squares.
+        // The squares of independent errors add up.
         self.errors = (self.errors.0.hypot(allocated), self.errors.1.hypot(live));
     }
 }

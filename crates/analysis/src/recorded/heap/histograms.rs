@@ -9,7 +9,7 @@ use super::table;
 use crate::blocks::{for_people, for_programs};
 use crate::cells::{float, share};
 
-/// The two histograms; none of what was not measured.
+/// The histogram of sizes, and that of lifetimes if they were measured.
 pub(super) fn all(recording: &HeapRecording) -> Vec<ReportBlock> {
     let sizes = HeapHistogram {
         key: "sizes",
@@ -44,7 +44,7 @@ struct HeapHistogram<'a> {
     counted: (&'static str, &'static str),
 }
 
-/// The least and the most that is in a cell: cell 0 is of 0, cell *n* of 2^(n-1) .. 2^n - 1.
+/// Minimum and maximum value of a cell: cell 0 is for 0, cell *n* for 2^(n-1) to 2^n - 1.
 fn ends(cell: usize) -> (u64, u64) {
     let power = |n: usize| u32::try_from(n).ok().and_then(|n| 1_u64.checked_shl(n));
     match cell.checked_sub(1) {
@@ -53,7 +53,7 @@ fn ends(cell: usize) -> (u64, u64) {
     }
 }
 
-/// Cells from one to another, and how many are in them.
+/// First and last cell, and the number of values in them.
 type CellRange = (usize, usize, u64);
 
 impl HeapHistogram<'_> {
@@ -64,7 +64,7 @@ impl HeapHistogram<'_> {
         range.map_or_else(Vec::new, |(a, b)| (a..=b).map(|at| (at, at, self.cells[at])).collect())
     }
 
-    /// All cells for programs; for people those that are empty together.
+    /// All cells for programs; for people, adjacent empty cells share a row.
     fn tables(&self, note: String) -> [ReportTable; 2] {
         let all = self.rows();
         let mut folded: Vec<CellRange> = Vec::new();

@@ -17,10 +17,10 @@ use super::{HeapOptions, TreeMoment, meant, table};
 use crate::blocks::{facts_of, first, for_people, for_programs};
 use crate::cells::{float, share, text};
 
-/// Cells of pages of which no more than a quarter is live, but something.
+/// Cells of pages of which more than 0 and at most a quarter is live.
 const SPARSE: std::ops::RangeInclusive<usize> = 1..=2;
 
-/// Sums over what an allocator holds.
+/// Sums over the memory that an allocator holds.
 #[derive(Clone, Debug)]
 pub(crate) struct LayoutSums {
     pub(crate) held: u64,
@@ -61,20 +61,21 @@ fn add(mut all: impl Iterator<Item = Reading<Bytes>>) -> Reading<Bytes> {
     all.try_fold(Bytes(0), |sum, it| Ok(Bytes(sum.0.saturating_add(it?.0))))
 }
 
-/// Bytes of pages of which no more than a quarter is live, but something.
+/// Bytes of pages of which more than 0 and at most a quarter is live.
 fn sparse(recording: &HeapRecording, pages: &PageDensity) -> Bytes {
     let cells = pages.cells.get(SPARSE).unwrap_or_default();
     let count = cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));
     Bytes(count.saturating_mul(recording.page_size.bytes()))
 }
 
-/// The layout in which most was held and not live; where that is not known, in which most was held.
+/// The layout with the most bytes held and not live; if they are unknown, the one with the most
+/// bytes held.
 pub(crate) fn worst(recording: &HeapRecording) -> Option<&AllocatorLayout> {
     let by = |layout: &&AllocatorLayout| {
         let sums = LayoutSums::from_layout(recording, layout);
         (sums.unused(), sums.held)
     };
-    // One that was taken while much changed says less than one that is whole.
+    // A layout that was read while many blocks changed is less reliable than a consistent one.
     let is_whole = |layout: &&AllocatorLayout| {
         let blocks = LayoutSums::from_layout(recording, layout).live.map_or(0, |live| live.blocks);
         layout.unclear <= blocks / 50
@@ -83,7 +84,7 @@ pub(crate) fn worst(recording: &HeapRecording) -> Option<&AllocatorLayout> {
     all().filter(is_whole).max_by_key(by).or_else(|| all().max_by_key(by))
 }
 
-/// The layout that is asked for.
+/// The requested layout.
 fn chosen<'a>(recording: &'a HeapRecording, options: &HeapOptions) -> Option<&'a AllocatorLayout> {
     let mut all = recording.layouts.iter().filter(|layout| !layout.areas.is_empty());
     match options.at {
@@ -103,7 +104,7 @@ fn area_label(kind: AllocatorAreaKind) -> String {
     }
 }
 
-/// The areas that together have nine tenths of what is held and not live, in words: `arenas 1-8`.
+/// The areas that together have nine tenths of the bytes held and not live, in words: `arenas 1-8`.
 pub(crate) fn where_unused(layout: &AllocatorLayout) -> Option<String> {
     let unused = |area: &AllocatorArea| {
         area.live.as_ref().ok().map(|live| area.held.0.saturating_sub(live.bytes))
@@ -155,7 +156,7 @@ pub(crate) fn arenas_of(layout: &AllocatorLayout) -> usize {
 
 /// Numbers in order, as runs: `1-3, 5`.
 fn runs(numbers: &[u32]) -> String {
-    /// More runs than this say no more.
+    /// Maximum number of runs in the text.
     const MAX_RUNS: usize = 8;
     let mut ends: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -199,7 +200,7 @@ pub(crate) fn pins_most(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(
     Some((CellValue::Name(sites.frame_text(place)), bytes))
 }
 
-/// `layouts`, and of the one that is shown `arenas`, `page_use` and `pinned`.
+/// `layouts`; and `arenas`, `page_use` and `pinned` of the layout that is shown.
 pub(crate) fn blocks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock> {
     let recording = sites.recording;
     let mut blocks = vec![ReportBlock::Table(all(recording))];
@@ -359,7 +360,7 @@ fn arenas(
     ReportTable { title: title.into(), note, ..table("arenas", "", Audience::Everyone, columns) }
 }
 
-/// Pages by how much of them is live, for people and for programs.
+/// Pages by their live share, for people and for programs.
 fn page_use(recording: &HeapRecording, pages: &PageDensity) -> [ReportTable; 2] {
     let page = recording.page_size.bytes();
     let all = pages.cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));

@@ -12,9 +12,9 @@
 //!   maximum is distributed as that of a normal process of that length
 //!   ([`pagewise_stats::highest_of`]).
 //!
-//! Samples are events of a Poisson process, so the error grows with the root of what is live: each
-//! bound is the value under which the estimate is just as unlikely (score intervals), which also
-//! holds of few samples.
+//! Samples are events of a Poisson process, so the error grows with the square root of the live
+//! bytes. Each bound is the value under which the estimate is just as unlikely (score intervals),
+//! which is also valid for few samples.
 
 use pagewise_model::heap::{AllocationSite, HeapRecording};
 
@@ -51,7 +51,7 @@ pub(crate) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
         (middle - half, middle + half)
     };
     let mut least = estimate;
-    // The lower the peak is, the more often it was replaced.
+    // The lower the peak is, the more often the live blocks were replaced.
     for _ in 0..ROUNDS {
         let times = float(totals.allocated.bytes) / least.max(each).max(1.0);
         least = score(pagewise_stats::highest_of(times, BEYOND)).0;
@@ -61,7 +61,7 @@ pub(crate) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
     Some(PeakBounds { least: bytes(least - within), most: bytes(most + within) })
 }
 
-/// Enough for both numbers to settle.
+/// Number of iterations after which the lower bound and the replacements have converged.
 const ROUNDS: u32 = 30;
 
 /// The variance per live byte of a site, and the site's bytes at the peak.

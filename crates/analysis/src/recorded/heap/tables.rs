@@ -1,4 +1,5 @@
-//! Tables: what was never freed, who allocates most, each site, by library, by thread.
+//! Tables: blocks that were never freed, the largest allocating functions, each site, libraries and
+//! threads.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -122,7 +123,7 @@ fn sums(estimated: bool, sums: &[SiteSum]) -> Vec<TableColumn> {
     ]
 }
 
-/// By who asked for memory: most bytes, most calls, most for a moment only.
+/// Tables by allocating frame: most bytes, most allocations, most temporary allocations.
 pub(super) fn places(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportTable> {
     let by_place = sites.by_place();
     let mut tables =
@@ -246,7 +247,7 @@ pub(super) fn sites(sites: &Sites<'_>, options: &HeapOptions) -> ReportTable {
     ReportTable { note, ..table("sites", "By call stack", Audience::Programs, columns) }
 }
 
-/// By the file of who asked for memory.
+/// Table by the file of the allocating function.
 pub(super) fn libraries(sites: &Sites<'_>, options: &HeapOptions) -> ReportTable {
     let mut by: HashMap<Option<&Name>, SiteSum> = HashMap::new();
     for site in sites.all() {
@@ -280,7 +281,7 @@ pub(super) fn libraries(sites: &Sites<'_>, options: &HeapOptions) -> ReportTable
     ReportTable { note, ..table("libraries", "By library", audience, columns) }
 }
 
-/// By thread.
+/// Table by thread.
 pub(super) fn threads(recording: &HeapRecording, options: &HeapOptions) -> ReportTable {
     let mut order: Vec<&pagewise_model::heap::HeapThread> = recording.threads.iter().collect();
     order.sort_by_key(|thread| (Reverse(thread.allocated.bytes), thread.tid));

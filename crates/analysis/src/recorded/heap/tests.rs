@@ -135,7 +135,7 @@ fn children(node: &CellValue) -> Vec<CellValue> {
     }
 }
 
-/// Functions and bytes of a tree, a call deeper each.
+/// Functions and bytes of a tree, indented by depth.
 fn shape(node: &CellValue, depth: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for child in children(node) {
@@ -201,7 +201,7 @@ fn unfreed_blocks_are_listed_by_call_stack_with_all_calls() {
         names(&["operator new(unsigned long)", "read (/src/a.c:10)", "main (/src/a.c:30)"]),
     ];
     assert_eq!(column(leaks, "stack"), stacks);
-    // People read who asked for memory, not what passed it on.
+    // The text for people begins with the allocating function, not with wrappers.
     assert_eq!(column(leaks, "where")[1], CellValue::Name("read (a.c:10) ← main".into()));
 }
 
@@ -217,7 +217,7 @@ fn hidden_rows_of_leaks_are_summed() {
 }
 
 #[test]
-fn the_tree_of_the_peak_grows_from_who_asks_for_memory_to_main() {
+fn the_tree_of_the_peak_grows_from_the_allocating_function_to_main() {
     let report = usual(vec![site(0, 600, 0), site(1, 300, 0), site(2, 100, 0)]);
     let tree = fact(&report, "peak", "tree");
     assert_eq!(member(&tree, "bytes"), Some(CellValue::Bytes(1000)));
@@ -226,7 +226,7 @@ fn the_tree_of_the_peak_grows_from_who_asks_for_memory_to_main() {
 }
 
 #[test]
-fn and_the_other_way_round() {
+fn a_top_down_tree_grows_from_main_to_the_allocating_function() {
     let recording = recording(vec![site(0, 600, 0), site(1, 300, 0), site(2, 100, 0)]);
     let options = HeapOptions { tree: Direction::TopDown, ..HeapOptions::default() };
     let tree = fact(&report(&recording, &options), "peak", "tree");
@@ -277,7 +277,7 @@ fn stacks_without_calls_are_of_unknown_callers() {
 }
 
 #[test]
-fn trees_are_of_the_moment_and_the_matter_that_was_asked_for() {
+fn trees_have_the_requested_time_point_and_quantity() {
     let mut recording = recording(vec![site(0, 600, 100), site(1, 300, 300)]);
     recording.moments = vec![
         HeapSnapshot {
@@ -302,7 +302,7 @@ fn trees_are_of_the_moment_and_the_matter_that_was_asked_for() {
 }
 
 #[test]
-fn places_and_libraries_add_up_what_their_stacks_did() {
+fn call_sites_and_libraries_add_up_their_stacks() {
     let report = usual(vec![site(0, 600, 100), site(1, 300, 300), site(2, 400, 0)]);
     let places = table(&report, "places");
     assert_eq!(column(places, "allocated_bytes"), [CellValue::Bytes(700), CellValue::Bytes(600)]);
@@ -350,7 +350,7 @@ fn estimates_are_labeled_as_such() {
 }
 
 #[test]
-fn lifetimes_say_of_how_many_blocks_they_are() {
+fn lifetimes_show_the_fraction_of_blocks_that_was_measured() {
     let mut recording = recording(vec![site(0, 600, 0)]);
     recording.sizes = vec![0, 0, 0, 5, 0, 7];
     recording.lifetimes = vec![3];
@@ -480,8 +480,8 @@ fn constant_growth_is_found_and_steady_memory_is_not() {
     assert_eq!(findings(&report(&recording, &HeapOptions::default())), ["spike"]);
 }
 
-/// A recording of a process that was running already: what is live since, and bytes of older blocks
-/// that were freed.
+/// A recording of a process that was already running: bytes that were allocated since and are live,
+/// and freed bytes of older blocks.
 fn attached(live: &dyn Fn(u64) -> u64, older: &dyn Fn(u64) -> Option<u64>) -> HeapRecording {
     let all = amount(40 * MIB, 1);
     let mut recording =
@@ -506,7 +506,7 @@ fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
             report_text(&report),
         )
     };
-    // New blocks take the place of older ones.
+    // New blocks replace older ones.
     let steady = attached(&|at| at * MIB, &|at| Some(at * MIB));
     let (found, words) = said(&steady);
     assert_eq!(found, [""; 0]);
@@ -515,13 +515,14 @@ fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
         words.contains("Of the blocks allocated since the recording began, at most"),
         "{words}"
     );
-    // A third of them is on top.
+    // A third of the new bytes does not replace older ones.
     let leaks = attached(&|at| at * MIB, &|at| Some(at * MIB * 2 / 3));
     assert_eq!(said(&leaks).0, ["grows"]);
     // Growth that is followed by a decrease.
     let comes_and_goes = attached(&|at| at * MIB, &|at| Some(at * MIB - at % 10 * MIB / 4));
     assert_eq!(said(&comes_and_goes).0, [""; 0]);
-    // Without frees of older blocks, what the process has is the evidence.
+    // If frees of older blocks are unknown, the memory of the process and its allocator is the
+    // evidence.
     let unknown = attached(&|at| at * MIB, &|_| None);
     assert_eq!(said(&unknown).0, [""; 0]);
     let mut grows = unknown;
@@ -543,7 +544,7 @@ fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
 fn memory_held_during_an_exit_does_not_count_as_released() {
     let mut recording = recording(vec![site(0, 600, 600)]);
     let held = |time, held| moment(time, 120 * MIB, Some(held), Some(held));
-    // Earlier versions wrote what is left without mappings.
+    // Earlier versions recorded a last footprint without the mappings, which were already gone.
     recording.moments = vec![held(1, 480 * MIB), held(2, 480 * MIB), held(3, MIB)];
     let said = next_steps(&report(&recording, &HeapOptions::default()), "held-unused");
     assert!(!said.contains("At the end it had been released"), "{said}");
@@ -552,8 +553,7 @@ fn memory_held_during_an_exit_does_not_count_as_released() {
     assert!(said.contains("At the end it had been released."), "{said}");
 }
 
-/// A program that is sampled: each block is taken with a chance that grows with its size, as the
-/// recorder does.
+/// A sampled program: the chance that a block is sampled grows with its size, as in the recorder.
 struct Sampled {
     every: f64,
     state: u64,
@@ -626,7 +626,7 @@ impl Sampled {
         }
     }
 
-    /// The bounds of its peak by what was recorded of it.
+    /// The true peak; and its lower bound, its estimate and its upper bound from the recording.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -725,8 +725,8 @@ fn two_builds_are_compared_by_functions() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a recording says, also of what is not there: a tree has all of its children, and
-    /// nothing panics.
+    /// For any recording, also with invalid indices, a tree has all of its children, and nothing
+    /// panics.
     #[test]
     fn any_recording_has_a_report(
         stacks in prop::collection::vec(prop::collection::vec(0_u32..6, 0..80), 0..8),
@@ -772,7 +772,8 @@ proptest! {
     }
 }
 
-/// That children and what is left out make no more than the whole; of the root, all of it.
+/// Checks that children and omitted branches have at most the bytes of their node, and all bytes of
+/// the root.
 fn add_up(node: &CellValue) -> Result<(), TestCaseError> {
     let bytes = |node: &CellValue| match member(node, "bytes") {
         Some(CellValue::Bytes(bytes)) => bytes,

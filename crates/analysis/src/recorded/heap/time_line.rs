@@ -61,10 +61,10 @@ pub(super) fn tables(recording: &HeapRecording, options: &HeapOptions) -> [Repor
     [people, moments(recording, &all, "timeline", Audience::Programs)]
 }
 
-/// Moments as far from each other as can be, the first and the last among them, and the one with
-/// most that is live.
+/// Indices of evenly spaced snapshots: the first and the last are among them, and the one with the
+/// most live bytes.
 fn chosen(recording: &HeapRecording, limit: Option<usize>) -> Vec<usize> {
-    /// To leave out fewer than this is not worth a word.
+    /// If fewer snapshots than this would be left out, all are shown.
     const FEW: usize = 3;
     let moments = &recording.moments;
     let room = limit.unwrap_or(usize::MAX);

@@ -1,5 +1,5 @@
-//! Call stacks as a tree: who asks and who called it, or the other way round, with what is too
-//! small added up.
+//! Call stacks as a tree, from the allocating function to its callers or top down, with small
+//! branches added up.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -22,13 +22,13 @@ use crate::explain::fact;
 const DEEPEST: usize = 48;
 /// Maximum number of consecutive single callers that are shown; further ones are counted.
 const RUN: usize = 4;
-/// As many lines of a tree for each row of other tables.
+/// Number of lines of a tree per row of other tables.
 const LINES: usize = 4;
 
 /// A call in a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum TreeCall {
-    /// A kind of memory other than `malloc`'s, as if it were what is called last.
+    /// A kind of memory other than that of `malloc`, in place of the innermost function.
     Kind(AllocationKind),
     Frame(u32),
     /// Unknown function.
@@ -42,12 +42,13 @@ struct TreeNode {
     sum: HeapAmount,
 }
 
-/// A tree of call stacks and what is added up in it.
+/// A tree of call stacks with sums.
 pub(super) struct CallTree<'a> {
     sites: &'a Sites<'a>,
     /// The root first; a parent before its children.
     nodes: Vec<TreeNode>,
-    /// All but the root by parent, the largest first, and where those of each parent begin.
+    /// All nodes but the root by parent, the largest first; `starts` has the first index of each
+    /// parent's children.
     order: Vec<u32>,
     starts: Vec<u32>,
     /// Amount of the root at unknown call stacks.
@@ -55,7 +56,7 @@ pub(super) struct CallTree<'a> {
 }
 
 impl<'a> CallTree<'a> {
-    /// From sites by number, with bytes (or another sum) and blocks.
+    /// A tree of `amounts`: the index of a site, its bytes (or another sum), and its blocks.
     pub(super) fn from_sites(
         sites: &'a Sites<'a>,
         amounts: &[(usize, u64, u64)],
@@ -117,8 +118,8 @@ impl<'a> CallTree<'a> {
         self.nodes[0].sum.bytes
     }
 
-    /// The children of a node that are large enough, and how many others there are, with what they
-    /// have together.
+    /// The children of a node that reach the threshold, the number of the other children, and their
+    /// sum.
     fn branches(&self, node: u32, threshold: f64) -> (&[u32], usize, HeapAmount) {
         let children = self.children(node);
         let least = float(self.all()) * threshold;
@@ -227,7 +228,7 @@ impl<'a> CallTree<'a> {
         }
         for child in large {
             let TreeNode { call, sum, .. } = self.nodes[*child as usize];
-            // A lone caller has its callee's numbers, and stands below it.
+            // An only caller has the numbers of its callee, and the same indentation.
             let is_same = depth > 0 && sum == here;
             let is_alone = depth > 0 && large.len() == 1;
             let run = if is_same { run + 1 } else { 0 };
@@ -255,8 +256,8 @@ impl<'a> CallTree<'a> {
         }
     }
 
-    /// The last of calls each of which has one caller alone, and how many they are; none where
-    /// there is just this one.
+    /// The last of consecutive calls with one caller each, and their number; `None` if there is
+    /// only one such call.
     fn end_of_run(&self, start: u32, threshold: f64) -> Option<(u32, usize)> {
         let (mut at, mut count) = (start, 1);
         while let ([only], _, _) = self.branches(at, threshold)
@@ -288,13 +289,12 @@ struct HeapTreeLine {
     what: String,
 }
 
-/// Content of a tree: amounts by site, the amount without a site, and a heading. `None` if none was
-/// stored.
+/// Content of a tree: amounts by site, the amount without a site, and a heading.
 struct TreeContent {
     amounts: Vec<(usize, u64, u64)>,
     others: HeapAmount,
     title: String,
-    /// When it was so.
+    /// Time of the amounts since the start.
     time_ns: Option<u64>,
 }
 

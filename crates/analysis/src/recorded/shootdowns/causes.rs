@@ -5,10 +5,10 @@ use pagewise_model::shootdowns::{FlushSite, ShootdownRecording};
 
 use crate::calls::advice;
 
-/// Why.
+/// Cause of a TLB flush.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cause {
-    /// A system call, with what it was asked for.
+    /// A system call; `madvise` and `process_madvise` with their advice.
     Call {
         name: String,
         advice: Option<u64>,
@@ -27,7 +27,7 @@ pub(crate) enum Cause {
     Exit,
     KernelCode,
     Other,
-    /// The kernel does not name its functions.
+    /// Unknown, because the kernel hides the names of its functions.
     Hidden,
 }
 
@@ -60,8 +60,8 @@ impl Cause {
     }
 }
 
-/// Functions of which one is on the stack where the cause is this. The first row that fits counts:
-/// what a fault or a call does besides comes before it.
+/// Kernel functions that identify a cause: one of them is on the stack. The first row that matches
+/// counts, so work that a fault or a call does on the side comes first.
 const FUNCTIONS: &[(&[&str], Cause)] = &[
     (&["ksm_scan_thread", "ksm_do_scan", "try_to_merge_one_page"], Cause::Ksm),
     (
@@ -96,7 +96,7 @@ const FUNCTIONS: &[(&[&str], Cause)] = &[
     (&["handle_mm_fault", "do_user_addr_fault", "exc_page_fault"], Cause::Fault),
 ];
 
-/// The same outside of system calls.
+/// [`FUNCTIONS`] that count only outside of system calls.
 const OUTSIDE: &[(&[&str], Cause)] = &[
     (&["do_exit"], Cause::Exit),
     (&["folio_mkclean", "page_vma_mkclean_one", "page_mkclean_one"], Cause::WriteBack),
@@ -108,8 +108,8 @@ const OUTSIDE: &[(&[&str], Cause)] = &[
 const CALLS: &[&str] =
     &["__x64_sys_", "__ia32_sys_", "__arm64_sys_", "__riscv_sys_", "__do_sys_", "__se_sys_"];
 
-/// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`: a program asks for what the kernel does of itself,
-/// too.
+/// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`: advice that requests work which the kernel also
+/// does by itself. The call is then the cause.
 const ASKS_FOR_IT: [u64; 3] = [20, 21, 25];
 
 /// The cause of a site.
@@ -135,7 +135,7 @@ pub(crate) fn cause_of(recording: &ShootdownRecording, site: &FlushSite) -> Caus
         .unwrap_or(Cause::Other)
 }
 
-/// The system call that is on the stack; of one whose arguments are known, with those.
+/// The system call on the stack; with its advice if it is the open call.
 fn call_of(chain: &[String], open: Option<Cause>) -> Option<Cause> {
     let name = chain.iter().find_map(|name| {
         CALLS.iter().find_map(|start| name.strip_prefix(start)).map(str::to_owned)

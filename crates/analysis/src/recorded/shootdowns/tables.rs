@@ -18,7 +18,7 @@ fn values(values: impl IntoIterator<Item = CellValue>) -> ColumnCells {
     ColumnCells::Values(values.into_iter().collect())
 }
 
-/// The number of a process; those that are not kept apart have none.
+/// The PID of a process; merged processes have none.
 fn number(pid: u32) -> CellValue {
     if pid == NO_PID { CellValue::None } else { CellValue::Count(pid.into()) }
 }
@@ -37,7 +37,7 @@ fn some_rows(table: ReportTable) -> ReportTable {
     ReportTable { audience, ..table }
 }
 
-/// The first rows, and a note of how many there are more.
+/// The first rows, and a note on the number of further rows.
 fn first<'r, T>(rows: &'r [T], options: &ShootdownOptions) -> (&'r [T], Label) {
     let shown = options.limit.unwrap_or(usize::MAX).min(rows.len());
     let left = rows.len() - shown;
@@ -45,7 +45,7 @@ fn first<'r, T>(rows: &'r [T], options: &ShootdownOptions) -> (&'r [T], Label) {
     (&rows[..shown], note)
 }
 
-/// The columns of sums: what was asked for, of whom, and how long it took.
+/// The columns of sums: requests, interrupted CPUs, and waiting time.
 fn sum_columns(told: &ShootdownCauses<'_>, sums: &[FlushSum]) -> Vec<TableColumn> {
     let queued = |of: fn(&FlushSum) -> u64| {
         values(sums.iter().map(|sum| told.queued(CellValue::Count(of(sum)))))
@@ -116,7 +116,7 @@ fn place(stack: &[Frame]) -> Option<&Frame> {
         .or_else(|| stack.first())
 }
 
-/// The function of a frame, or the place in its file.
+/// The function of a frame, or its offset in its file.
 fn function(frame: &Frame) -> Name {
     match (&frame.function, &frame.module) {
         (Some(function), _) => Name::new(function.as_bytes()),
@@ -162,7 +162,7 @@ fn frames(stack: &[Frame]) -> CellValue {
     CellValue::List(stack.iter().map(record).collect())
 }
 
-/// The callers of a place in one line.
+/// The callers of a location in one line.
 fn callers(stack: &[Frame]) -> Name {
     const DEEPEST: usize = 4;
     let own = place(stack);
@@ -171,7 +171,7 @@ fn callers(stack: &[Frame]) -> Name {
     Name::new(&names.iter().map(Name::as_bytes).collect::<Vec<_>>().join(&b" < "[..]))
 }
 
-/// The process of a row; for programs only where there is but one.
+/// Columns of the process of each row; for programs only if there is a single process.
 fn process_columns(
     told: &ShootdownCauses<'_>,
     rows: impl Iterator<Item = usize> + Clone,
@@ -273,7 +273,7 @@ pub(super) fn by_stack(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -
     })
 }
 
-/// The name of a call with what it was asked for.
+/// The name of a call with its advice.
 fn call_name(told: &ShootdownCauses<'_>, call: usize) -> String {
     told.recording.calls.get(call).map_or_else(String::new, |call| {
         Cause::Call { name: call.name.clone(), advice: call.advice }.name()
@@ -355,7 +355,7 @@ pub(super) fn calls(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> R
     })
 }
 
-/// Everything that has a distribution of times, with what it is.
+/// The distributions of times, with their names.
 fn distributions<'t>(
     told: &'t ShootdownCauses<'_>,
     options: &ShootdownOptions,
@@ -374,7 +374,7 @@ fn distributions<'t>(
     }
     let mut calls: Vec<usize> = (0..recording.calls.len()).collect();
     if options.limit.is_some() {
-        // The others take as long as they would anyway.
+        // Calls without shootdowns have no cost to report.
         calls.retain(|&at| recording.calls[at].shooting.count() > 0);
     }
     calls.sort_by_key(|&at| {
@@ -438,7 +438,7 @@ pub(super) fn latency(told: &ShootdownCauses<'_>, options: &ShootdownOptions) ->
     table("latency", "Latency", audience, columns)
 }
 
-/// The distributions themselves.
+/// The cells of all distributions.
 pub(super) fn histograms(told: &ShootdownCauses<'_>) -> ReportTable {
     let all: Vec<(String, &TimeHistogram)> = distributions(told, &ShootdownOptions::default())
         .into_iter()
@@ -534,7 +534,7 @@ pub(super) fn by_process(told: &ShootdownCauses<'_>, options: &ShootdownOptions)
     ReportTable { note, ..table("by_process", "By process", audience, columns) }
 }
 
-/// The number of a thread; that of an idle CPU is 0, and those that are not kept apart have none.
+/// The TID of a thread: 0 for an idle CPU, none for merged threads.
 fn tid(thread: &FlushThread) -> CellValue {
     match thread.name.as_bytes() == OTHER_THREADS.as_bytes() {
         true => CellValue::None,

@@ -160,7 +160,7 @@ fn causes_are_what_the_kernel_was_doing_and_what_is_not_known_is_other() {
 }
 
 #[test]
-fn the_place_of_a_call_is_the_programs_own_line() {
+fn the_location_of_a_call_is_the_programs_own_line() {
     let report = shootdowns(&recording(), &ShootdownOptions::default());
     let calls = find(&report, "calls");
     assert_eq!(cell_texts(calls, "function"), ["drops"]);
@@ -211,7 +211,7 @@ fn advice_is_given_where_it_costs_and_only_there() {
 }
 
 #[test]
-fn a_profile_has_every_order_once_with_the_kernel_on_top() {
+fn a_profile_has_every_flush_request_once_with_the_kernel_on_top() {
     let profile = profile(&recording());
     assert_eq!(profile.samples.iter().map(|sample| sample.count).sum::<u64>(), 600);
     let stack = &profile.stacks[profile.samples[0].stack as usize];

@@ -1,8 +1,8 @@
 //! The owners of RAM at a recorded time, from the counters that a sweep has.
 //!
 //! A recording has all lines of `meminfo` and the PSS of the processes. It has neither `zoneinfo`
-//! nor the kernel log: free pages in the lists of CPUs, zram and variables of CPUs are part of what
-//! is unaccounted.
+//! nor the kernel log: per-CPU free lists, zram and per-CPU variables are part of the unaccounted
+//! memory.
 
 use std::cmp::Reverse;
 
@@ -17,7 +17,7 @@ use pagewise_model::{Absent, Name, PageSize, Reading};
 use crate::account::account;
 use crate::system::owner_tables;
 
-/// Processes that an owner names.
+/// Maximum number of processes that an owner names.
 const LARGEST: usize = 10;
 /// Page size for counters of pages, of which a sweep has none.
 const PAGE: PageSize = PageSize::new(4 << 10).expect("a power of two");

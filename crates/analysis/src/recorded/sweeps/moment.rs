@@ -23,13 +23,13 @@ use crate::pools::PoolKind;
 /// Values of a recording at one time.
 #[derive(Clone, Debug)]
 pub struct RecordedMoment<'a> {
-    /// The time that was asked for, in nanoseconds since 1970.
+    /// The requested time, in nanoseconds since 1970.
     pub asked_ns: u64,
     /// The last sweep at that time or before.
     pub sweep: &'a Sweep,
     /// An earlier sweep, from which rates follow.
     pub before: Option<&'a Sweep>,
-    /// Events around.
+    /// Events around the time of the sweep.
     pub events: &'a [SweepEvent],
     /// Categories of processes, the latest before the sweep.
     pub categories: &'a [CategorySample],
@@ -122,7 +122,7 @@ fn rate_of(machine: &MachineDelta, names: &[&str]) -> CellValue {
     }
 }
 
-/// The place of the age of PSS and USS among the columns of a process.
+/// Index of the age of PSS and USS among the columns of a process.
 const AFTER_USS: usize = 4;
 
 fn processes(sweep: &Sweep, delta: Option<&SweepDelta>, options: RecordOptions) -> ReportTable {

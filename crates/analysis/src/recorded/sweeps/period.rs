@@ -25,7 +25,7 @@ use crate::explain::fact;
 
 /// Points of a line of the chart.
 const CHART_POINTS: usize = 240;
-/// Processes that are named before an OOM kill.
+/// Maximum number of processes that are named for an OOM kill.
 const SUSPECTS: usize = 5;
 /// A process that grew less is not listed as growing.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
@@ -138,8 +138,8 @@ impl ProcessSample {
 }
 
 impl PeriodSummary {
-    /// No sweeps yet, and all events of the period. `sweeps` is about the number of sweeps that
-    /// follow.
+    /// A summary without sweeps, with all events of the period. `sweeps` is the approximate number
+    /// of sweeps to add.
     pub fn new(events: Vec<SweepEvent>, sweeps: u64) -> PeriodSummary {
         let mut kills: BTreeMap<SweepTime, Vec<usize>> = BTreeMap::new();
         for (at, event) in events.iter().enumerate() {
@@ -188,7 +188,7 @@ impl PeriodSummary {
     }
 
     fn add_process(&mut self, process: &SweepProcess, time: SweepTime) {
-        // The last values are those of the sweep before.
+        // The memory of an ending process is gone: its last values are those of the previous sweep.
         if process.has_lost_memory() && self.processes.contains_key(&process.key) {
             return;
         }

@@ -24,7 +24,7 @@ use super::{TURN, now_ns};
 
 /// Time over which rates are observed.
 pub(super) const OBSERVED: Duration = Duration::from_secs(5);
-/// CPU time of an observation: it reads counters only.
+/// The budget of an observation, which only reads counters.
 const BUDGET: Budget = Budget { cpu: Duration::from_millis(500), pause: Duration::ZERO };
 
 /// Diagnoses the machine again and again, until the exporter ends.
@@ -38,7 +38,7 @@ pub(super) fn run(
         let due = Instant::now() + every;
         let Some(found) = diagnosis(OBSERVED.min(every), &ends) else { return };
         *latest.lock().expect("no thread panics with the lock") = Some(found);
-        // Far more code and memory than a sweep needs.
+        // A diagnosis needs far more code and memory than a sweep.
         own_memory::release_unused();
         while Instant::now() < due && !ends() {
             std::thread::sleep(TURN.min(due.saturating_duration_since(Instant::now())));

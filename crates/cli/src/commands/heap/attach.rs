@@ -25,10 +25,11 @@ use crate::keeper::{KeeperProcess, has_ended};
 use crate::output::{note, note_begin};
 use crate::pause;
 
-/// Between looks at whether it is to end.
+/// Interval of checks for the end of the recording.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Takes in what the recorders write while `left`, the time to the end of the recording, is not 0.
+/// Collects the events of the recorders until `left`, the remaining time of the recording, returns
+/// 0.
 fn collect(
     collector: &mut Collector,
     keeper: &mut KeeperProcess,
@@ -45,8 +46,8 @@ fn collect(
     }
 }
 
-/// Takes the recorder out of the process and its children. Returns what is left in the process, and
-/// true if memory of the recorder stays mapped in any of them.
+/// Detaches the recorder from the process and its children. Returns the state of the process, and
+/// true if memory of the recorder stays mapped in the process or in a child.
 fn detach(
     attached: Attached,
     children: &[u32],
@@ -67,7 +68,7 @@ fn detach(
     (ended, stays)
 }
 
-/// The program of a process, which must be visible to us.
+/// The program of a process. Fails if the process is not visible to this user.
 fn program_of(root: &ProcRoot, pid: u32) -> anyhow::Result<PathBuf> {
     if !root.has_our_ids() {
         bail!("/proc is not of this pid namespace: the process would not be found in it");
@@ -167,7 +168,7 @@ fn record_until_the_end(args: &HeapAttach, pauses: &PauseMeter) -> anyhow::Resul
     let pid = args.pid;
     let program = program_of(&root, pid)?;
     let file = args.record.output.clone().unwrap_or_else(|| usual_name(&program, pid));
-    // The recorder's functions are to be put back, whoever asks us to end.
+    // A signal must not end pagewise before the hooks are removed from the target.
     let interrupts = NotedInterrupts::note_all();
     let request = CollectRequest {
         file: file.clone(),
@@ -180,7 +181,7 @@ fn record_until_the_end(args: &HeapAttach, pauses: &PauseMeter) -> anyhow::Resul
     };
     let mut collector = Collector::open(request)?;
     collector.expect(pid, file);
-    // Before anything is changed there is a process that undoes it.
+    // The keeper runs before anything in the target is changed.
     let mut keeper = KeeperProcess::start();
     keeper.note_heaps(&[pid]);
     pause::announce(&root, Pid(pid));
@@ -202,7 +203,7 @@ fn record_until_the_end(args: &HeapAttach, pauses: &PauseMeter) -> anyhow::Resul
     };
     let recorded = collect(&mut collector, &mut keeper, left);
     collector.note_blocks();
-    // Whatever happened, its functions are put back first.
+    // Also after an error, the hooks are removed first.
     let (ended, stays) = detach(attached, &collector.children(), keeper);
     let ended = ended?;
     recorded?;

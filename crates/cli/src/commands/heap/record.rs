@@ -21,10 +21,10 @@ use crate::commands::heap::args::HeapRun;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::output::note;
 
-/// Between looks at whether the command has ended.
+/// Interval of checks for the end of the command.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Message with the locations at which the recorder was searched.
+/// Error if this build has no recorder library for the machine.
 pub(crate) const NO_LIBRARY: &str =
     "not available: programs can be recorded from inside on x86-64 Linux with glibc";
 
@@ -79,7 +79,7 @@ fn cannot(program: &OsStr) -> String {
     format!("cannot record {}", pagewise_model::name::escape(program.as_bytes()))
 }
 
-/// A program that loads no library.
+/// Records a statically linked program, by uprobes.
 fn by_probes(args: &HeapRun, plan: &probes::ProbePlan) -> anyhow::Result<ExitCode> {
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     if args.record.mmap || args.pools {
@@ -107,7 +107,7 @@ fn by_probes(args: &HeapRun, plan: &probes::ProbePlan) -> anyhow::Result<ExitCod
     let mut recorder = recorder.context("the command was not prepared")?;
     let mut recorded = Ok(());
     let outcome = loop {
-        // The command goes on where its recording does not.
+        // If the recording fails, the command still runs to its end.
         match &recorded {
             Ok(()) => recorded = recorder.step(POLL_INTERVAL),
             Err(_) => std::thread::sleep(POLL_INTERVAL),
@@ -145,11 +145,11 @@ fn tell_of_go() {
 
 fn tell_lost(lost: u64) {
     note(format_args!(
-        "{lost} events were lost, for the program was faster: it did more than is recorded"
+        "{lost} events were lost, since the program was faster than the recorder: the figures are too low"
     ));
 }
 
-/// The recorder.
+/// The recorder library.
 pub(super) fn the_library() -> anyhow::Result<RecorderLibrary> {
     library().context(NO_LIBRARY)
 }
@@ -160,14 +160,13 @@ pub(super) fn usual_name(program: &Path, pid: u32) -> PathBuf {
     name.into()
 }
 
-/// Waits for the command's end, also where its recording fails: it has something to do, and is
-/// waited for.
+/// Waits for the end of the command, also if its recording fails.
 fn wait(
     mut running: RunningCommand<'_>,
     collector: Collector,
     not_run: impl Fn(io::Error) -> NotRun,
 ) -> anyhow::Result<(RunOutcome, Result<Collector, pagewise_heap::HeapError>)> {
-    // Dropped on failure: no process waits for an answer then.
+    // After a failure the collector is dropped, so that no process waits for its answer.
     let mut collector = Ok(collector);
     loop {
         let mut next = POLL_INTERVAL;
@@ -177,7 +176,7 @@ fn wait(
                 Err(error) => collector = Err(error),
             }
         }
-        // Programs wait for an answer as they start.
+        // At its start, each program waits for an answer of the collector.
         let attention = collector.as_ref().ok().and_then(Collector::attention);
         match running.wait_or(Some(Instant::now() + next), attention) {
             Ok(Some(outcome)) => {
@@ -203,7 +202,7 @@ fn tell_without_tables(processes: &[u32]) {
     }
 }
 
-/// Says on standard error which allocators of the programs are not recorded.
+/// Prints on standard error the allocators of the programs that are not recorded.
 pub(super) fn tell_not_recorded(collector: &Collector) {
     for left_out in collector.left_out() {
         note(format_args!("{left_out}"));
@@ -213,7 +212,7 @@ pub(super) fn tell_not_recorded(collector: &Collector) {
     }
 }
 
-/// Says on standard error where the recordings are.
+/// Prints on standard error the files of the recordings.
 pub(super) fn tell(
     finished: &[Finished],
     greeted: usize,
@@ -240,7 +239,7 @@ pub(super) fn tell(
     }
 }
 
-/// Says on standard error where a recording is, and which parts it lacks.
+/// Prints on standard error the file of a recording, and the parts that it lacks.
 fn tell_recording(recording: &Finished) {
     let file = pagewise_model::name::escape(recording.file.as_os_str().as_bytes());
     match recording.trouble {

@@ -45,7 +45,7 @@ use crate::pause::WORTH_SAYING;
 use crate::target::{UsageError, open_core};
 use crate::terminal::TerminalLook;
 
-/// Number of scans of a process whose heap is changing.
+/// Maximum number of scans of a process whose heap changes during the copy.
 const MAX_SCANS: u32 = 4;
 
 /// Scans a process, a command at its exit, or opens a saved scan.
@@ -76,8 +76,8 @@ pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<Ex
     Ok(exit)
 }
 
-/// The scan of a core file. Its variables have names if debug information describes them: the files
-/// that it had mapped are of another machine, or may have changed, so they are found by build ID.
+/// Scans a core file. The mapped files may be of another machine or have changed, so they are found
+/// by build ID. Variables have names if debug information describes them.
 fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
     let (core, images) = open_core(file, args.exe.as_deref())?;
@@ -101,7 +101,7 @@ fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
     })
 }
 
-/// One scan, or two with a time between.
+/// Scans a process once, or twice with an interval in between.
 fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan)> {
     let name = args.target.as_deref().context("no target was given")?;
     let (root, pid) = target::hold(&ProcRoot::live(), name)?;
@@ -265,7 +265,7 @@ impl HeapScanArgs {
         is_wanted.then_some(search)
     }
 
-    /// The recording that was given, which must be of the scanned process.
+    /// The recording of --recording. Fails if it is not of the scanned process.
     fn recording_of(&self, process: &Process) -> anyhow::Result<Option<LogRecording>> {
         let Some(path) = &self.recording else { return Ok(None) };
         let cannot = || format!("cannot read {}", path.display());
@@ -274,7 +274,7 @@ impl HeapScanArgs {
         let (pid, began_ns) = (recording.begin.pid, recording.begin.began_ns);
         let age = process.age_ns.as_ref().map_or(Duration::MAX, |age| Duration::from_nanos(*age));
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // The age is in clock ticks.
+        // The age is rounded to clock ticks: allow one second.
         let started = now.saturating_sub(age).saturating_sub(Duration::from_secs(1));
         if pid != process.pid.0 || started > Duration::from_nanos(began_ns) {
             let words = format!(
@@ -300,7 +300,7 @@ fn scanned(
     let variables =
         |addresses: &[u64]| named_variables(root, copy.process.pid, mappings, program, addresses);
     let code = ScannedCode::new(ProcessCode::of_process(copy.process.pid, mappings));
-    // Leaked blocks stay as they are while the process runs on.
+    // The process may run on meanwhile: it neither frees nor reuses leaked blocks.
     let recording = search.and_then(|search| search.recording);
     let allocations = |starts: &[u64]| {
         let live = allocation_stacks(root, copy.process.pid, starts);

@@ -12,14 +12,14 @@ use pagewise_scan::memory::{Memory, ScannedThread};
 use pagewise_scan::reachability::{FrameArea, FrameRequest, ThreadFrames, WantedTypes};
 use pagewise_trace::{ProcessCode, StackFrame, TypedData};
 
-/// Bytes of a stack from its stack pointer on in which callers are found.
+/// Maximum number of bytes of a stack, from the stack pointer on, that are unwound.
 const MAX_STACK: u64 = 1 << 20;
-/// Threads whose stacks are unwound.
+/// Maximum number of threads whose stacks are unwound.
 const MAX_THREADS: usize = 1 << 14;
-/// Frames that are named.
+/// Maximum number of frames that get the name of their function.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// The files of a scanned process, until they were asked for the functions of its frames.
+/// The code of a scanned process; `None` after [`ScannedCode::frames`].
 pub(super) struct ScannedCode(RefCell<Option<ProcessCode>>);
 
 impl ScannedCode {
@@ -40,8 +40,8 @@ impl ScannedCode {
     /// Frames that contain one of the wanted addresses, and the innermost function of each thread.
     pub(super) fn frames(&self, wanted: &FrameRequest<'_>) -> ThreadFrames {
         let mut found = ThreadFrames::default();
-        // Frames are asked for last. The debug information that names them takes several MiB, which
-        // are released before the search of dominators needs the most memory.
+        // This is the last use of the code. Its debug information takes several MiB; they are
+        // released before the search of dominators needs the most memory.
         let Some(code) = &mut self.0.take() else { return found };
         for (thread, stack) in threads_with_stacks(wanted.memory, wanted.stacks) {
             let frames = unwound(code, wanted.memory, thread, stack);
@@ -91,7 +91,7 @@ fn unwound(
     let start = thread.stack_pointer;
     let length = stack.end.saturating_sub(start).min(MAX_STACK);
     let range = AddrRange { start, end: start.saturating_add(length) };
-    // Pages that were never touched are zeros.
+    // Pages that were never touched are not in the copy: they are zero-filled.
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
     memory.visit(range, &mut |address, piece| {
         let at = address.checked_sub(start).and_then(|at| usize::try_from(at).ok());
@@ -111,7 +111,8 @@ fn range_of(frames: &[StackFrame], depth: u32, stack: AddrRange) -> AddrRange {
     AddrRange { start: start.min(end), end }
 }
 
-/// The function of a frame: that into which others were inlined, since the frame is of all of them.
+/// The function of a frame. If functions were inlined into it, this is the outermost function: the
+/// frame belongs to all of them.
 fn named(code: &mut ProcessCode, frame: &StackFrame, depth: u32) -> RootFrame {
     let functions = code.functions(frame);
     let outer = functions.last();

@@ -14,13 +14,14 @@ use pagewise_proc::capture::{CaptureRequest, Wish, capture};
 const LARGEST: usize = 20;
 /// The fastest growing processes whose categories are read.
 const GROWING: usize = 10;
-/// Growth since the last sample that makes a process one of them.
+/// Minimum growth of such a process since its last sample.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
-/// Time after which all of them have been read.
+/// Time in which all these processes are read once.
 const ROUND_NS: u64 = 60_000_000_000;
 /// A process with more resident memory than this is read in a thread of its own, and less often.
 const LARGE: Bytes = Bytes::gib(1);
-/// Time between two readings of a large process for each GiB: a GiB takes some 10 ms of CPU time.
+/// Time between two readings of a large process, per GiB of its memory: reading a GiB takes about
+/// 10 ms of CPU time.
 const LARGE_GIB_EVERY_NS: u64 = 120_000_000_000;
 
 /// Reads categories, some processes after each sweep.
@@ -50,7 +51,7 @@ impl CategoryMark {
     }
 }
 
-/// Reads one large process at a time, in a thread of its own: the rests between two pieces of its
+/// Reads one large process at a time, in a thread of its own: the sleeps between two pieces of its
 /// memory would delay the next sweep.
 #[derive(Debug, Default)]
 struct LargeReader {
@@ -156,7 +157,7 @@ pub(super) fn read_process(
     is_same.then(|| sweeps::categories(&snapshot).ok()).flatten()
 }
 
-/// The large ones of the largest processes, the largest first.
+/// The processes above [`LARGE`], at most [`LARGEST`], in descending order of memory.
 fn large_ones(sweep: &Sweep) -> Vec<&SweepProcess> {
     let is_large = |it: &&SweepProcess| it.rss > LARGE && !it.is_zombie();
     let mut large: Vec<&SweepProcess> = sweep.processes.iter().filter(is_large).collect();

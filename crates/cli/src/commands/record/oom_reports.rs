@@ -19,7 +19,7 @@ pub(super) struct OomReports {
 }
 
 impl OomReports {
-    /// Skips the reports of the time before.
+    /// Skips the reports that the log already has.
     pub(super) fn new(root: &ProcRoot) -> OomReports {
         let mut reports = OomReports { last_seconds: f64::MIN };
         reports.take(root);

@@ -14,13 +14,14 @@ use pagewise_sampler::FiredTrigger;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Signal, kill_process};
 
-/// Snapshots that wait. More fire only in a storm, whose first ones matter.
+/// Maximum number of waiting snapshots. More triggers fire only in a storm, in which the first ones
+/// matter.
 const MAX_SNAPSHOTS: usize = 64;
-/// Diagnoses that wait: each takes [`DIAGNOSIS`] and longer.
+/// Maximum number of waiting diagnoses: each takes at least [`DIAGNOSIS`].
 const MAX_DIAGNOSES: usize = 8;
 /// Duration of a diagnosis.
 const DIAGNOSIS: &str = "5s";
-/// A process that takes longer gets SIGTERM, so that it puts back what it has changed.
+/// A process that takes longer gets SIGTERM, so that it undoes its changes of the target.
 const SAVING_LIMIT: Duration = Duration::from_secs(300);
 /// Time between SIGTERM and SIGKILL.
 const TIME_TO_END: Duration = Duration::from_secs(30);
@@ -47,7 +48,7 @@ impl PostMortem {
 struct SavingProcess {
     of: PostMortem,
     child: Child,
-    /// Its standard error: a file in memory, which never makes it wait.
+    /// Standard error of the child: a file in memory, so that the child never waits for a reader.
     messages: File,
     began: Instant,
     is_ending: bool,
@@ -76,7 +77,8 @@ impl SavingProcess {
         }
     }
 
-    /// Its exit status if it has ended; ends it after its time.
+    /// The exit status if the process has ended. Sends SIGTERM after [`SAVING_LIMIT`], and SIGKILL
+    /// after another [`TIME_TO_END`].
     fn poll(&mut self) -> Option<ExitStatus> {
         if let Ok(Some(status)) = self.child.try_wait() {
             return Some(status);
@@ -90,7 +92,7 @@ impl SavingProcess {
         None
     }
 
-    /// The reason for which it has made no file.
+    /// The reason for which the process has made no file.
     fn reason(&self, status: ExitStatus) -> Vec<u8> {
         if self.is_ending {
             return format!("it took longer than {} s", SAVING_LIMIT.as_secs()).into_bytes();
@@ -134,7 +136,7 @@ pub(super) struct PostMortems {
 }
 
 impl PostMortems {
-    /// Files that this program makes.
+    /// An empty queue, whose files this program makes.
     pub(super) fn new() -> PostMortems {
         PostMortems {
             program: "/proc/self/exe".into(),
@@ -172,7 +174,7 @@ impl PostMortems {
         self.waiting.sort_by_key(|it| it.kind);
     }
 
-    /// Ends what has taken too long, and starts the next one if it need not wait.
+    /// Ends processes that have taken too long, and starts the next process if it need not wait.
     pub(super) fn advance(&mut self, folder: &Path) {
         let mut running = std::mem::take(&mut self.running);
         running.retain_mut(|it| match it.poll() {
@@ -215,7 +217,7 @@ impl PostMortems {
 impl Drop for PostMortems {
     fn drop(&mut self) {
         for running in &mut self.running {
-            // It puts back what it has changed.
+            // On SIGTERM, the process undoes its changes of the target.
             running.signal(Signal::TERM);
             let _ = running.child.wait();
         }
@@ -306,7 +308,7 @@ mod tests {
             let is_it = |it: &&SweepEventKind| matches!(it, SweepEventKind::NotSaved { kind, .. } if *kind == wanted);
             results.events.iter().filter(is_it).count()
         };
-        // Each is planned twice.
+        // Each process beyond the limits is left out twice.
         let counts = [PostMortemKind::Snapshot, PostMortemKind::Diagnosis].map(left_out);
         assert_eq!(counts, [2 * 6, 2 * 62]);
     }

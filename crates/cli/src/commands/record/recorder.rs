@@ -62,11 +62,11 @@ pub(super) fn run(args: &RecorderArgs) -> anyhow::Result<ExitCode> {
     while !is_over() {
         recorder.sweep(&root)?;
         if std::mem::take(&mut is_first) {
-            // Neither is the memory of the first sweep, in which all processes are new.
+            // The memory of the first sweep, in which all processes are new, is not needed again.
             own_memory::release_unused();
         }
         due += args.every;
-        // After a delay, as of a suspended machine, the missed sweeps are not made up for.
+        // After a delay, for example a suspend of the machine, missed sweeps are skipped.
         due = due.max(Instant::now());
         while !is_over() && Instant::now() < due {
             sleep(TURN.min(due.saturating_duration_since(Instant::now())));
@@ -104,8 +104,9 @@ impl Recorder {
         let part_size = Bytes((args.max_size / 8).clamp(1 << 20, 1 << 28));
         let options_of_writer = WriterOptions { part_size, ..WriterOptions::default() };
         let mut writer = RecordWriter::open(&times::folder(&args.folder), options_of_writer)?;
-        // Categories are read of this process too, and of readers of the recording: both map a
-        // file on which this process has locks.
+        // The recorder reads the categories of this process, and of readers of the recording. Both
+        // map a file on which this process has POSIX locks: opening and closing the file would
+        // release them.
         writer.on_open(|file| target_file::keep_locks_of(file.paths().into()));
         Ok(Recorder {
             writer,

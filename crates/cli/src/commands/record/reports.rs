@@ -21,7 +21,7 @@ use crate::output::emit;
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
 
-/// Events this long before and after a time are shown with it.
+/// Events within this time before and after the shown time are shown too.
 const AROUND_NS: u64 = 300_000_000_000;
 /// The usual time between two sweeps, to estimate their number.
 const USUAL_INTERVAL_NS: u64 = 5_000_000_000;

@@ -18,7 +18,7 @@ use crate::terminal::TerminalLook;
 
 /// The name of the service.
 const UNIT: &str = "pagewise-record.service";
-/// It exists if systemd is the init system.
+/// This folder exists only if systemd is the init system.
 const SYSTEMD: &str = "/run/systemd/system";
 
 /// The unit file. A reader that is preempted while the kernel holds a mmap lock for it makes the

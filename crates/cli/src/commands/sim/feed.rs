@@ -32,11 +32,11 @@ pub(super) struct Fed {
 /// Destination of accesses.
 type FeedSink<'a> = &'a mut dyn FnMut(&[MemoryAccess]);
 
-/// Without `--limit`, of a command: some minutes, for lackey makes a system call for every line
-/// that it writes.
+/// Default limit of a command: some minutes, since lackey makes a system call for every line that
+/// it writes.
 const OF_A_COMMAND: u64 = 100_000_000;
 
-/// Without `--limit`, of a workload that has no end.
+/// Default limit of a workload without an end.
 const OF_A_WORKLOAD: u64 = 100_000_000;
 
 /// Feeds accesses to `sink` until the end, or until the limit.
@@ -50,7 +50,7 @@ pub(super) fn run(feed: Feed, modify: ModifyAs, sink: FeedSink<'_>) -> anyhow::R
     run_command(&feed, modify, sink)
 }
 
-/// Counts on the way, and lets no more through than may be.
+/// Counts accesses, and passes on at most `limit` of them.
 struct Meter<'a> {
     sink: FeedSink<'a>,
     limit: u64,
@@ -93,7 +93,7 @@ fn play(workload: WorkloadArg, feed: &Feed, sink: FeedSink<'_>) -> Fed {
     let name = match workload {
         WorkloadArg::MemAccess => {
             let original = WindowWalk { bytes, ..WindowWalk::original(order) };
-            // Whole rounds, and one more of which the rest is cut off.
+            // Whole rounds, and one more, which the meter cuts off at the limit.
             let rounds = limit / (original.window * original.passes) + 1;
             WindowWalk { rounds: rounds.min(original.rounds), ..original }.play(&mut take);
             match feed.order {
@@ -113,7 +113,7 @@ fn play(workload: WorkloadArg, feed: &Feed, sink: FeedSink<'_>) -> Fed {
     Fed { stream: meter.stream(name.into(), 0), exit: ExitCode::SUCCESS }
 }
 
-/// A chase goes from line to line.
+/// Distance between two addresses of a pointer chase: a cache line.
 const CHASE_STRIDE: u64 = 64;
 
 /// Number of bytes that are read at once.
@@ -150,7 +150,7 @@ fn run_command(feed: &Feed, modify: ModifyAs, sink: FeedSink<'_>) -> anyhow::Res
     let mut reader = LackeyReader::new(modify);
     let read = follow(pipe, &mut child, &mut reader, &mut meter);
     if read.is_err() || meter.cut_off {
-        // It may have ended meanwhile.
+        // Fails if the command has ended.
         let _ = child.kill();
     }
     let status = child.wait().context("cannot wait for the command")?;
@@ -185,8 +185,8 @@ fn start(feed: &Feed) -> anyhow::Result<(File, Child)> {
     Ok((ours.into(), child))
 }
 
-/// Reads until the command has ended and said all, or there was too much. A child that it leaves
-/// behind may keep the pipe open, and is not waited for.
+/// Reads until the command has ended and its output is read, or until the limit. A child of the
+/// command that stays may keep the pipe open; it is not waited for.
 fn follow(
     mut pipe: File,
     child: &mut Child,
@@ -194,7 +194,7 @@ fn follow(
     meter: &mut Meter<'_>,
 ) -> io::Result<()> {
     const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    /// In less than lackey takes to fill the pipe.
+    /// Less than the time in which lackey fills the pipe.
     const REST: Duration = Duration::from_millis(1);
     let mut piece = vec![0; PIECE];
     let mut ended = false;
@@ -206,7 +206,7 @@ fn follow(
                 0 => break,
                 length => {
                     meter.push_block(reader.read(&piece[..length]));
-                    // Else we would be woken for every line.
+                    // Without this sleep, every line would wake this process.
                     thread::sleep(REST);
                 }
             },
@@ -218,7 +218,7 @@ fn follow(
     Ok(())
 }
 
-/// valgrind ends as a shell does where it cannot run a command.
+/// If valgrind cannot run the command, it exits with 127 or 126, as a shell does.
 fn not_run(feed: &Feed, status: ExitStatus) -> anyhow::Error {
     let kind = match status.code() {
         Some(127) => io::ErrorKind::NotFound,
@@ -231,7 +231,7 @@ fn not_run(feed: &Feed, status: ExitStatus) -> anyhow::Error {
     }
 }
 
-/// The command's own exit code; a signal's as a shell gives it.
+/// The command's exit code; after a signal, the exit code that a shell reports.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))

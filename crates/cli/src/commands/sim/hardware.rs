@@ -1,4 +1,4 @@
-//! Which caches and TLBs are simulated: those of a CPU that we have data of, or of this machine.
+//! The simulated caches and TLBs: those of a CPU with known data, or of this machine.
 
 use pagewise_measure::{cache, tlb};
 use pagewise_model::simulated::{self, TlbResult};
@@ -17,12 +17,12 @@ pub(super) struct SimulatedMachine {
     pub(super) caches: CacheShapes,
     tlbs: Vec<TlbShape>,
     next_page: Option<NextPagePrefetcher>,
-    /// All of them, that of the headline first.
+    /// All policies, the one of the headline first.
     pub(super) policies: Vec<RecencyPolicy>,
 }
 
 impl SimulatedMachine {
-    /// As the options have it.
+    /// The machine that the options describe.
     pub(super) fn from_args(args: &Hardware) -> SimulatedMachine {
         let known = match args.cpu {
             CpuArg::Machine => this_machine(),
@@ -71,7 +71,7 @@ impl SimulatedMachine {
         })
     }
 
-    /// The prefetcher for pages of this size: what is known of any is of base pages.
+    /// The prefetcher for pages of this size. Prefetchers are known for base pages only.
     pub(super) fn prefetcher(&self, page: TlbPageSize) -> Option<NextPagePrefetcher> {
         self.next_page.filter(|_| page == TlbPageSize::Base)
     }
@@ -87,7 +87,7 @@ impl SimulatedMachine {
         Ok((level(shape.first), second))
     }
 
-    /// Its description in reports.
+    /// The description of the machine in reports.
     pub(super) fn model(&self) -> simulated::SimulatedCpu {
         let level = |shape: CacheShape| simulated::CacheResult {
             size: Bytes(shape.size),

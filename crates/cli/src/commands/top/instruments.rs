@@ -22,7 +22,7 @@ const TROUBLE: i32 = 10;
 /// Bytes that are read at once.
 const PIECE: usize = 16 << 10;
 
-/// A child process until it is reaped: its number stays its own that long.
+/// A child process until it is reaped: until then, no other process can get its PID.
 type RunningChild = Arc<Mutex<Option<Child>>>;
 
 /// The commands that run.
@@ -99,7 +99,7 @@ impl InstrumentRuns {
     }
 }
 
-/// Sends the output of a pipe to its end.
+/// Passes on the output of a pipe until the end of the pipe.
 fn pass_on(mut pipe: impl Read, send: &dyn Fn(Vec<u8>) -> bool) {
     let mut piece = vec![0; PIECE];
     loop {

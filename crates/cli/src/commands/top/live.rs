@@ -29,7 +29,7 @@ use crate::terminal::TerminalLook;
 /// An event for the loop.
 #[derive(Debug)]
 pub(super) enum LiveEvent {
-    /// For the state.
+    /// An event for [`TopState`].
     Screen(TuiEvent),
     /// A sweep, the events that it found, and its CPU time for pages.
     Sweep { sweep: Arc<Sweep>, events: Vec<SweepEvent>, pages_cpu: Duration },
@@ -52,7 +52,8 @@ pub(super) struct LiveTop {
     pages: PageReader,
     runs: InstrumentRuns,
     color: bool,
-    /// CPU time before the work on the last sweep, CPU time of its reading, and its processes.
+    /// For the last sweep: CPU time of this thread before its table was made, CPU time of reading
+    /// it, and its number of processes.
     last_cost: Option<(Duration, SweepCpu, usize)>,
     sender: Sender<LiveEvent>,
     receiver: Receiver<LiveEvent>,
@@ -133,7 +134,7 @@ impl LiveTop {
             self.screen.draw(&self.state).context("cannot draw on the terminal")?;
             self.adapt();
             let first = self.receiver.recv().context("no source of events is left")?;
-            // Events that wait already need no frame of their own.
+            // All waiting events are applied before the next frame.
             let mut next = Some(first);
             while let Some(event) = next {
                 if let Some(end) = self.take(event)? {

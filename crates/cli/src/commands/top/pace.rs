@@ -14,7 +14,7 @@ const MAX_SHARE: f64 = 0.03;
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
 /// Weight of the last cost in the average.
 const WEIGHT: f64 = 0.3;
-/// Shorter times than this share of the last interval are not worth a change.
+/// The interval becomes shorter only if the new one is below this share of the last one.
 const TOLERANCE: f64 = 0.8;
 
 /// CPU time of a sweep.
@@ -76,7 +76,7 @@ impl SweepPace {
     fn fitting(&self, processes: f64) -> Option<Duration> {
         let share = (SHARE * processes / FEW_PROCESSES).clamp(SHARE, MAX_SHARE);
         let least = Duration::from_secs_f64((self.cost? / share).min(MAX_INTERVAL.as_secs_f64()));
-        // Tenths of a second are shown.
+        // The view shows the interval in tenths of a second.
         let tenths = u64::try_from(least.as_millis().div_ceil(100)).unwrap_or(u64::MAX);
         Some(Duration::from_millis(tenths.saturating_mul(100)).max(self.wanted))
     }

@@ -1,4 +1,4 @@
-//! The process of the open page, read again and again in a thread of its own.
+//! Repeated readings of the process of the open page, in a thread of their own.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::target::captured;
 
 /// Time between two readings, unless their cost needs a longer one.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// CPU time between two readings for each CPU time that a reading takes: 1 % of a core.
+/// Time between two readings, as a multiple of the CPU time of a reading: 1 % of a core.
 const COST_FACTOR: u32 = 100;
 /// Even a large process is read as often as this.
 const MAX_INTERVAL: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ impl PageReader {
         Ok(PageReader { requests })
     }
 
-    /// Reads this process from now on, or none.
+    /// Starts reading this process; with `None`, stops reading.
     pub(super) fn open(&self, subject: Option<&PageSubject>) {
         let process = subject.and_then(|subject| match subject {
             PageSubject::Process(key) => Some(*key),
@@ -107,7 +107,8 @@ fn read(process: &mut ReadProcess) -> anyhow::Result<LiveReports> {
     if process.first.is_none() {
         process.root = process.root.holding(pid)?;
     }
-    // Page tables in pieces: a large process never waits for this.
+    // `Auto` reads the page tables of a large process in pieces, so that the process never waits
+    // long.
     let request = CaptureRequest { wish: Wish::Auto, sums: true, ..CaptureRequest::default() };
     let mut now = capture(&process.root, pid, &request)?;
     if now.process.start_ticks != process.key.start_ticks {

@@ -1,4 +1,4 @@
-//! The terminal in the mode of a full screen, and back, whatever happens.
+//! Full-screen mode of the terminal, which is restored in every case, also after a panic.
 
 use std::io::{self, BufWriter, Stdout, Write};
 use std::panic;
@@ -18,7 +18,7 @@ use ratatui::layout::Rect;
 use signal_hook::consts::SIGTSTP;
 use signal_hook::low_level::emulate_default_handler;
 
-/// A frame is written in few system calls.
+/// Bytes of the output buffer: large enough that a frame takes few system calls.
 const BUFFER: usize = 64 << 10;
 
 /// True while the terminal is in the mode of a full screen.
@@ -69,7 +69,7 @@ impl FullScreen {
         self.terminal.resize(Rect::new(0, 0, size.width, size.height))
     }
 
-    /// Gives the terminal back until [`FullScreen::resume`].
+    /// Restores the terminal until [`FullScreen::resume`].
     pub(super) fn leave(&mut self) {
         restore();
     }
@@ -133,7 +133,7 @@ mod tests {
     use super::terminal::Terminal as TestTerminal;
     use super::*;
 
-    /// It ends with a panic of another thread, as `top` does.
+    /// Ends by a panic of another thread, as `top` would.
     #[test]
     #[ignore = "the next test runs it in a terminal"]
     fn a_full_screen_whose_thread_panics() {

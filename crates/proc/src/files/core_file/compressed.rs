@@ -190,7 +190,8 @@ impl SparseFile {
     }
 }
 
-/// Reads until the piece is full, the input ends, or an error. Returns the bytes read, too.
+/// Reads until the piece is full, the input ends, or an error. Returns the number of bytes read,
+/// and the error.
 fn fill(input: &mut impl Read, piece: &mut [u8]) -> (usize, Option<io::Error>) {
     let mut len = 0;
     while len < piece.len() {

@@ -204,7 +204,7 @@ impl ProgramHeaders {
         let all = self.loads.len();
         self.loads.sort_by_key(|load| load.range);
         let mut end = 0;
-        // Bytes from the offset on must have offsets, too.
+        // The end offset must not overflow.
         self.loads.retain(|load| {
             let is_valid = load.range.start >= end
                 && !load.range.is_empty()

@@ -21,7 +21,7 @@ use crate::{ProcError, elf};
 
 /// Program headers and notes lie at the start of a file.
 const MAX_HEAD: usize = 1 << 16;
-/// The first bytes of an image that are in every core that holds ELF headers.
+/// Minimum number of bytes of an image that a core with ELF headers contains.
 const SMALLEST_HEAD: usize = 1 << 9;
 /// A build ID of `ld --build-id` has 20 bytes.
 const MAX_BUILD_ID: usize = 64;

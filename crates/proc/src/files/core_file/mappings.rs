@@ -116,7 +116,8 @@ fn piece(range: AddrRange, prot: Option<Prot>, file: Option<&MappedFileNote>) ->
     CoreMapping { mapping, has_rights: prot.is_some() }
 }
 
-/// Anonymous shared memory has the name of a file; of other files a core does not show it.
+/// Anonymous shared memory has the name of a file. For other files, a core does not record the
+/// sharing.
 fn sharing(name: &Name) -> Sharing {
     let name = name.as_bytes();
     if name.is_empty() {
@@ -136,7 +137,7 @@ fn rights_of_file(core: &CoreFile, mapping: &Mapping, objects: &[ElfObject]) -> 
     Some(Prot { read: segment.read, write: segment.write, exec: segment.exec })
 }
 
-/// The segment of which a mapping at an offset of the file is.
+/// The segment that a mapping at an offset of the file belongs to.
 pub(super) fn segment_at<'a>(
     core: &CoreFile,
     elf: &'a Elf,

@@ -116,7 +116,7 @@ pub struct SignalNote {
     pub number: u32,
     /// `si_code`
     pub code: i32,
-    /// The first word behind them: an address for faults.
+    /// The first word of the fields that depend on the signal: the address for faults.
     pub word: u64,
 }
 

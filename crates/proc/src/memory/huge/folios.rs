@@ -1,5 +1,5 @@
-//! Large folios by size: what base page-table entries map and the kernel still treats as one
-//! ("mTHP").
+//! Large folios by size: memory that base page table entries map, and that the kernel manages as
+//! one unit ("mTHP").
 //!
 //! Their sizes are in `/proc/kpageflags`, by page frame, which needs CAP_SYS_ADMIN. If the kernel
 //! counts no folio of a size on the whole machine, the search is skipped.
@@ -25,7 +25,7 @@ const STATS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// Anonymous memory in large folios, by size and by how it is mapped.
 ///
 /// # Errors
-/// As reading the pages of the process.
+/// Those of reading the pages of the process.
 pub(super) fn sizes(
     root: &ProcRoot,
     space: &mut PageTables,
@@ -85,7 +85,7 @@ fn machine_has_others(stats: &Path, huge_size: Bytes, huge: Bytes) -> bool {
         let name = folder.file_name();
         let Some(size) = name.to_str().and_then(folio_size) else { return false };
         let count = fs::read_to_string(folder.path().join("stats/nr_anon"));
-        // Kernels that have sizes and do not count them (6.8 to 6.11) have to be looked at.
+        // Kernels with these sizes and without counts (6.8 to 6.11) must be searched.
         let count = count.ok().and_then(|text| text.trim().parse::<u64>().ok());
         let mapped = if size == huge_size { huge.0 / huge_size.0.max(1) } else { 0 };
         count.is_none_or(|count| count > mapped)
@@ -98,7 +98,7 @@ fn folio_size(folder: &str) -> Option<Bytes> {
     kib.checked_mul(1 << 10).map(Bytes)
 }
 
-/// Adds up what lies in large folios that base entries map.
+/// Adds up the large folios that base entries map.
 fn survey(
     flags: &FrameFlagsFile,
     space: &mut PageTables,
@@ -190,14 +190,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_tells_its_size() {
+    fn the_size_of_folios_is_in_the_name_of_their_folder() {
         assert_eq!(folio_size("hugepages-64kB"), Some(Bytes::kib(64)));
         assert_eq!(folio_size("khugepaged"), None);
         assert_eq!(folio_size("hugepages-18446744073709551615kB"), None);
     }
 
     #[test]
-    fn only_a_machine_without_other_folios_need_not_be_looked_at() {
+    fn only_a_machine_without_other_folios_need_not_be_searched() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, count: &str| {
             let stats = folder.path().join(name).join("stats");

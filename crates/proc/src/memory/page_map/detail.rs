@@ -48,7 +48,7 @@ impl Detail {
 }
 
 impl FrameFiles {
-    /// Adds what is known of frames in a row.
+    /// Adds the data of consecutive frames to the states of their pages.
     fn refine(&self, first: u64, states: &mut [PageState]) {
         let count = states.len() as u64;
         let around = self.flags.around(first, count);

@@ -3,8 +3,8 @@
 use pagewise_model::AddrRange;
 use pagewise_model::page_map::{PageRuns, PageState};
 
-/// Collects runs in order: what is left out between them is untouched, and neighbours alike become
-/// one.
+/// Collects runs in order. Gaps between them become untouched pages, and equal neighbors are
+/// merged.
 #[derive(Debug)]
 pub(super) struct RunCollector {
     range: AddrRange,

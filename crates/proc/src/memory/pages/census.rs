@@ -15,7 +15,7 @@ use crate::ProcError;
 struct SharedPage {
     slot: usize,
     kind: PageOrigin,
-    /// True if it was taken for exclusive.
+    /// True if it was counted as exclusive.
     exclusive: bool,
 }
 
@@ -49,8 +49,9 @@ pub(super) struct Census {
 
 /// Reliability of the exclusive bit of huge anonymous pages.
 ///
-/// Most kernels give all of a huge page the bit of its first small page. That is wrong where a
-/// relative shares the page in part: it split its own mapping by writing, and ours is still whole.
+/// Most kernels give all of a huge page the bit of its first small page. That is wrong if a
+/// relative shares the page in part: the relative has split its own mapping by writing, and ours is
+/// still whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
     /// Right where the process shares no anonymous memory at all.
@@ -135,7 +136,7 @@ impl Census {
         part: MappingWords<'_>,
     ) -> Result<(), ProcError> {
         let mut at = part.start;
-        // Pages of one kind without a hole, whoever maps them: where huge entries can be.
+        // A range of pages of one kind without a hole: only there can a huge entry be.
         let mut solid = (None, AddrRange { start: at, end: at });
         for run in runs(part.words) {
             let here = AddrRange { start: at, end: at + self.bytes(run.words).0 };
@@ -151,7 +152,7 @@ impl Census {
         self.count_huge(space, part, solid)
     }
 
-    /// Counts a run, and says what its pages are where they are resident.
+    /// Counts a run, and returns the kind of its pages if they are resident.
     fn count_run(
         &mut self,
         space: &mut PageTables,
@@ -163,7 +164,7 @@ impl Census {
         let CensusMapping { ground, tally } = &mut self.open[slot];
         match run.state {
             EntryState::Empty => {}
-            // With nothing in swap it is a marker: guard regions had no bit at first, and
+            // Without swap in use, the entry is a marker: guard regions had no bit at first, and
             // userfaultfd leaves some.
             EntryState::Swapped if !self.swap_in_use => {}
             EntryState::Swapped => tally.breakdown.swapped += bytes,
@@ -188,7 +189,7 @@ impl Census {
             .extend(words.iter().map(|word| FrameLookup { frame: frame(word), about: claim }));
     }
 
-    /// Looks at every aligned block of `solid` that a huge entry may map.
+    /// Counts every aligned block of `solid` that a huge entry maps.
     fn count_huge(
         &mut self,
         space: &mut PageTables,
@@ -208,8 +209,8 @@ impl Census {
         Ok(())
     }
 
-    /// True if one entry may map all these pages, and it matters. If frames are visible, the first
-    /// is aligned and, unless it is the huge zero page's, mapped.
+    /// True if one entry may map all these pages, and the answer matters. If frames are visible,
+    /// the first one is aligned and, unless it is the huge zero page's, mapped.
     fn may_be_huge(&mut self, kind: PageOrigin, words: &[Word]) -> bool {
         let Some(frames) = &mut self.frames else { return kind == PageOrigin::Anonymous };
         let first = frame(&words[0]);
@@ -241,7 +242,7 @@ impl Census {
         self.doubtful
     }
 
-    /// Looks up who maps the pages of the chunk that were asked about.
+    /// Looks up the number of mappings of the pages in `asked`.
     fn settle(&mut self) {
         let Some(frames) = &mut self.frames else { return };
         let (open, page_size) = (&mut self.open, self.page_size);

@@ -24,7 +24,7 @@ impl FrameFlagsFile {
         File::open(root.join("kpageflags")).ok().map(FrameFlagsFile)
     }
 
-    /// The flags of frames in a row, with those of their neighbours where these are of the same
+    /// The flags of frames in a row, with those of their neighbors where these are of the same
     /// folios.
     pub(crate) fn around(&self, first: u64, count: u64) -> FlagsAround {
         let own = read_flag_words(&self.0, first, count);
@@ -42,7 +42,7 @@ impl FrameFlagsFile {
     }
 }
 
-/// Flags of frames in a row and of their neighbours.
+/// Flags of frames in a row and of their neighbors.
 #[derive(Debug)]
 pub(crate) struct FlagsAround {
     words: Vec<u64>,

@@ -10,10 +10,10 @@ use super::entry::{WORD, Word};
 /// do.
 const BRIDGE: u64 = 4;
 
-/// The most frames a read.
+/// Maximum number of frames of one read.
 const WINDOW: usize = 2048;
 
-/// A page to look up, and what to remember of it.
+/// A page to look up, and the caller's data about it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FrameLookup<T> {
     pub(super) frame: u64,
@@ -33,8 +33,8 @@ impl FrameReader {
         Some(FrameReader { file, words: vec![0; WINDOW * size_of::<Word>()] })
     }
 
-    /// Calls `each` with what is remembered of every page asked for and how often it is mapped.
-    /// A frame without a struct page is mapped 0 times. Empties `asked`.
+    /// Calls `each` with the caller's data and the number of mappings of every page in `asked`. A
+    /// frame without a struct page is mapped 0 times. Empties `asked`.
     pub(super) fn count<T>(
         &mut self,
         asked: &mut Vec<FrameLookup<T>>,

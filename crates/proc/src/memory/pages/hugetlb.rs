@@ -1,4 +1,4 @@
-//! Which mappings are memory of the huge TLB pool, which `Rss` leaves out.
+//! Mappings of hugetlb memory, which `Rss` leaves out.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -25,7 +25,7 @@ impl Hugetlb {
         Hugetlb { smallest, page_size, maps }
     }
 
-    /// True if the mapping is of the pool. Only asks the kernel where it may be.
+    /// True if the mapping is hugetlb memory. Asks the kernel only if name and alignment fit.
     pub(crate) fn holds(&self, mapping: &Mapping) -> Reading<bool> {
         let Some(smallest) = self.smallest else { return Ok(false) };
         let name = mapping.name.as_bytes();
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_tells_its_page_size_by_its_name() {
+    fn the_page_size_of_a_pool_is_in_its_name() {
         assert_eq!(page_size_of("hugepages-2048kB"), Some(2 << 20));
         assert_eq!(page_size_of("hugepages-0kB"), None);
         assert_eq!(page_size_of("hugepages-99999999999999999999kB"), None);

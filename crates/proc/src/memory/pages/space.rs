@@ -1,4 +1,4 @@
-//! An open `pagemap`: timed reads and scans, rests, and the way over holes.
+//! An open `pagemap`: timed reads and scans, rests, and the search for the end of holes.
 
 use std::fs::File;
 use std::io;
@@ -33,8 +33,8 @@ pub(crate) struct PageTables {
     can_scan: bool,
     pace: Pace,
     rests: Option<PreciseRests>,
-    /// For a target that is at work: a call that is preempted holds the mmap lock until its next
-    /// turn.
+    /// For a target that is at work: a call that is preempted would hold the mmap lock until it is
+    /// scheduled again.
     priority: Option<Priority>,
     since_rest: u64,
     held: Duration,
@@ -182,8 +182,8 @@ impl PageTables {
             ..ScanRequest::default()
         };
         let mut region = [ScanRegion::default()];
-        // A scan holds the lock for the whole range: no time without page tables, but emptied
-        // tables are walked too. So the stride grows only while scans are fast.
+        // A scan holds the lock for its whole range. Ranges without page tables take no time, but
+        // emptied tables are walked, so the stride grows only while scans are fast.
         let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
             let end = range.end.min(at.saturating_add(stride));
@@ -228,8 +228,8 @@ impl PageTables {
         ProcError::of_process(error, self.pid, &self.path)
     }
 
-    /// Rests where scans have held the lock for long enough since the last rest: entries of huge
-    /// pages are few.
+    /// Rests if scans have held the lock for long enough since the last rest. Time decides and not
+    /// bytes, because a huge entry covers many bytes.
     fn rest_once_held_for(&mut self, time: Duration) {
         self.held += time;
         if self.held < BRIEF {

@@ -63,7 +63,7 @@ pub(super) struct PageTally {
     pub(super) breakdown: Breakdown,
     /// Bytes << [`PSS_SHIFT`].
     pss: u64,
-    /// The part of `pss` that is anonymous pages'.
+    /// The part of `pss` of anonymous pages.
     pss_anon: u64,
     /// True if a co-mapped page's share is missing from `pss`.
     pub(super) pss_hidden: bool,
@@ -198,7 +198,7 @@ impl TallyLedger {
         }
     }
 
-    /// The value of one mapping.
+    /// Adds a mapping to the total, and returns its value.
     pub(super) fn enter(&mut self, tally: &PageTally) -> Reading<Arc<MappingPages>> {
         self.total.merge(tally);
         let pages = self.pages(tally)?;

@@ -1,4 +1,4 @@
-//! The walk over an address space: neighbouring mappings together, holes skipped.
+//! The walk over an address space: neighboring mappings together, holes skipped.
 
 use std::fs;
 use std::time::Duration;
@@ -79,7 +79,6 @@ impl Walker {
         Ok(())
     }
 
-    /// The counts.
     pub(super) fn into_totals(self) -> WalkTotals {
         WalkTotals {
             longest: self.space.longest(),
@@ -101,7 +100,7 @@ impl Walker {
     }
 
     /// Reads the first mapping and those that lie so close that they are read with it. Returns
-    /// how many that was.
+    /// their number.
     fn walk_span(&mut self, mappings: &mut [Mapping]) -> Result<usize, ProcError> {
         let length = 1 + mappings.windows(2).take_while(|pair| self.joins(pair)).count();
         let mut open = &mut mappings[..length];
@@ -171,8 +170,8 @@ impl WalkTotals {
         self.longest
     }
 
-    /// True if exclusive bits were believed that may be wrong: a huge page can only be shared in
-    /// part by a relative, and relatives share more than that.
+    /// True if exclusive bits were believed that may be wrong. Only a relative can share a part of
+    /// a huge page, and a relative shares other anonymous pages, too.
     pub(super) fn is_doubtful(&self) -> bool {
         self.has_believed_bits && self.ledger.shares_anonymous()
     }
@@ -189,7 +188,7 @@ impl WalkTotals {
     }
 }
 
-/// The size of a page-middle-directory entry, or `None` where the kernel has no huge pages.
+/// The size of a huge page that one PMD entry maps, or `None` if the kernel has no huge pages.
 pub(crate) fn huge_size() -> Option<u64> {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
     text.trim().parse().ok().filter(|size: &u64| size.is_power_of_two())

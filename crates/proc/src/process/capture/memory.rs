@@ -53,7 +53,7 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// `smaps` and `smaps_rollup`; the page tables only of what those cannot split.
+    /// Reads `smaps` and `smaps_rollup`, and page tables only for pages that those do not split.
     fn full(&mut self) -> Result<ReadMemory, ProcError> {
         let unread = if self.root.is_live() { USE_PAGES } else { NO_PAGES };
         let mut parser = smaps::SmapsParser::new(Absent::NotCollected(unread.into()));
@@ -103,7 +103,7 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// `maps` and the page tables; `smaps` is left alone.
+    /// Reads `maps` and the page tables, and not `smaps`.
     fn by_pages(&mut self, pace: &Pace) -> Result<ReadMemory, ProcError> {
         let mut mappings = self.maps()?;
         let walk = match &mut mappings {
@@ -237,8 +237,8 @@ impl MemoryReader<'_> {
         read.map_err(|e| self.root.explain(self.pid, &self.root.file(self.pid, name), e))
     }
 
-    /// The absence that an error on a file is, where it is one; `since` names the kernel that
-    /// brought the file.
+    /// Converts an error of a file to an absence, if it is one. `since` is the kernel version that
+    /// introduced the file.
     fn absence(&self, error: ProcError, since: &'static str) -> Result<Absent, ProcError> {
         match error {
             ProcError::NotPermitted { .. } | ProcError::NoAccess { .. } => {

@@ -85,7 +85,7 @@ fn pages(
     })
 }
 
-/// The use of a chunk, as its neighbours and its contents show it.
+/// The use of a chunk, as its neighbors and its contents show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkUse {
     Live,
@@ -200,7 +200,7 @@ pub(super) struct WindowWalk<'w, 'm> {
     top: u64,
     /// Number of words outside of the window that may still be read.
     words: u32,
-    /// True if chunks held together for long, and then did not.
+    /// True if a chain of at least [`CHAIN`] chunks ended with a contradiction.
     has_broken_chain: bool,
 }
 
@@ -269,7 +269,7 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         }
     }
 
-    /// True if it is known that something begins at an address.
+    /// True if the last chunk, a listed chunk or an end mark is known to begin at an address.
     fn is_boundary(&self, at: u64) -> bool {
         at == self.top
             || self.arenas.listed_behind(at).is_some_and(|listed| listed.start == at)
@@ -296,7 +296,7 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
                 return None;
             }
             let chunk = self.chunk(at);
-            // Free neighbours are coalesced.
+            // Free neighbors are coalesced.
             let chunk = chunk.filter(|chunk| !(was_free && chunk.used_as == ChunkUse::Free));
             let Some(chunk) = chunk else {
                 // All chunks of a long chain lead to the same contradiction.

@@ -60,7 +60,7 @@ impl<'a> TextRows<'a> {
     }
 }
 
-/// Neighbouring columns of numbers, or one column of anything.
+/// Neighboring columns of numbers, or one column of anything.
 enum ColumnRun<'a> {
     Numbers(Vec<NumberField<'a>>),
     Other(&'a TextLane<'a>, GapCursor<'a>),
@@ -122,7 +122,8 @@ impl<'a> NumberField<'a> {
     }
 }
 
-/// The gaps of a column, asked for rows in order: a look-up a cell would cost more than the cell.
+/// The gaps of a column, read in order of rows: a map lookup for each cell would take longer than
+/// the cell.
 enum GapCursor<'a> {
     None,
     All(&'a str),
@@ -158,7 +159,7 @@ pub(super) struct TextLines {
     indent: usize,
     /// Start of the last line.
     start: usize,
-    /// Reused for words that have to be made.
+    /// Reused for cells that are formatted before they are written.
     scratch: String,
 }
 
@@ -229,7 +230,7 @@ impl TextLines {
         self.scratch = made;
     }
 
-    /// Writes words in their field, cut where they are wider.
+    /// Writes words in their field, cut if they are wider.
     pub(super) fn write_words(&mut self, words: &str, lane: &TextLane<'_>) {
         let used = width(words);
         if used <= lane.width {

@@ -440,7 +440,7 @@ fn all_mappings() -> ReportBlock {
     })
 }
 
-/// A table of as many rows and columns of numbers, and names.
+/// A table of `rows` rows, with `columns` columns of numbers and one of names.
 pub(crate) fn big_table(rows: usize, columns: usize) -> Report {
     let n = |row: usize, column: usize| {
         (row * 2_654_435_761 + column * 40_503) as u64 % 1_000_003

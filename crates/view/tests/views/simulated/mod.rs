@@ -9,7 +9,7 @@ use pagewise_model::heap::*;
 use pagewise_model::traced::{Frame, SourcePosition};
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid};
 
-/// The functions; the place of a frame is that of its name.
+/// The functions; a frame has the index of its name.
 pub(crate) const FUNCTIONS: [&str; 5] = ["main", "read_all", "grow", "parse(char const*)", "leaf"];
 
 /// Call stacks, the allocation's first. Two have one function at different depths.
@@ -162,7 +162,7 @@ fn of_site(blocks: &[(usize, u64, u64)], site: usize) -> HeapAmount {
     sum
 }
 
-/// All but the smallest.
+/// The live amounts of all sites except the smallest.
 fn tree(blocks: &[(usize, u64, u64)], sites: usize) -> LiveTree {
     let amounts = (0..).zip(0..sites).map(|(number, site)| (number, of_site(blocks, site)));
     let mut amounts: Vec<(u32, HeapAmount)> = amounts.filter(|(_, it)| it.blocks > 0).collect();
