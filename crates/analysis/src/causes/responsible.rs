@@ -1,11 +1,11 @@
-//! The function of a call stack that is responsible for an event: not the allocator, the C library
-//! or a container that acts for its caller.
+//! The function of a call stack that is responsible for an event. Functions that act for their
+//! callers, such as those of the allocator, the C library and containers, are not responsible.
 
 use pagewise_model::traced::Frame;
 
 use crate::heap::frames::passes_on;
 
-/// Beginnings of the file names of libraries that act for their callers.
+/// Prefixes of the file names of libraries that act for their callers.
 const LIBRARIES: &[&str] = &[
     "libc.so",
     "libc-",
@@ -25,13 +25,13 @@ const LIBRARIES: &[&str] = &[
     "[vdso]",
 ];
 
-/// Beginnings of the file names of libraries that call functions of C for an interpreter, as ctypes
-/// of Python does: the callers are functions of the interpreter, so that the called function says
-/// more.
+/// Prefixes of the file names of libraries that call C functions for an interpreter, as ctypes of
+/// Python does. The callers are functions of the interpreter, so that the called C function
+/// identifies the event better.
 const FORWARDERS: &[&str] = &["libffi"];
 
-/// Parts of the paths of source files that belong to the standard library of a language, from its
-/// packages or from its builds.
+/// Parts of the paths of source files in the standard library of a language, as installed by
+/// packages or named by the builds of the library.
 const LIBRARY_SOURCES: &[&str] = &[
     "/usr/include/c++/",
     "/include/c++/v1/",
@@ -44,8 +44,8 @@ const LIBRARY_SOURCES: &[&str] = &[
     "/usr/share/go-1.",
 ];
 
-/// Beginnings of the names of functions that act for their callers: containers of C++ and Rust,
-/// and functions of allocators and of the C library in statically linked programs.
+/// Prefixes of the names of functions that act for their callers: containers of C++ and Rust, and
+/// functions of allocators and of the C library in statically linked programs.
 const FUNCTIONS: &[&str] = &[
     "std::",
     "core::",
@@ -81,7 +81,8 @@ const FUNCTIONS: &[&str] = &[
     "golang.org/x/sys/",
 ];
 
-/// Names that begin as one of [`FUNCTIONS`] and only act for their callers if they are complete.
+/// Names that begin with a short prefix of [`FUNCTIONS`], such as `mem`. With these prefixes, only
+/// a function with exactly such a name acts for its caller.
 const EXACT: &[&str] = &[
     "memcpy",
     "memmove",
@@ -100,14 +101,15 @@ const EXACT: &[&str] = &[
     "malloc_trim",
 ];
 
-/// True for a function that acts for its caller. It is only responsible if the callers are unknown.
+/// True for a function that acts for its caller. Such a function is responsible only if its callers
+/// are unknown.
 pub(super) fn acts_for_its_caller(frame: &Frame) -> bool {
     let is_function = frame.function.as_deref().is_some_and(|name| {
         let is_plain = |beginning: &str| {
             ["mem", "str", "malloc", "free"].contains(&beginning) && !EXACT.contains(&name)
         };
         let own_name = without_result_type(name);
-        // Go wraps the call of a `go` statement in a function of its own.
+        // Go wraps the call of a `go` statement in a generated function.
         name.contains(".gowrap")
             || FUNCTIONS.iter().any(|it| own_name.starts_with(it) && !is_plain(it))
     });
@@ -118,8 +120,8 @@ pub(super) fn acts_for_its_caller(frame: &Frame) -> bool {
         || is_of_library_source(frame)
 }
 
-/// True for a function whose source is that of a standard library: an instance of its generic
-/// functions has the types of the program in its name, and lies in the program.
+/// True for a function whose source file belongs to a standard library. An instance of a generic
+/// function has types of the program in its name, and is part of the program's code.
 fn is_of_library_source(frame: &Frame) -> bool {
     frame.line.as_ref().is_some_and(|line| {
         LIBRARY_SOURCES.iter().any(|part| line.file.contains(part))
@@ -127,8 +129,8 @@ fn is_of_library_source(frame: &Frame) -> bool {
     })
 }
 
-/// The name of a function without the type of its result, which the names of instances of function
-/// templates of C++ begin with: `void std::fill<int*>(int*, int*)`.
+/// Returns the name of a function without the type of its result. The names of instances of C++
+/// function templates begin with this type: `void std::fill<int*>(int*, int*)`.
 fn without_result_type(name: &str) -> &str {
     if name.starts_with('<') {
         return name;
@@ -147,7 +149,7 @@ fn without_result_type(name: &str) -> &str {
     if own.is_empty() { name } else { own }
 }
 
-/// True for a word before a parenthesis that belongs to a type and not to the name of a function.
+/// True for a word before a parenthesis that is part of a type, not the name of a function.
 fn is_type_part(word: &str) -> bool {
     ["decltype", "", "auto", "noexcept"].contains(&word)
 }
@@ -162,18 +164,20 @@ fn is_of(frame: &Frame, libraries: &[&str]) -> bool {
     })
 }
 
-/// Endings of the names of header files.
+/// Suffixes of the names of header files.
 const HEADERS: &[&str] = &[".h", ".hh", ".hpp", ".hxx", ".inl", ".tcc"];
 
-/// True if a function of a header file was inlined: the caller chose it, and many callers have it.
+/// True if a function of a header file was inlined: such a helper has many callers, so the caller
+/// is responsible.
 fn is_inlined_helper(frame: &Frame) -> bool {
     let file = frame.line.as_ref().map(|line| line.file.as_str());
     let is_header = |file: &str| HEADERS.iter().any(|ending| file.ends_with(ending));
     frame.inlined && file.is_some_and(is_header)
 }
 
-/// The innermost function of a call stack that does not act for its caller. If all do, as in a
-/// stack that was recorded in part, the function by which the innermost library was called.
+/// Returns the innermost function of a call stack that does not act for its caller. If all
+/// functions do, as in an incomplete stack, returns the function through which the innermost
+/// library was called.
 pub(super) fn responsible<'a>(stack: &[&'a Frame]) -> Option<&'a Frame> {
     let innermost = *stack.first()?;
     let within =

@@ -1,21 +1,23 @@
-//! The counters of the Java virtual machine, which `jstat` prints too: the file
-//! `/tmp/hsperfdata_USER/PID`, which the process has mapped (HotSpot, `perfMemory.hpp`).
+//! The counters of the Java virtual machine in the file `/tmp/hsperfdata_USER/PID`, which the
+//! process maps (HotSpot, `perfMemory.hpp`). `jstat` prints the same counters.
 
 use pagewise_model::evidence::CollectorPoint;
 use pagewise_model::{AddrRange, Bytes, Mapping, Snapshot};
 
-/// The file has 32 KiB (`-XX:PerfDataMemorySize`).
+/// Maximum plausible size of the file in bytes; its default size is 32 KiB
+/// (`-XX:PerfDataMemorySize`).
 const MAX_BYTES: u64 = 128 << 10;
 const MAGIC: [u8; 4] = [0xca, 0xfe, 0xc0, 0xc0];
-/// Number of counters that are read; version 17 has about 190.
+/// Maximum number of counters that are read; version 17 of the virtual machine has about 190.
 const MAX_ENTRIES: u32 = 5000;
-/// Numbers of classes that were loaded: from jar files, and from the archive of the runtime.
+/// Names of the numbers of loaded classes: from jar files, and from the archive of the runtime.
 const LOADED: [&[u8]; 2] = [b"java.cls.loadedClasses", b"java.cls.sharedLoadedClasses"];
+/// Names of the numbers of unloaded classes, from the same two origins as in [`LOADED`].
 const UNLOADED: [&[u8]; 2] = [b"java.cls.unloadedClasses", b"java.cls.sharedUnloadedClasses"];
-/// The type of entries with a number of 64 bits.
+/// Type code of an entry with 64-bit integers.
 const LONG: u8 = b'J';
 
-/// The mapping of the file.
+/// Finds the mapping of the file with the counters.
 pub(super) fn counters(mappings: &[Mapping]) -> Option<AddrRange> {
     let is_file = |it: &&Mapping| {
         let mut folders = it.path().rsplit(|byte| *byte == b'/').skip(1);
@@ -30,9 +32,10 @@ pub(super) fn is_loaded(snapshot: &Snapshot) -> bool {
     snapshot.objects.iter().any(|object| object.name.base() == b"libjvm.so")
 }
 
-/// Collections by all collectors, the used bytes of the old generation, and the number of classes.
+/// Reads the number of collections by all collectors, the used bytes of the old generation, and the
+/// number of loaded classes. `None` if the file has an unknown form or no number of collections.
 pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
-    // The fourth byte behind the magic number is 1 as soon as the counters are valid.
+    // The fourth byte after the magic number is 1 as soon as the counters are valid.
     let is_little = file.get(4) == Some(&1);
     if file.get(..4) != Some(&MAGIC) || !is_little || file.get(7) != Some(&1) {
         return None;
@@ -61,7 +64,7 @@ pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
     collections.map(|count| CollectorPoint { collections: Some(count), old, classes, at_ns: 0 })
 }
 
-/// The name and the value of an entry with one number.
+/// Returns the name and the value of an entry with one 64-bit integer; `None` for other entries.
 fn long_entry(entry: &[u8]) -> Option<(&[u8], u64)> {
     if number(entry, 8)? != 0 || *entry.get(12)? != LONG {
         return None;
@@ -84,7 +87,7 @@ fn index(offset: u32) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// A file with numbers of these names.
+    /// Returns a synthetic file with counters of these names and values.
     fn file(numbers: &[(&str, u64)]) -> Vec<u8> {
         let mut file = [&MAGIC[..], &[1, 2, 0, 1]].concat();
         file.resize(24, 0);
@@ -119,7 +122,7 @@ mod tests {
         assert_eq!((found.collections, found.old), (Some(20), Some(Bytes::mib(1))));
         assert_eq!(found.classes, Some(1270));
         for cut in 0..file.len() {
-            // No panic, and no made up number.
+            // A truncated file causes neither a panic nor a wrong number.
             let cut = point(&file[..cut]);
             assert!(cut.is_none_or(|cut| cut.collections == Some(20)), "{cut:?}");
         }

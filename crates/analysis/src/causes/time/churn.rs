@@ -14,36 +14,40 @@ use crate::causes::{CauseEvidence, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
 use crate::explain::fact;
 
-/// First touches of base pages per second from which on they cost time: at 1 µs each 0.4 % of a
-/// CPU.
+/// Minimum number of first touches of base pages per second that costs notable time: 1 µs each is
+/// 0.4 % of a CPU.
 const MANY_TOUCHES: f64 = 4000.0;
-/// CPU time of a first touch: the fault, a zeroed page, and its release.
+/// CPU time of a first touch in seconds: the page fault, the zeroing of the page, and its release.
 const TOUCH_SECONDS: f64 = 1e-6;
-/// The same of a huge page of 2 MiB, most of it for the zeroing: at 20 GB/s.
+/// CPU time in seconds of the first touch of a huge page of 2 MiB, mostly for zeroing at 20 GB/s.
 const HUGE_TOUCH_SECONDS: f64 = 100e-6;
-/// Huge pages that are touched per second, from which on they cost as much.
+/// Minimum number of first touches of huge pages per second with the same cost as [`MANY_TOUCHES`].
 const MANY_HUGE_TOUCHES: f64 = MANY_TOUCHES * TOUCH_SECONDS / HUGE_TOUCH_SECONDS;
-/// A smaller share of the CPU time of the process is the price of ordinary allocation.
+/// Minimum share of the CPU time of the process that touches take: a smaller share is the usual
+/// cost of allocation.
 const MUCH_OF_CPU: f64 = 0.1;
-/// Growth explains at most this share of the touches of memory that is touched again.
+/// Minimum share of the first touches that growth does not explain, so that memory is released and
+/// touched again.
 const MOSTLY_AGAIN: f64 = 0.5;
 
-/// With this number of calls for each touched page the calls take more time than the faults.
+/// Minimum number of memory system calls per touched page for which the calls take more time than
+/// the page faults.
 const CALLS_PER_TOUCH: f64 = 0.5;
 
-/// `madvise`: advice that releases pages.
+/// Values of the `advice` argument of `madvise` that release pages: MADV_DONTNEED, MADV_FREE,
+/// MADV_DONTNEED_LOCKED.
 const RELEASING: [u64; 3] = [4, 8, 24];
 
 /// Mechanism that releases the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReleaseMechanism {
-    /// The heap is trimmed by brk, and grows again.
+    /// malloc trims its heap by brk, and the heap grows again.
     Brk,
     /// malloc maps and unmaps large blocks.
     MappedBlocks,
-    /// The program maps and unmaps.
+    /// The program maps and unmaps memory.
     Mappings,
-    /// madvise(MADV_DONTNEED).
+    /// The program calls madvise with an advice that releases pages.
     Advice,
     Unknown,
 }
@@ -101,14 +105,14 @@ fn whole(bytes: f64) -> Bytes {
     Bytes(bytes.max(0.0) as u64)
 }
 
-/// Private and shared memory of the process, without files.
+/// Private and shared memory of the process in bytes, without file pages.
 fn own_memory(point: &ActivityPoint) -> Option<Bytes> {
     Some(private_memory(point)? + *point.shmem.as_ref().ok()?)
 }
 
-/// True if a fault gave the process a page that lasts until the process releases it. A write to a
-/// private mapping of a file copies the page of the file; a process that forks copies its own pages
-/// of such mappings as well.
+/// True if a page fault gave the process a page that remains until the process releases it. A write
+/// to a private mapping of a file copies the page of the file, but after a fork it may also copy a
+/// page of the process, so that it counts only without forks.
 fn adds_a_page(row: &FaultRow, mapping: Option<&FaultMapping>, forks: bool) -> bool {
     let quadrant = mapping.and_then(|mapping| mapping.quadrant);
     match (row.kind, quadrant) {
@@ -120,22 +124,23 @@ fn adds_a_page(row: &FaultRow, mapping: Option<&FaultMapping>, forks: bool) -> b
     }
 }
 
-/// True if the process forked during the recording of calls, or if its calls were not recorded.
+/// True if the process forked during the recording of calls, or if calls were not recorded.
 fn forks(evidence: &CauseEvidence<'_>) -> bool {
     let calls = evidence.all.calls.value();
     calls.is_none_or(|profile| profile.rows.iter().any(|row| row.call == "fork"))
 }
 
-/// New pages of the process.
+/// First touches of pages by the process.
 struct FirstTouches {
-    /// Base pages per second, those of huge pages included.
+    /// Number of base pages per second, including those in huge pages.
     pages: f64,
-    /// CPU time per second.
+    /// CPU time of the first touches in seconds per second.
     seconds: f64,
 }
 
-/// Faults by which the process itself got new pages. `faults` is their rate over the observation:
-/// the recording covers a part of it, in which there may have been more.
+/// Computes the first touches by the process itself. `faults` is the rate of minor faults over the
+/// whole observation. It bounds the result, because the recording may cover a part with more
+/// faults.
 fn first_touches(
     evidence: &CauseEvidence<'_>,
     recording: &FaultRecording,
@@ -164,7 +169,8 @@ fn first_touches(
     }
 }
 
-/// Lost time as a share of the CPU time of the process, which cannot exceed its time in the kernel.
+/// Converts lost time to a share of the CPU time of the process. The lost time is at most the CPU
+/// time in the kernel.
 fn share_of_cpu(evidence: &CauseEvidence<'_>, lost: f64) -> f64 {
     let Some((all, system)) = cpu_shares(evidence) else { return 0.0 };
     if all > 0.0 { lost.min(system) / all } else { 0.0 }
@@ -177,7 +183,7 @@ fn releases(row: &CallProfileRow) -> bool {
     }
 }
 
-/// Mechanism that released most, by the number of calls.
+/// Returns the mechanism with the most releasing calls.
 fn mechanism(evidence: &CauseEvidence<'_>) -> ReleaseMechanism {
     let Some(profile) = evidence.all.calls.value() else { return ReleaseMechanism::Unknown };
     let most = profile.rows.iter().filter(|row| releases(row)).max_by_key(|row| row.count);
@@ -196,8 +202,8 @@ fn mechanism(evidence: &CauseEvidence<'_>) -> ReleaseMechanism {
     }
 }
 
-/// True for the functions that free a block of malloc, under the names that the dynamic symbols and
-/// the debug symbols of glibc have for them.
+/// True for functions that free a block of malloc, by their names in the dynamic symbols or in the
+/// debug symbols of glibc.
 fn releases_a_block(function: &str) -> bool {
     let name = function.trim_start_matches("__GI_").trim_start_matches("__libc_");
     ["free", "realloc", "munmap_chunk", "_int_free", "cfree"].contains(&name)
