@@ -261,9 +261,9 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
 
     /// Pops all that was allocated since `mark`.
     ///
+    /// # Safety
     /// The mark is of this stack, and the stack was not rewound to an earlier mark since.
     /// Allocations after the mark are not used any more.
-    /// the mark are not used any more.
     #[inline(always)]
     pub unsafe fn rewind(&self, mark: Mark) {
         if self.block.get() == mark.block {

@@ -1,8 +1,9 @@
-//! The table of causes: each row describes one cause of memory trouble and has a rule, which
-//! decides by the evidence.
+//! The table of causes. Each row describes one cause of memory trouble, and has a rule that judges
+//! the cause by the evidence.
 //!
-//! A rule that lacks evidence answers [`Verdict::Unknown`], never [`Verdict::RuledOut`]. A cause
-//! that another cause explains excludes itself: its row names the other one.
+//! A rule that lacks evidence returns [`Verdict::Unknown`], never [`Verdict::RuledOut`]. If another
+//! cause explains the same evidence, a rule returns [`Verdict::RuledOut`] with the name of that
+//! cause.
 
 mod collector;
 mod evidence;
@@ -30,22 +31,22 @@ use pagewise_model::report::{CellValue, Label};
 
 pub(crate) use evidence::{CauseEvidence, latest};
 
-/// A row of the table.
+/// A row of the table of causes.
 #[derive(Clone, Copy)]
 pub(crate) struct CauseRow {
-    /// Stable name.
+    /// Stable name for programs.
     pub(crate) id: &'static str,
     /// Name of the cause in reports.
     pub(crate) title: &'static str,
-    /// One sentence that says what the cause is.
+    /// One sentence that defines the cause.
     pub(crate) meaning: &'static str,
     /// Instruments whose results the rule uses.
     pub(crate) needs: &'static [Instrument],
-    /// Evidence that excludes the cause, in words.
+    /// Description of the evidence that excludes the cause.
     pub(crate) excluded_by: &'static str,
     /// Source of the thresholds and of the remedy: documentation, man page, or measurement.
     pub(crate) source: &'static str,
-    /// The rule.
+    /// Function that judges the cause.
     pub(crate) rule: fn(&CauseEvidence<'_>) -> Verdict,
 }
 
@@ -73,17 +74,17 @@ pub(crate) fn causes() -> impl Iterator<Item = &'static CauseRow> {
     GROUPS.iter().copied().flatten()
 }
 
-/// The row of a cause.
+/// Finds the row of a cause by its stable name.
 pub(crate) fn row(id: &str) -> Option<&'static CauseRow> {
     causes().find(|row| row.id == id)
 }
 
-/// The verdicts on all causes, in the order of the table.
+/// Returns the verdicts on all causes, in the order of the table.
 pub(crate) fn judge(evidence: &CauseEvidence<'_>) -> Vec<(&'static CauseRow, Verdict)> {
     causes().map(|row| (row, (row.rule)(evidence))).collect()
 }
 
-/// A cause without remedies, to be completed.
+/// Creates a cause without remedies, which the caller completes.
 fn cause(
     id: &'static str,
     object: CauseObject,
@@ -102,7 +103,7 @@ fn cause(
     }
 }
 
-/// A remedy that is a command.
+/// Creates a remedy that is a command.
 fn remedy_now(
     command: impl Into<Label>,
     change: impl Into<Vec<CellValue>>,
@@ -116,7 +117,7 @@ fn remedy_now(
     })
 }
 
-/// A remedy that changes the program.
+/// Creates a remedy that changes the program.
 fn remedy_code(change: impl Into<Vec<CellValue>>) -> Option<Remedy> {
     Some(Remedy { change: change.into(), command: "".into(), effect: Vec::new(), reversible: None })
 }

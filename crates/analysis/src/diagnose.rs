@@ -1,4 +1,4 @@
-//! The diagnosis of a process: evidence to ranked causes, and their report.
+//! The diagnosis of a process: ranks causes by the evidence, and reports them.
 
 mod machine;
 mod page;

@@ -9,14 +9,14 @@ use rustix::time::{ClockId, clock_gettime};
 /// Bounds of the cost of a diagnosis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// CPU time of pagewise.
+    /// Maximum CPU time of pagewise.
     pub cpu: Duration,
-    /// The longest pause of the target.
+    /// Maximum pause of the target.
     pub pause: Duration,
 }
 
 impl Budget {
-    /// All CPU time of the machine in a duration.
+    /// Returns the duration multiplied by the number of CPUs that are available to pagewise.
     pub fn whole(duration: Duration) -> Duration {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         duration.saturating_mul(u32::try_from(cpus).unwrap_or(u32::MAX))
@@ -36,17 +36,18 @@ impl CostMeter {
         CostMeter { budget, begin: cpu_time(), runs: Vec::new() }
     }
 
-    /// CPU time that pagewise has used since the meter was made.
+    /// CPU time that pagewise has used since the meter was created.
     pub(crate) fn spent(&self) -> Duration {
         cpu_time().saturating_sub(self.begin)
     }
 
-    /// CPU time that is left.
+    /// CPU time that remains in the budget.
     pub(crate) fn left(&self) -> Duration {
         self.budget.cpu.saturating_sub(self.spent())
     }
 
-    /// Runs an instrument; the function returns its result, and the longest pause of the target.
+    /// Runs an instrument, and records its cost. `run` returns the result and the longest pause of
+    /// the target.
     pub(crate) fn measure<T>(
         &mut self,
         instrument: Instrument,
@@ -68,7 +69,7 @@ impl CostMeter {
     }
 }
 
-/// CPU time of this process, all threads together.
+/// CPU time of all threads of pagewise.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

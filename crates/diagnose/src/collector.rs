@@ -1,5 +1,6 @@
-//! The garbage collector of a running process: the counters that the Java virtual machine, Go and
-//! V8 keep in their memory. They tell objects that survive collections from garbage.
+//! The garbage collector of a running process: reads the counters that the Java virtual machine, Go
+//! and V8 keep in their memory. The counters distinguish objects that survive collections from
+//! garbage.
 
 mod go;
 mod java;
@@ -16,12 +17,12 @@ use pagewise_scan::memory::Memory;
 use pagewise_scan::running::RunningMemory;
 use pagewise_sys::system::thread_cpu_time;
 
-/// Shortest interval of the readings.
+/// Minimum interval of the readings.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The CPU time of a reading may be one part in this number of the time until the next.
+/// Minimum ratio of the interval between two readings to the CPU time of a reading.
 const SHARE: u32 = 200;
 
-/// Memory of the runtime with the counters.
+/// Location of the counters of a collector, by runtime.
 #[derive(Clone, Copy, Debug)]
 enum CollectorSource {
     Java(AddrRange),
@@ -29,7 +30,7 @@ enum CollectorSource {
     V8,
 }
 
-/// Readings of a collector.
+/// Readings of the counters of a collector over time.
 #[derive(Debug)]
 pub(crate) struct CollectorWatch {
     source: Gathered<CollectorSource>,
@@ -39,7 +40,7 @@ pub(crate) struct CollectorWatch {
 }
 
 impl CollectorWatch {
-    /// Looks for the counters.
+    /// Finds the counters of the process.
     pub(crate) fn begin(root: &ProcRoot, snapshot: &Snapshot) -> CollectorWatch {
         let source = match root.is_live() {
             true => source_of(root, snapshot),
@@ -48,7 +49,7 @@ impl CollectorWatch {
         CollectorWatch { source, points: Vec::new(), next: Duration::ZERO }
     }
 
-    /// Reads the counters if it is time; returns the longest pause of the process.
+    /// Reads the counters if the next reading is due. Returns the longest pause of the process.
     pub(crate) fn step(
         &mut self,
         root: &ProcRoot,
@@ -60,7 +61,8 @@ impl CollectorWatch {
         if at < self.next {
             return Duration::ZERO;
         }
-        // The time that a busy machine makes pagewise wait costs the target nothing.
+        // The interval depends on CPU time only: the time that pagewise waits for a CPU costs the
+        // target nothing.
         let before = thread_cpu_time();
         let (point, pause) = source.read(root, snapshot);
         let took = thread_cpu_time().saturating_sub(before);
@@ -70,7 +72,7 @@ impl CollectorWatch {
         pause
     }
 
-    /// The readings.
+    /// Returns the readings, or the reason why the counters could not be read.
     pub(crate) fn finish(self) -> Gathered<Vec<CollectorPoint>> {
         match self.source {
             Gathered::Value(_) if self.points.is_empty() => {
@@ -110,7 +112,7 @@ fn source_of(root: &ProcRoot, snapshot: &Snapshot) -> Gathered<CollectorSource> 
 }
 
 impl CollectorSource {
-    /// The counters now, and the longest pause.
+    /// Reads the counters. Also returns the longest pause of the process.
     fn read(self, root: &ProcRoot, snapshot: &Snapshot) -> (Option<CollectorPoint>, Duration) {
         let fixed: &[Mapping] = snapshot.mappings.as_deref().unwrap_or_default();
         match self {
@@ -134,13 +136,14 @@ impl CollectorSource {
     }
 }
 
-/// The bytes of a range of which all pages are present.
+/// Returns the bytes of a range; `None` unless all of its pages are present.
 fn present_bytes(memory: &RunningMemory<'_>, range: AddrRange) -> Option<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(range.len().0).ok()?];
     memory.read_present(range.start, &mut bytes).then_some(bytes)
 }
 
-/// The bytes of a range of variables: pages that the program has not touched hold zeros.
+/// Returns the bytes of a range of variables. Pages that the program has not touched are
+/// zero-filled.
 fn touched_bytes(memory: &RunningMemory<'_>, range: AddrRange) -> Option<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(range.len().0).ok()?];
     memory.visit(range, &mut |at, part| {
@@ -153,7 +156,7 @@ fn touched_bytes(memory: &RunningMemory<'_>, range: AddrRange) -> Option<Vec<u8>
     Some(bytes)
 }
 
-/// Calls a function with the memory of the process; also the longest pause.
+/// Calls a function with the memory of the process. Also returns the longest pause of the process.
 fn with_memory<T>(
     root: &ProcRoot,
     snapshot: &Snapshot,

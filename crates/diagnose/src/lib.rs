@@ -1,6 +1,6 @@
-//! Evidence for the diagnosis of a process: applies instruments in order of their cost to the
-//! process, each only if the results of cheaper ones make it worth its cost, and within a budget of
-//! CPU time and pauses. Draws no conclusions.
+//! Evidence for the diagnosis of a process. Applies instruments in order of their cost to the
+//! process, within a budget of CPU time and pauses; each instrument runs only if the results of
+//! cheaper ones make it worth its cost. Draws no conclusions.
 //!
 //! ```text
 //!  begin    snapshot with a heap sample, machine, cgroup, other processes
@@ -33,18 +33,18 @@ pub use observation::{MachineObservation, ObservationRequest};
 pub struct DiagnosisRequest<'a> {
     /// Duration of the observation.
     pub duration: Duration,
-    /// Bounds of the cost.
+    /// Maximum CPU time of pagewise, and maximum pause of the target.
     pub budget: Budget,
-    /// Scans the heap with the reachability of its blocks.
+    /// Scans the heap within bounds, with the reachability of its blocks.
     pub scan: &'a dyn Fn(ScanBounds) -> Reading<HeapScan>,
-    /// Records allocations for some time by a recorder in the process; returns the longest pause,
-    /// too.
+    /// Records allocations for a duration by a recorder in the process. Also returns the longest
+    /// pause of the process.
     pub record: &'a dyn Fn(Duration) -> (Reading<AllocationProfile>, Duration),
     /// Permission to load the recorder into the process.
     pub recorder: RecorderConsent<'a>,
     /// Called when an instrument begins.
     pub progress: &'a dyn Fn(Instrument),
-    /// True if the diagnosis is to end now.
+    /// True if the diagnosis must end now.
     pub is_interrupted: &'a dyn Fn() -> bool,
 }
 
@@ -52,19 +52,19 @@ pub struct DiagnosisRequest<'a> {
 #[expect(missing_debug_implementations, reason = "it holds a function")]
 #[derive(Clone, Copy)]
 pub enum RecorderConsent<'a> {
-    /// The user has given it.
+    /// The user has given permission.
     Given,
-    /// The user refuses it, or cannot be asked.
+    /// The user refuses permission, or cannot be asked.
     Refused,
-    /// The user is asked, if the function that allocates is wanted and other instruments did not
-    /// find it.
+    /// The function asks the user. It is called only if the private memory grows by much, and other
+    /// instruments did not find the function that allocates.
     Asked(&'a dyn Fn() -> bool),
 }
 
 /// Bounds of a heap scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanBounds {
-    /// The process is stopped for at most this time.
+    /// The process is stopped for at most this duration.
     Stopped(Duration),
     /// The process runs on; at most this number of bytes is copied.
     Running(Bytes),
@@ -73,7 +73,7 @@ pub enum ScanBounds {
 /// Collects evidence about a process.
 ///
 /// # Errors
-/// As [`pagewise_proc::capture::capture`]: nothing of the process can be read.
+/// As [`pagewise_proc::capture::capture`]: the process cannot be read.
 pub fn collect(
     root: &ProcRoot,
     pid: Pid,

@@ -1,4 +1,4 @@
-//! Two readings of the counters of all processes and cgroups, of the machine or of one cgroup.
+//! Two readings of the counters of all processes and cgroups, on the machine or in one cgroup.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -19,9 +19,9 @@ use pagewise_sys::system;
 use crate::Budget;
 use crate::budget::CostMeter;
 
-/// Time between two checks of the end.
+/// Interval of the checks whether the observation is over.
 const TURN: Duration = Duration::from_millis(50);
-/// Processes in the evidence, largest first.
+/// Maximum number of processes in the evidence; the largest are kept.
 const MAX_PROCESSES: usize = 4000;
 
 /// Parameters of the observation of a machine.
@@ -29,18 +29,18 @@ const MAX_PROCESSES: usize = 4000;
 pub struct ObservationRequest<'a> {
     /// Duration of the observation.
     pub duration: Duration,
-    /// Bounds of the cost.
+    /// Bounds of the cost of the observation.
     pub budget: Budget,
-    /// The path of a cgroup to which the observation is limited.
+    /// Path of the cgroup to which the observation is limited; `None` for the whole machine.
     pub cgroup: Option<&'a str>,
-    /// True if the observation is to end now.
+    /// True if the observation must end now.
     pub is_interrupted: &'a dyn Fn() -> bool,
 }
 
-/// A process by its ID and the time of its start.
+/// Process ID and start time in clock ticks after boot, which together identify a process.
 type ProcessKey = (Pid, u64);
 
-/// The counters of all processes and cgroups at the beginning.
+/// An observation in progress, with the counters at its beginning.
 #[derive(Debug)]
 pub struct MachineObservation {
     began: Instant,
@@ -54,7 +54,7 @@ pub struct MachineObservation {
 }
 
 impl MachineObservation {
-    /// Reads the counters. `None` if the cgroup does not exist.
+    /// Reads the counters for the first time. `None` if the requested cgroup does not exist.
     pub fn begin(root: &ProcRoot, request: &ObservationRequest<'_>) -> Option<MachineObservation> {
         let began = Instant::now();
         let mut meter = CostMeter::new(request.budget);
@@ -92,7 +92,7 @@ impl MachineObservation {
         })
     }
 
-    /// The process with the most memory that satisfies a condition.
+    /// Returns the process with the most resident memory that satisfies a condition.
     pub fn largest(&self, is_wanted: &dyn Fn(Pid) -> bool) -> Option<Pid> {
         let mut all: Vec<(Pid, &ActivityPoint)> =
             self.processes.iter().map(|((pid, _), (_, point))| (*pid, point)).collect();
@@ -100,7 +100,7 @@ impl MachineObservation {
         all.into_iter().map(|(pid, _)| pid).find(|pid| is_wanted(*pid))
     }
 
-    /// Waits until the observation is over, and reads the counters again.
+    /// Waits until the observation is over, reads the counters again, and returns the evidence.
     pub fn finish(mut self, root: &ProcRoot, request: &ObservationRequest<'_>) -> MachineEvidence {
         let end = self.began + request.duration;
         let mut interrupted = (request.is_interrupted)();
@@ -138,8 +138,8 @@ impl MachineObservation {
     }
 }
 
-/// Counters of processes that have memory of their own, and the number of those that cannot be
-/// read.
+/// Reads the counters of processes; ignores kernel threads, ended processes and pagewise itself.
+/// Also returns the number of processes that cannot be read.
 fn counters(
     root: &ProcRoot,
     pids: &[Pid],
@@ -164,7 +164,7 @@ fn counters(
     (found, unreadable)
 }
 
-/// Processes that were read twice, the largest first.
+/// Combines the two readings of each process that was read twice; the largest processes are first.
 fn both(
     before: HashMap<ProcessKey, (Name, ActivityPoint)>,
     mut after: HashMap<ProcessKey, (Name, ActivityPoint)>,

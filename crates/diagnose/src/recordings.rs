@@ -1,5 +1,5 @@
-//! Recordings of a running process: page faults, TLB shootdowns, memory system calls. Several run
-//! at the same time, and each ends by itself.
+//! Recordings of a running process: page faults, TLB shootdowns, memory system calls, allocations.
+//! The first three can run at the same time, and each has an end time of its own.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,12 @@ use pagewise_trace::faults::{FaultRecorder, FaultsContext, FaultsRequest};
 use pagewise_trace::shootdowns::{CallTimers, FlushRecorder};
 use pagewise_trace::{Callers, TraceError, TraceTarget};
 
-/// Memory of each recording.
+/// Maximum size in bytes of the memory of one recording.
 const MEMORY: u64 = 64 << 20;
-/// Stack bytes that are copied with each event.
+/// Number of stack bytes that are copied with each event.
 const STACK: u16 = 2048;
-/// The same with each allocation: between malloc and the program, functions of the C library such
-/// as `realpath` have buffers of some KiB.
+/// Number of stack bytes that are copied with each allocation: between malloc and the program,
+/// functions of the C library such as `realpath` have buffers of some KiB.
 const STACK_OF_ALLOCATION: u16 = 8192;
 
 fn limit() -> MemoryLimit {
@@ -34,10 +34,10 @@ fn absent(error: &TraceError) -> Absent {
 pub(crate) trait RunningRecording: Sized {
     type Recorded;
 
-    /// Reads the events since the last step.
+    /// Reads the events since the last call.
     fn step(&mut self);
 
-    /// True if there are enough events.
+    /// True if the recording has enough events.
     fn is_full(&self) -> bool {
         false
     }
@@ -45,11 +45,11 @@ pub(crate) trait RunningRecording: Sized {
     fn finish(self) -> Gathered<Self::Recorded>;
 }
 
-/// A recording that begins if it is worth its cost, at most once.
+/// A recording that begins at most once, when the counters make it worth its cost.
 pub(crate) enum RecordingSlot<R: RunningRecording> {
     NotBegun,
     Refused(Absent),
-    /// It ends at this time.
+    /// The recording, and the time at which it ends.
     Running(R, Instant),
     Ended(Gathered<R::Recorded>),
 }
@@ -67,9 +67,9 @@ impl<R: RunningRecording> RecordingSlot<R> {
         };
     }
 
-    /// Reads the events since the last step. A recording that is over ends here: events that are
-    /// not read would be lost, and the process would pay for them. False if there is nothing to
-    /// read.
+    /// Reads the events since the last call, and ends the recording if its time is over or it is
+    /// full. A recording that is not ended would lose events, and would still slow the process.
+    /// False if the recording is not in progress.
     pub(crate) fn step(&mut self) -> bool {
         let RecordingSlot::Running(recording, until) = self else { return false };
         if Instant::now() < *until && !recording.is_full() {
@@ -80,14 +80,14 @@ impl<R: RunningRecording> RecordingSlot<R> {
         false
     }
 
-    /// Ends the recording, if it is in progress.
+    /// Ends the recording, if it is in progress, and keeps its result in the slot.
     pub(crate) fn end(&mut self) {
         if matches!(self, RecordingSlot::Running(..)) {
             *self = RecordingSlot::Ended(self.finish());
         }
     }
 
-    /// Ends the recording, and leaves the slot free.
+    /// Ends the recording, returns its result, and makes the slot free.
     pub(crate) fn finish(&mut self) -> Gathered<R::Recorded> {
         match std::mem::replace(self, RecordingSlot::NotBegun) {
             RecordingSlot::NotBegun => Gathered::NotNeeded,
@@ -106,7 +106,7 @@ pub(crate) struct FaultsRunning {
 }
 
 impl FaultsRunning {
-    /// Begins to record one fault in `every`.
+    /// Begins to record one page fault in `every`.
     pub(crate) fn begin(pid: Pid, every: u64) -> Result<FaultsRunning, Absent> {
         let request = FaultsRequest {
             target: TraceTarget::Process(pid.0),
@@ -147,7 +147,7 @@ pub(crate) struct ShootdownsRunning {
 }
 
 impl ShootdownsRunning {
-    /// Begins to record.
+    /// Begins to record the TLB shootdowns of a process.
     pub(crate) fn begin(pid: Pid) -> Result<ShootdownsRunning, Absent> {
         let target = TraceTarget::Process(pid.0);
         let opened =
@@ -182,11 +182,11 @@ pub(crate) struct CallsRunning {
     profiler: CallProfiler,
 }
 
-/// The recording ends after this number of calls, which take about 0.2 s of CPU time.
+/// Maximum number of recorded calls, which take about 0.2 s of CPU time.
 const MAX_CALLS: u64 = 100_000;
 
 impl CallsRunning {
-    /// Begins to record.
+    /// Begins to record the memory system calls and forks of a process.
     pub(crate) fn begin(pid: Pid) -> Result<CallsRunning, Absent> {
         let profiler =
             CallProfiler::begin(pid.0, STACK, limit()).map_err(|error| absent(&error))?;
@@ -210,13 +210,13 @@ impl RunningRecording for CallsRunning {
     }
 }
 
-/// Records allocations until enough are known, for at most `max_time`.
+/// Records allocations for at most `max_time`, or until the maximum number of calls is recorded.
 pub(crate) fn allocation_sizes(
     pid: Pid,
     max_time: Duration,
     is_interrupted: &dyn Fn() -> bool,
 ) -> Gathered<AllocationSizes> {
-    /// The calls of the longest recording: they cost the process some 0.1 s.
+    /// Maximum number of recorded calls, which cost the process about 0.1 s.
     const MAX_CALLS: u64 = 20_000;
     const TURN: Duration = Duration::from_millis(10);
     let began = Instant::now();

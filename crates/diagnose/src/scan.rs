@@ -1,4 +1,4 @@
-//! The decision on a heap scan: it is the most expensive instrument.
+//! The decision on a heap scan, which is the most expensive instrument.
 
 use std::time::Duration;
 
@@ -9,30 +9,34 @@ use pagewise_scan::sample::is_private_memory;
 
 use crate::ScanBounds;
 
-/// From this size on, or with this growth, reachability matters.
+/// Minimum size of the private memory for which reachability matters.
 const LARGE: Bytes = Bytes::mib(24);
+/// Minimum growth for which the reachability of smaller private memory matters.
 const GROWTH: Bytes = Bytes(256 << 10);
-/// CPU time of copy, walk, search of pointers and dominators for blocks of 1 KiB.
+/// CPU time per GiB to copy and walk the heap, search its pointers, and compute dominators, for
+/// blocks of 1 KiB.
 const CPU_PER_GIB: Duration = Duration::from_millis(1500);
-/// The same of one mapping that is copied: two walks of its page tables, a range to copy, and a
-/// search of it.
+/// CPU time of each mapping that is copied: two walks of its page tables, the copy of a range, and
+/// the search for pointers in this range.
 const CPU_PER_MAPPING: Duration = Duration::from_micros(12);
-/// Pause of a stopped process, with a reserve for the stop itself.
+/// Pause of a stopped process per GiB of its private memory.
 const PAUSE_PER_GIB: Duration = Duration::from_millis(150);
+/// Pause that the stop itself takes.
 const PAUSE_OF_STOP: Duration = Duration::from_millis(1);
 
-/// The bounds of a scan.
+/// Bounds of the first and of the second attempt at a heap scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScanChoice {
     pub(crate) first: ScanBounds,
-    /// The bounds of a second try, if the first scan is refused.
+    /// The bounds of a second attempt if the first scan is refused; `None` without a second
+    /// attempt.
     pub(crate) otherwise: Option<ScanBounds>,
 }
 
-/// The bounds of a scan; `None` if reachability does not matter.
+/// Chooses the bounds of a scan; `None` if reachability does not matter.
 ///
 /// # Errors
-/// The scan would exceed what is left of the budget.
+/// The scan would take more than the CPU time that remains in the budget.
 pub(crate) fn decide(
     mappings: &[Mapping],
     activity: &[ActivityPoint],
@@ -76,8 +80,8 @@ fn private_memory(mappings: &[Mapping]) -> Bytes {
     own.filter_map(|it| it.rss().ok()).sum()
 }
 
-/// The reason why a scan shows too little: an allocator could not be walked, and most of the
-/// private memory may be its. In such a scan nothing is leaked, and nothing is free.
+/// Returns the reason to reject a scan: an allocator could not be walked, and most of the private
+/// memory may belong to it. Such a scan misses the leaked and the free blocks of this allocator.
 pub(crate) fn unseen_heap(heap: &WalkedHeap, mappings: &[Mapping]) -> Option<Absent> {
     let refused = heap.refused.first()?;
     let is_small = heap.resident().0 < private_memory(mappings).0 / 2;
@@ -95,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// Private mappings with this number of resident bytes each.
+    /// Returns private mappings, each with this number of resident bytes.
     fn mappings(count: u64, resident: Bytes) -> Vec<Mapping> {
         let line = |at: u64| format!("{at:x}000-{:x}000 rw-p 00000000 00:00 0\n", at + 0x1000);
         let text: String = (1..=count).map(|at| line(at << 13)).collect();
@@ -125,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_without_most_of_the_heap_tells_nothing() {
+    fn a_scan_without_most_of_the_heap_is_rejected() {
         let mappings = mappings(100, Bytes::mib(1));
         let heap = |mib, refused: &[&str]| WalkedHeap {
             arenas: vec![WalkedArena { resident: Bytes::mib(mib), ..WalkedArena::default() }],

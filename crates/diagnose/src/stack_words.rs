@@ -1,42 +1,44 @@
-//! Return addresses in the memory of a stack that functions have left, and the bytes of the stack
-//! that the frames of these functions took.
+//! Return addresses in stack memory below the stack pointer, which functions left there when they
+//! returned, and the sizes of the frames of these functions.
 //!
 //! ```text
 //!  deep end                                             stack pointer
 //!  [ frame of the callee ][ R1 ][ frame of f ][ R2 ][ frame of g ] ..
 //! ```
-//! R1 is the address in `f` to which its callee returned. The frame of `f` lies between R1 and R2,
-//! the address in `g` to which `f` returned. So each return address owns the bytes up to the next.
+//! R1 is the address in `f` to which its callee returned, and R2 is the address in `g` to which `f`
+//! returned. The frame of `f` lies between R1 and R2, so each return address owns the bytes up to
+//! the next return address.
 
 use std::collections::HashMap;
 
-/// Longest call instruction before a return address.
+/// Length in bytes of the longest call instruction.
 pub(crate) const MAX_CALL: usize = 7;
-/// A frame of a function that called no other: shorter ones are of no interest.
+/// Minimum size in bytes of the frame of a leaf function (one that called no function): smaller
+/// frames are not reported.
 const LARGE_LEAF: u64 = 64 << 10;
 
 /// A return address in a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReturnAddress {
-    /// Its location in the stack.
+    /// Address of the stack word that holds the return address.
     pub(crate) location: u64,
-    /// Its value.
+    /// The return address itself, which is an address in code.
     pub(crate) address: u64,
 }
 
-/// Stack bytes of the frames of a function.
+/// Stack bytes that belong to the frames of one function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OwnedBytes {
-    /// A return address in the function; its first instruction if `count` is 0.
+    /// A return address in the function. If `count` is 0, the first instruction of the function.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     /// Number of occurrences of the return address.
     pub(crate) count: u64,
 }
 
-/// Stack bytes by return address. `start` is the deepest address that was read, `found` is in order
-/// of location, and `leaf` is the first instruction of the function that the deepest return address
-/// had called, if it is known.
+/// Sums the stack bytes by return address. `start` is the deepest address that was read, `end` is
+/// the end of the stack, and `found` is sorted by location. `leaf` is the first instruction of the
+/// function that the deepest return address called; `None` if it is unknown.
 pub(crate) fn owned_bytes(
     start: u64,
     found: &[ReturnAddress],
@@ -63,18 +65,18 @@ pub(crate) fn owned_bytes(
 /// True if code ends with a call instruction.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn is_behind_call(code: &[u8; MAX_CALL]) -> bool {
-    // call rel32
+    // `call rel32`: opcode e8 and four bytes of distance.
     if code[2] == 0xe8 {
         return true;
     }
-    // call r/m64: opcode ff with 2 in the middle bits of the next byte, and its operands.
+    // `call r/m64`: opcode ff, a ModRM byte whose middle bits are 2, and the operand.
     (2..=MAX_CALL).any(|length| {
         let at = MAX_CALL - length;
         code[at] == 0xff && (code[at + 1] >> 3) & 7 == 2 && operand_length(code, at + 1) == length
     })
 }
 
-/// Length of a call through a register or memory whose operand byte is at `at`, without prefixes.
+/// Returns the length in bytes of an indirect call whose ModRM byte is at `at`, without prefixes.
 #[cfg(target_arch = "x86_64")]
 fn operand_length(code: &[u8; MAX_CALL], at: usize) -> usize {
     let (mode, register) = (code[at] >> 6, code[at] & 7);
@@ -92,11 +94,12 @@ fn operand_length(code: &[u8; MAX_CALL], at: usize) -> usize {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn is_behind_call(code: &[u8; MAX_CALL]) -> bool {
     let word = u32::from_le_bytes([code[3], code[4], code[5], code[6]]);
-    // BL and BLR of aarch64.
+    // The instructions BL and BLR of aarch64.
     word & 0xfc00_0000 == 0x9400_0000 || word & 0xffff_fc1f == 0xd63f_0000
 }
 
-/// The function that a direct call before a return address calls.
+/// Returns the first instruction of the function that a direct call before the return address
+/// calls; `None` for an indirect call, and on machines other than x86-64.
 pub(crate) fn leaf_target(address: u64, code: &[u8; MAX_CALL]) -> Option<u64> {
     let distance = i32::from_le_bytes([code[3], code[4], code[5], code[6]]);
     let is_direct = cfg!(target_arch = "x86_64") && code[2] == 0xe8;
@@ -111,20 +114,21 @@ mod tests {
         ReturnAddress { location, address }
     }
 
-    /// Bytes and occurrences of a return address.
+    /// Returns the bytes and the number of occurrences of a return address.
     fn of(owned: &[OwnedBytes], address: u64) -> (u64, u64) {
         owned.iter().find(|it| it.address == address).map_or((0, 0), |it| (it.bytes, it.count))
     }
 
     #[test]
     fn a_function_owns_the_bytes_up_to_the_address_to_which_it_returns() {
-        // A recursive function (7) with frames of 64 bytes, called by another (9).
+        // A recursive function (return address 7) with frames of 64 bytes, called by the function
+        // of return address 9.
         let mut found: Vec<_> = (0..100).map(|depth| at(1000 + depth * 64, 7)).collect();
         found.push(at(7400, 9));
         let owned = owned_bytes(992, &found, 7500, None);
         assert_eq!(of(&owned, 7), (6400, 100));
         assert_eq!(of(&owned, 9), (100, 1));
-        // A large array: the only address in its function (5) is below the array.
+        // A function with a large array: its only return address (5) lies below the array.
         let owned = owned_bytes(0, &[at(8, 5), at(1 << 20, 9)], (1 << 20) + 64, None);
         assert_eq!(of(&owned, 5), ((1 << 20) - 8, 1));
     }

@@ -1,4 +1,4 @@
-//! Large stacks: resident pages that no function uses, and the functions whose frames they held.
+//! Large stacks: their unused resident pages, and the functions whose frames touched these pages.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -18,26 +18,30 @@ use crate::stack_words::{
     MAX_CALL, OwnedBytes, ReturnAddress, is_behind_call, leaf_target, owned_bytes,
 };
 
-/// Smaller stacks are harmless.
+/// Minimum size of the used or of the unused resident part of a stack: smaller parts are harmless.
 const LARGE: Bytes = Bytes::mib(1);
-/// Number of stacks whose functions are looked up, largest first.
+/// Maximum number of stacks whose functions are looked up: those with most unused memory.
 const MAX_STACKS: usize = 4;
-/// Bytes that are read from the deepest resident page of a stack up, and bytes of one step.
+/// Number of bytes that are read from the deepest resident page of a stack upwards.
 const DEEP_END: u64 = 1 << 20;
+/// Maximum number of bytes that one call of [`Memory::visit`] reads.
 const STEP: u64 = 256 << 10;
-/// Number and size of the samples of the other pages.
+/// Maximum number of samples of the remaining pages of a stack.
 const SAMPLES: u64 = 32;
+/// Size of a sample in bytes.
 const SAMPLE: u64 = 16 << 10;
-/// Return addresses whose code is read.
+/// Maximum number of return addresses whose code is read to check for a call instruction.
 const MAX_CHECKED: usize = 4000;
-/// Return addresses of a stack whose functions are looked up, those with the largest frames first.
+/// Maximum number of return addresses of a stack whose functions are looked up: those with the
+/// largest frames.
 const MAX_ADDRESSES: usize = 32;
-/// Functions of a stack in the evidence.
+/// Maximum number of functions of a stack in the evidence.
 const MAX_FUNCTIONS: usize = 4;
-/// Bytes above a stack pointer in which the control block of the thread is searched.
+/// Maximum number of bytes above a stack pointer that are searched for the control block of the
+/// thread.
 const MAX_BLOCK_SEARCH: u64 = 64 << 20;
 
-/// Reads the large stacks of a process; also the longest pause.
+/// Reads the large stacks of a process. Also returns the longest pause of the process.
 pub(crate) fn read(root: &ProcRoot, snapshot: &Snapshot) -> (Reading<Vec<StackUse>>, Duration) {
     let (mappings, threads) = match (&snapshot.mappings, &snapshot.threads) {
         (Ok(mappings), Ok(threads)) => (mappings, threads),
@@ -73,13 +77,14 @@ pub(crate) fn read(root: &ProcRoot, snapshot: &Snapshot) -> (Reading<Vec<StackUs
 struct LargeStack {
     used: StackUse,
     is_main: bool,
-    /// The part in which functions are searched: the unused one, or the used one if it is larger.
+    /// The part in which functions are searched: the unused part if it is large, else the used
+    /// part.
     searched: AddrRange,
-    /// From the stack pointer to the end of the mapping.
+    /// The used part: from the stack pointer to the end of the mapping.
     within: AddrRange,
 }
 
-/// Stacks of which much is resident, those with most unused memory first.
+/// Finds the stacks with a large used or unused resident part, those with most unused memory first.
 fn large_stacks(
     mappings: &[Mapping],
     threads: &[Thread],
@@ -95,7 +100,7 @@ fn large_stacks(
     large
 }
 
-/// The stack of a thread if much of it is resident, used or not.
+/// Returns the stack of a thread if its used or its unused resident part is large.
 fn large_stack(
     mappings: &[Mapping],
     thread: &Thread,
@@ -106,7 +111,8 @@ fn large_stack(
     let known = below.map(|it| it.range.end).or(pointer);
     let holds = |it: &&Mapping| match known {
         Some(address) => it.range.start < address && address <= it.range.end,
-        // The stack pointer of a running thread is unknown.
+        // The stack pointer of a running thread is unknown, but the mapping of the main stack has a
+        // name.
         None => is_main && it.name.as_bytes() == b"[stack]",
     };
     let mapping = mappings.iter().find(holds)?;
@@ -125,8 +131,8 @@ fn large_stack(
 }
 
 impl LargeStack {
-    /// Ends the stack at the control block of its thread: the mapping can go on with other memory.
-    /// False without a control block, or if the stack is not large.
+    /// Ends the stack at the control block of its thread, because the mapping can contain other
+    /// memory above the stack. False if no control block is found, or the stack is not large.
     fn ends_at_control_block(&mut self, memory: &RunningMemory<'_>) -> bool {
         let Some(block) = control_block(memory, self.within) else { return false };
         self.within.end = block;
@@ -137,8 +143,8 @@ impl LargeStack {
     }
 }
 
-/// The control block of a thread above its stack pointer. The stacks of coroutines and of Go lie in
-/// memory of other use.
+/// Finds the address of the control block of a thread above its stack pointer. Stacks of coroutines
+/// and of Go lie in memory for other purposes, without a control block at their end.
 fn control_block(memory: &RunningMemory<'_>, within: AddrRange) -> Option<u64> {
     let end = within.end.min(within.start.saturating_add(MAX_BLOCK_SEARCH));
     let (mut start, mut found) = (within.start, None);
@@ -156,12 +162,14 @@ fn control_block(memory: &RunningMemory<'_>, within: AddrRange) -> Option<u64> {
     found
 }
 
-/// Words at the beginning of a control block.
+/// Number of words at the beginning of a control block that identify it.
 const BLOCK_WORDS: usize = 4;
 
-/// True if words are the beginning of a control block. The first is its own address, and
-/// - in glibc (`tcbhead_t` of x86-64) the third is so too, and the second is not, unlike in a list,
-/// - in musl (`struct pthread`) the third and fourth link the control blocks of all threads.
+/// True if words are the beginning of a control block. Its first word is the address of the control
+/// block, and
+/// - in glibc (`tcbhead_t` of x86-64) the third word is the same address, but the second word is
+///   not, unlike in the head of an empty list,
+/// - in musl (`struct pthread`) the third and fourth words link the control blocks of all threads.
 fn is_control_block(memory: &dyn Memory, at: u64, words: &[u64]) -> bool {
     let [own, second, third, fourth] = words else { return false };
     let linked = |address: u64, offset: u64| memory.word(address.saturating_add(offset));
@@ -178,7 +186,9 @@ struct StackSearch<'a> {
 }
 
 impl StackSearch<'_> {
-    /// Functions to which return addresses of a range lead, those with the largest frames first.
+    /// Finds the functions that contain the return addresses of a range, those with the largest
+    /// frames first. Also returns the number of occurrences of each function's return addresses, at
+    /// least 1.
     fn functions(&mut self, range: AddrRange) -> Vec<(Frame, u64)> {
         let mut words = StackWords::default();
         let mut start = range.start;
@@ -215,7 +225,7 @@ impl StackSearch<'_> {
         });
     }
 
-    /// True if an address is behind a call.
+    /// True if an address follows a call instruction, or is in code that cannot be read.
     fn returns_to(&self, address: u64, checked: &mut HashMap<u64, bool>) -> bool {
         if !self.is_code(address) {
             return false;
@@ -226,20 +236,21 @@ impl StackSearch<'_> {
         if checked.len() >= MAX_CHECKED {
             return false;
         }
-        // The kernel may have dropped the page of the code, which then cannot be checked.
+        // The kernel may have dropped the page of the code. Such an address cannot be checked, and
+        // counts as a return address.
         let is_behind = self.before(address).is_none_or(|code| is_behind_call(&code));
         checked.insert(address, is_behind);
         is_behind
     }
 
-    /// The code before an address.
+    /// Returns the bytes of code before an address; `None` if their page is not present.
     fn before(&self, address: u64) -> Option<[u8; MAX_CALL]> {
         let mut code = [0; MAX_CALL];
         let start = address.checked_sub(MAX_CALL as u64)?;
         self.memory.read_present(start, &mut code).then_some(code)
     }
 
-    /// True if an address is in code. Most words of a stack are not.
+    /// True if an address is in an executable mapping. Most words of a stack are not.
     fn is_code(&self, address: u64) -> bool {
         let at = self.mappings.partition_point(|it| it.range.end <= address);
         self.mappings.get(at).is_some_and(|it| it.range.contains(address) && it.prot.exec)
@@ -253,7 +264,8 @@ impl StackSearch<'_> {
         let mut functions: Vec<(Frame, u64, u64)> = Vec::new();
         for it in owned {
             let place = StackFrame { address: it.address, returns: it.count > 0, stack_pointer: 0 };
-            // The frame belongs to the function into which others were inlined.
+            // The frame belongs to the outermost function, into which the other functions were
+            // inlined.
             let Some(frame) = code.functions(&place).pop() else { continue };
             let is_same = |known: &Frame| {
                 known.function.is_some()
@@ -273,12 +285,14 @@ impl StackSearch<'_> {
     }
 }
 
-/// Return addresses that were found in a stack.
+/// Return addresses that were found in a stack, and the state of the search.
 #[derive(Default)]
 struct StackWords {
-    /// The deepest address that was read.
+    /// The deepest address that was read; `None` before the first read.
     first: Option<u64>,
+    /// Number of bytes that were read.
     read: u64,
+    /// The addresses whose code was checked, with the results.
     checked: HashMap<u64, bool>,
     found: Vec<ReturnAddress>,
 }
@@ -291,7 +305,7 @@ mod tests {
 
     const AT: u64 = 0x1000;
 
-    /// Memory of some words from [`AT`] on.
+    /// Memory that contains only these words, from [`AT`] on.
     struct WordMemory(Vec<u64>);
 
     impl Memory for WordMemory {

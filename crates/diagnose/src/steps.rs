@@ -1,4 +1,4 @@
-//! The order of the instruments, and the results that make each worth its cost.
+//! The order of the instruments, and the conditions that make each instrument worth its cost.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -32,48 +32,53 @@ use crate::{DiagnosisRequest, RecorderConsent, recordings, scan};
 const INTERVAL: Duration = Duration::from_millis(250);
 /// Interval at which the ring buffers of recordings are read.
 const TURN: Duration = Duration::from_millis(20);
-/// Longest sleep without a recording.
+/// Maximum sleep if no recording is in progress.
 const IDLE_TURN: Duration = Duration::from_millis(100);
-/// Part of the observation for which the process is watched at least.
+/// Minimum time from the first snapshot to the end of the observation, as a share of the requested
+/// duration.
 const MIN_WATCHED: f64 = 0.75;
-/// Observation before the decision on recordings, and between further decisions on those that were
-/// not worth their cost: the trouble of a process can be rare.
+/// Time before the first decision on recordings, and between later decisions on the recordings that
+/// have not begun: the trouble of a process can be rare.
 const TRIAGE: Duration = Duration::from_millis(1000);
-/// A recording that begins later sees too little.
+/// Minimum time from the beginning of a recording to the end of the observation: a shorter
+/// recording has too few events.
 const MIN_RECORDING: Duration = Duration::from_millis(1500);
-/// Longest recording of page faults, and of shootdowns.
+/// Maximum duration of the recording of page faults, and of that of shootdowns.
 const MAX_RECORDING: Duration = Duration::from_secs(4);
-/// Rates per second from which on a recording is worth its cost.
+/// Minimum number of page faults per second that makes a recording worth its cost.
 const MANY_FAULTS: f64 = 50.0;
+/// Minimum number of TLB shootdowns per second that makes a recording worth its cost.
 const MANY_SHOOTDOWNS: f64 = 300.0;
-/// Share of a CPU that the process spends in the kernel from which on its system calls are worth a
+/// Minimum share of a CPU that the process spends in the kernel, for its system calls to be worth a
 /// recording.
 const MUCH_SYSTEM_TIME: f64 = 0.02;
-/// CPU time that the recording of one page fault takes, and the share of a CPU that all may take.
+/// CPU time in nanoseconds that the recording of one page fault takes.
 const FAULT_COST_NS: f64 = 2000.0;
+/// Maximum share of a CPU that the recording of page faults may take.
 const RECORDING_SHARE: f64 = 0.005;
-/// Unreachable bytes from which on the functions that allocate them are searched.
+/// Minimum number of unreachable bytes for a search of the functions that allocate such blocks.
 const MANY_LEAKED: u64 = 512 << 10;
 /// Duration of the recording of allocations, which begins after the observation.
 const RECORDING_OF_ALLOCATIONS: Duration = Duration::from_secs(3);
-/// Duration of the recording of the sizes of allocations, a quarter of the observation within these
-/// bounds: it prolongs the diagnosis.
+/// Minimum and maximum duration of the recording of the sizes of allocations. Its duration is a
+/// quarter of the observation within these bounds, and prolongs the diagnosis.
 const RECORDING_OF_SIZES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
-/// Growth of the private memory from which on the user is asked for the recorder of allocations.
+/// Minimum growth of the private memory for which the user is asked for permission to load the
+/// recorder of allocations.
 const WANTED_GROWTH: Bytes = Bytes::mib(1);
-/// Fewer huge pages than this cannot waste much.
+/// Minimum size of the huge pages for a sample: smaller ones cannot waste much.
 const MUCH_HUGE: Bytes = Bytes::mib(8);
-/// Base pages of huge pages that are read.
+/// Maximum number of base pages of huge pages that are read.
 const HUGE_SAMPLE: u64 = 4000;
 
-/// Rates per second by which recordings are chosen.
+/// Rates per second by which recordings are chosen. `system_share` and `shootdowns` are
+/// extrapolated to a machine whose CPUs are free; `faults` is the measured rate.
 struct TriageRates {
     faults: f64,
     has_major_faults: bool,
-    /// CPU time in the kernel, as a share of one CPU.
+    /// CPU time in the kernel as a share of one CPU.
     system_share: f64,
-    /// TLB shootdowns of the machine; `None` if the kernel does not count them. As the share, it is
-    /// the one of free CPUs.
+    /// TLB shootdowns of the machine; `None` if the kernel does not count them.
     shootdowns: Option<f64>,
     has_threads: bool,
     /// Factor by which rates are higher on a machine whose CPUs are free.
@@ -103,7 +108,7 @@ pub(crate) struct Diagnosis<'a> {
 }
 
 impl<'a> Diagnosis<'a> {
-    /// The instruments that see the process at one time.
+    /// Applies the instruments that read the process at one time point, and begins the observation.
     pub(crate) fn begin(
         root: &'a ProcRoot,
         pid: Pid,
@@ -200,7 +205,8 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
-    /// The process at the end; not needed if a snapshot is costly and the process hardly changed.
+    /// Takes the second snapshot; returns `NotNeeded` if a snapshot is costly and the process
+    /// hardly changed.
     fn last_snapshot(&mut self) -> Gathered<Box<Snapshot>> {
         let (root, pid, max_pause) = (self.root, self.pid, self.request.budget.pause);
         if self.is_unchanged() {
@@ -223,7 +229,8 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
-    /// True if a snapshot is costly, and the sizes of the process hardly changed since the first.
+    /// True if a snapshot is costly, and the sizes of the process hardly changed since the first
+    /// snapshot.
     fn is_unchanged(&self) -> bool {
         const LARGE_PART: u64 = 4;
         let took = self.meter.runs().first().map_or(0, |run| run.cpu_ns);
@@ -238,7 +245,7 @@ impl<'a> Diagnosis<'a> {
 
     /// Reads the counters until the observation is over, and runs the recordings.
     fn watch(&mut self) {
-        // On a busy machine the first snapshot can take as long as the observation.
+        // The first snapshot can take as long as the observation on a busy machine.
         let begin = Instant::now();
         let duration = self.request.duration;
         let end = (self.began + duration).max(begin + duration.mul_f64(MIN_WATCHED));
@@ -270,7 +277,8 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
-    /// Rates of the process since the first reading; `None` if it was read only once.
+    /// Returns the rates of the process since the first reading; `None` if the process was read
+    /// only once.
     fn rates(&self) -> Option<TriageRates> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         let span = Duration::from_nanos(last.at_ns.checked_sub(first.at_ns)?);
@@ -278,7 +286,7 @@ impl<'a> Diagnosis<'a> {
         let rate = |count: u64| to_float(count) / seconds;
         let major = last.major_faults.saturating_sub(first.major_faults);
         let flushed = self.machine.shootdowns.zip(machine_activity::shootdowns(self.root));
-        // A process whose CPUs are busy with other work does everything less often.
+        // A process that waits for CPUs does all its work less often.
         let demand = self.cpu_waits().map_or(1.0, |waits| waits.demand());
         let demanded = |count: u64| rate(count) * demand;
         (seconds > 0.0).then(|| TriageRates {
@@ -291,7 +299,8 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
-    /// The CPU time of the threads, and their waits for CPUs, since the beginning.
+    /// Returns the CPU time of the threads, and their waits for CPUs, since the beginning of the
+    /// diagnosis.
     fn cpu_waits(&self) -> Reading<CpuWaits> {
         let before = self.run_queue.as_ref().map_err(Clone::clone)?;
         Ok(RunQueueTimes::read(self.root, self.pid)?.since(before))
@@ -322,13 +331,14 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
-    /// Reads the events of the recordings in progress; false without one.
+    /// Reads the events of the recordings in progress. False if no recording is in progress.
     fn step_recordings(&mut self) -> bool {
         let running = [self.calls.step(), self.faults.step(), self.shootdowns.step()];
         running.contains(&true)
     }
 
-    /// The heap with the reachability of its blocks, if it matters and the budget permits.
+    /// Scans the heap with the reachability of its blocks, if reachability matters and the budget
+    /// permits it.
     fn scan(&mut self, last: Option<&Snapshot>) -> Gathered<Box<HeapScan>> {
         let (left, pause) = (self.meter.left(), self.request.budget.pause);
         let Ok(mappings) = &last.unwrap_or(&self.first).mappings else {
@@ -343,7 +353,8 @@ impl<'a> Diagnosis<'a> {
         let request = self.request;
         self.meter.measure(Instrument::HeapScan, || {
             let scan = (request.scan)(chosen.first);
-            // The copy of a stopped process is predicted anew by its speed, and may be refused.
+            // The scan predicts the pause of a stopped process anew by the measured speed of its
+            // copy, and may refuse it.
             let scan = match (scan, chosen.otherwise) {
                 (Err(_), Some(otherwise)) => (request.scan)(otherwise),
                 (scan, _) => scan,
@@ -357,7 +368,8 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
-    /// Allocations, if many blocks are unreachable: their sizes lead to the functions.
+    /// Records the sizes of allocations, if many blocks are unreachable: the sizes of these blocks
+    /// identify the functions that allocate them.
     fn allocation_sizes(&mut self, scan: Option<&HeapScan>) -> Gathered<AllocationSizes> {
         let leaked = scan.and_then(|scan| scan.graph.as_ref()).map(|graph| graph.leaked);
         if self.interrupted || leaked.is_none_or(|leaked| leaked.bytes < MANY_LEAKED) {
@@ -372,7 +384,7 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
-    /// Allocations by call stack, if the user permits a recorder in the process.
+    /// Records allocations by call stack, if the user permits a recorder in the process.
     fn allocations(&mut self, sizes: &Gathered<AllocationSizes>) -> Gathered<AllocationProfile> {
         let request = self.request;
         let is_permitted = !self.interrupted
@@ -393,7 +405,7 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
-    /// A sample of the contents of huge pages, if there are many.
+    /// Samples the contents of huge pages, if the process has many.
     fn huge_pages(&mut self) -> Gathered<HugePages> {
         let Ok(mappings) = &self.first.mappings else { return Gathered::NotNeeded };
         let huge: Bytes = mappings.iter().filter_map(|it| it.anon_huge().ok()).sum();
@@ -414,7 +426,7 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
-    /// A sample of the contents of large anonymous mappings.
+    /// Samples the contents of large anonymous mappings.
     fn zero_pages(&mut self) -> Gathered<Vec<ZeroSample>> {
         let Ok(mappings) = &self.first.mappings else { return Gathered::NotNeeded };
         let (root, pid, page_size) = (self.root, self.pid, self.page_size);
@@ -433,7 +445,7 @@ impl<'a> Diagnosis<'a> {
     }
 }
 
-/// True if the counters of a process show no change that a second snapshot would explain.
+/// True if the sizes of a process changed by so little that a second snapshot would add nothing.
 fn changes_little(first: &ActivityPoint, last: &ActivityPoint) -> bool {
     const PART: u64 = 200;
     const MAX_CHANGE: Bytes = Bytes::mib(4);
@@ -445,7 +457,8 @@ fn changes_little(first: &ActivityPoint, last: &ActivityPoint) -> bool {
     sizes(first).into_iter().zip(sizes(last)).all(|(before, now)| before.abs_diff(now) <= most)
 }
 
-/// True if the private memory grew by an amount whose allocating function is wanted.
+/// True if the private memory grew by at least [`WANTED_GROWTH`], so that the allocating function
+/// is of interest.
 fn grows(points: &[ActivityPoint]) -> bool {
     let ends = points.first().zip(points.last());
     let anonymous = ends.and_then(|(first, last)| {
@@ -454,14 +467,15 @@ fn grows(points: &[ActivityPoint]) -> bool {
     anonymous.is_some_and(|(before, after)| after.saturating_sub(before) >= WANTED_GROWTH)
 }
 
-/// From this size on a snapshot is expensive.
+/// Resident size from which on a snapshot is expensive.
 const LARGE_PROCESS: Bytes = Bytes::gib(1);
 
-/// Larger page tables are not read in full: `smaps` walks those of a mapping at once, 10 ms for
-/// 50 MiB.
+/// Maximum size of page tables that are read by `smaps`, which walks the page tables of a mapping
+/// at once: 10 ms for 50 MiB.
 const LARGE_PAGE_TABLES: Bytes = Bytes::mib(1);
 
-/// The way to read a process, by the size of its page tables.
+/// Chooses the files to read and the pace of reading, by the sizes of the page tables and of the
+/// process.
 fn reading(root: &ProcRoot, pid: Pid) -> (Wish, Pace) {
     let tables =
         root.read(pid, "status").ok().and_then(|text| status::parse(&text).status.vm_pte.ok());
@@ -473,10 +487,10 @@ fn reading(root: &ProcRoot, pid: Pid) -> (Wish, Pace) {
     (wish, if is_large { Pace::LARGE } else { Pace::POLITE })
 }
 
-/// A snapshot with a sample of the heap, and its longest pause.
+/// Takes a snapshot with a sample of the heap. Also returns the longest pause of the process.
 fn snapshot(root: &ProcRoot, pid: Pid) -> (Result<Snapshot, ProcError>, Duration) {
     let (wish, pace) = reading(root, pid);
-    // `smaps_rollup` walks all mappings at once.
+    // No sums: `smaps_rollup` walks all mappings at once.
     let request = CaptureRequest { wish, pace, sums: false, ..CaptureRequest::default() };
     let mut snapshot = match capture(root, pid, &request) {
         Ok(snapshot) => snapshot,

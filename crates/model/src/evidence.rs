@@ -78,6 +78,10 @@ pub struct CpuWaits {
     pub ran_ns: u64,
     /// Time in the run queues in nanoseconds, of all threads together.
     pub waited_ns: u64,
+    /// CPU time in nanoseconds that the threads would have used in the same time on free CPUs.
+    /// `None` in older files, whose waits have no duration to be compared with.
+    #[serde(default)]
+    pub undelayed_ns: Option<u64>,
 }
 
 impl CpuWaits {
@@ -92,9 +96,19 @@ impl CpuWaits {
         if self.ran_ns < CpuWaits::MIN_RAN_NS {
             return 1.0;
         }
+        let wanted = self.undelayed_ns.unwrap_or(self.ran_ns.saturating_add(self.waited_ns));
         #[expect(clippy::cast_precision_loss, reason = "a ratio needs few digits")]
-        let ratio = self.waited_ns as f64 / self.ran_ns as f64;
-        (1.0 + ratio).min(CpuWaits::MAX_DEMAND)
+        let ratio = wanted as f64 / self.ran_ns as f64;
+        ratio.clamp(1.0, CpuWaits::MAX_DEMAND)
+    }
+
+    /// CPU time of one thread that ran and waited for these times within `span_ns`, if it had not
+    /// waited. Between two pieces of work it sleeps as long as before, so that a thread that mostly
+    /// sleeps gets little more CPU time, and one that never sleeps gets all of it.
+    pub fn undelayed(ran_ns: u64, waited_ns: u64, span_ns: u64) -> u64 {
+        let own = span_ns.saturating_sub(waited_ns).max(ran_ns).max(1);
+        let wanted = u128::from(ran_ns) * u128::from(span_ns.max(own)) / u128::from(own);
+        u64::try_from(wanted).unwrap_or(u64::MAX)
     }
 }
 
@@ -123,6 +137,9 @@ pub struct CollectorPoint {
     /// Bytes in the old generation: objects that survived collections. `None` in a runtime without
     /// generations.
     pub old: Option<Bytes>,
+    /// Number of classes that are loaded, if the runtime counts them.
+    #[serde(default)]
+    pub classes: Option<u64>,
 }
 
 /// Result of an instrument.

@@ -13,7 +13,6 @@
 //! Each thread counts its allocations down from a random number and then draws a new number, so
 //! that every allocation has the same probability. An allocation that is not guarded costs two more
 //! instructions.
-//! instructions.
 
 mod canary;
 mod moves;

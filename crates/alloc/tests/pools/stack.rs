@@ -270,7 +270,7 @@ fn an_overflow_in_a_guarded_stack_is_found_when_the_frame_is_popped() {
                 // SAFETY: the byte is past the end of the allocation, but within the block.
                 let old = unsafe { byte.read() };
                 // The guard contains an address, whose bytes may have any value, so only a flipped
-                // byte certainly differs.
+                // byte certainly differs. SAFETY: the byte lies within the block of the stack.
                 unsafe { byte.write(!old) };
             })
         });

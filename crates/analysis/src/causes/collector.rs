@@ -1,64 +1,72 @@
-//! The growth of a collected heap by the counters of its garbage collector: objects that survive
-//! collections, or garbage that waits for the next one.
+//! The growth of a collected heap, judged by the counters of its garbage collector: either objects
+//! that survive collections, or garbage that the next collection frees.
 
 use pagewise_model::Bytes;
 use pagewise_model::evidence::CollectorPoint;
 use pagewise_model::report::CellValue;
 
 use super::CauseEvidence;
+use super::signs::{cpu_shares, private_memory};
 use super::trend::{
-    GrownMemory, MemoryTrend, SteadyGrowth, grown_most, steady_growth_of, stepped_growth,
-    stepped_growth_of, trend,
+    GrownMemory, MemoryTrend, SteadyGrowth, grown_most, is_steady_number, steady_growth_of,
+    stepped_growth, stepped_growth_of, trend,
 };
 use crate::cells::{float, text};
 
-/// Collections since the start of a program from which on its heap has been filled before: each
-/// sets the size of the heap for the next by the objects that are alive.
+/// Minimum number of collections since the start of a program for which the current filling of its
+/// heap is not the first. Each collection sets the size of the heap until the next collection, by
+/// the live objects.
 const ESTABLISHED: u64 = 3;
-/// Smaller growth, as a share of the old generation, is promoted garbage; also if the number of
-/// collections is unknown.
+/// Minimum growth as a share of the old generation: smaller growth is promoted garbage.
 const MIN_SHARE: f64 = 0.03;
+/// Minimum growth as a share of the old generation if the number of collections is unknown.
 const MIN_SHARE_UNCOUNTED: f64 = 0.1;
-/// The highest use between collections varies by less than this range of shares of the heap; a heap
-/// that is filled for the first time grows by more.
+/// Growth of the highest use between collections, as a share of the heap, that shows survivors.
+/// Less growth is ordinary variation, and more growth is a heap that is filled for the first time.
 const SHARE_OF_STEPS: std::ops::Range<f64> = 0.05..0.25;
-/// Promoted garbage fills a small old generation for the first time.
+/// Minimum size in bytes of the old generation: a smaller old generation is filled for the first
+/// time with promoted garbage.
 const MIN_OLD: Bytes = Bytes::mib(24);
-/// A heap of Go that is larger has been collected, unless the collector is off: the first
-/// collection comes at 4 MiB.
+/// Minimum size of a Go heap without any collection that shows that the collector is off: by
+/// default, the first collection begins at 4 MiB.
 const MUST_BE_COLLECTED: Bytes = Bytes::mib(32);
+/// Maximum growth in bytes without a collection that counts as garbage, such as that of a service
+/// that was busy at its start.
+const MAX_GARBAGE: Bytes = Bytes::mib(2);
 const NS_PER_SECOND: f64 = 1e9;
-/// Fewer readings do not show parts of the observation.
+/// Maximum number of readings that are too few to divide the observation into parts.
 const MAX_FEW: usize = 4;
 
-/// The growth of a collected heap.
+/// The conclusion about the growth of a collected heap.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum CollectedGrowth {
-    /// Objects that survive collections become more.
+    /// The objects that survive collections grow by this amount, for this reason.
     Survivors(SteadyGrowth, SurvivalProof),
-    /// Growth that is garbage, as far as the counters show; the line that excludes a cause.
+    /// The growth is garbage as far as the counters show. The line excludes a cause.
     Garbage(Vec<CellValue>),
-    /// The counters do not decide.
+    /// The counters do not show whether the growth is garbage.
     Unknown,
 }
 
 /// Reason why the growth is not garbage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SurvivalProof {
-    /// This number of collections during the observation did not free it.
+    /// This number of collections during the observation did not free the growth.
     Collections(u64),
-    /// This number of collections since the start has set the size of the heap.
+    /// This number of collections since the start of the program has set the size of the heap.
     SinceStart(u64),
-    /// It lies in the old generation. The number of collections is unknown.
+    /// The growth is in the old generation. The number of collections is unknown.
     OldGeneration,
     /// The collector never ran.
     NeverCollected,
-    /// The old generation does not grow: malloc allocates the memory.
+    /// The growth is memory of malloc: the old generation does not grow.
     OutsideHeap,
+    /// This number of classes was loaded and not unloaded during the observation.
+    Classes(u64),
 }
 
 impl SurvivalProof {
-    /// The reason in words, for the end of a sentence.
+    /// Returns the reason in words, for the end of a sentence.
     pub(super) fn words(self) -> Vec<CellValue> {
         match self {
             SurvivalProof::Collections(count) => {
@@ -78,6 +86,13 @@ impl SurvivalProof {
             SurvivalProof::OutsideHeap => vec![text(
                 "the memory lies outside of the collected heap, in buffers that malloc allocates for objects",
             )],
+            SurvivalProof::Classes(count) => vec![
+                CellValue::Count(count),
+                text(
+                    " classes were loaded meanwhile, whose loaders are still reachable: their metadata and code lie outside of the \
+                     collected heap",
+                ),
+            ],
             SurvivalProof::NeverCollected => vec![text(
                 "the garbage collector has not run since the start, so that garbage stays (GOGC=off, or a large GOGC)",
             )],
@@ -85,7 +100,7 @@ impl SurvivalProof {
     }
 }
 
-/// The growth by the counters. `memory` is the memory of the runtime.
+/// Judges the growth by the counters. `memory` is the size of the memory of the runtime.
 pub(super) fn collected_growth(evidence: &CauseEvidence<'_>, memory: Bytes) -> CollectedGrowth {
     let Some([first, .., last]) = evidence.all.collector.value().map(Vec::as_slice) else {
         return CollectedGrowth::Unknown;
@@ -99,12 +114,24 @@ pub(super) fn collected_growth(evidence: &CauseEvidence<'_>, memory: Bytes) -> C
         }
         (None, Some(count)) if count >= ESTABLISHED => {
             match (of_private_memory(evidence, SurvivalProof::SinceStart(count)), during) {
+                (CollectedGrowth::Survivors(growth, _), Some(0)) if growth.bytes < MAX_GARBAGE => {
+                    CollectedGrowth::Garbage(between_collections(growth))
+                }
                 (CollectedGrowth::Unknown, Some(during)) => in_steps(evidence, memory, during),
                 (found, _) => found,
             }
         }
         (None, _) => CollectedGrowth::Unknown,
     }
+}
+
+/// Returns the line that excludes a cause because growth is small and no collection happened.
+fn between_collections(growth: SteadyGrowth) -> Vec<CellValue> {
+    vec![
+        text("the heap grew by "),
+        CellValue::Bytes(growth.bytes.0),
+        text(" without a garbage collection meanwhile: this may be garbage"),
+    ]
 }
 
 fn of_old_generation(
@@ -114,6 +141,9 @@ fn of_old_generation(
 ) -> CollectedGrowth {
     let points = evidence.all.collector.value().map_or(&[][..], Vec::as_slice);
     let least = if during.is_some() { MIN_SHARE } else { MIN_SHARE_UNCOUNTED };
+    if let Some((growth, count)) = class_growth(evidence, points) {
+        return CollectedGrowth::Survivors(growth, SurvivalProof::Classes(count));
+    }
     let growth = old_growth(points).or_else(|| rising(evidence, points)).filter(|growth| {
         old >= MIN_OLD && growth.bytes.fraction_of(old).is_some_and(|share| share >= least)
     });
@@ -133,7 +163,7 @@ fn of_old_generation(
     }
 }
 
-/// The steady growth of the old generation.
+/// Returns the steady or stepped growth of the old generation; `None` if it grows otherwise.
 fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     let values: Option<Vec<f64>> = points.iter().map(|it| Some(float(it.old?.0))).collect();
     let (first, last) = (points.first()?, points.last()?);
@@ -142,8 +172,42 @@ fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     steady_growth_of(&values, seconds).or_else(|| stepped_growth_of(&values, seconds))
 }
 
-/// The growth of the old generation by few readings, as of a large heap on a busy machine: each is
-/// higher than the one before, and the private memory grows steadily meanwhile.
+/// Minimum number of classes per second that a program loads again and again.
+const MANY_CLASSES: f64 = 10.0;
+/// Minimum number of bytes that a class takes: with less growth per class, the growth has another
+/// reason.
+const BYTES_PER_CLASS: u64 = 2048;
+/// Share of a CPU from which on a program may be starting: a starting program loads classes, too.
+const STARTING: f64 = 0.5;
+
+/// Returns the growth of the private memory by classes that are loaded steadily and not unloaded,
+/// and the number of these classes.
+fn class_growth(
+    evidence: &CauseEvidence<'_>,
+    points: &[CollectorPoint],
+) -> Option<(SteadyGrowth, u64)> {
+    let (first, last) = (points.first()?, points.last()?);
+    let values: Option<Vec<f64>> = points.iter().map(|it| Some(float(it.classes?))).collect();
+    let count = last.classes?.checked_sub(first.classes?)?;
+    let seconds = float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND;
+    let is_steady = is_steady_number(&values?, seconds) && float(count) >= MANY_CLASSES * seconds;
+    let is_starting =
+        cpu_shares(evidence).is_none_or(|(all, _)| all * evidence.demand() >= STARTING);
+    let rate = evidence.growth(private_memory)?;
+    let seconds = evidence.seconds()?;
+    let bytes = Bytes(whole(rate * seconds));
+    let explains = bytes.0 >= count.saturating_mul(BYTES_PER_CLASS);
+    (is_steady && !is_starting && explains).then_some((SteadyGrowth { bytes, seconds }, count))
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
+fn whole(bytes: f64) -> u64 {
+    bytes.max(0.0) as u64
+}
+
+/// Returns the growth of the old generation if there are few readings, as for a large heap on a
+/// busy machine. Each reading must be higher than the previous one, and the private memory must
+/// grow steadily.
 fn rising(evidence: &CauseEvidence<'_>, points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     const MIN_POINTS: usize = 3;
     let MemoryTrend::Steady(of_memory) = trend(evidence) else { return None };
@@ -154,8 +218,8 @@ fn rising(evidence: &CauseEvidence<'_>, points: &[CollectorPoint]) -> Option<Ste
     is_rising.then_some(SteadyGrowth { bytes, ..of_memory })
 }
 
-/// The growth of the private memory, unless it lies in malloc: the collector neither allocates nor
-/// frees blocks of malloc, such as those of C code that a program of Go calls.
+/// Returns the growth of the private memory, unless it is memory of malloc. The collector neither
+/// allocates nor frees blocks of malloc, such as those of C code that a Go program calls.
 fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> CollectedGrowth {
     let is_of_malloc = matches!(grown_most(evidence), Some((GrownMemory::Malloc, _)));
     match trend(evidence) {
@@ -165,8 +229,8 @@ fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> Coll
     }
 }
 
-/// The growth of a heap that stands still after each collection, until the memory which it freed is
-/// used again. Without a collection in between, a step says nothing.
+/// Judges the growth of a heap that grows in steps: after a collection it does not grow until the
+/// freed memory is used again. Without a collection during the observation, steps prove nothing.
 fn in_steps(evidence: &CauseEvidence<'_>, memory: Bytes, during: u64) -> CollectedGrowth {
     let fits = |growth: &SteadyGrowth| {
         growth.bytes.fraction_of(memory).is_some_and(|share| SHARE_OF_STEPS.contains(&share))
@@ -190,8 +254,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A process of a program whose memory grows from 60 MiB by this number of MiB in 10 s, with
-    /// counters of its collector each second.
+    /// Returns synthetic evidence of a process whose memory grows from 60 MiB by this number of MiB
+    /// in 10 s, with counters of its collector each second.
     fn growing(
         program: &str,
         mib: u64,
@@ -208,7 +272,7 @@ mod tests {
         let points = (0..10).map(|second| {
             let (collections, old) = point(second);
             let old = old.map(Bytes::mib);
-            CollectorPoint { at_ns: second * 1_000_000_000, collections, old }
+            CollectorPoint { at_ns: second * 1_000_000_000, collections, old, classes: None }
         });
         made.collector = Gathered::Value(points.collect());
         made
@@ -227,7 +291,7 @@ mod tests {
         let steps = [32, 43, 43, 43, 43, 44, 55, 55, 55, 55];
         let at = |second: u64| steps[usize::try_from(second).unwrap()];
         present(&growing("/usr/bin/node", 40, |second| (None, Some(at(second)))), "foreign-heap");
-        // One step may be the start, and a step that is freed is garbage.
+        // One step may be the start of the program, and a step that is freed later is garbage.
         for old in
             [[32, 43, 43, 43, 43, 43, 43, 43, 43, 43], [32, 48, 56, 57, 40, 41, 42, 58, 58, 44]]
         {
@@ -245,6 +309,7 @@ mod tests {
                 at_ns: at * 3_000_000_000,
                 collections: None,
                 old: Some(Bytes::mib(old)),
+                classes: None,
             };
             made.collector = Gathered::Value((0..).zip(old).map(at).collect());
             verdict(&made, "foreign-heap")
@@ -255,17 +320,47 @@ mod tests {
     }
 
     #[test]
+    fn classes_that_are_loaded_steadily_are_a_cause() {
+        let with = |classes: fn(u64) -> u64, cpu: f64| {
+            let mut made = growing("/usr/lib/jvm/bin/java", 18, |_| (Some(3), Some(10)));
+            // The young generation grows in one step during the observation.
+            let memory = |step: u64| (60 + step / 8 + u64::from(step > 20) * 12) * MIB;
+            made.activity = activity((0..40).map(memory));
+            crate::causes::made_recordings::add_work(&mut made, 0, 0.0, cpu);
+            let mut machine = crate::causes::made::glibc();
+            machine.name = "/usr/lib/jvm/lib/server/libjvm.so".into();
+            for taken in [Some(&mut made.first), last_of(&mut made.last)].into_iter().flatten() {
+                taken.objects.push(machine.clone());
+            }
+            if let Gathered::Value(points) = &mut made.collector {
+                for (second, point) in (0..).zip(points) {
+                    point.classes = Some(classes(second));
+                }
+            }
+            made
+        };
+        let found = present(&with(|second| 2000 + 80 * second, 0.03), "foreign-heap");
+        assert_eq!(found.confidence.key(), "possible");
+        let is_quiet = |made: &Evidence| {
+            matches!(verdict(made, "foreign-heap"), Verdict::RuledOut(_) | Verdict::Unknown(..))
+        };
+        assert!(is_quiet(&with(|second| 2000 + 80 * second, 0.9)), "it starts");
+        assert!(is_quiet(&with(|second| 2000 + 800 * second.min(2), 0.03)), "a first use");
+        assert!(is_quiet(&with(|second| 2000 + second, 0.03)), "few");
+    }
+
+    #[test]
     fn memory_that_grows_beside_a_constant_old_generation_is_healthy() {
         let made = growing("/usr/bin/node", 10, |second| (Some(20 + second), Some(40)));
         assert!(matches!(verdict(&made, "foreign-heap"), Verdict::RuledOut(_)));
-        // It is collected from time to time.
+        // The old generation is collected every four seconds.
         let made = growing("/usr/bin/node", 10, |second| (None, Some(40 + second % 4 * 8)));
         assert!(matches!(verdict(&made, "foreign-heap"), Verdict::RuledOut(_)));
     }
 
     #[test]
     fn growth_of_malloc_in_a_process_that_collects_nothing_is_outside_of_its_heap() {
-        // The first touches are those of the virtual machine.
+        // Functions of the virtual machine touch the heap first.
         let with = |mib: u64| {
             let heap = |mib: u64| {
                 let mut made =
@@ -284,8 +379,12 @@ mod tests {
             recording.frames[0].module = Some("/usr/lib/jvm/lib/server/libjvm.so".into());
             made
         };
-        assert_eq!(present(&with(12), "foreign-heap").confidence.key(), "possible");
-        assert!(matches!(verdict(&with(4), "foreign-heap"), Verdict::RuledOut(_)), "reserves");
+        for mib in [6, 12, 36] {
+            assert_eq!(present(&with(mib), "foreign-heap").confidence.key(), "possible");
+        }
+        for mib in [4, 80] {
+            assert!(matches!(verdict(&with(mib), "foreign-heap"), Verdict::RuledOut(_)), "{mib}");
+        }
     }
 
     #[test]
@@ -300,6 +399,9 @@ mod tests {
         assert_eq!(present(&go(5, 10), "foreign-heap").confidence.key(), "likely");
         assert_eq!(present(&go(0, 10), "foreign-heap").confidence.key(), "certain");
         assert!(matches!(verdict(&go(1, 30), "foreign-heap"), Verdict::RuledOut(_)), "it fills");
+        let few = "garbage that waits for the next collection";
+        // A program with 11 MiB, in its second minute.
+        assert!(matches!(verdict(&go(5, 1), "foreign-heap"), Verdict::RuledOut(_)), "{few}");
         assert!(matches!(verdict(&go(5, 0), "foreign-heap"), Verdict::RuledOut(_)), "no growth");
     }
 
@@ -321,9 +423,9 @@ mod tests {
 
     #[test]
     fn a_heap_of_go_that_grows_in_steps_over_collections_is_a_cause() {
-        // Readings each 0.75 s of a Go service that keeps strings.
+        // Readings every 0.75 s of a Go service that keeps strings.
         let steps = [150, 156, 156, 156, 156, 156, 156, 156, 156, 156, 156, 160, 165, 169];
-        // The same of a cache of fixed size that is filled.
+        // Readings every 0.75 s of a Go cache of fixed size that is being filled.
         let filling = [19, 20, 25, 35, 42, 49, 53, 53, 68, 71, 73, 73, 76, 76];
         let go = |steps: [u64; 14], first_count: u64| {
             let count = |second: u64| first_count + u64::from(second >= 2);

@@ -1,4 +1,4 @@
-//! Causes: files that are mapped, and memory in files.
+//! Causes: mapped files, and files in memory (tmpfs, memfd).
 
 use std::collections::HashMap;
 
@@ -7,6 +7,7 @@ use pagewise_model::evidence::{ActivityPoint, Instrument, MemoryFile, counter};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Backing, Bytes, Mapping, Name, Reading, SmapsCounter};
 
+use super::heap::LARGE;
 use super::signs::{
     MachineMemory, MajorFaults, bytes, bytes_fact, count_fact, known_rate_fact, rate_fact,
     tight_cgroup,
@@ -74,7 +75,8 @@ fn file_refaults(evidence: &CauseEvidence<'_>) -> Verdict {
     refault_cause(evidence, &waits).into()
 }
 
-/// True if major faults continue: reading a program or a file at the start ends by itself.
+/// True if major faults continue up to the end: those of a program that starts or loads a file end
+/// by themselves.
 fn is_sustained(evidence: &CauseEvidence<'_>) -> bool {
     let faults: Vec<u64> = evidence.all.activity.iter().map(|point| point.major_faults).collect();
     let third = faults.len() / 3;
@@ -133,11 +135,12 @@ fn refault_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
     found
 }
 
-/// With a larger share of the machine's memory free, the kernel evicts pages of full cgroups only.
+/// Maximum free share of the machine's memory for which the kernel evicts page cache of all
+/// cgroups: if more memory is free, it evicts page cache only in full cgroups.
 const FREE: f64 = 0.1;
 
-/// True if the kernel may evict page cache for lack of memory of the machine. The cgroup of the
-/// process is not full.
+/// True if the kernel may evict page cache for lack of memory of the machine. Requires that the
+/// cgroup of the process is not full.
 fn is_full(evidence: &CauseEvidence<'_>) -> bool {
     let [_, last] = &evidence.all.machine;
     let value = |name| counter(&last.meminfo, name).map(Bytes);
@@ -145,11 +148,13 @@ fn is_full(evidence: &CauseEvidence<'_>) -> bool {
     free.is_none_or(|(free, total)| free.fraction_of(total).is_none_or(|share| share < FREE))
 }
 
-/// Pages of files that the process gets by major faults stay in its RES, unless the process or
-/// another one drops them again: then it does not help to read the file once.
+/// Minimum growth of the file pages in RES, as a share of the pages that major faults read. Less
+/// growth means that a process drops the pages again, so that it does not help to read the file
+/// once beforehand.
 const MOSTLY_KEPT: f64 = 0.5;
 
-/// True if the memory of files in the process grows by the pages that it waits for.
+/// True if the file pages in RES grow by at least [`MOSTLY_KEPT`] of the pages that major faults
+/// read.
 fn stays_mapped(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> bool {
     let of_files = |point: &ActivityPoint| {
         let other = point.anonymous.clone().ok()? + point.shmem.clone().ok()?;
@@ -159,14 +164,14 @@ fn stays_mapped(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> bool {
     evidence.growth(of_files).is_some_and(|growth| growth >= waits.rate * page * MOSTLY_KEPT)
 }
 
-/// A path that a shell takes as it is.
+/// Returns a path if it needs no quotes in a shell.
 fn plain_path(path: &Name) -> Option<String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
     let text = std::str::from_utf8(path.as_bytes()).ok()?;
     text.bytes().all(is_plain).then(|| text.to_owned())
 }
 
-/// Growth of shared memory in bytes per second from which on it is trouble, if it is steady.
+/// Minimum steady growth of shared memory in bytes per second that is trouble.
 const GROWING: f64 = 256.0 * 1024.0;
 
 fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -178,14 +183,21 @@ fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let largest =
         evidence.subject.as_ref().ok().and_then(|subject| largest_shared(evidence, subject));
-    if growth >= GROWING && steady >= 0.3 {
+    let is_bounded = evidence.before.is_some()
+        && largest.as_ref().is_some_and(|it| it.growth > Bytes::ZERO && it.is_bounded());
+    if growth >= GROWING && steady >= 0.3 && !is_bounded {
         return growing_cause(evidence, growth, largest).into();
     }
-    if let Some(file) = growing_file(evidence) {
+    let fills_it = |file: &&MemoryFile| {
+        let name = largest.as_ref().map(|largest| largest.name.as_bytes());
+        is_bounded && name.is_some_and(|name| name.starts_with(file.name.as_bytes()))
+    };
+    if let Some(file) = growing_file(evidence).filter(|file| !fills_it(file)) {
         return file_cause(evidence, file).into();
     }
     if let Some(file) = &largest
         && file.is_growing(evidence.seconds().unwrap_or(1.0))
+        && !file.is_bounded()
     {
         let growth = float(file.growth.0) / evidence.seconds().unwrap_or(1.0).max(0.001);
         return growing_cause(evidence, growth, largest).into();
@@ -202,13 +214,13 @@ fn whole(bytes: f64) -> Bytes {
     Bytes(bytes.max(0.0) as u64)
 }
 
-/// Growth of `Shmem` of the machine in bytes per second.
+/// Growth in bytes per second of `Shmem` in `/proc/meminfo`.
 fn machine_growth(evidence: &CauseEvidence<'_>) -> Option<f64> {
     evidence.machine_rate(|point| counter(&point.meminfo, "Shmem"))
 }
 
-/// Shared memory of one name. Segments that differ by a number only, as `buffer-17` and
-/// `buffer-18`, have one name.
+/// Shared memory with the same name. Names that differ only in their numbers count as the same
+/// name, such as `buffer-17` and `buffer-18`.
 #[derive(Clone, Debug, Default)]
 struct SharedFiles {
     name: Name,
@@ -216,15 +228,24 @@ struct SharedFiles {
     growth: Bytes,
     mappings: u64,
     has_removed: bool,
+    /// Size of the mappings in bytes.
+    mapped: Bytes,
+    /// Growth of the size of the mappings in bytes.
+    mapped_growth: Bytes,
 }
 
 impl SharedFiles {
     fn is_growing(&self, seconds: f64) -> bool {
         float(self.growth.0) >= GROWING * seconds
     }
+
+    /// True for a small mapping of constant size that is being filled.
+    fn is_bounded(&self) -> bool {
+        self.mapped_growth == Bytes::ZERO && self.mapped < LARGE
+    }
 }
 
-/// Resident shared memory by name.
+/// Sums the resident shared memory by name.
 fn by_name(subject: &ExplainSubject<'_>) -> HashMap<Vec<u8>, SharedFiles> {
     let mut files: HashMap<Vec<u8>, SharedFiles> = HashMap::new();
     for mapping in subject.mappings.iter().filter(|mapping| mapping.backing() == Backing::Shmem) {
@@ -236,6 +257,7 @@ fn by_name(subject: &ExplainSubject<'_>) -> HashMap<Vec<u8>, SharedFiles> {
             file.name = mapping.name.clone();
         }
         file.resident += resident;
+        file.mapped += mapping.size();
         file.mappings += 1;
         // The kernel shows memfds and anonymous shared memory as deleted from the start.
         file.has_removed |= mapping.is_deleted() && mapping.path().starts_with(b"/dev/shm/");
@@ -243,12 +265,13 @@ fn by_name(subject: &ExplainSubject<'_>) -> HashMap<Vec<u8>, SharedFiles> {
     files
 }
 
-/// Resident and swapped bytes of a mapping.
+/// Resident and swapped bytes of a shared mapping.
 fn shared_size(mapping: &Mapping) -> Bytes {
     mapping.rss().unwrap_or_default() + mapping.counter(SmapsCounter::Swap).unwrap_or_default()
 }
 
-/// The shared memory that grew most since the first snapshot, else the largest.
+/// Returns the shared memory that grew most since the first snapshot. Without growth, returns the
+/// largest shared memory.
 fn largest_shared(
     evidence: &CauseEvidence<'_>,
     subject: &ExplainSubject<'_>,
@@ -256,15 +279,17 @@ fn largest_shared(
     let before = evidence.before.map(by_name).unwrap_or_default();
     let files = by_name(subject).into_iter().map(|(key, mut file)| {
         if evidence.before.is_some() {
-            let earlier = before.get(&key).map_or(Bytes::ZERO, |earlier| earlier.resident);
-            file.growth = Bytes(file.resident.0.saturating_sub(earlier.0));
+            let earlier = before.get(&key).cloned().unwrap_or_default();
+            file.growth = file.resident.saturating_sub(earlier.resident);
+            file.mapped_growth = file.mapped.saturating_sub(earlier.mapped);
         }
         file
     });
     files.max_by_key(|file| (file.growth, file.resident))
 }
 
-/// The file in memory of the process that grows most, if it grows as fast as is trouble.
+/// Returns the file in memory that grows most among those that the process has open or fills;
+/// `None` if this file grows slowly.
 fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     let seconds = evidence.seconds()?;
     let growth = |file: &MemoryFile| file.after.0.saturating_sub(file.before.0);
@@ -274,19 +299,22 @@ fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     (float(growth(most)) >= GROWING * seconds).then_some(most)
 }
 
-/// Bytes that the process writes, as a part of the growth of files, if it fills them: the last page
-/// of each file may be partly written. Other processes fill files, too, at another rate.
+/// Range of the ratio of the bytes that the process writes to the growth of the files, if the
+/// process fills them. The ratio is not exactly 1, because the last page of a file may be partly
+/// written.
 const WRITTEN: std::ops::Range<f64> = 0.8..1.15;
 
-/// True if the page faults of the process show that it fills files of this name, or the process or
-/// its children write as much to files in memory, which storage does not count.
+/// True if the process fills files of this name: its page faults show it, or the process and its
+/// children write about as many bytes to files in memory as the files grow. Traffic of storage is
+/// excluded.
 fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
     let increase = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
         evidence.growth(|point| value(point).clone().ok())
     };
     let files = increase(|point| &point.file_traffic);
     let storage = increase(|point| &point.storage_traffic);
-    // Small files take a page each, as each call does in the traffic; a copy is read and written.
+    // Each small file takes a whole page, and `file_traffic` counts a whole page for each call. A
+    // copy of a file counts both as read and as written.
     let traffic = files.zip(storage).map(|(files, storage)| files - storage);
     let written = increase(|point| &point.memory_writes);
     let grown = float(file.after.0.saturating_sub(file.before.0));
@@ -304,7 +332,7 @@ fn touches(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
     })
 }
 
-/// True if a name is a pattern, in which `N` stands for each number.
+/// True if a name matches a pattern in which `N` represents any number.
 fn are_same_but_numbers(name: &[u8], pattern: &[u8]) -> bool {
     let mut words = Vec::with_capacity(name.len());
     for byte in name {
@@ -316,7 +344,7 @@ fn are_same_but_numbers(name: &[u8], pattern: &[u8]) -> bool {
     words == pattern
 }
 
-/// Growth of a file that no mapping of the process shows.
+/// Returns the cause for growth of a file that no mapping of the process shows.
 fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
     let grown = file.after.0.saturating_sub(file.before.0);
     let per_second = whole(float(grown) / evidence.seconds().unwrap_or(1.0).max(0.001));
@@ -427,7 +455,7 @@ fn growing_cause(evidence: &CauseEvidence<'_>, growth: f64, file: Option<SharedF
     found
 }
 
-/// Flag of `mmap`.
+/// Flag of `mmap` for shared mappings.
 const MAP_SHARED: u64 = 1;
 
 fn stale_files(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -451,7 +479,7 @@ fn stale_files(evidence: &CauseEvidence<'_>) -> Verdict {
         ),
     ];
     let mut found = cause("stale-files", CauseObject::File(first), Confidence::Certain, sentence);
-    // The process works; a restart is due some day.
+    // The process works with the old files, so a restart is not urgent.
     found.cost = CauseCost::of_risk(0.2);
     found.evidence = vec![
         bytes_fact("reserved", "mapped", stale.reserved),
@@ -521,6 +549,36 @@ mod tests {
     }
 
     #[test]
+    fn a_small_shared_area_that_is_filled_does_not_grow_without_bound() {
+        use crate::sample::{resident, snapshot};
+        const MIB: u64 = 1 << 20;
+        let with = |mapped: [u64; 2]| {
+            let at = |mapped: u64, used: u64| {
+                let range = format!("7f0000000000-{:x}", 0x7f00_0000_0000 + mapped * MIB);
+                let line = format!("{range} rw-s 0 9 /memfd:ring (deleted)");
+                snapshot(vec![resident(&line, used * MIB)])
+            };
+            let mut made = crate::causes::made::evidence(at(mapped[0], 1), at(mapped[1], 3));
+            made.activity = crate::causes::made::activity([MIB; 17]);
+            for (step, point) in (0..).zip(&mut made.activity) {
+                point.shmem = Ok(Bytes(MIB + step * MIB / 8));
+            }
+            // The process also has an open file descriptor of the file.
+            made.memory_files = vec![MemoryFile {
+                name: "/memfd:ring".into(),
+                before: Bytes::mib(1),
+                after: Bytes::mib(3),
+                count: 1,
+                is_closed: false,
+            }];
+            verdict(&made, "shm-growth")
+        };
+        assert!(matches!(with([4, 4]), Verdict::RuledOut(_)));
+        assert!(matches!(with([2, 4]), Verdict::Present(_)), "it is enlarged");
+        assert!(matches!(with([64, 64]), Verdict::Present(_)), "it is large");
+    }
+
+    #[test]
     fn a_file_on_tmpfs_that_grows_is_memory_of_the_process() {
         let mut evidence = steady(1 << 20);
         let file = |before: u64, after: u64| MemoryFile {
@@ -563,7 +621,7 @@ mod tests {
             for (at, point) in (0..).zip(&mut evidence.activity) {
                 point.storage_traffic = Ok(Bytes::ZERO);
                 point.file_traffic = Ok(Bytes(mib * at * (1 << 20) / 16));
-                // Half of the traffic of a copy is written.
+                // A copy reads and writes: half of its traffic is written.
                 point.memory_writes = Ok(Bytes(mib * at * (1 << 20) / 32));
             }
             matches!(verdict(&evidence, "shm-growth"), Verdict::Present(_))

@@ -1,4 +1,4 @@
-//! Causes: memory that grows all the time.
+//! Causes: memory that grows steadily.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::Instrument;
@@ -64,16 +64,16 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// Blocks that a search does not reach and that make up at least this share of the growth explain
-/// it: other blocks of the same growth may be reachable by chance.
+/// Minimum share of the growth that unreachable blocks take to explain it. The share can be below
+/// 1, because some lost blocks may be reachable by chance.
 const EXPLAINS: f64 = 0.5;
-/// Unreachable blocks below this share of the growth cannot be its reason.
+/// Minimum share of the growth that unreachable blocks take to be a possible reason for it.
 const EXCLUDES: f64 = 0.25;
 
-/// Part of the growth that one function touches first, if a leak or a cache is the reason.
+/// Minimum share of the growth that one function touches first if a leak or a cache is the reason.
 const MAIN_SHARE: f64 = 0.5;
 
-/// Growth that is steady, and the kind of memory that grows.
+/// Steady growth, and the kind of memory that grew most.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LocatedGrowth {
     pub(super) growth: SteadyGrowth,
@@ -81,14 +81,14 @@ pub(super) struct LocatedGrowth {
     pub(super) kind: KindGrowth,
 }
 
-/// The steady growth, or the verdict on causes of growth without one. A young program that computes
-/// without waiting grows with its work.
+/// Returns the steady growth. Without steady growth, and for a young program that computes without
+/// waiting, returns the verdict on causes of growth.
 pub(super) fn located(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict> {
     let located = located_growth(evidence)?;
     if works_through_input(evidence) { Err(work(evidence)) } else { Ok(located) }
 }
 
-/// The verdict on growth of a program that may work through its input.
+/// Returns the verdict on growth of a program that may be working through its input.
 fn work(evidence: &CauseEvidence<'_>) -> Verdict {
     Verdict::Unknown(
         "the program computes without waiting since its start, as a compiler does: its memory may be released at its end".into(),
@@ -96,7 +96,8 @@ fn work(evidence: &CauseEvidence<'_>) -> Verdict {
     )
 }
 
-/// As [`located`], for rules that can prove that the memory is lost.
+/// As [`located`], but returns the growth also of a program that may be working through its input.
+/// For rules that can prove that the memory is lost.
 fn located_growth(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict> {
     let pid = evidence.pid();
     let growth = match trend(evidence) {
@@ -124,8 +125,8 @@ fn located_growth(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict
     Ok(LocatedGrowth { growth, memory, kind })
 }
 
-/// Functions of language runtimes that map memory because the program asks for a mapping. A name
-/// that ends with a parenthesis is the beginning of a name of C++.
+/// Functions of language runtimes that map memory at the request of the program. A name that ends
+/// with a parenthesis is the prefix of a C++ name.
 const MAPPING_INTERFACES: &[&str] = &[
     // The module `mmap` of Python.
     "new_mmap_object",
@@ -147,8 +148,8 @@ fn is_mapping_interface(function: &str) -> bool {
     })
 }
 
-/// True if most of the growth was mapped by a function of the runtime that maps memory at the
-/// request of the program.
+/// True if functions that map memory at the request of the program mapped at least half of the
+/// growth.
 fn maps_by_request(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
     let Some(profile) = evidence.all.calls.value() else { return false };
     let is_request = |stack: u32| {
@@ -163,7 +164,7 @@ fn maps_by_request(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
     bytes >= growth.bytes.0 / 2
 }
 
-/// The growth and the time until a limit, as the beginning of a sentence.
+/// Returns the growth and the time until a limit, as the part of a sentence after its subject.
 pub(super) fn growth_words(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Vec<CellValue> {
     let rate = whole(growth.rate());
     let mut words = vec![text(" grows by "), CellValue::Bytes(rate), text(" per second")];
@@ -179,7 +180,7 @@ fn whole(rate: f64) -> u64 {
     rate as u64
 }
 
-/// The cost of a growth: the memory that it has taken so far, and the danger of the limit.
+/// Returns the cost of growth: the memory that it has taken, and the risk that it reaches a limit.
 pub(super) fn growth_cost(
     evidence: &CauseEvidence<'_>,
     growth: SteadyGrowth,
@@ -214,7 +215,7 @@ fn function_facts(evidence: &CauseEvidence<'_>, function: Option<&FunctionShare<
     vec![fact("function_share", events, share, "")]
 }
 
-/// Address ranges of the kind of memory that grows.
+/// Address ranges of one kind of memory.
 fn grown_ranges(evidence: &CauseEvidence<'_>, memory: GrownMemory) -> Vec<AddrRange> {
     let Ok(subject) = evidence.subject else { return Vec::new() };
     let is_meant = |index: &usize| GrownMemory::of(subject.pools.pool_of(*index).kind) == memory;
@@ -222,12 +223,12 @@ fn grown_ranges(evidence: &CauseEvidence<'_>, memory: GrownMemory) -> Vec<AddrRa
     indices.map(|index| subject.mappings[index].range).collect()
 }
 
-/// True if a fault made memory of a program larger.
+/// True if a page fault added an anonymous base page or huge page to the process.
 fn adds_memory(row: &FaultRow) -> bool {
     matches!(row.kind, FaultKind::Anonymous | FaultKind::Huge)
 }
 
-/// The function that first touches most of the memory that grows.
+/// Returns the function that first touches most of the memory that grows.
 pub(super) fn growing_function<'a>(
     evidence: &CauseEvidence<'a>,
     memory: GrownMemory,
@@ -242,37 +243,39 @@ pub(super) fn growing_function<'a>(
     evidence.faulting_function(|row, mapping| adds_memory(row) && is_within(mapping))
 }
 
-/// The pointers of the heap, if they were searched.
+/// Returns the graph of pointers in the heap, if the heap was scanned for pointers.
 pub(super) fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
     evidence.all.scan.value().and_then(|scan| scan.graph.as_ref())
 }
 
-/// From this number of blocks on that one lost block leads to, on average, a copy of a running
-/// process shows a container whose own pointer was being changed. A container that is lost cannot
-/// grow, and objects that are lost one after the other are smaller.
+/// Average number of blocks reachable only through one lost block, from which on the loss is an
+/// artifact. The copy of a running process lacks the pointer to a container if the pointer changes
+/// during the copy; a container that is really lost cannot grow, and objects that are lost one by
+/// one have fewer blocks.
 const MANY_BEHIND_A_BLOCK: u64 = 500;
 
-/// Blocks that a thread may reach by its registers alone: those that functions preserve, and two.
+/// Maximum number of blocks that are reachable only by the registers of a thread: those in the six
+/// callee-saved registers, and two others.
 const BLOCKS_IN_REGISTERS: u64 = 8;
 
-/// The blocks that no pointer leads to. A scan of a process that ran on does not know the
-/// registers: the largest leaks may be in use then, as many as the registers could hold.
+/// Returns the unreachable blocks. A scan of a running process lacks the registers. Its result
+/// therefore excludes the largest leaked blocks: as many as the registers could point to.
 fn unreachable(evidence: &CauseEvidence<'_>) -> Option<LiveAmount> {
     let scan = evidence.all.scan.value()?;
     let graph = scan.graph.as_ref()?;
     Some(if knows_registers(scan) { graph.leaked } else { without_registers(evidence, graph) })
 }
 
-/// Usable bytes of the largest block that glibc may keep in fastbins, where free blocks look like
-/// live ones.
+/// Usable size in bytes of the largest block in fastbins of glibc. Free blocks in fastbins look
+/// like live blocks.
 const MAX_FASTBIN: u64 = 120;
-/// Most bytes of one thread's cache of free blocks: 64 sizes up to 1032 bytes, seven blocks of
-/// each.
+/// Maximum number of bytes in the thread cache (tcache) of one thread: 64 size classes up to 1032
+/// bytes, with seven blocks each.
 const MAX_THREAD_CACHE: u64 = 256 << 10;
 
-/// The part of the unreachable bytes that free blocks cannot explain. Lists of free blocks can
-/// contradict themselves in a copy of a process that ran on: free blocks behind a broken link look
-/// like live blocks that nothing reaches. The sample of the heap bounds their bytes.
+/// Returns the unreachable bytes that free blocks cannot explain. The copy of a running process can
+/// contain an inconsistent free list: the blocks after a broken link look like unreachable live
+/// blocks. The sample of the heap bounds the bytes of such blocks.
 fn certainly_leaked(evidence: &CauseEvidence<'_>, leaked: LiveAmount) -> u64 {
     let Some(scan) = evidence.all.scan.value() else { return 0 };
     if knows_registers(scan) || scan.heap.corrupted == 0 {
@@ -313,19 +316,19 @@ fn without_registers(evidence: &CauseEvidence<'_>, graph: &HeapGraph) -> LiveAmo
     left
 }
 
-/// The part of the growth that unreachable blocks explain.
+/// Share of the growth that unreachable blocks explain; it can exceed 1.
 fn leaked_part(leaked: LiveAmount, growth: SteadyGrowth) -> f64 {
     float(leaked.bytes) / float(growth.bytes.0.max(1))
 }
 
-/// True if unreachable blocks, and not free ones, explain the growth.
+/// True if unreachable blocks explain the growth even if some of them are free blocks.
 fn explains_growth(evidence: &CauseEvidence<'_>, leaked: LiveAmount, growth: SteadyGrowth) -> bool {
     let certain = LiveAmount { bytes: certainly_leaked(evidence, leaked), ..leaked };
     leaked_part(certain, growth) >= EXPLAINS
 }
 
-/// True if the memory that grows belongs to malloc, and not to a language runtime that allocates
-/// its objects by malloc.
+/// True if the memory that grows belongs to malloc, and the function that allocates it is not part
+/// of a language runtime.
 pub(super) fn is_of_program(
     evidence: &CauseEvidence<'_>,
     located: &LocatedGrowth,
@@ -340,18 +343,18 @@ pub(super) fn is_of_program(
     located.memory == GrownMemory::Malloc && !runtime.is_some_and(allocates)
 }
 
-/// Bytes of the header of a block of malloc.
+/// Size in bytes of the header of a block of malloc.
 const BLOCK_HEADER: u64 = 8;
 
-/// Growth of live blocks: its bounds and its middle estimate.
+/// Growth of live blocks in bytes: lower bound, middle estimate and upper bound.
 struct LiveGrowth {
     low: f64,
     middle: f64,
     high: f64,
 }
 
-/// The growth of live blocks; `None` without a sample of the heap at the beginning, and a scan or a
-/// sample at the end.
+/// Estimates the growth of live blocks. `None` if the heap was not sampled at the beginning, or was
+/// neither scanned nor sampled at the end.
 fn live_growth(evidence: &CauseEvidence<'_>) -> Option<LiveGrowth> {
     let middle = |live: BytesEstimate| f64::midpoint(float(live.low.0), float(live.high.0));
     let before = evidence.all.first.heap_sample.as_ref().ok()?.live;
@@ -370,8 +373,9 @@ fn live_growth(evidence: &CauseEvidence<'_>) -> Option<LiveGrowth> {
     })
 }
 
-/// The verdict on growth that is free memory of the heap, as that of a full cache whose entries
-/// have many sizes. By the upper bound, an inexact sample cannot hide the growth of live blocks.
+/// Returns the verdict on growth that is free memory of the heap, such as that of a full cache
+/// whose entries have many sizes. The upper bound must be low, too, so that an inexact sample
+/// cannot hide the growth of live blocks.
 fn by_free_blocks(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict> {
     const MAX_LIVE_SHARE: f64 = 0.9;
     let live = live_growth(evidence)?;
@@ -388,7 +392,8 @@ fn by_free_blocks(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<
     })
 }
 
-/// Growth of malloc that the program causes, with the function that touches it first.
+/// Returns growth of malloc by the program, with the function that allocates or first touches this
+/// memory.
 fn of_malloc<'a>(
     evidence: &CauseEvidence<'a>,
 ) -> Result<(LocatedGrowth, Option<FunctionShare<'a>>), Verdict> {
@@ -402,12 +407,12 @@ fn of_malloc<'a>(
     by_free_blocks(evidence, located.growth).map_or(Ok((located, function)), Err)
 }
 
-/// Growth that is a smaller part of the pinned free memory may be made by it: new blocks do not fit
-/// into the gaps.
+/// Maximum ratio of the growth to the pinned free memory for which fragmentation may explain the
+/// growth: new blocks do not fit into the gaps between live blocks.
 const SMALL_BESIDE_GAPS: f64 = 0.1;
 
-/// The verdict on slow growth of a fragmented heap, if live blocks may have stayed the same: its
-/// free memory is most of it, and grows as well.
+/// Returns the verdict on slow growth of a fragmented heap: most of the heap is free, and the live
+/// blocks may not have grown.
 fn by_gaps(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict> {
     let sample = evidence.heap_sample()?;
     let before = evidence.all.first.heap_sample.as_ref().ok()?;
@@ -503,8 +508,8 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     leak_remedies(found, pid).into()
 }
 
-/// The verdict on growth of a small heap that is mostly new, if the heap scan does not show that
-/// the blocks are unreachable.
+/// Returns the verdict on growth of a small heap that has more than doubled, if no heap scan proves
+/// that the blocks are unreachable.
 fn filling(evidence: &CauseEvidence<'_>) -> Verdict {
     Verdict::Unknown(
         "a small heap has more than doubled: the growth does not show yet whether it ends".into(),
@@ -512,7 +517,7 @@ fn filling(evidence: &CauseEvidence<'_>) -> Verdict {
     )
 }
 
-/// Names the function in a sentence.
+/// Returns the function with its source line, for a sentence.
 fn function_name(function: &FunctionShare<'_>) -> CellValue {
     let name = crate::heap::frames::with_its_line(function.frame);
     CellValue::Name(pagewise_model::Name::new(name.as_bytes()))
@@ -543,7 +548,8 @@ fn leak_remedies(mut found: Cause, pid: u32) -> Cause {
     found
 }
 
-/// Unreachable blocks that take much memory, but do not grow now.
+/// Returns the cause for unreachable blocks that take much memory but do not grow during the
+/// observation.
 fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
     let (graph, amount) = (graph(evidence)?, unreachable(evidence)?);
     let leaked = Bytes(amount.bytes);
@@ -572,11 +578,11 @@ fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
     Some(leak_remedies(found, pid))
 }
 
-/// The heap of the allocator as an object.
+/// Returns the heap of the allocator as the object of a cause.
 fn heap_object(evidence: &CauseEvidence<'_>) -> CauseObject {
     let sample = evidence.heap_sample();
     let allocator = sample.map_or("malloc", |sample| sample.allocator.as_str());
-    // Objects of a runtime keep buffers of malloc, such as those of JavaScript's ArrayBuffer.
+    // Objects of a runtime own buffers of malloc, such as those of JavaScript's ArrayBuffer.
     let runtime = LanguageRuntime::of_process(evidence.now);
     let owner = runtime.map(|runtime| format!(" in a process of {}", runtime.label()));
     CauseObject::Heap(format!("heap of {allocator}{}", owner.unwrap_or_default()).into())
@@ -630,7 +636,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         .and_then(variable)
         .or_else(|| function.as_ref().map(FunctionShare::object))
         .unwrap_or_else(|| heap_object(evidence));
-    // A cache that is being filled looks the same until it is full.
+    // A cache that is being filled grows in the same manner until it is full.
     let longer = format!("pagewise diagnose {pid} --for 1m");
     let mut found = cause("unbounded-cache", object, Confidence::Likely(longer.into()), sentence);
     let kept = keeper.map_or(growth.bytes, |it| Bytes(it.retained.bytes));
@@ -653,7 +659,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// The variable of a root, if it has a name that the source code has too.
+/// Returns the variable of a root, if the name of the root occurs in the source code.
 pub(super) fn variable(root: &RetainingRoot) -> Option<CauseObject> {
     let is_variable = matches!(root.root.kind, RootKind::Variable | RootKind::ThreadLocal);
     let has_name = is_variable && !root.root.name.is_empty();
@@ -672,8 +678,9 @@ fn mapping_growth(evidence: &CauseEvidence<'_>) -> Verdict {
             CellValue::Change(kind.reserved),
         ]);
     }
-    // Memory that was mapped before and is touched now ends at the end of its mapping. A program
-    // that does not release its mappings touches what it has just mapped.
+    // Growth by first touches of memory that was already mapped is bounded by the size of the
+    // mapping. A program that does not release its mappings touches new mappings, so its address
+    // space grows too.
     if kind.reserved < kind.used / 4 * 3 {
         return Verdict::RuledOut(vec![
             text("touched mappings grow within their size: address space changed by "),
@@ -727,7 +734,8 @@ fn mapping_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// The function that maps the memory that grows: by its system calls, or by its first touches.
+/// Returns the function that maps the memory that grows. The system calls identify it, or else the
+/// first touches.
 fn mapping_function<'a>(
     evidence: &CauseEvidence<'a>,
     memory: GrownMemory,
@@ -767,7 +775,7 @@ mod tests {
     const HEAP: &str = "5000000-9000000 rw-p 0 0 [heap]";
     const MIB: u64 = 1 << 20;
 
-    /// A process whose heap has this number of MiB at each of 40 readings.
+    /// Returns a process whose heap has this number of MiB at each of 40 readings.
     fn heap_of(mib: impl Fn(u64) -> u64) -> Evidence {
         let at = |number: u64| snapshot(vec![resident(HEAP, mib(number) * MIB)]);
         let mut made = evidence(at(0), at(39));
@@ -860,12 +868,12 @@ mod tests {
             made.first.heap_sample = Ok(sample);
             made
         };
-        // The scan finds 112 MiB of live blocks with headers, and the heap grew by 39 MiB.
+        // The scan finds 112 MiB of live blocks including headers, and the heap grew by 39 MiB.
         let full = with(90, 125);
         assert!(matches!(verdict(&full, "unbounded-cache"), Verdict::RuledOut(_)));
         assert!(matches!(verdict(&full, "leak"), Verdict::RuledOut(_)));
         found(&with(60, 64), "unbounded-cache");
-        // The sample is too inexact.
+        // The bounds of the sample are too wide to exclude growth of live blocks.
         found(&with(40, 200), "unbounded-cache");
     }
 
@@ -1004,7 +1012,7 @@ mod tests {
 
     #[test]
     fn a_program_that_grows_less_and_less_is_healthy() {
-        // cc1plus at a large file, a reading each 0.75 s.
+        // cc1plus (C++ compiler) with a large file, one reading every 0.75 s.
         for grown in [
             [129, 139, 151, 159, 169, 179, 190, 198, 208, 212, 214, 217, 219, 221],
             [161, 183, 199, 213, 218, 224, 230, 232, 236, 240, 246, 252, 258, 264],
@@ -1026,7 +1034,7 @@ mod tests {
             let mut made = evidence(at(50), at(89));
             made.activity = activity((50..90).map(|mib| mib * MIB));
             for (number, point) in (0..).zip(&mut made.activity) {
-                // A busy machine gives it one CPU in twenty.
+                // On a busy machine, the process gets one twentieth of a CPU.
                 let share = if cpu_waits.waited_ns > 0 { 20 } else { 1 };
                 point.user_ns = number * 200_000_000 / share;
                 point.main_thread_waits = Ok(number * waits);
@@ -1035,7 +1043,7 @@ mod tests {
             verdict(&made, "mapping-growth")
         };
         let with = |waits, age_seconds| on(CpuWaits::default(), waits, age_seconds);
-        let busy = CpuWaits { ran_ns: 400_000_000, waited_ns: 7_600_000_000 };
+        let busy = CpuWaits { ran_ns: 400_000_000, waited_ns: 7_600_000_000, undelayed_ns: None };
         assert!(matches!(on(busy, 0, 20), Verdict::Unknown(..)));
         assert!(matches!(with(0, 20), Verdict::Unknown(..)));
         assert!(matches!(with(0, 3600), Verdict::Present(_)), "a service under load");

@@ -1,4 +1,4 @@
-//! Causes: free memory that the heap keeps, and memory of heaps that malloc does not manage.
+//! Causes: free memory that the heap of malloc keeps, and heaps of language runtimes.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
 use pagewise_model::evidence::{Instrument, ZeroSample};
@@ -64,8 +64,9 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// A smaller amount, or a smaller part of RES, is not worth a cause.
+/// Minimum amount of memory in bytes for a cause.
 pub(super) const LARGE: Bytes = Bytes::mib(16);
+/// Minimum share of RES for a cause.
 pub(super) const PART_OF_RES: f64 = 0.1;
 
 pub(super) fn is_large(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
@@ -73,7 +74,7 @@ pub(super) fn is_large(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
     amount >= LARGE && amount.fraction_of(resident).is_none_or(|part| part >= PART_OF_RES)
 }
 
-/// The sample, or the verdict without one.
+/// Returns the sample of the heap, or the verdict without a sample.
 fn sample_of<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HeapSample, Verdict> {
     if let Some(sample) = evidence.heap_sample() {
         return Ok(sample);
@@ -87,8 +88,8 @@ fn sample_of<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HeapSample, Verdict
     Err(Verdict::Unknown(why.into(), format!("pagewise heap scan {}", evidence.pid()).into()))
 }
 
-/// An amount of the heap at both times of the observation: the smaller one. A program that
-/// allocates and frees its whole heap again and again needs the free memory between.
+/// Returns the smaller of the amounts at the beginning and at the end of the observation. A program
+/// that allocates and frees its whole heap repeatedly needs the free memory in between.
 fn lasting(
     evidence: &CauseEvidence<'_>,
     sample: &HeapSample,
@@ -99,7 +100,7 @@ fn lasting(
     first.map_or(now, |first| if first.low < now.low { first } else { now })
 }
 
-/// The arenas of an allocator as an object.
+/// Returns the arenas of an allocator as the object of a cause.
 fn arenas_of(sample: &HeapSample) -> CauseObject {
     CauseObject::Heap(format!("heap arenas of {}", sample.allocator).into())
 }
@@ -116,21 +117,22 @@ fn trim_command(evidence: &CauseEvidence<'_>, amount: Bytes) -> Option<Remedy> {
     remedy
 }
 
-/// A server with a few worker threads has as many arenas.
+/// Minimum number of thread arenas: fewer are normal for a server with a few worker threads.
 const MANY_ARENAS: u64 = 4;
-/// Arenas that are used well have less free memory.
+/// Minimum free share of the memory of thread arenas: arenas that are well used have a smaller free
+/// share.
 const MOSTLY_FREE: f64 = 0.4;
 
 /// Thread arenas that hold much free memory.
 struct SpreadArenas<'a> {
     sample: &'a HeapSample,
-    /// Number of arenas without the main one.
+    /// Number of arenas without the main arena.
     threads: u64,
     free: BytesEstimate,
     resident: Bytes,
 }
 
-/// Resident free bytes of the arenas.
+/// Free bytes in resident pages of all arenas.
 fn free_of(sample: &HeapSample) -> BytesEstimate {
     sample.free
 }
@@ -148,7 +150,8 @@ fn spread_arenas<'a>(evidence: &CauseEvidence<'a>) -> Result<SpreadArenas<'a>, V
     });
     let resident = pools.unwrap_or_default();
     let free = lasting(evidence, sample, free_of);
-    // Free memory of the main arena has other reasons.
+    // The free bytes are divided in proportion to resident memory, because free memory of the main
+    // arena has other causes.
     let of_threads = resident.fraction_of(sample.resident).unwrap_or(0.0).min(1.0);
     let free =
         BytesEstimate { low: part_of(free.low, of_threads), high: part_of(free.high, of_threads) };
@@ -207,7 +210,7 @@ fn many_arenas(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// The line that excludes free memory of a heap whose arenas are the cause.
+/// Returns the verdict that excludes free memory as a cause, if the thread arenas explain it.
 fn explained_by_arenas(evidence: &CauseEvidence<'_>) -> Option<Verdict> {
     let arenas = spread_arenas(evidence).ok()?;
     let line = vec![
@@ -248,8 +251,8 @@ fn trimmable(evidence: &CauseEvidence<'_>) -> Verdict {
         fact("arenas", "arenas", CellValue::Count(sample.arenas), ""),
     ];
     found.now = trim_command(evidence, amount.low);
-    // MALLOC_TRIM_THRESHOLD_ concerns the end of the main arena only, and blocks lie above these
-    // pages.
+    // The advice is not MALLOC_TRIM_THRESHOLD_: it concerns only the end of the main arena, and
+    // live blocks lie above the free pages.
     found.code = remedy_code([text(
         "Call malloc_trim(0) after the phase that frees much. If the memory is needed again soon, leave it.",
     )]);
@@ -293,11 +296,11 @@ fn fragmented(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// Whole free pages beside a smaller part of pinned memory are the rest of one phase of the
-/// program, which trimming returns.
+/// Minimum ratio of pinned free bytes to trimmable bytes for fragmentation. With a lower ratio, the
+/// free memory remains from one phase of the program, and `malloc_trim` returns most of it.
 const MOSTLY_TRIMMABLE: f64 = 0.4;
 
-/// The pinned free bytes, if they are the larger trouble.
+/// Returns the pinned free bytes, if fragmentation is a larger trouble than trimmable memory.
 fn fragmentation(evidence: &CauseEvidence<'_>, sample: &HeapSample) -> Option<BytesEstimate> {
     let pinned = lasting(evidence, sample, |sample| sample.pinned);
     let trimmable = lasting(evidence, sample, |sample| sample.trimmable);
@@ -305,17 +308,19 @@ fn fragmentation(evidence: &CauseEvidence<'_>, sample: &HeapSample) -> Option<By
     (is_large(evidence, pinned.low) && is_larger).then_some(pinned)
 }
 
-/// Fewer bytes do not pin many pages.
+/// Minimum number of live bytes that a variable keeps to be named: fewer bytes do not pin many
+/// pages.
 const SURVIVORS: Bytes = Bytes::kib(256);
 
-/// The variable that keeps more than half of the live blocks, which pin the free ones.
+/// Returns the variable that keeps more than half of the live bytes, which pin the free memory.
 fn main_keeper(evidence: &CauseEvidence<'_>, sample: &HeapSample) -> Option<CauseObject> {
     let keeper = growth::graph(evidence)?.retained.first()?;
     let is_main = keeper.retained.bytes > sample.live.high.0 / 2;
     growth::variable(keeper).filter(|_| is_main)
 }
 
-/// The variable that keeps most of the live blocks, and the function that allocates blocks now.
+/// Returns facts about the variable that keeps most live blocks, and about the function that
+/// allocates memory of malloc now.
 fn survivors(evidence: &CauseEvidence<'_>) -> Vec<Fact> {
     let keeper = growth::graph(evidence).and_then(|graph| graph.retained.first());
     let keeper = keeper.filter(|it| !it.root.name.is_empty() && it.retained.bytes >= SURVIVORS.0);
@@ -334,7 +339,7 @@ fn survivors(evidence: &CauseEvidence<'_>) -> Vec<Fact> {
     facts
 }
 
-/// Resident memory of one kind.
+/// Sums the resident memory of one kind.
 fn memory_of(evidence: &CauseEvidence<'_>, memory: GrownMemory) -> Bytes {
     let Ok(subject) = evidence.subject else { return Bytes::ZERO };
     let pools = subject.pools.list().iter().zip(&subject.sums);
@@ -389,11 +394,12 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
     growing_runtime(evidence, runtime, memory, growth, function.as_ref()).into()
 }
 
-/// Less growth outside of the collected heap are the allocator's own reserves.
-const MANY_BUFFERS: Bytes = Bytes::mib(8);
+/// Minimum growth of malloc in bytes outside of the collected heap: less growth is reserves of the
+/// allocator.
+const MANY_BUFFERS: Bytes = Bytes::mib(5);
 
-/// Growth of malloc by the runtime, while the old generation does not grow: buffers of objects,
-/// such as those of JavaScript's ArrayBuffer.
+/// Returns the cause if the runtime grows memory of malloc while the old generation does not grow:
+/// buffers of objects, such as those of JavaScript's ArrayBuffer.
 fn buffers_outside(
     evidence: &CauseEvidence<'_>,
     runtime: LanguageRuntime,
@@ -413,17 +419,17 @@ fn buffers_outside(
 #[derive(Clone, Copy)]
 struct HeapGrowth {
     growth: SteadyGrowth,
-    /// The proof by the garbage collector; `None` without its counters.
+    /// Reason why the growth is not garbage; `None` without counters of the garbage collector.
     proof: Option<SurvivalProof>,
 }
 
 impl HeapGrowth {
-    /// The end of the sentence on the growth.
+    /// Returns the end of the sentence on the growth.
     fn words(self) -> Vec<CellValue> {
         const KEEPS: &str = ": the program keeps more and more objects";
         let mut words = match self.proof {
             None => vec![text(KEEPS)],
-            Some(SurvivalProof::NeverCollected) => vec![text(": ")],
+            Some(SurvivalProof::NeverCollected | SurvivalProof::Classes(_)) => vec![text(": ")],
             Some(_) => vec![text(KEEPS), text("; ")],
         };
         words.extend(self.proof.into_iter().flat_map(SurvivalProof::words));
@@ -434,20 +440,23 @@ impl HeapGrowth {
     fn confidence(self, runtime: LanguageRuntime, next: Label) -> Confidence {
         match self.proof {
             Some(SurvivalProof::NeverCollected) => Confidence::Certain,
-            Some(SurvivalProof::OldGeneration | SurvivalProof::OutsideHeap) => {
-                Confidence::Possible(next)
-            }
+            Some(
+                SurvivalProof::OldGeneration
+                | SurvivalProof::OutsideHeap
+                | SurvivalProof::Classes(_),
+            ) => Confidence::Possible(next),
             None if runtime.collects_garbage() => Confidence::Possible(next),
             _ => Confidence::Likely(next),
         }
     }
 }
 
-/// From this part of a heap on, zero-filled pages are not a remainder: the heap was touched and
-/// never used.
+/// Minimum zero-filled share of an oversized heap: its pages were touched, but never used for
+/// objects.
 const MOSTLY_ZERO: f64 = 0.5;
 
-/// A heap whose pages were mostly never written: it is larger than the program needs.
+/// Returns the cause if most pages of a heap were never written: the heap is larger than the
+/// program needs.
 fn oversized_runtime(
     evidence: &CauseEvidence<'_>,
     runtime: LanguageRuntime,
@@ -464,8 +473,14 @@ fn oversized_runtime(
     if !is_large(evidence, zero.low) || zero.low.fraction_of(memory)? < MOSTLY_ZERO {
         return None;
     }
-    // Locked memory is resident for another reason.
-    if locks(evidence, zero.low) {
+    // Locked memory is resident for another reason. Go clears memory before it allocates an object
+    // in it, so objects whose bytes are all zero look like memory that was never written.
+    if locks(evidence, zero.low) || runtime == LanguageRuntime::Go {
+        return None;
+    }
+    // Only Java touches pages of its heap before use. In other runtimes, zero-filled memory in huge
+    // pages comes from the size of these pages.
+    if runtime != LanguageRuntime::Java && huge_pages_of_runtime(evidence) * 2 >= zero.low.0 {
         return None;
     }
     let sentence = [
@@ -492,7 +507,18 @@ fn oversized_runtime(
     Some(found)
 }
 
-/// The line about a runtime that is not a cause.
+/// Number of bytes of the runtime's memory in huge pages.
+fn huge_pages_of_runtime(evidence: &CauseEvidence<'_>) -> u64 {
+    let Ok(subject) = evidence.subject else { return 0 };
+    let mappings = subject.mappings.iter().enumerate();
+    let own = mappings.filter(|(index, _)| {
+        GrownMemory::of(subject.pools.pool_of(*index).kind) == GrownMemory::Runtime
+    });
+    let huge = own.filter_map(|(_, mapping)| mapping.anon_huge().ok());
+    huge.fold(0, |sum: u64, bytes| sum.saturating_add(bytes.0))
+}
+
+/// Returns the line for a runtime whose memory is not a cause.
 fn quiet_runtime(
     evidence: &CauseEvidence<'_>,
     runtime: LanguageRuntime,
@@ -507,23 +533,29 @@ fn quiet_runtime(
     line
 }
 
-/// A heap that is collected is filled once up to the first collection: smaller heaps, and such
-/// whose growth stays within the memory that they have reserved for it, are in this phase.
+/// Minimum size of a collected heap whose growth is judged: a smaller heap is still being filled up
+/// to its first collection.
 const FIRST_COLLECTION: Bytes = Bytes::mib(64);
-/// Growth of an established heap over the observation, as a share of it: less is noise, and more
-/// is a heap that is filled for the first time.
+/// Growth of an established heap during the observation, as a share of the heap. Less growth is
+/// noise, and more growth is a heap that is filled for the first time.
 const ESTABLISHED_GROWTH: std::ops::Range<f64> = 0.03..0.25;
 
-/// True if memory of malloc that a runtime allocates outside of its collected heap has grown by
-/// much, and had grown before the observation.
+/// Growth of established malloc memory outside of the collected heap, as a share of the runtime's
+/// memory. The upper bound is higher than in [`ESTABLISHED_GROWTH`], because collections do not
+/// refill this memory.
+const ESTABLISHED_BUFFERS: std::ops::Range<f64> = 0.03..0.5;
+
+/// True if the malloc memory that a runtime allocates outside of its collected heap has grown by
+/// much, but most of this memory existed before the observation.
 fn is_established(located: &LocatedGrowth, memory: Bytes) -> bool {
     let share = located.growth.bytes.fraction_of(memory);
     located.growth.bytes >= MANY_BUFFERS
-        && share.is_some_and(|share| ESTABLISHED_GROWTH.contains(&share))
+        && share.is_some_and(|share| ESTABLISHED_BUFFERS.contains(&share))
 }
 
 fn is_first_filling(runtime: LanguageRuntime, memory: Bytes, located: &LocatedGrowth) -> bool {
-    // The Java virtual machine makes memory writable when it enlarges its heap, and not before.
+    // The Java virtual machine makes memory writable only when it enlarges its heap. Growth inside
+    // writable memory is therefore the first filling of the heap.
     let is_within =
         runtime == LanguageRuntime::Java && located.kind.reserved < located.kind.used / 2;
     let is_small = memory < FIRST_COLLECTION
@@ -570,9 +602,9 @@ fn growing_runtime(
     found
 }
 
-/// True if one function of the program first touches most of the growth. Go compiles programs to
-/// machine code, so that its call stacks have their functions; those of other runtimes have the
-/// functions of the interpreter or of the collector.
+/// True if one function of the program first touches most of the growth. Only in Go do the call
+/// stacks show functions of the program: those of other runtimes show the interpreter or the
+/// collector.
 fn allocates_by_itself(runtime: LanguageRuntime, function: &FunctionShare<'_>) -> bool {
     const MIN_FUNCTION_SHARE: f64 = 0.5;
     runtime == LanguageRuntime::Go
@@ -581,14 +613,15 @@ fn allocates_by_itself(runtime: LanguageRuntime, function: &FunctionShare<'_>) -
         && !acts_for_its_caller(function.frame)
 }
 
-/// The type of objects with most bytes, if the heap was scanned.
+/// Returns the type of objects with the most bytes, if the heap was scanned.
 fn objects(evidence: &CauseEvidence<'_>) -> Option<Fact> {
     let scan = evidence.all.scan.value()?;
     let most = scan.heap.objects.first()?;
     Some(fact("largest_type", "type with most bytes", CellValue::Name(most.name.clone()), ""))
 }
 
-/// The remedy at once, with the command that shows the contents of the heap, and the code change.
+/// Returns the remedy that needs no code change, with the command that shows the contents of the
+/// heap, and the code change.
 fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str) {
     const BOUND: &str = "Give the container that grows a bound: remove an entry for each one that is added beyond it.";
     let (contents, code) = match runtime {
@@ -610,7 +643,8 @@ fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str
             ),
             "Remove entries that are not used from maps and slices, and leave GOGC at its default.",
         ),
-        // SIGUSR1 opens a debugger of Node.js to all local users, and ends other programs.
+        // SIGUSR2, because SIGUSR1 opens a debugger of Node.js to all local users, and ends other
+        // programs.
         LanguageRuntime::V8 => (
             "`--max-old-space-size=MIB` bounds the heap of Node.js; with `--heapsnapshot-signal=SIGUSR2`, it writes a heap \
              snapshot at this signal."
@@ -633,7 +667,7 @@ fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::evidence::{CollectorPoint, Gathered};
+    use pagewise_model::evidence::{CollectorPoint, Evidence, Gathered};
     use pagewise_model::faults::FaultKind;
     use pagewise_model::heap_graph::{HeapGraph, HeapRoot, RetainingRoot, RootKind};
     use pagewise_model::heap_scan::LiveAmount;
@@ -642,7 +676,7 @@ mod tests {
     use super::*;
     use crate::causes::made::{activity, add_graph, evidence, go_program, present, verdict};
     use crate::causes::made_recordings::faults;
-    use crate::sample::{resident, snapshot};
+    use crate::sample::{mapping, resident, snapshot, with_smaps};
 
     const MIB: u64 = 1 << 20;
     const ARENAS: &str = "7f0000000000-7f0008000000 rw-p 0 0 ";
@@ -651,7 +685,7 @@ mod tests {
         BytesEstimate { low: Bytes::mib(mib), high: Bytes::mib(mib) }
     }
 
-    /// A process with 128 MiB of heap.
+    /// Returns a process with a heap of 128 MiB.
     fn with_sample(trimmable: u64, pinned: u64, arenas: u64) -> Snapshot {
         let mut made = snapshot(vec![resident("5000000-d000000 rw-p 0 0 [heap]", 128 * MIB)]);
         made.heap_sample = Ok(HeapSample {
@@ -719,7 +753,7 @@ mod tests {
         assert!(matches!(with(6), CauseObject::Heap(_)));
     }
 
-    /// A process with arenas of 120 MiB, of which this number of MiB is free.
+    /// Returns a process with thread arenas of 120 MiB, of which this number of MiB is free.
     fn with_arenas(free: u64) -> Snapshot {
         let mut made = with_sample(free / 2, free - free / 2, 9);
         let mut arena = resident(ARENAS, 120 * MIB);
@@ -750,7 +784,7 @@ mod tests {
         assert!(matches!(verdict(&made, "many-arenas"), Verdict::RuledOut(_)));
     }
 
-    /// A process of a runtime with this number of MiB of its own memory.
+    /// Returns a process of a runtime whose memory has this number of MiB.
     fn of_runtime(program: &str, mib: u64) -> Snapshot {
         let line = format!("7f0000000000-{:x} rw-p 0 0 ", 0x7f00_0000_0000 + mib * MIB);
         let mut made = snapshot(vec![resident(&line, mib * MIB)]);
@@ -778,7 +812,8 @@ mod tests {
             let mut made = evidence(at(20), at(30));
             made.activity = activity((0..40).map(|step| 20 * MIB + step * MIB / 4));
             let (ran_ns, waited_ns) = (ran_ms * 1_000_000, (5000 - ran_ms) * 1_000_000);
-            let waits = pagewise_model::evidence::CpuWaits { ran_ns, waited_ns };
+            let waits =
+                pagewise_model::evidence::CpuWaits { ran_ns, waited_ns, undelayed_ns: None };
             made.cpu_waits = Gathered::Value(waits);
             verdict(&made, "foreign-heap")
         };
@@ -801,6 +836,7 @@ mod tests {
                 at_ns: second * 1_000_000_000,
                 collections: None,
                 old,
+                classes: None,
             });
             made.collector = Gathered::Value(points.collect());
             made.faults = faults(FaultKind::Anonymous, 300, "[heap]", Quadrant::PrivateAnonymous);
@@ -810,7 +846,7 @@ mod tests {
         };
         let buffers = with("/usr/bin/node");
         assert_eq!(present(&buffers, "foreign-heap").confidence.key(), "possible");
-        // A library of the program allocates.
+        // A native library of the program allocates the memory.
         let native = with("/app/native.node");
         assert!(matches!(verdict(&native, "foreign-heap"), Verdict::RuledOut(_)));
     }
@@ -826,7 +862,7 @@ mod tests {
             let mut made = evidence(go(60), go(99));
             made.activity = activity((60..100).map(|mib| mib * MIB));
             let collections = Some(7);
-            let point = |at_ns| CollectorPoint { at_ns, collections, old: None };
+            let point = |at_ns| CollectorPoint { at_ns, collections, old: None, classes: None };
             made.collector = Gathered::Value(vec![point(0), point(9_000_000_000)]);
             made.faults = faults(FaultKind::Anonymous, 300, "", Quadrant::PrivateAnonymous);
             let Gathered::Value(recording) = &mut made.faults else { panic!("it was made") };
@@ -848,7 +884,7 @@ mod tests {
             made
         };
         assert_eq!(present(&grown(200), "foreign-heap").confidence.key(), "possible");
-        // It is filled for the first time.
+        // The heap is filled for the first time.
         for from in [10, 50] {
             assert!(
                 matches!(verdict(&grown(from), "foreign-heap"), Verdict::RuledOut(_)),
@@ -862,7 +898,7 @@ mod tests {
         let mut made = evidence(of_runtime("/usr/bin/node", 300), of_runtime("/usr/bin/node", 300));
         made.activity = activity((0..40).map(|_| 300 * MIB));
         let range = made.first.mappings.as_ref().unwrap()[0].range;
-        let mut sample = |zero| {
+        let sample = |made: &mut Evidence, zero| {
             made.zero_pages = Gathered::Value(vec![ZeroSample {
                 range,
                 resident: Bytes::mib(300),
@@ -870,10 +906,24 @@ mod tests {
                 read: 1000,
                 zero,
             }]);
-            verdict(&made, "foreign-heap")
+            verdict(made, "foreign-heap")
         };
-        assert!(matches!(sample(900), Verdict::Present(_)));
-        assert!(matches!(sample(200), Verdict::RuledOut(_)));
+        assert!(matches!(sample(&mut made, 900), Verdict::Present(_)));
+        assert!(matches!(sample(&mut made, 200), Verdict::RuledOut(_)));
+        let counters = [
+            (pagewise_model::SmapsCounter::Rss, 300 * MIB),
+            (pagewise_model::SmapsCounter::AnonHugePages, 280 * MIB),
+        ];
+        let mut huge = made.clone();
+        let line = "7f0000000000-7f0012c00000 rw-p 0 0 ";
+        huge.first.mappings = Ok(vec![with_smaps(mapping(line), &counters, "rd wr")]);
+        huge.last = Gathered::Value(Box::new(huge.first.clone()));
+        assert!(matches!(sample(&mut huge, 900), Verdict::RuledOut(_)), "huge pages explain them");
+        // Zero-filled objects of Go lie in memory that the runtime cleared.
+        made.first.process.exe = Ok("/usr/bin/app".into());
+        made.first.objects.push(crate::causes::made::go_program());
+        made.last = Gathered::Value(Box::new(made.first.clone()));
+        assert!(matches!(sample(&mut made, 900), Verdict::RuledOut(_)));
     }
 
     #[test]

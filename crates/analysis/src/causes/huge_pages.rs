@@ -1,4 +1,4 @@
-//! Causes: huge pages that hold little, and memory that lacks huge pages.
+//! Causes: sparse huge pages, and memory that lacks huge pages.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::{Gathered, Instrument};
@@ -46,7 +46,7 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// The sample of huge pages, or the verdict without one.
+/// Returns the sample of huge pages, or the verdict without a sample.
 fn sampled<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HugePages, Verdict> {
     match &evidence.all.huge_pages {
         Gathered::Value(huge) => Ok(huge),
@@ -58,12 +58,12 @@ fn sampled<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HugePages, Verdict> {
     }
 }
 
-/// Huge pages of the mappings with one origin, and their zero-filled part.
+/// Huge pages of the mappings with one origin, and the estimate of their zero-filled part.
 struct HugeBloat<'a> {
     zero: ZeroEstimate,
     huge: Bytes,
     worst: &'a HugeMapping,
-    /// True if `VmFlags` or the system's setting show the origin.
+    /// True if `VmFlags` or the setting of the system prove the origin.
     is_certain: bool,
 }
 
@@ -75,7 +75,7 @@ fn mapping_of<'a>(
     subject.mappings.get(at).filter(|it| it.range.start < huge.range.end).map(|it| (at, it))
 }
 
-/// Bloat of the huge pages with an origin, or the verdict without it.
+/// Sums the huge pages with an origin, or returns the verdict without a sample or without bloat.
 fn bloat<'a>(evidence: &CauseEvidence<'a>, origin: HugeRequest) -> Result<HugeBloat<'a>, Verdict> {
     let pages = sampled(evidence)?;
     let Ok(subject) = evidence.subject else {
@@ -85,7 +85,7 @@ fn bloat<'a>(evidence: &CauseEvidence<'a>, origin: HugeRequest) -> Result<HugeBl
         mapping_of(subject, huge)
             .map_or(HugeRequest::Unknown, |(_, mapping)| huge_request(evidence.now, mapping))
     };
-    // The setting of the system is the likely origin if the mapping does not show it.
+    // The setting of the system is the likely origin if the mapping does not show its origin.
     let fits = |huge: &&HugeMapping| match request(huge) {
         HugeRequest::Unknown => origin == HugeRequest::System,
         known => known == origin,
@@ -189,10 +189,11 @@ fn bloat_cause(evidence: &CauseEvidence<'_>, found: &HugeBloat<'_>, id: &'static
     cause
 }
 
-/// Numbers of MADV_HUGEPAGE and MADV_COLLAPSE.
+/// Values of the `advice` argument for MADV_HUGEPAGE and MADV_COLLAPSE.
 const REQUESTS: [u64; 2] = [14, 25];
 
-/// The function that advises huge pages; else the one that touches most of them.
+/// Returns the function that calls `madvise` for huge pages most often; else the function that
+/// first touches most huge pages of the worst mapping.
 fn advising_function<'a>(
     evidence: &CauseEvidence<'a>,
     found: &HugeBloat<'_>,
@@ -209,16 +210,19 @@ fn advising_function<'a>(
     advises().or_else(touches)
 }
 
-/// Smaller memory is worth little: even if each access misses the TLB, its page tables fit into the
-/// caches of the CPU.
+/// Minimum resident size of a dense mapping in bytes: the page tables of less memory fit into the
+/// caches of the CPU, so that TLB misses cost little.
 const MUCH_DENSE: Bytes = Bytes::mib(128);
+/// Minimum resident share of a dense mapping.
 const DENSE: f64 = 0.9;
-/// Share of one CPU in user mode from which on the program works with its memory.
+/// Minimum share of one CPU in user mode for a program that uses its memory.
 const BUSY: f64 = 0.15;
-/// Page faults per second above which the program fills its memory and does not only use it.
+/// Maximum number of page faults per second of a program that uses its memory: with more faults, it
+/// fills its memory.
 const FILLING: f64 = 100.0;
 
-/// The largest mapping of the program's own that is dense and has small pages.
+/// Finds the largest dense mapping of the program with few huge pages. Returns its index, the
+/// mapping, and its resident bytes.
 fn largest_dense<'a>(subject: &ExplainSubject<'a>) -> Option<(usize, &'a Mapping, Bytes)> {
     let is_own = |index: usize| {
         matches!(subject.pools.pool_of(index).kind, PoolKind::Anonymous | PoolKind::MallocChunk)
@@ -233,8 +237,8 @@ fn largest_dense<'a>(subject: &ExplainSubject<'a>) -> Option<(usize, &'a Mapping
     dense.max_by_key(|(_, _, resident)| *resident)
 }
 
-/// No counter of TLB misses is read, and most virtual machines have none: the cause is possible at
-/// most.
+/// Judges missing huge pages. The confidence is "possible" at most, because pagewise reads no
+/// counter of TLB misses, which most virtual machines lack.
 fn missing(evidence: &CauseEvidence<'_>) -> Verdict {
     let Ok(subject) = evidence.subject else { return Verdict::NotApplicable };
     let Some((index, mapping, resident)) =
@@ -282,8 +286,8 @@ fn missing(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// Share of the time that random accesses to much memory lose by TLB misses: a page walk of two
-/// cache misses beside the miss of the access.
+/// Share of the CPU time that random accesses to much memory lose by TLB misses: a page walk has
+/// two cache misses in addition to the cache miss of the access.
 const TLB_SHARE: f64 = 0.3;
 
 #[cfg(test)]
@@ -299,7 +303,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const TABLE: &str = "7f0000000000-7f000c800000 rw-p 0 0 ";
 
-    /// A process with 200 MiB in huge pages, of which this share of 100 is zero.
+    /// Returns a process with 200 MiB in huge pages, of which this percentage is zero-filled.
     fn with_huge(flags: &str, enabled: Option<&str>, zero: u64) -> Evidence {
         let counters = [(SmapsCounter::Rss, 200 * MIB), (SmapsCounter::AnonHugePages, 200 * MIB)];
         let table = with_smaps(mapping(TABLE), &counters, flags);
@@ -349,7 +353,7 @@ mod tests {
 
     #[test]
     fn huge_pages_that_the_setting_does_not_give_are_requested() {
-        // MADV_COLLAPSE leaves no flag.
+        // MADV_COLLAPSE sets no flag in `VmFlags`.
         for enabled in ["madvise", "never"] {
             let made = with_huge("rd wr", Some(enabled), 90);
             present(&made, "thp-bloat-requested");
@@ -377,7 +381,7 @@ mod tests {
         }
     }
 
-    /// A process that uses 256 MiB on small pages with this share of 100 of a CPU.
+    /// Returns a process that uses 256 MiB on small pages, and this percentage of a CPU.
     fn busy_with(percent: u64, minor_faults: u64) -> Evidence {
         let range = AddrRange { start: 0x7f00_0000_0000, end: 0x7f00_1000_0000 };
         let line = format!("{:x}-{:x} rw-p 0 0 ", range.start, range.end);

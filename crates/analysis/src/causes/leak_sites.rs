@@ -1,5 +1,5 @@
-//! The function that allocates leaked blocks, by their sizes: the heap scan knows the sizes of
-//! leaked blocks, and the recording of allocations knows which function allocates blocks of a size.
+//! The function that allocates leaked blocks. The heap scan reports the sizes of leaked blocks, and
+//! the recording of allocations reports the functions that allocate blocks of each size.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,11 @@ use pagewise_model::heap_graph::HeapGraph;
 use super::CauseEvidence;
 use super::evidence::FunctionShare;
 
-/// Parts in which leaked bytes are divided between call stacks.
+/// Number of parts into which the leaked bytes of a size are divided between call stacks.
 const PARTS: u64 = 1 << 10;
 
-/// The usable size of a block of glibc for a requested size: 8 bytes more, in units of 16 bytes.
+/// Returns the usable size of a block of glibc for a requested size. A chunk has 8 bytes of header
+/// and a size that is a multiple of 16 bytes.
 fn usable(requested: u64) -> u64 {
     const UNIT: u64 = 16;
     const HEADER: u64 = 8;
@@ -21,8 +22,8 @@ fn usable(requested: u64) -> u64 {
     chunk.map_or(requested, |chunk| chunk - HEADER).max(MIN)
 }
 
-/// Leaked bytes by call stack. The leaked bytes of each size are divided between the call stacks
-/// that allocate blocks of this size, by their numbers of calls.
+/// Returns leaked bytes by call stack. The leaked bytes of each size are divided between the call
+/// stacks that allocate blocks of this size, in proportion to their numbers of calls.
 fn leaked_by_stack(graph: &HeapGraph, profile: &AllocationSizes) -> Vec<(u32, u64)> {
     let mut leaked: HashMap<u64, u64> = HashMap::new();
     for group in &graph.leaks {
@@ -41,8 +42,8 @@ fn leaked_by_stack(graph: &HeapGraph, profile: &AllocationSizes) -> Vec<(u32, u6
     profile.rows.iter().filter_map(part).collect()
 }
 
-/// The function that allocates most of the leaked bytes; `None` if allocations were not recorded,
-/// or no recorded allocation has the size of a leaked block.
+/// Returns the function that allocates most of the leaked bytes; `None` if allocations were not
+/// recorded, or no recorded allocation has the size of a leaked block.
 pub(super) fn leaking_function<'a>(evidence: &CauseEvidence<'a>) -> Option<FunctionShare<'a>> {
     let graph = evidence.all.scan.value()?.graph.as_ref()?;
     let profile = evidence.all.allocation_sizes.value()?;
@@ -59,7 +60,7 @@ mod tests {
 
     #[test]
     fn usable_sizes_are_those_of_glibc() {
-        // As malloc_usable_size returns them.
+        // The expected sizes are those that malloc_usable_size returns.
         for (requested, expected) in
             [(0, 24), (24, 24), (25, 40), (40, 40), (100, 104), (1000, 1000)]
         {

@@ -1,4 +1,4 @@
-//! Causes: a process that is near a limit.
+//! Causes: limits that the process has nearly reached.
 
 use pagewise_model::cause::{CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::Instrument;
@@ -59,12 +59,13 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// A larger limit for a process that needs this much: room to double.
+/// Returns twice a limit, which leaves the process space to double.
 fn doubled(limit: u64) -> u64 {
     limit.saturating_mul(2)
 }
 
-/// Danger of a used share of a limit. The cause of growth towards the limit is the growth.
+/// Returns the risk of a used share of a limit. The risk is lower if the process grows steadily,
+/// because the growth is then the cause.
 fn danger(evidence: &CauseEvidence<'_>, used: &LimitUse) -> CauseCost {
     CauseCost::of_risk(used.share().min(1.0) * behind_growth(evidence))
 }
@@ -84,7 +85,7 @@ fn max_map_count(evidence: &CauseEvidence<'_>) -> Verdict {
         text(" that vm.max_map_count allows: mmap, mprotect and pthread_create fail at the limit."),
     ];
     let mut found = cause("near-max-map-count", setting, Confidence::Certain, sentence);
-    // The growth of memory does not explain a number of mappings.
+    // Growth of memory does not explain the number of mappings, so it does not lower the risk.
     found.cost = CauseCost::of_risk(used.share());
     found.evidence = vec![
         count_fact("mappings", "mappings", used.used),
@@ -127,9 +128,9 @@ fn no_snapshot(evidence: &CauseEvidence<'_>) -> Verdict {
 /// A resource limit as a cause.
 struct LimitCause {
     id: &'static str,
-    /// The finding with the same decision.
+    /// Name of the finding with the same condition.
     finding: &'static str,
-    /// The option of prlimit(1).
+    /// Name of the option of prlimit(1).
     option: &'static str,
     code: &'static str,
 }
@@ -213,7 +214,7 @@ fn near(
     found.into()
 }
 
-/// The command that raises the soft limit, and the hard one if it is lower.
+/// Returns the command that raises the soft limit, and also the hard limit if it is lower.
 fn raise(
     evidence: &CauseEvidence<'_>,
     limit: &LimitCause,
@@ -268,7 +269,7 @@ mod tests {
         assert!(matches!(locked(Some(false), 990), Verdict::Present(_)));
         assert!(matches!(locked(Some(false), 100), Verdict::RuledOut(_)));
         assert!(matches!(locked(Some(true), 990), Verdict::RuledOut(_)));
-        // Only an exempt process can lock more than its limit.
+        // A process can lock more than its limit only if CAP_IPC_LOCK exempts it.
         assert!(!matches!(locked(None, 5000), Verdict::Present(_)));
     }
 

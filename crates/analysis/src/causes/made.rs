@@ -1,4 +1,4 @@
-//! Hand-made evidence for tests of rules.
+//! Synthetic evidence for tests of rules.
 
 use pagewise_model::evidence::{
     ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, MachinePoint,
@@ -14,10 +14,10 @@ use crate::causes::judge;
 use crate::explain::ExplainSubject;
 use pagewise_model::cause::{Cause, Verdict};
 
-/// Interval of the counters.
+/// Interval of the readings of counters in nanoseconds.
 const STEP_NS: u64 = 250_000_000;
 
-/// Evidence of two snapshots, without results of other instruments.
+/// Returns evidence with two snapshots, and without results of other instruments.
 pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
     Evidence {
         pagewise_evidence: EVIDENCE_VERSION,
@@ -43,7 +43,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
     }
 }
 
-/// Counters every 250 ms, with this number of anonymous bytes each time.
+/// Returns readings of the counters every 250 ms, with these numbers of anonymous bytes.
 pub(super) fn activity(anonymous: impl IntoIterator<Item = u64>) -> Vec<ActivityPoint> {
     let point = |(number, bytes): (u64, u64)| ActivityPoint {
         at_ns: number * STEP_NS,
@@ -67,7 +67,7 @@ pub(super) fn activity(anonymous: impl IntoIterator<Item = u64>) -> Vec<Activity
     (0..).zip(anonymous).map(point).collect()
 }
 
-/// Adds a scan of the heap of the running process, with these pointers.
+/// Adds a heap scan of a running process with this graph of pointers.
 pub(super) fn add_graph(made: &mut Evidence, graph: HeapGraph) {
     made.scan = Gathered::Value(Box::new(HeapScan {
         pagewise_heap_scan: HEAP_SCAN_VERSION,
@@ -82,7 +82,7 @@ pub(super) fn add_graph(made: &mut Evidence, graph: HeapGraph) {
     }));
 }
 
-/// The verdict on one cause.
+/// Returns the verdict on one cause.
 pub(super) fn verdict(evidence: &Evidence, id: &str) -> Verdict {
     let now = latest(evidence);
     let subject = ExplainSubject::from_snapshot(now);
@@ -92,7 +92,7 @@ pub(super) fn verdict(evidence: &Evidence, id: &str) -> Verdict {
     verdicts.into_iter().find(|(row, _)| row.id == id).expect("the table has the cause").1
 }
 
-/// A cause that is present.
+/// Returns a cause, which must be present.
 pub(super) fn present(made: &Evidence, id: &str) -> Cause {
     match verdict(made, id) {
         Verdict::Present(cause) => *cause,
@@ -100,7 +100,7 @@ pub(super) fn present(made: &Evidence, id: &str) -> Cause {
     }
 }
 
-/// A program that Go has built.
+/// Returns a program that the Go toolchain has built.
 pub(super) fn go_program() -> ElfObject {
     let mut program = glibc();
     program.name = "/usr/bin/app".into();
@@ -120,7 +120,7 @@ pub(super) fn go_program() -> ElfObject {
     program
 }
 
-/// The library of glibc, by which its arenas are recognized.
+/// Returns the library of glibc, by which the arenas of glibc are recognized.
 pub(super) fn glibc() -> ElfObject {
     ElfObject {
         device: Device::default(),

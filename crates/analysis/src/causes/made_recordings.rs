@@ -1,4 +1,4 @@
-//! Hand-made recordings and counters for tests of rules.
+//! Synthetic recordings and counters for tests of rules.
 
 use pagewise_model::evidence::{
     CallProfile, CallProfileRow, CgroupActivity, CgroupPoint, Evidence, Gathered, MachinePoint,
@@ -14,10 +14,10 @@ use pagewise_model::{Absent, AddrRange, Bytes, PageSize, Pid, Quadrant};
 use super::made;
 use crate::sample::{resident, snapshot};
 
-/// Duration of the recordings and of the observation.
+/// Duration of the recordings and of the observation in nanoseconds.
 pub(super) const TOOK_NS: u64 = 4_000_000_000;
 
-/// A process with this number of resident anonymous bytes that do not change for 4 s.
+/// Returns a process whose number of resident anonymous bytes does not change for 4 s.
 pub(super) fn steady(anonymous: u64) -> Evidence {
     let range = format!("10000000-{:x} rw-p 0 0", 0x1000_0000 + anonymous.next_multiple_of(4096));
     let process = || snapshot(vec![resident(&range, anonymous)]);
@@ -37,7 +37,7 @@ fn frame(function: &str) -> Frame {
     }
 }
 
-/// Faults of one kind in `update` of the sample process.
+/// Returns a recording with faults of one kind in the function `update` of the sample process.
 pub(super) fn faults(
     kind: FaultKind,
     count: u64,
@@ -89,7 +89,7 @@ pub(super) fn faults(
     }))
 }
 
-/// Calls, each of them in a function of the same name.
+/// Returns a recording of calls; each call comes from a function with the name of the call.
 pub(super) fn calls(rows: &[(&str, u64, u64)], execs: u64) -> Gathered<CallProfile> {
     let row = |(stack, (call, detail, count)): (u32, &(&str, u64, u64))| CallProfileRow {
         call: (*call).to_owned(),
@@ -113,7 +113,7 @@ fn counters(list: &[(&str, u64)]) -> Vec<BootCounter> {
     list.iter().map(counter).collect()
 }
 
-/// A cgroup of v2 with a limit, and the lines of its `memory.stat` at both ends.
+/// Returns a cgroup of v2 with a limit, and the lines of its `memory.stat` at both ends.
 pub(super) fn cgroup(
     limit: Bytes,
     usage: Bytes,
@@ -137,7 +137,7 @@ pub(super) fn cgroup(
     }
 }
 
-/// A machine with this memory at the end.
+/// Returns a machine with this total and available memory at the end.
 pub(super) fn machine(total: Bytes, available: Bytes) -> MachinePoint {
     MachinePoint {
         at_ns: TOOK_NS,
@@ -146,7 +146,7 @@ pub(super) fn machine(total: Bytes, available: Bytes) -> MachinePoint {
     }
 }
 
-/// Adds this number of major faults over the observation.
+/// Adds this number of major faults, distributed over the observation.
 pub(super) fn add_major_faults(evidence: &mut Evidence, count: u64) {
     let steps = evidence.activity.len() as u64 - 1;
     for (at, point) in (0..).zip(&mut evidence.activity) {
@@ -154,7 +154,8 @@ pub(super) fn add_major_faults(evidence: &mut Evidence, count: u64) {
     }
 }
 
-/// Adds this number of minor faults, and CPU time in the kernel and outside, as shares of one CPU.
+/// Adds this number of minor faults, and CPU time in the kernel and in user mode as shares of one
+/// CPU.
 pub(super) fn add_work(evidence: &mut Evidence, minor: u64, system: f64, user: f64) {
     let steps = evidence.activity.len() as u64 - 1;
     for (at, point) in (0..).zip(&mut evidence.activity) {

@@ -65,13 +65,13 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// Share of the limit that cannot be reclaimed from which on the next allocation is at risk.
+/// Minimum share of the limit that cannot be reclaimed, from which on the next allocation may fail.
 const UNRECLAIMABLE: f64 = 0.95;
 
-/// Pages per second read again from which on the limit costs time. Page cache that is read once
-/// and again much later has fewer.
+/// Minimum number of pages per second that are reclaimed and read again, from which on the limit
+/// costs time. Page cache that is read again only much later causes fewer such reads.
 const MANY_REFAULTS: f64 = 1000.0;
-/// Time that a page takes which is read again: reads of files fetch many pages at once.
+/// Average time in seconds to read a reclaimed page again: one read of a file fetches many pages.
 const REFAULT_SECONDS: f64 = 0.000_03;
 
 fn no_counters(evidence: &CauseEvidence<'_>, what: &'static str) -> Verdict {
@@ -146,7 +146,7 @@ fn likely_limit(evidence: &CauseEvidence<'_>) -> Confidence {
     Confidence::Likely(format!("pagewise faults {} --for 10s", evidence.pid()).into())
 }
 
-/// The verdict if no limit is known.
+/// Returns the verdict if no limit is known.
 fn without_limit(evidence: &CauseEvidence<'_>) -> Verdict {
     let unlimited = || Verdict::RuledOut(vec![text("the cgroup has no memory limit")]);
     match (&evidence.all.cgroup, &evidence.now.cgroup) {
@@ -162,7 +162,8 @@ fn without_limit(evidence: &CauseEvidence<'_>) -> Verdict {
     }
 }
 
-/// Share of the limit taken by memory that can only go to swap, on a machine without swap.
+/// Returns the share of the limit that memory takes which only swap could free; 0 if the machine
+/// has swap.
 fn unreclaimable(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> f64 {
     let has_swap = evidence.now.machine.swap_free.as_ref().is_ok_and(|free| free.0 > 0);
     let charged = load.stat(ANON).map(|anon| anon + load.stat(SHMEM).unwrap_or_default());
@@ -203,10 +204,10 @@ fn cgroup_cause(
     found
 }
 
-/// The command that raises the limit above the memory that the process uses.
+/// Returns the command that raises the limit above the memory that the process uses.
 fn raise(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> Option<Remedy> {
     let file = load.limit_file()?;
-    // Twice the page cache: the part that does not fit is unknown.
+    // The page cache counts twice, because the size of the file pages that do not fit is unknown.
     let cache = load.stat(CACHE).unwrap_or_default();
     let needed =
         load.usage + load.swapped().unwrap_or_default() + cache.max(mapped_data_files(evidence));
@@ -226,8 +227,8 @@ fn raise(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> Option<Remedy> 
     remedy_now(command, change, true)
 }
 
-/// Size of the mapped files that are neither programs nor libraries, without their resident part,
-/// which is charged already.
+/// Sums the sizes of the mapped files that are neither programs nor libraries. Excludes their
+/// resident parts, which are charged already.
 fn mapped_data_files(evidence: &CauseEvidence<'_>) -> Bytes {
     let Ok(subject) = evidence.subject else { return Bytes::ZERO };
     let is_data = |(index, mapping): &(usize, &Mapping)| {
@@ -241,7 +242,8 @@ fn mapped_data_files(evidence: &CauseEvidence<'_>) -> Bytes {
     total.map_or(sizes, |total| sizes.min(Bytes(total.0 / 2)))
 }
 
-/// True if the process waits for pages of its private memory, as far as is known.
+/// True if the process waits for pages of its private memory, or if missing counters cannot exclude
+/// this.
 fn waits_for_swap(waits: &MajorFaults, evidence: &CauseEvidence<'_>) -> bool {
     let is_swapping = evidence.vmstat_rate("pswpin").is_none_or(|rate| rate > 0.0);
     waits.are_many() && waits.in_files.is_none_or(|share| share < 0.5) && is_swapping
@@ -338,7 +340,7 @@ fn swap_thrash(evidence: &CauseEvidence<'_>) -> Verdict {
     thrash_cause(evidence, &waits).into()
 }
 
-/// `madvise`: MADV_PAGEOUT.
+/// Value of the `advice` argument of `madvise` for MADV_PAGEOUT.
 const MADV_PAGEOUT: u64 = 21;
 
 fn paged_out_by_itself(waits: &MajorFaults, object: CauseObject) -> Cause {
@@ -388,7 +390,8 @@ fn thrash_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
         evidence.vmstat_rate("pswpin"),
     );
     found.evidence.extend(swapped.into_iter().chain(swap_ins));
-    // Without swap the kernel would kill the process, and locked memory cannot be reclaimed.
+    // The remedy is neither to disable swap, because the kernel would then kill the process, nor to
+    // lock its memory, because locked memory cannot be reclaimed.
     found.now = remedy_now(
         "",
         [text(
@@ -403,11 +406,11 @@ fn thrash_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
     found
 }
 
-/// Slower growth of the charged page cache passes unnoticed.
+/// Minimum growth of the charged page cache and slab in bytes per second.
 const CACHE_GROWTH_PER_SECOND: f64 = 1024.0 * 1024.0;
-/// Part of the growth that is page cache or slab.
+/// Minimum share of page cache and slab in the growth of the charge.
 const MOSTLY_CACHE: f64 = 0.8;
-/// A process that reads and writes a smaller part of the growth does not cause the growth.
+/// Minimum file traffic of a process that causes the growth, as a share of the growth.
 const OWN_PART: f64 = 0.25;
 
 fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -457,7 +460,7 @@ fn whole_bytes(bytes: f64) -> Bytes {
     Bytes(bytes.max(0.0) as u64)
 }
 
-/// Growth of the parts of a cgroup's charge in bytes per second.
+/// Growth of two parts of a cgroup's charge in bytes per second, and the charge at the end.
 struct ChargeGrowth {
     cache: f64,
     private: f64,
@@ -469,7 +472,7 @@ impl ChargeGrowth {
     fn of(evidence: &CauseEvidence<'_>, activity: &CgroupActivity) -> Option<ChargeGrowth> {
         let seconds = evidence.seconds()?;
         let [first, last] = &activity.points;
-        // tmpfs counts as page cache, but cannot be dropped.
+        // tmpfs counts as page cache, but the kernel cannot drop it.
         let cached = |point| {
             let cache = stat(point, CACHE)?.0.saturating_sub(stat(point, SHMEM)?.0);
             Some(Bytes(cache) + stat(point, SLAB).unwrap_or_default())
@@ -504,7 +507,8 @@ fn cache_cause(
     let object = CauseObject::Cgroup(activity.path.clone());
     let mut found = cause("page-cache-charged", object, Confidence::Certain, sentence);
     let share = CauseCost::of_memory(growth.cached, growth.usage);
-    // It can be reclaimed: the cost is that people and alerts mistake it for a leak.
+    // The kernel can reclaim page cache, so the cost is low: people and alerts mistake the growth
+    // for a leak.
     found.cost = CauseCost { memory_share: share.memory_share * 0.3, ..share };
     found.evidence = vec![
         bytes_fact("usage", "charged", growth.usage),
@@ -522,17 +526,18 @@ fn cache_cause(
     found
 }
 
-/// Fewer removed cgroups are normal where containers come and go.
+/// Minimum number of removed cgroups that is trouble: fewer are normal where containers are started
+/// and removed.
 const MANY_DYING: u64 = 1000;
-/// Removed cgroups that are trouble if their number grows at this rate per second: within an hour
-/// there are a thousand.
+/// Minimum number of removed cgroups that is trouble if it grows by at least [`DYING_PER_SECOND`].
 const SOME_DYING: u64 = 40;
+/// Growth per second of the number of removed cgroups that is trouble: about a thousand per hour.
 const DYING_PER_SECOND: f64 = 0.3;
-/// Memory that a removed cgroup keeps at least: its counters of each CPU.
+/// Minimum memory in bytes that a removed cgroup keeps: its counters for each CPU.
 const PER_DYING: Bytes = Bytes::kib(64);
 
-/// True if the removed cgroups come from the process: each job of a service that makes a cgroup for
-/// it begins with a fork, and leaves memory that is charged below the cgroup of the service.
+/// True if the process leaves removed cgroups behind. A service that creates a cgroup for each job
+/// forks for each job, or the memory charged below the cgroup of the service grows.
 fn leaves_cgroups(evidence: &CauseEvidence<'_>, growth: f64) -> bool {
     const MANY_OF_THEM: f64 = 0.5;
     let forks = evidence.all.calls.value().map_or(0.0, |profile| {
@@ -547,8 +552,8 @@ fn leaves_cgroups(evidence: &CauseEvidence<'_>, growth: f64) -> bool {
     growth > 0.0 && forks >= growth * MANY_OF_THEM || below.is_some_and(|grown| grown > 0)
 }
 
-/// Page cache and tmpfs that is charged to cgroups below this one, removed ones too (v1 only: v2
-/// has no sums without them).
+/// Returns the page cache and tmpfs memory that is charged to descendants of the cgroup, including
+/// removed ones. `None` in v2, whose sums always include descendants.
 fn charged_below(point: &CgroupPoint) -> Option<Bytes> {
     let all = stat(point, &["total_cache"])?;
     Some(all.saturating_sub(stat(point, &["cache"])?))
@@ -626,7 +631,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A process of 60 MiB in a full cgroup of 64 MiB that waits for 2000 pages from swap.
+    /// Returns a process of 60 MiB in a full cgroup of 64 MiB that reads 2000 pages from swap.
     fn squeezed() -> Evidence {
         let mut evidence = steady(60 * MIB);
         let stat: &[(&str, u64)] =
@@ -717,10 +722,10 @@ mod tests {
         evidence.cgroup = grown(stat(4 * MIB, 40 * MIB), stat(4 * MIB, 76 * MIB));
         present(&evidence, "page-cache-charged");
         let before = evidence.clone();
-        // Another process of the cgroup reads and writes.
+        // Other processes of the cgroup read and write files.
         evidence.activity.iter_mut().for_each(|point| point.file_traffic = Ok(Bytes::mib(1)));
         assert!(is_ruled_out(&evidence, "page-cache-charged"));
-        // An unprivileged user may not read how much the process transfers.
+        // An unprivileged user may not read the file traffic of the process.
         let refused = Absent::NotPermitted("root".into());
         evidence.activity.iter_mut().for_each(|it| it.file_traffic = Err(refused.clone()));
         present(&evidence, "page-cache-charged");
@@ -755,7 +760,7 @@ mod tests {
         let id = "zombie-cgroups";
         present(&dying(60, 70, 10), id);
         assert!(is_ruled_out(&dying(70, 70, 10), id));
-        // Another process leaves them.
+        // Other processes leave the removed cgroups behind.
         assert!(is_ruled_out(&dying(60, 70, 0), id));
         assert!(is_ruled_out(&dying(5000, 5000, 0), id));
         let mut below = dying(5000, 5000, 0);

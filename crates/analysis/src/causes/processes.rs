@@ -96,7 +96,7 @@ fn writable_code(evidence: &CauseEvidence<'_>) -> Verdict {
         _ => Confidence::Certain,
     };
     let mut found = cause("writable-code", object, confidence, sentence);
-    // It costs no memory and no time.
+    // Writable code is only a risk: it costs no memory and no time.
     found.cost = CauseCost::of_risk(0.2);
     found.evidence = vec![
         bytes_fact("reserved", "reserved", total),
@@ -148,7 +148,8 @@ fn large_page_tables(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// The mapping with the most address space without resident pages that can have page tables.
+/// Finds the mapping with the most address space without resident pages, among those that can have
+/// page tables.
 fn sparsest<'a>(subject: &'a ExplainSubject<'a>) -> Option<(&'a ExplainSubject<'a>, usize)> {
     let empty = |mapping: &Mapping| {
         let has_tables = !mapping.prot.is_none() && mapping.backing() != Backing::Special;
@@ -160,8 +161,9 @@ fn sparsest<'a>(subject: &'a ExplainSubject<'a>) -> Option<(&'a ExplainSubject<'
     sparse.max().map(|(_, index)| (subject, index))
 }
 
-/// Unused pages of the pool below this size, and below this share of the memory, are a reserve.
+/// Minimum size of the unused pages of the pool in bytes: fewer are a reserve.
 const UNUSED_POOL: Bytes = Bytes::mib(64);
+/// Minimum share of the machine's memory that unused pages take, unless the process uses the pool.
 const UNUSED_SHARE: f64 = 0.02;
 
 fn hugetlb_unused(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -222,7 +224,7 @@ fn hugetlb_unused(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// CPU time of scanning one page.
+/// CPU time in seconds to scan one page.
 const SCAN_SECONDS: f64 = 0.5e-6;
 
 fn ksm_cost(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -279,7 +281,7 @@ fn ksm_cost(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// Bytes that KSM saves by merged pages, without its data for each candidate.
+/// Estimates the bytes that KSM saves: merged pages minus the metadata for each candidate page.
 fn estimated_profit(merged: Bytes, candidates: u64) -> i64 {
     const CANDIDATE: u64 = 64;
     merged.0.cast_signed().saturating_sub(candidates.saturating_mul(CANDIDATE).cast_signed())
@@ -312,7 +314,8 @@ fn numa_imbalance(evidence: &CauseEvidence<'_>) -> Verdict {
     let object = CauseObject::Setting(format!("node {}", fullest.node).into());
     let check = format!("numastat -p {}", evidence.pid());
     let mut found = cause("numa-imbalance", object, Confidence::Possible(check.into()), sentence);
-    // Remote accesses take about half as long again, and not all accesses miss the caches.
+    // An access to a remote node takes about 1.5 times as long, and only cache misses access
+    // memory.
     found.cost = CauseCost::of_time(0.2);
     found.evidence = vec![
         bytes_fact("fullest", "fullest node", fullest.resident),
@@ -330,8 +333,9 @@ fn numa_imbalance(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// A peak that exceeds the present memory by this factor, and by this amount.
+/// Minimum ratio of the peak to the present memory.
 const PEAK_FACTOR: f64 = 3.0;
+/// Minimum difference between the peak and the present memory in bytes.
 const PEAK_ABOVE: Bytes = Bytes::mib(96);
 
 fn peak_only(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -341,7 +345,7 @@ fn peak_only(evidence: &CauseEvidence<'_>) -> Verdict {
         let command = format!("grep VmHWM /proc/{}/status", evidence.pid());
         return Verdict::Unknown("VmHWM could not be read".into(), command.into());
     };
-    // Memory in swap is not gone.
+    // Memory in swap is still present.
     let present = last.resident + last.swap.clone().unwrap_or_default();
     let above = Bytes(peak.0.saturating_sub(present.0));
     let is_over = above >= PEAK_ABOVE
@@ -362,7 +366,7 @@ fn peak_only(evidence: &CauseEvidence<'_>) -> Verdict {
     let object = CauseObject::Process(process.pid, process.name.clone());
     let mut found = cause("peak-only", object, Confidence::Certain, sentence);
     let share = CauseCost::of_memory(above, peak);
-    // Present trouble comes first.
+    // A past peak ranks below present trouble.
     found.cost = CauseCost { memory_share: share.memory_share * 0.2, ..share };
     found.evidence = vec![
         bytes_fact("peak", "highest RES", peak),

@@ -1,11 +1,11 @@
-//! The function of a call stack that is responsible for an event: not the allocator, the C library
-//! or a container that acts for its caller.
+//! The function of a call stack that is responsible for an event. Functions that act for their
+//! callers, such as those of the allocator, the C library and containers, are not responsible.
 
 use pagewise_model::traced::Frame;
 
 use crate::heap::frames::passes_on;
 
-/// Beginnings of the file names of libraries that act for their callers.
+/// Prefixes of the file names of libraries that act for their callers.
 const LIBRARIES: &[&str] = &[
     "libc.so",
     "libc-",
@@ -25,8 +25,27 @@ const LIBRARIES: &[&str] = &[
     "[vdso]",
 ];
 
-/// Beginnings of the names of functions that act for their callers: containers of C++ and Rust,
-/// and functions of allocators and of the C library in statically linked programs.
+/// Prefixes of the file names of libraries that call C functions for an interpreter, as ctypes of
+/// Python does. The callers are functions of the interpreter, so that the called C function
+/// identifies the event better.
+const FORWARDERS: &[&str] = &["libffi"];
+
+/// Parts of the paths of source files in the standard library of a language, as installed by
+/// packages or named by the builds of the library.
+const LIBRARY_SOURCES: &[&str] = &[
+    "/usr/include/c++/",
+    "/include/c++/v1/",
+    "/libstdc++-v3/",
+    "/rustlib/src/rust/library/",
+    "/rust/deps/",
+    "/usr/local/go/src/",
+    "/usr/lib/go/src/",
+    "/usr/lib/go-1.",
+    "/usr/share/go-1.",
+];
+
+/// Prefixes of the names of functions that act for their callers: containers of C++ and Rust, and
+/// functions of allocators and of the C library in statically linked programs.
 const FUNCTIONS: &[&str] = &[
     "std::",
     "core::",
@@ -36,7 +55,6 @@ const FUNCTIONS: &[&str] = &[
     "<core::",
     "<std::",
     "__gnu_cxx::",
-    "void std::",
     "mem",
     "__mem",
     "str",
@@ -63,7 +81,8 @@ const FUNCTIONS: &[&str] = &[
     "golang.org/x/sys/",
 ];
 
-/// Names that begin as one of [`FUNCTIONS`] and only act for their callers if they are complete.
+/// Names that begin with a short prefix of [`FUNCTIONS`], such as `mem`. With these prefixes, only
+/// a function with exactly such a name acts for its caller.
 const EXACT: &[&str] = &[
     "memcpy",
     "memmove",
@@ -82,42 +101,91 @@ const EXACT: &[&str] = &[
     "malloc_trim",
 ];
 
-/// True for a function that acts for its caller. It is only responsible if the callers are unknown.
+/// True for a function that acts for its caller. Such a function is responsible only if its callers
+/// are unknown.
 pub(super) fn acts_for_its_caller(frame: &Frame) -> bool {
     let is_function = frame.function.as_deref().is_some_and(|name| {
         let is_plain = |beginning: &str| {
             ["mem", "str", "malloc", "free"].contains(&beginning) && !EXACT.contains(&name)
         };
-        // Go wraps the call of a `go` statement in a function of its own.
-        name.contains(".gowrap") || FUNCTIONS.iter().any(|it| name.starts_with(it) && !is_plain(it))
+        let own_name = without_result_type(name);
+        // Go wraps the call of a `go` statement in a generated function.
+        name.contains(".gowrap")
+            || FUNCTIONS.iter().any(|it| own_name.starts_with(it) && !is_plain(it))
     });
-    is_of_library(frame) || is_function || passes_on(frame) || is_inlined_helper(frame)
+    is_of_library(frame)
+        || is_function
+        || passes_on(frame)
+        || is_inlined_helper(frame)
+        || is_of_library_source(frame)
 }
 
-fn is_of_library(frame: &Frame) -> bool {
-    frame.module.as_ref().is_some_and(|module| {
-        LIBRARIES.iter().any(|library| module.base().starts_with(library.as_bytes()))
+/// True for a function whose source file belongs to a standard library. An instance of a generic
+/// function has types of the program in its name, and is part of the program's code.
+fn is_of_library_source(frame: &Frame) -> bool {
+    frame.line.as_ref().is_some_and(|line| {
+        LIBRARY_SOURCES.iter().any(|part| line.file.contains(part))
+            || line.file.starts_with("/rustc/") && line.file.contains("/library/")
     })
 }
 
-/// Endings of the names of header files.
+/// Returns the name of a function without the type of its result. The names of instances of C++
+/// function templates begin with this type: `void std::fill<int*>(int*, int*)`.
+fn without_result_type(name: &str) -> &str {
+    if name.starts_with('<') {
+        return name;
+    }
+    let (mut depth, mut begin) = (0_u32, 0);
+    for (at, byte) in name.bytes().enumerate() {
+        match byte {
+            b'(' if depth == 0 && !is_type_part(&name[begin..at]) => break,
+            b'<' | b'(' | b'[' | b'{' => depth += 1,
+            b'>' | b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            b' ' if depth == 0 && !name[begin..at].ends_with("operator") => begin = at + 1,
+            _ => {}
+        }
+    }
+    let own = &name[begin..];
+    if own.is_empty() { name } else { own }
+}
+
+/// True for a word before a parenthesis that is part of a type, not the name of a function.
+fn is_type_part(word: &str) -> bool {
+    ["decltype", "", "auto", "noexcept"].contains(&word)
+}
+
+fn is_of_library(frame: &Frame) -> bool {
+    is_of(frame, LIBRARIES)
+}
+
+fn is_of(frame: &Frame, libraries: &[&str]) -> bool {
+    frame.module.as_ref().is_some_and(|module| {
+        libraries.iter().any(|library| module.base().starts_with(library.as_bytes()))
+    })
+}
+
+/// Suffixes of the names of header files.
 const HEADERS: &[&str] = &[".h", ".hh", ".hpp", ".hxx", ".inl", ".tcc"];
 
-/// True if a function of a header file was inlined: the caller chose it, and many callers have it.
+/// True if a function of a header file was inlined: such a helper has many callers, so the caller
+/// is responsible.
 fn is_inlined_helper(frame: &Frame) -> bool {
     let file = frame.line.as_ref().map(|line| line.file.as_str());
     let is_header = |file: &str| HEADERS.iter().any(|ending| file.ends_with(ending));
     frame.inlined && file.is_some_and(is_header)
 }
 
-/// The innermost function of a call stack that does not act for its caller. If all do, as in a
-/// stack that was recorded in part, the function by which the innermost library was called.
+/// Returns the innermost function of a call stack that does not act for its caller. If all
+/// functions do, as in an incomplete stack, returns the function through which the innermost
+/// library was called.
 pub(super) fn responsible<'a>(stack: &[&'a Frame]) -> Option<&'a Frame> {
     let innermost = *stack.first()?;
     let within =
         stack.iter().take_while(|frame| is_of_library(frame) && frame.module == innermost.module);
     let entry = within.filter(|frame| frame.function.is_some()).last();
-    stack.iter().find(|frame| !acts_for_its_caller(frame)).or(entry).copied().or(Some(innermost))
+    let own = stack.iter().position(|frame| !acts_for_its_caller(frame));
+    let called = own.filter(|at| is_of(stack[*at], FORWARDERS)).and(entry);
+    called.or(own.map(|at| &stack[at])).or(entry).copied().or(Some(innermost))
 }
 
 #[cfg(test)]
@@ -161,12 +229,66 @@ mod tests {
     }
 
     #[test]
+    fn a_function_that_an_interpreter_calls_by_a_library_is_responsible() {
+        let libc = "/lib/libc.so.6";
+        let frames = [
+            frame("_int_malloc", libc),
+            frame("malloc", libc),
+            frame("strndup", libc),
+            frame("ffi_call_unix64", "/lib/libffi.so.8.1.2"),
+            frame("_PyEval_EvalFrameDefault", "/usr/bin/python3.11"),
+        ];
+        let stack: Vec<&Frame> = frames.iter().collect();
+        assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some("strndup"));
+        let own = [frame("convert", "/app/convert.so")];
+        let stack: Vec<&Frame> = own.iter().chain(&frames[3..]).collect();
+        assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some("convert"));
+    }
+
+    #[test]
     fn an_inlined_function_of_a_header_is_not_responsible() {
         let at = |file: &str| Some(SourcePosition { file: file.to_owned(), number: 7 });
         let helper = Frame { inlined: true, line: at("pool.h"), ..frame("map_slab", "/app") };
         let caller = Frame { line: at("tiles.c"), ..frame("load_tile", "/app") };
         let found = responsible(&[&helper, &caller]).unwrap();
         assert_eq!(found.function.as_deref(), Some("load_tile"));
+    }
+
+    #[test]
+    fn instances_of_templates_of_a_standard_library_are_not_responsible() {
+        for name in [
+            "decltype(auto) std::apply<short* f<a (b)>(int)::{lambda(auto:1&&)#1}>(std::tuple<int>&&)",
+            "decltype (::new ((void*)(0)) short(((declval<short const&>)())...)) std::construct_at<short>(short*)",
+            "short* std::__uninitialized_fill_n_a<short*, unsigned long>(short*, unsigned long)",
+            "void std::pmr::polymorphic_allocator<app::Cell>::construct<app::Cell>(app::Cell*)",
+        ] {
+            assert!(acts_for_its_caller(&frame(name, "/app")), "{name}");
+        }
+        for name in [
+            "void app::fill<std::vector<int> >(std::vector<int>&)",
+            "std_like(std::string)",
+            "operator new_row(std::string)",
+            "app::Table::operator std::string() const",
+            "<app::Store as std::io::Write>::write",
+        ] {
+            assert!(!acts_for_its_caller(&frame(name, "/app")), "{name}");
+        }
+    }
+
+    #[test]
+    fn instances_of_generic_functions_are_those_of_the_file_that_defines_them() {
+        let at = |file: &str| Some(SourcePosition { file: file.to_owned(), number: 7 });
+        let name = "<T as alloc::vec::spec_from_elem::SpecFromElem>::from_elem";
+        let library = "/rustc/59807616e1/library/alloc/src/vec/spec_from_elem.rs";
+        let frames = [
+            Frame { line: at(library), ..frame(name, "/app") },
+            Frame { line: at("src/poll.rs"), ..frame("sensors::poll_sensor", "/app") },
+        ];
+        let stack: Vec<&Frame> = frames.iter().collect();
+        let found = responsible(&stack).unwrap();
+        assert_eq!(found.function.as_deref(), Some("sensors::poll_sensor"));
+        let own = Frame { line: at("/srv/rustc/library/poll.rs"), ..frame("poll", "/app") };
+        assert!(!acts_for_its_caller(&own));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Signs that several rules read from the evidence: growth, waiting for I/O, a tight cgroup, a
-//! short machine.
+//! Signs that several rules derive from the evidence: growth, waits for I/O, a full cgroup, and a
+//! machine that is short of memory.
 
 use std::collections::HashMap;
 
@@ -13,24 +13,25 @@ use super::trend::{MemoryTrend, trend};
 use crate::cells::{float, ratio};
 use crate::explain::fact;
 
-/// Major faults per second from which on a process loses time: with 0.2 ms each this is 0.5 % of
-/// the time.
+/// Minimum number of major faults per second that costs notable time: 0.5 % of the time with 0.2 ms
+/// each.
 pub(super) const MANY_MAJOR: f64 = 25.0;
-/// Time that a major fault waits: the fastest disks need 0.1 ms, swap files and network disks more.
+/// Wait for one major fault in seconds: the fastest disks need 0.1 ms, swap files and network disks
+/// more.
 const MAJOR_FAULT_SECONDS: f64 = 0.000_2;
-/// From this share of the limit on the kernel reclaims.
+/// Share of the limit from which on the kernel reclaims memory of the cgroup.
 const FULL_CGROUP: f64 = 0.9;
-/// Below this share of available memory the machine reclaims.
+/// Share of available memory below which the kernel reclaims memory of the machine.
 const LITTLE_AVAILABLE: f64 = 0.1;
-/// A process that holds this share of the machine's memory is a reason for a shortage.
+/// Minimum share of the machine's memory with which another process is a reason for a shortage.
 const LARGE_OTHER: f64 = 0.25;
 
-/// Private memory of the process, resident or in swap.
+/// Private memory of the process in bytes, resident or in swap.
 pub(super) fn private_memory(point: &ActivityPoint) -> Option<Bytes> {
     Some(*point.anonymous.as_ref().ok()? + point.swap.clone().unwrap_or_default())
 }
 
-/// Growth of the private memory in bytes per second, if it grows steadily.
+/// Growth of the private memory in bytes per second; `None` if it does not grow steadily.
 pub(super) fn steady_growth(evidence: &CauseEvidence<'_>) -> Option<f64> {
     match trend(evidence) {
         MemoryTrend::Steady(growth) => Some(growth.rate()),
@@ -38,26 +39,26 @@ pub(super) fn steady_growth(evidence: &CauseEvidence<'_>) -> Option<f64> {
     }
 }
 
-/// Factor of the cost of trouble that the growth of the process explains: its leak or its cache is
-/// the cause then.
+/// Factor for the cost of trouble that growth can cause. It is below 1 if the private memory grows
+/// steadily, because the leak or the cache that grows is then the cause.
 pub(super) fn behind_growth(evidence: &CauseEvidence<'_>) -> f64 {
     if steady_growth(evidence).is_some() { 0.2 } else { 1.0 }
 }
 
-/// The number of resident anonymous bytes at the end.
+/// Number of resident anonymous bytes at the end.
 pub(super) fn anonymous(evidence: &CauseEvidence<'_>) -> Option<Bytes> {
     evidence.all.activity.last()?.anonymous.clone().ok()
 }
 
-/// CPU time of the process as a share of one CPU: in all, and in the kernel.
+/// CPU time of the process as shares of one CPU: first in total, then in the kernel.
 pub(super) fn cpu_shares(evidence: &CauseEvidence<'_>) -> Option<(f64, f64)> {
     let system = evidence.rate(|point| point.system_ns)? / 1e9;
     let user = evidence.rate(|point| point.user_ns)? / 1e9;
     Some((user + system, system))
 }
 
-/// Time lost as a share of the time that the process ran. A process that hardly runs loses little,
-/// unless others had its CPU.
+/// Converts lost time to a share of the time that the process ran. A process that hardly runs loses
+/// a small share, unless other processes used its CPUs.
 pub(super) fn share_of_run_time(evidence: &CauseEvidence<'_>, lost: f64) -> f64 {
     const BUSY: f64 = 0.05;
     let (all, _) = cpu_shares(evidence).unwrap_or((1.0, 1.0));
@@ -65,13 +66,13 @@ pub(super) fn share_of_run_time(evidence: &CauseEvidence<'_>, lost: f64) -> f64 
     (lost * demand / (all * demand).max(BUSY)).min(1.0)
 }
 
-/// Faults of a process that waited for I/O.
+/// Major faults of the process, for which it waited for I/O.
 pub(super) struct MajorFaults {
-    /// Number per second.
+    /// Number of major faults per second.
     pub(super) rate: f64,
-    /// Share of those in mappings of files; `None` if faults were not recorded.
+    /// Share of the major faults in mappings of files; `None` if faults were not recorded.
     pub(super) in_files: Option<f64>,
-    /// The file with the most.
+    /// The file with the most major faults.
     pub(super) file: Option<Name>,
 }
 
@@ -95,7 +96,7 @@ impl MajorFaults {
         Some(MajorFaults { rate, in_files: ratio(files.values().sum(), all), file })
     }
 
-    /// Share of the time that the process waits.
+    /// Share of the time that the process waits for major faults.
     pub(super) fn waited(&self) -> f64 {
         (self.rate * MAJOR_FAULT_SECONDS).min(0.9)
     }
@@ -105,36 +106,37 @@ impl MajorFaults {
     }
 }
 
-/// True if a mapping is of a file that is not in memory only.
+/// True if a mapping shows a file with a path, rather than anonymous or shared memory.
 fn is_of_file(mapping: &FaultMapping) -> bool {
     let is_file = matches!(mapping.quadrant, Some(Quadrant::PrivateFile | Quadrant::SharedFile));
     is_file && mapping.name.as_bytes().starts_with(b"/")
 }
 
-/// True for faults of the diagnosed process itself, not of its children.
+/// Returns a filter for the faults of the diagnosed process itself, without those of its children.
 pub(super) fn is_own<'a>(evidence: &CauseEvidence<'a>) -> impl Fn(&FaultRow) -> bool + use<'a> {
     let pid = evidence.now.process.pid;
     let threads = evidence.faults().map_or(&[][..], |recording| &recording.threads);
-    // Faults that were merged for lack of memory have no thread.
+    // Faults that were merged for lack of memory in the recorder have no thread, and count as own
+    // faults.
     move |row| {
         threads.get(row.thread as usize).is_none_or(|thread| thread.pid == pid || thread.tid.0 == 0)
     }
 }
 
-/// The lowest memory limit of the process's cgroups, and what is charged against it.
+/// The lowest memory limit of the process's cgroups, and the charge against this limit.
 pub(super) struct CgroupLoad<'a> {
     pub(super) path: &'a Name,
     pub(super) limit: Bytes,
     pub(super) usage: Bytes,
-    /// Memory and swap together may not exceed this (v1).
+    /// Limit of memory and swap together (v1).
     pub(super) with_swap: Option<Bytes>,
     pub(super) version: u8,
-    /// The counters over time; `None` if only the snapshot knows the cgroup.
+    /// Readings of the counters over time; `None` if only the snapshot contains the cgroup.
     pub(super) activity: Option<&'a CgroupActivity>,
 }
 
 impl<'a> CgroupLoad<'a> {
-    /// `None` without a limit, and if the cgroup is unknown.
+    /// Finds the limit and its charge; `None` without a limit, or if the cgroup is unknown.
     pub(super) fn of(evidence: &CauseEvidence<'a>) -> Option<CgroupLoad<'a>> {
         if let Ok(activity) = &evidence.all.cgroup {
             let [_, last] = &activity.points;
@@ -162,7 +164,7 @@ impl<'a> CgroupLoad<'a> {
         self.usage.fraction_of(self.limit).unwrap_or(0.0)
     }
 
-    /// Increase of a counter; `None` if it was not read twice.
+    /// Increase of a counter during the observation; `None` if the counter was not read twice.
     fn increase(&self, value: impl Fn(&CgroupPoint) -> Option<u64>) -> Option<u64> {
         let [first, last] = &self.activity?.points;
         Some(value(last)?.saturating_sub(value(first)?))
@@ -173,12 +175,12 @@ impl<'a> CgroupLoad<'a> {
         self.increase(|point| point.limit_hits)
     }
 
-    /// Number of processes that the kernel is known to have killed during the observation.
+    /// Number of processes that the kernel killed during the observation; 0 if it is unknown.
     pub(super) fn kills(&self) -> u64 {
         self.increase(|point| point.oom_kills).unwrap_or(0)
     }
 
-    /// Pages per second that the cgroup read again after they were reclaimed.
+    /// Number of pages per second that the cgroup read again after they were reclaimed.
     pub(super) fn refaults_per_second(&self, evidence: &CauseEvidence<'_>) -> Option<f64> {
         let count = |point: &CgroupPoint| {
             REFAULTS
@@ -190,22 +192,23 @@ impl<'a> CgroupLoad<'a> {
         Some(float(self.increase(count)?) / evidence.seconds()?)
     }
 
-    /// A value of `memory.stat` at the end, children included.
+    /// Value of a line of `memory.stat` at the end. Includes the children of the cgroup if
+    /// possible.
     pub(super) fn stat(&self, names: &[&str]) -> Option<Bytes> {
         self.activity.and_then(|activity| stat(&activity.points[1], names))
     }
 
-    /// Memory of the cgroup in swap.
+    /// Number of bytes of the cgroup in swap.
     pub(super) fn swapped(&self) -> Option<Bytes> {
         self.stat(SWAP)
     }
 
-    /// True if the limit makes the kernel reclaim: the cgroup is full.
+    /// True if the cgroup is nearly full or hit its limit, so that the kernel reclaims.
     pub(super) fn is_tight(&self) -> bool {
         self.used() >= FULL_CGROUP || self.hits().is_some_and(|hits| hits > 0)
     }
 
-    /// Name of the file with the limit.
+    /// Path of the file that sets the limit.
     pub(super) fn limit_file(&self) -> Option<String> {
         let path = std::str::from_utf8(self.path.as_bytes()).ok().filter(|it| is_plain_path(it))?;
         Some(match self.version {
@@ -215,35 +218,44 @@ impl<'a> CgroupLoad<'a> {
     }
 }
 
-/// True if a shell takes the path as it is.
+/// True if the path needs no quotes in a shell.
 fn is_plain_path(path: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-@:".contains(&byte);
     path.starts_with('/') && path.bytes().all(is_plain)
 }
 
-/// Names of lines of `memory.stat`: v1 with children, then v2 or v1 without.
+/// Names of the line of anonymous memory in `memory.stat`: v1 with children, then v1 without
+/// children, then v2.
 pub(super) const ANON: &[&str] = &["total_rss", "rss", "anon"];
+/// Names of the line of shared memory in `memory.stat`: v1 with children, then v1 without children
+/// or v2.
 pub(super) const SHMEM: &[&str] = &["total_shmem", "shmem"];
+/// Names of the line of page cache in `memory.stat`: v1 with children, then v1 without children,
+/// then v2.
 pub(super) const CACHE: &[&str] = &["total_cache", "cache", "file"];
+/// Names of the line of reclaimable slab in `memory.stat`: v2, then v1.
 pub(super) const SLAB: &[&str] = &["slab_reclaimable", "total_slab_reclaimable"];
-/// Numbers of pages that were reclaimed and needed again.
+/// Names of the lines that count pages which were reclaimed and needed again: of files, and of
+/// anonymous memory.
 const REFAULTS: [&[&str]; 2] = [
     &["total_workingset_refault_file", "workingset_refault_file", "total_workingset_refault"],
     &["total_workingset_refault_anon", "workingset_refault_anon"],
 ];
+/// Names of the line of swapped memory in `memory.stat`: v1 with children, then v1 without
+/// children.
 const SWAP: &[&str] = &["total_swap", "swap"];
 
-/// The first line of `memory.stat` that exists.
+/// Value of the first line among `names` that `memory.stat` contains.
 pub(super) fn stat(point: &CgroupPoint, names: &[&str]) -> Option<Bytes> {
     names.iter().find_map(|name| counter(&point.stat, name)).map(Bytes)
 }
 
-/// The process's cgroup is full, and the process has a limit.
+/// Returns the load of the process's cgroup, if the cgroup has a limit and is nearly full.
 pub(super) fn tight_cgroup<'a>(evidence: &CauseEvidence<'a>) -> Option<CgroupLoad<'a>> {
     CgroupLoad::of(evidence).filter(CgroupLoad::is_tight)
 }
 
-/// Memory of the machine at the end.
+/// Total and available memory of the machine at the end.
 pub(super) struct MachineMemory {
     pub(super) total: Bytes,
     pub(super) available: Bytes,
@@ -268,7 +280,8 @@ impl MachineMemory {
     }
 }
 
-/// Another process that holds a large part of the machine's memory, and more than this one.
+/// Returns the largest other process, if it holds a large part of the machine's memory and more
+/// than the diagnosed process.
 pub(super) fn large_other<'a>(
     evidence: &CauseEvidence<'a>,
     memory: &MachineMemory,
@@ -291,7 +304,7 @@ pub(super) fn rate_fact(key: &'static str, label: &'static str, rate: f64) -> Fa
     fact(key, label, CellValue::Rate(rate), "")
 }
 
-/// A rate that may be unknown.
+/// Creates a fact with a rate; `None` if the rate is unknown.
 pub(super) fn known_rate_fact(
     key: &'static str,
     label: &'static str,

@@ -1,4 +1,4 @@
-//! Causes: stacks that were touched far below their present use, and locked memory.
+//! Causes: resident stack memory below the stack pointers or in use, and locked memory.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::{Gathered, Instrument, StackUse, ZeroSample};
@@ -46,14 +46,15 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// Threads of most programs touch less than 256 KiB of their stacks; compilers up to 1 MiB.
+/// Minimum size in bytes of the unused resident part of a deep stack: most threads touch less than
+/// 256 KiB of their stacks, and threads of compilers touch up to 1 MiB.
 const DEEP: Bytes = Bytes::mib(2);
-/// Fewer threads with large stacks are a matter of what each of them does.
+/// Minimum number of large stacks that have a common cause: fewer are judged one by one.
 const MANY_STACKS: usize = 4;
-/// A stack whose touched part is nearer to its end may overflow the next time.
+/// Minimum touched share of a stack that may overflow the next time.
 const NEAR_END: f64 = 0.6;
 
-/// Stacks with unused resident pages, or the verdict without them.
+/// Returns the large stacks, or the verdict without large stacks.
 fn stacks<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a [StackUse], Verdict> {
     match &evidence.all.stacks {
         Gathered::Value(stacks) => Ok(stacks),
@@ -69,38 +70,41 @@ fn unused_of(stacks: &[StackUse]) -> Bytes {
     stacks.iter().map(|stack| stack.unused).sum()
 }
 
-/// True if at least [`MANY_STACKS`] threads have large stacks: these have one cause together.
+/// True if at least [`MANY_STACKS`] threads have large stacks, so that these stacks have a common
+/// cause.
 fn are_many(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> bool {
     stacks.len() >= MANY_STACKS && is_large(evidence, unused_of(stacks))
 }
 
-/// True if stacks are resident because they are locked.
+/// True if locked memory may explain that the stacks are resident.
 fn is_locked(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> bool {
     locks(evidence, unused_of(stacks))
 }
 
-/// True if the process locks at least this amount of memory, so that locking may explain it.
+/// True if the process locks at least this amount of memory, so that the locks may explain it.
 pub(super) fn locks(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
     let locked = evidence.now.status.as_ref().ok().and_then(|status| status.vm_lck.clone().ok());
     locked.is_some_and(|locked| locked >= LARGE && locked >= amount)
 }
 
-/// A stack is deep at one time if this part of its touched pages is in use.
+/// Minimum used share of the touched pages of a stack that a thread uses to its depth again.
 const DEEP_AGAIN: f64 = 0.5;
 
-/// True if a thread with a stack like the deepest one uses at least half of it, at the beginning or
-/// at the end. Threads with similar stacks do the same work.
+/// True if a thread uses at least half of its touched stack at the beginning or at the end, and its
+/// stack has at least half of the resident size of the deepest stack. Threads with stacks of
+/// similar size do similar work.
 fn are_deep_again(evidence: &CauseEvidence<'_>, stacks: &[StackUse], deepest: &StackUse) -> bool {
     let like = stacks.iter().filter(|stack| stack.resident.0 * 2 >= deepest.resident.0);
     let used = |stack: &StackUse| {
-        // The unused part lies below the stack pointer at the beginning.
+        // The unused part is the part below the stack pointer at the beginning.
         let used = stack.resident.saturating_sub(stack.unused) + descent(evidence, stack);
         used.fraction_of(stack.resident).unwrap_or(0.0)
     };
     like.into_iter().any(|stack| used(stack) >= DEEP_AGAIN)
 }
 
-/// Bytes by which the stack pointer of a thread is deeper at the end than at the beginning.
+/// Number of bytes by which the stack pointer of a thread is deeper at the end than at the
+/// beginning.
 fn descent(evidence: &CauseEvidence<'_>, stack: &StackUse) -> Bytes {
     let pointer = |threads: &Reading<Vec<Thread>>| {
         let thread = threads.as_ref().ok()?.iter().find(|thread| thread.tid == stack.tid)?;
@@ -113,16 +117,24 @@ fn descent(evidence: &CauseEvidence<'_>, stack: &StackUse) -> Bytes {
     Bytes(descent.unwrap_or(0))
 }
 
-/// The verdict on stacks that are used as deeply again and again.
+/// Returns the verdict on stacks that threads use to the full depth again.
 fn deep_again() -> Verdict {
     Verdict::RuledOut(vec![text("threads use the touched part of their stacks again")])
 }
 
-/// The function of a program that is on a stack most often, or that has the frame which is the
-/// largest.
+/// Returns the function of the program with the largest frames on a stack. If the stack has only
+/// functions that act for their callers, returns one of them.
 fn function_of(stack: &StackUse) -> Option<&Frame> {
     let frames: Vec<&Frame> = stack.functions.iter().map(|(frame, _)| frame).collect();
     responsible(&frames)
+}
+
+/// Returns the function that most stacks have as their [`function_of`].
+fn main_function(stacks: &[StackUse]) -> Option<&Frame> {
+    let functions: Vec<&Frame> = stacks.iter().filter_map(function_of).collect();
+    let same =
+        |frame: &Frame| functions.iter().filter(|other| other.function == frame.function).count();
+    functions.iter().copied().rev().max_by_key(|frame| same(frame))
 }
 
 fn deep_stack(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -182,7 +194,7 @@ fn frames_facts(stack: &StackUse) -> Option<Fact> {
     Some(fact("frames", "return addresses of the function", CellValue::Count(count), ""))
 }
 
-/// The name of a stack as `explain` prints it.
+/// Returns the name of a stack as `explain` prints it.
 fn stack_name(evidence: &CauseEvidence<'_>, stack: &StackUse) -> Name {
     let name = evidence.subject.as_ref().ok().and_then(|subject| {
         let index = subject.mappings.iter().position(|it| it.range.contains(stack.range.start))?;
@@ -191,7 +203,8 @@ fn stack_name(evidence: &CauseEvidence<'_>, stack: &StackUse) -> Name {
     name.unwrap_or_else(|| Name::from("[stack]"))
 }
 
-/// The memory, and the danger that the next recursion of this depth overflows the stack.
+/// Returns the cost of unused stack memory, and the risk that the next recursion of this depth
+/// overflows the stack.
 fn stack_cost(evidence: &CauseEvidence<'_>, stack: &StackUse) -> CauseCost {
     let mut cost = CauseCost::of_memory(stack.unused, evidence.resident().unwrap_or_default());
     let is_main = stack.tid == evidence.now.process.pid;
@@ -248,7 +261,15 @@ fn oversized_stacks(evidence: &CauseEvidence<'_>) -> Verdict {
             " threads are resident and not used: the threads touched them once, or mmap populated them.",
         ),
     ];
-    let object = CauseObject::Setting("thread stacks (pthread_attr_setstacksize)".into());
+    let function = main_function(stacks);
+    let object = match function {
+        Some(frame) => format!(
+            "thread stacks (pthread_attr_setstacksize), touched by {}",
+            crate::heap::frames::with_its_line(frame)
+        ),
+        None => "thread stacks (pthread_attr_setstacksize)".to_owned(),
+    };
+    let object = CauseObject::Setting(object.into());
     let mut found = cause("oversized-stacks", object, Confidence::Certain, sentence);
     found.cost = CauseCost::of_memory(unused, evidence.resident().unwrap_or_default());
     found.evidence = vec![
@@ -259,7 +280,6 @@ fn oversized_stacks(evidence: &CauseEvidence<'_>) -> Verdict {
         let name = CellValue::Name(largest.name.clone());
         found.evidence.push(fact("thread", "largest of thread", name, ""));
     }
-    let function = stacks.iter().find_map(function_of);
     found.evidence.extend(function.map(|frame| {
         let name = crate::heap::frames::with_its_line(frame);
         fact("touched_by", "touched by", CellValue::Name(Name::new(name.as_bytes())), "")
@@ -272,11 +292,11 @@ fn oversized_stacks(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// From this share of RES on, stacks in use are the main part of the memory.
+/// Minimum share of RES that stacks in use take to be the main part of the memory.
 const MAIN_PART: f64 = 0.5;
 
-/// Large local arrays of many threads that wait or work in the functions which have them, if they
-/// make up most of the memory.
+/// Returns the cause if used stack memory of many threads takes most of RES: large local arrays or
+/// deep calls of functions that wait or work.
 fn stacks_in_use(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> Option<Cause> {
     let used = |stack: &StackUse| stack.resident.saturating_sub(stack.unused);
     let large: Vec<&StackUse> = stacks.iter().filter(|stack| used(stack) >= LARGE_FRAMES).collect();
@@ -311,10 +331,10 @@ fn stacks_in_use(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> Option<Ca
     Some(found)
 }
 
-/// Stacks with smaller frames in use are usual.
+/// Minimum used size in bytes of a stack with large frames: smaller ones are usual.
 const LARGE_FRAMES: Bytes = Bytes::kib(512);
 
-/// The part of sampled mappings that is zero-filled.
+/// Estimates the zero-filled bytes of the sampled mappings that a filter selects.
 pub(super) fn zero_part(
     samples: &[ZeroSample],
     is_meant: impl Fn(&ZeroSample) -> bool,
@@ -384,7 +404,7 @@ fn locked(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// From this share of RES on, `mlockall` was called: its own files and libraries are locked too.
+/// Minimum locked share of RES that proves `mlockall`: program files and libraries are locked, too.
 const MOSTLY_LOCKED: f64 = 0.9;
 
 #[cfg(test)]
@@ -399,7 +419,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A process with this number of stacks, each with 8 MiB below its stack pointer.
+    /// Returns a process with this number of stacks, each with `unused` resident MiB below its
+    /// stack pointer.
     fn with_stacks(count: u32, unused: u64) -> Evidence {
         let mapped = resident("7f0000000000-7f0010000000 rw-p 0 0 ", 100 * MIB);
         let taken: Snapshot = snapshot(vec![mapped]);
@@ -436,6 +457,20 @@ mod tests {
         let cause = present(&made, "oversized-stacks");
         assert_eq!(cause.cost.bytes, Some(Bytes::mib(48)));
         assert!(matches!(verdict(&made, "deep-stack"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn the_function_that_touched_most_of_the_stacks_is_part_of_the_object() {
+        let mut made = with_stacks(8, 6);
+        if let Gathered::Value(stacks) = &mut made.stacks {
+            stacks[0].functions[0].0.function = Some("log_line".to_owned());
+        }
+        let CauseObject::Setting(object) = present(&made, "oversized-stacks").object else {
+            panic!("a setting")
+        };
+        let object = String::from_utf8_lossy(object.as_bytes()).into_owned();
+        assert!(object.contains("pthread_attr_setstacksize"), "{object}");
+        assert!(object.contains("parse_value"), "{object}");
     }
 
     #[test]
@@ -489,7 +524,7 @@ mod tests {
         }
     }
 
-    /// A process with 100 MiB, all locked, of which this share of 100 is zero.
+    /// Returns a process with 100 MiB, all of it locked, of which this percentage is zero-filled.
     fn with_locked(zero: u64) -> Evidence {
         let mut taken = snapshot(vec![resident("7f0000000000-7f0010000000 rw-p 0 0 ", 100 * MIB)]);
         let mut status = ProcessStatus::from_lines(|_, _| Ok(Bytes::ZERO));

@@ -8,7 +8,7 @@ use pagewise_model::cause::Verdict;
 use pagewise_model::evidence::{CallProfile, CallProfileRow, Gathered, Instrument};
 use pagewise_model::report::CellValue;
 
-use super::signs::{count_fact, cpu_shares, rate_fact, share_of_run_time};
+use super::signs::{count_fact, cpu_shares, private_memory, rate_fact, share_of_run_time};
 use super::{CauseEvidence, CauseRow, cause, remedy_code};
 use crate::cells::{ratio, text};
 use pagewise_model::cause::{CauseCost, Confidence};
@@ -38,7 +38,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         title: "memory released and touched again",
         meaning: "Memory is released to the kernel and faulted in again, which costs zeroing and faults.",
         needs: &[Instrument::Activity, Instrument::Faults, Instrument::Calls],
-        excluded_by: "fewer than 4000 first touches per second, or memory that grows by as much",
+        excluded_by: "fewer than 4000 first touches per second, or 40 of huge pages, or memory that grows by as much",
         source: "mallopt(3), M_TRIM_THRESHOLD and M_MMAP_THRESHOLD; madvise(2), MADV_DONTNEED",
         rule: churn::fault_churn,
     },
@@ -64,45 +64,71 @@ pub(super) const ROWS: &[CauseRow] = &[
 
 const NS_PER_SECOND: f64 = 1e9;
 
-/// Number per second.
+/// Returns the number of events per second. `took_ns` is the duration of the recording in
+/// nanoseconds.
 fn per_second(count: u64, took_ns: u64) -> f64 {
     ratio(count, took_ns).map_or(0.0, |per_ns| per_ns * NS_PER_SECOND)
 }
 
-/// The command that applies an instrument alone.
+/// Returns the command that runs one instrument on the process.
 fn command(evidence: &CauseEvidence<'_>, instrument: Instrument) -> String {
     let (words, options) =
         instrument.command().split_once(" --").unwrap_or((instrument.command(), ""));
     format!("{words} {} --{options}", evidence.pid())
 }
 
-/// The verdict if an instrument could not run.
+/// Returns the verdict if an instrument could not run.
 fn missing(evidence: &CauseEvidence<'_>, instrument: Instrument, why: String) -> Verdict {
     Verdict::Unknown(why.into(), command(evidence, instrument).into())
 }
 
-/// True for the calls that change mappings or pages.
+/// True for system calls that change mappings or pages, not for forks.
 fn is_memory_call(row: &CallProfileRow) -> bool {
     !["fork", "vfork"].contains(&row.call.as_str())
 }
 
-/// Memory system calls per second. Events that were lost are such calls too: their number is in
-/// proportion to the recorded ones.
+/// Number of memory system calls per second. Includes the lost events, in proportion to the
+/// recorded calls.
 fn memory_call_rate(profile: &CallProfile) -> f64 {
-    let calls = profile.rows.iter().filter(|row| is_memory_call(row));
+    call_rate(profile, is_memory_call)
+}
+
+/// As [`memory_call_rate`], for the calls that a filter selects.
+fn call_rate(profile: &CallProfile, is_meant: impl Fn(&CallProfileRow) -> bool) -> f64 {
+    let calls = profile.rows.iter().filter(|row| is_meant(row));
     let recorded: u64 = profile.rows.iter().map(|row| row.count).sum();
     let with_lost = 1.0 + ratio(profile.lost, recorded).unwrap_or(0.0);
     per_second(calls.map(|row| row.count).sum(), profile.took_ns) * with_lost
 }
 
-/// Memory system calls per second from which on they are a storm.
+/// True for `mprotect`, by which malloc extends the heap of a thread in steps of one or a few
+/// pages.
+fn can_extend(row: &CallProfileRow) -> bool {
+    row.call == "mprotect"
+}
+
+/// Maximum ratio of the bytes that `mprotect` makes usable to the growth. It exceeds 1, because a
+/// program touches new pages later, and a heap can shrink in the meantime.
+const BYTES_PER_GROWTH: f64 = 2.0;
+
+/// True if `mprotect` calls made about as many bytes usable as the private memory grew by. The
+/// growth, not the calls, is then the trouble.
+fn extends_the_heap(evidence: &CauseEvidence<'_>, profile: &CallProfile) -> bool {
+    let bytes = profile.rows.iter().filter(|row| can_extend(row)).map(|row| row.bytes);
+    let bytes = per_second(bytes.fold(0, u64::saturating_add), profile.took_ns);
+    evidence.growth(private_memory).is_some_and(|growth| bytes <= growth * BYTES_PER_GROWTH)
+}
+
+/// Minimum number of memory system calls per second that is trouble.
 const MANY_CALLS: f64 = 3000.0;
-/// CPU time of a call: its entry, the lock of the mappings, and the work on the page tables.
+/// CPU time of a memory system call in seconds: its entry, the lock of the mappings, and the work
+/// on the page tables.
 const CALL_SECONDS: f64 = 2e-6;
-/// The same of a process that is mostly in the kernel: calls that split and merge mappings take
-/// longer.
+/// CPU time in seconds of a memory system call in a process that is mostly in the kernel: calls
+/// that split and merge mappings take longer.
 const COSTLY_CALL_SECONDS: f64 = 5e-6;
-/// A smaller share of the time that the process runs is the price of large blocks of malloc.
+/// Minimum share of the run time that calls take: a smaller share is the usual cost of large blocks
+/// of malloc.
 const MUCH_OF_RUN_TIME: f64 = 0.03;
 
 fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -115,12 +141,14 @@ fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
             return missing(evidence, Instrument::Calls, why.to_string());
         }
     };
-    let rows = || profile.rows.iter().filter(|row| is_memory_call(row));
+    let extends = extends_the_heap(evidence, profile);
+    let is_meant = |row: &CallProfileRow| is_memory_call(row) && !(extends && can_extend(row));
+    let rows = || profile.rows.iter().filter(|row| is_meant(row));
     let count: u64 = rows().map(|row| row.count).sum();
-    let rate = memory_call_rate(profile);
+    let rate = call_rate(profile, is_meant);
     let each = if is_mostly_in_kernel(evidence) { COSTLY_CALL_SECONDS } else { CALL_SECONDS };
     let lost = share_of_run_time(evidence, rate * each);
-    let caller = evidence.calling_function(is_memory_call);
+    let caller = evidence.calling_function(is_meant);
     let are_many = rate * evidence.demand() >= MANY_CALLS;
     let (true, Some(caller)) = (are_many && lost >= MUCH_OF_RUN_TIME, caller) else {
         return Verdict::RuledOut(vec![
@@ -162,7 +190,7 @@ fn is_mostly_in_kernel(evidence: &CauseEvidence<'_>) -> bool {
     cpu_shares(evidence).is_some_and(|(all, system)| system > all / 2.0)
 }
 
-/// The most frequent call, with the advice of `madvise`.
+/// Returns the name of the most frequent call; that of `madvise` includes its advice.
 fn most_frequent<'a>(rows: impl Iterator<Item = &'a CallProfileRow>) -> String {
     let mut counts: std::collections::BTreeMap<String, u64> = std::collections::BTreeMap::new();
     for row in rows {
@@ -192,12 +220,12 @@ fn call_advice(call: &str) -> &'static str {
     }
 }
 
-/// Rate of events as a share of one CPU.
+/// Time lost by events, as a share of one CPU. `rate` is in events per second.
 fn lost(rate: f64, seconds_each: f64) -> f64 {
     (rate * seconds_each).min(1.0)
 }
 
-/// A share of the CPU as milliseconds per second.
+/// Converts a share of one CPU to milliseconds per second.
 fn milliseconds(share: f64) -> CellValue {
     CellValue::Number((share * 10_000.0).round() / 10.0)
 }
@@ -218,7 +246,8 @@ mod tests {
         matches!(verdict(evidence, id), Verdict::RuledOut(_))
     }
 
-    /// A process of 100 MiB that forks this often in 4 s, and copies this number of pages.
+    /// Returns a process of 100 MiB with these numbers of forks, `execve` calls and copied pages in
+    /// 4 s.
     fn forking(forks: u64, execs: u64, copies: u64) -> Evidence {
         let mut evidence = steady(100 * MIB);
         evidence.faults = faults(FaultKind::CopyOnWrite, copies, "", Quadrant::PrivateAnonymous);
@@ -262,7 +291,7 @@ mod tests {
         present(&storm, "cow-storm");
     }
 
-    /// A process that touches 10,000 new pages per second.
+    /// Returns a process that touches 10,000 new pages per second.
     fn touching(anonymous: impl IntoIterator<Item = u64>) -> Evidence {
         let mut evidence = steady(20 * MIB);
         evidence.activity = activity(anonymous);
@@ -307,9 +336,9 @@ mod tests {
         assert!(is_ruled_out(&files, "fault-churn"), "files that are read once");
     }
 
-    /// The process got one part in ten of the CPU time that it asked for.
+    /// Changes the evidence to a process that got one tenth of the CPU time that it needed.
     fn starve(evidence: &mut Evidence) {
-        let waits = CpuWaits { ran_ns: 40_000_000, waited_ns: 360_000_000 };
+        let waits = CpuWaits { ran_ns: 40_000_000, waited_ns: 360_000_000, undelayed_ns: None };
         evidence.cpu_waits = Gathered::Value(waits);
     }
 
@@ -339,6 +368,37 @@ mod tests {
         assert!(is_ruled_out(&evidence, "fault-churn"));
         evidence.calls = calls(&[("mremap", 0, 400)], 0);
         assert!(is_ruled_out(&evidence, "memory-calls"));
+    }
+
+    #[test]
+    fn huge_pages_that_are_touched_again_are_churn() {
+        let with = |count: u64, anonymous: [u64; 17]| {
+            let mut evidence = touching(anonymous);
+            evidence.faults = faults(FaultKind::Huge, count, "", Quadrant::PrivateAnonymous);
+            evidence.calls = calls(&[("munmap", 0, 80)], 0);
+            add_work(&mut evidence, count, 0.03, 0.05);
+            evidence
+        };
+        let found = present(&with(400, [20 * MIB; 17]), "fault-churn");
+        assert_eq!(found.object.function(), Some("update"));
+        assert!(is_ruled_out(&with(40, [20 * MIB; 17]), "fault-churn"), "few");
+        let growing = std::array::from_fn(|at| (20 + at as u64 * 50) * MIB);
+        assert!(is_ruled_out(&with(400, growing), "fault-churn"), "it grows");
+    }
+
+    #[test]
+    fn calls_that_extend_a_growing_heap_are_the_price_of_the_growth() {
+        let with = |name: &str, grown: u64| {
+            let mut evidence = touching((0..17).map(|at| 20 * MIB + at * grown / 16));
+            evidence.calls = calls(&[(name, 0, 16_000)], 0);
+            evidence
+        };
+        // Heaps of threads grow by pages: 16,000 `mprotect` calls for 62 MiB.
+        assert!(is_ruled_out(&with("mprotect", 62 * MIB), "memory-calls"));
+        present(&with("brk", 62 * MIB), "memory-calls");
+        present(&with("mprotect", 0), "memory-calls");
+        present(&with("mprotect", 8 * MIB), "memory-calls");
+        present(&with("munmap", 62 * MIB), "memory-calls");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The growth of a process over the observation: steady, or a warm-up that ends.
+//! The growth of a process during the observation: steady growth, or a warm-up that ends.
 
 use pagewise_model::evidence::ActivityPoint;
 use pagewise_model::report::CellValue;
@@ -9,25 +9,28 @@ use super::signs::cpu_shares;
 use crate::cells::{float, text};
 use crate::pools::PoolKind;
 
-/// Shorter observations cannot distinguish growth from one burst of work.
+/// Minimum duration in seconds: a shorter observation cannot distinguish growth from a burst of
+/// work.
 const MIN_SECONDS: f64 = 2.5;
-/// The observation is divided into this number of equal parts.
+/// Number of equal parts into which the observation is divided.
 const PARTS: usize = 4;
-/// 64 KiB per second are 5 GiB per day: most machines and cgroups are full within a week. Smaller
-/// rates need an observation of minutes.
+/// Minimum rate of growth in bytes per second: 64 KiB per second are 5 GiB per day, which fills
+/// most machines and cgroups within a week. Slower growth needs an observation of minutes.
 const MIN_RATE: f64 = 65536.0;
-/// Less growth than this is one arena of CPython, or a few buffers.
+/// Minimum growth in bytes: smaller growth may be one arena of CPython, or a few buffers.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
-/// Each part of a steady growth has at least this share of the average, and the last part has more.
+/// Minimum growth of each part of the observation but one, as a share of the average part.
 const STEADY: f64 = 0.25;
+/// Minimum growth of the last part of the observation, as a share of the average part.
 const STEADY_AT_END: f64 = 0.5;
-/// A process that warms up grows less and less: its second half has less than this share of the
-/// first.
+/// Minimum growth of the second half, as a share of that of the first half: a process that warms up
+/// grows less and less.
 const SECOND_HALF: f64 = 0.5;
-/// A heap that is collected shrinks from time to time: by more than this share of the growth.
+/// Maximum drop of a size as a share of its growth: the size of a heap that is collected has larger
+/// drops.
 const DROP: f64 = 0.3;
 
-/// Growth of the private memory of a process, in memory and in swap.
+/// Growth of private memory, resident or in swap.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SteadyGrowth {
     pub(super) bytes: Bytes,
@@ -41,24 +44,25 @@ impl SteadyGrowth {
     }
 }
 
-/// Development of the private memory.
+/// Development of the private memory during the observation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum MemoryTrend {
-    /// It grows all the time.
+    /// The memory grows all the time.
     Steady(SteadyGrowth),
-    /// It does not grow, or not all the time: the change in bytes, and the seconds.
+    /// The memory does not grow, or not all the time: the change in bytes, and the duration in
+    /// seconds.
     Bounded(i64, f64),
-    /// The observation was too short.
+    /// The observation is too short, or has too few readings.
     Unknown,
 }
 
-/// Private memory of a process at one time.
+/// Private memory of a process at one time point, in bytes.
 fn private(point: &ActivityPoint) -> Bytes {
     let anonymous = point.anonymous.clone().unwrap_or(point.resident);
     anonymous + point.swap.clone().unwrap_or_default()
 }
 
-/// The development of the private memory over the observation.
+/// Judges the development of the private memory during the observation.
 pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
     let points = &evidence.all.activity;
     let Some(seconds) = evidence.seconds().filter(|it| *it >= MIN_SECONDS) else {
@@ -74,14 +78,14 @@ pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
     }
 }
 
-/// The growth of the private memory in few large steps.
+/// Returns the growth of the private memory if it grows in a few large steps.
 pub(super) fn stepped_growth(evidence: &CauseEvidence<'_>) -> Option<SteadyGrowth> {
     let values: Vec<f64> =
         evidence.all.activity.iter().map(|point| float(private(point).0)).collect();
     stepped_growth_of(&values, evidence.seconds()?)
 }
 
-/// The growth of a size that was read at equal distances of time, if it is steady.
+/// Returns the growth of a size if it is steady. Requires readings at equal intervals.
 pub(super) fn steady_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGrowth> {
     if values.len() <= PARTS || seconds < MIN_SECONDS {
         return None;
@@ -92,8 +96,17 @@ pub(super) fn steady_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGro
     (is_large && is_steady(values)).then_some(SteadyGrowth { bytes, seconds })
 }
 
-/// The growth of a size that changes in few large steps, such as that of an old generation, which
-/// grows at collections only: it grows in both halves, and does not drop.
+/// True if a number grows steadily. Requires readings at equal intervals.
+pub(super) fn is_steady_number(values: &[f64], seconds: f64) -> bool {
+    values.len() > PARTS
+        && seconds >= MIN_SECONDS
+        && values[values.len() - 1] > values[0]
+        && is_steady(values)
+}
+
+/// Returns the growth of a size that grows in a few large steps, such as that of an old generation,
+/// which grows only at collections. The size must grow in both halves of the observation, without a
+/// large drop.
 pub(super) fn stepped_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGrowth> {
     if values.len() <= PARTS || seconds < MIN_SECONDS {
         return None;
@@ -113,32 +126,33 @@ fn whole(change: f64) -> i64 {
     change as i64
 }
 
-/// Smaller heaps that more than double within a short observation are filled for the first time:
-/// the growth does not show yet whether it ends.
+/// Minimum size in bytes of an established heap. A smaller heap that more than doubles within a
+/// short observation is filled for the first time: its growth may end.
 const ESTABLISHED: Bytes = Bytes::mib(64);
+/// Minimum share of the growth in a heap that is filled for the first time.
 const FILLING: f64 = 0.5;
-/// A small heap is filled for the first time within less than this time.
+/// Maximum duration in seconds of the first filling of a small heap.
 const FILLING_SECONDS: f64 = 30.0;
 
-/// True if the memory that grows is mostly new, so that a cache that is filled up to its bound
-/// looks the same.
+/// True if most of the memory is new, so that the growth may be that of a cache up to its bound.
 pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
     let is_new = |share| share > FILLING && growth.seconds < FILLING_SECONDS;
     part_of_small_memory(evidence, growth)
         .is_some_and(|share| is_new(share) || is_starved(evidence, growth, share))
 }
 
-/// The growth as a part of the private memory, if that is small.
+/// Returns the growth as a share of the private memory; `None` if the private memory is not small.
 fn part_of_small_memory(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<f64> {
     let now = evidence.all.activity.last().map(private)?;
     (now < ESTABLISHED).then(|| growth.bytes.fraction_of(now).unwrap_or(1.0))
 }
 
-/// Seconds for which a process must run undisturbed, so that its growth in them is more than a part
+/// Minimum time in seconds that a process must get CPUs, so that its growth covers more than a part
 /// of one period of its work.
 const MIN_OWN_SECONDS: f64 = 0.5;
 
-/// True if the process waited for CPUs nearly all the time while its memory grew notably.
+/// True if the process waited for CPUs nearly all the time while its memory grew by a notable
+/// share.
 fn is_starved(evidence: &CauseEvidence<'_>, growth: SteadyGrowth, share: f64) -> bool {
     share > FILLING / 2.0 && growth.seconds / evidence.demand() < MIN_OWN_SECONDS
 }
@@ -148,16 +162,16 @@ pub(super) fn is_starved_filling(evidence: &CauseEvidence<'_>, growth: SteadyGro
     part_of_small_memory(evidence, growth).is_some_and(|share| is_starved(evidence, growth, share))
 }
 
-/// A program that has run for longer is a service, and not a piece of work such as the compilation
-/// of a file.
+/// Maximum age in seconds of a program that works through its input, such as a compiler: an older
+/// program is a service.
 const MAX_WORK_SECONDS: f64 = 120.0;
-/// A program with one thread that waits less often than this per second waits for nothing.
+/// Maximum number of waits per second of a program that computes without waiting.
 const FEW_WAITS: f64 = 4.0;
-/// A program that computes uses at least this share of a CPU, or asks for it on a busy machine.
+/// Minimum share of a CPU that a program which computes uses, or would use if CPUs were free.
 const COMPUTES: f64 = 0.1;
 
 /// True for a young program with one thread that computes without waiting: its memory grows with
-/// the piece of work that it does, and is released at its end.
+/// its work, and is released at the end of the work.
 pub(super) fn works_through_input(evidence: &CauseEvidence<'_>) -> bool {
     let Some((first, last)) = evidence.ends() else { return false };
     let waits = first.main_thread_waits.clone().ok().zip(last.main_thread_waits.clone().ok());
@@ -172,7 +186,7 @@ pub(super) fn works_through_input(evidence: &CauseEvidence<'_>) -> bool {
     is_young && computes && last.threads == 1 && waits < FEW_WAITS
 }
 
-/// True if values grow in nearly all parts, no slower at the end, and without a large drop.
+/// True if values grow in all parts but one, not much slower at the end, and without a large drop.
 fn is_steady(values: &[f64]) -> bool {
     let last = values.len() - 1;
     let at = |part: usize| values[last * part / PARTS];
@@ -187,7 +201,7 @@ fn is_steady(values: &[f64]) -> bool {
         && largest_drop(values) <= change * DROP
 }
 
-/// The largest difference between a value and one after it that is lower.
+/// Returns the largest drop from a value to any later value.
 fn largest_drop(values: &[f64]) -> f64 {
     let mut highest = f64::MIN;
     let mut drop = 0.0_f64;
@@ -198,18 +212,18 @@ fn largest_drop(values: &[f64]) -> f64 {
     drop
 }
 
-/// Kind of the memory that grows.
+/// Kind of memory that grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GrownMemory {
-    /// Blocks of malloc, of glibc or of another allocator.
+    /// Blocks of malloc: of glibc, or of another allocator.
     Malloc,
     /// Memory of a language runtime.
     Runtime,
-    /// Mappings of the program's own.
+    /// Mappings that the program itself requested.
     Mappings,
-    /// Stacks of threads, of ended ones too.
+    /// Stacks of threads, including those of ended threads.
     Stacks,
-    /// Memory that cannot grow without bound: variables, copies of file pages.
+    /// Memory whose growth is bounded: variables, copies of file pages.
     Bounded,
 }
 
@@ -231,18 +245,18 @@ impl GrownMemory {
     }
 }
 
-/// Growth of one kind of memory between the two snapshots.
+/// Growth of one kind of memory between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct KindGrowth {
-    /// Change of memory in pages and in swap.
+    /// Change of resident and swapped memory in bytes.
     pub(super) used: i64,
-    /// Change of address space.
+    /// Change of address space in bytes.
     pub(super) reserved: i64,
     /// Change of the number of mappings.
     pub(super) mappings: i64,
 }
 
-/// Growth of a kind of memory between the two snapshots; `None` without two snapshots.
+/// Returns the growth of a kind of memory between the two snapshots; `None` without two snapshots.
 pub(super) fn growth_of(evidence: &CauseEvidence<'_>, memory: GrownMemory) -> Option<KindGrowth> {
     let now = evidence.subject.as_ref().ok()?;
     let before = evidence.before?;
@@ -270,7 +284,7 @@ fn known(reading: &Reading<Bytes>) -> Bytes {
     reading.clone().unwrap_or_default()
 }
 
-/// The kind of memory that grew most between the two snapshots.
+/// Returns the kind of memory that grew most between the two snapshots, and its growth.
 pub(super) fn grown_most(evidence: &CauseEvidence<'_>) -> Option<(GrownMemory, KindGrowth)> {
     let kinds = [
         GrownMemory::Malloc,
@@ -283,7 +297,7 @@ pub(super) fn grown_most(evidence: &CauseEvidence<'_>) -> Option<(GrownMemory, K
     grown.max_by_key(|(_, growth)| growth.used)
 }
 
-/// The limit that the growth reaches first, and the seconds until then.
+/// Returns the name of the limit that the growth reaches first, and the seconds until then.
 pub(super) fn time_to_limit(
     evidence: &CauseEvidence<'_>,
     growth: SteadyGrowth,
@@ -300,7 +314,7 @@ pub(super) fn time_to_limit(
     Some((room.0, float(room.1.0) / growth.rate()))
 }
 
-/// Danger that a growth ends the process, by the time until the limit.
+/// Risk that growth ends the process, by the time until the limit in seconds.
 pub(super) fn risk_of(seconds: Option<f64>) -> f64 {
     const MINUTE: f64 = 60.0;
     const DAY: f64 = 86400.0;
@@ -313,7 +327,7 @@ pub(super) fn risk_of(seconds: Option<f64>) -> f64 {
     }
 }
 
-/// A duration in words, with one unit.
+/// Formats a duration in words with one unit.
 pub(super) fn duration_words(seconds: f64) -> String {
     let units = [(86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")];
     let fits = units.into_iter().find(|(unit, _)| seconds >= 2.0 * unit);
@@ -321,7 +335,7 @@ pub(super) fn duration_words(seconds: f64) -> String {
     format!("{:.0} {name}", seconds / unit)
 }
 
-/// A line that excludes growth, with its figure.
+/// Returns the line that excludes growth, with the change in bytes and the duration.
 pub(super) fn no_growth(change: i64, seconds: f64) -> Vec<CellValue> {
     vec![
         text("private memory changed by "),

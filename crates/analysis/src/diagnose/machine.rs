@@ -1,5 +1,5 @@
 //! The diagnosis of a machine or of a cgroup: processes and cgroups with signs of trouble, each
-//! with the command that finds the cause.
+//! with the command that finds the cause of the signs.
 
 use pagewise_model::evidence::{
     ActivityPoint, CgroupActivity, CgroupPoint, Evidence, MachinePoint, counter,
@@ -19,14 +19,14 @@ use crate::explain::fact;
 /// A sign of trouble of a process, a cgroup or the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TroubleSign {
-    /// Stable name.
+    /// Stable name for programs.
     pub id: &'static str,
-    /// The figures.
+    /// Text with the measured values.
     pub words: Vec<CellValue>,
 }
 
 impl TroubleSign {
-    /// Severity: signs of kills that happened or are near are critical.
+    /// Severity of the sign: kills and imminent kills are critical.
     pub fn severity(&self) -> Severity {
         match self.id {
             "oom-kills" | "near-limit" | "memory-short" => Severity::Critical,
@@ -35,12 +35,12 @@ impl TroubleSign {
     }
 }
 
-/// A process or cgroup, and its signs of trouble.
+/// A process or cgroup with its signs of trouble.
 #[derive(Debug)]
 pub struct SuspectOf<'a, T> {
     /// The process or cgroup.
     pub subject: &'a T,
-    /// Its signs; a healthy one has none.
+    /// Signs of the process or cgroup; empty if it is healthy.
     pub signs: Vec<TroubleSign>,
 }
 
@@ -49,14 +49,14 @@ pub struct SuspectOf<'a, T> {
 pub struct MachineDiagnosis<'a> {
     /// Signs of the machine itself.
     pub machine: Vec<TroubleSign>,
-    /// Processes, those with most signs first.
+    /// Processes, those with the most signs first.
     pub processes: Vec<SuspectOf<'a, ProcessActivity>>,
-    /// Cgroups with signs.
+    /// Cgroups with at least one sign.
     pub cgroups: Vec<SuspectOf<'a, CgroupActivity>>,
 }
 
 impl MachineDiagnosis<'_> {
-    /// True without any sign.
+    /// True if the machine, its processes and its cgroups have no signs.
     pub fn is_healthy(&self) -> bool {
         self.machine.is_empty()
             && self.cgroups.is_empty()
@@ -64,37 +64,46 @@ impl MachineDiagnosis<'_> {
     }
 }
 
-/// Growth of a process that is worth a diagnosis: bytes, bytes per second, share of its memory.
+/// Minimum growth of a process in bytes that is a sign.
 const GROWTH: f64 = 4.0 * 1048576.0;
+/// Minimum growth rate of a process in bytes per second that is a sign.
 const GROWTH_RATE: f64 = 262_144.0;
+/// Minimum growth of a process that is a sign, as a share of its private memory.
 const GROWTH_SHARE: f64 = 0.01;
-/// Swapped memory that the process misses: bytes, share of its memory, and major faults per second
-/// that show that the process uses it.
+/// Minimum number of swapped bytes of a process that is a sign.
 const SWAP: Bytes = Bytes::mib(32);
+/// Minimum number of swapped bytes that is a sign, as a share of the private memory of the process.
 const SWAP_SHARE: f64 = 0.1;
+/// Minimum number of major faults per second that shows that the process uses its swapped memory.
 const SWAP_FAULTS: f64 = 5.0;
-/// Major faults per second: each waits for a device, about 0.1 ms on flash memory.
+/// Minimum number of major faults per second that is a sign. Each major fault waits for a device:
+/// about 0.1 ms for flash memory.
 const MAJOR_FAULTS: f64 = 50.0;
-/// Minor faults per second that take some per cent of a CPU, and the time in the kernel that
-/// confirms them.
+/// Minimum number of minor faults per second that is a sign: these faults take some per cent of a
+/// CPU.
 const MINOR_FAULTS: f64 = 20_000.0;
+/// Minimum share of a CPU in the kernel that confirms the cost of the minor faults.
 const FAULTS_SYSTEM_SHARE: f64 = 0.1;
-/// Share of the memory of the machine that one process takes.
+/// Share of the machine's memory that is a sign if one process takes it.
 const MACHINE_SHARE: f64 = 0.5;
-/// A cgroup with less than this share of its limit beside page cache has room.
+/// Share of the limit of a cgroup that is a sign if the cgroup's memory without page cache takes
+/// it.
 const LIMIT_SHARE: f64 = 0.9;
-/// Pressure in hundredths of a percent: tasks waited for memory in 10 % of the time.
+/// Minimum pressure in hundredths of a percent that is a sign: tasks waited for memory in 10 % of
+/// the time.
 const PRESSURE: u64 = 1000;
-/// Available memory of the machine below which reclaim slows all programs.
+/// Share of available memory of the machine below which reclaim slows all programs.
 const AVAILABLE_SHARE: f64 = 0.05;
-/// Fewer removed cgroups are normal where containers come and go.
+/// Minimum number of removed cgroups that is a sign: fewer are normal where containers are started
+/// and removed.
 const MANY_DYING: u64 = 1000;
-/// Swapped pages per second in each direction: memory is swapped out and needed again.
+/// Minimum number of pages per second in each direction that is a sign: memory is swapped out and
+/// needed again.
 const SWAP_RATE: f64 = 100.0;
-/// Healthy processes that are listed for a cgroup.
+/// Maximum number of healthy processes that are listed for a cgroup.
 const LISTED: usize = 20;
 
-/// Finds signs of trouble.
+/// Finds the signs of trouble of a machine or cgroup.
 pub fn diagnose_machine(evidence: &MachineEvidence) -> MachineDiagnosis<'_> {
     let total = counter(&evidence.machine[1].meminfo, "MemTotal").map(Bytes);
     let mut processes: Vec<SuspectOf<'_, ProcessActivity>> = evidence
@@ -112,21 +121,21 @@ pub fn diagnose_machine(evidence: &MachineEvidence) -> MachineDiagnosis<'_> {
     MachineDiagnosis { machine: machine_signs(&evidence.machine), processes, cgroups }
 }
 
-/// Rates of a process between two readings.
+/// Rates of a process between its two readings.
 struct ProcessRates {
-    /// Anonymous and swapped memory at the end minus that at the beginning, in bytes.
+    /// Anonymous and swapped memory at the end minus the same at the beginning, in bytes.
     growth: f64,
     growth_rate: f64,
     private: f64,
     swap: Option<Bytes>,
     major: f64,
     minor: f64,
-    /// Time in the kernel per second.
+    /// CPU time in the kernel as a share of one CPU.
     system: f64,
 }
 
 impl ProcessRates {
-    /// `None` if no time passed between the readings.
+    /// Computes the rates; `None` if no time passed between the readings.
     fn between([first, last]: &[ActivityPoint; 2]) -> Option<ProcessRates> {
         let seconds = float(last.at_ns.checked_sub(first.at_ns)?) / 1e9;
         let rate = |value: fn(&ActivityPoint) -> u64| {
@@ -190,7 +199,7 @@ fn whole(rate: f64) -> u64 {
     rate.max(0.0) as u64
 }
 
-/// Charged memory beside page cache that the kernel can drop.
+/// Returns the charged memory without the page cache, which the kernel can drop.
 fn kept(point: &CgroupPoint) -> Option<Bytes> {
     let line = |names: [&str; 2]| names.iter().find_map(|name| counter(&point.stat, name));
     let cache = [["total_inactive_file", "inactive_file"], ["total_active_file", "active_file"]];
@@ -272,14 +281,14 @@ fn machine_signs([first, last]: &[MachinePoint; 2]) -> Vec<TroubleSign> {
     signs
 }
 
-/// Increase of a counter of `vmstat` per second.
+/// Increase of a counter of `/proc/vmstat` per second.
 fn machine_rate(first: &MachinePoint, last: &MachinePoint, name: &str) -> Option<f64> {
     let span = last.at_ns.checked_sub(first.at_ns).filter(|span| *span > 0)?;
     let increase = counter(&last.vmstat, name)?.saturating_sub(counter(&first.vmstat, name)?);
     Some(float(increase) * 1e9 / float(span))
 }
 
-/// The signs as a report.
+/// Reports the signs of a machine or cgroup.
 pub fn machine_report(evidence: &MachineEvidence, found: &MachineDiagnosis<'_>) -> Report {
     let mut blocks = vec![ReportBlock::Facts(healthy_fact(found.is_healthy()))];
     if found.is_healthy() {
@@ -295,8 +304,8 @@ pub fn machine_report(evidence: &MachineEvidence, found: &MachineDiagnosis<'_>) 
     Report { schema: SCHEMA, title, blocks }
 }
 
-/// The diagnosis of the largest process of a cgroup, with the signs of the cgroup and of its other
-/// processes.
+/// Reports the diagnosis of the largest process of a cgroup, followed by the signs of the cgroup
+/// and of its other processes.
 pub fn cgroup_report(
     evidence: &MachineEvidence,
     found: &MachineDiagnosis<'_>,
@@ -309,7 +318,8 @@ pub fn cgroup_report(
     if let Some(verdict) = blocks.first_mut() {
         *verdict = ReportBlock::Facts(healthy_fact(is_healthy));
     }
-    // The cost of both is last.
+    // The report ends with the cost of both diagnoses, so the cost of the first one is removed
+    // here.
     blocks.pop();
     blocks.extend(machine_blocks(evidence, found));
     blocks.push(ReportBlock::Facts(cost(&evidence.cost)));
@@ -319,7 +329,7 @@ pub fn cgroup_report(
     Report { schema: SCHEMA, title, blocks }
 }
 
-/// The blocks about the machine, its processes and its cgroups.
+/// Returns the blocks about the machine, its processes and its cgroups.
 fn machine_blocks(evidence: &MachineEvidence, found: &MachineDiagnosis<'_>) -> Vec<ReportBlock> {
     let mut blocks = vec![ReportBlock::Facts(machine_facts(evidence, found))];
     for sign in &found.machine {
@@ -369,7 +379,7 @@ fn ids(signs: &[TroubleSign]) -> CellValue {
     CellValue::List(signs.iter().map(|sign| text(sign.id)).collect())
 }
 
-/// The figures of all signs as one text.
+/// Joins the measured values of all signs to one text.
 fn words(signs: &[TroubleSign]) -> CellValue {
     let mut all = Vec::new();
     for sign in signs {
@@ -461,7 +471,8 @@ fn cgroups_table(found: &[SuspectOf<'_, CgroupActivity>]) -> ReportTable {
     table("cgroups", "Cgroups", columns)
 }
 
-/// The command that diagnoses a cgroup. Its path is from outside, and quoted for a shell.
+/// Returns the command that diagnoses a cgroup. The path comes from outside, so it is quoted for a
+/// shell unless all its characters are safe.
 fn command_of(path: &Name) -> Name {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-:@".contains(byte);
     let mut command = b"pagewise diagnose ".to_vec();

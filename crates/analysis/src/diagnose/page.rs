@@ -1,4 +1,5 @@
-//! The page of a diagnosis: its report, then the reports of the instruments with their pictures.
+//! The page of a diagnosis: its report, followed by the reports of the instruments with their
+//! pictures.
 
 use pagewise_model::evidence::Evidence;
 use pagewise_model::report::{Report, ReportBlock};
@@ -12,10 +13,11 @@ use crate::heap_scan::{HeapScanOptions, heap_scan};
 use crate::shootdowns::{ShootdownOptions, shootdowns};
 use crate::thp::thp;
 
-/// Rows of each table of an instrument.
+/// Maximum number of rows in each table of an instrument.
 const ROWS: Option<usize> = Some(20);
 
-/// A diagnosis with the reports of all instruments that ran, each as a part of its own.
+/// Returns the report of a diagnosis, followed by the report of each instrument that ran as a
+/// separate part.
 pub fn page(evidence: &Evidence, diagnosis: &Diagnosis) -> Report {
     let mut page = report(evidence, diagnosis, &DiagnosisOptions { all: true });
     let now = latest(evidence);

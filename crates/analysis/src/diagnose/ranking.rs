@@ -1,4 +1,4 @@
-//! Causes in order of their cost.
+//! Judges the causes by the evidence, and ranks those that are present by their cost.
 
 use pagewise_model::Absent;
 use pagewise_model::cause::{Cause, Verdict};
@@ -15,7 +15,7 @@ pub enum Symptom {
     Memory,
     /// The memory of the process grows.
     Growth,
-    /// The process is slow, or pauses.
+    /// The process is slow, or stops at times.
     Latency,
     /// The process or its neighbors are killed for lack of memory.
     Oom,
@@ -37,31 +37,31 @@ pub struct Diagnosis {
 /// A cause that the evidence excludes.
 #[derive(Debug)]
 pub struct RuledOutCause {
-    /// The row of the table.
+    /// Stable name of the cause.
     pub id: &'static str,
-    /// Its name in reports.
+    /// Name of the cause in reports.
     pub title: &'static str,
-    /// The figure that excludes it.
+    /// Measured values that exclude the cause.
     pub evidence: Vec<CellValue>,
 }
 
-/// Evidence that is missing, or a cause that can neither be named nor excluded.
+/// Evidence that is missing, or a cause that the evidence neither shows nor excludes.
 #[derive(Debug)]
 pub struct UnseenEvidence {
-    /// An instrument or a cause.
+    /// Stable name of the instrument or of the cause.
     pub id: &'static str,
-    /// Its name in reports.
+    /// Name of the instrument or of the cause in reports.
     pub title: &'static str,
-    /// The reason.
+    /// Reason why the evidence is missing.
     pub why: Label,
-    /// The command that would tell; empty without one.
+    /// Command that collects the missing evidence; empty without such a command.
     pub command: Label,
 }
 
-/// Factor of the rank of a cause that explains the symptom.
+/// Factor by which the rank of a cause is multiplied if the cause explains the symptom.
 const EXPLAINS_SYMPTOM: f64 = 3.0;
 
-/// Draws the conclusions from evidence.
+/// Judges all causes by the evidence, and ranks those that are present.
 pub fn diagnose(evidence: &Evidence, symptom: Option<Symptom>) -> Diagnosis {
     let now = causes::latest(evidence);
     let subject = ExplainSubject::from_snapshot(now);

@@ -1,4 +1,5 @@
-//! The report of a diagnosis: causes first, then what was excluded, then what could not be seen.
+//! The report of a diagnosis. Its parts are the causes, the causes that the evidence excludes, and
+//! the missing evidence.
 
 use pagewise_model::cause::{Cause, CauseObject, Remedy};
 use pagewise_model::evidence::{DiagnosisCost, Evidence};
@@ -16,25 +17,25 @@ use crate::explain::{fact, who};
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.diagnose/1";
 
-/// Number of causes that people see by default.
+/// Number of causes in the report for people by default.
 const MAX_CAUSES: usize = 3;
 
-/// Number of ruled out causes that people see by default.
+/// Number of ruled out causes in the report for people by default.
 const MAX_RULED_OUT: usize = 6;
-/// Number of reasons why causes could not be seen that people see by default: the report fits
-/// 25 lines of a terminal even if the process was read only once.
+/// Number of reasons for missing evidence in the report for people by default. With one reason, the
+/// report fits 25 lines of a terminal even if the process was read only once.
 const MAX_UNSEEN_REASONS: usize = 1;
-/// Number of causes with such a reason that people see by default.
+/// Number of causes per reason for missing evidence in the report for people by default.
 const MAX_UNSEEN_TITLES: usize = 3;
 
-/// Options of the report.
+/// Options of the report of a diagnosis.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiagnosisOptions {
-    /// True to show people all causes, and all that was ruled out.
+    /// True to show people all causes and all ruled out causes.
     pub all: bool,
 }
 
-/// A diagnosis as a report.
+/// Returns the report of a diagnosis.
 pub fn report(evidence: &Evidence, diagnosis: &Diagnosis, options: &DiagnosisOptions) -> Report {
     let shown = if options.all { diagnosis.causes.len() } else { MAX_CAUSES };
     let mut blocks = vec![ReportBlock::Facts(healthy_fact(diagnosis.causes.is_empty()))];
@@ -52,7 +53,7 @@ pub fn report(evidence: &Evidence, diagnosis: &Diagnosis, options: &DiagnosisOpt
     Report { schema: SCHEMA, title, blocks }
 }
 
-/// The verdict for programs.
+/// Returns the fact whether any trouble was found, for programs.
 pub(super) fn healthy_fact(is_healthy: bool) -> NamedFacts {
     let healthy = CellValue::Flag(is_healthy);
     NamedFacts {
@@ -68,10 +69,10 @@ pub(crate) fn text_block(title: impl Into<Label>, pieces: Vec<CellValue>) -> Rep
     ReportBlock::Text(Paragraph { title: title.into(), pieces, audience: Audience::People })
 }
 
-/// The object of a cause in words.
+/// Describes the object of a cause in words.
 pub(crate) fn object_words(object: &CauseObject) -> Name {
-    let numbered = |pid: &Pid, name: &Name| {
-        let mut words = name.as_bytes().to_vec();
+    let numbered = |kind: &[u8], pid: &Pid, name: &Name| {
+        let mut words = [kind, b" ", name.as_bytes()].concat();
         words.extend_from_slice(format!(" ({pid})").as_bytes());
         Name::new(&words)
     };
@@ -80,8 +81,8 @@ pub(crate) fn object_words(object: &CauseObject) -> Name {
         CauseObject::Function(frame) => {
             Name::new(crate::heap::frames::with_its_line(frame).as_bytes())
         }
-        CauseObject::Thread(tid, name) => numbered(tid, name),
-        CauseObject::Process(pid, name) => numbered(pid, name),
+        CauseObject::Thread(tid, name) => numbered(b"thread", tid, name),
+        CauseObject::Process(pid, name) => numbered(b"process", pid, name),
         CauseObject::Mapping(range, name) => {
             let mut words = format!("{:x}-{:x}", range.start, range.end).into_bytes();
             if !name.is_empty() {
@@ -105,7 +106,7 @@ pub(crate) fn object_words(object: &CauseObject) -> Name {
     }
 }
 
-/// Pieces as one text.
+/// Joins pieces to one sentence.
 fn plain(pieces: &[CellValue]) -> CellValue {
     CellValue::Sentence(pieces.to_vec())
 }
@@ -129,7 +130,7 @@ fn remedy_pieces(remedy: &Remedy) -> Vec<CellValue> {
     pieces
 }
 
-/// The causes for programs.
+/// Returns the table of causes for programs.
 fn causes_table(causes: &[Cause]) -> ReportTable {
     let column = |key: &'static str, cell: &dyn Fn(&Cause) -> CellValue| {
         TableColumn::new(key, key, ColumnCells::Values(causes.iter().map(cell).collect()))
@@ -193,7 +194,7 @@ fn causes_table(causes: &[Cause]) -> ReportTable {
     }
 }
 
-/// A cause for people.
+/// Returns the block of a cause for people.
 fn cause_block(number: u32, cause: &Cause) -> ReportBlock {
     let title = causes::row(cause.id).map_or(cause.id, |row| row.title);
     let confidence = cause.confidence.key();
@@ -221,7 +222,7 @@ fn cause_block(number: u32, cause: &Cause) -> ReportBlock {
     })
 }
 
-/// Rows of three columns for programs.
+/// Returns a table with these columns for programs.
 fn listed(key: &'static str, columns: Vec<(&'static str, Vec<CellValue>)>) -> ReportBlock {
     let columns = columns
         .into_iter()

@@ -14,7 +14,7 @@
  * resident memory is returned to the system if it exceeds the limit of pw_pages_keep.
  * C11 and C++20; link with `pkg-config --cflags --libs pagewise`. Linux only. The type in Rust is
  * pagewise_alloc::Pages.
- * pagewise_alloc::Pages in Rust.
+ *
  * Errors. A function that returns int returns 0; if it fails, it returns a number of <errno.h>, and
  * pw_error_message returns the message. Other functions return NULL and change nothing if memory is
  * exhausted. Detected misuse, such as an address that is not that of a run of this pool, prints a

@@ -1,5 +1,5 @@
 //! The counters of Go's garbage collector in the variable `runtime.memstats`. The offsets differ
-//! between versions of Go, so the number of collections is found by its neighbor:
+//! between versions of Go, so the array in front of the number of collections locates this number:
 //!
 //! ```text
 //! pause_end [256]uint64   time of the end of each collection, in a ring
@@ -8,26 +8,28 @@
 
 use pagewise_model::{AddrRange, Snapshot};
 
-/// `memstats` has 10 KiB in Go 1.26.
+/// Maximum plausible size of `memstats` in bytes; it has 10 KiB in Go 1.26.
 const MAX_BYTES: u64 = 128 << 10;
+/// Number of elements of `pause_end`.
 const RING: usize = 256;
-/// Nanoseconds since 1970 at the beginning of the years 2020 and 2100.
+/// Plausible times in nanoseconds since 1970: from the beginning of 2020 to the beginning of 2100.
 const TIMES: std::ops::Range<u64> = 1_577_836_800_000_000_000..4_102_444_800_000_000_000;
 
-/// True if a file of the process was built by Go.
+/// True if the Go toolchain built a program or library that the process has mapped.
 pub(super) fn is_program(snapshot: &Snapshot) -> bool {
     let sections = snapshot.objects.iter().filter_map(|object| object.elf.as_ref().ok());
     sections.flat_map(|elf| &elf.sections).any(|it| it.name.as_bytes() == b".gopclntab")
 }
 
-/// The range of the variable, if its size is plausible.
+/// Returns the address range of `memstats`; `None` if its size is implausible.
 pub(super) fn counters(address: u64, size: u64) -> Option<AddrRange> {
     let is_plausible = (RING as u64 * 8..=MAX_BYTES).contains(&size);
     let end = address.checked_add(size).filter(|_| is_plausible)?;
     Some(AddrRange { start: address, end })
 }
 
-/// The number of collections; `None` if the ring of times is not found although there are times.
+/// Returns the number of collections since the start of the program. `None` if the bytes contain
+/// plausible times, but not in a ring that matches the number of collections.
 pub(super) fn collections(memstats: &[u8]) -> Option<u64> {
     let words: Vec<u64> =
         memstats.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -51,7 +53,7 @@ pub(super) fn collections(memstats: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// `memstats` after this number of collections.
+    /// Returns synthetic bytes of `memstats` after this number of collections.
     fn memstats(collections: u64) -> Vec<u8> {
         let now = TIMES.start + 1_000_000_000;
         let in_ring = |at: u64| at < collections;
@@ -71,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn times_without_a_ring_are_another_form() {
+    fn a_ring_that_contradicts_the_count_is_rejected() {
         let mut bytes = memstats(5);
         let end = bytes.len();
         bytes[end - 24] = 9;

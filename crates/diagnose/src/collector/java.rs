@@ -1,18 +1,23 @@
-//! The counters of the Java virtual machine, which `jstat` prints too: the file
-//! `/tmp/hsperfdata_USER/PID`, which the process has mapped (HotSpot, `perfMemory.hpp`).
+//! The counters of the Java virtual machine in the file `/tmp/hsperfdata_USER/PID`, which the
+//! process maps (HotSpot, `perfMemory.hpp`). `jstat` prints the same counters.
 
 use pagewise_model::evidence::CollectorPoint;
 use pagewise_model::{AddrRange, Bytes, Mapping, Snapshot};
 
-/// The file has 32 KiB (`-XX:PerfDataMemorySize`).
+/// Maximum plausible size of the file in bytes; its default size is 32 KiB
+/// (`-XX:PerfDataMemorySize`).
 const MAX_BYTES: u64 = 128 << 10;
 const MAGIC: [u8; 4] = [0xca, 0xfe, 0xc0, 0xc0];
-/// Number of counters that are read; version 17 has about 190.
+/// Maximum number of counters that are read; version 17 of the virtual machine has about 190.
 const MAX_ENTRIES: u32 = 5000;
-/// The type of entries with a number of 64 bits.
+/// Names of the numbers of loaded classes: from jar files, and from the archive of the runtime.
+const LOADED: [&[u8]; 2] = [b"java.cls.loadedClasses", b"java.cls.sharedLoadedClasses"];
+/// Names of the numbers of unloaded classes, from the same two origins as in [`LOADED`].
+const UNLOADED: [&[u8]; 2] = [b"java.cls.unloadedClasses", b"java.cls.sharedUnloadedClasses"];
+/// Type code of an entry with 64-bit integers.
 const LONG: u8 = b'J';
 
-/// The mapping of the file.
+/// Finds the mapping of the file with the counters.
 pub(super) fn counters(mappings: &[Mapping]) -> Option<AddrRange> {
     let is_file = |it: &&Mapping| {
         let mut folders = it.path().rsplit(|byte| *byte == b'/').skip(1);
@@ -27,14 +32,16 @@ pub(super) fn is_loaded(snapshot: &Snapshot) -> bool {
     snapshot.objects.iter().any(|object| object.name.base() == b"libjvm.so")
 }
 
-/// Collections by all collectors, and the used bytes of the old generation.
+/// Reads the number of collections by all collectors, the used bytes of the old generation, and the
+/// number of loaded classes. `None` if the file has an unknown form or no number of collections.
 pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
-    // The fourth byte behind the magic number is 1 as soon as the counters are valid.
+    // The fourth byte after the magic number is 1 as soon as the counters are valid.
     let is_little = file.get(4) == Some(&1);
     if file.get(..4) != Some(&MAGIC) || !is_little || file.get(7) != Some(&1) {
         return None;
     }
     let (mut collections, mut old) = (None, None);
+    let (mut loaded, mut unloaded) = (None, 0_u64);
     let mut at = number(file, 24)?;
     for _ in 0..number(file, 28)?.min(MAX_ENTRIES) {
         let entry = file.get(index(at)?..)?;
@@ -45,14 +52,19 @@ pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
                 collections = Some(collections.unwrap_or(0_u64).saturating_add(value));
             } else if name == b"sun.gc.generation.1.space.0.used" {
                 old = Some(Bytes(value));
+            } else if LOADED.contains(&name) {
+                loaded = Some(loaded.unwrap_or(0_u64).saturating_add(value));
+            } else if UNLOADED.contains(&name) {
+                unloaded = unloaded.saturating_add(value);
             }
         }
         at = at.checked_add(number(entry, 0)?.max(1))?;
     }
-    collections.map(|count| CollectorPoint { collections: Some(count), old, at_ns: 0 })
+    let classes = loaded.map(|loaded| loaded.saturating_sub(unloaded));
+    collections.map(|count| CollectorPoint { collections: Some(count), old, classes, at_ns: 0 })
 }
 
-/// The name and the value of an entry with one number.
+/// Returns the name and the value of an entry with one 64-bit integer; `None` for other entries.
 fn long_entry(entry: &[u8]) -> Option<(&[u8], u64)> {
     if number(entry, 8)? != 0 || *entry.get(12)? != LONG {
         return None;
@@ -75,7 +87,7 @@ fn index(offset: u32) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// A file with numbers of these names.
+    /// Returns a synthetic file with counters of these names and values.
     fn file(numbers: &[(&str, u64)]) -> Vec<u8> {
         let mut file = [&MAGIC[..], &[1, 2, 0, 1]].concat();
         file.resize(24, 0);
@@ -102,11 +114,15 @@ mod tests {
             ("sun.gc.collector.1.invocations", 2),
             ("sun.gc.generation.0.space.0.used", 99),
             ("sun.gc.generation.1.space.0.used", 1 << 20),
+            ("java.cls.loadedClasses", 900),
+            ("java.cls.sharedLoadedClasses", 400),
+            ("java.cls.unloadedClasses", 30),
         ]);
         let found = point(&file).unwrap();
         assert_eq!((found.collections, found.old), (Some(20), Some(Bytes::mib(1))));
+        assert_eq!(found.classes, Some(1270));
         for cut in 0..file.len() {
-            // No panic, and no made up number.
+            // A truncated file causes neither a panic nor a wrong number.
             let cut = point(&file[..cut]);
             assert!(cut.is_none_or(|cut| cut.collections == Some(20)), "{cut:?}");
         }

@@ -6,26 +6,27 @@
 //!      2  address of the heap              7  highest used offset
 //!      3  start of the objects
 //! ```
-//! The headers are checked by these relations, since their form differs between versions.
+//! The relations between these words identify a header, because headers differ between versions of
+//! V8.
 
 use std::collections::HashMap;
 
 use pagewise_model::{Backing, Bytes, Mapping, Sharing};
 use pagewise_scan::memory::Memory;
 
-/// Pages of V8 lie at multiples of this.
+/// Alignment of V8's heap pages in bytes.
 const PAGE: u64 = 256 << 10;
-/// Headers that are read: a heap of 8 GiB has as many.
+/// Maximum number of headers that are read: a heap of 8 GiB has this number of pages.
 pub(super) const MAX_PAGES: usize = 32768;
-/// Headers that are read to find out whether a process has V8.
+/// Maximum number of headers that are read to detect V8 in a process.
 pub(super) const MAX_TRIED_PAGES: usize = 256;
-/// A smaller number of headers may be chance.
+/// Minimum number of headers with the same heap address: fewer may be chance.
 const MIN_HEADERS: u64 = 8;
-/// The flags of pages in the young generation: `FROM_PAGE` and `TO_PAGE`.
+/// Mask of the flags `FROM_PAGE` and `TO_PAGE`, which mark pages of the young generation.
 const YOUNG: u64 = 0b1_1000;
 const WORDS: usize = 8;
 
-/// A page with objects.
+/// Values from the header of a page of V8's heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HeapPage {
     heap: u64,
@@ -34,14 +35,15 @@ struct HeapPage {
     is_young: bool,
 }
 
-/// Bytes of objects in the old generation; `None` if the memory has no heap of V8.
+/// Returns the number of bytes of objects in the old generation; `None` if the memory has no heap
+/// of V8.
 pub(super) fn old_generation(memory: &dyn Memory, max_pages: usize) -> Option<Bytes> {
     let pages = pages(memory, max_pages);
     let mut heaps: HashMap<u64, u64> = HashMap::new();
     for page in &pages {
         *heaps.entry(page.heap).or_default() += 1;
     }
-    // A process can have several heaps: workers have their own.
+    // A process can have several V8 heaps: each worker thread has its own heap.
     let is_heap = |page: &&HeapPage| heaps.get(&page.heap).is_some_and(|it| *it >= MIN_HEADERS);
     let known: Vec<&HeapPage> = pages.iter().filter(is_heap).collect();
     let old = known.iter().filter(|page| !page.is_young).map(|page| Bytes(page.allocated));
@@ -58,7 +60,8 @@ fn pages(memory: &dyn Memory, max_pages: usize) -> Vec<HeapPage> {
             let mut header = [[0; 8]; WORDS];
             let is_read = memory.read(at, header.as_flattened_mut());
             let page = is_read.then(|| page_at(at, &header.map(u64::from_le_bytes))).flatten();
-            // A large page holds one object, whose bytes may look like headers.
+            // The search skips a large page as a whole: its single object may contain bytes like a
+            // header.
             let step = page.map_or(PAGE, |page| page.size.next_multiple_of(PAGE));
             pages.extend(page);
             at = at.saturating_add(step);
@@ -74,7 +77,8 @@ fn may_hold(mapping: &Mapping) -> bool {
         && mapping.backing() == Backing::Anonymous
 }
 
-/// The page whose header has these words.
+/// Parses the header of the page at `at`; `None` if the words do not have the relations of a
+/// header.
 fn page_at(at: u64, words: &[u64; WORDS]) -> Option<HeapPage> {
     const UNIT: u64 = 1 << 10;
     const LARGEST: u64 = 1 << 40;

@@ -1,6 +1,7 @@
 //! `/proc/PID/task/TID/schedstat`: time that threads ran, and that they waited for a CPU.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use pagewise_model::evidence::CpuWaits;
 use pagewise_model::{Absent, Pid, Reading};
@@ -13,8 +14,11 @@ use crate::text::number;
 const MAX_THREADS: usize = 64;
 
 /// Times of the threads of a process since the start of each thread.
-#[derive(Clone, Debug, Default)]
-pub struct RunQueueTimes(HashMap<Pid, CpuWaits>);
+#[derive(Clone, Debug)]
+pub struct RunQueueTimes {
+    threads: HashMap<Pid, CpuWaits>,
+    read_at: Instant,
+}
 
 impl RunQueueTimes {
     /// Reads the times.
@@ -33,17 +37,24 @@ impl RunQueueTimes {
                 "no thread has a schedstat (CONFIG_SCHED_INFO)".into(),
             ));
         }
-        Ok(RunQueueTimes(times))
+        Ok(RunQueueTimes { threads: times, read_at: Instant::now() })
     }
 
     /// The times since an earlier reading, of the threads that are still there.
     pub fn since(&self, before: &RunQueueTimes) -> CpuWaits {
+        let span = self.read_at.saturating_duration_since(before.read_at).as_nanos();
+        let span_ns = u64::try_from(span).unwrap_or(u64::MAX);
         let mut sum = CpuWaits::default();
-        for (tid, now) in &self.0 {
-            let before = before.0.get(tid).copied().unwrap_or_default();
-            sum.ran_ns += now.ran_ns.saturating_sub(before.ran_ns);
-            sum.waited_ns += now.waited_ns.saturating_sub(before.waited_ns);
+        let mut undelayed = 0_u64;
+        for (tid, now) in &self.threads {
+            let before = before.threads.get(tid).copied().unwrap_or_default();
+            let ran = now.ran_ns.saturating_sub(before.ran_ns);
+            let waited = now.waited_ns.saturating_sub(before.waited_ns);
+            sum.ran_ns = sum.ran_ns.saturating_add(ran);
+            sum.waited_ns = sum.waited_ns.saturating_add(waited);
+            undelayed = undelayed.saturating_add(CpuWaits::undelayed(ran, waited, span_ns));
         }
+        sum.undelayed_ns = Some(undelayed);
         sum
     }
 }
@@ -53,7 +64,7 @@ impl RunQueueTimes {
 fn parse(text: &[u8]) -> Option<CpuWaits> {
     let mut words = text.trim_ascii().split(u8::is_ascii_whitespace);
     let mut next = || number(words.next()?);
-    Some(CpuWaits { ran_ns: next()?, waited_ns: next()? })
+    Some(CpuWaits { ran_ns: next()?, waited_ns: next()?, undelayed_ns: None })
 }
 
 #[cfg(test)]
@@ -64,21 +75,40 @@ mod tests {
 
     #[test]
     fn a_line_has_the_cpu_time_and_the_waits() {
-        assert_eq!(parse(b"400 90 7\n"), Some(CpuWaits { ran_ns: 400, waited_ns: 90 }));
+        let times = parse(b"400 90 7\n").map(|it| (it.ran_ns, it.waited_ns));
+        assert_eq!(times, Some((400, 90)));
         assert_eq!(parse(b"400\n"), None);
         assert_eq!(parse(b"a b c\n"), None);
     }
 
     #[test]
     fn threads_that_ended_meanwhile_are_left_out() {
-        let times = |of: &[(u32, u64, u64)]| {
-            let each = of
-                .iter()
-                .map(|&(tid, ran_ns, waited_ns)| (Pid(tid), CpuWaits { ran_ns, waited_ns }));
-            RunQueueTimes(each.collect())
+        let (before, now) =
+            (times(&[(1, 10, 1), (2, 500, 500)], 0), times(&[(1, 30, 5), (3, 7, 2)], 100));
+        let since = now.since(&before);
+        assert_eq!((since.ran_ns, since.waited_ns), (27, 6));
+    }
+
+    /// Times of threads: their TID, their CPU time and their waits.
+    fn times(of: &[(u32, u64, u64)], at_ns: u64) -> RunQueueTimes {
+        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+        let waits = |ran_ns, waited_ns| CpuWaits { ran_ns, waited_ns, undelayed_ns: None };
+        RunQueueTimes {
+            threads: of.iter().map(|&(tid, ran, waited)| (Pid(tid), waits(ran, waited))).collect(),
+            read_at: *START + std::time::Duration::from_nanos(at_ns),
+        }
+    }
+
+    #[test]
+    fn waits_of_a_thread_that_sleeps_between_its_work_delay_it_little() {
+        const SECOND: u64 = 1_000_000_000;
+        let demand = |ran, waited| {
+            let before = times(&[(1, 0, 0)], 0);
+            times(&[(1, ran, waited)], 10 * SECOND).since(&before).demand()
         };
-        let (before, now) = (times(&[(1, 10, 1), (2, 500, 500)]), times(&[(1, 30, 5), (3, 7, 2)]));
-        assert_eq!(now.since(&before), CpuWaits { ran_ns: 27, waited_ns: 6 });
+        assert!((demand(SECOND, 9 * SECOND) - 10.0).abs() < 0.01, "it never sleeps");
+        assert!((demand(SECOND / 100, 2 * SECOND) - 1.25).abs() < 0.01, "it mostly sleeps");
+        assert!((demand(SECOND, 11 * SECOND) - 10.0).abs() < 0.01, "a wait that began before");
     }
 
     #[test]

@@ -44,14 +44,61 @@ pub fn dominators(graph: &PointerGraph) -> (Traversal, DominatorTree) {
     // Dominators replace the semidominators in place, from the root down.
     let mut parents = ends;
     parents[VIRTUAL_ROOT as usize] = VIRTUAL_ROOT;
+    let mut shortcuts = Shortcuts::with_capacity(traversal.len());
     for node in 1..nodes {
-        let mut dominator = traversal.parent(node);
-        while dominator > parents[node as usize] {
-            dominator = parents[dominator as usize];
-        }
+        let semi = parents[node as usize];
+        let dominator = shortcuts.above(&parents, traversal.parent(node), semi);
         parents[node as usize] = dominator;
+        shortcuts.push(dominator);
     }
+    drop(shortcuts);
     (traversal.ordered(), DominatorTree { parents })
+}
+
+/// A second, higher ancestor of each node of the dominator tree, so that an ancestor is found in a
+/// number of steps that is logarithmic in the depth: E. W. Myers, "An applicative random-access
+/// stack", 1983. A list of the program makes the tree as deep as it is long.
+struct Shortcuts {
+    ancestors: Vec<u32>,
+    depths: Vec<u32>,
+}
+
+impl Shortcuts {
+    /// The virtual root alone.
+    fn with_capacity(nodes: usize) -> Shortcuts {
+        let mut new =
+            Shortcuts { ancestors: Vec::with_capacity(nodes), depths: Vec::with_capacity(nodes) };
+        new.ancestors.push(VIRTUAL_ROOT);
+        new.depths.push(0);
+        new
+    }
+
+    /// Adds the next node below its dominator.
+    fn push(&mut self, dominator: u32) {
+        let near = self.ancestors[dominator as usize];
+        let far = self.ancestors[near as usize];
+        let depth = |node: u32| self.depths[node as usize];
+        let are_equal = depth(dominator) - depth(near) == depth(near) - depth(far);
+        let depth = depth(dominator) + 1;
+        self.ancestors.push(if are_equal { far } else { dominator });
+        self.depths.push(depth);
+    }
+
+    /// The nearest of `node` and its dominators whose number is at most `limit`. Numbers fall
+    /// towards the root.
+    fn above(&self, parents: &[u32], node: u32, limit: u32) -> u32 {
+        let mut at = node;
+        while at > limit {
+            at = self.step(parents, at, limit);
+        }
+        at
+    }
+
+    /// The next dominator of `node` on the way to a number of at most `limit`.
+    fn step(&self, parents: &[u32], node: u32, limit: u32) -> u32 {
+        let far = self.ancestors[node as usize];
+        if far > limit { far } else { parents[node as usize] }
+    }
 }
 
 /// Pointers grouped by their target, in depth-first numbers. Sources with a lower number than the
@@ -142,5 +189,53 @@ impl LinkForest {
             above = *below;
         }
         above.label
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each node is dominated by the one before, as in a list.
+    fn list(nodes: u32) -> (Vec<u32>, Shortcuts) {
+        let parents: Vec<u32> = (0..nodes).map(|node| node.saturating_sub(1)).collect();
+        let mut shortcuts = Shortcuts::with_capacity(parents.len());
+        parents[1..].iter().for_each(|&parent| shortcuts.push(parent));
+        (parents, shortcuts)
+    }
+
+    #[test]
+    fn a_dominator_of_a_long_list_is_found_in_few_steps() {
+        const NODES: u32 = 1 << 17;
+        let (parents, shortcuts) = list(NODES);
+        for limit in [0, 1, 777, NODES / 2, NODES - 2] {
+            let (mut at, mut steps) = (NODES - 1, 0);
+            while at > limit {
+                at = shortcuts.step(&parents, at, limit);
+                steps += 1;
+            }
+            assert_eq!(at, limit);
+            assert!(steps <= 3 * NODES.ilog2(), "{steps} steps to {limit}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_dominator_below_a_number_is_found_in_any_tree() {
+        // Node N is below node N / 3, or below the one before.
+        for divisor in [1, 3] {
+            let parents: Vec<u32> = (0..500_u32)
+                .map(|node| if divisor == 1 { node.saturating_sub(1) } else { node / divisor })
+                .collect();
+            let mut shortcuts = Shortcuts::with_capacity(parents.len());
+            parents[1..].iter().for_each(|&parent| shortcuts.push(parent));
+            for (node, limit) in (0..500).flat_map(|node| (0..500).map(move |limit| (node, limit)))
+            {
+                let mut plain = node;
+                while plain > limit {
+                    plain = parents[plain as usize];
+                }
+                assert_eq!(shortcuts.above(&parents, node, limit), plain);
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@ use pagewise_model::faults::{FaultKind, FaultMapping, FaultRecording, FaultRow};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Bytes, Quadrant};
 
-use super::{MANY_CALLS, command, lost, memory_call_rate, milliseconds, missing, per_second};
+use super::{MANY_CALLS, command, memory_call_rate, milliseconds, missing, per_second};
 use crate::causes::signs::{
     bytes, bytes_fact, cpu_shares, is_own, private_memory, rate_fact, share_of_run_time,
 };
@@ -14,32 +14,40 @@ use crate::causes::{CauseEvidence, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
 use crate::explain::fact;
 
-/// First touches of base pages per second from which on they cost time: at 1 µs each 0.4 % of a
-/// CPU.
+/// Minimum number of first touches of base pages per second that costs notable time: 1 µs each is
+/// 0.4 % of a CPU.
 const MANY_TOUCHES: f64 = 4000.0;
-/// CPU time of a first touch: the fault, a zeroed page, and its release.
+/// CPU time of a first touch in seconds: the page fault, the zeroing of the page, and its release.
 const TOUCH_SECONDS: f64 = 1e-6;
-/// A smaller share of the CPU time of the process is the price of ordinary allocation.
+/// CPU time in seconds of the first touch of a huge page of 2 MiB, mostly for zeroing at 20 GB/s.
+const HUGE_TOUCH_SECONDS: f64 = 100e-6;
+/// Minimum number of first touches of huge pages per second with the same cost as [`MANY_TOUCHES`].
+const MANY_HUGE_TOUCHES: f64 = MANY_TOUCHES * TOUCH_SECONDS / HUGE_TOUCH_SECONDS;
+/// Minimum share of the CPU time of the process that touches take: a smaller share is the usual
+/// cost of allocation.
 const MUCH_OF_CPU: f64 = 0.1;
-/// Growth explains at most this share of the touches of memory that is touched again.
+/// Minimum share of the first touches that growth does not explain, so that memory is released and
+/// touched again.
 const MOSTLY_AGAIN: f64 = 0.5;
 
-/// With this number of calls for each touched page the calls take more time than the faults.
+/// Minimum number of memory system calls per touched page for which the calls take more time than
+/// the page faults.
 const CALLS_PER_TOUCH: f64 = 0.5;
 
-/// `madvise`: advice that releases pages.
+/// Values of the `advice` argument of `madvise` that release pages: MADV_DONTNEED, MADV_FREE,
+/// MADV_DONTNEED_LOCKED.
 const RELEASING: [u64; 3] = [4, 8, 24];
 
 /// Mechanism that releases the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReleaseMechanism {
-    /// The heap is trimmed by brk, and grows again.
+    /// malloc trims its heap by brk, and the heap grows again.
     Brk,
     /// malloc maps and unmaps large blocks.
     MappedBlocks,
-    /// The program maps and unmaps.
+    /// The program maps and unmaps memory.
     Mappings,
-    /// madvise(MADV_DONTNEED).
+    /// The program calls madvise with an advice that releases pages.
     Advice,
     Unknown,
 }
@@ -50,15 +58,20 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::Unknown("the process was read only once".into(), command.into());
     };
     let demand = evidence.demand();
-    if faults * demand < MANY_TOUCHES {
+    if faults * demand < MANY_HUGE_TOUCHES {
         return Verdict::RuledOut(vec![CellValue::Rate(faults), text(" minor faults")]);
     }
     let recording = match &evidence.all.faults {
         Gathered::Value(recording) => recording,
         Gathered::NotNeeded => return Verdict::RuledOut(vec![text("few page faults")]),
-        Gathered::Missing(why) => return missing(evidence, Instrument::Faults, why.to_string()),
+        Gathered::Missing(why) if faults * demand >= MANY_TOUCHES => {
+            return missing(evidence, Instrument::Faults, why.to_string());
+        }
+        Gathered::Missing(_) => {
+            return Verdict::RuledOut(vec![CellValue::Rate(faults), text(" minor faults")]);
+        }
     };
-    let touches = first_touches(evidence, recording);
+    let FirstTouches { pages: touches, seconds } = first_touches(evidence, recording, faults);
     let calls = evidence.all.calls.value().map_or(0.0, memory_call_rate);
     if calls * demand >= MANY_CALLS && calls >= touches * CALLS_PER_TOUCH {
         let line = vec![CellValue::Rate(calls), text(" memory system calls explain the faults")];
@@ -70,10 +83,11 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::Unknown("the private memory could not be read".into(), command.into());
     };
     let growth = growth.max(0.0);
-    let again = touches - growth / page;
-    let lost = lost(again.max(0.0), TOUCH_SECONDS);
+    let again = (touches - growth / page).max(0.0);
+    let lost = (seconds * again / touches.max(1.0)).min(1.0);
     let of_cpu = share_of_cpu(evidence, lost);
-    if touches * demand < MANY_TOUCHES || again < touches * MOSTLY_AGAIN || of_cpu < MUCH_OF_CPU {
+    let are_many = seconds * demand >= MANY_TOUCHES * TOUCH_SECONDS;
+    if !are_many || again < touches * MOSTLY_AGAIN || of_cpu < MUCH_OF_CPU {
         return Verdict::RuledOut(vec![
             CellValue::Rate(touches),
             text(" first touches of pages, "),
@@ -91,18 +105,18 @@ fn whole(bytes: f64) -> Bytes {
     Bytes(bytes.max(0.0) as u64)
 }
 
-/// Private and shared memory of the process, without files.
+/// Private and shared memory of the process in bytes, without file pages.
 fn own_memory(point: &ActivityPoint) -> Option<Bytes> {
     Some(private_memory(point)? + *point.shmem.as_ref().ok()?)
 }
 
-/// True if a fault gave the process a page that lasts until the process releases it. A write to a
-/// private mapping of a file copies the page of the file; a process that forks copies its own pages
-/// of such mappings as well.
+/// True if a page fault gave the process a page that remains until the process releases it. A write
+/// to a private mapping of a file copies the page of the file, but after a fork it may also copy a
+/// page of the process, so that it counts only without forks.
 fn adds_a_page(row: &FaultRow, mapping: Option<&FaultMapping>, forks: bool) -> bool {
     let quadrant = mapping.and_then(|mapping| mapping.quadrant);
     match (row.kind, quadrant) {
-        (FaultKind::Anonymous, Some(quadrant)) => {
+        (FaultKind::Anonymous | FaultKind::Huge, Some(quadrant)) => {
             matches!(quadrant, Quadrant::PrivateAnonymous | Quadrant::SharedAnonymous)
         }
         (FaultKind::CopyOnWrite, Some(Quadrant::PrivateFile)) => !forks,
@@ -110,22 +124,53 @@ fn adds_a_page(row: &FaultRow, mapping: Option<&FaultMapping>, forks: bool) -> b
     }
 }
 
-/// True if the process forked during the recording of calls, or if its calls were not recorded.
+/// True if the process forked during the recording of calls, or if calls were not recorded.
 fn forks(evidence: &CauseEvidence<'_>) -> bool {
     let calls = evidence.all.calls.value();
     calls.is_none_or(|profile| profile.rows.iter().any(|row| row.call == "fork"))
 }
 
-/// Faults by which the process itself got new pages, per second.
-fn first_touches(evidence: &CauseEvidence<'_>, recording: &FaultRecording) -> f64 {
+/// First touches of pages by the process.
+struct FirstTouches {
+    /// Number of base pages per second, including those in huge pages.
+    pages: f64,
+    /// CPU time of the first touches in seconds per second.
+    seconds: f64,
+}
+
+/// Computes the first touches by the process itself. `faults` is the rate of minor faults over the
+/// whole observation. It bounds the result, because the recording may cover a part with more
+/// faults.
+fn first_touches(
+    evidence: &CauseEvidence<'_>,
+    recording: &FaultRecording,
+    faults: f64,
+) -> FirstTouches {
     let (own, forks) = (is_own(evidence), forks(evidence));
     let rows = recording.rows.iter().filter(|row| {
         own(row) && adds_a_page(row, recording.mappings.get(row.mapping as usize), forks)
     });
-    per_second(rows.map(|row| row.count).sum(), recording.took_ns)
+    let (mut base, mut huge) = (0_u64, 0_u64);
+    for row in rows {
+        let sum = if row.kind == FaultKind::Huge { &mut huge } else { &mut base };
+        *sum = sum.saturating_add(row.count);
+    }
+    let rate = |count| per_second(count, recording.took_ns);
+    let (base, huge) = (rate(base), rate(huge));
+    let part = (faults / (base + huge).max(1.0)).min(1.0);
+    let (base, huge) = (base * part, huge * part);
+    let size = recording
+        .huge_page
+        .as_ref()
+        .map_or(1.0, |size| float(size.0) / float(recording.page_size.bytes()));
+    FirstTouches {
+        pages: base + huge * size,
+        seconds: base * TOUCH_SECONDS + huge * HUGE_TOUCH_SECONDS,
+    }
 }
 
-/// Lost time as a share of the CPU time of the process, which cannot exceed its time in the kernel.
+/// Converts lost time to a share of the CPU time of the process. The lost time is at most the CPU
+/// time in the kernel.
 fn share_of_cpu(evidence: &CauseEvidence<'_>, lost: f64) -> f64 {
     let Some((all, system)) = cpu_shares(evidence) else { return 0.0 };
     if all > 0.0 { lost.min(system) / all } else { 0.0 }
@@ -138,7 +183,7 @@ fn releases(row: &CallProfileRow) -> bool {
     }
 }
 
-/// Mechanism that released most, by the number of calls.
+/// Returns the mechanism with the most releasing calls.
 fn mechanism(evidence: &CauseEvidence<'_>) -> ReleaseMechanism {
     let Some(profile) = evidence.all.calls.value() else { return ReleaseMechanism::Unknown };
     let most = profile.rows.iter().filter(|row| releases(row)).max_by_key(|row| row.count);
@@ -157,8 +202,8 @@ fn mechanism(evidence: &CauseEvidence<'_>) -> ReleaseMechanism {
     }
 }
 
-/// True for the functions that free a block of malloc, under the names that the dynamic symbols and
-/// the debug symbols of glibc have for them.
+/// True for functions that free a block of malloc, by their names in the dynamic symbols or in the
+/// debug symbols of glibc.
 fn releases_a_block(function: &str) -> bool {
     let name = function.trim_start_matches("__GI_").trim_start_matches("__libc_");
     ["free", "realloc", "munmap_chunk", "_int_free", "cfree"].contains(&name)

@@ -1,4 +1,4 @@
-//! Forks of a process that copy its pages, or its page tables.
+//! Forks after which a process copies its pages, and forks that copy large page tables.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::{CallProfile, Gathered, Instrument};
@@ -14,34 +14,35 @@ use crate::causes::{CauseEvidence, cause, remedy_code};
 use crate::cells::{float, ratio, text};
 use crate::explain::fact;
 
-/// Copies of less memory per fork are the ordinary cost of a child.
+/// Minimum number of copied bytes per fork: fewer are the usual cost of a child.
 const COPIED_PER_FORK: Bytes = Bytes::mib(8);
-/// The same as a share of RES.
+/// Minimum copied bytes per fork as a share of RES.
 const COPIED_SHARE: f64 = 0.1;
-/// Copied pages per second from which on the time counts.
+/// Minimum number of copied pages per second that costs notable time.
 const MANY_COPIES: f64 = 500.0;
-/// CPU time of a copy-on-write fault: the fault, a new page and the copy.
+/// CPU time of a copy-on-write fault in seconds: the fault, a new page and the copy.
 const COPY_SECONDS: f64 = 1.5e-6;
-/// CPU time of fork for one page that the page tables map.
+/// CPU time in seconds that fork takes for each page in the page tables.
 const FORK_PAGE_SECONDS: f64 = 150e-9;
-/// A smaller process forks quickly.
+/// Minimum private memory in bytes for which fork is slow.
 const LARGE_PROCESS: Bytes = Bytes::mib(64);
-/// Forks per second from which on they cost time.
+/// Minimum number of forks per second that costs notable time.
 const MANY_FORKS: f64 = 0.5;
 
-/// Share of a CPU from which on forks alone are trouble, and as a part of the run time.
+/// Minimum share of a CPU that forks alone take to be trouble.
 const MUCH_FORKING: f64 = 0.02;
+/// Minimum share of the run time of the process that forks alone take to be trouble.
 const MAIN_WORK: f64 = 0.3;
 
-/// Forks of the process, and copies of its pages.
+/// Forks of the process, and copies of its pages after forks.
 struct Copies {
-    /// Recorded forks.
+    /// Number of recorded forks.
     forks: u64,
-    /// Duration of the recording of forks.
+    /// Duration of the recording of forks in nanoseconds.
     forks_ns: u64,
     /// Number of children that called `execve`.
     execs: u64,
-    /// Copied pages per second.
+    /// Number of copied pages per second.
     rate: f64,
 }
 
@@ -51,8 +52,9 @@ impl Copies {
     }
 }
 
-/// Copy-on-write faults of the process itself in private anonymous memory. Pages that were read
-/// before they were written count as copies as well: they do not come from a fork.
+/// Number of copy-on-write faults of the process itself in private anonymous memory. Excludes pages
+/// that were read before they were written: their faults replace the shared zero page, and do not
+/// come from a fork.
 fn copied_pages(evidence: &CauseEvidence<'_>, recording: &FaultRecording) -> u64 {
     let own = is_own(evidence);
     let count = |kind| -> u64 {
@@ -71,7 +73,7 @@ fn forks(profile: &CallProfile) -> u64 {
     profile.rows.iter().filter(|row| row.call == "fork").map(|row| row.count).sum()
 }
 
-/// The verdict if the recordings are missing.
+/// Returns the forks and copies, or the verdict if a recording is missing.
 fn copies(evidence: &CauseEvidence<'_>) -> Result<Copies, Verdict> {
     let recording = match &evidence.all.faults {
         Gathered::Value(recording) => recording,
@@ -109,7 +111,7 @@ pub(super) fn cow_storm(evidence: &CauseEvidence<'_>) -> Verdict {
             text(words),
         ])
     };
-    // Databases make one snapshot now and then.
+    // One fork is not a storm: databases fork now and then for a snapshot.
     if copies.rate * evidence.demand() < MANY_COPIES || copies.forks < 2 {
         return excluded(" forks");
     }
@@ -209,12 +211,13 @@ pub(super) fn fork_exec_copy(evidence: &CauseEvidence<'_>) -> Verdict {
     fork_cause(evidence, children, (forks, rate), private).into()
 }
 
-/// Forked children by what they do.
+/// Activity of most of the forked children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ForkedChildren {
-    /// They execute another program.
+    /// The children execute another program.
     Execute,
-    /// They go on with the memory of the process, as those of a command substitution in a shell.
+    /// The children continue with the memory of the process, such as those of a command
+    /// substitution in a shell.
     Remain,
 }
 
@@ -240,14 +243,14 @@ impl ForkedChildren {
     }
 }
 
-/// CPU time of forks as a share of one CPU.
+/// CPU time of forks as a share of one CPU. `rate` is in forks per second.
 fn fork_share(evidence: &CauseEvidence<'_>, rate: f64, private: Bytes) -> f64 {
     let pages = float(evidence.now.provenance.page_size.count(private));
     lost(rate * pages, FORK_PAGE_SECONDS)
 }
 
-/// True if the process spends most of its time on forks, and not on the copies that a storm after
-/// fork makes.
+/// True if forks take a large part of the time of the process, and copies on write after forks are
+/// not the cause.
 fn forks_cost_much(evidence: &CauseEvidence<'_>, rate: f64, private: Bytes) -> bool {
     let share = fork_share(evidence, rate, private);
     share * evidence.demand() >= MUCH_FORKING
@@ -267,7 +270,7 @@ fn fork_cause(
         .map_or_else(|| CauseObject::Process(process.pid, process.name.clone()), |it| it.object());
     let faults = evidence.faults();
     let copied = faults.map(|it| per_second(copied_pages(evidence, it), it.took_ns));
-    // Without a recording of page faults the cost is that of fork alone.
+    // Without a recording of page faults, the cost covers only the forks.
     let lost = fork_share(evidence, rate, private) + lost(copied.unwrap_or(0.0), COPY_SECONDS);
     let sentence = vec![
         text("The process forks "),

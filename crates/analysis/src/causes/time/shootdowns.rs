@@ -1,5 +1,5 @@
-//! TLB shootdowns: the thread and the function that interrupt others, and the threads that lose
-//! time.
+//! TLB shootdowns: the thread and the function that request them, and the threads that lose time
+//! because shootdowns interrupt them.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,14 @@ use crate::findings::shootdowns::advice;
 use crate::shootdowns::causes::Cause as FlushCause;
 use crate::shootdowns::{FlushSum, ShootdownCauses};
 
-/// Time that an interrupted CPU loses: the interrupt, the flush, and the refill of the TLB.
+/// Time in seconds that an interrupted CPU loses: the interrupt, the flush, and the refill of the
+/// TLB.
 const INTERRUPT_SECONDS: f64 = 4e-6;
-/// Lost share of one CPU from which on shootdowns are trouble.
+/// Minimum lost share of one CPU from which on shootdowns are trouble.
 const MUCH_LOST: f64 = 0.01;
-/// Requests per second below which they are rare.
+/// Minimum number of flush requests per second: with fewer, shootdowns are rare.
 const MANY_REQUESTS: f64 = 300.0;
-/// Victims that the evidence names.
+/// Maximum number of interrupted threads in the evidence.
 const SHOWN_VICTIMS: usize = 3;
 
 pub(super) fn tlb_shootdowns(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -74,7 +75,7 @@ pub(super) fn tlb_shootdowns(evidence: &CauseEvidence<'_>) -> Verdict {
     shootdown_cause(evidence, recording, &(kind, *frame), [rate, lost_each, waited]).into()
 }
 
-/// Interrupted CPUs of requests by copies on write, and by the forks that protect the pages.
+/// Number of CPUs that were interrupted by copies on write, and by forks that write-protect pages.
 fn by_copies(own: &[((&FlushCause, Option<&Frame>), Sum)]) -> u64 {
     own.iter().filter(|((kind, _), _)| is_copy(kind)).map(|(_, sum)| sum.ipis).sum()
 }
@@ -89,7 +90,7 @@ fn is_copy(kind: &FlushCause) -> bool {
     }
 }
 
-/// Requests of one origin.
+/// Sums over the flush requests with one origin.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     requests: u64,
@@ -107,8 +108,8 @@ impl Sum {
     }
 }
 
-/// Requests by the system call and the function that made it. Flushes that the kernel makes of
-/// itself have causes of their own.
+/// Sums the flush requests by the cause and the function that made them. Excludes flushes that the
+/// kernel makes on its own, which have separate causes.
 fn own_causes<'a>(all: &'a ShootdownCauses<'a>) -> Vec<((&'a FlushCause, Option<&'a Frame>), Sum)> {
     let mut sums: BTreeMap<(&FlushCause, Option<&Frame>), Sum> = BTreeMap::new();
     for (site, kind) in all.recording.sites.iter().zip(&all.causes) {
@@ -124,7 +125,8 @@ fn own_causes<'a>(all: &'a ShootdownCauses<'a>) -> Vec<((&'a FlushCause, Option<
             .map(|stack| stack.iter().collect())
             .unwrap_or_default();
         let sum = sums.entry((kind, responsible(&stack))).or_default();
-        // Without the tracepoint of the CPUs' queues the interrupted CPUs are unknown.
+        // Without the tracepoint of the CPUs' queues, the number of interrupted CPUs is unknown, so
+        // the number of requests replaces it.
         let ipis = if all.has_queue() { site.ipis } else { site.sends };
         *sum = sum.with(&Sum { requests: site.sends, ipis, waited: site.waited });
     }
@@ -195,7 +197,8 @@ fn victim_cell((thread, share): &(&FlushThread, f64)) -> CellValue {
     ])
 }
 
-/// Threads of the process that were interrupted most, with the share of the time that they lost.
+/// Returns the threads of the process that were interrupted most, with the share of the time that
+/// each thread lost.
 fn victims<'a>(
     evidence: &CauseEvidence<'_>,
     recording: &'a ShootdownRecording,
