@@ -62,17 +62,20 @@ const BALLOON: &[u8] = b"0x0005";
 /// is out of memory, and the pages of the balloon stay in `MemTotal`.
 const DEFLATE_ON_OOM: usize = 2;
 
-/// True if the pages of the balloon are part of `MemTotal`. The virtio driver subtracts them unless
-/// the guest may take them back.
+/// Folder of the balloon driver of VMware.
+const VMWARE: &str = "module/vmw_balloon";
+
+/// True if the pages of the balloon are part of `MemTotal`. The virtio driver subtracts the pages
+/// unless the guest may take them back. The drivers of Hyper-V, Xen and POWER subtract the pages,
+/// and the driver of VMware does not.
 pub(crate) fn balloon_in_total(root: &ProcRoot) -> Reading<bool> {
-    let Ok(devices) = names(root, VIRTIO) else { return Ok(true) };
+    let devices = names(root, VIRTIO).unwrap_or_default();
     let is_balloon = |name: &&String| {
         root.sysfs(&format!("{VIRTIO}/{name}/device"))
             .is_ok_and(|text| text.trim_ascii() == BALLOON)
     };
     match devices.iter().find(is_balloon) {
-        // Drivers of other hypervisors (VMware, Hyper-V) do not subtract the pages from `MemTotal`.
-        None => Ok(true),
+        None => Ok(root.sysfs_path(VMWARE).exists()),
         Some(name) => {
             let features = root.sysfs(&format!("{VIRTIO}/{name}/features"))?;
             Ok(features.get(DEFLATE_ON_OOM) == Some(&b'1'))
@@ -152,6 +155,25 @@ mod tests {
         let found = device("zram0", b"  4096 100 12288 0 12288 0 0 0 0\n").unwrap();
         assert_eq!((found.stored, found.used), (Bytes(4096), Bytes(12288)));
         assert_eq!(device("zram0", b"4096 100\n"), None);
+    }
+
+    #[test]
+    fn the_driver_decides_if_a_balloon_is_part_of_the_total() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = ProcRoot::at(tree.path());
+        let write = |name: &str, text: &str| {
+            let path = tree.path().join("sysfs").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(balloon_in_total(&root), Ok(false), "Hyper-V and Xen subtract the pages");
+        write("module/vmw_balloon/version", "1.5\n");
+        assert_eq!(balloon_in_total(&root), Ok(true));
+        write("bus/virtio/devices/virtio0/device", "0x0005\n");
+        for (features, is_in_total) in [("0100000", false), ("0110000", true)] {
+            write("bus/virtio/devices/virtio0/features", features);
+            assert_eq!(balloon_in_total(&root), Ok(is_in_total), "{features}");
+        }
     }
 
     #[test]
