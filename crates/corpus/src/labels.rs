@@ -186,7 +186,8 @@ impl Label {
 ///
 /// # Errors
 ///
-/// If a label lacks data for a verdict, or two programs have the same name.
+/// A folder or file cannot be read, a label is invalid or incomplete, or two programs have the same
+/// name.
 pub fn read_all(folder: &Path) -> Result<Vec<Label>> {
     let mut labels = Vec::new();
     let mut folders = vec![folder.to_owned()];

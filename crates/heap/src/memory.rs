@@ -17,8 +17,8 @@ pub(crate) struct MemoryCopy {
     pub resident: Option<LogResident>,
 }
 
-/// Reads the memory of a process. `mapped` is the number of bytes in blocks with mappings of their
-/// own.
+/// Reads the resident memory of a process, and the footprint of its allocator. `mapped` is the
+/// number of bytes in blocks with mappings of their own.
 pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &SharedTables, mapped: u64) -> MemoryCopy {
     // Only the mappings of glibc's malloc can be recognized.
     let is_glibc = tables.head(header::ALLOCATOR).is_ok_and(|whose| whose == allocator::GLIBC);

@@ -58,7 +58,7 @@ impl TableRange {
 
 /// Words of [`header`].
 pub const HEADER: TableRange = TableRange { at: 0, entry: 8, room: 24 << 10 };
-/// Slots of threads, words of [`thread`].
+/// Slots of threads. Each slot consists of the words that [`thread`] numbers.
 pub const THREADS: TableRange = TableRange::behind(HEADER, 2 << 10, 8 << 10);
 /// Files of code, words of [`module`].
 pub const MODULES: TableRange = TableRange::behind(THREADS, 64, 16 << 10);

@@ -38,7 +38,7 @@ fn not_permitted() -> Absent {
     Absent::NotPermitted(needs.into())
 }
 
-/// Why an event that happens in the kernel cannot be counted in user mode only.
+/// Reason why a kernel event cannot be counted if pagewise may count user mode only.
 pub(crate) fn user_mode_only() -> Absent {
     not_permitted()
 }

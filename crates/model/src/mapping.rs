@@ -199,7 +199,8 @@ impl Breakdown {
         self.anon_exclusive + self.anon_co_mapped + self.file_exclusive + self.file_co_mapped
     }
 
-    /// Unique set size (USS): bytes that would be freed if the process ended.
+    /// Unique set size (USS): resident bytes that only this process maps. Its file pages may stay
+    /// in the page cache after its end.
     pub fn exclusive(&self) -> Bytes {
         self.anon_exclusive + self.file_exclusive
     }

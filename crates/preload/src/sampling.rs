@@ -99,12 +99,13 @@ fn counted_down(block: *mut c_void, size: usize, stack: u64, frame: u64) {
         }
         threads::leave(entered);
     } else if !begin::is_recording() || own::<{ Own::Left as usize }>() >> 63 != 0 {
-        // Discards the deficit. A thread that begins to record later draws a new number.
+        // Sets the negative byte counter to 0. A thread that begins to record later draws a new
+        // number.
         set_own::<{ Own::Left as usize }>(0);
     }
 }
 
-/// Records a block of any other function if it is sampled.
+/// Records a block of a function other than `malloc` and `calloc` if the block is sampled.
 pub(crate) fn allocated(thread: &ThreadData, address: u64, size: u64, at: CallPoint) {
     let left = own::<{ Own::Left as usize }>().wrapping_sub(size);
     set_own::<{ Own::Left as usize }>(left);

@@ -347,7 +347,7 @@ impl AbsentIds {
         (ABSENT - id, Some((id, why)))
     }
 
-    /// Cell of an integer.
+    /// Converts an integer of a column to a cell: the value, or the reason of its absence.
     pub(crate) fn cell(&self, code: i64) -> Cell {
         if code > ABSENT {
             return Ok(code);

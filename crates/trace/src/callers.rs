@@ -19,7 +19,7 @@ pub enum Callers {
     Tables(u16),
 }
 
-/// Finds callers.
+/// Finds the callers of a sampled event by the method in [`Callers`].
 #[derive(Debug)]
 pub struct Finder {
     callers: Callers,
@@ -29,8 +29,8 @@ pub struct Finder {
 
 impl Finder {
     /// Returns a finder for one of the two methods. Without support for unwind tables, on machines
-    /// other than x86-64, frame pointers are used. The tables are kept in a part of the memory
-    /// limit.
+    /// other than x86-64, frame pointers are used. The unwind tables take at
+    /// most a quarter of the memory limit.
     pub fn new(callers: Callers, limit: MemoryLimit) -> Finder {
         const MAX_FRAMES: u16 = 127;
         let is_understood = Unwinder::carries(8).registers != 0;

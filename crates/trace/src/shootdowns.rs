@@ -124,7 +124,7 @@ pub struct FlushRecorder {
     roles: Vec<FlushRole>,
     tracepoints: Vec<String>,
     missing: Vec<(String, Absent)>,
-    /// Events that send interrupts and are only counted.
+    /// Events of sent interrupts, which are only counted: index in the session, and name.
     sent: Vec<(usize, String)>,
     around: Reading<shootdowns::TimedCallsMeans>,
     before: machine::FlushCounts,

@@ -104,7 +104,8 @@ impl Spaces {
         }
     }
 
-    /// Number of times a process exceeded the limit, so that mappings were discarded.
+    /// Number of times that mappings of the largest process were discarded, because all processes
+    /// together exceeded the limit.
     pub(crate) fn forgotten(&self) -> u64 {
         self.forgotten
     }

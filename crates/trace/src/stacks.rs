@@ -174,7 +174,7 @@ impl RecordedStacks {
         *bytes = bytes.saturating_sub((before - known.len()) * PLACE);
     }
 
-    /// The number of the stack in `key`, by its code locations.
+    /// Returns the number of the stack in `key`. Stacks with equal code locations have one number.
     fn resolve(&mut self, spaces: &Spaces, pid: u32) -> StackId {
         let RecordedStacks { known, alike, places, free, files, key, bytes, .. } = self;
         // Code without frame pointers leaves arbitrary values in their place: an address outside of

@@ -180,7 +180,7 @@ pub enum TuiAction {
     Interval(Duration),
     /// Begin to compute reports about a process or cgroup.
     Open(PageSubject),
-    /// Stop to compute reports.
+    /// Stop computing reports.
     Close,
     /// Start a command for a process or cgroup. Its output has at most this number of columns.
     Start(PageSubject, PageInstrument, u16),

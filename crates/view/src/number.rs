@@ -159,7 +159,8 @@ fn with_tenth(field: &mut [u8], tenths: u64, power: usize) -> usize {
     3 + decimal(&mut field[..end - 2], tenths / 10)
 }
 
-/// Appends the bytes that `write` writes at the end of a field.
+/// Appends a number. The function `write` writes it right-aligned into a field and returns its
+/// length.
 pub(crate) fn push(out: &mut String, write: impl FnOnce(&mut [u8]) -> usize) {
     let mut field = [b' '; ROOM];
     let length = write(&mut field);

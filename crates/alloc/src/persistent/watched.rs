@@ -20,7 +20,7 @@ const UNTOLD: u64 = 512;
 #[derive(Debug)]
 pub(super) struct WatchedHeap {
     pool: watch::WatchedPool,
-    /// Counts of blocks in shared chunks.
+    /// Counts of blocks in chunks of a size class.
     pub(super) classes: watch::ClassCounts<CLASSES>,
     /// Mask of generation bits. Counts are reported when the generation has none of these bits, so
     /// that at most an eighth of all transactions is unreported.

@@ -172,7 +172,7 @@ fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     steady_growth_of(&values, seconds).or_else(|| stepped_growth_of(&values, seconds))
 }
 
-/// Minimum number of classes per second that a program loads again and again.
+/// Minimum number of newly loaded classes per second that counts as growth by classes.
 const MANY_CLASSES: f64 = 10.0;
 /// Minimum number of bytes that a class takes: with less growth per class, the growth has another
 /// reason.

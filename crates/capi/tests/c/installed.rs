@@ -27,8 +27,8 @@ fn the_shared_library_exports_what_the_headers_declare_under_a_version_and_nothi
     assert!(dynamic.contains("soname: [libpagewise.so.0.1]"), "{dynamic}");
 }
 
-/// Returns the functions of the library that a header declares: those in lines that start with a
-/// type and contain `pw_..(`.
+/// Returns the functions of the library that a header declares: the names before `(` in unindented
+/// lines that end with `);`, except `PW_ASSERT`.
 fn declared(header: &str) -> BTreeSet<&str> {
     let is_one = |line: &&str| !line.starts_with([' ', '/', '#']) && line.ends_with(");");
     let lines = header.lines().filter(is_one).filter(|line| !line.starts_with("PW_ASSERT("));

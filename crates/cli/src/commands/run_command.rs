@@ -87,7 +87,7 @@ impl std::fmt::Display for NotRun {
 
 impl std::error::Error for NotRun {}
 
-/// Snapshots of a running command.
+/// Takes snapshots of a running command.
 #[derive(Clone, Copy, Debug)]
 struct RunWatch {
     pid: Pid,

@@ -200,7 +200,8 @@ fn check_hash(path: &Path, user: &str, hash: &str) -> Result<(), WebConfigError>
 }
 
 impl HeaderSection {
-    /// Creates the header lines. Headers with blank values are omitted.
+    /// Creates the header lines. Headers with empty values are omitted, and so is
+    /// `X-Content-Type-Options`, which each response has anyway.
     fn read(&self, path: &Path) -> Result<String, WebConfigError> {
         let mut lines = String::new();
         for (name, value, accepted) in self.values() {

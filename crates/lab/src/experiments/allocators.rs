@@ -427,7 +427,8 @@ impl RunExperiment for Allocators {
     }
 }
 
-/// Number of blocks for each run of pages.
+/// Divisor of the numbers of live blocks and of steps for runs of pages, which are larger than
+/// blocks.
 const RUNS: usize = 10;
 
 #[cfg(test)]

@@ -114,7 +114,8 @@ impl RunExperiment for Ipc {
     }
 }
 
-/// Ratio of the last value of a curve to its first value.
+/// Returns the ratio of a curve's last value to its first value as text, and true if the ratio is
+/// above 10.
 fn growth(curve: &[(f64, f64)]) -> Option<(bool, pagewise_model::report::Label)> {
     let times = curve.last()?.1 / curve.first()?.1;
     Some((times > 10.0, format!("{times:.0} ×").into()))

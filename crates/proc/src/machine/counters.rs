@@ -10,8 +10,8 @@ use crate::quick_reader::QuickReader;
 use crate::text::{lines, number};
 use crate::{meminfo, pressure};
 
-/// First bytes of the lines of `vmstat` that a sweep contains: paging, reclaim, swap, compaction
-/// and OOM kills.
+/// First bytes of the lines of `vmstat` that a sweep contains: paging, reclaim, swap, compaction,
+/// huge pages, dropped caches and OOM kills.
 const VMSTAT: [&[u8]; 13] = [
     b"pgfault ",
     b"pgmajfault ",

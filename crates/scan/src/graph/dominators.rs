@@ -129,7 +129,7 @@ impl ReversedPointers {
         let mut ends = Vec::with_capacity(traversal.len());
         let mut sum = 0;
         for (node, number) in forest.nodes.iter_mut().zip(0..) {
-            // This is the index of the first source; the second pass adds 1 for each source.
+            // The sum is the index of the first source; the second pass adds 1 for each source.
             ends.push(sum);
             sum += std::mem::replace(&mut node.ancestor, traversal.parent(number));
         }

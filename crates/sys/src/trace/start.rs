@@ -91,7 +91,7 @@ impl Newborn {
     /// child was killed before.
     pub(super) fn failure(mut self) -> Option<NotExecuted> {
         let mut errno = [0; 4];
-        // An `exec` closes the child's end of the channel, and so does the end of the child.
+        // An `exec` closes the child's side of the channel, and so does the exit of the child.
         self.channel.read_exact(&mut errno).ok()?;
         let errno = c_int::from_ne_bytes(errno);
         let error = io::Error::from_raw_os_error(errno.saturating_abs());

@@ -75,7 +75,7 @@ pub(super) fn tlb_shootdowns(evidence: &CauseEvidence<'_>) -> Verdict {
     shootdown_cause(evidence, recording, &(kind, *frame), [rate, lost_each, waited]).into()
 }
 
-/// Number of CPUs that were interrupted by copies on write, and by forks that write-protect pages.
+/// Number of interrupts of CPUs by copies on write, and by forks that write-protect pages.
 fn by_copies(own: &[((&FlushCause, Option<&Frame>), Sum)]) -> u64 {
     own.iter().filter(|((kind, _), _)| is_copy(kind)).map(|(_, sum)| sum.ipis).sum()
 }
