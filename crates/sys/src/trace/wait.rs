@@ -195,7 +195,9 @@ fn look_at(
 ) -> io::Result<Option<(Tid, ThreadChange)>> {
     // SAFETY: all zeros are a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    let options = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | no_hang;
+    // Without `WSTOPPED` the kernel reports the stops of tracees all the same, but not those of
+    // other children, which no request to ptrace can end.
+    let options = libc::WEXITED | libc::WNOWAIT | no_hang;
     let options = options | libc::__WALL | libc::__WNOTHREAD;
     // SAFETY: `info` is a `siginfo_t` that the call may fill in.
     if unsafe { libc::waitid(which, id, &raw mut info, options) } == -1 {

@@ -109,6 +109,8 @@ fn a_stopped_command_can_be_frozen_and_stays_stopped() {
         let pid = traced.pid();
         traced.let_go();
         until("the stop survives us", || state(pid) == 'T');
+        // The stop of a command that is not traced any more does not count as an event.
+        assert_eq!(traced.run(soon()).unwrap(), Stopped::TimeIsUp);
         kill(pid, "CONT");
         until("and ends as usual", || state(pid) == 'S');
         kill(pid, "TERM");
