@@ -230,7 +230,7 @@ pub fn choose(words: &str) -> Result<Vec<WantedEvent>, MeasureError> {
     for word in split(words) {
         for wanted in chosen_by(word)? {
             if let How::Tracepoint(path) = &wanted.how
-                && is_missing(tracefs.get_or_init(|| TraceFs::open().ok()).as_ref(), path)
+                && is_missing(tracefs.get_or_init(with_events).as_ref(), path)
             {
                 return Err(MeasureError::UnknownEvent { word: word.to_owned() });
             }
@@ -240,6 +240,11 @@ pub fn choose(words: &str) -> Result<Vec<WantedEvent>, MeasureError> {
         }
     }
     Ok(chosen)
+}
+
+/// Opens tracefs; `None` if it cannot be opened, or has no tracepoints.
+fn with_events() -> Option<TraceFs> {
+    TraceFs::open().ok().filter(TraceFs::has_events)
 }
 
 /// True if this kernel has no such tracepoint; false if tracefs cannot be read.
@@ -349,7 +354,11 @@ impl EventCatalogue {
     }
 
     fn tracefs(&self) -> Reading<&TraceFs> {
-        let open = || TraceFs::open().map_err(|error| why::tracefs(&error));
+        let open = || match TraceFs::open() {
+            Ok(tracefs) if tracefs.has_events() => Ok(tracefs),
+            Ok(_) => Err(why::empty_tracefs()),
+            Err(error) => Err(why::tracefs(&error)),
+        };
         self.tracefs.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 

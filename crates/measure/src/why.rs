@@ -49,6 +49,13 @@ pub(crate) fn paranoid() -> Reading<i64> {
     text.trim().parse().map_err(|_| built_without("CONFIG_PERF_EVENTS"))
 }
 
+/// Reason why tracefs has no tracepoints.
+pub(crate) fn empty_tracefs() -> Absent {
+    Absent::NotPermitted(
+        "a kernel without lockdown=confidentiality, which hides the tracepoints".into(),
+    )
+}
+
 /// Why tracefs cannot be read.
 pub(crate) fn tracefs(error: &io::Error) -> Absent {
     match error.raw_os_error() {

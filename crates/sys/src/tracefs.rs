@@ -36,6 +36,12 @@ impl TraceFs {
         Ok(TraceFs { folder })
     }
 
+    /// True if tracefs has tracepoints. A kernel that was booted with `lockdown=confidentiality`
+    /// leaves it empty.
+    pub fn has_events(&self) -> bool {
+        openat(&self.folder, "events", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).is_ok()
+    }
+
     /// Reads a whole file, such as `events/tlb/tlb_flush/id`.
     ///
     /// # Errors
@@ -73,6 +79,8 @@ fn detached() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use pagewise_skip::{Lack, skip};
+
     use super::*;
     use crate::system::{CapabilitySet, has_capability};
 
@@ -91,6 +99,9 @@ mod tests {
             return;
         }
         let tracefs = TraceFs::open().unwrap();
+        if !tracefs.has_events() {
+            return skip(&Lack::KernelFile("/sys/kernel/tracing/events"));
+        }
         let id = tracefs.read("events/exceptions/page_fault_user/id").unwrap();
         assert!(std::str::from_utf8(&id).unwrap().trim().parse::<u64>().unwrap() > 0);
         let reasons = tracefs.list("events/tlb").unwrap();
