@@ -11,7 +11,7 @@ use super::trend::{
     GrownMemory, MemoryTrend, SteadyGrowth, grown_most, is_steady_number, steady_growth_of,
     stepped_growth, stepped_growth_of, trend,
 };
-use crate::cells::{float, text};
+use crate::cells::{float, text, whole_bytes};
 
 /// Minimum number of collections since the start of a program for which the current filling of its
 /// heap is not the first. Each collection sets the size of the heap until the next collection, by
@@ -163,12 +163,16 @@ fn of_old_generation(
     }
 }
 
+/// Time from the first to the last reading.
+fn seconds_of(points: &[CollectorPoint]) -> Option<f64> {
+    let (first, last) = (points.first()?, points.last()?);
+    Some(float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND)
+}
+
 /// Returns the steady or stepped growth of the old generation; `None` if it grows otherwise.
 fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     let values: Option<Vec<f64>> = points.iter().map(|it| Some(float(it.old?.0))).collect();
-    let (first, last) = (points.first()?, points.last()?);
-    let seconds = float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND;
-    let values = values?;
+    let (values, seconds) = (values?, seconds_of(points)?);
     steady_growth_of(&values, seconds).or_else(|| stepped_growth_of(&values, seconds))
 }
 
@@ -189,20 +193,15 @@ fn class_growth(
     let (first, last) = (points.first()?, points.last()?);
     let values: Option<Vec<f64>> = points.iter().map(|it| Some(float(it.classes?))).collect();
     let count = last.classes?.checked_sub(first.classes?)?;
-    let seconds = float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND;
+    let seconds = seconds_of(points)?;
     let is_steady = is_steady_number(&values?, seconds) && float(count) >= MANY_CLASSES * seconds;
     let is_starting =
         cpu_shares(evidence).is_none_or(|(all, _)| all * evidence.demand() >= STARTING);
     let rate = evidence.growth(private_memory)?;
     let seconds = evidence.seconds()?;
-    let bytes = Bytes(whole(rate * seconds));
+    let bytes = whole_bytes(rate * seconds);
     let explains = bytes.0 >= count.saturating_mul(BYTES_PER_CLASS);
     (is_steady && !is_starting && explains).then_some((SteadyGrowth { bytes, seconds }, count))
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
-fn whole(bytes: f64) -> u64 {
-    bytes.max(0.0) as u64
 }
 
 /// Returns the growth of the old generation if there are few readings, as for a large heap on a

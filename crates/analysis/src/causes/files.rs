@@ -13,7 +13,7 @@ use super::signs::{
     tight_cgroup,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
-use crate::cells::{float, text};
+use crate::cells::{float, text, whole_bytes};
 use crate::explain::{ExplainSubject, fact};
 use crate::findings::snapshot::stale_code;
 
@@ -202,16 +202,12 @@ fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
         let growth = float(file.growth.0) / evidence.seconds().unwrap_or(1.0).max(0.001);
         return growing_cause(evidence, growth, largest).into();
     }
-    let mut line = vec![text("shared memory grows by "), bytes(whole(growth)), text(" per second")];
+    let mut line =
+        vec![text("shared memory grows by "), bytes(whole_bytes(growth)), text(" per second")];
     if let Some(machine) = machine_growth(evidence) {
-        line.extend([text(", tmpfs of the machine by "), bytes(whole(machine))]);
+        line.extend([text(", tmpfs of the machine by "), bytes(whole_bytes(machine))]);
     }
     Verdict::RuledOut(line)
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
-fn whole(bytes: f64) -> Bytes {
-    Bytes(bytes.max(0.0) as u64)
 }
 
 /// Growth in bytes per second of `Shmem` in `/proc/meminfo`.
@@ -347,7 +343,7 @@ fn are_same_but_numbers(name: &[u8], pattern: &[u8]) -> bool {
 /// Returns the cause for growth of a file that no mapping of the process shows.
 fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
     let grown = file.after.0.saturating_sub(file.before.0);
-    let per_second = whole(float(grown) / evidence.seconds().unwrap_or(1.0).max(0.001));
+    let per_second = whole_bytes(float(grown) / evidence.seconds().unwrap_or(1.0).max(0.001));
     let sentence = if file.is_closed {
         vec![
             text(
@@ -424,7 +420,7 @@ fn growing_cause(evidence: &CauseEvidence<'_>, growth: f64, file: Option<SharedF
     let resident = evidence.resident().unwrap_or_default();
     let sentence = vec![
         text("Shared memory of the process grows by "),
-        bytes(whole(growth)),
+        bytes(whole_bytes(growth)),
         text(" per second, most of it in "),
         CellValue::Name(file.name.clone()),
         text(if file.has_removed { ", which was removed but is still mapped." } else { "." }),
@@ -438,7 +434,7 @@ fn growing_cause(evidence: &CauseEvidence<'_>, growth: f64, file: Option<SharedF
     let mut found = cause("shm-growth", object, confidence, sentence);
     found.cost = CauseCost::of_memory(file.resident.max(file.growth), resident);
     found.evidence = vec![
-        bytes_fact("growth_per_s", "growth per second", whole(growth)),
+        bytes_fact("growth_per_s", "growth per second", whole_bytes(growth)),
         bytes_fact("resident", "resident", file.resident),
         count_fact("mappings", "mappings of that name", file.mappings),
     ];

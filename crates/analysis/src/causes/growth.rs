@@ -19,7 +19,7 @@ use super::trend::{
     is_first_filling, no_growth, risk_of, time_to_limit, trend, works_through_input,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
-use crate::cells::{float, text};
+use crate::cells::{float, text, whole};
 use crate::explain::fact;
 use crate::pools::LanguageRuntime;
 
@@ -173,11 +173,6 @@ pub(super) fn growth_words(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -
         words.push(text(format!(" and reaches {limit} in {words_of_time} at this rate")));
     }
     words
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive rate")]
-fn whole(rate: f64) -> u64 {
-    rate as u64
 }
 
 /// Returns the cost of growth: the memory that it has taken, and the risk that it reaches a limit.

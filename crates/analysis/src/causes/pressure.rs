@@ -11,7 +11,7 @@ use super::signs::{
     tight_cgroup,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
-use crate::cells::{float, text};
+use crate::cells::{float, text, whole_bytes};
 use crate::cgroup_limit::raised_limit;
 use crate::explain::fact;
 use crate::pools::PoolKind;
@@ -453,11 +453,6 @@ fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
         ]);
     }
     cache_cause(evidence, activity, &growth).into()
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
-fn whole_bytes(bytes: f64) -> Bytes {
-    Bytes(bytes.max(0.0) as u64)
 }
 
 /// Growth of two parts of a cgroup's charge in bytes per second, and the charge at the end.

@@ -13,7 +13,7 @@ use pagewise_model::{Bytes, Name, Reading};
 
 use super::ranking::Diagnosis;
 use super::report::{DiagnosisOptions, SCHEMA, cost, healthy_fact, report, text_block};
-use crate::cells::{float, text};
+use crate::cells::{float, text, whole};
 use crate::explain::fact;
 
 /// A sign of trouble of a process, a cgroup or the machine.
@@ -192,11 +192,6 @@ fn process_signs(points: &[ActivityPoint; 2], total: Option<Bytes>) -> Vec<Troub
     let words = vec![CellValue::Share(share.unwrap_or(0.0)), text(" of the machine's memory")];
     add("largest", share.is_some(), words);
     signs
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive rate")]
-fn whole(rate: f64) -> u64 {
-    rate.max(0.0) as u64
 }
 
 /// Returns the charged memory without the page cache, which the kernel can drop.

@@ -25,7 +25,7 @@ use fixture::disk;
 /// Time limit of a command, including its `--for 1s`. A slower command counts as blocked; a debug
 /// build on a busy machine is slow.
 const MAX_COMMAND_TIME: Duration = Duration::from_secs(180);
-/// User ID of `nobody`, a user without the capabilities of root.
+/// User ID of a user without the capabilities of root.
 const NOBODY: u32 = 65534;
 
 const LIBRARY: &str = "

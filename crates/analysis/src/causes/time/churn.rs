@@ -11,7 +11,7 @@ use crate::causes::signs::{
     bytes, bytes_fact, cpu_shares, is_own, private_memory, rate_fact, share_of_run_time,
 };
 use crate::causes::{CauseEvidence, cause, remedy_code, remedy_now};
-use crate::cells::{float, text};
+use crate::cells::{float, text, whole_bytes};
 use crate::explain::fact;
 
 /// Minimum number of first touches of base pages per second that costs notable time: 1 µs each is
@@ -93,16 +93,11 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
             text(" first touches of pages, "),
             CellValue::Share(of_cpu),
             text(" of the CPU time, with a growth of "),
-            bytes(whole(growth)),
+            bytes(whole_bytes(growth)),
             text(" per second"),
         ]);
     }
     churn_cause(evidence, touches, lost).into()
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
-fn whole(bytes: f64) -> Bytes {
-    Bytes(bytes.max(0.0) as u64)
 }
 
 /// Private and shared memory of the process in bytes, without file pages.
@@ -222,7 +217,7 @@ fn churn_cause(evidence: &CauseEvidence<'_>, touches: f64, lost: f64) -> Cause {
     let page = evidence.now.provenance.page_size.bytes();
     let sentence = vec![
         text("The process touches "),
-        bytes(whole(touches * float(page))),
+        bytes(whole_bytes(touches * float(page))),
         text(" of new pages per second without growing: "),
         text(mechanism_words(mechanism)),
     ];

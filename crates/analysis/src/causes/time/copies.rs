@@ -11,7 +11,7 @@ use crate::causes::signs::{
     anonymous, bytes, bytes_fact, count_fact, is_own, known_rate_fact, rate_fact, share_of_run_time,
 };
 use crate::causes::{CauseEvidence, cause, remedy_code};
-use crate::cells::{float, ratio, text};
+use crate::cells::{float, ratio, text, whole_bytes};
 use crate::explain::fact;
 
 /// Minimum number of copied bytes per fork: fewer are the usual cost of a child.
@@ -128,13 +128,8 @@ pub(super) fn cow_storm(evidence: &CauseEvidence<'_>) -> Verdict {
     storm_cause(evidence, &copies, per_fork.min(float(resident.0))).into()
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
-fn whole(bytes: f64) -> Bytes {
-    Bytes(bytes.max(0.0) as u64)
-}
-
 fn storm_cause(evidence: &CauseEvidence<'_>, copies: &Copies, per_fork: f64) -> Cause {
-    let per_fork = whole(per_fork);
+    let per_fork = whole_bytes(per_fork);
     let forking = evidence.calling_function(|row| row.call == "fork");
     let writing = evidence.faulting_function(|row, _| row.kind == FaultKind::CopyOnWrite);
     let process = &evidence.now.process;

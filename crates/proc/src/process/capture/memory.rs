@@ -34,8 +34,8 @@ pub(super) struct MemoryReader<'a> {
     pub(super) pace: Pace,
     /// True to read `smaps_rollup` in addition to `smaps`.
     pub(super) wants_sums: bool,
-    /// True if a walk over all pages takes so long that a second thread for another walk saves
-    /// time.
+    /// True if a walk over all pages takes longer than the start of a thread: a second thread then
+    /// makes another walk at the same time.
     pub(super) is_large: bool,
     pub(super) longest: LongestRead,
     pub(super) gaps: Vec<Gap>,
