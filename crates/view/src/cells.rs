@@ -68,6 +68,18 @@ pub(crate) fn holds_words(column: &TableColumn) -> bool {
     }
 }
 
+/// True if a column contains sizes in bytes. Tables show the unit of such columns.
+pub(crate) fn holds_sizes(column: &TableColumn) -> bool {
+    match &column.cells {
+        ColumnCells::Bytes(_) => true,
+        ColumnCells::Coded(coded) => {
+            coded.values.iter().any(|value| matches!(value, CellValue::Bytes(_)))
+        }
+        ColumnCells::Counts(_) | ColumnCells::Addresses(_) | ColumnCells::Names(_) => false,
+        ColumnCells::Labels(_) | ColumnCells::Values(_) => false,
+    }
+}
+
 /// True if a column contains only text of pagewise itself.
 pub(crate) fn holds_labels(column: &TableColumn) -> bool {
     match &column.cells {

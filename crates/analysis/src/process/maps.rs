@@ -4,15 +4,16 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use pagewise_model::report::{
-    Audience, CellValue, ColumnCells, Fact, FactsShape, Gaps, Label, NamedFacts, Report,
-    ReportBlock, ReportTable, TableColumn,
+    Audience, CellValue, CodedCells, ColumnCells, Fact, FactsShape, Gaps, Label, NamedFacts,
+    Report, ReportBlock, ReportTable, TableColumn,
 };
 use pagewise_model::{
-    Absent, Bytes, Mapping, Name, Quadrant, Reading, Sharing, SmapsCounter, Snapshot, VmFlags,
-    parallel,
+    Absent, Bytes, Mapping, Name, Quadrant, Reading, Sharing, Smaps, SmapsCounter, Snapshot,
+    VmFlags, parallel,
 };
 
 use crate::blocks::gaps;
@@ -504,9 +505,14 @@ impl<'a> MapsRows<'a> {
         rows: &[usize],
         keys: &[MapsColumnKey],
     ) -> Vec<TableColumn> {
-        let mut from_smaps = fill(mappings, keys).into_iter();
+        let entries = DistinctEntries::of_mappings(mappings);
+        let by_entry = |key: MapsColumnKey| self.cells_by_entry(entries.as_ref()?, key);
+        let needs_rows = |key: &&MapsColumnKey| by_entry(**key).is_none();
+        let filled: Vec<MapsColumnKey> = keys.iter().filter(needs_rows).copied().collect();
+        let mut from_smaps = fill(mappings, &filled).into_iter();
         let mut column = |key: &MapsColumnKey| {
-            let (cells, gaps) = match self.cells(mappings, rows, *key) {
+            let known = by_entry(*key).or_else(|| self.cells(mappings, rows, *key));
+            let (cells, gaps) = match known {
                 Some(cells) => (cells, Gaps::None),
                 None => from_smaps.next().expect("one for each key that has no cells here"),
             };
@@ -514,6 +520,33 @@ impl<'a> MapsRows<'a> {
             TableColumn { meaning, gaps, ..TableColumn::new(key, label, cells) }
         };
         keys.iter().map(&mut column).collect()
+    }
+
+    /// Returns the cells of a column whose values depend on the smaps entry only; `None` for other
+    /// columns.
+    fn cells_by_entry(
+        &self,
+        entries: &DistinctEntries<'_>,
+        key: MapsColumnKey,
+    ) -> Option<ColumnCells> {
+        let each = entries.first.iter();
+        let values = match key {
+            MapsColumnKey::Of(MappingReading::SmapsCounter(counter)) => {
+                each.map(|mapping| counter_cell(mapping, counter)).collect()
+            }
+            MapsColumnKey::VmFlags => each
+                .map(|mapping| match flags(mapping) {
+                    Ok(flags) => CellValue::Name(Name::new(&spell(flags))),
+                    Err(why) => CellValue::Absent(why),
+                })
+                .collect(),
+            MapsColumnKey::Extra(i) => {
+                let name = &self.survey().extra[i];
+                each.map(|mapping| extra_cell(mapping, name)).collect()
+            }
+            _ => return None,
+        };
+        Some(ColumnCells::Coded(CodedCells { values, codes: Arc::clone(&entries.codes) }))
     }
 
     /// Returns the cells of a column that does not need smaps; `None` for the columns of [`fill`].
@@ -545,9 +578,7 @@ impl<'a> MapsRows<'a> {
             }
             MapsColumnKey::Extra(i) => {
                 let name = &self.survey().extra[i];
-                let cell =
-                    |m: &&Mapping| extra(m, name).cloned().map_or(CellValue::None, CellValue::Name);
-                ColumnCells::Values(each.map(cell).collect())
+                ColumnCells::Values(each.map(|mapping| extra_cell(mapping, name)).collect())
             }
             MapsColumnKey::Mode | MapsColumnKey::VmFlags | MapsColumnKey::Of(_) => return None,
         })
@@ -659,6 +690,58 @@ fn spell(flags: &VmFlags) -> Vec<u8> {
 fn extra<'a>(mapping: &'a Mapping, name: &Name) -> Option<&'a Name> {
     let smaps = mapping.smaps.as_ref().ok()?;
     smaps.extra.iter().find(|(own, _)| own == name).map(|(_, value)| value)
+}
+
+fn extra_cell(mapping: &Mapping, name: &Name) -> CellValue {
+    extra(mapping, name).cloned().map_or(CellValue::None, CellValue::Name)
+}
+
+fn counter_cell(mapping: &Mapping, counter: SmapsCounter) -> CellValue {
+    match mapping.counter(counter) {
+        Ok(bytes) if counter.is_bytes() => CellValue::Bytes(bytes.0),
+        Ok(count) => CellValue::Count(count.0),
+        Err(why) => CellValue::Absent(why),
+    }
+}
+
+/// Minimum number of rows for each distinct smaps entry if the values are stored once per entry. With
+/// fewer rows, a value for each row takes less time.
+const ROWS_PER_ENTRY: usize = 8;
+
+/// The distinct smaps entries of the rows of a table. The values that depend on the entry only are
+/// computed once for each.
+struct DistinctEntries<'a> {
+    /// The first mapping of each entry.
+    first: Vec<&'a Mapping>,
+    /// For each row, the index of its entry in `first`.
+    codes: Arc<Vec<u32>>,
+}
+
+impl<'a> DistinctEntries<'a> {
+    /// Compares entries by their addresses: mappings with equal entries share one. Returns `None`
+    /// if there are too many entries, or a mapping has none.
+    fn of_mappings(mappings: &[&'a Mapping]) -> Option<DistinctEntries<'a>> {
+        let most = mappings.len() / ROWS_PER_ENTRY;
+        let mut known: HashMap<*const Smaps, u32> = HashMap::new();
+        let mut first = Vec::new();
+        let mut codes = Vec::with_capacity(mappings.len());
+        let mut last = (std::ptr::null(), 0);
+        for mapping in mappings {
+            let entry = Arc::as_ptr(mapping.smaps.as_ref().ok()?);
+            if entry != last.0 {
+                let code = *known.entry(entry).or_insert_with(|| {
+                    first.push(*mapping);
+                    u32::try_from(first.len() - 1).unwrap_or(u32::MAX)
+                });
+                if first.len() > most {
+                    return None;
+                }
+                last = (entry, code);
+            }
+            codes.push(last.1);
+        }
+        Some(DistinctEntries { first, codes: Arc::new(codes) })
+    }
 }
 
 /// Number of smaps entries that are processed at a time: this number fits into the first-level
@@ -844,10 +927,14 @@ fn with_total(columns: Vec<TableColumn>, count: Label, note: Label) -> Vec<Repor
 ///
 /// A column with a gap has no sum, because the missing values would count as 0.
 fn total(column: &TableColumn) -> CellValue {
-    let ColumnCells::Bytes(cells) = &column.cells else { return CellValue::None };
     if matches!(column.key.as_ref(), "KernelPageSize" | "MMUPageSize") {
         return CellValue::None;
     }
+    let cells = match &column.cells {
+        ColumnCells::Bytes(cells) => cells,
+        ColumnCells::Coded(coded) if is_byte_counter(&column.key) => return total_of_coded(coded),
+        _ => return CellValue::None,
+    };
     match &column.gaps {
         Gaps::None => {
             CellValue::Bytes(cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(*cell)))
@@ -857,6 +944,24 @@ fn total(column: &TableColumn) -> CellValue {
             rows.values().next().map_or(CellValue::None, |absent| CellValue::Absent(absent.clone()))
         }
     }
+}
+
+fn is_byte_counter(column: &str) -> bool {
+    SmapsCounter::ALL.iter().any(|counter| counter.is_bytes() && counter.name() == column)
+}
+
+/// As [`total`], for the cells of a byte counter that are stored once per smaps entry.
+fn total_of_coded(coded: &CodedCells) -> CellValue {
+    if let Some(absent) = coded.values.iter().find(|value| matches!(value, CellValue::Absent(_))) {
+        return absent.clone();
+    }
+    let mut rows = vec![0_u64; coded.values.len()];
+    coded.codes.iter().for_each(|code| rows[*code as usize] += 1);
+    let bytes = |(value, rows): (&CellValue, &u64)| match value {
+        CellValue::Bytes(bytes) => bytes.saturating_mul(*rows),
+        _ => 0,
+    };
+    CellValue::Bytes(coded.values.iter().zip(&rows).map(bytes).fold(0, u64::saturating_add))
 }
 
 /// Sums over the mappings of one file or pool.
@@ -937,7 +1042,7 @@ fn group_columns(groups: Vec<(Name, MappingGroup)>) -> Vec<TableColumn> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
+    use pagewise_model::mapping::AddrRange;
 
     use crate::sample::{column, mapping, resident, snapshot, table, with_smaps};
 
@@ -984,6 +1089,40 @@ mod tests {
         assert!(
             table.columns.iter().any(|c| c.key == "quadrant" && c.audience == Audience::Programs)
         );
+    }
+
+    #[test]
+    fn values_stored_once_per_entry_are_those_of_each_row() {
+        let kinds = [
+            resident("1000-2000 rw-p 0 0", 4096),
+            with_smaps(mapping("2000-3000 rw-p 0 0"), &[(SmapsCounter::Rss, 8192)], "rd wr"),
+            resident("3000-4000 ---p 0 0", 0),
+        ];
+        let row = |at: u64, share: bool| {
+            let kind = &kinds[[0, 1, 0, 0, 2][at as usize % 5]];
+            let range = AddrRange { start: at << 12, end: (at + 1) << 12 };
+            let own = || kind.smaps.as_deref().map(|smaps| Arc::new(smaps.clone()));
+            let smaps = if share { kind.smaps.clone() } else { own().map_err(Clone::clone) };
+            Mapping { range, smaps, ..kind.clone() }
+        };
+        let report = |share| {
+            let rows = (1..100).map(|at| row(at, share)).collect();
+            let columns = MapsColumns::All;
+            show(&snapshot(rows), MapsOptions { columns, ..MapsOptions::default() })
+        };
+        let (shared, apart) = (report(true), report(false));
+        let (left, right) = (table(&shared, "mappings"), table(&apart, "mappings"));
+        assert!(left.columns.iter().any(|c| matches!(c.cells, ColumnCells::Coded(_))));
+        assert!(!right.columns.iter().any(|c| matches!(c.cells, ColumnCells::Coded(_))));
+        assert_eq!(left.total, right.total);
+        for (left, right) in left.columns.iter().zip(&right.columns) {
+            assert_eq!(left.key, right.key);
+            for row in 0..99 {
+                assert_eq!(left.value(row), right.value(row), "{} {row}", left.key);
+            }
+        }
+        assert_eq!(total(&shared, "Rss"), CellValue::Bytes(59 * 4096 + 20 * 8192));
+        assert!(matches!(total(&shared, "Pss"), CellValue::Absent(_)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::io;
 use pagewise_model::report::{Audience, CellValue, ColumnCells, ReportTable, TableColumn};
 
 use super::{HtmlPage, WORDING, class, escaped, push_escaped};
-use crate::cells::{CellForm, for_people, holds_labels, holds_words};
+use crate::cells::{CellForm, for_people, holds_labels, holds_sizes, holds_words};
 use crate::footnotes::Footnotes;
 use crate::number;
 use crate::words::{Wording, clean};
@@ -142,9 +142,14 @@ impl HtmlPage<'_> {
     }
 
     fn cells(&mut self, lane: &HtmlLane<'_>, rows: usize, notes: &Footnotes<'_>) -> io::Result<()> {
-        let kind = match lane.column.cells {
-            ColumnCells::Bytes(_) => "bytes",
+        let kind = match &lane.column.cells {
+            _ if holds_sizes(lane.column) => "bytes",
             ColumnCells::Counts(_) => "count",
+            ColumnCells::Coded(coded)
+                if coded.values.iter().any(|value| matches!(value, CellValue::Count(_))) =>
+            {
+                "count"
+            }
             _ => "words",
         };
         let mut numbers: HashMap<String, usize> = HashMap::new();
@@ -193,7 +198,7 @@ impl HtmlPage<'_> {
     fn head(&mut self, lane: &HtmlLane<'_>) {
         let column = lane.column;
         self.html.push_str(&format!("<th scope=\"col\"{}", lane.class()));
-        if matches!(column.cells, ColumnCells::Bytes(_)) {
+        if holds_sizes(column) {
             self.html.push_str(" data-unit=\"bytes\"");
         }
         if !column.meaning.is_empty() {

@@ -10,7 +10,7 @@ use pagewise_model::parallel;
 use pagewise_model::report::{CellValue, ColumnCells, Gaps, ReportTable, TableColumn};
 
 use super::page::{Ink, TextPage};
-use crate::cells::{CellForm, for_people, holds_words};
+use crate::cells::{CellForm, for_people, holds_sizes, holds_words};
 use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
 use crate::words::{Wording, clean, is_printable_ascii, width};
@@ -57,7 +57,7 @@ pub(super) fn draw(page: &mut TextPage<'_>, table: &ReportTable) -> io::Result<(
     if lanes.is_empty() {
         return Ok(());
     }
-    let sizes = lanes.iter().any(|lane| matches!(lane.column.cells, ColumnCells::Bytes(_)));
+    let sizes = lanes.iter().any(|lane| holds_sizes(lane.column));
     page.heading_of_sizes(&table.title, sizes);
     let left_out = fit(&mut lanes, page.room());
     let notes = Footnotes::of_columns(lanes.iter().map(|lane| (lane.column, lane.total)));
@@ -127,14 +127,18 @@ fn widest_cell(column: &TableColumn, rows: usize, wording: Wording<'_>) -> usize
             v.iter().take(rows).max().map_or(0, |n| number::decimal_width(*n))
         }
         ColumnCells::Addresses(v) => v.iter().take(rows).max().map_or(0, |n| number::hex_width(*n)),
-        ColumnCells::Names(_)
-        | ColumnCells::Labels(_)
-        | ColumnCells::Values(_)
-        | ColumnCells::Coded(_) => (0..rows)
-            .map(|row| cell_width(CellForm::present(&column.cells, row), wording))
-            .max()
-            .unwrap_or(0),
+        // Every value belongs to a row.
+        ColumnCells::Coded(coded) => {
+            widest(coded.values.iter().map(|value| cell_width(value.into(), wording)))
+        }
+        ColumnCells::Names(_) | ColumnCells::Labels(_) | ColumnCells::Values(_) => {
+            widest((0..rows).map(|row| cell_width(CellForm::present(&column.cells, row), wording)))
+        }
     }
+}
+
+fn widest(widths: impl Iterator<Item = usize>) -> usize {
+    widths.max().unwrap_or(0)
 }
 
 /// Width of the widest size. The search ends at the first size with the maximum width.

@@ -4,6 +4,7 @@
 use crate::common;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use pagewise_model::Report;
 use pagewise_model::name::is_plain;
@@ -201,6 +202,54 @@ proptest! {
         for line in as_text(&report, &style).lines() {
             prop_assert!(!line.ends_with(' '), "{line:?}");
         }
+    }
+
+    #[test]
+    fn coded_cells_are_written_as_the_cells_of_other_columns(
+        sizes in proptest::collection::vec(any::<u64>(), 4),
+        names in proptest::collection::vec(common::any_name(), 4),
+        codes in proptest::collection::vec(0..4_usize, 1..9),
+        style in any_style(),
+    ) {
+        let all_codes = Arc::new(codes.iter().map(|code| *code as u32).collect::<Vec<_>>());
+        let coded = |value: &dyn Fn(usize) -> CellValue| {
+            // A value without a row would change the width of its column.
+            let values = (0..4).map(|code| match codes.contains(&code) {
+                true => value(code),
+                false => value(codes[0]),
+            });
+            ColumnCells::Coded(CodedCells { values: values.collect(), codes: all_codes.clone() })
+        };
+        let report = |cells: [ColumnCells; 4]| {
+            let column = |(at, cells)| TableColumn::new(format!("c{at}"), format!("C{at}"), cells);
+            let columns = cells.into_iter().enumerate().map(column).collect();
+            let table = ReportTable {
+                key: "mappings".into(),
+                title: "Sizes".into(),
+                audience: Audience::Everyone,
+                columns,
+                row_keys: None,
+                total: None,
+                note: "".into(),
+            };
+            Report { schema: "pagewise.maps/1", title: vec![], blocks: vec![ReportBlock::Table(table)] }
+        };
+        let first = || ColumnCells::Counts(codes.iter().map(|code| *code as u64).collect());
+        let with_codes = report([
+            coded(&|code| CellValue::Name(names[code].clone())),
+            first(),
+            coded(&|code| CellValue::Bytes(sizes[code])),
+            coded(&|code| CellValue::Count(sizes[code])),
+        ]);
+        let without = report([
+            ColumnCells::Names(codes.iter().map(|code| names[*code].clone()).collect()),
+            first(),
+            ColumnCells::Bytes(codes.iter().map(|code| sizes[*code]).collect()),
+            ColumnCells::Counts(codes.iter().map(|code| sizes[*code]).collect()),
+        ]);
+        prop_assert_eq!(as_text(&with_codes, &style), as_text(&without, &style));
+        prop_assert_eq!(as_json(&with_codes), as_json(&without));
+        prop_assert_eq!(as_html(&with_codes), as_html(&without));
     }
 
     #[test]

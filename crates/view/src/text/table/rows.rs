@@ -1,12 +1,14 @@
-//! The rows of a table, written fast: numbers are formatted without allocations, and the spaces of
-//! adjacent numeric columns are written at once.
+//! The rows of a table, written fast: numbers are formatted without allocations, the spaces of
+//! adjacent numeric columns are written at once, and adjacent columns with the same codes are
+//! formatted once per code.
 
 use std::collections::btree_map;
 use std::iter::Peekable;
 use std::ops::Range;
+use std::sync::Arc;
 
 use pagewise_model::Absent;
-use pagewise_model::report::{ColumnCells, Gaps};
+use pagewise_model::report::{CodedCells, ColumnCells, Gaps};
 
 use super::{GAP, TextLane};
 use crate::cells::CellForm;
@@ -29,6 +31,15 @@ impl<'a> TextRows<'a> {
     ) -> TextRows<'a> {
         let mut parts: Vec<ColumnRun<'a>> = Vec::new();
         for lane in lanes {
+            if let Some(coded) = coded_cells(lane) {
+                match parts.last_mut() {
+                    Some(ColumnRun::Coded(run)) if Arc::ptr_eq(&run.coded.codes, &coded.codes) => {
+                        run.lanes.push(lane);
+                    }
+                    _ => parts.push(ColumnRun::Coded(CodedRun::new(lane, coded))),
+                }
+                continue;
+            }
             match (NumberField::of_lane(lane, wording), parts.last_mut()) {
                 (None, _) => parts.push(ColumnRun::Other(lane, GapCursor::of_lane(lane, wording))),
                 (Some(field), Some(ColumnRun::Numbers(run))) => run.push(field),
@@ -46,6 +57,7 @@ impl<'a> TextRows<'a> {
             for part in &mut self.parts {
                 match part {
                     ColumnRun::Numbers(run) => self.lines.numbers(run, row),
+                    ColumnRun::Coded(run) => run.write(&mut self.lines, row, self.wording),
                     ColumnRun::Other(lane, gaps) => match gaps.at(row) {
                         Some(mark) => self.lines.write_words(mark, lane),
                         None => {
@@ -61,10 +73,56 @@ impl<'a> TextRows<'a> {
     }
 }
 
-/// Adjacent columns of numbers, or one column of any form.
+/// Adjacent columns of numbers or of coded cells, or one column of any form.
 enum ColumnRun<'a> {
     Numbers(Vec<NumberField<'a>>),
+    Coded(CodedRun<'a>),
     Other(&'a TextLane<'a>, GapCursor<'a>),
+}
+
+/// The cells of a coded column without gaps; `None` for other columns.
+fn coded_cells<'a>(lane: &TextLane<'a>) -> Option<&'a CodedCells> {
+    match (&lane.column.cells, &lane.column.gaps) {
+        (ColumnCells::Coded(coded), Gaps::None) => Some(coded),
+        _ => None,
+    }
+}
+
+/// Adjacent columns with the same codes.
+struct CodedRun<'a> {
+    lanes: Vec<&'a TextLane<'a>>,
+    /// Cells of the first column.
+    coded: &'a CodedCells,
+    /// Text of the columns for each code that was written; empty for other codes.
+    texts: Vec<Box<[u8]>>,
+}
+
+impl<'a> CodedRun<'a> {
+    fn new(lane: &'a TextLane<'a>, coded: &'a CodedCells) -> CodedRun<'a> {
+        let texts = vec![Box::default(); coded.values.len()];
+        CodedRun { lanes: vec![lane], coded, texts }
+    }
+
+    /// Writes the cells of a row. The text of each code is formatted once.
+    fn write(&mut self, lines: &mut TextLines, row: usize, wording: Wording<'_>) {
+        let code = self.coded.codes.get(row).and_then(|code| usize::try_from(*code).ok());
+        let Some(text) = code.and_then(|code| self.texts.get_mut(code)) else {
+            return cells_of_row(&self.lanes, lines, row, wording);
+        };
+        if text.is_empty() {
+            let mut line = TextLines::new(0);
+            cells_of_row(&self.lanes, &mut line, row, wording);
+            *text = line.bytes.into();
+        }
+        lines.pad(lines.gap());
+        lines.bytes.extend_from_slice(text);
+    }
+}
+
+fn cells_of_row(lanes: &[&TextLane<'_>], lines: &mut TextLines, row: usize, wording: Wording<'_>) {
+    for lane in lanes {
+        lines.cell(CellForm::present(&lane.column.cells, row), lane, wording);
+    }
 }
 
 /// A column of numbers that is wide enough for all its numbers.

@@ -482,7 +482,7 @@ fn any_label() -> impl Strategy<Value = Label> {
         .prop_map(Label::from)
 }
 
-fn any_name() -> impl Strategy<Value = Name> {
+pub(crate) fn any_name() -> impl Strategy<Value = Name> {
     let bytes = proptest::collection::vec(any::<u8>(), 0..80).prop_map(|bytes| Name::new(&bytes));
     prop_oneof![bytes, any::<String>().prop_map(|text| Name::from(text.as_str())), Just(hostile())]
 }
