@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 /// Size of a buffer in bytes. Passing a buffer of this size to another thread costs little, and the
 /// buffer still fits the CPU cache.
 const BUFFER: usize = 256 << 10;
-/// Number of buffers: one is filled, one is parsed, and one is in a channel.
-const BUFFERS: usize = 3;
+/// Number of buffers. The parser may wait 2 ms for a CPU while other threads read at a raised
+/// priority. These buffers take the text that the kernel writes meanwhile.
+const BUFFERS: usize = 8;
 
 /// Duration of a read in nanoseconds. After a read of at least this duration, the file is read
 /// without a raised priority, because other threads need the CPU, too.

@@ -15,7 +15,7 @@ use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading, SmapsCounter, 
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
 
-use self::memory::{MemoryReader, ReadMemory};
+use self::memory::{MemoryReader, NO_SUMS, ReadMemory};
 use crate::mountinfo::Mount;
 use crate::pages::Pace;
 use crate::root::NOT_COPIED;
@@ -67,8 +67,9 @@ pub struct CaptureRequest {
     pub moment: ProcessMoment,
     /// The pace of a polite reading.
     pub pace: Pace,
-    /// True if a full reading reads `smaps_rollup` too, which walks all pages once more. Totals and
-    /// checks need this file, a list of mappings does not.
+    /// True if a reading includes the sums that the kernel computes by another walk over all
+    /// mappings: `ksm_stat`, and for a full reading `smaps_rollup`. Totals and checks need these
+    /// files, a list of mappings does not.
     pub sums: bool,
 }
 
@@ -116,9 +117,19 @@ fn read(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot,
         let why = "pagewise maps libraries that it could not copy: what the process shares with it counts as shared";
         capture.miss("shares of libraries", Absent::NotSupported(why.into()));
     }
-    let (memory, numa, ksm) = capture.memory()?;
+    let (memory, numa) = capture.memory()?;
     let statm = capture.statm();
     let process = capture.process();
+    // Linux 6.18 walks all mappings to print `ksm_stat`: 4 ms for 65,000 of them.
+    let (ksm, (objects, heads, pools)) = parallel::both(
+        capture.is_large,
+        || capture.ksm(),
+        || {
+            let mappings = &memory.mappings;
+            let objects = capture.objects(mappings, &process);
+            (objects, capture.heads(mappings), capture.pools(mappings))
+        },
+    );
     let status = root.reading(capture.holder, "status").map(|text| status::parse(&text));
     let limits = root.reading(pid, "limits").and_then(|text| {
         limits::parse(&text).map_err(|error| Absent::NotSupported(error.to_string().into()))
@@ -132,9 +143,9 @@ fn read(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot,
         rollup: memory.rollup,
         walk: memory.walk,
         threads: threads::read(root, pid),
-        objects: capture.objects(&memory.mappings, &process),
-        heads: capture.heads(&memory.mappings),
-        pools: capture.pools(&memory.mappings),
+        objects,
+        heads,
+        pools,
         heap_sample: Err(Absent::NotCollected("this reading does not sample the heap".into())),
         core: None,
         mappings: memory.mappings,
@@ -253,13 +264,10 @@ impl<'a> Capture<'a> {
         }
     }
 
-    /// The mappings, their pages by node, and the pages that KSM merged.
-    fn memory(&mut self) -> Result<(ReadMemory, ByNode, Reading<KsmStat>), ProcError> {
+    /// The mappings, and their pages by node.
+    fn memory(&mut self) -> Result<(ReadMemory, ByNode), ProcError> {
         let mut reader = self.reader();
-        // Linux 6.18 walks all mappings to print `ksm_stat`: 4 ms for 65,000 of them.
-        let (ksm, memory) =
-            parallel::both(self.is_large, || self.ksm(), || reader.read(self.method));
-        let memory = memory?;
+        let memory = reader.read(self.method)?;
         let numa = reader.numa(self.method);
         let MemoryReader { longest, mut gaps, .. } = reader;
         self.longest = longest;
@@ -267,10 +275,13 @@ impl<'a> Capture<'a> {
         if !self.root.is_live() {
             self.find_page_size(memory.mappings.as_deref().unwrap_or_default());
         }
-        Ok((memory, numa, ksm))
+        Ok((memory, numa))
     }
 
     fn ksm(&self) -> Reading<KsmStat> {
+        if !self.wants_sums {
+            return Err(Absent::NotCollected(NO_SUMS.into()));
+        }
         let text = self.root.reading(self.holder, "ksm_stat")?;
         ksm::parse(&text).ok_or(Absent::NotInThisKernel("6.1".into()))
     }

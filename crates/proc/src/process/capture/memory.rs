@@ -70,7 +70,7 @@ impl MemoryReader<'_> {
         let walk = Err(Absent::NotCollected(unread.into()));
         let rollup = match rollup {
             Some(read) => self.rollup(read)?,
-            None => Err(Absent::NotCollected("a list of mappings needs no sums".into())),
+            None => Err(Absent::NotCollected(NO_SUMS.into())),
         };
         Ok(ReadMemory { mappings, rollup, walk })
     }
@@ -267,6 +267,8 @@ type WholeFile = Result<(Vec<u8>, LongestRead), ProcError>;
 const USE_FULL: &str = "only smaps has it: use --full";
 /// Reason for values that a full reading does not provide.
 const USE_PAGES: &str = "the page tables were not read: use --fast or --polite";
+/// Reason for sums that were not requested.
+pub(super) const NO_SUMS: &str = "a list of mappings needs no sums";
 const NO_PAGES: &str = "the copied tree has no page tables";
 
 /// Returns true if the file does not exist although its process does.
