@@ -23,7 +23,7 @@ use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::measured::Measurement;
 use pagewise_model::pagewise_pools::RegisteredPool;
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
-use pagewise_model::{Bytes, Reading, Snapshot};
+use pagewise_model::{Bytes, Reading, Snapshot, parallel};
 
 use crate::cells::text;
 use crate::explain::{ExplainSubject, fact};
@@ -56,6 +56,7 @@ pub(crate) enum Evidence<'a> {
 }
 
 /// A rule. The variant determines the evidence that the rule needs.
+#[derive(Clone, Copy)]
 enum FindingRule {
     Snapshot(fn(&ExplainSubject<'_>) -> Option<Finding>),
     Limits(fn(&ExplainSubject<'_>) -> Vec<Finding>),
@@ -120,8 +121,14 @@ impl FindingRule {
 
 /// Returns the findings that the evidence supports, the most severe first.
 pub(crate) fn find(evidence: Evidence<'_>) -> Vec<Finding> {
-    let mut findings: Vec<_> =
-        RULES.iter().copied().flatten().flat_map(|rule| rule.apply(evidence)).collect();
+    let is_large = match evidence {
+        Evidence::Snapshot(subject) => subject.mappings.len() >= parallel::MIN_ROWS,
+        _ => false,
+    };
+    let rules = RULES.concat();
+    let mut findings = parallel::halves(is_large, &rules, |rules| {
+        rules.iter().flat_map(|rule| rule.apply(evidence)).collect()
+    });
     findings.sort_by_key(|finding| Reverse(finding.severity));
     findings
 }

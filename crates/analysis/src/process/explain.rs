@@ -64,16 +64,19 @@ impl<'a> ExplainSubject<'a> {
     pub(crate) fn from_snapshot(snapshot: &'a Snapshot) -> Reading<ExplainSubject<'a>> {
         let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
         let pss = pss::shares(snapshot, mappings);
-        let by_quadrant = || quadrants::quadrants_of(snapshot, mappings, &pss);
+        let by_quadrant = || {
+            let quadrants = quadrants::quadrants_of(snapshot, mappings, &pss);
+            (quadrants, invariants::torn(snapshot, mappings, &pss))
+        };
         let by_pool = || {
             let pools = pools::classify(snapshot);
             let sums = pools::sums(&pools, mappings, &pss);
             (pools, sums)
         };
         let is_large = mappings.len() >= parallel::MIN_ROWS;
-        let (quadrants, (pools, sums)) = parallel::both(is_large, by_quadrant, by_pool);
+        let ((quadrants, torn), (pools, sums)) = parallel::both(is_large, by_quadrant, by_pool);
         let total = pools::total(&sums);
-        let invariants = invariants::check(snapshot, mappings, &pss, &total);
+        let invariants = Invariants { torn, drift: invariants::drift(snapshot, &total) };
         let core = snapshot.core.as_deref();
         let coverage = core.map(|dump| CoreCoverage::new(dump, mappings));
         Ok(ExplainSubject {
@@ -102,13 +105,19 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
         return explain_core(subject, coverage, options);
     }
     let mut blocks = vec![ReportBlock::Facts(who::process(&snapshot.process))];
-    blocks.extend(subject.as_ref().ok().map(findings));
+    let is_large = subject.as_ref().is_ok_and(|s| s.mappings.len() >= parallel::MIN_ROWS);
+    let (findings, body) = parallel::both(
+        is_large,
+        || subject.as_ref().ok().map(findings),
+        || match &subject {
+            Ok(subject) => body(subject, options),
+            Err(absent) => withheld(snapshot, absent),
+        },
+    );
+    blocks.extend(findings);
     blocks.push(ReportBlock::Facts(totals::totals(snapshot, subject.as_ref())));
     blocks.extend(nothing_there(snapshot).map(ReportBlock::Text));
-    match &subject {
-        Ok(subject) => blocks.extend(body(subject, options)),
-        Err(absent) => blocks.extend(withheld(snapshot, absent)),
-    }
+    blocks.extend(body);
     blocks.push(ReportBlock::Facts(who::provenance(snapshot, subject.as_ref())));
     Report { schema: SCHEMA, title: who::title(snapshot), blocks }
 }

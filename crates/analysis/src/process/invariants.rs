@@ -62,21 +62,28 @@ const SUMMED: [SmapsCounter; 14] = [
     SmapsCounter::Swap,
 ];
 
-/// Checks the mappings of a snapshot and their sums against the snapshot's rollup and `statm`.
-pub fn check(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss, total: &PoolSums) -> Invariants {
-    let torn = snapshot.rollup.as_ref().map_err(Clone::clone).map(|rollup| {
-        let counters: Vec<SmapsCounter> = SUMMED.into_iter().filter(|c| rollup.has(*c)).collect();
-        let sums = sums(mappings, &counters);
-        let summed = counters.into_iter().zip(sums);
-        let torn = summed.filter(|(counter, sum)| rollup.get(*counter) != Ok(*sum));
-        torn.map(|(counter, _)| counter).chain(pss.torn.then_some(SmapsCounter::Pss)).collect()
-    });
+/// Finds the counters whose sum over the mappings differs from the snapshot's rollup; absent if the
+/// snapshot has no rollup.
+pub(crate) fn torn(
+    snapshot: &Snapshot,
+    mappings: &[Mapping],
+    pss: &Pss,
+) -> Reading<Vec<SmapsCounter>> {
+    let rollup = snapshot.rollup.as_ref().map_err(Clone::clone)?;
+    let counters: Vec<SmapsCounter> = SUMMED.into_iter().filter(|c| rollup.has(*c)).collect();
+    let sums = sums(mappings, &counters);
+    let summed = counters.into_iter().zip(sums);
+    let torn = summed.filter(|(counter, sum)| rollup.get(*counter) != Ok(*sum));
+    Ok(torn.map(|(counter, _)| counter).chain(pss.torn.then_some(SmapsCounter::Pss)).collect())
+}
+
+/// Difference of the snapshot's `statm` from the sums over its mappings.
+pub(crate) fn drift(snapshot: &Snapshot, total: &PoolSums) -> StatmDrift {
     let statm = || snapshot.statm.as_ref().map_err(Clone::clone);
-    let drift = StatmDrift {
+    StatmDrift {
         virt: statm().map(|s| difference(s.size, total.reserved)),
         res: statm().and_then(|s| Ok(difference(s.resident, total.resident.clone()?))),
-    };
-    Invariants { torn, drift }
+    }
 }
 
 fn sums(mappings: &[Mapping], counters: &[SmapsCounter]) -> Vec<u64> {

@@ -1,7 +1,7 @@
 //! Tables of the quadrants, the pools, the largest mappings, and all mappings.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use pagewise_model::report::{
     Audience, CellValue, ColumnCells, Gaps, Label, ReportBlock, ReportTable, TableColumn,
@@ -248,13 +248,16 @@ fn largest_first(subject: &ExplainSubject<'_>, count: usize) -> Vec<usize> {
         let bytes = m.rss().ok().or_else(|| in_core(index)).unwrap_or_default();
         (Reverse((bytes, m.size())), index)
     };
-    let mut ranks: Vec<_> = mappings.iter().enumerate().map(rank).collect();
-    if count < ranks.len() {
-        ranks.select_nth_unstable(count);
-        ranks.truncate(count);
+    // The last of the largest mappings so far is on top.
+    let mut largest = BinaryHeap::with_capacity(count.min(mappings.len()));
+    for rank in mappings.iter().enumerate().map(rank) {
+        if largest.len() < count {
+            largest.push(rank);
+        } else if let Some(mut last) = largest.peek_mut().filter(|last| rank < **last) {
+            *last = rank;
+        }
     }
-    ranks.sort_unstable();
-    ranks.into_iter().map(|(_, index)| index).collect()
+    largest.into_sorted_vec().into_iter().map(|(_, index)| index).collect()
 }
 
 /// Builds the table of all mappings, for programs.
