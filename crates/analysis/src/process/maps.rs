@@ -2,11 +2,12 @@
 //! `pmap`.
 
 use std::borrow::Cow;
-use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::hash::Hash;
+use std::sync::{Arc, OnceLock};
 
+use pagewise_model::mapping::Device;
 use pagewise_model::report::{
     Audience, CellValue, CodedCells, ColumnCells, Fact, FactsShape, Gaps, Label, NamedFacts,
     Report, ReportBlock, ReportTable, TableColumn,
@@ -18,7 +19,7 @@ use pagewise_model::{
 
 use crate::blocks::gaps;
 use crate::filter::{BoundFilter, ColumnKind, Datum, FilterError, RowFilter};
-use crate::pools::{self, MemoryPool, PoolMap};
+use crate::pools::{self, MemoryPool, PoolKind, PoolMap};
 use crate::sections;
 
 /// Options of the report.
@@ -330,7 +331,7 @@ fn nothing(why: &Absent) -> ReportBlock {
 struct MapsRows<'a> {
     mappings: &'a [Mapping],
     pools: PoolMap,
-    survey: OnceCell<SmapsSurvey>,
+    survey: OnceLock<SmapsSurvey>,
 }
 
 /// The lines that the smaps entries of a snapshot have.
@@ -363,7 +364,7 @@ impl SmapsSurvey {
 
 impl<'a> MapsRows<'a> {
     fn new(snapshot: &Snapshot, mappings: &'a [Mapping]) -> MapsRows<'a> {
-        MapsRows { mappings, pools: pools::classify(snapshot), survey: OnceCell::new() }
+        MapsRows { mappings, pools: pools::classify(snapshot), survey: OnceLock::new() }
     }
 
     fn survey(&self) -> &SmapsSurvey {
@@ -432,7 +433,7 @@ impl<'a> MapsRows<'a> {
                 Datum::Text(self.pools.known_as(row, m).as_bytes().to_vec().into())
             }
             MapsColumnKey::Mode => text(mode(m)),
-            MapsColumnKey::Device => text(device(m)),
+            MapsColumnKey::Device => text(device(m.device)),
             MapsColumnKey::Pool => text(self.pool(row).kind.id().into()),
             MapsColumnKey::Quadrant => text(m.declared().key().into()),
             MapsColumnKey::VmFlags => match flags(m) {
@@ -499,6 +500,7 @@ impl<'a> MapsRows<'a> {
         })
     }
 
+    /// Builds the columns of `keys`. A second CPU builds half of them if the table is large.
     fn columns(
         &self,
         mappings: &[&'a Mapping],
@@ -506,20 +508,36 @@ impl<'a> MapsRows<'a> {
         keys: &[MapsColumnKey],
     ) -> Vec<TableColumn> {
         let entries = DistinctEntries::of_mappings(mappings);
-        let by_entry = |key: MapsColumnKey| self.cells_by_entry(entries.as_ref()?, key);
-        let needs_rows = |key: &&MapsColumnKey| by_entry(**key).is_none();
-        let filled: Vec<MapsColumnKey> = keys.iter().filter(needs_rows).copied().collect();
-        let mut from_smaps = fill(mappings, &filled).into_iter();
-        let mut column = |key: &MapsColumnKey| {
-            let known = by_entry(*key).or_else(|| self.cells(mappings, rows, *key));
-            let (cells, gaps) = match known {
+        let is_large = mappings.len() >= parallel::MIN_ROWS;
+        parallel::halves(is_large, keys, |keys| {
+            self.columns_of(mappings, rows, entries.as_ref(), keys)
+        })
+    }
+
+    fn columns_of(
+        &self,
+        mappings: &[&'a Mapping],
+        rows: &[usize],
+        entries: Option<&DistinctEntries<'_>>,
+        keys: &[MapsColumnKey],
+    ) -> Vec<TableColumn> {
+        let mut known: Vec<Option<ColumnCells>> = Vec::with_capacity(keys.len());
+        for key in keys {
+            let by_entry = entries.and_then(|entries| self.cells_by_entry(entries, *key));
+            known.push(by_entry.or_else(|| self.cells(mappings, rows, *key)));
+        }
+        let unknown = keys.iter().zip(&known).filter(|(_, cells)| cells.is_none());
+        let unknown: Vec<MapsColumnKey> = unknown.map(|(key, _)| *key).collect();
+        let mut from_smaps = fill_together(mappings, &unknown).into_iter();
+        let column = |(key, cells): (&MapsColumnKey, Option<ColumnCells>)| {
+            let (cells, gaps) = match cells {
                 Some(cells) => (cells, Gaps::None),
                 None => from_smaps.next().expect("one for each key that has no cells here"),
             };
             let (key, label, meaning) = self.heading(*key);
             TableColumn { meaning, gaps, ..TableColumn::new(key, label, cells) }
         };
-        keys.iter().map(&mut column).collect()
+        keys.iter().zip(known).map(column).collect()
     }
 
     /// Returns the cells of a column whose values depend on the smaps entry only; `None` for other
@@ -549,7 +567,8 @@ impl<'a> MapsRows<'a> {
         Some(ColumnCells::Coded(CodedCells { values, codes: Arc::clone(&entries.codes) }))
     }
 
-    /// Returns the cells of a column that does not need smaps; `None` for the columns of [`fill`].
+    /// Returns the cells of a column that does not need smaps; `None` for the columns of
+    /// [`fill_together`].
     fn cells(
         &self,
         mappings: &[&Mapping],
@@ -568,13 +587,11 @@ impl<'a> MapsRows<'a> {
                 let name = |(&row, m): (&usize, &&Mapping)| self.pools.known_as(row, m);
                 ColumnCells::Names(rows.iter().zip(mappings).map(name).collect())
             }
-            MapsColumnKey::Device => ColumnCells::Labels(each.map(|m| device(m)).collect()),
-            MapsColumnKey::Quadrant => {
-                ColumnCells::Labels(each.map(|m| quadrant(m.declared())).collect())
-            }
+            MapsColumnKey::Device => coded_labels(each.map(|m| m.device), device),
+            MapsColumnKey::Quadrant => coded_labels(each.map(|m| m.declared()), quadrant),
             MapsColumnKey::Pool => {
-                let id = |&row: &usize| Cow::Borrowed(self.pool(row).kind.id());
-                ColumnCells::Labels(rows.iter().map(id).collect())
+                let id = |kind: PoolKind| kind.id().into();
+                coded_labels(rows.iter().map(|&row| self.pool(row).kind), id)
             }
             MapsColumnKey::Extra(i) => {
                 let name = &self.survey().extra[i];
@@ -669,9 +686,32 @@ fn quadrant(quadrant: Quadrant) -> Label {
     Cow::Borrowed(quadrant.key())
 }
 
+/// Stores each of a few different labels once. `label` returns the label of a key.
+fn coded_labels<K: Copy + Eq + Hash>(
+    keys: impl ExactSizeIterator<Item = K>,
+    label: impl Fn(K) -> Label,
+) -> ColumnCells {
+    let mut known: HashMap<K, u32> = HashMap::new();
+    let mut values = Vec::new();
+    let mut codes = Vec::with_capacity(keys.len());
+    // Adjacent rows often have the same key.
+    let mut last = None;
+    for key in keys {
+        let code = match last {
+            Some((before, code)) if before == key => code,
+            _ => *known.entry(key).or_insert_with(|| {
+                values.push(CellValue::Text(label(key)));
+                u32::try_from(values.len() - 1).unwrap_or(u32::MAX)
+            }),
+        };
+        last = Some((key, code));
+        codes.push(code);
+    }
+    ColumnCells::Coded(CodedCells { values, codes: Arc::new(codes) })
+}
+
 /// Returns the device as `maps` writes it: `fe:00`.
-fn device(mapping: &Mapping) -> Label {
-    let device = mapping.device;
+fn device(device: Device) -> Label {
     if device.major == 0 && device.minor == 0 {
         return "00:00".into();
     }
@@ -680,7 +720,7 @@ fn device(mapping: &Mapping) -> Label {
 
 fn flags(mapping: &Mapping) -> Reading<&VmFlags> {
     let smaps = mapping.smaps.as_ref().map_err(Clone::clone)?;
-    smaps.flags.as_ref().ok_or(Absent::NotInThisKernel("3.8".into()))
+    smaps.flags.as_ref().ok_or_else(|| Absent::NotInThisKernel("3.8".into()))
 }
 
 fn spell(flags: &VmFlags) -> Vec<u8> {
@@ -704,8 +744,8 @@ fn counter_cell(mapping: &Mapping, counter: SmapsCounter) -> CellValue {
     }
 }
 
-/// Minimum number of rows for each distinct smaps entry if the values are stored once per entry. With
-/// fewer rows, a value for each row takes less time.
+/// Minimum number of rows for each distinct smaps entry if the values are stored once per entry.
+/// With fewer rows, a value for each row takes less time.
 const ROWS_PER_ENTRY: usize = 8;
 
 /// The distinct smaps entries of the rows of a table. The values that depend on the entry only are
@@ -747,13 +787,6 @@ impl<'a> DistinctEntries<'a> {
 /// Number of smaps entries that are processed at a time: this number fits into the first-level
 /// cache.
 const BLOCK: usize = 64;
-
-/// Fills the columns that need smaps, in the order of `keys`. A second CPU fills half of them if
-/// the table is large.
-fn fill(mappings: &[&Mapping], keys: &[MapsColumnKey]) -> Vec<(ColumnCells, Gaps)> {
-    let is_large = mappings.len() >= parallel::MIN_ROWS;
-    parallel::halves(is_large, keys, |keys| fill_together(mappings, keys))
-}
 
 /// Fills several columns at the same time, so that each entry is fetched from memory once.
 fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[MapsColumnKey]) -> Vec<(ColumnCells, Gaps)> {
@@ -888,7 +921,9 @@ fn readings(readings: impl Iterator<Item = Reading<Bytes>>) -> (ColumnCells, Gap
 /// Builds the table `mappings` with its sums as the last row, and repeats the sums as facts
 /// `total`.
 fn with_total(columns: Vec<TableColumn>, count: Label, note: Label) -> Vec<ReportBlock> {
-    let mut sums: Vec<CellValue> = columns.iter().map(total).collect();
+    let mut counts = RowsOfCodes::default();
+    let mut sums: Vec<CellValue> =
+        columns.iter().map(|column| total(column, &mut counts)).collect();
     let facts = columns.iter().zip(&sums).filter(|(_, sum)| **sum != CellValue::None);
     let fact = |(column, sum): (&TableColumn, &CellValue)| Fact {
         key: column.key.clone(),
@@ -926,13 +961,15 @@ fn with_total(columns: Vec<TableColumn>, count: Label, note: Label) -> Vec<Repor
 /// Sum of a column of bytes; `CellValue::None` for other columns, and for the page sizes.
 ///
 /// A column with a gap has no sum, because the missing values would count as 0.
-fn total(column: &TableColumn) -> CellValue {
+fn total(column: &TableColumn, counts: &mut RowsOfCodes) -> CellValue {
     if matches!(column.key.as_ref(), "KernelPageSize" | "MMUPageSize") {
         return CellValue::None;
     }
     let cells = match &column.cells {
         ColumnCells::Bytes(cells) => cells,
-        ColumnCells::Coded(coded) if is_byte_counter(&column.key) => return total_of_coded(coded),
+        ColumnCells::Coded(coded) if is_byte_counter(&column.key) => {
+            return total_of_coded(coded, counts);
+        }
         _ => return CellValue::None,
     };
     match &column.gaps {
@@ -951,17 +988,37 @@ fn is_byte_counter(column: &str) -> bool {
 }
 
 /// As [`total`], for the cells of a byte counter that are stored once per smaps entry.
-fn total_of_coded(coded: &CodedCells) -> CellValue {
+fn total_of_coded(coded: &CodedCells, counts: &mut RowsOfCodes) -> CellValue {
     if let Some(absent) = coded.values.iter().find(|value| matches!(value, CellValue::Absent(_))) {
         return absent.clone();
     }
-    let mut rows = vec![0_u64; coded.values.len()];
-    coded.codes.iter().for_each(|code| rows[*code as usize] += 1);
     let bytes = |(value, rows): (&CellValue, &u64)| match value {
         CellValue::Bytes(bytes) => bytes.saturating_mul(*rows),
         _ => 0,
     };
-    CellValue::Bytes(coded.values.iter().zip(&rows).map(bytes).fold(0, u64::saturating_add))
+    let counts = counts.of_column(coded);
+    CellValue::Bytes(coded.values.iter().zip(counts).map(bytes).fold(0, u64::saturating_add))
+}
+
+/// Number of rows with each code, of the last column that was counted: adjacent columns share their
+/// codes.
+#[derive(Default)]
+struct RowsOfCodes {
+    codes: Arc<Vec<u32>>,
+    rows: Vec<u64>,
+}
+
+impl RowsOfCodes {
+    fn of_column(&mut self, coded: &CodedCells) -> &[u64] {
+        if !Arc::ptr_eq(&self.codes, &coded.codes) {
+            self.codes = Arc::clone(&coded.codes);
+            self.rows = vec![0; coded.values.len()];
+            for code in coded.codes.iter() {
+                self.rows[*code as usize] += 1;
+            }
+        }
+        &self.rows
+    }
 }
 
 /// Sums over the mappings of one file or pool.
@@ -1098,9 +1155,10 @@ mod tests {
             with_smaps(mapping("2000-3000 rw-p 0 0"), &[(SmapsCounter::Rss, 8192)], "rd wr"),
             resident("3000-4000 ---p 0 0", 0),
         ];
-        let row = |at: u64, share: bool| {
-            let kind = &kinds[[0, 1, 0, 0, 2][at as usize % 5]];
-            let range = AddrRange { start: at << 12, end: (at + 1) << 12 };
+        let row = |at: usize, share: bool| {
+            let kind = &kinds[[0, 1, 0, 0, 2][at % 5]];
+            let start = (at as u64) << 12;
+            let range = AddrRange { start, end: start + 0x1000 };
             let own = || kind.smaps.as_deref().map(|smaps| Arc::new(smaps.clone()));
             let smaps = if share { kind.smaps.clone() } else { own().map_err(Clone::clone) };
             Mapping { range, smaps, ..kind.clone() }
@@ -1112,8 +1170,11 @@ mod tests {
         };
         let (shared, apart) = (report(true), report(false));
         let (left, right) = (table(&shared, "mappings"), table(&apart, "mappings"));
-        assert!(left.columns.iter().any(|c| matches!(c.cells, ColumnCells::Coded(_))));
-        assert!(!right.columns.iter().any(|c| matches!(c.cells, ColumnCells::Coded(_))));
+        let is_coded = |table: &ReportTable| {
+            let column = table.columns.iter().find(|column| column.key == "Rss").unwrap();
+            matches!(column.cells, ColumnCells::Coded(_))
+        };
+        assert!(is_coded(left) && !is_coded(right));
         assert_eq!(left.total, right.total);
         for (left, right) in left.columns.iter().zip(&right.columns) {
             assert_eq!(left.key, right.key);

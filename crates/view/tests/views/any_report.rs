@@ -208,15 +208,15 @@ proptest! {
     fn coded_cells_are_written_as_the_cells_of_other_columns(
         sizes in proptest::collection::vec(any::<u64>(), 4),
         names in proptest::collection::vec(common::any_name(), 4),
-        codes in proptest::collection::vec(0..4_usize, 1..9),
+        codes in proptest::collection::vec(0..4_u32, 1..9),
         style in any_style(),
     ) {
-        let all_codes = Arc::new(codes.iter().map(|code| *code as u32).collect::<Vec<_>>());
+        let all_codes = Arc::new(codes.clone());
         let coded = |value: &dyn Fn(usize) -> CellValue| {
             // A value without a row would change the width of its column.
             let values = (0..4).map(|code| match codes.contains(&code) {
-                true => value(code),
-                false => value(codes[0]),
+                true => value(code as usize),
+                false => value(codes[0] as usize),
             });
             ColumnCells::Coded(CodedCells { values: values.collect(), codes: all_codes.clone() })
         };
@@ -234,7 +234,7 @@ proptest! {
             };
             Report { schema: "pagewise.maps/1", title: vec![], blocks: vec![ReportBlock::Table(table)] }
         };
-        let first = || ColumnCells::Counts(codes.iter().map(|code| *code as u64).collect());
+        let first = || ColumnCells::Counts(codes.iter().map(|code| u64::from(*code)).collect());
         let with_codes = report([
             coded(&|code| CellValue::Name(names[code].clone())),
             first(),
@@ -242,10 +242,10 @@ proptest! {
             coded(&|code| CellValue::Count(sizes[code])),
         ]);
         let without = report([
-            ColumnCells::Names(codes.iter().map(|code| names[*code].clone()).collect()),
+            ColumnCells::Names(codes.iter().map(|code| names[*code as usize].clone()).collect()),
             first(),
-            ColumnCells::Bytes(codes.iter().map(|code| sizes[*code]).collect()),
-            ColumnCells::Counts(codes.iter().map(|code| sizes[*code]).collect()),
+            ColumnCells::Bytes(codes.iter().map(|code| sizes[*code as usize]).collect()),
+            ColumnCells::Counts(codes.iter().map(|code| sizes[*code as usize]).collect()),
         ]);
         prop_assert_eq!(as_text(&with_codes, &style), as_text(&without, &style));
         prop_assert_eq!(as_json(&with_codes), as_json(&without));
