@@ -219,10 +219,10 @@ impl Display for Skips {
 }
 
 /// Test programs that change settings of the machine, compare with counters of the whole machine,
-/// or keep all CPUs busy: each runs alone, after all others.
+/// or keep all CPUs busy: each runs alone but for [`KILLS`], after all others.
 const ALONE: &[&str] = &[
     "huge_pages",
-    "kills",
+    KILLS,
     "lab",
     "live",
     "machine",
@@ -234,6 +234,10 @@ const ALONE: &[&str] = &[
     "shootdowns",
     "stat",
 ];
+
+/// The longest of [`ALONE`]. It changes no setting of the machine and looks only at processes that
+/// it has started, so it runs beside the others.
+const KILLS: &str = "kills";
 
 /// Test programs that take longest, the longest first: they start first, so that the last program
 /// to end is a short one.
@@ -324,9 +328,12 @@ fn test() -> Result<(TestTally, Skips)> {
     // Most tests sleep for much of their time, for example while they record a process.
     let jobs = cpus() + 2;
     say(&format!("{} test programs, {jobs} at a time", together.len()));
-    let mut tally = run_jobs(together, jobs)?;
-    say(&format!("{} test programs, one at a time", alone.len()));
-    tally.merge(run_jobs(alone.iter().map(job).collect(), 1)?);
+    let mut tally = run_jobs(vec![(together, jobs)])?;
+    let (kills, alone): (Vec<_>, Vec<_>) =
+        alone.iter().partition(|program| program.target == KILLS);
+    say(&format!("{} test programs, one at a time, and {KILLS} beside them", alone.len()));
+    let one_at_a_time = [kills, alone].map(|programs| (programs.into_iter().map(job).collect(), 1));
+    tally.merge(run_jobs(one_at_a_time.into())?);
     Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
 }
 
@@ -384,13 +391,17 @@ fn test_programs(messages: &str) -> Vec<TestProgram> {
     tests.filter_map(program).collect()
 }
 
-/// Runs commands, `jobs` at a time.
-fn run_jobs(commands: Vec<TestJob>, jobs: usize) -> Result<TestTally> {
-    let queue = Mutex::new(VecDeque::from(commands));
+/// Runs several queues of commands at the same time, of each queue as many commands at a time as
+/// its number says.
+fn run_jobs(queues: Vec<(Vec<TestJob>, usize)>) -> Result<TestTally> {
+    type Queue = Mutex<VecDeque<TestJob>>;
+    let queues: Vec<(Queue, usize)> =
+        queues.into_iter().map(|(jobs, at_a_time)| (Mutex::new(jobs.into()), at_a_time)).collect();
     let tally = Mutex::new(TestTally::default());
-    let next = || queue.lock().expect("no thread panics while it holds the lock").pop_front();
-    let work = || -> Result<()> {
-        while let Some(job) = next() {
+    let next =
+        |queue: &Queue| queue.lock().expect("no thread panics while it holds the lock").pop_front();
+    let work = |queue: &Queue| -> Result<()> {
+        while let Some(job) = next(queue) {
             let began = Instant::now();
             let (output, succeeded) = output_of(job.command)?;
             let mut tally = tally.lock().expect("no thread panics while it holds the lock");
@@ -401,7 +412,10 @@ fn run_jobs(commands: Vec<TestJob>, jobs: usize) -> Result<TestTally> {
         Ok(())
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        let work = &work;
+        let workers =
+            queues.iter().flat_map(|(queue, at_a_time)| (0..*at_a_time).map(move |_| queue));
+        let threads: Vec<_> = workers.map(|queue| scope.spawn(move || work(queue))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no job panics"))
     })?;
     Ok(tally.into_inner().expect("no job panics"))
