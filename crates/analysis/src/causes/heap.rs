@@ -4,7 +4,7 @@ use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, V
 use pagewise_model::evidence::{Instrument, ZeroSample};
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
 use pagewise_model::report::{CellValue, Fact, Label};
-use pagewise_model::{Bytes, Name};
+use pagewise_model::{Bytes, Name, Reading};
 
 use super::collector::{CollectedGrowth, SurvivalProof, collected_growth};
 use super::evidence::FunctionShare;
@@ -479,8 +479,10 @@ fn oversized_runtime(
         return None;
     }
     // Only Java touches pages of its heap before use. In other runtimes, zero-filled memory in huge
-    // pages comes from the size of these pages.
-    if runtime != LanguageRuntime::Java && huge_pages_of_runtime(evidence) * 2 >= zero.low.0 {
+    // pages comes from the size of these pages. If their number is unknown, they may be the reason.
+    if runtime != LanguageRuntime::Java
+        && huge_pages_of_runtime(evidence).ok()?.0.saturating_mul(2) >= zero.low.0
+    {
         return None;
     }
     let sentence = [
@@ -507,15 +509,14 @@ fn oversized_runtime(
     Some(found)
 }
 
-/// Number of bytes of the runtime's memory in huge pages.
-fn huge_pages_of_runtime(evidence: &CauseEvidence<'_>) -> u64 {
-    let Ok(subject) = evidence.subject else { return 0 };
+/// Number of bytes of the runtime's memory in huge pages; absent if it is unknown for any mapping.
+fn huge_pages_of_runtime(evidence: &CauseEvidence<'_>) -> Reading<Bytes> {
+    let subject = evidence.subject.as_ref().map_err(Clone::clone)?;
     let mappings = subject.mappings.iter().enumerate();
     let own = mappings.filter(|(index, _)| {
         GrownMemory::of(subject.pools.pool_of(*index).kind) == GrownMemory::Runtime
     });
-    let huge = own.filter_map(|(_, mapping)| mapping.anon_huge().ok());
-    huge.fold(0, |sum: u64, bytes| sum.saturating_add(bytes.0))
+    own.map(|(_, mapping)| mapping.anon_huge()).sum()
 }
 
 /// Returns the line for a runtime whose memory is not a cause.
@@ -671,7 +672,7 @@ mod tests {
     use pagewise_model::faults::FaultKind;
     use pagewise_model::heap_graph::{HeapGraph, HeapRoot, RetainingRoot, RootKind};
     use pagewise_model::heap_scan::LiveAmount;
-    use pagewise_model::{Quadrant, Snapshot};
+    use pagewise_model::{Quadrant, SmapsCounter, Snapshot};
 
     use super::*;
     use crate::causes::made::{activity, add_graph, evidence, go_program, present, verdict};
@@ -908,17 +909,22 @@ mod tests {
             }]);
             verdict(made, "foreign-heap")
         };
-        assert!(matches!(sample(&mut made, 900), Verdict::Present(_)));
-        assert!(matches!(sample(&mut made, 200), Verdict::RuledOut(_)));
-        let counters = [
-            (pagewise_model::SmapsCounter::Rss, 300 * MIB),
-            (pagewise_model::SmapsCounter::AnonHugePages, 280 * MIB),
-        ];
-        let mut huge = made.clone();
-        let line = "7f0000000000-7f0012c00000 rw-p 0 0 ";
-        huge.first.mappings = Ok(vec![with_smaps(mapping(line), &counters, "rd wr")]);
-        huge.last = Gathered::Value(Box::new(huge.first.clone()));
-        assert!(matches!(sample(&mut huge, 900), Verdict::RuledOut(_)), "huge pages explain them");
+        let with_counters = |counters: &[(SmapsCounter, u64)]| {
+            let mut with = made.clone();
+            let line = "7f0000000000-7f0012c00000 rw-p 0 0 ";
+            with.first.mappings = Ok(vec![with_smaps(mapping(line), counters, "rd wr")]);
+            with.last = Gathered::Value(Box::new(with.first.clone()));
+            with
+        };
+        let rss = (SmapsCounter::Rss, 300 * MIB);
+        let huge = |bytes| [rss, (SmapsCounter::AnonHugePages, bytes)];
+        let mut small = with_counters(&huge(0));
+        assert!(matches!(sample(&mut small, 900), Verdict::Present(_)));
+        assert!(matches!(sample(&mut small, 200), Verdict::RuledOut(_)));
+        let mut large = with_counters(&huge(280 * MIB));
+        assert!(matches!(sample(&mut large, 900), Verdict::RuledOut(_)), "huge pages explain them");
+        let mut unknown = with_counters(&[rss]);
+        assert!(matches!(sample(&mut unknown, 900), Verdict::RuledOut(_)), "they may explain them");
         // Zero-filled objects of Go lie in memory that the runtime cleared.
         made.first.process.exe = Ok("/usr/bin/app".into());
         made.first.objects.push(crate::causes::made::go_program());
