@@ -27,7 +27,7 @@ fn main() {
     let out = PathBuf::from(variable("OUT_DIR"));
     let place = |name: &str| variable(&format!("CARGO_CFG_TARGET_{name}"));
     let known = [place("ARCH"), place("OS"), place("ENV")] == ["x86_64", "linux", "gnu"];
-    // Other architectures have no recorder; a request for a recorder reports this.
+    // Other architectures have no recorder: `library` in `src/library.rs` then returns `None`.
     let recorder = if known { build(&crates, &out) } else { Vec::new() };
     println!("cargo::rustc-env=PAGEWISE_RECORDER_CONTENTS={}", digits(&recorder));
     std::fs::write(out.join(NAME), recorder).expect("OUT_DIR is there to be written to");

@@ -31,7 +31,7 @@ pub(crate) fn without_tests(code: &str) -> String {
     String::from_utf8(out).expect("the item was replaced by ASCII spaces")
 }
 
-/// Returns the names of the modules in files of their own that `code` (of [`only_code`]) has for
+/// Returns the names of the modules in separate files that `code` (of [`only_code`]) declares for
 /// tests only.
 pub(crate) fn test_modules(code: &str) -> impl Iterator<Item = &str> {
     code.match_indices("#[cfg(test)]").filter_map(|(at, attribute)| {

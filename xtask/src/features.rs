@@ -1,9 +1,9 @@
-//! Features of dependencies: equal in the command and in the tests, so that both are built from the
-//! same libraries.
+//! Checks that each dependency has the same features in the command and in the tests, so that both
+//! are built from the same libraries.
 //!
-//! Cargo enables each feature that any of the selected packages requests, and dependencies of tests
-//! request some. A library with other features is compiled again, and so are all crates that use
-//! it.
+//! Cargo enables each feature that any of the selected packages requests, and the dependencies of
+//! tests request additional features. A library with other features is compiled again, and so are
+//! all crates that use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

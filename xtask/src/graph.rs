@@ -8,8 +8,8 @@ use serde_json::Value;
 
 /// Each crate, by its folder, and the crates of this workspace that it may use.
 ///
-/// Holds for the dependencies with which a crate is built. Its tests may use more crates: they
-/// compare the results of two crates, and add a dependency to neither.
+/// The table applies to the dependencies with which a crate is built. The tests of a crate may use
+/// more crates: they compare the results of two crates without adding a dependency to either crate.
 const GRAPH: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("sys", &[]),

@@ -68,7 +68,8 @@ const MACHINES: &[MachineKind] = &[
     },
 ];
 
-/// Test programs that read the kernel and need no files of the project but their own.
+/// Test programs that read the kernel and need no files of the project except the files of their
+/// package.
 const TESTED: &[TestedProgram] = &[
     TestedProgram { package: "pagewise-sys", target: "pagewise_sys", options: "" },
     // The tests of `files` parse ELF and core files, and do not depend on the kernel.
@@ -121,7 +122,7 @@ pub(crate) fn run(words: &[&str]) -> Result<()> {
     let is_wanted = |machine: &MachineKind| only.is_none_or(|name| machine.name == name);
     let mut failures = Vec::new();
     // Each kernel boots in one machine, then each kernel in the next machine: a run that is cut
-    // short has seen all kernels.
+    // short has booted all kernels.
     for (number, machine) in MACHINES.iter().enumerate().filter(|(_, it)| is_wanted(it)) {
         for (kernel, work) in kernels.iter().flat_map(|it| works.iter().map(move |work| (it, work)))
         {

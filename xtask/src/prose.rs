@@ -173,7 +173,7 @@ fn sentences<'a>(prose: &Prose<'a>) -> impl Iterator<Item = &'a str> {
     first.into_iter().chain(others)
 }
 
-/// Returns the word that opens `sentence`, if the sentence is headless. Questions are not.
+/// Returns the word that opens `sentence`, if the sentence is headless. Questions are not headless.
 fn headless(sentence: &str) -> Option<&'static str> {
     let word = sentence.split(|c: char| !c.is_alphabetic()).next()?.to_lowercase();
     let word = HEADLESS.iter().find(|headless| **headless == word)?;

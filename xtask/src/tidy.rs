@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the rules of this workspace that no other tool knows.
+//! `cargo xtask tidy`: the rules of this workspace that no other tool checks.
 //!
 //! A rule looks at one file at a time and reports lines; adding one is a function and a row in
 //! [`RULES`]. The rules about manifests are in [`crate::graph`] and [`crate::features`].

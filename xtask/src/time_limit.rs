@@ -95,7 +95,7 @@ fn descendants(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
 
 /// Returns a line for the process, and a line for each thread: state, function of the kernel in
 /// which it waits, and system call with its arguments. A dash stands for a value that the kernel
-/// does not give.
+/// does not report.
 fn process_state(pid: u32) -> String {
     let folder = Path::new("/proc").join(pid.to_string());
     let words = fs::read(folder.join("cmdline")).unwrap_or_default();

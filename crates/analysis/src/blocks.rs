@@ -1,4 +1,5 @@
-//! Report blocks that several analyses share.
+//! Report blocks that several analyses share. Blocks for people appear in text and HTML, and blocks
+//! for programs in JSON.
 
 use pagewise_model::bounds::{Folded, OTHER_MAPPINGS, OTHER_STACKS, OTHER_THREADS};
 use pagewise_model::ending::ProgramEnding;
@@ -70,7 +71,8 @@ pub(crate) fn seen_by(audience: Audience, column: TableColumn) -> TableColumn {
     TableColumn { audience, ..column }
 }
 
-/// Number of call stacks that do not reach the start of their thread; `None` if unknown.
+/// Builds the fact for `cut`, the number of call stacks that do not reach the first function of
+/// their thread. `cut` is `None` if the number is unknown.
 pub(crate) fn stacks_cut(cut: Option<u64>) -> Fact {
     fact("stacks_cut", "stacks cut off", cut.map_or(CellValue::None, CellValue::Count), "")
         .hidden_if(cut.is_none_or(|cut| cut == 0))

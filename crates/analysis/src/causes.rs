@@ -1,6 +1,9 @@
 //! The table of causes. Each row describes one cause of memory trouble, and has a rule that judges
 //! the cause by the evidence.
 //!
+//! Instruments, such as a snapshot, a heap scan or a recording of page faults, collect the
+//! evidence. The observation is the time in which they read the process.
+//!
 //! A rule that lacks evidence returns [`Verdict::Unknown`], never [`Verdict::RuledOut`]. If another
 //! cause explains the same evidence, a rule returns [`Verdict::RuledOut`] with the name of that
 //! cause.

@@ -17,7 +17,7 @@ pub(crate) fn whole(value: f64) -> u64 {
     value as u64
 }
 
-/// Converts a float to a number of bytes, as [`whole`].
+/// Converts a float to a number of bytes, as [`whole`] does.
 pub(crate) fn whole_bytes(value: f64) -> Bytes {
     Bytes(whole(value))
 }

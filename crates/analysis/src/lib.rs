@@ -1,4 +1,5 @@
-//! Analyses: they convert model values to reports, without I/O and without reading a clock.
+//! Analyses: they convert model values to reports, without I/O and without reading a clock. Report
+//! blocks for people appear in text and HTML, and report blocks for programs in JSON.
 #![forbid(unsafe_code)]
 mod blocks;
 mod causes;

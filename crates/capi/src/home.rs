@@ -1,5 +1,5 @@
-//! Memory of the pools that the library creates for C programs. It comes from the source of the
-//! pool, since a program that provides a buffer expects no other allocation.
+//! Memory of the pools that the library creates for C programs. It comes from the memory source of
+//! the pool, since a program that provides a buffer expects no other allocation.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;

@@ -1,5 +1,5 @@
 //! Cost of recording page faults, and size of the recording: against perf, and against the command
-//! alone; and the cost of finding the owner of the memory.
+//! alone; and the cost of `--heap`, which finds the call stacks that allocated the memory.
 //!
 //! `cargo bench -p pagewise --bench faults`, as root
 

@@ -3,9 +3,10 @@
 //!
 //! Each change is noted before it is made, and struck out after it is undone. Each note goes to the
 //! keeper's standard input and to a file that only this user can access. The keeper is in a session
-//! of its own, and ignores the signals by which people and supervisors end processes. It acts when
-//! its input is closed without [`DONE`]. If the keeper is killed too, targets still work; the next
-//! run of pagewise that changes a process, or `pagewise keep`, finds the file and acts.
+//! of its own, and ignores the signals by which people and supervisors end processes. When its
+//! input is closed, the keeper undoes the noted changes. If the last line is not [`DONE`], the
+//! keeper first ends the noted heap recordings. If the keeper is killed too, targets still work;
+//! the next run of pagewise that changes a process, or `pagewise keep`, finds the file and acts.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -46,16 +47,16 @@ const HEAP: &str = "heap ";
 /// Time for which the keeper waits for the end of pagewise after pagewise has closed the keeper's
 /// input.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time for which the keeper waits for threads that use a mapping of pagewise: longer than a
-/// function in the mapping runs.
+/// Time for which the keeper waits for threads of a target that use a mapping of pagewise in the
+/// target: longer than a function in such a mapping runs.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(90);
 /// Times for which the next run of pagewise (`NEXT_PATIENCE`) and `pagewise keep` (`KEEP_PATIENCE`)
-/// wait for threads that use a mapping of pagewise.
+/// wait for threads of a target that use a mapping of pagewise in the target.
 const NEXT_PATIENCE: Duration = Duration::from_millis(500);
 const KEEP_PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum pause of a target for an undo: a pause does less harm than a change that stays.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Maximum number of bytes that are read of a file of notes.
+/// Maximum number of bytes that are read from a file of notes.
 const MAX_NOTES: u64 = 1 << 20;
 
 /// Changes to be undone.
@@ -63,8 +64,8 @@ const MAX_NOTES: u64 = 1 << 20;
 struct Notes {
     heaps: Vec<u32>,
     undos: Vec<Undo>,
-    /// The file of the notes. An undo changes the target too, and may be killed: it writes its own
-    /// changes to this file.
+    /// The file of the notes. The process that carries out an undo may be killed too, so each undo
+    /// writes its own changes of the target to this file.
     file: Option<File>,
 }
 
@@ -127,8 +128,9 @@ impl Keeper for Notes {
     }
 }
 
-/// Ends a recording that was left behind. Tries again for `patience`: a thread may still be in the
-/// recorder, and on a busy machine threads take time to stop.
+/// Ends a heap recording that a killed run of pagewise left in a process. Tries again for
+/// `patience`: a thread may still be in the recorder, and on a busy machine threads take time to
+/// stop.
 fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duration) -> bool {
     let begin = Instant::now();
     loop {
@@ -185,8 +187,8 @@ impl KeeperProcess {
         }
     }
 
-    /// Ends the keeper when only mappings that were noted and not struck out remain: the keeper
-    /// unmaps these when no thread uses them.
+    /// Ends the keeper. Called when all noted changes are undone, except mappings in targets. The
+    /// keeper unmaps each mapping when no thread uses it, and then ends.
     pub(crate) fn dismiss(mut self) {
         let is_done = self.notes.undos.is_empty();
         if is_done && let Some(path) = &self.path {
@@ -210,7 +212,8 @@ impl KeeperProcess {
         self.child = None;
     }
 
-    /// Undoes the noted changes in this process. Called only if the keeper was killed.
+    /// Undoes the noted changes from this process, without the keeper. Called only if the keeper
+    /// was killed.
     fn undo_without_keeper(self) {
         if self.notes.carry_out(false, KEEPER_PATIENCE)
             && let Some(path) = self.path

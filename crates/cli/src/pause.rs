@@ -9,8 +9,8 @@ use pagewise_sys::ptrace::expected_pause;
 
 use crate::output::note;
 
-/// Minimum pause that is announced: the scheduler makes threads wait for as long as a shorter
-/// pause.
+/// Minimum pause that is announced. The scheduler alone often delays a thread for as long as a
+/// shorter pause.
 pub(crate) const WORTH_SAYING: Duration = Duration::from_millis(10);
 
 /// Refuses to stop all threads of a process for longer than `max_pause`. Announces a permitted

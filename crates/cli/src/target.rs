@@ -55,7 +55,7 @@ pub(crate) enum CommandMoment {
 pub(crate) struct TakenSnapshot {
     pub(crate) snapshot: Snapshot,
     pub(crate) exit: ExitCode,
-    /// The error that the kernel denies access to the memory of the process, if it does.
+    /// The error if the kernel denies access to the memory of the process.
     pub(crate) denied: Option<ProcError>,
 }
 
@@ -136,7 +136,7 @@ fn read_core(path: &Path, exe: Option<&Path>, sums: bool) -> Result<Snapshot, Pr
 }
 
 /// Reads a process, with a sample of its heap if the request has `sums`. The snapshots from which
-/// `--at-peak` chooses have no sample, which would stop the process for longer.
+/// `--at-peak` chooses have no sample, because the sample would stop the process for longer.
 pub(crate) fn captured(
     root: &ProcRoot,
     pid: Pid,

@@ -312,7 +312,7 @@ fn writing_half_of_a_private_file_moves_that_half_to_private_anonymous() {
     let report = explain(fixture.pid, "--polite");
     let resident =
         |table: &str| number(&report, &format!("quadrants.{table}.private_anonymous.resident"));
-    // In addition, only the written pages of the program's own data move.
+    // Besides this half, only the written pages of the program's own data move to this quadrant.
     let moved = resident("effective") - resident("declared");
     assert!((half..half + MIB).contains(&moved), "{moved}");
 }
@@ -403,7 +403,7 @@ fn the_stack_reuses_what_the_heap_leaks() {
     assert!((reused..reused + MIB).contains(&frames), "{frames}");
 }
 
-/// Asserts that no byte controls a terminal, and that no markup is in a page.
+/// Asserts that a text has no control character except newlines, and no right-to-left override.
 fn assert_harmless(bytes: &[u8], what: &str) {
     let text = std::str::from_utf8(bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
     let bad = text.chars().find(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}');
@@ -821,8 +821,8 @@ fn growth_between_two_snapshots_is_reported_by_quadrant() {
     let same = pagewise(&["diff", &before, &before]);
     assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stderr));
     let report = json(&["diff", &before, &after, "--json"]);
-    // Each region has 2 MiB more: four regions of shared memory, and one and two halves of private
-    // memory.
+    // Each region has 2 MiB more: four regions of shared memory, one region of private memory, and
+    // two regions of private memory of which a half was written.
     let grew = |quadrant: &str| number(&report, &format!("quadrants.{quadrant}.resident_change"));
     assert_eq!(grew("shared_anonymous"), 8 * MIB);
     // The start of the stack in its first page is random, so that the number of pages varies by

@@ -1,6 +1,6 @@
 //! Recorders keep their memory limit with any number of call stacks, processes, calls and accesses,
-//! and report the entries that they merged. Compared with VmHWM of the recorder, and with the
-//! counts of the programs themselves.
+//! and report the entries that they merged. The tests read VmHWM of the recorder, and compare the
+//! reports with the counts of the recorded programs themselves.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use fixture::{disk, number, program};
 
-/// Maximum number of bytes of the program itself, including its code: a debug build with debugging
+/// Maximum number of bytes of pagewise itself, including its code: a debug build with debugging
 /// information.
 const BASE: u64 = 48 << 20;
 /// The smallest permitted memory limit.
@@ -164,7 +164,7 @@ fn accesses_that_do_not_fit_are_counted_and_their_stacks_are_others() {
     keeps_its_limit(&told);
     let watched = &told.report["watched"];
     let hits = told.report["hits"].as_array().unwrap().len() as u64;
-    // A lost event may be the copied memory of a reported access.
+    // A lost event may have only the copied memory of an access that is reported without it.
     let (count, lost) = (number(watched, "count"), number(watched, "lost"));
     assert!(count <= 30_000 && count + lost >= 30_000, "{watched}");
     assert_eq!(hits + number(watched, "dropped"), number(watched, "count"));

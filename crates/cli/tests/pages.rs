@@ -31,7 +31,8 @@ fn states(report: &Value, start: u64, count: u64) -> Vec<String> {
     (0..count).map(state).collect()
 }
 
-/// Returns one state for each page: `[("anonymous", 2), ("zero", 1)]` gives two and one.
+/// Returns one state for each page: `[("anonymous", 2), ("zero", 1)]` gives two states `anonymous`
+/// and one state `zero`.
 fn expected(runs: &[(&str, usize)]) -> Vec<String> {
     runs.iter().flat_map(|(state, count)| vec![(*state).to_owned(); *count]).collect()
 }

@@ -1,4 +1,5 @@
-//! Each remedy in the table of causes is carried out on a sick program, and its figure improves.
+//! Each remedy in the table of causes is carried out on a sick program (a program that has the
+//! cause on purpose), and the figure that measures the cause improves.
 //!
 //! `PAGEWISE_CAUSES` names causes, separated by commas: only their remedies are carried out then.
 
@@ -66,7 +67,7 @@ struct CauseTrial {
     cause: &'static str,
     /// A file of `fixtures/sick` without its extension.
     program: &'static str,
-    /// The figure that improves; empty for the figure of the label.
+    /// The figure that improves; empty for the figure in the program's `Label`.
     figure: &'static str,
     /// The trial of the remedy without a change of the program; `None` if the report has no such
     /// remedy.

@@ -414,8 +414,8 @@ fn is_idle() -> bool {
     waited.is_some_and(|waited| waited < SPIN / 10)
 }
 
-/// Repeats a run that exceeded its time limit alone, and returns its errors: none if it then ends
-/// in time. Returns `None` on a machine that is too busy to decide.
+/// Repeats a run that exceeded its time limit, while no other run is in progress. Returns its
+/// errors: none if it then ends in time. Returns `None` on a machine that is too busy to decide.
 fn too_slow(run: &FuzzedRun) -> Option<Vec<String>> {
     let mut judged = Vec::new();
     for _ in 0..REPEATS {

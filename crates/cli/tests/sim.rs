@@ -69,7 +69,8 @@ fn pages_that_fit_the_second_level_alone_miss_the_first_and_walk_once() {
     assert_eq!(number(&report, "accesses"), 3000);
     assert_eq!(number(&report, "dtlb_misses"), 3000);
     assert_eq!(number(&report, "stlb_misses"), 1000);
-    // 64 lines of 1000 pages lie in the same set: nothing stays in the first level of cache either.
+    // The accessed lines of all 1000 pages lie in the same set, so the second and third pass miss
+    // in the first level of cache too.
     assert_eq!(number(&report, "l1d_misses"), 3000);
     assert_eq!(report["pages"][1]["page_size"], 2 << 20);
     assert_eq!(

@@ -28,8 +28,8 @@ pub fn build(label: &Label, folder: &Path) -> Result<Option<CommandLine>> {
         eprintln!("{}: {tool} is not installed", label.name);
         return Ok(None);
     }
-    // Another thread or process may build or start the same program: the file appears complete, by
-    // a rename.
+    // Another thread or process may build or start the same program. So the compiler writes to
+    // another path, and a rename replaces the built file only when the new file is complete.
     let number = NEXT_PARTIAL.fetch_add(1, Ordering::Relaxed);
     let partial = folder.join(format!("{}.{}-{number}", label.name, std::process::id()));
     let Some(mut compiler) = compiler(label, &partial) else {

@@ -89,14 +89,15 @@ impl SourceLanguage {
 /// The right answer about a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Diagnosis {
-    /// The program has this trouble. `also` are other causes that an expert would accept as first.
+    /// The program has this memory problem. `also` are other causes that an expert would accept as
+    /// first.
     Sick {
         /// The ID of the cause.
         cause: String,
         /// IDs of other causes.
         also: Vec<String>,
     },
-    /// The program is healthy, and resembles this trouble.
+    /// The program is healthy, and resembles programs with this memory problem.
     Resembles(String),
 }
 
@@ -175,7 +176,7 @@ impl Label {
         }
     }
 
-    /// Returns true if the program has a trouble.
+    /// Returns true if the program has a memory problem.
     pub fn is_sick(&self) -> bool {
         matches!(self.diagnosis, Diagnosis::Sick { .. })
     }
@@ -333,8 +334,8 @@ impl LabelFields {
         }
     }
 
-    /// Returns the method of the label. A program with a figure to improve takes the argument
-    /// `--remedied`, if the label names no other method.
+    /// Returns the method of getting the remedied form. A program with a figure to improve takes
+    /// the argument `--remedied`, if the label names no other method.
     fn remedied(&self) -> Option<RemediedForm> {
         self.improves.as_ref()?;
         Some(self.form.clone().unwrap_or(RemediedForm::Argument))

@@ -1,5 +1,6 @@
 //! The programs of `fixtures/sick`: their labels, their environment, and figures of the running
-//! programs. Draws no conclusion about them, and does not use pagewise.
+//! programs. A sick program has a known memory problem; its remedied form does not have this
+//! problem. This crate draws no conclusion about the programs, and does not use pagewise.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "the user of the corpus reads which tools are missing")]
 

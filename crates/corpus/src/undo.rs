@@ -51,7 +51,7 @@ impl Undo {
 impl Drop for Undo {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
-        // The result does not matter: a process that has ended cannot be killed.
+        // The exit status does not matter: `kill` in a line fails if its process has already ended.
         let _ = self.shell.wait();
     }
 }

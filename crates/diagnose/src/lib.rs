@@ -1,6 +1,7 @@
-//! Evidence for the diagnosis of a process. Applies instruments in order of their cost to the
-//! process, within a budget of CPU time and pauses; each instrument runs only if the results of
-//! cheaper ones make it worth its cost. Draws no conclusions.
+//! Evidence for the diagnosis of a process. Instruments, such as a snapshot, a heap scan or a
+//! recording, collect the evidence within a budget of CPU time and pauses. The cheapest instrument
+//! runs first. Each later instrument runs only if the results of cheaper instruments make it worth
+//! its cost. The crate draws no conclusions.
 //!
 //! ```text
 //!  begin    snapshot with a heap sample, machine, cgroup, other processes
@@ -35,7 +36,7 @@ pub struct DiagnosisRequest<'a> {
     pub duration: Duration,
     /// Maximum CPU time of pagewise, and maximum pause of the target.
     pub budget: Budget,
-    /// Scans the heap within bounds, with the reachability of its blocks.
+    /// Scans the heap within bounds, including the reachability of its blocks.
     pub scan: &'a dyn Fn(ScanBounds) -> Reading<HeapScan>,
     /// Records allocations for a duration by a recorder in the process. Also returns the longest
     /// pause of the process.

@@ -143,8 +143,9 @@ impl LargeStack {
     }
 }
 
-/// Finds the address of the control block of a thread above its stack pointer. Stacks of coroutines
-/// and of Go lie in memory for other purposes, without a control block at their end.
+/// Finds the address of the control block of a thread above its stack pointer. A stack of a
+/// coroutine or of a goroutine has no control block at its end, because it lies in memory that is
+/// also used for other purposes.
 fn control_block(memory: &RunningMemory<'_>, within: AddrRange) -> Option<u64> {
     let end = within.end.min(within.start.saturating_add(MAX_BLOCK_SEARCH));
     let (mut start, mut found) = (within.start, None);

@@ -43,7 +43,7 @@ const TRIAGE: Duration = Duration::from_millis(1000);
 /// Minimum time from the beginning of a recording to the end of the observation: a shorter
 /// recording has too few events.
 const MIN_RECORDING: Duration = Duration::from_millis(1500);
-/// Maximum duration of the recording of page faults, and of that of shootdowns.
+/// Maximum duration of each recording of page faults or of shootdowns.
 const MAX_RECORDING: Duration = Duration::from_secs(4);
 /// Minimum number of page faults per second that makes a recording worth its cost.
 const MANY_FAULTS: f64 = 50.0;
@@ -354,7 +354,7 @@ impl<'a> Diagnosis<'a> {
         self.meter.measure(Instrument::HeapScan, || {
             let scan = (request.scan)(chosen.first);
             // The scan predicts the pause of a stopped process anew by the measured speed of its
-            // copy, and may refuse it.
+            // copy, and may refuse to run.
             let scan = match (scan, chosen.otherwise) {
                 (Err(_), Some(otherwise)) => (request.scan)(otherwise),
                 (scan, _) => scan,
@@ -467,11 +467,11 @@ fn grows(points: &[ActivityPoint]) -> bool {
     anonymous.is_some_and(|(before, after)| after.saturating_sub(before) >= WANTED_GROWTH)
 }
 
-/// Resident size from which on a snapshot is expensive.
+/// Minimum resident size for which a snapshot is expensive.
 const LARGE_PROCESS: Bytes = Bytes::gib(1);
 
-/// Maximum size of page tables that are read by `smaps`, which walks the page tables of a mapping
-/// at once: 10 ms for 50 MiB.
+/// Maximum size of page tables for which `smaps` is read. For `smaps`, the kernel walks the page
+/// tables of a whole mapping without a break: 10 ms for 50 MiB.
 const LARGE_PAGE_TABLES: Bytes = Bytes::mib(1);
 
 /// Chooses the files to read and the pace of reading, by the sizes of the page tables and of the
@@ -490,7 +490,7 @@ fn reading(root: &ProcRoot, pid: Pid) -> (Wish, Pace) {
 /// Takes a snapshot with a sample of the heap. Also returns the longest pause of the process.
 fn snapshot(root: &ProcRoot, pid: Pid) -> (Result<Snapshot, ProcError>, Duration) {
     let (wish, pace) = reading(root, pid);
-    // No sums: `smaps_rollup` walks all mappings at once.
+    // The sums are not read, because `smaps_rollup` walks all mappings without a break.
     let request = CaptureRequest { wish, pace, sums: false, ..CaptureRequest::default() };
     let mut snapshot = match capture(root, pid, &request) {
         Ok(snapshot) => snapshot,

@@ -1,4 +1,6 @@
-//! Results of the slow cycle, which the caller passes to the exporter.
+//! Results of the slow cycle, which runs less often than sweeps: the account of the machine's RAM,
+//! which divides the RAM by use, and the findings of a diagnosis. The caller passes these results
+//! to the exporter.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -46,7 +48,7 @@ pub struct ExportedFreeMemory {
     pub unusable_index: Option<f64>,
 }
 
-/// A finding about one object.
+/// A finding, which is a detected memory problem, about one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportedFinding {
     /// Stable ID of the finding.

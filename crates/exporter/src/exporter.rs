@@ -63,7 +63,8 @@ impl Exporter {
         }
     }
 
-    /// Sets the results of the slow cycle. All later sweeps export these results.
+    /// Sets the results of the slow cycle: the account of the machine's RAM, and findings. All
+    /// later sweeps export these results.
     pub fn set_diagnosis(&mut self, diagnosis: ExportedDiagnosis) {
         self.diagnosis = Some(diagnosis);
     }

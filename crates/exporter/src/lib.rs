@@ -1,7 +1,8 @@
 //! Metrics for Prometheus: sweeps over all processes and cgroups as OpenMetrics text, served over
 //! HTTP, written to a file or pushed by OTLP.
 //!
-//! A scrape never starts a sweep: it is answered with the text of the last sweep.
+//! A sweep reads the memory use of all processes and cgroups once. A scrape never starts a sweep:
+//! it is answered with the text of the last sweep.
 #![forbid(unsafe_code)]
 
 mod bundle;

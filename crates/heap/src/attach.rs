@@ -3,12 +3,13 @@
 //!
 //! Each step waits until it is safe. A thread loads the recorder only while it is in no function of
 //! the C library that holds a lock ([`crate::safe_call`]), and on a stack that pagewise maps.
-//! Function entries change only while all threads are stopped and none is in, or will return into,
-//! the replaced instructions. The recorder's memory is unmapped only when no thread can reach it.
+//! Function entries change only while all threads are stopped, and no thread executes, or will
+//! return into, the replaced instructions. The recorder's memory is unmapped only when no thread
+//! can reach it.
 //!
 //! pagewise may be killed at any point. Threads then restore their own registers
 //! ([`pagewise_remote`]). Code is changed by single writes within a page, and the program works
-//! after each write. A keeper outside of the target undoes the other changes
+//! after each write. A keeper, a process outside of the target, undoes the other changes
 //! ([`Attached::left_behind`]).
 
 use std::ffi::OsStr;
@@ -76,7 +77,8 @@ pub enum AttachRefused {
         /// PID of the process.
         pid: u32,
     },
-    /// Like `NeverSafe`, for a process with an allocator that replaces the C library's.
+    /// Like `NeverSafe`, for a process with an allocator that replaces the allocator of the C
+    /// library.
     #[error(
         "in {} s no thread of process {pid} was where it could load the recorder: {files} has a malloc of its own, and {why}",
         waited.as_secs()
@@ -114,7 +116,8 @@ pub enum AttachRefused {
     Collector(#[from] crate::HeapError),
 }
 
-/// Limits of the attempts to stop all threads at a point at which none of them blocks the change.
+/// Limits of the attempts to stop all threads at points at which it is safe to change or unmap
+/// code.
 #[derive(Clone, Copy, Debug)]
 struct Pauses {
     /// Number of attempts.
@@ -123,8 +126,8 @@ struct Pauses {
     at_last: Duration,
 }
 
-/// Time limits of these attempts: the general limit, and the limit for a process that a signal has
-/// stopped.
+/// Time limits of the attempts to stop all threads at such points: the general limit, and the limit
+/// for a process that a signal has stopped.
 const SEARCH: Duration = Duration::from_secs(4);
 const SEARCH_STOPPED: Duration = Duration::from_millis(300);
 /// Limits at the beginning of a recording: no pause exceeds the permitted pause.
@@ -161,7 +164,7 @@ pub struct Attached {
     detach: u64,
     /// Address of the function that unmaps the recorder's memory.
     release: u64,
-    /// Address of the recorder's word for the number of expected threads.
+    /// Address of the recorder's word for the number of threads that exist but do not record yet.
     coming: u64,
     /// Address ranges of the relocated prologues, near the hooked functions.
     moved: Vec<Range<u64>>,
@@ -249,7 +252,7 @@ struct AttachedProcess {
 /// does not reach `to`, or if the jump would cross a page boundary.
 fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<FunctionEntry> {
     // A write within one page is done completely or not at all, even if this process is killed
-    // during it.
+    // during the write.
     if at % page_size() + JUMP as u64 > page_size() {
         let what = "a function's first instructions lie on two pages";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
@@ -264,10 +267,10 @@ fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<FunctionEntry
 }
 
 impl Attached {
-    /// Loads the recorder into a running process and makes it record for `collector`, which expects
-    /// it. All threads of the process are stopped for at most `max_pause`; `pauses` records the
-    /// longest pause. Each change is reported to `keeper` before it is made, so that the keeper can
-    /// undo it if pagewise is killed.
+    /// Loads the recorder into a running process and makes it record for `collector`, to which
+    /// `Collector::expect` must have named the process. All threads of the process are stopped for
+    /// at most `max_pause`; `pauses` records the longest pause. Each change is reported to `keeper`
+    /// before it is made, so that the keeper can undo it if pagewise is killed.
     ///
     /// # Errors
     /// Returns an error if attaching would be harmful, with the reason.
@@ -386,8 +389,7 @@ impl Attached {
         Attached::resolve(process, &head).map(Some)
     }
 
-    /// Returns the recording of a child that the process has forked since attaching, and that is
-    /// recorded too.
+    /// Returns the recording of a recorded child that the process has forked since attaching.
     ///
     /// # Errors
     /// Returns an error if the child cannot be read.
@@ -400,9 +402,9 @@ impl Attached {
         Ok(Attached { process, entries, own, recorder, detach, release, coming, moved })
     }
 
-    /// Installs inline hooks in all functions. `close` is the code of `dlclose`: a thread inside it
-    /// would unload a library unnoticed. The recorder would then attribute calls of the next
-    /// library at the same address to the old library.
+    /// Installs inline hooks in all functions. `close` is the code of `dlclose`: a thread inside
+    /// `dlclose` would unload a library without a report to the recorder. The recorder would then
+    /// attribute calls of the next library at the same address to the old library.
     fn hook(&self, close: Option<&Range<u64>>) -> Result<(), AttachRefused> {
         let entries = &self.entries;
         let is_inside = |address: u64| {
@@ -438,7 +440,8 @@ impl Attached {
         }
         let mut written = entries.iter().try_for_each(|entry| memory.write(entry.at, &entry.after));
         if written.is_ok() && stopped.len() == 1 && self.coming != 0 {
-            // If a single thread is expected, the recorder counts peaks exactly.
+            // With a single thread, exactly one thread does not record yet. The recorder then
+            // counts peaks exactly.
             written = memory.write(self.coming, &1_u64.to_ne_bytes());
         }
         if written.is_err() {
@@ -482,7 +485,7 @@ impl Attached {
             return Err(AttachRefused::NeverSafe { pid: process.pid, waited: PATIENCE });
         };
         // The other threads continue and may enter the recorder, which works both before and after
-        // its end.
+        // the end of the recording.
         drop(stopped);
         let began = Instant::now();
         let room = process.room(&mut thread, keeper)?;
@@ -548,7 +551,8 @@ impl Attached {
 
     /// Returns the address and the contents of the recorder's thread-local words of each thread:
     /// the address of the thread's state, the number of bytes that the thread may allocate before
-    /// the next sample, and its stage. `None` if the words cannot be read.
+    /// the next sample, and the stage of the thread ([`hooks::BUSY`] while it is inside the
+    /// recorder). `None` if the words cannot be read.
     fn own_words(&self, stopped: &[Tracee]) -> io::Result<Vec<(u64, Option<[u8; 24]>)>> {
         let own = |thread: &Tracee| thread.place().thread_data.wrapping_add(self.own);
         let addresses: Vec<u64> = stopped.iter().map(own).collect();
@@ -564,8 +568,8 @@ impl Attached {
         found.is_some_and(|it| is_recorder(&it.name))
     }
 
-    /// Restores the entries of all functions. Returns false, and changes nothing, if an entry has
-    /// other code now.
+    /// Restores the entries of all functions. Returns false, and changes nothing, if an entry
+    /// cannot be read, or contains neither its original code nor the jump.
     fn unhook(&self) -> io::Result<bool> {
         let mut jumps = Vec::new();
         for entry in &self.entries {
@@ -943,8 +947,8 @@ fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, AttachRefused> {
     Ok(maps::parse(&text).mappings)
 }
 
-/// Returns an error if `/proc` shows that a process cannot be recorded; otherwise the process's
-/// allocators that replace the C library's.
+/// Returns the allocators of a process that replace the allocator of the C library; an error if
+/// `/proc` shows that the process cannot be recorded.
 fn can_be_attached(
     root: &ProcRoot,
     pid: u32,

@@ -1,5 +1,6 @@
 //! Live blocks of a running process, and the call stacks that allocated them, from the map that a
-//! recorder in the process keeps.
+//! recorder in the process keeps. The map has a cell for each 16 or 32 bytes of addresses; a cell
+//! contains the allocation site of the block that begins there.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -28,8 +29,8 @@ use crate::tables::{self, MappedTables, SharedTables};
 /// Number of bytes of cells in one read, and maximum number of bytes of cells in one search.
 const PIECE: u64 = 4 << 10;
 const MAX_MAP_BYTES: u64 = 16 << 20;
-/// Maximum number of allocation sites whose call stacks are resolved; sites of most blocks come
-/// first.
+/// Maximum number of allocation sites whose call stacks are resolved; the sites with the most
+/// blocks come first.
 const MAX_SITES: usize = 10_000;
 
 /// Finds the block that contains an address. `None` if no recorder records the process, if the
@@ -80,7 +81,7 @@ pub fn stacks_of_recording(recording: &LogRecording, starts: &[u64]) -> Reading<
     Ok(numbered(&sites, &asked, stacks))
 }
 
-/// The sites of most blocks, at most [`MAX_SITES`].
+/// The sites with the most blocks, at most [`MAX_SITES`].
 fn most_frequent(sites: &[Option<u32>]) -> Vec<u32> {
     let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
     for site in sites.iter().flatten() {
@@ -361,8 +362,8 @@ impl LookupProcess {
             return Some(LookedUpBlock { start, size: Some(size), room: None, site });
         }
         let room = self.room(start, mapping)?;
-        // For larger differences between size and usable size the recorder stores the size
-        // elsewhere.
+        // For larger differences between size and usable size the recorder stores the size in a
+        // separate table.
         let size = match slack {
             Some(slack) => Some(room.checked_sub(slack.into())?),
             None => None,

@@ -385,7 +385,7 @@ fn answer(
     let (pid, file) = match hello(client) {
         Ok(Some((_, file))) => (client.pid, file),
         Ok(None) => return Heard::More,
-        // The client has gone, or its request is not a recorder's.
+        // The client has gone, or is not a recorder.
         Err(_) => return Heard::Done,
     };
     let is_it = pid == expected.load(Ordering::Acquire);
@@ -424,7 +424,7 @@ mod tests {
 
     use super::*;
 
-    /// Tables like a recorder's, which the test writes.
+    /// Tables with the layout of a recorder's tables, which the test writes.
     struct TestTables(File);
 
     impl TestTables {

@@ -127,8 +127,8 @@ impl Finished {
 pub enum RecorderTrouble {
     /// The recorder had no memory for its tables, so nothing was recorded.
     Memory,
-    /// The program gave up the system calls that the recorder needs, so later events were not
-    /// recorded.
+    /// The program entered strict seccomp mode, which forbids system calls that the recorder needs,
+    /// so later events were not recorded.
     Calls,
     /// The collector did not answer in time, so nothing was recorded.
     Late,
@@ -152,7 +152,7 @@ pub(crate) const FIRST: Duration = Duration::from_millis(5);
 pub(crate) const MOMENTS: u32 = 40;
 /// Maximum number of reported processes that could not be recorded.
 const MAX_TOLD: usize = 100;
-/// Snapshots use at most one part in this number of the time.
+/// Maximum share of the time for snapshots: one divided by this number.
 const SHARE: u32 = 50;
 /// Initial time between layout snapshots; it doubles after every [`LAYOUTS`] layout snapshots.
 const FIRST_LAYOUT: Duration = Duration::from_millis(100);
@@ -167,7 +167,8 @@ const SAMPLED_SHARE: u32 = 200;
 /// Initial maximum of the live bytes and of the unused bytes, so that smaller heaps cause no early
 /// layout snapshot.
 const LITTLE: u64 = 1 << 20;
-/// Maximum number of sites in a tree, and the reciprocal of the smallest share of a site.
+/// Maximum number of allocation sites in a snapshot, and the reciprocal of the smallest share of a
+/// site in the live bytes.
 const SITES: usize = 1000;
 const SMALLEST: u64 = 2000;
 
@@ -303,12 +304,12 @@ impl Collector {
         &self.not_hooked
     }
 
-    /// Allocators of programs that are not recorded, while others of the same program are.
+    /// Allocators that are not recorded although other allocators of the same program are recorded.
     pub fn left_out(&self) -> &[LeftOut] {
         &self.left_out
     }
 
-    /// Allocators of programs whose functions have no symbols.
+    /// Allocators in files that have no symbols of the allocator's functions.
     pub fn nameless(&self) -> &[Nameless] {
         &self.nameless
     }
@@ -363,7 +364,7 @@ impl Collector {
         match hello(client) {
             Ok(Some((parent, file))) => self.greet(client, parent, file)?,
             Ok(None) => return Ok(Heard::More),
-            // The client has gone, or its request is not a recorder's.
+            // The client has gone, or is not a recorder.
             Err(_) => {}
         }
         Ok(Heard::Done)
@@ -428,7 +429,7 @@ impl Collector {
         };
         let recorded = self.running.swap_remove(index);
         let then = match self.request.follow {
-            // The recording of a program before its `execve` gets a name of its own.
+            // The recording of a program before its `execve` gets a file name of its own.
             true if is_first => OutputFate::Move(self.beside(pid)),
             true => OutputFate::Keep,
             false => OutputFate::Discard,
@@ -440,7 +441,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Name of the file of another process, which may exist already.
+    /// Path for the recording of another process. A file may exist there already.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
@@ -465,8 +466,8 @@ impl Collector {
         }
     }
 
-    /// Stores the live blocks of all processes for the ends of their recordings. Called before the
-    /// recorders unmap their maps of live blocks.
+    /// Stores the live blocks of all processes, which are written at the end of their recordings.
+    /// Called before the recorders unmap their maps of live blocks.
     pub fn note_blocks(&mut self) {
         for recorded in &mut self.running {
             let blocks = layout::live_blocks(&self.root, Pid(recorded.pid), &recorded.tables);

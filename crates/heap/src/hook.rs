@@ -45,7 +45,7 @@ pub enum Why {
     Many,
 }
 
-/// An allocator that is not recorded, while other allocators of the program are.
+/// An allocator that is not recorded, although other allocators of the program are recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
     /// File that contains the allocator.
@@ -69,7 +69,7 @@ impl fmt::Display for LeftOut {
 /// cannot be hooked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hooked {
-    /// The allocators: the name of one function, and the file, of each.
+    /// For each allocator: the name of one of its functions, and its file.
     pub allocators: Vec<(String, Name)>,
     /// True if the functions include an `operator new`.
     pub has_new: bool,
@@ -398,7 +398,8 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<RelocatedPrologue, Why> {
     Ok(RelocatedPrologue { length, code })
 }
 
-/// Replaces a call by instructions that push another return address and jump to the function.
+/// Replaces a call by instructions that push the return address `back` and jump to the called
+/// function.
 fn call(call: &Instruction, back: u64) -> Result<[Instruction; 4], Why> {
     let halves = [back & u64::from(u32::MAX), back >> 32].map(|it| u32::try_from(it).unwrap_or(0));
     let stack = |displacement| MemoryOperand::with_base_displ(Register::RSP, displacement);

@@ -1,8 +1,8 @@
 //! Layout of an allocator's memory, and the density of its pages: read from outside, from the
 //! recorder's map of live blocks, the words that glibc stores before blocks, and the page tables.
 //!
-//! The process runs at the same time. Implausible values are discarded, and blocks with
-//! contradictory words are counted separately. Only resident pages are read, so reading changes
+//! The process runs at the same time. Implausible values are discarded, and blocks whose words
+//! contradict each other are counted as unclear. Only resident pages are read, so reading changes
 //! nothing.
 
 mod glibc;
@@ -34,7 +34,7 @@ use pages::Use;
 /// Maximum numbers of extents and of resident ranges; reading more would take seconds.
 const MAX_EXTENTS: usize = 1 << 13;
 const MAX_RUNS: usize = 1 << 22;
-/// Number of times that mappings are read for one layout.
+/// Maximum number of times that mappings are read for one layout.
 const READINGS: usize = 16;
 /// Maximum number of bytes of block headers in one read, and maximum number of ranges in one read.
 const PIECE: u64 = 1 << 20;
@@ -180,8 +180,8 @@ struct Looking<'a> {
     renewed: u64,
     /// Buffer for reads, which is reused: page faults in fresh memory cost more than the read.
     buffer: Vec<u8>,
-    /// Index of the area for blocks with mappings of their own, and for mappings of other
-    /// allocators.
+    /// Indices of the area for blocks with mappings of their own, and of the area for mappings of
+    /// other allocators.
     alone: Option<usize>,
     others: Option<usize>,
     /// Requested sizes of blocks whose slack does not fit into a cell of the map, by address.
@@ -370,7 +370,8 @@ impl Looking<'_> {
         sum.held = sum.held.saturating_add(extent.range.end - extent.range.start);
         sum.resident = sum.resident.saturating_add(extent.resident());
         let at = self.extents.partition_point(|it| it.range.start < extent.range.start);
-        // The open page may belong to an extent whose index increases by the insertion.
+        // The page to which `uses` still adds blocks may belong to an extent whose index increases
+        // by the insertion.
         self.uses.moved(at);
         self.extents.insert(at, extent);
         Some(())
@@ -445,9 +446,9 @@ impl Looking<'_> {
     }
 
     /// Adds a block outside of all heaps if the block has a mapping of its own, and counts it as
-    /// unclear if nothing is known about it. Returns false for a block of the main arena in memory
-    /// that replaces the `brk` heap: the mapping becomes an extent of that arena, and the caller
-    /// adds the block.
+    /// unclear if its words cannot be read or contradict each other. Returns false for a block of
+    /// the main arena in memory that replaces the `brk` heap: the mapping becomes an extent of that
+    /// arena, and the caller adds the block.
     fn takes_alone(&mut self, block: &LiveMapEntry) -> bool {
         let Some(chunk) = block.address.checked_sub(UNIT) else { return true };
         let words =
@@ -521,8 +522,8 @@ impl Looking<'_> {
                 .extent(block.address)
                 .is_some_and(|at| self.extents[at].resident_in(&(start..start + page)) > 0);
             if !is_there {
-                // The page is swapped out, or has become resident since it was checked: a read
-                // would fault the page in.
+                // The page was not resident when it was checked. It may be swapped out, and a read
+                // would then fault it in.
                 continue;
             }
             bytes += page;
@@ -620,7 +621,7 @@ impl Looking<'_> {
         self.sums[self.extents[at].area].used += used.whole;
     }
 
-    /// Counts the page that is still open. Called after the last block.
+    /// Counts the last page, to which `uses` could still add blocks. Called after the last block.
     fn close(&mut self) {
         let used = self.uses.close(&self.extents);
         if let Some(extent) = self.extents.get(used.extent) {

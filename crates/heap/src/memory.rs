@@ -30,8 +30,8 @@ pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &SharedTables, mapped: u64
 /// released its memory.
 fn held_by(root: &ProcRoot, pid: Pid, mapped: u64) -> Option<u64> {
     let maps = maps::parse(&root.read(pid, "maps").ok()?);
-    // For an exiting process the file ends early, or is empty. If the process still has memory
-    // after the read, the file was complete.
+    // For an exiting process, `maps` ends early, or is empty. If the process still has memory after
+    // the read, `maps` was complete.
     resident_of(root, pid)?;
     maps.torn.is_none().then(|| held(&maps.mappings, mapped))
 }

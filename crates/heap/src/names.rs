@@ -30,7 +30,7 @@ pub(crate) struct NamedFunction {
     pub instead: u64,
 }
 
-/// The allocators of a file that programs do not call through `malloc`.
+/// The allocators of a file whose functions are not reached through an exported `malloc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileAllocator {
     /// File that contains the allocators.
@@ -296,7 +296,7 @@ const OF_CPP: &[FunctionRow] = &[
     free("_ZdaPvSt11align_val_tRKSt9nothrow_t"),
 ];
 
-/// Strings by which an allocator in a file is recognized, and its name.
+/// Strings by which an allocator in a file is recognized, and the name of the allocator.
 const WORDS: &[(&[u8], &str)] = &[
     (b"<jemalloc>: ", "jemalloc"),
     (b"mimalloc: error: ", "mimalloc"),
@@ -307,7 +307,7 @@ const WORDS: &[(&[u8], &str)] = &[
 const SEARCHED: u64 = 256 << 20;
 const PIECE: usize = 1 << 20;
 
-/// True if a name may be of interest.
+/// True if a name is that of a function of a known allocator.
 pub(crate) fn is_wanted(name: &[u8]) -> bool {
     // Most names are rejected here: a file may have a million symbols.
     if !matches!(name.first(), Some(b'_' | b'a'..=b'x')) || name.len() > 64 {
@@ -367,8 +367,8 @@ fn is_passed(name: &Name) -> bool {
         .any(begins)
 }
 
-/// True if a file is a library of the distribution: these are many, and use the allocator of the
-/// program.
+/// True if a file is a library of the distribution. A process may load many such libraries, and
+/// they use the allocator of the program.
 fn is_of_system(name: &Name) -> bool {
     [&b"/usr/lib"[..], b"/lib"].into_iter().any(|folder| name.as_bytes().starts_with(folder))
 }

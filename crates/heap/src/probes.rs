@@ -1,10 +1,10 @@
 //! Statically linked programs, which load no library: uprobes of the kernel observe their `malloc`
 //! and similar functions.
 //!
-//! A probe at the entry of each function records its arguments and a copy of the stack; a probe at
-//! its return records the return value. This module does the work that the recorder does in other
-//! programs. A probe costs some microseconds per call. Events that do not fit into the ring buffer
-//! are lost and counted.
+//! A probe at the entry of each function records its arguments and a copy of a part of the stack. A
+//! probe at the return of each allocation function records the return value. This module does the
+//! work that the recorder does in other programs. A probe costs some microseconds per call. Events
+//! that do not fit into the ring buffer are lost and counted.
 
 mod state;
 
@@ -60,9 +60,10 @@ pub enum Unwatched {
     File(#[from] crate::HeapError),
 }
 
-/// Number of bytes that are copied of the stack at each event.
+/// Number of stack bytes that are copied at the entry of an allocation function.
 const STACK: u16 = 4000;
-/// Number of stack bytes of the caller in which the result address of a block may be stored.
+/// Number of stack bytes that are copied at the return of an allocation function. `posix_memalign`
+/// may have stored the address of the block there.
 const NEAR: u32 = 512;
 /// Number of bytes of all ring buffers together; maximum and minimum number of bytes of the ring
 /// buffer of one CPU.
@@ -138,7 +139,7 @@ pub fn has_go(program: &OsStr) -> bool {
         .is_some_and(|file| is_of_go(&file))
 }
 
-/// Finds the file of a command like a shell.
+/// Finds the file of a command as a shell does: by its path, or in the folders of `PATH`.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return fs::canonicalize(program).ok();
@@ -385,7 +386,7 @@ impl Probes {
         Ok(())
     }
 
-    /// Name of the file of another process, which may exist already.
+    /// Path for the recording of another process. A file may exist there already.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
@@ -429,8 +430,8 @@ impl Probes {
         Ok(())
     }
 
-    /// Ends all recordings. Returns the recordings, that of the first process first, and the number
-    /// of events that were lost or not counted because too many blocks were live.
+    /// Ends all recordings. Returns the recordings, beginning with that of the first process, and
+    /// the number of events that were lost or not counted because too many blocks were live.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.

@@ -133,9 +133,9 @@ impl Meeting {
         Ok(())
     }
 
-    /// Accepts clients for a bounded time: processes of this user and of the invited user, and
-    /// descendants of pagewise and of the first process, whatever their user is. Other connections
-    /// are dropped. Returns false if no connection can be accepted now.
+    /// Accepts clients for a bounded time: processes of this user and of the invited user, and, for
+    /// any user, descendants of pagewise and of the first process. Other connections are dropped.
+    /// Returns false if no connection can be accepted now.
     ///
     /// `first` is the PID of the expected process, if there is one.
     pub(crate) fn accept(
@@ -302,8 +302,8 @@ impl Client {
 pub(crate) struct Clients(Vec<Client>);
 
 impl Clients {
-    /// Adds a client. Above the limit, the oldest client of the lowest rank is dropped; above the
-    /// limit of one process, its oldest client.
+    /// Adds a client. Drops the oldest client of its process if this process has too many clients;
+    /// otherwise, if there are too many clients, drops the oldest client of the lowest rank.
     fn add(&mut self, client: Client) {
         let of_it = |it: &Client| it.pid == client.pid;
         let oldest = if self.0.iter().filter(|it| of_it(it)).count() >= MAX_CLIENTS_OF_A_PROCESS {

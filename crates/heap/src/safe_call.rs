@@ -29,7 +29,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// Number of threads that are stopped once before a thread is chosen, so that the files of their
 /// code are read while no thread is stopped.
 const FIRST_THREADS: usize = 16;
-/// Time after which a function on a new thread is left to run by itself.
+/// Time after which pagewise no longer waits for a function on a new thread.
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 /// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 1 << 20;
@@ -44,7 +44,7 @@ pub enum CallRefused {
     /// No thread reached a point at which it may make the call.
     #[error("in {} s none of its threads was outside its allocator and the C library", .0.as_secs())]
     NeverSafe(Duration),
-    /// The threads could not be stopped, or could not be made to make the call.
+    /// The threads could not be stopped, or could not be made to call the function.
     #[error(transparent)]
     Remote(#[from] RemoteError),
 }
@@ -57,7 +57,8 @@ pub struct SafeCalls {
     mallocs: Mallocs,
 }
 
-/// Checks the stacks of stopped threads. Only the thread that stops them may use it.
+/// Checks the stacks of stopped threads. Only the thread that stops these threads may use this
+/// value.
 #[derive(Debug)]
 pub struct StackJudge<'a> {
     root: &'a ProcRoot,
@@ -127,7 +128,7 @@ impl SafeCalls {
         Ok(functions_in(&self.root, self.target.pid(), &self.target.mappings()?, names))
     }
 
-    /// Makes a thread make calls, one after the other, while the other threads run.
+    /// Makes one thread execute the calls, one after the other, while the other threads run.
     ///
     /// # Errors
     /// [`CallRefused`] if no thread makes a call.
@@ -152,8 +153,8 @@ impl SafeCalls {
     /// its own threads run meanwhile. The function must use no thread-local variable except
     /// `errno`. Its return value is not available; the result contains 0.
     ///
-    /// `None` if the C library knows only one thread, because it then takes no locks; also if the C
-    /// library is not glibc, or is linked statically.
+    /// `None` if the C library assumes a single thread, because it then takes no locks; also if the
+    /// C library is not glibc, or is linked statically.
     ///
     /// # Errors
     /// [`CallRefused`] if the function is not run.

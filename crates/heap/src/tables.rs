@@ -40,8 +40,8 @@ impl TableSource for File {
 }
 
 /// Tables in the memory of a process that has mapped them. Opening the mapped file, which has no
-/// name, would need `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`; reading the memory needs only the
-/// permissions of a scan.
+/// name, would need `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`; reading the memory needs only
+/// ptrace access to the process.
 #[derive(Debug)]
 pub(crate) struct MappedTables {
     memory: OpenMemory,
@@ -119,7 +119,7 @@ pub(crate) fn mapping(mappings: &[Mapping]) -> Option<&Mapping> {
     mappings.iter().find(|it| it.name.as_bytes().starts_with(b"/memfd:pagewise-heap"))
 }
 
-/// The device of all memory files, which no other files have.
+/// The device number of memory files (`memfd_create`), which files on disk do not have.
 fn memory_device() -> io::Result<Device> {
     let file = memfd_create("pagewise-device", MemfdFlags::CLOEXEC)?;
     Ok(FileId::of_metadata(&File::from(file).metadata()?).device)
@@ -134,7 +134,7 @@ pub(crate) struct CountedState {
     pub live: Vec<LogAmount>,
     /// Epoch of the last peak.
     pub peak: u32,
-    /// True if more is live now than ever before.
+    /// True if the live bytes exceed all earlier peaks.
     pub is_peak: bool,
     /// Number of bytes in separate mappings that the allocator created for large blocks.
     pub mapped: u64,
@@ -272,7 +272,7 @@ impl SharedTables {
         self.set_head(header::LOG_READ, written)?;
         let first_lost = self.head(header::LOG_FIRST_LOST)?;
         if first_lost != 0 {
-            // The recorder then records the time of the next loss.
+            // After this write, the recorder records the time of the next loss.
             self.set_head(header::LOG_FIRST_LOST, 0)?;
             new.lost = Some((first_lost, self.head(header::LOG_LAST_LOST)?));
         }
@@ -287,8 +287,8 @@ impl SharedTables {
     /// change, so that the live amounts of all sites are of one time point. Without `mark`, the
     /// process must have ended.
     pub(crate) fn state(&mut self, mark: bool) -> io::Result<CountedState> {
-        // Copies count only for an announced time point. Without `mark`, the current values of all
-        // sites are used.
+        // A copy is used only if its epoch equals `moment`. Without `mark`, the recorder has not
+        // received this epoch, so the current values of all sites are used.
         self.moment = self.moment.wrapping_add(1);
         if mark {
             let at = HEADER.place(header::EPOCHS) + 4;
@@ -434,8 +434,8 @@ impl<S: TableSource> SharedTables<S> {
         Ok(new)
     }
 
-    /// Removes sites that [`SharedTables::news`] has not returned from a layout. Such sites occur
-    /// if the program has overwritten its map of blocks.
+    /// Removes from a layout the sites that [`SharedTables::news`] has not returned. Such sites
+    /// occur if the program has overwritten its map of blocks.
     pub(crate) fn known_only(&self, mut layout: LogLayout) -> LogLayout {
         if let Some(pages) = &mut layout.pages {
             pages.pinned.retain(|it| (it.site as usize) < self.known.sites);
@@ -566,8 +566,8 @@ impl<S: TableSource> SharedTables<S> {
                 },
                 freed: LogAmount { bytes: slot[thread::FREED], blocks: slot[thread::FREED + 1] },
             };
-            // The chunks of slot 0 include counts of other threads, which the slots of these
-            // threads also contain.
+            // Slot 0 also owns chunks that other threads have handed over. The slots of these
+            // threads already contain the counts of these chunks.
             if index > 0 {
                 add(&mut told.allocated, allocated);
                 add(&mut told.freed, freed);

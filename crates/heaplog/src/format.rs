@@ -46,7 +46,7 @@ pub(crate) mod limit {
     pub(crate) const BLOCKS: usize = crate::recording::MAX_BLOCKS;
     /// Maximum number of areas in a layout.
     pub(crate) const AREAS: usize = 1 << 14;
-    /// Number of sites for which an area counts toward the limit `LEAVES`.
+    /// Each area counts as this number of sites toward the limit `LEAVES`.
     pub(crate) const AREA_LEAVES: usize = 8;
     pub(crate) const THREADS: usize = 1 << 16;
     /// Maximum number of words of a command, and of cells of a histogram.
@@ -82,7 +82,7 @@ impl Out {
     }
 
     /// Writes the difference from `before` to `now`, with wrap-around: small differences of either
-    /// sign are short.
+    /// sign take few bytes.
     pub(crate) fn change(&mut self, before: u64, now: u64) {
         let change = now.wrapping_sub(before).cast_signed();
         self.number(((change << 1) ^ (change >> 63)).cast_unsigned());
@@ -221,8 +221,8 @@ pub(crate) fn frame(kind: u8, payload: &[u8]) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a frame. Memory is allocated only for bytes that are present, whatever length the file
-/// states.
+/// Reads a frame. Allocates memory only for bytes that are present, not for the length that the
+/// file states.
 pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
     const CUT: Bad = "the file was cut off in the middle of a frame";
     /// Maximum number of bytes of a frame's head: one for the kind, and ten for each of two

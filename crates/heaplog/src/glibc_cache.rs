@@ -57,8 +57,9 @@ impl CacheLayout {
         self.bins * (self.width + 8)
     }
 
-    /// True for the size of the chunk of a cache: malloc does not split a chunk if the remainder
-    /// would be smaller than a chunk, and since glibc 2.43 adds the header twice for some caches.
+    /// True if a chunk of `size` bytes may contain a cache. The chunk may be larger than needed:
+    /// malloc does not split off a remainder that is smaller than the smallest chunk, and since
+    /// glibc 2.43 it adds the header twice for some caches.
     fn has_chunk_of(self, size: u64) -> bool {
         let needed = (self.bytes() as u64 + 8).next_multiple_of(UNIT);
         (needed..needed + UNIT + MIN_CHUNK).contains(&size)

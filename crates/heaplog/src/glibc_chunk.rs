@@ -33,9 +33,9 @@ pub const fn is_mapped(word: u64) -> bool {
 }
 
 /// Number of bytes between the end of a chunk with a mapping of its own and the end of this
-/// mapping: 0 until glibc 2.42. Since 2.43 a header lies there, and the block includes the first
-/// word of this header, as other blocks include the first word of the next chunk. The mapping ends
-/// at a page boundary, so the alignment of the chunk's end reveals the version.
+/// mapping: 0 until glibc 2.42. Since 2.43 this space contains a header. The block includes the
+/// first word of this header, as other blocks include the first word of the next chunk. The mapping
+/// ends at a page boundary, so the alignment of the chunk's end reveals the version.
 #[inline(always)]
 pub const fn behind_mapped(block: u64, word: u64) -> u64 {
     block.wrapping_sub(HEADER).wrapping_add(size(word)) & UNIT

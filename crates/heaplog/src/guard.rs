@@ -1,4 +1,6 @@
-//! Messages of a guard in a program to its listener: words on a Unix socket.
+//! Messages from a guard to its listener, as words on a Unix socket. A guard is the recorder
+//! library in a program when it detects memory errors. The listener is the pagewise process that
+//! started the program.
 //!
 //! A guard connects anew for each message, sends it, and waits for one byte
 //! ([`crate::tables::greeting::YES`]) before it continues. A message contains all data that it
@@ -73,7 +75,7 @@ pub mod word {
     pub const BUG: usize = 8;
     /// Kind of the access: [`super::access`].
     pub const ACCESS: usize = 9;
-    /// Address of the first accessed byte that must not be accessed.
+    /// Address of the first invalid byte of the access.
     pub const ADDRESS: usize = 10;
     /// Address of the object; 0 without an object.
     pub const OBJECT: usize = 11;
@@ -111,7 +113,7 @@ pub mod module {
     pub const END: usize = 1;
     /// Difference between an address in memory and the address in the file.
     pub const BIAS: usize = 2;
-    /// Number of bytes of the path; 0 for the program itself.
+    /// Number of bytes of the path; 0 if the module is the program itself.
     pub const PATH_LENGTH: usize = 3;
     /// Number of bytes of the build ID.
     pub const BUILD_ID_LENGTH: usize = 4;
@@ -144,8 +146,8 @@ pub mod bug {
     pub const INVALID_FREE: u64 = 5;
     /// An access to guarded memory that never contained an object.
     pub const WILD: u64 = 6;
-    /// An object was freed by a function that does not match its allocation function, or with
-    /// another size.
+    /// An object was freed by a function that does not match its allocation function, or with a
+    /// size that differs from the allocated size.
     pub const MISMATCH: u64 = 7;
     /// An access to memory that is not guarded, which ends the program by SIGSEGV.
     pub const FAULT: u64 = 8;
@@ -175,8 +177,8 @@ pub mod access {
     pub const EXECUTE: u64 = 3;
     /// The address was freed, by `free` or `realloc`.
     pub const FREE: u64 = 4;
-    /// The address was written at some time before the object was freed; the first call stack is of
-    /// the free.
+    /// The address was written at some time before the object was freed; the first call stack of
+    /// the message is that of the free.
     pub const WRITTEN_BEFORE_FREE: u64 = 5;
     /// Memory was written at some time before the program's end; the stack of the write is unknown.
     pub const WRITTEN_BEFORE_END: u64 = 6;

@@ -7,7 +7,7 @@ use crate::recording::{
 };
 use crate::shapes::CodecState;
 
-/// Bit flags of the values of an area that are known.
+/// Bit flags that show which values of an area are known.
 mod known {
     pub(super) const RESIDENT: u8 = 1;
     pub(super) const LIVE: u8 = 2;
@@ -119,7 +119,7 @@ pub(crate) fn write_blocks(out: &mut Out, blocks: &[LogBlock]) {
 }
 
 impl CodecState {
-    /// Appends the blocks of a frame, whose addresses must be above the addresses of all earlier
+    /// Appends the blocks of a frame. Their addresses must be above the addresses of all earlier
     /// blocks.
     pub(crate) fn read_blocks(
         &self,

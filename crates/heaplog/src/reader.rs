@@ -242,9 +242,9 @@ impl SnapshotIndex {
         self.moments
     }
 
-    /// Reads the last snapshot that has a tree and is not later than a time. Decodes only the
-    /// frames after the last key snapshot before this time. The caller must check the sites of the
-    /// tree. `None` without such a snapshot, or if it cannot be read.
+    /// Reads the last snapshot that has a tree of live amounts and is not later than a time.
+    /// Decodes only the frames after the last key snapshot before this time. The caller must check
+    /// the sites of the tree. `None` if such a snapshot does not exist or cannot be read.
     ///
     /// # Errors
     /// Returns the error of the read.

@@ -26,7 +26,7 @@ pub struct LogRecording {
     pub layouts: Vec<LogLayout>,
     /// All counts, as of the last time that they were written.
     pub counts: LogCounts,
-    /// Recorded blocks that were live when the recorder left a running process, in order of
+    /// Recorded blocks that were live when pagewise detached from the running process, in order of
     /// address.
     pub blocks: Vec<LogBlock>,
     /// Ending of the recording. `None` if the recording was cut off; `counts` may then be older
@@ -230,9 +230,9 @@ pub struct LogArea {
     pub live: Option<LogAmount>,
     /// Number of resident bytes in pages without a live block.
     pub empty: Option<u64>,
-    /// Number of bytes after the last chunk (`top`), which are trimmed first.
+    /// Size in bytes of the top chunk, whose memory the allocator trims first.
     pub top: Option<u64>,
-    /// Length in bytes of the longest run between live blocks, excluding the part after the last
+    /// Length in bytes of the longest range without live blocks, excluding the range after the last
     /// block.
     pub gap: Option<u64>,
     /// Number of threads that allocate from the area.
@@ -273,7 +273,7 @@ pub struct LogCounts {
     /// have zero counts.
     pub sites: Vec<LogSiteCounts>,
     /// Largest amount that was live at once. If threads allocated at the same time, the error of
-    /// its bytes is at most `peak_within`.
+    /// `peak.bytes` is at most `peak_within`.
     pub peak: LogAmount,
     /// Maximum error of `peak.bytes` in bytes.
     pub peak_within: u64,

@@ -37,8 +37,8 @@ struct SnapshotSums {
     resident: [u64; 5],
 }
 
-/// The return addresses called from each return address, the most recent first; most functions call
-/// few other functions.
+/// For each return address: its followers, which are the return addresses of the next inner calls
+/// on call stacks. The most recent follower is first. Most functions call few other functions.
 #[derive(Debug, Default)]
 struct Followers {
     /// List for [`ROOT`], followed by a list for each return address.
@@ -59,14 +59,14 @@ impl Followers {
         &mut self.lists[at]
     }
 
-    /// Rank of `place` among the return addresses that were called from `parent`, most recent
-    /// first; `None` if `place` is not in the list.
+    /// Rank of `place` among the followers of `parent`, most recent first; `None` if `place` is not
+    /// in the list.
     fn rank(&mut self, parent: Option<u32>, place: u32) -> Option<u8> {
         let rank = self.list(parent).iter().position(|it| *it == place)?;
         u8::try_from(rank).ok()
     }
 
-    /// Return address with a given rank among those that were called from `parent`.
+    /// Follower of `parent` with a given rank.
     fn at(&mut self, parent: Option<u32>, rank: u8) -> Option<u32> {
         self.list(parent).get(usize::from(rank)).copied()
     }
@@ -144,7 +144,8 @@ impl CodecState {
         Ok(modules)
     }
 
-    /// The last address of a module; of a new module, the last address of all modules.
+    /// The last address that was encoded for a module. For a module without such an address, the
+    /// last address of all modules.
     fn last_address(&mut self, module: Option<u32>) -> &mut u64 {
         let at = module.map_or(0, |module| module as usize + 1);
         if at >= self.last_addresses.len() {
@@ -164,7 +165,8 @@ impl CodecState {
             *last = place.address;
             self.last_address = place.address;
         }
-        // Older files end before this list, and older readers ignore the list. It has few entries.
+        // List of the interrupted addresses, which are few. In older files the frame ends before
+        // this list, and older readers ignore the list.
         let exact: Vec<usize> = (0..places.len()).filter(|at| places[*at].exact).collect();
         out.count(exact.len());
         let mut next = 0;
@@ -318,7 +320,8 @@ impl CodecState {
         out.count(sites.len());
         sites.iter().for_each(|site| out.byte(kind_number(site.kind)));
         for site in sites {
-            // 0 means an unknown call stack, so that differences stay small.
+            // An unknown call stack is written as 0 instead of [`ROOT`], so that differences stay
+            // small.
             let node = if site.node == ROOT { 0 } else { u64::from(site.node) + 1 };
             out.change(self.last_site, node);
             self.last_site = node;
@@ -498,7 +501,8 @@ impl CodecState {
         };
         let stays: Vec<bool> =
             self.tree.iter().map(|(site, _)| find(&sites, *site).is_some()).collect();
-        // Each removed site is written as the number of remaining sites before it.
+        // Each removed site is written as the number of remaining sites between it and the previous
+        // removed site.
         out.count(stays.iter().filter(|stays| !**stays).count());
         let mut run = 0;
         for stays in &stays {
@@ -632,8 +636,8 @@ fn read_signed(input: &mut In<'_>) -> Result<i64, Bad> {
     Ok(input.change(0)?.cast_signed())
 }
 
-/// Writes three columns: blocks; bytes per block minus the expected size; remainder of this
-/// division.
+/// Writes three columns: blocks; bytes per block minus the expected size; the remainder of the
+/// division of bytes by blocks.
 fn write_changes(out: &mut Out, changes: &[AmountChange], like: &[AmountChange]) {
     changes.iter().for_each(|it| signed(out, it.blocks));
     let pairs = || changes.iter().zip(like);

@@ -66,12 +66,13 @@ pub const MODULES: TableRange = TableRange::behind(THREADS, 64, 16 << 10);
 pub const STRINGS: TableRange = TableRange::behind(MODULES, 1, 4 << 20);
 /// Return addresses: the address, then the module's number plus 1 (0 for none), a word each.
 pub const PLACES: TableRange = TableRange::behind(STRINGS, 16, 1 << 20);
-/// Nodes: the parent's number, [`crate::recording::ROOT`] for none, and the place's, 4 bytes each.
+/// Nodes: the number of the parent ([`crate::recording::ROOT`] without a parent), and the number of
+/// the return address in [`PLACES`], 4 bytes each.
 pub const NODES: TableRange = TableRange::behind(PLACES, 8, 2 << 20);
-/// Sites: the node's number and the kind's ([`kind`]), 4 bytes each.
+/// Sites: the number of the node, and the kind ([`kind`]), 4 bytes each.
 pub const SITES: TableRange = TableRange::behind(NODES, 8, 512 << 10);
-/// Owner of each chunk: the number of the chunk's sites plus 1 (0: unused), and the thread's slot,
-/// 4 bytes each.
+/// Owner of each chunk: the index of the chunk's group of [`RECORDS`] sites plus 1 (0 if the chunk
+/// is unused), and the slot of the thread that owns the chunk, 4 bytes each.
 pub const OWNERS: TableRange = TableRange::behind(SITES, 8, 192 << 10);
 /// Chunks of records.
 pub const CHUNKS: TableRange = TableRange::behind(OWNERS, RECORDS * record::SIZE, 192 << 10);
@@ -84,7 +85,7 @@ pub const LOG: TableRange = TableRange::behind(OWN, 8 * log::WORDS, 256 << 10);
 /// Number of bytes of the whole file.
 pub const LENGTH: usize = LOG.at + LOG.entry * LOG.room;
 
-/// Number of records in a chunk, which are for sites `n * RECORDS` and up.
+/// Number of records in a chunk, and of sites in a group: group *n* begins with site `n * RECORDS`.
 pub const RECORDS: usize = 32;
 
 /// Indices of the header's words.
@@ -143,12 +144,12 @@ pub mod header {
     /// recorded.
     pub const OWN_NEW: usize = 24;
 
-    /// Address of the table of sizes that do not fit into cells of live blocks, and in the lowest
-    /// bits the number of entries as a power of two: an address and a size each, at the index by
-    /// [`super::live::place`] or after it. 0: not allocated yet.
+    /// Address of the table of sizes that do not fit into cells of live blocks. The lowest bits
+    /// contain the binary logarithm of the number of entries. An entry, an address and a size, is
+    /// at the index [`super::live::place`] or after it. 0 if the table is not allocated yet.
     pub const LIVE_SIZES: usize = 25;
-    /// Number of usable bytes of the blocks of [`UNKNOWN_FREES`], if the allocator is the C
-    /// library's.
+    /// Number of usable bytes of the blocks of [`UNKNOWN_FREES`], if the C library provides
+    /// `malloc`.
     pub const UNKNOWN_FREED: usize = 26;
 
     // Each of the following groups has a cache line of its own.
@@ -161,8 +162,8 @@ pub mod header {
     pub const PEAK: usize = 41;
     /// 1 until the first free after a new peak.
     pub const RISING: usize = 43;
-    /// 1 once several threads record at a time: the peak is then known to [`super::CREDIT`] bytes a
-    /// thread.
+    /// 1 once several threads may record at a time. The error of the peak then depends on the
+    /// credit of the threads ([`super::CREDIT`]).
     pub const MANY: usize = 44;
     /// Maximum number of threads that recorded at a time.
     pub const MAX_LIVE_THREADS: usize = 45;
@@ -194,8 +195,8 @@ pub mod hooks {
     pub const FAMILY: usize = 9;
     /// Address of the code area near `malloc`'s family; 0 if not requested.
     pub const NEAR: usize = 1024;
-    /// Address of the code area near the other functions, with the same layout; 0 if it is the
-    /// first one.
+    /// Address of the code area near the other functions, with the same layout; 0 if they use the
+    /// code area at [`NEAR`].
     pub const NEAR_OTHERS: usize = 1031;
     /// Address of each function; 0 for a function that is not hooked.
     pub const AT: usize = 1040;
@@ -204,11 +205,12 @@ pub mod hooks {
     /// Answer: number of bytes of each function's relocated instructions; 0 if the function cannot
     /// be hooked.
     pub const LENGTHS: usize = 1088;
-    /// The first 8 bytes of each function before it was hooked for the first time.
+    /// The first 8 bytes of each function before the function was hooked for the first time.
     pub const BEFORE: usize = 1112;
     /// Functions to hook in this recording, one bit for each function.
     pub const WANTED: usize = 1027;
-    /// Address of the number of expected threads, in programs that run already.
+    /// Address of the number of threads that exist but do not record yet, in programs that run
+    /// already.
     pub const COMING: usize = 1028;
     /// Address of the function that ends the recording: calls are not recorded after it returns.
     pub const DETACH: usize = 1029;
@@ -220,8 +222,8 @@ pub mod hooks {
     /// 1 if the code area has its contents already.
     pub const READY: usize = 1025;
     /// Signed distance of the recorder's thread-local words from the thread pointer (`fs`): while a
-    /// thread is inside the recorder, the first word is the address of 4 bytes that are [`NOW`], or
-    /// the third is [`BUSY`].
+    /// thread is inside the recorder, the first word is the address of 4 bytes with the value
+    /// [`NOW`], or the third word is [`BUSY`].
     pub const OWN: usize = 1026;
     /// Value of the 4 bytes of [`OWN`] while a thread is inside the recorder.
     pub const NOW: u32 = 2;
@@ -251,8 +253,8 @@ pub mod collector {
 /// `malloc`'s family, or under these names without being exported.
 ///
 /// The collector finds them by the symbols of the program's files, writes their roles and the
-/// addresses of free memory near them, and relocates their first instructions to this memory, as
-/// for [`hooks`]. The recorder maps the memory.
+/// addresses of free memory near them, and relocates their first instructions to this memory, as it
+/// does for [`hooks`]. The recorder maps the memory.
 pub mod named {
     /// Address of the recorder's code to which the hooks jump.
     pub const ENTRY: usize = 1200;
@@ -284,8 +286,8 @@ pub mod named {
         pub const LENGTH: usize = 1;
         /// Meaning of the function: [`super::role`].
         pub const ROLE: usize = 2;
-        /// Address of the function to call instead, which returns 0 in cases in which this function
-        /// throws an exception; 0 without such a function.
+        /// For a function that throws an exception on failure: address of the variant that returns
+        /// 0 instead, which the recorder calls. 0 for other functions.
         pub const INSTEAD: usize = 3;
         /// Address of the function's part of a code area.
         pub const PLACE: usize = 4;
@@ -297,7 +299,8 @@ pub mod named {
         pub const WORDS: usize = CODE + super::STRIDE / 8;
     }
 
-    /// Meanings of functions: a number, and above it the indices of their arguments.
+    /// Meanings of functions: a number in the lowest 8 bits, and the indices of arguments in the
+    /// bits above.
     pub mod role {
         /// Returns a block of `argument(0)` bytes, or of the product with `argument(1)`.
         pub const ALLOCATES: u64 = 1;
@@ -309,8 +312,9 @@ pub mod named {
         pub const RESIZES: u64 = 3;
         /// Resizes the block like [`RESIZES`], but frees it on failure.
         pub const RESIZES_OR_FREES: u64 = 4;
-        /// Resizes the block in the first argument in place: to the bytes in the second argument,
-        /// and if possible to as many more as the third argument. Returns the resulting bytes.
+        /// Resizes the block in the first argument in place to the size in the second argument, and
+        /// if possible to a size that is larger by up to the third argument. Returns the resulting
+        /// size in bytes.
         pub const RESIZES_IN_PLACE: u64 = 5;
         /// Frees the block `argument(2)`.
         pub const FREES: u64 = 6;
@@ -319,13 +323,14 @@ pub mod named {
         /// Index that means that the function has no such argument.
         pub const NONE: u64 = 7;
 
-        /// Meaning of a function, with indices of arguments: of the size, of its factor, of the
-        /// block.
+        /// Meaning of a function, with the indices of three arguments: the size, the factor of the
+        /// size, and the block.
         pub const fn new(what: u64, size: u64, times: u64, block: u64) -> u64 {
             what | size << 8 | times << 16 | block << 24
         }
 
-        /// Index of an argument: of the size (`which` is 0), of its factor (1), of the block (2).
+        /// Index of an argument: the size (`which` is 0), the factor of the size (1), or the block
+        /// (2).
         pub const fn argument(role: u64, which: u32) -> u64 {
             role >> (8 + 8 * which) & 7
         }
@@ -338,7 +343,7 @@ pub mod named {
 }
 
 /// Credit of a thread: bytes that it may allocate and free before it updates the shared counters,
-/// while several run.
+/// while several threads run.
 pub const CREDIT: u64 = 64 << 10;
 
 /// Number of cells of a histogram by powers of two: cell 0 counts zeros, cell *n* counts 2^(n-1) ..
@@ -356,9 +361,9 @@ pub mod thread {
     pub const NAME: usize = 2;
     /// Number of bytes that the thread may allocate before it must update the header.
     pub const ROOM: usize = 4;
-    /// Amount allocated before its chunks were last emptied: bytes, blocks.
+    /// Amount allocated according to the chunks that the thread no longer owns: bytes, blocks.
     pub const ALLOCATED: usize = 5;
-    /// Amount freed before its chunks were last emptied: bytes, blocks.
+    /// Amount freed according to the chunks that the thread no longer owns: bytes, blocks.
     pub const FREED: usize = 7;
     /// Number of allocations by size.
     pub const SIZES: usize = 16;
@@ -452,8 +457,8 @@ pub mod allocator {
     pub const SEVERAL: u64 = 4;
 }
 
-/// The map of live blocks, in the process's own memory: a table of 2^20 addresses of leaves, each
-/// for 128 MiB of addresses.
+/// The map of live blocks, in the process's own memory: a table with the addresses of 2^20 leaves,
+/// each of which covers 128 MiB of addresses.
 pub mod live {
     /// Number of address bits within a leaf.
     pub const LEAF: u32 = 27;
@@ -461,14 +466,15 @@ pub mod live {
     pub const SPACE: u32 = 47;
     /// Mask of the bits of [`super::header::LIVE_MAP`] that contain the format.
     pub const KIND: u64 = 3;
-    /// A leaf has a cell of 4 bytes for each 32 bytes of addresses, the minimum distance of glibc's
-    /// blocks: the usable minus the requested size ([`SLACK`]), [`TIMED`], the site's number plus 1
-    /// from [`SITE_SHIFT`] on ([`SITE_BITS`]), and [`ODD`].
+    /// A leaf has a cell of 4 bytes for each 32 bytes of addresses, which is the minimum distance
+    /// between glibc's blocks. A cell contains the usable size minus the requested size
+    /// ([`SLACK`]), [`TIMED`], the site's number plus 1 ([`SITE_BITS`] bits from [`SITE_SHIFT`]
+    /// on), and [`ODD`].
     pub const NARROW: u64 = 1;
-    /// A leaf has a cell of 8 bytes for each 16 bytes of addresses: the requested size
-    /// ([`SIZE_BITS`]), a bit that is set if the lifetime is being measured, the site's number plus
-    /// 1, and [`HALF`]. Blocks that begin 8 bytes after a multiple of 16 have leaves of their own,
-    /// in a second table after the first table.
+    /// A leaf has a cell of 8 bytes for each 16 bytes of addresses. A cell contains the requested
+    /// size ([`SIZE_BITS`]), a bit that is set if the lifetime is being measured, the site's number
+    /// plus 1, and [`HALF`]. Blocks that begin 8 bytes after a multiple of 16 have leaves of their
+    /// own, in a second table after the first table.
     pub const WIDE: u64 = 2;
     /// Mask of the usable size minus the requested size. If all bits are set, the requested size is
     /// in [`super::header::LIVE_SIZES`].
@@ -512,7 +518,7 @@ pub const RECORDER_FILE: &str = "libpagewise_preload.so";
 pub mod trouble {
     /// The recorder had no memory for its tables.
     pub const MEMORY: u64 = 1;
-    /// The program gave up the system calls that the recorder needs.
+    /// The program entered strict seccomp mode, which forbids system calls that the recorder needs.
     pub const CALLS: u64 = 2;
     /// The collector did not answer in time: nothing was recorded.
     pub const LATE: u64 = 3;
@@ -520,8 +526,8 @@ pub mod trouble {
 
 /// Messages between a recorder and a collector at the start of a recording, on a Unix socket.
 ///
-/// The recorder connects, sends one message, [`greeting::HELLO`] followed by its process number and
-/// its parent's in 4 bytes each, with the file of the tables as ancillary data (`SCM_RIGHTS`), and
+/// The recorder connects, sends one message, [`greeting::HELLO`] followed by its PID and the PID of
+/// its parent in 4 bytes each, with the file of the tables as ancillary data (`SCM_RIGHTS`), and
 /// waits for one byte: [`greeting::YES`] to record.
 pub mod greeting {
     /// Environment variable with the path of the socket and the recording parameters: words

@@ -108,7 +108,7 @@ impl<W: Write> LogWriter<W> {
         self.hold_back()
     }
 
-    /// Adds places in modules that were added before.
+    /// Adds addresses in modules that were added before.
     ///
     /// # Errors
     /// Returns the error of the writing.
@@ -117,7 +117,7 @@ impl<W: Write> LogWriter<W> {
         self.hold_back()
     }
 
-    /// Adds calls at places that were added before; a caller comes before its callees.
+    /// Adds calls at addresses that were added before; a caller comes before its callees.
     ///
     /// # Errors
     /// Returns the error of the writing.
@@ -243,7 +243,7 @@ impl<W: Write> LogWriter<W> {
         self.out.flush()
     }
 
-    /// Ends the file, and returns the writer.
+    /// Ends the file, and returns the underlying output.
     ///
     /// # Errors
     /// Returns the error of the writing.

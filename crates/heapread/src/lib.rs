@@ -371,7 +371,7 @@ fn sites(recording: &LogRecording, frames: &AddressFrames, stacks: &mut StackTab
     numbers
 }
 
-/// The frames from a call to its outermost caller, without the recorder's.
+/// The frames from a call to its outermost caller, without frames of the recorder.
 fn stack(recording: &LogRecording, frames: &AddressFrames, node: u32) -> Vec<u32> {
     let mut stack = Vec::new();
     let mut at = node;

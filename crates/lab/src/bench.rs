@@ -52,7 +52,8 @@ pub struct RunContext {
 /// # Errors
 /// Returns the error of the experiment; nothing is written in this case.
 pub fn run_child(child: &RunContext, out: &mut dyn Write) -> Result<(), LabError> {
-    // The run must end with its lab: the limits of the run are removed when the lab has ended.
+    // The run must end when the process of the lab ends, because the limits of the run are then
+    // removed.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let experiment = find(&child.experiment)?;
     let about = experiment.about();
@@ -107,7 +108,7 @@ impl Bench {
         &self.folder
     }
 
-    /// Journal of changes to the system, which are restored after this run.
+    /// Journal of changes to the system, which the lab undoes after this run.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }

@@ -23,7 +23,7 @@ use crate::{Bench, LabError};
 /// Mount point of the cgroup hierarchy.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Memory that the kernel keeps free if nearly all is used.
+/// Memory that the kernel keeps free if nearly all memory is used.
 const MIN_FREE: Bytes = Bytes::mib(2);
 
 /// Minimum amount of memory that is locked.
@@ -92,7 +92,8 @@ pub(crate) fn available() -> Result<Bytes, LabError> {
 
 /// A machine with swap on its first disk, and little memory for programs.
 pub(crate) struct ScarceMemory {
-    /// Number of bytes of the parameter `share` of the remaining memory, rounded to whole pages.
+    /// Number of bytes of `share` percent (a parameter) of the remaining memory, rounded up to
+    /// whole pages.
     pub(crate) length: usize,
     _locked: Vec<OwnedMapping>,
 }

@@ -16,11 +16,11 @@ pub(crate) enum CachePolicy {
     /// Uses a binary tree of bits over the ways; each bit points away from the half that was used
     /// last.
     TreePlru,
-    /// Uses the group of four ways that was used longest ago, and the way in this group to which a
-    /// tree points.
+    /// Selects the group of four ways that was used longest ago, and replaces the line in the way
+    /// to which the tree of this group points.
     LruOfTrees,
-    /// Uses the group to which a tree of four groups points, and the way in this group that was
-    /// used longest ago.
+    /// Selects the group to which a tree of four groups points, and replaces the line in this group
+    /// that was used longest ago.
     TreeOfLrus,
     /// Replaces the first way whose bit is clear. The bit of a way is set when the way is used;
     /// when all bits are set, all bits except the last one set are cleared.
@@ -171,7 +171,7 @@ fn point_away(tree: &mut [bool], leaf: usize) {
     }
 }
 
-/// The leaf that the nodes lead to. A half without leaves is never older.
+/// The leaf that the nodes lead to. The path never enters a half without leaves.
 fn pointed_to(tree: &[bool], leaves: usize) -> usize {
     let (mut node, mut width) = (1, tree.len());
     while node < tree.len() {

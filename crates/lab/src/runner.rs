@@ -95,7 +95,7 @@ const ROOM: Bytes = Bytes::mib(64);
 ///
 /// # Errors
 /// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`], and an error if journals cannot
-/// be written. Errors of an experiment are in the notebook.
+/// be written. Errors of an experiment are in the returned notebook.
 pub fn run(
     plan: &LabPlan,
     progress: &mut dyn FnMut(LabProgress<'_>),

@@ -16,12 +16,12 @@ use crate::thread::with_thread_cache;
 
 /// Number of size classes of the pool of blocks that are cached: blocks of up to 8 KiB.
 const CLASSES: usize = 64;
-/// Approximate maximum number of cached bytes of a size class, and range of the limit of its
-/// number of cached blocks.
+/// Approximate maximum number of cached bytes of a size class. [`MAX_BLOCKS`]: range of the maximum
+/// number of its cached blocks.
 const MAX_BYTES: usize = 64 << 10;
 const MAX_BLOCKS: RangeInclusive<usize> = 8..=128;
 
-/// Maximum number of cached blocks of a size class. An empty cache takes a quarter of this number
+/// Maximum number of cached blocks of a size class. An empty list takes a quarter of this number
 /// from the pool at once.
 fn max_blocks(class: usize) -> usize {
     (MAX_BYTES / size_class::capacity(class)).clamp(*MAX_BLOCKS.start(), *MAX_BLOCKS.end())
@@ -31,7 +31,7 @@ fn max_blocks(class: usize) -> usize {
 struct CachedClass {
     first: Cell<*mut u8>,
     count: Cell<u32>,
-    /// Number of blocks that may be added; 0 if the cache is not open.
+    /// Number of blocks that may be added; 0 before the cache is opened.
     left: Cell<u32>,
 }
 

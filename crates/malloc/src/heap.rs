@@ -1,4 +1,5 @@
-//! The pools that all threads share, and the header word before each block.
+//! The pools that all threads share, and the header word before each block. The pool of blocks
+//! (TLSF) takes its memory from the pool of pages.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;

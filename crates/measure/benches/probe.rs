@@ -1,5 +1,5 @@
-//! Cost of measuring: an empty region of a probe against two bare `ioctl`s and one reading of the
-//! same group of counters.
+//! Cost of a measurement: compares an empty region of a probe with two `ioctl`s and one read of the
+//! same counters without a probe.
 //!
 //! `cargo bench -p pagewise-measure --bench probe`: interleaved rounds on one CPU.
 
@@ -53,7 +53,7 @@ fn main() {
     println!("goal {}: <= 2x as it is by default", if last <= 2.0 { "met" } else { "MISSED" });
 }
 
-/// The same counters, opened by hand.
+/// Opens the counters of `CONFIGS` as one group, without a probe.
 fn bare_group() -> Vec<PerfCounter> {
     let mut counters: Vec<PerfCounter> = Vec::new();
     for config in CONFIGS {

@@ -1,4 +1,5 @@
-//! The CPU's caches: how large they are, and how to begin a region with cold ones.
+//! Sizes of the CPU's caches, and functions that evict data from the caches before a measured
+//! region.
 
 use std::fs;
 use std::hint::black_box;
@@ -27,7 +28,7 @@ pub struct DataCache {
 /// The caches that hold data, the nearest first.
 ///
 /// # Errors
-/// Absent where the kernel does not describe them, as on some virtual machines and in some
+/// Absent if the kernel does not describe the caches, as on some virtual machines and in some
 /// containers.
 pub fn caches() -> Reading<Vec<DataCache>> {
     let found = caches_at(Path::new(CACHES));
@@ -216,7 +217,8 @@ mod tests {
             return skip(&Lack::Machine(&format!("the caches are not known: {:?}", caches())));
         };
         let ring = ring(SOME, 16 * SOME);
-        // Interleaved, so that the minima are of the same speed of the machine.
+        // The rounds are interleaved, so changes in the machine's speed affect all three minima
+        // alike.
         let rounds: Vec<[Duration; 3]> = (0..301)
             .map(|_| {
                 round_trip(&ring);

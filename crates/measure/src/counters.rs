@@ -125,7 +125,7 @@ fn mode(user_mode_only: bool) -> Mode {
 fn open(way: &CountingWay, pid: u32, leader: Option<&PerfCounter>) -> Reading<PerfCounter> {
     let open =
         |leader| open_on(way.known, PerfScope::Thread(pid), mode(way.user_mode_only), leader);
-    // A group that does not fit the CPU is better counted in parts than not at all.
+    // If the CPU has too few counters for the group, the event is counted outside of the group.
     let opened =
         open(leader).or_else(|error| if leader.is_some() { open(None) } else { Err(error) });
     opened.map_err(|error| Absent::NotSupported(error.to_string().into()))

@@ -25,8 +25,8 @@ pub struct EventRow {
     pub what: EventSource,
     /// Unit of the event's values.
     pub unit: MetricUnit,
-    /// Number of the group of CPU events that are counted together, so that their ratios hold; 0
-    /// for events that are counted alone.
+    /// Number of the group of CPU events that are counted at the same time, so that their ratios
+    /// are exact; 0 for events that are counted alone.
     pub group: u8,
     /// True if `stat` counts the event by default.
     pub usual: bool,
@@ -53,7 +53,7 @@ pub enum EventSource {
     PageWalks(Operation),
 }
 
-/// A cache as `perf_event_open` numbers them.
+/// A cache, with its number in `perf_event_open`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerfCache {
     /// The first level, for data.
@@ -75,7 +75,7 @@ pub enum Operation {
     Prefetch = 2,
 }
 
-/// Outcome of the access.
+/// Outcome of an access to a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheOutcome {
     /// Hits and misses.
@@ -194,7 +194,7 @@ impl WantedEvent {
         }
     }
 
-    /// Origin of its values.
+    /// Origin of the event's values.
     pub fn origin(&self) -> MetricOrigin {
         match &self.how {
             How::Known(EventSource::Software { .. }) => MetricOrigin::Software,
@@ -205,8 +205,8 @@ impl WantedEvent {
         }
     }
 
-    /// Returns true if the event happens in the kernel, so that counting in user mode only would
-    /// find none.
+    /// Returns true if the event happens in the kernel, so that a count in user mode only would
+    /// always be 0.
     pub(crate) fn is_in_kernel(&self) -> bool {
         matches!(
             self.how,
@@ -253,8 +253,8 @@ fn is_missing(tracefs: Option<&TraceFs>, path: &str) -> bool {
     tracefs.is_some_and(|tracefs| id(tracefs).is_err_and(|e| e.kind() == io::ErrorKind::NotFound))
 }
 
-/// Default events. Tracepoints are for sessions of several runs: closing them takes the kernel a
-/// quarter of a second, once, which would dominate a single short run.
+/// Default events. For a single run, tracepoints are not counted: the kernel takes a quarter of a
+/// second to close them once, which can exceed the duration of a short run.
 pub fn usual(runs: RunCount) -> Vec<WantedEvent> {
     let mut wanted: Vec<WantedEvent> =
         EVENTS.iter().filter(|row| row.usual).map(WantedEvent::from_row).collect();
@@ -308,20 +308,20 @@ fn chosen_by(word: &str) -> Result<Vec<WantedEvent>, MeasureError> {
     }])
 }
 
-/// `r01a2`
+/// Parses a raw event of the CPU: `r01a2`.
 fn by_number(word: &str) -> Option<How> {
     let digits = word.strip_prefix('r')?;
     u64::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+')).map(How::Raw)
 }
 
-/// `cpu/event=0xd0,umask=0x11/`
+/// Parses an event of a PMU: `cpu/event=0xd0,umask=0x11/`.
 fn by_terms(word: &str) -> Option<How> {
     let (pmu, terms) = word.strip_suffix('/')?.split_once('/')?;
     let is_name = !pmu.is_empty() && !pmu.starts_with('.');
     Some(How::Pmu(pmu.to_owned(), Terms::parse(terms)?)).filter(|_| is_name)
 }
 
-/// `kmem:mm_page_free`
+/// Parses a tracepoint: `kmem:mm_page_free`.
 fn by_path(word: &str) -> Option<How> {
     let (system, name) = word.split_once(':')?;
     let is_name = |word: &str| {
@@ -432,13 +432,14 @@ impl EventCatalogue {
     }
 }
 
-/// Control files and ring buffer format files, which lie beside the folders of events.
+/// True for control files and for format files of the ring buffer, which lie beside the folders of
+/// events.
 fn is_switch(name: &str) -> bool {
     ["enable", "filter", "header_page", "header_event"].contains(&name)
 }
 
-/// Tries to count events, and returns the result for each: every event in [`EVENTS`]. If `like` is
-/// given, only the events and the tracepoints whose names contain it are tried.
+/// Tries to count every event in [`EVENTS`], and returns the result for each event. If `like` is
+/// given, tries only the events and the tracepoints whose names contain `like`.
 pub fn survey(like: Option<&str>) -> CountableSurvey {
     let catalogue = EventCatalogue::open();
     let fits = |name: &str| like.is_none_or(|like| name.contains(like));

@@ -1,6 +1,6 @@
 //! Costs of commands and regions of code: counters of the CPU and of the kernel, page faults,
-//! `getrusage`, and counters of the whole machine during that time. Builds models and summarizes
-//! nothing.
+//! `getrusage`, and counters of the whole machine during that time. The crate returns values of
+//! `pagewise_model` and does not summarize them.
 #![forbid(unsafe_code)]
 
 pub mod cache;

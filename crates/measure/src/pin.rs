@@ -1,4 +1,4 @@
-//! Staying on one CPU, so that a region does not move to one whose caches are cold.
+//! Pins a thread to one CPU, so that a measured region does not move to a CPU with cold caches.
 
 use std::io;
 use std::marker::PhantomData;
@@ -7,14 +7,14 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 
 use crate::error::MeasureError;
 
-/// Keeps the calling thread on one CPU. Dropping it restores the former affinity.
+/// Keeps the calling thread on one CPU. Dropping the value restores the former affinity.
 ///
 /// Threads that the pinned thread starts inherit its affinity and keep it for life.
 #[derive(Debug)]
 pub struct PinnedThread {
     before: CpuSet,
     cpu: u32,
-    /// The affinity is that of one thread.
+    /// The value must be dropped on the thread that it pinned.
     not_send: PhantomData<*const ()>,
 }
 

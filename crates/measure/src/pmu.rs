@@ -1,5 +1,5 @@
-//! `/sys/bus/event_source/devices`: the performance monitoring units of the machine, and what their
-//! events are called.
+//! `/sys/bus/event_source/devices`: the performance monitoring units (PMUs) of the machine, and the
+//! names of their events.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,7 +105,7 @@ impl Pmus {
         Pmus { folder: DEVICES.into(), virtual_machine: runs_in_a_vm(&cpu) }
     }
 
-    /// Why no event of the CPU can be counted; `None` where the kernel has a PMU to count with.
+    /// Reason why no event of the CPU can be counted; `None` if the kernel has a PMU for the CPU.
     pub(crate) fn no_cpu_pmu(&self) -> Option<Absent> {
         let there_is_one = self.names().iter().any(|name| is_of_a_cpu(name));
         let why = if self.virtual_machine {

@@ -47,7 +47,7 @@ pub struct ProbeOptions {
     /// True to measure the change of the process's memory: two readings of `smaps_rollup`, which
     /// take milliseconds for a large process.
     pub memory: bool,
-    /// True to subtract the cost of an empty region from every value, down to 0 at most.
+    /// True to subtract the cost of an empty region from every value; the result is at least 0.
     pub subtract: bool,
 }
 
@@ -145,7 +145,7 @@ pub struct CodeProbe {
     begun: Option<Begun>,
     overhead: Cost,
     subtract: bool,
-    /// Counters of the calling thread mean nothing in another.
+    /// Counters of the calling thread have no meaning in another thread.
     not_send: PhantomData<*const ()>,
 }
 
@@ -213,7 +213,8 @@ impl CodeProbe {
         &self.quantities
     }
 
-    /// Cost of an empty region, measured when the probe was opened. Without changes of memory.
+    /// Cost of an empty region, measured when the probe was opened. It does not contain changes of
+    /// memory.
     pub fn overhead(&self) -> &Cost {
         &self.overhead
     }
@@ -343,7 +344,7 @@ impl Cost {
         self.iter().find(|(quantity, _)| quantity.name == name).map(|(_, value)| value)
     }
 
-    /// Every value but the changes of memory.
+    /// Every value except the changes of memory.
     pub fn iter(&self) -> impl Iterator<Item = (&ProbeQuantity, &Reading<Count>)> {
         self.quantities.iter().zip(&self.values)
     }

@@ -1,4 +1,4 @@
-//! Runs commands, two of them interleaved, and records the cost of each run.
+//! Runs one command, or two interleaved commands, and records the cost of each run.
 
 use std::ffi::OsString;
 use std::io;
@@ -72,7 +72,7 @@ pub struct MeasurePlan {
 /// Progress of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasureProgress {
-    /// Number of completed runs of all commands, including runs that do not count.
+    /// Number of completed runs of all commands, including warm-up runs.
     pub done: u64,
     /// Planned number of runs; `None` if it depends on the results.
     pub of: Option<u64>,
@@ -202,7 +202,7 @@ impl MeasureSession<'_> {
     }
 
     /// Computes the precision after a round, if the plan has a goal. With more runs the computation
-    /// takes longer and the result changes less, so it is made less often.
+    /// takes longer and the result changes less, so the precision is computed less often.
     fn judge(&mut self) {
         let made = self.arms[0].runs.len();
         let is_wanted = matches!(self.plan.runs, RunCount::Until { .. });
@@ -211,7 +211,8 @@ impl MeasureSession<'_> {
         }
     }
 
-    /// Present half-width of the 95 % interval of the quantity in [`RunCount::Until`].
+    /// Present half-width of the 95 % interval of the quantity in [`RunCount::Until`], as a share
+    /// of the median.
     fn precision_now(&self) -> Option<f64> {
         let (median, Interval { low, high }) = match &self.arms[..] {
             [arm] => {
@@ -329,7 +330,7 @@ const RESOURCES: &[RunResource] = &[
 ];
 
 /// `execve` keeps the peak resident memory of the launcher as the minimum of the command's own
-/// peak. A command that does not exceed it has an unknown peak.
+/// peak. The peak of a command that does not exceed this minimum is unknown.
 fn peak_res(outcome: &RunOutcome) -> Reading<u64> {
     if outcome.usage.max_rss > outcome.floor {
         return Ok(outcome.usage.max_rss);

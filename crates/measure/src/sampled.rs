@@ -18,13 +18,15 @@ const KEPT: &[(&str, SmapsCounter)] = &[
     ("peak_pss_shmem", SmapsCounter::PssShmem),
 ];
 
-/// A detailed sample is due when the PSS has grown by 1/`STEP` since the last detailed sample.
+/// A detailed sample (a snapshot of the largest process) is due when the total PSS has grown by
+/// more than 1/`STEP` since the last detailed sample.
 const STEP: u64 = 16;
-/// Time to the next detailed sample, as a multiple of the CPU time of the last: CPU use of other
-/// programs does not count.
+/// Time to the next detailed sample, as a multiple of the CPU time of the last detailed sample.
+/// Time for which other programs used the CPU does not count.
 const REST: u32 = 10;
-/// A process that has grown by this factor is sampled again without a delay. That is rare, and the
-/// cost of the earlier samples of the small process does not predict it.
+/// If the total PSS has grown by this factor, the next detailed sample is taken without a delay.
+/// Such growth is rare, and earlier samples of the smaller process do not predict the cost of the
+/// next one.
 const LEAP: u64 = 4;
 
 pub(crate) fn metrics() -> impl Iterator<Item = MeasuredMetric> {
@@ -36,7 +38,7 @@ pub(crate) fn metrics() -> impl Iterator<Item = MeasuredMetric> {
     })
 }
 
-/// Highest sums of the samples of one run, and the last detailed sample.
+/// Sums of the sample with the highest PSS of one run, and the last detailed sample.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     root: ProcRoot,

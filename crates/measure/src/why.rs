@@ -8,8 +8,8 @@ use pagewise_sys::system::{CapabilitySet, has_capability};
 
 use crate::pmu::Pmus;
 
-/// Converts the kernel's error for an event to a reason. `of_the_cpu` is true if the CPU would have
-/// to count it.
+/// Converts the kernel's error for an event to a reason. `of_the_cpu` is true if the event is
+/// counted by the CPU.
 pub(crate) fn event(error: &io::Error, of_the_cpu: bool, pmus: &Pmus) -> Absent {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => not_permitted(),
@@ -56,7 +56,7 @@ pub(crate) fn empty_tracefs() -> Absent {
     )
 }
 
-/// Why tracefs cannot be read.
+/// Reason why tracefs cannot be read.
 pub(crate) fn tracefs(error: &io::Error) -> Absent {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
@@ -67,7 +67,7 @@ pub(crate) fn tracefs(error: &io::Error) -> Absent {
     }
 }
 
-/// Why a tracepoint has no number.
+/// Reason why a tracepoint has no number.
 pub(crate) fn tracepoint(error: &io::Error) -> Absent {
     match error.kind() {
         io::ErrorKind::NotFound => Absent::NotInThisKernel("".into()),

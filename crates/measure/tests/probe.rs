@@ -138,7 +138,7 @@ fn the_wall_time_is_that_of_the_region_and_the_cpu_time_follows() {
         let outside = begin.elapsed();
         assert!((sleep..=outside).contains(&cost.wall()), "{:?} of {outside:?}", cost.wall());
         assert!(value(&cost, "nvcsw") >= 1, "{cost:?}");
-        // Absent where the kernel may not be counted.
+        // The value is absent if this user may not count events in the kernel.
         if let Ok(count) = cost.get("context_switches").unwrap() {
             assert!(count.value >= 1, "{cost:?}");
         }
@@ -209,7 +209,7 @@ fn more_events_than_fit_one_reading_are_all_counted() {
     assert!(cost.iter().count() > 20);
     assert_eq!(value(&cost, "minor_faults"), PAGES as u64);
     for name in ["page_fault_user", "mm_page_alloc"] {
-        // Absent where tracefs may not be read.
+        // The value is absent if this user may not read tracefs.
         if let Ok(count) = cost.get(name).unwrap() {
             assert!((PAGES as u64..2 * PAGES as u64).contains(&count.value), "{name}: {count:?}");
         }

@@ -1,4 +1,5 @@
-//! Changes of memory, which are of the whole process: one test alone in its program.
+//! Tests changes of memory. They include the memory of the whole process, so this program has only
+//! one test.
 
 use pagewise_measure::events::choose;
 use pagewise_measure::probe::{CodeProbe, Cost, ProbeOptions};

@@ -64,8 +64,8 @@ pub struct SystemReading {
     /// The part of `Percpu` that was allocated at boot, which is not part of `MemTotal`.
     #[serde(with = "plain")]
     pub percpu_at_boot: Reading<Bytes>,
-    /// Pages of socket buffers (`mem` of `/proc/net/sockstat`). Some of these pages belong to
-    /// slabs; no counter covers the other ones.
+    /// Bytes of the pages of socket buffers (`mem` of `/proc/net/sockstat`). Some of these pages
+    /// belong to slabs; no other counter includes the remaining pages.
     #[serde(with = "plain")]
     pub sockets: Reading<Bytes>,
     /// Page cache, by file system and by file.
@@ -77,7 +77,7 @@ pub struct SystemReading {
     /// `/proc/swaps`.
     #[serde(with = "plain")]
     pub swaps: Reading<Vec<SwapArea>>,
-    /// Settings of reclaim, each by the path of its file on a live system.
+    /// Kernel settings of reclaim: the path of each file on a live system, and its value.
     pub settings: Vec<(Name, u64)>,
     /// Duration of the reading in nanoseconds.
     pub took_ns: u64,

@@ -58,8 +58,8 @@ pub struct Folded {
     pub stacks: u64,
     /// Number of events counted under [`OTHER_STACKS`].
     pub stack_events: u64,
-    /// Upper bound of the number of events that the count of one call stack lacks. It also bounds
-    /// the number of events of each unlisted call stack.
+    /// Maximum number of events by which the count of a call stack is too low. A call stack that is
+    /// not listed also has at most this number of events.
     pub stack_error: u64,
     /// Number of events counted under [`OTHER_THREADS`].
     pub thread_events: u64,

@@ -138,12 +138,12 @@ pub struct MemoryCall {
     pub arguments: [u64; 6],
     /// Return value, or the error number.
     pub result: Result<u64, i32>,
-    /// Time at which the recorder saw the end of the call, in nanoseconds since the start. Calls of
-    /// other threads that overlap may have taken effect before or after it.
+    /// Time at which the recorder saw the end of the call, in nanoseconds since the start.
+    /// Overlapping calls of other threads may have taken effect before or after this call.
     pub done_ns: u64,
     /// Duration in nanoseconds, the ptrace stops included.
     pub took_ns: u64,
-    /// Program counter of the `syscall` instruction.
+    /// Address after the instruction that made the system call.
     pub caller: u64,
     /// Details that the argument registers and the result do not contain.
     pub about: CallDetail,

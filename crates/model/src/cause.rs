@@ -74,9 +74,10 @@ impl CauseObject {
 pub enum Confidence {
     /// The evidence excludes every other explanation in the table of causes.
     Certain,
-    /// Other explanations are improbable. The command would decide between them.
+    /// Other explanations are improbable. The value is the command that would decide between them.
     Likely(Label),
-    /// The evidence allows other explanations. The command would decide between them.
+    /// The evidence allows other explanations. The value is the command that would decide between
+    /// them.
     Possible(Label),
 }
 
@@ -157,7 +158,7 @@ pub struct Remedy {
     pub reversible: Option<bool>,
 }
 
-/// Result of a rule for one cause.
+/// Result of the rule that tests for one cause.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// The cause is present.

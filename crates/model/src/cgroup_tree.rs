@@ -49,7 +49,7 @@ pub struct CgroupNode {
     /// Limit of swap (v2), or of memory and swap together (v1); `None` if the cgroup has no such
     /// limit.
     pub swap_limit: Option<Bytes>,
-    /// `vm.swappiness` of the cgroup (v1).
+    /// `memory.swappiness` of the cgroup (v1).
     pub swappiness: Option<u64>,
     /// True if an OOM kill ends all processes of the cgroup (`memory.oom.group`).
     pub kills_all: bool,

@@ -52,7 +52,8 @@ impl CoreCompression {
 pub enum CoreWriter {
     /// The kernel: one segment for each mapping, with its access rights.
     Kernel,
-    /// gdb (`gcore`): segments without execute rights, and `r` also for mappings without access.
+    /// gdb (`gcore`): no segment is executable, and even mappings without access are readable
+    /// (`r`).
     Gdb,
     /// Another program.
     Unknown,
@@ -100,7 +101,8 @@ impl CoreSegment {
 pub struct CoreThread {
     /// Thread ID, in the PID namespace of the process.
     pub tid: Pid,
-    /// Number of the signal that the thread was handling; 0 for none.
+    /// Signal number in the note of the thread (`pr_cursig`); 0 for none. The kernel writes the
+    /// signal that ended the process into the notes of all threads.
     pub signal: u32,
     /// The instruction pointer.
     pub instruction: u64,

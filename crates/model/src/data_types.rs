@@ -106,11 +106,12 @@ pub struct TypedThreadLocal {
     pub variable: TypedVariable,
 }
 
-/// Location of the thread-local storage (TLS) of a file in each thread (on x86-64).
+/// Location of the thread-local storage (TLS) of a file (a program or library) in each thread (on
+/// x86-64).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThreadStorage {
-    /// The TLS begins this number of bytes below the thread pointer: the TLS of the program itself.
+    /// The TLS of the program itself, which begins this number of bytes below the thread pointer.
     BelowThreadPointer(u64),
     /// A word in memory contains the offset of a variable from the thread pointer.
     OfVariable {

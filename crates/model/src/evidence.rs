@@ -49,7 +49,7 @@ pub struct Evidence {
     /// Samples of large anonymous mappings, with the number of zero-filled pages.
     #[serde(default)]
     pub zero_pages: Gathered<Vec<ZeroSample>>,
-    /// Garbage collector of a language runtime, in order of time.
+    /// Counters of the garbage collector of a language runtime, in order of time.
     #[serde(default)]
     pub collector: Gathered<Vec<CollectorPoint>>,
     /// Scan of the heap, with the reachability of its blocks.
@@ -79,7 +79,7 @@ pub struct CpuWaits {
     /// Time in the run queues in nanoseconds, of all threads together.
     pub waited_ns: u64,
     /// CPU time in nanoseconds that the threads would have used in the same time on free CPUs.
-    /// `None` in older files, whose waits have no duration to be compared with.
+    /// `None` in older files, which do not contain this number.
     #[serde(default)]
     pub undelayed_ns: Option<u64>,
 }
@@ -87,7 +87,8 @@ pub struct CpuWaits {
 impl CpuWaits {
     /// Minimum CPU time in nanoseconds for a meaningful ratio.
     const MIN_RAN_NS: u64 = 1_000_000;
-    /// Maximum of [`CpuWaits::demand`]. At a higher ratio, the process ran for too short a time.
+    /// Maximum of [`CpuWaits::demand`]. A higher ratio is not reliable, because the process ran for
+    /// too short a time.
     const MAX_DEMAND: f64 = 30.0;
 
     /// Ratio of requested CPU time (running and waiting) to received CPU time, at least 1. Measured
@@ -102,9 +103,10 @@ impl CpuWaits {
         ratio.clamp(1.0, CpuWaits::MAX_DEMAND)
     }
 
-    /// CPU time of one thread that ran and waited for these times within `span_ns`, if it had not
-    /// waited. Between two pieces of work it sleeps as long as before, so that a thread that mostly
-    /// sleeps gets little more CPU time, and one that never sleeps gets all of it.
+    /// CPU time in nanoseconds that a thread would have used within `span_ns` without waiting for a
+    /// CPU. The thread ran for `ran_ns` and waited for `waited_ns`. The estimate keeps the ratio of
+    /// its CPU time to its sleeping time: a thread that mostly sleeps gets little more CPU time,
+    /// and a thread that never sleeps gets the whole span.
     pub fn undelayed(ran_ns: u64, waited_ns: u64, span_ns: u64) -> u64 {
         let own = span_ns.saturating_sub(waited_ns).max(ran_ns).max(1);
         let wanted = u128::from(ran_ns) * u128::from(span_ns.max(own)) / u128::from(own);
@@ -337,8 +339,8 @@ pub struct ActivityPoint {
     /// Number of threads at this time.
     pub threads: u64,
     /// Bytes that the process and its reaped children have read and written since the process began
-    /// (`/proc/PID/io`): the maximum of the bytes of system calls, one page for each system call,
-    /// and the bytes of storage I/O.
+    /// (`/proc/PID/io`). The value is the maximum of three sums: the bytes of system calls, one
+    /// page for each system call, and the bytes of storage I/O.
     #[serde(with = "plain", default = "not_in_evidence")]
     pub file_traffic: Reading<Bytes>,
     /// Bytes of storage I/O of the process and its reaped children: bytes that were read from a

@@ -148,9 +148,11 @@ pub enum BugAccess {
     Execute,
     /// The memory was freed, by `free` or `realloc`.
     Free,
-    /// The object was written before it was freed. The call stack is that of the free.
+    /// Canary bytes beside the object were overwritten before the object was freed. The call stack
+    /// is that of the free, which detected the error.
     WrittenBeforeFree,
-    /// The object was written before the program ended, and the write was found at the end.
+    /// Canary bytes beside the object were overwritten. The check at the end of the program
+    /// detected the error.
     WrittenBeforeEnd,
 }
 

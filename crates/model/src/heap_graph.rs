@@ -127,8 +127,8 @@ fn without_stack() -> Reading<Vec<Frame>> {
     Err(not_recorded())
 }
 
-/// Leaks whose first blocks have the same size, type and call stack, with all blocks that only they
-/// reach.
+/// Leaks whose first blocks have the same size, type and call stack, with all blocks that are
+/// reachable only from these first blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeakGroup {
     /// Number of leaks. A leak begins with a block that no other leaked block points to, or with a
@@ -163,7 +163,7 @@ pub enum RootKind {
     ThreadLocal,
     /// A global or static variable.
     Variable,
-    /// Data of a program or library without a symbol.
+    /// Data of a program or library that no symbol covers.
     Data,
     /// Memory of any other mapping.
     Mapping,
@@ -219,8 +219,8 @@ pub struct RetainingRoot {
     pub retained: LiveAmount,
     /// Path from the root to the blocks that retain most of these bytes.
     pub path: Vec<RetentionStep>,
-    /// Several roots can keep the blocks alive together. These are the roots that reach the first
-    /// of these blocks, in order of distance, up to a maximum number.
+    /// Roots that reach the first block on the path, nearest first, up to a maximum number. Several
+    /// roots can keep the blocks alive together.
     #[serde(default)]
     pub roots: Vec<HeapRoot>,
     /// True if other roots also reach the first block, or might.

@@ -36,9 +36,9 @@ pub struct HeapScan {
 }
 
 impl HeapScan {
-    /// True if the copy was read from the running process, which was not stopped and of which no
-    /// fork was read. Blocks that the process allocated or freed during the copy can appear
-    /// unreachable.
+    /// True if the copy was read from the process itself while it was running. False if the process
+    /// was stopped, or if a forked child served as a snapshot. Blocks that the process allocated or
+    /// freed during the copy can appear unreachable.
     pub fn was_moving(&self) -> bool {
         self.moment == ProcessMoment::Running
             && self.copy.stops == 0
@@ -77,7 +77,8 @@ pub struct MemoryCopy {
 }
 
 impl MemoryCopy {
-    /// Adds the stops of an `earlier` copy, which was discarded, and the longer of both pauses.
+    /// Returns this copy with the stops of `earlier` (a discarded copy) added, and with the longer
+    /// of the two pauses.
     #[must_use]
     pub fn after(self, earlier: MemoryCopy) -> MemoryCopy {
         let pause_ns = self.pause_ns.max(earlier.pause_ns);

@@ -1,6 +1,6 @@
 //! Histogram of durations from nanoseconds to centuries, with 64 cells for each power of two: the
 //! error of a duration is at most 1.6 %. Memory is used only for the cells from the first to the
-//! last nonempty one.
+//! last nonempty one, unless [`TimeHistogram::ready`] created the histogram.
 
 use serde::{Deserialize, Serialize};
 

@@ -76,7 +76,8 @@ pub struct ProcessSummary {
     /// Bytes in swap.
     #[serde(with = "plain")]
     pub swap: Reading<Bytes>,
-    /// Resident bytes by effective quadrant.
+    /// Resident bytes by effective quadrant: the quadrant by the present state of each page, not by
+    /// the arguments of `mmap`.
     pub quadrants: ByQuadrant,
 }
 

@@ -183,8 +183,8 @@ pub struct Breakdown {
     pub file_exclusive: Bytes,
     /// Resident page-cache pages that other processes map too.
     pub file_co_mapped: Bytes,
-    /// Pages in swap whose page-table entries show it. [`MappingPages::swap`] is absent if there
-    /// may be other swapped pages.
+    /// Pages whose page-table entries show that they are in swap. [`MappingPages::swap`] is absent
+    /// if there may be other swapped pages.
     pub swapped: Bytes,
     /// Pages that were read but never written, so that the kernel maps its zero page. Rss excludes
     /// them.
@@ -199,8 +199,8 @@ impl Breakdown {
         self.anon_exclusive + self.anon_co_mapped + self.file_exclusive + self.file_co_mapped
     }
 
-    /// Unique set size (USS): resident bytes that only this process maps. Its file pages may stay
-    /// in the page cache after its end.
+    /// Unique set size (USS): resident bytes that only this process maps. The file pages may stay
+    /// in the page cache after the process ends.
     pub fn exclusive(&self) -> Bytes {
         self.anon_exclusive + self.file_exclusive
     }
@@ -216,8 +216,8 @@ pub struct MappingPages {
     /// co-mapped.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
-    /// Anonymous part of the PSS, not rounded. In a private file mapping, co-mapped pages can be
-    /// anonymous pages or file pages.
+    /// Anonymous part of the PSS, not rounded. The PSS of a private file mapping can contain both
+    /// anonymous pages and file pages.
     #[serde(with = "plain")]
     pub pss_anon: Reading<Bytes>,
     /// Pages in swap: `Swap` of `smaps`. Page tables have no entries for swapped tmpfs pages, so
@@ -325,7 +325,7 @@ impl Mapping {
         self.range.len()
     }
 
-    /// Value of a counter of `smaps`, which is a size.
+    /// Value of an `smaps` counter that is a size.
     #[inline]
     pub fn counter(&self, counter: SmapsCounter) -> Reading<Bytes> {
         self.smaps.as_ref().map_err(Clone::clone)?.bytes(counter)

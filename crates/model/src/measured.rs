@@ -231,7 +231,7 @@ pub struct CountableSurvey {
     pub tracepoints: Reading<u64>,
 }
 
-/// The form of [`plain`] for each element of a list.
+/// Stores each element of a list in the form of [`plain`].
 mod plain_each {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -89,8 +89,8 @@ pub struct ObjectSection {
     pub offset: u64,
     /// True if the section has no bytes in the file (`SHT_NOBITS`): `.bss`, `.tbss`.
     pub zero_filled: bool,
-    /// True if the section is thread-local. Its address range overlaps other sections and takes no
-    /// memory there.
+    /// True if the section is thread-local (`SHF_TLS`). The address range of `.tbss` overlaps other
+    /// sections and takes no memory there.
     pub thread_local: bool,
     /// True if the section is writable (`SHF_WRITE`).
     pub write: bool,

@@ -34,7 +34,8 @@ pub struct RegisteredPool {
     pub returned: Bytes,
     /// Highest number of live bytes so far.
     pub peak_live: Bytes,
-    /// Bytes that the pool currently holds from its source.
+    /// Bytes that the pool currently holds from its source: the memory provider that it was created
+    /// with.
     pub held: Bytes,
     /// Highest value of `held` so far.
     pub peak_held: Bytes,
@@ -58,7 +59,7 @@ pub struct RegisteredPool {
 /// Values of a pool after a number of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
-    /// Number of requests until then.
+    /// Number of requests since the creation of the pool.
     pub requests: u64,
     /// Live bytes.
     pub live: Bytes,

@@ -430,7 +430,8 @@ pub struct Cluster {
 pub struct MapCell {
     /// Address range of the mapping.
     pub range: AddrRange,
-    /// ID of the pool of the mapping. Views choose a color by the ID.
+    /// ID of the mapping's pool: a group of mappings with the same use, such as heaps or stacks.
+    /// Views choose a color by the ID.
     pub pool: &'static str,
     /// Description of the mapping, as parts of one text.
     pub label: Vec<CellValue>,

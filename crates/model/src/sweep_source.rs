@@ -19,7 +19,7 @@ pub trait SweepSource {
     /// The source cannot be read.
     fn at(&mut self, unix_ns: u64, count: usize) -> Result<Vec<Sweep>, Self::Error>;
 
-    /// The first sweep after the time `unix_ns`; `None` if that time is after the last sweep.
+    /// The first sweep after the time `unix_ns`; `None` if the recording has no later sweep.
     ///
     /// # Errors
     /// The source cannot be read.
@@ -37,14 +37,14 @@ pub trait SweepSource {
     /// The source cannot be read.
     fn categories(&mut self, from_ns: u64, to_ns: u64) -> Result<Vec<CategorySample>, Self::Error>;
 
-    /// The first event after the time `unix_ns` to which `replay` jumps. Starts and ends of
+    /// The first event after the time `unix_ns` that `replay` can jump to. Starts and ends of
     /// processes are skipped.
     ///
     /// # Errors
     /// The source cannot be read.
     fn next_event(&mut self, unix_ns: u64) -> Result<Option<SweepEvent>, Self::Error>;
 
-    /// The last event before the time `unix_ns` to which `replay` jumps. Starts and ends of
+    /// The last event before the time `unix_ns` that `replay` can jump to. Starts and ends of
     /// processes are skipped.
     ///
     /// # Errors

@@ -3,11 +3,11 @@
 //!
 //! While all threads are stopped, the collector inserts inline hooks into the functions that the
 //! program calls ([`crate::inline`]). To end the recording, it stops all threads again at a point
-//! where none is within the recorder, restores the functions and calls [`pagewise_heap_detach`]:
-//! from then on no thread enters the recorder. Then it calls [`pagewise_heap_release`], which
-//! unmaps all memory of the recorder. The library stays loaded for the next recording. The
-//! collector may be killed at any time: the thread that executes a call completes it, and the
-//! remaining calls can be made later.
+//! where no thread is within the recorder, restores the functions and calls
+//! [`pagewise_heap_detach`]: from then on no thread enters the recorder. Then it calls
+//! [`pagewise_heap_release`], which unmaps all memory of the recorder. The library stays loaded for
+//! the next recording. The collector may be killed at any time: the thread that executes a call
+//! completes it, and the remaining calls can be made later.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering::Relaxed;

@@ -81,9 +81,10 @@ pub(crate) fn find_running() -> [*mut (); OTHERS] {
     NAMES.map(|name| next_alloc::running(name).cast())
 }
 
-/// Returns the replacements of the functions in [`find_running`]: the stubs, because the loader
-/// would look up the exported functions by name. No stub is inlined into its exported function:
-/// otherwise the compiler would merge the two equal functions under the exported name.
+/// Returns the replacements of the functions in [`find_running`]: the stubs and not the exported
+/// functions, whose names the loader could resolve to another file. No stub is inlined into its
+/// exported function: otherwise the compiler would merge the two equal functions under the exported
+/// name.
 pub(crate) fn stubs() -> [*mut (); OTHERS] {
     let [mmap, munmap, mremap, brk, sbrk] = mappings::stubs();
     [

@@ -41,8 +41,7 @@ static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 /// [`STARTED`] or [`ATTACHED`] if functions must be hooked before any call is recorded, because the
 /// program does not call the exported functions; otherwise 0.
 static TO_HOOK: AtomicU8 = AtomicU8::new(0);
-/// 1 if the collector hooked functions. A child that is not recorded does not restore such
-/// functions.
+/// 1 if the collector hooked functions. A child that is not recorded restores these functions.
 static WAS_ATTACHED: AtomicU8 = AtomicU8::new(0);
 /// Value of [`TO_HOOK`]: this process hooks the functions before it has other threads.
 const STARTED: u8 = 1;

@@ -11,8 +11,8 @@
 //!  tell       report of a memory error with its call stacks, before the program continues or ends
 //! ```
 //! Each thread counts its allocations down from a random number and then draws a new number, so
-//! that every allocation has the same probability. An allocation that is not guarded costs two more
-//! instructions.
+//! that every allocation is guarded with the same probability. An allocation that is not guarded
+//! costs two more instructions.
 
 mod canary;
 mod moves;
@@ -479,8 +479,8 @@ fn tell_broken(id: Id, address: usize, node: u32, access: u64) {
 }
 
 /// Returns true, after reporting the error, for an address that `malloc` cannot have returned: it
-/// is not aligned, on the stack, in the data of an ELF object or not mapped, or it is at the start
-/// of a page and no header of a block precedes it.
+/// is unaligned, is on the stack, is in the data of an ELF object, is unmapped, or is at the start
+/// of a page without a block header before it.
 fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
     let has_no_header = || {
         IS_GLIBC.load(Relaxed) != 0

@@ -91,8 +91,8 @@ pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void, stac
     next_alloc::free(block);
 }
 
-/// Counts a block that is about to be freed: by `free` with its caller's stack pointer in `stack`,
-/// or by another function.
+/// Counts a block that is about to be freed. `stack` is the stack pointer at the entry of `free`;
+/// `None` if another function frees the block.
 #[inline(always)]
 pub(crate) fn freed<const USUAL: bool>(block: *mut c_void, stack: Option<u64>) {
     let address = block.addr() as u64;
@@ -238,8 +238,8 @@ pub(crate) fn resize(
         return new;
     }
     let address = old.addr() as u64;
-    // Another thread may get the address before the call returns, so the block is removed before
-    // the call.
+    // Another thread may get the address before the call returns, so the block is removed from the
+    // live blocks before the call.
     let known = threads::enter().and_then(|entered| {
         let known = entered.thread().remove_block::<false>(address);
         threads::leave(entered);

@@ -2,8 +2,8 @@
 //! instructions of each function.
 //!
 //! The recorder passes the addresses of the functions, and of a page that it has mapped near them,
-//! to the collector. The collector reads the code of the functions, relocates the instructions that
-//! a jump would overwrite to that page ([`hooks`]), and adds a jump back: a trampoline. In a
+//! to the collector. The collector reads the code of the functions, relocates to that page the
+//! instructions that a jump would overwrite ([`hooks`]), and adds a jump back: a trampoline. In a
 //! running program, the functions of the C library are hooked in the same way.
 //!
 //! ```text
@@ -163,7 +163,7 @@ pub(crate) fn ask(
     Some(())
 }
 
-/// Address of a function's part in the page near the function.
+/// Address of a function's part of the page near it: the entry and the trampoline.
 fn part(index: usize) -> u64 {
     part_in(NEAR.each_ref().map(|near| near.load(Relaxed)), index)
 }
@@ -245,8 +245,8 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
     for (index, function) in functions.iter().enumerate() {
         let first = functions.iter().position(|other| other == function).unwrap_or(index);
         if length(first) == 0 {
-            // If one hook were missing, frees without allocations would be recorded, or the
-            // reverse.
+            // If one hook were missing, frees without allocations would be recorded, or allocations
+            // without frees.
             if !function.is_null() {
                 return None;
             }

@@ -217,7 +217,8 @@ mod missing {
     pub(super) const WAKE: usize = request(2, 2, 2);
     pub(super) const COPY: usize = request(3, 3, 5);
     pub(super) const MOVE: usize = request(3, 5, 5);
-    /// Version of the interface, and the feature that raises SIGBUS at missing pages.
+    /// Version of the interface, the feature that raises SIGBUS at missing pages, and the feature
+    /// that moves pages.
     pub(super) const VERSION: u64 = 0xaa;
     pub(super) const SIGBUS: u64 = 1 << 7;
     pub(super) const MOVES: u64 = 1 << 16;
@@ -569,7 +570,7 @@ pub(crate) fn wake(word: &std::sync::atomic::AtomicU32) {
     let _ = unsafe { call(libc::SYS_futex, [word.as_ptr().addr(), operation, 1, 0, 0, 0]) };
 }
 
-/// IDs of this process, its parent and this thread.
+/// ID of this process.
 pub(crate) fn process() -> u32 {
     number(libc::SYS_getpid)
 }

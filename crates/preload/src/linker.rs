@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use crate::symbols;
 
 // `dlsym` is in libc.so since glibc 2.34, and in libdl.so before. `stat64` and `fstat64` are
-// functions since glibc 2.33. The replacements use the same kernel structure, and only the message
-// of a panic calls them.
+// functions since glibc 2.33. The replacements use the same kernel structure, and only the code
+// that prints a panic message calls them.
 global_asm!(
     ".weak dlsym",
     ".weak dlopen",
@@ -65,8 +65,8 @@ type SetSpecific = unsafe extern "C" fn(libc::pthread_key_t, *const c_void) -> c
 const SYMBOL: usize = 0;
 const OPEN: usize = 1;
 
-/// Addresses of `pthread_key_create`, `pthread_setspecific` and `pthread_key_delete`; null in a
-/// program that has not loaded a thread library.
+/// Addresses of `pthread_key_create`, `pthread_setspecific` and `pthread_key_delete`; the address
+/// of [`refuse`] in a program that has not loaded a thread library.
 #[repr(transparent)]
 struct KeyFunctions([AtomicPtr<c_void>; 3]);
 static KEYS: KeyFunctions =
@@ -151,7 +151,7 @@ pub(crate) fn create_key(ends: unsafe extern "C" fn(*mut c_void)) -> Option<libc
     (unsafe { function(&raw mut key, Some(ends)) } == 0).then_some(key)
 }
 
-/// Sets this thread's value of a key. Requires a key of [`create_key`].
+/// Sets this thread's value of a key, which [`create_key`] must have created.
 pub(crate) fn set_key(key: libc::pthread_key_t, value: *const c_void) {
     let function = KEYS.0[1].load(Relaxed).cast_const();
     // SAFETY: the symbol of this name has this type. The replacement function ignores its

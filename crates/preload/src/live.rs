@@ -4,10 +4,10 @@
 //! addresses, which are created when the first block in them is recorded. A leaf has a cell for
 //! each address at which a block can begin. The C library's blocks are at least 32 bytes apart, and
 //! their headers determine their sizes up to a few bytes. So a cell of 4 bytes contains the site
-//! and these few bytes. Other allocators round sizes differently, and their blocks may be 16 bytes
-//! apart, so their cells are words that also contain the size. For requests of up to 8 bytes, such
-//! an allocator may place two blocks within 16 bytes: blocks that begin in the middle have separate
-//! leaves.
+//! and these few bytes of the size. Other allocators round sizes differently, and their blocks may
+//! be 16 bytes apart, so their cells are words that also contain the size. For requests of up to 8
+//! bytes, such an allocator may place two blocks within 16 bytes: blocks that begin in the middle
+//! have separate leaves.
 
 use std::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release,
@@ -125,8 +125,8 @@ fn new_leaf(entry: &AtomicPtr<u8>) -> Option<*mut u8> {
     Some(leaf)
 }
 
-/// Records a block with the usable size `room`. Returns false if memory or address range does not
-/// permit it.
+/// Records a block with the usable size `room`. Returns false if memory is exhausted or the address
+/// is outside of the map.
 #[inline(always)]
 pub(crate) fn put<const USUAL: bool>(address: u64, block: RecordedBlock, room: u64) -> bool {
     let Some(entry) = leaf::<USUAL>(address) else { return false };

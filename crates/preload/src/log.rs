@@ -17,8 +17,8 @@ static LOCK: Lock = Lock::new();
 /// Minimum size in bytes of blocks that are logged; `u64::MAX` if the log is off.
 static MIN_LOGGED_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Starts to log blocks of at least `least` bytes, and logs an entry that marks the start. 0
-/// switches the log off.
+/// Starts to log blocks of at least `least` bytes, and logs an entry that marks the start. If
+/// `least` is 0, the log stays off.
 pub(crate) fn begin(least: u64) {
     if least > 0 {
         MIN_LOGGED_BYTES.store(least, Relaxed);

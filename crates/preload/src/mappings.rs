@@ -64,7 +64,7 @@ fn set(index: usize, piece: SitePiece) {
     unsafe { PIECES.load(Relaxed).wrapping_add(index).write(piece) };
 }
 
-/// Moves all pieces from the index `from` on to the index `to`.
+/// Moves the piece at the index `from` and all later pieces, so that they begin at the index `to`.
 fn shift(from: usize, to: usize) {
     let pieces = PIECES.load(Relaxed);
     let count = USED.load(Relaxed) - from;
@@ -158,7 +158,8 @@ fn put(start: u64, end: u64, site: u32) -> Option<()> {
     Some(())
 }
 
-/// Start and end of a range, with the end rounded up to a page boundary.
+/// Start and end of a range: the start is rounded down, and the end is rounded up to a page
+/// boundary.
 fn range(start: u64, length: u64) -> (u64, u64) {
     // SAFETY: `getauxval` only reads the auxiliary vector.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
@@ -276,7 +277,8 @@ unsafe extern "C" fn on_munmap(
     type MunmapFn = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
     let Some(function) = behind!(Munmap, MunmapFn) else { return -1 };
     // The range is removed before the call, because other threads may get its addresses before the
-    // call returns. The kernel refuses only addresses that are not page-aligned.
+    // call returns. The kernel refuses an address that is not page-aligned, so such a call removes
+    // nothing.
     let (start, _) = range(at.addr() as u64, 0);
     if is_recorded(stack) && start == at.addr() as u64 {
         unmapped(start, length as u64);

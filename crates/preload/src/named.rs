@@ -40,8 +40,8 @@ static ROOMS: [[AtomicU64; 2]; named::MAX_ROOMS] =
     [const { [const { AtomicU64::new(0) }; 2] }; named::MAX_ROOMS];
 static ROOM_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Targets of the stubs of `malloc` and its family: for a call of the program, and for a nested
-/// call.
+/// Targets of the stubs of `malloc` and its family for a call of the program. [`BEHIND`]: targets
+/// for a nested call.
 static HOOKS: [AtomicPtr<()>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 static BEHIND: [AtomicPtr<()>; FUNCTIONS] =

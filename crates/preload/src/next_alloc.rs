@@ -434,7 +434,7 @@ pub(crate) fn has_headers() -> bool {
 }
 
 /// Number of bytes of the boot allocator, which serves allocations during the lookup of the next
-/// functions. The loader needs a few, for messages.
+/// functions. The loader allocates a few bytes, for messages.
 const BOOT: usize = 64 << 10;
 #[repr(C, align(64))]
 struct Boot(std::cell::UnsafeCell<[u8; BOOT]>);

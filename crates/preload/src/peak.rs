@@ -1,9 +1,12 @@
 //! Live bytes and their peak.
 //!
-//! The number of live bytes is [`header::UPPER`] minus the credit of all threads. While only one
+//! The number of live bytes is [`header::UPPER`] minus the credit of all threads. The credit of a
+//! thread is the number of bytes that it may allocate before it updates the header. While only one
 //! thread records, its credit is the distance to the peak, so each new peak and each descent from
 //! it is noticed at once. With several threads, each thread allocates and frees up to [`CREDIT`]
-//! bytes between updates of the header, and the peak has an error of this size.
+//! bytes between updates of the header, and the peak has an error of this size. The epoch of peaks
+//! is a counter that is incremented when the live bytes fall below a new peak: each record then
+//! keeps a copy of its counts at the peak.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,8 +26,8 @@ const ANY_NUMBER: u64 = u64::MAX >> 1;
 /// the credit of the threads.
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
-/// Signed number of bytes that ending threads have allocated and not freed, and that the other
-/// threads have not accounted for yet.
+/// Balance of ending threads: signed number of bytes that they have allocated and not freed, and
+/// that the other threads have not accounted for yet.
 static LATE: AtomicU64 = AtomicU64::new(0);
 
 /// Assumes an unknown number of threads in a running program. Then no thread counts as the only
@@ -54,7 +57,7 @@ pub(crate) fn comes() {
     head(header::MAX_LIVE_THREADS).fetch_max(running + 1, Relaxed);
 }
 
-/// Adds `size` live bytes to the balance of a thread.
+/// Counts `size` more live bytes: reduces the credit of a thread.
 #[inline(always)]
 pub(crate) fn more(thread: &ThreadData, size: u64) {
     let room = thread.room().wrapping_sub(size.cast_signed());
@@ -64,7 +67,7 @@ pub(crate) fn more(thread: &ThreadData, size: u64) {
     }
 }
 
-/// Subtracts `size` live bytes from the balance of a thread.
+/// Counts `size` fewer live bytes: increases the credit of a thread.
 #[inline(always)]
 pub(crate) fn less(thread: &ThreadData, size: u64) {
     let room = thread.room().wrapping_add(size.cast_signed());
@@ -266,7 +269,7 @@ pub(crate) fn leave(thread: &ThreadData) {
     head(header::UPPER).fetch_sub(thread.room().cast_unsigned(), Relaxed);
     thread.set_room(0);
     thread.most_room.set(0);
-    // The ended thread may have been the only one, and its credit would be mistaken for the
-    // distance to the peak.
+    // The ended thread may have been the only one. With `MANY` at 0, the credit of the next thread
+    // would be mistaken for its distance to the peak.
     head(header::MANY).store(1, Relaxed);
 }

@@ -52,8 +52,8 @@ pub(crate) fn may_be_one(address: u64) -> bool {
     !is_on() || filter(address).load(Relaxed) != 0
 }
 
-/// True if an allocation must be recorded or examined. With sampling, subtracts an allocation that
-/// is not due from the counter.
+/// True if an allocation must be recorded or examined. With sampling, subtracts the size of an
+/// allocation that is not due from the byte counter.
 #[inline(always)]
 pub(crate) fn is_due(size: usize) -> bool {
     if !is_on() {

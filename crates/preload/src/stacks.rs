@@ -18,10 +18,11 @@
 //!  \___________________ hash of the stack --> site ________________________________________/
 //! ```
 //!
-//! Several layouts can begin with the same stack pointer and return address, because the outer
-//! frames differ in size. The hash is first computed with the most recently used layouts. If no
-//! known stack has this hash, [`ThreadStacks::follow`] chooses a layout for each piece by which the
-//! hash of the piece is known. If no layout is suitable, it walks the frames of the piece.
+//! The layout of a piece is the list of the offsets of these words. Several layouts can begin with
+//! the same stack pointer and return address, because the outer frames differ in size. The hash is
+//! first computed with the most recently used layouts. If no known stack has this hash,
+//! [`ThreadStacks::follow`] chooses a layout for each piece by which the hash of the piece is
+//! known. If no layout is suitable, it walks the frames of the piece.
 //!
 //! A lookup has no branch that depends on the known stack that it finds, and the products of the
 //! hash are independent of each other. So programs that use many stacks in random order suffer
@@ -540,8 +541,8 @@ impl ThreadStacks {
     }
 
     /// Looks up the call stack from `at` on, piece by piece. Returns `None` if the innermost frame
-    /// cannot be unwound. With `by_site`, the result is the site if it is known, and otherwise
-    /// always the node.
+    /// cannot be unwound. If `by_site` is true and the site is known, the result is the site;
+    /// otherwise the result contains the node.
     #[inline(never)]
     fn follow(&self, begin: CallPoint, by_site: bool) -> Option<StackLookup> {
         let mut at = begin;
@@ -577,8 +578,8 @@ impl ThreadStacks {
         if by_site && let Some(site) = self.site(hash) {
             return Some(StackLookup::Site(site));
         }
-        // From here on, each element is the hash of all calls from the outermost one to the end of
-        // this piece.
+        // From here on, the element of a piece is the hash of all calls from the outermost one to
+        // the innermost one of this piece.
         for number in (0..count).rev() {
             let outer = self.calls.get(number + 1).filter(|_| number + 1 < count);
             let calls = &self.calls[number];
@@ -593,8 +594,8 @@ impl ThreadStacks {
     }
 
     /// Finds or creates the node of a stack of `count` pieces whose hashes are in
-    /// [`ThreadStacks::calls`]. The pieces inside of the first known outer part are walked again to
-    /// get their return addresses. If `is_walked` is true, the innermost piece is still in
+    /// [`ThreadStacks::calls`]. The pieces that are inner to the first known part are walked again
+    /// to get their return addresses. If `is_walked` is true, the innermost piece is still in
     /// [`ThreadStacks::piece`] and is not walked again.
     #[cold]
     #[inline(never)]

@@ -2,8 +2,8 @@
 //! and passes the stack pointer and the frame pointer.
 //!
 //! [`TARGETS`] contains the target of each function: first [`crate::begin`], then a hook, or the
-//! allocator itself without a recording. Hooks receive the stack pointer and the frame pointer of
-//! their caller as additional arguments.
+//! next allocator if calls are not recorded. Hooks receive the stack pointer and the frame pointer
+//! of their caller as additional arguments.
 //!
 //! A thread's own words are in memory that the loader allocates before the thread runs
 //! (thread-local storage of the initial-exec model). An access takes two instructions and no call
@@ -170,8 +170,8 @@ unsafe extern "C" fn every_malloc() {
     naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc::<false>)
 }
 
-/// Target of `free`. It passes the stack pointer, at which the hook finds the caller of an unknown
-/// block's free.
+/// Target of `free`. It passes the stack pointer, from which the hook reads the caller if the freed
+/// block is unknown.
 #[unsafe(naked)]
 unsafe extern "C" fn every_free<const USUAL: bool>() {
     naked_asm!("mov rsi, rsp", "jmp {hook}", hook = sym hooks::free::<USUAL>)

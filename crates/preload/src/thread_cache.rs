@@ -6,8 +6,8 @@
 //! reach the recorder, although they free no block of the program.
 //!
 //! In glibc 2.34 and later, the second word of a cached block is a random number of the process
-//! (`tcache_key`), which glibc clears when the block leaves the cache. So these calls are
-//! recognized by their caller, which is in glibc, and by this number.
+//! (`tcache_key`), which glibc clears when the block leaves the cache. So the recorder recognizes
+//! these calls by their caller, which is in glibc, and by this number.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -1,4 +1,5 @@
-//! Data of a thread: its counters and its cache of call stacks; start and end of threads.
+//! Data of a thread: its counters and its cache of call stacks; start and end of threads. The
+//! counters are in chunks of the shared tables; a chunk contains the records of a group of sites.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -64,10 +65,10 @@ pub(crate) const TIMED_EVERY: u32 = 128;
 /// [`FEWEST_CHUNKS`]: number of chunks that each thread may always have.
 const MAX_THREAD_CHUNKS: u64 = 8 << 10;
 const FEWEST_CHUNKS: u64 = 64;
-/// Minimum size in bytes of blocks with their own mapping, unless the program sets a lower one
-/// (`M_MMAP_THRESHOLD`).
+/// Minimum size in bytes of blocks that are checked for a mapping of their own. A smaller block has
+/// one only if the program sets a lower `M_MMAP_THRESHOLD`.
 pub(crate) const LARGE: u64 = 64 << 10;
-/// Number of slots from which slots of ended threads are reused.
+/// If at least this number of slots was used, slots of ended threads are reused.
 const MANY_SLOTS: u64 = (THREADS.room / 2) as u64;
 
 /// Held while threads begin and end, and while chunks are handed over.
@@ -76,7 +77,8 @@ static LOCK: Lock = Lock::new();
 static WAITING: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
 /// Index plus 1 of the first free chunk; each free chunk links to the next one.
 static FREE_CHUNK: AtomicU32 = AtomicU32::new(0);
-/// Data that counts for ending and ended threads, under [`LATE_LOCK`].
+/// Data with which ending threads record, and to which threads hand over their chunks; under
+/// [`LATE_LOCK`].
 static LATE: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
 static LATE_LOCK: Lock = Lock::new();
 /// For each chunk: index plus 1 of the next chunk of the same thread.
@@ -91,7 +93,7 @@ const RECORDS_NOW: u64 = 1;
 /// Value of [`Own::Stage`]: the thread is ending.
 const ENDING: u64 = 2;
 /// Value of [`Own::Stage`]: the thread is not recorded, because it is being set up, could not be
-/// set up, or counts for ending threads.
+/// set up, or is recording with the data of ending threads.
 const BUSY: u64 = 3;
 
 /// Data with which this thread is recording. The thread cannot enter again before [`leave`].
@@ -440,7 +442,7 @@ impl ThreadData {
         self.directory[sites].set(chunk + 1);
     }
 
-    /// Hands all chunks over to other data, which no other thread uses. Requires both locks.
+    /// Hands all chunks over to `to`, which no other thread uses. Requires both locks.
     fn hand_over(&self, to: &ThreadData) {
         let [mut allocations, mut allocated, mut frees, mut freed] = [0_u64; 4];
         head(header::CHANGES).fetch_add(1, Release);
@@ -571,7 +573,7 @@ impl ThreadData {
         peak::settle(self);
     }
 
-    /// True if this data counts for ending threads, which use it in turn.
+    /// True if this is the data of ending threads, which use it one after another.
     pub(crate) fn is_late(&self) -> bool {
         self.slot.get() == 0
     }
@@ -719,8 +721,8 @@ pub(crate) fn code_has_gone() {
 }
 
 /// Number of entries of [`BORN`]: addresses of blocks whose lifetime is measured, and the times of
-/// their allocation. A block whose entry is in use is not measured, which does not depend on the
-/// lifetime of the block.
+/// their allocation. If the entry is in use, the block is not measured; this choice does not depend
+/// on the lifetime of the block.
 const BIRTHS: usize = 1 << 13;
 static BORN: [(AtomicU64, AtomicU64); BIRTHS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; BIRTHS];

@@ -178,7 +178,8 @@ impl ProcError {
     }
 }
 
-/// `17 bash, 23 bash`, cut where it gets long.
+/// Returns one line for each candidate, with its PID and command line, for at most `MAX_LISTED`
+/// candidates. The last line has the number of omitted candidates.
 fn list(candidates: &[(Pid, Name)]) -> String {
     const MAX_LISTED: usize = 12;
     let shown = candidates.iter().take(MAX_LISTED);

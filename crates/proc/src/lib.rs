@@ -1,4 +1,5 @@
-//! Sources: files of `/proc` and ELF headers to model values. Interprets nothing.
+//! Sources: parses files of `/proc`, ELF headers and core files into the types of `pagewise-model`.
+//! Interprets nothing.
 #![forbid(unsafe_code)]
 
 mod ending;

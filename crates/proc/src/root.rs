@@ -62,8 +62,8 @@ impl ProcRoot {
     /// another process has the PID.
     ///
     /// Data that is not read through the tree, as by `ptrace` or `process_vm_readv`, belongs to the
-    /// process if [`check`](ProcRoot::check) confirms it afterwards. A copied tree, and one of
-    /// another PID namespace, are unchanged.
+    /// process if [`check`](ProcRoot::check) confirms it afterwards. For a copied tree, or a tree
+    /// of another PID namespace, the function returns an unchanged copy of `self`.
     ///
     /// # Errors
     /// [`ProcError::NoSuchProcess`], [`ProcError::Io`].
@@ -83,9 +83,9 @@ impl ProcRoot {
         Ok(ProcRoot { held: Some(held), ..self.clone() })
     }
 
-    /// Returns an error if a [held](ProcRoot::holding) process does not have its PID any more: all
-    /// data that was read by PID until now is confirmed. An ended process keeps its PID until its
-    /// parent has waited for it.
+    /// Returns an error if a [held](ProcRoot::holding) process does not have its PID any more.
+    /// Without an error, all data that was read by PID until now belongs to the process. An ended
+    /// process keeps its PID until its parent has waited for it.
     ///
     /// # Errors
     /// [`ProcError::NoSuchProcess`]

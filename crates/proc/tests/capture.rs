@@ -409,7 +409,7 @@ fn a_copied_tree_gives_what_was_copied_and_says_what_was_not() {
     let whole = from(&["stat", "smaps", "maps", "statm", "mountinfo"]);
     let same = |s: &Snapshot| -> Vec<_> {
         let mappings = s.mappings.as_ref().unwrap();
-        // The shares are not compared, because other programs start and end meanwhile.
+        // The PSS is not compared, because other programs start and end meanwhile.
         let anonymous = |m: &Mapping| m.counter(SmapsCounter::Anonymous).unwrap();
         mappings.iter().map(|m| (m.range, m.name.clone(), m.rss().unwrap(), anonymous(m))).collect()
     };

@@ -1,4 +1,4 @@
-//! The page reading against the kernel's own `smaps` and `smaps_rollup`, to the byte, on a
+//! Compares the page reading with the kernel's own `smaps` and `smaps_rollup`, to the byte, on a
 //! stopped process that has every kind of page.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic anywhere")]
 
@@ -157,8 +157,9 @@ struct PageReading {
 }
 
 impl PageReading {
-    /// Returns true if only shares of files differ from those of the kernel: a process that maps
-    /// the same library starts and ends between the readings. The caller checks all other values.
+    /// Returns true if only the PSS of file pages differs from the kernel's values: a process that
+    /// maps the same library starts and ends between the readings. The caller checks all other
+    /// values.
     fn has_other_shares_of_files(&self) -> bool {
         let private = |entry: &ExpectedEntry| entry.bytes(&["Private_Clean", "Private_Dirty"]);
         let is_pss = |pages: &MappingPages, entry: &ExpectedEntry| {
@@ -250,7 +251,7 @@ fn assert_exclusive(pages: &MappingPages, entry: &ExpectedEntry) {
 
 fn assert_pss(pages: &MappingPages, entry: &ExpectedEntry) {
     assert_eq!(pages.pss, Ok(entry.bytes(&["Pss"])), "Pss of {}", entry.header);
-    // Only `smaps_rollup` splits the share.
+    // Only `smaps_rollup` splits `Pss` by page kind.
     if entry.header.ends_with("[rollup]") {
         let kib = |bytes: Bytes| Bytes::kib(bytes.0 >> 10);
         let anonymous = entry.bytes(&["Pss_Anon"]);

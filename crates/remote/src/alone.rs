@@ -31,7 +31,7 @@ const SHUT: u32 = 0;
 const OPEN: u32 = 1;
 /// Offset of the first saved context in the scratch mapping.
 const SLOTS: u64 = 512;
-/// Number of bytes below a saved context for a chained context and its return address.
+/// Number of bytes below a saved context, for the context of a futex call and its return address.
 const BELOW: u64 = CHAINED + 64;
 
 /// All threads of a process, stopped, one of which makes calls. The threads run on when the value
@@ -88,8 +88,8 @@ impl<'a> Alone<'a> {
         }
         let caller = self.caller.as_mut().ok_or(io::ErrorKind::NotFound)?;
         caller.save_with_call(memory, at(self.others.len()), libc::SYS_futex, open(self.gate))?;
-        // Any system call is possible here: from now on the calling thread opens the gate before it
-        // restores its registers, if the tracer is killed.
+        // The choice of `getpid` does not matter. From now on, if the tracer is killed, the calling
+        // thread opens the gate before it restores its registers.
         caller.prepare_call(libc::SYS_getpid, [0; 6])
     }
 
@@ -114,8 +114,8 @@ impl<'a> Alone<'a> {
         done
     }
 
-    /// True if a call took too long and the threads were left to finish it. Until they have done
-    /// so, they use the scratch mapping.
+    /// True if a call took too long and the threads were left to restore their own registers. Until
+    /// all threads have done so, they use the scratch mapping.
     pub fn is_left(&self) -> bool {
         self.caller.is_none()
     }

@@ -1,18 +1,19 @@
 //! A function that a process runs on an additional thread, which ends with the function.
 //!
 //! If a thread of the program ran the function, its own work would wait: on busy CPUs for hundreds
-//! of milliseconds. So an additional thread runs the function. Its stack, and its data for the C
-//! library at `fs`, are in a mapping that pagewise creates:
+//! of milliseconds. So an additional thread runs the function. Its stack, and its thread data (the
+//! C library's `struct pthread`, whose address is in register `fs`), are in a mapping that pagewise
+//! creates:
 //!
 //! ```text
 //!  | alive | .......... stack | contexts: the function, exit | variables of libraries | struct pthread |
 //!                                ^ first stack pointer                                ^ fs
 //! ```
 //!
-//! The new thread returns from `clone` by `rt_sigreturn`, as remote calls do, with registers of a
-//! call of the function. The function returns by `rt_sigreturn` again, with registers of a call of
-//! `exit`. So the thread needs no code of pagewise, and its stack pointer is in the mapping from
-//! the first to the last instruction.
+//! After `clone`, the new thread executes `rt_sigreturn`, as remote calls do, and gets registers
+//! that call the function. When the function returns, the thread executes `rt_sigreturn` again, and
+//! gets registers that call `exit`. So the thread needs no code of pagewise, and its stack pointer
+//! is in the mapping from the first to the last instruction.
 //!
 //! The thread data are zero-filled, except the words that code of the C library reads in every
 //! thread: the address of the data, and a flag that the process has several threads, so that locks
@@ -60,7 +61,7 @@ pub struct FunctionThread<'a> {
 
 impl<'a> FunctionThread<'a> {
     /// Makes a process run a function of its C library with one argument, on an additional thread.
-    /// A thread of the process is stopped for each of some short calls.
+    /// A thread of the process is stopped a few times, each time for short calls.
     ///
     /// # Errors
     /// Those of [`RemoteProcess::any_thread`] and [`Scratch::map`]; [`RemoteError::System`] if the
@@ -166,8 +167,7 @@ fn write(target: &RemoteProcess, start: u64, thread_data: u64) -> io::Result<()>
     memory.write(thread_data + SEVERAL_THREADS, &1_u32.to_le_bytes())
 }
 
-/// Runs `act` with any thread of the process that can be stopped. Each stop is short, and the
-/// process runs between two stops.
+/// Stops a thread of the process, runs `act` with it, and resumes it. Only this thread is stopped.
 fn short_stop<T: Send>(
     target: &RemoteProcess,
     longest: &mut Duration,

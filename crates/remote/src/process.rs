@@ -26,8 +26,8 @@ const ATTEMPTS: u32 = 20;
 /// Maximum number of searches for new threads before the first thread is stopped: a process may
 /// create threads faster than they are found.
 pub(crate) const MAX_ROUNDS: usize = 100;
-/// `PTRACE_O_TRACESYSGOOD` only: the kernel reports no event of the target except stops that the
-/// tracer requested.
+/// `PTRACE_O_TRACESYSGOOD` only: the kernel does not report `fork`, `clone`, `execve` or exit
+/// events of the target.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
 /// Number of bytes of stack that stay free below a saved context, because a signal handler may run
 /// there.
@@ -44,9 +44,9 @@ pub struct RemoteProcess {
 }
 
 /// Runs `work` on a thread of its own, and waits for its end. When the thread that runs `work`
-/// ends, the kernel detaches the threads of the target that could not be detached in time, so none
-/// stays stopped. Signals that would end or stop this process, except SIGKILL and SIGSTOP, are
-/// deferred until then.
+/// ends, the kernel detaches the threads of the target that could not be detached in time, so no
+/// thread of the target stays stopped. Signals that would end or stop this process, except SIGKILL
+/// and SIGSTOP, are deferred until then.
 pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let _deferred = Deferred::hold();
     let traced = || {
@@ -145,8 +145,8 @@ impl RemoteProcess {
     /// Returns an error if a remote call would harm a thread of the process.
     ///
     /// # Errors
-    /// [`RemoteError::Seccomp`] or [`RemoteError::ShadowStack`] if it applies to any thread. A
-    /// thread that ends meanwhile is ignored.
+    /// [`RemoteError::Seccomp`] or [`RemoteError::ShadowStack`] if any thread is in seccomp mode or
+    /// uses shadow stacks. A thread that ends meanwhile is ignored.
     pub fn permits_calls(&self) -> Result<(), RemoteError> {
         self.threads()?.into_iter().try_for_each(|tid| self.thread_permits_calls(tid))
     }
@@ -370,8 +370,8 @@ impl RemoteProcess {
         status.is_ok_and(|it| it.split(|&byte| byte == b'\n').any(|line| line == tracer.as_bytes()))
     }
 
-    /// Returns an error if the PID does not belong to the process any more; a stopped thread keeps
-    /// the PID.
+    /// Returns an error if the PID does not belong to the process any more. Called while a thread
+    /// of the process is stopped, because the PID cannot be reused until that thread ends.
     fn is_still_here(&self) -> Result<(), RemoteError> {
         match start_of(&self.root, self.pid)? == self.start_ticks {
             true => Ok(()),

@@ -91,9 +91,9 @@ impl TracingShield {
             return false;
         };
         // The reported address is of the next instruction. Some hypervisors report the address of
-        // `int1` itself, and without a handler that skips `int1` the thread would execute it
-        // forever. The code of the traced process is read, because a child has the same code as its
-        // parent.
+        // `int1` itself. If the tracer suppressed such a signal, the thread would execute `int1`
+        // forever. If the thread's memory cannot be read, the code of the traced process is read
+        // instead, because a child has the same code as its parent.
         let places = [info.address.wrapping_sub(1), info.address];
         let bytes = read_each::<1>(tid.unsigned_abs(), &places)
             .or_else(|_| read_each::<1>(self.pid, &places));

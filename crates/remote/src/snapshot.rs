@@ -35,8 +35,8 @@ use crate::{RemoteError, RemoteProcess};
 
 /// Time limit for the first stop of the child.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for the end of the child, which releases its page tables first, and for its parent to
-/// wait for it.
+/// Time limit until the child has ended and its parent has waited for it. The child releases its
+/// page tables before it ends.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// A child for which its parent must wait. Its text form is `PID START-TICKS child CHILD
@@ -55,7 +55,7 @@ pub struct ChildUndo {
     pub number: u32,
 }
 
-/// Word that distinguishes the text of this note from other notes.
+/// Word that distinguishes the text of this note from the texts of other notes.
 const CHILD: &str = "child";
 
 impl fmt::Display for ChildUndo {

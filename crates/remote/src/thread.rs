@@ -600,8 +600,9 @@ impl Tracee {
         let number = NEXT_CALL.fetch_add(1, Ordering::Relaxed);
         self.prepare_function(function, arguments, number)?;
         let mut limits = FunctionLimits::from_now(function.lock_wait);
-        // Stops at system calls take long, but the stop at the last system call cannot be missed: a
-        // thread that has more functions to run must not restore its own registers.
+        // Stopping at each system call takes time, but the tracer then cannot miss the `ppoll`
+        // after the function. A thread that has more functions to run must not restore its own
+        // registers.
         let is_followed = function.lock_wait.is_none();
         let (mut signal, mut is_ending) = (0, false);
         loop {

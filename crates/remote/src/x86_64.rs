@@ -175,8 +175,8 @@ impl Registers {
     /// to the vector registers is `vectors`.
     ///
     /// A system call that was interrupted starts again with its original arguments, as after a
-    /// signal without handler. A timeout that is a duration also starts again. `continued` is the
-    /// result of [`Registers::continued`].
+    /// signal without handler. If its timeout is a duration, the whole duration starts again.
+    /// `continued` is the result of [`Registers::continued`].
     pub(crate) fn context(&self, blocked: u64, vectors: u64, continued: Option<i64>) -> Vec<u8> {
         /// Flags `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS` of
         /// `<asm/ucontext.h>`.

@@ -1,4 +1,5 @@
-//! Huge pages forbidden: `madvise(MADV_NOHUGEPAGE)`, which only the process itself can call.
+//! Forbids huge pages by `madvise(MADV_NOHUGEPAGE)`, which a process can call only for its own
+//! memory.
 
 use pagewise_model::{Absent, AddrRange, Reading};
 use pagewise_remote::{self as remote, on_tracer_thread};

@@ -1,5 +1,5 @@
-//! The only crate that changes a running process, and only on request of the user: it carries out a
-//! [`FixPlan`] and returns the result as a [`Repair`].
+//! Changes the memory of a running process, only on request of the user: carries out a [`FixPlan`]
+//! and returns the result as a [`Repair`].
 //!
 //! No written data of a process is lost, even on errors. Pages are only split, collapsed, moved to
 //! swap or released by the allocator. A page is dropped only if it is zero-filled while no thread

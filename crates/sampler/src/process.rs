@@ -31,7 +31,7 @@ pub(crate) enum TrackedTask {
     Process(Box<TrackedProcess>),
     /// A kernel thread.
     KernelThread,
-    /// Files that this process may not read, including `stat`.
+    /// A process whose files this process may not read, not even `stat`.
     Hidden,
 }
 

@@ -28,8 +28,8 @@ const SMALL_RESERVE: Duration = Duration::from_secs(30);
 /// Maximum time between two complete readings of the cgroups. Cgroups are few, and a limit can
 /// change without a change of the charged memory.
 const MAX_CGROUP_REFRESH: Duration = Duration::from_secs(60);
-/// Maximum difference in nanoseconds between the two clocks' elapsed times that counts as
-/// adjustment. A larger difference means that the clock was set.
+/// Maximum difference in nanoseconds between the elapsed times of the wall clock and of the boot
+/// clock that counts as adjustment. A larger difference means that the wall clock was set.
 const CLOCK_TOLERANCE_NS: u64 = 1_000_000_000;
 /// Number of intervals between two sweeps above which a gap is reported.
 const GAP_INTERVALS: u32 = 3;
@@ -37,7 +37,8 @@ const GAP_INTERVALS: u32 = 3;
 /// Limits of a sampler.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplerOptions {
-    /// Interval between two sweeps. A much longer time between sweeps is a gap event.
+    /// Interval between two sweeps. A much longer time between two sweeps is reported as a gap
+    /// event.
     pub interval: Duration,
     /// Share of one core's CPU time that may be spent on reading pages of processes.
     pub page_share: f64,

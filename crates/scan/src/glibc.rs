@@ -225,8 +225,8 @@ impl HeapLayout {
     }
 
     /// Returns the number of lists that could not be read and the blocks that they may contain. If
-    /// no marks are known, each unread cache may hold as many blocks of each size as a bin holds
-    /// entries.
+    /// no marks are known (`ThreadData::marks`), each unread cache may hold as many blocks of each
+    /// size as a bin holds entries.
     fn unread_lists(
         &self,
         threads: &ThreadData,
@@ -262,7 +262,7 @@ impl HeapLayout {
     }
 
     /// Returns the ranges of heaps, mapped blocks and arena states, without `gaps`: gaps may
-    /// contain unknown live blocks, whose pointers count.
+    /// contain unknown live blocks, so pointers in gaps count as roots.
     fn managed(&self, gaps: &[HeapGap]) -> Vec<AddrRange> {
         let segments = self.segments.iter().map(|it| AddrRange { start: it.start, ..it.chunks });
         let mapped = self.outside.blocks.iter().map(|chunk| chunk.pages);

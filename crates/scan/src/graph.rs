@@ -91,7 +91,8 @@ pub struct PointerGraph {
 
 impl PointerGraph {
     /// Groups the pointers of roots. The pointers in one of `areas` (variables and stack frames, in
-    /// order of address) belong to one root. [`RootPart`] describes the grouping of all others.
+    /// order of address) belong to one root. [`RootPart`] describes the grouping of all other
+    /// pointers.
     pub fn new(pointers: HeapPointers, spans: &[RootSpan], areas: &[AddrRange]) -> PointerGraph {
         let HeapPointers { mut offsets, mut targets, roots, unrecorded, types } = pointers;
         let blocks = offsets.len().saturating_sub(1);
@@ -120,7 +121,7 @@ impl PointerGraph {
         }
     }
 
-    /// Number of blocks. Their nodes have the numbers below this.
+    /// Number of blocks. The nodes of blocks have the numbers below this number.
     pub fn blocks(&self) -> usize {
         self.blocks
     }

@@ -360,9 +360,9 @@ fn unsettled_threads(reader: Pid, stops: &[(u32, StopPoint)], code: &[AddrRange]
     if code.is_empty() { 0 } else { busy.count() as u64 }
 }
 
-/// Number of bytes above the stack pointer that are examined for return addresses. In a system call
-/// that allocators do not make, a thread is not in allocator code, and only stale return addresses
-/// point there.
+/// Number of bytes above the stack pointer that are examined for return addresses. A thread in a
+/// system call that allocators do not make is not in allocator code: only stale return addresses on
+/// its stack point to allocator code.
 fn examined_stack(stop: &StopPoint) -> usize {
     /// System call numbers of `mmap`, `mprotect`, `munmap`, `brk`, `mremap` and `madvise` on
     /// x86-64.
@@ -404,8 +404,8 @@ fn readable(
     }
 }
 
-/// Returns the thread through which the memory of a process can be read: the first thread, unless
-/// it has ended before the others.
+/// Returns the thread through which the memory of a process can be read: the first thread, or
+/// another thread if the first thread has ended.
 fn reader_of(root: &ProcRoot, pid: Pid) -> Pid {
     let has_memory = |pid: &Pid| root.read(*pid, "maps").is_ok_and(|text| !text.is_empty());
     let threads = threads_of(root, pid).into_iter().map(Pid);

@@ -87,9 +87,9 @@ impl MuslWalk<'_> {
         }
         let before = self.heap.log.count;
         table.check_nested(&mut marked, &mut self.heap.log);
-        // An inconsistent descriptor means that a thread holds the lock and is changing it. A
-        // program that writes outside of its blocks does not reach descriptors, which are outside
-        // of the heap.
+        // An inconsistent descriptor means that a thread holds the lock of malloc and is changing
+        // the descriptor. A program that writes outside of its blocks does not reach descriptors,
+        // which are outside of the heap.
         let in_change = in_lists > 0 || self.heap.log.count > before;
         self.heap.arenas[arena].is_locked |= in_change;
     }
@@ -114,8 +114,8 @@ impl MuslWalk<'_> {
         for index in group.used_slots() {
             let slot = group.slot(index);
             match bytes.slot_use(index, &mut self.heap.log) {
-                // The descriptor of a nested group decides if the program has overwritten the
-                // header of the slot.
+                // If the program has overwritten the header of the slot, the descriptor of the
+                // nested group still shows that the slot contains a group.
                 SlotUse::Block(block) => match table.group_in(slot) {
                     Some(group) => marked.push(group),
                     None => self.heap.add_block(block, slot, owner),

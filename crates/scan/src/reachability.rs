@@ -410,7 +410,7 @@ impl DescribedGraph<'_> {
         for &(row, block) in shared {
             let paths = search.paths_to(block, MAX_SEVERAL + 1, MAX_NAME_NODES);
             let row = &mut rows[row];
-            // If fewer than two roots were found, the others are beyond the visited nodes.
+            // If fewer than two roots were found, the other roots are beyond the visited nodes.
             row.has_more_roots = paths.len() > MAX_SEVERAL || paths.len() < 2;
             let named = paths.iter().take(MAX_SEVERAL);
             row.roots = named.map(|path| self.root_path(path).root).collect();

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use pagewise_model::heap_scan::LiveSize;
 
-/// Number of small sizes: blocks of fewer bytes are counted in an array, others in a map.
+/// Number of small sizes: an array counts the blocks of fewer bytes, and a map counts all larger
+/// blocks.
 const SMALL_SIZES: u64 = 64 << 10;
 
 /// Number of blocks by usable size.

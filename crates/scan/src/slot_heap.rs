@@ -161,8 +161,8 @@ impl SlotHeap {
         runs
     }
 
-    /// Returns all memory ranges without gaps. Gaps may contain unknown live blocks, whose pointers
-    /// count.
+    /// Returns all memory ranges without gaps. Gaps may contain unknown live blocks, so pointers in
+    /// gaps count as roots.
     fn managed(&self) -> Vec<AddrRange> {
         let gaps = self
             .gaps

@@ -178,7 +178,7 @@ impl SpanWalk<'_, '_> {
         }
     }
 
-    /// Reports listed slots below `end` that are in no span of slots.
+    /// Reports the slots in `listed` that are below `end` and in no span of slots.
     fn report_strays(&mut self, end: u64) {
         while let Some(listed) = self.listed.next_if(|it| it.address < end) {
             self.log_stray(listed);

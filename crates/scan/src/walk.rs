@@ -49,8 +49,8 @@ pub fn walk_heap(memory: &dyn Memory, page_size: PageSize) -> Result<AllocatorWa
     let mut hidden: Vec<AddrRange> =
         nested.iter().flat_map(|walk| walk.managed.iter().copied()).collect();
     hidden.sort_unstable();
-    // Blocks of a nested allocator can look like headers of another allocator, and its pages must
-    // count only once.
+    // Blocks of a nested allocator can look like headers of another allocator, and the pages of a
+    // nested allocator must count only once.
     let rest = MaskedMemory::new(memory, &hidden);
     let mut outer = walks(WALKERS, &rest, page_size, &mut refusals)?;
     for inner in &mut nested {

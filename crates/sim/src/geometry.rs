@@ -116,8 +116,8 @@ const fn level(entries: usize, ways: usize) -> TlbShapeLevel {
 /// sizes of the TLBs for larger pages are from the optimization manual for its family.
 ///
 /// The prefetcher is fitted to page walks that were counted on such a CPU for
-/// [`crate::workload::WindowWalk`]: `share` to the walks of sequential windows, `after` to the
-/// walks of reads of random windows.
+/// [`crate::workload::WindowWalk`]: `share` is fitted to the walks of sequential windows, and
+/// `after` to the walks that reads of random windows cause.
 pub const I7_6800K: CpuShape<'static> = CpuShape {
     name: "i7-6800K",
     caches: CacheShapes {

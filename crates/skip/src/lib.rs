@@ -1,10 +1,10 @@
 //! Tests that this machine cannot run name the missing requirement, which is then checked on this
 //! machine.
 //!
-//! A skipped test passes as far as libtest knows. So each skip is printed, and appended to the file
-//! that `PAGEWISE_SKIPS` names; `cargo xtask ci` counts the lines and prints them. A skip whose
-//! reason does not hold on this machine fails the test: a defect of the program under test cannot
-//! make a test skip itself.
+//! libtest counts a skipped test as passed. So each skip is printed, and appended to the file that
+//! `PAGEWISE_SKIPS` names; `cargo xtask ci` counts the lines and prints them. A skip whose reason
+//! does not hold on this machine fails the test: a defect of the program under test cannot make a
+//! test skip itself.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "tests print why they are skipped")]
 

@@ -51,7 +51,8 @@ pub fn drift(values: &[f64]) -> Option<TrendDrift> {
     })
 }
 
-/// Returns `values`, or the medians of `MAX_SERIES` stretches of it if it is longer.
+/// Returns `values`. If there are more than `MAX_SERIES` values, returns the medians of
+/// `MAX_SERIES` stretches.
 fn shortened(values: &[f64]) -> Vec<f64> {
     if values.len() <= MAX_SERIES {
         return values.to_vec();

@@ -13,7 +13,7 @@ use rusqlite::{Connection, OpenFlags};
 use crate::error::StoreError;
 use crate::schema;
 
-/// Maximum time for which a writer or reader waits for a lock of another one.
+/// Maximum time for which a writer or reader waits for a lock that another writer or reader holds.
 const BUSY: Duration = Duration::from_secs(5);
 /// Page size of the files in bytes: the default of SQLite.
 const PAGE: u64 = 4 << 10;

@@ -63,7 +63,7 @@ impl StoreError {
         }
     }
 
-    /// True if the disk is full or refuses writes. Each [`StoreError::Io`] counts.
+    /// True if the disk is full or refuses writes. Also true for every [`StoreError::Io`].
     pub fn is_not_writable(&self) -> bool {
         use rusqlite::ErrorCode::{DiskFull, ReadOnly, SystemIoFailure};
         match self {

@@ -2,8 +2,8 @@
 //! loss.
 //!
 //! A row contains only the values that changed since the previous row of the same process or
-//! cgroup. At intervals, a sweep has complete rows, at which a reader can begin. docs/record.md
-//! documents the tables.
+//! cgroup. At intervals, all rows of a sweep are complete, so that a reader can begin there.
+//! docs/record.md documents the tables.
 #![forbid(unsafe_code)]
 
 mod cells;

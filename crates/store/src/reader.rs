@@ -152,8 +152,8 @@ impl RecordReader {
     }
 }
 
-/// The nearest time in `files`, which must be in order of their distance: the time from the first
-/// day that has one.
+/// Returns the time with the smallest `distance` among the times that `find` returns for the files
+/// of one day: the first day that has such a time. `files` must be in order of distance.
 fn nearest<'f>(
     files: impl Iterator<Item = &'f DayFile>,
     find: impl Fn(&mut DayReader) -> Result<Option<SweepTime>, StoreError>,

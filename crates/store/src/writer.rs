@@ -25,7 +25,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// Parameters of a [`RecordWriter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterOptions {
-    /// Time between two complete sweeps, at which a reader can begin.
+    /// Time between two complete sweeps. A reader can begin at a complete sweep.
     pub full_every: Duration,
     /// File size in bytes above which a new part of the day begins.
     pub part_size: Bytes,
@@ -255,7 +255,7 @@ pub fn is_recording(folder: &Path) -> bool {
     flock(&lock, FlockOperation::NonBlockingLockShared).is_err()
 }
 
-/// Time of the last sweep in the folder; `None` if the last file cannot be read.
+/// Time of the last sweep in the folder; `None` if no file has a sweep that can be read.
 fn last_time(folder: &Path) -> Option<SweepTime> {
     let files = files(folder).ok()?;
     files.iter().rev().find_map(|file| {

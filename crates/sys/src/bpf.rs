@@ -115,8 +115,8 @@ impl Copies {
     }
 
     /// Sets the event that receives the bytes copied on a CPU: a
-    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of that whole CPU
-    /// ([`PerfScope::Cpu`]).
+    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) event that was opened for that
+    /// whole CPU ([`PerfScope::Cpu`]).
     ///
     /// # Errors
     /// Returns the errors of `bpf`.
@@ -136,7 +136,8 @@ impl Copies {
 }
 
 /// A program that writes one sample for each uprobe hit, on the CPU of the hit. Dropping this value
-/// ends the samples: the kernel empties the map of events when its last descriptor is closed.
+/// ends the samples: the kernel empties the map of output events when the map's last descriptor is
+/// closed.
 #[derive(Debug)]
 pub struct UprobeSamples {
     program: OwnedFd,
@@ -168,8 +169,8 @@ impl UprobeSamples {
     }
 
     /// Sets the event that writes the samples of a CPU: a
-    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of that whole CPU. The samples
-    /// contain the user registers and stack if that event asks for them.
+    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) event that was opened for that
+    /// whole CPU. The samples contain the user registers and stack if that event asks for them.
     ///
     /// # Errors
     /// Returns the errors of `bpf`.
@@ -179,7 +180,7 @@ impl UprobeSamples {
 
     /// Places uprobes at `offsets` of a file, or at the return of the functions that begin there:
     /// in one process (before Linux 6.10, only its first thread runs the program), or in every
-    /// process that executes the file. The uprobes exist as long as the returned value.
+    /// process that maps the file. The uprobes exist as long as the returned value.
     ///
     /// # Errors
     /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not name a file; `ESRCH` if
@@ -309,8 +310,8 @@ mod code {
     pub(super) const STORE: u8 = 0x7a;
 }
 
-/// `bpf_perf_event_output(context, outputs, this CPU, stack, 8); 0`: the bytes are not part of the
-/// sample unless the event wants `raw`.
+/// `bpf_perf_event_output(context, outputs, this CPU, stack, 8); 0`. The sample contains the 8
+/// bytes only if the output event asks for raw data.
 fn sample_program(outputs: RawFd) -> Vec<u64> {
     use code::{ADD, CALL, EXIT, LONG_NUMBER, MAP, MOVE, NUMBER, OUTPUT, SHORT_NUMBER, STORE};
     const WORD: i32 = 8;
@@ -324,7 +325,7 @@ fn sample_program(outputs: RawFd) -> Vec<u64> {
         step(ADD, 4, 0, 0, -WORD),
         step(NUMBER, 5, 0, 0, WORD),
         step(CALL, 0, 0, 0, OUTPUT),
-        // With 0, the uprobe event itself writes no sample.
+        // If the program returns 0, the uprobe event itself writes no sample.
         step(NUMBER, 0, 0, 0, 0),
         step(EXIT, 0, 0, 0, 0),
     ]
@@ -361,7 +362,7 @@ fn program(address: u64, length: i32, outputs: RawFd) -> Vec<u64> {
         step(ADD, 4, 0, 0, ROOM),
         step(NUMBER, 5, 0, 0, length),
         step(CALL, 0, 0, 0, OUTPUT),
-        // With 0, the kernel would drop the sample.
+        // If the program returned 0, the kernel would drop the sample.
         step(NUMBER, 0, 0, 0, 1),
         step(EXIT, 0, 0, 0, 0),
     ]
@@ -370,7 +371,7 @@ fn program(address: u64, length: i32, outputs: RawFd) -> Vec<u64> {
 /// Makes a `bpf` call that returns a new file descriptor.
 ///
 /// # Safety
-/// The same as for [`raw_bpf`].
+/// The requirements of [`raw_bpf`].
 unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: the caller passes the command with the attributes that the kernel reads for it.
     let fd = unsafe { raw_bpf(command, attributes) }?;

@@ -20,8 +20,8 @@ fn flush_lines<T>(items: &[T], line: usize) -> io::Result<()> {
 
     let start = items.as_ptr().cast::<u8>();
     let bytes = size_of_val(items);
-    // The last byte is added: the slice may end in a cache line that no multiple of `line` falls
-    // into.
+    // The last byte is flushed too: the last cache line of the slice may contain no offset that is
+    // a multiple of `line`.
     for byte in (0..bytes).step_by(line).chain(bytes.checked_sub(1)) {
         // SAFETY: every x86-64 CPU has the instruction, the address is inside the borrowed slice,
         // and the instruction changes no value.

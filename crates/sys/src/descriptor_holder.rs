@@ -27,8 +27,8 @@ pub struct DescriptorHolder {
 /// The reports of the child about its work.
 pub(crate) struct HolderReport(RawFd);
 
-/// First words of a report: `NUMBER` if the second word is a number for the parent, or the end of
-/// the work, where the second word is the `errno` of a failure or 0.
+/// First word of a report. After `NUMBER`, the second word is a number for the parent. `END`
+/// reports that `open` returned; the second word is then the `errno` of its failure, or 0.
 const NUMBER: u64 = 0;
 const END: u64 = 1;
 /// Size of a report in bytes.
@@ -65,7 +65,8 @@ impl DescriptorHolder {
         open: impl FnOnce(&mut HolderReport) -> io::Result<()>,
     ) -> io::Result<(DescriptorHolder, Vec<u64>)> {
         let (channel, of_child) = UnixStream::pair()?;
-        // If the child has no exit signal, other waits of this process do not find the child.
+        // If the child has no exit signal, `wait` calls without `__WCLONE` elsewhere in this
+        // process do not return the child.
         const NO_SIGNAL: c_long = 0;
         // SAFETY: without flags, `clone` is a `fork`: a null stack keeps the stack, no other
         // pointer is used, and the child makes system calls only.

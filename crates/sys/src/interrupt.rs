@@ -1,5 +1,6 @@
-//! Handling of signals that end this process. SIGINT of Ctrl-C is meant for the command that runs,
-//! so this process only records it. Code that must restore something first defers the signals.
+//! Handling of signals that end this process. Ctrl-C sends SIGINT to this process and to the
+//! command that it runs; the user wants to end the command, so this process only records the
+//! signal. Code that must restore something before this process ends defers the signals.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;

@@ -1,16 +1,16 @@
 //! Runs a command repeatedly from a small launcher process, and reports the resources used by each
 //! run.
 //!
-//! The kernel gives a new program the peak RSS of the process that it replaces, so a command
-//! started by a large program seems to be as large. [`Launcher::start`] forks a process with a
-//! small footprint, whose only work is to start the command:
+//! The kernel gives a new program the peak RSS of the process that it replaces, so the peak RSS of
+//! a command is at least that of the program that started the command. [`Launcher::start`] forks a
+//! process with a small footprint, whose only work is to start the command:
 //!
 //! ```text
 //! we ── start ──► launcher ── launch ──► child, held ── exec ──► command
 //!                                        └ counters are opened on it
 //! ```
 //!
-//! The command has our standard streams, process group and terminal.
+//! The command inherits the standard streams, process group and terminal of this process.
 
 use std::ffi::{CString, OsStr, OsString, c_char, c_int};
 use std::io::{self, Read, Write};
@@ -92,7 +92,7 @@ impl KernelUsage {
         }
     }
 
-    /// Increase of each count since `before`; `max_rss` is not reduced.
+    /// Increase of each count since `before`; `max_rss` keeps the value of `self`.
     #[must_use]
     pub fn since(self, before: KernelUsage) -> KernelUsage {
         KernelUsage {
@@ -120,8 +120,8 @@ pub struct RunOutcome {
     pub wall: Duration,
     /// Resources used since `exec`.
     pub usage: KernelUsage,
-    /// The peak RSS of the process that became the command: [`KernelUsage::max_rss`] cannot be
-    /// lower.
+    /// Peak RSS in bytes of the child before its `exec`: the [`KernelUsage::max_rss`] of the
+    /// command cannot be lower.
     pub floor: u64,
 }
 
@@ -138,7 +138,8 @@ struct Board {
     after: libc::rusage,
 }
 
-/// Messages between this process and the launcher: start a child, child started, child ended.
+/// Messages between this process and the launcher. `LAUNCH` requests a child, and the launcher
+/// returns it when the child exists. `ENDED` reports the end of the child.
 const LAUNCH: u8 = b'L';
 const ENDED: u8 = b'E';
 /// Messages to the child: execute, or end.
@@ -160,9 +161,9 @@ pub struct Launcher {
 
 impl Launcher {
     /// Forks the launcher for a command. A name without a slash is searched for in `PATH`. With
-    /// `cpu`, the command runs on that CPU alone. Call this function early: the resident memory of
-    /// this process at the call is the minimum of every peak RSS. A Ctrl-C ends the launcher as
-    /// well, unless [`crate::interrupt`] records it.
+    /// `cpu`, the command runs on that CPU alone. Call this function early: the peak RSS that is
+    /// reported for a run cannot be lower than the resident memory of this process at the call. A
+    /// Ctrl-C ends the launcher as well, unless [`crate::interrupt`] records it.
     ///
     /// # Errors
     /// `ENOENT` if the program does not exist, `EACCES` if it cannot be executed: a shell reports

@@ -1,4 +1,5 @@
-//! The kernel edge: system calls, ioctls, ptrace, probes. Typed and thin; no policy.
+//! Typed wrappers of kernel interfaces: system calls, ioctls, ptrace, probes. They contain no
+//! policy.
 //!
 //! Each file wraps one interface. Errors of the kernel are returned as [`std::io::Error`].
 

@@ -1,8 +1,9 @@
 //! Copies of the read-only pages of this process's shared libraries.
 //!
-//! The kernel divides a page of a file among the processes that map it (`Pss`). If this process
-//! maps the same C library, the `Pss` of a small process that is the library's only other user is
-//! half of its value without pagewise. A private copy of a page is not shared.
+//! The kernel divides a page of a file among the processes that map it (`Pss`). If this process and
+//! one other process map the same C library, the other process's `Pss` contains only half of each
+//! page that both use. A private copy of a page is not shared, so it does not change the `Pss` of
+//! other processes.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -116,8 +117,8 @@ impl ReadOnlySegment {
 
     fn protect(&self, flags: c_int) -> bool {
         let start = std::ptr::with_exposed_provenance_mut(self.pages.start);
-        // SAFETY: the flags always allow read access, and execution of code, so code that uses the
-        // pages runs on.
+        // SAFETY: the flags always allow reading, and execution of code pages, so code that uses
+        // the pages continues to run.
         unsafe { libc::mprotect(start, self.pages.len(), flags) == 0 }
     }
 }
@@ -165,7 +166,7 @@ mod tests {
         let after = resident(&segments);
         assert!(after.0 > 0 && after.0 - after.1 == 0, "{before:?} to {after:?}");
         assert!(before.0 - before.1 > 0, "{before:?}");
-        // The functions return the same results.
+        // Functions of the copied libraries still return correct results.
         assert_eq!(format!("{:.3}", 2.0_f64.powf(0.5)), "1.414");
     }
 }

@@ -1,9 +1,9 @@
 //! Result files: either written completely, or left unchanged.
 //!
-//! A regular file is replaced atomically by a new file, which was written without a name in the
-//! same folder. So a full disk, a signal or a kill leaves the old file unchanged, and leaves no
-//! partial new file. Devices, FIFOs and open descriptors (`/dev/stdout`) are written in place. A
-//! symbolic link is followed, and its target is replaced.
+//! A new file is first written, without a name (`O_TMPFILE`), in the folder of the old file, and
+//! then replaces the old file atomically. So a full disk, a signal or a kill leaves the old file
+//! unchanged, and leaves no partial new file. Devices, FIFOs and open descriptors (`/dev/stdout`)
+//! are written in place. A symbolic link is followed, and its target is replaced.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Seek, Write};
@@ -26,7 +26,7 @@ pub enum FileReaders {
     Umask,
 }
 
-/// Size of the write buffer in bytes, so that a page of 65,000 rows takes few system calls.
+/// Size of the write buffer in bytes, so that an output of 65,000 rows takes few system calls.
 const BUFFER: usize = 256 << 10;
 
 /// Writes a file. On failure the previous content is unchanged, unless the target is not a regular
@@ -126,7 +126,7 @@ impl Destination {
 }
 
 /// Follows symbolic links to the target of a path; `None` for a link in `/proc`, which refers to an
-/// open file whatever the text of the link.
+/// open file regardless of the text of the link.
 fn followed(path: &Path) -> io::Result<Option<PathBuf>> {
     /// Maximum number of links that the kernel follows (`MAXSYMLINKS`).
     const MAX_LINKS: usize = 40;
@@ -247,8 +247,9 @@ fn named(file: &File, target: &Path) -> io::Result<TempPath> {
 /// A file that grows over time, such as a recording. Until it is complete, readers can read the
 /// part that is already written.
 ///
-/// Without an existing file the new file has its final name from the start. An existing regular
-/// file stays until the new one is complete; until then the new file has the name `NAME.part`.
+/// If the path does not exist yet, the new file has its final name from the start. An existing
+/// regular file stays until the new file is complete; until then the new file has the name
+/// `NAME.part`.
 #[derive(Debug)]
 pub struct Growing {
     /// Requested path.

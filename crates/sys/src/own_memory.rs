@@ -1,4 +1,4 @@
-//! Memory of this process that is not needed again soon.
+//! Releases memory of this process that it does not need again soon.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

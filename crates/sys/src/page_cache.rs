@@ -84,8 +84,8 @@ fn resident(file: BorrowedFd<'_>, size: u64) -> io::Result<u64> {
     Ok(cached)
 }
 
-/// A part of a file, mapped for reading. Its bytes are never read, so a file that is truncated
-/// meanwhile does no harm.
+/// A part of a file, mapped for reading. This process never reads the mapped bytes, so it receives
+/// no SIGBUS if the file is truncated meanwhile.
 #[derive(Debug)]
 pub struct FileWindow {
     start: *mut libc::c_void,
@@ -97,7 +97,8 @@ impl FileWindow {
     /// Maps a part of a file; `offset` is a multiple of the page size.
     ///
     /// # Errors
-    /// Those of `mmap`: `EACCES` without the right to read, `ENODEV` for files that have no pages.
+    /// Those of `mmap`: `EACCES` without the right to read, `ENODEV` for files that cannot be
+    /// mapped.
     pub fn map(file: impl AsFd, offset: u64, length: u64) -> io::Result<FileWindow> {
         let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
         let page_size = usize::try_from(crate::system::page_size()).map_err(invalid)?;
@@ -138,7 +139,8 @@ impl FileWindow {
         Ok(states.iter().map(|state| state & 1 != 0).collect())
     }
 
-    /// Fills the page-table entry of a page, and returns its address.
+    /// Fills the page-table entry of a page of the window, and returns the address of that page.
+    /// `page` counts from the start of the window.
     ///
     /// # Errors
     /// `EFAULT` beyond the end of the file; `EINVAL` beyond the end of the window, and before Linux

@@ -30,7 +30,7 @@ impl Categories {
     pub const HUGE: Categories = Categories(1 << 6);
     /// The page was written since `clear_refs`, if the kernel tracks such writes.
     pub const SOFT_DIRTY: Categories = Categories(1 << 7);
-    /// A guard region (`MADV_GUARD_INSTALL`); older kernels reject the request.
+    /// A guard region (`MADV_GUARD_INSTALL`). Kernels that lack this property reject the request.
     pub const GUARD: Categories = Categories(1 << 8);
 
     /// True if every property of `other` is in `self`.

@@ -7,8 +7,9 @@ use std::process::Command;
 /// Makes the kernel kill the command when the thread that starts it ends, also if that thread is
 /// killed.
 ///
-/// Start the command in a thread that waits for its end: the end of the thread counts, not that of
-/// the process. The command must not change its user ID, which would cancel the signal.
+/// Start the command in a thread that waits for the command's end: the kernel kills the command
+/// when that thread ends, even if this process continues. The command must not change its user ID,
+/// which would cancel the signal.
 pub fn end_with_parent(command: &mut Command) {
     let parent = std::process::id();
     let prepare = move || {

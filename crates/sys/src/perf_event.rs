@@ -90,16 +90,16 @@ impl PerfEvent {
 pub enum PerfScope {
     /// The thread that opens the counter.
     ThisThread,
-    /// This thread, on any CPU.
+    /// The thread with this thread ID, on any CPU.
     Thread(u32),
-    /// This thread while it runs on this CPU.
+    /// The thread `thread` while it runs on the CPU `cpu`.
     ThreadOn {
         /// Thread id.
         thread: u32,
         /// CPU number.
         cpu: u32,
     },
-    /// Everything that runs on this CPU.
+    /// Everything that runs on the CPU with this number.
     Cpu(u32),
 }
 
@@ -241,8 +241,8 @@ pub struct PerfCounter {
 }
 
 impl PerfCounter {
-    /// Opens a counter that is read alone, as a member of the group of `leader` or as a leader. All
-    /// counters of a group run at the same time.
+    /// Opens a counter that is read alone. The counter joins the group of `leader`, or leads a new
+    /// group if `leader` is `None`. All counters of a group run at the same time.
     ///
     /// # Errors
     /// `ENOENT`, `EOPNOTSUPP`, `ENODEV`: the event does not exist here; `EACCES`, `EPERM`: not

@@ -44,8 +44,8 @@ const _: () = assert!(
     offset_of!(PerfPageHead, capabilities) == 40 && offset_of!(PerfPageHead, time_offset) == 56
 );
 
-/// Bits of `capabilities`: `rdpmc` is permitted, and the time stamp counter extrapolates the times
-/// to the current time.
+/// Bits of `capabilities`: `rdpmc` is permitted; the page has the factors that convert the time
+/// stamp counter to nanoseconds.
 const CAP_USER_RDPMC: u64 = 1 << 2;
 const CAP_USER_TIME: u64 = 1 << 3;
 

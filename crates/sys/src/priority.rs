@@ -1,8 +1,8 @@
 //! Short pieces of work that threads of normal priority do not preempt.
 //!
 //! A thread that is preempted inside a system call keeps its kernel locks. On a busy machine the
-//! thread waits for tens of milliseconds until it runs again, and so does a program whose `mmap`
-//! lock the thread holds.
+//! thread waits for tens of milliseconds until it runs again. A program whose `mmap` lock the
+//! thread holds waits as long.
 
 use std::cell::RefCell;
 use std::io;
@@ -58,7 +58,8 @@ impl Priority {
 /// Runs a short piece of work at real-time priority, if this thread has the permission. A nested
 /// call in `work` does not change the priority.
 pub fn briefly_raised<T>(work: impl FnOnce() -> T) -> T {
-    /// The permission of a thread. It is borrowed while the priority is raised.
+    /// The permission of a thread. The cell stays borrowed while the priority is raised, so that a
+    /// nested call detects this.
     enum Permission {
         Unknown,
         Refused,

@@ -61,8 +61,9 @@ pub fn scans_guards() -> bool {
     })
 }
 
-/// True if the kernel tracks which pages were written since `clear_refs`: tested on a page of this
-/// process, since kernels without `CONFIG_MEM_SOFT_DIRTY` accept every such request.
+/// True if the kernel tracks which pages were written since `clear_refs`. The function tests this
+/// on a page of this process, since kernels without `CONFIG_MEM_SOFT_DIRTY` accept the write to
+/// `clear_refs` too.
 pub fn tracks_soft_dirty() -> bool {
     /// Bit 55 of a word of `pagemap`.
     const SOFT_DIRTY: u64 = 1 << 55;

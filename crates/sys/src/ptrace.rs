@@ -1,5 +1,5 @@
 //! Typed ptrace requests. A request fails if the thread was killed meanwhile. Waiting reports the
-//! end of a killed thread, so functions that only resume a thread return nothing.
+//! end of a killed thread, so functions that only resume a thread return no error.
 
 use std::ffi::c_int;
 use std::io;
@@ -89,7 +89,7 @@ pub struct StoppedThread {
 /// A thread in `exec` waits until the other threads of its process have ended, and a traced thread
 /// has ended only once its tracer has waited for it. During such an `exec` the kernel blocks a
 /// tracer that seizes one more thread of the process. So if this call takes long, another thread of
-/// pagewise waits for the threads that were seized before.
+/// pagewise reaps the ended threads that were seized before.
 ///
 /// # Errors
 /// `EPERM` if a security module, a container or Yama forbids tracing.
@@ -140,7 +140,7 @@ pub fn kill(tid: Tid) -> io::Result<()> {
     }
 }
 
-/// Leaves a thread in its group stop: it stays stopped until a SIGCONT, as without a tracer.
+/// Leaves a thread in its group stop: it stays stopped until a SIGCONT, as an untraced thread does.
 pub fn listen(tid: Tid) {
     let _ = plain(libc::PTRACE_LISTEN, tid, 0);
 }
@@ -286,8 +286,8 @@ fn poke_debug_register(tid: Tid, register: usize, value: u64) -> io::Result<()> 
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Signals that a stopped thread has blocked, one bit for each signal. In `sigsuspend` and similar
-/// calls, the signals that were blocked before the call.
+/// Signals that a stopped thread has blocked, one bit for each signal. If the thread is in
+/// `sigsuspend` or a similar call, returns the signals that were blocked before the call.
 #[cfg(target_arch = "x86_64")]
 pub fn signal_mask(tid: Tid) -> io::Result<u64> {
     let mut mask = 0_u64;

@@ -71,7 +71,7 @@ pub fn has_capability(capability: CapabilitySet) -> bool {
     }
 }
 
-/// True if two processes use the same memory, as `vfork` and `clone(CLONE_VM)` make it.
+/// True if two processes use the same address space, as after `vfork` or `clone(CLONE_VM)`.
 ///
 /// # Errors
 /// `Unsupported` if the kernel has no `kcmp`; `EPERM` without permission to trace both processes;
@@ -97,7 +97,7 @@ pub fn shares_memory(one: u32, other: u32) -> std::io::Result<bool> {
 /// # Errors
 /// `EPERM` if the rules of a container forbid it.
 pub fn do_not_randomize() -> std::io::Result<()> {
-    /// Argument with which the call returns the flags and changes none.
+    /// Argument with which the call returns the flags without changing them.
     const ASK: libc::c_ulong = 0xffff_ffff;
     // SAFETY: the call takes and returns flags.
     let now = unsafe { libc::personality(ASK) };

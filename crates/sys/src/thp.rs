@@ -37,7 +37,7 @@ pub fn allow(allowed: AllowedHugePages) -> io::Result<()> {
 /// Returns the permission of this process.
 ///
 /// # Errors
-/// None on any kernel since 3.15.
+/// Returns no error on kernels since 3.15.
 pub fn allowed() -> io::Result<AllowedHugePages> {
     const UNUSED: libc::c_ulong = 0;
     // SAFETY: this option takes no argument and changes nothing.

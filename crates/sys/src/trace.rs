@@ -1,10 +1,10 @@
 //! Runs a command under ptrace and stops it while its memory can be read: at its exit, or at a
 //! given time.
 //!
-//! The command is seized (`PTRACE_SEIZE`), so its signals, group stops and exit status are as
-//! without a tracer. Only a new thread, an `exec`, a signal and an exit stop the command until the
-//! tracer resumes it; system calls do not. Its child processes run untraced. [`calls`] also traces
-//! child processes, and stops at system calls.
+//! The command is seized (`PTRACE_SEIZE`), so its signals, group stops and exit status are the same
+//! as those of an untraced command. Only a new thread, an `exec`, a signal and an exit stop the
+//! command until the tracer resumes it; system calls do not. Its child processes run untraced.
+//! [`calls`] also traces child processes, and stops at system calls.
 
 pub mod calls;
 mod filter;
@@ -67,8 +67,8 @@ const EXECUTE: [(u32, u32); 10] = [
     (0xc000_00f3, 281),
 ];
 
-/// Time limit until it is visible by which system call one thread ends another. The calling thread
-/// has to run for some microseconds on a CPU that may be busy.
+/// Time limit for finding out if a thread ended another thread by `exit_group` or by `exec`. The
+/// calling thread has to run for some microseconds on a CPU that may be busy.
 const MAX_UNDECIDED: Duration = Duration::from_secs(2);
 /// Interval at which the calling thread is polled: no ptrace event reports that its `exec` waits
 /// for the other threads.
@@ -134,7 +134,7 @@ impl fmt::Display for Untraced {
 /// State of a thread of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaunchPhase {
-    /// Running, as far as the tracer knows.
+    /// Running, according to the events that the tracer has received.
     Running,
     /// In a group stop, which a SIGCONT ends.
     Listening,
@@ -144,7 +144,8 @@ enum LaunchPhase {
     Exiting(Departure),
     /// Past its last ptrace stop: it runs no more user code.
     Leaving,
-    /// Not a thread of the command, or no longer traced: it is detached at its next stop.
+    /// Not a thread of the command, or a thread that is to be detached: the tracer detaches it at
+    /// its next stop.
     Stranger,
 }
 
@@ -356,8 +357,8 @@ impl Traced {
         })
     }
 
-    /// Waits until the threads whose phase `is_awaited` have stopped. After [`SETTLE`], only
-    /// runnable threads are waited for.
+    /// Waits until all threads for whose phase `is_awaited` returns true have stopped. After
+    /// [`SETTLE`], only runnable threads are waited for.
     fn settle(&mut self, is_awaited: fn(LaunchPhase) -> bool) -> io::Result<()> {
         let began = Instant::now();
         loop {
@@ -407,7 +408,7 @@ impl Traced {
     /// running thread is stopped once more, since the kernel detaches only stopped threads.
     pub fn let_go(&mut self) {
         // From here on stop signals also stop this process. A pending stop signal that the command
-        // ignored must not do so.
+        // ignored must not stop this process.
         self.signals.forget();
         for (tid, phase) in std::mem::take(&mut self.threads) {
             match phase {
@@ -593,7 +594,7 @@ impl Traced {
             && ptrace::is_from_counter(tid)
     }
 
-    /// Records the clone of `maker`: a thread of the command, or a foreign process.
+    /// Records the new task that `maker` created: a thread of the command, or a foreign process.
     fn meet(&mut self, maker: Tid) {
         let Some(tid) = ptrace::message(maker).ok().and_then(|tid| Tid::try_from(tid).ok()) else {
             return;
@@ -609,7 +610,7 @@ impl Traced {
             return Departure::Process;
         }
         let Some(architecture) = ptrace::architecture(tid) else { return Departure::Thread };
-        // A thread that another thread ends while it runs user code is in no system call.
+        // A thread that runs user code when another thread ends it is in no system call.
         match self.call_number(tid).map(|number| (architecture, number)) {
             Some(call) if EXIT_GROUP.contains(&call) => Departure::Process,
             Some(call) if EXIT.contains(&call) => Departure::Thread,
@@ -651,7 +652,7 @@ impl LaunchPhase {
         self == LaunchPhase::Exiting(Departure::ByAnother)
     }
 
-    /// True if the thread runs unless something stops it.
+    /// True if the tracer does not hold the thread: it runs, or is in a group stop.
     fn is_free(self) -> bool {
         matches!(self, LaunchPhase::Running | LaunchPhase::Listening)
     }

@@ -98,7 +98,7 @@ fn a_deadline_passes_and_the_command_runs_on() {
     let executed = Instant::now();
     std::thread::sleep(Duration::from_millis(20));
     let waited = executed.elapsed();
-    // The command waits until the FIFO has been open for writing.
+    // The command waits until a process has opened the FIFO for writing.
     drop(std::fs::File::options().write(true).open(&fifo).unwrap());
     let outcome = running.wait(None).unwrap().unwrap();
     assert!(outcome.wall >= waited, "{outcome:?}");

@@ -28,9 +28,9 @@ pub struct Finder {
 }
 
 impl Finder {
-    /// Returns a finder for one of the two methods. Without support for unwind tables, on machines
-    /// other than x86-64, frame pointers are used. The unwind tables take at
-    /// most a quarter of the memory limit.
+    /// Returns a finder for one of the two methods. On machines other than x86-64, unwind tables
+    /// are not supported, and the finder uses frame pointers. The unwind tables take at most a
+    /// quarter of the memory limit.
     pub fn new(callers: Callers, limit: MemoryLimit) -> Finder {
         const MAX_FRAMES: u16 = 127;
         let is_understood = Unwinder::carries(8).registers != 0;

@@ -1,9 +1,9 @@
 //! Types of the variables of a file, and of the objects that they point to: global and static
 //! variables, thread-local ones, and those in the frames of functions that threads are in.
 //!
-//! The file is hostile. Its sections are copied once, up to [`MAX_SECTIONS`], so nothing changes
-//! while they are read. Entries, members, types and time have limits; a variable beyond a limit has
-//! no type.
+//! The file may be hostile. Its sections are copied once, up to [`MAX_SECTIONS`], so nothing
+//! changes while they are read. Entries, members, types and time have limits; a variable beyond a
+//! limit has no type.
 //!
 //! ```text
 //!  sections   copies of the sections of a file, and of the file that several debug files share

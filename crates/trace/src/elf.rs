@@ -229,7 +229,7 @@ impl FileLayout {
         self.debug_link = debug_link;
     }
 
-    /// The section of a name that has bytes in the file.
+    /// The section with this name, if it has bytes in the file.
     pub(crate) fn find(&self, name: &[u8]) -> Option<&HeaderSection> {
         let is_it = |section: &&HeaderSection| {
             let rest = self.names.get(size(section.name.into())..).unwrap_or_default();
@@ -239,8 +239,8 @@ impl FileLayout {
         self.sections.iter().find(is_it)
     }
 
-    /// The bytes of a compressed section, up to a maximum number. `None` for any compression but
-    /// zlib's.
+    /// The bytes of a compressed section, up to a maximum number. `None` for a compression other
+    /// than zlib's.
     pub(crate) fn decompressed(
         &self,
         source: &FileSource,
@@ -275,8 +275,8 @@ pub(crate) struct ElfSegment {
 pub(crate) struct Segments(pub(crate) Vec<ElfSegment>);
 
 impl Segments {
-    /// The address, as the file has it, of the byte at an offset. A page of the file can be in two
-    /// segments: code is in the one that can be executed.
+    /// The virtual address, according to the program headers, of the byte at an offset of the file.
+    /// A page of the file can be in two segments: code is in the one that can be executed.
     pub(crate) fn address(&self, offset: u64) -> Option<u64> {
         let has = |it: &&ElfSegment| offset.checked_sub(it.offset).is_some_and(|at| at < it.length);
         let code = self.0.iter().filter(|it| it.execute).find(has);

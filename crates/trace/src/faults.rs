@@ -48,9 +48,9 @@ const WAKE_AT: usize = 8;
 const LARGEST: usize = 32 << 20;
 const SMALLEST: usize = 1 << 17;
 
-/// Default number of stack bytes that are copied: six in seven stacks of a Python and a shell
-/// without frame pointers are complete, and recording is some 2 % slower than with 512 bytes; with
-/// 8 KiB it would be 20 %. See `docs/performance.md`.
+/// Default number of stack bytes that are copied: with this number, six in seven stacks of Python
+/// and of a shell, both without frame pointers, are complete. Recording is some 2 % slower than
+/// with 512 bytes; with 8 KiB it would be 20 % slower. See `docs/performance.md`.
 pub const STACK: u16 = 2048;
 
 /// Parameters of a recording of page faults.

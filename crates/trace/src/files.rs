@@ -1,4 +1,5 @@
-//! Files that processes have mapped, opened as the process finds them.
+//! Files that processes have mapped. Names are first looked up in the root directory of the
+//! process.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -172,10 +173,11 @@ impl CodeFiles {
     }
 }
 
-/// Opens a file that a process has mapped, by the first successful method: its name in the
-/// process's root or in ours, if device and inode are the same; the process's program; the mapping
-/// of the file, whatever its name is; its name, as far as the file system leaves the device open
-/// ([`target_file`]). Returns `None` if no method finds this file.
+/// Opens a file that a process has mapped, by the first successful method: its name in the root of
+/// the process or in ours, if device and inode are the same; the program of the process; the
+/// mapping of the file, even if its name denotes another file; its name, by the rules of
+/// [`target_file`] for file systems that report another device. Returns `None` if no method finds
+/// this file.
 pub(crate) fn open(pid: u32, module: &Name, id: FileId) -> Option<File> {
     let path = Path::new(OsStr::from_bytes(module.as_bytes()));
     if !path.is_absolute() {

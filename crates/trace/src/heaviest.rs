@@ -1,8 +1,8 @@
 //! Sums by key in bounded memory: the smallest sums are merged into one, and the total stays exact.
 //!
-//! Whenever the limit is exceeded, the smaller half is discarded. A key that returns begins at 0,
-//! so a sum can lack the amount it had when it was discarded: in total at most the sum of the
-//! largest amount discarded each time. A key with a larger sum cannot be missing.
+//! Whenever the limit is exceeded, the smaller half is discarded. A discarded key that occurs again
+//! begins at 0, so its sum lacks the discarded amounts. This error is at most the total of the
+//! largest sums that were discarded each time. A key with a larger sum cannot be missing.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -30,7 +30,7 @@ pub(crate) struct JitOrigin {
 }
 
 impl JitOrigin {
-    /// Location for a running process. `None` if it does not exist.
+    /// Location for a running process. `None` if the process does not exist.
     pub(crate) fn of_process(pid: u32) -> Option<JitOrigin> {
         let live = ProcRoot::live();
         let root = TargetRoot::of_process(&live, Pid(pid)).ok()?;

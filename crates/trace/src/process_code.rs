@@ -115,8 +115,9 @@ impl ProcessCode {
         }
     }
 
-    /// The functions that a thread is in, innermost first, from its registers in the order of
-    /// samples and its stack from the stack pointer on. Empty on machines other than x86-64.
+    /// Returns the functions that a thread is in, innermost first. `registers` are in the order of
+    /// perf samples, and `stack` begins at the stack pointer. The result is empty on machines other
+    /// than x86-64.
     pub fn frames(&mut self, registers: &[u64; 17], stack: &[u8]) -> Vec<StackFrame> {
         let code: Vec<Name> = self.code_files();
         for name in code {
@@ -179,7 +180,8 @@ impl ProcessCode {
                 }
                 None => Some("the file cannot be read, or is another build"),
             };
-            // Most libraries have thread-local variables that point to no block.
+            // Missing types of files that only have thread-local variables are not reported: in
+            // most libraries, these variables point to no block.
             if let Some(why) = why.filter(|_| at < reported) {
                 found.lacks.push(TypeLack { module: name, why: why.to_owned() });
             }

@@ -1,4 +1,6 @@
-//! Events of a process, a command or a machine, reported while they occur.
+//! Events of a process, a command or a machine, reported while they occur. A copy is a sample with
+//! bytes of memory, which a BPF program writes directly before another sample
+//! ([`TraceSession::copy`]).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CStr;
@@ -119,7 +121,8 @@ impl WaitingRecord {
         start..start + usize::from(self.length)
     }
 
-    /// Handles the record after a copy: its sample, or any record if the sample was lost.
+    /// Handles the record after a copy: the sample of the copy, or any record if this sample was
+    /// lost.
     fn settle(&mut self, time: u64, is_its_sample: bool) {
         self.time = time;
         if !is_its_sample {
@@ -240,9 +243,9 @@ impl TraceSession {
         }
     }
 
-    /// As [`TraceSession::open`], for a process with more threads than events can be opened for,
-    /// too. Then the events of the whole machine are opened, and those of the process and its
-    /// descendants are picked out as they are read. This needs the rights of
+    /// Like [`TraceSession::open`], but also for a process with too many threads for an event on
+    /// each of them. In this case, the events of the whole machine are opened, and only the records
+    /// of the process and its descendants are passed on. This needs the rights of
     /// [`TraceTarget::Machine`].
     ///
     /// # Errors
@@ -530,7 +533,7 @@ impl TraceSession {
         self.drain_until(now(), each);
     }
 
-    /// As [`TraceSession::drain`], without records from after a time.
+    /// Like [`TraceSession::drain`], but does not pass on records from after `time`.
     pub fn drain_until(&mut self, time: u64, each: &mut dyn FnMut(PerfRecord<'_>)) {
         // At most the capacity of the rings is read, so that the caller is not delayed for long.
         self.drain_within(self.capacity(), time, each);

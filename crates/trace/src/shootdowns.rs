@@ -280,7 +280,8 @@ impl FlushRecorder {
         self.session.as_ref().map_or(Ok(()), TraceSession::enable)
     }
 
-    /// Reads the counters and the time at the beginning; enough if an `exec` enables the events.
+    /// Reads the counters and the time at the beginning. If an `exec` enables the events, this call
+    /// replaces [`FlushRecorder::enable`].
     pub fn begin(&mut self) {
         self.before = machine::FlushCounts::now();
         self.began = Instant::now();

@@ -143,7 +143,7 @@ impl RecordedStacks {
         self.bytes > self.most_bytes
     }
 
-    /// The bytes of a stack among those that [`RecordedStacks::room`] counts.
+    /// Number of bytes of a stack, as [`RecordedStacks::room`] counts them.
     pub(crate) fn bytes_of(&self, id: StackId) -> usize {
         self.places.get(id.index()).map_or(0, |stack| bytes_of(stack))
     }

@@ -194,7 +194,7 @@ impl SymbolModule {
     }
 }
 
-/// The sections of a file that functions and lines are in.
+/// Loads the sections of a file that describe functions and lines.
 fn load(
     source: &FileSource,
     layout: &FileLayout,

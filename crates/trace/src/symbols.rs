@@ -76,7 +76,8 @@ impl CodePlace {
         CodePlace { module: region.name.clone(), inode, device, offset, ..unknown }
     }
 
-    /// The location without its process if it is in a file: then it is the same in all processes.
+    /// The location without its process ID, if it is in a file: a location in a file is the same in
+    /// all processes.
     pub(crate) fn key(&self) -> CodePlace {
         CodePlace { pid: if self.inode == 0 { self.pid } else { 0 }, ..self.clone() }
     }
@@ -243,8 +244,8 @@ pub(crate) fn bytes_of(frame: &Frame) -> usize {
     size_of::<Frame>() + function + file + 32
 }
 
-/// Returns a name as in its source. Only mangled names are changed, because demanglers treat a C
-/// function called `t` as a type.
+/// Returns a name as it is in the source code. Only mangled names are changed, because demanglers
+/// treat a C function called `t` as a type.
 pub fn demangled(name: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         return format!("{rust:#}");

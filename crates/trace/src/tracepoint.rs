@@ -129,7 +129,7 @@ impl Tracepoint {
     }
 }
 
-/// `field:int reason;`, and then offset, size and whether it has a sign.
+/// Parses a line such as `field:int reason;`, followed by offset, size and signedness.
 fn field(line: &str) -> Option<(String, TracepointField)> {
     let mut parts = line.trim().split(';').map(str::trim);
     let declared = parts.next()?.strip_prefix("field:")?;
@@ -140,7 +140,8 @@ fn field(line: &str) -> Option<(String, TracepointField)> {
     Some((name.to_owned(), TracepointField { offset, size, signed }))
 }
 
-/// `{ 0, "flush on task switch" }` and others, in the line with the print format of an event.
+/// Parses pairs such as `{ 0, "flush on task switch" }` in the line with the print format of an
+/// event.
 fn parse_symbolic_names(print: &str) -> Vec<(i64, String)> {
     let word = |part: &str| {
         let (number, rest) = part.split_once(',')?;

@@ -1,16 +1,17 @@
 //! Call stacks of programs that keep no frame pointers: by the unwind tables of their files, from
 //! registers and a copy of the stack.
 //!
-//! Compilers write these tables for exceptions (`.eh_frame`, DWARF call frame information), and all
-//! of x86-64 has them. Code of a just-in-time compiler has no tables, and is unwound by its frame
-//! pointer.
+//! Compilers write these tables for exceptions (`.eh_frame`, DWARF call frame information), and
+//! write them for all code on x86-64. Code of a just-in-time compiler has no tables, and is unwound
+//! by its frame pointer.
 //!
 //! **Limits.** The kernel copies the requested number of stack bytes: callers beyond them are
-//! missing. So are all callers of 32-bit code, and on machines other than x86-64.
+//! missing. All callers of 32-bit code are missing too, as are all callers on machines other than
+//! x86-64.
 //!
-//! **What it costs.** About 50 ns a frame, 0.45 µs for a stack of ten (Linux 6.18 in a virtual
-//! machine of 2 CPUs, `cargo test --release -p pagewise-trace --test unwind -- --ignored
-//! --nocapture`), besides the copy that the kernel makes.
+//! **Cost.** About 50 ns a frame, 0.45 µs for a stack of ten (Linux 6.18 in a virtual machine of 2
+//! CPUs, `cargo test --release -p pagewise-trace --test unwind -- --ignored --nocapture`), besides
+//! the copy that the kernel makes.
 //!
 //! Tables and stacks are untrusted. Unwinding always ends: each caller must lie higher on the
 //! stack, the computations of tables are bounded, and addresses must be mapped.

@@ -78,7 +78,7 @@ struct PendingAccess {
     which: u32,
     registers: Option<KnownRegisters>,
     effect: Option<StoreEffect>,
-    /// The watched bytes in the stack copy, which the CPU makes at the time of the access.
+    /// The watched bytes in the stack copy, which the kernel makes at the time of the access.
     copied: Option<Vec<u8>>,
     /// The watched bytes as the BPF program found them, some microseconds after the access.
     found: Option<Vec<u8>>,
@@ -298,8 +298,8 @@ fn open_session(
 }
 
 impl MemoryWatch {
-    /// Begins to watch writes to some bytes of a process, whose mappings are read from `root`.
-    /// `reads` adds reads.
+    /// Begins to watch writes to some bytes of a process, whose mappings are read from `root`. If
+    /// `reads` is true, reads are watched too.
     ///
     /// # Errors
     /// [`TraceError::Unfit`] for bytes that cannot be watched together, and those of
@@ -423,8 +423,8 @@ impl Observer {
         }
     }
 
-    /// Finds the functions of new call stacks, preferably while the process runs: its files may
-    /// belong to it alone.
+    /// Finds the functions of new call stacks, preferably while the process runs: its files may be
+    /// reachable only through the process.
     fn resolve(&mut self) {
         let Observer { stacks, symbols, frames, .. } = self;
         for places in stacks.places().iter().skip(frames.len()) {
@@ -795,7 +795,7 @@ impl Observer {
         }
         // A new thread has the name of its creator at first.
         let name = name(pid, tid).or_else(|| self.names.get(&pid).cloned()).unwrap_or_default();
-        // The events of the ends of some processes may be lost.
+        // The records of some ended threads may be lost.
         if self.names.len() > ADDRESSES {
             self.names.clear();
         }

@@ -572,7 +572,7 @@ mod tests {
         assert_eq!(with(&[0xf0, 0x48, 0x0f, 0xba, 0x2f, 3], &[at], 0), Some(13));
         assert_eq!(with(&[0x48, 0x0f, 0xb3, 0x0f], &[at, (RCX, 2)], 0), Some(1));
         assert_eq!(with(&[0x48, 0x0f, 0xb3, 0x0f], &[at, (RCX, 640)], 0), None);
-        // rep stos %rax,(%rdi): behind the word, in the next, and far behind.
+        // rep stos %rax,(%rdi): di directly behind the word, di further on, and a fill downward.
         let fill = [0xf3, 0x48, 0xab];
         assert_eq!(with(&fill, &[(RDI, 0x1008), (RAX, 7)], 0), Some(7));
         assert_eq!(with(&fill, &[(RDI, 0x1018), (RAX, 7)], 0), None);
@@ -597,7 +597,7 @@ mod tests {
         assert_eq!(access(&[0x48, 0x83, 0x3f, 0], &there), Some(WatchAccess::Read));
         assert_eq!(access(&[0xff, 0x37], &there), Some(WatchAccess::Read));
         assert_eq!(access(&[0x50], &[(Register::RSP, 0x1000)]), Some(WatchAccess::Write));
-        // mov (%rdi),%rax; mov (%rdi),%rdi, which overwrites where it was read from; movzwl
+        // mov (%rdi),%rax; mov (%rdi),%rdi, which overwrites its address register; movzwl
         // (%rdi),%eax
         let loaded = [(Register::RDI, 0x1000), (Register::RAX, 77)];
         assert_eq!(after(&[0x48, 0x8b, 0x07], &loaded), Some((77, false)));

@@ -69,7 +69,8 @@ fn device(path: &Path) -> (u32, u32) {
     (rustix::fs::major(device), rustix::fs::minor(device))
 }
 
-/// Offset of a function in a program built without `-pie`. `None`, with a message, without readelf.
+/// Offset of a function in a program built without `-pie`. Without readelf, prints a message and
+/// returns `None`.
 fn offset_of(program: &Path, function: &str) -> Option<u64> {
     let Ok(output) = Command::new("readelf").args(["-W", "-s"]).arg(program).output() else {
         skip(&Lack::Tool("readelf"));
@@ -146,7 +147,7 @@ fn a_debug_link_leads_to_the_debug_file_and_to_nothing_that_is_not_a_regular_fil
 fn a_debug_link_has_no_folders_in_it() {
     let folder = tempfile::tempdir().unwrap();
     let Some((program, at, debug)) = linked(folder.path()) else { return };
-    // The name with its zero and the CRC behind it.
+    // The contents of the section: the name, its terminating zero byte, and the CRC.
     let section = folder.path().join("section");
     let Some(()) = tool(
         "objcopy",

@@ -27,7 +27,7 @@ fn stack(running: &mut LineProgram, symbols: &mut Symbols) -> Option<Vec<Rc<Code
     stacks(running, symbols).map(|(places, _)| places)
 }
 
-/// As [`stack`], with the recorded stacks, which keep the files too.
+/// Like [`stack`], but also returns the recorded stacks, which keep the files open too.
 fn stacks(
     running: &mut LineProgram,
     symbols: &mut Symbols,

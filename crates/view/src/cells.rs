@@ -3,7 +3,7 @@
 use pagewise_model::report::{Audience, CellValue, ColumnCells, TableColumn};
 use pagewise_model::{Absent, Name};
 
-/// A cell, by the forms that tables draw differently.
+/// A cell of a table. Tables draw each variant in its own form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CellForm<'a> {
     /// Bytes.

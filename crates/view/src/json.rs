@@ -18,11 +18,11 @@ use crate::text::inline;
 
 /// Writes a report as one JSON object.
 ///
-/// - Facts are members of the object at their key; a table is an array of objects, or an object
-///   of objects where its rows have keys; blocks whose keys share a start share an object.
+/// - Facts are members of the object at their key; a table is an array of objects, or an object of
+///   objects if its rows have keys; blocks whose keys share a start share an object.
 /// - A missing value is `{"absent": "why"}`; an empty cell is `null`.
-/// - A name is its text; where it is not UTF-8, the bytes that are not are `\xNN`.
-/// - If two members have one key, the later one is written.
+/// - A name is a string with its text. Bytes that are not valid UTF-8 become `\xNN`.
+/// - If two members have the same key, only the later member is written.
 ///
 /// ```
 /// use pagewise_model::report::{Fact, NamedFacts, Report, FactsShape, CellValue, ReportBlock};

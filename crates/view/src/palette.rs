@@ -1,4 +1,5 @@
-//! Pools of an address map in the order of the legend.
+//! Pools of an address map in the order of the legend. A pool is a group of mappings with the same
+//! use, such as heaps or stacks.
 
 use std::collections::HashMap;
 

@@ -13,36 +13,37 @@ use super::trend::{
 };
 use crate::cells::{float, text, whole_bytes};
 
-/// Minimum number of collections since the start of a program for which the current filling of its
-/// heap is not the first. Each collection sets the size of the heap until the next collection, by
-/// the live objects.
+/// Minimum number of collections since the start of a program after which the first filling of its
+/// heap has ended. Each collection computes the heap size up to the next collection from the live
+/// objects.
 const ESTABLISHED: u64 = 3;
 /// Minimum growth as a share of the old generation: smaller growth is promoted garbage.
 const MIN_SHARE: f64 = 0.03;
 /// Minimum growth as a share of the old generation if the number of collections is unknown.
 const MIN_SHARE_UNCOUNTED: f64 = 0.1;
-/// Growth of the highest use between collections, as a share of the heap, that shows survivors.
-/// Less growth is ordinary variation, and more growth is a heap that is filled for the first time.
+/// Stepped growth of the private memory, as a share of the runtime's memory, that shows objects
+/// which survive collections. Less growth is ordinary variation, and more growth is a heap that is
+/// filled for the first time.
 const SHARE_OF_STEPS: std::ops::Range<f64> = 0.05..0.25;
 /// Minimum size in bytes of the old generation: a smaller old generation is filled for the first
 /// time with promoted garbage.
 const MIN_OLD: Bytes = Bytes::mib(24);
-/// Minimum size of a Go heap without any collection that shows that the collector is off: by
+/// Minimum size of a Go heap that shows that the collector is off, if no collection happened: by
 /// default, the first collection begins at 4 MiB.
 const MUST_BE_COLLECTED: Bytes = Bytes::mib(32);
-/// Maximum growth in bytes without a collection that counts as garbage, such as that of a service
-/// that was busy at its start.
+/// Maximum growth in bytes that counts as garbage if no collection happened, such as the growth of
+/// a service that was busy at its start.
 const MAX_GARBAGE: Bytes = Bytes::mib(2);
 const NS_PER_SECOND: f64 = 1e9;
-/// Maximum number of readings that are too few to divide the observation into parts.
+/// Maximum number of readings for which the observation cannot be divided into parts.
 const MAX_FEW: usize = 4;
 
 /// The conclusion about the growth of a collected heap.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum CollectedGrowth {
-    /// The objects that survive collections grow by this amount, for this reason.
+    /// The objects that survive collections grow by this amount. The second value is the proof.
     Survivors(SteadyGrowth, SurvivalProof),
-    /// The growth is garbage as far as the counters show. The line excludes a cause.
+    /// The counters show only garbage. The value is the report's line that excludes the cause.
     Garbage(Vec<CellValue>),
     /// The counters do not show whether the growth is garbage.
     Unknown,
@@ -181,7 +182,7 @@ const MANY_CLASSES: f64 = 10.0;
 /// Minimum number of bytes that a class takes: with less growth per class, the growth has another
 /// reason.
 const BYTES_PER_CLASS: u64 = 2048;
-/// Share of a CPU from which on a program may be starting: a starting program loads classes, too.
+/// Minimum share of a CPU that a starting program uses: a starting program loads classes, too.
 const STARTING: f64 = 0.5;
 
 /// Returns the growth of the private memory by classes that are loaded steadily and not unloaded,
@@ -228,8 +229,9 @@ fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> Coll
     }
 }
 
-/// Judges the growth of a heap that grows in steps: after a collection it does not grow until the
-/// freed memory is used again. Without a collection during the observation, steps prove nothing.
+/// Judges the growth of a heap that grows in steps: after a collection, the heap does not grow
+/// until the program uses the freed memory again. Without a collection during the observation,
+/// steps prove nothing.
 fn in_steps(evidence: &CauseEvidence<'_>, memory: Bytes, during: u64) -> CollectedGrowth {
     let fits = |growth: &SteadyGrowth| {
         growth.bytes.fraction_of(memory).is_some_and(|share| SHARE_OF_STEPS.contains(&share))
@@ -399,7 +401,7 @@ mod tests {
         assert_eq!(present(&go(0, 10), "foreign-heap").confidence.key(), "certain");
         assert!(matches!(verdict(&go(1, 30), "foreign-heap"), Verdict::RuledOut(_)), "it fills");
         let few = "garbage that waits for the next collection";
-        // A program with 11 MiB, in its second minute.
+        // A program that grows from 60 MiB to 61 MiB without a collection.
         assert!(matches!(verdict(&go(5, 1), "foreign-heap"), Verdict::RuledOut(_)), "{few}");
         assert!(matches!(verdict(&go(5, 0), "foreign-heap"), Verdict::RuledOut(_)), "no growth");
     }

@@ -75,8 +75,8 @@ fn file_refaults(evidence: &CauseEvidence<'_>) -> Verdict {
     refault_cause(evidence, &waits).into()
 }
 
-/// True if major faults continue up to the end: those of a program that starts or loads a file end
-/// by themselves.
+/// True if major faults continue up to the end of the observation. The major faults of a program
+/// that starts or loads a file end earlier.
 fn is_sustained(evidence: &CauseEvidence<'_>) -> bool {
     let faults: Vec<u64> = evidence.all.activity.iter().map(|point| point.major_faults).collect();
     let third = faults.len() / 3;
@@ -149,8 +149,8 @@ fn is_full(evidence: &CauseEvidence<'_>) -> bool {
 }
 
 /// Minimum growth of the file pages in RES, as a share of the pages that major faults read. Less
-/// growth means that a process drops the pages again, so that it does not help to read the file
-/// once beforehand.
+/// growth means that the process drops the pages again. Reading the file once beforehand does not
+/// help such a process.
 const MOSTLY_KEPT: f64 = 0.5;
 
 /// True if the file pages in RES grow by at least [`MOSTLY_KEPT`] of the pages that major faults
@@ -284,7 +284,7 @@ fn largest_shared(
     files.max_by_key(|file| (file.growth, file.resident))
 }
 
-/// Returns the file in memory that grows most among those that the process has open or fills;
+/// Returns the fastest growing file in memory among the files that the process has open or fills;
 /// `None` if this file grows slowly.
 fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     let seconds = evidence.seconds()?;
@@ -295,14 +295,14 @@ fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     (float(growth(most)) >= GROWING * seconds).then_some(most)
 }
 
-/// Range of the ratio of the bytes that the process writes to the growth of the files, if the
-/// process fills them. The ratio is not exactly 1, because the last page of a file may be partly
-/// written.
+/// If the process fills the files, the quotient of the bytes that it writes and the growth of the
+/// files is in this range. The quotient is not exactly 1, because the last page of a file may be
+/// partly written.
 const WRITTEN: std::ops::Range<f64> = 0.8..1.15;
 
 /// True if the process fills files of this name: its page faults show it, or the process and its
-/// children write about as many bytes to files in memory as the files grow. Traffic of storage is
-/// excluded.
+/// children write about as many bytes to files in memory as the files grow. Reads and writes of
+/// storage do not count.
 fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
     let increase = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
         evidence.growth(|point| value(point).clone().ok())

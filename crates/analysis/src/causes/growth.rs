@@ -65,9 +65,9 @@ pub(super) const ROWS: &[CauseRow] = &[
 ];
 
 /// Minimum share of the growth that unreachable blocks take to explain it. The share can be below
-/// 1, because some lost blocks may be reachable by chance.
+/// 1, because a stale value may look like a pointer to a leaked block.
 const EXPLAINS: f64 = 0.5;
-/// Minimum share of the growth that unreachable blocks take to be a possible reason for it.
+/// Minimum share of the growth that unreachable blocks take to be a possible reason for the growth.
 const EXCLUDES: f64 = 0.25;
 
 /// Minimum share of the growth that one function touches first if a leak or a cache is the reason.
@@ -96,8 +96,8 @@ fn work(evidence: &CauseEvidence<'_>) -> Verdict {
     )
 }
 
-/// As [`located`], but returns the growth also of a program that may be working through its input.
-/// For rules that can prove that the memory is lost.
+/// Does the same as [`located`], but also returns the growth of a program that may be working
+/// through its input. Rules that can prove a leak use this function.
 fn located_growth(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict> {
     let pid = evidence.pid();
     let growth = match trend(evidence) {
@@ -243,18 +243,18 @@ pub(super) fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
     evidence.all.scan.value().and_then(|scan| scan.graph.as_ref())
 }
 
-/// Average number of blocks reachable only through one lost block, from which on the loss is an
-/// artifact. The copy of a running process lacks the pointer to a container if the pointer changes
-/// during the copy; a container that is really lost cannot grow, and objects that are lost one by
-/// one have fewer blocks.
+/// If at least this number of blocks is on average reachable only through one leaked block, that
+/// block is a container whose pointer the scan missed. The copy of a running process lacks this
+/// pointer if the pointer changes during the copy. A leaked container cannot grow, and objects that
+/// leak one by one own fewer blocks.
 const MANY_BEHIND_A_BLOCK: u64 = 500;
 
-/// Maximum number of blocks that are reachable only by the registers of a thread: those in the six
-/// callee-saved registers, and two others.
+/// Maximum number of blocks to which only registers of a thread point: the six callee-saved
+/// registers and two other registers.
 const BLOCKS_IN_REGISTERS: u64 = 8;
 
-/// Returns the unreachable blocks. A scan of a running process lacks the registers. Its result
-/// therefore excludes the largest leaked blocks: as many as the registers could point to.
+/// Returns the unreachable blocks. A scan of a running process lacks the registers. The result
+/// therefore excludes the largest leaked blocks, as many as the registers can point to.
 fn unreachable(evidence: &CauseEvidence<'_>) -> Option<LiveAmount> {
     let scan = evidence.all.scan.value()?;
     let graph = scan.graph.as_ref()?;
@@ -368,8 +368,8 @@ fn live_growth(evidence: &CauseEvidence<'_>) -> Option<LiveGrowth> {
     })
 }
 
-/// Returns the verdict on growth that is free memory of the heap, such as that of a full cache
-/// whose entries have many sizes. The upper bound must be low, too, so that an inexact sample
+/// Returns the verdict on growth that is free memory of the heap, such as the growth of a full
+/// cache whose entries have many sizes. The upper bound must be low, too, so that an inexact sample
 /// cannot hide the growth of live blocks.
 fn by_free_blocks(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict> {
     const MAX_LIVE_SHARE: f64 = 0.9;
@@ -729,8 +729,8 @@ fn mapping_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// Returns the function that maps the memory that grows. The system calls identify it, or else the
-/// first touches.
+/// Returns the function that maps the memory that grows. The recorded system calls identify this
+/// function. If they do not, the first touches of the memory identify it.
 fn mapping_function<'a>(
     evidence: &CauseEvidence<'a>,
     memory: GrownMemory,
@@ -770,7 +770,7 @@ mod tests {
     const HEAP: &str = "5000000-9000000 rw-p 0 0 [heap]";
     const MIB: u64 = 1 << 20;
 
-    /// Returns a process whose heap has this number of MiB at each of 40 readings.
+    /// Returns evidence of a process whose heap has this number of MiB at each of 40 readings.
     fn heap_of(mib: impl Fn(u64) -> u64) -> Evidence {
         let at = |number: u64| snapshot(vec![resident(HEAP, mib(number) * MIB)]);
         let mut made = evidence(at(0), at(39));

@@ -74,7 +74,7 @@ pub(super) fn is_large(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
     amount >= LARGE && amount.fraction_of(resident).is_none_or(|part| part >= PART_OF_RES)
 }
 
-/// Returns the sample of the heap, or the verdict without a sample.
+/// Returns the sample of the heap. If the heap was not sampled, returns the verdict on the cause.
 fn sample_of<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HeapSample, Verdict> {
     if let Some(sample) = evidence.heap_sample() {
         return Ok(sample);
@@ -150,8 +150,8 @@ fn spread_arenas<'a>(evidence: &CauseEvidence<'a>) -> Result<SpreadArenas<'a>, V
     });
     let resident = pools.unwrap_or_default();
     let free = lasting(evidence, sample, free_of);
-    // The free bytes are divided in proportion to resident memory, because free memory of the main
-    // arena has other causes.
+    // The free bytes are divided between the main arena and the thread arenas in proportion to
+    // their resident memory, because free memory of the main arena has other causes.
     let of_threads = resident.fraction_of(sample.resident).unwrap_or(0.0).min(1.0);
     let free =
         BytesEstimate { low: part_of(free.low, of_threads), high: part_of(free.high, of_threads) };
@@ -251,8 +251,8 @@ fn trimmable(evidence: &CauseEvidence<'_>) -> Verdict {
         fact("arenas", "arenas", CellValue::Count(sample.arenas), ""),
     ];
     found.now = trim_command(evidence, amount.low);
-    // The advice is not MALLOC_TRIM_THRESHOLD_: it concerns only the end of the main arena, and
-    // live blocks lie above the free pages.
+    // The advice does not name MALLOC_TRIM_THRESHOLD_, because this setting concerns only the end
+    // of the main arena, and live blocks lie above the free pages.
     found.code = remedy_code([text(
         "Call malloc_trim(0) after the phase that frees much. If the memory is needed again soon, leave it.",
     )]);
@@ -308,8 +308,8 @@ fn fragmentation(evidence: &CauseEvidence<'_>, sample: &HeapSample) -> Option<By
     (is_large(evidence, pinned.low) && is_larger).then_some(pinned)
 }
 
-/// Minimum number of live bytes that a variable keeps to be named: fewer bytes do not pin many
-/// pages.
+/// Minimum number of live bytes that a variable must retain for the report to name the variable:
+/// fewer bytes do not pin many pages.
 const SURVIVORS: Bytes = Bytes::kib(256);
 
 /// Returns the variable that keeps more than half of the live bytes, which pin the free memory.
@@ -394,8 +394,8 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
     growing_runtime(evidence, runtime, memory, growth, function.as_ref()).into()
 }
 
-/// Minimum growth of malloc in bytes outside of the collected heap: less growth is reserves of the
-/// allocator.
+/// Minimum growth of malloc in bytes outside of the collected heap: less growth may be a reserve of
+/// the allocator.
 const MANY_BUFFERS: Bytes = Bytes::mib(5);
 
 /// Returns the cause if the runtime grows memory of malloc while the old generation does not grow:
@@ -519,7 +519,7 @@ fn huge_pages_of_runtime(evidence: &CauseEvidence<'_>) -> Reading<Bytes> {
     own.map(|(_, mapping)| mapping.anon_huge()).sum()
 }
 
-/// Returns the line for a runtime whose memory is not a cause.
+/// Returns the report's line that excludes the memory of a runtime as a cause.
 fn quiet_runtime(
     evidence: &CauseEvidence<'_>,
     runtime: LanguageRuntime,
@@ -603,8 +603,8 @@ fn growing_runtime(
     found
 }
 
-/// True if one function of the program first touches most of the growth. Only in Go do the call
-/// stacks show functions of the program: those of other runtimes show the interpreter or the
+/// True if one function of the program first touches most of the growth. Only call stacks of Go
+/// show functions of the program. Call stacks of other runtimes show the interpreter or the
 /// collector.
 fn allocates_by_itself(runtime: LanguageRuntime, function: &FunctionShare<'_>) -> bool {
     const MIN_FUNCTION_SHARE: f64 = 0.5;
@@ -621,8 +621,8 @@ fn objects(evidence: &CauseEvidence<'_>) -> Option<Fact> {
     Some(fact("largest_type", "type with most bytes", CellValue::Name(most.name.clone()), ""))
 }
 
-/// Returns the remedy that needs no code change, with the command that shows the contents of the
-/// heap, and the code change.
+/// Returns two remedies. The first needs no code change, and names the command that shows the
+/// contents of the heap. The second is the code change.
 fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str) {
     const BOUND: &str = "Give the container that grows a bound: remove an entry for each one that is added beyond it.";
     let (contents, code) = match runtime {
@@ -686,7 +686,7 @@ mod tests {
         BytesEstimate { low: Bytes::mib(mib), high: Bytes::mib(mib) }
     }
 
-    /// Returns a process with a heap of 128 MiB.
+    /// Returns a snapshot of a process with a heap of 128 MiB.
     fn with_sample(trimmable: u64, pinned: u64, arenas: u64) -> Snapshot {
         let mut made = snapshot(vec![resident("5000000-d000000 rw-p 0 0 [heap]", 128 * MIB)]);
         made.heap_sample = Ok(HeapSample {
@@ -754,7 +754,8 @@ mod tests {
         assert!(matches!(with(6), CauseObject::Heap(_)));
     }
 
-    /// Returns a process with thread arenas of 120 MiB, of which this number of MiB is free.
+    /// Returns a snapshot of a process with thread arenas of 120 MiB, of which this number of MiB
+    /// is free.
     fn with_arenas(free: u64) -> Snapshot {
         let mut made = with_sample(free / 2, free - free / 2, 9);
         let mut arena = resident(ARENAS, 120 * MIB);
@@ -785,7 +786,7 @@ mod tests {
         assert!(matches!(verdict(&made, "many-arenas"), Verdict::RuledOut(_)));
     }
 
-    /// Returns a process of a runtime whose memory has this number of MiB.
+    /// Returns a snapshot of a process of a runtime whose memory has this number of MiB.
     fn of_runtime(program: &str, mib: u64) -> Snapshot {
         let line = format!("7f0000000000-{:x} rw-p 0 0 ", 0x7f00_0000_0000 + mib * MIB);
         let mut made = snapshot(vec![resident(&line, mib * MIB)]);

@@ -46,7 +46,8 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// Returns the sample of huge pages, or the verdict without a sample.
+/// Returns the sample of huge pages. If huge pages were not sampled, returns the verdict on the
+/// cause.
 fn sampled<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HugePages, Verdict> {
     match &evidence.all.huge_pages {
         Gathered::Value(huge) => Ok(huge),
@@ -58,7 +59,8 @@ fn sampled<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HugePages, Verdict> {
     }
 }
 
-/// Huge pages of the mappings with one origin, and the estimate of their zero-filled part.
+/// Huge pages with one origin (a request by the program, or the setting of the system), and the
+/// estimate of their zero-filled part.
 struct HugeBloat<'a> {
     zero: ZeroEstimate,
     huge: Bytes,
@@ -75,7 +77,8 @@ fn mapping_of<'a>(
     subject.mappings.get(at).filter(|it| it.range.start < huge.range.end).map(|it| (at, it))
 }
 
-/// Sums the huge pages with an origin, or returns the verdict without a sample or without bloat.
+/// Sums the huge pages with an origin. If huge pages were not sampled or their zero-filled part is
+/// small, returns the verdict on the cause.
 fn bloat<'a>(evidence: &CauseEvidence<'a>, origin: HugeRequest) -> Result<HugeBloat<'a>, Verdict> {
     let pages = sampled(evidence)?;
     let Ok(subject) = evidence.subject else {
@@ -217,8 +220,8 @@ const MUCH_DENSE: Bytes = Bytes::mib(128);
 const DENSE: f64 = 0.9;
 /// Minimum share of one CPU in user mode for a program that uses its memory.
 const BUSY: f64 = 0.15;
-/// Maximum number of page faults per second of a program that uses its memory: with more faults, it
-/// fills its memory.
+/// Maximum number of page faults per second of a program that uses its memory: with more faults,
+/// the program fills its memory.
 const FILLING: f64 = 100.0;
 
 /// Finds the largest dense mapping of the program with few huge pages. Returns its index, the
@@ -303,7 +306,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const TABLE: &str = "7f0000000000-7f000c800000 rw-p 0 0 ";
 
-    /// Returns a process with 200 MiB in huge pages, of which this percentage is zero-filled.
+    /// Returns evidence of a process with 200 MiB in huge pages, of which this percentage is
+    /// zero-filled.
     fn with_huge(flags: &str, enabled: Option<&str>, zero: u64) -> Evidence {
         let counters = [(SmapsCounter::Rss, 200 * MIB), (SmapsCounter::AnonHugePages, 200 * MIB)];
         let table = with_smaps(mapping(TABLE), &counters, flags);
@@ -381,7 +385,7 @@ mod tests {
         }
     }
 
-    /// Returns a process that uses 256 MiB on small pages, and this percentage of a CPU.
+    /// Returns evidence of a process that uses 256 MiB in base pages, and this percentage of a CPU.
     fn busy_with(percent: u64, minor_faults: u64) -> Evidence {
         let range = AddrRange { start: 0x7f00_0000_0000, end: 0x7f00_1000_0000 };
         let line = format!("{:x}-{:x} rw-p 0 0 ", range.start, range.end);

@@ -9,7 +9,8 @@ use pagewise_model::heap_graph::HeapGraph;
 use super::CauseEvidence;
 use super::evidence::FunctionShare;
 
-/// Number of parts into which the leaked bytes of a size are divided between call stacks.
+/// Resolution of the division between call stacks: each share of the leaked bytes is rounded down
+/// to a multiple of 1 / `PARTS`.
 const PARTS: u64 = 1 << 10;
 
 /// Returns the usable size of a block of glibc for a requested size. A chunk has 8 bytes of header

@@ -17,7 +17,7 @@ use crate::sample::{resident, snapshot};
 /// Duration of the recordings and of the observation in nanoseconds.
 pub(super) const TOOK_NS: u64 = 4_000_000_000;
 
-/// Returns a process whose number of resident anonymous bytes does not change for 4 s.
+/// Returns evidence of a process whose number of resident anonymous bytes does not change for 4 s.
 pub(super) fn steady(anonymous: u64) -> Evidence {
     let range = format!("10000000-{:x} rw-p 0 0", 0x1000_0000 + anonymous.next_multiple_of(4096));
     let process = || snapshot(vec![resident(&range, anonymous)]);
@@ -137,7 +137,7 @@ pub(super) fn cgroup(
     }
 }
 
-/// Returns a machine with this total and available memory at the end.
+/// Returns a reading of the machine's counters with this total and available memory.
 pub(super) fn machine(total: Bytes, available: Bytes) -> MachinePoint {
     MachinePoint {
         at_ns: TOOK_NS,

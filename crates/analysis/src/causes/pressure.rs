@@ -65,11 +65,11 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// Minimum share of the limit that cannot be reclaimed, from which on the next allocation may fail.
+/// Minimum unreclaimable memory for which the next allocation may fail, as a share of the limit.
 const UNRECLAIMABLE: f64 = 0.95;
 
-/// Minimum number of pages per second that are reclaimed and read again, from which on the limit
-/// costs time. Page cache that is read again only much later causes fewer such reads.
+/// Minimum number of reclaimed pages that are read again per second, for which the limit costs
+/// time. Page cache that is read again only much later causes fewer such reads.
 const MANY_REFAULTS: f64 = 1000.0;
 /// Average time in seconds to read a reclaimed page again: one read of a file fetches many pages.
 const REFAULT_SECONDS: f64 = 0.000_03;
@@ -162,8 +162,9 @@ fn without_limit(evidence: &CauseEvidence<'_>) -> Verdict {
     }
 }
 
-/// Returns the share of the limit that memory takes which only swap could free; 0 if the machine
-/// has swap.
+/// Returns the anonymous and shared memory of the cgroup, as a share of the limit: without swap,
+/// the kernel cannot reclaim this memory. Returns 0 if the machine has free swap, or if the amount
+/// is unknown.
 fn unreclaimable(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> f64 {
     let has_swap = evidence.now.machine.swap_free.as_ref().is_ok_and(|free| free.0 > 0);
     let charged = load.stat(ANON).map(|anon| anon + load.stat(SHMEM).unwrap_or_default());
@@ -204,7 +205,7 @@ fn cgroup_cause(
     found
 }
 
-/// Returns the command that raises the limit above the memory that the process uses.
+/// Returns the command that raises the limit above the memory that the cgroup uses.
 fn raise(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> Option<Remedy> {
     let file = load.limit_file()?;
     // The page cache counts twice, because the size of the file pages that do not fit is unknown.
@@ -410,7 +411,8 @@ fn thrash_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
 const CACHE_GROWTH_PER_SECOND: f64 = 1024.0 * 1024.0;
 /// Minimum share of page cache and slab in the growth of the charge.
 const MOSTLY_CACHE: f64 = 0.8;
-/// Minimum file traffic of a process that causes the growth, as a share of the growth.
+/// Minimum file traffic of the process, as a share of the growth, for which the process causes the
+/// growth.
 const OWN_PART: f64 = 0.25;
 
 fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -455,7 +457,8 @@ fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
     cache_cause(evidence, activity, &growth).into()
 }
 
-/// Growth of two parts of a cgroup's charge in bytes per second, and the charge at the end.
+/// Growth of two parts of a cgroup's charge in bytes per second; `usage` and `cached` are sizes at
+/// the end of the observation.
 struct ChargeGrowth {
     cache: f64,
     private: f64,
@@ -532,7 +535,8 @@ const DYING_PER_SECOND: f64 = 0.3;
 const PER_DYING: Bytes = Bytes::kib(64);
 
 /// True if the process leaves removed cgroups behind. A service that creates a cgroup for each job
-/// forks for each job, or the memory charged below the cgroup of the service grows.
+/// shows one of two signs: it forks for each job, or the memory that is charged below its cgroup
+/// grows.
 fn leaves_cgroups(evidence: &CauseEvidence<'_>, growth: f64) -> bool {
     const MANY_OF_THEM: f64 = 0.5;
     let forks = evidence.all.calls.value().map_or(0.0, |profile| {
@@ -626,7 +630,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Returns a process of 60 MiB in a full cgroup of 64 MiB that reads 2000 pages from swap.
+    /// Returns evidence of a process of 60 MiB in a full cgroup of 64 MiB that reads 2000 pages
+    /// from swap.
     fn squeezed() -> Evidence {
         let mut evidence = steady(60 * MIB);
         let stat: &[(&str, u64)] =

@@ -148,8 +148,8 @@ fn large_page_tables(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// Finds the mapping with the most address space without resident pages, among those that can have
-/// page tables.
+/// Finds the mapping with the most address space without resident pages, among the mappings that
+/// can have page tables.
 fn sparsest<'a>(subject: &'a ExplainSubject<'a>) -> Option<(&'a ExplainSubject<'a>, usize)> {
     let empty = |mapping: &Mapping| {
         let has_tables = !mapping.prot.is_none() && mapping.backing() != Backing::Special;
@@ -161,9 +161,10 @@ fn sparsest<'a>(subject: &'a ExplainSubject<'a>) -> Option<(&'a ExplainSubject<'
     sparse.max().map(|(_, index)| (subject, index))
 }
 
-/// Minimum size of the unused pages of the pool in bytes: fewer are a reserve.
+/// Minimum size in bytes of the unused pages of the hugetlb pool: fewer pages are a reserve.
 const UNUSED_POOL: Bytes = Bytes::mib(64);
-/// Minimum share of the machine's memory that unused pages take, unless the process uses the pool.
+/// Minimum size of the unused pages of the hugetlb pool, as a share of the machine's memory. It
+/// applies only if the process does not use the pool.
 const UNUSED_SHARE: f64 = 0.02;
 
 fn hugetlb_unused(evidence: &CauseEvidence<'_>) -> Verdict {

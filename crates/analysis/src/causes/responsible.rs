@@ -81,8 +81,8 @@ const FUNCTIONS: &[&str] = &[
     "golang.org/x/sys/",
 ];
 
-/// Names that begin with a short prefix of [`FUNCTIONS`], such as `mem`. With these prefixes, only
-/// a function with exactly such a name acts for its caller.
+/// Exact names of functions that act for their callers. They begin with a short prefix of
+/// [`FUNCTIONS`], such as `mem`, which names of the program's functions can also begin with.
 const EXACT: &[&str] = &[
     "memcpy",
     "memmove",
@@ -176,8 +176,8 @@ fn is_inlined_helper(frame: &Frame) -> bool {
 }
 
 /// Returns the innermost function of a call stack that does not act for its caller. If all
-/// functions do, as in an incomplete stack, returns the function through which the innermost
-/// library was called.
+/// functions act for their callers, as in an incomplete stack, returns the function through which
+/// the innermost library was called.
 pub(super) fn responsible<'a>(stack: &[&'a Frame]) -> Option<&'a Frame> {
     let innermost = *stack.first()?;
     let within =

@@ -19,7 +19,7 @@ pub(super) const MANY_MAJOR: f64 = 25.0;
 /// Wait for one major fault in seconds: the fastest disks need 0.1 ms, swap files and network disks
 /// more.
 const MAJOR_FAULT_SECONDS: f64 = 0.000_2;
-/// Share of the limit from which on the kernel reclaims memory of the cgroup.
+/// Minimum used share of the limit for which the kernel reclaims memory of the cgroup.
 const FULL_CGROUP: f64 = 0.9;
 /// Share of available memory below which the kernel reclaims memory of the machine.
 const LITTLE_AVAILABLE: f64 = 0.1;
@@ -112,7 +112,8 @@ fn is_of_file(mapping: &FaultMapping) -> bool {
     is_file && mapping.name.as_bytes().starts_with(b"/")
 }
 
-/// Returns a filter for the faults of the diagnosed process itself, without those of its children.
+/// Returns a filter for the faults of the diagnosed process itself, without the faults of its
+/// children.
 pub(super) fn is_own<'a>(evidence: &CauseEvidence<'a>) -> impl Fn(&FaultRow) -> bool + use<'a> {
     let pid = evidence.now.process.pid;
     let threads = evidence.faults().map_or(&[][..], |recording| &recording.threads);

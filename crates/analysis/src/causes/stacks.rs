@@ -54,7 +54,7 @@ const MANY_STACKS: usize = 4;
 /// Minimum touched share of a stack that may overflow the next time.
 const NEAR_END: f64 = 0.6;
 
-/// Returns the large stacks, or the verdict without large stacks.
+/// Returns the large stacks. If the process has no large stacks, returns the verdict on the cause.
 fn stacks<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a [StackUse], Verdict> {
     match &evidence.all.stacks {
         Gathered::Value(stacks) => Ok(stacks),
@@ -81,13 +81,15 @@ fn is_locked(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> bool {
     locks(evidence, unused_of(stacks))
 }
 
-/// True if the process locks at least this amount of memory, so that the locks may explain it.
+/// True if the process locks at least this amount of memory, so that the locks may explain why this
+/// amount is resident.
 pub(super) fn locks(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
     let locked = evidence.now.status.as_ref().ok().and_then(|status| status.vm_lck.clone().ok());
     locked.is_some_and(|locked| locked >= LARGE && locked >= amount)
 }
 
-/// Minimum used share of the touched pages of a stack that a thread uses to its depth again.
+/// Minimum used share of the touched pages of a stack for which a thread uses the full depth of the
+/// stack again.
 const DEEP_AGAIN: f64 = 0.5;
 
 /// True if a thread uses at least half of its touched stack at the beginning or at the end, and its
@@ -404,7 +406,8 @@ fn locked(evidence: &CauseEvidence<'_>) -> Verdict {
     found.into()
 }
 
-/// Minimum locked share of RES that proves `mlockall`: program files and libraries are locked, too.
+/// Minimum locked share of RES that proves `mlockall`, which also locks program files and
+/// libraries.
 const MOSTLY_LOCKED: f64 = 0.9;
 
 #[cfg(test)]
@@ -419,8 +422,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Returns a process with this number of stacks, each with `unused` resident MiB below its
-    /// stack pointer.
+    /// Returns evidence of a process with this number of stacks, each with `unused` resident MiB
+    /// below its stack pointer.
     fn with_stacks(count: u32, unused: u64) -> Evidence {
         let mapped = resident("7f0000000000-7f0010000000 rw-p 0 0 ", 100 * MIB);
         let taken: Snapshot = snapshot(vec![mapped]);
@@ -524,7 +527,8 @@ mod tests {
         }
     }
 
-    /// Returns a process with 100 MiB, all of it locked, of which this percentage is zero-filled.
+    /// Returns evidence of a process with 100 MiB, all of it locked, of which this percentage is
+    /// zero-filled.
     fn with_locked(zero: u64) -> Evidence {
         let mut taken = snapshot(vec![resident("7f0000000000-7f0010000000 rw-p 0 0 ", 100 * MIB)]);
         let mut status = ProcessStatus::from_lines(|_, _| Ok(Bytes::ZERO));

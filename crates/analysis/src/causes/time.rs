@@ -93,7 +93,7 @@ fn memory_call_rate(profile: &CallProfile) -> f64 {
     call_rate(profile, is_memory_call)
 }
 
-/// As [`memory_call_rate`], for the calls that a filter selects.
+/// Does the same as [`memory_call_rate`] for the calls that a filter selects.
 fn call_rate(profile: &CallProfile, is_meant: impl Fn(&CallProfileRow) -> bool) -> f64 {
     let calls = profile.rows.iter().filter(|row| is_meant(row));
     let recorded: u64 = profile.rows.iter().map(|row| row.count).sum();
@@ -190,7 +190,7 @@ fn is_mostly_in_kernel(evidence: &CauseEvidence<'_>) -> bool {
     cpu_shares(evidence).is_some_and(|(all, system)| system > all / 2.0)
 }
 
-/// Returns the name of the most frequent call; that of `madvise` includes its advice.
+/// Returns the name of the most frequent call. The name of `madvise` includes its advice.
 fn most_frequent<'a>(rows: impl Iterator<Item = &'a CallProfileRow>) -> String {
     let mut counts: std::collections::BTreeMap<String, u64> = std::collections::BTreeMap::new();
     for row in rows {
@@ -246,8 +246,8 @@ mod tests {
         matches!(verdict(evidence, id), Verdict::RuledOut(_))
     }
 
-    /// Returns a process of 100 MiB with these numbers of forks, `execve` calls and copied pages in
-    /// 4 s.
+    /// Returns evidence of a process of 100 MiB with these numbers of forks, `execve` calls and
+    /// copied pages in 4 s.
     fn forking(forks: u64, execs: u64, copies: u64) -> Evidence {
         let mut evidence = steady(100 * MIB);
         evidence.faults = faults(FaultKind::CopyOnWrite, copies, "", Quadrant::PrivateAnonymous);
@@ -291,7 +291,7 @@ mod tests {
         present(&storm, "cow-storm");
     }
 
-    /// Returns a process that touches 10,000 new pages per second.
+    /// Returns evidence of a process that touches 10,000 new pages per second.
     fn touching(anonymous: impl IntoIterator<Item = u64>) -> Evidence {
         let mut evidence = steady(20 * MIB);
         evidence.activity = activity(anonymous);

@@ -19,12 +19,14 @@ const PARTS: usize = 4;
 const MIN_RATE: f64 = 65536.0;
 /// Minimum growth in bytes: smaller growth may be one arena of CPython, or a few buffers.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
-/// Minimum growth of each part of the observation but one, as a share of the average part.
+/// Minimum growth of each part of the observation, as a share of the average growth of the parts.
+/// One part may grow less.
 const STEADY: f64 = 0.25;
-/// Minimum growth of the last part of the observation, as a share of the average part.
+/// Minimum growth of the last part of the observation, as a share of the average growth of the
+/// parts.
 const STEADY_AT_END: f64 = 0.5;
-/// Minimum growth of the second half, as a share of that of the first half: a process that warms up
-/// grows less and less.
+/// Minimum growth of the second half, as a share of the growth of the first half: a process that
+/// warms up grows less and less.
 const SECOND_HALF: f64 = 0.5;
 /// Maximum drop of a size as a share of its growth: the size of a heap that is collected has larger
 /// drops.
@@ -129,7 +131,7 @@ fn whole(change: f64) -> i64 {
 /// Minimum size in bytes of an established heap. A smaller heap that more than doubles within a
 /// short observation is filled for the first time: its growth may end.
 const ESTABLISHED: Bytes = Bytes::mib(64);
-/// Minimum share of the growth in a heap that is filled for the first time.
+/// Minimum growth of a heap that is filled for the first time, as a share of the private memory.
 const FILLING: f64 = 0.5;
 /// Maximum duration in seconds of the first filling of a small heap.
 const FILLING_SECONDS: f64 = 30.0;
@@ -147,8 +149,8 @@ fn part_of_small_memory(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> O
     (now < ESTABLISHED).then(|| growth.bytes.fraction_of(now).unwrap_or(1.0))
 }
 
-/// Minimum time in seconds that a process must get CPUs, so that its growth covers more than a part
-/// of one period of its work.
+/// Minimum time in seconds for which a process must get CPUs. In less time, its growth may cover
+/// only a part of one period of its work.
 const MIN_OWN_SECONDS: f64 = 0.5;
 
 /// True if the process waited for CPUs nearly all the time while its memory grew by a notable
@@ -186,7 +188,8 @@ pub(super) fn works_through_input(evidence: &CauseEvidence<'_>) -> bool {
     is_young && computes && last.threads == 1 && waits < FEW_WAITS
 }
 
-/// True if values grow in all parts but one, not much slower at the end, and without a large drop.
+/// True if values grow in all parts of the observation except at most one, not much more slowly at
+/// the end, and without a large drop.
 fn is_steady(values: &[f64]) -> bool {
     let last = values.len() - 1;
     let at = |part: usize| values[last * part / PARTS];

@@ -84,10 +84,9 @@ const MAJOR_FAULTS: f64 = 50.0;
 const MINOR_FAULTS: f64 = 20_000.0;
 /// Minimum share of a CPU in the kernel that confirms the cost of the minor faults.
 const FAULTS_SYSTEM_SHARE: f64 = 0.1;
-/// Share of the machine's memory that is a sign if one process takes it.
+/// Minimum memory of one process that is a sign, as a share of the machine's memory.
 const MACHINE_SHARE: f64 = 0.5;
-/// Share of the limit of a cgroup that is a sign if the cgroup's memory without page cache takes
-/// it.
+/// Minimum memory of a cgroup without page cache that is a sign, as a share of the cgroup's limit.
 const LIMIT_SHARE: f64 = 0.9;
 /// Minimum pressure in hundredths of a percent that is a sign: tasks waited for memory in 10 % of
 /// the time.
@@ -123,7 +122,7 @@ pub fn diagnose_machine(evidence: &MachineEvidence) -> MachineDiagnosis<'_> {
 
 /// Rates of a process between its two readings.
 struct ProcessRates {
-    /// Anonymous and swapped memory at the end minus the same at the beginning, in bytes.
+    /// Change of the anonymous and swapped memory between the readings, in bytes.
     growth: f64,
     growth_rate: f64,
     private: f64,
@@ -313,8 +312,8 @@ pub fn cgroup_report(
     if let Some(verdict) = blocks.first_mut() {
         *verdict = ReportBlock::Facts(healthy_fact(is_healthy));
     }
-    // The report ends with the cost of both diagnoses, so the cost of the first one is removed
-    // here.
+    // The report ends with the cost of both diagnoses, so the cost of the first diagnosis is
+    // removed here.
     blocks.pop();
     blocks.extend(machine_blocks(evidence, found));
     blocks.push(ReportBlock::Facts(cost(&evidence.cost)));

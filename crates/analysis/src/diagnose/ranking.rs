@@ -1,4 +1,4 @@
-//! Judges the causes by the evidence, and ranks those that are present by their cost.
+//! Judges the causes by the evidence, and ranks the causes that are present by their cost.
 
 use pagewise_model::Absent;
 use pagewise_model::cause::{Cause, Verdict};
@@ -54,14 +54,14 @@ pub struct UnseenEvidence {
     pub title: &'static str,
     /// Reason why the evidence is missing.
     pub why: Label,
-    /// Command that collects the missing evidence; empty without such a command.
+    /// Command that collects the missing evidence; empty if such a command does not exist.
     pub command: Label,
 }
 
 /// Factor by which the rank of a cause is multiplied if the cause explains the symptom.
 const EXPLAINS_SYMPTOM: f64 = 3.0;
 
-/// Judges all causes by the evidence, and ranks those that are present.
+/// Judges all causes by the evidence, and ranks the causes that are present.
 pub fn diagnose(evidence: &Evidence, symptom: Option<Symptom>) -> Diagnosis {
     let now = causes::latest(evidence);
     let subject = ExplainSubject::from_snapshot(now);

@@ -25,10 +25,10 @@ const SIGSEGV: u32 = 11;
 /// An access below this address is an access to a member through a null pointer. The value is
 /// `vm.mmap_min_addr` of most machines.
 const NEAR_NULL: u64 = 1 << 16;
-/// Number of bytes: a stack is full if fewer bytes are left below the stack pointer.
+/// Number of bytes: a stack is full if fewer bytes of it lie below the stack pointer.
 const NEAR_FULL: u64 = 1 << 16;
 /// Maximum number of bytes from the faulting address to the stack pointer, and from the faulting
-/// address to the stack above it. A larger frame can skip the guard.
+/// address to the stack above this address. A larger frame can reach beyond the guard.
 const NEAR_STACK: u64 = 1 << 20;
 
 /// The signal that ended the process, its thread, and the address of the fault.

@@ -113,7 +113,8 @@ fn quarters(
     Some([a, b, c, d])
 }
 
-/// True if each quarter exceeds the previous quarter by at least a tenth of the total growth.
+/// True if the total growth is at least [`LEAK`], and each quarter exceeds the previous quarter by
+/// at least a tenth of the total growth.
 fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
     let gained = fourth - first;
     let step = (gained / 10).max(1);
@@ -134,14 +135,15 @@ fn grows(recording: &HeapRecording) -> Option<[u64; 4]> {
         .then_some(least)
 }
 
-/// Returns the growth in bytes of the heap of a process that was already running. The evidence does
-/// not involve the live older blocks, which are unknown.
+/// Returns the growth in bytes of the heap of a process that was already running. Older blocks are
+/// blocks that the process allocated before the recording. The evidence does not involve the live
+/// older blocks, which are unknown.
 ///
-/// In any program, the live bytes of blocks that were allocated since the start grow until all
-/// older blocks are replaced. The heap grows if more bytes are allocated than freed, including
-/// frees of older blocks. If frees of older blocks are not counted, the resident memory of the
-/// process and the footprint of its allocator are the evidence: new blocks that replace older
-/// blocks need no new memory.
+/// In any program, the live bytes of blocks that were allocated since the start of the recording
+/// grow until all older blocks are replaced. The heap grows if more bytes are allocated than freed,
+/// including frees of older blocks. If frees of older blocks are not counted, the resident memory
+/// of the process and the footprint of its allocator are the evidence: new blocks that replace
+/// older blocks need no new memory.
 fn grows_by(recording: &HeapRecording) -> Option<u64> {
     // The counts of older frees do not include unmapped mappings and blocks of older pools.
     let is_heap = recording.sites.iter().all(|site| site.kind == AllocationKind::Heap);
@@ -224,7 +226,7 @@ fn time(moment: &HeapSnapshot) -> CellValue {
     CellValue::Nanos(moment.time_ns)
 }
 
-/// The snapshot in which the largest part of the footprint is not live.
+/// The snapshot with the most footprint bytes that are not live.
 struct HeldUnused<'a> {
     worst: &'a HeapSnapshot,
     /// Bytes of the footprint in the snapshot.
@@ -238,8 +240,8 @@ impl HeldUnused<'_> {
     /// of the footprint.
     fn largest(moments: &[HeapSnapshot]) -> Option<HeldUnused<'_>> {
         // The live bytes are the bytes requested from `malloc` only. The footprint was read a
-        // little after them, so the live bytes of the next snapshot may already be part of the
-        // footprint.
+        // little after the live bytes, so the live bytes of the next snapshot may already be part
+        // of the footprint.
         let free = |at: usize| {
             let held = moments[at].held.as_ref().ok()?.0;
             let next = moments.get(at + 1).map_or(0, |next| next.live.bytes);
@@ -280,7 +282,7 @@ fn held_claim(
     claim
 }
 
-/// Reports a footprint of the allocator that is mostly not live.
+/// Reports a footprint of the allocator of which at least a third is not live.
 fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     // If the older blocks are unknown, the live bytes cannot be compared with the footprint.

@@ -1,6 +1,6 @@
-//! Findings about the heap of a process, from a sample of the heap. The rules and limits are those
-//! of a whole scan ([`super::heap_scan`]). Each rule uses the bound of the estimate that speaks
-//! against the finding.
+//! Findings about the heap of a process, from a sample of the heap. The rules and limits are the
+//! same as for a whole scan ([`super::heap_scan`]). Each rule uses the bound of the estimate that
+//! makes a finding less likely.
 
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
 use pagewise_model::machine::ProcessMoment;

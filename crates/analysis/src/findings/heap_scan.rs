@@ -82,7 +82,8 @@ pub(crate) fn can_release(allocator: &str) -> bool {
 }
 
 /// Returns the advice for the allocator with the largest sum of `measure`; `None` if no advice
-/// exists for that allocator. Scans of earlier versions name no allocator, and are of glibc.
+/// exists for that allocator. Scans by earlier versions of pagewise do not name the allocator,
+/// which is glibc.
 pub(crate) fn advice(
     heap: &WalkedHeap,
     measure: fn(&WalkedArena) -> u64,

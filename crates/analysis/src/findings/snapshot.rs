@@ -352,7 +352,7 @@ const MOSTLY_HUGE: f64 = 0.5;
 
 /// Reports memory in huge pages that the program did not request with `MADV_HUGEPAGE`. Without
 /// `smaps`, whose `VmFlags` show the request, the finding states that the program may have
-/// requested it.
+/// requested the huge pages.
 fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let is_huge = |m: &&Mapping| m.anon_huge().is_ok_and(|huge| !huge.is_zero());
     let all_huge = || subject.mappings.iter().filter(is_huge);

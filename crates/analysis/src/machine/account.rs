@@ -189,8 +189,9 @@ impl Figures<'_> {
         self.meminfo("VmallocUsed") - stacks
     }
 
-    /// Percpu memory that the kernel allocated at boot is outside of `MemTotal`. If its size is
-    /// unknown, all percpu memory stays unaccounted.
+    /// Percpu memory within `MemTotal`: the percpu memory that the kernel allocated at boot is
+    /// outside of it. If the size at boot is unknown, returns 0, and all percpu memory stays
+    /// unaccounted.
     fn percpu(&self) -> Bytes {
         let at_boot = self.0.percpu_at_boot.as_ref();
         at_boot.map_or(Bytes::ZERO, |at_boot| self.meminfo("Percpu") - *at_boot)

@@ -33,9 +33,9 @@ pub enum WorkloadProfile {
 /// Verdict on a setting under the user's profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SettingVerdict {
-    /// The setting costs much.
+    /// The setting costs much latency or memory.
     Warn,
-    /// The setting costs something, or is worth knowing.
+    /// The setting costs a little latency or memory, or its value is important information.
     Note,
     /// The setting could not be read.
     Unknown,

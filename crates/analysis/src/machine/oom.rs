@@ -37,7 +37,8 @@ pub enum OomExemption {
     NoMemory,
     /// The kernel shows score 0, although the size of the process implies a higher score.
     Skipped,
-    /// The pagewise process that reads the others: it will have ended before memory runs out.
+    /// The pagewise process that reads the other processes: it will have ended before memory runs
+    /// out.
     Ourselves,
 }
 
@@ -85,7 +86,8 @@ pub fn score(badness: i64, total_pages: u64) -> u64 {
     u64::try_from(points).unwrap_or(0)
 }
 
-/// Number of pages of the whole machine, including swap: the limit if memory cgroups set none.
+/// Number of pages of the whole machine, including swap: the limit for processes in memory cgroups
+/// without a limit.
 pub fn machine_pages(meminfo: &[BootCounter], page_size: PageSize) -> u64 {
     let line = |name: &str| Bytes(counter(meminfo, name).unwrap_or(0));
     page_size.count(line("MemTotal")) + page_size.count(line("SwapTotal"))
@@ -93,7 +95,7 @@ pub fn machine_pages(meminfo: &[BootCounter], page_size: PageSize) -> u64 {
 
 /// Returns the reason why a process is not selected, as far as `/proc` shows the reason.
 fn exemption(process: &OomProcess, rule: &OomRule) -> Option<OomExemption> {
-    /// Minimum score that cannot be 0 because of rounding.
+    /// Minimum computed score for which rounding cannot explain that the kernel shows score 0.
     const CERTAIN: u64 = 3;
     let machine_pages = rule.machine_pages;
     let expected = score(badness(process, machine_pages, rule.page_size), machine_pages);
@@ -357,8 +359,8 @@ fn findings(
 const NEAR_SHARE: f64 = 0.1;
 const VERY_NEAR_SHARE: f64 = 0.02;
 /// Seconds until an OOM kill: a forecast below `SOON_SECONDS` is a finding if less than half of the
-/// limit is left. A forecast below `VERY_SOON_SECONDS` always is a finding. Readings one second
-/// apart also measure short bursts.
+/// limit is left. A forecast below `VERY_SOON_SECONDS` always is a finding. The limit on the memory
+/// that is left excludes short bursts, which readings one second apart also measure.
 const SOON_SECONDS: f64 = 600.0;
 const VERY_SOON_SECONDS: f64 = 60.0;
 

@@ -1,4 +1,5 @@
-//! The table of processes or cgroups that `pagewise top` shows, from the last sweeps.
+//! The table of processes or cgroups that `pagewise top` shows, from the last sweeps. A sweep is
+//! one reading of all processes.
 
 mod events;
 mod history;
@@ -56,7 +57,8 @@ pub fn table(history: &TopHistory, query: &TopQuery) -> Option<TopTable> {
     })
 }
 
-/// Returns the number of processes whose pages could not be read, and the reason.
+/// Returns the number of processes whose PSS could not be read for lack of permission, and the
+/// reason.
 fn unreadable(members: &[&SweepProcess]) -> Option<(u64, Absent)> {
     let mut reasons = members.iter().filter_map(|it| match &it.pss {
         Err(Absent::NotPermitted(needs)) => Some(Absent::NotPermitted(needs.clone())),
@@ -66,7 +68,7 @@ fn unreadable(members: &[&SweepProcess]) -> Option<(u64, Absent)> {
     Some((1 + u64::try_from(reasons.count()).unwrap_or(u64::MAX - 1), first))
 }
 
-/// Number of processes whose pages the sampler has not read yet.
+/// Number of processes whose PSS was not read yet.
 fn postponed(members: &[&SweepProcess]) -> u64 {
     let is_postponed = |it: &&&SweepProcess| matches!(it.pss, Err(Absent::NotCollected(_)));
     u64::try_from(members.iter().filter(is_postponed).count()).unwrap_or(u64::MAX)

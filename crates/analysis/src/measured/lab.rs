@@ -1,5 +1,5 @@
-//! Notebooks of the lab as reports: the experiments, their results, and the comparison of two
-//! notebooks.
+//! Notebooks of `pagewise lab` (files with experiments and their results) as reports, and the
+//! comparison of two notebooks.
 
 use pagewise_model::lab::{
     ClaimVerdict, Environment, ExperimentArm, ExperimentClaim, ExperimentQuantity,
@@ -15,8 +15,8 @@ use pagewise_stats::{Interval, Ratio, Summary, median_curve, median_interval, ra
 use crate::blocks::{facts_of, for_programs, table};
 use crate::explain::fact;
 
-/// Minimum ratio of the time of the first touch of memory to the time of the second touch. From
-/// this ratio on, the host reclaims unused guest memory.
+/// Minimum ratio of the time of the first touch of memory to the time of the second touch. A higher
+/// ratio shows that the host reclaims unused guest memory.
 const COLD: f64 = 3.0;
 
 /// Lists experiments: one row each.

@@ -332,8 +332,8 @@ fn pool_table(a: &DiffSide<'_>, b: &DiffSide<'_>, largest: usize) -> ReportTable
     ReportTable { note: shown(rows.len(), all, "pools"), ..table("pools", "Pools", columns) }
 }
 
-/// A mapping of the earlier snapshot, the same mapping in the later snapshot, or only one of the
-/// two.
+/// A mapping in the earlier and in the later snapshot; `None` in the snapshot that lacks the
+/// mapping.
 #[derive(Debug)]
 struct MappingPair<'a> {
     before: Option<(&'a Mapping, Amounts)>,

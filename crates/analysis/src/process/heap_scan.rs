@@ -139,8 +139,8 @@ pub(crate) fn pinned(arena: &WalkedArena) -> Bytes {
     arena.resident.saturating_sub(used).saturating_sub(arena.trimmable)
 }
 
-/// True if an allocator of the heap has a call that releases free pages. Scans of earlier versions
-/// name no allocator, and are of glibc.
+/// True if an allocator of the heap has a call that releases free pages. Scans by earlier versions
+/// of pagewise do not name the allocator, which is glibc.
 fn has_trim(heap: &WalkedHeap) -> bool {
     heap.allocators.is_empty() || heap.allocators.iter().any(|it| can_release(&it.name))
 }

@@ -13,8 +13,8 @@ use crate::pss::Pss;
 /// Result of the checks of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invariants {
-    /// Counters whose sum over the mappings differs from the rollup; absent if the snapshot has no
-    /// rollup.
+    /// Counters whose sum over the mappings differs from `smaps_rollup` (the rollup); absent if the
+    /// snapshot has no rollup.
     pub torn: Reading<Vec<SmapsCounter>>,
     /// Difference of `statm` from the mappings, in bytes: positive if `statm` has more.
     pub drift: StatmDrift,

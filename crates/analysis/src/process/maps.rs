@@ -748,8 +748,8 @@ fn counter_cell(mapping: &Mapping, counter: SmapsCounter) -> CellValue {
 /// With fewer rows, a value for each row takes less time.
 const ROWS_PER_ENTRY: usize = 8;
 
-/// The distinct smaps entries of the rows of a table. The values that depend on the entry only are
-/// computed once for each.
+/// The distinct smaps entries of the rows of a table. Values that depend only on the entry are
+/// computed once for each entry.
 struct DistinctEntries<'a> {
     /// The first mapping of each entry.
     first: Vec<&'a Mapping>,
@@ -758,8 +758,9 @@ struct DistinctEntries<'a> {
 }
 
 impl<'a> DistinctEntries<'a> {
-    /// Compares entries by their addresses: mappings with equal entries share one. Returns `None`
-    /// if there are too many entries, or a mapping has none.
+    /// Compares entries by their addresses in memory, because mappings with equal entries share one
+    /// `Smaps`. Returns `None` if there are too many distinct entries, or if a mapping lacks an
+    /// entry.
     fn of_mappings(mappings: &[&'a Mapping]) -> Option<DistinctEntries<'a>> {
         let most = mappings.len() / ROWS_PER_ENTRY;
         let mut known: HashMap<*const Smaps, u32> = HashMap::new();
@@ -784,7 +785,7 @@ impl<'a> DistinctEntries<'a> {
     }
 }
 
-/// Number of smaps entries that are processed at a time: this number fits into the first-level
+/// Number of mappings that are processed at a time: their smaps entries fit into the first-level
 /// cache.
 const BLOCK: usize = 64;
 
@@ -987,7 +988,7 @@ fn is_byte_counter(column: &str) -> bool {
     SmapsCounter::ALL.iter().any(|counter| counter.is_bytes() && counter.name() == column)
 }
 
-/// As [`total`], for the cells of a byte counter that are stored once per smaps entry.
+/// Does the same as [`total`] for the cells of a byte counter that are stored once per smaps entry.
 fn total_of_coded(coded: &CodedCells, counts: &mut RowsOfCodes) -> CellValue {
     if let Some(absent) = coded.values.iter().find(|value| matches!(value, CellValue::Absent(_))) {
         return absent.clone();
@@ -1000,8 +1001,8 @@ fn total_of_coded(coded: &CodedCells, counts: &mut RowsOfCodes) -> CellValue {
     CellValue::Bytes(coded.values.iter().zip(counts).map(bytes).fold(0, u64::saturating_add))
 }
 
-/// Number of rows with each code, of the last column that was counted: adjacent columns share their
-/// codes.
+/// Number of rows with each code in the column that was counted last. Adjacent columns share their
+/// codes, so that one count serves several columns.
 #[derive(Default)]
 struct RowsOfCodes {
     codes: Arc<Vec<u32>>,

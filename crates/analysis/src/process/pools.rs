@@ -1,4 +1,5 @@
-//! Use of each mapping: the program, a library, malloc, a stack, a file, ...
+//! Use of each mapping: the program, a library, malloc, a stack, a file, ... A pool is the set of
+//! mappings with the same use and name.
 //!
 //! Evidence of the use: ELF headers identify text, read-only data, data and bss. The layout and the
 //! first words of glibc's memory identify its arenas and chunks. Stack pointers identify stacks. A

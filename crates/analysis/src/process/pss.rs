@@ -1,10 +1,11 @@
 //! Proportional shares (PSS) whose sum is exact: the `Pss` of each mapping is rounded down to a
 //! KiB, but the `Pss` of the process is summed first and rounded once.
 //!
-//! The sum loses less than a KiB for each mapping with co-mapped pages. Pages of one mapper count
-//! in full, so rounding loses nothing for a mapping without co-mapped pages. The loss is spread
-//! evenly over the mappings with co-mapped pages, so the sum over quadrants or pools is exactly the
-//! process's `Pss`. Rows of single mappings show the kernel's value.
+//! The sum loses less than a KiB for each mapping with co-mapped pages, which other processes also
+//! map. Pages that only this process maps count in full, so rounding loses nothing for a mapping
+//! without co-mapped pages. The loss is spread evenly over the mappings with co-mapped pages, so
+//! the sum over quadrants or pools is exactly the process's `Pss`. Rows of single mappings show the
+//! kernel's value.
 
 use pagewise_model::{Bytes, Mapping, Reading, SmapsCounter, Snapshot};
 
@@ -17,8 +18,8 @@ pub struct Pss {
     /// Number of bytes that are added to the `Pss` of each mapping; empty if no mapping receives
     /// any.
     extra: Vec<u16>,
-    /// The PSS of the process: from the rollup, else from the page walk, else the sum over the
-    /// mappings.
+    /// The PSS of the process: from `smaps_rollup`, else from the walk of the page tables, else the
+    /// sum over the mappings.
     pub total: Reading<Bytes>,
     /// True if rounding cannot explain the difference between the PSS of the process and the sum.
     pub torn: bool,
@@ -58,8 +59,8 @@ fn rounded_once(snapshot: &Snapshot) -> Reading<Bytes> {
     }
 }
 
-/// Distributes `lost` bytes evenly over the holders; the first holders get the remainder, a byte
-/// each.
+/// Distributes `lost` bytes evenly over the mappings with co-mapped pages, whose number is
+/// `holders`. The first of these mappings get the remainder, a byte each.
 fn spread(co_mapped: &[bool], lost: u64, holders: u64) -> Vec<u16> {
     let (each, mut over) = (lost / holders, lost % holders);
     let mut share = |&holds: &bool| {

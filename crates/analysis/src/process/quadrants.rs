@@ -1,10 +1,12 @@
-//! The four quadrants of a process's memory, by mapping (declared) and by page (effective).
+//! The four quadrants of a process's memory, by mapping (declared) and by page (effective). A
+//! quadrant is private or shared, and anonymous or file memory.
 //!
 //! Page tables show the type of each page. `smaps` counts the anonymous pages of a mapping
 //! (`Anonymous`, A) and the pages that only this process maps (`Private_*`, P) of its `Rss` (R),
-//! but does not count the pages that are both. Their number is in `[max(0, A + P - R), min(A, P)]`.
-//! If the pages of the mapping have one type, the bounds are equal and every cell is known. If the
-//! bounds differ, a cell is ambiguous, and no value is guessed.
+//! but does not count the pages that are both anonymous and exclusive. The size of these pages is
+//! in `[max(0, A + P - R), min(A, P)]`. If the pages of the mapping have one type, the bounds are
+//! equal and every cell is known. If the bounds differ, a cell is ambiguous, and no value is
+//! guessed.
 
 use pagewise_model::{
     Absent, Breakdown, Bytes, Mapping, Quadrant, Reading, Smaps, SmapsCounter, Snapshot,
@@ -200,8 +202,8 @@ impl Dirty {
     }
 }
 
-/// Reduces the cells in order until their sum is at most `room`. Returns the cells and the
-/// remaining room.
+/// Reduces the cells in order until their sum is at most `room`. Returns the cells and the unused
+/// part of `room`.
 fn fit(mut cells: Four, mut room: u64) -> (Four, u64) {
     for cell in &mut cells {
         *cell = (*cell).min(room);
@@ -453,7 +455,7 @@ impl CellColumns {
         }
     }
 
-    /// Splits the PSS of co-mapped pages between anonymous and file pages by the rollup, if
+    /// Splits the PSS of co-mapped pages between anonymous and file pages by `smaps_rollup`, if
     /// mappings hold both types. `Pss_Anon` and `Pss_Shmem` are rounded down to a KiB, so the split
     /// has the same error.
     fn settle_pss(&mut self, snapshot: &Snapshot) {

@@ -106,7 +106,8 @@ fn kernel_frame(function: &str) -> Frame {
     Frame { function: Some(function.to_owned()), module, offset: 0, line: None, inlined: false }
 }
 
-/// A recording, and the causes of its flush sites.
+/// A recording, and the causes of its flush sites. A flush site is the set of flushes from one call
+/// stack.
 pub(crate) struct ShootdownCauses<'r> {
     pub(crate) recording: &'r ShootdownRecording,
     pub(crate) causes: Vec<Cause>,

@@ -1,4 +1,5 @@
-//! Reports about recordings of all processes: at one time, over a period, and between two times.
+//! Reports about recordings of all processes: at one time, over a period, and between two times. A
+//! recording consists of sweeps; a sweep is one reading of all processes.
 
 mod account;
 mod categories;

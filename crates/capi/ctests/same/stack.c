@@ -49,8 +49,8 @@ struct last {
     size_t size, align;
 };
 
-/* Executes steps up to the last one, or up to the step that pops the frame of the first one.
- * Returns that step, or NULL if memory is exhausted. */
+/* Executes steps until the step that pops the frame in which the first step runs, or until `end`.
+ * Returns the address of that step or `end`, or NULL if memory is exhausted. */
 static const struct step *run(pw_stack *stack, const struct step *step, const struct step *end)
 {
     struct last last = {NULL, 0, 1};

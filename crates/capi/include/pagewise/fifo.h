@@ -19,8 +19,8 @@
  *
  * Threads. Only one thread at a time may use a pool and its blocks.
  *
- * Checkers. Valgrind and AddressSanitizer know each block, with the call stacks of its allocation
- * and free, and report accesses behind a block and to freed blocks.
+ * Checkers. Valgrind and AddressSanitizer report accesses behind a block and to freed blocks, with
+ * the call stacks of the allocation and the free of the block.
  */
 #ifndef PAGEWISE_FIFO_H
 #define PAGEWISE_FIFO_H
@@ -145,7 +145,7 @@ PW_INLINE void pw_fifo_free(pw_fifo *pool, void *block, size_t size)
     if (!pw_fifo_is_next_(pw_fifo_page_of_(block), block, size)) pw_fifo_free_slow(pool, block, size);
 }
 
-/* As pw_fifo_free, for a block of any pool. The pool may have been destroyed since. */
+/* As pw_fifo_free, for a block of any pool. The pool may already be destroyed. */
 PW_INLINE void pw_fifo_free_late(void *block, size_t size)
 {
     if (PW_UNLIKELY(!block)) return;

@@ -137,7 +137,7 @@ void pw_pages_check(pw_pages *pages);
  * the process. Memory in use and kept memory together are at most 1.2 times the high-water mark of
  * the memory in use during the last 16,384 to 32,768 allocations and frees of blocks, or 2 MiB more
  * than that mark, whichever is more. Any thread may call these functions. pw_system_trim returns
- * the kept memory to the kernel, except that in caches of other threads. pw_system_keep sets
+ * the kept memory to the kernel, except the memory in caches of other threads. pw_system_keep sets
  * another percentage than the default 20. */
 void pw_system_trim(void);
 void pw_system_keep(unsigned percent);

@@ -96,15 +96,16 @@ int pw_persistent_open(pw_persistent *heap, const char *path, const pw_persisten
  * fails: in this case the next open recovers the heap. EINVAL: the heap is not open. */
 int pw_persistent_close(pw_persistent *heap);
 
-/* Returns the address of a pointer, which is valid while the heap is open; NULL if the `size` bytes
- * from there on are not between `first` and `end`. It does not check that a block is there. */
+/* Converts a pw_rel to an address, which is valid while the heap is open. Returns NULL if the
+ * `size` bytes from there on are not between `first` and `end`. The function does not check that a
+ * block is there. */
 PW_INLINE void *pw_persistent_at(const pw_persistent *heap, pw_rel place, size_t size)
 {
     if (PW_UNLIKELY(place < heap->first || place > heap->end || size > heap->end - place)) return NULL;
     return heap->base + place;
 }
 
-/* Returns the pointer to an address in the heap; 0 if the address is outside of the heap. */
+/* Converts an address in the heap to a pw_rel. Returns 0 if the address is outside of the heap. */
 PW_INLINE pw_rel pw_persistent_rel(const pw_persistent *heap, const void *address)
 {
     pw_rel place = (pw_rel)((uintptr_t)address - (uintptr_t)heap->base);

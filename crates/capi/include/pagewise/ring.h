@@ -15,15 +15,16 @@
  * The type in Rust is pagewise_alloc::Ring.
  *
  * Errors. If memory is exhausted, a call returns NULL or ENOMEM and changes nothing. Detected
- * misuse prints a message and aborts: opening a frame while one is open, or sealing a frame while
- * none is; in a ring with canaries also a second release of a frame, or an overwritten canary.
+ * misuse prints a message and aborts: opening a frame while another frame is open, or sealing while
+ * no frame is open; in a ring with canaries also a second release of a frame, or an overwritten
+ * canary.
  *
  * Threads. Only one thread at a time may use a ring, but all threads may use its sealed frames.
  * Data that was written before the seal is visible to a thread that receives the frame by a queue,
  * a lock or another operation that orders memory accesses.
  *
- * Checkers. Valgrind and AddressSanitizer know each block, with the call stacks of its allocation
- * and of the release of its frame, and report accesses behind a block and to released blocks.
+ * Checkers. Valgrind and AddressSanitizer report accesses behind a block and to released blocks,
+ * with the call stacks of the allocation of the block and of the release of its frame.
  */
 #ifndef PAGEWISE_RING_H
 #define PAGEWISE_RING_H

@@ -34,8 +34,8 @@
  * thread exits; signal handlers must not use it. A program must not call longjmp out of a t_scope:
  * the frame would stay pushed, and the next pop of an outer frame would abort.
  *
- * Checkers. Valgrind and AddressSanitizer know each block, with the call stacks of its allocation
- * and of the pop of its frame, and report accesses behind a block and to popped blocks.
+ * Checkers. Valgrind and AddressSanitizer report accesses behind a block and to popped blocks, with
+ * the call stacks of the allocation of the block and of the pop of its frame.
  */
 #ifndef PAGEWISE_STACK_H
 #define PAGEWISE_STACK_H
@@ -221,7 +221,7 @@ PW_INLINE pw_stack *pw_t_stack(void)
 #define pw_stack_new(stack, type, n) ((type *)pw_stack_array((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_stack_new0(stack, type, n) ((type *)pw_stack_zarray((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 
-/* The same macros for the stack of the calling thread. */
+/* The same operations on the stack of the calling thread. */
 #define pw_t_new(type, n) pw_stack_new(PW_T_HERE, type, n)
 #define pw_t_new0(type, n) pw_stack_new0(PW_T_HERE, type, n)
 #define pw_t_alloc(size, align) pw_stack_alloc(PW_T_HERE, (size), (align))
@@ -236,8 +236,8 @@ enum { pw_t_here = 0 };
 #define PW_T_HERE ((uintptr_t)pw_t_here ? (pw_stack *)(uintptr_t)pw_t_here : pw_t_stack())
 
 /* Pushes a frame that is popped at the end of the enclosing block, however the block is left:
- * `pw_scope(&stack);`, or `t_scope;` for the thread's stack. A block may contain only one of
- * them. */
+ * `pw_scope(&stack);`, or `t_scope;` for the thread's stack. A block may contain only one such
+ * declaration. */
 #define t_scope                                                                                                        \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                      \
     pw_stack *const pw_t_here __attribute__((unused)) = pw_t_stack();                                                  \

@@ -24,8 +24,8 @@
  *
  * Threads. Only one thread at a time may use a pool; different pools are independent.
  *
- * Checkers. Valgrind and AddressSanitizer know each block, with the call stacks of its allocation
- * and free.
+ * Checkers. Valgrind and AddressSanitizer report accesses behind a block and to freed blocks, with
+ * the call stacks of the allocation and the free of the block.
  */
 #ifndef PAGEWISE_TLSF_H
 #define PAGEWISE_TLSF_H
@@ -74,8 +74,8 @@ void pw_tlsf_reset(pw_tlsf *pool);
 
 /* Adds guards to a pool that has not allocated anything yet; they cannot be removed. Returns 1 if
  * the pool has guards now, else 0. Each block then takes 48 bytes more, and freed blocks stay in a
- * quarantine before they are used again. A double free, an address that is not one of a block, and
- * a write beyond a block or after its free print a message and abort. */
+ * quarantine before they are used again. A double free, an address at which no block starts, and a
+ * write beyond a block or after its free print a message and abort. */
 int pw_tlsf_guard(pw_tlsf *pool);
 
 /* Returns regions without live blocks to the system, the buffer or the pool of pages. */

@@ -89,8 +89,8 @@ fn flags(prefix: &Path, linked: CLinkage) -> Vec<String> {
     text(&run(tool.arg("pagewise")).stdout).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Compiles a program, and returns the command that runs it. Returns `None`, and records a skip,
-/// without a compiler.
+/// Compiles a program, and returns the command that runs it. If no compiler is installed, records
+/// that a test is skipped and returns `None`.
 pub(crate) fn compile(
     compiler: &str,
     options: &[&str],

@@ -13,7 +13,7 @@ pub(crate) struct LoadedC {
 
 impl LoadedC {
     /// Loads a program, and sets its `struct library`, the addresses of the library functions that
-    /// it calls. Returns `None`, and records a skip, without a compiler.
+    /// it calls. If no compiler is installed, records that a test is skipped and returns `None`.
     pub(crate) fn load<L>(source: &str, library: &L) -> Option<LoadedC> {
         has("cc").then_some(())?;
         let folder_of_it = tempfile::tempdir().unwrap();

@@ -231,8 +231,8 @@ const MISTAKES: &[Mistake] = &[
     },
 ];
 
-/// Compiles each program once, and returns it with the errors that it can make. Returns `None`, and
-/// records a skip, without a compiler.
+/// Compiles each program once, and returns it with the errors that it can make. If no compiler is
+/// installed, records that a test is skipped and returns `None`.
 fn programs(options: &[&str]) -> Option<Vec<(Command, Vec<&'static Mistake>)>> {
     let mut mistakes: BTreeMap<&str, Vec<&Mistake>> = BTreeMap::new();
     for mistake in MISTAKES {

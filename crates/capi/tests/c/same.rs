@@ -127,7 +127,7 @@ fn c_and_rust_leave_the_same_bytes() {
         // SAFETY: the buffer is not in use.
         unsafe { start.write_bytes(0, BUFFER) };
         let mut stack = new();
-        // SAFETY: the stack has the layout of one of C, and the length is that of `steps`.
+        // SAFETY: the stack has the layout of `pw_stack`, and the length is that of `steps`.
         assert_eq!(unsafe { run_all(&raw mut stack, steps.as_ptr(), steps.len()) }, 1);
         stack.check();
         // SAFETY: the buffer has this size, and is not written at the same time.

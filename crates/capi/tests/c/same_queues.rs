@@ -144,7 +144,7 @@ fn fifo_pools_of_c_and_of_rust_leave_the_same_bytes() {
         let steps = replacements(seed);
         let pool = Fifo::unguarded(buffer.clear()).unwrap().into_raw();
         let mut live = [LiveInC { block: ptr::null_mut(), size: 0 }; PLACES];
-        // SAFETY: the pool has the layout of one of C, the length is that of `steps`, and `live`
+        // SAFETY: the pool has the layout of `pw_fifo`, the length is that of `steps`, and `live`
         // has an element for each place.
         let done = unsafe {
             run_all(pool.as_ptr().cast(), live.as_mut_ptr(), steps.as_ptr(), steps.len())
@@ -232,7 +232,7 @@ fn rings_of_c_and_of_rust_leave_the_same_bytes() {
         let steps = fills(seed);
         let ring = Ring::unguarded(buffer.clear()).unwrap().into_raw();
         let mut frames = [ptr::null_mut(); PLACES];
-        // SAFETY: the ring has the layout of one of C, the length is that of `steps`, and `frames`
+        // SAFETY: the ring has the layout of `pw_ring`, the length is that of `steps`, and `frames`
         // has an element for each place.
         let done = unsafe {
             run_all(ring.as_ptr().cast(), frames.as_mut_ptr(), steps.as_ptr(), steps.len())

@@ -108,8 +108,8 @@ fn tlsf_pools_of_c_and_of_rust_leave_the_same_bytes() {
         let steps = program(seed);
         let mut blocks = [std::ptr::null_mut(); PLACES];
         let by_c = bytes_after(&mut buffer, |pool| {
-            // SAFETY: the pool is one of C, the length is that of `steps`, and places are below
-            // PLACES.
+            // SAFETY: the pool is a live `pw_tlsf`, the length is that of `steps`, and places are
+            // below PLACES.
             unsafe { run_all(pool, steps.as_ptr(), steps.len(), blocks.as_mut_ptr()) }
         });
         let by_rust = bytes_after(&mut buffer, |pool| run_in_rust(pool, &steps));

@@ -1,5 +1,6 @@
 //! `pagewise export`: readings of all processes (sweeps) as metrics for Prometheus: served by HTTP,
-//! written to a file, or pushed to a collector.
+//! written to a file, or pushed to a collector. The slow cycle (`slow`) diagnoses the machine at a
+//! longer interval.
 
 mod args;
 mod bundle;

@@ -1,4 +1,4 @@
-//! `pagewise top`: processes and cgroups, live.
+//! `pagewise top`: processes and cgroups, live. A sweep is one reading of all processes.
 
 mod input;
 mod instruments;

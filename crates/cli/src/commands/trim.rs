@@ -233,7 +233,8 @@ fn shrink(snapshot: &Snapshot, huge: &HugePages) -> FixPlan {
     thp_report::shrink(huge, snapshot.provenance.page_size.pages(1), SPARSE, false)
 }
 
-/// Returns the plan for memory that is not accessed from now on for the time of --cold.
+/// Waits for the time of --cold, and returns the plan to swap out the memory that was not accessed
+/// in this time.
 fn cold(root: &ProcRoot, snapshot: &Snapshot, args: &Trim) -> anyhow::Result<Reading<FixPlan>> {
     let Some(age) = args.cold else {
         return Ok(Err(Absent::NotCollected("--cold AGE waits for AGE".into())));

@@ -126,8 +126,8 @@ fn standard_input_is_the_commands() {
     assert_eq!((output.stdout.as_slice(), output.status.code()), (&b"line\n"[..], Some(0)));
 }
 
-/// Returns the command `explain` of a command, as a job of its own, with the report in the file
-/// `report` of the folder.
+/// Returns `pagewise explain` for a command, in a process group of its own. It writes the report to
+/// the file `report` of the folder.
 fn running(folder: &TempDir, command: &[&str]) -> Command {
     let mut pagewise = interruptible();
     pagewise.args(["explain", "--output"]).arg(folder.path().join("report")).arg("--");

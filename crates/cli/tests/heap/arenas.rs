@@ -193,7 +193,8 @@ fn arenas_of_other_versions_of_glibc_are_described_alike() {
     }
 }
 
-/// Compares the arenas of a program that keeps one of 16 blocks with other sources.
+/// Compares the reported arenas of a program that keeps one of 16 blocks with the numbers of the
+/// program's source, of the C library and of the kernel.
 fn assert_described(waiting: WaitingRecorded) {
     let report = waiting.settled();
     let kept = BLOCKS / 16;

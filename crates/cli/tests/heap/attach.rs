@@ -239,7 +239,7 @@ fn a_busy_program_is_attached_to_many_times_and_finds_nothing_wrong() {
     let mut missing = BTreeSet::from(["some", "zeros", "longer", "aligned"]);
     let begin = Instant::now();
     let mut round = 0;
-    // A thread of its own calls each function, and may get no CPU during a round.
+    // A separate thread calls each function, and may get no CPU during a round.
     while round < rounds(20) || !missing.is_empty() {
         let output = attach(&busy, &file, &["--for", "30ms"]);
         assert!(output.status.success(), "{output:?}");
@@ -442,7 +442,7 @@ fn a_program_that_changes_its_user_id_all_the_time_goes_on() {
     assert!(child.wait().unwrap().success());
 }
 
-/// In the loader, the thread in glibc's setuid would wait for itself.
+/// If a thread in glibc's setuid entered the loader, the thread would wait for itself.
 #[test]
 fn a_thread_that_waits_in_setuid_is_not_made_to_load_the_recorder() {
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -192,8 +192,8 @@ fn the_page_of_a_report_has_what_can_be_looked_into() {
     assert!(!page.contains("src=") && !page.contains("<link"), "something is loaded");
 }
 
-/// Opens a file in a viewer without a screen, until a time limit ends the viewer, again and again
-/// with a longer limit until it prints an expected text. Returns the messages of the viewer;
+/// Opens a file in a viewer without a screen, until a time limit ends the viewer. Tries again with
+/// a longer limit if the viewer did not print an expected text. Returns the messages of the viewer;
 /// `None`, after recording a skip, if it cannot run.
 fn viewed(name: &str, file: &Path, expected: &str) -> Option<String> {
     let window = |seconds: &str, words: &[&str]| {

@@ -203,7 +203,8 @@ fn hostile_names_do_no_harm() {
     for tag in ["<script", "</script", "<!--", "<img", "<u>", "<i>"] {
         assert_eq!(tags(&page, tag), tags(&plain, tag), "{tag}");
     }
-    // Not compared with the plain page: a short recording may have no chart of its timeline.
+    // The number of charts is not compared with the plain page: a short recording may have no chart
+    // of its timeline.
     assert_eq!(tags(&page, "<svg"), tags(&page, "</svg"));
 }
 

@@ -419,7 +419,7 @@ fn leaks_of_a_recorded_program_have_the_call_stacks_of_its_source() {
     let (recorder, pid) = recorded(&[], &folder.path().join("leaks.pwh"));
     let report = leaks_of(pid);
     assert_stacks(&report);
-    // The largest leak, by a call of `block` in `lose`.
+    // The finding is about the largest leak, which a call of `block` in `lose` allocated.
     let of_leak = |it: &&Value| it["id"] == "leaked-blocks";
     let findings = report["findings"].as_array().unwrap();
     let finding = findings.iter().find(of_leak).unwrap_or_else(|| panic!("{findings:?}"));

@@ -313,7 +313,7 @@ fn trees_have_what_was_live_both_ways() {
         expected.map(|(site, bytes)| (address_of(*site), *bytes)).collect::<Vec<_>>()
     );
 
-    // A time in the middle: the last tree that was recorded before it.
+    // At a time in the middle, the report has the last tree that was recorded before this time.
     let (time, live, by_site) = &program.moments[program.moments.len() / 2 / 3 * 3 + 2];
     let at = format!("{}ns", time + 1);
     let then = json(&["report", "--at", &at, "--threshold", "0"], &[&path]);

@@ -278,7 +278,7 @@ fn a_peak_is_within_its_reported_error_bound() {
     let highest = moments.iter().map(|moment| number(moment, "live")).max();
     assert!(highest <= Some(number(&report, "totals.peak_bytes")), "{report}");
     assert_eq!(number(&report, "peak.tree.bytes"), number(&report, "totals.peak_bytes"));
-    // A peak that the first thread makes alone stays when other threads follow.
+    // A peak that occurs before the program starts further threads remains the peak.
     let (_, report) = hard("standard");
     assert_eq!(number(&report, "totals.peak_bytes"), 50_000_000);
     // If most is live at the end, the peak is at the end.
@@ -464,7 +464,7 @@ fn cgroup(name: &str, limit: u64) -> Option<PathBuf> {
             continue;
         }
         if fs::write(folder.join(file), limit.to_string()).is_ok() {
-            // Missing where the kernel has no swap.
+            // The file is missing if the kernel has no swap.
             let _ = fs::write(folder.join(swap), "0");
             return Some(folder);
         }
@@ -994,7 +994,8 @@ fn a_library_where_another_was_before_is_not_taken_for_it() {
     assert_eq!(by_function(&report, "case_"), BTreeMap::from(expected));
 }
 
-/// Parts of python's own tests: compares their results, without times, and their exit status.
+/// Runs parts of python's own tests with and without the recorder. Compares their results, without
+/// times, and their exit status.
 #[test]
 fn python_passes_its_own_tests_as_it_does_plainly() {
     let tests = ["test_thread", "test_fork1", "test_dict", "test_resource", "test_generators"];

@@ -370,7 +370,8 @@ fn a_damaged_heap_of_musl_is_reported_and_walked_on() {
         let report = target.scan(&[]);
         let findings = report["findings"].as_array().unwrap();
         assert_eq!(findings.first().unwrap()["id"], "heap-corrupted", "way {way}");
-        // The slots in use are recorded outside of the heap, beside the 64 that the damage takes.
+        // musl records used slots outside of the heap, so the number of live blocks stays correct:
+        // it grows by the 64 blocks that `damage` allocates.
         let blocks = number(&report, "live.blocks") - number(&whole, "live.blocks");
         assert_eq!(blocks, 64, "way {way}");
     }
@@ -817,7 +818,7 @@ fn a_core_file_has_the_heap_of_the_process_that_it_was_made_of() {
     for key in ["live.blocks", "live.bytes", "free.bytes"] {
         assert_eq!(number(&core_scan, key), number(&process, key), "{key}");
     }
-    // Nothing is known about the residence of its pages, and the process may be gone.
+    // A core file does not show which pages were resident, and the process may be gone.
     let page = fixture::pagewise(&["heap", "scan", "--core", &core]);
     let page = String::from_utf8(page.stdout).unwrap();
     assert!(page.contains("of heap are in the core file"), "{page}");

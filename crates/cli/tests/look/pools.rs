@@ -96,8 +96,8 @@ fn a_running_pool_reports_allocated_and_freed_bytes() {
     assert!(points.iter().all(|point| number(point, "live") <= number(point, "held")));
 }
 
-/// A stack reports its progress at the ends of its blocks only; a stack with canaries reports it
-/// after each 32 KiB.
+/// A stack pool reports its progress at the ends of its blocks only; a stack pool with canaries
+/// reports it after each 32 KiB.
 #[test]
 fn a_running_stack_is_read_to_a_block() {
     let _turn = alone();
@@ -128,7 +128,7 @@ fn a_running_stack_is_read_to_a_block() {
 }
 
 /// A persistent heap counts the sizes of its blocks exactly. Up to an eighth of its transactions
-/// may be unreported, and of a large transaction 4 KiB of its log.
+/// may be unreported, and up to 4 KiB of the log of a large transaction.
 #[test]
 fn a_running_persistent_heap_is_read_to_an_eighth_of_its_transactions() {
     let _turn = alone();
@@ -242,7 +242,8 @@ fn a_running_queue_is_read_to_two_pages() {
     }
 }
 
-/// A ring reports its progress when it leaves a block, and counts frames if they are shorter.
+/// A ring pool reports its progress when it leaves a block. If its frames are shorter than a block,
+/// its number of requests is the number of frames.
 #[test]
 fn a_running_ring_is_read_to_two_blocks() {
     let _turn = alone();

@@ -1,7 +1,7 @@
-//! Files that an earlier pagewise saved open, with the numbers that they were saved with.
+//! pagewise opens files that an earlier version of it saved, and reports the saved numbers.
 //!
 //! `fixtures/saved` has one file of each kind, saved on Linux 6.18 by these commands. The files are
-//! never saved again: a change of a format has to read them.
+//! never saved again: after a change of a format, pagewise must still read them.
 //!
 //!     pagewise heap run -o heap.pwh -- ./heap_known    # fixtures/programs/heap_known.c
 //!     pagewise faults --save faults.json -- /bin/true

@@ -224,7 +224,8 @@ fn faults_in_memory_that_was_moved_a_moment_ago_are_known_where_mremap_is_follow
     let told = told(&["--mremap"], &["moved", &PAGES.to_string()]);
     let lacks_it = told.report["remarks"].to_string();
     assert!(!lacks_it.contains("mremap"), "{lacks_it}");
-    // No mapping is made in between, so no record of a mapping contains the address.
+    // The program touches a page directly after mremap extended the mapping, so no record of an
+    // mmap event contains the address.
     assert_eq!(told.function("touch_one"), (PAGES - 1, "minor anonymous".to_owned()));
     assert_eq!(number(&told.report, "kinds.unknown.faults"), 0);
 }

@@ -141,7 +141,7 @@ fn a_block_that_grew_belongs_to_the_caller_of_realloc() {
 #[test]
 fn faults_in_a_system_call_belong_to_the_calling_line() {
     let Some(told) = told_of(&["--heap"], &["filled", "40"]) else { return };
-    // Each block touches one page more, since it begins after its header.
+    // Each block lies on one page more, since it begins after its header.
     assert_eq!(told.pages("filled", "first"), 40 * 41);
 }
 

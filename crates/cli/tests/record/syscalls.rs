@@ -287,7 +287,7 @@ fn every_process_is_reported_with_its_parent() {
         .collect();
     assert_eq!((programs[0], programs[2]), ("true", "ls"));
     assert_eq!(processes[1]["ending"], "exit 5");
-    // A child process has its calls under its own PID.
+    // The calls of a child process are reported under the PID of the child.
     let of_ls = calls(&told.report, |call| call["pid"] == processes[2]["pid"]);
     assert!(of_ls.iter().any(|call| call["name"] == "execve"));
 }
@@ -308,8 +308,8 @@ fn exit_codes_are_returned_and_failures_reported_as_by_a_shell() {
     }
 }
 
-/// Returns the command `syscalls` of a command, as a job of its own, with the report in the file
-/// `report` of the folder.
+/// Returns `pagewise syscalls` for a command, in a process group of its own. It writes the report
+/// to the file `report` of the folder.
 fn job(folder: &Path, command: &[&str]) -> Command {
     let mut pagewise = interruptible();
     pagewise.args(["syscalls", "--json", "--output"]).arg(folder.join("report")).arg("--");

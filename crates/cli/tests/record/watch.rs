@@ -379,8 +379,8 @@ fn a_command_is_watched_from_before_its_first_instruction_and_its_exit_status_is
     assert_eq!((status.code(), stdout.as_str()), (Some(0), ""));
     assert_eq!(values(&report), [u64::from(b'#'), u64::from(b'#') + 1]);
     assert_eq!(report["watched"]["ending"], "exit 0");
-    // Watches an address that is known before the command starts. The command fails with an exit
-    // status.
+    // This watch is on an address that is known before the command starts. The command fails with
+    // an exit status.
     let shell = ["sh", "-c", "echo out; exit 3"];
     let Some((status, stdout, report)) = command(&["--at", "0x1000", "8"], &shell) else { return };
     assert_eq!((status.code(), stdout.as_str()), (Some(3), "out\n"));

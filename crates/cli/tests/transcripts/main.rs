@@ -1,10 +1,10 @@
 //! Every console block of the README, and every transcript of this folder, shows the output of
 //! pagewise.
 //!
-//! A line with `$ ` is a command. The lines below it are its exit status, after `? `, unless the
-//! status is 0, and its output, in which `...` stands for any lines and `[..]` for any part of a
-//! line. Blocks that start a program or read a live process differ from run to run: they have no
-//! `$`, and are not checked.
+//! A line with `$ ` is a command. If the exit status is not 0, the next line is `? ` and the
+//! status. The lines below are the output, in which `...` stands for any lines and `[..]` for any
+//! part of a line. Blocks that start a program or read a live process differ from run to run: they
+//! have no `$`, and are not checked.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 

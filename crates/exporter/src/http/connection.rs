@@ -93,7 +93,7 @@ impl Connection {
         self.since
     }
 
-    /// True if a response has begun and has not been sent completely.
+    /// True if a complete request was received and its response was not sent completely.
     pub(super) fn is_answering(&self) -> bool {
         matches!(self.state, ConnectionState::Writing | ConnectionState::Verify)
     }

@@ -114,7 +114,8 @@ pub(super) fn state(process: &WalkedProcess, address: u64) -> Option<GlibcArena>
     Some(GlibcArena { layout, top, next, threads, system })
 }
 
-/// Size of the top chunk, if its address is valid: the chunk must end at the end of a heap.
+/// Size of the top chunk, if its address is valid: the chunk must begin in a heap, and end at a
+/// page boundary in this heap.
 pub(super) fn top(
     process: &WalkedProcess,
     top: u64,

@@ -16,7 +16,7 @@ pub(crate) struct LiveMapEntry {
     pub(crate) address: u64,
     pub(crate) site: u32,
     /// Difference between usable size and requested size; `None` if it does not fit into a cell and
-    /// is stored elsewhere.
+    /// is stored in a separate table.
     pub(crate) slack: Option<u8>,
     /// Requested size, for an allocator whose usable sizes are unknown.
     pub(crate) size: u64,
@@ -29,7 +29,7 @@ const MAX_MAP_BYTES: u64 = 4 << 30;
 const PIECE: u64 = 128 << 10;
 
 /// Reads the recorder's table of sizes that do not fit into cells, by block address. Empty if the
-/// table grew meanwhile, so that the recorder has moved it.
+/// recorder moved the table meanwhile, because the table grew.
 pub(super) fn sizes(process: &WalkedProcess, told: u64) -> HashMap<u64, u64> {
     /// Maximum binary logarithm of the number of cells of the table; no process has a larger table.
     const MAX_LOG2_CELLS: u32 = 24;

@@ -1,4 +1,5 @@
-//! Density of pages: the live share of each page, and the sites that pin sparse pages.
+//! Density of pages: the live share of each page, and the allocation sites (call stacks) that pin
+//! sparse pages.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
-//! State of a recording by probes: sites, live blocks, and the peak.
+//! State of a recording by probes: allocation sites (call stacks that allocate), live blocks, and
+//! the peak.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -303,7 +304,8 @@ impl ProbeState {
         self.dropped
     }
 
-    /// Handles a return. At the entry of the function the stack pointer was one word lower.
+    /// Handles the return of a function. At the entry of the function the stack pointer was one
+    /// word lower.
     fn end(&mut self, sample: &PerfSample<'_>, registers: &[u64; 17], time: u64) {
         let thread = self.threads.entry(sample.tid).or_default();
         let returned = registers[SP].wrapping_sub(8);
@@ -347,8 +349,9 @@ impl ProbeState {
         }
     }
 
-    /// True if a block of `size` bytes is sampled, with probability 1 - exp(-size/mean): as if the
-    /// points of a Poisson process over all allocated bytes decided.
+    /// True if a block of `size` bytes is sampled, with probability 1 - exp(-size/mean): this is
+    /// the probability that a Poisson process with one point per `mean` bytes has a point in the
+    /// block.
     fn is_sample(&mut self, size: u64) -> bool {
         self.every.is_none_or(|mean| self.random.f64() < probability(size, mean))
     }
@@ -415,7 +418,8 @@ impl ProbeState {
 
     fn free(&mut self, tid: u32, address: u64, time: u64) {
         let Some(block) = self.blocks.remove(&address) else {
-            // Most blocks are not sampled.
+            // With sampling, most freed blocks were not sampled, so they are not counted as
+            // unknown.
             self.unknown_frees += u64::from(self.every.is_none());
             return;
         };
@@ -550,7 +554,8 @@ impl ProbeState {
     pub(super) fn counts(&self, time_ns: u64) -> LogCounts {
         let counted = |sums: &SiteSums| {
             let mut counted = sums.counted;
-            // The live amount of an unchanged record is also its amount at the peak.
+            // The live amount of a site is also its amount at the peak if the peak is now, or if
+            // the site has not changed since the peak.
             if self.rising || sums.epoch != self.epoch {
                 counted.at_peak = live(&counted);
             }

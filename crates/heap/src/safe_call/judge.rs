@@ -8,10 +8,10 @@
 //! lock.
 //!
 //! An allocator that replaces the allocator of the C library ([`Mallocs`]) has locks of its own.
-//! None of its functions may be on the call stack, from the first caller on. If its code cannot be
-//! distinguished from the program's, the thread must wait in a call in which no allocator waits:
-//! for a connection, a child, a signal. The thread is then outside of the allocator, since no
-//! allocator calls the program.
+//! None of its functions may be on the call stack. If the code of the allocator cannot be
+//! distinguished from other code of the program, the thread must wait in a call in which no
+//! allocator waits: for a connection, a child, a signal. The thread is then outside of the
+//! allocator, since no allocator calls the program.
 
 use std::fs;
 use std::ops::Range;
@@ -44,8 +44,9 @@ mod call {
     /// `read write poll select pause nanosleep accept recvfrom recvmsg wait4 semop msgrcv
     /// rt_sigtimedwait rt_sigsuspend io_getevents restart_syscall clock_nanosleep epoll_wait waitid
     /// pselect6 ppoll epoll_pwait accept4 recvmmsg`: `malloc` and the loader wait in none of these
-    /// calls except `read`, which the callers on the stack reveal. A call by `restart_syscall` has
-    /// a time limit, but waits for locks of `malloc` and the loader have none.
+    /// calls except `read`; the callers on the stack reveal a `read` by the loader. A call by
+    /// `restart_syscall` has a time limit, but waits for locks of `malloc` and the loader have
+    /// none.
     pub(crate) const WAITS: &[u64] = &[
         0, 1, 7, 23, 34, 35, 43, 45, 47, 61, 65, 70, 128, 130, 208, 219, 230, 232, 247, 270, 271,
         281, 288, 299,
@@ -118,7 +119,8 @@ impl Judge {
         if calls.iter().any(|&call| is_in_malloc(call) || is_in_malloc(call.wrapping_sub(1))) {
             return false;
         }
-        // A return address may be after the end of its function, but not after the end of its file.
+        // The byte before a return address belongs to the call instruction, so it is in the file of
+        // the caller.
         let is_system = |address: &u64| name(address.wrapping_sub(1)).is_none_or(is_of_system);
         // The main thread begins in the program's entry code, which calls the C library.
         let (_, calls) = match calls.split_last() {
@@ -237,8 +239,8 @@ impl Judge {
     }
 }
 
-/// Number of bytes at the start of a stack that belong to the functions called before a return
-/// address, which are below it.
+/// Number of bytes of `stack` below the word that contains `return_address`: the frames of the
+/// function that returns to this address, and of the functions that it called.
 fn inner_frames(stack: &[u8], return_address: u64) -> u64 {
     let words = stack.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
     words.take_while(|&word| word != return_address).count() as u64 * 8

@@ -39,8 +39,8 @@ enum AllocatorCode {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mallocs {
     all: Vec<MallocFile>,
-    /// Address range of the C library's `poll`, if it must be distinguished from other restarted
-    /// calls.
+    /// Address range of the C library's `poll`, if a restarted `poll` must be distinguished from
+    /// other restarted system calls.
     pub(crate) poll: Range<u64>,
 }
 
@@ -108,7 +108,7 @@ impl Mallocs {
         self.all.iter().any(|malloc| malloc.id == file)
     }
 
-    /// A file with a `malloc` whose code may be mixed with the program's.
+    /// A file with a `malloc` whose code may be mixed with other code of the program.
     pub(crate) fn scattered(&self) -> Option<&Name> {
         let found = self.all.iter().find(|malloc| malloc.extent != AllocatorCode::File);
         found.map(|malloc| &malloc.name)

@@ -74,8 +74,8 @@ struct Faster {
     fast: &'static str,
     /// Reason why the claim may fail.
     why: &'static str,
-    /// Nanoseconds of the slow condition in the source. The reason is reported only if the slow
-    /// condition takes less time here.
+    /// Nanoseconds of the slow condition in the measurement of `source`. The reason is reported
+    /// only if the slow condition takes less time here.
     slow_then: Option<f64>,
 }
 

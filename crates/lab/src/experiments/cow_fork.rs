@@ -69,7 +69,7 @@ const NEW: u8 = 2;
 /// the two processes gets the CPU.
 const FORKS: usize = 5;
 
-/// Number of pages for each page that is written after the first fork.
+/// After the first fork, one page in this number of pages is written.
 const WRITTEN: usize = 4;
 
 /// Messages from the parent to the child: indices of bytes in shared memory.

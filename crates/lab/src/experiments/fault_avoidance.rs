@@ -268,8 +268,8 @@ mod tests {
             let mut memory = get(arm, 10 * page, page).unwrap();
             let mut times = TimeHistogram::ready();
             fill(&mut memory, 10 * page, page, &mut times);
-            // The tail has the times of one page in 1 and of one page in 10; with nine pages it
-            // would have only the first time.
+            // `tail` returns a quantile for one page in 1 and a quantile for one page in 10. With
+            // nine pages it would return only the first quantile.
             assert_eq!(times.tail().len(), 2, "{arm}");
         }
     }

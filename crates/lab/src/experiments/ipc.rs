@@ -184,7 +184,7 @@ trait ChannelEnd {
     fn other_is(&mut self, _process: u32) {}
 }
 
-/// The end of this process, and the end of the other process.
+/// The end of a channel in this process, and the end in the other process.
 type ChannelEnds = (Box<dyn ChannelEnd + Send>, Box<dyn ChannelEnd + Send>);
 
 fn ends(arm: &str, message: &[u8]) -> io::Result<ChannelEnds> {

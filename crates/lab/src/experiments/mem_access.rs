@@ -88,7 +88,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(2 * parameters.get("mib")),
 };
 
-/// Number of bytes of a cache line of most CPUs, and of the CPU of the source.
+/// Number of bytes of a cache line of most CPUs, and of the CPU in the original measurement.
 const LINE: usize = 64;
 /// Number of lines of a window of 32 KiB.
 const WINDOW: usize = 512;
@@ -173,8 +173,8 @@ impl WalkedMemory<'_> {
     }
 }
 
-/// Simulates the same walk over the source's 1 GiB in the TLBs of its CPU, with base pages. It
-/// accesses no memory.
+/// Simulates the walk of the original measurement over 1 GiB in the TLBs of its CPU, with base
+/// pages. The simulation accesses no memory of the condition.
 fn simulate(bench: &mut Bench, random: bool) -> Result<(), LabError> {
     let order = if random { Order::Random { seed: 1 } } else { Order::Sequential };
     let rounds = bench.parameter("rounds");
@@ -198,7 +198,7 @@ impl RunExperiment for MemAccessExperiment {
         if arm.starts_with("simulated") {
             return simulate(bench, arm.ends_with("random"));
         }
-        // The source used base pages, as its counts of page faults show.
+        // The original measurement used base pages, as its counts of page faults show.
         thp::allow(thp::AllowedHugePages::None).while_("PR_SET_THP_DISABLE")?;
         let (length, rounds) = (bench.size("mib") << 20, bench.parameter("rounds"));
         let file = match arm.starts_with("private") || arm.starts_with("shared") {

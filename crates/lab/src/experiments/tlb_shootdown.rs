@@ -147,8 +147,8 @@ impl RunExperiment for TlbShootdown {
 
 /// Touches a page and unmaps it, again and again, and records the time of each unmapping. If the
 /// sibling should run, only calls during which its counter changed are recorded: on a busy machine
-/// it waits for its CPU most of the time, and the kernel interrupts no CPU on which it does not
-/// run.
+/// the sibling waits for its CPU most of the time, and the kernel interrupts no CPU on which the
+/// sibling does not run.
 fn take_often(
     (how, sibling): (&str, Sibling),
     (page, calls): (usize, usize),

@@ -120,8 +120,7 @@ impl RunExperiment for VmCgroup {
         }
         let program = user(&cgroup, size, bench.page())?;
         if arm == LOW || arm == UNPROTECTED {
-            // The other processes use the remaining memory, and the size of the program in
-            // addition.
+            // The other process uses all available memory, and the size of the program in addition.
             let others = make_cgroup("others")?;
             user(&others, available()? + size, bench.page())?;
         }

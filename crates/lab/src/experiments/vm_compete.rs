@@ -153,7 +153,7 @@ impl RunExperiment for VmCompete {
                 bench.usage().major_faults - before
             }
         };
-        // During the first half of the touches, the kernel learns which pages are in use.
+        // These touches are not counted: during them, the kernel learns which pages are in use.
         work(touches / 2);
         let before = VmCounters::read()?;
         let stalled = stalled_us()?;
@@ -172,7 +172,8 @@ impl RunExperiment for VmCompete {
 
     fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let value = |quantity, arm| results.value(quantity, arm);
-        // Two programs of this share of the memory each: the part of them that does not fit.
+        // Two programs need this share of the memory each; `outside` is the part of their pages
+        // that does not fit.
         let share = results.parameter("share") / 100.0;
         let outside = 1.0 - 0.5 / share;
         let beside = "beside a competitor majflt rises";

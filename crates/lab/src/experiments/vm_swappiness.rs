@@ -105,7 +105,8 @@ impl RunExperiment for VmSwappiness {
         let length = scarce.length;
         let anon = CompeteMemory::map(length, page, None)?;
         anon.fill();
-        // The page cache of a disk is file pages, without a file system.
+        // The kernel treats cached pages of a block device as file pages, so no file system is
+        // needed.
         let file = File::open(disk("vdb")?).while_("cannot open the disk")?;
         let wanted = MapRequest { length, file: Some(&file), ..MapRequest::default() };
         let file = OwnedMapping::map(&wanted).while_("cannot map the disk")?;
@@ -138,7 +139,7 @@ impl RunExperiment for VmSwappiness {
         let value = |quantity, arm| results.value(quantity, arm);
         let shares: Option<Vec<f64>> =
             ABOUT.arms.iter().map(|arm| results.median("share_anon", arm)).collect();
-        // One run cannot distinguish 60 from 100.
+        // One run cannot distinguish swappiness 60 from 100.
         let between = shares.map(|shares| {
             let words: Vec<String> =
                 shares.iter().map(|share| format!("{:.0} %", share * 100.0)).collect();
@@ -151,7 +152,8 @@ impl RunExperiment for VmSwappiness {
             .iter()
             .filter_map(|arm| value("majflt", arm))
             .min_by(|one, other| one.value.total_cmp(&other.value));
-        // The part of both memories that does not fit, if each page is touched equally often.
+        // The part of the anonymous memory and the mapped disk that does not fit, if each page is
+        // touched equally often.
         let outside = 1.0 - 50.0 / results.parameter("share");
         let touches = results.parameter("touches") * 2.0;
         vec![

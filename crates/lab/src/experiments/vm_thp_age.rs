@@ -171,7 +171,7 @@ impl RunExperiment for VmThpAge {
                 .at_least(0.9, value("huge", COMPACTED)),
             results
                 .claim("Beside pages of the kernel many get none, even after a compaction", "")
-                // 14 % to 63 % in five runs: in some blocks no page of the kernel gets a place.
+                // 14 % to 63 % in five runs: some blocks contain no page of the kernel.
                 .at_most(0.8, value("huge", KERNEL)),
             results.claim("though much memory is free", "").at_least(0.4, value("free", KERNEL)),
             results

@@ -1,5 +1,5 @@
-//! The counters of a probe, in groups that are switched together: a group of kernel events, and
-//! groups of CPU events whose ratios must hold.
+//! The counters of a probe, in groups that are enabled and disabled together: a group of kernel
+//! events, and groups of CPU events whose ratios must be exact.
 
 use std::ffi::CString;
 use std::io;
@@ -27,7 +27,7 @@ pub(super) struct Groups {
 /// Group that a counter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kinship {
-    /// Counted by the kernel: always fits.
+    /// Counted by the kernel, which needs no hardware counter.
     Kernel,
     /// Counted by the CPU, in one group with the events of the same group number.
     Cpu(u8),
@@ -87,7 +87,7 @@ impl Groups {
         let takes = |group: &CounterGroup| {
             group.kinship == kinship && kinship != Kinship::Alone && group.counters.len() < LARGEST
         };
-        // A group that does not fit the CPU is better counted in parts than not at all.
+        // If the CPU has too few counters for the group, the event begins a new group.
         if let Some(at) = self.groups.iter().rposition(takes)
             && let Ok((counter, user_mode_only)) = opening.open(Some(self.groups[at].leader()))
         {

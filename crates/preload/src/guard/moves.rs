@@ -7,10 +7,11 @@
 //! to both in one call.
 //!
 //! The file descriptor of the `userfaultfd` has a high number, because programs rely on low ones.
-//! The collector holds a duplicate: if a program closed all descriptors, and with them the last
-//! duplicate, the range would become accessible. After the program has closed its own, no more
-//! pages can be moved. A child of `fork` inherits the descriptor, which still controls the memory
-//! of the parent. Therefore the number is in memory that is zero-filled in a child.
+//! The collector holds a duplicate: if a program closed the last descriptor of the `userfaultfd`,
+//! the range would become accessible. After a program has closed the descriptor of its own process,
+//! no more pages can be moved. A child of `fork` inherits the descriptor, which still controls the
+//! memory of the parent. Therefore the descriptor's number is in memory that is zero-filled in a
+//! child.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 

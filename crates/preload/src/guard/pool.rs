@@ -84,7 +84,7 @@ static LOCK: Lock = Lock::new();
 
 /// States of a slot.
 pub(crate) mod state {
-    /// The slot contains a live object.
+    /// The slot has never contained an object.
     pub(crate) const UNUSED: u32 = 0;
     /// The slot contains a live object.
     pub(crate) const LIVE: u32 = 1;
@@ -245,14 +245,14 @@ impl Id {
         match means_of(self.class) {
             ProtectMeans::Moves => {
                 (from..to).step_by(page()).all(|page| {
-                    // SAFETY: the pages belong to this slot, which contains no live object.
+                    // SAFETY: the pages belong to this slot, and contain no bytes of a live object.
                     unsafe { moves::put(page) }
                 })
             }
-            // SAFETY: the pages belong to this slot, whose object was freed.
+            // SAFETY: the pages belong to this slot, and contain no bytes of a live object.
             ProtectMeans::Marks => unsafe { kernel::advise(from, to - from, REMOVE) }.is_ok(),
             ProtectMeans::Mappings => {
-                // SAFETY: the pages belong to this slot, whose object was freed.
+                // SAFETY: the pages belong to this slot, and contain no bytes of a live object.
                 unsafe { kernel::protect(from, to - from, ALL_ACCESS) }.is_ok()
             }
         }
@@ -263,17 +263,17 @@ impl Id {
         match means_of(self.class) {
             ProtectMeans::Moves => {}
             ProtectMeans::Marks => {
-                // SAFETY: the pages belong to this slot, whose object was freed.
+                // SAFETY: the pages belong to this slot, and contain no bytes of a live object.
                 if unsafe { kernel::advise(from, to - from, INSTALL) }.is_ok() {
                     return;
                 }
             }
             ProtectMeans::Mappings => {
-                // SAFETY: the pages belong to this slot, whose object was freed.
+                // SAFETY: the pages belong to this slot, and contain no bytes of a live object.
                 let _ = unsafe { kernel::protect(from, to - from, libc::PROT_NONE) };
             }
         }
-        // SAFETY: the pages belong to this slot, whose object was freed.
+        // SAFETY: the pages belong to this slot, and contain no bytes of a live object.
         let _ = unsafe { kernel::advise(from, to - from, libc::MADV_DONTNEED) };
     }
 
@@ -283,7 +283,7 @@ impl Id {
         let (from, to) = (self.start(), self.start() + (1 << slot_bits(self.class)));
         self.shut(from, to);
         if means_of(self.class) == ProtectMeans::Moves {
-            // SAFETY: the pages belong to this slot, which contains no live object.
+            // SAFETY: the pages belong to this slot, and contain no bytes of a live object.
             unsafe { unbar(from, to) };
         }
     }
@@ -294,7 +294,7 @@ impl Id {
         let from = address & !(page() - 1);
         self.slot().opened.store(1, Relaxed);
         if means_of(self.class) == ProtectMeans::Moves {
-            // SAFETY: the page belongs to this slot, which contains no live object.
+            // SAFETY: the page belongs to this slot, and contains no bytes of a live object.
             unsafe { unbar(from, from + page()) };
         }
         self.open(from, from + page())

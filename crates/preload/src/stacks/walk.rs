@@ -20,7 +20,8 @@ struct FrameWalk<'a> {
     /// Stack pointer of the next frame. The word below it, a return address, is one of the words
     /// that determine the piece.
     stack: u64,
-    /// Number of words from the piece's stack pointer to the end of the other words that are read.
+    /// Number of words from the piece's stack pointer to the end of the words that are read, apart
+    /// from return addresses of plain frames.
     reach: u16,
     /// Address of the last saved frame pointer; 0 if the register is unchanged.
     saved_at: u64,
@@ -38,7 +39,8 @@ impl FrameWalk<'_> {
         Some(())
     }
 
-    /// Records the offset of a word below the stack pointer at the end of the walk.
+    /// Records the offset of a word. The word must be below the stack pointer at which the walk
+    /// ends.
     #[inline(always)]
     fn put(&mut self, offset: u16) -> Option<()> {
         self.piece.layout.offsets.get(self.words)?.set(offset);
@@ -87,8 +89,8 @@ impl FrameWalk<'_> {
     }
 }
 
-/// Walks frames from `at` on. The layout of `piece` must be clear. `like` are the offsets of a
-/// layout that the stack probably has.
+/// Walks frames from `at` on. The layout of `piece` must have been cleared. `like` are the offsets
+/// of a layout that the stack probably has.
 pub(super) fn walk(piece: &StackPiece, at: CallPoint, end: u64, like: &[Cell<u16>; WORDS]) {
     let mut walk = FrameWalk {
         piece,
@@ -133,7 +135,7 @@ fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
             walk.put(((top - 8 - at.stack) / 8) as u16)?;
             walk.stack = top;
         } else {
-            // A local copy stays in registers, since no other code can change it.
+            // `leave` gets the address of a copy, so that `walk` itself stays in registers.
             let mut aside = *walk;
             let left = leave(&mut aside, code, at, end);
             *walk = aside;

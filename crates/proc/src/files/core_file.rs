@@ -53,7 +53,7 @@ pub struct CoreFile {
 }
 
 impl CoreFile {
-    /// Opens a core file, and decompresses one that is compressed.
+    /// Opens a core file. A compressed file is decompressed first.
     ///
     /// # Errors
     /// [`ProcError::Io`] if the file cannot be read, [`ProcError::CoreFile`] with the offset if it
@@ -151,9 +151,10 @@ impl CoreFile {
             .filter_map(move |segment| segment.held_range().intersection(range))
     }
 
-    /// Returns the first part of a held range that lies outside the holes of the file. Core files
-    /// have holes for pages that were never touched; holes read as zeros. Returns `None` if only
-    /// holes are left, and the whole range if the file system does not report holes.
+    /// Returns the first part of `range`, a range of [`CoreFile::held`], that lies outside the
+    /// holes of the file. Core files have holes for pages that were never touched; holes read as
+    /// zeros. Returns `None` if only holes are left, and the whole range if the file system does
+    /// not report holes.
     pub fn next_stored(&self, range: AddrRange) -> Option<AddrRange> {
         let (offset, held) = self.locate(range.start)?;
         let end = offset + held.min(range.len().0);

@@ -1,4 +1,4 @@
-//! Variables of a process by address: the symbols that contain addresses, and the size of
+//! Variables of a process by address: the symbols that contain given addresses, and the size of
 //! thread-local storage.
 
 use object::Endianness;
@@ -123,7 +123,7 @@ impl NamedVariables {
     }
 }
 
-/// The headers of a file that its symbols need.
+/// The headers of a file that are needed to interpret its symbols.
 struct FileSymbols {
     loads: Vec<LoadHeader>,
     /// Number of bytes of the file's thread-local storage, rounded up to its alignment.

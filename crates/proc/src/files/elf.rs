@@ -359,7 +359,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Bytes of a program that exists on every machine: this test program.
+    /// Bytes of a program that exists on every machine: the shell.
     fn own_bytes() -> &'static [u8] {
         static BYTES: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
         BYTES.get_or_init(|| fs::read("/bin/sh").unwrap())

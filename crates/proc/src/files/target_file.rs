@@ -8,9 +8,10 @@
 //! 1. `/proc/PID/map_files/START-END` denotes the mapped file itself, even if another file has its
 //!    name now. Following this link needs `CAP_SYS_ADMIN` or `CAP_CHECKPOINT_RESTORE`.
 //! 2. Without these capabilities, the name is resolved by `openat2` in `/proc/PID/root` with
-//!    `RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS`. Links resolve as for the target and never leave
-//!    its root. If a seccomp filter forbids `openat2` (ENOSYS, EPERM), one component after another
-//!    is opened with `O_NOFOLLOW`: names in `maps` contain no links.
+//!    `RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS`. Links resolve in the same way as for the target,
+//!    and never lead out of the target's root. If a seccomp filter forbids `openat2` (ENOSYS,
+//!    EPERM), one component after another is opened with `O_NOFOLLOW`: names in `maps` contain no
+//!    links.
 //! 3. Steps 1 and 2 use `O_PATH`, which runs no driver code and never blocks. `fstat` then returns
 //!    the type, the size and the identity of the file.
 //! 4. The checked inode is opened through `/proc/self/fd/N` with `O_NONBLOCK`, so that a file lease
@@ -74,7 +75,7 @@ const ATTEMPTS: usize = 8;
 static LOCKED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Sets the files on which this process holds, or will hold, POSIX locks. From now on this module
-/// refuses to open these files, and no longer refuses those of the previous call.
+/// refuses to open these files. It no longer refuses the files of the previous call.
 pub fn keep_locks_of(paths: Vec<PathBuf>) {
     *LOCKED.lock().unwrap_or_else(PoisonError::into_inner) = paths;
 }

@@ -1,5 +1,6 @@
 //! Addresses of the global and static variables of a process, from the symbol tables of the files
-//! that it maps; and the location where its dynamic linker lists its loaded files.
+//! that it maps; and the address of the function that its dynamic linker calls after it has mapped
+//! libraries.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -45,7 +46,7 @@ pub fn find(root: &ProcRoot, pid: Pid, mappings: &[Mapping], name: &[u8]) -> Vec
 /// and before code of these libraries runs. The function is empty and exists for debuggers. Returns
 /// `None` if the program is linked statically or the linker has no symbols.
 pub fn linker_tells(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<u64> {
-    // Name of the function `r_debug.r_brk` in glibc and musl.
+    // Name of the function to which `r_debug.r_brk` points in glibc and musl.
     const NAME: &[u8] = b"_dl_debug_state";
     const FUNCTION: &[u8] = &[elf::STT_FUNC];
     let mut found =
@@ -96,8 +97,9 @@ pub struct WantedFunctions {
 /// Maximum length of a function name that is compared, with its final zero.
 pub(super) const MAX_NAME_BYTES: usize = 256;
 
-/// Returns the functions that a file defines and whose names are `wanted`, and reads its symbol
-/// tables once. A file that is damaged, or is not a 64-bit ELF file, has no functions.
+/// Returns the functions that a file defines and for whose names `wanted` returns true. The symbol
+/// tables of the file are read once. A file that is damaged, or is not a 64-bit ELF file, has no
+/// functions.
 pub fn functions_where(file: &File, wanted: &dyn Fn(&[u8]) -> bool) -> WantedFunctions {
     let cache = ReadCache::new(file);
     let data = FilePieces(&cache, LARGEST);

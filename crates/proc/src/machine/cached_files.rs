@@ -1,5 +1,5 @@
-//! Page cache of single files: a walk over the file systems of devices, which asks the kernel for
-//! the cached pages of each file and reads none of its bytes.
+//! Page cache of single files: a walk over the file systems of devices. The walk asks the kernel
+//! for the cached pages of each file, and does not read the file.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};

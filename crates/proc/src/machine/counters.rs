@@ -1,4 +1,5 @@
-//! The counters of the machine that a sweep contains.
+//! The counters of the machine that a sweep contains. A sweep is one reading of all processes and
+//! memory cgroups of a machine.
 
 use pagewise_model::Name;
 use pagewise_model::fragmentation::BootCounter;

@@ -80,7 +80,8 @@ fn sizes(root: &ProcRoot) -> Reading<Vec<SizeStats>> {
     Ok(size_folders(root)?.into_iter().map(stats).collect())
 }
 
-/// Every file of a folder that holds one number, by name.
+/// The numbers in the files of a folder, by file name. Files that do not contain one number are
+/// left out.
 fn counters(root: &ProcRoot, folder: &str) -> Vec<BootCounter> {
     let entries = std::fs::read_dir(root.sysfs_path(folder)).into_iter().flatten();
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

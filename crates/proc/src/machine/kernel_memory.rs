@@ -118,8 +118,8 @@ fn stacks_in(text: &[u8]) -> bool {
     lines(text).any(|(_, line)| is_stack(line))
 }
 
-/// The part of `Percpu` that the kernel allocated before the page allocator, from the line `percpu:
-/// Embedded 53 pages/cpu ..` of the kernel log and the number of CPUs.
+/// The part of `Percpu` that the kernel allocated before the page allocator was available, from the
+/// line `percpu: Embedded 53 pages/cpu ..` of the kernel log and the number of CPUs.
 pub(crate) fn percpu_at_boot(log: &[u8], page_size: PageSize) -> Option<Bytes> {
     let after = |text: &[u8], mark: &[u8]| {
         let at = memchr::memmem::find(text, mark)?;

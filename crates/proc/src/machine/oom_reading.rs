@@ -17,7 +17,7 @@ use crate::system_reading::meminfo_of;
 use crate::text::number;
 use crate::{ProcError, ProcRoot, fragmentation, listing, meminfo, stat, status, zoneinfo};
 
-/// Reads a machine twice, with `interval` between; a copied tree once.
+/// Reads the processes of a machine twice, `interval` apart. Reads a copied tree once.
 ///
 /// # Errors
 /// [`ProcError`] where the tree cannot be listed.

@@ -4,7 +4,7 @@ use pagewise_model::settings::{Pressure, PressureFigures};
 
 use crate::text::{lines, number};
 
-/// Reads a whole pressure file: the averages over ten seconds. `None` where one is missing.
+/// Reads a whole pressure file: the averages over ten seconds. `None` if one average is missing.
 pub fn parse(text: &[u8]) -> Option<Pressure> {
     average(text, b"avg10=")
 }

@@ -15,19 +15,19 @@ use crate::meminfo::{nodes_online, selected};
 use crate::text::{field, lines};
 use crate::{ProcRoot, capture, cgroup, interrupts, meminfo, pressure, swaps};
 
-/// Parts to read in addition to the machine's figures.
+/// Parts to read in addition to the values that every reading contains.
 #[derive(Clone, Copy, Debug)]
 pub struct SettingsRequest<'a> {
     /// Files with one setting each, by their path on a live system: `/proc/sys/vm/swappiness`.
     pub files: &'a [&'a str],
-    /// Process whose settings are read in addition; `None` for none.
+    /// Process whose settings are read in addition; `None` to read no process.
     pub process: Option<Pid>,
     /// Time for which TLB shootdowns are counted.
     pub sample: Duration,
 }
 
-/// Reads the settings of a machine. A copied tree has files of `/proc/sys` in `DIR/sys`, those of
-/// `/sys` in `DIR/sysfs`.
+/// Reads the settings of a machine. A copied tree has files of `/proc/sys` in `DIR/sys`, and files
+/// of `/sys` in `DIR/sysfs`.
 pub fn read(root: &ProcRoot, request: &SettingsRequest<'_>) -> SystemSettings {
     let meminfo = root.machine("meminfo");
     let line =

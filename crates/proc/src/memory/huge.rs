@@ -1,7 +1,7 @@
 //! The transparent huge pages of a process, and which of their base pages are zero in every byte.
 //!
-//! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry are read, so nothing
-//! is faulted in: what the process has resident is the same before and after.
+//! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry are read, so the
+//! reads fault no page in: the resident memory of the process stays the same.
 
 mod folios;
 
@@ -379,8 +379,8 @@ pub(super) fn is_anonymous(mapping: &Mapping) -> bool {
 }
 
 /// Finds memory that could be mapped by huge pages: blocks of the size of a huge page that are
-/// completely resident in anonymous base pages. Also returns the resident bytes of such base pages
-/// outside of these blocks.
+/// completely resident in anonymous base pages. Also returns the resident bytes of anonymous base
+/// pages outside of these blocks.
 ///
 /// # Errors
 /// As [`scan`].

@@ -37,8 +37,8 @@ pub struct Pace {
 impl Pace {
     /// Short reads with sleeps between them, for a running target.
     ///
-    /// A sleep is long enough for a thread that waits for the mmap lock to wake up and take the
-    /// lock. With 20 us the thread often fails, and waits until the kernel hands the lock over
+    /// During a sleep, a thread that waits for the mmap lock has enough time to wake up and take
+    /// the lock. With 20 us the thread often fails, and waits until the kernel hands the lock over
     /// after 4 ms.
     pub const POLITE: Pace = Pace { chunk: Bytes::mib(2), rest: Duration::from_micros(60) };
 
@@ -59,9 +59,9 @@ pub struct PageWalk {
     /// Sums over the pages of all mappings. The PSS is rounded once, as in `smaps_rollup`, so it
     /// can be more than the sum of the PSS of each mapping.
     pub total: Reading<MappingPages>,
-    /// Reason why some huge pages may be counted wrongly as exclusive or co-mapped: the kernel sets
-    /// one exclusive bit for a whole huge page, even if a parent or child process shares only a
-    /// part of it.
+    /// Reason why some huge pages may be counted wrongly as exclusive, or as co-mapped (other
+    /// processes also map them): the kernel sets one exclusive bit for a whole huge page, even if a
+    /// parent or child process shares only a part of it.
     pub doubt: Option<Absent>,
 }
 
@@ -87,7 +87,7 @@ pub fn read(
     read_with(&Features::detect(), root, pid, mappings, page_size, pace)
 }
 
-/// [`read`] with only those kernel interfaces that `features` names.
+/// Like [`read`], but uses only the kernel interfaces that `features` names.
 ///
 /// # Errors
 /// As [`read`].
@@ -110,7 +110,8 @@ pub fn read_with(
     Ok(first.finish())
 }
 
-/// Walks all mappings. Two threads share many mappings, if the pace has no sleeps.
+/// Walks all mappings. If the pace has no sleeps, two threads divide a large number of mappings
+/// between them.
 fn walk_all(
     walker: &(impl Fn(Trust) -> Result<Walker, ProcError> + Sync),
     trust: Trust,

@@ -67,7 +67,8 @@ fn traffic(text: &[u8], page_size: PageSize) -> Reading<Traffic> {
     };
     let both = |read, written| Some(value(read)?.saturating_add(value(written)?));
     let sums = || {
-        // A call fills a page of the page cache at least.
+        // Each call counts as one page or more, because it fills at least one page of the page
+        // cache.
         let calls = both("syscr:", "syscw:")?.saturating_mul(page_size.bytes());
         let transferred = both("rchar:", "wchar:")?;
         let storage = both("read_bytes:", "write_bytes:")?;

@@ -20,11 +20,12 @@ use crate::{ProcRoot, auxv, maps, meminfo, program_ending, stat};
 /// Maximum length of a name that `memfd_create` accepts, with the NUL at its end.
 const MAX_NAME_BYTES: usize = 250;
 
-/// Number of bytes of the memory limit that one call uses, with its data in a report. A call has
-/// about 730 bytes as JSON.
+/// Number of bytes that one recorded call, with its data in a report, takes from the memory limit.
+/// A call has about 730 bytes as JSON.
 const CALL: u64 = 1 << 10;
-/// Number of calls that use as much memory as one process, whose mappings begin as a copy of its
-/// parent's. Also the number of mappings of a program that use as much memory as one call.
+/// `PROCESS` is the number of calls that use as much memory as one process, whose mappings begin as
+/// a copy of its parent's. `MAPPINGS` is the number of mappings of a program that use as much
+/// memory as one call.
 const PROCESS: usize = 16;
 const MAPPINGS: usize = 4;
 /// Number of bytes of a name that take as much memory as a call.
@@ -180,7 +181,7 @@ impl<'r> CallRecorder<'r> {
         self.push(CallEvent { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
     }
 
-    /// Records an event, if it fits.
+    /// Records an event, if it fits into the memory limit.
     fn push(&mut self, event: CallEvent) {
         let takes = takes(&event.what);
         let is_full = takes > self.left;
@@ -298,7 +299,8 @@ impl<'r> CallRecorder<'r> {
         }
     }
 
-    /// Inserts the program of a process that was already running before all other events.
+    /// For a process that was already running when the tracing began: inserts its program before
+    /// all other events.
     fn interpret_first(&mut self) {
         if let Some(First { time_ns, pid, is_native, texts }) = self.first.take() {
             let what = CallEventKind::Image(Box::new(texts.image(is_native)));

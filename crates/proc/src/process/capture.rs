@@ -27,7 +27,7 @@ use crate::{
     status, threads,
 };
 
-/// Maximum resident size up to which a full reading blocks the target for much less than 1 ms per
+/// Maximum resident size at which a full reading blocks the target for much less than 1 ms per
 /// mapping.
 const SMALL: Bytes = Bytes::mib(64);
 
@@ -103,8 +103,8 @@ pub fn capture(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Sn
     read(root, pid, request)
 }
 
-/// Replaces the libraries that this process shares with others by private copies, so that the
-/// shares of other processes do not count this process. Returns true on success.
+/// Replaces the pages of libraries that this process shares with other processes by private copies,
+/// so that this process does not reduce the `Pss` of the other processes. Returns true on success.
 fn leave_shares(root: &ProcRoot, pid: Pid) -> bool {
     !root.is_live() || root.ourselves() == Some(pid) || libraries::copy_libraries()
 }

@@ -1,4 +1,4 @@
-//! The memory cgroup of a process: its limit, and what is charged against it.
+//! The memory cgroup of a process: its limit, and the memory that is charged to it.
 
 pub mod hierarchy;
 mod sweep;
@@ -238,8 +238,8 @@ struct CgroupFiles {
     usage: &'static str,
     peak: &'static str,
     swap_limit: &'static str,
-    /// File and key of the number of times that the limit was hit. The next field has those of OOM
-    /// kills. If the key is empty, the file contains only the number.
+    /// File and key of the number of times that the limit was hit. The next field has the file and
+    /// key of the number of OOM kills. If the key is empty, the file contains only the number.
     limit_hits: (&'static str, &'static str),
     oom_kills: (&'static str, &'static str),
     /// Beginning of the line of `memory.stat` for page cache that was not used lately, children

@@ -1,10 +1,10 @@
-//! Every process in one line each, with as few reads as the numbers need.
+//! A listing with one line for each process, made with as few reads as possible.
 //!
-//! `smaps_rollup` contains RSS, PSS, USS and swap. The quadrants follow from these sums if two
-//! facts are known: the presence of co-mapped anonymous pages (`Pss_Anon` shows it), and the
-//! presence of tmpfs pages or of exclusive pages of shared file mappings. `maps` is read only if
-//! the sums do not determine these facts, and pages only of those mappings that `maps` leaves
-//! undecided.
+//! `smaps_rollup` contains RSS, PSS, USS and swap. The quadrants ([`pagewise_model::Quadrant`])
+//! follow from these sums if two facts are known: the presence of co-mapped anonymous pages, which
+//! other processes also map (`Pss_Anon` shows it), and the presence of tmpfs pages or of exclusive
+//! pages of shared file mappings. `maps` is read only if the sums do not determine these facts, and
+//! pages are read only for mappings whose quadrants `maps` does not determine.
 //!
 //! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead,
 //! unless the caller wishes otherwise.
@@ -178,8 +178,8 @@ impl ListingStatus {
         status
     }
 
-    /// Returns true for a kernel thread. Before Linux 6.8, `status` does not say so: a live process
-    /// without memory counts as one.
+    /// Returns true for a kernel thread. Before Linux 6.8, `status` has no line `Kthread`: a live
+    /// process without memory then counts as a kernel thread.
     fn is_kernel_thread(&self) -> bool {
         let has_ended = matches!(self.state, 'Z' | 'X');
         self.kernel_thread.unwrap_or(self.rss.is_none() && !has_ended)
@@ -402,7 +402,7 @@ impl<'a> ListingReader<'a> {
     }
 }
 
-/// The shares of a rollup by kind of page (since 5.9).
+/// The PSS of a rollup by kind of page (since 5.4).
 fn shares_of(rollup: &Smaps) -> Reading<PssByKind> {
     Ok(PssByKind {
         anonymous: rollup.bytes(SmapsCounter::PssAnon)?,
@@ -411,7 +411,7 @@ fn shares_of(rollup: &Smaps) -> Reading<PssByKind> {
     })
 }
 
-/// The share of the pages that are not anonymous.
+/// The PSS of the pages that are not anonymous.
 fn file_share(pages: &MappingPages) -> Reading<Bytes> {
     Ok(pages.pss.clone()? - pages.pss_anon.clone()?)
 }
@@ -450,7 +450,7 @@ fn unread(status: &ListingStatus, why: &Absent) -> ListingMemory {
     }
 }
 
-/// A process that has ended and holds nothing.
+/// The values of a process that has ended and has no memory.
 fn nothing() -> ListingMemory {
     let none = || Ok(Bytes::ZERO);
     ListingMemory {
@@ -474,7 +474,7 @@ struct Rollup {
     exclusive: Bytes,
     anon: Bytes,
     anon_share: Option<Bytes>,
-    /// True if the kernel's count of tmpfs pages and their share are both 0.
+    /// True if the kernel's count of tmpfs pages and their PSS are both 0.
     has_no_shmem: bool,
 }
 

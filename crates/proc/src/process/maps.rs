@@ -47,7 +47,7 @@ impl MapsParser {
         }
     }
 
-    /// Takes the next piece of text, cut anywhere.
+    /// Parses the next piece of text. A piece may begin and end at any byte.
     pub fn push(&mut self, text: &[u8]) {
         let mut carry = std::mem::take(&mut self.carry);
         let rest = whole_lines(&mut carry, text, |lines| self.lines(lines));

@@ -14,7 +14,7 @@ use crate::text::{lines, number};
 
 /// Maximum number of descriptors that are examined; further ones are left out.
 const MAX_DESCRIPTORS: usize = 4000;
-/// Maximum depth of the folders below that of shared memory that are read.
+/// Maximum depth of the subfolders of [`SHARED_MEMORY`] that are read.
 const MAX_DEPTH: u32 = 3;
 /// Name of all System V segments together.
 const SEGMENTS: &[u8] = b"/SYSV segments";
@@ -113,8 +113,9 @@ impl MemoryFiles {
         }
     }
 
-    /// The files now, with their sizes before. A single open file on a file system has its own
-    /// name, all others have the name of their group.
+    /// The files now, with their sizes before. A group of a single open file on a file system has
+    /// the name of this file, if an earlier reading had the same file or none. All other groups
+    /// have the group name.
     pub fn since(self, before: &MemoryFiles) -> Vec<MemoryFile> {
         let file = |(key, group): (GroupKey, FileGroup)| {
             let earlier = before.0.get(&key);

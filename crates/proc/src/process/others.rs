@@ -8,7 +8,7 @@ use pagewise_model::{Bytes, PageSize, Pid};
 
 use crate::{ProcRoot, cgroup, stat};
 
-/// Number of other processes in the evidence.
+/// Maximum number of other processes that are returned.
 const SHOWN: usize = 5;
 
 /// RES and major page faults of every process, by its ID and the time of its start.

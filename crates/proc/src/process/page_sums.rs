@@ -85,7 +85,7 @@ impl PageSumReader {
     }
 }
 
-/// Splits the share by page kind: shared memory is that of the mappings of tmpfs files.
+/// Splits the PSS by page kind. The PSS of mappings of tmpfs files counts as shared memory.
 fn by_kind(pss: Bytes, anonymous: Bytes, mappings: &[Mapping]) -> Reading<BytesByPageKind> {
     let mut shmem = Bytes::ZERO;
     for mapping in mappings.iter().filter(|it| it.backing() == Backing::Shmem) {

@@ -65,8 +65,8 @@ impl QuickReader {
         Ok(QuickReader { limit: usize::MAX, ..QuickReader::new(root)? })
     }
 
-    /// Opens a file of a process. The descriptor stays bound to this process: once it has been
-    /// reaped, a read fails.
+    /// Opens a file of a process. The descriptor stays bound to this process: once the process has
+    /// been reaped, a read fails.
     ///
     /// # Errors
     /// [`Absent`]

@@ -1,4 +1,5 @@
-//! `/proc/PID/task/TID/schedstat`: time that threads ran, and that they waited for a CPU.
+//! `/proc/PID/task/TID/schedstat`: the time for which a thread ran, and the time for which it
+//! waited for a CPU.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -24,7 +25,8 @@ impl RunQueueTimes {
     /// Reads the times.
     ///
     /// # Errors
-    /// [`Absent`] if the threads of the process cannot be listed, or none has its times.
+    /// [`Absent`] if the threads of the process cannot be listed, or if the times of no thread can
+    /// be read.
     pub fn read(root: &ProcRoot, pid: Pid) -> Reading<RunQueueTimes> {
         let threads = root.tids(pid)?.into_iter().take(MAX_THREADS);
         let times = threads.filter_map(|tid| {
@@ -40,7 +42,8 @@ impl RunQueueTimes {
         Ok(RunQueueTimes { threads: times, read_at: Instant::now() })
     }
 
-    /// The times since an earlier reading, of the threads that are still there.
+    /// The sum of the times of all threads of this reading, since the reading `before` or since the
+    /// start of the thread.
     pub fn since(&self, before: &RunQueueTimes) -> CpuWaits {
         let span = self.read_at.saturating_duration_since(before.read_at).as_nanos();
         let span_ns = u64::try_from(span).unwrap_or(u64::MAX);

@@ -68,7 +68,7 @@ struct SmapsEntryText {
 }
 
 impl SmapsEntryText {
-    /// The counters, to add another line.
+    /// Returns the counters of this entry for adding a line. Shared counters are copied first.
     #[inline]
     fn own(&mut self) -> &mut Smaps {
         if let Some(shared) = self.shared.take() {
@@ -131,7 +131,7 @@ impl SmapsParser {
         }
     }
 
-    /// Takes the next piece of text, cut anywhere.
+    /// Parses the next piece of text. A piece may begin and end at any byte.
     pub fn push(&mut self, text: &[u8]) {
         let mut carry = std::mem::take(&mut self.carry);
         let rest = whole_lines(&mut carry, text, |lines| self.whole_lines(lines));
@@ -328,7 +328,7 @@ impl LineShape {
     }
 }
 
-/// A counter line; any other `Name: text` goes to [`Smaps::extra`]. `None` where it is neither.
+/// A counter line; any other `Name: text` goes to [`Smaps::extra`]. `None` if the line is neither.
 fn general(smaps: &mut Smaps, line: &[u8]) -> Option<Option<SmapsCounter>> {
     let (name, value) = field(line)?;
     let counter = SmapsCounter::named(name);
@@ -364,8 +364,8 @@ fn is_header(line: &[u8]) -> bool {
 
 /// Eight bytes, blanks and then digits, as a number: `    1234`.
 ///
-/// All eight bytes are handled at once. A blank and a `0` have the same low half. The high halves
-/// are checked, and that no blank follows a digit.
+/// All eight bytes are handled at once. A blank and a `0` have the same low half. The function also
+/// checks the high halves, and checks that no blank follows a digit.
 #[inline]
 fn padded_number(bytes: [u8; DIGITS]) -> Option<u64> {
     const ONES: u64 = 0x0101_0101_0101_0101;

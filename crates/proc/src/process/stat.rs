@@ -34,7 +34,8 @@ pub struct PidStat {
     /// Size of the address space.
     pub virt: Bytes,
     /// Resident pages. Since Linux 6.2 the kernel does not add up the counters of all CPUs here, so
-    /// the number can be wrong by 32 pages for each CPU; `status` and `statm` are exact.
+    /// the number can be wrong by 32 pages for each CPU. For `status` and `statm`, the kernel adds
+    /// them up since Linux 6.16 (and in updated stable kernels).
     pub resident_pages: u64,
     /// The signals pending for the first thread, as bits, if the text has this field.
     pub pending: Option<u64>,

@@ -21,8 +21,8 @@ pub fn hold(root: &ProcRoot, text: &str) -> Result<(ProcRoot, Pid), ProcError> {
 /// of the name of one.
 ///
 /// A name is the kernel's (`comm`), or the last component of the program's path or of the command's
-/// first word. This process is never found by name: a user who asks for `pagewise` means another
-/// one.
+/// first word. This process is never found by name: a user who names `pagewise` means another
+/// process.
 ///
 /// # Errors
 /// [`ProcError::NotFound`], [`ProcError::AmbiguousName`] with all that fit. A PID is not checked:
@@ -63,7 +63,7 @@ fn pid(digits: &[u8]) -> Option<Pid> {
 /// Longest part of a command line in a list, in bytes.
 const MAX_LINE: usize = 60;
 
-/// A process and the names it goes by.
+/// A process and its names.
 struct NamedProcess {
     pid: Pid,
     comm: Name,

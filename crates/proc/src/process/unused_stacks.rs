@@ -71,8 +71,8 @@ fn asked_again(root: &ProcRoot, pid: Pid, threads: &[Thread]) -> Vec<Thread> {
     threads
 }
 
-/// The mapping of each thread's stack, cut off a margin below its stack pointer, and the number of
-/// threads whose stack pointers are unknown.
+/// The mapping of each thread's stack, cut off [`MARGIN`] bytes below the thread's stack pointer,
+/// and the number of threads whose stack pointers are unknown.
 fn unused_parts<'t>(
     mappings: &[Mapping],
     threads: &'t [Thread],

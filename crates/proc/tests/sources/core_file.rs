@@ -29,7 +29,7 @@ fn program() -> &'static Path {
     })
 }
 
-/// The program in a folder of its own, ready.
+/// The running program in a folder of its own, after it has printed its facts.
 struct Crashing {
     child: Child,
     facts: BTreeMap<String, u64>,

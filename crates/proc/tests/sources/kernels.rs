@@ -116,7 +116,7 @@ fn the_mappings_add_up_to_the_rollup() {
                 assert!(counter.name().starts_with("Pss_"), "{}: {}", tree.name, counter.name());
                 continue;
             };
-            // Shares are rounded down to a KiB in each mapping, and once in the rollup.
+            // The PSS is rounded down to a KiB in each mapping, and once in the rollup.
             let is_share = counter.name().contains("Pss");
             let rounding = if is_share { 1024 * mappings.len() as u64 } else { 0 };
             let fits = sum.0 <= total && total <= sum.0 + rounding;

@@ -1,4 +1,4 @@
-//! The listing of processes against `smaps_rollup`, procps and C programs with known memory.
+//! Compares the listing of processes with `smaps_rollup`, procps and C programs with known memory.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
@@ -20,7 +20,7 @@ fn find(listing: &Listing, pid: u32) -> &ProcessSummary {
     listing.processes.iter().find(|s| s.pid == Pid(pid)).expect("the process is listed")
 }
 
-/// A process that does nothing, stopped when the test is over.
+/// A process that does nothing, killed when dropped.
 struct Idle(Child);
 
 impl Idle {
@@ -103,7 +103,8 @@ fn an_idle_process_is_read_as_smaps_rollup_says_in_every_way() {
         let by_listing = || {
             let listing = list(wish);
             let cat = find(&listing, idle.pid()).clone();
-            // Without CAP_SYS_ADMIN the page reading does not know the share of co-mapped pages.
+            // Without CAP_SYS_ADMIN the page reading cannot compute the PSS of pages that other
+            // processes also map.
             let pss = cat.pss.clone().or_else(|_| rollup(idle.pid()).bytes(SmapsCounter::Pss));
             let sum = quadrant_sum(&cat);
             let own = (cat.rss.unwrap(), sum, cat.swap.unwrap());

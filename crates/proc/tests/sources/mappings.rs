@@ -112,7 +112,8 @@ fn names() -> impl Strategy<Value = Name> {
 }
 
 prop_compose! {
-    /// A mapping whose address range is the gap before it and its own length.
+    /// A mapping whose address range holds two other numbers until `address_space` sets it: the gap
+    /// before the mapping, and its length.
     fn mapping()(
         (gap, len) in (0_u64..1 << 40, 1_u64..1 << 30),
         prot in any::<(bool, bool, bool)>(),

@@ -10,7 +10,7 @@
 //!
 //! The child returns from `clone` with a stack of its own, on which `rt_sigreturn` restores a
 //! context that calls `exit_group`. Before the child runs, the kernel writes the PID of the child
-//! to the first argument of `wait4` in its context (`CLONE_PARENT_SETTID`). So if the tracer dies,
+//! to the first argument in the context of `wait4` (`CLONE_PARENT_SETTID`). So if the tracer dies,
 //! at any instruction, the child ends and the thread waits for exactly this child. A tracer that is
 //! not killed restores the registers of the thread, which then makes none of these calls.
 //!

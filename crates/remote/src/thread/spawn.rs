@@ -6,8 +6,8 @@ use std::io;
 use super::{CHAINED, Tracee};
 use crate::memory::TargetMemory;
 
-/// Flags of `clone`: the new thread shares everything that threads share. It is not traced, and no
-/// wait returns it.
+/// Flags of `clone`: the new thread shares everything that threads share. The new thread is not
+/// traced, and no `wait` call returns it.
 const FLAGS: u64 = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES

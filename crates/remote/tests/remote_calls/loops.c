@@ -1,9 +1,9 @@
-/* Threads that would notice if they were disturbed: each loops over one thing and checks what it
- * gets.
+/* Threads that detect changes of their state by a tracer: each thread repeats one kind of work in a
+ * loop and checks the result.
  *
- * Prints `ready`, the address of 4 MiB of memory, and the ids of its threads; ends when its
- * standard input closes, with status 0 if every check held and every loop went on, and then prints
- * how often each went round. */
+ * Prints `ready`, the address of 4 MiB of memory, and the ids of its threads. When its standard
+ * input closes, the program waits for another round of each loop, prints the number of rounds of
+ * each loop, and exits. The exit status is 0 if all checks succeeded. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

@@ -322,8 +322,9 @@ fn a_function_runs_on_one_more_thread_which_is_gone_afterwards() {
         let mut noted = NotedUndos::default();
         let thread = match FunctionThread::start(&target, trim, 0, &mut noted) {
             Ok(thread) => thread,
-            // On a busy machine, the thread that was left alone creates the additional thread
-            // later, or has created it.
+            // On a busy machine, the call that creates the additional thread may time out. The
+            // thread that was left to make this call creates the additional thread later, or has
+            // created it.
             Err(RemoteError::System { source, .. }) if source.kind() == TimedOut => {
                 let undone = noted.0.iter().all(|it| it.carry_out(Duration::from_secs(60)).is_ok());
                 assert!(undone, "{:?}", noted.0);

@@ -29,7 +29,8 @@ struct ReleaseRow {
     needs_no_thread_data: bool,
     /// True if the function returns an `int` that is 0 or an error number.
     returns_error: bool,
-    /// The allocator whose walk shows how much the function will release; `None` if no walk does.
+    /// Name of the allocator whose heap walk shows the number of bytes that the function will
+    /// release; `None` if no heap walk shows this number.
     estimated_by: Option<&'static str>,
 }
 
@@ -71,8 +72,8 @@ const RELEASES: [ReleaseRow; 6] = [
     },
 ];
 
-/// Name in a scan of the allocator whose walk shows the number of bytes that a function will
-/// release. `None` if no walk does.
+/// Name of the allocator, as in a heap scan, whose heap walk shows the number of bytes that a
+/// function will release. `None` if no heap walk shows this number.
 pub fn estimated_by(function: &str) -> Option<&'static str> {
     RELEASES.iter().find(|row| row.name == function)?.estimated_by
 }
@@ -103,7 +104,7 @@ pub fn named(functions: &[FoundFunction]) -> Vec<ReleaseFunction> {
     functions.iter().map(named).collect()
 }
 
-/// Has the allocators of a process release their free pages.
+/// Makes the allocators of a process release their free pages.
 ///
 /// # Errors
 /// [`RepairError`] if the process has ended; the reason if no function was called.
@@ -144,7 +145,7 @@ fn call(
     Ok(())
 }
 
-/// Has a thread of the program make the call.
+/// Makes a thread of the program call the function.
 fn borrow_thread(
     calls: &SafeCalls,
     function: &FoundFunction,

@@ -56,7 +56,8 @@ enum StackStop {
     NotFollowed,
 }
 
-/// Releases the unused part of each thread's stack, except those that are known to have little.
+/// Releases the unused part of each thread's stack, except the stacks for which `small` reports
+/// less than [`MIN_UNUSED`] resident bytes.
 ///
 /// # Errors
 /// [`RepairError`] if the process has ended; the reason if no thread may make calls.

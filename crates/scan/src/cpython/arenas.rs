@@ -93,8 +93,9 @@ pub(super) struct PythonStates {
 
 impl PythonStates {
     /// Searches the data of all ELF objects for the arena vector of the main interpreter. Since
-    /// 3.12 each interpreter with its own lock has its own arenas, and a block of malloc contains
-    /// its state: if the main state has an `_obmalloc_mgmt`, `find` also searches anonymous memory.
+    /// 3.12 each interpreter with its own lock has its own arenas, and the state of such an
+    /// interpreter is in a block of malloc: if the main state has an `_obmalloc_mgmt`, `find` also
+    /// searches anonymous memory.
     pub(super) fn find(memory: &dyn Memory, log: &mut CorruptionLog) -> PythonStates {
         let mut search = StateSearch::new(memory);
         let mappings = memory.mappings();
@@ -340,7 +341,7 @@ fn geometry_of(memory: &dyn Memory, vector: u64) -> Option<PoolGeometry> {
                 arena.is_some_and(|arena| has_own_pool(memory, &arena, geometry.pool))
             });
         }
-        // The list of unused entries has one last entry.
+        // Only the last entry in the list of unused entries has no next entry.
         ends += u32::from(entry.next == 0);
         if ends > 1 || !entry.is_unused(vector) {
             return None;

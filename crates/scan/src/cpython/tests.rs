@@ -146,7 +146,8 @@ fn a_damaged_pool_is_reported_and_the_next_one_walked() {
         assert_eq!(heap.corrupted, 1, "{name}: {:?}", heap.corruption);
         assert!(!heap.arenas[0].is_locked, "{name}");
         assert!(blocks.containing(first + pool + HEADER_BYTES).is_some(), "{name}");
-        // Ranges with unknown live blocks are not managed memory, so pointers in them still count.
+        // Ranges with unknown live blocks are not managed memory, so pointers in them still count
+        // as roots.
         let is_managed = managed.iter().any(|range| range.contains(first));
         assert_eq!(is_managed, heap.gaps.is_empty(), "{name}");
     }

@@ -45,7 +45,7 @@ const NONCONTIGUOUS: u32 = 2;
 /// All flags of `malloc_state` that any supported version sets.
 const ALL_FLAGS: u32 = 7;
 
-/// Minimum number of bins whose two links agree in an accepted arena. Corruption may affect the
+/// Minimum number of bins with consistent links in an accepted arena. Corruption may affect the
 /// other bins.
 const MIN_SOUND_BINS: usize = 100;
 /// Maximum number of addresses that are examined as candidates for main arenas.
@@ -400,7 +400,8 @@ fn parameters_at(memory: &dyn Memory, at: u64) -> Option<MallocParameters> {
     let [bytes, most_bytes] = [16, 8].map(|before| word(&raw, BEFORE - before));
     let [bins, most_cached, entries] = [8, 16, 24].map(|behind| word(&raw, BEFORE + behind));
     let makes_sense = bytes <= most_bytes
-        // Since glibc 2.43 each `realloc` of a mapped block counts 16 bytes too many.
+        // Since glibc 2.43 each `realloc` of a mapped block counts 16 bytes too many, so the number
+        // need not be a multiple of the page size.
         && bytes.is_multiple_of(UNIT)
         && (1..=1024).contains(&bins)
         && most_cached < 1 << 32

@@ -37,7 +37,7 @@ pub(super) struct ArenaBounds {
     pub(super) top: u64,
     /// End of the brk heap, if the arena has the brk heap and can shrink it.
     pub(super) brk: Option<u64>,
-    /// Number of bytes; the brk heap shrinks by multiples of it.
+    /// The brk heap shrinks by multiples of this number of bytes.
     pub(super) trim_unit: u64,
     /// True if all free lists of the arena were followed to their ends, so that they contain every
     /// free chunk.
@@ -152,7 +152,8 @@ impl<'a> ChunkWalk<'a> {
         self.next_listed = (index, address);
     }
 
-    /// Reports listed addresses below `chunk`: no chunk begins at these addresses.
+    /// Reports the addresses in free lists that are below `chunk` and were not walked: no chunk
+    /// begins there.
     fn report_strays(&mut self, chunk: u64) {
         while self.next_listed.1 < chunk {
             let stray = self.next_listed.1;
@@ -585,7 +586,7 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// Reports the remaining listed chunks: no walked segment contains them.
+    /// Reports the remaining chunks of free lists: no walked segment contains them.
     pub(super) fn finish(&mut self) {
         self.report_strays(u64::MAX);
     }

@@ -68,7 +68,7 @@ impl ListedChunks {
     }
 }
 
-/// Follows free lists. Contains the memory with the chunks, and the mangling of the links in it.
+/// Follows free lists. Contains the memory of the chunks, and a flag for mangled links.
 pub(super) struct FreeListReader<'a> {
     memory: &'a dyn Memory,
     /// Segments in order of address.

@@ -14,7 +14,7 @@ use super::arena::{HeapSegment, MAX_ADDRESS};
 use crate::blocks::LiveBlock;
 use crate::memory::Memory;
 
-/// Size in bytes of each fencepost: the chunk before the end of a part, and the chunk after it.
+/// Size in bytes of each of the two fenceposts: the last two chunks of a part of a main arena.
 pub(super) const FENCEPOST: u64 = 16;
 /// Maximum number of headers that are examined without result before the search ends. In hostile
 /// memory every page can begin a chain of headers through all other pages.

@@ -35,7 +35,7 @@ const LARGE_CHUNK: u64 = 40 << 10;
 const FIRST_LARGE_LIST: usize = 119;
 /// Number of bins that glibc uses.
 const LISTS: usize = 126;
-/// Maximum number of listed chunks that are read from all arenas.
+/// Maximum number of chunks of free lists that are read from all arenas.
 const MAX_LISTED: usize = 4000;
 /// Maximum number of attempts to read the arenas while the process changes them.
 const ATTEMPTS: u32 = 3;
@@ -171,7 +171,7 @@ impl<'m> SampledArenas<'m> {
         self.segments.get(at).filter(|it| it.chunks.contains(address)).copied()
     }
 
-    /// The first listed chunk that ends above `address`.
+    /// The first chunk in `listed` that ends above `address`.
     fn listed_behind(&self, address: u64) -> Option<AddrRange> {
         let at = self.listed.partition_point(|it| it.end <= address);
         self.listed.get(at).copied()
@@ -182,7 +182,7 @@ impl<'m> SampledArenas<'m> {
         self.states[arena].fastbins.iter().any(|chunk| *chunk != 0)
     }
 
-    /// Reads windows in a pseudo-random order. Any number of first windows is spread over all
+    /// Reads windows in a pseudo-random order. For any N, the first N windows are spread over all
     /// segments.
     fn windows(&self, goes_on: &dyn Fn(u64) -> bool) -> WindowSample {
         let counts: Vec<u64> = self.segments.iter().map(|it| windows_of(it, self.page)).collect();

@@ -335,7 +335,8 @@ fn blocks_of_a_cache_that_cannot_be_read_are_recognized_by_their_marks() {
 
 #[test]
 fn without_marks_the_blocks_that_a_cache_may_hold_are_unclear() {
-    // In 2.28 the program can have written the second word. With a single thread, no mark is known.
+    // Before 2.29 blocks have no mark, so the second word can be data of the program. With a single
+    // thread, no mark is known.
     for known in [made_with_two_caches(V2_27, [7; 2]), made(V2_36)] {
         let hidden = [AddrRange { start: TLS, end: TLS + PAGE }];
         let heap =

@@ -109,7 +109,7 @@ impl ThreadCache {
 /// Per-thread data of all threads.
 #[derive(Debug, Default)]
 pub(super) struct ThreadData {
-    /// Arena address of each thread; `None` if it was found for no thread.
+    /// Arena address of each thread; `None` if the arena of no thread was found.
     pub(super) arenas: Option<Vec<u64>>,
     pub(super) caches: Vec<ThreadCache>,
     /// Caches that could not be read, with their addresses if known.
@@ -238,8 +238,8 @@ pub(super) fn thread_data(
 }
 
 /// Returns the offset below the thread pointer at which most threads have a word for which `is_it`
-/// returns true. If several offsets are equal, the smallest is chosen: stale words on stacks are
-/// further away.
+/// returns true. If several offsets have the same number of threads, the smallest offset is chosen:
+/// stale words on stacks are further away.
 fn best_offset(
     memory: &dyn Memory,
     threads: &[ScannedThread],

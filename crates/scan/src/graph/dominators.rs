@@ -57,7 +57,7 @@ pub fn dominators(graph: &PointerGraph) -> (Traversal, DominatorTree) {
 
 /// A second, higher ancestor of each node of the dominator tree, so that an ancestor is found in a
 /// number of steps that is logarithmic in the depth: E. W. Myers, "An applicative random-access
-/// stack", 1983. A list of the program makes the tree as deep as it is long.
+/// stack", 1983. A linked list in the program makes the tree as deep as the list is long.
 struct Shortcuts {
     ancestors: Vec<u32>,
     depths: Vec<u32>,
@@ -196,7 +196,7 @@ impl LinkForest {
 mod tests {
     use super::*;
 
-    /// Each node is dominated by the one before, as in a list.
+    /// Each node is dominated by the node before it, as in a linked list.
     fn list(nodes: u32) -> (Vec<u32>, Shortcuts) {
         let parents: Vec<u32> = (0..nodes).map(|node| node.saturating_sub(1)).collect();
         let mut shortcuts = Shortcuts::with_capacity(parents.len());
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_nearest_dominator_below_a_number_is_found_in_any_tree() {
-        // Node N is below node N / 3, or below the one before.
+        // The parent of node N is node N / 3, or node N - 1.
         for divisor in [1, 3] {
             let parents: Vec<u32> = (0..500_u32)
                 .map(|node| if divisor == 1 { node.saturating_sub(1) } else { node / divisor })

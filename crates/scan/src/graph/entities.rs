@@ -36,7 +36,7 @@ pub enum RootPart {
     Area(u32),
     /// A single pointer in data of an ELF object, outside all areas.
     Word,
-    /// All pointers of the span, or those between two areas.
+    /// All pointers of the span, or all pointers between two areas.
     Rest,
 }
 

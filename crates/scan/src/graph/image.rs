@@ -14,8 +14,8 @@ pub(crate) struct TestImage {
 }
 
 impl TestImage {
-    /// Adds a zero-filled readable and writable mapping above all others. If `name` is not empty,
-    /// it is a mapping of this file.
+    /// Adds a zero-filled readable and writable mapping above all other mappings. If `name` is not
+    /// empty, the mapping is of the file with this name.
     pub(crate) fn map(&mut self, start: u64, len: u64, name: &str) -> &mut Mapping {
         let absent = || Absent::NotCollected("".into());
         self.mappings.push(Mapping {

@@ -29,8 +29,8 @@ pub struct HeapLeaks {
     pub bytes: u64,
 }
 
-/// State of a block in the search: in ascending order, so that a search overwrites only older
-/// states.
+/// States of a block in the search. Later states have higher values, so that a search overwrites
+/// only earlier states.
 const UNSEEN: u8 = 0;
 const IN_FIRST_SEARCH: u8 = 1;
 const IN_SECOND_SEARCH: u8 = 2;

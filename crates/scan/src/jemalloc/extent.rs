@@ -222,7 +222,7 @@ impl ExtentLayout {
 
     /// Number of usable bytes of the single block of an extent; `None` if its size class is
     /// inconsistent. Since 5.3.1, the size of a block above 16 KiB is any number of whole pages,
-    /// and its class is the next larger one.
+    /// and its size class is the smallest one that is larger.
     pub(super) fn block_size(self, extent: &Extent) -> Option<u64> {
         let class = self.class(extent);
         if class < SMALL_CLASSES {
@@ -245,8 +245,8 @@ pub(super) struct TreeExtents {
     pub(super) unread: Vec<u64>,
 }
 
-/// Number of contradictions from which a tree with more contradictions than extents is rejected. A
-/// damaged but real tree has more extents than contradictions.
+/// A tree is rejected if it has at least this number of contradictions, and more contradictions
+/// than extents. A damaged but real tree has more extents than contradictions.
 const MAX_CONTRADICTIONS: u64 = 1000;
 
 /// Reads all extents of a tree. The result is empty if the words look like a tree only by chance:
@@ -296,8 +296,8 @@ fn is_mapped(memory: &dyn Memory, address: u64) -> bool {
 
 impl TreeExtents {
     /// Adds the extent of a leaf element. The elements of the first and the last page of an extent
-    /// contain the address of the extent; in a slab, those of all pages do. Returns true if the
-    /// element's extent address is in no mapping.
+    /// contain the address of the extent; in a slab, the elements of all pages contain this
+    /// address. Returns true if the element's extent address is in no mapping.
     fn add(
         &mut self,
         memory: &dyn Memory,

@@ -1,4 +1,5 @@
-//! Bytes of mapped files that are read from the files: the process has not changed these pages.
+//! Bytes of mapped files, which are read from the files instead of the process, because the process
+//! has not changed these pages.
 
 use std::collections::HashMap;
 use std::fs::File;

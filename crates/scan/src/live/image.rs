@@ -49,7 +49,7 @@ impl ProcessCopy {
         ProcessCopy { process, page_size, measured, mappings, threads, pieces, buffer, files: None }
     }
 
-    /// Makes `read_constant` read bytes that were not copied from `files`.
+    /// Makes `read_constant` use `files` for bytes that were not copied.
     pub(super) fn with_files(self, files: MappedFiles) -> ProcessCopy {
         ProcessCopy { files: Some(files), ..self }
     }

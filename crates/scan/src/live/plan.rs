@@ -155,7 +155,7 @@ impl<'a> PageScanner<'a> {
     }
 }
 
-/// Returns the parts of `mappings` in a range, as mappings.
+/// Returns the parts of `mappings` that lie in a range.
 fn parts_of(mappings: &[&Mapping], range: AddrRange) -> Vec<Mapping> {
     let parts = mappings.iter().filter_map(|it| Some((it.range.intersection(range)?, it)));
     parts.map(|(range, mapping)| Mapping { range, ..(**mapping).clone() }).collect()
@@ -208,7 +208,7 @@ impl CopyPlan {
         Ok(CopyPlan { mappings, ..plan })
     }
 
-    /// Adds ranges that may be in any order and between those added before.
+    /// Adds ranges in any order. They may lie between ranges that were added before.
     fn add_others(&mut self, others: Vec<AddrRange>, dead: &[AddrRange]) {
         if others.is_empty() {
             return;

@@ -1,4 +1,5 @@
-//! Pages: runs of slices with blocks of one size, and their free lists.
+//! Pages: runs of slices with blocks of one size, and their free lists. mimalloc carves blocks from
+//! a page on demand: the carved blocks come first, and the bytes after them were never used.
 //!
 //! The first word of a free block is the link to the next block of its list: an address or, in
 //! builds with encoded lists, an address combined with two keys of the page. An encoded list ends

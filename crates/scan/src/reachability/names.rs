@@ -26,8 +26,8 @@ pub struct FrameArea {
 pub struct ThreadFrames {
     /// Frames that contain a requested address.
     pub areas: Vec<FrameArea>,
-    /// Innermost function of each thread, which names its registers, in the order of
-    /// [`Memory::threads`]; empty if no thread is known.
+    /// Innermost function of each thread, in the order of [`Memory::threads`]. Roots in registers
+    /// are named by this function. Empty if no thread is known.
     pub innermost: Vec<Option<RootFrame>>,
 }
 

@@ -21,8 +21,8 @@ use crate::memory::Memory;
 /// Types of the blocks of a heap.
 #[derive(Default)]
 pub(super) struct HeapTypes {
-    /// Name of each type, at the index type number - 1: first the types of first words, then those
-    /// of debug information.
+    /// Name of each type, at the index type number - 1: first the types found by first words, then
+    /// the types found by debug information.
     names: Vec<Option<Name>>,
     /// Number of types that were found by first words.
     words: usize,

@@ -93,8 +93,8 @@ fn part_of(whole: Bytes, share: f64) -> Bytes {
     Bytes((whole.0 as f64 * share) as u64)
 }
 
-/// Yields all numbers below `count` once, in an order in which any number of first elements is
-/// spread evenly: multiples of a step near the golden section that is coprime to `count`.
+/// Yields all numbers below `count` once. For any N, the first N numbers are spread evenly: they
+/// are multiples of a step near the golden section that is coprime to `count`.
 pub(crate) fn spread_order(count: u64) -> impl Iterator<Item = u64> {
     let golden = u128::from(count) * 618_034 / 1_000_000;
     let mut step = u64::try_from(golden).unwrap_or(1).max(1);

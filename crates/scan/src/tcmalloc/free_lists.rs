@@ -62,7 +62,8 @@ pub(super) struct FreeLists {
 
 type ThreadCacheLists = [u64; LIST_WORDS * CLASSES];
 
-/// Returns the lists and the slot sizes of the thread cache at `address`; `None` if none is there.
+/// Returns the lists and the slot sizes of the thread cache at `address`; `None` if no thread cache
+/// begins there.
 fn thread_cache(memory: &dyn Memory, address: u64) -> Option<(ThreadCacheLists, Vec<u64>)> {
     if !address.is_multiple_of(8) {
         return None;

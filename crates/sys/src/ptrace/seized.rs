@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use super::Tid;
 
-/// Interval of the checks for a call that takes long. An ended thread that blocks the call is
+/// Interval of the checks for a seize call that takes long. An ended thread that blocks the call is
 /// reaped one to two intervals after the start of the call.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of polls without a call after which the reaping thread ends.
 const IDLE_LOOKS: u32 = 20;
 
 static SEIZED: Mutex<BTreeSet<Tid>> = Mutex::new(BTreeSet::new());
-/// Number of calls that have begun, and number of these calls that have not returned.
+/// Number of seize calls that have begun, and number of these calls that have not returned.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 static OPEN: AtomicU32 = AtomicU32::new(0);
 /// True while the reaping thread runs.
@@ -145,7 +145,7 @@ mod tests {
         assert!(living.wait().unwrap().success());
     }
 
-    /// Without the reaping thread, the call would wait forever.
+    /// Without the reaping thread, the seize call would wait forever.
     #[test]
     fn a_process_that_executes_a_program_while_its_threads_are_seized_goes_on() {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

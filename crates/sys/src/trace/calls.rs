@@ -3,8 +3,8 @@
 //!
 //! A command gets a seccomp filter, so that only the system calls of [`names`] stop it. A running
 //! process cannot get a filter, so it stops at every system call. Signals, group stops and exit
-//! statuses are as without a tracer. While the caller handles a [`TraceEvent`], the thread of the
-//! event is stopped.
+//! statuses are the same as those of untraced processes. While the caller handles a [`TraceEvent`],
+//! the thread of the event is stopped.
 
 mod numbers;
 
@@ -34,7 +34,7 @@ const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACEEXIT;
 
 /// Options with a filter: report the stops of the filter, and kill the remaining processes when the
-/// tracer ends, since their filtered calls would fail without it.
+/// tracer ends, since their filtered calls would fail without a tracer.
 const FILTERED: i32 = OPTIONS | libc::PTRACE_O_TRACESECCOMP | libc::PTRACE_O_EXITKILL;
 
 /// `PERF_COUNT_SW_DUMMY`: counts nothing.
@@ -71,7 +71,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     numbers::CALLS.iter().map(|(_, name)| *name)
 }
 
-/// Event, time, thread and process.
+/// An event of a traced process, with its time and thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
     /// ID of the thread.
@@ -173,7 +173,7 @@ pub struct TracedProgram {
     held: Vec<(Tid, StoppedResume)>,
     /// The tasks that are still to be polled before a wait for any task.
     round: Vec<Tid>,
-    /// Number of changes since the start of the present round.
+    /// Number of changes since the last round of polls began.
     changes: u32,
     /// Time since which all threads are held.
     paused: Option<Instant>,
@@ -278,8 +278,8 @@ impl TracedProgram {
     }
 
     /// Starts to trace a running process, until the deadline, or until SIGINT, SIGTERM, SIGHUP or a
-    /// stop signal of the terminal arrives. If a stop signal stopped this process, the traced
-    /// process would stop at its next system call.
+    /// stop signal of the terminal arrives. If a stop signal stopped this process, no tracer would
+    /// resume the traced process after its next system call.
     ///
     /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) return EINTR when tracing
     /// begins and ends. A thread that has not stopped within `max_pause` is not waited for: it
@@ -456,8 +456,8 @@ impl TracedProgram {
         self.changes = 0;
     }
 
-    /// Resumes the thread of the last event, or after attaching all threads of the process, before
-    /// [`TracedProgram::next`] does so.
+    /// Resumes the thread of the last event, or, after attaching, all threads of the process.
+    /// Without this call, [`TracedProgram::next`] resumes them.
     pub fn go_on(&mut self) {
         self.release();
     }
@@ -497,7 +497,7 @@ impl TracedProgram {
             || self.interrupts.as_ref().is_some_and(signals::WaitInterrupts::came)
     }
 
-    /// Resumes the task of the last change.
+    /// Resumes the held tasks: the task of the last change, or, after attaching, all tasks.
     fn release(&mut self) {
         while let Some((tid, go_on)) = self.held.pop() {
             match go_on {

@@ -195,8 +195,8 @@ fn look_at(
 ) -> io::Result<Option<(Tid, ThreadChange)>> {
     // SAFETY: all zeros are a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    // Without `WSTOPPED` the kernel reports the stops of tracees all the same, but not those of
-    // other children, which no request to ptrace can end.
+    // Without `WSTOPPED` the kernel still reports the stops of tracees, but not the stops of other
+    // children, which no ptrace request can end.
     let options = libc::WEXITED | libc::WNOWAIT | no_hang;
     let options = options | libc::__WALL | libc::__WNOTHREAD;
     // SAFETY: `info` is a `siginfo_t` that the call may fill in.
@@ -221,8 +221,8 @@ fn look_at(
 }
 
 /// Waits without a time limit for an event of any child or tracee of this thread. As with [`look`],
-/// a stop is not consumed, and is returned first again, until the thread is resumed or detached.
-/// `None` if a signal interrupted the wait.
+/// a stop is not consumed: until the thread is resumed or detached, each call returns this stop
+/// again before later events. `None` if a signal interrupted the wait.
 ///
 /// # Errors
 /// `ECHILD` if this thread has neither children nor tracees.
@@ -248,8 +248,8 @@ fn look_at_any(no_hang: c_int) -> io::Result<Option<(Tid, ThreadChange)>> {
     }
 }
 
-/// Makes the kernel keep ended children until this process waits for them: it may have been started
-/// with SIGCHLD ignored.
+/// Makes the kernel keep ended children until this process waits for them: this process may have
+/// been started with SIGCHLD ignored.
 pub(crate) fn keep_ends() {
     if signals::handler_of(libc::SIGCHLD) == libc::SIG_IGN {
         // SAFETY: no handler is installed.

@@ -24,7 +24,7 @@ static char **arguments;
 
 static int number(int i) { return atoi(arguments[i]); }
 
-/* Maps 16 MiB between guard pages, so that the kernel merges no neighbor; touches 8 MiB. */
+/* Maps 16 MiB between guard pages, so that the kernel merges it with no neighbor; touches 8 MiB. */
 static void touch(void) {
     char *guarded = mmap(0, 18 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(guarded != MAP_FAILED);

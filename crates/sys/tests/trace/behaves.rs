@@ -1,4 +1,4 @@
-//! A traced command behaves as without a tracer.
+//! A traced command behaves like an untraced command.
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,5 +1,5 @@
-//! Commands and processes whose memory calls are traced: they behave as without a tracer, and no
-//! call is missed.
+//! Commands and processes whose memory calls are traced: they behave like untraced processes, and
+//! the tracer reports every call.
 
 use std::fs;
 use std::path::Path;
@@ -103,7 +103,7 @@ fn signals_reach_their_handlers_once() {
 #[test]
 fn descendants_are_listed_with_their_parent_and_shared_memory() {
     let Some(acts) = acts() else { return };
-    // The acts of the children say by their exit status that they are traced.
+    // In these acts, each child exits with status 1 if it is traced.
     for (line, shares) in
         [("fork", false), ("vfork 10", true), ("clone", false), ("posix_spawn", true)]
     {

@@ -1,4 +1,4 @@
-//! Traced commands behave as without a tracer, and stop while their memory is still readable.
+//! Traced commands behave like untraced commands, and stop while their memory is still readable.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 #![expect(clippy::print_stderr, reason = "tests say what they skip, and which of them hangs")]

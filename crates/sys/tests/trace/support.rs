@@ -17,7 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 static DYNAMIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-dynamic", &[]));
 static STATIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-static", &["-static"]));
 
-/// Path of `acts.c`, built with dynamic linking; `None` after printing the reason.
+/// Path of the program `acts`, built from `acts.c` with dynamic linking. If it cannot be built, the
+/// function records a skipped test and returns `None`.
 pub(crate) fn acts() -> Option<&'static Path> {
     if DYNAMIC.is_none() {
         skip(&Lack::Tool("cc"));

@@ -70,7 +70,7 @@ fn an_interrupt_that_kills_the_command_leaves_us_to_report_it() {
 #[test]
 fn a_terminal_stop_stops_both_and_a_continue_wakes_both() {
     // The script starts no child: a shell that waits in vfork cannot stop before the child has
-    // called `exec`, and a child that stops first never does.
+    // called `exec`, and a child that stops before its `exec` stays stopped.
     let folder = tempfile::tempdir().unwrap();
     let end = folder.path().join("end");
     let count = "n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done";

@@ -58,7 +58,7 @@ pub(super) struct MemberEntry<'a> {
     pub(super) offset: u64,
 }
 
-/// An enumeration with data, as Rust has them.
+/// An enumeration whose variants have data, as in Rust.
 #[derive(Debug, Default)]
 struct VariantPart<'a> {
     depth: isize,
@@ -202,7 +202,7 @@ impl<'a> EntryReader<'a, '_> {
                     (None, _) => None,
                 };
             }
-            // Bit fields hold numbers, and static members lie elsewhere.
+            // Bit fields are not pointers, and static members are not in the object.
             (dw::DW_AT_bit_size | dw::DW_AT_external | dw::DW_AT_declaration, _) => {
                 below.is_static = true;
             }

@@ -17,8 +17,8 @@ pub(crate) struct CodeFrame {
     caller: u64,
 }
 
-/// The frames of call stacks, in order of their instructions. The outermost frame of a stack has no
-/// known end.
+/// The frames of call stacks, in order of their instructions. The outermost frame of each stack is
+/// omitted, because its end is unknown.
 pub(crate) fn code_frames(stacks: &[Vec<StackFrame>]) -> Vec<CodeFrame> {
     let pairs = stacks.iter().flat_map(|stack| stack.windows(2));
     let frames = pairs.map(|pair| CodeFrame {

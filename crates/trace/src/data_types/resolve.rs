@@ -289,8 +289,8 @@ impl<'a, 'u> Resolver<'a, 'u> {
         Some(index)
     }
 
-    /// Collects the pointers of an object at `base`. `elements` replaces the bytes that a vector of
-    /// Rust points to.
+    /// Collects the pointers of an object at `base`. `elements` is the element type of a Rust
+    /// vector, and replaces the byte type to which the vector's pointer refers.
     fn fields(
         &mut self,
         entry: &TypeEntry<'a>,

@@ -1,8 +1,8 @@
-//! Functions and blocks whose code contains wanted instructions, while the entries of a unit are
-//! passed in order.
+//! Functions and blocks whose code contains wanted instructions. They are tracked while the entries
+//! of a unit are read in order.
 //!
-//! Variables of another block can share the memory of a variable, so only those of blocks that
-//! contain the instruction count. Code in several ranges (`DW_AT_ranges`) is not searched.
+//! Variables of different blocks can share memory, so a variable is used only if its block contains
+//! the instruction. Code in several ranges (`DW_AT_ranges`) is not searched.
 
 use gimli::{AttributeValue, EntriesRaw, Expression, Result, constants as dw};
 

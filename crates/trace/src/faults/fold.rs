@@ -101,7 +101,7 @@ pub(super) fn threads(
 }
 
 /// Keeps the mappings with the largest counts, at most `most`; the others are merged into one for
-/// each quadrant.
+/// each quadrant (private or shared, anonymous or file).
 pub(super) fn mappings(
     rows: &mut FaultRows,
     mappings: &mut Mappings,

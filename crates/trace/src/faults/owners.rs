@@ -9,7 +9,8 @@ use pagewise_model::traced::{Frame, SourcePosition};
 
 use crate::faults::{FaultsOutcome, HeapBlocks};
 
-/// Outermost frames that two sources have in common, as far as functions are known.
+/// Functions and source positions of the frames whose functions are known. The stack of a fault and
+/// the stack of its allocation have these frames in common.
 type CommonFrames = Vec<(String, Option<SourcePosition>)>;
 
 /// Owners of the memory, by call stack.

@@ -262,7 +262,7 @@ impl FaultState {
     fn make_room(&mut self) {
         let FaultLimits { rows: most_rows, threads, mappings, pending } = self.limits;
         if self.pending.len() > pending {
-            // The events of the ends of these threads were lost.
+            // The records that end these faults were lost.
             let open: Vec<u32> = self.pending.keys().copied().collect();
             open.into_iter().for_each(|tid| self.end(tid, None));
         }

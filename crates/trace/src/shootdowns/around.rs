@@ -112,8 +112,8 @@ impl CallTimers {
             ));
         }
         let cost_ns = cost(kind, wanted, roles, ours);
-        // Other programs that execute the files would be slowed, and under valgrind a program takes
-        // the `int3` of a uprobe for its own.
+        // Without a PID, uprobes slow other programs that execute the files, and valgrind treats
+        // the `int3` of a uprobe as an instruction of its program.
         let pid = match target {
             TraceTarget::Process(pid) => Some(pid),
             TraceTarget::Command(_) | TraceTarget::Machine => None,
@@ -195,8 +195,8 @@ fn returns(code: &[u8]) -> Option<Vec<u64>> {
     (!returns.is_empty()).then_some(returns)
 }
 
-/// Adds the uprobes of all functions of a file together: their removal takes as long as that of
-/// one.
+/// Adds the uprobes of all functions of a file together: the removal of all uprobes takes as long
+/// as the removal of one.
 fn add(
     wrappers: &[Wrapper],
     kind: PerfType,

@@ -220,8 +220,8 @@ impl SoFar {
         self.stacks.retain(|id| heaviest.has(id) || open.contains(&id));
     }
 
-    /// Reduces few processes and stacks in many combinations: keeps the largest sites and callers,
-    /// at most `most`, and merges the others into one for each kernel path.
+    /// Limits the rows if few processes and stacks occur in many combinations: keeps the largest
+    /// sites and callers, at most `most`, and merges the others into one for each kernel path.
     fn fold_rows(&mut self, most: usize) {
         let process = self.other_process();
         let least = |weights: &mut dyn Iterator<Item = u64>| {

@@ -39,7 +39,7 @@ pub(crate) const RING_BYTES: usize = 4 << 20;
 /// Serializes the tests of a program, so that their ring buffers do not exist at the same time.
 static RINGS: Mutex<()> = Mutex::new(());
 
-/// Builds a program of `tests/programs`. `None`, with a message, without a compiler.
+/// Builds a program of `tests/programs`. Without a compiler, prints a message and returns `None`.
 pub(crate) fn build(folder: &Path, program: &str, flags: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(program);
     let to = folder.join(program.trim_end_matches(".c"));
@@ -55,7 +55,8 @@ pub(crate) fn build(folder: &Path, program: &str, flags: &[&str]) -> Option<Path
     Some(to)
 }
 
-/// Runs a tool that changes programs, such as strip. `None`, with a message, where it is missing.
+/// Runs a tool that changes programs, such as strip. If the tool is missing, prints a message and
+/// returns `None`.
 pub(crate) fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
     let Ok(status) = Command::new(name).args(args).args(files).status() else {
         skip(&Lack::Tool(name));

@@ -263,7 +263,7 @@ fn pages(canvas: &mut Canvas<'_>, row: &TopRow, span: &ColumnSpan, y: u16) {
     }
 }
 
-/// Growth with its sign, and its color: small changes have none.
+/// Growth with its sign, and its color: small changes have no color.
 fn growth(row: &TopRow) -> (String, Paint) {
     match &row.growth {
         Ok(0) => ("0".to_owned(), Paint::Dim),

@@ -33,7 +33,7 @@ use super::{addable, called, checked, frames};
 /// ```
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for counts whose sum reaches 2^63.
 pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
     CollapsedStacks::of_profile(profile)?.write(out)
 }
@@ -41,7 +41,7 @@ pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
 /// Writes one number for each call stack of a heap, in the format of [`write()`].
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for numbers whose sum reaches 2^63.
 pub fn write_heap(recording: &HeapRecording, of: Of, out: &mut dyn Write) -> io::Result<()> {
     CollapsedStacks::of_heap(recording, of)?.write(out)
 }

@@ -15,7 +15,7 @@ use super::plain;
 /// [`super::collapsed`] has complete counts.
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for counts whose sum reaches 2^63.
 pub fn write(profile: &StackProfile, title: &str, out: &mut dyn Write) -> io::Result<()> {
     let what = if profile.what.is_empty() { "samples" } else { &profile.what };
     draw(&CollapsedStacks::of_profile(profile)?, what, title, out)
@@ -24,7 +24,7 @@ pub fn write(profile: &StackProfile, title: &str, out: &mut dyn Write) -> io::Re
 /// Draws one number for each call stack of a heap.
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for numbers whose sum reaches 2^63.
 pub fn write_heap(
     recording: &HeapRecording,
     of: Of,

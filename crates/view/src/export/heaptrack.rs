@@ -3,8 +3,9 @@
 //! The format consists of events, but a recording has none. So events are constructed: the minimum
 //! number of events that results in the recorded numbers. By call stack, the bytes at the peak and
 //! at the end are exact, as are the numbers of allocations and of temporary allocations up to
-//! [`MAX_ALLOCATIONS`]. The sums over time are those of the snapshots. The order of events between
-//! two trees is unknown: growth until the next tree is assumed to happen first.
+//! [`MAX_ALLOCATIONS`]. The sums over time are those of the snapshots. A tree is the list of live
+//! bytes by call stack that some snapshots contain. The order of events between two trees is
+//! unknown: each call stack reaches its bytes of the next tree as early as the sums permit.
 //!
 //! The events depend on these rules of heaptrack (`accumulatedtracedata.cpp`, file version 3). A
 //! kind is a line `a SIZE TRACE`. An event `+` adds one allocation and the bytes of its kind. An
@@ -47,7 +48,7 @@ pub struct HeaptrackLosses {
 /// several.
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for numbers whose sum reaches 2^63.
 pub fn write(
     recording: &HeapRecording,
     most: u64,
@@ -441,7 +442,7 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
         writeln!(self.out, "+ {kind:x}")?;
         let state = &mut self.states[at];
         state.left = state.left.saturating_sub(count);
-        // This used an allocation that was planned as temporary.
+        // Planned temporary allocations that exceed the remaining allocations are lost.
         let lost = state.temporary.saturating_sub(state.left);
         state.temporary -= lost;
         state.temporary_lost += lost;

@@ -19,7 +19,7 @@ const DEEPEST: usize = 256;
 /// values.
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for numbers whose sum reaches 2^63.
 pub fn write(recording: &HeapRecording, threshold: f64, out: &mut dyn Write) -> io::Result<()> {
     let snapshots = snapshots(recording);
     for snapshot in &snapshots {
@@ -196,7 +196,8 @@ impl MassifChild {
     }
 }
 
-/// Adds `more` places with `bytes` to the child that sums the places below the threshold.
+/// Adds `more` branches with `bytes` in total to the child that sums the branches below the
+/// threshold.
 fn add_rest(children: &mut Vec<MassifChild>, more: u64, bytes: u64) {
     if bytes == 0 {
         return;

@@ -21,7 +21,7 @@ use super::{called, checked, frames, plain, string};
 /// the innermost frame.
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for counts whose sum reaches 2^63.
 pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
     checked(profile)?;
     let what = if profile.what.is_empty() { "samples" } else { &profile.what };

@@ -21,7 +21,7 @@ use super::{addable, frames, packed, plain};
 /// inlined at it. Process and thread are the labels `pid` and `tid`.
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for counts whose sum reaches 2^63.
 pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
     Sheet::of_profile(profile).write(out)
 }
@@ -32,7 +32,7 @@ pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
 /// at the peak of the process. Readers show `inuse_space` first.
 ///
 /// # Errors
-/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+/// Returns the error of `out`; `InvalidData` for numbers whose sum reaches 2^63.
 pub fn write_heap(recording: &HeapRecording, out: &mut dyn Write) -> io::Result<()> {
     Sheet::of_heap(recording).write(out)
 }

@@ -50,8 +50,8 @@ fn is_number(value: &CellValue) -> bool {
     matches!(value, Bytes(_) | Change(_) | Count(_) | Absent(_))
 }
 
-/// Numbers that leave enough space for the text at the end of the line. They are omitted in pairs:
-/// a value and its change.
+/// Numbers that leave enough space for the text at the end of the line. Numbers without enough
+/// space are omitted in pairs: a value and its change.
 fn fitting<'f>(mut numbers: Vec<&'f Fact>, style: &Style) -> Vec<&'f Fact> {
     let taken = |numbers: &[&Fact]| -> usize {
         numbers.iter().map(|it| column_width(it, style) + GAP).sum()

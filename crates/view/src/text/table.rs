@@ -200,8 +200,8 @@ fn taken(lanes: &[TextLane<'_>], width: impl Fn(&TextLane<'_>) -> usize) -> usiz
     lanes.iter().map(width).sum::<usize>() + GAP * (lanes.len() - 1)
 }
 
-/// Narrows the widest text column by at most `over`: down to the width of the next widest one, or
-/// by one column if both are equally wide.
+/// Narrows the widest text column by at most `over`: down to the width of the next widest text
+/// column, or by one character if both are equally wide.
 fn shrink(lanes: &mut [TextLane<'_>], over: usize) {
     let alone = lanes.len() == 1;
     let mut widths: Vec<(usize, usize)> = (0..lanes.len())

@@ -159,7 +159,7 @@ fn value(value_: &CellValue) -> Json {
 }
 
 /// True if two JSON values are equal. Floating-point numbers may differ in the last digit, because
-/// `serde_json` does not parse it exactly.
+/// `serde_json` does not parse this digit exactly.
 fn same(a: &Json, b: &Json) -> bool {
     match (a, b) {
         (Json::Number(a), Json::Number(b)) => {

@@ -26,8 +26,8 @@ const MANY_HUGE_TOUCHES: f64 = MANY_TOUCHES * TOUCH_SECONDS / HUGE_TOUCH_SECONDS
 /// Minimum share of the CPU time of the process that touches take: a smaller share is the usual
 /// cost of allocation.
 const MUCH_OF_CPU: f64 = 0.1;
-/// Minimum share of the first touches that growth does not explain, so that memory is released and
-/// touched again.
+/// Minimum share of the first touches that growth does not explain. With a larger share, the
+/// process releases memory and touches it again.
 const MOSTLY_AGAIN: f64 = 0.5;
 
 /// Minimum number of memory system calls per touched page for which the calls take more time than
@@ -107,7 +107,7 @@ fn own_memory(point: &ActivityPoint) -> Option<Bytes> {
 
 /// True if a page fault gave the process a page that remains until the process releases it. A write
 /// to a private mapping of a file copies the page of the file, but after a fork it may also copy a
-/// page of the process, so that it counts only without forks.
+/// page of the process. Such a write therefore counts only if the process does not fork.
 fn adds_a_page(row: &FaultRow, mapping: Option<&FaultMapping>, forks: bool) -> bool {
     let quadrant = mapping.and_then(|mapping| mapping.quadrant);
     match (row.kind, quadrant) {
@@ -134,8 +134,8 @@ struct FirstTouches {
 }
 
 /// Computes the first touches by the process itself. `faults` is the rate of minor faults over the
-/// whole observation. It bounds the result, because the recording may cover a part with more
-/// faults.
+/// whole observation. This rate bounds the result, because the recording may cover a part of the
+/// observation with more faults.
 fn first_touches(
     evidence: &CauseEvidence<'_>,
     recording: &FaultRecording,

@@ -111,7 +111,7 @@ pub(super) fn cow_storm(evidence: &CauseEvidence<'_>) -> Verdict {
             text(words),
         ])
     };
-    // One fork is not a storm: databases fork now and then for a snapshot.
+    // A single fork is not trouble: a database forks occasionally for a snapshot.
     if copies.rate * evidence.demand() < MANY_COPIES || copies.forks < 2 {
         return excluded(" forks");
     }

@@ -22,7 +22,7 @@ use crate::shootdowns::{FlushSum, ShootdownCauses};
 /// Time in seconds that an interrupted CPU loses: the interrupt, the flush, and the refill of the
 /// TLB.
 const INTERRUPT_SECONDS: f64 = 4e-6;
-/// Minimum lost share of one CPU from which on shootdowns are trouble.
+/// Minimum lost share of one CPU for which shootdowns are trouble.
 const MUCH_LOST: f64 = 0.01;
 /// Minimum number of flush requests per second: with fewer, shootdowns are rare.
 const MANY_REQUESTS: f64 = 300.0;

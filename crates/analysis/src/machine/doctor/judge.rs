@@ -86,7 +86,7 @@ pub(super) fn thp_shrink_underused(case: &SettingCase<'_>) -> Judged {
     }
 }
 
-/// Objects to values with which khugepaged may fill half of a huge page or more with zeros.
+/// Judges values with which khugepaged may fill half of a huge page or more with zeros.
 pub(super) fn max_ptes_none(case: &SettingCase<'_>) -> Judged {
     let settings = case.subject.settings;
     let Some((none, huge)) = case.number().zip(settings.huge_size.clone().ok()) else {

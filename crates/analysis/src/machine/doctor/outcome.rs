@@ -205,8 +205,8 @@ fn commands(
 
 /// Returns the command that writes a value into a file of `/proc/sys` or `/sys`.
 ///
-/// Returns `None` for a value or a path that a shell would not read literally: the files may be a
-/// copy with arbitrary contents.
+/// Returns `None` for a value or a path that a shell would not read literally: the settings may be
+/// read from a copy of these files with arbitrary contents.
 pub(super) fn writes(path: &str, value: &[u8]) -> Option<String> {
     let value = word(value)?;
     match path.strip_prefix("/proc/sys/") {

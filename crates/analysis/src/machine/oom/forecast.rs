@@ -52,7 +52,7 @@ pub struct OomForecast<'a> {
     pub kill_disabled: bool,
 }
 
-/// Growth in bytes per second: slower growth is noise of an idle machine, and gives no time.
+/// Growth in bytes per second: slower growth is noise of an idle machine, and gives no forecast.
 const MIN_GROWTH: f64 = 65_536.0;
 
 /// Returns the forecasts: the machine first, then the cgroups with a limit, in ascending order of
@@ -123,7 +123,7 @@ fn machine<'a>(reading: &'a OomReading, rule: &OomRule) -> OomForecast<'a> {
     }
 }
 
-/// Minimum number of seconds between two readings with a rate.
+/// Minimum number of seconds between two readings from which a rate is computed.
 const MIN_SECONDS: f64 = 0.2;
 
 /// Growth from `small` to `large` in bytes per second, without `own`, the growth of the pagewise
@@ -231,19 +231,19 @@ fn swap_left(reading: &OomReading, tree: &CgroupTree, node: &CgroupNode) -> Byte
     own.min(free)
 }
 
-/// Writes a number of seconds in words, in a suitable unit.
+/// Converts a number of seconds to a cell.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "seconds of a forecast"
 )]
 pub(crate) fn duration(seconds: f64) -> CellValue {
-    /// Number of seconds: a longer time is not a forecast.
+    /// Number of seconds: longer times are shown as one year.
     const YEAR: f64 = 31_536_000.0;
     CellValue::Seconds((seconds.clamp(0.0, YEAR) * 1e9) as u64)
 }
 
-/// Returns the text of [`duration`], or an empty cell without a forecast.
+/// Returns the cell of [`duration`], or an empty cell if the forecast is `None`.
 pub(crate) fn time_left(seconds: Option<f64>) -> CellValue {
     seconds.map_or(CellValue::None, duration)
 }

@@ -1,5 +1,5 @@
-//! The last sweeps, reduced to the values that a table of growth needs: some bytes for each process
-//! and sweep.
+//! The last sweeps (readings of all processes), reduced to the values that a table of growth needs:
+//! some bytes for each process and sweep.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::sweeps::is_notable;
 
 /// Maximum number of sweeps in the history: a minute at one sweep per second.
 pub const MAX_SAMPLES: usize = 60;
-/// Number of nanoseconds: growth is the change over at most this time.
+/// Time in nanoseconds over which growth is computed; longer if the sweeps are farther apart.
 const GROWTH_NS: u64 = 60_000_000_000;
-/// Number of nanoseconds: growth is the change over at least this time. A program allocates most in
-/// its first second, and a rate per minute from that second would be a false alarm.
+/// Minimum time in nanoseconds over which growth is computed. A program allocates most in its first
+/// second, and a rate per minute from that second would be a false alarm.
 const MIN_GROWTH_NS: u64 = 5_000_000_000;
 /// Maximum number of events in the history.
 const MAX_EVENTS: usize = 8;
@@ -74,7 +74,7 @@ pub(super) struct ProcessSeries {
     pub(super) memory: MemorySeries,
     /// True if the values are PSS, false if they are RSS.
     is_pss: bool,
-    /// RSS at the time when the pages were last read.
+    /// RSS at the time when PSS was last read.
     rss_at_reading: Option<Bytes>,
 }
 
@@ -195,8 +195,7 @@ impl TopHistory {
         let first = earlier.next().ok_or_else(missing)?;
         let (elapsed, value) = match first.0 <= GROWTH_NS {
             true => first,
-            // If the samples are farther apart than [`GROWTH_NS`], the last sample before that time
-            // counts.
+            // If all earlier samples are older than [`GROWTH_NS`], the latest of them counts.
             false => earlier.fold(first, |best, sample| match best.0 <= GROWTH_NS {
                 true => best,
                 false => sample,
@@ -211,10 +210,10 @@ impl TopHistory {
     }
 }
 
-/// Returns PSS and true, or RSS and false if the pages may not be read.
+/// Returns PSS and true, or RSS and false if PSS is unknown.
 ///
-/// If PSS is outdated, the change of RSS since the last reading of the pages is added. The pages of
-/// a large, growing process are seldom read, and without the change the process would appear not to
+/// If PSS is outdated, the result includes the change of RSS since PSS was read. The PSS of a large
+/// process is seldom read. Without this change, a large process that grows would appear not to
 /// grow.
 fn memory_of(process: &SweepProcess, rss_at_reading: Option<Bytes>) -> (u64, bool) {
     let Ok(pss) = process.pss_total() else { return (process.rss.0, false) };

@@ -8,7 +8,7 @@ use pagewise_model::sweep_source::SweepSource;
 use super::history::{MAX_SAMPLES, TopHistory};
 use crate::sweeps::CATEGORIES_NS;
 
-/// Number of nanoseconds: events up to this time before a sweep are shown with it.
+/// Maximum age in nanoseconds of the events that are shown with a sweep.
 const EVENTS_NS: u64 = 600_000_000_000;
 
 /// A recording, and a position in it.

@@ -15,7 +15,8 @@ pub(super) fn ratio(one: &StatRow, other: &StatRow) -> Option<Ratio> {
     ratio_of_medians(&one.values(), &other.values())
 }
 
-/// Conclusion from the interval of the ratio of the first command to the second command.
+/// Conclusion from the confidence interval of the ratio of medians: first command to second
+/// command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IntervalVerdict {
     Less,

@@ -123,8 +123,8 @@ fn in_core_by_pool(subject: &ExplainSubject<'_>) -> Vec<Bytes> {
     sums
 }
 
-/// Adds the column of bytes in the core file after the column `after`. Columns that are absent in a
-/// core file are then for programs.
+/// Adds the column of bytes in the core file after the column `after`. If there is a core file,
+/// columns that core files lack are for programs only.
 fn with_core(columns: Vec<TableColumn>, after: &str, in_core: Vec<u64>) -> Vec<TableColumn> {
     let mut added = Vec::with_capacity(columns.len() + 1);
     let mut in_core = Some(TableColumn {
@@ -248,7 +248,7 @@ fn largest_first(subject: &ExplainSubject<'_>, count: usize) -> Vec<usize> {
         let bytes = m.rss().ok().or_else(|| in_core(index)).unwrap_or_default();
         (Reverse((bytes, m.size())), index)
     };
-    // The last of the largest mappings so far is on top.
+    // The top of the heap is the smallest of the largest mappings so far.
     let mut largest = BinaryHeap::with_capacity(count.min(mappings.len()));
     for rank in mappings.iter().enumerate().map(rank) {
         if largest.len() < count {
@@ -337,7 +337,7 @@ fn one_reason(mut readings: impl Iterator<Item = Reading<Bytes>>) -> Option<(Abs
     Some((reason, rows))
 }
 
-/// Hides a column of bytes that are all 0 from people, except on request.
+/// Hides a column of bytes from people who do not use `--long`, if all values are 0.
 fn quiet(column: TableColumn) -> TableColumn {
     let nothing = match &column.cells {
         ColumnCells::Bytes(cells) => cells.iter().all(|&bytes| bytes == 0),

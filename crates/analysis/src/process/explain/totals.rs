@@ -58,7 +58,7 @@ fn private_swap(snapshot: &Snapshot, swap: &Reading<Bytes>) -> Fact {
     Fact { audience, ..bytes("swap_private", "SWAP (private)", private) }
 }
 
-/// Shows a fact that most processes lack only if its value is not 0, or on request.
+/// Hides a fact from people who do not use `--long`, if its value is 0 or unknown.
 fn rare(fact: Fact) -> Fact {
     let audience = match fact.value {
         CellValue::Bytes(1..) => Audience::Everyone,

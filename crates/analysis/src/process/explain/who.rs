@@ -165,7 +165,8 @@ fn privileges(snapshot: &Snapshot) -> String {
     user + frames
 }
 
-/// Builds the fact of a difference of `statm` from the mappings. People see it if it is not 0.
+/// Builds the fact of a difference of `statm` from the mappings. People see the fact if the
+/// difference is not 0.
 fn drift(key: &'static str, label: &'static str, drift: Reading<i64>) -> Fact {
     let hidden = !drift.as_ref().is_ok_and(|&bytes| bytes != 0);
     let meaning = "statm minus the sum over the mappings: kernels add RSS up late, so RES may be some pages off.";
@@ -189,7 +190,7 @@ fn moment(moment: ProcessMoment) -> Fact {
 }
 
 /// Builds the facts of the parts that could not be read: the number for people, a list for programs
-/// and on request.
+/// and with `--long`.
 fn gaps(snapshot: &Snapshot) -> [Fact; 2] {
     let gaps = &snapshot.provenance.gaps;
     let each = gaps.iter().map(|gap| {

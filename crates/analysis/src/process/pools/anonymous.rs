@@ -203,8 +203,8 @@ fn arenas(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// Index of the inaccessible mapping that follows a heap up to its end. The kernel may have merged
-/// the guard of a stack with this mapping.
+/// Index of the inaccessible mapping from the end of the writable part of an arena's heap to the
+/// end of the heap. The kernel may have merged the guard of a stack with this mapping.
 fn rest_of_heap(sorter: &Sorter<'_>, index: usize) -> Option<usize> {
     let used = sorter.mappings[index].range.end;
     let next = sorter.mappings.get(index + 1)?;

@@ -93,9 +93,9 @@ fn guard_of(sorter: &Sorter<'_>, stack: usize) -> Option<usize> {
     (is_guard && sorter.is_free_anonymous(index)).then_some(index)
 }
 
-/// Assigns mappings with a guard to `unknown` threads without a stack pointer, mappings of a usual
-/// size first. The remaining mappings of a usual size are stacks that the C library caches for new
-/// threads.
+/// Assigns mappings with a guard to threads whose stack pointer is unknown; `unknown` is the number
+/// of these threads. Mappings of a usual size come first. The remaining mappings of a usual size
+/// are stacks that the C library caches for new threads.
 fn by_guard(sorter: &mut Sorter<'_>, mut unknown: usize, usual: &HashSet<Bytes>) {
     let is_candidate = |(index, mapping): &(usize, &Mapping)| {
         mapping.prot.read && mapping.prot.write && sorter.is_free_anonymous(*index)

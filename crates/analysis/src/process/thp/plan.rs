@@ -71,7 +71,7 @@ pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> FixPlan {
 }
 
 /// Plans to reclaim the private anonymous mappings that were not referenced and are not locked; the
-/// others are spared.
+/// other mappings are spared.
 ///
 /// Requires that `mappings` are from `smaps`, read some time after the referenced bits were
 /// cleared.

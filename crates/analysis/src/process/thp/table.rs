@@ -37,8 +37,8 @@ impl ThpRow<'_> {
     }
 }
 
-/// Builds the table of anonymous memory in large folios, by size. The table is for programs only if
-/// huge page table entries map all large folios.
+/// Builds the table of anonymous memory in large folios, by size. If huge page table entries map
+/// all large folios, people do not see the table.
 pub(crate) fn sizes(huge: &HugePages) -> Option<ReportTable> {
     let sizes = huge.sizes.as_ref().ok()?;
     let mapped = |one_entry| Cow::Borrowed(if one_entry { "one entry" } else { "base entries" });

@@ -85,9 +85,9 @@ impl AddressSpace {
         cut.collect()
     }
 
-    /// Settles the claims on a range that a call has unmapped, the oldest claim of each address
-    /// first. A claim from before `began_ns`, the start of the call, belongs to a different call.
-    /// Returns the parts of the range without claims.
+    /// Removes the claims on a range that a call has unmapped: at each address, the oldest claim. A
+    /// claim from before `began_ns`, the start of the call, belongs to a different call. Returns
+    /// the parts of the range that had no such claim.
     fn settle(&mut self, range: AddrRange, began_ns: u64) -> Vec<AddrRange> {
         let mut free = vec![range];
         let mut left = Vec::new();

@@ -285,8 +285,8 @@ fn one(words: &[(u64, &'static str)], value: u64) -> String {
     known.map_or_else(|| format!("{value:#x}"), |(_, word)| (*word).to_owned())
 }
 
-/// Writes the names of the bits, joined by `|`, and bits without a name in hex. Writes the name of
-/// 0, or `0` if it has no name.
+/// Writes the names of the bits, joined by `|`, and bits without a name in hex. For the value 0,
+/// writes the name of the value, or `0` if it has no name.
 fn flags(words: &[(u64, &'static str)], value: u64) -> String {
     let mut left = value;
     let mut text = String::new();

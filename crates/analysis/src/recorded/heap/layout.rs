@@ -17,7 +17,7 @@ use super::{HeapOptions, TreeMoment, meant, table};
 use crate::blocks::{facts_of, first, for_people, for_programs};
 use crate::cells::{float, share, text};
 
-/// Indices of the cells for pages with a live share above 0 and of at most a quarter.
+/// Indices of the cells for pages whose live share is above 0 and at most a quarter.
 const SPARSE: std::ops::RangeInclusive<usize> = 1..=2;
 
 /// Sums over the footprint of an allocator.
@@ -61,7 +61,7 @@ fn add(mut all: impl Iterator<Item = Reading<Bytes>>) -> Reading<Bytes> {
     all.try_fold(Bytes(0), |sum, it| Ok(Bytes(sum.0.saturating_add(it?.0))))
 }
 
-/// Number of bytes in pages with a live share above 0 and of at most a quarter.
+/// Number of bytes in pages whose live share is above 0 and at most a quarter.
 fn sparse(recording: &HeapRecording, pages: &PageDensity) -> Bytes {
     let cells = pages.cells.get(SPARSE).unwrap_or_default();
     let count = cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));

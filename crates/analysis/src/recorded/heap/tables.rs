@@ -35,7 +35,8 @@ fn numbers(
     TableColumn::new(key, label, cells)
 }
 
-/// Builds the column of the error bounds of bytes. It is for programs only if the bytes are exact.
+/// Builds the column of the error bounds of bytes. If the bytes are exact, people do not see the
+/// column.
 fn margin(key: &'static str, estimated: bool, errors: impl Iterator<Item = f64>) -> TableColumn {
     let cells = errors
         .map(|error| if estimated { CellValue::Bytes(within(error)) } else { CellValue::None });

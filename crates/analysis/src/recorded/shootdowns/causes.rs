@@ -110,7 +110,7 @@ const CALLS: &[&str] =
     &["__x64_sys_", "__ia32_sys_", "__arm64_sys_", "__riscv_sys_", "__do_sys_", "__se_sys_"];
 
 /// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`: these calls request work that the kernel also does
-/// by itself. The cause is then the call.
+/// by itself. The cause of their flushes is the call.
 const ASKS_FOR_IT: [u64; 3] = [20, 21, 25];
 
 /// Determines the cause of a flush site.
@@ -136,7 +136,8 @@ pub(crate) fn cause_of(recording: &ShootdownRecording, site: &FlushSite) -> Caus
         .unwrap_or(Cause::Other)
 }
 
-/// Returns the system call on the call stack; with its advice if it is the open call.
+/// Returns the system call on the call stack. Adds the advice if `open`, the call that the thread
+/// was executing, is this call.
 fn call_of(chain: &[String], open: Option<Cause>) -> Option<Cause> {
     let name = chain.iter().find_map(|name| {
         CALLS.iter().find_map(|start| name.strip_prefix(start)).map(str::to_owned)

@@ -171,8 +171,8 @@ fn callers(stack: &[Frame]) -> Name {
     Name::new(&names.iter().map(Name::as_bytes).collect::<Vec<_>>().join(&b" < "[..]))
 }
 
-/// Builds the columns of the process of each row. They are for programs only if there is a single
-/// process.
+/// Builds the columns of the process of each row. If there is only one process, people do not see
+/// these columns.
 fn process_columns(
     told: &ShootdownCauses<'_>,
     rows: impl Iterator<Item = usize> + Clone,
@@ -190,8 +190,8 @@ fn process_columns(
     ]
 }
 
-/// Key and value of a row: the indices of a process and a call stack and the cause; the sum over
-/// their sites, and the chain of kernel functions.
+/// Key and value of a row. The key is the index of the process, the index of the call stack, and
+/// the cause. The value is the sum over the flush sites with this key, and their kernel functions.
 type StackRow<'a> = ((usize, usize, &'a Cause), (FlushSum, &'a [String]));
 
 /// Returns the rows of [`by_stack`], the largest number of interrupted CPUs first.

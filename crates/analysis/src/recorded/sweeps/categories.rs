@@ -1,4 +1,4 @@
-//! Memory of a process by category, for a recording.
+//! Memory of a process by category, for a recording. A category is a `PoolKind`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -45,7 +45,7 @@ pub struct PeriodSummary {
     processes: HashMap<ProcessKey, ProcessHistory>,
     cgroups: BTreeMap<Name, CgroupHistory>,
     machine: Vec<MachineSample>,
-    /// The chart has one point for this number of sweeps.
+    /// Number of sweeps for each point of the chart.
     machine_step: u64,
     least_available: Option<(u64, Bytes)>,
     highest_pressure: Option<(u64, u64)>,
@@ -98,7 +98,7 @@ struct MachineSample {
     swap_used: Option<u64>,
 }
 
-/// The largest processes before an OOM kill, and those of them that ended with the kill.
+/// The largest processes before an OOM kill, and the processes among them that ended with the kill.
 #[derive(Debug)]
 struct OomSuspects {
     time: SweepTime,

@@ -1,4 +1,4 @@
-//! `pagewise heap scan`: the heap of a process as it is, from outside.
+//! `pagewise heap scan`: reads the present heap of a process from outside the process.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -290,7 +290,7 @@ impl HeapScanArgs {
     }
 }
 
-/// Walks the heap of a copy and searches its pointers, if an option asks for that.
+/// Walks the heap of a copy. If `search` is given, also searches the pointers of the copy.
 fn scanned(
     root: &ProcRoot,
     copy: &ProcessCopy,

@@ -1,5 +1,5 @@
-//! Functions of stack frames, and types of data, of a scanned process: joins the memory that `scan`
-//! copied with the tables and debug information that `trace` reads.
+//! Finds the functions of stack frames, and the types of data, of a scanned process: joins the
+//! memory that `scan` copied with the tables and debug information that `trace` reads.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -176,8 +176,8 @@ impl PostMortems {
         self.waiting.sort_by_key(|it| it.kind);
     }
 
-    /// Ends saving processes that exceed their time limit, and starts the next one unless it must
-    /// wait.
+    /// Ends each process that takes longer than [`SAVING_LIMIT`] to save a file, and starts the
+    /// next process unless it must wait.
     pub(super) fn advance(&mut self, folder: &Path) {
         let mut running = std::mem::take(&mut self.running);
         running.retain_mut(|it| match it.poll() {

@@ -81,7 +81,7 @@ pub(super) fn replay(args: &ReplayArgs, look: &TerminalLook) -> anyhow::Result<E
     let earlier = |at_ns| reader.at(at_ns).ok().flatten();
     let before = earlier(sweep.time.unix_ns.saturating_sub(over))
         .or_else(|| earlier(reader.last_before(sweep.time.unix_ns).ok().flatten()?.unix_ns));
-    // Counters since boot do not compare across a boot.
+    // Counters since boot cannot be compared across a reboot.
     let before = before.filter(|it| it.time.boot_ns < sweep.time.boot_ns);
     let around = sweep.time.unix_ns;
     let events = reader.events(around.saturating_sub(AROUND_NS), around.saturating_add(AROUND_NS));

@@ -93,7 +93,8 @@ fn play(workload: WorkloadArg, feed: &Feed, sink: FeedSink<'_>) -> Fed {
     let name = match workload {
         WorkloadArg::MemAccess => {
             let original = WindowWalk { bytes, ..WindowWalk::original(order) };
-            // Whole rounds, and one more, which the meter cuts off at the limit.
+            // The number of whole rounds within the limit, plus one round that the meter cuts off
+            // at the limit.
             let rounds = limit / (original.window * original.passes) + 1;
             WindowWalk { rounds: rounds.min(original.rounds), ..original }.play(&mut take);
             match feed.order {
@@ -187,7 +188,7 @@ fn start(feed: &Feed) -> anyhow::Result<(File, Child)> {
 }
 
 /// Reads until the command has ended and its output is read, or until the limit. Does not wait for
-/// a child of the command that stays, which may keep the pipe open.
+/// a child that outlives the command and may keep the pipe open.
 fn follow(
     mut pipe: File,
     child: &mut Child,

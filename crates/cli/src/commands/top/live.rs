@@ -160,8 +160,8 @@ impl LiveTop {
                 }
             }
             LiveEvent::Sweep { sweep, mut events, pages_cpu } => {
-                // The gap is one of this view, which was frozen or suspended, or reads less often;
-                // the machine did not stop.
+                // A gap in this view does not mean that the machine was stopped: the view was
+                // frozen or suspended, or it reads less often.
                 events.retain(|it| !matches!(it.event, SweepEventKind::Gap { .. }));
                 self.add(sweep, &events, pages_cpu);
             }

@@ -21,8 +21,8 @@ const TOLERANCE: f64 = 0.8;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SweepCpu {
     /// CPU time for reading the pages of processes. This reading has a budget of its own, and a
-    /// sweep may spend the savings of earlier sweeps: the CPU time counts as at most [`PAGE_SHARE`]
-    /// of the interval.
+    /// sweep may also use the part of the budget that earlier sweeps left: the CPU time counts as
+    /// at most [`PAGE_SHARE`] of the interval.
     pub(super) pages: Duration,
     /// CPU time for everything else, including the table and its frame.
     pub(super) others: Duration,

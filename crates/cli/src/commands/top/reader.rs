@@ -1,4 +1,4 @@
-//! Repeated readings of the process of the open page, in a thread of their own.
+//! A thread that repeatedly reads the process whose page is open on the screen.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use pagewise_tui::{LiveReports, PageSubject, TuiEvent};
 use super::live::LiveEvent;
 use crate::target::captured;
 
-/// Time between two readings, unless their cost needs a longer one.
+/// Time between two readings, unless the CPU time of a reading requires a longer time.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time between two readings, as a multiple of the CPU time of a reading: 1 % of a core.
 const COST_FACTOR: u32 = 100;

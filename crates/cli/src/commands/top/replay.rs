@@ -35,8 +35,8 @@ struct ReplayTop<S> {
     open: Option<PageSubject>,
 }
 
-/// Shows a recording from a time on, in nanoseconds since 1970, until the user quits. `utc_offset`
-/// is the offset of the time zone in seconds.
+/// Shows a recording, beginning at the time `at` in nanoseconds since 1970, until the user quits.
+/// `utc_offset` is the offset of the time zone in seconds.
 pub(crate) fn run<S: SweepSource>(
     source: S,
     at: Option<u64>,

@@ -1,4 +1,4 @@
-//! Sweeps from a thread of its own.
+//! The thread that makes sweeps: readings of all processes.
 
 use std::io;
 use std::sync::Arc;

@@ -5,10 +5,10 @@ use pagewise_model::sweep::{CategorySample, Sweep, SweepEvent};
 use pagewise_model::sweep_source::SweepSource;
 use pagewise_store::{RecordReader, StoreError};
 
-/// Time before a sweep, in nanoseconds, whose sweeps are the history of the sweep.
+/// Length of the history of a sweep, in nanoseconds: the sweeps within this time before the sweep.
 const HISTORY_NS: u64 = 300_000_000_000;
-/// Time, in nanoseconds, for which events are searched at once: a jump to a near event reads
-/// little.
+/// Length, in nanoseconds, of the period that one step of a search for events reads: a jump to a
+/// near event reads little.
 const PIECE_NS: u64 = 3_600_000_000_000;
 
 /// The sweeps of a recording.
@@ -42,7 +42,8 @@ impl SweepSource for StoredSweeps {
         let mut sweeps = Vec::new();
         let mut cursor = self.0.sweeps(time.unix_ns.saturating_sub(HISTORY_NS), time.unix_ns);
         while let Some(sweep) = cursor.next_sweep() {
-            // Counters since boot do not compare across a boot, and a clock can be set back.
+            // Counters since boot cannot be compared across a reboot, and the clock can be set
+            // back.
             if sweep.time.boot_ns < time.boot_ns {
                 sweeps.push(sweep.clone());
             }

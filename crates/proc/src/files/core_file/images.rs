@@ -1,5 +1,5 @@
-//! ELF files that the process had mapped: headers from the core's memory, and read-only contents
-//! that the core lacks from the files themselves, if their build IDs agree.
+//! ELF files that the process had mapped. The headers come from the core's memory. Read-only
+//! contents that the core lacks come from the files themselves, if their build IDs agree.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -22,7 +22,8 @@ use crate::{ProcError, elf};
 /// Maximum number of bytes that are read from the start of a file, where program headers and notes
 /// lie.
 const MAX_HEAD: usize = 1 << 16;
-/// Minimum number of bytes of an image that a core with ELF headers contains.
+/// Minimum number of bytes at the start of an image that the core must contain. With fewer bytes,
+/// the ELF headers of the image count as missing.
 const SMALLEST_HEAD: usize = 1 << 9;
 /// Maximum length of a build ID in bytes. A build ID of `ld --build-id` has 20 bytes.
 const MAX_BUILD_ID: usize = 64;
@@ -115,7 +116,7 @@ impl ImageFiles {
         self.parts.iter().map(|part| part.range)
     }
 
-    /// The builds of the mapped files, as far as the core records them.
+    /// The build IDs of the mapped files for which the core records a build ID.
     pub fn builds(&self) -> &[ImageBuild] {
         &self.builds
     }

@@ -1,5 +1,5 @@
 //! The mappings of a core file: ranges and access rights from the load segments, names of files
-//! from NT_FILE, and special mappings as far as addresses identify them.
+//! from NT_FILE, and special mappings that can be identified by their addresses.
 
 use pagewise_model::core_dump::CoreWriter;
 use pagewise_model::mapping::{AddrRange, Backing, Device, Mapping, Prot, Sharing};
@@ -120,8 +120,8 @@ fn piece(range: AddrRange, prot: Option<Prot>, file: Option<&MappedFileNote>) ->
     CoreMapping { mapping, has_rights: prot.is_some() }
 }
 
-/// Anonymous shared memory has the name of a file. For other files, a core does not record the
-/// sharing.
+/// In NT_FILE, anonymous shared memory and System V segments have names that identify them. For
+/// other files, a core does not record the sharing.
 fn sharing(name: &Name) -> Sharing {
     let name = name.as_bytes();
     if name.is_empty() {

@@ -16,7 +16,7 @@ use super::headers::CoreMachine;
 
 /// Maximum number of threads: more than `kernel.threads-max` allows on most machines.
 const MAX_THREADS: usize = 1 << 18;
-/// Maximum number of mapped files: more than a process can have mappings.
+/// Maximum number of mapped files: more than the number of mappings that a process can have.
 const MAX_FILES: usize = 1 << 20;
 /// Maximum size in bytes of NT_FILE. The kernel limits this note to 16 MiB.
 const MAX_FILE_NOTE: u64 = 32 << 20;
@@ -54,7 +54,7 @@ pub struct CoreNotes {
     pub auxiliary: Vec<(u64, u64)>,
     /// Mapped files (NT_FILE), by address; they do not overlap. `None` without the note.
     pub files: Option<Vec<MappedFileNote>>,
-    /// Unit of the offsets in NT_FILE.
+    /// Unit of the offsets in NT_FILE, in bytes.
     pub file_page_size: u64,
     /// The first NT_SIGINFO.
     pub signal: Option<SignalNote>,
@@ -122,7 +122,8 @@ pub struct SignalNote {
 }
 
 impl CoreNotes {
-    /// Returns the value of an entry of the auxiliary vector; `None` without an entry of this type.
+    /// Returns the value of an entry of the auxiliary vector; `None` without an entry of this type,
+    /// or if the value is 0.
     pub fn auxiliary(&self, wanted: u64) -> Option<u64> {
         let found = self.auxiliary.iter().find(|(kind, _)| *kind == wanted);
         found.map(|(_, value)| *value).filter(|value| *value != 0)

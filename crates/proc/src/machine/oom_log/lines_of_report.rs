@@ -14,12 +14,12 @@ const SMALLEST_PAGE: u64 = 4 << 10;
 /// pages.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Returns the text after a mark.
+/// Returns the text after the first occurrence of `mark`.
 fn after<'t>(text: &'t [u8], mark: &str) -> Option<&'t [u8]> {
     memmem::find(text, mark.as_bytes()).map(|at| &text[at + mark.len()..])
 }
 
-/// Returns the texts before and after the last mark.
+/// Returns the texts before and after the last occurrence of `mark`.
 fn around_last<'t>(text: &'t [u8], mark: &str) -> Option<(&'t [u8], &'t [u8])> {
     memmem::rfind(text, mark.as_bytes()).map(|at| (&text[..at], &text[at + mark.len()..]))
 }

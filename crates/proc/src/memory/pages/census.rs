@@ -1,4 +1,5 @@
-//! Counts the pages of one chunk of address space into the tallies of the mappings it crosses.
+//! Counts the pages of one chunk of address space into the tallies of the mappings in it. A page is
+//! exclusive if only one page table maps it, and co-mapped otherwise.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! `/proc/kpageflags`: what kind of page each page frame holds. Needs CAP_SYS_ADMIN.
+//! `/proc/kpageflags`: the kind of the page in each page frame. Needs CAP_SYS_ADMIN.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -9,7 +9,8 @@ use pagewise_model::{Absent, Backing, Breakdown, Bytes, PageSize, Reading, Shari
 /// The kernel adds up proportional shares in 1/4096 bytes (`PSS_SHIFT` of fs/proc/task_mmu.c).
 const PSS_SHIFT: u32 = 12;
 
-/// Number of recent values that later mappings can share. Few different values alternate.
+/// Number of recent values that later mappings can share. Neighboring mappings often alternate
+/// between a few values.
 const RECENT: usize = 4;
 
 /// Kinds of pages that a mapping can contain.
@@ -65,7 +66,8 @@ pub(super) struct PageTally {
     pss: u64,
     /// The part of `pss` of anonymous pages.
     pss_anon: u64,
-    /// True if a co-mapped page's share is missing from `pss`.
+    /// True if the share of a co-mapped page (a page that other page tables also map) is missing
+    /// from `pss`.
     pub(super) pss_hidden: bool,
     /// True if tmpfs pages may be in swap without being counted.
     pub(super) swap_hidden: bool,

@@ -54,8 +54,8 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// Reads `smaps` and `smaps_rollup`. The page tables are read only for pages that these files
-    /// do not split.
+    /// Reads `smaps` and `smaps_rollup`. The page tables are read only for mappings whose file
+    /// pages and written copies `smaps` does not separate.
     fn full(&mut self) -> Result<ReadMemory, ProcError> {
         let unread = if self.root.is_live() { USE_PAGES } else { NO_PAGES };
         let mut parser = smaps::SmapsParser::new(Absent::NotCollected(unread.into()));
@@ -143,7 +143,8 @@ impl MemoryReader<'_> {
                 self.find_tmpfs(&mut mappings);
                 Ok(Ok(mappings))
             }
-            // A kernel thread, a zombie, or a process on its way out, which is noticed at the end.
+            // A kernel thread, a zombie, or an ending process. `Capture::end` detects that a
+            // process has ended.
             Err(ProcError::NoSuchProcess { .. }) => Ok(Ok(Vec::new())),
             Err(error) => self.absence(error, "").map(Err),
         }
@@ -204,8 +205,8 @@ impl MemoryReader<'_> {
         }
     }
 
-    /// Returns the pages by node. Their walk holds the mmap lock as `smaps` does, so only a full
-    /// reading includes it.
+    /// Returns the pages by node. The kernel's walk for `numa_maps` holds the mmap lock as the walk
+    /// for `smaps` does, so only a full reading includes `numa_maps`.
     pub(super) fn numa(&mut self, method: ReadMethod) -> Reading<Vec<NodeShare>> {
         if method != ReadMethod::Full {
             return Err(Absent::NotCollected(USE_FULL.into()));
@@ -240,14 +241,14 @@ impl MemoryReader<'_> {
         read.map_err(|e| self.root.explain(self.pid, &self.root.file(self.pid, name), e))
     }
 
-    /// Converts an error of a file to an absence, if it is one. `since` is the kernel version that
-    /// introduced the file.
+    /// Converts the error of reading a file to the reason of an absent value. Returns other errors
+    /// unchanged. `since` is the kernel version that introduced the file.
     fn absence(&self, error: ProcError, since: &'static str) -> Result<Absent, ProcError> {
         match error {
             ProcError::NotPermitted { .. } | ProcError::NoAccess { .. } => {
                 Ok(Absent::NotPermitted(PTRACE.into()))
             }
-            // A process that has vanished is detected at the end.
+            // `Capture::end` detects a process that has ended.
             ProcError::NoSuchProcess { .. } => Ok(Absent::NotSupported("it has no memory".into())),
             error if !is_missing(&error) => Err(error),
             _ if self.root.is_live() => Ok(Absent::NotInThisKernel(since.into())),

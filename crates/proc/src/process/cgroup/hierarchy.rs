@@ -30,8 +30,8 @@ pub struct CgroupHierarchy {
 }
 
 impl CgroupHierarchy {
-    /// Finds the mount of v1, else that of v2 if it has the memory controller. A copied tree has
-    /// the files of a mount in `DIR/sysfs/fs/cgroup`.
+    /// Finds the v1 mount of the memory controller, else the v2 mount if it has the memory
+    /// controller. A copied tree has the files of a mount in `DIR/sysfs/fs/cgroup`.
     ///
     /// # Errors
     /// [`Absent`] if no memory cgroup is mounted.

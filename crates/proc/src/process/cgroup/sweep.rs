@@ -1,4 +1,4 @@
-//! A memory cgroup at one time, with its absences.
+//! A memory cgroup at one time, with the reasons of its absent values.
 
 use std::path::Path;
 

@@ -80,8 +80,9 @@ fn has(list: &[BootCounter], name: &str) -> bool {
     list.iter().any(|counter| counter.name.as_bytes() == name.as_bytes() && counter.count > 0)
 }
 
-/// `memory.stat`. The lines of v1 that begin with `total_` include the children, as all lines of v2
-/// do; they replace the lines without this prefix. Version 1 has kernel memory in its own file.
+/// `memory.stat`. In v1, the lines that begin with `total_` include the children, as all lines of
+/// v2 do; they replace the v1 lines without this prefix. Version 1 has kernel memory in a separate
+/// file.
 fn stat(folder: &Path, is_v1: bool) -> Vec<BootCounter> {
     let text = read_all(&folder.join("memory.stat")).unwrap_or_default();
     let all = vmstat::parse(&text);

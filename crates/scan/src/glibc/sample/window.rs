@@ -273,7 +273,7 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         }
     }
 
-    /// True if `top`, a listed chunk or a fencepost is known to begin at `at`.
+    /// True if `top`, a chunk of a free list or a fencepost is known to begin at `at`.
     fn is_boundary(&self, at: u64) -> bool {
         at == self.top
             || self.arenas.listed_behind(at).is_some_and(|listed| listed.start == at)
@@ -291,9 +291,9 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
             && self.bytes.word(at + 8).is_some_and(is_mark)
     }
 
-    /// Returns `None` if the chunks from `first` to `until` are consistent, and at least [`CHAIN`]
-    /// of them or up to a known boundary. Otherwise returns the address from which another chain
-    /// may begin.
+    /// Returns `None` if the chunks from `first` on are consistent up to a known boundary, or up to
+    /// `until` and for at least [`CHAIN`] chunks. Otherwise returns the address from which another
+    /// chain may begin.
     fn chain_break(&mut self, first: u64, until: u64) -> Option<u64> {
         let (mut at, mut was_free, mut length) = (first, false, 0);
         while length < CHAIN || at < until {
@@ -340,8 +340,8 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         None
     }
 
-    /// True if a consistent chain also begins inside of `chunk`. Then one of the two is data of the
-    /// program that looks like a chunk by chance.
+    /// True if a consistent chain also begins inside of `chunk`. Then one of the two chains is data
+    /// of the program that looks like chunks by chance.
     fn is_ambiguous(&mut self, chunk: AddrRange, until: u64) -> bool {
         let mut at = chunk.start + UNIT;
         while at < chunk.end.min(until) {

@@ -9,7 +9,7 @@ pub(super) const NATIVE: u32 = 0xc000_00b7;
 #[cfg(target_arch = "riscv64")]
 pub(super) const NATIVE: u32 = 0xc000_00f3;
 
-/// Value for other architectures, so that none of their programs counts as native.
+/// Value for other architectures, where every program counts as not native.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
 pub(super) const NATIVE: u32 = 0;
 
