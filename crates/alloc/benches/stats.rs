@@ -1,9 +1,9 @@
 //! Cost of statistics: measures a pattern of calls on each pool, interleaved with and without the
 //! feature `stats`.
 //!
-//! Cargo builds one variant of this bench, which calls cargo to build the other variant. Each round
-//! is a process of one variant. With words (`cargo bench --bench stats -- persistent`), only the
-//! patterns whose names contain one of the words run.
+//! This bench calls cargo to build both variants of itself. Each round is a process of one variant.
+//! With words (`cargo bench --bench stats -- persistent`), only the patterns whose names contain
+//! one of the words run.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,8 @@ use std::time::Instant;
 use pagewise_alloc::persistent::{Persistent, PersistentOptions, Rel};
 use pagewise_alloc::{Fifo, Os, Pages, Ring, Stack, Tlsf};
 
-/// Number of rounds of each variant, and the largest permitted cost of counting.
+/// Number of rounds of each variant, and the largest permitted ratio of the time with `stats` to
+/// the time without it.
 const TURNS: usize = 31;
 const GOAL: f64 = 1.02;
 

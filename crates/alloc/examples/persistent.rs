@@ -9,7 +9,7 @@ use pagewise_alloc::persistent::{Persistent, PersistentError, PersistentOptions,
 /// A link: a number, and the offset of the next link.
 type ListLink = [u64; 2];
 
-/// Puts a link before the list, in one transaction.
+/// Adds a link at the head of the list, in one transaction.
 fn push(heap: &mut Persistent, number: u64) -> Result<(), PersistentError> {
     let mut tx = heap.begin();
     let next = tx.root::<ListLink>("list")?.unwrap_or(Rel::NULL);

@@ -1,4 +1,4 @@
-//! A job that one thread creates. Another thread does the job, and frees all memory of it at once.
+//! One thread creates two messages. Another thread prints and frees them.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 

@@ -1,5 +1,6 @@
-//! A bitmap of size classes in two levels. The next larger size class that is not empty is found in
-//! a fixed number of steps.
+//! A bitmap of size classes: one word with a bit for each level, and one row of bits for each
+//! level. The search for the next larger size class that is not empty takes a fixed number of
+//! steps.
 //!
 //! ```text
 //!  levels  ..10110    one bit a level with a class in use     each level covers twice the sizes of the one before
@@ -7,8 +8,9 @@
 //! ```
 //!
 //! - A bit of `levels` is set if and only if a bit of its row is set.
-//! - Sizes are numbers of granules. Below [`EXACT`], in the first two levels, each size is a size
-//!   class. From [`EXACT`] on, the width of a size class is 1/32 of a power of two.
+//! - Sizes are numbers of granules: units of `GRANULE` bytes in TLSF pools, pages in pools of
+//!   pages. Below [`EXACT`], in the first two levels, each size is a size class. From [`EXACT`] on,
+//!   the width of a size class is 1/32 of a power of two.
 
 /// Number of size classes of a level, and number of bits of its row.
 pub(crate) const ROW: usize = u32::BITS as usize;

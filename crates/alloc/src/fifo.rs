@@ -20,7 +20,8 @@
 //! assert_eq!(queue[0][0], 99_000);
 //! ```
 //!
-//! Three calls, each of a few instructions, do nearly all of the work:
+//! The fast paths of `allocate`, `allocate_zeroed` and `free`, each of a few instructions, do
+//! nearly all of the work:
 //!
 //! ```text
 //!             FifoHot                 page, 64 KiB, found by masking the block's address
@@ -31,10 +32,11 @@
 //! ```
 //!
 //! - An allocation moves `next`. The unused bytes of the current page count as live in that page.
-//! - Freeing subtracts the size from the page's `live`, and extends the page's recorded hole over
-//!   the block.
-//! - The slow path runs only if the page is full, if the last live block of a page is freed, or if
-//!   a freed block is not adjacent to the recorded hole: see `pool` and `page`.
+//! - Freeing extends the recorded hole over the block, which also reduces the live bytes of the
+//!   page. A hole is a freed range of a page; the page header records one of the holes.
+//! - The slow path runs if a block does not fit at `next`, if the last live block of a page is
+//!   freed, or if a freed block does not begin at the end of the recorded hole: see `pool` and
+//!   `page`.
 //!
 //! The overhead is 2 KiB of each page of 64 KiB, and the padding of each block to a multiple of 8
 //! bytes. A block whose alignment is above 8 leaves a hole before it, unless the sizes of all
@@ -137,8 +139,8 @@ impl<S: Source> Fifo<S> {
         self.allocate_at(layout, CallSite::caller())
     }
 
-    /// As [`Fifo::allocate`], with an explicit call site: for calls from C, which the compiler of
-    /// Rust cannot record.
+    /// Like [`Fifo::allocate`], but with an explicit call site: `track_caller` cannot record
+    /// callers in C.
     #[doc(hidden)]
     pub fn allocate_at(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
         let whole = rounded(layout.size());
@@ -189,12 +191,12 @@ impl<S: Source> Fifo<S> {
         }
     }
 
-    /// Slow path of a free, called by inlined functions, including those in C: for a block that is
-    /// not the next in order of age in its page.
+    /// Slow path of a free. The inlined fast paths, including those in C, call it if they cannot
+    /// extend the recorded hole of the page over the block.
     ///
     /// # Safety
-    /// As for [`Fifo::free`] of the pool at this address, or as for [`free`] with the address of
-    /// the pool of the block's page.
+    /// The requirements of [`free`] hold for the block, and `pool` is the address of the pool that
+    /// allocated it, even if that pool was dropped.
     #[doc(hidden)]
     pub unsafe fn free_slow(pool: NonNull<u8>, block: NonNull<u8>, size: usize, site: CallSite) {
         // SAFETY: 1 is a power of two, and the size of a live block fits into a layout.
@@ -205,8 +207,8 @@ impl<S: Source> Fifo<S> {
     }
 
     /// Resizes a block: in place if it shrinks or if enough free space follows it, else by moving
-    /// it. The alignment of the block stays. Returns `None`, and leaves the block unchanged, if the
-    /// source is exhausted.
+    /// it. A guarded pool always moves the block. The alignment of the block stays. Returns `None`,
+    /// and leaves the block unchanged, if the source is exhausted.
     ///
     /// # Safety
     /// `block` came from this pool, with this layout, and was not freed since.
@@ -341,7 +343,8 @@ pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
 }
 
 /// Frees a block by extending the recorded hole of its page over it. Returns false, and frees
-/// nothing, if the block is not adjacent to the hole or is the last live block of its page.
+/// nothing, if the block does not begin at the end of the hole, has the size 0, or is the last live
+/// block of its page.
 ///
 /// # Safety
 /// `block` is a live block with this layout, and is not used any more if the function returns true.

@@ -45,8 +45,8 @@ pub(crate) fn register(lock: &AtomicBool, order: ForkOrder) {
     }
     static HANDLED: AtomicBool = AtomicBool::new(false);
     let address = ptr::from_ref(lock).cast_mut();
-    // The pool of the system's source is always static, but `dladdr` does not find it in a
-    // statically linked program.
+    // The pool of the source `Os` is always static, but `dladdr` does not find it in a statically
+    // linked program.
     if order != ForkOrder::System && !is_static(address) {
         return;
     }

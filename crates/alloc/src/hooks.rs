@@ -56,14 +56,14 @@ pub trait AllocationHooks {
         let _ = (block, layout);
     }
 
-    /// Called after a block was resized, in place or by moving it. By default it calls `freed` for
-    /// the old block and `allocated` for the new one.
+    /// Called after a block was resized, in place or by moving it. The default implementation calls
+    /// `freed` for the old block, whose contents may be gone, and `allocated` for the new one.
     fn resized(&self, old: (NonNull<u8>, Layout), new: (NonNull<u8>, Layout)) {
         self.freed(old.0, old.1);
         self.allocated(new.0, new.1);
     }
 
-    /// Called after an allocation failed because memory was exhausted.
+    /// Called after an allocation or a resize failed because memory was exhausted.
     fn refused(&self, layout: Layout) {
         let _ = layout;
     }

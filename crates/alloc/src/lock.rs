@@ -1,10 +1,10 @@
-//! A lock of one byte, for pools that several threads share: waiting threads spin, and yield if the
-//! operating system is available.
+//! A lock of one byte, for pools that several threads share: waiting threads spin, and with the
+//! feature `os` they also yield.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// Number of spins on a taken lock before the thread yields, if the operating system is available.
+/// Number of spins on a taken lock before the thread yields, with the feature `os`.
 const LOOKS: u32 = 64;
 
 /// A value that one thread at a time may use.

@@ -121,7 +121,7 @@ mod object {
 /// Kind of a memory error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryError {
-    /// The address is not one of a live block.
+    /// No live block begins at the address.
     NotABlock,
     /// The block was freed before.
     FreedBefore,

@@ -25,14 +25,14 @@
 //!        a new region            <── addresses ──    Source
 //! ```
 //!
-//! - A run consists of consecutive pages. Nothing is written into or before it: page data is in
-//!   separate descriptors of 24 bytes, so that an untouched run needs no memory.
+//! - A run consists of consecutive pages. The pool stores its data about pages in separate
+//!   descriptors of 24 bytes, not in or before the run, so that an untouched run needs no memory.
 //! - Each thread caches some freed runs of each length up to 1 MiB, and allocates them again
 //!   without the lock. Without the cache, an allocation or a free takes a fixed number of steps. If
 //!   more idle memory is backed than [`Pages::keep`] permits, a free also returns the memory of
 //!   idle runs to the source: on average at most one run for each free.
-//! - The lock is not for signal handlers. A child of `fork` may use a pool that is a static
-//!   variable.
+//! - Signal handlers must not use the pool, because its functions take a lock. A child of `fork`
+//!   may use a pool that is a static variable.
 //! - If unused memory of the source costs nothing, the pool takes regions ahead of need: first 64
 //!   MiB of addresses, then each time as many bytes as the pool has.
 
@@ -111,8 +111,8 @@ impl<S: Source> Pages<S> {
 
     /// Creates a pool with a guard page behind each run, which is checked when the run is freed.
     /// Freed pages are filled, if they are backed by memory. The pool panics on a double free, a
-    /// wrong size, an address that is not one of its runs, and a write into the first 4 KiB behind
-    /// a run. In debug builds the message names the source locations that allocated and freed the
+    /// wrong size, an address at which no run begins, and a write into the first 4 KiB behind a
+    /// run. In debug builds the message names the source locations that allocated and freed the
     /// run. Threads have no caches. Under a memory checker the pool has no guards.
     pub const fn guarded(source: S) -> Pages<S> {
         let policy = PagesPolicy { at_hand: false, ..PagesPolicy::ALL };
@@ -178,8 +178,8 @@ impl<S: Source> Pages<S> {
         self.guarded && !watch::checked()
     }
 
-    /// As [`Pages::allocate`], with an explicit call site: for calls from C, which the compiler of
-    /// Rust cannot record.
+    /// Like [`Pages::allocate`], but with an explicit call site: `track_caller` cannot record
+    /// callers in C.
     #[doc(hidden)]
     pub fn allocate_at(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
         if self.is_guarded() {
@@ -280,8 +280,8 @@ impl<S: Source> Pages<S> {
         self.put_into_heap(start, pages, RunPart::Whole)
     }
 
-    /// As [`Pages::free`], with an explicit call site: for calls from C, which the compiler of Rust
-    /// cannot record.
+    /// Like [`Pages::free`], but with an explicit call site: `track_caller` cannot record callers
+    /// in C.
     ///
     /// # Safety
     /// As for [`Pages::free`].

@@ -326,7 +326,7 @@ impl Persistent {
         self.mapping.base
     }
 
-    /// Closes the heap, as dropping it does, and returns an error of closing.
+    /// Closes the heap, as dropping it does, but returns the error if the close fails.
     ///
     /// # Errors
     /// Returns the error of the system call. The heap is closed nevertheless, and the next open

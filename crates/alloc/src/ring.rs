@@ -28,8 +28,9 @@
 //!
 //! - One frame is open at a time. Allocating moves `next`, as in a stack.
 //! - A sealed frame does not change until it is released. Any thread may release it, at any time
-//!   and in any order. A release is one atomic subtraction; for a frame with several blocks, two
-//!   subtractions and one exchange, independent of the number of blocks.
+//!   and in any order. A release is one atomic subtraction; for a frame with several blocks, at
+//!   most three subtractions and one exchange, independent of the number of blocks. The release of
+//!   the last frame in a block also returns the block.
 //! - A block is used again when all frames in it were released. See `block` for the counting.
 //!
 //! The overhead of a frame is its alignment to a cache line, and 24 bytes if it has several blocks.

@@ -25,11 +25,14 @@
 //! ```
 //!
 //! Worst cases: `free` merges one block. `allocate` removes one block from the lists. If no block
-//! fits, `allocate` first merges the cached blocks (at most 32 N + 1), and then asks the source.
-//! With N = 0 no block is cached: the usual case is slower, but the worst case is shortest.
+//! fits, `allocate` takes a region from the source. If the source is exhausted, or if more than 512
+//! KiB and more than a quarter of the footprint are cached, it first merges cached blocks: at most
+//! 160 N + 2. With N = 0 no block is cached: the usual case is slower, but the worst case is
+//! shortest.
 //!
-//! The overhead of a block is one word, and the padding of its size to a multiple of 16. A pool
-//! returns regions to its source only in [`Tlsf::trim`] and when it is dropped.
+//! The overhead of a block is one word, and the padding of its size to a multiple of 16 bytes. If N
+//! is not 0, a size above 520 bytes is also padded to a size class: by at most an eighth and a
+//! word. A pool returns regions to its source only in [`Tlsf::trim`] and when it is dropped.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -97,9 +100,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
 
     /// Creates a pool with a canary behind each block, which is checked when the block is freed.
     /// Freed blocks are filled and stay in a quarantine. The pool panics on a double free, a wrong
-    /// size, an address that is not one of its blocks, and a write beyond a block or after its
-    /// free. In debug builds the message names the source locations that allocated and freed the
-    /// block.
+    /// size, an address at which no block begins, and a write beyond a block or after its free. In
+    /// debug builds the message names the source locations that allocated and freed the block.
     pub const fn guarded(source: S) -> Tlsf<S, N> {
         Tlsf::create(source, true)
     }
@@ -145,8 +147,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         allocate(&mut self.front, &mut self.heap, layout, CallSite::caller())
     }
 
-    /// As [`Tlsf::try_allocate`], with an explicit call site: for calls from C, which the compiler
-    /// of Rust cannot record.
+    /// Like [`Tlsf::try_allocate`], but with an explicit call site: `track_caller` cannot record
+    /// callers in C.
     ///
     /// # Errors
     /// As [`Tlsf::try_allocate`].
@@ -200,8 +202,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
     }
 
-    /// As [`Tlsf::try_free`], but without the size, and with an explicit call site: for calls from
-    /// C, which the compiler of Rust cannot record.
+    /// Like [`Tlsf::try_free`], but without the size, and with an explicit call site:
+    /// `track_caller` cannot record callers in C.
     ///
     /// # Safety
     /// As for [`Tlsf::free`].
@@ -262,8 +264,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { self.try_reallocate_at((block, layout), size, CallSite::caller()) }
     }
 
-    /// As [`Tlsf::try_reallocate`], with an explicit call site: for calls from C, which the
-    /// compiler of Rust cannot record.
+    /// Like [`Tlsf::try_reallocate`], but with an explicit call site: `track_caller` cannot record
+    /// callers in C.
     ///
     /// # Safety
     /// As for [`Tlsf::reallocate`].
@@ -289,7 +291,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// `block` is a block of this pool that is in use.
     ///
     /// # Panics
-    /// Panics if the pool is guarded and detects that the address is not one of a live block.
+    /// Panics if the pool is guarded and detects that no live block begins at the address.
     #[inline]
     pub unsafe fn size_of(&self, block: NonNull<u8>) -> usize {
         // SAFETY: the caller passes a block of this pool that is in use.
@@ -302,7 +304,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// As for [`Tlsf::size_of`].
     ///
     /// # Errors
-    /// Returns the error if the pool is guarded and the address is not one of a live block.
+    /// Returns the error if the pool is guarded and no live block begins at the address.
     #[inline]
     pub unsafe fn try_size_of(&self, block: NonNull<u8>) -> Result<usize, Misuse> {
         if self.heap.is_guarded() {
@@ -383,7 +385,8 @@ fn fetch<S: Source, const N: usize>(
 ) -> Option<NonNull<u8>> {
     let block = match front.pop_slow(layout.size(), layout.align()) {
         Some(block) => block,
-        // The first allocation of this pool has detected a memory checker, which closes the front.
+        // The first allocation of this pool has detected a memory checker: `fetch_guarded` closes
+        // the front.
         None if heap.is_guarded() => return fetch_guarded(front, heap, layout, site).ok()?,
         None => {
             let size = size_for(DeferredFrees::<N>::rounded(layout.size()))?;

@@ -167,7 +167,8 @@ pub fn closed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::taken(&pool.id, SourceBlock { start, size, zeroed: false });
 }
 
-/// Reports that a pool is about to return a block without allocations to its source.
+/// Reports that a pool is about to return a block to its source. No allocation in the block is
+/// live.
 pub fn given_back(pool: &WatchedPool, block: SourceBlock) {
     checker::given_back(block);
     #[cfg(feature = "stats")]
@@ -200,8 +201,8 @@ pub fn freed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::freed(&pool.id, start, size);
 }
 
-/// Reports that an address was freed that is not one of a live block. A checker may then print a
-/// call stack.
+/// Reports the free of an address at which no live block begins. A checker may then print a call
+/// stack.
 pub fn misused(pool: &WatchedPool, start: NonNull<u8>) {
     checker::misused(&pool.id, start);
 }

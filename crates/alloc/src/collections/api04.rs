@@ -24,7 +24,7 @@ fn converted(result: Result<NonNull<[u8]>, AllocErrorOf02>) -> Result<NonNull<[u
     result.map_err(|AllocErrorOf02| AllocError)
 }
 
-/// Defines a method that changes the size of a block.
+/// Defines methods that resize a block.
 macro_rules! forward {
     ($($name:ident),*) => {$(
         unsafe fn $name(

@@ -9,8 +9,8 @@
 //!  └─────────┴───────┴─────────────────┴──────┘
 //! ```
 //!
-//! A hole consists of whole regions, so no block begins at the end of the recorded hole, and every
-//! free takes the slow path.
+//! A hole consists of whole regions, so a region, and never its block, begins at the end of the
+//! recorded hole. Every free therefore takes the slow path.
 
 use core::ptr::NonNull;
 use core::slice;
@@ -24,7 +24,7 @@ const EDGE: u8 = 0xca;
 /// Fill bytes of new memory and of freed memory.
 const NEW: u8 = 0xa5;
 const FREED: u8 = 0xdf;
-/// Initial value of the seal of a canary. The seal of a freed block is inverted.
+/// Initial value of the checksum of a canary, which is its `seal`. A free inverts the seal.
 const SEAL: usize = 0xf1f0_5ea1;
 
 /// Canary before a block.
@@ -95,8 +95,8 @@ impl FifoCanary {
     /// block.
     ///
     /// # Panics
-    /// Panics if the address is not one of a block, if the block was freed before or has another
-    /// size, or if memory around it was overwritten.
+    /// Panics if no block begins at the address, if the block was freed before or has another size,
+    /// or if memory around it was overwritten.
     ///
     /// # Safety
     /// The bytes before the address are readable. If they are a canary, its pool still exists.
@@ -118,7 +118,8 @@ impl FifoCanary {
         (guard.region, guard.whole)
     }
 
-    /// Returns the memory error of a free of the block with this size; `None` without an error.
+    /// Returns the memory error if the block is freed with this size; `None` if the free is
+    /// correct.
     fn error(&self, size: usize) -> Option<MemoryError> {
         let seal = self.seal();
         match self.seal {

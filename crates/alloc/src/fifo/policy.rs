@@ -27,8 +27,8 @@ impl Default for FifoPolicy {
 }
 
 impl FifoPolicy {
-    /// Returns the policies in benchmarks with the feature `ablation`; otherwise all on, a constant
-    /// at compile time.
+    /// With the feature `ablation`, returns these policies. Otherwise returns the default, which is
+    /// a constant at compile time.
     fn chosen(self) -> FifoPolicy {
         if cfg!(feature = "ablation") { self } else { FifoPolicy::default() }
     }

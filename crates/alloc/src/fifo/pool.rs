@@ -4,9 +4,11 @@
 //! Invariants between calls:
 //! - Memory between `next` and `end` counts as live in the current page, so that allocating it
 //!   accesses no page header.
-//! - A page is the current one, or an empty spare, or in the queue with live bytes.
-//! - While blocks are freed in an order other than that of age, the shelf is open and `end` equals
-//!   `next`, so that allocations search the shelf first. Blocks on the shelf count as live.
+//! - The pool allocates in the current page. Each other page is an empty spare, or is in the queue
+//!   and has live bytes.
+//! - While blocks are freed in an order other than that of age, the shelf (a cache of freed blocks
+//!   by size) is open and `end` equals `next`, so that allocations search the shelf first. Blocks
+//!   on the shelf count as live.
 //! - A closed pool has no current page and no spares. It is destroyed when its last page is
 //!   released.
 
@@ -35,8 +37,8 @@ const PAGES_A_SEARCH: usize = 16;
 /// keeping one.
 const PAGES_A_SPARE: usize = 16;
 const MAX_SPARES: usize = 16;
-/// Number of sparse pages, among the oldest pages, from which on the pool assumes that blocks are
-/// freed in an order other than that of age.
+/// If at least this number of the oldest pages are sparse (at most `SPARSE` live bytes), the pool
+/// assumes that blocks are freed in an order other than that of age.
 const SPARSE_PAGES: usize = 3;
 const MAX_UNSEARCHED: usize = 16;
 
@@ -157,7 +159,7 @@ pub(super) struct FifoCore<S> {
     spares: PageQueue,
     spare_count: Cell<usize>,
     shelf_memory: Cell<Option<SourceBlock>>,
-    /// Start of the part of the free space whose allocation was not counted for statistics yet.
+    /// Address in the current page up to which statistics have counted the allocated bytes.
     room_start: Cell<usize>,
     /// Numbers of bytes that were allocated and freed since the last report to the statistics.
     handed_out: Cell<usize>,
@@ -385,7 +387,7 @@ impl<S: Source> FifoCore<S> {
     }
 
     /// Returns a page of the pool with a free range of `need` bytes, and this range, without taking
-    /// memory from the source.
+    /// a page from the source.
     fn known_room(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         (self.rest_of_current(need))
             .or_else(|| self.empty_page())
@@ -721,7 +723,7 @@ pub(super) unsafe fn free_slow(
     }
 }
 
-/// Panics with the message for an address that is not one of a block of the pool.
+/// Panics with the message for an address at which no block of the pool begins.
 ///
 /// # Panics
 /// Always panics.

@@ -1,5 +1,5 @@
-//! The pages of a pool that are neither current nor spare, in the order in which they were last
-//! filled.
+//! Lists of pages of a FIFO pool. The main list is the queue of the pages that are neither current
+//! nor spare, in the order in which they were last filled.
 
 use core::cell::Cell;
 use core::iter::successors;

@@ -14,8 +14,8 @@ const LARGEST: usize = 512;
 const SIZES: usize = LARGEST / GRAIN;
 /// Maximum number of waiting blocks of each size.
 const DEPTH: usize = 64;
-/// Number of pages of the pool for each block of a size that may wait: then waiting blocks take at
-/// most an eighth of the pool.
+/// For every `PAGES_FOR_ONE` pages of the pool, one block of each size may wait. The waiting blocks
+/// then take at most an eighth of the pool.
 const PAGES_FOR_ONE: usize = LARGEST / 2 * SIZES * 8 / PAGE;
 /// Number of frees without an allocation after which the shelf is closed, since the pool is
 /// probably being emptied.
@@ -78,8 +78,8 @@ impl OpenShelf {
         unsafe { self.0.as_ref() }
     }
 
-    /// Adds a block of `size` bytes. Returns `false` if the block is too large, or if the shelf is
-    /// full for this size.
+    /// Adds a block of `size` bytes. Returns `false` if the block is too large, if the shelf is
+    /// full for this size, or after `PATIENCE` frees without an allocation.
     #[inline(always)]
     pub(super) fn put(self, block: NonNull<u8>, size: usize) -> bool {
         let Shelves { counts, blocks } = self.shelves();

@@ -100,8 +100,7 @@ impl ThreadRunCache {
         }
     }
 
-    /// Removes and returns the run that was cached last, with a length of `pages`, which is
-    /// rounded.
+    /// Removes and returns the last cached run of `pages` pages, which is a rounded length.
     #[inline(always)]
     pub(super) fn pop(&self, pages: u32) -> Option<NonNull<u8>> {
         let class = class(pages);
@@ -225,7 +224,8 @@ const fn length(class: usize) -> u32 {
 
 /// Maximum number of threads with a cache.
 const SLOTS: usize = 64;
-/// Number of slots that a thread may take: those from its hash on.
+/// Number of consecutive slots that a thread may take. A hash of the thread pointer selects the
+/// first.
 const LOOKED_AT: usize = 4;
 
 /// The slots for the caches of all threads.

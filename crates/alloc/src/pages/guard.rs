@@ -18,7 +18,7 @@ use crate::source::Source;
 /// Value of the canary bytes behind a run, and of the bytes in filled pages.
 const CANARY: u8 = 0xca;
 const FREED: u8 = 0xdd;
-/// Initial value of a seal.
+/// Initial value of the checksum of a guard, which is its `seal`.
 const SEAL: usize = 0x9a6e_5ea1;
 /// Maximum number of pages in one query of the resident pages.
 const ASKED: usize = 64;

@@ -1,5 +1,5 @@
-//! The heap behind the lock. Runs are cut from regions, and freed runs coalesce with their free
-//! neighbors.
+//! The heap of a pool, protected by the lock of the pool. Runs are cut from regions, and freed runs
+//! coalesce with their free neighbors.
 //!
 //! Free runs are idle or clean, and an idle run does not coalesce with a clean one. *Idle* runs
 //! were used, and may be backed by memory: they are allocated first. *Clean* runs are not backed,
@@ -126,8 +126,8 @@ impl<S: Source> PageHeap<S> {
         }
     }
 
-    /// True if an idle run is long enough for `pages` pages at any position of its first aligned
-    /// page.
+    /// True if an idle run is long enough for `pages` pages with this alignment, wherever the run
+    /// begins.
     #[inline]
     pub(super) fn has_idle(&self, pages: u32, align: usize) -> bool {
         let spare = u32::try_from(align / PAGE).unwrap_or(u32::MAX).saturating_sub(1);
@@ -257,8 +257,8 @@ impl<S: Source> PageHeap<S> {
         Ok(())
     }
 
-    /// Cleans idle runs if they exceed the limits. Called after pages were freed, and after an
-    /// allocation that no idle run satisfied.
+    /// Cleans idle runs if they exceed the limits. Called after each allocation and each free in
+    /// the heap.
     #[inline]
     pub(super) fn keep_within_limits(&mut self) {
         if self.keeps_too_much() {
@@ -272,8 +272,8 @@ impl<S: Source> PageHeap<S> {
         self.operations += operations;
     }
 
-    /// Reports the number of operations since the last call to the retention. `cached` is the
-    /// number of pages in caches of threads.
+    /// Reports to the retention the number of operations since the last report, and the present
+    /// numbers of pages. `cached` is the number of pages in caches of threads.
     #[inline]
     pub(super) fn tell_retention(&mut self, cached: usize) {
         let operations = core::mem::take(&mut self.operations);
@@ -451,8 +451,8 @@ impl<S: Source> PageHeap<S> {
     }
 
     /// Takes a region from the source that has a run of this length. If unused memory of the source
-    /// costs nothing, the region is at least as large as all earlier ones together. Returns `false`
-    /// if the source is exhausted.
+    /// costs nothing, the heap first asks for a region as large as all earlier ones together.
+    /// Returns `false` if the source is exhausted.
     fn grow(&mut self, pages: u32) -> bool {
         // A size class may be 1/32 of the length wide, and `remove_run` starts at the next size
         // class.

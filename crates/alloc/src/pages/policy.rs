@@ -9,8 +9,8 @@ pub struct PagesPolicy {
     /// The pool samples the share of freed pages that are backed by memory. Without this policy it
     /// assumes that all freed pages are backed.
     pub looks: bool,
-    /// Policy of the pool behind the system's source: statistics do not list the pool, and its
-    /// threads have caches from the start.
+    /// Policy of the pool in the source `Os`: statistics do not list the pool, and its threads have
+    /// caches from the start.
     pub hidden: bool,
 }
 

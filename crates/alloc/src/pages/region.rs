@@ -15,8 +15,8 @@ use super::page::{PageDescriptor, PageDescriptorRef};
 use super::runs::{FreeRun, MAX_RUN_PAGES};
 use crate::source::SourceBlock;
 
-/// Maximum number of regions of a heap. Each region is at least 16 MiB or a quarter as large as all
-/// earlier regions together, if the source has enough memory.
+/// Maximum number of regions of a heap. If the source has enough memory, each region has at least
+/// the smaller of two sizes: 16 MiB, and a quarter of all earlier regions together.
 const MAX_REGIONS: usize = 64;
 
 /// A block of the source, with the descriptors of its pages.
@@ -155,8 +155,8 @@ impl PageRegions {
     }
 
     /// Returns the descriptor of the page at an address, and the index of its region; `None` if the
-    /// `pages` pages from this address on are not in one region. The search starts with the newest
-    /// regions, which are the largest.
+    /// `pages` pages from this address on are not in one region. The search starts at the last
+    /// index, usually that of the newest and largest region.
     #[inline(always)]
     pub(super) fn find(&self, address: NonNull<u8>, pages: u32) -> Option<(u8, PageDescriptorRef)> {
         let regions = self.regions[..self.used].iter().rev().flatten();

@@ -8,7 +8,7 @@
 //!   use during this window and the one before, plus [`PERCENT`] of that maximum or 2 MiB,
 //!   whichever is more.
 //! - Pages that were free during a whole window were not needed. At the end of the window they are
-//!   released, down to half of [`PERCENT`] of the pages in use.
+//!   released, down to half of [`PERCENT`] of the pages in use or 2 MiB, whichever is more.
 //!
 //! The pool reads no clock: an unused pool keeps its memory until it is trimmed.
 
@@ -90,7 +90,7 @@ impl Retention {
         self.surplus
     }
 
-    /// Counts released pages against the surplus.
+    /// Subtracts released pages from the surplus.
     pub(super) const fn released(&mut self, pages: usize) {
         self.surplus = self.surplus.saturating_sub(pages);
     }

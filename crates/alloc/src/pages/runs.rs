@@ -7,7 +7,8 @@ use crate::classes::{self, EXACT, ROW, SizeClassBitmap};
 /// Maximum number of pages of a run: descriptors have 32 bits for the number.
 pub(super) const MAX_RUN_PAGES: u32 = u32::MAX;
 
-/// Maximum number of runs that are searched in a size class whose runs may be too short.
+/// Maximum number of runs that [`FreeRuns::remove_where`] examines in the lists, where runs may be
+/// too short.
 const LOOKED_AT: usize = 8;
 
 const LEVELS: usize = classes::levels(MAX_RUN_PAGES as usize + 1);

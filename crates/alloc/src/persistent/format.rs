@@ -273,8 +273,8 @@ impl ChunkState {
     }
 }
 
-/// Sizes in bytes of blocks that share a chunk. From 64 on, each size exceeds the one before by an
-/// eighth to a quarter; from 2336 on, the sizes fit 7 to 2 times into a chunk.
+/// Sizes in bytes of blocks that share a chunk. From 64 to 2336, each size exceeds the one before
+/// by an eighth to a quarter. From 2336 on, the sizes fit 7 to 2 times into a chunk.
 pub(super) const SIZES: [u16; CLASSES] = [
     32,
     48,

@@ -169,7 +169,7 @@ impl Log {
         (self.frees <= FEW).then_some(self.frees)
     }
 
-    /// Returns the free with an index below [`Log::few_frees`].
+    /// Returns the block of the free with this index, which is below [`Log::few_frees`].
     #[inline]
     pub(super) fn free(&self, at: usize) -> BlockLookup {
         BlockLookup::unpack(self.first_frees[at])

@@ -12,7 +12,7 @@ use super::PersistentError;
 use super::file::LockedFile;
 use super::format::{AREA, CHUNK};
 
-/// Reserved address space. Dropping it also unmaps the file mapping inside it.
+/// Reserved address space. `unmap` also unmaps the file mapping inside it.
 #[derive(Debug)]
 struct Reserved {
     start: NonNull<u8>,
@@ -184,9 +184,9 @@ impl HeapFileMapping {
     }
 }
 
-/// Prevents the compiler from moving stores to blocks across this call. The processor may move
-/// them, but a process that is killed has done all stores before the call in program order, and no
-/// store after its last instruction.
+/// Prevents the compiler from moving stores to blocks across this call. The processor may reorder
+/// them. But if a process is killed, exactly its stores up to its last instruction in program order
+/// have taken effect.
 #[inline]
 pub(super) fn barrier() {
     compiler_fence(Ordering::SeqCst);

@@ -1,8 +1,9 @@
-//! Allocation and frees of blocks in a transaction, undoing them, and their counts.
+//! Allocation and frees of blocks in a transaction, the undo of a transaction, and counts of
+//! blocks.
 //!
 //! Invariants of the order of stores: the log entry of a range or block is stored before any store
-//! to it; with [`Durability::Power`] the entry is also flushed before. The generation is stored
-//! after all stores of the transaction. Blocks are freed after the generation is stored.
+//! to it; with [`Durability::Power`] the entry is also flushed before that store. The generation is
+//! stored after all stores of the transaction. Blocks are freed after the generation is stored.
 
 use super::format::{
     CHUNK, CHUNKS, CLASSES, ChunkClass, ChunkState, GENERATION, TABLE, checked, class_of, next,
@@ -205,8 +206,8 @@ impl Persistent {
         Ok(())
     }
 
-    /// Commits the open transaction with flushes. Frees its freed blocks only after the commit is
-    /// flushed, since they may then be overwritten.
+    /// Commits the open transaction with flushes. The blocks that the transaction freed become free
+    /// only after the commit is flushed, because later transactions may overwrite them.
     #[cold]
     fn finish_for_good(&mut self) -> Result<(), PersistentError> {
         self.mapping.sync(0, self.shape.with(self.index.chunks()))?;

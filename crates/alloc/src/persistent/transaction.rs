@@ -25,8 +25,8 @@ impl Deref for Tx<'_> {
 }
 
 impl Tx<'_> {
-    /// Allocates a block. Its contents are those of an earlier block, and are not logged: this
-    /// transaction may change them without further calls.
+    /// Allocates a block. Its contents may be those of an earlier block. They are not logged: this
+    /// transaction may change them without [`Tx::change`].
     ///
     /// # Errors
     /// [`PersistentError::Full`], [`PersistentError::LogFull`], [`PersistentError::Alignment`];
@@ -214,7 +214,7 @@ impl Tx<'_> {
         core::mem::forget(self);
     }
 
-    /// Undoes the transaction, as dropping it does, and returns an error of the undo.
+    /// Undoes the transaction, as dropping it does, but returns the error if the undo fails.
     ///
     /// # Errors
     /// With [`Power`](super::Durability::Power), the error of a flush: the next transaction or the
@@ -249,7 +249,7 @@ unsafe impl DisciplinedAllocator for Persistent {
     unsafe fn free(&mut self, block: NonNull<u8>, _layout: Layout) {
         let offset = block.addr().get() - self.base().addr().get();
         let mut tx = self.begin();
-        // `Tx::free` rejects an address that is not one of a block. The transaction is new, so its
+        // `Tx::free` rejects an address at which no block begins. The transaction is new, so its
         // log has space for the entry.
         let freed = tx.free(Rel::<u8>::from_offset(offset as u64)).and_then(|()| tx.commit());
         debug_assert_eq!(freed, Ok(()), "a block that is not of this heap was freed");

@@ -9,6 +9,7 @@
 //! ```
 //!
 //! Canaries of a frame are linked from the last to the first, also across the blocks of the ring.
+//! Other than in the rest of `ring`, a *block* in this file is an allocation in a frame.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -23,7 +24,7 @@ const EDGE: u8 = 0xca;
 /// Fill bytes of new memory and of released memory.
 const NEW: u8 = 0xa5;
 const RELEASED: u8 = 0xdb;
-/// Initial value of the seal of a canary.
+/// Initial value of the checksum of a canary, which is its `seal`.
 const SEAL: usize = 0x0b5e_55ed;
 
 /// Canary after a block, and after the record of a frame.

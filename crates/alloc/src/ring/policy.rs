@@ -24,8 +24,8 @@ impl Default for RingPolicy {
 }
 
 impl RingPolicy {
-    /// Returns the policies in benchmarks with the feature `ablation`; otherwise all on, a constant
-    /// at compile time.
+    /// With the feature `ablation`, returns these policies. Otherwise returns the default, which is
+    /// a constant at compile time.
     #[inline(always)]
     fn chosen(self) -> RingPolicy {
         if cfg!(feature = "ablation") { self } else { RingPolicy::default() }

@@ -9,8 +9,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::mapped::{MapRefused, MapStep};
 use super::{Source, SourceBlock, page_size, unmap};
 
-/// A source of mappings of a file without a name. The file is deleted when the source is dropped.
-/// Disk space is reserved for each block, so that no write to a block can fail.
+/// A source of mappings of a file without a name. The kernel deletes the file when the source is
+/// dropped and all blocks are unmapped. Disk space is reserved for each block, so that no write to
+/// a block can fail.
 #[derive(Debug)]
 pub struct UnnamedFile {
     descriptor: c_int,

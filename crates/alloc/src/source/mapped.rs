@@ -82,8 +82,7 @@ impl MappedSource {
         Ok(())
     }
 
-    /// Returns the size in bytes to which mappings are aligned, and of which their sizes are
-    /// multiples.
+    /// Returns the alignment of mappings in bytes. The size of each mapping is a multiple of it.
     fn page(&self) -> usize {
         let small = page_size();
         match self.pages {
@@ -153,7 +152,8 @@ impl MappedSource {
     }
 }
 
-/// Populates a mapping. Before Linux 5.14 it writes to every page.
+/// Populates a mapping. On kernels before Linux 5.14, which lack `MADV_POPULATE_WRITE`, this
+/// function writes to every page.
 fn populate(block: SourceBlock) -> bool {
     let start = block.start.as_ptr();
     // SAFETY: the mapping is new, and no other code uses it.

@@ -15,8 +15,8 @@
 //!
 //! Memory that a collection frees is reusable at once if it was the last allocation, else when its
 //! frame is popped. A collection borrows the scope, so the scope cannot open an inner scope
-//! meanwhile. A `TScope` of the thread's stack can: there a collection that grows while an inner
-//! frame is open panics.
+//! meanwhile. On the thread's stack, `t_scope` can open an inner frame nevertheless. A collection
+//! that grows while that frame is open panics.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;

@@ -327,7 +327,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         Some(header)
     }
 
-    /// Returns a block that is in no list to the source.
+    /// Returns a block to the source. Requires that the block is in no list.
     pub(super) fn give_back(&self, block: NonNull<StackBlockHeader>) {
         if let Some(cold) = self.cold() {
             let size = self.give_back_of(block, &cold.pool);

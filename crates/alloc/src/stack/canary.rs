@@ -8,10 +8,10 @@
 //!  ^ start                ^ block of a frame's mark      ^ block ^ next = end
 //! ```
 //!
-//! Canaries are linked from the last to the first. In a stack with canaries, `block` is the last
-//! canary or NULL, and a frame's mark contains the canary down to which the frame is popped. An
-//! allocation in such a stack moves whenever its size changes, so that a use of its old address is
-//! detected.
+//! A *guard* is a [`StackCanary`], the canary behind the canary bytes of an allocation. Canaries
+//! are linked from the last to the first. In a stack with canaries, `block` is the last canary or
+//! NULL, and a frame's mark contains the canary down to which the frame is popped. An allocation in
+//! such a stack moves whenever its size changes, so that a use of its old address is detected.
 
 use core::alloc::{Layout, LayoutError};
 use core::cell::Cell;
@@ -29,7 +29,7 @@ const EDGE: u8 = 0xca;
 /// Fill bytes of new memory and of popped memory.
 const NEW: u8 = 0xa5;
 const POPPED: u8 = 0xdb;
-/// Initial value of the seal of a guard.
+/// Initial value of the checksum of a guard, which is its `seal`.
 const SEAL: usize = 0x5ca1_ab1e;
 
 /// Canary after an allocation.

@@ -208,8 +208,8 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     /// True if no frame is open inside this one. Without links the compiler guarantees this.
     #[inline(always)]
     pub(super) fn is_innermost(&self) -> bool {
-        // The pointers differ although the frame is innermost if the stack has left the frame's
-        // block.
+        // If the stack has left the frame's block, the pointer in the stack is tagged, so the first
+        // two pointers differ although the frame is innermost.
         !P::LINKED
             || ptr::eq(self.stack.frame.get(), self.link)
             || ptr::eq(self.stack.innermost(), self.link)

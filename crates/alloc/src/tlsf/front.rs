@@ -269,8 +269,9 @@ impl<const N: usize> DeferredFrees<N> {
     }
 
     /// Puts a freed block into its bin. While the bins exceed a limit, each added block evicts one
-    /// block, which is merged later. A block that is larger than those of all bins, or any block if
-    /// N is 0, is merged at once.
+    /// block, which is merged later. If they exceed twice the limit in bytes, the freed block
+    /// itself is merged later. A block that is larger than those of all bins, or any block if N is
+    /// 0, is merged at once.
     pub(super) fn put<S: Source>(
         &mut self,
         heap: &mut TlsfHeap<S>,
@@ -293,8 +294,8 @@ impl<const N: usize> DeferredFrees<N> {
     }
 
     /// Adds a block to the queue of leaving blocks, and merges the block that was added two calls
-    /// before. Its header word and those of its neighbors were prefetched, so that the merge does
-    /// not wait for memory.
+    /// before. The header words of that block's neighbors were prefetched meanwhile, so that the
+    /// merge does not wait for memory.
     fn leave<S: Source>(&mut self, heap: &mut TlsfHeap<S>, block: TlsfBlock) {
         block.next().prefetch();
         let [last, first] = self.leaving;

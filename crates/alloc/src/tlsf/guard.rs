@@ -24,7 +24,7 @@ use crate::watch;
 /// Value of the canary bytes behind a payload, and fill byte of freed payloads.
 const CANARY: u8 = 0xca;
 const FREED: u8 = 0xdd;
-/// Initial value of a seal.
+/// Initial value of the checksum of a trailer, which is its `seal`.
 const SEAL: usize = 0x715f_5ea1;
 /// Maximum number of blocks in the quarantine.
 const WAITING: usize = 32;
@@ -107,7 +107,7 @@ pub(super) fn of(block: TlsfBlock) -> (usize, CallSite) {
 /// Returns the block of a payload, after a check that it is live and that its guard is intact.
 ///
 /// # Errors
-/// Returns the error if the address is not one of a live block, or if memory behind the payload was
+/// Returns the error if no live block begins at the address, or if memory behind the payload was
 /// overwritten.
 pub(super) fn find<S: Source>(
     heap: &TlsfHeap<S>,

@@ -1,5 +1,5 @@
-//! The heap behind the front: regions of a source, divided into blocks, and lists of the free
-//! blocks by size.
+//! The heap, from which the front (the cache of freed blocks) takes blocks: regions of a source,
+//! divided into blocks, and lists of the free blocks by size.
 //!
 //! ```text
 //!  regions ─> ┌────────┬───────┬───────┬── ··· ──┬───────┬───┐

@@ -7,9 +7,8 @@ use super::Tlsf;
 use crate::lock::Locked;
 use crate::source::Source;
 
-/// A [`Tlsf`] that several threads may use, one thread at a time. Waiting threads spin, and yield
-/// if the operating system is available. A child of `fork` may use a pool that is a static
-/// variable.
+/// A [`Tlsf`] that several threads may use, one thread at a time. Waiting threads spin, and with
+/// the feature `os` they also yield. A child of `fork` may use a pool that is a static variable.
 ///
 /// ```
 /// use pagewise_alloc::{LockedTlsf, source::Os};

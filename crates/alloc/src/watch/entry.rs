@@ -12,7 +12,7 @@ use crate::source::SourceBlock;
 /// Number of size classes of requests: up to 1 byte, 2 bytes, 4 bytes and so on; the last class
 /// contains all larger sizes.
 pub const SIZES: usize = 24;
-/// Maximum number of points of the series.
+/// Maximum number of points of the series, which records live and held bytes over time.
 pub const SAMPLES: usize = 64;
 /// Maximum number of separate address ranges.
 const RANGES: usize = 128;

@@ -84,7 +84,8 @@ for_each_allocator! {
     fifo_with_guards: |memory| Fifo::guarded(memory);
     pages: |memory| Some(Pages::unguarded(memory));
     pages_with_guards: |memory| Some(Pages::guarded(memory));
-    // The memory of this heap is that of its file; tests of its own cover a full disk.
+    // This heap takes its memory from its file; a test in `persistent/replay.rs` covers a full
+    // disk.
     persistent: |_memory| persistent();
     ring: |memory| Ring::unguarded(memory).map(RingFrames::new);
     ring_with_guards: |memory| Ring::guarded(memory).map(RingFrames::new);

@@ -17,7 +17,7 @@ const PROGRAMS: u32 = if cfg!(miri) { 3 } else { 128 };
 const FAILING_PROGRAMS: u32 = if cfg!(miri) { 1 } else { 16 };
 
 /// Runs a test on random programs. If the test panics, prints the shortest program on which it
-/// does.
+/// panics.
 fn on_programs(cases: u32, test: impl Fn(&[ProgramStep])) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let run = TestRunner::new(config).run(&programs(), |program| {

@@ -1,4 +1,4 @@
-//! Guarantees of each function of the interface.
+//! Tests of the guarantees of each function of the persistent heap.
 
 use std::alloc::Layout;
 use std::fs;
@@ -326,7 +326,8 @@ fn a_heap_that_is_safe_against_a_loss_of_power_is_the_same_heap() {
 fn a_heap_may_have_a_name_without_a_folder_and_go_to_another_thread() {
     let place = HeapPath::new();
     let folder = place.folder();
-    // In a child process, since all threads of a process share its current directory.
+    // This part runs in a child process, since all threads of a process share its current
+    // directory.
     let child = HeapChild::run(|| {
         // SAFETY: the path is a C string.
         let moved = unsafe { libc::chdir(folder.as_ptr()) } == 0;
@@ -343,7 +344,7 @@ fn a_heap_may_have_a_name_without_a_folder_and_go_to_another_thread() {
 #[test]
 fn less_address_space_is_reserved_if_it_is_scarce() {
     let place = HeapPath::new();
-    // In a child process, since the limit of the address space cannot be undone.
+    // This part runs in a child process, since the limit of the address space cannot be undone.
     let scarce = HeapChild::run(|| {
         let limit = libc::rlimit { rlim_cur: 4 << 30, rlim_max: 4 << 30 };
         // SAFETY: the call only reads `limit`.

@@ -11,8 +11,8 @@ const MAX_REPLACED: u64 = 9;
 
 /// Block with the name `ledger`: the number of committed steps, and the pointer of each slot.
 type LedgerPages = [u64; 1 + SLOTS];
-/// Header of a block: the step and the slot that created the block, and the number and the sum of
-/// the words that follow.
+/// Header of a block: the step that created the block, and the number and the sum of the words that
+/// follow.
 type LedgerHeader = [u64; 3];
 
 fn random(seed: u64, salt: u64) -> u64 {

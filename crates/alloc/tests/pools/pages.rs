@@ -22,8 +22,8 @@ fn allocate_pages<S: Source>(pool: &Pages<S>, size: usize) -> NonNull<u8> {
 }
 
 fn free<S: Source>(pool: &Pages<S>, run: NonNull<u8>, size: usize) {
-    // SAFETY: tests pass each run of this pool once with its size; a test that does not expects a
-    // panic.
+    // SAFETY: tests pass each run of this pool once with its size; a test that violates this rule
+    // expects a panic.
     unsafe { pool.free(run, size) };
 }
 

@@ -252,7 +252,7 @@ fn the_last_block_grows_in_its_place() {
     let grown = unsafe { frame.resize(block, layout(100), layout(200)) }.unwrap();
     assert_eq!(grown, block);
     frame.allocate(layout(8)).unwrap();
-    // SAFETY: the block is the last of the frame and has this layout.
+    // SAFETY: the block is of this frame and has this layout.
     let moved = unsafe { frame.resize(grown, layout(200), layout(300)) }.unwrap();
     assert_ne!(moved, block);
 }

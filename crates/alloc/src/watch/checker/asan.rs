@@ -73,7 +73,7 @@ pub(super) fn freed(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
     poison(start, size);
 }
 
-/// Nothing to report, because AddressSanitizer does not track defined bytes.
+/// Only unpoisons the bytes, because AddressSanitizer does not track defined bytes.
 pub(super) fn defined(start: NonNull<u8>, size: usize) {
     unpoison(start, size);
 }
