@@ -219,10 +219,10 @@ impl Display for Skips {
 }
 
 /// Test programs that change settings of the machine, compare with counters of the whole machine,
-/// or keep all CPUs busy: each runs alone but for [`KILLS`], after all others.
+/// or keep all CPUs busy: each runs alone, after all others.
 const ALONE: &[&str] = &[
     "huge_pages",
-    KILLS,
+    "kills",
     "lab",
     "live",
     "machine",
@@ -234,10 +234,6 @@ const ALONE: &[&str] = &[
     "shootdowns",
     "stat",
 ];
-
-/// The longest of [`ALONE`]. It changes no setting of the machine and looks only at processes that
-/// it has started, so it runs beside the others.
-const KILLS: &str = "kills";
 
 /// Test programs that take longest, the longest first: they start first, so that the last program
 /// to end is a short one.
@@ -328,12 +324,9 @@ fn test() -> Result<(TestTally, Skips)> {
     // Most tests sleep for much of their time, for example while they record a process.
     let jobs = cpus() + 2;
     say(&format!("{} test programs, {jobs} at a time", together.len()));
-    let mut tally = run_jobs(vec![(together, jobs)])?;
-    let (kills, alone): (Vec<_>, Vec<_>) =
-        alone.iter().partition(|program| program.target == KILLS);
-    say(&format!("{} test programs, one at a time, and {KILLS} beside them", alone.len()));
-    let one_at_a_time = [kills, alone].map(|programs| (programs.into_iter().map(job).collect(), 1));
-    tally.merge(run_jobs(one_at_a_time.into())?);
+    let mut tally = run_jobs(together, jobs)?;
+    say(&format!("{} test programs, one at a time", alone.len()));
+    tally.merge(run_jobs(alone.iter().map(job).collect(), 1)?);
     Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
 }
 
@@ -391,17 +384,13 @@ fn test_programs(messages: &str) -> Vec<TestProgram> {
     tests.filter_map(program).collect()
 }
 
-/// Runs several queues of commands at the same time, of each queue as many commands at a time as
-/// its number says.
-fn run_jobs(queues: Vec<(Vec<TestJob>, usize)>) -> Result<TestTally> {
-    type Queue = Mutex<VecDeque<TestJob>>;
-    let queues: Vec<(Queue, usize)> =
-        queues.into_iter().map(|(jobs, at_a_time)| (Mutex::new(jobs.into()), at_a_time)).collect();
+/// Runs commands, `jobs` at a time.
+fn run_jobs(commands: Vec<TestJob>, jobs: usize) -> Result<TestTally> {
+    let queue = Mutex::new(VecDeque::from(commands));
     let tally = Mutex::new(TestTally::default());
-    let next =
-        |queue: &Queue| queue.lock().expect("no thread panics while it holds the lock").pop_front();
-    let work = |queue: &Queue| -> Result<()> {
-        while let Some(job) = next(queue) {
+    let next = || queue.lock().expect("no thread panics while it holds the lock").pop_front();
+    let work = || -> Result<()> {
+        while let Some(job) = next() {
             let began = Instant::now();
             let (output, succeeded) = output_of(job.command)?;
             let mut tally = tally.lock().expect("no thread panics while it holds the lock");
@@ -412,10 +401,7 @@ fn run_jobs(queues: Vec<(Vec<TestJob>, usize)>) -> Result<TestTally> {
         Ok(())
     };
     thread::scope(|scope| {
-        let work = &work;
-        let workers =
-            queues.iter().flat_map(|(queue, at_a_time)| (0..*at_a_time).map(move |_| queue));
-        let threads: Vec<_> = workers.map(|queue| scope.spawn(move || work(queue))).collect();
+        let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no job panics"))
     })?;
     Ok(tally.into_inner().expect("no job panics"))
