@@ -137,7 +137,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         self.try_allocate(layout).unwrap_or_else(|misuse| misuse.panic())
     }
 
-    /// As [`Tlsf::allocate`], but returns the memory error instead of a panic.
+    /// As [`Tlsf::allocate`], but returns the memory error instead of panicking.
     ///
     /// # Errors
     /// Returns the error if the pool is guarded and a freed block was written to.

@@ -204,8 +204,9 @@ fn remove_left(base: &OwnedFd) {
     }
 }
 
-/// Removes a folder and the files of pagewise in it, if its lock is free. A folder with a lock file
-/// belongs to a run in that root; [`crate::run_dir`] removes it.
+/// Removes a folder and the files of pagewise in it, unless another process holds a lock on the
+/// folder. Leaves a folder that contains a lock file: a pagewise that runs inside the target's root
+/// made this folder, and [`crate::run_dir`] removes it.
 fn remove_folder(base: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
     let folder = open_folder(base, name)?;
     flock(&folder, FlockOperation::NonBlockingLockExclusive)?;

@@ -126,7 +126,7 @@ impl<W: Write> LogWriter<W> {
         self.hold_back()
     }
 
-    /// Adds sites at calls that were added before.
+    /// Adds sites. The call nodes to which they refer must have been added before.
     ///
     /// # Errors
     /// Returns the error of the writing.

@@ -92,8 +92,8 @@ impl ChildUndo {
         attempt_until(patience, &|| self.attempt())
     }
 
-    /// True if the process has waited for the child; false if the child does not exist any more;
-    /// `None` while the child is still ending.
+    /// True if the process has waited for the child; false if the process has no such child any
+    /// more; `None` while the child is still ending.
     fn attempt(&self) -> Result<Option<bool>, RemoteError> {
         let text = ProcRoot::live().read(Pid(self.child), "stat");
         let Some(child) = text.ok().and_then(|text| stat::parse(&text).ok()) else {

@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(read(std::process::id(), &ranges, &mut small).unwrap(), 3);
     }
 
-    /// Number of bytes that only this process maps.
+    /// Number of resident bytes that only the process `pid` maps.
     fn exclusive(pid: u32) -> u64 {
         let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
         let lines = text.lines().filter_map(|line| line.strip_prefix("Private_")?.split_once(':'));

@@ -242,9 +242,10 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         found.inspect(|block| _ = current.insert(*block)).is_some()
     }
 
-    /// Reports the live bytes to the statistics as requests of about `size` bytes, and returns the
-    /// live bytes. Bytes that were allocated and freed between two reports are not counted. A stack
-    /// with canaries counts each request instead: then this function does nothing and returns 0.
+    /// Reports the change of the live bytes since the last report to the statistics: an increase as
+    /// requests of about `size` bytes, a decrease as returned bytes. Returns the live bytes. Bytes
+    /// that were allocated and freed between two reports are not counted. A stack with canaries
+    /// counts each request instead: then this function does nothing and returns 0.
     fn tell(&self, size: usize) -> usize {
         let (Some(cold), Some(current)) = (self.cold(), self.current()) else { return 0 };
         if self.is_guarded() {

@@ -21,7 +21,8 @@
 //! - `WAITING` is set in a freed block that is in a bin and was not merged yet. The pool itself
 //!   does not need this bit; programs that read the pool from outside do.
 //! - Two neighbors are never both free. No block precedes the first block of a region. The last
-//!   block is only a word of size 0 in use, so that no function accesses memory behind the region.
+//!   block of a region consists of a header word only, with size 0 and in use, so that no function
+//!   accesses memory behind the region.
 //!
 //! A [`TlsfBlock`] always points to the word of a block, so that its methods may read and write it.
 

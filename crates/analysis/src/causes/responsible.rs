@@ -30,8 +30,8 @@ const LIBRARIES: &[&str] = &[
 /// identifies the event better.
 const FORWARDERS: &[&str] = &["libffi"];
 
-/// Parts of the paths of source files in the standard library of a language, as installed by
-/// packages or named by the builds of the library.
+/// Parts of the paths of source files of standard libraries. A path is where a package installs the
+/// file, or where the file was when the library was built, according to its debug information.
 const LIBRARY_SOURCES: &[&str] = &[
     "/usr/include/c++/",
     "/include/c++/v1/",

@@ -113,8 +113,8 @@ fn quarters(
     Some([a, b, c, d])
 }
 
-/// True if the total growth is at least [`LEAK`], and each quarter exceeds the previous quarter by
-/// at least a tenth of the total growth.
+/// True if the values, one for each quarter of the recording, grow by at least [`LEAK`] in total,
+/// and each value exceeds the previous one by at least a tenth of the total growth.
 fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
     let gained = fourth - first;
     let step = (gained / 10).max(1);

@@ -187,7 +187,7 @@ fn last_word(outcomes: &[SettingOutcome]) -> Paragraph {
     }
 }
 
-/// Builds the table of settings that fit, for people.
+/// Builds the table, for people, of settings that need no change.
 fn well(outcomes: &[SettingOutcome]) -> Option<ReportTable> {
     let rows: Vec<&SettingOutcome> =
         outcomes.iter().filter(|o| o.verdict == SettingVerdict::Ok).collect();

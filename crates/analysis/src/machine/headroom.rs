@@ -54,7 +54,8 @@ fn above_watermark(
     };
     let in_zones = zones.iter().fold(0_u64, |sum, zone| sum.saturating_add(zone.free));
     let usable = zones.iter().fold(0_u64, |sum, zone| sum.saturating_add(usable(zone)));
-    // Kernels with deferred page initialization count free pages that do not belong to a zone yet.
+    // With deferred page initialization, the machine's free memory includes pages that are not yet
+    // in the free count of any zone.
     let outside = free - page_size.pages(in_zones);
     page_size.pages(usable) + outside
 }

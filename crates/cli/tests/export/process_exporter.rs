@@ -140,8 +140,8 @@ fn all_processes_of_the_machine_are_in_the_same_groups() {
         };
         let our_groups = || all_groups(&ours.page("/metrics"), "pagewise_group_processes");
         let mut last = Vec::new();
-        // Processes begin and end during the test: groups that differ between the reading of
-        // pagewise before and the one after the reading of process-exporter are not compared.
+        // Processes begin and end during the test. So pagewise is read before and after
+        // process-exporter, and groups whose two counts of pagewise differ are not compared.
         let is_same = (0..100).any(|_| {
             let before = our_groups();
             let theirs = all_groups(&other.page("/metrics"), "namedprocess_namegroup_num_procs");

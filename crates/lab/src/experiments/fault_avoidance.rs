@@ -268,8 +268,8 @@ mod tests {
             let mut memory = get(arm, 10 * page, page).unwrap();
             let mut times = TimeHistogram::ready();
             fill(&mut memory, 10 * page, page, &mut times);
-            // `tail` returns a quantile for one page in 1 and a quantile for one page in 10. With
-            // nine pages it would return only the first quantile.
+            // `tail` returns one quantile for each power of ten up to the number of pages: 1 and 10
+            // for ten pages, but only 1 for nine pages.
             assert_eq!(times.tail().len(), 2, "{arm}");
         }
     }

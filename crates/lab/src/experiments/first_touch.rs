@@ -104,7 +104,7 @@ impl Life<'_> {
         self.bench.memory_at(self.mapping.start(), SmapsCounter::Pss)
     }
 
-    /// Ends a stage: records its columns as points of curves.
+    /// Ends a stage: records RES, SHR and PSS as points of curves. Returns VIRT, RES, SHR and DATA.
     fn stage(&mut self, stage: TouchStage) -> Result<[f64; 4], LabError> {
         let columns = self.columns()?;
         let pss = self.pss()?;

@@ -254,7 +254,8 @@ impl Ladder<'_> {
         }
     }
 
-    /// Sequences of lines of one set, and how long an access of each takes.
+    /// Random sequences of cache lines, each within one cache set; and for each sequence the time
+    /// of one access.
     fn sequences(&mut self, ways: usize, span: usize) -> (Vec<Vec<usize>>, Vec<f64>) {
         // A line has this number of positions, one for each visit, so that each visit can lead to
         // another line.

@@ -120,7 +120,7 @@ fn walk(rounds: u64, lines: usize, random: bool, read: impl Fn(usize) -> u8, wri
     }
 }
 
-/// Memory of a condition.
+/// Kind of memory that one condition of the experiment walks.
 struct WalkedMemory<'f> {
     heap: bool,
     filled: bool,

@@ -130,8 +130,8 @@ fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
             }
             let before = at.stack + u64::from(walk.like.get(walk.words)?.get()) * 8;
             code = word_as_expected(top - 8, before);
-            // The offset fits into 16 bits: a plain frame has fewer than 2^15 words, and it begins
-            // in the window.
+            // The offset in words fits into 16 bits: the frame begins in the `WINDOW` bytes from
+            // `at.stack` on, and a frame of the cache `plain` has fewer than 2^15 words.
             walk.put(((top - 8 - at.stack) / 8) as u16)?;
             walk.stack = top;
         } else {

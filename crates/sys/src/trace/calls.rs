@@ -59,8 +59,8 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// Time for which an interrupted thread is polled without a sleep: most threads stop within
 /// microseconds.
 const POLL: Duration = Duration::from_micros(200);
-/// Number of changes after which each thread is polled once: the kernel searches changed threads in
-/// a fixed order, so some threads could wait forever.
+/// Number of reported changes (stops and ends of threads) after which each thread is polled once.
+/// The kernel searches the threads in a fixed order, so without polls some could wait forever.
 const UNFAIR: u32 = 256;
 /// Number of changed threads at which polling each thread is faster than one search for each
 /// change.

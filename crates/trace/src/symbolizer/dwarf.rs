@@ -83,7 +83,7 @@ impl<T: Copy> Ranges<T> {
     }
 }
 
-/// A row of lines.
+/// A row of a DWARF line table: the source line of the code from an address on.
 #[derive(Clone, Copy, Debug)]
 struct LineRow {
     address: u64,

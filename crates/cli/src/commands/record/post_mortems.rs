@@ -137,7 +137,8 @@ pub(super) struct PostMortems {
 }
 
 impl PostMortems {
-    /// Returns an empty queue. Processes of this program will save the files.
+    /// Returns an empty queue. A new process that runs the executable of this process will make and
+    /// save each snapshot or diagnosis.
     pub(super) fn new() -> PostMortems {
         PostMortems {
             program: "/proc/self/exe".into(),
