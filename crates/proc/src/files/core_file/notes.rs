@@ -69,7 +69,8 @@ pub struct ThreadNote {
     pub tid: Pid,
     /// Process ID of the parent process.
     pub parent: Pid,
-    /// Signal that the thread was handling (`pr_cursig`); 0 for none.
+    /// Signal number (`pr_cursig`); 0 for none. The kernel writes the signal that ended the process
+    /// into the notes of all threads.
     pub signal: u32,
     /// The instruction pointer.
     pub instruction: u64,
