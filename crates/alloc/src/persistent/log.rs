@@ -68,8 +68,8 @@ const PAUSE: usize = 4 << 10;
 
 const _: () = assert!(PAUSE <= AREA);
 
-/// Maximum number of frees of a transaction that are also stored in memory: the first ones. If
-/// there are no more, the log need not be read again.
+/// Maximum number of frees of a transaction that are also stored in memory: the first ones. A
+/// transaction with at most this number of frees need not read the log again.
 const FEW: usize = 4;
 
 /// The log of the open transaction, and its first frees.
