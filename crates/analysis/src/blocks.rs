@@ -1,6 +1,9 @@
 //! Report blocks that several analyses share. Blocks for people appear in text and HTML, and blocks
 //! for programs in JSON.
 
+use std::collections::HashMap;
+use std::hash::Hash;
+
 use pagewise_model::bounds::{Folded, OTHER_MAPPINGS, OTHER_STACKS, OTHER_THREADS};
 use pagewise_model::ending::ProgramEnding;
 use pagewise_model::report::{
@@ -53,6 +56,34 @@ pub(crate) fn gaps(absent: Vec<(usize, Absent)>, rows: usize) -> Gaps {
             Gaps::All(first.clone())
         }
         Some(_) => Gaps::Some(absent.into_iter().collect()),
+    }
+}
+
+/// Numbers distinct values in the order of their first appearance.
+pub(crate) struct Coder<K> {
+    /// The distinct values; the code of a value is its index.
+    pub(crate) distinct: Vec<K>,
+    known: HashMap<K, u32>,
+    last: Option<(K, u32)>,
+}
+
+impl<K: Copy + Eq + Hash> Coder<K> {
+    pub(crate) fn new() -> Coder<K> {
+        Coder { distinct: Vec::new(), known: HashMap::new(), last: None }
+    }
+
+    /// Returns the code of a value. Adjacent rows often have the same value, so the last one is
+    /// compared first.
+    pub(crate) fn code(&mut self, value: K) -> u32 {
+        let code = match self.last {
+            Some((last, code)) if last == value => code,
+            _ => *self.known.entry(value).or_insert_with(|| {
+                self.distinct.push(value);
+                u32::try_from(self.distinct.len() - 1).unwrap_or(u32::MAX)
+            }),
+        };
+        self.last = Some((value, code));
+        code
     }
 }
 

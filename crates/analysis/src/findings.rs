@@ -122,7 +122,7 @@ impl FindingRule {
 /// Returns the findings that the evidence supports, the most severe first.
 pub(crate) fn find(evidence: Evidence<'_>) -> Vec<Finding> {
     let is_large = match evidence {
-        Evidence::Snapshot(subject) => subject.mappings.len() >= parallel::MIN_ROWS,
+        Evidence::Snapshot(subject) => subject.is_large(),
         _ => false,
     };
     let rules = RULES.concat();

@@ -61,6 +61,11 @@ pub(crate) struct ExplainSubject<'a> {
 }
 
 impl<'a> ExplainSubject<'a> {
+    /// True if a second thread saves time in a pass over all mappings.
+    pub(crate) fn is_large(&self) -> bool {
+        self.mappings.len() >= parallel::MIN_ROWS
+    }
+
     pub(crate) fn from_snapshot(snapshot: &'a Snapshot) -> Reading<ExplainSubject<'a>> {
         let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
         let pss = pss::shares(snapshot, mappings);
@@ -105,7 +110,7 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
         return explain_core(subject, coverage, options);
     }
     let mut blocks = vec![ReportBlock::Facts(who::process(&snapshot.process))];
-    let is_large = subject.as_ref().is_ok_and(|s| s.mappings.len() >= parallel::MIN_ROWS);
+    let is_large = subject.as_ref().is_ok_and(ExplainSubject::is_large);
     let (findings, body) = parallel::both(
         is_large,
         || subject.as_ref().ok().map(findings),

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock};
 
@@ -13,11 +13,11 @@ use pagewise_model::report::{
     Report, ReportBlock, ReportTable, TableColumn,
 };
 use pagewise_model::{
-    Absent, Bytes, Mapping, Name, Quadrant, Reading, Sharing, Smaps, SmapsCounter, Snapshot,
-    VmFlags, parallel,
+    Absent, Bytes, Mapping, Name, Quadrant, Reading, Sharing, SmapsCounter, Snapshot, VmFlags,
+    parallel,
 };
 
-use crate::blocks::gaps;
+use crate::blocks::{Coder, gaps};
 use crate::filter::{BoundFilter, ColumnKind, Datum, FilterError, RowFilter};
 use crate::pools::{self, MemoryPool, PoolKind, PoolMap};
 use crate::sections;
@@ -688,25 +688,12 @@ fn quadrant(quadrant: Quadrant) -> Label {
 
 /// Stores each of a few different labels once. `label` returns the label of a key.
 fn coded_labels<K: Copy + Eq + Hash>(
-    keys: impl ExactSizeIterator<Item = K>,
+    keys: impl Iterator<Item = K>,
     label: impl Fn(K) -> Label,
 ) -> ColumnCells {
-    let mut known: HashMap<K, u32> = HashMap::new();
-    let mut values = Vec::new();
-    let mut codes = Vec::with_capacity(keys.len());
-    // Adjacent rows often have the same key.
-    let mut last = None;
-    for key in keys {
-        let code = match last {
-            Some((before, code)) if before == key => code,
-            _ => *known.entry(key).or_insert_with(|| {
-                values.push(CellValue::Text(label(key)));
-                u32::try_from(values.len() - 1).unwrap_or(u32::MAX)
-            }),
-        };
-        last = Some((key, code));
-        codes.push(code);
-    }
+    let mut coder = Coder::new();
+    let codes = keys.map(|key| coder.code(key)).collect();
+    let values = coder.distinct.into_iter().map(|key| CellValue::Text(label(key))).collect();
     ColumnCells::Coded(CodedCells { values, codes: Arc::new(codes) })
 }
 
@@ -763,23 +750,17 @@ impl<'a> DistinctEntries<'a> {
     /// entry.
     fn of_mappings(mappings: &[&'a Mapping]) -> Option<DistinctEntries<'a>> {
         let most = mappings.len() / ROWS_PER_ENTRY;
-        let mut known: HashMap<*const Smaps, u32> = HashMap::new();
+        let mut coder = Coder::new();
         let mut first = Vec::new();
         let mut codes = Vec::with_capacity(mappings.len());
-        let mut last = (std::ptr::null(), 0);
         for mapping in mappings {
-            let entry = Arc::as_ptr(mapping.smaps.as_ref().ok()?);
-            if entry != last.0 {
-                let code = *known.entry(entry).or_insert_with(|| {
-                    first.push(*mapping);
-                    u32::try_from(first.len() - 1).unwrap_or(u32::MAX)
-                });
-                if first.len() > most {
-                    return None;
-                }
-                last = (entry, code);
+            codes.push(coder.code(Arc::as_ptr(mapping.smaps.as_ref().ok()?)));
+            if coder.distinct.len() > first.len() {
+                first.push(*mapping);
             }
-            codes.push(last.1);
+            if first.len() > most {
+                return None;
+            }
         }
         Some(DistinctEntries { first, codes: Arc::new(codes) })
     }

@@ -5,7 +5,6 @@ mod strip;
 mod touched;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use pagewise_model::page_map::{MappedPages, PageMap, PageMapKind, PageRun, PageRuns, PageState};
@@ -18,7 +17,7 @@ use pagewise_model::{Bytes, Mapping, Name, Reading};
 pub use touched::touched;
 
 use crate::address_map::clustered;
-use crate::blocks::{facts_of, for_people, for_programs, table};
+use crate::blocks::{Coder, facts_of, for_people, for_programs, table};
 use crate::explain::{fact, meaning, who};
 
 /// Name and version of the JSON form.
@@ -333,16 +332,9 @@ fn runs(map: &PageMap, for_people: bool) -> ReportTable {
 
 /// Returns the different states, and the index of each run's state.
 fn coded_states(runs: impl Iterator<Item = PageState>) -> (Vec<PageState>, Arc<Vec<u32>>) {
-    let mut states = Vec::new();
-    let mut known = HashMap::new();
-    let codes = runs.map(|state| {
-        *known.entry(state).or_insert_with(|| {
-            states.push(state);
-            u32::try_from(states.len() - 1).unwrap_or(u32::MAX)
-        })
-    });
-    let codes = Arc::new(codes.collect());
-    (states, codes)
+    let mut coder = Coder::new();
+    let codes = Arc::new(runs.map(|state| coder.code(state)).collect());
+    (coder.distinct, codes)
 }
 
 /// Returns the cells of the address map: the runs if there are at most [`DRAWN`], else the
