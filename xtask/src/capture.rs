@@ -1,5 +1,5 @@
-//! `cargo xtask capture`: runs the fixture programs and keeps copies of their `/proc`, on this
-//! kernel or on Debian's in a virtual machine.
+//! `cargo xtask capture`: runs the fixture programs and copies their files in `/proc`, on the
+//! running kernel or on Debian's kernel in a virtual machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,8 @@ const MEMORY: Bytes = Bytes(1 << 30);
 /// Time limit of a virtual machine. Booting takes seconds; an emulated machine on a busy host takes
 /// minutes for all programs.
 const TIME_LIMIT: Duration = Duration::from_secs(900);
-/// Path of the script in a virtual machine, and name of the file of results that has its output.
+/// Path of the script in a virtual machine, and name of the result file with the copies that the
+/// script makes.
 const GUEST_SCRIPT: &str = "/capture.sh";
 pub(crate) const COPIES: &str = "copies.tar.gz";
 
@@ -73,7 +74,7 @@ pub(crate) fn add_captured_programs(machine: &mut VirtualMachine, programs: &Pat
     Ok(())
 }
 
-/// Unpacks the copies of a virtual machine into the folder of fixtures.
+/// Unpacks the copies that a virtual machine sent into the folder of fixtures.
 pub(crate) fn keep_copies(result: &VmResult, work: &Path) -> Result<()> {
     let packed = result.file(COPIES).context("the machine sent no copies")?;
     let (archive, out) = (work.join(COPIES), work.join("out"));

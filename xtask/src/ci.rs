@@ -21,7 +21,8 @@ use crate::time_limit::{TEST_PROGRAM_LIMIT, wait_at_most};
 struct CheckStep {
     args: &'static [&'static str],
     env: &'static [(&'static str, &'static str)],
-    /// A part of the toolchain that a distribution may leave out; its absence skips the step.
+    /// Component of the toolchain that the step needs, if a distribution may omit it. If the
+    /// component is not installed, the step is skipped.
     component: Option<&'static str>,
 }
 
@@ -39,14 +40,14 @@ const STEPS: &[CheckStep] = &[
     },
 ];
 
-/// The step of [`STEPS`] that builds the documentation, and for that checks every crate as clippy
-/// does.
+/// The step of [`STEPS`] that builds the documentation. For this, cargo also checks every crate.
 const DOC: &str = "doc";
 
-/// The arguments of clippy in [`STEPS`], in the form in which `cargo clippy` passes them on.
+/// The arguments that clippy has in [`STEPS`], in the encoding in which `cargo clippy` passes them
+/// to clippy.
 const CLIPPY_ARGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
 
-/// Runs every check; the last line of output is `N passed, N failed, N skipped`, of the tests.
+/// Runs every check. The last line of output counts the tests: `N passed, N failed, N skipped`.
 pub(crate) fn run() -> Result<ExitCode> {
     let began = Instant::now();
     say("tidy");
@@ -83,7 +84,7 @@ fn check_arm() -> Result<()> {
     ARM.run()
 }
 
-/// Runs the tests alone. The last line of output is the same as that of [`run`].
+/// Runs the tests alone. The last line of output counts the tests, as in [`run`].
 pub(crate) fn run_tests() -> Result<ExitCode> {
     conclude(Instant::now())
 }
@@ -107,7 +108,8 @@ impl CheckStep {
         if self.args.first() == Some(&DOC)
             && let Some(driver) = clippy_driver()
         {
-            // The result of clippy is used: the crates are not checked a second time.
+            // With the wrapper and the arguments of clippy, cargo reuses the results of the clippy
+            // step and does not check the crates a second time.
             command.env("RUSTC_WORKSPACE_WRAPPER", driver).env("CLIPPY_ARGS", CLIPPY_ARGS);
         }
         Ok(command)
@@ -176,7 +178,7 @@ impl TestTally {
 struct Skips {
     /// Each test that was skipped as a whole, with the reason.
     tests: BTreeMap<String, String>,
-    /// Each test that left out some cases, with the reasons.
+    /// Each test that skipped some of its cases, with the reasons.
     parts: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -260,7 +262,8 @@ const LONG: &[&str] = &[
 /// Title of the job that runs the examples in the documentation.
 const DOC_TESTS: &str = "test --workspace --doc";
 
-/// Title of the job that runs tests in every possible order of the threads of a ring.
+/// Title of the job that runs the tests of a ring buffer under every possible interleaving of its
+/// threads.
 const LOOM_TESTS: &str = "test -p pagewise-alloc --lib --features loom ring::threads";
 
 /// A test program that cargo has built.
@@ -289,8 +292,8 @@ impl TestProgram {
         command.env("PAGEWISE_SKIPS", skips);
         command.envs(portable.map(|file| ("PAGEWISE_STATIC", file)));
         if Some(&self.target.as_str()) == LONG.first() {
-            // This program has the most tests; with fewer threads, all others would wait for its
-            // end.
+            // This program has the most tests: with fewer threads, it would still run after all
+            // other programs have ended.
             command.env("RUST_TEST_THREADS", (cpus() * 2).to_string());
         }
         TestJob { name: self.target.clone(), title: self.path.display().to_string(), command }
@@ -321,7 +324,8 @@ fn test() -> Result<(TestTally, Skips)> {
     together.push(cargo_job(LOOM_TESTS, &skips)?);
     together
         .sort_by_key(|job| LONG.iter().position(|long| *long == job.name).unwrap_or(LONG.len()));
-    // Most tests sleep for much of their time, for example while they record a process.
+    // Most tests sleep for much of their time, for example while they record a process, so more
+    // programs than CPUs run at a time.
     let jobs = cpus() + 2;
     say(&format!("{} test programs, {jobs} at a time", together.len()));
     let mut tally = run_jobs(together, jobs)?;
@@ -330,15 +334,16 @@ fn test() -> Result<(TestTally, Skips)> {
     Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
 }
 
-/// Builds the command as one file, which some tests run. Returns `None` without a static C library.
+/// Builds `pagewise` as a statically linked file, which some tests run. Returns `None` without a
+/// static C library.
 fn build_portable() -> Result<Option<PathBuf>> {
     if !crate::portable::has_static_libc() {
         println!("the static C library is not installed");
         return Ok(None);
     }
     say("xtask static --debug");
-    // The static command is built before the tests: their build links the same file name
-    // dynamically again.
+    // The static program is built before the tests: the build of the tests then replaces it at its
+    // path by a dynamically linked program.
     crate::portable::build(false).map(Some)
 }
 
@@ -412,7 +417,8 @@ fn cpus() -> usize {
 }
 
 /// Runs a command. Returns its standard output and standard error in the order of the writes, and
-/// true if it succeeded. The output goes to a file: a pipe ends only after all processes that the
+/// true if it succeeded. The output goes to a file: a pipe would end only when all processes that
+/// the command leaves behind have closed it.
 /// command leaves behind.
 fn output_of(mut command: Command) -> Result<(Vec<u8>, bool)> {
     static FILES: AtomicUsize = AtomicUsize::new(0);

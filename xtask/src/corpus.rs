@@ -1,5 +1,5 @@
-//! `cargo xtask corpus`: runs a diagnosing tool at programs whose trouble is known, and counts its
-//! right answers. docs/corpus.md describes the programs and their labels.
+//! `cargo xtask corpus`: runs a diagnosing tool on programs whose memory problem is known, and
+//! counts its right answers. docs/corpus.md describes the programs and their labels.
 
 mod healthy;
 mod judge;
@@ -199,7 +199,7 @@ fn in_threads(labels: &[Label], jobs: usize, work: impl Fn(&Label) + Sync) {
     }
 }
 
-/// Checks that both forms of the program compile and become ready.
+/// Checks that the sick and the remedied form of the program compile and become ready.
 fn check(label: &Label, options: &CorpusOptions) -> Result<String> {
     for is_remedied in [false, true] {
         if is_remedied && label.remedied.is_none() {
@@ -216,7 +216,7 @@ fn check(label: &Label, options: &CorpusOptions) -> Result<String> {
     Ok("ready".to_owned())
 }
 
-/// Measures the label's figure in both forms of the program.
+/// Measures the label's figure in the sick and in the remedied form of the program.
 fn measure_remedy(label: &Label, options: &CorpusOptions) -> Result<String> {
     let Some(figure) = &label.improves else { return Ok("no figure".to_owned()) };
     let mut values = [0.0; 2];
@@ -253,7 +253,7 @@ fn diagnose_all(labels: &[Label], options: &CorpusOptions) -> Result<Vec<JudgedR
     Ok(runs)
 }
 
-/// Runs the tool at one program and judges the answer. A failure of the runner counts as a missing
+/// Runs the tool on one program and judges the answer. A failure of the runner counts as a missing
 /// answer, so that the other programs are still run.
 fn diagnose(
     label: &Label,

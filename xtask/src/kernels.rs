@@ -121,8 +121,8 @@ pub(crate) fn run(words: &[&str]) -> Result<()> {
     let contents = GuestContents::collect(scratch, works.contains(&GuestWork::Tests))?;
     let is_wanted = |machine: &MachineKind| only.is_none_or(|name| machine.name == name);
     let mut failures = Vec::new();
-    // Each kernel boots in one machine, then each kernel in the next machine: a run that is cut
-    // short has booted all kernels.
+    // Every kernel boots in the first machine before any kernel boots in the next one. So a run
+    // that is cut short in a later machine has booted every kernel.
     for (number, machine) in MACHINES.iter().enumerate().filter(|(_, it)| is_wanted(it)) {
         for (kernel, work) in kernels.iter().flat_map(|it| works.iter().map(move |work| (it, work)))
         {
@@ -147,8 +147,8 @@ pub(crate) fn run(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if there are fixtures of a kernel. New ones would differ in their PIDs and
-/// addresses only.
+/// Returns true if there are fixtures of a kernel. New fixtures would differ only in their PIDs and
+/// addresses.
 fn is_captured(release: &str) -> Result<bool> {
     let folder = crate::root()?.join("fixtures/kernels");
     let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
@@ -259,7 +259,8 @@ impl GuestContents {
         machine.cgroups = kind.cgroups;
         machine.kernel_options = kind.options.to_owned();
         machine.time_limit = TIME_LIMIT;
-        // Remote calls save the registers of a target with XSAVE.
+        // Remote calls save the registers of a target with XSAVE, which the usual emulated CPU
+        // lacks.
         machine.full_cpu = true;
         match work {
             GuestWork::Features => self.add_features(&mut machine)?,

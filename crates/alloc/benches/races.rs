@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Names of benchmarks that need cargo features, each with these features.
+/// Names of benchmarks that need a cargo feature, each with the name of its feature.
 const FEATURES: &[(&str, &str)] = &[
     ("fifo", "ablation"),
     ("pages", "ablation"),

@@ -31,8 +31,8 @@ pub(crate) unsafe fn carry_over(old: (NonNull<u8>, Layout), new: (NonNull<u8>, L
 
 /// Defines `grow` and `shrink`, both by the expression `resize`, which resizes a block.
 ///
-/// The expression is unsafe for the same reason as `grow` and `shrink`: the caller passes a block
-/// of this pool with its old layout.
+/// The expression is unsafe, as `grow` and `shrink` are: the block must be of this pool and have
+/// the old layout.
 macro_rules! resize_by {
     (|$pool:ident, $block:ident, $old:ident, $new:ident| $resize:expr) => {
         $crate::collections::resize_by!(grow | $pool, $block, $old, $new | $resize);

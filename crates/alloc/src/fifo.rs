@@ -31,16 +31,18 @@
 //!                         `---------------------------------------------------------------------------´
 //! ```
 //!
-//! - An allocation moves `next`. The unused bytes of the current page count as live in that page.
+//! - An allocation moves `next` in the current page, the page in which the pool allocates. The
+//!   unused bytes of the current page count as live.
 //! - Freeing extends the recorded hole over the block, which also reduces the live bytes of the
-//!   page. A hole is a freed range of a page; the page header records one of the holes.
+//!   page. A hole is a freed range of a page. The page header records one of the holes, and a
+//!   bitmap, the marks, contains the others.
 //! - The slow path runs if a block does not fit at `next`, if the last live block of a page is
 //!   freed, or if a freed block does not begin at the end of the recorded hole: see `pool` and
 //!   `page`.
 //!
 //! The overhead is 2 KiB of each page of 64 KiB, and the padding of each block to a multiple of 8
 //! bytes. A block whose alignment is above 8 leaves a hole before it, unless the sizes of all
-//! blocks are multiples of this alignment, as the sizes of Rust types are.
+//! blocks are multiples of this alignment. In a pool for values of one Rust type they are.
 
 #[cfg(feature = "allocator-api2")]
 mod api;

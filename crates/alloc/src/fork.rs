@@ -21,8 +21,8 @@ pub(crate) enum ForkOrder {
 }
 
 const ORDERS: usize = 3;
-/// Maximum number of registered locks at each position of the order. Children of `fork` must not
-/// use pools beyond this number.
+/// Maximum number of registered locks at each position of the order. A child of `fork` must not use
+/// a pool whose lock was not registered because this number was reached.
 const MAX_LOCKS: usize = 16;
 
 /// Registered locks: a row for each [`ForkOrder`]. In each row the locks precede the null pointers.
@@ -35,8 +35,8 @@ static HELD: [AtomicUsize; ORDERS] = [const { AtomicUsize::new(0) }; ORDERS];
 /// Makes each fork take a lock. Requires that the caller holds no lock, since the C library may
 /// allocate in this function.
 ///
-/// Ignores a lock that is not in a loaded object, such as that of a local variable, because its
-/// pool may move.
+/// Ignores a lock that is not in a loaded object, because its pool may move: for example, a pool in
+/// a local variable.
 #[cold]
 pub(crate) fn register(lock: &AtomicBool, order: ForkOrder) {
     if cfg!(miri) {

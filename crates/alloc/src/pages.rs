@@ -25,16 +25,18 @@
 //!        a new region            <── addresses ──    Source
 //! ```
 //!
-//! - A run consists of consecutive pages. The pool stores its data about pages in separate
-//!   descriptors of 24 bytes, not in or before the run, so that an untouched run needs no memory.
+//! - A run consists of consecutive pages. An idle run is free and may be backed by memory; a clean
+//!   run is free and not backed. The pool stores its data about pages in separate descriptors of 24
+//!   bytes, not in or before the run, so that an untouched run needs no memory.
 //! - Each thread caches some freed runs of each length up to 1 MiB, and allocates them again
 //!   without the lock. Without the cache, an allocation or a free takes a fixed number of steps. If
 //!   more idle memory is backed than [`Pages::keep`] permits, a free also returns the memory of
 //!   idle runs to the source: on average at most one run for each free.
 //! - Signal handlers must not use the pool, because its functions take a lock. A child of `fork`
 //!   may use a pool that is a static variable.
-//! - If unused memory of the source costs nothing, the pool takes regions ahead of need: first 64
-//!   MiB of addresses, then each time as many bytes as the pool has.
+//! - The pool takes memory from the source in regions. If unused memory of the source costs
+//!   nothing, the first region has at least 64 MiB of addresses, and each later one has at least as
+//!   many bytes as all earlier ones together, if the source can provide them.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -467,8 +469,8 @@ impl<S: Source> Pages<S> {
     /// memory in use during the last 16,384 to 32,768 allocations and frees; the amount is never
     /// less than 2 MiB. A higher percentage saves page faults for runs that are freed and allocated
     /// again. The default is 20: used and kept memory together are at most 1.2 times the high-water
-    /// mark. Free memory that was not needed during this number of operations is released, down to
-    /// half of the percentage of the memory in use.
+    /// mark. Free memory that was not needed during 16,384 allocations and frees is released,
+    /// except for half of `percent` of the memory in use, or 2 MiB if that is more.
     pub fn keep(&self, percent: u8) {
         self.heap.with(|heap| heap.keep(percent.into()));
     }

@@ -36,11 +36,15 @@
 //! +-------+------+-------+------+------+---------+---------+-------+-------+- - -
 //! ```
 //!
-//! `docs/persistent.md` describes each byte. Invariants, at every instruction:
+//! `docs/persistent.md` describes each byte. A chunk has 16 KiB: it is free, contains blocks of one
+//! size class, or belongs to a run of chunks that is one block. The table contains the state of
+//! each chunk. The bitmap of a chunk contains a bit for each of its blocks. Invariants, at every
+//! instruction:
 //!
-//! - Recovery undoes the log of the head's generation, and then frees the blocks that the log of
-//!   the generation before lists. After a recovery, table, bitmaps and roots would agree, and the
-//!   heap would contain exactly the committed data.
+//! - The head contains the generation: the number of the open transaction. If the process were
+//!   killed now, recovery would undo the changes in the log of this generation, and then free the
+//!   blocks that the log of the preceding generation lists. After a recovery, table, bitmaps and
+//!   roots agree, and the heap contains exactly the committed data.
 //! - In the table, every chunk of a run but the first is marked as free. In the bitmap of a chunk
 //!   of a size class, the bits beyond its blocks are set. Bitmaps of free chunks have no meaning.
 //! - The index of the chunks with free blocks is not in the file; it is computed at each open.
@@ -148,8 +152,8 @@ pub struct PersistentUsage {
 /// child does nothing.
 #[derive(Debug)]
 pub struct Persistent {
-    /// Declared before `mapping`, so that the end of the heap is reported before the heap is
-    /// unmapped.
+    /// This field is declared before `mapping`, and so it is dropped first: the end of the heap is
+    /// reported before the heap is unmapped.
     watched: watched::WatchedHeap,
     mapping: mapping::HeapFileMapping,
     shape: HeapShape,
@@ -205,7 +209,7 @@ impl Persistent {
     ///
     /// # Errors
     /// [`PersistentError::OutOfRange`] if the pointer is not aligned, or if the `T` is not within
-    /// the chunks of the heap. A block that was freed meanwhile is not detected.
+    /// the chunks of the heap. The function does not detect that the block was freed.
     #[inline]
     pub fn get<T: PlainData>(&self, pointer: Rel<T>) -> Result<&T, PersistentError> {
         let place = self.resolve(pointer, 1)?;

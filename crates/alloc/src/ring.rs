@@ -26,7 +26,8 @@
 //!     `──────´
 //! ```
 //!
-//! - One frame is open at a time. Allocating moves `next`, as in a stack.
+//! - A frame is a group of allocations that are released together. One frame is open at a time.
+//!   Allocating moves `next`, as in a stack.
 //! - A sealed frame does not change until it is released. Any thread may release it, at any time
 //!   and in any order. A release is one atomic subtraction; for a frame with several blocks, at
 //!   most three subtractions and one exchange, independent of the number of blocks. The release of
@@ -225,8 +226,8 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
         OpenRingFrame { ring }
     }
 
-    /// Allocates memory in the frame; `None` if the source is exhausted. Blocks of size 0 may share
-    /// an address.
+    /// Allocates memory in the frame; `None` if the source is exhausted. Allocations of size 0 may
+    /// share an address.
     ///
     /// Consecutive allocations are adjacent, except for alignment and at the end of a block.
     #[inline]

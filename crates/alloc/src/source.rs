@@ -46,8 +46,9 @@ pub unsafe trait Source {
     /// `block` came from [`Source::take`] of this source, and is not used any more.
     unsafe fn give_back(&self, block: SourceBlock);
 
-    /// Number of bytes with this alignment that a pool may take as one block ahead of need, because
-    /// unused memory costs nothing. 0 if the source pays for all taken memory.
+    /// Maximum size in bytes of a block with this alignment that a pool may take before it needs
+    /// the memory, because unused memory of this source costs nothing. 0 if unused memory costs
+    /// something.
     fn ahead(&self, align: usize) -> usize {
         let _ = align;
         0

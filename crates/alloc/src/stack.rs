@@ -27,8 +27,9 @@
 //! - A frame's mark contains the values of `next` and `block` from when the frame was pushed. The
 //!   block of the mark is in the list, at or before the block of any later mark, since a block in
 //!   use is never moved. Popping the frame restores both values.
-//! - An allocation ends before `end`, never at `end`. With this rule the same comparison also sends
-//!   an allocation of size 0 to the slow path if the stack has no block.
+//! - An allocation ends before `end`, never at `end`. If the stack has no block, `next` and `end`
+//!   are NULL. With this rule, the one comparison of the fast path then fails for every size, even
+//!   for 0.
 //! - A guarded stack has `next == end`, so that every call takes the slow path: see `canary`.
 //!   `next` and `end` are also NULL while a guarded stack has blocks but no allocation. The fast
 //!   paths, which are also inlined into C programs, do not handle canaries.
@@ -89,8 +90,8 @@ pub struct Stack<S: Source, P: StackPolicy = Usual> {
     block: Cell<*mut StackBlockHeader>,
     /// Fields that fast paths do not use. They lie in the first block; NULL without a block.
     cold: Cell<*mut Cold>,
-    /// The innermost linked frame, see `link`. This field is not adjacent to `block`: compilers
-    /// would load both with one instruction when a frame is pushed, and that load would wait for a
+    /// The innermost linked frame, see `link`. If this field were adjacent to `block`, compilers
+    /// would load both with one instruction when a frame is pushed. This load would wait for a
     /// recent store to this field.
     frame: Cell<*const FrameLink>,
     /// Not 0 if the stack has canaries.

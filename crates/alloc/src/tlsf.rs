@@ -24,11 +24,14 @@
 //!      └── regions from a Source, each as large as all before, up to 16 MiB
 //! ```
 //!
-//! Worst cases: `free` merges one block. `allocate` removes one block from the lists. If no block
-//! fits, `allocate` takes a region from the source. If the source is exhausted, or if more than 512
-//! KiB and more than a quarter of the footprint are cached, it first merges cached blocks: at most
-//! 160 N + 2. With N = 0 no block is cached: the usual case is slower, but the worst case is
-//! shortest.
+//! The front caches freed blocks that are not merged with their neighbors yet. The heap contains
+//! the lists of free blocks, which are merged.
+//!
+//! In the worst case, `free` merges one block with its neighbors, and `allocate` removes one block
+//! from the lists. If no block of the lists fits, `allocate` takes a region from the source.
+//! Instead of this it merges cached blocks, at most 160 N + 2, in two cases: if the source is
+//! exhausted, or if more than 512 KiB and more than a quarter of the footprint are cached. If N is
+//! 0, no block is cached: the usual case is slower, but the worst case is shortest.
 //!
 //! The overhead of a block is one word, and the padding of its size to a multiple of 16 bytes. If N
 //! is not 0, a size above 520 bytes is also padded to a size class: by at most an eighth and a
@@ -406,8 +409,8 @@ fn fetch_size<S: Source, const N: usize>(
     align: usize,
 ) -> Option<NonNull<u8>> {
     if align > GRANULE {
-        // With this size, the free block behind the new block begins at the same alignment, so that
-        // an aligned allocation can use all of it.
+        // With this size, the free block behind the new block has the same alignment, so that an
+        // aligned allocation can use all of it.
         let size = if align <= PADDED { size.next_multiple_of(align) } else { size };
         return fetch_with(front, heap, |heap| heap.take_aligned(size, align), size, align);
     }

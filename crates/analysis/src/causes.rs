@@ -1,5 +1,5 @@
-//! The table of causes. Each row describes one cause of memory trouble, and has a rule that judges
-//! the cause by the evidence.
+//! The table of causes. Each row describes one cause of memory trouble, and has a rule: a function
+//! that decides from the evidence if the cause is present.
 //!
 //! Instruments, such as a snapshot, a heap scan or a recording of page faults, collect the
 //! evidence. The observation is the time in which they read the process.

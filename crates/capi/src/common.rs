@@ -12,7 +12,8 @@ pub(crate) fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
     block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
 }
 
-/// Returns the layout of this size and alignment; `None` if no memory can have it.
+/// Returns the layout of this size and alignment; `None` if the size is too large or the alignment
+/// is not a power of two.
 pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(size, align).ok()
 }
@@ -24,8 +25,8 @@ pub(crate) fn layouts(old: usize, new: usize, align: usize) -> Option<[Layout; 2
 
 /// Defines functions that pass their return address on as an additional argument: `call_sites!(see
 /// "tlsf.h"; pw_tlsf_free_slow(pool: *mut CTlsf, block: *mut c_void) => free_slow, "rdx", "x2";)`,
-/// where the registers are those of that argument. For inline functions of the headers, as for
-/// direct calls, the return address is in the caller.
+/// where the strings are the registers of that argument on x86-64 and AArch64. The return address
+/// lies in the code of the program, also if an inline function of a header contains the call.
 macro_rules! call_sites {
     (see $header:literal; $($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? => $inner:ident, $x86:literal, $arm:literal;)*) => {
         $(

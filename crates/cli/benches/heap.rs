@@ -1,7 +1,7 @@
 //! Cost of recording a heap: pagewise's recorder with every call and with sampling, heaptrack, and
-//! massif, against the program alone. sqlite3 sorts a table in memory, python3 builds and parses,
-//! cc1plus compiles templates, perl and node build and split, two threads replace blocks at random
-//! below 18 nested calls.
+//! massif, against the program alone. The programs are sqlite3, which sorts a table in memory;
+//! python3, perl and node, which build data structures and parse texts; cc1plus, which compiles
+//! templates; and two threads that replace blocks at random, with call stacks of 18 calls.
 //!
 //! `cargo bench -p pagewise --bench heap [WORKLOAD...]`; with `PAGEWISE_BENCH_SLOW=1` valgrind's
 //! tools take part
@@ -129,8 +129,8 @@ int main() {
 }
 "#;
 
-/// A program, and the goals of pagewise: the maximum ratios of its time with every call recorded,
-/// and with samples, to its time alone.
+/// A program, and the goals of pagewise: the maximum ratio of the program's time with every call
+/// recorded, and with sampling, to the program's time alone.
 struct Workload {
     name: &'static str,
     title: &'static str,
@@ -175,8 +175,8 @@ fn run(workload: &Workload, folder: &Path, slow: bool) {
     let is_there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
     if is_there("heaptrack") {
         let heaptrack = format!("heaptrack -o {} ", at("heaptrack"));
-        // If the analysis by heaptrack uses all memory, the page cache loses files of the program,
-        // which this run reads again.
+        // heaptrack's analysis can use all memory, so that the page cache loses files of the
+        // program. This unmeasured run reads the files again.
         let then = RaceCommand::shell("afterwards", &with(""));
         runners.push(RaceCommand::shell("heaptrack", &others(&heaptrack)).followed_by(then));
     }

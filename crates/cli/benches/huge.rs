@@ -32,7 +32,7 @@ fn main() {
         ("written throughout", "4", 0.0),
     ] {
         let target = RaceTarget::start("huge", &[&MIB.to_string(), period]);
-        // Otherwise the thread that checks the written memory would use a CPU.
+        // A stopped target uses no CPU. Otherwise its thread that checks the written memory would.
         stop(target.pid());
         measure(title, &ScanSubject::for_process(Pid(target.pid())), share);
     }

@@ -1,8 +1,8 @@
 //! Time to read a process, against the lower bound (`cat smaps`) and other tools.
 //!
-//! `cargo bench -p pagewise --bench reading`: measures whole processes, whose output is discarded,
-//! on 65,000 mappings, then on 8 GiB of 4 KiB pages (`PAGEWISE_BENCH_GIB` sets another size), then
-//! `ps` on 300 processes.
+//! `cargo bench -p pagewise --bench reading`: runs whole commands, whose output is discarded, on a
+//! process with 65,000 mappings, then on a process with 8 GiB of 4 KiB pages (`PAGEWISE_BENCH_GIB`
+//! sets another size), then runs `ps` with 300 processes.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -13,8 +13,8 @@ use race::{RaceCommand, RaceTarget, goal, race};
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 
 fn main() {
-    // A runner for the procfs crate is a process of its own, like every other runner: it is this
-    // program again.
+    // Every runner is a process of its own. The runner for the procfs crate is this program,
+    // started again with `--procfs-crate`.
     if let [_, flag, pid] = &std::env::args().collect::<Vec<_>>()[..]
         && flag == "--procfs-crate"
     {

@@ -1,7 +1,7 @@
 //! Cost of `pagewise record`: its CPU time, its memory and the size of its files.
 //!
-//! `cargo bench -p pagewise --bench recording`: records 300 sleeping processes, besides the
-//! processes that run anyway, every 5 s for a minute (`PAGEWISE_BENCH_SECONDS` sets another time).
+//! `cargo bench -p pagewise --bench recording`: records 300 sleeping processes, and the other
+//! processes of the machine, every 5 s for a minute (`PAGEWISE_BENCH_SECONDS` sets another time).
 //! The size of a day is the size of the closed file: while a recorder runs, the write-ahead log
 //! beside the file has each changed page several times. The benchmark `week` of `pagewise-store`
 //! measures whole days of given processes.

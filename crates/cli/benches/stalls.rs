@@ -1,16 +1,20 @@
 //! Overhead of observers on their target: `mmap`, touch and `munmap` in a large process while an
 //! observer reads it.
 //!
-//! `cargo bench -p pagewise --bench stalls`: the program `churn` prints the duration of a round of
-//! these calls at the median and in the tail, the share of time in rounds of more than 1 ms, the
-//! share of time in which the thread waited for the mmap lock, and the share of time in such waits
-//! of more than 1 ms. A round also waits for other threads and for the hypervisor, so the goals
-//! count only waits for the lock. If the hypervisor runs another machine on the CPU of an observer,
-//! the observer can hold the lock for long. A missed goal is therefore only judged if the
-//! hypervisor took at most 0.5 % of the CPU time (*steal*). The first half measures each observer
-//! at its usual interval, runs without an observer, and readers of `smaps_rollup`. The second half
-//! runs each command in a loop, once on CPUs that are otherwise idle, and once with four busy
-//! threads for each CPU.
+//! `cargo bench -p pagewise --bench stalls`: the program `churn` repeats rounds of these calls, and
+//! prints
+//! - the duration of a round at the median and in the tail,
+//! - the share of time in rounds of more than 1 ms,
+//! - the share of time in which the thread waited for the mmap lock,
+//! - the share of time in waits for the mmap lock of more than 1 ms.
+//!
+//! A round also waits for other threads and for the hypervisor, so the goals count only waits for
+//! the lock. If the hypervisor runs another machine on the CPU of an observer, the observer can
+//! hold the lock for long. A missed goal is therefore only judged if the hypervisor took at most
+//! 0.5 % of the CPU time (*steal*). The first half measures the target without an observer, with
+//! each observer at its usual interval, and with readers of `smaps_rollup`. The second half runs
+//! each command in a loop, once on CPUs that are otherwise idle, and once with four busy threads
+//! for each CPU.
 //!
 //! `PAGEWISE_BENCH_PART=used` or `loops` runs one half. `PAGEWISE_BENCH_GIB` (8) is the size of the
 //! target, `PAGEWISE_BENCH_SECONDS` (60) the time of each observer of the first half.
@@ -39,7 +43,7 @@ const MAX_STALLED_USED: f64 = 0.002;
 const MAX_STALLED: f64 = 0.02;
 /// Share of CPU time taken by the hypervisor above which a missed goal is not judged.
 const MAX_STEAL: f64 = 0.005;
-/// Key, among the figures, of the share of CPU time taken by the hypervisor.
+/// Key of the figure for the share of CPU time taken by the hypervisor.
 const STEAL: &str = "steal";
 /// Number of busy threads for each CPU.
 const BUSY: usize = 4;

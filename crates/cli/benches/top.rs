@@ -1,10 +1,11 @@
-//! CPU time of `pagewise top` with 300 and with 3,000 sleeping processes, besides the processes
-//! that run anyway.
+//! CPU time of `pagewise top` with 300 and with 3,000 sleeping processes, in addition to the other
+//! processes of the machine.
 //!
-//! `cargo bench -p pagewise --bench top` (`PAGEWISE_BENCH_PROCESSES` sets another list of numbers,
-//! `PAGEWISE_BENCH_SECONDS` the time of each, 30 s). The goals are 1 % of a core for 300 processes
-//! and 3 % for 3,000, at one reading each second: `pagewise top` reads less often if it would take
-//! more, and the benchmark states that.
+//! `cargo bench -p pagewise --bench top` (`PAGEWISE_BENCH_PROCESSES` sets another list of numbers
+//! of processes, and `PAGEWISE_BENCH_SECONDS` another time of each measurement than 30 s). The
+//! goals are 1 % of a core for 300 processes and 3 % for 3,000, at one reading each second:
+//! `pagewise top` reads less often if it would use more CPU time, and the benchmark then prints
+//! that it does so.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 use children::{Children, cpu_ms, memory_mib};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
-/// Time for the first sweep, which reads everything, and for the interval to settle.
+/// Time for the first sweep, which reads everything, and until the interval hardly changes.
 const WARM_UP: Duration = Duration::from_secs(12);
 /// Text in the title if the interval is longer than the requested one.
 const READS_LESS_OFTEN: &str = "to use little CPU time";

@@ -97,8 +97,8 @@ impl Notes {
                 Err(_) => is_done = false,
             }
         }
-        // A thread of the target may have loaded the recorder before the thread left the memory
-        // that is unmapped above.
+        // A thread of the target may have been in memory that is unmapped above, and may have
+        // loaded the recorder before it left this memory. So the recordings are ended once more.
         for pid in &heaps {
             is_done &= end_recording(&root, *pid, &mut self, patience);
         }

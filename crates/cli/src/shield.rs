@@ -15,8 +15,8 @@ use crate::output::to_stdout;
 pub(crate) struct OptionalShield(Option<(Child, ChildStdin)>);
 
 impl OptionalShield {
-    /// Traces a process if a hypervisor runs this machine, since it may then lose the cause of a
-    /// SIGTRAP; otherwise does nothing.
+    /// Traces a process if a hypervisor runs this machine: the hypervisor can lose the cause of a
+    /// SIGTRAP. Otherwise does nothing.
     ///
     /// # Errors
     /// If the process cannot be traced; the error has the reason.

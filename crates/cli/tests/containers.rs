@@ -173,8 +173,8 @@ impl Drop for Container {
     }
 }
 
-/// Returns the path of the command as one file. Returns `None`, after recording a skip, if the
-/// command was not built.
+/// Returns the path of the statically linked pagewise. Returns `None`, after recording a skip, if
+/// it was not built.
 fn static_command() -> Option<PathBuf> {
     let file = std::env::var_os("PAGEWISE_STATIC").map(PathBuf::from);
     if file.is_none() {
@@ -332,7 +332,7 @@ fn records_inside(userland: Userland, container: &Container) {
     let file = "/tmp/known.pwh";
     let output = container.inside(&["heap", "run", "-o", file, "--", "/heap_known"]);
     if userland == Userland::Static {
-        // The root has no /sys, where the probes are found.
+        // The root has no /sys, which uprobes need.
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert!(said(&output).contains("/sys"), "{}", said(&output));
         return;

@@ -135,8 +135,8 @@ const DIAGNOSE_LEAK: KillCase = KillCase {
     arguments: "diagnose PID --for 300ms --max-pause 10s --budget 100 -o FILE",
     ..READS
 };
-/// `shootdowns --user-wait`, in which uprobes measure calls of the C library. The program has a C
-/// library of its own, as for a leak.
+/// `shootdowns --user-wait`, in which uprobes measure calls of the C library. The program maps its
+/// own copy of the C library, so that the uprobes change no other process.
 const SHOOTDOWNS_WAIT: KillCase = KillCase {
     name: "shootdowns, user wait",
     memory: VictimMemory::Leaked,
@@ -210,8 +210,8 @@ impl KillCase {
     }
 }
 
-/// A target, with its initial state. A target is used for many rounds of a command, until it is
-/// harmed.
+/// A target, with its initial state. A command runs on the same target many times, until the target
+/// is harmed.
 struct KillTarget {
     command: &'static str,
     victim: Victim,
@@ -353,7 +353,7 @@ fn steps(
         _ => &[Whom::Caller, Whom::Others, Whom::All],
     };
     let mut all = Vec::new();
-    // The number of steps differs from run to run.
+    // The number of steps differs from run to run, so two more steps are tried.
     for number in 1..=ended.steps[&calls] + 2 {
         all.extend(whom.iter().map(|&whom| {
             let signal = *random.one_of(signals);

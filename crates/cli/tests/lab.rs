@@ -332,7 +332,8 @@ fn a_setting_is_put_back_by_the_next_lab_too() {
     let _alone = alone();
     let mode = || fs::read_to_string(MODE).unwrap();
     let (lab, before) = (LabFolder::new(), settings());
-    // With many runs, the system is in another mode most of the time.
+    // The experiment changes the mode in each run. With many runs, the mode differs from `before`
+    // most of the time.
     let has_begun = |_: &LabFolder| mode() != before[Path::new(MODE)];
     let mut running = lab.in_the_midst(&["overcommit", "--runs", "1000"], has_begun);
     running.kill().unwrap();

@@ -136,7 +136,8 @@ fn pss_and_uss_equal_the_rollup() {
         let rollup = fixture.rollup();
         let exclusive = rollup["Private_Clean"] + rollup["Private_Dirty"];
         assert_eq!(number(report, "totals.uss"), exclusive, "{context}");
-        // Every process maps the vdso's pages, and processes start and end.
+        // Every process maps the vdso's pages. Processes start and end, so the PSS of these pages
+        // changes.
         let vdso: u64 =
             fixture.smaps().iter().filter(|e| e.is_kernels()).map(|e| e.counter("Rss")).sum();
         let pss = number(report, "totals.pss");
@@ -312,7 +313,8 @@ fn writing_half_of_a_private_file_moves_that_half_to_private_anonymous() {
     let report = explain(fixture.pid, "--polite");
     let resident =
         |table: &str| number(&report, &format!("quadrants.{table}.private_anonymous.resident"));
-    // Besides this half, only the written pages of the program's own data move to this quadrant.
+    // The private file has no other pages in this quadrant. The program's own data adds its written
+    // pages, which are fewer than 1 MiB.
     let moved = resident("effective") - resident("declared");
     assert!((half..half + MIB).contains(&moved), "{moved}");
 }
@@ -370,7 +372,7 @@ fn after_fork_the_rewritten_half_is_private_in_fact_and_the_rest_is_shared() {
     for reading in READINGS {
         let report = explain(fixture.pid, reading);
         let mapping = mapping_at(&report, fixture.fact("forked.start"));
-        // A machine that is short of memory swaps a part out.
+        // A machine that is short of memory may have swapped out a part of the mapping.
         let swapped = number(mapping, "swap");
         assert_eq!(number(mapping, "rss") + swapped, 100 * MIB, "{reading}");
         assert_eq!(mapping["quadrant"], "private_anonymous", "{reading}");
@@ -433,7 +435,7 @@ fn no_name_reaches_the_terminal_raw() {
     for escaped in [r"escape\x1b[31mred", r"not-utf8-\xff\xfe\xc3", r"right-to-left-\u{202e}"] {
         assert!(text.contains(escaped), "{escaped} is not in {text}");
     }
-    // An ambiguous name is answered with candidates, which are names too.
+    // If a name is ambiguous, the error lists the candidates. Their names must be escaped too.
     let output = pagewise(&["explain", "e"]);
     assert_harmless(&output.stderr, "an ambiguous name");
 }
@@ -500,7 +502,7 @@ fn a_process_that_ends_while_it_is_read_is_an_error_and_no_panic() {
             .stderr(Stdio::piped())
             .spawn()
             .expect("pagewise was built for this test");
-        // The delay grows with each round, so that the process ends at different points of the
+        // The delay grows with each attempt, so that the process ends at different points of the
         // reading.
         std::thread::sleep(std::time::Duration::from_micros(250 * round as u64));
         child.kill().unwrap();
@@ -737,7 +739,7 @@ fn the_pss_of_a_process_is_unchanged_by_the_observer() {
     let after = pss();
     child.kill().unwrap();
     child.wait().unwrap();
-    // Other processes, which start and end, also map the program and the loader.
+    // Other processes also map the program and the loader. When they start or end, the PSS changes.
     let (least, most) = (before.min(after), before.max(after));
     for (reading, pss) in seen {
         let near = (least.saturating_sub(8 << 10)..=most + (8 << 10)).contains(&pss);

@@ -164,7 +164,8 @@ fn accesses_that_do_not_fit_are_counted_and_their_stacks_are_others() {
     keeps_its_limit(&told);
     let watched = &told.report["watched"];
     let hits = told.report["hits"].as_array().unwrap().len() as u64;
-    // A lost event may have only the copied memory of an access that is reported without it.
+    // A lost event need not be a lost access: if only the event with the copied memory is lost, the
+    // access is counted.
     let (count, lost) = (number(watched, "count"), number(watched, "lost"));
     assert!(count <= 30_000 && count + lost >= 30_000, "{watched}");
     assert_eq!(hits + number(watched, "dropped"), number(watched, "count"));

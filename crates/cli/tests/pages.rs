@@ -49,7 +49,7 @@ fn each_page_has_the_state_that_its_program_gave_it() {
     let guards = fixture.fact("mixed.guards") == 1;
     for options in [&[][..], &["--fast"], &["--by=scan"], &["--by=pagemap"], &["--detail"]] {
         let report = pages(&fixture, options);
-        // The words of pagemap do not distinguish the zero page from others.
+        // The entries of pagemap do not distinguish the zero page from other pages.
         let zero = if options == ["--by=pagemap"] { "anonymous" } else { "zero" };
         let guard = if guards { "guard" } else { "untouched" };
         let mixed = [("anonymous", 16), (zero, 16), (guard, 8), ("untouched", 24)];
@@ -83,8 +83,8 @@ fn both_ways_of_reading_agree_on_every_run() {
     };
     assert_eq!(merged(&["--by=scan"]), merged(&["--by=pagemap"]));
     assert_eq!(merged(&["--by=scan"]), merged(&[]));
-    // The default and PAGEMAP_SCAN show huge entries and the zero page. Only words of pagemap show
-    // if a page is mapped once.
+    // The default and PAGEMAP_SCAN show huge entries and the zero page. Only the entries of pagemap
+    // show if a page is mapped once.
     let told = |options: &[&str]| -> Vec<(u64, u64, String, Value)> {
         let report = pages(&fixture, options);
         let runs = report["runs"].as_array().unwrap().iter();
@@ -157,7 +157,7 @@ fn frames_show_other_mappers_of_a_page() {
     assert_eq!((&own["exclusive"], &own["mappers"]), (&Value::from(true), &Value::from(1)));
     assert_eq!(own["ksm"], false);
     assert_eq!(own["folio_pages"], 1);
-    // Without --detail, page frames are not read. The words of pagemap show that another process
+    // Without --detail, page frames are not read. The entries of pagemap show that another process
     // maps the page.
     let report = pages(&fixture, &[]);
     assert!(run_at(&report, forked)["mappers"].is_null());

@@ -54,7 +54,7 @@ enum Trial {
     Started(&'static str, &'static [&'static str]),
     /// The advice contains these words, and the program is started again.
     Restarted(&'static str),
-    /// The advice contains these words, and the program has a form with this change.
+    /// The advice contains these words, and the remedied form of the program makes this change.
     Remedied(&'static str),
     /// The remedy is not carried out, for this reason.
     Not(&'static str),
@@ -202,7 +202,7 @@ fn each_remedy_is_carried_out_on_a_sick_program_and_improves_its_figure() {
 
 /// Checks if programs get the CPU time that they need.
 struct CpuWatch {
-    /// CPU time of the machine: all, and the part that the hypervisor took.
+    /// CPU time of the machine in clock ticks: the total, and the time that the hypervisor took.
     before: [u64; 2],
 }
 
@@ -254,7 +254,7 @@ impl CauseTrial {
         let cpus = CpuWatch::begin();
         let cause = match self.diagnose(sick.pid)? {
             Ok(cause) => cause,
-            // A program that gets little CPU time shows little of its trouble.
+            // A program that gets little CPU time may not show its memory problem.
             Err(others) if cpus.are_busy() => {
                 skip_part(&Lack::Chance(&format!("{}: {others}", self.name())));
                 return Ok(0);
@@ -302,7 +302,8 @@ impl CauseTrial {
             let report: Value = serde_json::from_slice(&output.stdout).map_err(|_| text)?;
             let causes = report["causes"].as_array().ok_or("no causes")?;
             let found = causes.iter().find(|it| it["id"] == self.cause);
-            // Some remedies depend on the state of the machine, on evictions from the page cache.
+            // Some remedies depend on the state of the machine, for example on evictions from the
+            // page cache.
             let has_remedies = |it: &Value| self.now.is_none() || it["remedy_now"].is_string();
             match found {
                 Some(found) if has_remedies(found) => return Ok(Ok(found.clone())),
@@ -324,8 +325,8 @@ impl CauseTrial {
         figures::measure(figure, running, FIGURE_TIME).map_err(|error| format!("{error:#}"))
     }
 
-    /// Returns the figure of a program in trouble. On a busy machine, the program may do nothing
-    /// for some time.
+    /// Returns the figure of a sick program. On a busy machine, the program may do nothing for some
+    /// time.
     fn figure_of_trouble(&self, label: &Label, sick: &Running) -> Result<f64, String> {
         let mut figure = self.figure_of(label, sick)?;
         for _ in 1..TRIES {

@@ -123,7 +123,7 @@ struct FuzzedRun {
 
 /// Time limit of a command on any machine: with all CPUs busy, closing tracepoints took 40 s.
 const MAX_END: Duration = Duration::from_secs(120);
-/// Time limit, beyond its own time, of a command that has a CPU for itself.
+/// Maximum time in addition to `own_time`, for a command that has a CPU for itself.
 const MAX_BEYOND: Duration = Duration::from_secs(2);
 /// Maximum number of times that a run which took longer is repeated alone.
 const REPEATS: u32 = 5;

@@ -133,7 +133,7 @@ fn flush_requests_and_interrupts_are_as_many_as_perf_counts_of_the_same_run() {
         let (orders, ipis) = (sum_of(&mine, "flush_orders"), sum_of(&mine, "ipis"));
         let their_orders = theirs("tlb_flush");
         assert!(orders.abs_diff(their_orders) <= 20, "{how}: {orders} and {their_orders}");
-        // The kernel also queues functions for other purposes.
+        // The kernel also queues functions on other CPUs for purposes other than flushes.
         let queued = theirs("csd_queue_cpu");
         assert!(ipis <= queued + 20, "{how}: {ipis} of {queued}");
         assert!(ipis * 10 >= queued.saturating_sub(200) * 5, "{how}: {ipis} of {queued}");
@@ -273,7 +273,7 @@ fn a_program_with_one_thread_interrupts_hardly_anyone() {
     let report = report_of(&[&shoot(), "madvise", "1", "2000"]);
     let calls = rows(&report, "calls", "function", "drops_a_page");
     assert_eq!(sum_of(&calls, "count"), 2000);
-    // On its previous CPU, the process's memory may still be active.
+    // A CPU on which the process ran before may still use its page tables, and is then interrupted.
     let ipis = number(&report, "totals.ipis");
     assert!(ipis < 200, "{ipis}");
 }
@@ -301,7 +301,7 @@ fn each_cause_has_its_name_and_its_function() {
                 .sum();
             let others = sum_of(&stacks, "flush_orders")
                 - named.iter().map(|row| number(row, "flush_orders")).sum::<u64>();
-            // A write to a page that was just mapped may copy it.
+            // If a write copies a page that was just mapped, the flush has the cause copy-on-write.
             assert!(others <= flushes / 10, "{how}: {others} of {flushes}");
             if flushes >= 900 {
                 break;

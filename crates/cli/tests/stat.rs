@@ -55,7 +55,7 @@ fn touching_n_pages_costs_n_faults_in_children_too() {
     let [none, some, in_children] = [&["0"][..], &["3000"], &["0", "1000"]].map(faults);
     for at in 0..2 {
         assert!(is_near(some[at] - none[at], 3000.0), "{none:?} {some:?}");
-        // Beside its 1,000 pages, each of two children copies the pages that it writes.
+        // Each of two children touches 1,000 pages, and copies the other pages that it writes.
         let added = in_children[at] - none[at];
         assert!((2000.0..2200.0).contains(&added), "{none:?} {in_children:?}");
     }
@@ -67,7 +67,8 @@ fn peak_res_is_the_programs_and_has_the_floor_of_a_small_process() {
     let peak = number(&report, "peak_res", "median");
     let touched = 20_000.0 * rustix::param::page_size() as f64;
     assert!((touched..touched + 8e6).contains(&peak), "{peak}");
-    // Relocated tables of pagewise itself are most of this size; a debug build has more of them.
+    // Most of this memory is data of pagewise itself that the loader relocates; a debug build has
+    // more of it.
     assert!(report["peak_res_floor"].as_f64().unwrap() < 6e6, "{}", report["peak_res_floor"]);
 }
 
@@ -156,7 +157,7 @@ fn tracepoints_are_counted_by_field_and_add_up() {
     let reasons =
         ["local_mm", "local", "remote_sent", "task_switch", "remote_received", "wrong_cpu"];
     let sum: f64 = reasons.iter().map(|reason| of(&format!("tlb_flush_{reason}"))).sum();
-    // Counters start one after the other while the command executes, which flushes too.
+    // The counters start one after the other during `execve`, which also flushes the TLB.
     assert!((sum - of("tlb:tlb_flush")).abs() <= 2.0, "filters split what is counted: {sum}");
     assert!(sum > 0.0);
 }

@@ -29,7 +29,7 @@ pub struct Environment {
     pub undo: Undo,
 }
 
-/// An environment, or the reason why this machine has none.
+/// An environment, or the reason why this machine cannot provide it.
 pub type Prepared = Result<Environment, String>;
 
 /// Prepares a folder below `work`, and the conditions in `needs`. Settings of the machine are
@@ -119,7 +119,8 @@ fn memory_cgroup(
     if let Err(error) = fs::create_dir(&group) {
         return Ok(Err(format!("cannot create {}: {error}", group.display())));
     }
-    // The kernel removes a cgroup only after its last process has ended.
+    // The kernel removes a cgroup only after its last process has ended, so `rmdir` is retried for
+    // 2 s.
     environment.undo.later(&format!(
         "for i in 1 2 3 4 5 6 7 8 9 10; do find '{0}' -depth -type d -exec rmdir {{}} \\; ; \
          [ -e '{0}' ] || break; sleep 0.2; done",

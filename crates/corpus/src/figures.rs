@@ -1,4 +1,4 @@
-//! Figures of a running program that a remedy must lower.
+//! Measured figures of a running program that a remedy must lower.
 
 use std::fs;
 use std::thread;
@@ -37,7 +37,7 @@ pub const NAMES: &[&str] = &[
     "removed-cgroups-growth",
 ];
 
-/// Maximum share of a figure that may remain after a remedy.
+/// Maximum ratio of the remedied program's figure to the sick program's figure.
 const MAX_REMEDIED_SHARE: f64 = 0.7;
 
 /// Returns true if a remedy lowers a figure enough.
@@ -48,14 +48,14 @@ pub fn is_improved(sick: f64, remedied: f64) -> bool {
 /// Clock ticks in a second: USER_HZ, which is 100 on every architecture that pagewise supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Figures of the work of a program: a program that waits for CPUs does less work.
+/// Figures of the work of a program: they fall while the program waits for CPUs.
 const WORK: [&str; 3] = ["minor-faults", "cpu", "system-time"];
-/// Maximum ratio by which waits for CPUs correct a figure: above it, the program hardly ran.
+/// Maximum factor by which a figure is raised for waits for CPUs: above it, the program hardly ran.
 const MAX_DEMAND: f64 = 30.0;
 
 /// Returns the figure `name` of `running`, over `interval`. Rates are per second, sizes are in KiB,
-/// `step-time` is in nanoseconds, and `failures` is per 1000 steps. Rates of work are those that
-/// the program would have if it did not wait for CPUs.
+/// `step-time` is in nanoseconds, and `failures` is per 1000 steps. The figures in `WORK` are the
+/// rates that the program would have if it did not wait for CPUs.
 ///
 /// # Errors
 ///

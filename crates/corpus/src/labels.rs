@@ -89,8 +89,8 @@ impl SourceLanguage {
 /// The right answer about a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Diagnosis {
-    /// The program has this memory problem. `also` are other causes that an expert would accept as
-    /// first.
+    /// The program has this memory problem. A diagnosis is also right if its first cause is one of
+    /// `also`.
     Sick {
         /// The ID of the cause.
         cause: String,
@@ -122,7 +122,7 @@ pub enum Need {
     MemoryBelow(u64),
 }
 
-/// Method of getting the remedied form of a program.
+/// Method of getting the remedied form of a program, which does not have the memory problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RemediedForm {
     /// The program takes the argument `--remedied`.
@@ -144,13 +144,14 @@ pub struct Label {
     pub language: SourceLanguage,
     /// The right answer.
     pub diagnosis: Diagnosis,
-    /// Names of functions, one of which is the object of the cause.
+    /// Names of functions. A right diagnosis names one of them, or one of `objects`, or one of
+    /// `lines`.
     pub functions: Vec<String>,
-    /// Texts, one of which the object of the cause contains.
+    /// Texts, one of which occurs in the object, function or file of a right diagnosis.
     pub objects: Vec<String>,
-    /// The change of the program, in words.
+    /// The change of the program that removes the memory problem, in words.
     pub remedy: Option<String>,
-    /// The command that helps at once, in words.
+    /// The command that helps the running program at once, in words.
     pub now: Option<String>,
     /// Method of getting the remedied form.
     pub remedied: Option<RemediedForm>,
@@ -243,8 +244,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Label> {
     Ok(label)
 }
 
-/// Checks that a label has the data for a verdict: without this data, its program would always
-/// pass.
+/// Checks that a label has the data to judge an answer: without this data, every answer about its
+/// program would be right.
 fn check(label: &Label) -> Result<()> {
     if label.is_sick() {
         ensure!(

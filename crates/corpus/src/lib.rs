@@ -34,10 +34,10 @@ pub fn labels() -> Result<Vec<Label>> {
     labels::read_all(&root().join("fixtures/sick"))
 }
 
-/// A form of a program.
+/// The form in which a program is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProgramForm<'a> {
-    /// As the label describes it.
+    /// The sick program with the variable of its label, if the label names one.
     Sick,
     /// The program with its argument `--remedied`.
     Remedied,

@@ -86,7 +86,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         drop(self.environment.take());
-        // Reaps the process, which the environment has killed.
+        // Dropping the environment has killed the process; this call reaps it.
         let _ = self.child.wait();
     }
 }

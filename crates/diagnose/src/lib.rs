@@ -38,8 +38,8 @@ pub struct DiagnosisRequest<'a> {
     pub budget: Budget,
     /// Scans the heap within bounds, including the reachability of its blocks.
     pub scan: &'a dyn Fn(ScanBounds) -> Reading<HeapScan>,
-    /// Records allocations for a duration by a recorder in the process. Also returns the longest
-    /// pause of the process.
+    /// Records allocations for a duration with a recorder that is loaded into the process. Also
+    /// returns the longest pause of the process.
     pub record: &'a dyn Fn(Duration) -> (Reading<AllocationProfile>, Duration),
     /// Permission to load the recorder into the process.
     pub recorder: RecorderConsent<'a>,

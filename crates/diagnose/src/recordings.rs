@@ -18,8 +18,9 @@ use pagewise_trace::{Callers, TraceError, TraceTarget};
 const MEMORY: u64 = 64 << 20;
 /// Number of stack bytes that are copied with each event.
 const STACK: u16 = 2048;
-/// Number of stack bytes that are copied with each allocation: between malloc and the program,
-/// functions of the C library such as `realpath` have buffers of some KiB.
+/// Number of stack bytes that are copied with each allocation. The stack between malloc and the
+/// program's functions can hold buffers of some KiB, in functions of the C library such as
+/// `realpath`.
 const STACK_OF_ALLOCATION: u16 = 8192;
 
 fn limit() -> MemoryLimit {
@@ -67,9 +68,9 @@ impl<R: RunningRecording> RecordingSlot<R> {
         };
     }
 
-    /// Reads the events since the last call, and ends the recording if its time is over or it is
-    /// full. A recording that is not ended would lose events, and would still slow the process.
-    /// False if the recording is not in progress.
+    /// Reads the events since the last call. Ends the recording if its time is over or it is full:
+    /// otherwise it would lose events, and would still slow the process. False if the recording is
+    /// not in progress.
     pub(crate) fn step(&mut self) -> bool {
         let RecordingSlot::Running(recording, until) = self else { return false };
         if Instant::now() < *until && !recording.is_full() {

@@ -9,7 +9,7 @@ use pagewise_scan::sample::is_private_memory;
 
 use crate::ScanBounds;
 
-/// Minimum size of the private memory for which reachability matters.
+/// Minimum size of the private memory for which the reachability of its blocks matters.
 const LARGE: Bytes = Bytes::mib(24);
 /// Minimum growth for which the reachability of smaller private memory matters.
 const GROWTH: Bytes = Bytes(256 << 10);
@@ -21,7 +21,7 @@ const CPU_PER_GIB: Duration = Duration::from_millis(1500);
 const CPU_PER_MAPPING: Duration = Duration::from_micros(12);
 /// Pause of a stopped process per GiB of its private memory.
 const PAUSE_PER_GIB: Duration = Duration::from_millis(150);
-/// Pause that the stop itself takes.
+/// Pause for stopping the process and letting it continue, without the copy.
 const PAUSE_OF_STOP: Duration = Duration::from_millis(1);
 
 /// Bounds of the first and of the second attempt at a heap scan.

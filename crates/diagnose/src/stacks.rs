@@ -26,7 +26,7 @@ const MAX_STACKS: usize = 4;
 const DEEP_END: u64 = 1 << 20;
 /// Maximum number of bytes that one call of [`Memory::visit`] reads.
 const STEP: u64 = 256 << 10;
-/// Maximum number of samples of the remaining pages of a stack.
+/// Maximum number of samples of the pages above the [`DEEP_END`] bytes.
 const SAMPLES: u64 = 32;
 /// Size of a sample in bytes.
 const SAMPLE: u64 = 16 << 10;
@@ -251,7 +251,8 @@ impl StackSearch<'_> {
         self.memory.read_present(start, &mut code).then_some(code)
     }
 
-    /// True if an address is in an executable mapping. Most words of a stack are not.
+    /// True if an address is in an executable mapping. Most words of a stack are not addresses of
+    /// code.
     fn is_code(&self, address: u64) -> bool {
         let at = self.mappings.partition_point(|it| it.range.end <= address);
         self.mappings.get(at).is_some_and(|it| it.range.contains(address) && it.prot.exec)

@@ -37,8 +37,8 @@ const IDLE_TURN: Duration = Duration::from_millis(100);
 /// Minimum time from the first snapshot to the end of the observation, as a share of the requested
 /// duration.
 const MIN_WATCHED: f64 = 0.75;
-/// Time before the first decision on recordings, and between later decisions on the recordings that
-/// have not begun: the trouble of a process can be rare.
+/// Time before the first decision on recordings, and between later decisions. The later decisions
+/// can begin a recording of a problem that occurs only now and then.
 const TRIAGE: Duration = Duration::from_millis(1000);
 /// Minimum time from the beginning of a recording to the end of the observation: a shorter
 /// recording has too few events.
@@ -245,7 +245,8 @@ impl<'a> Diagnosis<'a> {
 
     /// Reads the counters until the observation is over, and runs the recordings.
     fn watch(&mut self) {
-        // The first snapshot can take as long as the observation on a busy machine.
+        // On a busy machine, the first snapshot can take as long as the requested duration. The end
+        // moves so that the counters are still watched for a minimum time.
         let begin = Instant::now();
         let duration = self.request.duration;
         let end = (self.began + duration).max(begin + duration.mul_f64(MIN_WATCHED));
@@ -286,7 +287,8 @@ impl<'a> Diagnosis<'a> {
         let rate = |count: u64| to_float(count) / seconds;
         let major = last.major_faults.saturating_sub(first.major_faults);
         let flushed = self.machine.shootdowns.zip(machine_activity::shootdowns(self.root));
-        // A process that waits for CPUs does all its work less often.
+        // A process that waits for CPUs does all its work less often, so its rates are multiplied
+        // by `demand`.
         let demand = self.cpu_waits().map_or(1.0, |waits| waits.demand());
         let demanded = |count: u64| rate(count) * demand;
         (seconds > 0.0).then(|| TriageRates {
@@ -353,8 +355,8 @@ impl<'a> Diagnosis<'a> {
         let request = self.request;
         self.meter.measure(Instrument::HeapScan, || {
             let scan = (request.scan)(chosen.first);
-            // The scan predicts the pause of a stopped process anew by the measured speed of its
-            // copy, and may refuse to run.
+            // The scan predicts the pause of a stopped process again, from the measured speed of
+            // its copy. If the predicted pause is too long, it refuses to run.
             let scan = match (scan, chosen.otherwise) {
                 (Err(_), Some(otherwise)) => (request.scan)(otherwise),
                 (scan, _) => scan,

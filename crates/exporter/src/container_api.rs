@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::container::ContainerNames;
 
-/// Timeout of each read and write. The sweep waits meanwhile.
+/// Timeout of each read and write. The sweep waits for the response.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of bytes of a response that are read. A container takes some KiB.
 const MAX_ANSWER: u64 = 16 << 20;

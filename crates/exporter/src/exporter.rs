@@ -78,8 +78,8 @@ impl Exporter {
         let mut families = machine_families(&sweep);
         let fixed = count(&families) + count(&sweep_families(&sweep, self.counts)) + TAIL_SERIES;
         let left = limits.max_series.saturating_sub(fixed);
-        // The diagnosis gets at most a quarter of the remaining series; groups and cgroups get the
-        // other ones.
+        // The diagnosis gets at most a quarter of the remaining series; groups and cgroups get all
+        // others.
         let (diagnosis, dropped) = diagnosis_families(self.diagnosis.as_ref(), left / 4);
         self.counts.dropped_findings = dropped;
         let left = left.saturating_sub(count(&diagnosis));

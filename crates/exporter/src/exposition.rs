@@ -59,8 +59,8 @@ pub struct MetricFamily {
 pub struct MetricSample {
     /// Labels that several series share.
     pub labels: Arc<LabelSet>,
-    /// A label that distinguishes this series from others with the same `labels`; `None` without
-    /// one.
+    /// A label that distinguishes this series from others with the same `labels`; `None` if
+    /// `labels` already distinguish it.
     pub extra: Option<(&'static str, Cow<'static, str>)>,
     /// Value of the series.
     pub value: MetricValue,
@@ -109,7 +109,7 @@ impl fmt::Display for MetricValue {
     }
 }
 
-/// Labels with their values. The values are text from outside.
+/// Labels with their values. A value can contain any text, such as the name of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelSet(Vec<(&'static str, String)>);
 
@@ -176,7 +176,7 @@ pub fn write_families(out: &mut String, families: &[MetricFamily], format: Expos
     }
 }
 
-/// Appends the end mark of the format, if the format has one.
+/// Appends the end mark, which only OpenMetrics has: `# EOF`.
 pub fn write_end(out: &mut String, format: ExpositionFormat) {
     if format == ExpositionFormat::OpenMetrics {
         out.push_str("# EOF\n");
@@ -219,7 +219,7 @@ fn write_labels(out: &mut String, sample: &MetricSample) {
     }
 }
 
-/// Both formats escape these three characters in the same way.
+/// OpenMetrics and the Prometheus text format escape `\`, `"` and the newline in the same way.
 fn write_label_value(out: &mut String, value: &str) {
     for c in value.chars() {
         match c {

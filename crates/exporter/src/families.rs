@@ -20,7 +20,7 @@ pub(crate) use groups::{GroupTotals, group_families};
 pub(crate) use machine::machine_families;
 pub(crate) use ourselves::{SweepCounts, sweep_families, tail_families};
 
-/// One metric of a type of data row.
+/// One metric, whose values are computed from a data row of type `R`.
 pub(crate) struct RowMetric<R> {
     name: &'static str,
     unit: &'static str,

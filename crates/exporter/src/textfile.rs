@@ -17,9 +17,10 @@ const FILE: &str = "pagewise.prom";
 /// [`io::Error`] if the folder cannot be written to.
 pub fn write_textfile(folder: &Path, sweep: &ExportedSweep) -> io::Result<()> {
     let mut text = String::new();
-    // The collector rejects timestamps and end marks. It exports the age of the file itself.
+    // The collector rejects timestamps and end marks. The collector itself exports the age of the
+    // file.
     write_families(&mut text, &sweep.families, ExpositionFormat::Prometheus);
-    // The collector does not read a file with this name.
+    // The collector ignores this file, because its name does not end with `.prom`.
     let unfinished = folder.join(format!(".{FILE}.{}", std::process::id()));
     let written = fs::write(&unfinished, text)
         .and_then(|()| fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o644)))

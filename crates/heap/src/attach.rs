@@ -3,9 +3,9 @@
 //!
 //! Each step waits until it is safe. A thread loads the recorder only while it is in no function of
 //! the C library that holds a lock ([`crate::safe_call`]), and on a stack that pagewise maps.
-//! Function entries change only while all threads are stopped, and no thread executes, or will
-//! return into, the replaced instructions. The recorder's memory is unmapped only when no thread
-//! can reach it.
+//! Pagewise changes function entries only while all threads are stopped. At that time, no thread
+//! executes the replaced instructions, and no return address points into them. The recorder's
+//! memory is unmapped only when no thread can reach it.
 //!
 //! pagewise may be killed at any point. Threads then restore their own registers
 //! ([`pagewise_remote`]). Code is changed by single writes within a page, and the program works
@@ -126,14 +126,15 @@ struct Pauses {
     at_last: Duration,
 }
 
-/// Time limits of the attempts to stop all threads at such points: the general limit, and the limit
-/// for a process that a signal has stopped.
+/// Time limits of the attempts to stop all threads at points at which it is safe to change or unmap
+/// code: the general limit, and the limit for a process that a signal has stopped.
 const SEARCH: Duration = Duration::from_secs(4);
 const SEARCH_STOPPED: Duration = Duration::from_millis(300);
 /// Limits at the beginning of a recording: no pause exceeds the permitted pause.
 const TO_BEGIN: Pauses = Pauses { attempts: 400, at_last: Duration::ZERO };
-/// Limits of the attempts to begin while no thread is inside `dlclose`: about 100 ms in total,
-/// since a stale return address may stay on a stack forever.
+/// Limits of the attempts to begin while no thread is inside `dlclose`: about 100 ms in total. A
+/// longer search may never succeed: a stale return address into `dlclose` may stay on a stack
+/// forever.
 const OUTSIDE_DLCLOSE: Pauses = Pauses { attempts: 60, at_last: Duration::ZERO };
 /// Limits at the end of a recording: a long pause is better than functions that stay hooked.
 const TO_END: Pauses = Pauses { attempts: 400, at_last: PAUSE_AT_LAST };
@@ -143,8 +144,9 @@ const TO_UNMAP_CODE: Pauses = Pauses { attempts: 10, at_last: Duration::ZERO };
 /// Maximum pause at the end of a recording, if the threads cannot be stopped within the permitted
 /// pause.
 const PAUSE_AT_LAST: Duration = Duration::from_secs(2);
-/// Number of attempts that may exceed the limit of a pause, because the machine is busy, before the
-/// limit is raised; also the number of further attempts with the raised limit.
+/// On a busy machine, an attempt to stop all threads may exceed the limit of a pause. After this
+/// number of such attempts the limit is raised, and the same number of further attempts may exceed
+/// the raised limit.
 const TOO_LONG: u32 = 10;
 /// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 64 << 10;
@@ -440,8 +442,8 @@ impl Attached {
         }
         let mut written = entries.iter().try_for_each(|entry| memory.write(entry.at, &entry.after));
         if written.is_ok() && stopped.len() == 1 && self.coming != 0 {
-            // With a single thread, exactly one thread does not record yet. The recorder then
-            // counts peaks exactly.
+            // The process has one thread, which does not record yet. With this exact number, the
+            // recorder counts peaks exactly.
             written = memory.write(self.coming, &1_u64.to_ne_bytes());
         }
         if written.is_err() {
@@ -484,8 +486,8 @@ impl Attached {
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
             return Err(AttachRefused::NeverSafe { pid: process.pid, waited: PATIENCE });
         };
-        // The other threads continue and may enter the recorder, which works both before and after
-        // the end of the recording.
+        // The other threads continue. They may enter the recorder, whose functions work both before
+        // and after the end of the recording.
         drop(stopped);
         let began = Instant::now();
         let room = process.room(&mut thread, keeper)?;
@@ -502,7 +504,8 @@ impl Attached {
     fn release(&self, keeper: &mut dyn Keeper) -> Result<LeftBehind, AttachRefused> {
         let process = &self.process;
         // A signal handler may return into a relocated prologue. Stale words on a stack cannot be
-        // distinguished from such return addresses.
+        // distinguished from such return addresses, so any stack word that is an address in the
+        // prologues keeps them mapped.
         let may_return = |threads: &[Tracee]| {
             threads.iter().map(Tracee::place).any(|place| {
                 let is_moved = |address: u64| self.moved.iter().any(|it| it.contains(&address));

@@ -34,7 +34,7 @@ const MAX_MAP_BYTES: u64 = 16 << 20;
 const MAX_SITES: usize = 10_000;
 
 /// Finds the block that contains an address. `None` if no recorder records the process, if the
-/// address is in no recorded block, or if the block is uncertain.
+/// address is in no recorded block, or if the data about the block is inconsistent.
 pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<WatchedBlock> {
     RecordedProcess::open(root, pid)?.block_at(address)
 }
@@ -200,8 +200,8 @@ fn library_length(root: &ProcRoot, pid: Pid, first: &Mapping) -> Option<u64> {
     segments.last()?.range.end.checked_sub(segments.first()?.range.start)
 }
 
-/// True if the recorder of a process records: tables that stay in a process after a recording no
-/// longer change.
+/// True if the recorder of a process still records. The tables may stay in the process after a
+/// recording; they then no longer change.
 fn is_recording(
     root: &ProcRoot,
     pid: Pid,
@@ -384,8 +384,8 @@ impl LookupProcess {
         if is_mapped {
             return Some(glibc_chunk::room(start, head));
         }
-        // The last chunk of a heap is its top chunk, which is never allocated, so another chunk
-        // follows.
+        // The last chunk of a heap is its top chunk, which is never allocated. So another chunk
+        // follows each allocated chunk.
         let next = self.word(end + 8).filter(|_| end < mapping.end)?;
         let makes_sense =
             next & PREVIOUS_IN_USE != 0 && glibc_chunk::size(next).is_multiple_of(UNIT);

@@ -95,7 +95,7 @@ struct TimedBlockEvent {
 
 #[derive(Clone, Copy, Debug)]
 enum BlockEvent {
-    /// The live blocks are unknown from here on.
+    /// Log entries were lost at this time, so the live blocks are unknown from here on.
     Lost,
     Logged(Logged),
 }
@@ -226,7 +226,8 @@ impl LiveBlocks {
                     what: BlockEvent::Lost,
                 });
             }
-            // Frees and allocations between the lost entries are unknown.
+            // Entries between the first and the last lost entry are ignored, because frees and
+            // allocations between them are missing.
             let is_between = |(first, last)| first < entry.time && entry.time <= last;
             if !program.lost.is_some_and(is_between) {
                 let what = BlockEvent::Logged(entry);
@@ -392,7 +393,7 @@ fn answer(
     let program = is_it.then(|| program(pid, file, root)).and_then(Result::ok);
     let is_recorded = matches!(program, Some(Ok(_)));
     refused.fetch_add(usize::from(!is_it), Ordering::Relaxed);
-    // From here on the log of the program is read.
+    // The receiver of this value reads the log of the program from now on.
     let is_heard = program.is_some_and(|program| heard.send(program).is_ok());
     let answer = if is_recorded && is_heard { greeting::YES } else { greeting::NO };
     client.answer(answer);

@@ -152,7 +152,7 @@ pub(crate) const FIRST: Duration = Duration::from_millis(5);
 pub(crate) const MOMENTS: u32 = 40;
 /// Maximum number of reported processes that could not be recorded.
 const MAX_TOLD: usize = 100;
-/// Maximum share of the time for snapshots: one divided by this number.
+/// Maximum fraction of the time that snapshots may take: one divided by this number.
 const SHARE: u32 = 50;
 /// Initial time between layout snapshots; it doubles after every [`LAYOUTS`] layout snapshots.
 const FIRST_LAYOUT: Duration = Duration::from_millis(100);
@@ -160,15 +160,15 @@ const LAYOUTS: u32 = 20;
 /// A layout snapshot is taken early if the live or the unused bytes exceed their previous maximum
 /// by this fraction: one divided by this number.
 const MORE: u64 = 4;
-/// Maximum share of the time for layout snapshots: one divided by the first number; with sampling,
-/// which must cost almost nothing, one divided by the second number.
+/// Maximum fraction of the time that layout snapshots may take: one divided by the first number;
+/// with sampling, which must cost almost nothing, one divided by the second number.
 const LAYOUT_SHARE: u32 = 50;
 const SAMPLED_SHARE: u32 = 200;
 /// Initial maximum of the live bytes and of the unused bytes, so that smaller heaps cause no early
 /// layout snapshot.
 const LITTLE: u64 = 1 << 20;
-/// Maximum number of allocation sites in a snapshot, and the reciprocal of the smallest share of a
-/// site in the live bytes.
+/// Maximum number of allocation sites in a snapshot. A site is listed only if it has at least one
+/// `SMALLEST`-th of the live bytes.
 const SITES: usize = 1000;
 const SMALLEST: u64 = 2000;
 
@@ -322,15 +322,16 @@ impl Collector {
         self.is_deaf = !self.meeting.accept(&self.listener, self.first, &mut self.coming);
         let until = Instant::now() + ANSWERING;
         for mut client in self.coming.all() {
-            // Receiving from clients that send nothing takes no time. Further clients may have to
-            // wait for the next step.
+            // A client that sends nothing takes almost no time here. Clients that remain when the
+            // time limit is reached wait for the next step.
             let heard = match Instant::now() < until {
                 true => self.hear(&mut client)?,
                 false => Heard::Later,
             };
             self.coming.back(client, heard);
         }
-        // The caller does not poll the clients, so the next step follows soon.
+        // The caller does not wait for data of connected clients, so the next step follows after
+        // one millisecond while there are such clients.
         let soon = Duration::from_millis(if self.coming.is_empty() { 200 } else { 1 });
         let mut next = soon;
         let now = Instant::now();
@@ -441,7 +442,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Path for the recording of another process. A file may exist there already.
+    /// Path for the recording of another process. A file with this path may exist already.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
@@ -481,7 +482,7 @@ impl Collector {
     /// # Errors
     /// Returns an error if a file cannot be written, or tables cannot be read.
     pub fn finish(mut self, how: LogEnding) -> Result<Vec<Finished>, HeapError> {
-        /// Clients that connected before the end are answered, but the number of rounds is limited.
+        /// Maximum number of further steps, which answer clients that connected before the end.
         const LAST_STEPS: usize = 20;
         for _ in 0..LAST_STEPS {
             self.step()?;
@@ -560,7 +561,8 @@ pub(crate) fn hello(client: &mut Client) -> io::Result<Option<(u32, File)>> {
     if client.bytes[..8] != greeting::HELLO {
         return Err(broken());
     }
-    // In another PID namespace, a process and its parent have other PIDs, so the parent is unknown.
+    // A process in another PID namespace sends the PIDs of that namespace, so its parent is unknown
+    // here.
     let parent = if client.pid == said { parent } else { 0 };
     let file = client.file.take().ok_or_else(broken)?;
     Ok(Some((parent, file.into())))
@@ -606,7 +608,7 @@ struct Layouts {
     /// Earliest time of the next snapshot, which limits the overhead.
     not_before: Instant,
     taken: u32,
-    /// Maximum share of the time for snapshots: one divided by this number.
+    /// Maximum fraction of the time that snapshots may take: one divided by this number.
     share: u32,
     /// Maximum of the live bytes, and of the unused bytes of the footprint, over all layout
     /// snapshots.
@@ -771,8 +773,8 @@ impl CollectedProcess {
         written.map_err(|source| self.output.error(source))
     }
 
-    /// Replaces the peak by a snapshot with more live bytes: with several threads, the peak of the
-    /// recorder is approximate.
+    /// Replaces the recorder's peak by the highest snapshot if this snapshot has more live bytes.
+    /// With several threads, the recorder's peak is approximate.
     fn settle_peak(&mut self, state: &mut CountedState, time: Duration) {
         let peak = &mut state.counts.peak;
         if self.highest.peak.bytes > peak.bytes {

@@ -1,5 +1,5 @@
 //! Receives the messages of guards: a process is guarded, a memory error occurred, a process ends.
-//! A guard is the recorder library in a program when it detects memory errors.
+//! A guard is the recorder library inside a program, in the mode that detects memory errors.
 
 use std::collections::HashMap;
 use std::ffi::OsString;

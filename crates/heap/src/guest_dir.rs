@@ -26,7 +26,7 @@ use rustix::fs::{
 use crate::library::NAME;
 use crate::run_dir::{LETTERS, LOCK, PREFIX, SECRET, random_name};
 
-/// Folders from which the target may load files of other users.
+/// Candidates for the parent folder, in order of preference.
 const BASES: [&str; 4] = ["/tmp", "/dev/shm", "/var/tmp", "/run"];
 
 /// Maximum number of entries of a folder that the removal of unused folders reads.

@@ -31,7 +31,7 @@ pub enum Why {
     Unreadable,
     /// The function is shorter than a jump.
     Short,
-    /// One of its first instructions is a call.
+    /// One of its first instructions is a call that cannot be relocated.
     Calls,
     /// The function jumps back into its first instructions.
     Loops,
@@ -185,7 +185,8 @@ fn ready(tables: &SharedTables, pid: u32, root: &ProcRoot) -> io::Result<Hooked>
     Ok(hooked)
 }
 
-/// Returns the rows of an allocator's functions, or the function that cannot be hooked.
+/// Returns the table rows (`named::ROWS`) for an allocator's functions, or the function that cannot
+/// be hooked.
 fn rows(
     pid: u32,
     allocator: &FileAllocator,
@@ -294,7 +295,8 @@ fn asked(tables: &SharedTables, pid: u32, has_threads: bool) -> io::Result<Resul
     if near == 0 {
         return Ok(Ok(()));
     }
-    // Code of an earlier recording may be running, and the functions may begin with jumps to it.
+    // The code areas of an earlier recording are kept: a thread may execute them, and functions may
+    // begin with jumps to them.
     if tables.head(hooks::READY)? != 0 {
         return Ok(Ok(()));
     }
@@ -361,8 +363,8 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<RelocatedPrologue, Why> {
                 ends = true;
                 covered.push(instruction);
             }
-            // A call that is the last replaced instruction returns to the instruction after the
-            // originals.
+            // If the last replaced instruction is a call, the called function returns to the
+            // original instruction after this call.
             FlowControl::Call | FlowControl::IndirectCall if length + instruction.len() >= JUMP => {
                 ends = true;
                 let behind = instruction.next_ip();

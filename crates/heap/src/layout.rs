@@ -445,10 +445,10 @@ impl Looking<'_> {
         self.extent(address)
     }
 
-    /// Adds a block outside of all heaps if the block has a mapping of its own, and counts it as
-    /// unclear if its words cannot be read or contradict each other. Returns false for a block of
-    /// the main arena in memory that replaces the `brk` heap: the mapping becomes an extent of that
-    /// arena, and the caller adds the block.
+    /// Handles a block outside of all known heaps. Adds the block if it has a mapping of its own.
+    /// Counts it as unclear if its words cannot be read or contradict each other. Returns false for
+    /// a block of the main arena in memory that replaces the `brk` heap: the mapping becomes an
+    /// extent of that arena, and the caller adds the block.
     fn takes_alone(&mut self, block: &LiveMapEntry) -> bool {
         let Some(chunk) = block.address.checked_sub(UNIT) else { return true };
         let words =
@@ -636,7 +636,8 @@ impl Looking<'_> {
         for arena in arenas {
             states.extend(glibc::state(self.process, arena.address).map(|it| (arena.area, it)));
         }
-        // The ring of all arenas includes the main arena, which lies in the C library.
+        // All arenas are linked in a ring. The arena in this ring that is in no heap is the main
+        // arena, which lies in the data of the C library.
         let is_arena = |at: u64| arenas.iter().any(|arena| arena.address == at);
         let main = states.iter().map(|(_, state)| state.next).find(|next| !is_arena(*next));
         states.extend(main.and_then(|at| glibc::state(self.process, at)).map(|it| (0, it)));

@@ -452,8 +452,8 @@ fn rows_of(functions: &WantedFunctions) -> Vec<(String, u64, String)> {
     if has("mallocx") && has("dallocx") {
         add(&mut rows, "", OF_JEMALLOC);
     }
-    // Calls of exported functions already reach the recorder. If several of the usual functions are
-    // hidden, they belong to an allocator.
+    // Calls of an exported `malloc` already reach the recorder. A file that contains `malloc`,
+    // `free` and `realloc`, but does not export `malloc`, has an allocator of its own.
     let is_hidden = ["malloc", "free", "realloc"].into_iter().all(has) && !exports("malloc");
     if is_hidden {
         add(&mut rows, "", USUAL);
@@ -475,8 +475,9 @@ fn named_functions(
         // A function may have several names.
         if !found.iter().any(|other| other.at == at) {
             let other = place(&instead).map_or(0, |(at, _)| at);
-            // A program's own `operator new` calls another allocation function, which is hooked. An
-            // exception of the program's `operator new` could not pass through the hook.
+            // Without a variant that returns null, this is the program's own `operator new`. It is
+            // not hooked: it calls another allocation function, which is hooked, and its exception
+            // could not pass through a hook.
             if other == 0 && !instead.is_empty() && name.starts_with("_Zn") {
                 continue;
             }

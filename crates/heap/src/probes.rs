@@ -386,7 +386,7 @@ impl Probes {
         Ok(())
     }
 
-    /// Path for the recording of another process. A file may exist there already.
+    /// Path for the recording of another process. A file with this path may exist already.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));

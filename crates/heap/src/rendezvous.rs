@@ -358,8 +358,8 @@ fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<O
 
 /// True if a process is one of `ancestors` or descends from one of them.
 fn descends_from(mut pid: u32, ancestors: &[u32]) -> bool {
-    /// Maximum length of the chain of parents: a parent that ends meanwhile may leave its PID to
-    /// another process, even to a descendant.
+    /// Maximum length of the chain of parents. If a parent ends meanwhile, the kernel may reuse its
+    /// PID, even for a descendant, and the chain then has a loop.
     const MAX_ANCESTORS: usize = 64;
     let root = ProcRoot::live();
     for _ in 0..MAX_ANCESTORS {

@@ -150,8 +150,8 @@ impl SafeCalls {
     }
 
     /// Makes the process run a function of its C library with one argument on a new thread, so that
-    /// its own threads run meanwhile. The function must use no thread-local variable except
-    /// `errno`. Its return value is not available; the result contains 0.
+    /// the process's existing threads continue to run. The function must use no thread-local
+    /// variable except `errno`. Its return value is not available; the result contains 0.
     ///
     /// `None` if the C library assumes a single thread, because it then takes no locks; also if the
     /// C library is not glibc, or is linked statically.
@@ -268,7 +268,8 @@ pub(crate) fn safe_thread(
 ) -> Result<Option<Tracee>, RemoteError> {
     let began = Instant::now();
     let mut pause = Duration::from_micros(100);
-    // The first round stops threads only to read the files of their code.
+    // In the first pass of this loop, threads are stopped only to find the files of their code,
+    // which are then read.
     let mut is_first = true;
     while began.elapsed() < PATIENCE {
         let threads = target.threads()?;

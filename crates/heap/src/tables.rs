@@ -203,7 +203,8 @@ impl SharedTables<MappedTables> {
         pid: u32,
         mapping: &Mapping,
     ) -> io::Result<SharedTables<MappedTables>> {
-        // A file on disk can have such a name too, and its file system may delay a read forever.
+        // A file on disk can have the same name as the tables, and its file system may delay a read
+        // forever.
         if mapping.device != memory_device()? {
             return Err(no_memory_file());
         }
@@ -507,7 +508,7 @@ impl<S: TableSource> SharedTables<S> {
             is_known.then_some(LogAmount { bytes: unknown_freed, blocks: unknown_frees });
         let peak_live = sum(sums.iter().map(|sum| settled(sum.at_peak)));
         let mut counts = LogCounts {
-            // There may be many sites, so they are converted in the memory of the sums.
+            // The vector of sums is converted in place, because it may have many elements.
             sites: sums.into_iter().map(|sum| sum.counted()).collect(),
             peak: peak_live,
             // Each thread may allocate and free up to its credit before it updates the shared

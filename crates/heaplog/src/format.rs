@@ -39,7 +39,7 @@ pub(crate) mod limit {
     pub(crate) const NODES: usize = 1 << 24;
     pub(crate) const SITES: usize = 1 << 21;
     pub(crate) const MOMENTS: usize = 1 << 20;
-    /// Maximum number of sites in the trees and layouts of all time points together.
+    /// Maximum number of sites in the live trees of snapshots and in layouts, summed over a file.
     pub(crate) const LEAVES: usize = 1 << 23;
     pub(crate) const LAYOUTS: usize = 1 << 13;
     /// Maximum number of live blocks at the end.
@@ -140,8 +140,9 @@ impl<'a> In<'a> {
         u32::try_from(self.number()?).map_err(|_| "a number has more than 32 bits")
     }
 
-    /// Reads the number of the following items, each of which has at least `least` bytes. An
-    /// impossible number is refused before memory is allocated.
+    /// Reads the number of the following items, each of which has at least `least` bytes. Refuses a
+    /// number of items that the remaining bytes cannot contain, so the caller allocates no memory
+    /// for them.
     pub(crate) fn count(&mut self, least: usize, most: usize) -> Result<usize, Bad> {
         let count = usize::try_from(self.number()?).map_err(|_| "too many")?;
         let fits = count.checked_mul(least).is_some_and(|bytes| bytes <= self.0.len());

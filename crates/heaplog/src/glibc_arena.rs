@@ -93,8 +93,9 @@ impl StateLayout {
         links.wrapping_sub(HEADER)
     }
 
-    /// Determines the layout of an arena from its address and its bytes: the layout in which some
-    /// bins are empty, since no program fills all bins. `None` if no layout fits.
+    /// Determines the layout of an arena from its address and its bytes. The links of an empty bin
+    /// refer to the bin itself, and no program fills all bins: in the correct layout, at least one
+    /// bin is empty. `None` if no layout fits.
     #[must_use]
     pub fn of_arena(arena: u64, bytes: &[u8]) -> Option<StateLayout> {
         let word = |at: u64| {

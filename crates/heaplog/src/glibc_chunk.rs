@@ -56,8 +56,8 @@ mod tests {
     #[test]
     fn usable_bytes_of_mapped_blocks_depend_on_the_version() {
         let mapped = |bytes: u64| bytes | MAPPED;
-        // The values are of malloc_usable_size for malloc(150000) and aligned_alloc(64, 150000),
-        // with glibc 2.41.
+        // malloc_usable_size of glibc 2.41 returned these values for malloc(150000) and
+        // aligned_alloc(64, 150000).
         assert_eq!(room(0x7000_0010, mapped(0x25000)), 151_536);
         assert_eq!(behind_mapped(0x7000_0010, mapped(0x25000)), 0);
         assert_eq!(room(0x7000_0040, mapped(0x24fd0)), 151_488);

@@ -1,6 +1,6 @@
 //! Messages from a guard to its listener, as words on a Unix socket. A guard is the recorder
-//! library in a program when it detects memory errors. The listener is the pagewise process that
-//! started the program.
+//! library inside a program, in the mode that detects memory errors. The listener is the pagewise
+//! process that started the program.
 //!
 //! A guard connects anew for each message, sends it, and waits for one byte
 //! ([`crate::tables::greeting::YES`]) before it continues. A message contains all data that it

@@ -136,7 +136,7 @@ impl LogReader {
                 recording.begin = shapes::read_begin(&mut input)?;
                 *has_begun = true;
             }
-            // A frame before the frame of the beginning has no meaning.
+            // These frames are invalid before the `BEGIN` frame.
             kind::MODULES..=kind::END | kind::LAYOUT | kind::BLOCKS if !*has_begun => {
                 return Err("it does not begin");
             }
@@ -167,7 +167,7 @@ impl LogReader {
             kind::BLOCKS => state.read_blocks(&mut input, &mut recording.blocks)?,
             kind::COUNTS => recording.counts = state.read_counts(&mut input)?,
             kind::END => recording.end = Some(shapes::read_end(&mut input)?),
-            // Frames of a newer version, and frames for seeking, are ignored.
+            // Frame kinds that a newer writer added, and frames of the snapshot index, are ignored.
             _ => {}
         }
         Ok(())
@@ -242,9 +242,10 @@ impl SnapshotIndex {
         self.moments
     }
 
-    /// Reads the last snapshot that has a tree of live amounts and is not later than a time.
-    /// Decodes only the frames after the last key snapshot before this time. The caller must check
-    /// the sites of the tree. `None` if such a snapshot does not exist or cannot be read.
+    /// Reads the last snapshot that has a tree of live amounts and is not later than a time. Starts
+    /// at the last key snapshot that is not later than this time; a key snapshot can be decoded
+    /// without earlier snapshots. The caller must check that the sites of the tree exist. `None` if
+    /// such a snapshot does not exist or cannot be read.
     ///
     /// # Errors
     /// Returns the error of the read.

@@ -239,7 +239,7 @@ pub struct LogArea {
     pub threads: Option<u64>,
 }
 
-/// Numbers of resident pages by their live share.
+/// Numbers of resident pages by the fraction of the page that is live.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogPageDensity {
     /// Cell 0 counts pages without a live block, cell *n* counts pages that are live by more than
@@ -258,7 +258,7 @@ pub struct LogPageDensity {
 pub struct LogPinned {
     /// Index of the site.
     pub site: u32,
-    /// Number of bytes of the pages that are assigned to the site.
+    /// Sum of the site's parts of these pages, in bytes ([`LogPageDensity::pinned`]).
     pub bytes: u64,
     /// Live amount of the site in these pages.
     pub live: LogAmount,
@@ -299,7 +299,7 @@ pub struct LogCounts {
 pub struct LogSiteCounts {
     /// Amount that the site allocated.
     pub allocated: LogAmount,
-    /// Freed amount.
+    /// Amount that the site allocated and that was freed.
     pub freed: LogAmount,
     /// Number of blocks that were freed before the same thread allocated another block.
     pub temporary: u64,

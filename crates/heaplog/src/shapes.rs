@@ -38,7 +38,8 @@ struct SnapshotSums {
 }
 
 /// For each return address: its followers, which are the return addresses of the next inner calls
-/// on call stacks. The most recent follower is first. Most functions call few other functions.
+/// on call stacks. The most recent follower is first. Most functions call few other functions, so
+/// the position of a follower in this list is a small number.
 #[derive(Debug, Default)]
 struct Followers {
     /// List for [`ROOT`], followed by a list for each return address.
@@ -274,7 +275,8 @@ impl CodecState {
     pub(crate) fn read_nodes(&mut self, input: &mut In<'_>) -> Result<(), Bad> {
         let count = input.count(2, limit::NODES - self.nodes.len())?;
         let (ups, ranks) = (input.bytes(count)?, input.bytes(count)?);
-        // The second column begins after the first column, which is skipped here.
+        // `before` reads the column of distances. `input` skips this column and then reads the next
+        // column, which contains indices of return addresses.
         let mut before = *input;
         for _ in ups.iter().filter(|up| **up == up::BEFORE) {
             input.number()?;

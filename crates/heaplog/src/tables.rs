@@ -1,31 +1,36 @@
 //! Counters of a recorder: tables in memory that it shares with the collector.
 //!
-//! The tables are in a sparse file without a name (`memfd_create`), one after the other at fixed
-//! offsets ([`HEADER`] .. [`LOG`]). The recorder only ever appends to the tables of modules,
-//! places, nodes and sites, and a count in the header gives the number of valid entries of each: an
-//! entry is written before it is counted. Counters are words of 8 bytes in the machine's own order,
-//! each written by one thread at a time.
+//! The tables are in a sparse file without a name (`memfd_create`). They follow each other at fixed
+//! offsets, in this order:
 //!
-//! ```text
-//!  0        header
-//!  THREADS  a slot for each thread: its sums
-//!  MODULES  files of code         STRINGS  their paths and build IDs
-//!  PLACES   return addresses
-//!  NODES    (parent, place)       SITES    (node, kind)
-//!  OWNERS   whose each chunk is, and for which sites
-//!  CHUNKS   pages of records: what sites count
-//!  OWN      memory that the recorder has in the process
-//!  LOG      where large blocks begin and end, one after the other, where that was asked for
-//! ```
+//! | table | contents |
+//! |---|---|
+//! | [`HEADER`] | parameters, numbers of entries, and words for inline hooks |
+//! | [`THREADS`] | one slot for each thread, with its counts |
+//! | [`MODULES`] | files of code and their address ranges |
+//! | [`STRINGS`] | paths and build IDs of the modules |
+//! | [`PLACES`] | return addresses |
+//! | [`NODES`] | calls: a return address and the node of the caller |
+//! | [`SITES`] | call stacks that allocated: the innermost call's node and the kind of memory |
+//! | [`OWNERS`] | for each chunk: the thread that writes it, and the sites that it counts |
+//! | [`CHUNKS`] | chunks of records; a record contains the counters of one thread for one site |
+//! | [`OWN`] | address ranges that the recorder itself uses in the process |
+//! | [`LOG`] | allocations and frees of large blocks in order of time, if requested |
+//!
+//! The recorder only appends to the tables from [`MODULES`] to [`SITES`]. It writes an entry first,
+//! and then increases the number of entries in the header. Counters are words of 8 bytes in the
+//! machine's byte order. Only one thread at a time writes a counter.
 //!
 //! # Live amounts at the peak
 //!
-//! A [`record`] has the present counters and a copy of the live amount at the last peak. When the
-//! live bytes fall from a new peak, the recorder adds one to the epoch of peaks in the header. The
-//! next change of a record whose epoch is older first copies the live amount. So the live amount at
-//! the peak is the copy if the record's epoch equals the header's epoch. Otherwise the record has
-//! not changed since the peak, and the live amount at the peak is the current live amount. The
-//! collector uses a second epoch in the same way to read all records as of one time point.
+//! A [`record`] has the current counters, a copy of the live amount, and the epoch of this copy.
+//! The header has the current epoch of peaks. When the live bytes first fall after a new peak, the
+//! recorder adds one to the epoch in the header. Before a thread changes a record with an older
+//! epoch, the thread copies the live amount and stores the new epoch. So if the record's epoch
+//! equals the header's epoch, the copy is the live amount at the peak. Otherwise the record has not
+//! changed since the peak, and the current live amount is also the live amount at the peak. The
+//! collector increases a second epoch to read all records as of one time point: the recorder makes
+//! a second copy in the same way.
 
 /// The first word of the header: `pwheap` and the version of this layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x03");
@@ -145,8 +150,9 @@ pub mod header {
     pub const OWN_NEW: usize = 24;
 
     /// Address of the table of sizes that do not fit into cells of live blocks. The lowest bits
-    /// contain the binary logarithm of the number of entries. An entry, an address and a size, is
-    /// at the index [`super::live::place`] or after it. 0 if the table is not allocated yet.
+    /// contain the binary logarithm of the number of entries. Each entry contains the address and
+    /// the size of a block. It is at the index [`super::live::place`] of the address, or at one of
+    /// the following indices. 0 if the table is not allocated yet.
     pub const LIVE_SIZES: usize = 25;
     /// Number of usable bytes of the blocks of [`UNKNOWN_FREES`], if the C library provides
     /// `malloc`.
@@ -180,7 +186,8 @@ pub mod header {
     pub const LOG_READ: usize = 56;
 }
 
-/// Words of the header for inline hooks, of functions that a preloaded library cannot interpose.
+/// Words of the header for inline hooks. The hooked functions are those that a preloaded library
+/// cannot interpose.
 ///
 /// The recorder writes the addresses of the functions and of free memory near them. The collector
 /// answers with code for that memory: for each function a jump to its replacement, and the
@@ -221,11 +228,12 @@ pub mod hooks {
     pub const CODE: usize = 2048;
     /// 1 if the code area has its contents already.
     pub const READY: usize = 1025;
-    /// Signed distance of the recorder's thread-local words from the thread pointer (`fs`): while a
-    /// thread is inside the recorder, the first word is the address of 4 bytes with the value
-    /// [`NOW`], or the third word is [`BUSY`].
+    /// Signed distance in bytes of the recorder's thread-local words from the thread pointer
+    /// (`fs`). While a thread is inside the recorder, its first word is the address of 4 bytes with
+    /// the value [`NOW`], or its third word is [`BUSY`].
     pub const OWN: usize = 1026;
-    /// Value of the 4 bytes of [`OWN`] while a thread is inside the recorder.
+    /// Value of the 4 bytes to which the first word of [`OWN`] points, while a thread is inside the
+    /// recorder.
     pub const NOW: u32 = 2;
     /// Value of the third word of [`OWN`] while a thread is inside the recorder.
     pub const BUSY: u64 = 3;
@@ -268,7 +276,7 @@ pub mod named {
     pub const ROOMS: usize = 5000;
     /// Maximum number of code areas.
     pub const MAX_ROOMS: usize = 32;
-    /// Rows: words of [`row`].
+    /// The rows, one for each hooked function. Each row consists of the words that [`row`] numbers.
     pub const ROWS: usize = 8192;
     /// Maximum number of rows.
     pub const MAX_CHUNKS: usize = 384;
@@ -300,7 +308,7 @@ pub mod named {
     }
 
     /// Meanings of functions: a number in the lowest 8 bits, and the indices of arguments in the
-    /// bits above.
+    /// bits above. Below, `argument(n)` stands for the value of the argument that has this index.
     pub mod role {
         /// Returns a block of `argument(0)` bytes, or of the product with `argument(1)`.
         pub const ALLOCATES: u64 = 1;
@@ -373,8 +381,8 @@ pub mod thread {
     pub const WORDS: usize = LIFETIMES + super::CELLS;
 }
 
-/// Indices of the words of an entry of the log. The first entry is not a block: its time is the
-/// start of the log.
+/// Indices of the words of an entry of the log. The first entry has no block; its time is the start
+/// of the log.
 pub mod log {
     /// Time in nanoseconds of `CLOCK_MONOTONIC`, not before the time of the previous entry.
     pub const TIME: usize = 0;
@@ -526,9 +534,10 @@ pub mod trouble {
 
 /// Messages between a recorder and a collector at the start of a recording, on a Unix socket.
 ///
-/// The recorder connects, sends one message, [`greeting::HELLO`] followed by its PID and the PID of
-/// its parent in 4 bytes each, with the file of the tables as ancillary data (`SCM_RIGHTS`), and
-/// waits for one byte: [`greeting::YES`] to record.
+/// The recorder connects and sends one message: [`greeting::HELLO`], its PID, and the PID of its
+/// parent, in 4 bytes each. The message carries the file descriptor of the tables as ancillary data
+/// (`SCM_RIGHTS`). The recorder then waits for one byte: it records if this byte is
+/// [`greeting::YES`].
 pub mod greeting {
     /// Environment variable with the path of the socket and the recording parameters: words
     /// separated by commas, the path last: `every=0,follow=0,socket=/run/x`. With `log=4096`,

@@ -12,9 +12,9 @@ use crate::shapes::{self, CodecState};
 
 /// A file to which data is only appended, so that it is readable whenever the writing ends.
 ///
-/// Each call passes only new modules, addresses, calls and sites, whose indices continue from 0 in
-/// order. These entries are buffered until an entry that may refer to them is written, or until
-/// there are many of them.
+/// Each call adds only new modules, addresses, calls or sites. The entries of each table are
+/// numbered from 0 in the order in which they are added. These entries are buffered until an entry
+/// that may refer to them is written, or until there are many of them.
 ///
 /// ```
 /// # use pagewise_heaplog::recording::{Begin, LogCounts, LogEnd, LogEnding, LogSnapshot};
@@ -55,8 +55,8 @@ struct WrittenKeyFrame {
 const HELD_BACK: usize = 1 << 15;
 /// Maximum number of live blocks in a frame.
 const BLOCKS_IN_FRAME: usize = 1 << 18;
-/// Maximum number of trees, and of snapshots, from one key snapshot to the next: both limit the
-/// data that a seek has to read.
+/// Maximum number of trees, and of snapshots, from one key snapshot to the next. A reader that
+/// seeks to a time starts at a key snapshot, so these limits bound the data that it reads.
 const KEY_TREES: u32 = 16;
 const KEY_MOMENTS: u64 = 256;
 
@@ -150,7 +150,8 @@ impl<W: Write> LogWriter<W> {
             self.state.write_modules(&mut payload, &modules);
             self.frame(kind::MODULES, &payload)?;
         }
-        // Many entries are divided among several frames, so that a reader accepts each frame.
+        // Many entries are divided among several frames, because a reader refuses a frame that is
+        // too large.
         for places in places.chunks(HELD_BACK) {
             let mut payload = Out::default();
             self.state.write_places(&mut payload, places);

@@ -1,5 +1,5 @@
-//! Adds functions and source lines to heap recordings: looks up their addresses in the files that
-//! were mapped there. Reads no process.
+//! Adds functions and source lines to heap recordings: looks up the recorded addresses in the files
+//! that were mapped at these addresses. Reads no process.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -117,7 +117,7 @@ pub fn resolve(
 }
 
 /// Returns the call stacks of some sites. The stack is empty for a site that does not exist, or
-/// whose call stack exceeds the bound.
+/// whose call stack exceeds the limit of stored frames.
 pub fn stacks(
     mut recording: LogRecording,
     asked: &[u32],
@@ -282,7 +282,7 @@ impl AddressFrames {
         self.of_places[place] = start..end(&self.flat);
     }
 
-    /// Equal frames have one number.
+    /// Returns the number of a frame; equal frames have the same number.
     fn number(&mut self, frame: Frame) -> u32 {
         let frame = Rc::new(frame);
         let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
@@ -482,8 +482,8 @@ fn moment(raw: &raw::LogSnapshot, of_sites: &[u32]) -> HeapSnapshot {
         shmem: it.shmem,
         swap: it.swap,
     };
-    // Earlier versions recorded a footprint without the mappings while the process exited: 0, or
-    // only large blocks.
+    // While the process exited, earlier versions of the recorder wrote an incomplete footprint: 0,
+    // or only the large blocks.
     let is_whole = |held: &u64| raw.resident.is_some() || (*held != 0 && *held >= raw.live.bytes);
     let held = raw.held.filter(is_whole);
     let ended = held.is_none() && raw.resident.is_none();
@@ -521,7 +521,7 @@ fn merged(tree: &raw::LogLiveTree, of_sites: &[u32]) -> LiveTree {
 }
 
 fn layout(raw: &raw::LogLayout, begin: &raw::Begin, of_sites: &[u32]) -> AllocatorLayout {
-    // If only some blocks are known, the gaps between them may contain others.
+    // If only some blocks are known, the gaps between them may contain unknown blocks.
     let blocks = || match (begin.attached, begin.every_bytes) {
         (true, _) => lack("blocks allocated before the recording began"),
         (_, 1..) => lack("all blocks: allocations were sampled"),

@@ -207,7 +207,8 @@ impl Drop for Journal {
     }
 }
 
-/// Returns an error for a folder of another user, whose entries would be executed.
+/// Returns an error if the folder belongs to another user: this process would otherwise write the
+/// values that the other user has recorded in the folder.
 fn check_owner(base: &Path) -> Result<(), LabError> {
     let what = fs::symlink_metadata(base).while_(format!("cannot read {}", base.display()))?;
     if what.is_dir() && what.uid() == rustix::process::geteuid().as_raw() {

@@ -83,7 +83,8 @@ const MAX_GUEST_TIME: Duration = Duration::from_secs(500);
 /// Number of bytes that are touched twice, to detect a host that reclaims unused guest memory.
 const TOUCHED: Bytes = Bytes::mib(64);
 
-/// Suffix of the baseline's name for its second series, which shows the noise.
+/// Suffix of the name of the baseline's second series of runs. The difference between the two
+/// series is the noise of this machine.
 const AGAIN: &str = " again";
 
 /// Memory of a run in addition to the memory of its experiment: for the program itself and page
@@ -179,7 +180,8 @@ impl LabRunner<'_> {
         Ok(entry)
     }
 
-    /// Runs all conditions, interleaved. Each round begins with another condition.
+    /// Runs all conditions, interleaved: a round runs each condition once. Each round begins with
+    /// another condition.
     fn turns(
         &mut self,
         about: &ExperimentAbout,
@@ -340,8 +342,9 @@ pub fn outlines(plan: &LabPlan) -> Result<Vec<lab::ExperimentRecord>, LabError> 
     plan.names.iter().map(one).collect()
 }
 
-/// The parameters that were set by hand and that an experiment has; with several experiments, a
-/// parameter may belong to only some of them.
+/// Returns the parameters that were set by hand, for one experiment. If the plan has several
+/// experiments, parameters that this experiment does not have are left out, because they may belong
+/// to another experiment.
 fn ours(about: &ExperimentAbout, plan: &LabPlan) -> Vec<(String, u64)> {
     let is_ours = |name: &str| about.parameters.iter().any(|row| row.name == name);
     plan.set.iter().filter(|(name, _)| plan.names.len() == 1 || is_ours(name)).cloned().collect()

@@ -16,8 +16,8 @@ use crate::thread::with_thread_cache;
 
 /// Number of size classes of the pool of blocks that are cached: blocks of up to 8 KiB.
 const CLASSES: usize = 64;
-/// Approximate maximum number of cached bytes of a size class. [`MAX_BLOCKS`]: range of the maximum
-/// number of its cached blocks.
+/// Approximate maximum number of cached bytes of a size class. [`max_blocks`] computes from it the
+/// maximum number of cached blocks, which is within [`MAX_BLOCKS`].
 const MAX_BYTES: usize = 64 << 10;
 const MAX_BLOCKS: RangeInclusive<usize> = 8..=128;
 
@@ -83,7 +83,8 @@ pub(crate) unsafe fn free(block: NonNull<u8>) {
             // SAFETY: the caller passes a live block.
             return unsafe { heap::free(block) };
         };
-        // A block with a larger alignment may be shorter than its size class.
+        // A block that was allocated with an alignment above 16 may have fewer bytes than its size
+        // class requires.
         let is_short = size_class::capacity(class) > size;
         if cached.left.get() == 0 {
             cache.make_room(class);
@@ -110,7 +111,7 @@ fn pop(cached: &CachedClass, block: NonNull<u8>) {
     cached.left.set(cached.left.get() + 1);
 }
 
-/// Returns the address of the block behind a cached block in its list.
+/// Returns the address of the block that follows a cached block in its list.
 fn next(block: NonNull<u8>) -> *mut u8 {
     // SAFETY: a cached block holds the address of the next one in its first word.
     unsafe { block.cast::<*mut u8>().read() }
@@ -194,8 +195,8 @@ fn empty_at_exit() {
             Err(other) => other,
         };
     }
-    // SAFETY: the key was created. The value is not NULL, since the destructor is called only for
-    // such a value.
+    // SAFETY: the key was created. The value is not NULL, since the destructor is not called for
+    // NULL.
     unsafe { libc::pthread_setspecific(key - 1, ptr::without_provenance(1)) };
 }
 

@@ -25,7 +25,7 @@ fn fail(number: c_int) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Allocates a block of any size, aligned to 16.
+/// Allocates a block of any size, aligned to 16 bytes.
 fn allocate(size: usize) -> Option<NonNull<u8>> {
     if size > LARGE { large::allocate(layout(size, ALIGN)?, false) } else { cache::allocate(size) }
 }
@@ -82,7 +82,7 @@ unsafe fn resize(block: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
         // SAFETY: the caller passes a live block, which is a run.
         return unsafe { large::resize(block, size) };
     }
-    // A block stays in place if the new size fits and takes at least half of it.
+    // The block stays in place if the new size is at most its usable size and at least half of it.
     if size <= old && size >= old / 2 {
         return Some(block);
     }
@@ -233,7 +233,7 @@ pub extern "C" fn mallopt(_parameter: c_int, _value: c_int) -> c_int {
     0
 }
 
-/// mallinfo2(3): returns the numbers of bytes of the pool of pages.
+/// mallinfo2(3): returns the numbers of live and of idle bytes of the pool of pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
     let usage = PAGES.usage();

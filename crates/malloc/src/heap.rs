@@ -64,7 +64,8 @@ pub(crate) const fn asked(word: usize) -> usize {
     capacity(word) - if word & SPARE == 0 { 0 } else { ALIGN }
 }
 
-/// Returns the layout of this size and alignment; `None` if no memory can have it.
+/// Returns the layout of this size and alignment; `None` if the size is too large or the alignment
+/// is not a power of two.
 pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(size, align.max(ALIGN)).ok()
 }

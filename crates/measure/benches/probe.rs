@@ -1,7 +1,8 @@
 //! Cost of a measurement: compares an empty region of a probe with two `ioctl`s and one read of the
 //! same counters without a probe.
 //!
-//! `cargo bench -p pagewise-measure --bench probe`: interleaved rounds on one CPU.
+//! `cargo bench -p pagewise-measure --bench probe`: measures both methods in interleaved rounds on
+//! one CPU.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 

@@ -83,7 +83,8 @@ pub struct CacheFiller {
     line: usize,
 }
 
-/// Size of the filler, as a multiple of the cache size: caches only approximate LRU replacement.
+/// Size of the filler, as a multiple of the cache size. A filler of the cache size would not evict
+/// every line, because caches only approximate LRU replacement.
 const TIMES_LARGER: u64 = 4;
 
 impl CacheFiller {
@@ -199,7 +200,7 @@ mod tests {
         ring
     }
 
-    /// Duration of a round trip.
+    /// Time to read each line of the ring once, in the order of the ring.
     fn round_trip(ring: &[ChasedLine]) -> Duration {
         let begin = Instant::now();
         let mut at = 0;

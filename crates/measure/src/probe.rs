@@ -124,7 +124,8 @@ const EMPTY_REGIONS: usize = 21;
 ///
 /// The counters run only between [`CodeProbe::start`] and [`CodeProbe::stop`]. Counters that are
 /// read in user mode are an exception: they always run, and the probe subtracts their count at the
-/// start. The clock is read innermost, so that the wall time contains no system call of the probe.
+/// start. The clock is read last at the start and first at the stop, so that the wall time contains
+/// no system call of the probe.
 ///
 /// An event that cannot be counted is not an error: its value has the reason.
 ///
@@ -161,7 +162,7 @@ impl CodeProbe {
     /// Opens the counters and measures some empty regions.
     ///
     /// # Errors
-    /// [`MeasureError::Counter`] where an open counter cannot be switched or read.
+    /// [`MeasureError::Counter`] where an open counter cannot be enabled, disabled or read.
     pub fn open(options: &ProbeOptions) -> Result<CodeProbe, MeasureError> {
         let opened = Groups::open(options, &EventCatalogue::open());
         let (groups, mut counted) = opened.map_err(MeasureError::Counter)?;
@@ -222,7 +223,7 @@ impl CodeProbe {
     /// Runs a region and returns its result and its cost.
     ///
     /// # Errors
-    /// [`MeasureError::Counter`] where a counter cannot be switched or read.
+    /// [`MeasureError::Counter`] where a counter cannot be enabled, disabled or read.
     pub fn measure<T>(&mut self, region: impl FnOnce() -> T) -> Result<(T, Cost), MeasureError> {
         self.start()?;
         let result = region();
@@ -233,7 +234,7 @@ impl CodeProbe {
     /// Begins a region. Discards a region that was started and not stopped.
     ///
     /// # Errors
-    /// [`MeasureError::Counter`] where a counter cannot be switched.
+    /// [`MeasureError::Counter`] where a counter cannot be enabled, disabled or read.
     pub fn start(&mut self) -> Result<(), MeasureError> {
         if self.begun.take().is_some() {
             self.groups
@@ -251,8 +252,8 @@ impl CodeProbe {
     /// Ends the region and returns its cost.
     ///
     /// # Errors
-    /// [`MeasureError::NotStarted`]; [`MeasureError::Counter`] where a counter cannot be switched
-    /// or read.
+    /// [`MeasureError::NotStarted`]; [`MeasureError::Counter`] where a counter cannot be enabled,
+    /// disabled or read.
     pub fn stop(&mut self) -> Result<Cost, MeasureError> {
         let end = Instant::now();
         let begun = self.begun.take().ok_or(MeasureError::NotStarted)?;

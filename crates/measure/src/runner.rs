@@ -42,7 +42,7 @@ pub enum RunCount {
     Until {
         /// Goal: half-width of the interval, as a share of the median.
         precision: f64,
-        /// Time after which no further run begins, from the first run.
+        /// Time since the start of the first run after which no further run begins.
         time: Duration,
     },
 }
@@ -201,8 +201,9 @@ impl MeasureSession<'_> {
         }
     }
 
-    /// Computes the precision after a round, if the plan has a goal. With more runs the computation
-    /// takes longer and the result changes less, so the precision is computed less often.
+    /// Computes the precision after a round (one run of each command), if the plan has a goal. With
+    /// more runs the computation takes longer and the result changes less, so the precision is
+    /// computed less often.
     fn judge(&mut self) {
         let made = self.arms[0].runs.len();
         let is_wanted = matches!(self.plan.runs, RunCount::Until { .. });

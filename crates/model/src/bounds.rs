@@ -82,7 +82,8 @@ pub const OTHER_PROCESSES: &str = "[other processes]";
 pub const OTHER_MAPPINGS: &str = "[other mappings]";
 
 impl Folded {
-    /// Returns the only frame of the merged call stacks.
+    /// Returns the frame [`OTHER_STACKS`]. Merged call stacks are reported as one call stack that
+    /// consists of this frame.
     pub fn frame() -> Frame {
         Frame {
             function: Some(OTHER_STACKS.to_owned()),

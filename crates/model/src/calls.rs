@@ -48,8 +48,8 @@ pub struct CallRecording {
 pub enum CallStops {
     /// Memory system calls, selected by a seccomp filter.
     MemoryCalls,
-    /// All system calls. A seccomp filter cannot be installed in a running process and is not
-    /// wanted for some commands.
+    /// All system calls. The recorder did not use a seccomp filter, for example because the process
+    /// was already running.
     EveryCall,
 }
 
@@ -153,7 +153,7 @@ pub struct MemoryCall {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallDetail {
-    /// The call has no such details.
+    /// The argument registers and the result contain all details.
     Nothing,
     /// Path of the file of the descriptor that was passed.
     File(Name),

@@ -1,4 +1,5 @@
-//! Causes of memory problems. Each diagnosis of pagewise reports its conclusions in this form.
+//! Causes of memory problems. A diagnosis of pagewise reports each conclusion as a [`Cause`]. The
+//! table of causes lists all causes that pagewise can find.
 
 use crate::mapping::AddrRange;
 use crate::report::{CellValue, Fact, Label};

@@ -245,8 +245,8 @@ pub struct VmFlags {
 
 impl PartialEq for VmFlags {
     /// Compares the vectors only if one is not empty. For two empty vectors, glibc's `memcmp` does
-    /// a masked load from their dangling address, which takes a microcode assist of 150 ns (x86-64
-    /// with AVX-512); 65,000 mappings are compared.
+    /// a masked load from their dangling address. The load takes a microcode assist of 150 ns
+    /// (x86-64 with AVX-512), and a snapshot can have 65,000 mappings to compare.
     fn eq(&self, other: &VmFlags) -> bool {
         let no_unknown = self.unknown.is_empty() && other.unknown.is_empty();
         self.known == other.known && (no_unknown || self.unknown == other.unknown)

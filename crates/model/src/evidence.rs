@@ -78,8 +78,8 @@ pub struct CpuWaits {
     pub ran_ns: u64,
     /// Time in the run queues in nanoseconds, of all threads together.
     pub waited_ns: u64,
-    /// CPU time in nanoseconds that the threads would have used in the same time on free CPUs.
-    /// `None` in older files, which do not contain this number.
+    /// CPU time in nanoseconds that the threads would have used in the measured interval if they
+    /// had never waited for a CPU. `None` in older files, which do not contain this number.
     #[serde(default)]
     pub undelayed_ns: Option<u64>,
 }
@@ -474,7 +474,8 @@ pub struct StackUse {
     pub range: AddrRange,
     /// Resident memory of the stack.
     pub resident: Bytes,
-    /// Resident memory more than a margin below the stack pointer, which no function uses.
+    /// Resident memory that lies more than a margin below the stack pointer. Functions do not use
+    /// this memory.
     pub unused: Bytes,
     /// Functions whose return addresses are in the stack, each with the number of these addresses.
     /// The function whose frames take the most stack is the first.

@@ -14,7 +14,7 @@ use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 pub const VERSION: u32 = 1;
 
 /// The page faults of a command or of a running process, and of all its descendants. Faults with
-/// the same properties are one row with a count.
+/// the same call stack, mapping, thread, kind and owner are one row with a count.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultRecording {
     /// [`VERSION`] of the program that made the recording.
@@ -62,7 +62,8 @@ pub struct FaultRecording {
     pub mappings: Vec<FaultMapping>,
     /// Threads that faulted.
     pub threads: Vec<FaultThread>,
-    /// Data of the heap recorder; `None` if it was not requested, or produced nothing.
+    /// Data of the heap recorder: a library in the recorded process that records allocations.
+    /// `None` if the heap recorder was not requested, or produced nothing.
     #[serde(default)]
     pub heap: Option<FaultHeap>,
     /// Number of faults by call stack, mapping, thread, kind and owner.
@@ -245,7 +246,7 @@ impl FaultHeap {
     }
 }
 
-/// Owner of the memory that faulted.
+/// Owner of the memory whose access caused a page fault.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]

@@ -85,7 +85,7 @@ macro_rules! fields {
     };
 }
 
-/// Value of a line that the pagewise version of a saved snapshot did not read.
+/// Value of a line that a saved snapshot lacks, because an older version of pagewise saved it.
 fn not_saved() -> Reading<Bytes> {
     Err(Absent::NotCollected("save the snapshot with this version of pagewise".into()))
 }

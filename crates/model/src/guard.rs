@@ -1,4 +1,5 @@
-//! Memory errors of a command whose allocations are guarded.
+//! Memory errors of a command whose allocations are guarded. A guarded object lies next to
+//! inaccessible pages and canary bytes, and becomes inaccessible when it is freed.
 
 use serde::{Deserialize, Serialize};
 

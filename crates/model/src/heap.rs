@@ -98,7 +98,7 @@ pub struct Totals {
     pub allocated: HeapAmount,
     /// All blocks that were freed.
     pub freed: HeapAmount,
-    /// Live memory at the peak of the process.
+    /// Live memory at the peak: the time at which the live bytes were at their maximum.
     pub peak: HeapAmount,
     /// Upper bound of the error of `peak.bytes`, in bytes. Threads that allocate concurrently cause
     /// the error.
@@ -139,7 +139,7 @@ pub struct AllocationSite {
     pub freed: HeapAmount,
     /// Number of blocks that were freed before the same thread allocated another block.
     pub temporary: u64,
-    /// Live memory at the peak of the process.
+    /// Live memory of this call stack at the peak ([`Totals::peak`]).
     pub at_peak: HeapAmount,
     /// Standard errors of the allocated bytes and of the live bytes; `None` if every allocation was
     /// recorded.
@@ -173,8 +173,8 @@ pub struct HeapSnapshot {
     pub resident: Reading<ResidentBytes>,
     /// Live memory by site; `None` if it was not stored at this time point.
     pub tree: Option<LiveTree>,
-    /// Blocks from before the recording that were freed until now, with their usable bytes; `None`
-    /// if they were not counted.
+    /// Blocks that were allocated before the recording and freed before this time point, with their
+    /// usable bytes; `None` if they were not counted.
     #[serde(default)]
     pub older_freed: Option<HeapAmount>,
 }

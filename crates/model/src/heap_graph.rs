@@ -1,5 +1,6 @@
 //! Pointers between the blocks of a heap at one time: reachable and leaked blocks, and the bytes
-//! that each root retains.
+//! that each root retains. A root is a memory location or register that holds a pointer to a block.
+//! A root retains the blocks that would be unreachable without this root.
 
 use serde::{Deserialize, Serialize};
 
@@ -223,7 +224,7 @@ pub struct RetainingRoot {
     /// roots can keep the blocks alive together.
     #[serde(default)]
     pub roots: Vec<HeapRoot>,
-    /// True if other roots also reach the first block, or might.
+    /// True if roots that `roots` does not list also reach the first block, or may reach it.
     #[serde(default)]
     pub has_more_roots: bool,
 }
@@ -283,7 +284,7 @@ pub struct KeptBlock {
     pub paths: Vec<RootPath>,
     /// Blocks and bytes that only this block keeps alive, including the block itself.
     pub retained: LiveAmount,
-    /// True if other roots also reach the block.
+    /// True if roots that `paths` does not contain also reach the block.
     #[serde(default)]
     pub has_more_roots: bool,
 }

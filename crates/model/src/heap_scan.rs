@@ -36,9 +36,9 @@ pub struct HeapScan {
 }
 
 impl HeapScan {
-    /// True if the copy was read from the process itself while it was running. False if the process
-    /// was stopped, or if a forked child served as a snapshot. Blocks that the process allocated or
-    /// freed during the copy can appear unreachable.
+    /// True if the copy was read from the process itself while it was running. Blocks that the
+    /// process allocated or freed during the copy can then appear unreachable. False if the process
+    /// was stopped, or if a forked child served as a snapshot.
     pub fn was_moving(&self) -> bool {
         self.moment == ProcessMoment::Running
             && self.copy.stops == 0
@@ -310,7 +310,8 @@ pub struct MappedBlocks {
 impl MappedBlocks {
     /// Adds the blocks of another allocator.
     pub fn add(&mut self, other: &MappedBlocks) {
-        // The sum of counts is known only if each allocator with such blocks has a count.
+        // The sum of counts is known only if each allocator that has blocks with their own mappings
+        // also has a count.
         let count = |of: &MappedBlocks| {
             let has_none = of.live.blocks == 0 && of.cached.blocks == 0;
             of.counted.or(has_none.then(LiveAmount::default))

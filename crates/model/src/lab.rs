@@ -58,8 +58,8 @@ pub struct Environment {
     /// True if pagewise ran as root.
     pub root: bool,
     /// Duration in nanoseconds of the first access to a page, and of the first access to the same
-    /// memory by the next process. If the first number is many times the second one, the host
-    /// reclaims unused memory of its guests.
+    /// memory by the next process. If the first number is many times the second one, the host had
+    /// to allocate the page at the first access: it reclaims unused memory of its guests.
     #[serde(with = "plain")]
     pub first_touch: Reading<[f64; 2]>,
     /// Time at which the experiments began, in seconds since 1970.
@@ -180,14 +180,14 @@ pub enum ClaimVerdict {
 /// A plot of the values of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Plot {
-    /// A bar for each arm.
+    /// A bar for each condition.
     Bars {
         /// Name of the quantity.
         quantity: Label,
         /// Scale of the axis.
         scale: Scale,
     },
-    /// The curves with one name: a line for each arm.
+    /// The curves with one name: a line for each condition.
     Curves {
         /// Name of the curves.
         curve: Label,
@@ -200,7 +200,8 @@ pub enum Plot {
 
 impl ExperimentRecord {
     /// The worst verdict of the claims with a measured value; [`ClaimVerdict::CannotTell`] if
-    /// nothing was measured; `None` without claims, as for a skipped experiment.
+    /// nothing was measured; `None` if the list of claims is empty, for example because the
+    /// experiment was skipped.
     pub fn verdict(&self) -> Option<ClaimVerdict> {
         let measured = self.claims.iter().filter(|claim| !claim.measured.is_empty());
         let worst = measured.map(|claim| claim.verdict).max();

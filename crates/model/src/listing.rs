@@ -88,7 +88,7 @@ impl ProcessSummary {
     }
 }
 
-/// Value of a field that the pagewise version of a saved listing did not read.
+/// Value of a field that a saved listing lacks, because an older version of pagewise saved it.
 fn not_saved<T>() -> Reading<T> {
     Err(Absent::NotCollected("save it with this version of pagewise".into()))
 }

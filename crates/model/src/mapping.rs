@@ -171,8 +171,9 @@ impl MappedFileKey {
 /// The pages of one mapping by kind, read from the page tables. `smaps` does not split them this
 /// way.
 ///
-/// `file` contains page-cache pages of files and of tmpfs; [`Backing::Shmem`] distinguishes them. A
-/// page is *exclusive* if one page table maps it, *co-mapped* if several page tables do.
+/// `file_exclusive` and `file_co_mapped` contain page-cache pages of files and of tmpfs.
+/// [`Backing::Shmem`] distinguishes tmpfs from files. A page is *exclusive* if one page table maps
+/// it, *co-mapped* if several page tables do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Breakdown {
     /// Resident anonymous pages that only this process maps.
@@ -212,7 +213,7 @@ pub struct MappingPages {
     /// The pages by kind.
     pub breakdown: Breakdown,
     /// Proportional set size: the sum of page size divided by number of mappers, rounded down to
-    /// KiB as the kernel does. It needs `/proc/kpagecount` (CAP_SYS_ADMIN) if any page is
+    /// KiB as the kernel does. The sum needs `/proc/kpagecount` (CAP_SYS_ADMIN) if any page is
     /// co-mapped.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
@@ -267,7 +268,8 @@ impl Mapping {
 
     /// True if the mapped file was deleted.
     ///
-    /// `maps` shows an existing file whose name ends in ` (deleted)` in the same form.
+    /// Also true for an existing file whose name ends in ` (deleted)`, because `maps` prints it in
+    /// the same form.
     pub fn is_deleted(&self) -> bool {
         self.path().len() != self.name.as_bytes().len()
     }

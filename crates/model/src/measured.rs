@@ -1,6 +1,6 @@
 //! Costs of commands: the measured runs with all values, unchanged.
 //!
-//! Analyses compute medians and rates from them.
+//! Analyses compute medians and rates from these values.
 
 use serde::{Deserialize, Serialize};
 
@@ -133,8 +133,8 @@ pub struct MeasuredRun {
     pub at: u64,
     /// Ending of the run.
     pub ending: ProgramEnding,
-    /// Resident memory before the program began, as the kernel counts it. `peak_res` is at least
-    /// this value.
+    /// Resident memory before the program began, as the kernel counts it. The metric `peak_res` is
+    /// at least this value.
     pub floor: Bytes,
     /// Values, one for each metric of [`Measurement::metrics`], in the same order.
     #[serde(with = "plain_each")]
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(count(1000, 250).estimate(), Ok(400.0));
         assert_eq!(count(1000, 0).estimate(), Err(Absent::NeverScheduled));
         assert_eq!(count(0, 0).estimate(), Err(Absent::NeverScheduled));
-        // The two clocks of the kernel can differ slightly.
+        // The kernel can count slightly more running time than enabled time.
         assert_eq!(count(1000, 1001).scale(), 1.0);
     }
 

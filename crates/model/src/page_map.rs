@@ -103,7 +103,7 @@ impl PageRuns {
     const MAX_STATES: usize = 1 << (u64::BITS - PageRuns::LENGTH_BITS);
     const FEW_STATES: usize = 8;
     /// Number of indices that are reserved for states without `mappers` and `folio`. There are 7 x
-    /// 3^5 such states.
+    /// 3^5 states without them: 7 kinds, and 5 flags that are true, false or `None`.
     const RESERVED_STATES: usize = 2048;
 
     /// Creates an empty list of runs that begins at the address `start`.

@@ -95,11 +95,12 @@ pub mod plain {
         }
     }
 
-    /// Reads the output of [`serialize`]. The first key of an object decides its form, so the
-    /// object is not buffered.
+    /// Reads the output of [`serialize`]. The first key of an object shows if the object is the
+    /// value itself or the reason of its absence, so the deserializer does not buffer the object.
     ///
     /// # Errors
-    /// Returns the error of the deserializer, or an error if the value has neither form.
+    /// Returns the error of the deserializer, or an error if the input is neither a value nor an
+    /// absent value.
     pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Reading<T>, D::Error> {

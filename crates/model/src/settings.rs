@@ -170,7 +170,7 @@ pub struct EnvVariable {
     pub value: Name,
 }
 
-/// Value of a field that the pagewise version of saved settings did not read.
+/// Value of a field that saved settings lack, because an older version of pagewise saved them.
 fn not_saved<T>() -> Reading<T> {
     Err(Absent::NotCollected("save it with this version of pagewise".into()))
 }
@@ -185,8 +185,8 @@ pub struct CgroupSettings {
     /// Memory that is charged to the cgroup with the lowest limit, page cache included.
     #[serde(with = "plain")]
     pub usage: Reading<Bytes>,
-    /// Swapped memory of the cgroup with the lowest limit. A raised limit must have room for this
-    /// memory too.
+    /// Swapped memory of the cgroup with the lowest limit. A higher limit must be large enough for
+    /// this memory too.
     #[serde(with = "plain", default = "not_saved")]
     pub swapped: Reading<Bytes>,
     /// Path of the file with the limit of memory and swap together, and this limit. Cgroup v1

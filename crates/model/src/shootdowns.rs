@@ -124,7 +124,7 @@ pub struct Reason {
     pub flushes: u64,
     /// Number of flushes of the whole TLB.
     pub full: u64,
-    /// Number of pages that the other flushes flushed.
+    /// Number of pages that were flushed by flushes of less than the whole TLB.
     pub pages: u64,
 }
 
@@ -137,12 +137,13 @@ pub struct SystemCall {
     pub advice: Option<u64>,
     /// Durations of calls that made other CPUs flush, in nanoseconds.
     pub shooting: TimeHistogram,
-    /// Durations of the other calls, in nanoseconds.
+    /// Durations of calls that did not make other CPUs flush, in nanoseconds.
     pub quiet: TimeHistogram,
-    /// Durations of calls that made other CPUs flush, as the program sees them: from the call of
-    /// the C library's function to its return, in nanoseconds.
+    /// Durations of calls that made other CPUs flush, measured in the program: from the call of the
+    /// C library's function to its return, in nanoseconds.
     pub around_shooting: TimeHistogram,
-    /// Durations of the other calls, as the program sees them, in nanoseconds.
+    /// Durations of calls that did not make other CPUs flush, measured like `around_shooting`, in
+    /// nanoseconds.
     pub around_quiet: TimeHistogram,
 }
 
@@ -192,11 +193,11 @@ pub struct FlushSite {
     pub shootdowns: u64,
     /// Number of CPUs that the requests interrupted, summed over the requests.
     pub ipis: u64,
-    /// Number of flushes on the CPU of the call stack itself.
+    /// Number of times that the CPU that ran the call stack flushed its own TLB.
     pub local: u64,
     /// Number of requests to flush the whole TLB.
     pub full: u64,
-    /// Number of pages that the other requests flushed.
+    /// Number of pages that were flushed by requests for less than the whole TLB.
     pub pages: u64,
     /// Total time for which requests waited for interrupted CPUs, in nanoseconds. Only requests
     /// with a recorded end count.
@@ -218,7 +219,7 @@ pub struct FlushCaller {
     pub shooting: u64,
     /// Total duration of the calls that made other CPUs flush, in nanoseconds.
     pub shooting_ns: u64,
-    /// Total duration of the other calls, in nanoseconds.
+    /// Total duration of the calls that did not make other CPUs flush, in nanoseconds.
     pub quiet_ns: u64,
 }
 

@@ -54,7 +54,7 @@ pub struct Snapshot {
     /// Mapped files whose headers were read, in the order of their first mapping.
     pub objects: Vec<ElfObject>,
     /// First 16 bytes of large private anonymous mappings whose first page is resident. glibc
-    /// stores the size of a chunk there.
+    /// stores the header of a mapped chunk, or of a heap of an arena, there.
     pub heads: Vec<MappingHead>,
     /// Pools of pagewise's own allocators with counters; empty if they could not be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

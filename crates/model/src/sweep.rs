@@ -84,7 +84,7 @@ pub struct SweepCost {
     /// Number of processes whose PSS and USS were read.
     pub pages_read: u64,
     /// Number of processes whose memory changed but whose PSS and USS were not read, to stay within
-    /// the budget.
+    /// the budget of CPU time.
     pub postponed: u64,
 }
 
@@ -229,15 +229,16 @@ impl BytesByPageKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagesReading {
-    /// They were read in this sweep.
+    /// PSS and USS were read in this sweep.
     Now,
-    /// They were read in an earlier sweep, at this `boot_ns`. The process has not changed since;
-    /// the number of other processes that share its pages may have changed.
+    /// PSS and USS were read in an earlier sweep, at this `boot_ns`. The process has not changed
+    /// since; the number of other processes that share its pages may have changed.
     Unchanged(u64),
-    /// They were read in an earlier sweep, at this `boot_ns`. The process has changed since, or has
-    /// not been checked for a long time; another reading would exceed the budget.
+    /// PSS and USS were read in an earlier sweep, at this `boot_ns`. The process has changed since,
+    /// or has not been checked for a long time; another reading would exceed the budget of CPU
+    /// time.
     Postponed(u64),
-    /// They were never read. The readings contain the reason.
+    /// PSS and USS were never read. Their readings contain the reason.
     Never,
 }
 

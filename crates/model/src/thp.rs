@@ -123,7 +123,7 @@ pub struct FixPlan {
     /// cannot be predicted.
     #[serde(with = "plain")]
     pub change: Reading<Bytes>,
-    /// Memory of the same kind that the plan leaves unchanged.
+    /// Memory to which the action also applies, but which the plan leaves unchanged.
     pub spared: Bytes,
 }
 

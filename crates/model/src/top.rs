@@ -256,7 +256,8 @@ pub struct TopTable {
     pub missing: Option<Absent>,
     /// Number of processes whose memory cannot be read, and the reason for the first one.
     pub unreadable: Option<(u64, Absent)>,
-    /// Number of processes whose memory has not been read yet, to stay within the budget.
+    /// Number of processes whose memory has not been read yet, to stay within the budget of CPU
+    /// time.
     pub postponed: u64,
     /// Processes with outdated PSS and USS.
     pub outdated: OutdatedProcesses,

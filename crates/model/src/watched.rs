@@ -25,13 +25,13 @@ pub struct WatchRecording {
     /// Name of the mapping that contained the bytes at the start, and true if it was a shared
     /// mapping; `None` if no mapping contained them.
     pub mapping: Option<(Name, bool)>,
-    /// The heap block that contained the bytes at the start; `None` without such a block or without
-    /// a recorder in the process.
+    /// The heap block that contained the bytes at the start; `None` if the bytes were not in a heap
+    /// block, or if the process had no heap recorder.
     #[serde(default)]
     pub block: Option<WatchedBlock>,
     /// True if reads are recorded as well as writes.
     pub reads: bool,
-    /// `Ok` if accesses of the kernel for the process are recorded too.
+    /// `Ok` if accesses that the kernel makes for the process are recorded too.
     #[serde(with = "plain")]
     pub kernel: Reading<()>,
     /// Content of the watched bytes at the start.

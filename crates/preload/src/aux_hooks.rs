@@ -64,7 +64,7 @@ pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Replaces the next function with index `index`.
+/// Sets the next function for the index `index` to `function`.
 pub(crate) fn replace(index: usize, function: *mut ()) {
     BEHIND[index].store(function.cast(), Relaxed);
 }
@@ -104,7 +104,7 @@ pub(crate) fn stubs() -> [*mut (); OTHERS] {
 /// separately. Returns false if this process is not recorded, for example a child that shares its
 /// parent's tables.
 fn thread_comes() -> bool {
-    // The calling thread may itself be newly created and not known yet.
+    // The calling thread may itself be new; `enter` then creates its data.
     let Some(entered) = threads::enter() else { return false };
     peak::comes();
     peak::make_many(entered.thread());

@@ -78,7 +78,7 @@ pub(crate) fn is_recording() -> bool {
         return false;
     }
     let alive = ALIVE.load(Ordering::Relaxed);
-    // SAFETY: the word is in memory that is never unmapped.
+    // SAFETY: the memory of the word is unmapped only when no thread is in the recorder.
     if unsafe { &*alive }.load(Ordering::Relaxed) == 1 {
         return true;
     }
@@ -89,7 +89,7 @@ pub(crate) fn is_recording() -> bool {
         rows::reset();
         tree::reset();
         guard::forked();
-        // SAFETY: the word is in memory that is never unmapped.
+        // SAFETY: the memory of the word is unmapped only when no thread is in the recorder.
         unsafe { &*alive }.store(1, Ordering::Relaxed);
         return true;
     }
@@ -150,7 +150,7 @@ pub(crate) fn turn_off() {
 #[unsafe(link_section = ".init_array")]
 static AT_START: unsafe extern "C" fn() = begin;
 
-/// Serves the first call.
+/// Starts the recorder: at the first call of an exported function, or when the library is loaded.
 pub(crate) unsafe extern "C" fn begin() {
     let first = STAGE.compare_exchange(
         StartStage::Cold as u8,
@@ -161,7 +161,8 @@ pub(crate) unsafe extern "C" fn begin() {
     if first.is_err() {
         return;
     }
-    // The lookup of functions may itself allocate.
+    // The lookup of functions may itself allocate, so calls go to the boot allocator during the
+    // lookup.
     stubs::aim(next_alloc::boot_targets());
     let whose = next_alloc::resolve();
     guard::find();
@@ -427,10 +428,10 @@ fn switch_on(
         return None;
     }
     sampling::begin(every);
-    // With sampling, the log would not contain most blocks.
+    // With sampling, the log would lack most blocks, so it stays off.
     log::begin(if every == 0 { settings.least } else { 0 });
     let alive = ALIVE.load(Ordering::Relaxed);
-    // SAFETY: the word is in memory that is never unmapped.
+    // SAFETY: the memory of the word is unmapped only when no thread is in the recorder.
     unsafe { &*alive }.store(1, Ordering::Relaxed);
     let mut targets = stubs::every(is_usual && every == 0 && !log::is_on());
     if every != 0 {
@@ -467,7 +468,7 @@ fn begin_to_guard(wanted: &guard::GuardConfig, socket: &[u8]) -> Option<()> {
     let is_glibc = IS_GLIBC.load(Ordering::Relaxed) != 0;
     let targets = guard::begin(wanted, socket, is_glibc)?;
     let alive = ALIVE.load(Ordering::Relaxed);
-    // SAFETY: the word is in memory that is never unmapped.
+    // SAFETY: the memory of the word is unmapped only when no thread is in the recorder.
     unsafe { &*alive }.store(1, Ordering::Relaxed);
     set_own::<{ Own::Left as usize }>(0);
     set_stage(StartStage::Records);
@@ -522,7 +523,7 @@ pub(crate) fn room(address: u64) -> u64 {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { next_alloc::glibc_room(address) } else { 0 }
 }
 
-/// Length in bytes of the mapping of a block, if glibc's allocator mapped the block alone.
+/// Length in bytes of the mapping of a block, if glibc created a mapping for this block only.
 pub(crate) fn mapped(address: u64) -> Option<u64> {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { next_alloc::glibc_mapped(address) } else { None }
 }

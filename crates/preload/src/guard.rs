@@ -10,9 +10,10 @@
 //!  operators  the C++ operators that allocate and free objects
 //!  tell       report of a memory error with its call stacks, before the program continues or ends
 //! ```
-//! Each thread counts its allocations down from a random number and then draws a new number, so
-//! that every allocation is guarded with the same probability. An allocation that is not guarded
-//! costs two more instructions.
+//! Each thread draws a random number from a geometric distribution, counts it down by one at each
+//! allocation, and guards the allocation at which the count ends. Then it draws a new number. So
+//! every allocation is guarded with the same probability. An allocation that is not guarded costs
+//! two more instructions.
 
 mod canary;
 mod moves;
@@ -314,7 +315,7 @@ fn guarded_by(
     made_by: u32,
 ) -> Option<*mut c_void> {
     let Some(entered) = threads::enter() else {
-        // The next allocation of the thread is due again.
+        // With the count at 0, the thread guards its next allocation instead.
         set_own::<{ Own::Left as usize }>(0);
         return None;
     };
@@ -518,8 +519,9 @@ fn has_glibc_header(address: usize) -> bool {
     }
 }
 
-/// True if an address above the stack pointer is on the same stack. Covers only stacks whose end is
-/// known, which are the thread's own: other memory may follow the stack directly.
+/// True if an address above the stack pointer is on the same stack. Other memory may directly
+/// follow a stack, so only stacks with a known end are checked: the first thread's stack, and a
+/// stack that ends at the control block of this thread.
 fn is_on_stack(address: u64, stack: u64) -> bool {
     /// Maximum distance in bytes from the stack pointer.
     const FAR: u64 = 64 << 20;

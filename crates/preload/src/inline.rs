@@ -74,8 +74,8 @@ unsafe extern "C" fn entry_of_other<const FUNCTION: usize>() {
     )
 }
 
-/// Calls the trampoline of a function. Calls that the function makes itself are not calls of the
-/// program.
+/// Calls the trampoline of a function, and marks the thread as within a call. So calls that the
+/// function itself makes are not recorded.
 #[unsafe(naked)]
 unsafe extern "C" fn behind<const FUNCTION: usize>() {
     naked_asm!(
@@ -296,8 +296,8 @@ pub(crate) unsafe fn forget() {
     }
 }
 
-/// Makes hooks that threads are still executing call the functions directly, because the original
-/// prologues were restored.
+/// Replaces each trampoline by the function itself, whose original prologue was restored. Threads
+/// that are still executing a hook then call the function directly.
 fn lead_to_functions(rooms: [u64; 2]) {
     let trampolines = MOVED.each_ref().map(|moved| moved.load(Relaxed).addr() as u64);
     for (index, known) in KNOWN.iter().enumerate() {

@@ -10,7 +10,7 @@
 //!  stubs   exported functions: a few instructions, and a jump to the target for the recording mode
 //!  hooks   recording hooks of malloc's family
 //!  threads the data of each thread, and its counts
-//!  stacks  call stacks: found by a hash of their words, or unwound by rows
+//!  stacks  call stacks: found by a hash of their words, or unwound frame by frame
 //!  map     a hash table that is read without a lock
 //!  rows    unwind rows by return address; cfi reads them from .eh_frame
 //!  tree    the call tree, and allocation sites

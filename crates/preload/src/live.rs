@@ -3,11 +3,11 @@
 //! The map has two levels. A root table of 2^20 entries refers to leaves, each for 128 MiB of
 //! addresses, which are created when the first block in them is recorded. A leaf has a cell for
 //! each address at which a block can begin. The C library's blocks are at least 32 bytes apart, and
-//! their headers determine their sizes up to a few bytes. So a cell of 4 bytes contains the site
-//! and these few bytes of the size. Other allocators round sizes differently, and their blocks may
-//! be 16 bytes apart, so their cells are words that also contain the size. For requests of up to 8
-//! bytes, such an allocator may place two blocks within 16 bytes: blocks that begin in the middle
-//! have separate leaves.
+//! their headers determine their sizes up to a few bytes. So a cell of 4 bytes contains the site,
+//! and the difference between the usable and the requested size. Other allocators round sizes
+//! differently, and their blocks may be 16 bytes apart, so their cells are words that also contain
+//! the size. For requests of up to 8 bytes, such an allocator may place two blocks within 16 bytes.
+//! A block that begins 8 bytes after a multiple of 16 has its cell in a separate leaf.
 
 use std::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release,
@@ -36,13 +36,14 @@ static LOCK: Lock = Lock::new();
 /// 1 if the cells have the format for the C library's blocks.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 
-/// Bit 3 of an address, moved to bit 63. It identifies the half of 16 bytes in which the block
-/// begins, for processes that read the tables.
+/// Bit 3 of an address, moved to bit 63. Processes that read the tables get from it in which half
+/// of the cell's 16 bytes the block begins.
 fn half(address: u64) -> u64 {
     address << 60 & HALF
 }
 
-/// Bit 4 of an address, moved to bit 31. It identifies the half of 32 bytes for a cell of 4 bytes.
+/// Bit 4 of an address, moved to bit 31. In a cell of 4 bytes, it shows in which half of the cell's
+/// 32 bytes the block begins.
 #[inline(always)]
 fn odd(address: u64) -> u32 {
     const _: () = assert!(live::ODD == 16 << 27, "bit 4 of an address, moved to bit 31");
@@ -88,7 +89,7 @@ fn leaf<const USUAL: bool>(address: u64) -> Option<&'static AtomicPtr<u8>> {
     let half = if USUAL || is_glibc() { 0 } else { address >> 3 & 1 };
     let place = root.wrapping_add((half << (SPACE - LEAF) | address >> LEAF) as usize);
     // SAFETY: both halves of the table have an entry for each value of these address bits, and the
-    // table is never unmapped.
+    // table is unmapped only when no thread is in the recorder.
     Some(unsafe { &*place })
 }
 
@@ -97,7 +98,8 @@ fn leaf<const USUAL: bool>(address: u64) -> Option<&'static AtomicPtr<u8>> {
 fn narrow(leaf: *mut u8, address: u64) -> &'static AtomicU32 {
     let place =
         leaf.cast::<AtomicU32>().wrapping_add(((address & ((1 << LEAF) - 1)) >> 5) as usize);
-    // SAFETY: a leaf has a cell for every 32 bytes of its range, and is never unmapped.
+    // SAFETY: a leaf has a cell for every 32 bytes of its range, and is unmapped only when no
+    // thread is in the recorder.
     unsafe { &*place }
 }
 
@@ -106,7 +108,8 @@ fn narrow(leaf: *mut u8, address: u64) -> &'static AtomicU32 {
 fn wide(leaf: *mut u8, address: u64) -> &'static AtomicU64 {
     let place =
         leaf.cast::<AtomicU64>().wrapping_add(((address & ((1 << LEAF) - 1)) >> 4) as usize);
-    // SAFETY: a leaf has a cell for every 16 bytes of its range, and is never unmapped.
+    // SAFETY: a leaf has a cell for every 16 bytes of its range, and is unmapped only when no
+    // thread is in the recorder.
     unsafe { &*place }
 }
 
@@ -159,7 +162,8 @@ pub(crate) fn put<const USUAL: bool>(address: u64, block: RecordedBlock, room: u
 }
 
 /// Removes a block from the map; `None` if it is not recorded. `room` returns the usable size of
-/// the block, and is called only if the cell does not contain the size.
+/// the block. It is called only if the cell contains the difference between the usable and the
+/// requested size.
 #[inline(always)]
 pub(crate) fn remove_block<const USUAL: bool>(
     address: u64,
@@ -189,8 +193,9 @@ pub(crate) fn remove_block<const USUAL: bool>(
     }
 }
 
-/// Sizes of large blocks, which do not fit in their cells: a hash table with open addressing under
-/// a lock. Such blocks are rare.
+/// Sizes of blocks whose usable size exceeds the requested size by [`SLACK`] bytes or more, so that
+/// the difference does not fit in a cell of 4 bytes. Such blocks are rare. The sizes are in a hash
+/// table with open addressing under a lock.
 struct Odd {
     lock: Lock,
     table: AtomicPtr<(AtomicU64, AtomicU64)>,
@@ -210,7 +215,8 @@ impl Odd {
 
     fn entry(&self, index: u64) -> &'static (AtomicU64, AtomicU64) {
         let place = self.table.load(Relaxed).wrapping_add(index as usize);
-        // SAFETY: the index is below the number of entries, and tables are never unmapped.
+        // SAFETY: the index is below the number of entries, and a table is unmapped only when no
+        // thread is in the recorder.
         unsafe { &*place }
     }
 
@@ -287,7 +293,8 @@ impl Odd {
         self.mask.store(count - 1, Relaxed);
         for index in 0..old_count {
             let place = old.wrapping_add(index as usize);
-            // SAFETY: the old table has this number of entries, and is never unmapped.
+            // SAFETY: the old table has this number of entries, and is unmapped only when no thread
+            // is in the recorder.
             let (key, value) = unsafe { &*place };
             if key.load(Relaxed) != 0 {
                 let (to_key, to_value) = self.entry(self.find(key.load(Relaxed)));

@@ -43,8 +43,8 @@ fn hash(key: u64) -> usize {
 #[inline(always)]
 fn at(entries: *mut MapEntry, index: usize) -> &'static MapEntry {
     let place = entries.wrapping_add(index);
-    // SAFETY: tables are never unmapped, the index is at most the number of entries, and all
-    // entries are atomic.
+    // SAFETY: the index is at most the number of entries, all entries are atomic, and a table is
+    // unmapped only when no thread is in the recorder.
     unsafe { &*place }
 }
 

@@ -11,8 +11,9 @@
 //!                          near page:  moved:  the first instructions, jmp behind
 //! ```
 //!
-//! Calls of these functions by each other are not calls of the program. [`Own::Within`] marks a
-//! call in progress, of these functions and of `malloc` and its family ([`gated`]).
+//! If one of these functions calls another, the program has not made this call, and it is not
+//! recorded. [`Own::Within`] marks a call in progress, of these functions and of `malloc` and its
+//! family ([`gated`]).
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
@@ -51,7 +52,7 @@ static BEHIND: [AtomicPtr<()>; FUNCTIONS] =
 type Arguments = [usize; 6];
 type NamedFn = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
 
-/// The function that is called in place of the hooked one.
+/// The function that the hook calls.
 #[derive(Clone, Copy)]
 enum NextFunction {
     /// The hooked function itself, through the trampoline with this number.
@@ -147,7 +148,7 @@ pub(crate) fn are_some() -> bool {
     COUNT.load(Relaxed) != 0
 }
 
-/// Requests hooks for these functions from the collector.
+/// Requests hooks for functions under other names from the collector.
 pub(crate) fn ask() {
     head(named::ENTRY).store((entry as *const ()).addr() as u64, Relaxed);
     let count = COUNT.load(Relaxed);
@@ -263,8 +264,8 @@ fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     })
 }
 
-/// Calls the underlying function. Calls that this function makes itself are not calls of the
-/// program.
+/// Calls the underlying function, and marks the thread as within a call. So calls that this
+/// function itself makes are not recorded.
 #[inline(always)]
 fn call(function: NextFunction, [a, b, c, d, e, f]: Arguments) -> usize {
     set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_add(1));

@@ -396,7 +396,8 @@ pub(crate) fn glibc_size(address: u64) -> u64 {
     unsafe { header.read_volatile() }
 }
 
-/// Length in bytes of the mapping of a block that glibc has mapped alone; `None` for other blocks.
+/// Length in bytes of the mapping of a block, if glibc created a mapping for this block only;
+/// `None` for other blocks.
 pub(crate) fn glibc_mapped(address: u64) -> Option<u64> {
     let word = glibc_size(address);
     let length = || glibc_chunk::size(word) + glibc_chunk::behind_mapped(address, word);

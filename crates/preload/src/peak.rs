@@ -211,8 +211,8 @@ fn try_single(thread: &ThreadData) {
     }
     take_late();
     let live = head(header::UPPER).load(Relaxed).wrapping_sub(thread.room().cast_unsigned());
-    // `UPPER` at its maximum includes the credit of threads, so a peak below this maximum would not
-    // be noticed.
+    // The maximum of `UPPER`, stored in `PEAK`, includes the credit of several threads: a lower
+    // peak would not be noticed. So `PEAK` is set to the live bytes at the peak.
     let kept = KEPT.load(Relaxed);
     let peak = kept.max(live);
     head(header::RISING).store(0, Relaxed);
@@ -236,8 +236,8 @@ pub(crate) fn settle(thread: &ThreadData) {
     }
 }
 
-/// Called when all threads except one have ended. The last thread may free many blocks before it
-/// allocates, so the live bytes may be at the peak now.
+/// Called when all threads except one have ended. The live bytes may be at a new peak now, and the
+/// last thread may free many blocks before its next allocation, at which it would notice the peak.
 pub(crate) fn one_is_left() {
     keep_if_highest();
 }

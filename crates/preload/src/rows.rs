@@ -18,8 +18,8 @@ pub(crate) static LOCK: Lock = Lock::new();
 /// in the tables.
 static KNOWN: WordMap = WordMap::new();
 
-/// Value of an index for code of the recorder, whose frames are between those of the program and
-/// those of the C library.
+/// Value of [`AddressRow::place`] for a return address in the recorder. Frames of the recorder
+/// occur on a stack between frames of the program and frames of the C library.
 pub(crate) const OURS: u32 = u32::MAX;
 
 /// Unwind data of a return address.

@@ -1,11 +1,11 @@
 //! Sampling: a block is recorded with a probability that grows with its size, and is weighted by
 //! the inverse of that probability.
 //!
-//! Each thread counts bytes down from a number that it draws anew from an exponential distribution
-//! after each sample. So the sampling points form a Poisson process over the allocated bytes. A
-//! block of `s` bytes is sampled with the probability p = 1 - exp(-s/mean), and counts as 1/p
-//! blocks. The sums are unbiased, and their variance is estimated by the sum of s^2 (1-p)/p^2
-//! (Horvitz and Thompson).
+//! Each thread draws a number of bytes from an exponential distribution, and counts the allocated
+//! bytes down from it. It samples the block at which the count ends, and draws a new number. So the
+//! sampling points form a Poisson process over the allocated bytes. A block of `s` bytes is sampled
+//! with the probability p = 1 - exp(-s/mean), and counts as 1/p blocks. The sums are unbiased, and
+//! their variance is estimated by the sum of s^2 (1-p)/p^2 (Horvitz and Thompson).
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -126,8 +126,9 @@ fn is_sample(thread: &ThreadData) -> bool {
         hits += 1;
         left = left.saturating_add(draw(thread));
         if hits == 64 {
-            // After such a large block, the distance to the next sampling point is independent of
-            // the deficit.
+            // A block may contain very many sampling points. The distance from its end to the next
+            // point does not depend on the points in the block, so one draw replaces the remaining
+            // draws.
             left = draw(thread);
         }
     }

@@ -21,7 +21,7 @@
 //! The layout of a piece is the list of the offsets of these words. Several layouts can begin with
 //! the same stack pointer and return address, because the outer frames differ in size. The hash is
 //! first computed with the most recently used layouts. If no known stack has this hash,
-//! [`ThreadStacks::follow`] chooses a layout for each piece by which the hash of the piece is
+//! [`ThreadStacks::follow`] chooses for each piece a layout with which the hash of the piece is
 //! known. If no layout is suitable, it walks the frames of the piece.
 //!
 //! A lookup has no branch that depends on the known stack that it finds, and the products of the
@@ -185,8 +185,8 @@ impl WordLayout {
         Some(tree::mix(sum.low ^ key, sum.high))
     }
 
-    /// Call point of the next piece, if the frames have this layout, or one with the same words up
-    /// to that point; `None` for the last piece.
+    /// Call point of the next piece; `None` for the last piece. Correct if the frames have this
+    /// layout, or a layout with the same words up to that call point.
     #[inline(always)]
     fn outer(&self, at: CallPoint) -> Option<CallPoint> {
         let frame = match self.saved.get() {
@@ -516,7 +516,7 @@ impl ThreadStacks {
             return Some(found);
         }
         let found = self.held_in(first, at, end)?;
-        // The next lookup would try another layout with the same caller first.
+        // Otherwise the next lookup would first try another layout with the same caller.
         if let Some(rivals) = rivals.filter(|rivals| self.in_slot(*rivals, at, epoch).is_some()) {
             self.keep_in(rivals, found.0);
         }
@@ -578,8 +578,8 @@ impl ThreadStacks {
         if by_site && let Some(site) = self.site(hash) {
             return Some(StackLookup::Site(site));
         }
-        // From here on, the element of a piece is the hash of all calls from the outermost one to
-        // the innermost one of this piece.
+        // From here on, `self.calls[number]` is the hash of all calls from the outermost one to the
+        // innermost one of the piece `number`.
         for number in (0..count).rev() {
             let outer = self.calls.get(number + 1).filter(|_| number + 1 < count);
             let calls = &self.calls[number];
@@ -594,9 +594,10 @@ impl ThreadStacks {
     }
 
     /// Finds or creates the node of a stack of `count` pieces whose hashes are in
-    /// [`ThreadStacks::calls`]. The pieces that are inner to the first known part are walked again
-    /// to get their return addresses. If `is_walked` is true, the innermost piece is still in
-    /// [`ThreadStacks::piece`] and is not walked again.
+    /// [`ThreadStacks::calls`]. Searches outward for the first piece whose calls, together with all
+    /// outer calls, have a known node. Walks the pieces inside of it again to get their return
+    /// addresses. If `is_walked` is true, the innermost piece is still in [`ThreadStacks::piece`]
+    /// and is not walked again.
     #[cold]
     #[inline(never)]
     fn resolve(&self, begin: CallPoint, count: usize, is_walked: bool) -> Option<u32> {
@@ -655,8 +656,8 @@ impl ThreadStacks {
         Some((layout, hash, piece.calls.get()))
     }
 
-    /// Caches a layout. If others begin at the same call point, it is stored in the slot of those
-    /// with the same caller.
+    /// Caches a layout. If other layouts begin at the same call point, the layout is stored in the
+    /// slot for layouts with the same caller.
     fn keep_layout(&self, layout: &WordLayout, at: CallPoint, end: u64) -> &WordLayout {
         let epoch = self.epoch.get();
         let mut slot = slot(at);

@@ -22,8 +22,8 @@ use crate::{kernel, linker, log, modules, next_alloc, peak, sampling};
 /// Data of a thread, in memory that is zero-filled in a child of `fork`.
 #[repr(C)]
 pub(crate) struct ThreadData {
-    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`. `heap attach` reads this word through the
-    /// list of all threads.
+    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`. `heap attach` reads this word of each
+    /// thread, at the address in [`Own::Thread`].
     state: Cell<u32>,
     /// Address of the words of the thread's slot in the shared tables.
     own: Cell<*const AtomicU64>,
@@ -130,7 +130,8 @@ pub(crate) fn enter_own() -> Option<&'static ThreadData> {
     if thread.is_null() {
         return None;
     }
-    // SAFETY: data of threads are never unmapped, and this is the data of this thread.
+    // SAFETY: this is the data of this thread, which is unmapped only when no thread is in the
+    // recorder.
     let thread = unsafe { &*thread };
     if thread.state.get() != READY {
         return None;
@@ -201,7 +202,8 @@ pub(crate) fn enter_first() -> Option<Entered> {
 fn late() -> Option<&'static ThreadData> {
     let late = LATE.load(Relaxed);
     if !late.is_null() {
-        // SAFETY: data of threads are never unmapped, and the lock is held.
+        // SAFETY: the lock is held, and the data is unmapped only when no thread is in the
+        // recorder.
         return Some(unsafe { &*late });
     }
     let late = new_thread()?;
@@ -212,8 +214,8 @@ fn late() -> Option<&'static ThreadData> {
 
 fn new_thread() -> Option<&'static ThreadData> {
     let memory = kernel::memory(size_of::<ThreadData>()).ok()?.cast::<ThreadData>();
-    // SAFETY: all-zero bytes are valid data of a thread without chunks, and the memory is never
-    // unmapped.
+    // SAFETY: all-zero bytes are valid data of a thread without chunks, and the memory is unmapped
+    // only when no thread is in the recorder.
     let thread = unsafe { &*memory };
     thread.state.set(BUSY_NOW);
     Some(thread)
@@ -225,7 +227,8 @@ fn begin_thread() -> Option<&'static ThreadData> {
     let thread = if waiting.is_null() {
         new_thread()?
     } else {
-        // SAFETY: data of threads are never unmapped, and the lock is held.
+        // SAFETY: the lock is held, and the data is unmapped only when no thread is in the
+        // recorder.
         let thread = unsafe { &*waiting };
         WAITING.store(thread.next.get(), Relaxed);
         thread
@@ -343,7 +346,8 @@ unsafe extern "C" fn ends(_value: *mut c_void) {
 
 fn next_chunk(chunk: u32) -> &'static AtomicU32 {
     let place = NEXT_CHUNK.load(Relaxed).wrapping_add(chunk as usize);
-    // SAFETY: the array has a word for each chunk and is never unmapped.
+    // SAFETY: the array has a word for each chunk and is unmapped only when no thread is in the
+    // recorder.
     unsafe { &*place }
 }
 
@@ -555,7 +559,7 @@ impl ThreadData {
 
     /// Notices changes since the last allocation. Invalidates the cached stacks if code was
     /// unloaded or is being unloaded: other code may be mapped at its addresses before the
-    /// unloading thread reports it. If other threads have ended, this one may be the only one.
+    /// unloading thread reports it. If this thread is the only one left, it returns to exact peaks.
     #[cold]
     #[inline(never)]
     fn catch_up(&self) {

@@ -72,7 +72,8 @@ fn hash(parent: u32, place: u32) -> usize {
 #[inline(always)]
 fn element(array: *mut AtomicU32, index: usize) -> &'static AtomicU32 {
     let place = array.wrapping_add(index);
-    // SAFETY: arrays are never unmapped, and callers pass an index below the length.
+    // SAFETY: callers pass an index below the length, and an array is unmapped only when no thread
+    // is in the recorder.
     unsafe { &*place }
 }
 

@@ -1,5 +1,6 @@
 //! Sources: parses files of `/proc`, ELF headers and core files into the types of `pagewise-model`.
-//! Interprets nothing.
+//! Interprets nothing. A *copied tree* is a folder with copies of files of `/proc`, which is read
+//! in place of the live `/proc`.
 #![forbid(unsafe_code)]
 
 mod ending;

@@ -52,7 +52,7 @@ impl ProcRoot {
         ProcRoot { path: "/proc".into(), live: true, held: None }
     }
 
-    /// A copy of a `/proc`, or of the part of it that matters: `DIR/<pid>/smaps` and so on.
+    /// Returns a copied tree: a folder with copies of files of `/proc`, such as `DIR/<pid>/smaps`.
     pub fn at(path: impl Into<PathBuf>) -> ProcRoot {
         ProcRoot { path: path.into(), live: false, held: None }
     }
@@ -100,7 +100,8 @@ impl ProcRoot {
         self.held.as_ref().filter(|held| held.pid == pid)
     }
 
-    /// Returns the usual path of a file, which does not lead through an open folder.
+    /// Returns the path of a file through `PID/` in the tree, also for a [held](ProcRoot::holding)
+    /// process, whose files are opened through its open folder.
     pub(crate) fn usual(&self, path: &Path) -> PathBuf {
         let held = self.held.as_ref();
         let inner = held.and_then(|held| Some((held.pid, path.strip_prefix(held.path()).ok()?)));
@@ -278,7 +279,7 @@ impl ProcRoot {
         stat.is_some_and(|stat| stat.has_ended() && stat.threads < 2)
     }
 
-    /// Reason for the value that an error prevented.
+    /// Converts the error of a read to the reason why the value is absent.
     fn absence(&self, path: &Path, error: &io::Error) -> Absent {
         match Errno::from_io_error(error) {
             Some(Errno::SRCH) => Absent::Vanished,

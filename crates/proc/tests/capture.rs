@@ -364,8 +364,8 @@ fn an_exact_name_wins_over_longer_ones() {
 
 #[test]
 fn we_are_never_found_by_name() {
-    // A copy of this program under a name of its own: children of the other tests have the name
-    // of this program between `fork` and `exec`.
+    // Run this test in a copy of this program with another name. Children of the other tests have
+    // the name of this program between `fork` and `exec`.
     const ALONE: &str = "PAGEWISE_TEST_ALONE";
     let exe = std::env::current_exe().unwrap();
     if std::env::var_os(ALONE).is_none() {

@@ -21,8 +21,8 @@ use pagewise_sys::probe::Features;
 use pagewise_sys::system;
 use rustix::process::{Signal, kill_process};
 
-/// The targets share library pages, so only one target runs at a time: no share changes during a
-/// reading.
+/// The targets share library pages, so only one target runs at a time. Otherwise the PSS of a
+/// target would change during a reading.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The program `kinds`, stopped; killed when dropped.

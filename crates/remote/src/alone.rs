@@ -88,8 +88,8 @@ impl<'a> Alone<'a> {
         }
         let caller = self.caller.as_mut().ok_or(io::ErrorKind::NotFound)?;
         caller.save_with_call(memory, at(self.others.len()), libc::SYS_futex, open(self.gate))?;
-        // The choice of `getpid` does not matter. From now on, if the tracer is killed, the calling
-        // thread opens the gate before it restores its registers.
+        // `prepare_call` requires a system call, and `getpid` has no effect. From now on, if the
+        // tracer is killed, the calling thread opens the gate before it restores its registers.
         caller.prepare_call(libc::SYS_getpid, [0; 6])
     }
 

@@ -62,9 +62,9 @@ fn is_c_library(mapping: &Mapping) -> bool {
     [&b"libc.so"[..], b"libc-2.", b"ld-"].iter().any(|start| file.starts_with(start))
 }
 
-/// Free range for a mapping of `length` bytes, with a free page on both sides: near the middle of
-/// the largest gap between mappings, so that the kernel does not merge the new mapping with
-/// mappings of the program.
+/// Returns a free range for a mapping of `length` bytes, with a free page on both sides. The range
+/// is near the middle of the largest gap between mappings, so that the kernel does not merge the
+/// new mapping with mappings of the program.
 pub(crate) fn free_range(mappings: &[Mapping], length: u64, page: u64) -> Option<AddrRange> {
     /// Lowest address of the range: the kernel or the program may refuse lower addresses, or treat
     /// them specially.

@@ -16,13 +16,14 @@
 //! is in the mapping from the first to the last instruction.
 //!
 //! The thread data are zero-filled, except the words that code of the C library reads in every
-//! thread: the address of the data, and a flag that the process has several threads, so that locks
-//! are not skipped. So the function must belong to the C library, and must use no thread-local
-//! variable except `errno`.
+//! thread. These words are the address of the data, and a flag that the process has several
+//! threads, so that locks are not skipped. All other thread-local variables are zero, also those
+//! with another initial value. So the function must belong to the C library, and must use no
+//! thread-local variable except `errno`.
 //!
-//! A [`Keeper`] notes the mapping before it is created. If pagewise is killed, the process that
-//! finds the note unmaps the mapping, once no thread uses it and no thread is still about to create
-//! the additional thread.
+//! A [`Keeper`] notes the mapping before pagewise creates it. If pagewise is killed, the process
+//! that finds the note unmaps the mapping. It does so only when no thread uses the mapping, and no
+//! thread is about to create the additional thread.
 
 use std::io;
 use std::thread::sleep;

@@ -5,16 +5,16 @@
 //! target restores its own registers and signal mask ([`thread`]).
 //!
 //! ```text
-//!  process  the target: its threads, its memory; one thread stopped, or all
-//!  thread   a stopped thread, its saved context, the calls it makes
-//!  scratch  a mapping of ours in the target, for stacks and saved contexts
-//!  alone    calls while all other threads wait, whoever dies
-//!  code     instructions of the target that calls run by
-//!  function_thread  one more thread in the target, which runs a function and ends
-//!  memory   the target's memory
-//!  snapshot  a child that the process is made to fork, to be read
-//!  undo     changes that whoever finds their note undoes
-//!  shield   a tracer that keeps wrong SIGTRAPs from the target
+//!  process          the target: its threads and its memory; stops one thread, or all of them
+//!  thread           a stopped thread: its saved registers, and the calls that it is made to make
+//!  scratch          a mapping that pagewise makes in the target, for stacks and saved registers
+//!  alone            calls for which all other threads of the target wait, also if the tracer dies
+//!  code             instructions in the target's own code that remote calls use
+//!  function_thread  a thread that is added to the target, runs one function and ends
+//!  memory           reads and writes the target's memory
+//!  snapshot         a child that the target is made to fork, so that pagewise can read it
+//!  undo             changes of the target; a helper process undoes them if the tracer dies
+//!  shield           a tracer that discards SIGTRAPs that a hypervisor causes by mistake
 //! ```
 #![forbid(unsafe_code)]
 

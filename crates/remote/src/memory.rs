@@ -49,8 +49,9 @@ impl TargetMemory {
 
     /// Reads from an address on, until `length` bytes are read or a byte cannot be read.
     pub fn read_up_to(&self, at: u64, length: usize) -> Vec<u8> {
-        /// Number of bytes that are read at a time; small, because few readable bytes before an
-        /// unreadable page may then be missed.
+        /// Number of bytes that are read at a time. If a page of such a piece is unreadable, the
+        /// kernel may also return none of the readable bytes before it in the piece, so pieces are
+        /// small.
         const PIECE: u64 = 64 << 10;
         let mut bytes = vec![0; length];
         let mut read = 0;

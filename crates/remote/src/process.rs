@@ -460,7 +460,8 @@ impl Stopping<'_> {
         let until = Instant::now() + STOP_LIMIT;
         for &id in &self.seized[from..] {
             ptrace::interrupt(id);
-            // The kernel detaches a thread that does not stop now when the tracing thread ends.
+            // If the thread does not stop before `until`, the kernel detaches it when the tracing
+            // thread ends.
             if let Ok(Some(_)) = stopped_by(id, until) {
                 ptrace::detach(id, 0);
             }

@@ -48,8 +48,8 @@ pub struct Returning {
     pub thread: u32,
     /// Address of the word.
     pub chain: u64,
-    /// Value of the word: the address of the code that calls `rt_sigreturn`, of which the C library
-    /// and the loader have a copy each.
+    /// Value of the word: the address of code that calls `rt_sigreturn`. Both the C library and the
+    /// loader contain such code, so the address that was used is stored here.
     pub restore: u64,
 }
 

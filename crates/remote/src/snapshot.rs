@@ -16,7 +16,7 @@
 //!  before the fork                    -                           goes on
 //!  between fork and note              ends by itself, or killed   the forking thread waits for it
 //!  after the note, before the end     killed                      is made to wait for it (keeper)
-//!  after its end                      ended                       the same
+//!  after its end                      ended                       is made to wait for it (keeper)
 //! ```
 
 use std::fmt;

@@ -2,16 +2,16 @@
 //!
 //! The thread is seized (`PTRACE_SEIZE`) and stopped. Before its registers are changed, its own
 //! registers, signal mask and vector registers are written to its memory as the frame of a signal
-//! handler ([`Tracee::save_at`]). A remote call is then one change of registers (`PTRACE_SETREGS`):
-//! the thread executes `syscall; ret` of its C library, with a stack pointer that points to the
-//! address of the library's `rt_sigreturn`. So the thread itself restores its own registers if its
-//! tracer dies at any time:
+//! handler ([`Tracee::save_at`]). A remote call is then one change of registers (`PTRACE_SETREGS`).
+//! With these registers, the thread executes `syscall; ret` of its C library. Its stack pointer
+//! points to a word with the address of the library's `rt_sigreturn`, where `ret` continues. So the
+//! thread itself restores its own registers if its tracer dies at any time:
 //!
 //! ```text
 //!  state of the thread                    if the tracer dies in it
 //!  own registers, own mask                nothing has happened
 //!  registers of the call, own mask        makes the call, rt_sigreturn restores registers and mask
-//!  registers of the call, all blocked     the same
+//!  registers of the call, all blocked     as in the line above
 //!  after the call, own mask               rt_sigreturn restores registers and mask
 //!  own registers, own mask                nothing more happens
 //! ```
@@ -55,9 +55,9 @@ const SPIN: Duration = Duration::from_micros(20);
 /// next time slice on a busy CPU, and a tracer that does not yield might occupy the CPU that the
 /// thread needs.
 const POLL: Duration = Duration::from_micros(20);
-/// Time limits of a function, after which its thread is left to finish the function: the general
-/// limit, and the limit after a signal has stopped the process, because its other threads may hold
-/// a lock that the function needs.
+/// Time limits of a function, after which its thread is left to finish the function by itself.
+/// [`STOPPED_LIMIT`] applies after a signal has stopped the process: the other threads are then
+/// stopped, and may hold a lock that the function needs.
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 
@@ -114,9 +114,10 @@ impl RemoteFunction {
     /// `words`, which are zero at first: the number, the return value, and two words for the time
     /// to wait.
     ///
-    /// After a signal handler, the code waits for the remaining time. An interrupted `ppoll`
-    /// changes no restart state of the thread: so a call with a timeout that the first stop
-    /// interrupted still continues with its remaining time.
+    /// If a signal handler interrupts `ppoll`, the code calls it again with the remaining time,
+    /// which the kernel has written back. The kernel keeps no restart state for `ppoll`. So the
+    /// restart state of a system call that the first stop interrupted is preserved, and this call
+    /// can continue with its remaining time.
     ///
     /// ```text
     /// call *%rax;  movabs $words, %rcx;  mov %rax, 8(%rcx)
@@ -234,7 +235,7 @@ impl FunctionLimits {
     /// `Interrupted` if the function faulted.
     fn signal_after(&mut self, change: ThreadChange) -> io::Result<i32> {
         match change {
-            // The fault is of the function, because signals that others send are blocked.
+            // The function itself has faulted: a signal that a thread or process sends is blocked.
             ThreadChange::Signal(libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE) => {
                 Err(io::ErrorKind::Interrupted.into())
             }
@@ -404,8 +405,8 @@ impl Tracee {
         memory.write(at - 8, &bytes)
     }
 
-    /// Writes a saved context at `at` as [`Tracee::save_at`] does, and below it, at `at` -
-    /// [`CHAINED`], a second one by which the thread makes a system call before it restores its own
+    /// Writes a saved context at `at` as [`Tracee::save_at`] does. Below it, at `at` - [`CHAINED`],
+    /// writes a second context, by which the thread makes a system call before it restores its own
     /// registers.
     ///
     /// # Errors
@@ -473,8 +474,8 @@ impl Tracee {
     ///
     /// # Errors
     /// The error of the call; `ESRCH` if the thread was killed; `InvalidInput` if no context was
-    /// saved; `TimedOut` if the call takes longer than two seconds: the thread is then left to
-    /// finish the call by itself.
+    /// saved; `TimedOut` if the call takes longer than two seconds. In the last case the thread is
+    /// left to finish the call by itself.
     pub fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
         self.prepare_call(number, arguments)?;
         self.phase = BorrowPhase::Ran;
@@ -586,8 +587,8 @@ impl Tracee {
     /// `ESRCH` if the thread was killed; `Interrupted` if the function faulted; `WouldBlock` if the
     /// function waited for a lock for longer than [`RemoteFunction::lock_wait`]; `TimedOut` if the
     /// function does not return within ten seconds, or within one second after a signal has stopped
-    /// the process: the thread is then left to finish the function, and restores its own registers
-    /// by itself.
+    /// the process. In the last case the thread is left to finish the function, and restores its
+    /// own registers by itself.
     pub fn run(
         &mut self,
         function: &RemoteFunction,
@@ -600,9 +601,9 @@ impl Tracee {
         let number = NEXT_CALL.fetch_add(1, Ordering::Relaxed);
         self.prepare_function(function, arguments, number)?;
         let mut limits = FunctionLimits::from_now(function.lock_wait);
-        // Stopping at each system call takes time, but the tracer then cannot miss the `ppoll`
-        // after the function. A thread that has more functions to run must not restore its own
-        // registers.
+        // If `lock_wait` is `None`, the thread stops at each system call. The stops take time, but
+        // the tracer cannot miss the `ppoll` after the function. If the tracer missed it, the
+        // thread would restore its own registers, and could run no further function.
         let is_followed = function.lock_wait.is_none();
         let (mut signal, mut is_ending) = (0, false);
         loop {
@@ -650,8 +651,8 @@ impl Tracee {
         self.vectors_changed = true;
         self.phase = BorrowPhase::Ran;
         self.mask()?;
-        // A thread that calls `setuid` or a similar function holds a lock of the C library, which
-        // the loader needs, until each thread has received this signal.
+        // A thread that calls `setuid` or a similar function holds a lock of the C library until
+        // each thread has received this signal. The loader needs this lock.
         arch::set_signal_mask(self.tid, !SIGSETXID)
     }
 
@@ -722,9 +723,10 @@ impl Tracee {
         match phase {
             BorrowPhase::Left => return,
             BorrowPhase::Own => {}
-            // The kernel restarts the call that the first stop had interrupted when it checks for
-            // signals, which a detached thread does before it runs on (`__ptrace_unlink`). A
-            // separate stop for this would make the thread wait for a CPU once more.
+            // The first stop may have interrupted a system call of the program. The kernel restarts
+            // this call when the thread checks for signals, and a detached thread does so before it
+            // runs on (`__ptrace_unlink`). So a separate stop is not needed: it would make the
+            // thread wait for a CPU once more.
             BorrowPhase::Prepared | BorrowPhase::Called => self.restore_registers(),
             BorrowPhase::Ran => {
                 if let Err(error) = self.back_to_a_plain_stop() {

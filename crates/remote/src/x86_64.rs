@@ -221,9 +221,10 @@ impl Registers {
     }
 
     /// If the thread is in `restart_syscall` or about to call it, returns the number of the system
-    /// call that it continues. This is a call with a timeout, which a return from a signal frame
-    /// ends. No register contains the number, so it is searched in the program's code: `read`
-    /// returns the bytes at an address, or fewer bytes at the end of a mapping.
+    /// call that `restart_syscall` continues. This call has a timeout. `rt_sigreturn` discards the
+    /// thread's restart state, so the thread must make the call again, by its number. No register
+    /// contains the number, so it is searched in the program's code: `read` returns the bytes at an
+    /// address, or fewer bytes at the end of a mapping.
     pub(crate) fn continued(&self, read: &dyn Fn(u64, usize) -> Vec<u8>) -> Option<i64> {
         let next = match self.0.rax {
             RESTART => self.0.rip.wrapping_add(SYSCALL_LENGTH),

@@ -15,7 +15,7 @@ use pagewise_sys::system::shares_memory;
 use crate::hold::why;
 use crate::{INTERRUPTED, RangeOutcome, RepairConditions, RepairError, RepairTarget};
 
-/// Number of huge pages that are read and changed in one stop of the process.
+/// Number of huge pages in a chunk, which is read and changed in one stop of the process.
 const BLOCKS: usize = 4;
 /// Number of spare slots in a new scratch mapping, for threads that are created before the next
 /// stop.

@@ -7,7 +7,7 @@ use pagewise_sys::system;
 /// Maximum time over which unspent CPU time accumulates.
 const MAX_SAVED: Duration = Duration::from_secs(600);
 
-/// Budget: a share of one core's CPU time, which accumulates while it is not spent.
+/// Budget: a fraction (`share`) of one core's CPU time, which accumulates while it is not spent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageBudget {
     share: f64,
@@ -21,7 +21,7 @@ impl PageBudget {
         PageBudget { share, balance: first.as_secs_f64() }
     }
 
-    /// Adds the share of the time that has passed.
+    /// Adds the CPU time that accumulated during the elapsed time `passed`.
     pub(crate) fn earn(&mut self, passed: Duration) {
         let most = (self.share * MAX_SAVED.as_secs_f64()).max(self.balance);
         self.balance = (self.balance + self.share * passed.as_secs_f64()).min(most);

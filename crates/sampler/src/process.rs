@@ -285,8 +285,8 @@ impl TrackedProcess {
             return;
         }
         self.refreshed_ns = reader.now_ns;
-        // The pages were due since the last refresh, but the budget did not permit a reading. The
-        // values are now outdated, and are read before those that are only due.
+        // If the pages have been due since the last refresh, the budget did not permit a reading.
+        // They now count as changed, so they are read before pages that are only due.
         self.is_stale |= self.is_due;
         self.is_due = true;
         self.read_all(reader, stat);
@@ -318,8 +318,8 @@ impl TrackedProcess {
         (self.is_stale, self.is_due) = (false, false);
         let values = &mut self.values;
         match sums {
-            // Equal sums that were not outdated keep the time of the earlier reading, so that a
-            // recorder does not write them again.
+            // If the pages were not marked as changed and the sums are equal, the time of the
+            // earlier reading is kept, so that a recorder does not write the sums again.
             Ok(sums)
                 if !was_stale
                     && (&sums.pss, &sums.uss, &sums.uss_anonymous, &sums.swap_shmem)

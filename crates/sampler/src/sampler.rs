@@ -40,7 +40,7 @@ pub struct SamplerOptions {
     /// Interval between two sweeps. A much longer time between two sweeps is reported as a gap
     /// event.
     pub interval: Duration,
-    /// Share of one core's CPU time that may be spent on reading pages of processes.
+    /// Fraction of one core's CPU time that may be spent on reading pages of processes.
     pub page_share: f64,
     /// Time after which an unchanged process or cgroup is read again.
     pub refresh: Duration,
@@ -290,8 +290,8 @@ impl Sampler {
         });
     }
 
-    /// Reads the pages of changed processes, in order of the age of their last reading, oldest
-    /// first; then those of processes that are due.
+    /// Reads pages within the budget: first the pages of changed processes, in order of the age of
+    /// their last reading (oldest first), then the pages of processes that are due.
     fn read_pages(&mut self, is_first: bool, tally: &mut SweepTally) {
         let mut queue: Vec<(bool, Option<u64>, bool, Pid)> = Vec::new();
         for (pid, task) in &self.tasks {

@@ -12,7 +12,7 @@ use pagewise_model::{Bytes, Name};
 
 /// Time in nanoseconds between two samples of the sizes of all processes.
 const SAMPLE_NS: u64 = 60_000_000_000;
-/// Minimum growth of a process as a share of its size; smaller growth fires no trigger.
+/// Minimum growth of a process as a fraction of its size; smaller growth fires no trigger.
 const MIN_GROWTH: f64 = 0.2;
 
 /// Thresholds of the triggers.
@@ -23,10 +23,10 @@ pub struct TriggerLimits {
     pub growth: Bytes,
     /// Time within which the growth must happen.
     pub window: Duration,
-    /// Minimum share of time in which at least one task waited for memory, from 0 to 1.
+    /// Minimum fraction of time, from 0 to 1, in which at least one task waited for memory.
     pub pressure: f64,
-    /// Minimum share of its limit that a cgroup's memory takes, without inactive page cache, from 0
-    /// to 1.
+    /// Minimum memory of a cgroup as a fraction of its limit, from 0 to 1; inactive page cache is
+    /// not counted.
     pub near_limit: f64,
     /// Minimum time between two triggers of the same kind for the same target.
     pub pause: Duration,

@@ -58,9 +58,9 @@ impl Memory for HeapImage {
     }
 }
 
-/// Makes a heap of `count` blocks of `size` bytes. The blocks are the nodes of a binary tree, whose
-/// node numbers are scattered over the addresses. Every block also points to a random block, and 1
-/// % of the blocks are leaked. If `dense` is true, all remaining words are pointers too.
+/// Makes a heap of `count` blocks of `size` bytes. The blocks are the nodes of a binary tree, which
+/// are scattered over the addresses. Every block also points to a random block, and 1 % of the
+/// blocks are leaked. If `dense` is true, all remaining words are pointers too.
 fn image(count: u64, size: u64, dense: bool) -> HeapImage {
     let stride = size + HEADER;
     let mapping = |start, len, name: &str| Mapping {
@@ -75,7 +75,8 @@ fn image(count: u64, size: u64, dense: bool) -> HeapImage {
         smaps: Err(Absent::Vanished),
         pages: Err(Absent::Vanished),
     };
-    // The factor is a prime number, so each number gets a different block.
+    // The factor is a prime number that does not divide `count`, so each node gets a different
+    // block.
     let place = |number: u64| number.wrapping_mul(7_368_787) % count;
     let address = |number: u64| HEAP + HEADER + place(number) * stride;
     let mut heap = vec![0_u8; (count * stride) as usize];

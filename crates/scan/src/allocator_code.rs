@@ -29,7 +29,8 @@ const ALLOCATORS: [NamedAllocator; 3] = [
     NamedAllocator { library: mimalloc::LIBRARY, functions: &[b"mi_", b"_mi_"] },
 ];
 /// Maximum number of bytes of an allocator's code. A linker places all functions of an allocator
-/// next to each other, including functions without the known prefixes.
+/// next to each other, including functions without the known prefixes. So a range that covers the
+/// known functions counts as the allocator's code if it has at most this size.
 const MAX_CODE: u64 = 512 << 10;
 
 impl NamedAllocator {

@@ -134,8 +134,8 @@ impl BlockTable {
         self.blocks.get(index).map_or(0, |block| block.offset)
     }
 
-    /// Index after the last block of the range `of` that begins at or below `address`; the start of
-    /// `of` if all blocks begin above `address`.
+    /// Index after the last block that begins at or below `address`, among the blocks whose indices
+    /// are in `of`; the start of `of` if all these blocks begin above `address`.
     #[inline]
     pub(crate) fn after(&self, address: u64, of: Range<usize>) -> usize {
         let Some(last) = of.end.checked_sub(1) else { return 0 };

@@ -133,8 +133,9 @@ impl CoreImage {
     fn visit_held(&self, held: AddrRange, piece: &mut [u8], each: &mut dyn FnMut(u64, &[u8])) {
         let mut at = held.start;
         while let Some(stored) = self.core.next_stored(AddrRange { start: at, end: held.end }) {
-            // Pieces begin at a whole word. The skipped part of a word borders on a hole, or was
-            // cut off.
+            // Pieces begin at a multiple of 8. If the stored bytes begin within a word, the rest of
+            // this word is skipped: the other bytes of the word are a hole, or outside of the range
+            // `held`.
             let first = stored.start.checked_next_multiple_of(8);
             let mut next = first.unwrap_or(stored.end);
             while next < stored.end {
@@ -173,8 +174,8 @@ impl Memory for CoreImage {
         &self.threads
     }
 
-    /// Visits the bytes that the core file contains. Read-only segments, whose bytes are in other
-    /// files, contain no pointers to the heap.
+    /// Visits the bytes that the core file contains. The bytes of read-only segments that are only
+    /// in mapped files are not visited: they contain no pointers to the heap.
     fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
         let mut piece = vec![0; WINDOW];
         for held in self.core.held(range) {

@@ -32,7 +32,8 @@ pub(crate) use objects::live_types;
 use pools::{ArenaImage, HEADER_BYTES, PoolUse, UsedPool, pool_use};
 
 pub(crate) const NAME: &str = "CPython";
-/// Since 3.12 each interpreter with its own lock has its own arenas.
+/// Word for an arena vector in reports: since 3.12 each interpreter with its own lock has its own
+/// arenas.
 const ARENA_LABEL: &str = "interpreter";
 const NOT_RESIDENT: &str = "its pages are in swap or could not be read";
 const DAMAGED: &str = "its header or free list contradicts itself";
@@ -65,8 +66,8 @@ pub(crate) fn walk(
     Ok(Some(walk.finish(&arenas)))
 }
 
-/// Returns the arenas of all vectors in order of address, each with the index of its vector. Arenas
-/// that overlap an earlier one are reported and left out.
+/// Returns the arenas of all arena vectors in order of address, each with the index of its vector.
+/// Arenas that overlap an earlier one are reported and left out.
 fn in_order(vectors: &[ArenaVector], log: &mut CorruptionLog) -> Vec<(usize, PythonArena)> {
     let numbered = vectors.iter().enumerate();
     let mut arenas: Vec<(usize, PythonArena)> = numbered
@@ -162,8 +163,8 @@ impl<'a> PythonWalk<'a> {
         self.density.iter_mut().zip(cells).for_each(|(sum, cell)| *sum += cell);
     }
 
-    /// Adds the size of an arena, its resident bytes, the bytes outside of its pools, and its pools
-    /// that were never used, to the sums of its vector.
+    /// Adds an arena to the sums of its vector: its size, its resident bytes, the bytes outside of
+    /// its pools, and its pools that were never used.
     fn add_held(&mut self, vector: usize, arena: &PythonArena, resident: Bytes) {
         let sum = &mut self.sums[vector];
         if sum.parts == 0 {
@@ -183,7 +184,7 @@ impl<'a> PythonWalk<'a> {
     }
 
     /// Reports the arena's own count of available pools if it differs from the number of pools
-    /// found.
+    /// without live blocks that the walk found.
     fn check_available(&mut self, open: &OpenArena<'_>, arena: &PythonArena) {
         let Some(available) = open.available.filter(|it| *it != arena.available) else { return };
         let expected = format!("{available}, the number of pools without live blocks");

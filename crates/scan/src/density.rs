@@ -1,4 +1,5 @@
-//! Resident pages of a heap, counted by the live share of each page.
+//! Resident pages of a heap, counted by the live share of each page: the fraction of its bytes that
+//! are live.
 
 use pagewise_model::AddrRange;
 

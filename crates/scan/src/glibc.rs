@@ -225,8 +225,8 @@ impl HeapLayout {
     }
 
     /// Returns the number of lists that could not be read and the blocks that they may contain. If
-    /// no marks are known (`ThreadData::marks`), each unread cache may hold as many blocks of each
-    /// size as a bin holds entries.
+    /// no marks of cached blocks are known (`ThreadData::marks`), each unread cache may hold as
+    /// many blocks of each size as a bin holds entries.
     fn unread_lists(
         &self,
         threads: &ThreadData,

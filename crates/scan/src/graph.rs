@@ -136,7 +136,7 @@ impl PointerGraph {
         self.targets.len()
     }
 
-    /// Number of pointers that were not stored because of the limit.
+    /// Number of pointers that were not stored because the limit of stored pointers was reached.
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded
     }

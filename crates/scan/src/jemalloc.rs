@@ -192,7 +192,7 @@ impl<'a> HeapStructure<'a> {
     }
 }
 
-/// The arenas of a process, with a mapping from arena numbers to rows.
+/// The arenas of a process as rows of the report, with the row of each arena number.
 struct ArenaRows {
     rows: Vec<WalkedArena>,
     numbers: BTreeMap<u64, usize>,

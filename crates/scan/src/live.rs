@@ -10,10 +10,10 @@
 //!  snapshot  a copy of a child that the process is made to fork
 //! ```
 //!
-//! The pause begins when the first thread is stopped. The page tables are read before the pause, to
-//! map and fault in the memory for the copy, and again during the pause, since the process ran
-//! meanwhile. If pagewise is killed during the pause, the kernel detaches all threads, and they
-//! continue.
+//! The pause begins when the first thread is stopped. The page tables are read before the pause, so
+//! that the memory for the copy can be mapped and faulted in. They are read again during the pause,
+//! because the process ran in between. If pagewise is killed during the pause, the kernel detaches
+//! all threads, and they continue.
 
 mod constants;
 mod image;
@@ -52,7 +52,8 @@ use transfer::{CopyBuffer, TransferFailure};
 const ATTEMPTS: u32 = 4;
 /// Memory that must stay available on the machine in addition to the copy.
 const RESERVE: Bytes = Bytes::mib(64);
-/// Number of bytes of the growth reserve that are faulted in before the pause.
+/// The memory for the copy includes a reserve, because the process may grow. This number of bytes
+/// of the reserve, and 1/128 of the size of the copy, are faulted in before the pause.
 const FAULTED_SPARE: u64 = 1 << 20;
 /// Maximum number of repeated stops, if a thread is in the code of the allocator each time, and the
 /// time between two stops.
@@ -142,7 +143,8 @@ pub fn copy_stopped(
     let max_pause = Duration::MAX;
     let request = CopyRequest { scope, max_pause, busy_code: &[], announce: &|_| {} };
     let tids = threads_of(root, pid);
-    // The process is already stopped, so the expected pause is not limited.
+    // The process is already stopped, so the pause is not estimated: the expected pause is 0, which
+    // every limit permits.
     let prepared = Prepared::new(root, task, &request, tids.len(), &mut |_, _| Duration::ZERO)?;
     let stops = tids.iter().filter_map(|tid| {
         let id = i32::try_from(*tid).ok()?;
@@ -368,7 +370,7 @@ fn examined_stack(stop: &StopPoint) -> usize {
     /// x86-64.
     const OF_ALLOCATORS: [u64; 6] = [9, 10, 11, 12, 25, 28];
     /// System call number of `futex`. The function that waits for a lock of the allocator has a
-    /// small frame.
+    /// small frame, so fewer bytes of the stack are examined.
     const FUTEX: u64 = 202;
     match stop.call {
         Some((FUTEX, _)) => STACK_BYTES / 8,

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! A segment is aligned to its size, and begins with a table of its slices of 64 KiB. A page is a
-//! run of slices that contains blocks of one size. A free block is in one of four lists: two lists
-//! of its page, a list of its page for blocks freed by other threads, or a list of the heap that
-//! owns the page. All other blocks are in use. Each thread owns segments; the segments of an ended
-//! thread have no owner.
+//! run of slices that contains blocks of one size. A free block is in one of four lists. Three
+//! lists belong to its page: two for the owner of the page, and one for blocks freed by other
+//! threads. The fourth list belongs to the heap that owns the page. All other blocks are in use.
+//! Each thread owns segments; the segments of an ended thread have no owner.
 //!
 //! mimalloc does not guarantee these layouts, so all data is checked, and each contradiction is
 //! reported. The number of blocks that fit into the pages bounds every loop.

@@ -41,13 +41,13 @@ const MAX_ENTRIES: usize = 5000;
 const MIN_ENTRY_PART: u64 = 5000;
 /// Maximum number of paths to a block.
 const MAX_PATHS: usize = 16;
-/// Limits for blocks that several roots keep alive: maximum number of named roots of a row
-/// (`MAX_SEVERAL`), of rows with named roots, and of nodes that the search for the roots of one row
-/// visits.
+/// Limits for blocks that several roots keep alive. `MAX_SEVERAL` is the maximum number of named
+/// roots of a row, `MAX_NAMED_ROWS` that of rows with named roots, and `MAX_NAME_NODES` that of
+/// nodes that the search for the roots of one row visits.
 const MAX_SEVERAL: usize = 4;
 const MAX_NAMED_ROWS: usize = 100;
 const MAX_NAME_NODES: usize = 1 << 17;
-/// Number of blocks that are reported from each end of a longer path.
+/// Number of blocks that are reported from each end of a path. The blocks between them are omitted.
 const PATH_END: usize = 16;
 /// Number of leading bytes of a leaked block that are reported.
 const FIRST_BYTES: usize = 16;
@@ -140,7 +140,8 @@ pub fn heap_graph(
             (found.retained, shared, found.retention) = described.retention(&traversal, &tree);
         }
         let of_block = request.why.map(|asked| described.retained_by(asked, &traversal, &tree));
-        // The search for paths needs as much memory as these two values.
+        // These two values are freed first, because the search for paths needs as much memory as
+        // they take.
         drop((traversal, tree));
         described.name_several(&mut found.retained, &shared);
         found.why = request.why.zip(of_block).map(|(asked, amount)| described.kept(asked, amount));

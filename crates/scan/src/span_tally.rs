@@ -216,7 +216,8 @@ impl<'r> SpanTally<'r> {
                 sum.free.pages += span.len().0;
                 sum.trimmable.0 += resident;
             }
-            // A huge page can back addresses that were never touched.
+            // A part of these pages can be resident: a huge page can back addresses that were never
+            // touched.
             FreePages::Released => {
                 sum.free.pages += resident;
                 sum.free.retained += span.len().0 - resident;

@@ -192,7 +192,8 @@ impl SpanWalk<'_, '_> {
     }
 }
 
-/// Entry of the slot that begins at `address` in a span; `None` if no slot begins there.
+/// Element of `slots` for the slot that begins at `address` in a span; `None` if no slot begins
+/// there.
 fn slot_at<'s>(
     span: &Span,
     size: u64,

@@ -24,7 +24,7 @@ pub struct LevelCounts {
     /// Number of lines or pages that missed all levels, by reads and by writes. Each costs a read
     /// of memory or a page walk.
     pub last: ReadWriteCounts,
-    /// Number of pages that were inserted into the second level before an access.
+    /// Number of pages that the prefetcher inserted into the second level.
     pub prefetched: u64,
 }
 

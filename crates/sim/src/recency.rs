@@ -78,8 +78,8 @@ where
     }
 }
 
-/// State of a policy for a set of up to 8 ways per group. Empty ways are filled first, in ascending
-/// order.
+/// A replacement policy for sets of `GROUPS` groups, each of up to 8 ways. Empty ways are filled
+/// first, in ascending order.
 pub(crate) trait Recency<const GROUPS: usize>: Debug + Send {
     /// State for one set.
     type Order: Copy + Debug + Send;
@@ -230,8 +230,8 @@ impl<const GROUPS: usize> Recency<GROUPS> for RandomOrder {
 /// The policy tree-PLRU.
 #[derive(Debug)]
 pub(crate) struct TreePlru {
-    /// For each way, a mask of the nodes above it, and a mask of the nodes that must point right to
-    /// point away from the way.
+    /// For each way, a mask of the nodes above it, and a mask of those of these nodes that point
+    /// right when they point away from the way.
     above: Box<[(u128, u128)]>,
     filled: FilledFirst,
     leaves: usize,

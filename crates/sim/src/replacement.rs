@@ -26,9 +26,9 @@ pub enum PageReplacement {
     /// Clock, or second chance: the pages are in a ring, around which a hand moves. The hand
     /// reclaims a page that was not used since its last visit, and skips a page that was used.
     Clock,
-    /// Linux's active and inactive lists. An inactive page that was used stays inactive once, and
-    /// is activated after the next use. Active pages become inactive when the active list is longer
-    /// than the inactive list.
+    /// Linux's active and inactive lists. At the first scan that finds an inactive page used, the
+    /// page stays inactive. At the second such scan, it is activated. Active pages become inactive
+    /// when the active list is longer than the inactive list.
     TwoLists,
     /// Linux's active and inactive lists with one change: a page that should be activated is
     /// reclaimed instead.

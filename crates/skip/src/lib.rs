@@ -1,5 +1,5 @@
-//! Tests that this machine cannot run name the missing requirement, which is then checked on this
-//! machine.
+//! A test that this machine cannot run calls [`skip`] with the missing requirement. The function
+//! checks that this machine lacks the requirement.
 //!
 //! libtest counts a skipped test as passed. So each skip is printed, and appended to the file that
 //! `PAGEWISE_SKIPS` names; `cargo xtask ci` counts the lines and prints them. A skip whose reason
@@ -54,7 +54,7 @@ pub enum Lack<'a> {
 }
 
 impl Lack<'_> {
-    /// Returns the reason for which the test must run; `None` if nothing contradicts the lack.
+    /// Returns the reason why the test must not be skipped; `None` if it may be skipped.
     fn objection(&self, tools_required: bool) -> Option<String> {
         let tools = || tools_required.then(|| "PAGEWISE_REQUIRE_TOOLS is set".to_owned());
         match self {

@@ -78,16 +78,16 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
     })
 }
 
-/// Compares the median of `a` with that of `b`. The values come from rounds, each of which measured
-/// both.
+/// Compares the median of `a` with that of `b`. Each round measured one value of `a` and one value
+/// of `b`.
 ///
 /// The round `(a[i], b[i])` is drawn as a pair, so a slower machine in some rounds does not widen
-/// the interval. If the lengths differ, the values are not paired, and each side is resampled
+/// the interval. If the lengths differ, the values are not paired, and each slice is resampled
 /// separately.
 ///
 /// `None` if a slice is empty, if a value is negative or not finite, or if the median of `b` is 0.
-/// The interval is absent for fewer than five values on either side, and if `b` is 0 often enough
-/// that the upper end of the interval would be infinite.
+/// The interval is absent for fewer than five values in either slice, and if enough values of `b`
+/// are 0 that the upper end of the interval would be infinite.
 ///
 /// For two samples of the same distribution, the interval shows a difference in 3 to 5 % of cases,
 /// in 6 or 7 % of cases for fewer than ten rounds, and almost never for tied values.
@@ -123,7 +123,7 @@ pub fn ratio_of_medians(a: &[f64], b: &[f64]) -> Option<Ratio> {
         if n != m {
             (0..m).for_each(|_| b.draw(rng.usize(..m)));
         }
-        // 0 against 0 counts as equal.
+        // Two medians of 0 have the ratio 1.
         if a.median() == b.median() { 1.0 } else { a.median() / b.median() }
     });
     Some(Ratio { median: above / below, interval })
@@ -159,9 +159,9 @@ fn expanded_tail(n: usize) -> f64 {
     upper_tail((n / (n - 1.0)).sqrt() * student_975(n - 1.0))
 }
 
-/// The values of one side of a ratio, and the number of times that a resample has drawn each value.
+/// The values of a sample, and the number of times that a resample has drawn each value.
 ///
-/// With counts by rank, one walk over the sorted values finds the median of a resample.
+/// `drawn` has the order of `sorted`, so one pass over both finds the median of a resample.
 struct ResampledSide {
     sorted: Vec<f64>,
     /// Index in `sorted` of each value, in the order of the measurements.

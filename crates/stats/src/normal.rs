@@ -31,7 +31,7 @@ fn erf_by_series(x: f64) -> f64 {
 
 /// Returns the complementary error function by the continued fraction `exp(-x^2)/sqrt(pi) / (x +
 /// (1/2)/(x + 1/(x + (3/2)/(x + ..))))` (Abramowitz and Stegun 7.1.14). Sixty levels are more than
-/// x = 2 needs.
+/// x = 2 needs, and a larger x needs fewer levels.
 fn erfc_by_fraction(x: f64) -> f64 {
     let denominator = (1..=60).rev().fold(x, |below, level| x + f64::from(level) / 2.0 / below);
     (-x * x).exp() / PI.sqrt() / denominator
@@ -39,8 +39,8 @@ fn erfc_by_fraction(x: f64) -> f64 {
 
 /// Returns the level, in standard deviations, that the maximum of a stationary normal process over
 /// `lengths` correlation lengths exceeds with probability `chance`. The autocorrelation of the
-/// process is `r(t) = 1 - |t| + ..`, as that of sums whose terms are replaced one by one. For 0
-/// lengths the level is the quantile of a single value.
+/// process is `r(t) = 1 - |t| + ..`, as that of a moving sum of independent terms. For 0 lengths
+/// the level is the quantile of a single value.
 ///
 /// The probability is approximated by the sum of two probabilities: that a single value exceeds the
 /// level, and that a cluster of values crosses the level upward, with the rate `z phi(z)`

@@ -61,9 +61,9 @@ impl Summary {
     }
 }
 
-/// Merges curves: the height of each point is the median of the heights of this point in all curves
-/// that have the point. The first curve determines the number of points and their first
-/// coordinates.
+/// Merges curves point by point: the height of point `i` is the median of the heights of point `i`
+/// in all curves. The first curve determines the number of points and their first coordinates; a
+/// shorter curve does not contribute to the points that it lacks.
 ///
 /// ```
 /// let runs = [[(1.0, 5.0), (2.0, 9.0)], [(1.0, 7.0), (2.0, 8.0)], [(1.0, 6.0), (2.0, 1.0)]];

@@ -75,7 +75,8 @@ macro_rules! count {
     };
 }
 
-/// Column of one part of a reading, stored in KiB. If the reading is absent, all its parts are.
+/// Column of one field of the structure in a reading, stored in KiB. If the reading is absent, all
+/// these columns are absent.
 macro_rules! part {
     ($name:literal, $field:ident . $part:ident) => {
         RowColumn {

@@ -46,7 +46,7 @@ pub struct RecordWriter {
     open: Option<OpenDay>,
     /// Time of the last sweep that was written, in this run or in the previous one.
     last: Option<SweepTime>,
-    /// Reason why no sweeps were written since `last`; `None` if sweeps are not missing.
+    /// Reason why no sweeps were written since `last`; `None` if no sweep is missing.
     missing: Option<GapReason>,
     on_open: Option<fn(&DayFile)>,
     /// Lock of the folder, which the kernel releases when the recorder ends.

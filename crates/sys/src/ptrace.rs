@@ -86,10 +86,10 @@ pub struct StoppedThread {
 
 /// Becomes the tracer of a running thread, without stopping it. `options` are `PTRACE_O_*`.
 ///
-/// A thread in `exec` waits until the other threads of its process have ended, and a traced thread
-/// has ended only once its tracer has waited for it. During such an `exec` the kernel blocks a
-/// tracer that seizes one more thread of the process. So if this call takes long, another thread of
-/// pagewise reaps the ended threads that were seized before.
+/// A thread in `exec` waits until the other threads of its process have ended. A traced thread
+/// counts as ended only once its tracer has waited for it. During such an `exec`, the kernel blocks
+/// a tracer that seizes one more thread of the process. So if this call takes long, another thread
+/// of pagewise waits for the ended threads that were seized before.
 ///
 /// # Errors
 /// `EPERM` if a security module, a container or Yama forbids tracing.

@@ -314,8 +314,8 @@ impl Traced {
         }
     }
 
-    /// True while it is unknown if the end of a thread is the end of the process. The ending thread
-    /// is not resumed, because it would be gone when the process stops at its exit.
+    /// True while a thread is about to end and it is unknown if the process ends too. The ending
+    /// thread is not resumed meanwhile, so that it still exists when the process stops at its exit.
     fn is_undecided(&mut self) -> bool {
         let ended = self.threads.iter().find(|(_, phase)| phase.is_undecided());
         let Some((&ended, _)) = ended else {
@@ -492,8 +492,8 @@ impl Traced {
             || (has(|phase| matches!(phase, LaunchPhase::Exiting(_))) && !has(LaunchPhase::is_live))
     }
 
-    /// Records all events. Resumes only foreign threads, and threads that are about to receive a
-    /// signal.
+    /// Records all events. Resumes only threads that are about to receive a signal, and detaches
+    /// threads that do not belong to the command.
     fn take_changes(&mut self) -> io::Result<()> {
         while self.ending.is_none()
             && let Some((tid, change)) = self.next_change()?
@@ -594,7 +594,7 @@ impl Traced {
             && ptrace::is_from_counter(tid)
     }
 
-    /// Records the new task that `maker` created: a thread of the command, or a foreign process.
+    /// Records the new task that `maker` created: a thread of the command, or another process.
     fn meet(&mut self, maker: Tid) {
         let Some(tid) = ptrace::message(maker).ok().and_then(|tid| Tid::try_from(tid).ok()) else {
             return;

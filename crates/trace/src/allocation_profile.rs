@@ -1,6 +1,6 @@
 //! Calls of `malloc`, `calloc` and `realloc` in a running process, counted by call stack and size.
 //!
-//! The kernel reports the calls by uprobes at the entries of the functions: no library is loaded
+//! The kernel reports the calls by uprobes at the entries of the functions. No library is loaded
 //! into the process, and the probes vanish with pagewise's file descriptors. Each call takes some
 //! microseconds longer, so recordings are short.
 
@@ -189,7 +189,7 @@ fn open(
     let wanted = std::slice::from_ref(&tasks);
     let mut session = TraceSession::open_any(TraceTarget::Process(pid), wanted, RING)?;
     let path = CString::new(format!("/proc/self/fd/{}", code.file.as_raw_fd()));
-    // Leaked once per recording: the kernel needs the path until the recording ends.
+    // The path is leaked once per recording, because the kernel needs it until the recording ends.
     let path: &'static CStr = Box::leak(path.unwrap_or_default().into_boxed_c_str());
     let offsets: Vec<u64> = functions.iter().map(|(offset, _)| *offset).collect();
     let uprobes = Uprobes {

@@ -28,7 +28,8 @@ const RING: usize = 1 << 20;
 /// Flags of `clone`.
 const CLONE_VM: u64 = 0x100;
 const CLONE_THREAD: u64 = 0x1_0000;
-/// Maximum number of rows that are kept. Calls of further rows count for an unknown call stack.
+/// Maximum number of rows ([`CallKey`]) that are kept. Calls of further rows count for an unknown
+/// call stack.
 const MAX_ROWS: usize = 1 << 14;
 
 /// A recorded system call.
@@ -37,7 +38,8 @@ struct ProfiledCall {
     name: &'static str,
     /// Index of the argument that is a length in bytes.
     length: Option<usize>,
-    /// Index of the argument that distinguishes rows.
+    /// Index of the argument whose value is a part of [`CallKey`]. For `clone` this argument is the
+    /// flags, which only determine the name.
     detail: Option<usize>,
 }
 
@@ -76,7 +78,7 @@ const CALLS: &[ProfiledCall] = &[
     call(libc::SYS_vfork, VFORK, None, None),
 ];
 
-/// Key of calls that are counted together.
+/// Key of a row. Calls with equal keys are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CallKey {
     call: &'static str,

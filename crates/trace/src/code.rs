@@ -25,7 +25,8 @@ impl Codes {
         const MAX_FUNCTION_BYTES: u64 = 1 << 20;
         let (file, offset) = self.file(spaces, pid, address)?;
         let length = |at: u64| Some(offset - at + file.since_start(at)?);
-        // The address directly after the last instruction of a function is covered by no symbol.
+        // No symbol covers the address directly after the last instruction of a function, so the
+        // lookup is repeated with the byte before it.
         let length = length(offset).or_else(|| length(offset.checked_sub(1)?))?;
         if length > MAX_FUNCTION_BYTES { None } else { self.before(spaces, pid, address, length) }
     }

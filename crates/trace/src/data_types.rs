@@ -1,9 +1,11 @@
-//! Types of the variables of a file, and of the objects that they point to: global and static
-//! variables, thread-local ones, and those in the frames of functions that threads are in.
+//! Types of the variables of a file, and of the objects that they point to. The variables are
+//! global, static or thread-local, or they are local variables in the frames of functions that
+//! threads are in.
 //!
 //! The file may be hostile. Its sections are copied once, up to [`MAX_SECTIONS`], so nothing
 //! changes while they are read. Entries, members, types and time have limits; a variable beyond a
-//! limit has no type.
+//! limit has no type. An entry is a debugging information entry of DWARF, and a unit is a DWARF
+//! unit, usually of one source file.
 //!
 //! ```text
 //!  sections   copies of the sections of a file, and of the file that several debug files share

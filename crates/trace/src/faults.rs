@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A thread has one fault at a time, so the next events of the same thread belong to this fault. A
-//! fault in the kernel counts only if it has an end event: a fault without such an event is an
-//! attempt that may not sleep, which the kernel repeats.
+//! fault in the kernel counts only if it has an end event. A fault without an end event is an
+//! attempt of the kernel that may not sleep, and the kernel repeats the attempt.
 //!
 //! Without privileges, only the events at the end are available.
 
@@ -48,7 +48,7 @@ const WAKE_AT: usize = 8;
 const LARGEST: usize = 32 << 20;
 const SMALLEST: usize = 1 << 17;
 
-/// Default number of stack bytes that are copied: with this number, six in seven stacks of Python
+/// Default number of stack bytes that are copied. With this number, six in seven stacks of Python
 /// and of a shell, both without frame pointers, are complete. Recording is some 2 % slower than
 /// with 512 bytes; with 8 KiB it would be 20 % slower. See `docs/performance.md`.
 pub const STACK: u16 = 2048;

@@ -166,18 +166,22 @@ impl CodeFiles {
         let own = TargetRoot::own().ok();
         let mut places = Vec::new();
         places.extend(theirs.as_ref().map(|root| DebugFilePath { root, folder: folder.clone() }));
-        // In our own root, the debug file beside the same path may be another program's.
+        // In our own root, a debug file in this folder may belong to another program with the same
+        // path. So the folder is searched there only if the root of the process is unknown.
         let folder = folder.filter(|_| theirs.is_none());
         places.extend(own.as_ref().map(|root| DebugFilePath { root, folder }));
         Some(self.links.modules(source, layout, &places))
     }
 }
 
-/// Opens a file that a process has mapped, by the first successful method: its name in the root of
-/// the process or in ours, if device and inode are the same; the program of the process; the
-/// mapping of the file, even if its name denotes another file; its name, by the rules of
-/// [`target_file`] for file systems that report another device. Returns `None` if no method finds
-/// this file.
+/// Opens a file that a process has mapped, by the first of these methods that succeeds:
+/// - the name of the file in the root of the process or in our root, if device and inode are equal;
+/// - the program of the process;
+/// - the mapping of the file, even if its name denotes another file;
+/// - the name of the file, by the rules of [`target_file`] for file systems that report another
+///   device.
+///
+/// Returns `None` if no method finds this file.
 pub(crate) fn open(pid: u32, module: &Name, id: FileId) -> Option<File> {
     let path = Path::new(OsStr::from_bytes(module.as_bytes()));
     if !path.is_absolute() {

@@ -1,8 +1,9 @@
 //! Sums by key in bounded memory: the smallest sums are merged into one, and the total stays exact.
 //!
 //! Whenever the limit is exceeded, the smaller half is discarded. A discarded key that occurs again
-//! begins at 0, so its sum lacks the discarded amounts. This error is at most the total of the
-//! largest sums that were discarded each time. A key with a larger sum cannot be missing.
+//! begins at 0, so its sum lacks the discarded amounts. Each time, the error of a sum grows by at
+//! most the largest sum that is discarded at that time. A key whose sum is larger than the total of
+//! these amounts cannot be missing.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -72,7 +72,8 @@ fn links_choose_processes() -> bool {
     matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6, 10))
 }
 
-/// A record that was read and not passed on yet. There are many of them: each takes 32 bytes.
+/// A record that was read and not passed on yet. Many records wait at a time, so the fields are
+/// small: a record takes 32 bytes.
 #[derive(Clone, Copy, Debug)]
 struct WaitingRecord {
     time: u64,
@@ -156,8 +157,8 @@ pub struct TraceSession {
     /// Index of the arena that receives the next batch.
     next: bool,
     waiting: Vec<WaitingRecord>,
-    /// The process and its descendants, if events are of the whole machine but only these are
-    /// wanted.
+    /// The process and its descendants, if events are of the whole machine but only the records of
+    /// these processes are passed on.
     family: Option<HashSet<u32>>,
     /// All records up to this time have been read.
     horizon: u64,
@@ -220,7 +221,8 @@ impl TraceSession {
         };
         let mut known = BTreeSet::new();
         loop {
-            // Repeated, because a thread without events may have created threads meanwhile.
+            // The loop is repeated, because a thread may have created another thread before its own
+            // events were open.
             let new: Vec<Option<u32>> = match target {
                 TraceTarget::Machine => vec![None],
                 TraceTarget::Command(pid) => vec![Some(pid)],
@@ -279,7 +281,7 @@ impl TraceSession {
     }
 
     /// True if counts include all processes although one was requested. The records that are passed
-    /// on are always those of the process alone.
+    /// on are always only those of the process and its descendants.
     pub fn counts_others(&self) -> bool {
         self.family.is_some()
     }
@@ -380,8 +382,8 @@ impl TraceSession {
     ///
     /// To remove a uprobe event, the kernel waits for several RCU grace periods: about 0.1 s for
     /// each event, and removals by all processes follow one another. So all uprobes of a call are
-    /// one link (Linux 6.6, CAP_BPF), or one event for each offset (CAP_BPF), and only without
-    /// CAP_BPF one event for each offset on each CPU.
+    /// one link (Linux 6.6, CAP_BPF). Before Linux 6.6 they are one event for each offset
+    /// (CAP_BPF). Only without CAP_BPF they are one event for each offset on each CPU.
     ///
     /// # Errors
     /// [`TraceError::NotWatched`]
@@ -666,8 +668,9 @@ impl TraceSession {
                 None => *torn += 1,
             }
         }
-        // Only a remainder of the batch before the last is left: it is moved behind the last batch,
-        // so that its arena can receive the next batch.
+        // Only records of the last batch, and the remainder of the batch before it, still wait. The
+        // remainder is moved to the arena of the last batch, so that the other arena can receive
+        // the next batch.
         let [first, second] = arenas;
         let (last, before) = if *next { (second, first) } else { (first, second) };
         for (number, it) in (0_u32..).zip(waiting.iter_mut()) {

@@ -197,7 +197,8 @@ impl Spaces {
                 return;
             };
             if reread.insert(pid) {
-                // An unmapped range is only known once another mapping replaces it.
+                // No record reports that a range was unmapped, so some stored mappings may be gone.
+                // The process's present mappings replace them.
                 self.read(&ProcRoot::live(), pid);
                 if let Some(space) = self.spaces.get_mut(&pid) {
                     space.program = before.program;

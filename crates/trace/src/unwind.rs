@@ -284,8 +284,9 @@ impl Unwinder {
         self.found.iter().copied().zip(self.pointers.iter().copied()).collect()
     }
 
-    /// The file that is mapped at an address: the difference between addresses and the file's own,
-    /// and its build ID. `None` if it has no unwind tables.
+    /// Returns data of the file that is mapped at an address: the difference between the addresses
+    /// in the process and those in the file, and the build ID. `None` if the file has no unwind
+    /// tables.
     pub fn file_at(
         &mut self,
         spaces: &Spaces,
@@ -347,7 +348,8 @@ impl Unwinder {
         None
     }
 
-    /// The caller, if there is one. `None` if it cannot be determined.
+    /// Returns the caller, or `Some(None)` if the function has no caller. `None` if the caller
+    /// cannot be determined.
     fn caller(
         &mut self,
         pid: u32,

@@ -96,7 +96,7 @@ struct ContentBefore {
     bytes: Vec<u8>,
 }
 
-/// The instruction before an address, read once.
+/// The instruction before an address. It is decoded once and then cached.
 #[derive(Debug)]
 struct InstructionBefore {
     code: CodeBefore,
@@ -547,8 +547,9 @@ impl Observer {
         stack
     }
 
-    /// True if the access was reported before: by another breakpoint with otherwise equal data; or
-    /// as the continuation of a copy by the kernel, whose remaining count decreases.
+    /// True if the access was reported before. Then another breakpoint has reported it with
+    /// otherwise equal data, or the sample continues a copy by the kernel, whose remaining count
+    /// decreases.
     fn is_known(
         &mut self,
         sample: &PerfSample<'_>,
@@ -706,7 +707,7 @@ impl Observer {
             self.held.retain(|held| held.from > time);
             each(hit);
         }
-        // Drops reads that are older than any access that can still arrive.
+        // Handles and drops reads that are older than any access that can still arrive.
         if let (Some(until), true) = (handed_on, self.pending.is_empty()) {
             let is_old = |held: &ContentBefore| held.to.saturating_add(MARGIN) < until;
             while self.held.front().is_some_and(is_old)
@@ -726,9 +727,10 @@ impl Observer {
         self.last = Some(bytes);
     }
 
-    /// Corrects the value that the last access left, if a later access stores the value that was
-    /// found in memory: the memory was read after this store, but before the kernel reported the
-    /// store.
+    /// Explains a surprise by the effect of the next access. If the next access stores exactly the
+    /// value that was found in memory, the memory was read after this store, but before the kernel
+    /// reported the store. Then the value that the last access had left is restored. Otherwise the
+    /// change of the memory was unseen.
     fn explain(&mut self, effect: Option<StoreEffect>) {
         let Some(before) = self.surprise.take() else { return };
         let (start, length) = (self.start, self.length);
@@ -739,8 +741,8 @@ impl Observer {
         }
     }
 
-    /// Returns an access with its values. The memory contained `first` after this access, and
-    /// `last` before the next one.
+    /// Returns an access with its values. If they are known, `first` is the content of the memory
+    /// after this access, and `last` is its content before the next access.
     fn make(&mut self, it: PendingAccess, first: Option<Vec<u8>>, last: Option<Vec<u8>>) -> Hit {
         self.explain(it.effect.filter(|effect| effect.access != WatchAccess::Read));
         let mut old = self.last.take();

@@ -1,8 +1,9 @@
 //! Effects of an x86-64 instruction on memory, from the registers after it; and location of the
 //! return address in functions.
 //!
-//! A data breakpoint is reported after the instruction, so the code is decoded from the start of
-//! its function on, where an instruction surely begins.
+//! A data breakpoint reports the address after the instruction, and x86 code cannot be decoded
+//! backward. So the code is decoded from the start of its function on, where an instruction surely
+//! begins.
 
 use std::ops::Range;
 
@@ -251,7 +252,8 @@ impl CodeBefore {
                 }
                 Mnemonic::Pop if is_frame_pointer && in_frame => (in_frame, depth) = (false, 0),
                 Mnemonic::Leave => (in_frame, depth) = (false, 0),
-                // The next instruction is reached from the body of the function.
+                // The instruction after a `ret` or `jmp` is reached by a jump from the body of the
+                // function, where the frame is complete.
                 Mnemonic::Ret | Mnemonic::Jmp => (in_frame, depth) = (has_frame, deepest),
                 _ => {}
             }
@@ -371,8 +373,9 @@ fn filled(
     let (to, value) = (registers.get(Register::RDI)?, registers.get(Register::RAX)?);
     let is_upwards = !registers.flag(DIRECTION).unwrap_or(false);
     let end = start + length as u64;
-    // A position further on does not show that this instruction stored the bytes. For more than
-    // `size` bytes, the begin of the fill is unknown.
+    // The change is known only if di is less than `size` bytes beyond the watched bytes. If di is
+    // further on, the fill may have begun behind the watched bytes. If more than `size` bytes are
+    // watched, the fill may have begun within them.
     let is_behind = is_upwards && to >= end && to - end < size as u64;
     if !is_behind || length > size {
         let is_near = is_upwards && to > start && to - start <= (length + size) as u64;
@@ -474,8 +477,8 @@ fn change(instruction: &Instruction, registers: &KnownRegisters) -> Option<Store
     })
 }
 
-/// True if the code may end with a call; for a direct call also its target, from `address`, the
-/// return address.
+/// Returns `Some` if the code may end with a call. For a direct call the value is the target of the
+/// call, computed from `address`, the return address.
 pub(crate) fn ends_with_call(code: &[u8], address: u64) -> Option<Option<u64>> {
     if let Some(&[0xe8, a, b, c, d]) = code.last_chunk::<5>() {
         let by = i64::from(i32::from_le_bytes([a, b, c, d]));

@@ -125,7 +125,8 @@ fn events_of_several_batches_arrive_complete_and_in_order() {
         let PerfRecord::Sample(sample) = record else { return };
         assert!(sample.time >= last, "out of order");
         last = sample.time;
-        // A thread may get memory that another has unmapped, and fault there, too.
+        // A thread may get the addresses that another thread has unmapped, so one address can be in
+        // two ranges.
         found += usize::from(ranges.iter().any(|range| range.contains(&sample.address)));
     };
     session.drain(&mut take);

@@ -265,7 +265,6 @@ fn damaged_files_are_read_or_refused() {
         if number(4) == 0 {
             bytes.truncate(number(bytes.len()));
         }
-        // Each round needs another file, because the last file is still known.
         let path = path.with_extension(round.to_string());
         fs::write(&path, &bytes).unwrap();
         let (mut spaces, mut stacks) = (Spaces::default(), RecordedStacks::default());

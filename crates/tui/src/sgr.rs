@@ -1,5 +1,6 @@
-//! Converts printed text to lines of styled words. Escape sequences that pagewise's text view
-//! writes become styles; all other control characters become visible text.
+//! Converts printed text to styled lines. A word of such a line is a text with one style. Escape
+//! sequences that pagewise's text view writes become styles; all other control characters become
+//! visible text.
 
 use pagewise_model::name::escape;
 

@@ -106,8 +106,8 @@ fn is_words(value: &CellValue) -> bool {
     )
 }
 
-/// True if text and HTML show a part with this audience. `long` is true if the user passed
-/// `--long`.
+/// True if text and HTML show the parts of a report with this audience. `long` is true if the user
+/// passed `--long`.
 pub(crate) fn for_people(audience: Audience, long: bool) -> bool {
     match audience {
         Audience::Everyone | Audience::People => true,
@@ -116,7 +116,7 @@ pub(crate) fn for_people(audience: Audience, long: bool) -> bool {
     }
 }
 
-/// True if JSON contains a part with this audience.
+/// True if JSON contains the parts of a report with this audience.
 pub(crate) fn for_programs(audience: Audience) -> bool {
     audience != Audience::People
 }

@@ -1,4 +1,5 @@
-//! JSON for programs: dots in keys nest, sizes are in bytes, and absent values have their reasons.
+//! JSON for programs: a dot in a key begins a nested object, sizes are in bytes, and absent values
+//! have their reasons.
 //!
 //! Each table row is one line, so that `grep` finds it. Tables are streamed, so their length is not
 //! limited by memory.
@@ -18,8 +19,8 @@ use crate::text::inline;
 
 /// Writes a report as one JSON object.
 ///
-/// - Facts are members of the object at their key; a table is an array of objects, or an object of
-///   objects if its rows have keys; blocks whose keys share a start share an object.
+/// - Facts are members of the object at their key. A table is an array of objects, or an object of
+///   objects if its rows have keys. Blocks whose keys begin with the same parts share an object.
 /// - A missing value is `{"absent": "why"}`; an empty cell is `null`.
 /// - A name is a string with its text. Bytes that are not valid UTF-8 become `\xNN`.
 /// - If two members have the same key, only the later member is written.

@@ -102,8 +102,8 @@ pub fn cell(value: &CellValue) -> String {
     Wording { units: Units::Human, bare: true, notes: None }.value(value)
 }
 
-/// Cuts text to at most `columns` columns. `…` replaces the middle of a text that is too long, or
-/// the end of one with several words.
+/// Cuts text to at most `columns` columns. If the text is too long, `…` replaces its middle, or its
+/// end if the text has several words.
 pub fn cut(text: &str, columns: usize) -> String {
     let mut out = String::new();
     push_cut(&mut out, text, columns);

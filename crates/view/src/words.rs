@@ -20,7 +20,8 @@ pub(crate) fn clean(text: &[u8]) -> Cow<'_, str> {
 
 /// True if every byte is a printable ASCII character.
 pub(crate) fn is_printable_ascii(text: &[u8]) -> bool {
-    // `all` would stop at the first other byte, which prevents comparing 16 bytes at once.
+    // `all` would stop at the first byte that is not printable, which prevents comparing 16 bytes
+    // at once.
     text.iter().fold(true, |so_far, b| so_far & (0x20..0x7f).contains(b))
 }
 

@@ -198,7 +198,8 @@ fn check_tools() -> Result<(), VmError> {
     Err(VmError::MissingTools { names: names.join(", "), packages: packages.join(" ") })
 }
 
-/// FNV-1a hash, for folder names. Full contents are compared as well.
+/// FNV-1a hash, for folder names. [`kernel_in`] also compares the full contents, because two
+/// contents may have the same hash.
 fn hash(content: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     content.iter().fold(0xcbf2_9ce4_8422_2325, step)

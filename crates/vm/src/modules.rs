@@ -21,7 +21,7 @@ pub(crate) struct KernelModule {
 const UNPACKERS: &[(&str, &str)] = &[("xz", "xz"), ("zst", "zstd"), ("gz", "gzip")];
 
 /// Reads modules and their dependencies. Modules that are missing in the folder are ignored,
-/// because most kernels contain some of them.
+/// because most kernels have some of them built in.
 ///
 /// # Errors
 /// [`VmError::System`] if a file cannot be read, [`VmError::Missing`] if the program that

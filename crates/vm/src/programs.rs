@@ -56,8 +56,8 @@ impl GuestProgram {
         let bare = |content| if self.symbols { content } else { without_symbols(content) };
         let mut files = vec![GuestFile::new(self.guest.clone(), 0o755, bare(content))];
         for path in libraries {
-            // Libraries are copied unchanged: their symbols name functions, and other programs of
-            // the guest load the same files.
+            // Libraries keep their symbols, so that tools in the guest can name functions. Other
+            // programs of the guest load the same files.
             let content = read(Path::new(&path))?;
             files.push(GuestFile::new(path, 0o755, content));
         }

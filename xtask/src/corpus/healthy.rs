@@ -1,4 +1,4 @@
-//! Healthy real programs under load, at which a tool must name no cause.
+//! Healthy real programs under load: a tool must report no cause for them.
 
 use std::process::Command;
 use std::thread;
@@ -11,7 +11,8 @@ use pagewise_corpus::{Running, environment};
 use super::judge::{JudgedRun, ToolAnswer, Verdict, judge_healthy};
 use super::tool::DiagnosingTool;
 
-/// A program without trouble. The scripts run in a folder of their own; `$PORT` is a free port.
+/// A program without a memory problem. The scripts run in a folder of their own; `$PORT` is a free
+/// port.
 struct HealthyProgram {
     name: &'static str,
     /// Programs that must be installed.
@@ -292,7 +293,8 @@ pub(crate) fn diagnose_all(tool: &DiagnosingTool, only: &[String]) -> Result<Vec
     for program in PROGRAMS.iter().filter(|program| is_chosen(program.name)) {
         for (load, sleep) in LOADS {
             if program.load.is_empty() && *load != "heavy" {
-                // The program computes by itself: it has one load.
+                // The program computes by itself, so all loads would be the same: it runs only
+                // once.
                 continue;
             }
             let mut run = healthy_run(program.name, load);

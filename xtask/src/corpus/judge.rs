@@ -128,7 +128,7 @@ pub(crate) fn judge(label: &Label, answer: &ToolAnswer) -> Verdict {
     }
 }
 
-/// Returns the verdict about a program that has no trouble.
+/// Returns the verdict about a program that has no memory problem.
 pub(crate) fn judge_healthy(answer: &ToolAnswer) -> Verdict {
     match answer.causes.first() {
         None => Verdict::Quiet,
@@ -136,8 +136,8 @@ pub(crate) fn judge_healthy(answer: &ToolAnswer) -> Verdict {
     }
 }
 
-/// Returns the verdict about the remedied form of a sick program: it must not have the same
-/// trouble. Other trouble is accepted, since a remedy may leave some.
+/// Returns the verdict about the remedied form of a sick program. This form must not have the cause
+/// of the label. Other causes are accepted, because a remedy may leave some.
 pub(crate) fn judge_remedied(label: &Label, answer: &ToolAnswer) -> Verdict {
     match answer.causes.iter().find(|named| named.id == label.subject()) {
         None => Verdict::Quiet,

@@ -102,7 +102,8 @@ fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
     text.write_fmt(line).expect("writing to a string does not fail");
 }
 
-/// Returns, for each cause, the causes that were named first, and the number of times.
+/// Returns, for each cause in a label, the causes that the tool named first, each with the number
+/// of runs.
 fn confusion(runs: &[JudgedRun], is_sick: bool) -> BTreeMap<String, BTreeMap<String, usize>> {
     let mut matrix: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
     for run in judged(runs).filter(|run| run.is_sick == is_sick) {

@@ -1,4 +1,4 @@
-//! Runs the tool under test at a process.
+//! Runs the tool under test on a process.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -36,8 +36,9 @@ impl DiagnosingTool {
         Ok(DiagnosingTool { command, path: search_path()? })
     }
 
-    /// Runs the tool at `pid`, and writes its answer, costs and the verdict of `judge` to `run`.
-    /// The CPU time is only known if no other child of this process ends meanwhile (`is_alone`).
+    /// Runs the tool on `pid`, and writes its answer, costs and the verdict of `judge` to `run`.
+    /// `is_alone` is true if no other child of this process ends meanwhile: only then the CPU time
+    /// of the tool can be measured.
     pub(crate) fn examine(
         &self,
         pid: u32,
@@ -63,8 +64,8 @@ impl DiagnosingTool {
         }
     }
 
-    /// Runs the tool, and reads its answer. Ignores the exit status: many tools report trouble by a
-    /// status other than 0.
+    /// Runs the tool, and reads its answer. Ignores the exit status: many tools report a found
+    /// problem by a status other than 0.
     fn ask(&self, pid: u32) -> Result<ToolAnswer> {
         let command = self.command.replace("{pid}", &pid.to_string());
         let mut undo = Undo::new()?;

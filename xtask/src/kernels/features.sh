@@ -1,8 +1,9 @@
 #!/bin/sh
-# Runs each feature of pagewise in a virtual machine: by root, by the owner of a target, and by a
-# stranger. features.sh HIDEPID
+# Runs each feature of pagewise in a virtual machine: as root, as the user who owns the target, and
+# as another user. features.sh HIDEPID
 #
-# Prints records, a line each, as they come: a machine that is cut short has sent what it did.
+# Prints each record at once, on a line of its own: if the machine is stopped early, its finished
+# records have been sent.
 #   release RELEASE
 #   feature NAME READER STATUS SECONDS LAST_WORDS    (of standard error)
 #   report NAME READER JSON                          (where the feature prints JSON)
@@ -17,7 +18,7 @@ as() {
     if [ "$1" = root ]; then sh -c "$2"; else su -s /bin/sh -c "$2" "$1"; fi
 }
 
-# Targets end when their input does.
+# A target ends at the end of its standard input.
 mkfifo $work/open
 sleep 100000 >$work/open &
 opener=$!
@@ -39,7 +40,8 @@ feature() {
     for reader in root user nobody; do
         at=$work/$1-$reader
         mkdir -p $at && chmod 777 $at
-        # A target ends itself after ten minutes: the command then gets a new one, once.
+        # A target ends itself after ten minutes. If that happens, the command runs once more, with a
+        # new target.
         for try in 1 2; do
             words=$(echo "$2" | sed "s/TARGET/$target/")
             begin=$(cut -d . -f 1 /proc/uptime)
@@ -74,7 +76,7 @@ feature doctor "pagewise doctor --json"
 feature fragmentation "pagewise fragmentation --json"
 feature thp "pagewise thp TARGET --json"
 feature trim "pagewise trim TARGET --max-pause 10s --json"
-# 10: it found trouble.
+# Exit status 10: diagnose found trouble.
 feature diagnose "pagewise diagnose TARGET --for 1s --json || [ \$? = 10 ]"
 feature heap-scan "pagewise heap scan TARGET --max-pause 10s --json"
 feature heap-run "pagewise heap run -o run.pwh -- heap_known || [ \$? = 3 ]"
@@ -89,6 +91,6 @@ feature run "pagewise run --thp=never -- busybox true"
 feature record "pagewise record --dir here --every 500ms --for 1s"
 feature export "pagewise export --once"
 
-# The end of its input ends the target, which would else run beside the tests.
+# Closes the input of the target, which ends it. Otherwise it would run beside the tests.
 kill $opener
 exit 0

@@ -125,7 +125,7 @@ impl Outcome {
                 }
                 if reasons.is_empty() { Outcome::Works } else { Outcome::Without(reasons) }
             }
-            // These are statuses of `timeout`.
+            // With these statuses, `timeout` reports that it ended the command.
             "143" | "124" => Outcome::Refused(format!("no end after 200 s: {}", clean(said))),
             _ => Outcome::Refused(clean(said)),
         }

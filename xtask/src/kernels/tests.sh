@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs test programs in a virtual machine: by root, and by a user, who is the owner of what the
-# tests start and a stranger to all else. tests.sh HIDEPID
-# Prints records, a line each:
+# Runs test programs in a virtual machine: as root, and as another user, who owns only the processes
+# that the tests start. tests.sh HIDEPID
+# Prints records, each on a line of its own:
 #   release RELEASE
 #   test PROGRAM READER STATUS SECONDS SKIPPED SUMMARY FAILED    (names of the tests that failed)
 # The output of programs that fail goes to standard error.

@@ -39,7 +39,7 @@ macro_rules! forward {
     )*};
 }
 
-// SAFETY: both versions of the trait require the same.
+// SAFETY: both versions of the trait have the same requirements.
 unsafe impl<A: AllocatorOf02> Allocator for Api04<A> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         converted(self.0.allocate(layout))

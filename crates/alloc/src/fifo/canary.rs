@@ -9,8 +9,9 @@
 //!  └─────────┴───────┴─────────────────┴──────┘
 //! ```
 //!
-//! A hole consists of whole regions, so a region, and never its block, begins at the end of the
-//! recorded hole. Every free therefore takes the slow path.
+//! A region is a block with its padding and canary bytes. Holes consist of whole regions, so the
+//! recorded hole ends where a region begins, never where a block begins. The fast path of a free
+//! requires that the block begins there, so every free takes the slow path.
 
 use core::ptr::NonNull;
 use core::slice;
@@ -24,7 +25,7 @@ const EDGE: u8 = 0xca;
 /// Fill bytes of new memory and of freed memory.
 const NEW: u8 = 0xa5;
 const FREED: u8 = 0xdf;
-/// Initial value of the checksum of a canary, which is its `seal`. A free inverts the seal.
+/// Initial value of `seal`, the checksum of a canary. A free inverts the seal.
 const SEAL: usize = 0xf1f0_5ea1;
 
 /// Canary before a block.

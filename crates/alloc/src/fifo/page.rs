@@ -25,7 +25,7 @@ use crate::{SourceBlock, watch};
 
 /// The size and alignment of a page in bytes.
 pub(super) const PAGE: usize = 1 << 16;
-/// Alignment and granularity of blocks in bytes.
+/// Alignment and granularity of blocks in bytes: the size of a grain.
 pub(super) const GRAIN: usize = 8;
 /// Capacity of a page in bytes, for any position of its header.
 pub(super) const CAPACITY: usize = PAGE - (COLORS - 1) * LINE - size_of::<FifoPage>();

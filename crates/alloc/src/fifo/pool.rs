@@ -9,8 +9,8 @@
 //! - While blocks are freed in an order other than that of age, the shelf (a cache of freed blocks
 //!   by size) is open and `end` equals `next`, so that allocations search the shelf first. Blocks
 //!   on the shelf count as live.
-//! - A closed pool has no current page and no spares. It is destroyed when its last page is
-//!   released.
+//! - A closed pool, which its user has dropped, has no current page and no spares. It is destroyed
+//!   when its last page is released.
 
 use core::alloc::Layout;
 use core::cell::Cell;

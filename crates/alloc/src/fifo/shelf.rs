@@ -136,7 +136,7 @@ impl OpenShelf {
         if cfg!(feature = "stats") {
             counts.served.set(counts.served.get() + size);
         }
-        // SAFETY: `waiting` blocks of this size were written before the count fell to this index.
+        // SAFETY: the entry at this index was written before the count rose above the index.
         Some(unsafe { blocks[index][usize::from(waiting)].get().assume_init() })
     }
 

@@ -20,8 +20,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 /// Maximum number of cached runs of each length.
 const KEPT: usize = 24;
 
-/// Maximum number of frees between two reports of a cache: the pool measures time by the number of
-/// allocations and frees.
+/// Maximum number of frees between two reports of a cache to the pool. The pool needs the reports
+/// because it measures time by the number of allocations and frees.
 const FREES: u32 = 1 << 10;
 
 /// Approximate number of cached runs that are sampled to estimate the share of backed pages.
@@ -265,7 +265,8 @@ impl Fronts {
         (first..first + LOOKED_AT).map(|slot| &self.slots[slot % SLOTS])
     }
 
-    /// Records if a slot has an owner. Requires that the caller holds the lock.
+    /// Records in the bitmap `owned` whether a slot has an owner. Requires that the caller holds
+    /// the lock of the pool.
     fn set_owned(&self, slot: &CacheSlot, owned: bool) {
         if let Some(at) = self.slots.iter().position(|other| ptr::eq(other, slot)) {
             let slots = self.owned.load(Ordering::Relaxed);

@@ -3,7 +3,8 @@
 //!
 //! Free runs are idle or clean, and an idle run does not coalesce with a clean one. *Idle* runs
 //! were used, and may be backed by memory: they are allocated first. *Clean* runs are not backed,
-//! because the source has discarded their memory or never provided it.
+//! because the source has discarded their memory or never provided it. Cleaning an idle run
+//! discards its memory.
 //!
 //! The heap does not know which idle pages are backed, since users do not report accesses. It
 //! samples: after each [`EVERY`] freed pages it queries the source about a window of freed pages,
@@ -35,8 +36,8 @@ const ALL: usize = 1 << 8;
 
 /// Size in bytes of the first region, if unused memory of the source costs nothing.
 const AHEAD: usize = 64 << 20;
-/// Minimum and maximum size in bytes of a region that is taken ahead of need, if unused memory of
-/// the source costs something.
+/// Minimum and maximum preferred size in bytes of a region, if unused memory of the source costs
+/// something.
 const PAID: core::ops::RangeInclusive<usize> = 1 << 18..=1 << 24;
 
 /// Extent of freed pages.
@@ -454,8 +455,9 @@ impl<S: Source> PageHeap<S> {
     /// costs nothing, the heap first asks for a region as large as all earlier ones together.
     /// Returns `false` if the source is exhausted.
     fn grow(&mut self, pages: u32) -> bool {
-        // A size class may be 1/32 of the length wide, and `remove_run` starts at the next size
-        // class.
+        // `remove_run` starts at the first size class in which every run is long enough. The
+        // shortest run of this class may be 1/32 longer than requested, so the region gets 1/16
+        // more pages.
         let least = pages.checked_add(pages / 16).and_then(region::layout);
         let Some(least) = least.filter(|_| self.regions.has_room()).map(|layout| layout.size())
         else {

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! - Only the first and the last page of a free run have a state other than [`RunPageState::Used`].
-//!   The pages between them, allocated pages and the two edges are `Used`. So the state of a
-//!   neighbor shows if a free run ends or begins there.
+//!   The pages between them, allocated pages and the two edges (descriptors without a page) are
+//!   `Used`. So the state of a neighbor shows if a free run ends or begins there.
 //! - The descriptors of the first and of the last page contain the length of their run. The
 //!   descriptor of the first page also contains the links of a list of free runs.
 //! - A descriptor of zeros is that of a used page.

@@ -38,8 +38,8 @@ const fn head(pages: usize) -> usize {
 /// Returns the layout of a block for a region with at least this number of pages.
 pub(super) fn layout(pages: u32) -> Option<Layout> {
     let pages = pages as usize;
-    // The pages that contain the descriptors have descriptors too, so `head` gets more than
-    // `pages`.
+    // The pages that contain the descriptors have descriptors too, so the call of `head` passes
+    // more pages than `pages`.
     let size = pages.checked_mul(PAGE)?.checked_add(head(pages + pages / 64 + 2))?;
     Layout::from_size_align(size, PAGE).ok()
 }

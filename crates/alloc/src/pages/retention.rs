@@ -7,8 +7,8 @@
 //! - At any time, the sum of pages in use and kept pages is at most the maximum number of pages in
 //!   use during this window and the one before, plus [`PERCENT`] of that maximum or 2 MiB,
 //!   whichever is more.
-//! - Pages that were free during a whole window were not needed. At the end of the window they are
-//!   released, down to half of [`PERCENT`] of the pages in use or 2 MiB, whichever is more.
+//! - Pages that were free during a whole window were not needed. At the end of the window the pool
+//!   releases them, except for half of [`PERCENT`] of the pages in use or 2 MiB, whichever is more.
 //!
 //! The pool reads no clock: an unused pool keeps its memory until it is trimmed.
 

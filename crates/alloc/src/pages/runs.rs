@@ -7,8 +7,8 @@ use crate::classes::{self, EXACT, ROW, SizeClassBitmap};
 /// Maximum number of pages of a run: descriptors have 32 bits for the number.
 pub(super) const MAX_RUN_PAGES: u32 = u32::MAX;
 
-/// Maximum number of runs that [`FreeRuns::remove_where`] examines in the lists, where runs may be
-/// too short.
+/// Maximum number of runs that [`FreeRuns::remove_where`] examines one by one, because each of them
+/// may be unsuitable.
 const LOOKED_AT: usize = 8;
 
 const LEVELS: usize = classes::levels(MAX_RUN_PAGES as usize + 1);
@@ -95,9 +95,9 @@ impl FreeRuns {
         self.classes.first_from(classes::class_above(pages as usize)).is_some()
     }
 
-    /// Removes and returns a run for which `fit` returns a value, with this value: one of the first
-    /// `LOOKED_AT` runs that may have `pages` pages, else a run of at least `enough` pages, for
-    /// which `fit` always returns a value.
+    /// Removes and returns a run for which `fit` returns a value, with this value. Examines at most
+    /// `LOOKED_AT` runs that may have `pages` pages. If `fit` rejects them all, takes a run of at
+    /// least `enough` pages, for which `fit` always returns a value.
     pub(super) fn remove_where<T>(
         &mut self,
         (pages, enough): (u32, u32),

@@ -92,12 +92,12 @@ impl LockedFile {
         }
     }
 
-    /// Creates a file without a name in the folder that `path` names.
+    /// Creates a file without a name in the folder that contains `path`.
     pub(super) fn open_nameless_beside(path: &CStr) -> Result<LockedFile, PersistentError> {
         in_folder(path, |folder| LockedFile::open(folder, libc::O_TMPFILE))
     }
 
-    /// Makes the file longer without allocating blocks.
+    /// Makes the file longer without allocating disk blocks.
     pub(super) fn lengthen(&self, size: usize) -> Result<(), PersistentError> {
         let size = libc::off_t::try_from(size)
             .map_err(|_| PersistentError::Os { call: "ftruncate", errno: libc::EFBIG })?;

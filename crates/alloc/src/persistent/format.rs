@@ -10,16 +10,16 @@
 //!           chunks of 16 KiB: the blocks. The file grows here
 //! ```
 //!
-//! Each part starts at a multiple of 64 KiB, which is a multiple of every common page size. All
-//! numbers are little-endian, as on the supported machines. The file is mapped as a whole, which
-//! requires 64-bit addresses.
+//! The logs and the parts behind them start at multiples of 64 KiB, which is a multiple of every
+//! common page size. All numbers are little-endian, as on the supported machines. The file is
+//! mapped as a whole, which requires 64-bit addresses.
 
 use core::mem::offset_of;
 
 /// Unit of allocation: a chunk is free, or contains blocks of one size, or belongs to a run of
 /// chunks that is one block.
 pub(super) const CHUNK: usize = 1 << 14;
-/// Alignment of the parts of the file in bytes.
+/// Alignment in bytes of the logs and of the parts of the file behind them.
 pub(super) const AREA: usize = 1 << 16;
 /// The first bytes of every heap.
 pub(super) const MAGIC: [u8; 8] = *b"pwheap\r\n";
@@ -127,7 +127,7 @@ impl NamedRoot {
     }
 }
 
-/// Returns a name as the words of a root.
+/// Returns a name as words of 8 bytes, in the byte order of the file.
 pub(super) fn words_of(name: &[u8; NAME]) -> [u64; NAME / 8] {
     let mut words = [0; NAME / 8];
     for (word, bytes) in words.iter_mut().zip(name.chunks_exact(8)) {

@@ -14,9 +14,9 @@
 //! - In the bitmap of a chunk, no word before the `word` of this chunk has a free block.
 //!
 //! Blocks are allocated in the first chunk of a queue until this chunk is full. A full chunk in
-//! which a block is freed is added at the end of the queue: until it becomes the first chunk, more
-//! of its blocks are freed. So chunks are seldom assigned and released, and consecutive allocations
-//! are adjacent.
+//! which a block is freed is added at the end of the queue. Until it becomes the first chunk, more
+//! of its blocks are freed. So chunks are seldom assigned to a size class and released again, and
+//! consecutive allocations are adjacent.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -261,8 +261,8 @@ impl ChunkIndex {
         Some((first as usize, usize::from(self.peek(first as usize).word)))
     }
 
-    /// Records that the first free block of a chunk was allocated; its bit is in this word of the
-    /// bitmap.
+    /// Records that the first free block of a chunk was allocated. `word` is the index of the
+    /// bitmap word with the bit of this block.
     #[inline]
     pub(super) fn taken(&mut self, chunk: usize, class: usize, word: usize) {
         let info = self.info(chunk);
@@ -330,7 +330,7 @@ impl ChunkIndex {
         self.info(found.chunk()).named = true;
     }
 
-    /// True if a block of the same chunk has a name, or had one since the chunk was assigned.
+    /// True if a block of the same chunk has a name, or had one since the chunk was last free.
     #[inline]
     pub(super) fn may_be_named(&self, found: BlockLookup) -> bool {
         self.peek(found.chunk()).named

@@ -62,14 +62,14 @@ impl LogEntry {
     }
 }
 
-/// Number of bytes of log entries after which `append` fails once, so that its slow path reports
-/// counts.
+/// After this number of bytes of log entries, `append` fails once. Its caller then takes a slow
+/// path, which reports counts.
 const PAUSE: usize = 4 << 10;
 
 const _: () = assert!(PAUSE <= AREA);
 
-/// Maximum number of frees of a transaction that are also stored in memory: the first ones. A
-/// transaction with at most this number of frees need not read the log again.
+/// The first frees of a transaction, at most this number, are also stored in memory. If the
+/// transaction has no further frees, its commit need not read the log.
 const FEW: usize = 4;
 
 /// The log of the open transaction, and its first frees.

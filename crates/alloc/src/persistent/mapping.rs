@@ -147,7 +147,8 @@ impl HeapFileMapping {
 
     /// Stores a word at an offset in the file, which is a multiple of 8. If the process is killed,
     /// the file contains either the whole word or nothing of it. The store comes after every
-    /// earlier store by this function, and after every store before a [`barrier`].
+    /// earlier store by this function, and after every other store that precedes a call of
+    /// [`barrier`].
     #[inline]
     pub(super) fn store(&mut self, offset: usize, word: u64) {
         let place = self.word(offset);
@@ -194,7 +195,8 @@ pub(super) fn barrier() {
 
 impl Drop for HeapFileMapping {
     fn drop(&mut self) {
-        // In a child of `fork`, other mappings may have these addresses.
+        // A child of `fork` does not have the mapping, and may have other mappings at these
+        // addresses.
         if self.is_ours() {
             self.reserved.unmap();
             self.file.unlock();

@@ -190,8 +190,9 @@ impl Persistent {
                 self.free_again(entry.place, chunks);
             }
         }
-        // The log is emptied even if nothing was undone: otherwise the next transaction could make
-        // an entry valid that lies behind a gap in the log.
+        // The log is emptied even if nothing was undone. A loss of power may have left a valid
+        // entry of this generation behind a gap in the log. If the next transaction filled the gap,
+        // recovery would undo this entry too.
         self.forget(chunks)
     }
 

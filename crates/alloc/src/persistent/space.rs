@@ -2,8 +2,9 @@
 //! blocks.
 //!
 //! Invariants of the order of stores: the log entry of a range or block is stored before any store
-//! to it; with [`Durability::Power`] the entry is also flushed before that store. The generation is
-//! stored after all stores of the transaction. Blocks are freed after the generation is stored.
+//! to the range or block. With [`Durability::Power`] the entry is also flushed before this store.
+//! The next generation is stored in the head after all stores of the transaction: this store is the
+//! commit. The blocks that the transaction freed become free after the commit.
 
 use super::format::{
     CHUNK, CHUNKS, CLASSES, ChunkClass, ChunkState, GENERATION, TABLE, checked, class_of, next,
@@ -93,8 +94,8 @@ impl Persistent {
         self.index.find(chunks).ok_or(PersistentError::Full)
     }
 
-    /// Extends the file by this number of chunks. If the process is killed meanwhile, the file is
-    /// longer than its recorded number of chunks, which is harmless.
+    /// Extends the file by this number of chunks. If the process is killed during this call, the
+    /// file may be longer than its recorded number of chunks, which is harmless.
     fn grow(&mut self, chunks: usize) -> Result<(), PersistentError> {
         let (shape, has) = (self.shape, self.index.chunks());
         if shape.with(chunks) > self.mapping.len() {
@@ -228,7 +229,7 @@ impl Persistent {
         }
     }
 
-    /// Frees the blocks that the transaction which was just committed has freed.
+    /// Marks the blocks as free that the last committed transaction has freed.
     #[inline]
     fn free_noted(&mut self, generation: u64, few: Option<usize>) {
         match few {

@@ -10,7 +10,7 @@ use super::{Persistent, PersistentError, PlainData, Rel, root_name};
 use crate::{Discipline, DisciplinedAllocator};
 
 /// A transaction: all of its changes become part of the heap when it is committed. Without a
-/// commit, none of them does.
+/// commit, the heap does not change.
 #[derive(Debug)]
 pub struct Tx<'h> {
     pub(super) heap: &'h mut Persistent,

@@ -91,7 +91,8 @@ impl WatchedHeap {
         self.classes.tell(&self.pool, |class| TABLE[class].size);
     }
 
-    /// Counts an allocated or freed run of chunks, with its size in bytes; the other argument is 0.
+    /// Counts a run of chunks: `requested` is the size in bytes of an allocated run, `returned`
+    /// that of a freed run, and the other argument is 0.
     pub(super) fn count_run(&self, requested: usize, returned: usize) {
         let (requests, size) = ((requested > 0).into(), requested.max(returned));
         watch::progress(&self.pool, PoolProgress { requests, requested, returned, size });

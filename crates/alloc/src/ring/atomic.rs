@@ -7,7 +7,8 @@ pub(super) use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 #[cfg(all(feature = "loom", test))]
 pub(super) use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// With loom, detects concurrent reads and writes. Without loom, does nothing.
+/// With loom, detects concurrent reads and writes of the memory that this value represents. Without
+/// loom, does nothing.
 #[derive(Debug)]
 pub(super) struct TouchCheck {
     #[cfg(all(feature = "loom", test))]

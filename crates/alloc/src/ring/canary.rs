@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Canaries of a frame are linked from the last to the first, also across the blocks of the ring.
-//! Other than in the rest of `ring`, a *block* in this file is an allocation in a frame.
+//! In this file, unlike in the other files of `ring`, a *block* is an allocation in a frame.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};

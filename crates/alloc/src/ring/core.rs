@@ -41,7 +41,7 @@ pub(super) struct RingHot {
     end: Cell<usize>,
     /// Start of the open frame; NULL if none is open.
     start: Cell<*mut u8>,
-    /// The record of the open frame; NULL if it has none.
+    /// The record of the open frame; NULL if the frame lies in one block and has no canaries.
     record: Cell<*mut FrameRecord>,
     block: Cell<*mut RingBlockHeader>,
     limit: Cell<usize>,
@@ -201,7 +201,8 @@ impl<S: Source> Core<S> {
         left.filled.set(self.filled());
         let first = self.record().is_none_or(|record| record.first == left.header());
         if first {
-            // The open frame is one of these frames, so `leave` cannot return true.
+            // The open frame counts as a user of the block and is not released, so `leave` returns
+            // false.
             left.leave(self.hot.frames.get() + 1);
             self.sent.set(self.sent.get() + 1);
         }

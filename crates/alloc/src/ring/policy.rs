@@ -7,8 +7,8 @@ use super::block::LINE;
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 #[derive(Clone, Copy, Debug)]
 pub struct RingPolicy {
-    /// Frames begin at cache lines, so that writes to a frame do not wait for reads of the frame
-    /// before it.
+    /// Each frame begins at a cache line, so that two frames share no cache line. Writes to a frame
+    /// then do not wait for another thread that reads the preceding frame.
     pub apart: bool,
     /// The ring updates the counter of a block once, when it leaves the block, not for each frame.
     pub late: bool,

@@ -71,11 +71,11 @@ impl MappedSource {
         MappedSource { nodes, ..self }
     }
 
-    /// Takes a block with these properties and releases it, to check that the system has such
-    /// memory.
+    /// Takes a block with these properties and releases it, to check that the system can provide
+    /// one.
     ///
     /// # Errors
-    /// Returns the reason if such memory is not available now.
+    /// Returns the reason if the system cannot provide a block now.
     pub fn probe(&self) -> Result<(), MapRefused> {
         let block = self.map(Layout::new::<u8>())?;
         unmap(block.start, block.size);

@@ -1,6 +1,6 @@
-//! The operating system as a source. Smaller blocks come from one pool of pages for the whole
-//! process, which keeps freed blocks according to recent needs. Larger blocks come from the kernel
-//! directly.
+//! The operating system as a source. Blocks of less than 32 MiB come from one pool of pages for the
+//! whole process, which keeps freed blocks according to recent needs. Larger blocks come from the
+//! kernel directly.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -92,12 +92,12 @@ unsafe impl Source for Os {
 
     unsafe fn give_back(&self, block: SourceBlock) {
         if is_mapped(block.size) {
-            // SAFETY: `take` takes such blocks from the kernel, and the caller does not use this
-            // block any more.
+            // SAFETY: `take` takes blocks of this size from the kernel, and the caller does not use
+            // this block any more.
             unsafe { Kernel.give_back(block) }
         } else {
-            // SAFETY: `take` takes such blocks from the pool, and the caller does not use this
-            // block any more.
+            // SAFETY: `take` takes blocks of this size from the pool, and the caller does not use
+            // this block any more.
             unsafe { KEPT.give_back(block) }
         }
     }

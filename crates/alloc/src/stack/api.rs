@@ -14,9 +14,9 @@
 //! ```
 //!
 //! Memory that a collection frees is reusable at once if it was the last allocation, else when its
-//! frame is popped. A collection borrows the scope, so the scope cannot open an inner scope
-//! meanwhile. On the thread's stack, `t_scope` can open an inner frame nevertheless. A collection
-//! that grows while that frame is open panics.
+//! frame is popped. A collection borrows the scope, so the scope cannot open an inner scope while
+//! the collection exists. On the thread's stack, `t_scope` can open an inner frame nevertheless. A
+//! collection that grows while that frame is open panics.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;

@@ -118,8 +118,8 @@ impl StackBlockHeader {
 pub(super) struct Cold {
     first: NonNull<StackBlockHeader>,
     requests: Requests,
-    /// Number of bytes that the stack has of its source now, and number of bytes that it has ever
-    /// taken.
+    /// Number of bytes that the stack has taken from its source and not returned, and number of
+    /// bytes that it has ever taken.
     pub(super) held: Cell<usize>,
     pub(super) taken: Cell<u64>,
     /// Number of live bytes at the last report.
@@ -152,9 +152,9 @@ impl Cold {
 
 /// Estimate of the mean request size. Counting every request would slow the fast path down.
 /// Instead, a request that does not fit into the rest of a block represents all requests in that
-/// block. The probability of this event grows with the size of the request; dividing the size of
-/// the block by the size of the request compensates for this, so that the estimate is the mean of
-/// all requests.
+/// block. A large request is more likely than a small one not to fit. To compensate, the request
+/// counts as many times as it would fit into the block. So the estimate is the mean of all
+/// requests.
 #[derive(Debug, Default)]
 struct Requests {
     sum: Cell<u64>,

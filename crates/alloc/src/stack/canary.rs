@@ -63,8 +63,8 @@ impl StackCanary {
     }
 
     /// True if the canary and the canary bytes before it are intact. A write past the end of an
-    /// allocation first reaches the canary bytes, then the canary. A memory checker reports such
-    /// writes itself.
+    /// allocation first reaches the canary bytes, then the canary. If a memory checker is present,
+    /// it reports these writes itself.
     fn is_intact(&self) -> bool {
         self.seal == self.seal()
             && (watch::checked() || self.edge().iter().all(|byte| *byte == EDGE))

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A pointer to a frame is odd if the stack has left the block of that frame's mark. So popping a
-//! frame needs one comparison: if `stack.frame` equals the address of the frame, the frame is the
-//! innermost and its block is the current one, and it suffices to restore `next`.
+//! frame needs one comparison. If `stack.frame` equals the address of the frame, the frame is the
+//! innermost and its block is the current one. It then suffices to restore `next`.
 
 use core::ptr;
 

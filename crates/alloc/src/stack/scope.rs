@@ -326,7 +326,7 @@ fn no_memory() -> ! {
 
 /// A value in a frame, whose destructor runs when this handle is dropped. The handle cannot outlive
 /// the frame, so the destructor runs before the frame is popped. The memory of the value stays
-/// until then.
+/// until the frame is popped.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owned<'s, T: ?Sized>(&'s mut T);
 

@@ -11,8 +11,8 @@
 //! - Blocks in bins count as in use in the heap. Each block is long enough for every request of its
 //!   bin.
 //! - A pool that is emptied of blocks of one size and filled with blocks of another must not keep
-//!   the blocks of the first size. So while the bins exceed a limit, each freed block evicts a
-//!   block, in turn from each bin.
+//!   the blocks of the first size. So while the bins exceed a limit, each freed block evicts one
+//!   block from a bin. The bins take turns.
 
 use super::block::{TlsfBlock, WORD};
 use super::front::{CLASSES, capacity, class};

@@ -19,7 +19,7 @@
 //! - `SPARE` is set in a block in use that is a GRANULE larger than requested, because the rest
 //!   would be too small for a block. So the header word determines the requested size.
 //! - `WAITING` is set in a freed block that is in a bin and was not merged yet. The pool itself
-//!   does not need this bit; programs that read the pool from outside do.
+//!   does not need this bit; programs that read the memory of the pool from another process do.
 //! - Two neighbors are never both free. No block precedes the first block of a region. The last
 //!   block of a region consists of a header word only, with size 0 and in use, so that no function
 //!   accesses memory behind the region.
@@ -124,9 +124,9 @@ impl TlsfBlock {
         self.capacity() - spare
     }
 
-    /// Returns the header word as an atomic number: the owner of a block may read its size while
-    /// another thread, in the pool, sets [`AFTER_FREE`] for the neighbor. The atomic access costs
-    /// no additional instruction.
+    /// Returns the header word as an atomic number. The owner of a block may read its size while
+    /// another thread frees the preceding block and sets [`AFTER_FREE`] in the same word. The
+    /// atomic access costs no additional instruction.
     #[inline]
     fn cell(&self) -> &AtomicUsize {
         // SAFETY: a block starts with its header word, which is accessed only by these methods.

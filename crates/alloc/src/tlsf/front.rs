@@ -12,7 +12,7 @@
 //!
 //! - Cached blocks count as in use in the heap. A block of a size class has the size of the class,
 //!   or GRANULE bytes more.
-//! - Only the first `counts` entries of a row, at most N, are valid.
+//! - Each row of `blocks` begins with its valid entries. Their number, at most N, is in `counts`.
 
 use core::ptr::NonNull;
 

@@ -252,8 +252,9 @@ impl<S: Source> TlsfHeap<S> {
     /// the source is exhausted.
     pub(super) fn grow(&mut self, size: usize, align: usize) -> bool {
         let aligned = if align > GRANULE { align + MIN_BLOCK } else { 0 };
-        // A size class may be 1/32 of the size wide, and `remove_fitting` starts at the next size
-        // class.
+        // `remove_fitting` starts at the first size class in which every block is large enough. The
+        // smallest block of this class may be 1/32 larger than requested, so the region gets 1/16
+        // more bytes.
         let Some(least) = size.checked_add(aligned).filter(|least| *least < LIMIT / 2) else {
             return false;
         };

@@ -3,8 +3,8 @@
 //!
 //! A request to valgrind is a sequence of instructions that has no effect on a processor; valgrind
 //! recognizes the sequence when it translates the program. AddressSanitizer is present if its
-//! runtime is loaded: its two functions for custom allocators are looked up by name, so that a
-//! library that was built without AddressSanitizer works in programs that were built with it.
+//! runtime is loaded. Its two functions for custom allocators are looked up by name, so a library
+//! that was built without AddressSanitizer works in programs that were built with it.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -68,7 +68,7 @@ pub const fn checked() -> bool {
     false
 }
 
-/// Guard for accesses of this thread to inaccessible memory: checkers report none while it lives.
+/// While this guard lives, checkers do not report accesses of this thread to inaccessible memory.
 #[derive(Debug)]
 pub struct Quiet(bool);
 

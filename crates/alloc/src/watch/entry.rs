@@ -41,7 +41,8 @@ pub struct PoolEntry {
     returned: AtomicU64,
     /// Maximum number of live bytes.
     peak_live: AtomicU64,
-    /// Number of bytes that the pool has of its source now, and maximum of this number.
+    /// Number of bytes that the pool has taken from its source and not returned, and maximum of
+    /// this number.
     held: AtomicU64,
     peak_held: AtomicU64,
     /// Number of blocks that the pool has taken from its source, and number of blocks that it has

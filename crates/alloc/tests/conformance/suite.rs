@@ -12,8 +12,9 @@ use crate::mirror::Mirror;
 use crate::program::{ProgramStep, programs};
 
 const PROGRAMS: u32 = if cfg!(miri) { 3 } else { 128 };
-/// Number of programs for tests of exhausted memory. It is smaller, since each program runs once
-/// for every number of blocks up to the number that it needs.
+/// Number of programs for tests of exhausted memory. It is smaller, since each program runs many
+/// times: with a source of 0 blocks, of 1 block, and so on up to the number of blocks that the
+/// program needs.
 const FAILING_PROGRAMS: u32 = if cfg!(miri) { 1 } else { 16 };
 
 /// Runs a test on random programs. If the test panics, prints the shortest program on which it

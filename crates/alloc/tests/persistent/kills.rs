@@ -52,8 +52,8 @@ fn kill(times: u64, options: PersistentOptions) {
         }
         spin(Duration::from_micros(dice % 1000), || false);
         child.kill();
-        // Checks the heap, except in one of four rounds: then the next child recovers it, and may
-        // be killed meanwhile.
+        // Checks the heap after three of four kills. Otherwise the next child recovers the heap,
+        // and may be killed meanwhile.
         if dice >> 60 < 12 {
             let ledger = HeapLedger::new(place.open(&wait).unwrap(), MAX_WORDS).unwrap();
             let (done, said) = (ledger.done(), committed.get());

@@ -9,7 +9,8 @@ const SLOTS: usize = 48;
 /// Maximum number of blocks that one transaction replaces.
 const MAX_REPLACED: u64 = 9;
 
-/// Block with the name `ledger`: the number of committed steps, and the pointer of each slot.
+/// Block with the name `ledger`: the number of committed steps, and a pointer to the block of each
+/// slot.
 type LedgerPages = [u64; 1 + SLOTS];
 /// Header of a block: the step that created the block, and the number and the sum of the words that
 /// follow.
@@ -33,8 +34,8 @@ fn block_words(step: u64, slot: usize, most: usize) -> usize {
     1 + usize::try_from(dice >> 8 & 0xffff).unwrap_or(0) % most
 }
 
-/// Returns the slots whose blocks a step replaces: in some steps more than the log stores in
-/// memory.
+/// Returns the slots whose blocks a step replaces: in some steps more blocks than the number of
+/// frees that the log stores in memory.
 fn slots(step: u64) -> impl Iterator<Item = usize> {
     let dice = random(step, 1 << 40);
     let count = if dice.is_multiple_of(8) { MAX_REPLACED } else { 1 + dice % 3 };

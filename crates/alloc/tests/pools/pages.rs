@@ -1,4 +1,4 @@
-//! Guarantees of pools of pages, in addition to those of every pool.
+//! Tests of pools of pages, in addition to the tests that every pool passes.
 
 use std::alloc::Layout;
 use std::fs;
@@ -289,7 +289,8 @@ fn untouched_runs_have_no_memory_and_freed_runs_lose_theirs_in_time() {
     runs.iter().for_each(|run| fill(*run, MIB, 1));
     assert!(resident_or_swapped(first, size) >= 48 * MIB);
     runs.iter().skip(1).for_each(|run| free(&pool, *run, MIB));
-    // After two windows of operations without a need for this memory, the pool releases it.
+    // The pool releases memory that was not needed during two windows of 16,384 allocations and
+    // frees.
     for _ in 0..2 << 14 {
         let page = allocate_pages(&pool, PAGE);
         free(&pool, page, PAGE);

@@ -73,8 +73,8 @@ fn populated_memory_is_there_before_anyone_touches_it_and_other_memory_is_not() 
             MappedSource::ANONYMOUS.resident(block.start, block.size)
         })
     };
-    // If another test touches memory behind the block between the two calls, the kernel may back
-    // both by one huge page. So the check is repeated.
+    // After the block is taken and before `resident` is called, another test may touch memory
+    // behind the block, and the kernel may back both by one huge page. So the check is repeated.
     assert!((0..20).any(|_| resident() == 0));
     let populated = MappedSource::ANONYMOUS.populated();
     if has(populated) {

@@ -1,4 +1,4 @@
-//! Guarantees of TLSF pools, in addition to those of every pool.
+//! Tests of TLSF pools, in addition to the tests that every pool passes.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::mem::MaybeUninit;

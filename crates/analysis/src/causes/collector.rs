@@ -13,17 +13,18 @@ use super::trend::{
 };
 use crate::cells::{float, text, whole_bytes};
 
-/// Minimum number of collections since the start of a program after which the first filling of its
-/// heap has ended. Each collection computes the heap size up to the next collection from the live
-/// objects.
+/// After this number of collections since its start, a program has filled its heap for the first
+/// time. Each collection computes, from the live objects, the heap size at which the next
+/// collection begins.
 const ESTABLISHED: u64 = 3;
-/// Minimum growth as a share of the old generation: smaller growth is promoted garbage.
+/// Minimum growth as a share of the old generation. Smaller growth is promoted garbage: objects
+/// that were moved to the old generation and then became unreachable.
 const MIN_SHARE: f64 = 0.03;
 /// Minimum growth as a share of the old generation if the number of collections is unknown.
 const MIN_SHARE_UNCOUNTED: f64 = 0.1;
-/// Stepped growth of the private memory, as a share of the runtime's memory, that shows objects
-/// which survive collections. Less growth is ordinary variation, and more growth is a heap that is
-/// filled for the first time.
+/// Growth of the private memory in a few large steps, as a share of the runtime's memory, that
+/// shows objects which survive collections. Less growth is ordinary variation, and more growth is a
+/// heap that is filled for the first time.
 const SHARE_OF_STEPS: std::ops::Range<f64> = 0.05..0.25;
 /// Minimum size in bytes of the old generation: a smaller old generation is filled for the first
 /// time with promoted garbage.
@@ -170,7 +171,8 @@ fn seconds_of(points: &[CollectorPoint]) -> Option<f64> {
     Some(float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND)
 }
 
-/// Returns the steady or stepped growth of the old generation; `None` if it grows otherwise.
+/// Returns the growth of the old generation if the growth is steady or in a few large steps; else
+/// `None`.
 fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     let values: Option<Vec<f64>> = points.iter().map(|it| Some(float(it.old?.0))).collect();
     let (values, seconds) = (values?, seconds_of(points)?);
@@ -230,7 +232,7 @@ fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> Coll
 }
 
 /// Judges the growth of a heap that grows in steps: after a collection, the heap does not grow
-/// until the program uses the freed memory again. Without a collection during the observation,
+/// until the program has reused the freed memory. Without a collection during the observation,
 /// steps prove nothing.
 fn in_steps(evidence: &CauseEvidence<'_>, memory: Bytes, during: u64) -> CollectedGrowth {
     let fits = |growth: &SteadyGrowth| {

@@ -255,7 +255,7 @@ fn by_name(subject: &ExplainSubject<'_>) -> HashMap<Vec<u8>, SharedFiles> {
         file.resident += resident;
         file.mapped += mapping.size();
         file.mappings += 1;
-        // The kernel shows memfds and anonymous shared memory as deleted from the start.
+        // `maps` marks memfds and anonymous shared memory as deleted even while they exist.
         file.has_removed |= mapping.is_deleted() && mapping.path().starts_with(b"/dev/shm/");
     }
     files
@@ -300,17 +300,18 @@ fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
 /// partly written.
 const WRITTEN: std::ops::Range<f64> = 0.8..1.15;
 
-/// True if the process fills files of this name: its page faults show it, or the process and its
-/// children write about as many bytes to files in memory as the files grow. Reads and writes of
-/// storage do not count.
+/// True if the process fills files of this name: its page faults are in files of this name, or the
+/// process and its children write about as many bytes to files in memory as the files grow. Reads
+/// and writes of storage do not count.
 fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
     let increase = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
         evidence.growth(|point| value(point).clone().ok())
     };
     let files = increase(|point| &point.file_traffic);
     let storage = increase(|point| &point.storage_traffic);
-    // Each small file takes a whole page, and `file_traffic` counts a whole page for each call. A
-    // copy of a file counts both as read and as written.
+    // `file_traffic` counts at least a page for each call, so it matches the growth by small files,
+    // each of which takes a whole page. `memory_writes` matches the growth by copies, which
+    // `file_traffic` counts twice: as read and as written.
     let traffic = files.zip(storage).map(|(files, storage)| files - storage);
     let written = increase(|point| &point.memory_writes);
     let grown = float(file.after.0.saturating_sub(file.before.0));
@@ -340,7 +341,7 @@ fn are_same_but_numbers(name: &[u8], pattern: &[u8]) -> bool {
     words == pattern
 }
 
-/// Returns the cause for growth of a file that no mapping of the process shows.
+/// Returns the cause for a growing file in memory that the process does not map.
 fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
     let grown = file.after.0.saturating_sub(file.before.0);
     let per_second = whole_bytes(float(grown) / evidence.seconds().unwrap_or(1.0).max(0.001));

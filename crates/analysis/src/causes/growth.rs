@@ -64,10 +64,12 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
 ];
 
-/// Minimum share of the growth that unreachable blocks take to explain it. The share can be below
-/// 1, because a stale value may look like a pointer to a leaked block.
+/// Minimum ratio of unreachable bytes to the growth for which the unreachable blocks explain the
+/// growth. The ratio can be below 1, because a stale value may look like a pointer to a leaked
+/// block, which then counts as reachable.
 const EXPLAINS: f64 = 0.5;
-/// Minimum share of the growth that unreachable blocks take to be a possible reason for the growth.
+/// Minimum ratio of unreachable bytes to the growth for which the unreachable blocks are a possible
+/// reason for the growth.
 const EXCLUDES: f64 = 0.25;
 
 /// Minimum share of the growth that one function touches first if a leak or a cache is the reason.
@@ -243,10 +245,10 @@ pub(super) fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
     evidence.all.scan.value().and_then(|scan| scan.graph.as_ref())
 }
 
-/// If at least this number of blocks is on average reachable only through one leaked block, that
-/// block is a container whose pointer the scan missed. The copy of a running process lacks this
-/// pointer if the pointer changes during the copy. A leaked container cannot grow, and objects that
-/// leak one by one own fewer blocks.
+/// Minimum average number of blocks per leak for which the leaks count as containers that the
+/// program still uses. Objects that leak one by one own fewer blocks, and a leaked container cannot
+/// grow. The scan missed the pointer to such a container, because the pointer changed while the
+/// memory of the running process was copied.
 const MANY_BEHIND_A_BLOCK: u64 = 500;
 
 /// Maximum number of blocks to which only registers of a thread point: the six callee-saved
@@ -369,8 +371,8 @@ fn live_growth(evidence: &CauseEvidence<'_>) -> Option<LiveGrowth> {
 }
 
 /// Returns the verdict on growth that is free memory of the heap, such as the growth of a full
-/// cache whose entries have many sizes. The upper bound must be low, too, so that an inexact sample
-/// cannot hide the growth of live blocks.
+/// cache whose entries have many sizes. The upper bound of the growth of live blocks must be low,
+/// too, so that an inexact sample cannot hide this growth.
 fn by_free_blocks(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict> {
     const MAX_LIVE_SHARE: f64 = 0.9;
     let live = live_growth(evidence)?;
@@ -402,8 +404,8 @@ fn of_malloc<'a>(
     by_free_blocks(evidence, located.growth).map_or(Ok((located, function)), Err)
 }
 
-/// Maximum ratio of the growth to the pinned free memory for which fragmentation may explain the
-/// growth: new blocks do not fit into the gaps between live blocks.
+/// If the ratio of the growth to the pinned free memory is at most this value, fragmentation may
+/// explain the growth: new blocks do not fit into the gaps between live blocks.
 const SMALL_BESIDE_GAPS: f64 = 0.1;
 
 /// Returns the verdict on slow growth of a fragmented heap: most of the heap is free, and the live
@@ -631,7 +633,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         .and_then(variable)
         .or_else(|| function.as_ref().map(FunctionShare::object))
         .unwrap_or_else(|| heap_object(evidence));
-    // A cache that is being filled grows in the same manner until it is full.
+    // Until it is full, a bounded cache grows like an unbounded one.
     let longer = format!("pagewise diagnose {pid} --for 1m");
     let mut found = cause("unbounded-cache", object, Confidence::Likely(longer.into()), sentence);
     let kept = keeper.map_or(growth.bytes, |it| Bytes(it.retained.bytes));

@@ -150,8 +150,9 @@ fn spread_arenas<'a>(evidence: &CauseEvidence<'a>) -> Result<SpreadArenas<'a>, V
     });
     let resident = pools.unwrap_or_default();
     let free = lasting(evidence, sample, free_of);
-    // The free bytes are divided between the main arena and the thread arenas in proportion to
-    // their resident memory, because free memory of the main arena has other causes.
+    // The sample has one sum of free bytes for all arenas. The part of the thread arenas is
+    // estimated in proportion to their resident memory. Free memory of the main arena has other
+    // causes, so it is excluded.
     let of_threads = resident.fraction_of(sample.resident).unwrap_or(0.0).min(1.0);
     let free =
         BytesEstimate { low: part_of(free.low, of_threads), high: part_of(free.high, of_threads) };
@@ -537,13 +538,14 @@ fn quiet_runtime(
 /// Minimum size of a collected heap whose growth is judged: a smaller heap is still being filled up
 /// to its first collection.
 const FIRST_COLLECTION: Bytes = Bytes::mib(64);
-/// Growth of an established heap during the observation, as a share of the heap. Less growth is
-/// noise, and more growth is a heap that is filled for the first time.
+/// Growth of an established heap (a heap that is not filled for the first time) during the
+/// observation, as a share of the heap. Less growth is noise, and more growth is a heap that is
+/// filled for the first time.
 const ESTABLISHED_GROWTH: std::ops::Range<f64> = 0.03..0.25;
 
 /// Growth of established malloc memory outside of the collected heap, as a share of the runtime's
-/// memory. The upper bound is higher than in [`ESTABLISHED_GROWTH`], because collections do not
-/// refill this memory.
+/// memory. The upper bound is higher than in [`ESTABLISHED_GROWTH`], because a garbage collection
+/// does not empty this memory, so the program does not fill it again.
 const ESTABLISHED_BUFFERS: std::ops::Range<f64> = 0.03..0.5;
 
 /// True if the malloc memory that a runtime allocates outside of its collected heap has grown by

@@ -77,8 +77,8 @@ fn mapping_of<'a>(
     subject.mappings.get(at).filter(|it| it.range.start < huge.range.end).map(|it| (at, it))
 }
 
-/// Sums the huge pages with an origin. If huge pages were not sampled or their zero-filled part is
-/// small, returns the verdict on the cause.
+/// Sums the huge pages with the origin `origin`. If huge pages were not sampled or their
+/// zero-filled part is small, returns the verdict on the cause.
 fn bloat<'a>(evidence: &CauseEvidence<'a>, origin: HugeRequest) -> Result<HugeBloat<'a>, Verdict> {
     let pages = sampled(evidence)?;
     let Ok(subject) = evidence.subject else {

@@ -113,7 +113,8 @@ fn counters(list: &[(&str, u64)]) -> Vec<BootCounter> {
     list.iter().map(counter).collect()
 }
 
-/// Returns a cgroup of v2 with a limit, and the lines of its `memory.stat` at both ends.
+/// Returns a cgroup of v2 with a limit, and the lines of its `memory.stat` at the beginning and at
+/// the end of the observation.
 pub(super) fn cgroup(
     limit: Bytes,
     usage: Bytes,

@@ -505,8 +505,8 @@ fn cache_cause(
     let object = CauseObject::Cgroup(activity.path.clone());
     let mut found = cause("page-cache-charged", object, Confidence::Certain, sentence);
     let share = CauseCost::of_memory(growth.cached, growth.usage);
-    // The kernel can reclaim page cache, so the cost is low: people and alerts mistake the growth
-    // for a leak.
+    // The kernel can reclaim page cache, so the cost is low. The cause is reported because people
+    // and alerts mistake the growth for a leak.
     found.cost = CauseCost { memory_share: share.memory_share * 0.3, ..share };
     found.evidence = vec![
         bytes_fact("usage", "charged", growth.usage),

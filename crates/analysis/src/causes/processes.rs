@@ -315,8 +315,8 @@ fn numa_imbalance(evidence: &CauseEvidence<'_>) -> Verdict {
     let object = CauseObject::Setting(format!("node {}", fullest.node).into());
     let check = format!("numastat -p {}", evidence.pid());
     let mut found = cause("numa-imbalance", object, Confidence::Possible(check.into()), sentence);
-    // An access to a remote node takes about 1.5 times as long, and only cache misses access
-    // memory.
+    // The cost is low: a remote access takes about 1.5 times as long as a local access, and only
+    // cache misses access memory.
     found.cost = CauseCost::of_time(0.2);
     found.evidence = vec![
         bytes_fact("fullest", "fullest node", fullest.resident),
@@ -346,7 +346,7 @@ fn peak_only(evidence: &CauseEvidence<'_>) -> Verdict {
         let command = format!("grep VmHWM /proc/{}/status", evidence.pid());
         return Verdict::Unknown("VmHWM could not be read".into(), command.into());
     };
-    // Memory in swap is still present.
+    // Memory in swap also counts as present memory.
     let present = last.resident + last.swap.clone().unwrap_or_default();
     let above = Bytes(peak.0.saturating_sub(present.0));
     let is_over = above >= PEAK_ABOVE

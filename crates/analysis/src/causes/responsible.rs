@@ -120,8 +120,9 @@ pub(super) fn acts_for_its_caller(frame: &Frame) -> bool {
         || is_of_library_source(frame)
 }
 
-/// True for a function whose source file belongs to a standard library. An instance of a generic
-/// function has types of the program in its name, and is part of the program's code.
+/// True for a function whose source file belongs to a standard library. Only the source file
+/// identifies an instance of a generic function of a library: its code is in the program's file,
+/// and its name contains types of the program.
 fn is_of_library_source(frame: &Frame) -> bool {
     frame.line.as_ref().is_some_and(|line| {
         LIBRARY_SOURCES.iter().any(|part| line.file.contains(part))

@@ -57,8 +57,9 @@ pub(super) fn cpu_shares(evidence: &CauseEvidence<'_>) -> Option<(f64, f64)> {
     Some((user + system, system))
 }
 
-/// Converts lost time to a share of the time that the process ran. A process that hardly runs loses
-/// a small share, unless other processes used its CPUs.
+/// Converts lost time to a share of the time that the process ran, or would have run on free CPUs.
+/// The run time counts as at least 5 % of a CPU, so the share of a process that hardly runs is
+/// small.
 pub(super) fn share_of_run_time(evidence: &CauseEvidence<'_>, lost: f64) -> f64 {
     const BUSY: f64 = 0.05;
     let (all, _) = cpu_shares(evidence).unwrap_or((1.0, 1.0));

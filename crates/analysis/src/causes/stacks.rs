@@ -92,9 +92,9 @@ pub(super) fn locks(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
 /// stack again.
 const DEEP_AGAIN: f64 = 0.5;
 
-/// True if a thread uses at least half of its touched stack at the beginning or at the end, and its
-/// stack has at least half of the resident size of the deepest stack. Threads with stacks of
-/// similar size do similar work.
+/// True if a thread uses at least half of its touched stack at the beginning or at the end of the
+/// observation. Only stacks with at least half of the resident size of the deepest stack count:
+/// threads with stacks of similar size do similar work.
 fn are_deep_again(evidence: &CauseEvidence<'_>, stacks: &[StackUse], deepest: &StackUse) -> bool {
     let like = stacks.iter().filter(|stack| stack.resident.0 * 2 >= deepest.resident.0);
     let used = |stack: &StackUse| {

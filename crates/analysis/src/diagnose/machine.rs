@@ -96,8 +96,8 @@ const AVAILABLE_SHARE: f64 = 0.05;
 /// Minimum number of removed cgroups that is a sign: fewer are normal where containers are started
 /// and removed.
 const MANY_DYING: u64 = 1000;
-/// Minimum number of pages per second in each direction that is a sign: memory is swapped out and
-/// needed again.
+/// Minimum rate of swap-in and of swap-out, each in pages per second, that is a sign: memory is
+/// swapped out and needed again.
 const SWAP_RATE: f64 = 100.0;
 /// Maximum number of healthy processes that are listed for a cgroup.
 const LISTED: usize = 20;

@@ -57,7 +57,8 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     if leaked.bytes < LEAK || part < PART || !is_over(recording) || grows(recording).is_some() {
         return None;
     }
-    // If the older blocks are unknown, the peak of the live bytes is unknown as well.
+    // If the recorder attached to a running process, the blocks from before the recording are
+    // unknown, so the peak of the live bytes is unknown as well.
     let claim = if recording.attached {
         vec![
             CellValue::Bytes(leaked.bytes),
@@ -142,10 +143,11 @@ fn grows(recording: &HeapRecording) -> Option<[u64; 4]> {
 /// In any program, the live bytes of blocks that were allocated since the start of the recording
 /// grow until all older blocks are replaced. The heap grows if more bytes are allocated than freed,
 /// including frees of older blocks. If frees of older blocks are not counted, the resident memory
-/// of the process and the footprint of its allocator are the evidence: new blocks that replace
-/// older blocks need no new memory.
+/// of the process and the footprint of its allocator are the evidence. They do not grow if new
+/// blocks only replace older blocks.
 fn grows_by(recording: &HeapRecording) -> Option<u64> {
-    // The counts of older frees do not include unmapped mappings and blocks of older pools.
+    // The counts of freed older blocks do not include mappings that were unmapped, and blocks of
+    // pools from before the recording.
     let is_heap = recording.sites.iter().all(|site| site.kind == AllocationKind::Heap);
     let net = |moment: &HeapSnapshot| {
         let freed = moment.older_freed.filter(|_| is_heap)?;
@@ -182,7 +184,8 @@ fn growth(sites: &Sites<'_>) -> Option<Finding> {
     let quarters = grows(recording)?;
     let leaked = recording.totals.leaked;
     let by = if recording.attached { grows_by(recording) } else { None };
-    // A program that grows until its end and then frees its memory builds a data structure.
+    // A program that grows until its end and then frees its memory builds a data structure, and
+    // does not leak.
     if leaked.bytes < by.unwrap_or(quarters[3]) / 2 {
         return None;
     }
@@ -285,7 +288,8 @@ fn held_claim(
 /// Reports a footprint of the allocator of which at least a third is not live.
 fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    // If the older blocks are unknown, the live bytes cannot be compared with the footprint.
+    // If the recorder attached to a running process, the older blocks are unknown, so the live
+    // bytes cannot be compared with the footprint.
     if recording.attached {
         return None;
     }
@@ -451,10 +455,12 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
 /// of the peak.
 fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    // In a sampled recording, the highest estimate is an outlier by chance.
+    // In a sampled recording, the highest estimate is too high by chance, so the lower bound is
+    // used.
     let peak = peak::bounds(recording).map_or(recording.totals.peak.bytes, |it| it.least);
     let mut live: Vec<u64> = recording.moments.iter().map(|moment| moment.live.bytes).collect();
-    // The contribution of older blocks to the peak and to the median is unknown.
+    // If the recorder attached to a running process, the contribution of older blocks to the peak
+    // and to the median is unknown.
     if live.len() < 16 || peak < LARGE || recording.attached {
         return None;
     }

@@ -185,7 +185,7 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
 }
 
 /// Reports blocks that no root reaches. `None` if a part of the memory was not read, because
-/// pointers in it may reach the blocks.
+/// pointers in the unread part may reach the blocks.
 fn leaked(scan: &HeapScan) -> Option<Finding> {
     let graph = scan.graph.as_ref().filter(|graph| graph.unseen.is_zero())?;
     let (leaked, live) = (Bytes(graph.leaked.bytes), Bytes(scan.heap.live().bytes));

@@ -25,8 +25,8 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Snapshot(spread_over_nodes),
 ];
 
-/// Minimum number of swapped bytes for a finding. On any machine that swaps, start-up code leaves a
-/// smaller number of bytes in swap.
+/// Minimum number of swapped bytes for a finding. Fewer bytes are normal on a machine that swaps:
+/// memory that the program used only at its start.
 const SWAPPED: Bytes = Bytes::mib(1);
 /// Minimum swapped share for a warning: from this share on, the process is likely to wait for its
 /// own memory.

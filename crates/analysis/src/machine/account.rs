@@ -2,8 +2,8 @@
 //!
 //! Each owner is a counter of the kernel, or the part of a counter that processes have mapped. If
 //! two counters of the kernel include the same pages, the smaller counter is subtracted from the
-//! larger: kernel stacks from vmalloc, tmpfs from the page cache. No memory is distributed over the
-//! owners to make the sum equal `MemTotal`.
+//! larger: kernel stacks from vmalloc, tmpfs from the page cache. The difference between the sum of
+//! the owners and `MemTotal` is reported as unaccounted, and is not distributed over the owners.
 
 use pagewise_model::account::{MemoryAccount, MemoryOwner, OwnerPart, SystemReading};
 use pagewise_model::evidence::counter;
@@ -251,8 +251,9 @@ pub fn account(reading: &SystemReading) -> MemoryAccount {
     let owner = |text: &OwnerText| {
         let bytes = figures.owner(text.id);
         let mut parts = parts(reading, text.id);
-        // The page cache of a file system includes mapped pages, and processes own mapped pages. A
-        // part can therefore exceed its owner.
+        // The account assigns mapped file pages to the processes, but the page cache of a file
+        // system includes them. A file system can therefore have more bytes than its owner, and is
+        // then left out.
         parts.retain(|part| part.bytes <= bytes);
         (!bytes.is_zero()).then(|| MemoryOwner { id: text.id.to_owned(), bytes, parts })
     };

@@ -359,8 +359,9 @@ fn findings(
 const NEAR_SHARE: f64 = 0.1;
 const VERY_NEAR_SHARE: f64 = 0.02;
 /// Seconds until an OOM kill: a forecast below `SOON_SECONDS` is a finding if less than half of the
-/// limit is left. A forecast below `VERY_SOON_SECONDS` always is a finding. The limit on the memory
-/// that is left excludes short bursts, which readings one second apart also measure.
+/// limit is left. A forecast below `VERY_SOON_SECONDS` is always a finding. The condition that less
+/// than half is left excludes short bursts of allocation, which also appear as growth between two
+/// readings that are one second apart.
 const SOON_SECONDS: f64 = 600.0;
 const VERY_SOON_SECONDS: f64 = 60.0;
 

@@ -135,8 +135,8 @@ fn is_same_process(a: &Snapshot, b: &Snapshot) -> bool {
     (a.process.pid, a.process.start_ticks) == (b.process.pid, b.process.start_ticks)
 }
 
-/// True if the process has executed a program between the two snapshots: the kernel then maps a new
-/// stack, whose end is random and does not move while the program runs.
+/// True if the process has executed a program between the two snapshots. `execve` maps a new stack,
+/// whose end is at a random address. The end does not move while the program runs.
 fn has_executed(before: &Snapshot, after: &Snapshot) -> bool {
     let stack_end = |it: &Snapshot| Some(named(mappings(it).ok()?, b"[stack]")?.range.end);
     is_same_process(before, after)

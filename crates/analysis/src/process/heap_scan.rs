@@ -132,8 +132,9 @@ fn verdict(scan: &HeapScan) -> Paragraph {
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
-/// Resident free bytes of an arena that `malloc_trim(0)` would keep. If a block contains the memory
-/// of another allocator, the pages of the block count as resident in the arenas of that allocator.
+/// Resident free bytes of an arena that `malloc_trim(0)` would keep. If a live block of this arena
+/// contains the memory of another allocator, the pages of the block count as resident in the arenas
+/// of the other allocator.
 pub(crate) fn pinned(arena: &WalkedArena) -> Bytes {
     let used = arena.live_chunks + arena.own;
     arena.resident.saturating_sub(used).saturating_sub(arena.trimmable)

@@ -2,8 +2,8 @@
 //!
 //! `/proc` is read file by file while the process runs. Sums over `smaps` that differ from
 //! `smaps_rollup` show that the parts are of different times. `statm` may also differ for another
-//! reason: kernels count RSS per thread or per CPU and sum it late, so its drift is shown in bytes
-//! and proves nothing.
+//! reason: kernels count RSS per thread or per CPU and sum it late. A difference in RSS is
+//! therefore shown in bytes, but proves nothing.
 
 use pagewise_model::{Bytes, Mapping, Reading, SmapsCounter, Snapshot};
 

@@ -186,8 +186,8 @@ impl PageMeasure {
     }
 }
 
-/// True if the words of `pagemap` were read. They distinguish pages that are mapped once from other
-/// pages.
+/// True if the words of `pagemap` were read. These words distinguish pages that are mapped once
+/// from pages that are mapped several times.
 fn has_words(map: &PageMap) -> bool {
     let mut runs = map.mappings.iter().flat_map(|pages| pages.runs.iter());
     runs.any(|run| run.state.exclusive.is_some())

@@ -188,7 +188,8 @@ impl PoolMap {
         name_of_nameless(pool.kind, part, &pool.name)
     }
 
-    /// Part of an ELF file that a mapping contains; `None` for mappings that contain no such part.
+    /// Part of an ELF file that a mapping contains; `None` if the mapping contains no part of a
+    /// known ELF file.
     pub fn part(&self, mapping: usize) -> Option<ElfPart> {
         self.parts[mapping]
     }

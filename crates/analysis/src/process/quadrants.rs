@@ -1,12 +1,12 @@
 //! The four quadrants of a process's memory, by mapping (declared) and by page (effective). A
 //! quadrant is private or shared, and anonymous or file memory.
 //!
-//! Page tables show the type of each page. `smaps` counts the anonymous pages of a mapping
-//! (`Anonymous`, A) and the pages that only this process maps (`Private_*`, P) of its `Rss` (R),
-//! but does not count the pages that are both anonymous and exclusive. The size of these pages is
-//! in `[max(0, A + P - R), min(A, P)]`. If the pages of the mapping have one type, the bounds are
-//! equal and every cell is known. If the bounds differ, a cell is ambiguous, and no value is
-//! guessed.
+//! Page tables show the type of each page. For the resident pages of a mapping (`Rss`, R), `smaps`
+//! counts the anonymous pages (`Anonymous`, A) and the exclusive pages, which only this process
+//! maps (`Private_*`, P). It does not count the pages that are both anonymous and exclusive. Their
+//! size is in `[max(0, A + P - R), min(A, P)]`. If the pages of the mapping have one type, the
+//! bounds are equal and every cell is known. If the bounds differ, a cell is ambiguous, and no
+//! value is guessed.
 
 use pagewise_model::{
     Absent, Breakdown, Bytes, Mapping, Quadrant, Reading, Smaps, SmapsCounter, Snapshot,

@@ -191,7 +191,8 @@ pub(crate) enum HugeRequest {
     Program,
     /// The setting `always` of the system.
     System,
-    /// The `VmFlags` of the mapping were not read, and the setting permits both reasons.
+    /// The `VmFlags` of the mapping were not read, and the setting of the system does not exclude
+    /// either reason.
     Unknown,
 }
 

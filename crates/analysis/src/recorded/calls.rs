@@ -145,7 +145,7 @@ fn gone() -> CellValue {
     CellValue::Absent(Absent::Vanished)
 }
 
-/// Sums over calls with the same key.
+/// Sums over calls with the same key, such as the name of the call.
 #[derive(Clone, Copy, Default)]
 struct CallSum {
     count: u64,

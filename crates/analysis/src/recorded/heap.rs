@@ -136,7 +136,8 @@ fn within(error: f64) -> u64 {
     (error * 1.96).round() as u64
 }
 
-/// Returns the meaning of a column. Other recordings use some of the same keys for other values.
+/// Returns the meaning of a column. Reports about other recordings use some of these keys for other
+/// values.
 fn meaning(key: &str) -> &'static str {
     let mut named = fields::named(key);
     named.find(|field| field.source == "heap").map_or("", |field| field.meaning)

@@ -32,7 +32,8 @@ pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};
 
-/// Maximum age of categories that count for a sweep, in nanoseconds before the sweep.
+/// Maximum age of a sample of a process's memory by category that counts for a sweep, in
+/// nanoseconds before the sweep.
 pub const CATEGORIES_NS: u64 = 900_000_000_000;
 /// Examples of the year and the date in a time for people. Only their lengths matter.
 const YEAR: &str = "2026-";

@@ -269,7 +269,7 @@ fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes a value for people: in decimal and hexadecimal, characters as such.
+/// Writes a value for people: a number in decimal and hexadecimal, printable characters as text.
 fn text(bytes: &[u8]) -> String {
     let is_text = |byte: &u8| (b' '..=b'~').contains(byte);
     match (number(bytes), bytes) {
@@ -387,7 +387,8 @@ fn hits(watched: &WatchRecording, hits: &[Hit]) -> ReportTable {
     table("hits", "Hits", Audience::Everyone, described(columns))
 }
 
-/// Adds the meanings of this report to columns. Other reports use some of the same keys.
+/// Adds the meanings of this report to columns. Reports about other recordings use some of these
+/// keys with other meanings.
 fn described(columns: Vec<TableColumn>) -> Vec<TableColumn> {
     let described = |column: TableColumn| match column.meaning.as_ref() {
         "" => TableColumn { meaning: meaning(&column.key).into(), ..column },

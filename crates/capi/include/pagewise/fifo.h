@@ -65,7 +65,8 @@ void pw_fifo_destroy(pw_fifo *pool);
  * the pool has canaries now, else 0. */
 int pw_fifo_guard(pw_fifo *pool);
 
-/* Footprint: number of bytes that the pool has taken from the system, or from its buffer. */
+/* Footprint: number of bytes that the pool has taken from the system, or from its buffer, and not
+ * returned. */
 size_t pw_fifo_held(const pw_fifo *pool);
 
 /* Sets the name of the pool in `pagewise pools`; only the first 32 bytes of UTF-8 are used. The
@@ -75,10 +76,10 @@ void pw_fifo_set_name(pw_fifo *pool, const char *name);
 /* Checks all internal invariants, and aborts if one is violated. */
 void pw_fifo_check(const pw_fifo *pool);
 
-/* Resizes a block, and keeps its contents up to the smaller size: in place if it shrinks, or if it
- * is the last block and enough free space follows. Returns NULL, and leaves the block unchanged, if
- * memory is exhausted. `old` and `align` are the size and alignment of the block. With a block of
- * NULL and `old` 0 it allocates a block. */
+/* Resizes a block, and keeps its contents up to the smaller size: in place if it shrinks or if
+ * enough free space follows it, else by moving it. A pool with canaries always moves the block.
+ * Returns NULL, and leaves the block unchanged, if memory is exhausted. `old` and `align` are the
+ * size and alignment of the block. With a block of NULL and `old` 0 it allocates a block. */
 void *pw_fifo_realloc(pw_fifo *pool, void *block, size_t old, size_t size, size_t align);
 
 /* Slow paths of the inline functions. Programs must not call them. */
@@ -86,8 +87,8 @@ void *pw_fifo_alloc_slow(pw_fifo *pool, size_t size, size_t align);
 void *pw_fifo_zalloc_slow(pw_fifo *pool, size_t size, size_t align);
 void pw_fifo_free_slow(pw_fifo *pool, void *block, size_t size);
 
-/* Returns the index of the last byte of a block; sizes are rounded up to 8. A size of 0 gives a
- * number larger than any page. */
+/* Returns the index of the last byte of a block; sizes are rounded up to multiples of 8. A size of
+ * 0 gives a number larger than any page. */
 PW_INLINE size_t pw_fifo_last_(size_t size)
 {
     return (size - 1) | 7;

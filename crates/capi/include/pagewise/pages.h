@@ -133,12 +133,13 @@ void pw_pages_set_name(pw_pages *pages, const char *name);
 /* Checks all internal invariants, and aborts if one is violated. */
 void pw_pages_check(pw_pages *pages);
 
-/* If pools without a pool of pages release memory, the library keeps some of it for other pools of
- * the process. Memory in use and kept memory together are at most 1.2 times the high-water mark of
- * the memory in use during the last 16,384 to 32,768 allocations and frees of blocks, or 2 MiB more
- * than that mark, whichever is more. Any thread may call these functions. pw_system_trim returns
- * the kept memory to the kernel, except the memory in caches of other threads. pw_system_keep sets
- * another percentage than the default 20. */
+/* Stacks, rings, FIFO pools and TLSF pools take their memory from the system, unless they are
+ * created in a buffer or on a pw_pages. If they release this memory, the library keeps some of it
+ * for other pools of the process. Memory in use and kept memory together are at most 1.2 times the
+ * high-water mark of the memory in use during the last 16,384 to 32,768 allocations and frees of
+ * blocks, or 2 MiB more than that mark, whichever is more. Any thread may call these functions.
+ * pw_system_trim returns the kept memory to the kernel, except the memory in caches of other
+ * threads. pw_system_keep sets another percentage than the default 20. */
 void pw_system_trim(void);
 void pw_system_keep(unsigned percent);
 

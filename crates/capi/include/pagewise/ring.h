@@ -66,7 +66,8 @@ int pw_ring_guard(pw_ring *ring);
 /* Returns memory without frames to the system. */
 void pw_ring_trim(pw_ring *ring);
 
-/* Footprint: number of bytes that the ring has taken from the system, or from its buffer. */
+/* Footprint: number of bytes that the ring has taken from the system, or from its buffer, and not
+ * returned. */
 size_t pw_ring_held(const pw_ring *ring);
 
 /* Sets the name of the ring in `pagewise pools`; only the first 32 bytes of UTF-8 are used. The

@@ -94,7 +94,8 @@ int pw_stack_reserve(pw_stack *stack, size_t size);
 /* Returns free chunks of memory to the system. */
 void pw_stack_trim(pw_stack *stack);
 
-/* Footprint: number of bytes that the stack has taken from the system, or from its buffer. */
+/* Footprint: number of bytes that the stack has taken from the system, or from its buffer, and not
+ * returned. */
 size_t pw_stack_held(const pw_stack *stack);
 
 /* Sets the name of the stack in `pagewise pools`; only the first 32 bytes of UTF-8 are used. The
@@ -116,8 +117,9 @@ PW_INLINE uintptr_t pw_stack_start_(const pw_stack *stack, size_t align)
     return ((uintptr_t)stack->next + (align - 1)) & ~(uintptr_t)(align - 1);
 }
 
-/* True if the current chunk has space for a block: blocks end before `end`, which is aligned to 16.
- * The sum cannot overflow. */
+/* True if the current chunk has space for a block of `size` bytes at `start`. Blocks end before
+ * `end`, which is aligned to 16. So only an alignment above 16 can move `start` beyond `end`. The
+ * comparison subtracts, because a sum could overflow. */
 PW_INLINE int pw_stack_fits_(const pw_stack *stack, uintptr_t start, size_t size, size_t align)
 {
     uintptr_t end = (uintptr_t)stack->end;
@@ -221,7 +223,7 @@ PW_INLINE pw_stack *pw_t_stack(void)
 #define pw_stack_new(stack, type, n) ((type *)pw_stack_array((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_stack_new0(stack, type, n) ((type *)pw_stack_zarray((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 
-/* The same operations on the stack of the calling thread. */
+/* The operations pw_stack_*, on the stack of the calling thread. */
 #define pw_t_new(type, n) pw_stack_new(PW_T_HERE, type, n)
 #define pw_t_new0(type, n) pw_stack_new0(PW_T_HERE, type, n)
 #define pw_t_alloc(size, align) pw_stack_alloc(PW_T_HERE, (size), (align))

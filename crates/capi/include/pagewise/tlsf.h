@@ -81,7 +81,7 @@ int pw_tlsf_guard(pw_tlsf *pool);
 /* Returns regions without live blocks to the system, the buffer or the pool of pages. */
 void pw_tlsf_trim(pw_tlsf *pool);
 
-/* Footprint of the pool: number of bytes, used or not, that it has taken. */
+/* Footprint of the pool: number of bytes, used or not, that it has taken and not returned. */
 size_t pw_tlsf_held(const pw_tlsf *pool);
 
 /* Sets the name of the pool in `pagewise pools`; only the first 32 bytes of UTF-8 are used. The
@@ -91,8 +91,9 @@ void pw_tlsf_set_name(pw_tlsf *pool, const char *name);
 /* Checks all internal invariants, and aborts if one is violated. */
 void pw_tlsf_check(const pw_tlsf *pool);
 
-/* The usable size of a block: the requested size, or up to an eighth, and at least 16 bytes, more.
- * Not NULL. */
+/* Returns the usable size of a block: the requested size, rounded up to a size class. For an
+ * alignment of up to 16 this adds at most an eighth or 24 bytes, whichever is more. In a pool with
+ * guards the usable size is the requested size. `block` must not be NULL. */
 size_t pw_tlsf_size(const pw_tlsf *pool, const void *block);
 
 /* Resizes a block, and keeps its contents up to the smaller size: in place if it shrinks or if the

@@ -1,5 +1,6 @@
-//! Benchmark of whole commands in interleaved rounds: wall time and peak RES of each command,
-//! ratios to the first command, and the goals for these ratios.
+//! Benchmark of whole commands (runners) in interleaved rounds. A round runs every runner once. The
+//! results are the wall time and peak RES of each command, ratios to the first command, and the
+//! goals for these ratios.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -72,9 +73,9 @@ pub(crate) struct Result {
     peak_mib: Option<f64>,
 }
 
-/// Runs all runners in turn, `rounds` times after a round that does not count. Prints a row for
-/// each: median, median absolute deviation, and the median of the ratios to the first runner of the
-/// same round.
+/// Runs a round as a warm-up, and then measures `rounds` rounds. Prints a row for each runner:
+/// median, median absolute deviation, and the median of the ratios to the first runner of the same
+/// round.
 pub(crate) fn race(title: &str, rounds: usize, runners: &[RaceCommand]) -> Vec<Result> {
     let (here, missing): (Vec<_>, Vec<_>) = runners.iter().partition(|r| r.is_installed());
     let mut walls = vec![Vec::with_capacity(rounds); here.len()];

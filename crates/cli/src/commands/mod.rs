@@ -1,5 +1,5 @@
-//! One file for each command, which turns options into a model and the model into a report, and
-//! writes the report to its output.
+//! One file for each command: it collects data as the options request, makes a report from the
+//! data, and writes the report to its output.
 
 pub(crate) mod define;
 pub(crate) mod diagnose;

@@ -1,4 +1,5 @@
-//! `pagewise sim`: accesses from a command, a trace or a workload, through simulators, to a report.
+//! `pagewise sim`: passes the memory accesses of a command, a trace or a workload to simulators,
+//! and reports the results.
 
 pub(crate) mod args;
 mod feed;

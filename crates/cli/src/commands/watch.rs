@@ -87,8 +87,8 @@ pub(crate) struct WatchArgs {
 
 /// Interval of checks for the end of the process.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of bytes of the memory limit for each access, including its part of the report. Accesses
-/// beyond the memory limit are counted but not stored.
+/// Number of bytes that count against the memory limit for each access, including its row of the
+/// report. Accesses beyond the memory limit are counted but not stored.
 const ACCESS: u64 = 4 << 10;
 /// Default maximum number of accesses in HTML pages.
 const FEW: usize = 100;

@@ -310,7 +310,8 @@ fn each_alert_has_a_runbook_that_ends_with_a_command() {
         let command =
             last.strip_prefix("    pagewise ").unwrap_or_else(|| panic!("{alert}: {last}"));
         has_options(command);
-        // The process with the PID of this alert has been killed, so the command must not need it.
+        // The OOM killer has already killed the process when this alert fires, so the command must
+        // not need a PID.
         assert!(alert != "PagewiseOomKill" || !command.contains("PID"), "{command}");
     }
     for command in ["oom", "system"] {
@@ -354,7 +355,7 @@ fn the_service_allows_every_kind_of_socket_that_the_exporter_opens() {
     let families = between(&text, "\nRestrictAddressFamilies=", "\n");
     let families: BTreeSet<&str> = families.split(' ').collect();
     assert_eq!(families, BTreeSet::from(["AF_INET", "AF_INET6", "AF_UNIX"]));
-    // A unit of type `simple` sends no state to systemd, which would be one more use of AF_UNIX.
+    // A unit of type `simple` sends no state to systemd. Sending it would also need AF_UNIX.
     assert!(!text.contains("Type=") && !text.contains("WatchdogSec="));
     let help = String::from_utf8(pagewise(&["export", "--help"]).stdout).unwrap();
     for option in text.lines().filter_map(|it| it.strip_prefix("#   --")) {
@@ -424,7 +425,7 @@ fn the_container_file_builds_and_starts_what_the_repository_has() {
     let args: Vec<&str> =
         command.iter().map(|it| if it == address { "nowhere" } else { it.as_str() }).collect();
     accepts(&args);
-    // The context of the build has no folder of build results.
+    // Docker does not copy the folder of build results into the build.
     let ignored = file(".dockerignore");
     assert!(ignored.lines().any(|line| line == "target"));
     assert!(ignored.lines().all(|line| !line.starts_with("crates")));

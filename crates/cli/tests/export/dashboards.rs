@@ -40,7 +40,8 @@ fn dashboards_have_the_form_that_grafana_loads() {
         assert!(uids.insert(dashboard["uid"].as_str().unwrap().to_owned()), "{file}: uid");
         assert!(!dashboard["title"].as_str().unwrap().is_empty());
         assert!(dashboard["schemaVersion"].as_u64().unwrap() >= 36);
-        // The viewer's theme, light or dark, is kept: no style, no color of one theme.
+        // A dashboard keeps the viewer's theme, light or dark: it sets neither a style nor a color
+        // that fits only one theme.
         assert!(dashboard["style"].is_null(), "{file}: style");
         assert!(!dashboard.to_string().contains("\"#"), "{file}: a color as hexadecimal digits");
         let variables = dashboard["templating"]["list"].as_array().unwrap();

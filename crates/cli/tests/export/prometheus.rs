@@ -196,8 +196,9 @@ fn check_dashboards(prometheus: &ServerProcess, exporter: &ServerProcess) {
                 .iter()
                 .fold(query.clone(), |query, name| query.replace(&format!("${name}"), ".*"))
                 .replace("$__rate_interval", "5m");
-            // Machines without PSI or a memory cgroup lack some metrics, and few machines have a
-            // limit. Findings appear and disappear.
+            // A query has no result if the exporter lacks one of its metrics. Machines without PSI
+            // or a memory cgroup lack some metrics, few machines have a limit, and findings appear
+            // and disappear.
             wait(&format!("{file}: {query}"), || {
                 let scraped = exporter.page("/metrics");
                 let has =

@@ -27,7 +27,7 @@ impl ServerProcess {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let line = lines.next().unwrap().unwrap();
         let address = line.rsplit(' ').next().unwrap().parse().unwrap();
-        // Later messages must not fill the pipe.
+        // A thread reads later messages, so that they do not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         let server = ServerProcess { child, address };
         server.wait_for("/healthz");

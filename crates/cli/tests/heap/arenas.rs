@@ -62,7 +62,8 @@ impl WaitingRecorded {
         let before = looks(&report(&self.file));
         loop {
             let report = at_end(&self.file);
-            // One snapshot may have begun before the program waited.
+            // One new snapshot may have begun before the program waited, so two new snapshots are
+            // needed.
             if looks(&report) >= before + 2 {
                 return report;
             }
@@ -71,7 +72,7 @@ impl WaitingRecorded {
                 "the collector does not look at {}",
                 self.file.display()
             );
-            // A report takes more CPU time than this sleep, and the collector needs CPU time too.
+            // Without this sleep, the reports would use the CPU time that the collector needs.
             std::thread::sleep(Duration::from_secs(1));
         }
     }
@@ -186,7 +187,7 @@ fn arenas_of_other_versions_of_glibc_are_described_alike() {
     if !can_scan() {
         return;
     }
-    // The program calls `mallinfo2`.
+    // The program calls `mallinfo2`, which glibc has since 2.33.
     for library in OtherGlibc::since(33) {
         eprintln!("glibc {}", library.version);
         assert_described(WaitingRecorded::start_program(&library.program("arenas"), &[], 16));

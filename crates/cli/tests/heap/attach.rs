@@ -175,8 +175,8 @@ fn a_program_whose_blocks_are_replaced_neither_leaks_nor_has_a_fragmented_heap()
 #[test]
 fn a_program_that_leaks_is_found_to() {
     let busy = steady("leaks");
-    // If the program does not run for a second, it does not leak all the time. On a busy machine,
-    // that happens in most recordings.
+    // If the program gets no CPU for a second, it leaks nothing in this second, and `grows` is not
+    // found. On a busy machine, that happens in most recordings.
     let found = (0..15).map(|_| findings_of(&busy, &[])).find(|(findings, _)| {
         assert!(!findings.contains(&"held-unused".to_owned()), "{findings:?}");
         findings.contains(&"grows".to_owned())
@@ -199,7 +199,8 @@ fn thread_caches_freed_at_exit_are_not_blocks_of_the_program() {
 
 #[test]
 fn thread_caches_of_other_versions_of_glibc_are_not_blocks_of_the_program() {
-    // Before glibc 2.34 these frees count as frees of unknown blocks.
+    // Before glibc 2.34, the frees of a thread cache at the end of its thread count as frees of
+    // unknown blocks.
     for library in OtherGlibc::since(34) {
         eprintln!("glibc {}", library.version);
         let program = library.program("steady");
@@ -207,7 +208,8 @@ fn thread_caches_of_other_versions_of_glibc_are_not_blocks_of_the_program() {
     }
 }
 
-/// Records a program whose threads end, and compares its frees with those that it counts.
+/// Records a program whose threads end, and compares the recorded frees with the frees that it
+/// counts.
 fn assert_no_frees_of_caches(mut busy: BusyHeap) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("threads.pwh");
@@ -239,7 +241,7 @@ fn a_busy_program_is_attached_to_many_times_and_finds_nothing_wrong() {
     let mut missing = BTreeSet::from(["some", "zeros", "longer", "aligned"]);
     let begin = Instant::now();
     let mut round = 0;
-    // A separate thread calls each function, and may get no CPU during a round.
+    // A separate thread calls each function, and may get no CPU during a recording.
     while round < rounds(20) || !missing.is_empty() {
         let output = attach(&busy, &file, &["--for", "30ms"]);
         assert!(output.status.success(), "{output:?}");
@@ -393,7 +395,8 @@ fn memory_of_the_recorder_is_unmapped_once_a_stopped_thread_has_left_it() {
     let mut busy = BusyHeap::start(8);
     let pid = Pid::from_raw(busy.child.id().cast_signed()).unwrap();
     let mut stayed = false;
-    // SIGSTOP stops a thread at any instruction: in some rounds, a thread is in the recorder.
+    // SIGSTOP stops a thread at any instruction: in some of these attempts, a thread is in the
+    // recorder.
     for number in 0..200 {
         let recording = begin(&busy, &folder.path().join(format!("{number}.pwh")));
         kill_process(pid, Signal::STOP).unwrap();

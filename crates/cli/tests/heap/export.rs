@@ -38,9 +38,11 @@ fn functions(path: &Path) -> Option<BTreeMap<String, u64>> {
     Some(listed.lines().filter_map(function).collect())
 }
 
-/// Writes a recording of `main`, which allocates in `touch_three` and `touch_one`: 3 MiB in 3
-/// blocks each second for 8 seconds, two thirds of which it frees from the fourth second on; 100
-/// temporary blocks of 1000 bytes each second; 1 MiB once, never freed.
+/// Writes a recording of 8 seconds of a program in which these functions allocate:
+/// - `touch_three`: 3 blocks of 1 MiB each second. In the fourth second, 8 of its blocks are freed,
+///   and in each later second 2 blocks.
+/// - `touch_one`: 100 temporary blocks of 1000 bytes each second.
+/// - `main`: 1 MiB once, which is never freed.
 fn recorded() -> Option<(TempDir, String)> {
     let path = program("faults");
     let known = functions(&path)?;
@@ -351,8 +353,8 @@ fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
     }
 }
 
-/// Returns the branches of a massif file's peak that end in `main`, by functions from the
-/// allocation on, and the root.
+/// Returns the bytes at the peak of a massif file: of the root, and of each branch that ends in
+/// `main`, by the names of its functions from the allocating function on.
 fn at_peak(massif: &str) -> BTreeMap<String, u64> {
     let tree = massif.split("heap_tree=peak\n").nth(1).expect("there is a peak");
     let mut path: Vec<&str> = Vec::new();

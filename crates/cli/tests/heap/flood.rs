@@ -40,8 +40,8 @@ fn socket_of(pagewise: &mut Child) -> PathBuf {
     }
 }
 
-/// Connects from several threads until it is dropped: some connections stay, silent, others are
-/// closed at once.
+/// Connects from several threads until it is dropped: it keeps some connections open without
+/// sending data, and closes others at once.
 struct Flood {
     ends: Arc<AtomicBool>,
     connected: Arc<AtomicUsize>,

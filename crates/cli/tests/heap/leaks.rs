@@ -434,7 +434,7 @@ fn leaks_of_a_recorded_program_have_the_call_stacks_of_its_source() {
     let of_list = |row: &&Value| row["root"] == "leaks.c: list (leaks)";
     let row = retained["retained"].as_array().unwrap().iter().find(of_list);
     assert_eq!(number(row.expect("the list has a row"), "blocks"), 1000, "{retained}");
-    // The scan of a file has the same call stacks.
+    // A saved scan has the same call stacks.
     let saved = folder.path().join("scan.json");
     let saved = saved.to_str().unwrap();
     let words =
@@ -590,7 +590,7 @@ fn leak_sanitizer_and_memcheck_find_the_lost_blocks_of_random_graphs() {
         found.sort_unstable();
         assert_eq!(found, lost_sizes(&String::from_utf8_lossy(&output.stdout)), "{seed}: {text}");
 
-        // memcheck does not decide whether blocks are lost to which only interior pointers lead.
+        // If only interior pointers lead to a block, memcheck does not decide if the block is lost.
         let mut valgrind = Command::new("valgrind");
         valgrind.args(["--leak-check=full", "--log-file=/dev/fd/2"]).arg(&plain);
         let Ok(output) = valgrind.args([&seed, "e"]).output() else {
@@ -610,7 +610,7 @@ fn memcheck_losses(text: &str) -> (u64, u64) {
     (definite.0 + indirect.0, definite.1 + indirect.1)
 }
 
-/// Programs that free what they lose, or lose nothing: each command and its arguments.
+/// Programs that leak nothing: each command and its arguments.
 const CLEAN: [&[&str]; 8] = [
     &["perl", "-e", "my %a = map { $_ => [$_] } 1..10000; print scalar %a"],
     &["jq", "-n", "[range(10000)] | add"],

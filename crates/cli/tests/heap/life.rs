@@ -137,7 +137,7 @@ fn the_recorders_file_is_kept_and_used_again() {
 #[test]
 fn a_recorder_that_cannot_be_cached_exists_during_the_run() {
     let place = RecordingFolder::new();
-    // Other users could put a library there.
+    // pagewise must not use a folder in which other users can put a library.
     fs::set_permissions(place.at("cache"), Permissions::from_mode(0o777)).unwrap();
     let mut pagewise = place.pagewise(WAYS[0], &["sh", "-c", "echo $LD_PRELOAD"]);
     let output = pagewise.env("HOME", place.at("cache")).output().unwrap();
@@ -301,7 +301,7 @@ fn functions_of_the_recorder_are_on_no_call_stack() {
     let at = thread.iter().position(|call| call.contains("pthread_create")).unwrap();
     assert!(thread[at + 1].starts_with("main "), "{thread:?}");
     for (_, stack) in &stacks {
-        // The source files may lie in a folder of this name.
+        // Only names of functions are checked: the source files may lie in a folder of this name.
         let mut functions = stack.iter().map(|call| call.split(" (").next().unwrap());
         assert!(!functions.any(|name| name.contains("pagewise")), "{stack:?}");
     }

@@ -79,8 +79,8 @@ impl RunRecording {
     }
 }
 
-/// Returns the amounts of functions whose names begin with `prefix`: of the outermost such function
-/// on each call stack.
+/// Returns the amounts by function, for functions whose names begin with `prefix`. If a call stack
+/// has several such functions, the outermost one counts.
 fn by_function(report: &Value, prefix: &str) -> BTreeMap<String, Did> {
     let mut functions = BTreeMap::<String, Did>::new();
     for site in report["sites"].as_array().unwrap() {
@@ -143,7 +143,7 @@ fn every_function_of_mallocs_family_is_counted_as_the_program_counts() {
     assert_eq!(by_function(&report, "case_"), expected);
     let totals = &report["totals"];
     assert_eq!(number(totals, "unknown_frees"), 0);
-    // Beyond these functions, the program only prints, and leaves nothing.
+    // Outside of these functions, the program only prints, and frees all its blocks.
     assert_eq!(number(totals, "leaked_blocks"), told.values().map(|(_, left)| left).sum::<u64>());
     assert_eq!(
         number(totals, "leaked_bytes"),
@@ -521,7 +521,7 @@ fn children_that_are_followed_have_a_recording_each() {
     for child in &reports[1..] {
         let totals = ["allocations", "frees", "allocated_bytes", "leaked_bytes", "unknown_frees"];
         let totals = totals.map(|key| number(child, &format!("totals.{key}")));
-        // A block of the parent's was freed, too.
+        // Each child also freed a block that its parent had allocated.
         assert_eq!(totals, [300, 100, 5100, 3400, 1]);
     }
     let (run, _) = hard_with("fork_among_threads", &["--follow"]);

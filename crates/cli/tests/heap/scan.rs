@@ -261,7 +261,8 @@ fn blocks_of_a_thread_cache_that_cannot_be_read_are_free_or_unclear() {
             (number(&report, "unclear.marked_blocks"), number(&report, "unclear.blocks"));
         eprintln!("{threads} threads: {live} of {known} blocks, {}", report["unclear"]);
         if threads == 0 && letter == "h" {
-            // The mark of cached blocks is unknown, because no other thread cache shows it.
+            // glibc writes a key into each cached block. The only thread cache cannot be read, so
+            // the scan does not find this key.
             assert!(marked == 0 && live >= known && live - known <= unclear, "{live} and {known}");
             assert!(live - known > 20, "the cache holds blocks");
         } else {
@@ -269,7 +270,7 @@ fn blocks_of_a_thread_cache_that_cannot_be_read_are_free_or_unclear() {
             // hidden page may reach into the next one, whose first header is known.
             assert!(live.abs_diff(known) <= 8, "{live} and {known}");
             assert!(marked > 20 && unclear < 20, "{}", report["unclear"]);
-            // A hidden page holds less than this.
+            // The scans differ only by the cached blocks of one hidden page.
             assert!(cached(&whole) - cached(&report) < 4096 + 1024);
         }
         // The request `r` also makes the page readable again.
@@ -468,7 +469,8 @@ fn random_rounds(program: &Path, seed: u32) {
     let threads = u32::try_from(random.below(5)).unwrap();
     let mut modes: String = "makcb".chars().filter(|_| random.below(2) == 0).collect();
     let tunables = RANDOM_TUNABLES[usize::try_from(random.next() % 13).unwrap()];
-    // sbrk is not safe among threads; with huge pages, malloc fails where the end was moved.
+    // sbrk is not safe if several threads call it. With huge pages, malloc fails if the program has
+    // moved the end of the heap.
     if threads == 0 && !modes.contains('b') && !tunables.contains("hugetlb") {
         modes.push('s');
     }
@@ -507,7 +509,7 @@ fn a_damaged_heap_is_reported_and_walked_on() {
         assert!(!list.is_empty(), "way {way}: nothing was noticed");
         let first = report["findings"].as_array().unwrap().first().unwrap();
         assert_eq!(first["id"], "heap-corrupted");
-        // Another arena is as undamaged as before.
+        // The damage is in one arena only.
         let other = |report: &Value| {
             let all = report["arenas"].as_array().unwrap().iter();
             all.filter(|it| it["kind"] == "thread").map(|it| number(it, "blocks")).sum::<u64>()
@@ -1083,7 +1085,8 @@ fn blocks_of_python_are_those_that_the_interpreter_counts() {
         let report = target.scan(&["--leaks"]);
         eprintln!("{python}");
         assert_python_counts(&report, &target);
-        // Objects of more than 512 bytes are blocks of malloc, and so is other memory.
+        // Objects of more than 512 bytes, and other memory of the interpreter, are blocks of
+        // malloc.
         let large = target.allocated() - number(allocator(&report, "CPython"), "blocks");
         assert!((1..=number(allocator(&report, "glibc"), "blocks")).contains(&large), "{large}");
         assert_eq!(number(&report, "leaked.blocks"), 0, "{}", report["leaks"]);

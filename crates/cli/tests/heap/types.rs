@@ -1,5 +1,5 @@
-//! `heap scan --types`: blocks of known types in C, C++ and Rust programs; functions of stack
-//! frames; against gdb.
+//! `heap scan --types`: blocks of known types in C, C++ and Rust programs, and functions of stack
+//! frames, compared with gdb.
 
 use crate::fixture;
 

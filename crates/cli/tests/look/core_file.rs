@@ -63,7 +63,8 @@ fn bytes_in_the_core_add_up_and_are_not_called_resident() {
     assert_eq!(sum(&report["pools"], "in_core"), in_core);
     assert_eq!(sum(&report["pools"], "reserved"), number(&report, "core.mapped"));
     assert_eq!(in_core + number(&report, "core.left_out"), number(&report, "core.mapped"));
-    // The program left out 4 pages of its own, and the kernel unmodified pages of files.
+    // The core file lacks 4 pages that the program excluded (MADV_DONTDUMP), and unmodified pages
+    // of files, which the kernel omits.
     assert!(in_core <= number(&report, "core.size"));
 
     let page = pagewise(&["explain", "--core", core.to_str().unwrap()]);

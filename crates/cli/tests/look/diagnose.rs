@@ -234,7 +234,7 @@ fn the_machine_and_a_cgroup_are_reported_with_their_processes() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{text}"));
     let is_healthy = report["healthy"].as_bool().unwrap();
     assert_eq!(output.status.code(), Some(if is_healthy { 0 } else { 10 }), "{report:#}");
-    // Other tests start and end processes meanwhile.
+    // Other tests start and end processes meanwhile, so the number of processes lies within bounds.
     let (least, most) = (before.intersection(&after).count(), before.len() + created);
     let seen = report["machine"]["processes_seen"].as_u64().unwrap();
     assert!((least as u64..=most as u64).contains(&seen), "{least} to {most}: {report:#}");

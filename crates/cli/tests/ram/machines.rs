@@ -19,8 +19,9 @@ use super::kills::SCENARIOS;
 const BEGIN: &str = "=== scenario ";
 const KILLED: &str = "=== killed";
 
-/// Functions of the script of the machine. The shell is the last process that the kernel kills. The
-/// last pushes are small, so that one kill frees enough memory for them.
+/// Functions of the script of the machine. The shell has the lowest badness, so the kernel would
+/// kill it last. `push` allocates memory in a process that is not killed. The last pushes are
+/// small, so that one kill frees enough memory for them.
 const HEAD: &str = "\
 cd /tmp
 echo -500 >/proc/$$/oom_score_adj

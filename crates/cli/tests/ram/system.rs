@@ -68,7 +68,8 @@ fn owners_add_up_to_the_total_exactly() {
             .iter()
             .map(|it| it["bytes"].as_u64().unwrap())
             .sum();
-        // Files of tmpfs may be mapped, swapped, or counted by several readings.
+        // The parts of tmpfs overlap, because a file may be mapped, swapped, or counted by several
+        // readings. Their sum is not compared.
         let is_bounded = !owner["id"].as_str().unwrap().starts_with("shmem");
         assert!(!is_bounded || parts <= owner["bytes"].as_u64().unwrap() + (64 << 20), "{owner}");
     }
@@ -81,7 +82,7 @@ fn at_most_one_percent_of_ram_is_unaccounted() {
         let lost = report["unaccounted"].as_i64().unwrap().unsigned_abs();
         let unread = owner(&report, "anonymous.unread");
         let total = number(&report, "total");
-        // Root reads all processes.
+        // Root can read all processes, so unread memory counts as lost.
         (lost + if has_all_rights() { unread } else { 0 }, total / 100)
     };
     let tries: Vec<(u64, u64)> = (0..3).map(|_| share()).collect();
@@ -116,7 +117,7 @@ fn memory_of_processes_is_the_sum_of_smaps() {
     for (id, name) in [("processes.anonymous", "Pss_Anon"), ("processes.shmem", "Pss_Shmem")] {
         agrees(24 << 20, || owner(&system(), id), || summed(name));
     }
-    // pagewise itself maps files too, and this test reads others' files.
+    // While it reads the processes, pagewise itself maps files, which `summed` does not count.
     agrees(48 << 20, || owner(&system(), "processes.file"), || summed("Pss_File"));
 }
 

@@ -270,7 +270,7 @@ fn callers_without_frame_pointers_are_found_as_far_as_the_stack_was_copied_and_i
     let long = told(&["--stack", "16384"]);
     assert_eq!(from_main(&long), 1000, "{}", long.report["stacks"]);
     assert_eq!(number(&long.report, "recording.stack_bytes"), 16384);
-    // Stacks at the start of the dynamic linker may be cut off.
+    // Stacks of faults in the dynamic linker may be cut off.
     assert!(number(&long.report, "recording.stacks_cut") < 200, "{}", long.report["recording"]);
 }
 
@@ -318,7 +318,7 @@ fn there_are_as_many_as_perf_counts() {
     let told = told(&[], &["ratio", "3000"]);
     let ours = number(&told.report, "totals.user_faults");
     assert_eq!(number(&told.report, "totals.user_faults_counted"), ours);
-    // The layout by the dynamic linker differs from run to run.
+    // The dynamic linker places libraries differently in each run, so the numbers of faults differ.
     assert!(ours.abs_diff(theirs) <= 30, "{ours} {theirs}");
     let rusage = number(&told.report, "totals.minflt") + number(&told.report, "totals.majflt");
     let all = number(&told.report, "totals.faults");

@@ -158,7 +158,7 @@ fn a_recorder_that_is_killed_loses_no_sweep_and_the_gap_is_marked() {
     wait_for(&folder, before + 1);
     let report = json(&["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"]);
     assert!(number(&report, "period.sweeps") > before);
-    // On a busy machine, the recorder is also delayed.
+    // On a busy machine, delays of the recorder cause further gaps.
     let events = report["events"].as_array().unwrap();
     let is_gap = |it: &Value| {
         it["kind"] == "gap" && it["event"].as_str().unwrap().contains("recorder not running")

@@ -124,7 +124,7 @@ fn virt_is_accounted_for_to_the_byte() {
 fn growth_of_the_stack_is_separate_from_the_effect_of_calls() {
     let told = told(&[&calls_program(), "stack"]);
     let otherwise = number(&told.report, "processes.0.virt_otherwise");
-    // A part of the MiB was already mapped before.
+    // The stack grows by 1 MiB, of which a part was already mapped.
     assert!((800 << 10..=1100 << 10).contains(&otherwise), "{otherwise}");
     let virt = format!("virt = {}\n", number(&told.report, "processes.0.virt_end"));
     assert_eq!(told.stdout, virt);

@@ -61,8 +61,8 @@ struct GroupSums {
     counters: GroupCounters,
 }
 
-/// Sum over the processes that have memory and a known value. Zombies have no memory; their zeros
-/// would make a sum of unknown values look known.
+/// Sum over the processes that have memory and a known value. Zombies have no memory. If their
+/// zeros were added, a sum would look known even if the values of all other processes are unknown.
 #[derive(Clone, Copy, Debug, Default)]
 struct PartialSum<T> {
     /// The sum; `None` if no process has a known value.

@@ -8,8 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 
 /// Maximum number of verified credentials that are cached, so that not each scrape runs bcrypt.
 const MAX_VERIFIED: usize = 16;
-/// A bcrypt hash of cost 10 that no password has. It is checked for unknown users, so that they
-/// take as long as known users.
+/// A bcrypt hash of cost 10 that no password has. It is checked for unknown users, so that the
+/// response takes as long as for known users.
 const NO_USER: &str = "$2b$10$.....................................................";
 
 /// User name and password that a client sent.

@@ -35,7 +35,7 @@ const READ_BYTES: usize = 4 << 10;
 pub(super) enum ConnectionState {
     /// The connection waits for the next request.
     Idle,
-    /// A part of a request was received.
+    /// The first request of the connection is expected, or a part of a request was received.
     Reading,
     /// The password of a request must be verified.
     Verify,
@@ -76,7 +76,7 @@ impl Connection {
         Some(Connection {
             stream,
             tls,
-            // A new connection that sends nothing gets only the time of a request.
+            // In this state, a new connection that sends nothing is closed after MAX_REQUEST.
             state: ConnectionState::Reading,
             input: Vec::new(),
             request: None,

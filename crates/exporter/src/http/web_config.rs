@@ -158,7 +158,8 @@ impl WebConfig {
     }
 
     /// Reads the files again if one of them has changed. If the new files have errors, the old
-    /// configuration stays, because a certificate and its key are not replaced at the same time.
+    /// configuration stays: a certificate and its key are replaced one after the other, and do not
+    /// match until both are replaced.
     pub(super) fn reload_if_changed(&mut self, now: Instant) {
         let Some(path) = &self.path else { return };
         if self.looked.is_some_and(|it| now.saturating_duration_since(it) < RELOAD) {

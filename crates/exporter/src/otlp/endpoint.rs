@@ -200,7 +200,8 @@ impl OtlpEndpoint {
         stream.flush()?;
         let mut answer = Vec::new();
         let read = stream.take(MAX_ANSWER as u64).read_to_end(&mut answer);
-        // Collectors close connections in different ways. The status line is sufficient.
+        // Collectors close connections in different ways, so an error after the status line is
+        // ignored.
         match read {
             Err(error) if !answer.contains(&b'\n') => Err(error),
             _ => Ok(String::from_utf8_lossy(&answer).into_owned()),

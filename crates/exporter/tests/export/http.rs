@@ -151,7 +151,7 @@ fn large_and_broken_requests_are_refused() {
 
 #[test]
 fn a_scrape_is_answered_despite_a_thousand_slow_connections() {
-    // Each connection takes two descriptors of this process.
+    // Each connection takes two descriptors: this process has both ends.
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let server = RunningServer::start(WebConfig::default(), true);
@@ -165,7 +165,7 @@ fn a_scrape_is_answered_despite_a_thousand_slow_connections() {
     assert!(server.get("/metrics", "").starts_with("HTTP/1.1 200"));
     let began = Instant::now();
     assert!(server.get("/healthz", "").ends_with("ok\n"));
-    // One after the other, the slow clients would take 10 s each.
+    // If the server served the slow clients one after the other, each would take 10 s.
     assert!(began.elapsed() < Duration::from_secs(100));
 }
 

@@ -1,5 +1,5 @@
-//! Density of pages: the live share of each page, and the allocation sites (call stacks) that pin
-//! sparse pages.
+//! Density of pages: the fraction of each page that is live, and the allocation sites (call stacks)
+//! that pin sparse pages.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -9,9 +9,9 @@
 //!
 //! An allocator that replaces the allocator of the C library ([`Mallocs`]) has locks of its own.
 //! None of its functions may be on the call stack. If the code of the allocator cannot be
-//! distinguished from other code of the program, the thread must wait in a call in which no
-//! allocator waits: for a connection, a child, a signal. The thread is then outside of the
-//! allocator, since no allocator calls the program.
+//! distinguished from other code of the program, the thread must wait in a system call in which no
+//! allocator waits, for example for a connection, a child or a signal. The allocator is then not on
+//! the call stack: it does not make such a system call, and it calls no function of the program.
 
 use std::fs;
 use std::ops::Range;
@@ -44,9 +44,9 @@ mod call {
     /// `read write poll select pause nanosleep accept recvfrom recvmsg wait4 semop msgrcv
     /// rt_sigtimedwait rt_sigsuspend io_getevents restart_syscall clock_nanosleep epoll_wait waitid
     /// pselect6 ppoll epoll_pwait accept4 recvmmsg`: `malloc` and the loader wait in none of these
-    /// calls except `read`; the callers on the stack reveal a `read` by the loader. A call by
-    /// `restart_syscall` has a time limit, but waits for locks of `malloc` and the loader have
-    /// none.
+    /// calls except `read`; the callers on the stack reveal a `read` by the loader.
+    /// `restart_syscall` resumes only a wait that has a time limit, and waits for locks of `malloc`
+    /// and the loader have no time limit.
     pub(crate) const WAITS: &[u64] = &[
         0, 1, 7, 23, 34, 35, 43, 45, 47, 61, 65, 70, 128, 130, 208, 219, 230, 232, 247, 270, 271,
         281, 288, 299,

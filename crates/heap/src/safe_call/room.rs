@@ -47,7 +47,8 @@ impl CallRoom {
         let code = match Scratch::map_code(target, thread, page, keeper) {
             Ok(code) => code,
             Err(error) => {
-                // If the unmap also fails, the keeper unmaps the stack later.
+                // If the unmap also fails, the keeper (a process that undoes changes of pagewise)
+                // unmaps the stack later.
                 let _ = stack.unmap(thread, keeper);
                 return Err(error);
             }

@@ -328,7 +328,8 @@ fn replace<A: DisciplinedAllocator>(
         let layout = Layout::from_size_align(size(random), ALIGN).unwrap_or(Layout::new::<u64>());
         assert!(shelf.put(slot, layout), "no memory");
     };
-    // The first two blocks of each slot come from the system, so they are not measured.
+    // Warm-up, which is not measured: the pool gets the memory for its first blocks from the
+    // system.
     (0..live).for_each(|slot| put(slot, &mut random));
     (0..live).for_each(|_| put(random.usize(..live), &mut random));
     let mut took = 0.0;

@@ -53,12 +53,12 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     memory: |parameters| Bytes::mib(parameters.get("mib")),
 };
 
-/// Number of rounds of the scan until all equal pages are merged: the first round stores checksums,
-/// the second round merges pages whose checksum is unchanged. Another round may already be running
-/// at the start.
+/// Number of full scans of all offered pages until all equal pages are merged. The first scan
+/// stores checksums, and the second scan merges pages whose checksum is unchanged. Another scan may
+/// already be running at the start.
 const ROUNDS: u64 = 4;
 
-/// Time limit of the scan: a round takes longer if there is more memory to read.
+/// Time limit of these scans: each takes longer if more memory is offered.
 const MAX_SCAN_TIME: Duration = Duration::from_secs(40);
 
 impl RunExperiment for KsmExperiment {
@@ -128,7 +128,7 @@ fn fill(mapping: &OwnedMapping, page: usize, different: bool) {
     }
 }
 
-/// Makes `ksmd` scan at full speed for some rounds.
+/// Makes `ksmd` complete [`ROUNDS`] full scans at full speed.
 fn merge(bench: &Bench) -> Result<(), LabError> {
     for (setting, value) in [("sleep_millisecs", "1"), ("pages_to_scan", "5000"), ("run", "1")] {
         bench.journal().set(&Path::new(SETTINGS).join(setting), value)?;

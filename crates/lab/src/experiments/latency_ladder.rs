@@ -83,8 +83,9 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
 const STEPS: usize = 20_000;
 const TRIES: usize = 5;
 
-/// Number of repetitions for small differences, some milliseconds apart: another thread of the same
-/// core, even of another virtual machine, occupies a part of the first level while it runs.
+/// Number of repetitions if the differences between chases are small. The repetitions are some
+/// milliseconds apart, because another thread of the same core, even of another virtual machine,
+/// occupies a part of the first level while it runs.
 const PASSES: usize = 8;
 
 /// Factor of the latency that marks the end of a level.
@@ -121,7 +122,8 @@ fn cycle() -> f64 {
     fastest(STEPS, chain) / CYCLES
 }
 
-/// Nanoseconds per step of a chase through `places`, after one round or `FAR` steps.
+/// Nanoseconds per step of a chase through `places`. Before the measurement, the chase makes one
+/// pass over all elements, but at most `FAR` steps.
 fn step(region: &mut AlignedRegion, places: &[usize]) -> f64 {
     const FAR: usize = 200_000;
     let Some(mut chase) = RingChase::link(region, places) else { return 0.0 };
@@ -141,14 +143,14 @@ fn steps_by_turns(region: &mut AlignedRegion, chases: &[Vec<usize>]) -> Vec<f64>
     fastest
 }
 
-/// The end of a level: the last point of a curve before it rises above the level's latency.
+/// The end of a level: the last size on a curve before the latency exceeds [`END`] times the
+/// level's latency.
 fn reach(curve: &[(usize, f64)], latency: f64) -> f64 {
     let within = curve.iter().take_while(|point| point.1 < END * latency);
     within.last().map_or(0.0, |point| count(point.0 as u64))
 }
 
-/// Numbers from `least` to `most`, each larger than the previous by a factor of the square root of
-/// 2.
+/// Numbers from `least` to `most`: `least`, its doubles, and 1.5 times each of these.
 fn half_powers(least: usize, most: usize) -> impl Iterator<Item = usize> {
     let powers = std::iter::successors(Some(least), |n| n.checked_mul(2));
     powers.flat_map(|n| [n, n + n / 2]).take_while(move |n| *n <= most)
@@ -227,8 +229,9 @@ impl Ladder<'_> {
         self.bench.record("dense", dense);
     }
 
-    /// Measures the ways of the first level and its replacement policy, by sequences of a few more
-    /// lines of one set than it has ways.
+    /// Measures the number of ways of the first level and its replacement policy. To find the
+    /// policy, it accesses sequences of lines of one set that have more lines than the set has
+    /// ways.
     fn replacement(&mut self, first: &DataCache) {
         let Some(ways) = first.ways.filter(|ways| (2..=32).contains(ways)) else {
             return;
@@ -257,8 +260,8 @@ impl Ladder<'_> {
     /// Random sequences of cache lines, each within one cache set; and for each sequence the time
     /// of one access.
     fn sequences(&mut self, ways: usize, span: usize) -> (Vec<Vec<usize>>, Vec<f64>) {
-        // A line has this number of positions, one for each visit, so that each visit can lead to
-        // another line.
+        // Number of pointers that fit in a line. Each access to a line uses another of its
+        // pointers, so that successive accesses can lead to different lines.
         let visits = self.line / RingChase::PLACE;
         let sequence = |ladder: &mut Self, n: usize| {
             let lines = ways + 1 + n % ways.div_ceil(2);
@@ -281,8 +284,9 @@ impl Ladder<'_> {
     }
 }
 
-/// Amount of memory that fits only one level: half of the first two levels; for the last level,
-/// which other processes and virtual machines share, twice the previous level.
+/// Amount of memory, in bytes, for a chase that stays in one level. It is half of the level's size
+/// for the first two levels. For the last level, which other processes and virtual machines share,
+/// it is twice the size of the previous level.
 fn within(levels: &[DataCache], level: u8) -> Option<usize> {
     let size = |of: u8| levels.iter().find(|cache| cache.level == of).map(|cache| in_memory(cache.size));
     match level {
@@ -432,8 +436,9 @@ fn note_what_is_said(levels: &[DataCache], bench: &mut Bench) {
     }
 }
 
-/// Minimum ratio of the unexplained part of the second-best policy to that of the best policy; with
-/// a smaller ratio the result is undecided.
+/// A policy leaves a part of the differences in time unexplained. This is the minimum ratio of the
+/// part of the second-best policy to the part of the best policy. With a smaller ratio the result
+/// is undecided.
 const MARGIN: f64 = 1.5;
 
 /// Replacement in a full set of the first level.

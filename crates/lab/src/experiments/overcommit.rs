@@ -1,5 +1,5 @@
-//! Limit of committed memory: the kernel grants address space, not memory, and three modes decide
-//! the limit.
+//! Limit of committed memory: the kernel grants address space, not memory, and the mode
+//! (`vm.overcommit_memory` 0, 1 or 2) sets the limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@
  *               |####|####|####|####|....|      # allocated, . free
  *   fragmented: one page of each pair released
  *               |#.#.|.#.#|#..#|.##.|....|      half is free, in pieces of at most two pages
- *                                               except for the rest
+ *                                               the last area (SPARED) stays whole
  */
 #include <fcntl.h>
 #include <stdint.h>

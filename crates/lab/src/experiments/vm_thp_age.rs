@@ -92,8 +92,9 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
 const SPARED: Bytes = Bytes::mib(12);
 /// Amount of memory that the kernel keeps free.
 const MIN_FREE: Bytes = Bytes::mib(1);
-/// Pages in a block that are released for pages of the kernel. The kernel fills one block after the
-/// other, so the holes that [`LEFT`] leaves are in few blocks.
+/// Number of pages in each block that this program releases for pages of the kernel. The kernel
+/// fills the holes of one block after the other. So the holes that stay empty ([`LEFT`]) are in few
+/// blocks.
 const HOLES: usize = 128;
 /// Capacity of a pipe in pages.
 const PIPE: usize = 16;
@@ -118,10 +119,12 @@ impl RunExperiment for VmThpAge {
         let folder = "/sys/kernel/mm/transparent_hugepage";
         set(format!("{folder}/enabled"), "madvise")?;
         set(format!("{folder}/defrag"), "madvise")?;
-        // Only the page faults of this program make huge pages, and only they compact.
+        // Stop khugepaged and proactive compaction, so that only page faults of this program create
+        // huge pages and compact memory.
         set(format!("{folder}/khugepaged/scan_sleep_millisecs"), 3_600_000)?;
         set("/proc/sys/vm/compaction_proactiveness", 0)?;
-        // With huge pages the kernel keeps up to 5 % of RAM free, where its pages would go first.
+        // If huge pages are enabled, the kernel by default keeps up to 5 % of RAM free, and would
+        // use this memory for its own pages first.
         set("/proc/sys/vm/min_free_kbytes", MIN_FREE.0 >> 10)?;
         shorten_cpu_lists()?;
         let huge =

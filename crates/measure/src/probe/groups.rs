@@ -116,7 +116,7 @@ impl Groups {
         self.groups.iter_mut().try_for_each(CounterGroup::read_counts)
     }
 
-    /// Count of each event between the last start and its end.
+    /// Count of each event between the last start and the last reading.
     pub(super) fn counts(&self) -> impl Iterator<Item = Reading<Count>> {
         self.places.iter().map(|place| match place {
             Ok((group, counter)) => Ok(self.groups[*group].count(*counter)),
@@ -153,7 +153,7 @@ impl Opening {
     ) -> io::Result<PerfCounter> {
         let mode = Mode {
             inherit: self.whose == ProbeScope::Process,
-            // The leader switches the group.
+            // Enabling the leader enables the whole group.
             disabled: leader.is_none(),
             enable_on_exec: false,
             exclude_kernel: user_mode_only,
@@ -168,7 +168,8 @@ impl Opening {
     }
 }
 
-/// Counters that are switched by one system call, and read by one system call or in user mode.
+/// Counters that one system call enables or disables, and that are read by one system call or in
+/// user mode.
 #[derive(Debug)]
 struct CounterGroup {
     kinship: Kinship,
@@ -258,8 +259,8 @@ impl Drop for CounterGroup {
 /// Reads each counter in user mode.
 fn read_pages(pages: &[PerfPage], into: &mut [PerfCount]) -> io::Result<()> {
     for (page, counted) in pages.iter().zip(into) {
-        // A counter that was readable in this way when it was opened stays so: the kernel keeps the
-        // page while it is mapped.
+        // A counter that could be read in user mode when it was opened can still be read: the
+        // kernel keeps the page while it is mapped.
         *counted = page.read().ok_or(io::ErrorKind::Unsupported)?;
     }
     Ok(())

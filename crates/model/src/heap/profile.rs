@@ -6,7 +6,7 @@ use crate::traced::Frame;
 /// Quantity of an allocation site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Of {
-    /// Bytes that were live at the peak of the process.
+    /// Bytes that were live when the live bytes of the process were at their maximum.
     #[default]
     Peak,
     /// Bytes that were live at the end.

@@ -1,4 +1,5 @@
-//! Memory of a process by category, which the recorder reads between two sweeps.
+//! Memory of a process by category, which the recorder (`pagewise record`) reads between two
+//! sweeps.
 
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use crate::{Bytes, Name, Reading};
 /// An event, and the time of the sweep that found it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepEvent {
-    /// Time of the sweep that found the event. The event is at most one interval older.
+    /// Time of the sweep that found the event. The event happened after the previous sweep.
     pub time: SweepTime,
     /// The event.
     pub event: SweepEventKind,

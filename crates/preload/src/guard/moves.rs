@@ -1,17 +1,18 @@
 //! Pages that are moved with their contents from one slot to another in one system call
-//! (`UFFDIO_MOVE`, Linux 6.8).
+//! (`UFFDIO_MOVE`, Linux 6.8). A slot is the address range for one guarded object
+//! ([`super::pool`]).
 //!
 //! A `userfaultfd` makes the kernel raise `SIGBUS` at accesses to missing pages of a range, instead
 //! of mapping zero pages. So a slot without a page is inaccessible without a guard marker, and
 //! moving a page from the slot of a freed object to the slot of the next object changes the access
 //! to both in one call.
 //!
-//! The file descriptor of the `userfaultfd` has a high number, because programs rely on low ones.
-//! The collector holds a duplicate: if a program closed the last descriptor of the `userfaultfd`,
-//! the range would become accessible. After a program has closed the descriptor of its own process,
-//! no more pages can be moved. A child of `fork` inherits the descriptor, which still controls the
-//! memory of the parent. Therefore the descriptor's number is in memory that is zero-filled in a
-//! child.
+//! The file descriptor of the `userfaultfd` has a high number, because programs rely on the numbers
+//! of their own descriptors, which are low. The collector holds a duplicate: if a program closed
+//! the last descriptor of the `userfaultfd`, the range would become accessible. After a program has
+//! closed the descriptor of its own process, no more pages can be moved. A child of `fork` inherits
+//! the descriptor, which still controls the memory of the parent. Therefore the descriptor's number
+//! is in memory that is zero-filled in a child.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 
@@ -40,8 +41,8 @@ pub(crate) fn begin() -> Option<()> {
 }
 
 fn number() -> Option<&'static AtomicU32> {
-    // SAFETY: the pointer is null or refers to memory that is never unmapped and contains an
-    // `AtomicU32`.
+    // SAFETY: the pointer is null or refers to an `AtomicU32`, whose memory is unmapped only when
+    // no thread is in the recorder.
     unsafe { NUMBER.load(Relaxed).as_ref() }
 }
 
@@ -103,7 +104,7 @@ pub(crate) unsafe fn add(at: usize, length: usize) -> Option<()> {
     unsafe { file()?.refuse_missing(at, length) }.ok().map(drop)
 }
 
-/// True if a call succeeded. After an error that will recur, further moves fail.
+/// True if a call succeeded. After an error that will recur, no more pages are moved.
 fn done(result: Result<usize, Errno>) -> bool {
     if let Err(Errno(libc::EBADF | libc::ENOTTY | libc::ENOENT | libc::EINVAL | libc::EPERM)) =
         result

@@ -1,6 +1,6 @@
-//! C++'s `operator new` and `operator delete`, under all names that compilers call. The slot of a
-//! guarded object stores the operator that allocated it, which is compared with the operator that
-//! frees it.
+//! C++'s `operator new` and `operator delete`, under all names that compilers call. The data of a
+//! guarded object (its slot, [`super::pool`]) contains the family of the operator that allocated
+//! the object. It is compared with the family of the operator that frees the object.
 //!
 //! The program calls our functions, which call the next functions, those of the C++ library.
 //! Guarded objects are allocated here, so that their slots store the family of the operator. A free
@@ -157,7 +157,8 @@ unsafe extern "C" fn find(function: usize) {
     let _ = target.compare_exchange(before, found, Relaxed, Relaxed);
 }
 
-/// File names of C++ libraries, which are searched if they are loaded in a local scope only.
+/// File names of C++ libraries. A library that was loaded in a local scope (`RTLD_LOCAL`) is
+/// searched by its name.
 const LIBRARIES: [&CStr; 3] = [c"libstdc++.so.6", c"libc++abi.so.1", c"libc++.so.1"];
 
 // The following functions replace the operators if no C++ library is loaded.
@@ -209,12 +210,13 @@ pub(crate) fn is_library(code: u64) -> bool {
 }
 
 /// Allocates a guarded object if one is due, or frees a guarded object. Otherwise jumps to the next
-/// function. This function's frame is on the stack only while the guard runs, which throws no
-/// exception.
+/// function. An exception never passes through this function: its frame is on the stack only while
+/// the guard runs, and the guard throws no exception.
 #[unsafe(naked)]
 unsafe extern "C" fn guard<const FUNCTION: usize>() {
     naked_asm!(
-        // Functions that allocate count down only if the next guarded object is due.
+        // A function that allocates counts the allocation down here only if a guarded object is
+        // due. Otherwise the next function calls `malloc`, which counts it down.
         ".if {function} < {first_delete}",
         "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
         "cmp qword ptr fs:[rax + {left}], 1",

@@ -1,9 +1,9 @@
 //! Memory of guarded objects: separate pages, with guard pages on both sides.
 //!
 //! One range of addresses is reserved at the start, so that one comparison distinguishes guarded
-//! objects from other blocks. The range has a part for each size class, which is divided into
-//! slots. A slot of class *c* has 2^*c* pages for one object, and the same number of pages that are
-//! never accessible (three in class 0):
+//! objects from other blocks. The range is divided into one part for each size class, and each part
+//! into slots. A slot of class *c* has 2^*c* pages for one object, and the same number of pages
+//! that are never accessible (three in class 0):
 //!
 //! ```text
 //!  class 0  | guard | object | guard | guard |
@@ -365,9 +365,9 @@ unsafe fn unbar(from: usize, to: usize) {
     }
 }
 
-/// Prepares a missing page after SIGBUS. If a live object contains the page, the repeated access
-/// then succeeds; otherwise it raises SIGSEGV. Returns false if the pages of this size class do not
-/// move.
+/// Prepares a missing page whose access raised SIGBUS. The thread then repeats the access: it
+/// succeeds if a live object contains the page, and otherwise raises SIGSEGV. Returns false if the
+/// pages of this size class do not move.
 pub(crate) fn comes_again(address: usize) -> bool {
     let Some(id) = find(address).filter(|id| means_of(id.class) == ProtectMeans::Moves) else {
         return false;
@@ -582,8 +582,8 @@ fn place(size: usize, align: usize) -> Option<PlacedObject> {
     let more = if align > page() { align } else { 0 };
     let pages = size.max(1).checked_add(more)?.checked_add(page() - 1)? >> page_bits();
     let mut class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
-    // Objects of a page or more use no moves: a program may empty its own whole page by `madvise`,
-    // and an access to such a page must not find it missing.
+    // The pages of objects of a page or more are not moved. A program may release a whole page of
+    // its own object by `madvise`, and its next access to this page must not raise SIGBUS.
     if means_of(class) == ProtectMeans::Moves && (size.max(align) >= page() || !moves::can()) {
         class += 1;
     }
@@ -826,7 +826,7 @@ pub(crate) fn forked() {
     if means_of(0) != ProtectMeans::Moves {
         return;
     }
-    // The parent's descriptor does not cover the missing pages of the child.
+    // The parent's `userfaultfd` does not control the missing pages of the child.
     let (first, length) = (BASE.load(Relaxed), ALL[0].marked.load(Relaxed));
     let can_move = moves::forked().is_some();
     // SAFETY: the range belongs to the guard.

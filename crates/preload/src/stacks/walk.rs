@@ -12,7 +12,7 @@ use crate::tree;
 #[derive(Clone, Copy)]
 struct FrameWalk<'a> {
     piece: &'a StackPiece,
-    /// Offsets of the words in a layout that this piece probably has, too.
+    /// Word offsets of the layout that this piece probably has.
     like: &'a [Cell<u16>; WORDS],
     words: usize,
     frames: usize,

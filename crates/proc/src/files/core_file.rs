@@ -28,7 +28,8 @@ pub use self::notes::{CoreNotes, MappedFileNote, ProcessNote, SignalNote, Thread
 pub use self::snapshot::snapshot;
 use crate::ProcError;
 
-/// Name of the source in the reason why a value is absent: a core file lacks the value.
+/// Name of the source in the message that a value is absent because a core file does not contain
+/// it.
 pub(crate) const CORE_FILE: &str = "a core file";
 
 /// An open core file.
@@ -105,7 +106,7 @@ impl CoreFile {
         &self.notes
     }
 
-    /// Parts that the file lacks.
+    /// Parts of the process's data that the file lacks, each with the reason.
     pub fn gaps(&self) -> &[Gap] {
         &self.gaps
     }

@@ -106,7 +106,7 @@ impl NamedVariables {
                 return;
             }
             if symbol.is_thread_local {
-                // The storage of the program lies directly below the thread pointer.
+                // The thread-local storage of the program lies directly below the thread pointer.
                 let start = symbol.value.wrapping_sub(symbols.tls_bytes);
                 if is_program && symbol.value < symbols.tls_bytes {
                     self.thread_local.push(variable(start, symbol.size));

@@ -28,16 +28,18 @@
 //! | btrfs and others with subvolumes | the subvolume's | the inode is that of `maps`, and the mount that contains the found file has the device of `maps` |
 //! | overlayfs | the overlay's; before Linux 6.8 `maps` has the device and inode of the lower file system | the kernel has not marked the name as deleted |
 //!
-//! In the last two cases the target may have replaced the mapped file by another regular file in
-//! its root, which is then accepted. Through `map_files` this replacement has no effect.
+//! In the last two rows, the target may have replaced the mapped file by another regular file in
+//! its root. This module then opens that other file. With `map_files` (step 1), it opens the mapped
+//! file.
 //!
 //! # Files that this process has locked
 //!
 //! The kernel releases all POSIX locks of a process on a file when the process closes any
-//! descriptor of the file (fcntl(2)). A recorder holds such locks on its recording, and maps a part
-//! of the recording. Without the locks, the next process that opens the recording truncates this
-//! part, and the recorder ends by SIGBUS. This module therefore never opens the files that
-//! [`keep_locks_of`] names. Closing a descriptor that was opened with `O_PATH` releases no locks.
+//! descriptor of the file (fcntl(2)). A recorder (a pagewise process that writes a recording) holds
+//! such locks on its recording file, and maps a part of this file. Without the locks, the next
+//! process that opens the recording truncates the mapped part, and the recorder ends by SIGBUS.
+//! This module therefore never opens the files that [`keep_locks_of`] names. Closing a descriptor
+//! that was opened with `O_PATH` releases no locks.
 //!
 //! # Changes
 //!
@@ -338,7 +340,8 @@ impl TargetRoot {
             return true;
         }
         if found.is_on_overlay() {
-            // Once the process has ended, the mapped file may lie in another root than this one.
+            // Without a PID, `self` is the root of pagewise, and the mapped file may lie in another
+            // root. The inodes must then be equal.
             return !deleted && (self.pid.is_some() || found.id().inode == id.inode);
         }
         found.id().inode == id.inode && self.file_system(found) == Some(id.device)
@@ -570,7 +573,8 @@ mod tests {
             }
             opened.any()
         };
-        // Other programs open the device too, but not in each of many rounds.
+        // Other programs open the device, too. In at least one of 100 attempts, they do not open
+        // it.
         assert!((0..100).any(|_| !opens_any()));
         assert_eq!(
             io::read_to_string(root.open(Path::new("/link"), 10).unwrap()).unwrap(),

@@ -92,9 +92,10 @@ fn names(root: &ProcRoot, folder: &str) -> Reading<Vec<String>> {
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
 }
 
-/// True if kernel stacks are part of `VmallocUsed`: `vmallocinfo` has areas of the size of a stack
-/// that a fork allocated. Without root, the usual architectures are assumed to have such stacks:
-/// few kernels show their configuration in `/proc/config.gz`.
+/// True if kernel stacks are part of `VmallocUsed`: `vmallocinfo` then lists areas that a function
+/// of `fork` allocated. Without root, `vmallocinfo` cannot be read; the function then returns true
+/// on x86-64 and arm64. It does not read the kernel configuration, because few kernels provide
+/// `/proc/config.gz`.
 pub(crate) fn stacks_in_vmalloc(root: &ProcRoot) -> Reading<bool> {
     match root.machine("vmallocinfo") {
         Ok(text) => Ok(stacks_in(&text)),

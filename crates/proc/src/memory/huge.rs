@@ -1,7 +1,8 @@
 //! The transparent huge pages of a process, and which of their base pages are zero in every byte.
 //!
-//! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry are read, so the
-//! reads fault no page in: the resident memory of the process stays the same.
+//! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry (a page-table entry
+//! of a huge page) are read, so the reads fault no page in: the resident memory of the process
+//! stays the same.
 
 mod folios;
 
@@ -27,7 +28,7 @@ use crate::{ProcError, ProcRoot};
 /// examined.
 const PIECE: usize = 256 << 10;
 
-/// Number of huge pages that are found before they are read together.
+/// Number of huge pages that a scan collects before their contents are read.
 const READ_TOGETHER: usize = 64;
 
 /// Number of reading threads: two saturate the memory bandwidth available to one process.
@@ -233,7 +234,8 @@ impl ContentReader {
         ProcError::of_process(error, self.pid, "mem".as_ref())
     }
 
-    /// Adds the huge pages that contain a run. A page whose run was split by a scan is added once.
+    /// Adds the start addresses of the huge pages in a run that a scan reported. If a scan reports
+    /// one huge page in two runs, its address is added once.
     fn note(&self, run: Range<u64>, starts: &mut Vec<u64>) {
         for piece in pieces(run, self.huge_size) {
             let start = piece.start & !(self.huge_size - 1);

@@ -1,10 +1,10 @@
 //! State of every page of a process, as runs of equal pages.
 //!
 //! Two methods exist, and tests compare their results. `PAGEMAP_SCAN` returns runs and skips empty
-//! ranges. `pagemap` has a word per page, takes half the time for many pages, and shows neither
-//! huge entries nor the zero page. So usually the words are read, and scans provide the missing
-//! data. With CAP_SYS_ADMIN the data of page frames is added: the number of mappings of each frame,
-//! merged pages, and sizes of folios.
+//! ranges. `pagemap` has a word per page, takes half the time for many pages, and shows neither the
+//! zero page nor huge entries (page-table entries that map a huge page). So usually the words are
+//! read, and scans provide the missing data. With CAP_SYS_ADMIN the data of page frames is added:
+//! the number of mappings of each frame, merged pages, and sizes of folios.
 
 mod detail;
 mod runs;

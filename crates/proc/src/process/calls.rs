@@ -23,9 +23,8 @@ const MAX_NAME_BYTES: usize = 250;
 /// Number of bytes that one recorded call, with its data in a report, takes from the memory limit.
 /// A call has about 730 bytes as JSON.
 const CALL: u64 = 1 << 10;
-/// `PROCESS` is the number of calls that use as much memory as one process, whose mappings begin as
-/// a copy of its parent's. `MAPPINGS` is the number of mappings of a program that use as much
-/// memory as one call.
+/// A recorded process takes as much memory as `PROCESS` calls, because its mappings begin as a copy
+/// of its parent's. `MAPPINGS` mappings of a program take as much memory as one call.
 const PROCESS: usize = 16;
 const MAPPINGS: usize = 4;
 /// Number of bytes of a name that take as much memory as a call.

@@ -179,7 +179,7 @@ pub fn resident(root: &ProcRoot, pid: Pid) -> Result<Bytes, ProcError> {
     Ok(stat::parse_statm(&root.read(pid, "statm")?, page_size)?.resident)
 }
 
-/// Identity of a process, and its mappings without their pages.
+/// Identity of a process, and its mappings without the data of their pages.
 ///
 /// # Errors
 /// As [`capture`].

@@ -91,11 +91,13 @@ pub(crate) fn settings(root: &ProcRoot, pid: Pid) -> Reading<CgroupSettings> {
     })
 }
 
-/// The memory cgroup of a process with the lowest limit, watched over time.
+/// A memory cgroup whose counters are read at the start and at the end of an interval. For a
+/// process, it is the cgroup with the lowest limit, from the process's own cgroup up to the root
+/// that we can see.
 #[derive(Clone, Debug)]
 pub struct WatchedCgroup {
     member: Member,
-    /// The cgroup with the lowest limit: its path, and its folder.
+    /// Path of the cgroup with the lowest limit. The next field is its folder.
     limited: Name,
     folder: PathBuf,
     names: &'static CgroupFiles,
@@ -116,7 +118,8 @@ impl WatchedCgroup {
         Ok(WatchedCgroup { member, limited, folder: folder.to_path_buf(), names, limit, first })
     }
 
-    /// The cgroup of a folder, with its own limit.
+    /// Reads the first counters of the cgroup of a folder. `limit` is this cgroup's own limit, even
+    /// if an ancestor has a lower one.
     fn of_folder(
         path: Name,
         version: u8,
@@ -242,8 +245,7 @@ struct CgroupFiles {
     /// key of the number of OOM kills. If the key is empty, the file contains only the number.
     limit_hits: (&'static str, &'static str),
     oom_kills: (&'static str, &'static str),
-    /// Beginning of the line of `memory.stat` for page cache that was not used lately, children
-    /// included.
+    /// Beginning of the line of `memory.stat` for inactive page cache, children included.
     cache: &'static [u8],
     /// The file and the beginning of its line for memory in swap, children included.
     swap: (&'static str, &'static [u8]),

@@ -19,7 +19,8 @@ const PRESENT: u64 = 1 << 63;
 
 /// Reads the heads of all large private anonymous mappings whose first page is in memory.
 ///
-/// A page that is not in memory is left alone: reading it would change the target.
+/// A page that is not in memory is not read, because reading it would make it resident in the
+/// target.
 pub(crate) fn read(
     root: &ProcRoot,
     pid: Pid,
@@ -46,8 +47,8 @@ pub(crate) fn is_candidate(mapping: &Mapping) -> bool {
         && is_unnamed(&mapping.name)
 }
 
-/// Returns true if malloc can have created a mapping of this name: newer allocators use names such
-/// as `[anon:...]`.
+/// Returns true if malloc can have created a mapping of this name. Such a mapping has no name, or a
+/// name such as `[anon:...]` in newer allocators.
 fn is_unnamed(name: &Name) -> bool {
     name.is_empty() || name.as_bytes().starts_with(b"[anon:")
 }

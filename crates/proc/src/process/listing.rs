@@ -1,10 +1,10 @@
 //! A listing with one line for each process, made with as few reads as possible.
 //!
 //! `smaps_rollup` contains RSS, PSS, USS and swap. The quadrants ([`pagewise_model::Quadrant`])
-//! follow from these sums if two facts are known: the presence of co-mapped anonymous pages, which
-//! other processes also map (`Pss_Anon` shows it), and the presence of tmpfs pages or of exclusive
-//! pages of shared file mappings. `maps` is read only if the sums do not determine these facts, and
-//! pages are read only for mappings whose quadrants `maps` does not determine.
+//! follow from these sums alone if the process has no tmpfs pages, if all its exclusive pages are
+//! anonymous, and if the sums determine the number of exclusive anonymous pages (see
+//! `Rollup::anon_exclusive`). Otherwise `maps` is read, and then the pages of those mappings whose
+//! quadrants `maps` does not determine.
 //!
 //! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead,
 //! unless the caller wishes otherwise.
@@ -43,8 +43,8 @@ use crate::{ProcError, ProcRoot, cgroup, maps, meminfo};
 pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, ProcError> {
     let begin = Instant::now();
     if root.is_live() {
-        // If the libraries cannot be copied, pages that a process shares only with this one count
-        // as shared.
+        // If the libraries of this process cannot be copied, pages that a process shares only with
+        // this one count as shared.
         libraries::copy_libraries();
     }
     let pids = root.pids()?;
@@ -147,8 +147,8 @@ struct ListingStatus {
 }
 
 impl ListingStatus {
-    /// Returns this status with the memory of another thread: a first thread that has ended shows
-    /// no memory.
+    /// Returns this status with the memory of `holder`, the status of another thread: the status of
+    /// a first thread that has ended contains no memory.
     fn with_memory_of(self, holder: ListingStatus) -> ListingStatus {
         ListingStatus { rss: holder.rss, shmem: holder.shmem, swap: holder.swap, ..self }
     }
@@ -330,9 +330,10 @@ impl<'a> ListingReader<'a> {
         }
         let mut mappings = self.mappings(pid)?;
         let asks = |m: &Mapping| match m.backing() {
-            // Exclusive anonymous pages, if the sums do not determine them.
+            // The mapping may contain exclusive anonymous pages, and the sums do not contain their
+            // number.
             _ if anon.is_none() && m.sharing == Sharing::Private => true,
-            // Tmpfs pages, and exclusive pages of a shared file mapping.
+            // The mapping may contain tmpfs pages, or exclusive pages of a shared file mapping.
             Backing::Shmem => true,
             Backing::File | Backing::Special => {
                 m.sharing == Sharing::Shared && sums.exclusive > anon.unwrap_or_default()
@@ -416,7 +417,7 @@ fn file_share(pages: &MappingPages) -> Reading<Bytes> {
     Ok(pages.pss.clone()? - pages.pss_anon.clone()?)
 }
 
-/// Converts an error to the reason for the values that it prevented.
+/// Converts the error of a read to the reason why the values are absent.
 fn why(error: ProcError) -> Absent {
     match error {
         ProcError::NoSuchProcess { .. } => Absent::Vanished,
@@ -493,7 +494,8 @@ impl Rollup {
     /// The exclusive anonymous pages, if the sums alone determine them.
     ///
     /// A co-mapped page adds at most half of its size to `Pss_Anon`, and rounding reduces
-    /// `Pss_Anon` by less. So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
+    /// `Pss_Anon` by less than half a page. So no anonymous page is co-mapped if `Pss_Anon` equals
+    /// `Anonymous`.
     fn anon_exclusive(&self) -> Option<Bytes> {
         if self.anon_share == Some(self.anon) || self.exclusive == self.resident {
             Some(self.anon)
@@ -523,7 +525,7 @@ impl Rollup {
     }
 }
 
-/// Values that pages provide and the sums do not.
+/// Values that only a reading of the pages provides, and not the rollup.
 #[derive(Debug, Default)]
 struct PageFigures {
     anon_exclusive: Bytes,

@@ -1,5 +1,5 @@
 //! Files in memory that a process holds open, files of shared memory that it can open, and System V
-//! segments that it created: memory that no mapping of the process need show.
+//! segments that it created: the mappings of the process may not show this memory.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, Metadata};
@@ -113,9 +113,9 @@ impl MemoryFiles {
         }
     }
 
-    /// The files now, with their sizes before. A group of a single open file on a file system has
-    /// the name of this file, if an earlier reading had the same file or none. All other groups
-    /// have the group name.
+    /// Returns each group of files with its size in this reading and in the reading `before`. A
+    /// group of one open file that is not a memfd is called by the name of this file, unless the
+    /// group in `before` had another file or several. Any other group is called by its key.
     pub fn since(self, before: &MemoryFiles) -> Vec<MemoryFile> {
         let file = |(key, group): (GroupKey, FileGroup)| {
             let earlier = before.0.get(&key);

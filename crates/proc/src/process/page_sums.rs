@@ -41,7 +41,7 @@ impl PageSumReader {
     }
 
     /// Reads the sums from `smaps_rollup`. The kernel holds the mmap lock while it walks a mapping.
-    /// `swap` is the anonymous memory in swap, which is part of the sum in the file.
+    /// `swap` is the anonymous memory in swap. The sum of swapped memory in the file includes it.
     ///
     /// # Errors
     /// [`Absent`]
@@ -127,7 +127,7 @@ fn of_rollup(rollup: &Smaps, swap: &Reading<Bytes>, longest_hold_ns: u64) -> Pag
 /// Exclusive anonymous pages, if the sums alone determine them.
 ///
 /// A co-mapped page adds at most half of its size to `Pss_Anon`, and rounding reduces `Pss_Anon` by
-/// less. So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
+/// less than half a page. So no anonymous page is co-mapped if `Pss_Anon` equals `Anonymous`.
 fn anonymous_exclusive(rollup: &Smaps, exclusive: Reading<Bytes>) -> Reading<Bytes> {
     let (exclusive, anonymous) = (exclusive?, rollup.bytes(SmapsCounter::Anonymous)?);
     let is_all = rollup.bytes(SmapsCounter::PssAnon)? == anonymous

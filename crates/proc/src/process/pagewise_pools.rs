@@ -17,7 +17,8 @@ const NAME: &[u8] = b"/memfd:pagewise-pools (deleted)";
 const MAGIC: u64 = u64::from_le_bytes(*b"PWPOOLS\x01");
 
 const HEADER: usize = 64;
-/// Ranges of an entry in bytes: states and names, counters, sizes, the series.
+/// Layout of an entry: byte ranges and byte offsets of its fields, numbers of array elements
+/// (`_COUNT`), and element sizes in bytes.
 const KIND: Range<usize> = 8..24;
 const LABEL: Range<usize> = 24..56;
 const COUNTERS: usize = 56;

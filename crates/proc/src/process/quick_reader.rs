@@ -33,7 +33,7 @@ pub struct QuickReader {
 /// Condition that marks the end of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FileEnd {
-    /// A read that does not fill the buffer: right for files of one record.
+    /// A read that does not fill the buffer marks the end, for files of one record.
     ShortRead,
     /// A read without bytes: the kernel returns files of several records in pieces.
     EmptyRead,

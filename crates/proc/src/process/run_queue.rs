@@ -42,8 +42,8 @@ impl RunQueueTimes {
         Ok(RunQueueTimes { threads: times, read_at: Instant::now() })
     }
 
-    /// The sum of the times of all threads of this reading, since the reading `before` or since the
-    /// start of the thread.
+    /// Returns the sum over all threads of this reading of the times since the reading `before`, or
+    /// since the start of a thread that is new.
     pub fn since(&self, before: &RunQueueTimes) -> CpuWaits {
         let span = self.read_at.saturating_duration_since(before.read_at).as_nanos();
         let span_ns = u64::try_from(span).unwrap_or(u64::MAX);

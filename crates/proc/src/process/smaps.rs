@@ -2,10 +2,10 @@
 //!
 //! The kernel writes each line of an entry with a name padded to 16 bytes and a number padded to 8,
 //! in the same order for each mapping. So the parser keeps the lines of the previous entry, and
-//! first compares each line with its counterpart in that entry: if both lines start alike, parsing
-//! costs two comparisons and eight bytes of arithmetic. Any other line (a wider number, a new line,
-//! another kernel) takes the general path, with the same result. Neighboring mappings often have
-//! equal entries: an entry whose text equals a recent one is not parsed.
+//! first compares each line with its counterpart in that entry: if both lines start alike, the
+//! parser makes only two comparisons and converts eight bytes to a number. Any other line (a wider
+//! number, a new line, another kernel) takes the general path, with the same result. Neighboring
+//! mappings often have equal entries: an entry whose text equals a recent one is not parsed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct SmapsParser {
     parsed: ParsedMappings,
     open: Option<(Mapping, SmapsEntryText)>,
     layout: Vec<LineShape>,
-    /// Index of the next line in the layout.
+    /// Index in `layout` of the counterpart of the next line.
     next: usize,
     /// The start of a line whose end is in the next piece.
     carry: Vec<u8>,
@@ -154,9 +154,10 @@ impl SmapsParser {
         self.parsed
     }
 
-    /// Returns true if lines of the open entry are missing: all entries of a kernel have the same
-    /// lines. A first entry cannot be compared with another. But since Linux 3.8 the line `VmFlags`
-    /// ends it, and before 3.8 every process had several mappings.
+    /// Returns true if lines of the open entry are missing. All entries of a kernel have the same
+    /// lines, so the entry must have at least as many lines as the previous one. The first entry is
+    /// complete if it has `VmFlags`, the last line of an entry since Linux 3.8. Before 3.8 every
+    /// process had several mappings, so a single entry is incomplete.
     fn is_cut(&self) -> bool {
         match &self.open {
             Some((_, entry)) if self.lines_before == 0 => entry.own.flags.is_none(),
@@ -206,7 +207,7 @@ impl SmapsParser {
         let lines = known.lines;
         let rest = &text[known.bytes.len()..];
         self.count_lines(lines);
-        // Further lines of the entry, if any, have no counterpart in the layout.
+        // Further lines of the entry, if any, take the general path.
         self.next = self.layout.len();
         Some(rest)
     }
@@ -248,7 +249,8 @@ impl SmapsParser {
         }
     }
 
-    /// Advances in the layout, or extends it while the first entry is read.
+    /// Advances `next` past a line of `layout`, or appends the line to `layout` while the first
+    /// entry is read.
     fn learn(&mut self, counter: SmapsCounter, line: &[u8]) {
         if self.layout.get(self.next).is_some_and(|shape| shape.counter == counter) {
             self.next += 1;

@@ -53,7 +53,8 @@ pub fn parse(text: &[u8]) -> ParsedStatus {
     }
 }
 
-/// The lines of a `status` that a sweep needs, read in one pass.
+/// The lines of a `status` that a sweep (one reading of all processes of a machine) needs, read in
+/// one pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStatus {
     /// The real user ID of `Uid`.

@@ -92,8 +92,8 @@ fn unused_parts<'t>(
         else {
             continue;
         };
-        // Without guard mappings, neighboring stacks form one mapping. The memory below this
-        // pointer then contains frames of another thread.
+        // Without guard mappings, neighboring stacks form one mapping. The memory below `pointer`
+        // then contains frames of another thread.
         let below = pointers.partition_point(|&other| other < pointer);
         let lower = below.checked_sub(1).map_or(0, |index| pointers[index]);
         if stack.range.contains(lower) {

@@ -164,7 +164,7 @@ fn a_core_of_the_kernel_has_the_mappings_of_maps() {
         let [start, size] = ["start", "size"].map(|key| process.fact(&format!("{name}.{key}")));
         assert!(has_pattern(&core, start, size), "{name}");
     }
-    // Bytes that were left out are not zeros.
+    // Memory that was not dumped cannot be read: it must not look zero-filled.
     let secret = process.fact("undumped.start");
     assert!(!core.read(secret, &mut [0]));
     assert!(!core.read(process.fact("private_file.start"), &mut [0]));

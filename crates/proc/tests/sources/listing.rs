@@ -36,7 +36,8 @@ impl Idle {
         self.0.id()
     }
 
-    /// The process has been loaded when it sleeps in the system call for which it was started.
+    /// Waits until the process sleeps in the system call for which it was started: it has then
+    /// loaded its libraries.
     fn wait_until_asleep(&self) {
         for _ in 0..6000 {
             let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
@@ -139,7 +140,8 @@ fn the_rollup_and_the_pages_give_the_same_quadrants() {
     }
 }
 
-/// Returns the child of `parent` once the child is a fork that holds at least `least`.
+/// Waits until a child of `parent` that has not called `exec` has at least `least` bytes of
+/// resident memory, and returns it.
 fn grown_child(parent: u32, least: Bytes) -> Option<u32> {
     for _ in 0..6000 {
         let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;

@@ -90,7 +90,8 @@ fn read_maps(text: &[u8]) -> ParsedMappings {
     parser.finish()
 }
 
-/// Any bytes but the newline, which the kernel writes as `\012`; now and then 4 KiB of them.
+/// Names of any bytes except the newline, which the kernel writes as `\012`. One name in five has
+/// about 4 KiB.
 fn names() -> impl Strategy<Value = Name> {
     let byte = any::<u8>().prop_map(|b| if b == b'\n' { b'\\' } else { b });
     let hostile = prop_oneof![4 => vec(byte.clone(), 0..40), 1 => vec(byte, 4090..4100)];

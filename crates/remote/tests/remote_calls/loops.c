@@ -2,8 +2,8 @@
  * loop and checks the result.
  *
  * Prints `ready`, the address of 4 MiB of memory, and the ids of its threads. When its standard
- * input closes, the program waits for another round of each loop, prints the number of rounds of
- * each loop, and exits. The exit status is 0 if all checks succeeded. */
+ * input closes, the program waits for another iteration of each loop, prints the number of
+ * iterations of each loop, and exits. The exit status is 0 if all checks succeeded. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -122,7 +122,7 @@ int main(void) {
     CHECK(poll(&input, 1, 300000) >= 0);
     unsigned long before[THREADS];
     for (int i = 0; i < THREADS; i++) before[i] = rounds[i];
-    /* Waits until each thread has completed another round, which takes long on a busy machine. */
+    /* Waits until each thread has completed one more iteration, which takes long on a busy CPU. */
     for (int i = 0; i < THREADS; i++)
         for (int waited = 0; rounds[i] == before[i]; waited++) CHECK(waited < 30000 && usleep(1000) == 0);
     for (int i = 0; i < THREADS; i++) printf("%lu ", (unsigned long)rounds[i]);

@@ -20,7 +20,7 @@ use pagewise_remote::{
 use pagewise_sys::madvise::Advice;
 
 const SIZE: u64 = 4 << 20;
-/// Minimum number of rounds of a test, even if its time limit has passed.
+/// Minimum number of iterations of the loop of a test, even if its time limit has passed.
 const MIN_ROUNDS: u32 = 20;
 /// Time limit of a test, after which it ends early.
 const LONG: Duration = Duration::from_secs(60);

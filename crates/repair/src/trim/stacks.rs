@@ -2,8 +2,9 @@
 //!
 //! If the call stack of a stopped thread can be followed to the start of the thread, the memory
 //! below its stack pointer is unused except for the red zone. A remote call makes the thread call
-//! `madvise(MADV_DONTNEED)` itself: if this process is killed meanwhile, the thread makes the call
-//! with the same stack pointer or not at all.
+//! `madvise(MADV_DONTNEED)` itself. If this process is killed before the call, the thread makes the
+//! call with this stack pointer or not at all. So the call never releases stack memory that is in
+//! use.
 //!
 //! ```text
 //!  | guard | released ........ | margin | saved context | red zone | in use ... | struct pthread |

@@ -53,7 +53,8 @@ pub(super) struct PoolGeometry {
     pub(super) pool: u64,
 }
 
-/// Sizes until 3.9, since 3.10, and since 3.10 without the radix tree.
+/// Sizes in CPython until 3.9, since 3.10, and since 3.10 in builds without the radix tree of
+/// arenas (`WITH_PYMALLOC_RADIX_TREE`).
 const GEOMETRIES: [PoolGeometry; 3] = [
     PoolGeometry { arena: 256 << 10, pool: 4 << 10 },
     PoolGeometry { arena: 1 << 20, pool: 16 << 10 },
@@ -93,9 +94,10 @@ pub(super) struct PythonStates {
 
 impl PythonStates {
     /// Searches the data of all ELF objects for the arena vector of the main interpreter. Since
-    /// 3.12 each interpreter with its own lock has its own arenas, and the state of such an
-    /// interpreter is in a block of malloc: if the main state has an `_obmalloc_mgmt`, `find` also
-    /// searches anonymous memory.
+    /// 3.12 the state of an interpreter contains an `_obmalloc_mgmt`, and each interpreter with its
+    /// own lock has its own arenas. The state of such an interpreter is in a block of malloc. So if
+    /// the search finds an `_obmalloc_mgmt` of the main interpreter, `find` also searches anonymous
+    /// memory.
     pub(super) fn find(memory: &dyn Memory, log: &mut CorruptionLog) -> PythonStates {
         let mut search = StateSearch::new(memory);
         let mappings = memory.mappings();
@@ -122,7 +124,7 @@ fn is_object_data(mappings: &[Mapping], at: usize) -> bool {
 }
 
 /// Range of the mapping that can be object data. The kernel can merge the end of `.bss` with other
-/// anonymous memory after it.
+/// anonymous memory after it, so only the first [`MAX_BSS`] bytes of an anonymous mapping count.
 fn data_range(mapping: &Mapping) -> AddrRange {
     let range = mapping.range;
     if mapping.file_key().is_some() {

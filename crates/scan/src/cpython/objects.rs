@@ -10,9 +10,9 @@
 //!                       168  flags
 //! ```
 //!
-//! Two optional parts of 16 bytes each precede an object: the links of the garbage collector, and,
-//! since 3.11, the pointers to the dictionary and the weak references of an instance. The flags of
-//! the type determine which parts exist.
+//! Two optional parts of 16 bytes each can precede an object. One contains the links of the garbage
+//! collector. The other, since 3.11, contains the pointers to the dictionary and the weak
+//! references of an instance. The flags of the type determine which parts exist.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -167,8 +167,9 @@ fn read_type(memory: &dyn Memory, address: u64) -> Option<ObjectType> {
     let name = makes_sense.then(|| type_name(memory, word(&bytes, TYPE_NAME))).flatten()?;
     let part = |is_there: bool| if is_there { 16 } else { 0 };
     let offset = part(has(COLLECTED_BIT)) + part(PREFIX_BITS.into_iter().any(has));
-    // The variable part of an object can be empty, for example in an int or a tuple. The instance
-    // size of some of these types includes the first item.
+    // An object with a variable part, such as an int or a tuple, can be smaller than the instance
+    // size of its type. The variable part can be empty, and some instance sizes include its first
+    // item.
     let size = if item > 0 { MIN_OBJECT } else { size };
     Some(ObjectType { name, offset, size })
 }

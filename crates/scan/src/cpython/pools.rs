@@ -29,7 +29,7 @@ pub(super) const CLASS: u64 = 36;
 const NEXT_OFFSET: u64 = 40;
 pub(super) const LAST_OFFSET: u64 = 44;
 
-/// Known bytes of an arena; all other bytes are zero.
+/// Copy of the bytes of an arena. In the copy, unknown bytes are zero.
 #[derive(Debug)]
 pub(super) struct ArenaImage {
     pub(super) range: AddrRange,

@@ -222,7 +222,8 @@ fn objects_are_counted_by_the_name_of_their_type() {
     for (object, references, class) in [
         (starts[0] + 16, 1, TYPES),
         (starts[1], u64::from(u32::MAX), TYPES + 0x400),
-        // A pointer is not a reference count. An object of a garbage-collected type has a prefix.
+        // The third block begins with a pointer, not a reference count. The fourth block has no
+        // prefix, which an object of a garbage-collected type must have.
         (starts[2], HEAP + 8, TYPES + 0x400),
         (starts[3], 1, TYPES),
     ] {

@@ -161,8 +161,8 @@ impl ArenaState {
 
 /// Returns the main arenas of all C libraries in a process, usually one.
 ///
-/// A main arena is found by its link to the next arena, which is the address of the main arena
-/// itself or of an arena at the start of a heap.
+/// A main arena is found by its link to the next arena. The link is the address of the main arena
+/// itself, or of an arena at the start of a heap.
 pub(super) fn main_arenas(memory: &dyn Memory) -> Vec<ArenaState> {
     let mut found: Vec<ArenaState> = Vec::new();
     let mut candidates = 0..MAX_CANDIDATES;
@@ -368,7 +368,8 @@ const MAPPING_COUNTS: [[u64; 4]; 2] = [[32, 28, 24, 20], [36, 32, 28, 24]];
 /// Distance in bytes from the huge page size to the start of the brk heap in `malloc_par`, since
 /// 2.35.
 const HUGE_PAGE: u64 = 56;
-/// Number of bytes that are read before the start of the brk heap, and in total.
+/// Number of bytes of `malloc_par` that are read before the field with the start of the brk heap,
+/// and in total.
 const BEFORE: u64 = 40;
 const CHECKED: usize = 72;
 
@@ -401,7 +402,7 @@ fn parameters_at(memory: &dyn Memory, at: u64) -> Option<MallocParameters> {
     let [bins, most_cached, entries] = [8, 16, 24].map(|behind| word(&raw, BEFORE + behind));
     let makes_sense = bytes <= most_bytes
         // Since glibc 2.43 each `realloc` of a mapped block counts 16 bytes too many, so the number
-        // need not be a multiple of the page size.
+        // of mapped bytes need not be a multiple of the page size.
         && bytes.is_multiple_of(UNIT)
         && (1..=1024).contains(&bins)
         && most_cached < 1 << 32

@@ -39,8 +39,8 @@ pub(super) struct ArenaBounds {
     pub(super) brk: Option<u64>,
     /// The brk heap shrinks by multiples of this number of bytes.
     pub(super) trim_unit: u64,
-    /// True if all free lists of the arena were followed to their ends, so that they contain every
-    /// free chunk.
+    /// True if all free lists of the arena were followed to their ends, so that every free chunk of
+    /// the arena is known.
     pub(super) has_all_lists: bool,
 }
 
@@ -179,8 +179,8 @@ impl<'a> ChunkWalk<'a> {
         list
     }
 
-    /// Adds a block with its own mapping. Requires calls for blocks and segments in order of
-    /// address.
+    /// Adds a block with its own mapping. Requires that such blocks and segments are added in order
+    /// of address.
     pub(super) fn add_mapped(&mut self, chunk: &MappedChunk, sums: &mut MappedBlocks) {
         let amount = LiveAmount { blocks: 1, bytes: chunk.block.size };
         if self.list_of(chunk.chunk()).is_some() {
@@ -280,11 +280,12 @@ impl<'a> ChunkWalk<'a> {
         }
     }
 
-    /// Ends a part of an arena. Another part of the main arena may follow in the same segment, if
-    /// the program moved the end of the brk heap itself, or if the arena mapped a part elsewhere
-    /// meanwhile.
+    /// Ends a part of an arena at its fenceposts. Another part of the main arena can follow in the
+    /// same segment. Then the program itself has moved the end of the brk heap, or the arena has
+    /// used a mapping elsewhere before it used the brk heap again.
     fn add_end(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64, end: u64) {
         // The first fencepost at the end of a heap can have the header of a chunk of minimum size.
+        // Then it is the open chunk, and counts as memory of the allocator.
         let is_mark = |open: &OpenChunk| {
             !state.bounds.is_main
                 && glibc_chunk::size(head) == 0
@@ -396,8 +397,8 @@ impl<'a> ChunkWalk<'a> {
         state.free_since = state.free_since.or(Some(start));
     }
 
-    /// Returns the list of a chunk that belongs to an unread thread cache, recognized by `marks`:
-    /// the chunk is in the cache, or contains the cache.
+    /// Returns the list of a chunk that, according to `marks`, is in an unread thread cache or
+    /// contains such a cache.
     fn marked_list(&mut self, chunk: OpenChunk) -> Option<ChunkList> {
         if self.marks.is_empty() {
             return None;

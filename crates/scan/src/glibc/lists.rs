@@ -68,7 +68,7 @@ impl ListedChunks {
     }
 }
 
-/// Follows free lists. Contains the memory of the chunks, and a flag for mangled links.
+/// Follows free lists.
 pub(super) struct FreeListReader<'a> {
     memory: &'a dyn Memory,
     /// Segments in order of address.
@@ -150,8 +150,8 @@ impl<'a> FreeListReader<'a> {
         self.mapped.binary_search_by_key(&chunk, MappedChunk::chunk).is_ok()
     }
 
-    /// Determines from the first entries of lists whether links are mangled; `None` if neither form
-    /// of links prevails.
+    /// Determines from the first entries of lists whether links are mangled; `None` if neither
+    /// mangled nor plain links prevail.
     fn detect_mangling(&self, entries: impl Iterator<Item = u64>) -> Option<bool> {
         let is_block = |at: u64| {
             at.is_multiple_of(UNIT)

@@ -11,7 +11,7 @@
 //! A chunk that begins before the lead and ends in the window is larger than 40 KiB. It is live
 //! unless a free list contains it, so the use of every byte in a window is known. After a
 //! contradiction, for example because memory changed between two reads, the use of the following
-//! bytes is unknown; unknown bytes widen the reported range.
+//! bytes is unknown. Unknown bytes widen the reported range.
 
 mod window;
 
@@ -61,7 +61,7 @@ struct SampledArenas<'m> {
 /// so far. Returns `None` if `is_large` is false for the resident memory of the arenas.
 ///
 /// # Errors
-/// The reason why the process has no such arenas, or why they cannot be read.
+/// The reason why the process has no arenas of glibc, or why they cannot be read.
 pub(crate) fn sample(
     memory: &dyn Memory,
     page_size: PageSize,

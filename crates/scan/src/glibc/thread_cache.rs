@@ -1,8 +1,9 @@
 //! Per-thread data of malloc: the arena of each thread, and its cache of free blocks (tcache).
 //!
 //! Both are pointers in the static TLS of the C library. Their offsets from the thread pointer are
-//! equal in all threads, but only symbols contain them. So the pointers are found by their values:
-//! the address of an arena, and the address of a block with the layout of a cache.
+//! equal in all threads. Only symbols state these offsets, and libraries are usually stripped, so
+//! the pointers are found by their values. One pointer is the address of an arena, and the other is
+//! the address of a block with the layout of a cache.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -59,8 +60,9 @@ impl ThreadCache {
         ThreadCache::read_with(memory, address, 0)
     }
 
-    /// Reads the cache like [`Self::read`], but accepts one inconsistent bin: its thread may be
-    /// changing the first entry and the count of a bin one after the other.
+    /// Reads the cache like [`Self::read`], but accepts one inconsistent bin. The thread of the
+    /// cache may be changing this bin: it changes the first entry and the count one after the
+    /// other.
     fn read_in_change(memory: &dyn Memory, address: u64) -> Option<ThreadCache> {
         ThreadCache::read_with(memory, address, 1)
     }

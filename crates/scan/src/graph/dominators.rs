@@ -55,7 +55,7 @@ pub fn dominators(graph: &PointerGraph) -> (Traversal, DominatorTree) {
     (traversal.ordered(), DominatorTree { parents })
 }
 
-/// A second, higher ancestor of each node of the dominator tree, so that an ancestor is found in a
+/// A second, higher ancestor of each node of the dominator tree. With it, an ancestor is found in a
 /// number of steps that is logarithmic in the depth: E. W. Myers, "An applicative random-access
 /// stack", 1983. A linked list in the program makes the tree as deep as the list is long.
 struct Shortcuts {
@@ -174,7 +174,7 @@ impl LinkForest {
     }
 
     /// Returns the lowest semidominator of `node` and its linked ancestors. Requires that all nodes
-    /// above `last`, including `node`, are linked.
+    /// with numbers above `last` are linked, and that `node` is one of them.
     fn lowest(&mut self, node: u32, last: u32) -> u32 {
         let mut at = node;
         while self.nodes[at as usize].ancestor > last {

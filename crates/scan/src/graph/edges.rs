@@ -45,7 +45,7 @@ pub struct HeapPointers {
     pub(super) targets: Vec<u32>,
     /// Pointers of roots, in order of the spans that contain them.
     pub(super) roots: RootPointers,
-    /// Pointers that were not stored because of the limit.
+    /// Pointers that were not stored because the limit of stored pointers was reached.
     pub unrecorded: UnrecordedPointers,
     /// Types of blocks.
     pub types: BlockTypes,
@@ -79,8 +79,8 @@ impl BlockTypes {
         numbers.filter_map(|(block, _)| Some((block, self.word(block)?)))
     }
 
-    /// Sets the type of a block that has been determined without its first word. Numbers of such
-    /// types are higher than those of first words.
+    /// Sets the type of a block whose type was found by debug information, not by its first word.
+    /// The numbers of these types are higher than those of the types found by first words.
     pub(crate) fn set(&mut self, blocks: usize, block: u32, number: u32) {
         if self.numbers.is_empty() {
             self.numbers = vec![0; blocks];
@@ -160,8 +160,8 @@ pub(super) struct RootPointers {
     pub(super) runs: Vec<(u32, u32)>,
 }
 
-/// Pointers that were not stored because of the limit. Their targets count as reachable, so such a
-/// pointer can hide a leak but cannot cause a false leak.
+/// Pointers that were not stored because the limit of stored pointers was reached. Their targets
+/// count as reachable, so such a pointer can hide a leak but cannot cause a false leak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnrecordedPointers {
     /// Number of pointers that were not stored.
@@ -499,7 +499,7 @@ struct BlockReader<'a> {
     end: usize,
     /// Words that may be pointers, each with the index of its block relative to `first`.
     pending: Vec<(u32, u64)>,
-    /// Bucket of each pending word.
+    /// For each pending word: the indices of the blocks in its bucket of [`BlockIndex`].
     buckets: Vec<(u32, u32)>,
     result: PieceResult,
 }

@@ -1,4 +1,5 @@
-//! Pointers of roots grouped by the variable, stack frame or mapping that they lie in.
+//! Pointers of roots grouped by the variable, stack frame or mapping that they lie in. An area is
+//! the address range of a variable or of a stack frame.
 
 use pagewise_model::AddrRange;
 

@@ -1,8 +1,9 @@
 //! Leaks: blocks that no root reaches, grouped by the leaked block that reaches them.
 //!
-//! The head of a leak is a leaked block that no other leaked block points to, or the lowest block
-//! of a cycle that no block outside the cycle points to. A leak contains all blocks that its head
-//! reaches. A block that two heads reach belongs to the head with the higher address.
+//! The head of a leak is a leaked block that no other leaked block points to. In a cycle of leaked
+//! blocks that no block outside the cycle points to, the head is the lowest block. A leak contains
+//! all blocks that its head reaches. A block that two heads reach belongs to the head with the
+//! higher address.
 
 use super::{PointerGraph, Traversal, number};
 use crate::blocks::BlockTable;
@@ -49,9 +50,10 @@ impl HeapLeaks {
                 search.flood(block, IN_FIRST_SEARCH, |_| ());
             }
         }
-        // The last start is a head: only blocks of its own cycle reach it, because a start is a
-        // block that no earlier start reaches. In reverse order, each start that no later start
-        // reaches is a head for the same reason.
+        // A block is in `starts` if no earlier block of `starts` reaches it. So only blocks of its
+        // own cycle reach the last block of `starts`, and this block is a head. The second search
+        // goes through `starts` in reverse order: a block that no later block of `starts` reaches
+        // is a head for the same reason.
         let mut found = HeapLeaks::default();
         for &head in starts.iter().rev() {
             if search.state[head as usize] == IN_SECOND_SEARCH {

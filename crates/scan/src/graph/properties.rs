@@ -12,8 +12,8 @@ const HEAP: u64 = 0x5555_0000_0000;
 const DATA: u64 = 0x5554_0000_0000;
 const DATA_BYTES: u64 = 0x1000;
 
-/// Input of a test: for each block, the gap before it and its size in words; and pointers from a
-/// word of a block (`pointers`) or of data (`roots`) to a byte of a block.
+/// Input of a test: the gap before each block and its size in words, and pointers. A pointer leads
+/// from a word of a block (`pointers`) or of data (`roots`) to a byte of a block.
 #[derive(Clone, Debug)]
 struct RandomHeap {
     blocks: Vec<(u64, u64)>,

@@ -11,7 +11,8 @@ const MAX_ENTRIES: usize = 50_000;
 /// Maximum number of entries on a path from a root entry down.
 const MAX_DEPTH: u32 = 24;
 
-/// Retained bytes and blocks by depth-first number, of each node with all nodes that it dominates.
+/// Retained bytes and blocks of each node, indexed by depth-first number: the sums over the node
+/// and all nodes that it dominates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetainedSizes {
     bytes: Vec<u64>,

@@ -140,8 +140,9 @@ fn of_mapping(memory: &dyn Memory, at: usize, tls_bytes: u64) -> Vec<RootSpan> {
 }
 
 /// Returns the used parts of the stacks in a mapping. Several stacks separated by guard regions can
-/// share a mapping. A mapping that is not a thread's own stack has no unused part, even if a stack
-/// pointer points into it: it can contain stacks of suspended coroutines.
+/// share a mapping. Returns no stack for a mapping that is not a thread's own stack, even if a
+/// stack pointer points into it. Such a mapping can contain stacks of suspended coroutines, so no
+/// part of it counts as unused.
 fn stacks(threads: &[ScannedThread], mappings: &[Mapping], at: usize) -> Vec<RootSpan> {
     let mapping = mappings[at].range;
     let is_main = mappings[at].name.as_bytes() == b"[stack]";
@@ -168,8 +169,9 @@ fn stacks(threads: &[ScannedThread], mappings: &[Mapping], at: usize) -> Vec<Roo
     spans.filter(|span| !span.range.is_empty()).collect()
 }
 
-/// Splits a span at the thread-local storage in it. The storage of a thread is `tls_bytes` below
-/// its thread pointer, and the control block above it.
+/// Splits a span at the thread-local storage in it. The storage of a thread consists of the
+/// `tls_bytes` bytes below its thread pointer, and of the control block, which begins at the thread
+/// pointer.
 fn with_thread_local(threads: &[ScannedThread], span: RootSpan, tls_bytes: u64) -> Vec<RootSpan> {
     let mut areas: Vec<(AddrRange, u32)> = (0_u32..)
         .zip(threads)

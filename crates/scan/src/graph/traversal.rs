@@ -47,7 +47,7 @@ impl Traversal {
     /// Searches from all roots, and leaves `order` empty.
     pub(super) fn unordered(graph: &PointerGraph) -> Traversal {
         let mut numbers = vec![0; graph.nodes()];
-        // Unused capacity takes no physical memory. A growing vector would need the used part
+        // Unused capacity takes no physical memory. While a vector grows, its used part exists
         // twice.
         let mut parents: Vec<u32> = Vec::with_capacity(graph.nodes() + 1);
         parents.push(VIRTUAL_ROOT);

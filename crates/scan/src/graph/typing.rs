@@ -166,8 +166,7 @@ fn type_of(code: u32) -> Option<u32> {
 /// Number of objects of a type in a block of `usable` bytes. `None` if the allocator returns no
 /// block of this size for any number of objects.
 fn elements(data_type: &DataType, usable: u64, rounding: BlockRounding) -> Option<u64> {
-    /// Number of bytes below which glibc does not split off the remainder of a chunk: the smallest
-    /// chunk.
+    /// Smallest chunk of glibc in bytes: glibc does not split off a smaller remainder of a chunk.
     const REST: u64 = 32;
     /// Number of bytes from which a block may have its own mapping.
     const MAPPED: u64 = 64 << 10;
@@ -349,7 +348,8 @@ impl<'a> TypeSearch<'a> {
         }
     }
 
-    /// Applies a pointer with the value `word`, whose declared target type is `target`.
+    /// Handles a pointer with the value `word`: assigns its declared target type `target` to the
+    /// block at `word`, if the type is plausible for the block.
     fn lead(&mut self, word: u64, target: u32) {
         if !self.index.may_contain(word) || target >= MAX_TYPE {
             return;

@@ -35,7 +35,7 @@ pub(super) struct ExtentLayout {
     state_bits: u32,
     class_shift: u32,
     free_shift: u32,
-    /// Bit offset of the size class in the second word of 16-byte elements.
+    /// Bit offset of the size class in the second word of 16-byte leaf elements.
     leaf_class_shift: u32,
     /// Number of bytes of a large extent outside of its block (`sz_large_pad`), which jemalloc uses
     /// to start blocks at different cache lines.
@@ -188,11 +188,13 @@ impl ExtentLayout {
         (1..=MAX_SLOTS as u64).contains(&slots).then_some((size, slots))
     }
 
-    /// Returns the layout with which most extents agree, if they are more than half of the extents.
+    /// Returns the layout with which most extents agree, if they are more than half of the compared
+    /// extents.
     pub(super) fn detect(extents: &[Extent], memory: &dyn Memory) -> Option<ExtentLayout> {
         let count = |layout: ExtentLayout| {
             let agree = extents.iter().map(|extent| (extent, extent.agrees(layout, memory)));
-            // The tree may still contain the size class of a slab that was freed.
+            // The tree may still contain the size class of a slab that was freed, so a free extent
+            // that disagrees does not count.
             let voters = agree.filter(|(extent, agrees)| *agrees || !layout.is_free(extent));
             voters.take(MAX_VOTERS).fold((0, 0), |(votes, voters), (_, agrees)| {
                 (votes + usize::from(agrees), voters + 1)
@@ -221,8 +223,8 @@ impl ExtentLayout {
     }
 
     /// Number of usable bytes of the single block of an extent; `None` if its size class is
-    /// inconsistent. Since 5.3.1, the size of a block above 16 KiB is any number of whole pages,
-    /// and its size class is the smallest one that is larger.
+    /// inconsistent. Since 5.3.1, the size of a block above 16 KiB can be any number of whole
+    /// pages. Its size class is the smallest class that is larger.
     pub(super) fn block_size(self, extent: &Extent) -> Option<u64> {
         let class = self.class(extent);
         if class < SMALL_CLASSES {
@@ -249,8 +251,8 @@ pub(super) struct TreeExtents {
 /// than extents. A damaged but real tree has more extents than contradictions.
 const MAX_CONTRADICTIONS: u64 = 1000;
 
-/// Reads all extents of a tree. The result is empty if the words look like a tree only by chance:
-/// pointers in such words can refer to all memory of a process, and following them would take long.
+/// Reads all extents of a tree. The result is empty if the words look like a tree only by chance.
+/// Pointers in such words can refer to all memory of a process, so following them would take long.
 pub(super) fn tree_extents(
     memory: &dyn Memory,
     tree: ExtentTree,

@@ -14,9 +14,10 @@
 //!                                                         class, 32 slab
 //! ```
 //!
-//! The symbols of the tree are not exported. A pointer in data counts as an entry of a root if the
-//! first used element below it has an extent whose address agrees with the position of the element.
-//! The position of the entry in the root then yields the start of the root.
+//! The symbols of the tree are not exported. A pointer in data counts as an entry of a root under
+//! one condition: the address of the extent of the first used element below the pointer agrees with
+//! the position of this element. The address of this extent determines the index of the entry in
+//! the root, and so the start of the root.
 
 use pagewise_model::mapping::Sharing;
 use pagewise_model::{AddrRange, Backing, Mapping};
@@ -278,7 +279,8 @@ impl TreeSearch<'_> {
             let own_index = (page / PAGE) >> (shape.level_bits * levels) & (shape.entries() - 1);
             return (own_index == index).then_some(page);
         }
-        // An element whose extent was merged into another extent keeps its size class.
+        // An element whose extent was merged into another extent keeps its size class, so only the
+        // address shows whether an element has an extent.
         let has_extent = |word| shape.edata(word) != 0;
         let (index, word) =
             first_word(self.memory, range, shape.element, &mut self.left, &has_extent)?;

@@ -106,8 +106,8 @@ impl CacheAddress {
     }
 
     /// Address of the block with the thread's table of arena data (`arenas_tdata` of 5.2), if the
-    /// thread has one. Before the cache, the word with this address follows the word with the
-    /// address of the thread's arena.
+    /// thread has one. The address of this block is in a word before the `tcache_t`, directly after
+    /// the word with the address of the thread's arena.
     fn arena_data(self, memory: &dyn Memory) -> Option<u64> {
         let CacheAddress::Old(cache, _) = self else { return None };
         let arena = self.arena(memory)?;

@@ -144,7 +144,8 @@ impl Memory for ProcessCopy {
         }
         let at = self.mappings.partition_point(|mapping| mapping.range.end <= address);
         let mapping = self.mappings.get(at).filter(|mapping| mapping.range.contains(address));
-        // A changed page that was not copied is in swap or could not be read.
+        // A page that the process has changed is missing in the copy only if it is in swap or could
+        // not be read. If all such pages were copied, all missing bytes are as in the mapped file.
         let all_copied = self.measured.swapped.is_zero() && self.measured.unread.is_zero();
         let mapping = mapping.filter(|mapping| all_copied || !mapping.prot.write);
         let found = mapping.zip(self.files.as_ref());

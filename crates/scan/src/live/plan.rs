@@ -23,7 +23,7 @@ const RED_ZONE: u64 = 128;
 /// Maximum number of runs of pages that one system call returns.
 const REGIONS: usize = 1024;
 /// Number of times that the page table entries of absent pages are read again if the process has
-/// pages in swap, and the time between two reads.
+/// pages in swap. [`BETWEEN_LOOKS`] is the time between two reads.
 const MOVE_LOOKS: u32 = 4;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 

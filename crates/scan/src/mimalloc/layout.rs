@@ -149,14 +149,14 @@ impl SegmentLayout {
     /// Smallest segment alignment in bytes of all layouts.
     pub(super) const MIN_ALIGNMENT: u64 = 32 << 20;
 
-    /// Number of slices of all segments except those of huge blocks.
+    /// Number of slices of a segment, except segments of huge blocks.
     pub(super) const fn max_entries(&self) -> u64 {
         self.bytes / SLICE
     }
 }
 
-/// Function from a block size to the distance of the first block from the start of its page, as
-/// computed by versions that do not store the address of the first block.
+/// Rule of versions that do not store the address of the first block of a page: a function from the
+/// block size to the distance of the first block from the start of its page.
 pub(super) type FirstBlockRule = fn(u64) -> u64;
 
 /// Rules of 2.1.1 to 2.1.3, of 2.0.9, and of 2.0.7.
@@ -171,9 +171,9 @@ pub(super) const FIRST_BLOCK_RULES: [FirstBlockRule; 3] = [
     |size| if (8..=1024).contains(&size) { 128 } else { 0 },
 ];
 
-/// Possible offsets in a heap of its list of blocks that other threads freed. The thread of the
-/// heap follows this list. In older versions the page tables precede the list, and their size
-/// depends on padding.
+/// Possible offsets in a heap of its list of blocks that other threads freed. The word after the
+/// head of this list is the thread pointer of the heap's thread. In older versions the page tables
+/// precede the list, and their size depends on padding.
 pub(super) const DELAYED_FREE: [u64; 3] = [8, 2840, 2848];
 /// Distance in bytes in a heap from its list of blocks that other threads freed to its keys.
 pub(super) const DELAYED_KEYS: u64 = 32;

@@ -1,10 +1,10 @@
 //! Pages: runs of slices with blocks of one size, and their free lists. mimalloc carves blocks from
 //! a page on demand: the carved blocks come first, and the bytes after them were never used.
 //!
-//! The first word of a free block is the link to the next block of its list: an address or, in
-//! builds with encoded lists, an address combined with two keys of the page. An encoded list ends
-//! with the address of the page's table entry. The list of blocks freed by other threads has flags
-//! in the two lowest bits of its head.
+//! The first word of a free block is the link to the next block of its list. The link is the
+//! address of the next block. In builds with encoded lists, this address is combined with two keys
+//! of the page. An encoded list ends with the address of the page's table entry. The list of blocks
+//! freed by other threads has flags in the two lowest bits of its head.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -45,7 +45,7 @@ pub(super) struct BlockPage {
     /// Number of blocks that fit in the page.
     pub(super) reserved: u64,
     /// True if the stored number of used blocks differs by one from the number derived from the
-    /// lists: the thread may be allocating or freeing a block.
+    /// lists. Then the thread may be allocating or freeing a block.
     pub(super) is_in_change: bool,
     used: u64,
     /// Heads of the two lists of the owner and of the list of blocks freed by other threads.

@@ -16,8 +16,8 @@ use crate::slot_heap::MAX_ADDRESS;
 const MAX_INFO_SLICES: u64 = 16;
 /// Minimum size of a block in bytes.
 const MIN_BLOCK: u64 = 8;
-/// Value of the block size field in a free run that is in no queue. A reserved segment without an
-/// owner contains only such runs.
+/// Value of the block size field in a free run of slices that is in no queue. A reserved segment
+/// without an owner contains only such runs.
 const TAKEN_FROM_QUEUE: u64 = 1;
 
 /// A segment of mimalloc.
@@ -126,7 +126,7 @@ impl Segment {
                 .map(|at| word(&header, at));
         let kind = half(&header, layout.is_huge);
         let is_huge = kind == 1;
-        // Builds with guard pages do not count the last slice.
+        // In builds with guard pages, `entries` does not include the last slice.
         let full = count.min(layout.max_entries());
         let makes_sense = kind <= 1
             && cookie != 0

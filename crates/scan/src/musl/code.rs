@@ -72,7 +72,8 @@ fn code_in(root: &ProcRoot, pid: Pid, mapping: &Mapping, is_library: bool) -> Ve
     }
     let mut ranges: Vec<AddrRange> =
         functions.iter().filter_map(|function| mapped_function(function, mapping)).collect();
-    // In a library, functions without symbols are between the named functions.
+    // In a library, functions without symbols are between the named functions, so the whole range
+    // counts.
     if let Some(whole) = hull(&ranges).filter(|hull| is_library && hull.len().0 <= MAX_CODE) {
         ranges.push(whole);
     }

@@ -131,9 +131,9 @@ impl<'a> GroupBytes<'a> {
         self.sized(block, index, header, log)
     }
 
-    /// Returns the start of the block in a slot, according to the header before the slot. A
-    /// distance of more than 16 bits is truncated there, so the candidate whose own header is
-    /// consistent is chosen.
+    /// Returns the start of the block in a slot, according to the header before the slot. That
+    /// header contains only the low 16 bits of the distance. The first distance with these low bits
+    /// at which the block's own header is consistent is chosen.
     fn block_start(&self, index: u32, first: SlotHeader) -> Option<u64> {
         const CUT_OFF: u64 = UNIT << 16;
         let slot = self.group.slot(index);
@@ -184,7 +184,8 @@ impl<'a> GroupBytes<'a> {
             log.add(block, block - HEADER, "a block that ends in its slot", reserved);
             return SlotUse::Block(LiveBlock { start: block, size: 0 });
         };
-        // A page that was never touched reads as zero.
+        // `byte` returns `None` for a byte on a page that was never touched. Such a byte is zero,
+        // so it is not reported.
         for zero in [block + size, end] {
             if let Some(found) = byte(zero).filter(|found| *found != 0) {
                 log.add(block, zero, "a zero byte behind the block", found.into());

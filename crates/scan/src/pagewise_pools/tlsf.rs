@@ -6,7 +6,8 @@
 //!  word:   size | 1 free | 2 previous block is free | 4 | 8 freed, in a bin | tag (debug)
 //! ```
 //!
-//! Sizes of blocks include their words, because the pool's own pointers point to the words.
+//! A live block begins at its word, because the pool's own pointers point to the word. Its size
+//! includes the word.
 //!
 //! A freed block in a bin counts as free. A block in the pool's cache of small blocks has the word
 //! of a live block, and counts as live.
@@ -52,7 +53,8 @@ pub(super) fn blocks(
     Some(found)
 }
 
-/// Adds the blocks of the region that ends at the end of `words`.
+/// Adds the blocks of a region. `words` begins at the first word of the region, and ends at its
+/// last word (size 0).
 fn add_region(
     memory: &dyn Memory,
     words: AddrRange,

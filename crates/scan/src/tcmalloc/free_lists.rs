@@ -4,7 +4,7 @@
 //!  ThreadCache                                  CentralFreeList, of 1,216 bytes, one per class
 //!     0  lists of 128 classes, 32 bytes each       8  its class
 //!        0  first slot                            16  list of spans without free slots (a Span)
-//!        8  number of slots                       64  list of the others (a Span)
+//!        8  number of slots                       64  list of spans with free slots (a Span)
 //!       24  bytes of a slot                      128  64 chains of slots: first, last
 //!  4096  sizes, sampler, neighbors             1152  number of chains
 //! ```

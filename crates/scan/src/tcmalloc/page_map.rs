@@ -80,8 +80,9 @@ impl Span {
     }
 }
 
-/// Finds the root of the map. A pointer in data counts as an entry of the root if the page number
-/// of the first span in the leaf agrees with the position of the span's pointer in the leaf.
+/// Finds the root of the map. A pointer in data counts as an entry of the root under one condition:
+/// the page number of the first span in the leaf agrees with the position of the span's pointer in
+/// the leaf.
 pub(super) fn page_map_root(memory: &dyn Memory, anonymous: &[AddrRange]) -> Option<AddrRange> {
     let mut found = None;
     let mut budget = MAX_SEARCH;

@@ -5,7 +5,7 @@ use super::FrameNumber;
 /// Value that refers to no frame.
 const NONE: u32 = u32::MAX;
 
-/// Lists of the same frames. Frames that were never in a list take no memory.
+/// Lists that share the frames of one memory. Frames that were never in a list take no memory.
 #[derive(Debug)]
 pub(super) struct FrameLists<const COUNT: usize> {
     ends: [ListEnds; COUNT],

@@ -229,8 +229,8 @@ proptest! {
             steps: 0,
             counts: LevelCounts::default(),
         };
-        // All accesses are in one block, so `Levels` looks them all up in the first level before
-        // the second level.
+        // One call of `play` simulates all accesses, so `Levels` looks all of them up in the first
+        // level before the second level.
         let block: Vec<MemoryAccess> = accesses.iter().map(|a| access(a.0, a.1, a.2)).collect();
         levels.play(&block);
         accesses.iter().for_each(|(address, size, write)| naive.play(*address, (*size).into(), *write));

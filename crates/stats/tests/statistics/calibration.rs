@@ -21,8 +21,8 @@ const KINDS: [ValueSource; 4] = [
 
 const SIZES: [usize; 5] = [5, 7, 10, 20, 50];
 
-/// Number of samples for each measured rate. It is small, so that the tests take seconds: two
-/// standard deviations of a rate of 5 % are 2.5 percentage points.
+/// Number of samples for each measured rate. It is small, so that the tests take only seconds. With
+/// this number, two standard deviations of a measured rate of 5 % are 2.5 percentage points.
 const SAMPLES: usize = 300;
 
 /// Returns a standard normal value, by the Box-Muller transform.

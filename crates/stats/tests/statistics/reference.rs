@@ -11,8 +11,8 @@ struct ReferenceCase {
     figures: Vec<f64>,
 }
 
-/// Returns the cases of a kind. The fields of a line are separated by tabs: kind, values, other
-/// values, results.
+/// Returns the cases of `reference.tsv` with this kind. The fields of a line are separated by tabs:
+/// kind, values, other values, results.
 fn cases(kind: &str) -> Vec<ReferenceCase> {
     let numbers = |text: &str| text.split_whitespace().map(number).collect();
     let fields = REFERENCE.lines().map(|line| line.split('\t').collect::<Vec<_>>());

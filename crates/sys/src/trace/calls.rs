@@ -165,11 +165,13 @@ pub enum TraceStops {
 pub struct TracedProgram {
     main: Tid,
     tasks: BTreeMap<Tid, Task>,
-    /// New tasks that stopped before their clone event, and the process that created them.
+    /// New tasks that stopped before the clone event of their creator arrived, each with the
+    /// process that created it.
     early: BTreeMap<Tid, Option<Tid>>,
     /// Tasks in a group stop.
     stopped: BTreeSet<Tid>,
-    /// The task of the last change and its method of resuming; after attaching, all tasks.
+    /// Stopped tasks that the next call resumes, each with its method of resuming: the task of the
+    /// last change, or, after attaching, all tasks.
     held: Vec<(Tid, StoppedResume)>,
     /// The tasks that are still to be polled before a wait for any task.
     round: Vec<Tid>,
@@ -184,12 +186,14 @@ pub struct TracedProgram {
     stops: TraceStops,
     ending: Option<TraceEnding>,
     deadline: Option<Instant>,
-    /// Blocked signals of the terminal while a command runs: they are for the command. After its
-    /// end, or without a command, these signals end the tracing.
+    /// Signals of the terminal that are blocked while a command runs, because they are meant for
+    /// the command. After the end of the command, or if the tracer attached to a running process,
+    /// these signals end the tracing.
     terminal: Option<signals::HeldSignals>,
     interrupts: Option<signals::WaitInterrupts>,
-    /// While a counter is open, the kernel is ready to set debug registers: opening the first
-    /// counter takes some milliseconds.
+    /// A counter that counts nothing. A breakpoint needs a counter in the kernel, and the first
+    /// counter takes some milliseconds to open. This one is opened in advance, so that later
+    /// breakpoints are set quickly.
     _readiness: Option<PerfCounter>,
     _on_this_thread: PhantomData<*const ()>,
 }
@@ -464,8 +468,8 @@ impl TracedProgram {
 
     /// Sets a breakpoint, so that the thread of the last event stops once more at an instruction of
     /// its program. The event must be [`TraceEventKind::Executed`]. Returns true if the breakpoint
-    /// is set. It is not set in a process that would run on, with the breakpoint, if this process
-    /// were killed.
+    /// is set. With [`TraceStops::EveryCall`] it is not set: if this process were killed, the
+    /// traced process would continue and keep the breakpoint.
     pub fn expect(&mut self, address: u64) -> bool {
         let Some(&(tid, _)) = self.held.last() else { return false };
         if self.stops == TraceStops::EveryCall {
@@ -614,7 +618,7 @@ impl TracedProgram {
         self.tell(pid, TraceEventKind::Executed { is_native });
     }
 
-    /// Adds the task of the clone event of `maker`.
+    /// Adds the task whose creation `maker` has reported by a clone event.
     fn meet(&mut self, maker: Tid) {
         let child = ptrace::message(maker).ok().and_then(|tid| Tid::try_from(tid).ok());
         if let Some(child) = child {
@@ -644,7 +648,8 @@ impl TracedProgram {
         self.tasks.values().any(|task| task.process == process)
     }
 
-    /// Adds the children of a process that can no longer report them.
+    /// Adds the tasks in `early` that `process` created, because the process has ended or executed
+    /// another program and will not report them by clone events.
     fn adopt_those_of(&mut self, process: Tid) {
         let theirs = self.early.iter().filter(|(_, maker)| **maker == Some(process));
         let orphans: Vec<Tid> = theirs.map(|(&tid, _)| tid).collect();
@@ -770,7 +775,7 @@ impl TracedProgram {
     }
 }
 
-/// Tasks that were detached before their clone event.
+/// Tasks that were detached before the clone event of their creator arrived.
 struct Leaving {
     met: BTreeSet<Tid>,
 }

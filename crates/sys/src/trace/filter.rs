@@ -27,10 +27,11 @@ pub(super) struct SeccompFilter {
 }
 
 impl SeccompFilter {
-    /// Returns a filter that selects system calls of one architecture by number. `None` if the
-    /// filter would change the behavior of the program: without CAP_SYS_ADMIN the filter needs
-    /// `no_new_privs`, which prevents set-user-ID programs from gaining privileges. A tracer
-    /// without CAP_SYS_PTRACE prevents this anyway.
+    /// Returns a filter that selects system calls of one architecture by number. Without
+    /// CAP_SYS_ADMIN, the kernel installs a filter only with `no_new_privs`, and set-user-ID
+    /// programs then gain no privileges. A tracer without CAP_SYS_PTRACE prevents the same gain, so
+    /// `no_new_privs` then changes nothing. With CAP_SYS_PTRACE it would change the behavior of the
+    /// program, and the function returns `None`.
     pub(super) fn picking(
         architecture: u32,
         numbers: impl Iterator<Item = u32>,

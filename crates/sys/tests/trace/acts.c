@@ -1,8 +1,8 @@
-/* The program under trace: maps 16 MiB, touches half of it, and plays the act in its argument.
+/* The program under trace: maps 16 MiB, touches half of it, and runs the function act_ACT.
  *
  *     acts ACT [ARGUMENT..]
  *
- * Exit status 99 is a failure of the act itself. */
+ * Exit status 99 means that the function itself failed. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

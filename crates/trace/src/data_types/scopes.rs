@@ -1,5 +1,6 @@
-//! Functions and blocks whose code contains wanted instructions. They are tracked while the entries
-//! of a unit are read in order.
+//! Functions and blocks whose code contains wanted instructions: the instruction addresses of
+//! frames of threads. The functions and blocks are tracked while the entries of a unit are read in
+//! order.
 //!
 //! Variables of different blocks can share memory, so a variable is used only if its block contains
 //! the instruction. Code in several ranges (`DW_AT_ranges`) is not searched.

@@ -1,6 +1,6 @@
-//! A call stack from two sources: the kernel follows frame pointers to the end, but skips the
-//! caller of a function that sets up no frame, such as memset; unwind tables skip no caller, but
-//! end at the end of the stack copy.
+//! A call stack from two sources. The kernel follows frame pointers to the end of the stack, but
+//! skips the caller of a function that sets up no frame, such as memset. Unwind tables skip no
+//! caller, but end at the end of the stack copy.
 
 /// Joins the callers found by tables and the further callers found by frame pointers.
 pub(super) fn join(tables: &[u64], pointers: impl Iterator<Item = u64>, into: &mut Vec<u64>) {
@@ -10,7 +10,8 @@ pub(super) fn join(tables: &[u64], pointers: impl Iterator<Item = u64>, into: &m
     for (at, address) in pointers.enumerate() {
         let is_where_it_was = at == 0 && known > 0;
         if tables.iter().skip(1).any(|it| *it == address) {
-            // The frames added before are inner to this one, so `tables` already covers them.
+            // `tables` contains this frame, and so all frames inside it. The addresses that the
+            // loop has added are of frames inside it, so they are removed.
             into.truncate(known);
         } else if !is_where_it_was {
             into.push(address);

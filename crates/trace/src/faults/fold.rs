@@ -22,7 +22,7 @@ pub(super) struct FaultLimits {
     pub(super) rows: usize,
     pub(super) threads: usize,
     pub(super) mappings: usize,
-    /// Number of threads that are in a fault, or in a call.
+    /// Maximum number of pending faults, one for each thread.
     pub(super) pending: usize,
 }
 
@@ -37,7 +37,6 @@ impl FaultLimits {
     }
 }
 
-/// Sums of faults by the parts of a key.
 type FaultRows = HashMap<FaultKey, FaultSum>;
 
 fn rekey(rows: &mut FaultRows, key: impl Fn(FaultKey) -> FaultKey) {
@@ -47,8 +46,8 @@ fn rekey(rows: &mut FaultRows, key: impl Fn(FaultKey) -> FaultKey) {
     }
 }
 
-/// Keeps the stacks with the largest counts within this number of bytes. Stacks of pending faults
-/// are kept.
+/// Keeps the stacks with the largest counts that together take at most `bytes` bytes. Stacks of
+/// pending faults are kept.
 pub(super) fn stacks(
     rows: &mut FaultRows,
     stacks: &mut RecordedStacks,
@@ -118,8 +117,8 @@ pub(super) fn mappings(
     pending.values_mut().for_each(|it| it.memory.mapping = number(it.memory.mapping));
 }
 
-/// Keeps at most `most` rows, if few stacks, threads and mappings occur in many combinations: the
-/// smallest rows lose their stack, then their thread, then the allocation.
+/// Keeps at most `most` rows, which is necessary if few stacks, threads and mappings occur in many
+/// combinations. The smallest rows lose their stack, then their thread, then their allocation.
 pub(super) fn rows(rows: &mut FaultRows, most: usize, folded: &mut Folded) {
     let without: [fn(FaultKey) -> FaultKey; 3] = [
         |key| FaultKey { stack: StackId::OTHER, ..key },

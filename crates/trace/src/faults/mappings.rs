@@ -1,8 +1,8 @@
 //! The mappings in which there were faults, each with a number.
 //!
-//! A file has one number wherever it is mapped. Mappings without a file change their bounds in use,
-//! because the kernel merges neighbors: mappings of one program that touch or overlap have one
-//! number.
+//! A file has one number wherever it is mapped. The bounds of a mapping without a file can change
+//! while the program runs, because the kernel merges neighbors. So mappings of one program that
+//! touch or overlap have one number.
 
 use std::collections::{BTreeMap, HashMap};
 

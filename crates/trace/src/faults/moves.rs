@@ -42,7 +42,8 @@ impl Argument {
 type ChosenTracepoint = (Tracepoint, Option<CString>);
 
 impl CallFields {
-    /// The tracepoints of `mremap` itself, or else those of all system calls, filtered.
+    /// The tracepoints of `mremap`. If the kernel has none, the tracepoints of all system calls
+    /// with a filter for `mremap`.
     pub(super) fn find(
         tracefs: &TraceFs,
     ) -> Result<(CallFields, ChosenTracepoint, ChosenTracepoint), Absent> {

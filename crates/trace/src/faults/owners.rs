@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn call_stacks_show_what_the_allocator_touched_and_for_which_allocation() {
-        // Equal functions of two sources differ in their offsets.
+        // The frames of faults and the frames of allocations have equal functions at different
+        // offsets.
         let names = ["sbrk", "", "make", "main", "other"];
         let mut frames: Vec<Frame> = names.iter().map(|name| frame(name, 2)).collect();
         let stacks =

@@ -277,7 +277,8 @@ impl FaultState {
             fold::mappings(rows, &mut self.mappings, &mut self.pending, half);
         }
         if are_too_many {
-            // Ended threads and mappings are numerous, and one call stack occurs in many of them.
+            // Ended threads and mappings are numerous, and one call stack occurs in many of them,
+            // so they are merged before stacks.
             fold::threads(rows, &mut self.threads, &mut self.living, limits.threads / 32);
             if rows.len() > most_rows / 2 {
                 let few = limits.mappings / 16;
@@ -387,7 +388,8 @@ impl FaultState {
         let FaultMemory { mapping, quadrant, is_huge, on_stack } = pending.memory;
         let facts = FaultFacts {
             code: Some(pending.code),
-            // All faults that succeed have an end event if they are timed.
+            // If faults are timed, each fault that succeeds has an end event. A fault without one
+            // has failed, and gets no quadrant.
             quadrant: quadrant.filter(|_| told.is_some() || !self.latency),
             major: told.is_some_and(|(_, major)| major),
             huge: is_huge,

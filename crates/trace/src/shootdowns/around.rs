@@ -4,7 +4,8 @@
 //!
 //! Threads cannot inherit such an event: the kernel would read the path again, in their memory, and
 //! their creation would fail. So each event covers the whole machine, and slows all programs that
-//! execute the same file.
+//! execute the same file. Only since Linux 6.10 the probes of a running process can be limited to
+//! it (with CAP_BPF).
 //!
 //! The probes are at each `ret`, and not at the return address: the program's stack stays
 //! unchanged, and so do call stacks.
@@ -159,7 +160,7 @@ fn wrappers(code: TimedCode) -> Vec<Wrapper> {
     if functions.is_empty() {
         return Vec::new();
     }
-    // Leaked, a few per recording: the kernel needs the path until the recording ends.
+    // A few paths are leaked per recording, because the kernel needs them until the recording ends.
     let path: &'static CStr = Box::leak(path.into_boxed_c_str());
     let code = Rc::new(code);
     let wrapper = |function: variables::FileFunction| {

@@ -1,4 +1,6 @@
-//! Sums of flushes in bounded memory: at the limit, the smallest entries are merged.
+//! Sums of flushes in bounded memory: at the limit, the smallest entries are merged. A flush site
+//! ([`FlushSite`]) counts the flushes of one process, call stack, chain of kernel functions and
+//! system call. A caller ([`FlushCaller`]) counts system calls of one process and call stack.
 
 use std::collections::{HashMap, HashSet};
 
@@ -100,7 +102,8 @@ impl SoFar {
         if !(are_many || is_full || has_many) {
             return;
         }
-        // Processes are numerous, and one call stack occurs in many of them.
+        // Processes are numerous, and one call stack occurs in many of them, so processes are
+        // merged before call stacks.
         self.fold_processes(if are_many { processes / 8 } else { processes / 2 });
         self.fold_chains(chains / 2);
         let are_many = self.sites.values.len().max(self.callers.values.len()) > sites / 2;
@@ -220,8 +223,9 @@ impl SoFar {
         self.stacks.retain(|id| heaviest.has(id) || open.contains(&id));
     }
 
-    /// Limits the rows if few processes and stacks occur in many combinations: keeps the largest
-    /// sites and callers, at most `most`, and merges the others into one for each kernel path.
+    /// Limits the rows if few processes and stacks occur in many combinations. Keeps the largest
+    /// flush sites and the largest callers, at most `most` of each. Merges the other sites into one
+    /// for each chain and system call, and the other callers into one for each system call.
     fn fold_rows(&mut self, most: usize) {
         let process = self.other_process();
         let least = |weights: &mut dyn Iterator<Item = u64>| {

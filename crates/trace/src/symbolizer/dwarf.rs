@@ -2,9 +2,10 @@
 //!
 //! An index of address ranges gives the unit of an address. For each unit in use, the ranges of its
 //! functions and its line rows are kept; for each function in use, its inlined functions. addr2line
-//! does the same, but reads the line table headers and abbreviations of all units first, which is
-//! gigabytes of memory for a browser, and follows levels of inlined functions by recursion, so a
-//! file can overflow the stack. Here each list and each depth has a limit.
+//! works in the same way, with two differences. It reads the line table headers and abbreviations
+//! of all units first, which takes gigabytes of memory for a browser. It follows levels of inlined
+//! functions by recursion, so a file can overflow the stack. Here each list and each depth has a
+//! limit.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -601,7 +602,7 @@ fn unit(
         }
     }
     drop(entries);
-    // Both attributes may need the base offsets that were set above.
+    // `DW_AT_comp_dir` and `DW_AT_low_pc` may need the base offsets that were set above.
     unit.comp_dir = folder.and_then(|value| dwarf.attr_string(&unit, value).ok());
     if let Some(low) = root.extent.low.clone().map(|value| dwarf.attr_address(&unit, value)) {
         unit.low_pc = low?.unwrap_or(0);

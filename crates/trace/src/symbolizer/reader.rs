@@ -1,8 +1,8 @@
 //! Bytes of a file for gimli, read by `pread` in pieces when they are first needed.
 //!
-//! A mapping of the file would be simpler, but whoever can truncate the file could end this process
-//! by SIGBUS, and bytes that change while code reads them as `&[u8]` are undefined behavior. A
-//! piece that was read does not change.
+//! A mapping of the file would be simpler. But any process that can truncate the file could end
+//! this process by SIGBUS. Also, bytes that change while code reads them as `&[u8]` are undefined
+//! behavior. A piece that was read does not change.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};

@@ -140,7 +140,7 @@ fn status(canvas: &mut Canvas<'_>, state: &TopState, table: &TopTable, y: u16) {
         };
         parts.push((plain(&format!("{count} PSS unknown: {why}")), Paint::Rising));
     }
-    // Parts in the middle are omitted if the line is too long. The last part stays, because it has
+    // If the line is too long, texts in its middle are omitted. The last text stays, because it has
     // the reason of unknown values, if there are any.
     let columns = usize::from(canvas.size().0);
     let length = |parts: &[(String, Paint)]| parts.iter().map(|it| width(&it.0) + 2).sum::<usize>();

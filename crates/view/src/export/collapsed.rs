@@ -12,9 +12,9 @@ use super::{addable, called, checked, frames};
 
 /// Writes a profile as `main;parse;grow 12`, in order of functions.
 ///
-/// In names `;` becomes `:`, as in `stackcollapse-perf.pl`. A space before a number at the end of a
-/// name, and the space of `# ` at its start, become `_`: readers would find a count, a difference
-/// or a comment there.
+/// In names `;` becomes `:`, as in `stackcollapse-perf.pl`. Readers would parse a number after the
+/// last space of a name as a count or a difference, and `# ` at the start of a name as a comment:
+/// `_` replaces these spaces.
 ///
 /// ```
 /// use pagewise_model::traced::{StackCount, Frame, StackProfile};
@@ -81,8 +81,8 @@ impl<'p> CollapsedStacks<'p> {
         Ok(stacks)
     }
 
-    /// Adds the count of a call stack. `last` is the name of a callee of the innermost frame; no
-    /// frame exists for it.
+    /// Adds the count of a call stack. `last` is appended to the stack: the name of a callee of the
+    /// innermost frame, for which no frame exists.
     fn add(
         &mut self,
         frames: impl Iterator<Item = &'p Frame>,

@@ -7,11 +7,11 @@ use pagewise_model::heap::{HeapRecording, HeapSnapshot};
 
 use super::string;
 
-/// Writes one track each for live, held and resident bytes (in total and by kind), live blocks and
-/// allocations. Times are relative to the start of the recording.
+/// Writes one track for each of these values: live bytes, allocator footprint, resident bytes in
+/// total and by kind, live blocks, allocations. Times are relative to the start of the recording.
 ///
 /// If a value is unknown at a snapshot, its track has no event there, and viewers continue the
-/// value before.
+/// previous value.
 ///
 /// # Errors
 /// Returns the error of `out`.

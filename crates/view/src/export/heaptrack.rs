@@ -124,7 +124,7 @@ enum Half {
     Freed,
 }
 
-/// Kinds of one role (size and trace), in the order of their first use.
+/// Kinds of one role, as pairs of size and trace, with numbers in the order of their first use.
 #[derive(Debug, Default)]
 struct Kinds {
     numbers: HashMap<(u64, u32), u64>,
@@ -301,8 +301,8 @@ impl<'r, 'o> HeaptrackStream<'r, 'o> {
             self.states[*at].goal = *bytes;
             self.states[*at].is_listed = true;
         }
-        // Sites that the tree does not list are small. They keep their bytes as far as the total
-        // permits, or grow.
+        // Sites that the tree does not list are small. They keep their live bytes up to `room`. The
+        // remaining `room` lets sites grow that have more live bytes at the peak or at the end.
         let mut room = next.bytes.saturating_sub(sum(sites));
         let peak_is_over = self.peak_is_over;
         for state in self.states.iter_mut().filter(|state| !state.is_listed) {

@@ -79,7 +79,7 @@ fn columns(page: &mut TextPage<'_>, facts: &[Worded<'_>]) {
         facts.iter().map(|f| width(&f.label).max(width(&f.value)).min(room)).collect();
     let grids = (1..=facts.len()).map(|rows| grid(&widths, facts.len().div_ceil(rows)));
     let fits = |grid: &Vec<usize>| grid.iter().sum::<usize>() + GAP * (grid.len() - 1) <= room;
-    // The last grid has one column, which is at most as wide as the line.
+    // The last grid has one column, which is at most as wide as the line. So one grid always fits.
     let grid = grids.into_iter().find(fits).unwrap_or_default();
     for facts in facts.chunks(grid.len().max(1)) {
         row(page, Ink::Dim, facts.iter().map(|f| f.label.as_str()).zip(&grid));

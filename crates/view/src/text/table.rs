@@ -127,7 +127,7 @@ fn widest_cell(column: &TableColumn, rows: usize, wording: Wording<'_>) -> usize
             v.iter().take(rows).max().map_or(0, |n| number::decimal_width(*n))
         }
         ColumnCells::Addresses(v) => v.iter().take(rows).max().map_or(0, |n| number::hex_width(*n)),
-        // Every value belongs to a row.
+        // Each value occurs in at least one row, so the codes of the rows are not read.
         ColumnCells::Coded(coded) => {
             widest(coded.values.iter().map(|value| cell_width(value.into(), wording)))
         }

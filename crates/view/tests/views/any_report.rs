@@ -213,7 +213,8 @@ proptest! {
     ) {
         let all_codes = Arc::new(codes.clone());
         let coded = |value: &dyn Fn(usize) -> CellValue| {
-            // A value without a row would change the width of its column.
+            // A value that no row uses would still widen its column, so the value of a used code
+            // replaces it.
             let values = (0..4).map(|code| match codes.contains(&code) {
                 true => value(code as usize),
                 false => value(codes[0] as usize),

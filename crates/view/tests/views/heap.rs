@@ -184,7 +184,7 @@ impl PprofReader {
                 }
                 "+" => {
                     let kind = hex();
-                    // heaptrack_gui crashes if this does not hold.
+                    // heaptrack_gui crashes if a kind is used before a kind with a lower number.
                     assert!(
                         kind <= self.counted,
                         "kinds are numbered in the order of their first `+`"

@@ -125,7 +125,7 @@ fn own_causes<'a>(all: &'a ShootdownCauses<'a>) -> Vec<((&'a FlushCause, Option<
             .map(|stack| stack.iter().collect())
             .unwrap_or_default();
         let sum = sums.entry((kind, responsible(&stack))).or_default();
-        // Without the tracepoint of the CPUs' queues, the number of interrupted CPUs is unknown, so
+        // Without the tracepoint `csd:csd_queue_cpu`, the number of interrupted CPUs is unknown, so
         // the number of requests replaces it.
         let ipis = if all.has_queue() { site.ipis } else { site.sends };
         *sum = sum.with(&Sum { requests: site.sends, ipis, waited: site.waited });

@@ -11,7 +11,8 @@ use crate::cgroup_limit::raised_limit;
 
 /// Minimum used share of a cgroup's limit for a note.
 const CGROUP_FULL: f64 = 0.8;
-/// Minimum used share of a cgroup's limit for a warning: the cgroup is about to reclaim.
+/// Minimum used share of a cgroup's limit for a warning: the kernel is about to reclaim memory of
+/// the cgroup.
 const CGROUP_BURSTING: f64 = 0.95;
 /// Minimum number of swapped bytes that the verdict on a cgroup mentions.
 const SWAPPED: Bytes = Bytes::mib(1);

@@ -50,8 +50,8 @@ fn total_pages(report: &OomReport, page_size: PageSize) -> Option<u64> {
             let beside = match report.swap {
                 Some(OomUsage { limit: Some(both), .. }) if report.swap_is_total => both - limit,
                 Some(OomUsage { limit: Some(own), .. }) => own,
-                // Without a swap limit, the kernel counts the swap of the machine. Such a report
-                // does not contain the size of that swap.
+                // Without a swap limit, the kernel counts the swap of the machine. A report about a
+                // cgroup does not contain the size of the machine's swap.
                 _ => Bytes::ZERO,
             };
             Some(page_size.count(limit) + page_size.count(beside))

@@ -70,7 +70,8 @@ fn number(row: &TopRow, column: TopColumn) -> Option<f64> {
             TopKey::Process(key) => Some(f64::from(key.pid.0)),
             TopKey::Group(_) | TopKey::Cgroup(_) => Some(float(row.processes)),
         },
-        // A large process whose pages were not read for lack of time must not sink to the end.
+        // If the PSS of a large process was not read for lack of time, RSS replaces it, so that the
+        // row does not move to the end.
         TopColumn::Pss if matches!(row.pss, Err(Absent::NotCollected(_))) => bytes(&row.rss),
         TopColumn::Pss => bytes(&row.pss),
         TopColumn::Uss => bytes(&row.uss),

@@ -20,8 +20,8 @@ use crate::sweeps::category_label;
 /// Name and version of the JSON form.
 const SCHEMA: &str = "pagewise.recorded-process/1";
 
-/// Reports the values of a process at the last sweep, with its latest categories; `None` if the
-/// sweep does not contain the process.
+/// Reports the values of a process at the last sweep, with its latest memory by category; `None` if
+/// the sweep does not contain the process.
 pub fn recorded_process(
     history: &TopHistory,
     key: ProcessKey,

@@ -47,7 +47,8 @@ impl<S: SweepSource> ReplayCursor<S> {
         self.history.current().map_or(self.span.0, |sweep| sweep.time.unix_ns)
     }
 
-    /// Returns the latest categories of a process at the time of the cursor, if any were recorded.
+    /// Returns the latest memory by category of a process at the time of the cursor, if it was
+    /// recorded.
     ///
     /// # Errors
     /// Returns an error if the source cannot be read.

@@ -1,5 +1,5 @@
-//! Pools of private anonymous memory without a name. Address, shape and first words identify its
-//! use.
+//! Pools of private anonymous memory without a name. The address, size, access rights and first
+//! words of a mapping identify its use.
 
 use pagewise_model::{AddrRange, Bytes, Mapping};
 
@@ -48,7 +48,7 @@ const ALLOCATORS: &[(&[u8], &[u8], &str)] = &[
     (b"/libjemalloc", b"je_", "jemalloc, and mmap"),
     (b"/libtcmalloc", b"tc_", "tcmalloc, and mmap"),
     (b"/libmimalloc", b"mi_", "mimalloc, and mmap"),
-    // If a distribution has both C libraries, ld-musl-x86_64.so.1 is a link to libc.so.
+    // If a distribution has both glibc and musl, ld-musl-x86_64.so.1 is a link to libc.so.
     (b"/ld-musl-", b"", "musl malloc, and mmap"),
     (b"-musl/libc.so", b"", "musl malloc, and mmap"),
 ];

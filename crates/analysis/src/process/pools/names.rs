@@ -116,7 +116,8 @@ fn put_file(
         Backing::Shmem if mapping.path() == b"/dev/zero" => {
             sorter.put(index, PoolKind::SharedAnonymous, "MAP_SHARED|MAP_ANONYMOUS");
         }
-        // A private mapping of /dev/zero, or a bracketed name of a later kernel.
+        // A private mapping of /dev/zero has an inode. Other names are bracketed names of later
+        // kernels.
         Backing::Anonymous if mapping.inode != 0 => {}
         Backing::Anonymous => put(sorter, index, mapping, PoolKind::Named, Whole, b""),
         Backing::Shmem => put_by_file(sorter, index, mapping, PoolKind::Tmpfs),

@@ -24,7 +24,8 @@ impl ZeroEstimate {
     /// Estimates the zero bytes of several mappings together; absent if no page was read.
     ///
     /// The interval is Wilson's interval for a share in a random sample; its width is 0 if every
-    /// huge page was read. The sample is evenly spaced, so its real error is smaller.
+    /// huge page was read. The sample contains one random page of each of many equal parts of the
+    /// memory, so its real error is smaller.
     pub fn over<'a>(
         mappings: impl Iterator<Item = &'a HugeMapping> + Clone,
         huge_size: Bytes,

@@ -21,9 +21,10 @@ struct SpacePiece {
     name: Name,
 }
 
-/// A range that the kernel returned for a new mapping, although the range is mapped in
-/// [`AddressSpace`]: a call of another thread has unmapped the range, but that call's return is not
-/// recorded yet. When its return is recorded, it must not remove the new mapping.
+/// A range that the kernel returned for a new mapping, although [`AddressSpace`] still contains an
+/// older mapping of the range. A call of another thread has unmapped the older mapping, but the
+/// return of that call is not recorded yet. When the return is recorded, the replay must not remove
+/// the new mapping.
 #[derive(Clone, Copy, Debug)]
 struct RangeClaim {
     range: AddrRange,
@@ -87,7 +88,7 @@ impl AddressSpace {
 
     /// Removes the claims on a range that a call has unmapped: at each address, the oldest claim. A
     /// claim from before `began_ns`, the start of the call, belongs to a different call. Returns
-    /// the parts of the range that had no such claim.
+    /// the parts of the range in which no claim was removed.
     fn settle(&mut self, range: AddrRange, began_ns: u64) -> Vec<AddrRange> {
         let mut free = vec![range];
         let mut left = Vec::new();

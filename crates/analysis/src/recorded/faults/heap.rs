@@ -59,7 +59,8 @@ pub(super) fn remarks(recording: &FaultRecording, heap: &FaultHeap) -> Vec<Strin
     remarks
 }
 
-/// Returns the meaning of a column. Other recordings use some of the same keys for other values.
+/// Returns the meaning of a column. Reports about other recordings use some of these keys for other
+/// values.
 fn meaning(key: &str) -> &'static str {
     let mut named = pagewise_model::fields::named(key);
     named.find(|field| field.source == "faults").map_or("", |field| field.meaning)

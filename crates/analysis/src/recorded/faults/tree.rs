@@ -16,7 +16,8 @@ use crate::cells::{float, share};
 const MIN_SHARE: f64 = 0.01;
 /// Maximum number of callers below a function.
 const DEEPEST: usize = 24;
-/// Number of lines of the tree for each row that other tables may have.
+/// Ratio of the maximum number of lines of the tree to the maximum number of rows of the other
+/// tables.
 const LINES: usize = 3;
 
 #[derive(Default)]

@@ -2,17 +2,17 @@
 //!
 //! The estimate of the live bytes is unbiased at each time. The largest of these estimates exceeds
 //! the true peak on average, because it is taken at a time at which the estimate happens to be too
-//! high. It is therefore an upper estimate. The excess is larger if fewer samples are live, and if
-//! the blocks of the heap were replaced more often.
+//! high. The largest estimate is therefore an upper estimate. The excess is larger if fewer samples
+//! are live, and if the blocks of the heap were replaced more often.
 //!
 //! The bounds follow from two facts:
 //!
 //! - In 1 case of 40, the true peak exceeds the estimate at the time of the true peak by more than
 //!   1.96 standard errors. The highest estimate is at least that estimate.
 //! - The highest estimate exceeds the true peak by at most the largest error of an estimate. The
-//!   live blocks are replaced `allocated / live` times, and each replacement draws the error anew.
-//!   The maximum of the error is distributed as the maximum of a normal process of that length
-//!   ([`pagewise_stats::highest_of`]).
+//!   live blocks are replaced `allocated / live` times. After each replacement, the error is
+//!   independent of the earlier error. The largest error is distributed as the maximum of a normal
+//!   process over this number of replacements ([`pagewise_stats::highest_of`]).
 //!
 //! Samples are events of a Poisson process, so the error grows with the square root of the live
 //! bytes. Each bound is the true value for which the observed estimate is just as unlikely as the

@@ -22,7 +22,8 @@ use crate::explain::fact;
 const DEEPEST: usize = 48;
 /// Maximum number of shown callers in a chain of single callers; further callers are counted.
 const RUN: usize = 4;
-/// Number of lines of the tree for each row that other tables may have.
+/// Ratio of the maximum number of lines of the tree to the maximum number of rows of the other
+/// tables.
 const LINES: usize = 4;
 
 /// The call that a node of a tree represents.

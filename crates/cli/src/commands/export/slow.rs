@@ -38,8 +38,8 @@ pub(super) fn run(
         let due = Instant::now() + every;
         let Some(found) = diagnosis(OBSERVED.min(every), &ends) else { return };
         *latest.lock().expect("no thread panics with the lock") = Some(found);
-        // A diagnosis uses far more code and memory than a sweep; this memory is released until the
-        // next diagnosis.
+        // A diagnosis uses far more code and memory than a sweep. This memory is not needed until
+        // the next diagnosis, so it is released.
         own_memory::release_unused();
         while Instant::now() < due && !ends() {
             std::thread::sleep(TURN.min(due.saturating_duration_since(Instant::now())));

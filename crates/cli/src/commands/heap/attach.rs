@@ -58,7 +58,7 @@ fn detach(
     let ended = attached.end(&mut keeper);
     let mut stays = matches!(ended, Ok(LeftBehind::MemoryStays) | Err(_));
     for child in children {
-        // No memory of the recorder stays if the child has ended.
+        // An error is ignored: the child has then ended, and with it the memory of the recorder.
         stays |= matches!(child.end(&mut keeper), Ok(LeftBehind::MemoryStays));
     }
     match stays {
@@ -181,7 +181,8 @@ fn record_until_the_end(args: &HeapAttach, pauses: &PauseMeter) -> anyhow::Resul
     };
     let mut collector = Collector::open(request)?;
     collector.expect(pid, file);
-    // The keeper runs before anything in the target is changed.
+    // The keeper, which removes the recorder if pagewise is killed, starts before the target is
+    // changed.
     let mut keeper = KeeperProcess::start();
     keeper.note_heaps(&[pid]);
     pause::announce(&root, Pid(pid));
@@ -203,7 +204,7 @@ fn record_until_the_end(args: &HeapAttach, pauses: &PauseMeter) -> anyhow::Resul
     };
     let recorded = collect(&mut collector, &mut keeper, left);
     collector.note_blocks();
-    // Also after an error, the hooks are removed first.
+    // The hooks are removed even if `recorded` is an error; the error is returned afterwards.
     let (ended, stays) = detach(attached, &collector.children(), keeper);
     let ended = ended?;
     recorded?;

@@ -240,7 +240,7 @@ pub(super) fn tell(
     }
 }
 
-/// Prints on standard error the file of a recording, and the parts that it lacks.
+/// Prints on standard error the file of a recording, and the data that the recording lacks.
 fn tell_recording(recording: &Finished) {
     let file = pagewise_model::name::escape(recording.file.as_os_str().as_bytes());
     match recording.trouble {

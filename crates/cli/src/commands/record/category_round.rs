@@ -1,4 +1,5 @@
-//! Memory categories of recorded processes, which are read after the recorder's sweeps.
+//! Memory categories of recorded processes, which are read after the recorder's sweeps (a sweep is
+//! one reading of all processes).
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The loop of the recorder.
+//! The loop of the recorder, which makes sweeps: readings of all processes.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -100,7 +100,8 @@ impl Recorder {
             ..SamplerOptions::default()
         };
         let max_size = Bytes(args.max_size);
-        // Whole files are deleted, so each part is small compared with the limit.
+        // The retention deletes whole files. Small parts keep the recording close to its maximum
+        // size.
         let part_size = Bytes((args.max_size / 8).clamp(1 << 20, 1 << 28));
         let options_of_writer = WriterOptions { part_size, ..WriterOptions::default() };
         let mut writer = RecordWriter::open(&times::folder(&args.folder), options_of_writer)?;

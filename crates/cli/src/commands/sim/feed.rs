@@ -32,8 +32,8 @@ pub(super) struct Fed {
 /// Destination of accesses.
 type FeedSink<'a> = &'a mut dyn FnMut(&[MemoryAccess]);
 
-/// Default limit of accesses of a command: some minutes, since lackey makes a system call for every
-/// line that it writes.
+/// Default limit of accesses of a command. They take some minutes: lackey makes a system call for
+/// every line that it writes.
 const OF_A_COMMAND: u64 = 100_000_000;
 
 /// Default limit of accesses of a workload without an end.

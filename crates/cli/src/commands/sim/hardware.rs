@@ -1,4 +1,5 @@
-//! The simulated caches and TLBs: those of a CPU with known data, or of this machine.
+//! The simulated caches and TLBs: those of this machine, or those of the Intel Core i7-6800K, whose
+//! data are part of pagewise.
 
 use pagewise_measure::{cache, tlb};
 use pagewise_model::simulated::{self, TlbResult};
@@ -120,8 +121,8 @@ fn policy(policy: PolicyArg) -> RecencyPolicy {
     }
 }
 
-/// Returns this machine if its caches and TLBs are known; otherwise a CPU with known data, whose
-/// name in the report has the reason.
+/// Returns this machine if its caches and TLBs are known; otherwise the i7-6800K. Its name in the
+/// report then has the reason.
 fn this_machine() -> SimulatedMachine {
     match (caches(), tlb::tlbs()) {
         (Ok(caches), Ok(tlbs)) => SimulatedMachine {

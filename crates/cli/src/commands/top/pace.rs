@@ -1,4 +1,5 @@
-//! The time between sweeps, chosen so that sweeps stay within the CPU budget.
+//! The time between sweeps (readings of all processes), chosen so that sweeps stay within the CPU
+//! budget.
 
 use std::time::Duration;
 
@@ -20,9 +21,9 @@ const TOLERANCE: f64 = 0.8;
 /// CPU time of a sweep.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SweepCpu {
-    /// CPU time for reading the pages of processes. This reading has a budget of its own, and a
-    /// sweep may also use the part of the budget that earlier sweeps left: the CPU time counts as
-    /// at most [`PAGE_SHARE`] of the interval.
+    /// CPU time for reading the pages of processes. This reading has a budget of its own: the share
+    /// [`PAGE_SHARE`] of the interval. A sweep may use more if earlier sweeps used less, so at most
+    /// this share counts.
     pub(super) pages: Duration,
     /// CPU time for everything else, including the table and its frame.
     pub(super) others: Duration,

@@ -42,8 +42,8 @@ impl SweepSource for StoredSweeps {
         let mut sweeps = Vec::new();
         let mut cursor = self.0.sweeps(time.unix_ns.saturating_sub(HISTORY_NS), time.unix_ns);
         while let Some(sweep) = cursor.next_sweep() {
-            // Counters since boot cannot be compared across a reboot, and the clock can be set
-            // back.
+            // Sweeps with a later time since boot are left out: they are of an earlier boot, whose
+            // counters cannot be compared, or the clock was set back before them.
             if sweep.time.boot_ns < time.boot_ns {
                 sweeps.push(sweep.clone());
             }

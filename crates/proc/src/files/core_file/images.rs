@@ -35,7 +35,7 @@ const MAX_FILE_BYTES: u64 = 16 << 30;
 const PT_NOTE: u32 = 4;
 const NT_GNU_BUILD_ID: u32 = 3;
 
-/// Files whose build ID is that of a mapped image.
+/// Files on this machine that have the build ID of an ELF file that the process had mapped.
 #[derive(Debug, Default)]
 pub struct ImageFiles {
     parts: Vec<ImagePart>,
@@ -55,7 +55,7 @@ pub struct ImageBuild {
     pub build_id: Vec<u8>,
 }
 
-/// Addresses whose bytes are those of a file.
+/// Address range of the process whose bytes are read from a file on this machine.
 #[derive(Clone, Copy, Debug)]
 struct ImagePart {
     range: AddrRange,
@@ -173,7 +173,7 @@ impl ImageFiles {
     }
 }
 
-/// A mapped file that starts like an ELF file.
+/// A mapped file that starts like an ELF file, or whose first bytes the core lacks.
 struct CoreImage<'a> {
     name: Name,
     mapped: &'a [MappedFileNote],
@@ -182,7 +182,8 @@ struct CoreImage<'a> {
     is_program: bool,
 }
 
-/// The images of a core, each name once.
+/// Returns the mapped files that are ELF files, or whose first bytes the core lacks; one for each
+/// file name.
 fn images(core: &CoreFile) -> Vec<CoreImage<'_>> {
     let files = core.notes().files.as_deref().unwrap_or_default();
     let program = program(core);

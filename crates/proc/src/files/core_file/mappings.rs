@@ -26,7 +26,7 @@ struct CoreMapping {
     has_rights: bool,
 }
 
-/// The mappings, and the counts and names for remarks on inferred values.
+/// The mappings, and the counts and names that the remarks on inferred values contain.
 pub(super) struct CoreMappings {
     pub(super) mappings: Vec<Mapping>,
     /// Number of file mappings without a segment. Their access rights come from ELF headers or are
@@ -120,8 +120,9 @@ fn piece(range: AddrRange, prot: Option<Prot>, file: Option<&MappedFileNote>) ->
     CoreMapping { mapping, has_rights: prot.is_some() }
 }
 
-/// In NT_FILE, anonymous shared memory and System V segments have names that identify them. For
-/// other files, a core does not record the sharing.
+/// Infers the sharing of a mapping from its name in NT_FILE. Anonymous shared memory and System V
+/// segments have special names. For the mapping of any other file, a core does not record the
+/// sharing.
 fn sharing(name: &Name) -> Sharing {
     let name = name.as_bytes();
     if name.is_empty() {

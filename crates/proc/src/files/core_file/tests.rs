@@ -126,7 +126,7 @@ fn small_core() -> SmallCore {
     SmallCore { bytes, programs, notes: start..start + note_len }
 }
 
-/// Uses everything that a report and a scan of a core use.
+/// Calls the functions that a report and a scan of a core call.
 fn use_all(bytes: Vec<u8>) -> Result<(), ProcError> {
     let len = bytes.len() as u64;
     let core = CoreFile::from_bytes(bytes)?;
@@ -167,7 +167,8 @@ fn a_core_gives_its_mappings_threads_and_signal() {
         (STACK, b"[stack]"),
         (VDSO, b"[vdso]"),
     ];
-    // Without the headers of the program, its bss could be the heap.
+    // Without the ELF headers of the program, its bss can be mistaken for the heap, so the two rows
+    // of the bss and the heap are not compared.
     assert_eq!(shown[..2], expected[..2]);
     assert_eq!(shown[4..], expected[4..]);
     let named_heap = shown.iter().filter(|(_, name)| *name == b"[heap]").count();

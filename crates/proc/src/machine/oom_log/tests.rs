@@ -1,4 +1,4 @@
-//! Reports of several kernels, and hostile ones.
+//! Tests with OOM reports of several kernel versions, and with hostile reports.
 
 use pagewise_model::evidence::counter;
 use pagewise_model::oom::OomVictim;

@@ -74,7 +74,8 @@ pub(super) struct Zeros {
     pub(super) buffer: Vec<u8>,
 }
 
-/// Folios by size. The flag is true for folios that one huge entry maps.
+/// Folios by size. The flag is true for folios that one huge entry (a page-table entry of a huge
+/// page) maps.
 type FolioSizes = BTreeMap<(Bytes, bool), FolioTally>;
 
 /// True if any process of the machine may have large anonymous folios that no huge entry maps:

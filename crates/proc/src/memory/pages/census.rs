@@ -50,10 +50,10 @@ pub(super) struct Census {
 
 /// Treatment of the exclusive bit of huge anonymous pages.
 ///
-/// Most kernels report the bit of the first base page for all pages of a huge page. The reported
-/// bit is wrong if a parent or child process shares only a part of the huge page: that process has
-/// split its own mapping of the huge page by a write, but one entry of the target still maps all of
-/// it.
+/// Most kernels report the bit of the first base page for all pages of a huge page. This bit can be
+/// wrong after a `fork`. If a parent or child process writes to a base page, the kernel splits only
+/// that process's mapping of the huge page. One entry of the target still maps the whole huge page,
+/// but the other process now shares only a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
     /// The bit is used. It is correct if the process shares no anonymous memory.
@@ -82,7 +82,8 @@ impl Census {
     }
 
     /// Counts the words that were read at `start` into the tallies of the mappings that lie there.
-    /// The first element of `mappings` is the first mapping that is not closed yet.
+    /// The first element of `mappings` is the first mapping that [`Census::close`] has not
+    /// finished.
     pub(super) fn count(
         &mut self,
         space: &mut PageTables,
@@ -105,7 +106,7 @@ impl Census {
         Ok(())
     }
 
-    /// Closes the first mapping that is not closed yet, and returns its tally.
+    /// Finishes the first unfinished mapping, and returns its tally.
     pub(super) fn close(&mut self, mapping: &Mapping) -> PageTally {
         self.open_up_to(0, mapping);
         let mut tally = self.open.pop_front().map(|open| open.tally).unwrap_or_default();
@@ -138,8 +139,8 @@ impl Census {
         part: MappingWords<'_>,
     ) -> Result<(), ProcError> {
         let mut at = part.start;
-        // Range of resident pages of one kind without a hole. A huge entry can only lie in such a
-        // range.
+        // Range of resident pages of one kind without a hole. A page-table entry of a huge page (a
+        // huge entry) can only lie in such a range.
         let mut solid = (None, AddrRange { start: at, end: at });
         for run in runs(part.words) {
             let here = AddrRange { start: at, end: at + self.bytes(run.words).0 };
@@ -232,7 +233,8 @@ impl Census {
         let is_counted = kind == PageOrigin::File || self.trust == Trust::Counts;
         let exclusive = words.iter().filter(|word| is_exclusive(word)).count();
         match self.frames {
-            // Co-mapped pages are counted one by one anyway.
+            // Without an exclusive bit, `count_run` has already requested the number of mappings of
+            // each base page.
             Some(_) if exclusive == 0 => {}
             // Linux 6.11 to 6.14 report a separate bit for each base page.
             _ if (1..words.len()).contains(&exclusive) => {}
@@ -261,8 +263,8 @@ impl Census {
     }
 }
 
-/// Counts pages that are not exclusive and whose frames are hidden. The share of these pages is
-/// unknown, and in anonymous memory they may be the zero page.
+/// Counts pages that are not exclusive and whose frames are hidden. The PSS of these pages is
+/// unknown. In anonymous memory they may be the zero page.
 fn guess_co_mapped(
     space: &mut PageTables,
     tally: &mut PageTally,

@@ -19,8 +19,9 @@ use crate::{ProcError, ProcRoot};
 /// Duration of a scan above which the next scan is shorter.
 const LONG: Duration = Duration::from_micros(200);
 
-/// Time for which calls may hold the mmap lock before a sleep follows, and above which scans stop
-/// growing: a waiting thread gets the lock within a quarter of a millisecond.
+/// Total time for which scans may hold the mmap lock before this thread sleeps. A single scan that
+/// takes less time doubles the range of the next scan. A waiting thread thus gets the lock within a
+/// quarter of a millisecond.
 const BRIEF: Duration = Duration::from_micros(170);
 
 /// The page tables of one process.
@@ -116,7 +117,8 @@ impl PageTables {
         }
     }
 
-    /// True if the page at `address` is mapped by a huge entry that is not the huge zero page's.
+    /// True if a huge entry (a page-table entry of a huge page) maps the page at `address`. False
+    /// for the huge zero page.
     pub(crate) fn is_huge(&mut self, address: u64) -> Result<bool, ProcError> {
         let page = AddrRange { start: address, end: address + self.page_size.bytes() };
         let request = ScanRequest {

@@ -9,8 +9,8 @@ use pagewise_model::{Absent, Backing, Breakdown, Bytes, PageSize, Reading, Shari
 /// The kernel adds up proportional shares in 1/4096 bytes (`PSS_SHIFT` of fs/proc/task_mmu.c).
 const PSS_SHIFT: u32 = 12;
 
-/// Number of recent values that later mappings can share. Neighboring mappings often alternate
-/// between a few values.
+/// Number of recent [`MappingPages`] values that are kept. A later mapping with equal sums shares
+/// the kept value. Neighboring mappings often alternate between a few values.
 const RECENT: usize = 4;
 
 /// Kinds of pages that a mapping can contain.
@@ -64,7 +64,7 @@ pub(super) struct PageTally {
     pub(super) breakdown: Breakdown,
     /// Bytes << [`PSS_SHIFT`].
     pss: u64,
-    /// The part of `pss` of anonymous pages.
+    /// The part of `pss` that belongs to anonymous pages.
     pss_anon: u64,
     /// True if the share of a co-mapped page (a page that other page tables also map) is missing
     /// from `pss`.
@@ -90,7 +90,7 @@ impl PageTally {
         self.add_share(kind, bytes.0 << PSS_SHIFT);
     }
 
-    /// Adds pages that other page tables also map, without their share.
+    /// Adds the size of pages that other page tables also map. Does not add their PSS.
     pub(super) fn add_co_mapped(&mut self, kind: PageOrigin, bytes: Bytes) {
         let sum = match kind {
             PageOrigin::Anonymous => &mut self.breakdown.anon_co_mapped,

@@ -118,7 +118,7 @@ impl Walker {
             }
             open = self.close(open, at);
         }
-        // A mapping with an empty range is still open.
+        // Also fill in mappings with an empty range: the loop does not reach them.
         self.close(open, u64::MAX);
         Ok(length)
     }

@@ -115,7 +115,7 @@ impl MemoryReader<'_> {
         Ok(ReadMemory { mappings, rollup: Err(Absent::NotCollected(USE_FULL.into())), walk })
     }
 
-    /// The mappings without their pages.
+    /// The mappings without the data of their pages.
     pub(super) fn maps(&mut self) -> Result<Reading<Vec<Mapping>>, ProcError> {
         let unread = if self.root.is_live() { USE_FULL } else { NOT_COPIED };
         let mut parser = maps::MapsParser::new(Absent::NotCollected(unread.into()));

@@ -86,7 +86,8 @@ impl CgroupHierarchy {
         self.tree(&self.point)
     }
 
-    /// The folder of a cgroup by its path in the hierarchy, or by the path of its folder.
+    /// Returns the folder of a cgroup. `path` is the path of the cgroup in the hierarchy, or the
+    /// path of the folder itself.
     pub fn folder(&self, path: &str) -> Option<PathBuf> {
         let path = Path::new(path);
         let below =
@@ -96,7 +97,7 @@ impl CgroupHierarchy {
         (is_below && folder.join("cgroup.procs").exists()).then_some(folder)
     }
 
-    /// The path of the cgroup of a folder in the hierarchy.
+    /// Returns the path of a cgroup in the hierarchy. `folder` is the folder of the cgroup.
     pub fn name(&self, folder: &Path) -> Name {
         let below = folder.strip_prefix(&self.point).unwrap_or(Path::new(""));
         let path = if below == Path::new("") { self.top.clone() } else { self.top.join(below) };
@@ -134,7 +135,8 @@ impl CgroupHierarchy {
         pids
     }
 
-    /// Begins to watch a cgroup with its own limit.
+    /// Reads the first counters of a cgroup, for [`WatchedCgroup::finish`]. The limit is this
+    /// cgroup's own limit.
     pub fn watch(&self, folder: &Path) -> WatchedCgroup {
         WatchedCgroup::of_folder(self.name(folder), self.version, self.files(), folder)
     }

@@ -21,7 +21,7 @@ impl CgroupHierarchy {
     /// Reads a cgroup and those below it, each after its parent.
     pub fn tree(&self, top: &Path) -> CgroupTree {
         let mut folders = self.folders(top);
-        // A parent is a prefix of its children, so it comes before them.
+        // The path of a parent is a prefix of the paths of its children, so it comes before them.
         folders.sort();
         let mut places: HashMap<PathBuf, usize> = HashMap::new();
         let mut nodes: Vec<CgroupNode> = Vec::with_capacity(folders.len());
@@ -80,9 +80,9 @@ fn has(list: &[BootCounter], name: &str) -> bool {
     list.iter().any(|counter| counter.name.as_bytes() == name.as_bytes() && counter.count > 0)
 }
 
-/// `memory.stat`. In v1, the lines that begin with `total_` include the children, as all lines of
-/// v2 do; they replace the v1 lines without this prefix. Version 1 has kernel memory in a separate
-/// file.
+/// Returns the counters of `memory.stat`, with the children included. In v2 every line includes the
+/// children. In v1 only the lines that begin with `total_` do, so this function returns these lines
+/// without the prefix. Version 1 has kernel memory in a separate file.
 fn stat(folder: &Path, is_v1: bool) -> Vec<BootCounter> {
     let text = read_all(&folder.join("memory.stat")).unwrap_or_default();
     let all = vmstat::parse(&text);

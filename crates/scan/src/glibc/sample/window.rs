@@ -149,8 +149,8 @@ impl FreeRun {
         self.0 = self.0.or(Some(start));
     }
 
-    /// Ends the run at `end`. Returns the whole pages that `malloc_trim` would release: the chunk
-    /// header stays.
+    /// Ends the run at `end`. Returns the whole pages that `malloc_trim` would release: it keeps
+    /// the header of the first chunk.
     fn close(&mut self, end: u64, page: u64) -> Option<AddrRange> {
         let start = (self.0.take()? + KEPT_HEADER).next_multiple_of(page);
         let end = page_of(end, page);
@@ -305,7 +305,7 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
             let chunk = chunk.filter(|chunk| !(was_free && chunk.used_as == ChunkUse::Free));
             let Some(chunk) = chunk else {
                 // A chain that begins at any chunk of this long chain would end at the same
-                // contradiction.
+                // contradiction, so the search continues after the contradiction.
                 self.has_broken_chain |= length >= CHAIN;
                 return Some(if length >= CHAIN { at } else { first } + UNIT);
             };

@@ -1,6 +1,7 @@
-//! The rows of a table, written fast: numbers are formatted without allocations, the spaces of
-//! adjacent numeric columns are written at once, and adjacent columns with the same codes are
-//! formatted once per code.
+//! The rows of a table, written fast: numbers are formatted without allocations, and the spaces of
+//! adjacent numeric columns are written at once. A coded column has a list of values, and for each
+//! row an index in this list, the code. Adjacent columns with the same codes are formatted once per
+//! code.
 
 use std::collections::btree_map;
 use std::iter::Peekable;
