@@ -69,8 +69,8 @@ pub(crate) fn check(path: &str, text: &str) -> Vec<(usize, String)> {
     problems
 }
 
-/// Returns the names of items that cannot be searched for, as line and message. `code` is a Rust
-/// file.
+/// Returns the items of a Rust file whose names are too common to search for, as line and message.
+/// `text` is the text of the file.
 pub(crate) fn vague_names(text: &str) -> Vec<(usize, String)> {
     let code = only_code(text);
     let mut problems = Vec::new();

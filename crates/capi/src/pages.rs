@@ -177,7 +177,8 @@ pub unsafe extern "C" fn pw_pages_create(
         let is_guarded =
             unsafe { options.as_ref() }.is_some_and(|options| options.flags & GUARDED != 0);
         let make = if is_guarded { Pages::guarded } else { Pages::unguarded };
-        // Only the runs lie in memory of this source; the pool itself lies in memory of the system.
+        // The pool takes the memory of its runs from `kind`, but the `CPages` value itself lies in
+        // memory of the system.
         let placed = home::place(SystemOrBuffer::system(), |_| make(kind));
         let placed = placed.ok_or_else(|| Failure::new(libc::ENOMEM, "no memory for the pool"))?;
         // SAFETY: the header requires a writable address; it was checked not to be NULL.

@@ -10,7 +10,8 @@ use pagewise_alloc::stack::{FrameLink, LinkedPolicy, Stack};
 use crate::common::{functions, layout, layouts, pointer};
 use crate::failure::or_abort;
 
-/// Type of a `pw_stack`. The crate of the allocators asserts that their layouts are the same.
+/// Type of a `pw_stack`. The fields of `pw_stack` and of `LinkedStack` have the same offsets:
+/// `pagewise/stack.h` and the crate `pagewise_alloc` assert the same numbers.
 type CStack = LinkedStack;
 
 /// Returns the stack behind a pointer.

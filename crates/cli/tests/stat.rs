@@ -67,9 +67,10 @@ fn peak_res_is_the_programs_and_has_the_floor_of_a_small_process() {
     let peak = number(&report, "peak_res", "median");
     let touched = 20_000.0 * rustix::param::page_size() as f64;
     assert!((touched..touched + 8e6).contains(&peak), "{peak}");
-    // Most of this memory is data of pagewise itself that the loader relocates; a debug build has
-    // more of it.
-    assert!(report["peak_res_floor"].as_f64().unwrap() < 6e6, "{}", report["peak_res_floor"]);
+    // The floor is the RES of pagewise itself. At a fault, the kernel maps the pages of the file
+    // around it: more of them if the page cache has this file in large folios.
+    let floor = report["peak_res_floor"].as_f64().unwrap();
+    assert!(floor < touched / 4.0, "{floor}");
 }
 
 #[test]

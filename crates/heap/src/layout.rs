@@ -184,15 +184,17 @@ struct Looking<'a> {
     /// other allocators.
     alone: Option<usize>,
     others: Option<usize>,
-    /// Requested sizes of blocks whose slack does not fit into a cell of the map, by address.
+    /// Requested sizes, by block address, from a separate table of the recorder. The table contains
+    /// the blocks whose slack (usable size minus requested size) does not fit into the bits that
+    /// the recorder's map of live blocks has for it.
     sizes: HashMap<u64, u64>,
     every: u64,
     uses: Use,
     unclear: u64,
 }
 
-/// The recorded blocks that are live now, in order of address; `None` if the map cannot be read,
-/// because the kernel is too old or the process has ended.
+/// The recorded blocks that are live now, in order of address; `None` if the recorder's map of live
+/// blocks cannot be read, because the kernel is too old or the process has ended.
 pub(crate) fn live_blocks(
     root: &ProcRoot,
     pid: Pid,

@@ -288,8 +288,10 @@ impl SharedTables {
     /// change, so that the live amounts of all sites are of one time point. Without `mark`, the
     /// process must have ended.
     pub(crate) fn state(&mut self, mark: bool) -> io::Result<CountedState> {
-        // A copy is used only if its epoch equals `moment`. Without `mark`, the recorder has not
-        // received this epoch, so the current values of all sites are used.
+        // Each record contains a copy of an earlier live amount, and the number of the snapshot for
+        // which the recorder made the copy. `read` uses the copy only if this number equals
+        // `moment`. Without `mark`, the recorder has not received the new number, so `read` uses
+        // the current live amounts of all records.
         self.moment = self.moment.wrapping_add(1);
         if mark {
             let at = HEADER.place(header::EPOCHS) + 4;

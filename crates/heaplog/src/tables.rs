@@ -189,9 +189,9 @@ pub mod header {
 /// Words of the header for inline hooks. The hooked functions are those that a preloaded library
 /// cannot interpose.
 ///
-/// The recorder writes the addresses of the functions and of free memory near them. The collector
-/// answers with code for that memory: for each function a jump to its replacement, and the
-/// relocated first instructions of the function.
+/// The recorder writes the addresses of the functions and of free memory near them: the code area.
+/// The collector answers with code for that memory: for each function a jump to its replacement,
+/// and the relocated first instructions of the function.
 pub mod hooks {
     /// Number of functions: `malloc`, `free`, `calloc`, `realloc`, `memalign`, `aligned_alloc`,
     /// `posix_memalign`, `valloc`, `pvalloc`, and in programs that run already `pthread_create`,
@@ -209,8 +209,8 @@ pub mod hooks {
     pub const AT: usize = 1040;
     /// Address of the replacement of each function.
     pub const ENTRIES: usize = 1064;
-    /// Answer: number of bytes of each function's relocated instructions; 0 if the function cannot
-    /// be hooked.
+    /// Number of bytes of each function's relocated instructions, in the collector's answer; 0 if
+    /// the function cannot be hooked.
     pub const LENGTHS: usize = 1088;
     /// The first 8 bytes of each function before the function was hooked for the first time.
     pub const BEFORE: usize = 1112;
@@ -224,7 +224,7 @@ pub mod hooks {
     /// Address of the function that unmaps all memory of the recorder. It must be called after
     /// [`DETACH`].
     pub const RELEASE: usize = 1030;
-    /// Answer: contents of the code area.
+    /// Contents of the code area, in the collector's answer.
     pub const CODE: usize = 2048;
     /// 1 if the code area has its contents already.
     pub const READY: usize = 1025;
@@ -260,19 +260,20 @@ pub mod collector {
 /// Words of the header for inline hooks of functions that allocate under other names than
 /// `malloc`'s family, or under these names without being exported.
 ///
-/// The collector finds them by the symbols of the program's files, writes their roles and the
-/// addresses of free memory near them, and relocates their first instructions to this memory, as it
-/// does for [`hooks`]. The recorder maps the memory.
+/// The collector finds them by the symbols of the program's files, and writes their roles and the
+/// addresses of free memory near them: the code areas. It relocates their first instructions to the
+/// code areas, as it does for [`hooks`]. The recorder maps the code areas.
 pub mod named {
     /// Address of the recorder's code to which the hooks jump.
     pub const ENTRY: usize = 1200;
     /// 1 if the functions of the rows are hooked already.
     pub const READY: usize = 1201;
-    /// Answer: number of rows.
+    /// Number of rows that the collector has written.
     pub const COUNT: usize = 1202;
-    /// Answer: number of code areas.
+    /// Number of code areas (ranges of memory for relocated instructions) that the collector has
+    /// chosen.
     pub const ROOM_COUNT: usize = 1203;
-    /// Answer: address and length in bytes of each code area, in turn.
+    /// Address and length in bytes of each code area that the collector has chosen, in turn.
     pub const ROOMS: usize = 5000;
     /// Maximum number of code areas.
     pub const MAX_ROOMS: usize = 32;

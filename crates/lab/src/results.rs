@@ -406,7 +406,8 @@ mod tests {
     const ROUNDS: usize = 5;
     const TRIALS: usize = 200;
 
-    /// Number of trials in which equal conditions are judged as more, or as different.
+    /// Number of trials with a wrong verdict about two equal conditions: a claim that one of them
+    /// has the larger value agrees, or the claim that both have the same value disagrees.
     fn false_alarms(mut one: impl FnMut() -> f64) -> usize {
         let is_alarm = |_: &usize| {
             let entry = same_thrice(&mut one);

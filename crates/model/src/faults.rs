@@ -198,7 +198,8 @@ pub struct FaultMapping {
     pub range: AddrRange,
     /// The name as `maps` prints it; empty if the mapping has no name.
     pub name: Name,
-    /// The quadrant by the arguments of `mmap`; `None` if no known mapping contains the address.
+    /// The mapping's type by the arguments of `mmap`: private or shared, and anonymous or of a
+    /// file. `None` for faults at addresses that no known mapping contains.
     pub quadrant: Option<Quadrant>,
 }
 

@@ -182,14 +182,15 @@ pub enum ClaimVerdict {
 pub enum Plot {
     /// A bar for each condition.
     Bars {
-        /// Name of the quantity.
+        /// Name of the quantity in [`ExperimentRecord::quantities`].
         quantity: Label,
         /// Scale of the axis.
         scale: Scale,
     },
-    /// The curves with one name: a line for each condition.
+    /// The curves that have one name in [`ExperimentRun::curves`], with a line for each condition.
     Curves {
-        /// Name of the curves.
+        /// Name in [`ExperimentRun::curves`] that all these curves have; also the title of the
+        /// plot.
         curve: Label,
         /// Label, unit and scale of the horizontal axis.
         x: (Label, AxisUnit, Scale),

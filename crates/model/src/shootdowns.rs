@@ -59,8 +59,8 @@ pub struct ShootdownRecording {
     pub callers: Vec<FlushCaller>,
     /// Interrupts and flushes by CPU.
     pub cpus: Vec<FlushCpu>,
-    /// Number of function-call interrupts sent to other CPUs, for flushes or other purposes, by
-    /// tracepoint.
+    /// Counts of interprocessor interrupts that were sent, for flushes or other purposes: the name
+    /// of each tracepoint that counts them, and its count.
     pub sent: Vec<(String, u64)>,
     /// Histogram of the time from a flush request until the last interrupted CPU had flushed, in
     /// nanoseconds.
@@ -74,8 +74,9 @@ pub struct ShootdownRecording {
     /// Number of flushes that interrupted recorded threads and that unrecorded threads requested.
     #[serde(with = "plain")]
     pub foreign: Reading<u64>,
-    /// Method that measured [`SystemCall::around_shooting`]; absent if these durations were not
-    /// measured.
+    /// Method that measured the durations of system calls from the call of the C library's function
+    /// to its return: [`SystemCall::around_shooting`] and [`SystemCall::around_quiet`]. Absent if
+    /// these durations were not measured.
     #[serde(with = "plain")]
     pub around: Reading<TimedCallsMeans>,
     /// Counters of `/proc/vmstat` that count page moves or page protections, and that grew during

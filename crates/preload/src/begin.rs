@@ -387,7 +387,8 @@ fn describe_process(every: u64, is_glibc: bool) {
     set_head(header::BEGAN_MONOTONIC, kernel::clock(libc::CLOCK_MONOTONIC));
     set_head(header::EVERY_BYTES, every);
     set_head(header::LIFETIMES_EVERY, if every == 0 { u64::from(threads::TIMED_EVERY) } else { 0 });
-    // No record contains one of these first epochs.
+    // Both epochs, that of snapshots (high half) and that of peaks (low half), begin with 1. A new
+    // record contains 0 for both, which shows that it has no copies of its counts yet.
     set_head(header::EPOCHS, 1 << 32 | 1);
     let provider = match is_glibc {
         true => allocator::GLIBC,

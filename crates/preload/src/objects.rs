@@ -73,7 +73,7 @@ pub(crate) fn forget() {
     }
 }
 
-/// Resets the lock in a child of `fork`, where the thread that held it does not exist.
+/// Resets [`LOCK`] in a child of `fork`, where the thread that held it does not exist.
 pub(crate) fn reset() {
     LOCK.reset();
 }
@@ -108,7 +108,7 @@ fn learn(address: usize) -> Option<&'static CodeObject> {
     }
 }
 
-/// Adds a file, or marks a known file as loaded. Requires the lock.
+/// Adds a file, or marks a known file as loaded. The caller must hold [`LOCK`].
 fn add(layout: &ElfLayout, path: &[u8]) -> Option<&'static CodeObject> {
     let count = COUNT.load(Relaxed);
     let is_same = |object: &&CodeObject| {
@@ -139,7 +139,7 @@ fn has_path(object: &CodeObject, path: &[u8]) -> bool {
 }
 
 /// Copies a path to memory that is never unmapped and is inherited by children of `fork`. Returns
-/// `None` if the memory is full.
+/// `None` if the memory is full. The caller must hold [`LOCK`].
 fn keep(path: &[u8]) -> Option<*mut u8> {
     if PATHS.load(Relaxed).is_null() {
         PATHS.store(kernel::private(PATH_BYTES).ok()?, Relaxed);

@@ -4,9 +4,10 @@
 //! thread is the number of bytes that it may allocate before it updates the header. While only one
 //! thread records, its credit is the distance to the peak, so each new peak and each descent from
 //! it is noticed at once. With several threads, each thread allocates and frees up to [`CREDIT`]
-//! bytes between updates of the header, and the peak has an error of this size. The epoch of peaks
-//! is a counter that is incremented when the live bytes fall below a new peak: each record then
-//! keeps a copy of its counts at the peak.
+//! bytes between updates of the header, and the peak has an error of this size. A record contains
+//! the counts of one thread for one allocating call stack. The epoch of peaks is a counter that is
+//! incremented when the live bytes fall below a new peak: each record then keeps a copy of its
+//! counts at the peak.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,9 +22,10 @@ pub(crate) static COMING: AtomicU64 = AtomicU64::new(0);
 /// Value of [`COMING`] for an unknown number of threads that began before the recording.
 const ANY_NUMBER: u64 = u64::MAX >> 1;
 
-/// Number of live bytes when the epoch of peaks last changed, which is the sum of the copies in the
-/// records; a lower bound if the exact number is unknown. [`header::PEAK`] exceeds this number by
-/// the credit of the threads.
+/// Number of live bytes of all threads at the last peak after which the live bytes fell; a lower
+/// bound if the exact number is unknown. While several threads record, [`header::PEAK`] may be
+/// larger than this number. `PEAK` then also counts the bytes that the threads were permitted to
+/// allocate without an update of the header (their credit) and had not allocated.
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
 /// Balance of ending threads: signed number of bytes that they have allocated and not freed, and
@@ -135,8 +137,9 @@ fn give_back(thread: &ThreadData, room: i64) {
     keep_if_highest();
 }
 
-/// Begins a new epoch of peaks if the number of live bytes rose since the last epoch and exceeds
-/// [`KEPT`].
+/// Increments the epoch of peaks, so that the records keep copies of their counts. Does nothing if
+/// the program has not reached a new peak since the last call, or if the number of live bytes is
+/// known and does not exceed [`KEPT`].
 fn keep_if_highest() {
     if head(header::RISING).load(Relaxed) == 0 || head(header::RISING).swap(0, Relaxed) == 0 {
         return;

@@ -21,7 +21,8 @@ pub struct Priority {
 }
 
 impl Priority {
-    /// `None` if this thread has no permission, or already has another policy than `SCHED_OTHER`.
+    /// Checks that this thread may run at real-time priority. `None` if it may not, or if its
+    /// scheduling policy is not `SCHED_OTHER`.
     pub fn of_this_thread() -> Option<Priority> {
         // SAFETY: the call takes a thread ID, where 0 is this thread, and no pointer.
         let policy = unsafe { libc::sched_getscheduler(0) };
@@ -55,11 +56,11 @@ impl Priority {
     }
 }
 
-/// Runs a short piece of work at real-time priority, if this thread has the permission. A nested
-/// call in `work` does not change the priority.
+/// Runs a short piece of work at real-time priority, if this thread may run at that priority. A
+/// nested call in `work` does not change the priority.
 pub fn briefly_raised<T>(work: impl FnOnce() -> T) -> T {
-    /// The permission of a thread. The cell stays borrowed while the priority is raised, so that a
-    /// nested call detects this.
+    /// Permission of a thread to run at real-time priority. The cell stays borrowed while the
+    /// priority is raised, so that a nested call detects this.
     enum Permission {
         Unknown,
         Refused,
@@ -82,7 +83,7 @@ pub fn briefly_raised<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Runs a piece of work that is too long for [`briefly_raised`] at the lowest niceness, if this
-/// thread has the permission: other threads of normal priority then get little CPU time, but
+/// thread may lower its niceness: other threads of normal priority then get little CPU time, but
 /// real-time threads still preempt the work. Threads that the work starts inherit the niceness.
 pub fn favored<T>(work: impl FnOnce() -> T) -> T {
     /// Restores the niceness when dropped, also if the work panics.
@@ -113,7 +114,7 @@ fn set_niceness(niceness: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Sets the policy of this thread.
+/// Sets the scheduling policy and the real-time priority of this thread.
 fn set(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: priority };
     // SAFETY: `parameter` outlives the call, which only reads it; thread ID 0 is this thread.

@@ -64,8 +64,9 @@ impl AlignedRegion {
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: `offset + length` is at most `mapped`, since the offset is below the alignment.
         let start = unsafe { self.mapping.add(self.offset) };
-        // SAFETY: the bytes are mapped for reading until `self` is dropped, every bit pattern is
-        // valid, and `bytes` cannot be called while `self` is borrowed.
+        // SAFETY: the bytes are mapped for reading until `self` is dropped, and every bit pattern
+        // is valid. The bytes do not change while the returned slice borrows `self`: all functions
+        // that write to them take `&mut self`.
         unsafe { slice::from_raw_parts(start.as_ptr(), self.length) }
     }
 

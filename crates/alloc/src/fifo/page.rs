@@ -33,7 +33,7 @@ pub(super) const CAPACITY: usize = PAGE - (COLORS - 1) * LINE - size_of::<FifoPa
 const LINE: usize = 64;
 const COLORS: usize = 16;
 const GRAINS: usize = PAGE / GRAIN;
-/// Number of words of the marks.
+/// Number of words of the marks, which are a bitmap with one bit for each grain of a page.
 const WORDS: u8 = 128;
 const _: () = assert!(WORDS as usize == GRAINS / 64);
 
@@ -49,6 +49,8 @@ pub(super) const fn rounded(size: usize) -> usize {
 #[derive(Debug)]
 struct FifoPage {
     header: FifoHeader,
+    /// A bit for each grain of the page: 1 if the grain lies in a hole that the header does not
+    /// record.
     marks: [Cell<u64>; GRAINS / 64],
 }
 
@@ -75,7 +77,7 @@ pub(super) struct FifoHeader {
     told: Cell<u16>,
     /// True if the memory of this page that was never allocated is zero-filled.
     pub(super) zeroed: Cell<bool>,
-    /// Index of the first word of the marks that may differ from 0.
+    /// Index of the first word of [`FifoPage::marks`] that may differ from 0.
     marked: Cell<u8>,
 }
 
@@ -173,7 +175,9 @@ impl FifoPageRef {
         unsafe { self.0.cast().as_ref() }
     }
 
-    /// Returns the marks. Requires that the page is not a single large block.
+    /// Returns the marks of the page ([`FifoPage::marks`]): a bit for each grain, which is 1 in
+    /// free ranges that the header does not record. Requires that the page is not a single large
+    /// block.
     fn marks(&self) -> &[Cell<u64>; GRAINS / 64] {
         // SAFETY: the marks follow the header inside the page.
         let marks = unsafe { &raw const (*self.0.as_ptr()).marks };

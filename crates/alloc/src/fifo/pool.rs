@@ -5,7 +5,7 @@
 //! - Memory between `next` and `end` counts as live in the current page, so that allocating it
 //!   accesses no page header.
 //! - The pool allocates in the current page. Each other page is an empty spare, or is in the queue
-//!   and has live bytes.
+//!   and has live bytes. A hole is a range of a page that does not count as live.
 //! - While blocks are freed in an order other than that of age, the shelf (a cache of freed blocks
 //!   by size) is open and `end` equals `next`, so that allocations search the shelf first. Blocks
 //!   on the shelf count as live.
@@ -74,7 +74,7 @@ const _: () = assert!(offset_of!(FifoHot, end) == 8 && offset_of!(FifoHot, zeroe
 enum FifoEvent {
     /// The last block of a page was freed: no byte of the page counts as live any more.
     Emptied(FifoPageRef),
-    /// The pool must empty and close the shelf.
+    /// The pool must close the shelf, and free the blocks on it in their pages.
     Drained,
     /// A guarded block of this size is freed by this call site.
     Freed(NonNull<u8>, usize, CallSite),
@@ -394,8 +394,8 @@ impl<S: Source> FifoCore<S> {
             .or_else(|| self.hole_of(self.sparse_page()?, need))
     }
 
-    /// Turns the blocks on the shelf into holes, and repeats `known_room`; `None` if no shelf is
-    /// open.
+    /// Frees the blocks on the shelf (a cache of freed blocks by size) in their pages, and repeats
+    /// `known_room`; `None` if no shelf is open.
     fn known_room_without_shelf(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         self.hot.shelf.get()?;
         self.clear_shelf();
@@ -403,7 +403,9 @@ impl<S: Source> FifoCore<S> {
         self.known_room(need)
     }
 
-    /// Opens the shelf, if the source has memory for it.
+    /// Opens the shelf, a cache of freed blocks by size: while it is open, frees may put blocks on
+    /// it, and allocations search it first. The shelf stays closed in a guarded pool, under a
+    /// policy without a shelf, and if the source has no memory for it.
     fn open_shelf(&self) {
         if self.hot.guarded.get() || !self.policy.has_shelf() {
             return;
@@ -415,7 +417,8 @@ impl<S: Source> FifoCore<S> {
         self.hot.shelf.set(shelf);
     }
 
-    /// Turns all blocks on the shelf into holes, and closes it.
+    /// Closes the shelf (a cache of freed blocks by size), and frees the blocks on it in their
+    /// pages.
     fn clear_shelf(&self) {
         let shelf = self.hot.shelf.take();
         while let Some((block, size)) = shelf.and_then(OpenShelf::take_any) {
@@ -732,7 +735,7 @@ fn foreign(block: NonNull<u8>) -> ! {
     Misuse::not_a_block("fifo", block.addr().get()).panic();
 }
 
-/// Frees a block, as [`free_slow`] does, if the shelf does not take it.
+/// Frees a block, as [`free_slow`] does, if the shelf is closed or does not take the block.
 ///
 /// # Safety
 /// As for [`free_slow`].

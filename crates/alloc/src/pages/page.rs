@@ -28,7 +28,9 @@ use crate::misuse::CallSite;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum RunPageState {
-    /// Allocated, an edge, or neither the first nor the last page of a free run.
+    /// The page is allocated, is in the cache of a thread, or lies between the first and the last
+    /// page of a free run. Also the state of the edges: the descriptors before the first and after
+    /// the last page of a region, which have no page.
     Used = 0,
     /// Free, and maybe backed by memory.
     Idle = 1,

@@ -26,17 +26,20 @@ pub struct LockedTlsf<S: Source, const N: usize = 32> {
 }
 
 impl<S: Source, const N: usize> LockedTlsf<S, N> {
-    /// Creates an empty pool, which is guarded in debug builds.
+    /// Creates an empty pool. In debug builds it detects memory errors, like a pool of
+    /// [`LockedTlsf::guarded`].
     pub const fn new(source: S) -> LockedTlsf<S, N> {
         LockedTlsf { pool: Locked::new(Tlsf::new(source)) }
     }
 
-    /// Creates a pool without guards, also in debug builds.
+    /// Creates an empty pool that does not have the checks of [`LockedTlsf::guarded`], also in
+    /// debug builds.
     pub const fn unguarded(source: S) -> LockedTlsf<S, N> {
         LockedTlsf { pool: Locked::new(Tlsf::unguarded(source)) }
     }
 
-    /// Creates a guarded pool, also in release builds.
+    /// Creates an empty pool that detects memory errors, also in release builds: each block ends
+    /// with a canary, and freed blocks stay in a quarantine, as in a pool of [`Tlsf::guarded`].
     pub const fn guarded(source: S) -> LockedTlsf<S, N> {
         LockedTlsf { pool: Locked::new(Tlsf::guarded(source)) }
     }

@@ -150,7 +150,8 @@ fn next_step(snapshot: &Snapshot, estimate: &TrimEstimate, asked: &[TrimPart]) -
     paragraph(pieces)
 }
 
-/// Writes `BEFORE 256K MIDDLE part, part. `
+/// Returns the pieces of a sentence about the parts that yield less than [`WORTHWHILE`]: `before`,
+/// the size [`WORTHWHILE`], `middle`, and the names of the parts with commas and a final period.
 fn less(before: &'static str, parts: &[TrimPart], middle: &'static str) -> [CellValue; 4] {
     let names: Vec<&str> = parts.iter().map(|part| part.key()).collect();
     [

@@ -329,7 +329,8 @@ fn on_machine(recording: &ShootdownRecording) -> CellValue {
     }
 }
 
-/// Number of interrupts that were sent to call a function on another CPU, by the tracepoint.
+/// Returns the counts of interprocessor interrupts that were sent. Each tracepoint that counts them
+/// has its own count, with the tracepoint's name as the key.
 fn sent(recording: &ShootdownRecording) -> CellValue {
     let value = |(name, count): &(String, u64)| (name.clone().into(), CellValue::Count(*count));
     CellValue::Record(recording.sent.iter().map(value).collect())

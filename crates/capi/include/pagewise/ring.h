@@ -34,8 +34,10 @@
 
 PW_BEGIN
 
-/* A ring. Only the library creates rings, which have more fields than these. The inline functions
- * use these fields; programs must not. */
+/* A ring, which allocates blocks in frames. A frame is a group of blocks that are freed together.
+ * It is open from pw_ring_open until pw_ring_seal or pw_ring_cancel, and only the open frame of a
+ * ring can allocate blocks. Only the library creates rings, which have more fields than these. The
+ * inline functions use these fields; programs must not. */
 typedef struct pw_ring {
     char *next;    /* The first free byte of the open frame. */
     uintptr_t end; /* Blocks end below this; 0 while no frame is open. */
@@ -43,7 +45,8 @@ typedef struct pw_ring {
 
 PW_ASSERT(offsetof(pw_ring, end) == 8);
 
-/* A sealed frame. Programs must not dereference the pointer. */
+/* A sealed frame: a group of blocks that pw_ring_seal has closed to further allocations, and that
+ * pw_ring_release frees together. Programs must not dereference the pointer. */
 typedef struct pw_ring_frame pw_ring_frame;
 
 /* Creates a ring with memory of the system; NULL if memory is exhausted. The caller destroys the

@@ -1,4 +1,5 @@
-//! The other processes of the machine that have the most memory.
+//! The processes with the most resident memory (RES), except the target, which is the process that
+//! pagewise diagnoses.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,7 +9,7 @@ use pagewise_model::{Bytes, PageSize, Pid};
 
 use crate::{ProcRoot, cgroup, stat};
 
-/// Maximum number of other processes that are returned.
+/// Maximum number of processes that [`ProcessSizes::largest_others`] returns.
 const SHOWN: usize = 5;
 
 /// RES and major page faults of every process, by its ID and the time of its start.
@@ -32,7 +33,8 @@ impl ProcessSizes {
         ProcessSizes(sizes.collect())
     }
 
-    /// The processes other than `target` that have the most memory now.
+    /// Returns the processes other than `target` that have the most resident memory now, the
+    /// largest first. Their growth and their major page faults are counted since `self` was read.
     pub fn largest_others(
         &self,
         root: &ProcRoot,

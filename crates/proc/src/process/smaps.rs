@@ -42,6 +42,8 @@ pub fn parse_rollup(text: &[u8]) -> Option<Smaps> {
 pub struct SmapsParser {
     builder: Builder,
     parsed: ParsedMappings,
+    /// The open mapping, whose header was parsed and of which further lines may follow, and the
+    /// open entry: its lines so far.
     open: Option<(Mapping, SmapsEntryText)>,
     layout: Vec<LineShape>,
     /// Index in `layout` of the counterpart of the next line.
@@ -54,7 +56,8 @@ pub struct SmapsParser {
     lines: usize,
     lines_before: usize,
     last_flags: (Vec<u8>, VmFlags),
-    /// The text of recent entries, the latest first: a mapping with an equal entry shares it.
+    /// Recent entries with their text, the latest first. If the next entry has the same text, it is
+    /// not parsed: its mapping gets a reference to the parsed counters of the recent entry.
     texts: VecDeque<Text>,
 }
 
@@ -198,8 +201,9 @@ impl SmapsParser {
         self.lines += lines;
     }
 
-    /// If the next lines of the text equal a recent entry, the open mapping shares that entry.
-    /// Returns the text behind these lines.
+    /// If `text`, which follows the header of a mapping, begins with the lines of a recent entry,
+    /// gives the mapping a reference to the parsed counters of that entry. Returns the text behind
+    /// these lines.
     fn known_entry<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         let (_, entry) = self.open.as_mut()?;
         let known = self.texts.iter().find(|known| text.starts_with(&known.bytes))?;
@@ -273,8 +277,8 @@ impl SmapsParser {
         }
     }
 
-    /// Adds the open mapping. `text` contains the lines below its header, if all of them are in one
-    /// piece.
+    /// Adds the open mapping to the parsed mappings. `text` contains the lines below its header, if
+    /// all of them are in one piece.
     fn close(&mut self, text: Option<&[u8]>) {
         if let Some((mut mapping, entry)) = self.open.take() {
             let entry = match entry.shared {

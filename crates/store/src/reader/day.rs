@@ -581,7 +581,8 @@ fn identity_of(
         let uid = absent.cell(row.get(3)?);
         Ok(ProcessIdentity {
             name: name_of(row.get_ref(0)?),
-            // The column of the parent is in `process_row`.
+            // The caller sets the parent: it is a column of the table `process_row`, which this
+            // query does not read.
             parent: Pid(0),
             command,
             exe: name(row.get_ref(2)?),

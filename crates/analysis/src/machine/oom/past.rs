@@ -76,8 +76,8 @@ fn badness(row: &OomTableRow, page_size: PageSize, total_pages: Option<u64>) -> 
 }
 
 /// Describes a report in words: the requesting process, the limit that was reached, the victim and
-/// the reason. `later` are the kills after the report for which the kernel printed only one line
-/// each.
+/// the reason. `later` contains the kills that followed the report; the kernel printed only one
+/// line about each of them.
 pub fn explanation(report: &OomReport, later: &[OomReport]) -> Vec<CellValue> {
     let page_size = report.page_size.unwrap_or(USUAL_PAGE);
     let mut pieces = asker(report, page_size);
@@ -399,7 +399,8 @@ fn why_it(
     }
 }
 
-/// Describes the kills after the report for which the kernel printed no report.
+/// Describes the kills that followed the explained report. `later` has an entry for each of these
+/// kills, of which the kernel printed only one line instead of a whole report.
 fn followers(later: &[OomReport]) -> Vec<CellValue> {
     let Some(last) = later.last().and_then(|report| report.victims.first()) else {
         return Vec::new();
