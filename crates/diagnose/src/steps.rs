@@ -1,12 +1,15 @@
 //! The order of the instruments, and the conditions that make each instrument worth its cost.
 
+use std::mem;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{
     ActivityPoint, AllocationProfile, AllocationSizes, CpuWaits, DiagnosisCost, EVIDENCE_VERSION,
-    Evidence, Gathered, Instrument, MachinePoint, ZeroSample,
+    Evidence, Gathered, Instrument, LeakRecheck, MachinePoint, ZeroSample,
 };
+use pagewise_model::heap_graph::LeakedBlock;
+use pagewise_model::heap_sample::HeapSample;
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::units::nanoseconds;
@@ -20,7 +23,7 @@ use pagewise_proc::run_queue::RunQueueTimes;
 use pagewise_proc::{
     ProcError, ProcRoot, activity, huge, huge_flags, machine_activity, status, zero_pages,
 };
-use pagewise_scan::sample;
+use pagewise_scan::{recheck, sample};
 
 use crate::budget::CostMeter;
 use crate::collector::CollectorWatch;
@@ -58,6 +61,12 @@ const FAULT_COST_NS: f64 = 2000.0;
 const RECORDING_SHARE: f64 = 0.005;
 /// Minimum number of unreachable bytes for a search of the functions that allocate such blocks.
 const MANY_LEAKED: u64 = 512 << 10;
+/// Minimum free memory of the heap at the beginning for later samples: the program may use this
+/// memory again and again.
+const MUCH_FREE: Bytes = Bytes::mib(16);
+/// Times of these samples as shares of the duration. The intervals are unequal, so that the samples
+/// do not follow the period of the program's work.
+const TIMES_OF_SAMPLES: [f64; 6] = [0.13, 0.29, 0.41, 0.58, 0.71, 0.87];
 /// Duration of the recording of allocations, which begins after the observation.
 const RECORDING_OF_ALLOCATIONS: Duration = Duration::from_secs(3);
 /// Minimum and maximum duration of the recording of the sizes of allocations. Its duration is a
@@ -100,6 +109,7 @@ pub(crate) struct Diagnosis<'a> {
     cgroup: Reading<WatchedCgroup>,
     collector: CollectorWatch,
     points: Vec<ActivityPoint>,
+    heap_samples: Vec<HeapSample>,
     run_queue: Reading<RunQueueTimes>,
     faults: RecordingSlot<FaultsRunning>,
     shootdowns: RecordingSlot<ShootdownsRunning>,
@@ -139,6 +149,7 @@ impl<'a> Diagnosis<'a> {
             cgroup: WatchedCgroup::begin(root, pid),
             collector,
             points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
+            heap_samples: Vec::new(),
             run_queue: RunQueueTimes::read(root, pid),
             faults: RecordingSlot::NotBegun,
             shootdowns: RecordingSlot::NotBegun,
@@ -164,11 +175,15 @@ impl<'a> Diagnosis<'a> {
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
         let memory_files = MemoryFiles::read(self.root, self.pid).since(&self.memory_files);
         let last = self.last_snapshot();
-        let scan = match last.missing() {
+        let mut scan = match last.missing() {
             None => self.scan(last.value().map(|last| &**last)),
             Some(_) => Gathered::NotNeeded,
         };
+        let leaked = scan.value_mut().and_then(|scan| scan.graph.as_mut());
+        let leaked = leaked.map(|graph| mem::take(&mut graph.leak_sample)).unwrap_or_default();
+        let scanned = Instant::now();
         let allocation_sizes = self.allocation_sizes(scan.value().map(|scan| &**scan));
+        let leak_recheck = self.leak_recheck(scan.value().map(|scan| &**scan), &leaked, scanned);
         let allocations = self.allocations(&allocation_sizes);
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
@@ -196,6 +211,8 @@ impl<'a> Diagnosis<'a> {
             zero_pages,
             collector: self.collector.finish(),
             scan,
+            leak_recheck,
+            heap_samples: self.heap_samples,
             allocation_sizes,
             faults,
             shootdowns,
@@ -251,6 +268,7 @@ impl<'a> Diagnosis<'a> {
         let duration = self.request.duration;
         let end = (self.began + duration).max(begin + duration.mul_f64(MIN_WATCHED));
         let mut next = begin + INTERVAL;
+        let mut samples = self.times_of_samples().into_iter().peekable();
         let mut decision = begin + TRIAGE.min(duration / 4);
         loop {
             self.interrupted = (self.request.is_interrupted)();
@@ -272,10 +290,36 @@ impl<'a> Diagnosis<'a> {
                 decision = now + TRIAGE;
                 self.begin_recordings(end);
             }
+            if samples.next_if(|due| now >= *due).is_some() {
+                self.sample_heap();
+            }
             let turn = if self.step_recordings() { TURN } else { IDLE_TURN };
             let due = next.min(end);
             sleep(turn.min(due.saturating_duration_since(Instant::now())));
         }
+    }
+
+    /// Returns the times of the later samples of the heap; none if its first sample shows little
+    /// free memory.
+    fn times_of_samples(&self) -> Vec<Instant> {
+        let is_wanted = self.first.heap_sample.as_ref().is_ok_and(has_much_free);
+        let times = TIMES_OF_SAMPLES.iter().filter(|_| is_wanted);
+        times.map(|share| self.began + self.request.duration.mul_f64(*share)).collect()
+    }
+
+    /// Samples the heap again. Later snapshots cannot replace these samples: a program can allocate
+    /// and free much of its heap several times between two snapshots.
+    fn sample_heap(&mut self) {
+        if self.meter.left() < self.request.budget.cpu / 2 {
+            return;
+        }
+        let (root, first) = (self.root, &self.first);
+        let sample = self.meter.measure(Instrument::Snapshot, || {
+            let sample = sample::again(root, first);
+            let pause = sample.as_ref().map_or(0, |sample| sample.longest_hold_ns);
+            (sample, Duration::from_nanos(pause))
+        });
+        self.heap_samples.extend(sample);
     }
 
     /// Returns the rates of the process since the first reading; `None` if the process was read
@@ -373,17 +417,43 @@ impl<'a> Diagnosis<'a> {
     /// Records the sizes of allocations, if many blocks are unreachable: the sizes of these blocks
     /// identify the functions that allocate them.
     fn allocation_sizes(&mut self, scan: Option<&HeapScan>) -> Gathered<AllocationSizes> {
-        let leaked = scan.and_then(|scan| scan.graph.as_ref()).map(|graph| graph.leaked);
-        if self.interrupted || leaked.is_none_or(|leaked| leaked.bytes < MANY_LEAKED) {
+        if self.interrupted || !has_many_leaks(scan) {
             return Gathered::NotNeeded;
         }
         (self.request.progress)(Instrument::AllocationSizes);
         let (pid, request) = (self.pid, self.request);
-        let [shortest, longest] = RECORDING_OF_SIZES;
-        let max_time = (request.duration / 4).clamp(shortest, longest);
+        let max_time = self.time_of_sizes();
         self.meter.measure(Instrument::AllocationSizes, || {
             (recordings::allocation_sizes(pid, max_time, request.is_interrupted), Duration::ZERO)
         })
+    }
+
+    /// Reads some of the leaked blocks again, as long after the scan as the recording of allocation
+    /// sizes takes: a program cannot change blocks that it has lost.
+    fn leak_recheck(
+        &mut self,
+        scan: Option<&HeapScan>,
+        leaked: &[LeakedBlock],
+        scanned: Instant,
+    ) -> Gathered<LeakRecheck> {
+        if leaked.is_empty() || !has_many_leaks(scan) {
+            return Gathered::NotNeeded;
+        }
+        let due = scanned + self.time_of_sizes();
+        while Instant::now() < due && !(self.request.is_interrupted)() {
+            sleep(IDLE_TURN.min(due.saturating_duration_since(Instant::now())));
+        }
+        let (root, first) = (self.root, &self.first);
+        self.meter.measure(Instrument::HeapScan, || {
+            let found = recheck(root, first, leaked, nanoseconds(scanned.elapsed()));
+            (Gathered::from(found), Duration::ZERO)
+        })
+    }
+
+    /// Duration of the recording of the sizes of allocations.
+    fn time_of_sizes(&self) -> Duration {
+        let [shortest, longest] = RECORDING_OF_SIZES;
+        (self.request.duration / 4).clamp(shortest, longest)
     }
 
     /// Records allocations by call stack, if the user permits a recorder in the process.
@@ -445,6 +515,16 @@ impl<'a> Diagnosis<'a> {
             }
         })
     }
+}
+
+fn has_many_leaks(scan: Option<&HeapScan>) -> bool {
+    let leaked = scan.and_then(|scan| scan.graph.as_ref()).map(|graph| graph.leaked);
+    leaked.is_some_and(|leaked| leaked.bytes >= MANY_LEAKED)
+}
+
+/// True if a sample of the heap shows so much free memory that it may be a cause.
+fn has_much_free(sample: &HeapSample) -> bool {
+    sample.free.low >= MUCH_FREE
 }
 
 /// True if the sizes of a process changed by so little that a second snapshot would add nothing.

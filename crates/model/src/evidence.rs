@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::faults::FaultRecording;
 use crate::fragmentation::BootCounter;
+use crate::heap_sample::HeapSample;
 use crate::heap_scan::HeapScan;
 use crate::mapping::AddrRange;
 use crate::reading::plain;
@@ -54,6 +55,13 @@ pub struct Evidence {
     pub collector: Gathered<Vec<CollectorPoint>>,
     /// Scan of the heap, with the reachability of its blocks.
     pub scan: Gathered<Box<HeapScan>>,
+    /// Leaked blocks of the scan that were read again later.
+    #[serde(default)]
+    pub leak_recheck: Gathered<LeakRecheck>,
+    /// Samples of the heap between the two snapshots, in order of time. Empty if the first snapshot
+    /// shows little free memory.
+    #[serde(default)]
+    pub heap_samples: Vec<HeapSample>,
     /// Page faults by call stack.
     pub faults: Gathered<Box<FaultRecording>>,
     /// TLB shootdowns by cause.
@@ -114,6 +122,19 @@ impl CpuWaits {
     }
 }
 
+/// Leaked blocks that were read at the time of the heap scan, and again later. A program cannot
+/// change a block that it has lost. Changed blocks show that it finds them without pointers, for
+/// example by offsets or encoded addresses, or that it freed them during the scan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeakRecheck {
+    /// Number of equal parts of the leaked bytes whose blocks were read again.
+    pub parts: u64,
+    /// Number of these parts whose blocks had changed.
+    pub changed: u64,
+    /// Nanoseconds from the end of the scan to the second reading.
+    pub after_ns: u64,
+}
+
 /// Sample of the resident pages of an anonymous mapping, at random positions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZeroSample {
@@ -160,6 +181,14 @@ pub enum Gathered<T> {
 impl<T> Gathered<T> {
     /// The value, if the instrument ran.
     pub const fn value(&self) -> Option<&T> {
+        match self {
+            Gathered::Value(value) => Some(value),
+            Gathered::NotNeeded | Gathered::Missing(_) => None,
+        }
+    }
+
+    /// The value for changes, if the instrument ran.
+    pub const fn value_mut(&mut self) -> Option<&mut T> {
         match self {
             Gathered::Value(value) => Some(value),
             Gathered::NotNeeded | Gathered::Missing(_) => None,

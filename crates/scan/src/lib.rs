@@ -21,6 +21,7 @@
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
+//!  leak_sample  leaked blocks that are read again later
 //!  scan     a copied process or a core file, and its heap walk, as one value
 //!  sample   live and free shares, estimated from windows of a running process
 //!  saved    scans in files
@@ -37,6 +38,7 @@ mod error;
 pub mod glibc;
 pub mod graph;
 pub mod jemalloc;
+mod leak_sample;
 pub mod live;
 #[cfg(test)]
 mod made;
@@ -56,3 +58,4 @@ pub mod tcmalloc;
 pub mod walk;
 
 pub use error::ScanError;
+pub use leak_sample::recheck;

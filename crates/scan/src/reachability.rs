@@ -31,6 +31,7 @@ use crate::graph::{
     RetainedSizes, RetentionNode, RetentionTree, RootPart, RootSpan, RootSpanKind, Traversal,
     dominators, heap_pointers, root_spans,
 };
+use crate::leak_sample::leak_sample;
 use crate::memory::Memory;
 
 /// Maximum number of groups of leaks, and of roots, in a scan.
@@ -226,6 +227,7 @@ impl DescribedGraph<'_> {
             },
             leaked: LiveAmount { blocks: leaks.blocks, bytes: leaks.bytes },
             leaks: self.leak_groups(&leaks),
+            leak_sample: leak_sample(self.memory, self.blocks, &leaks),
             roots: self.graph.roots().len() as u64,
             pointers: self.graph.pointers() as u64,
             unrecorded: self.graph.unrecorded(),

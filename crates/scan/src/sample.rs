@@ -19,6 +19,8 @@ use estimate::WindowSample;
 
 /// Maximum duration of a sample, and maximum number of bytes that it reads.
 const TIME: Duration = Duration::from_millis(50);
+/// Maximum duration of a later sample of the same process.
+const TIME_AGAIN: Duration = Duration::from_millis(15);
 const BYTES: u64 = 64 << 20;
 /// Minimum number of windows, which are read even beyond the time limit and take some milliseconds.
 /// On a machine with busy CPUs the whole time can pass while pagewise waits for a CPU.
@@ -31,7 +33,7 @@ const SMALLEST: Bytes = Bytes::mib(8);
 /// Samples the heap of the running process that `snapshot` describes.
 pub fn add(root: &ProcRoot, snapshot: &mut Snapshot) {
     let began = Instant::now();
-    let sample = of_process(root, snapshot, began);
+    let sample = of_process(root, snapshot, began, TIME);
     let seen = &mut snapshot.provenance;
     seen.took_ns = seen.took_ns.saturating_add(nanoseconds(began.elapsed()));
     if let (Ok(sample), Ok(longest)) = (&sample, &mut seen.longest_hold_ns) {
@@ -40,16 +42,29 @@ pub fn add(root: &ProcRoot, snapshot: &mut Snapshot) {
     snapshot.heap_sample = sample;
 }
 
+/// Samples the heap again, in less time. `snapshot` describes the process at an earlier time.
+///
+/// # Errors
+/// The reason for a missing sample, as in [`Snapshot::heap_sample`].
+pub fn again(root: &ProcRoot, snapshot: &Snapshot) -> Reading<HeapSample> {
+    of_process(root, snapshot, Instant::now(), TIME_AGAIN)
+}
+
 /// Samples the heap in a core file, and adds the sample to its snapshot.
 pub fn add_of_core(image: &CoreImage, snapshot: &mut Snapshot) {
     let began = Instant::now();
-    let subject = SampleSubject { snapshot, memory: image, began };
+    let subject = SampleSubject { snapshot, memory: image, began, time: TIME };
     snapshot.heap_sample = subject.sample(Some(image.held()));
     let seen = &mut snapshot.provenance;
     seen.took_ns = seen.took_ns.saturating_add(nanoseconds(began.elapsed()));
 }
 
-fn of_process(root: &ProcRoot, snapshot: &Snapshot, began: Instant) -> Reading<HeapSample> {
+fn of_process(
+    root: &ProcRoot,
+    snapshot: &Snapshot,
+    began: Instant,
+    time: Duration,
+) -> Reading<HeapSample> {
     if !root.is_live() {
         return Err(Absent::NotCollected("a copy of /proc has no memory".into()));
     }
@@ -67,7 +82,7 @@ fn of_process(root: &ProcRoot, snapshot: &Snapshot, began: Instant) -> Reading<H
     let memory = RunningMemory::open(root, pid, page_size, mappings)
         .map_err(|error| Absent::NotSupported(format!("its pagemap: {error}").into()))?;
     let sample =
-        SampleSubject { snapshot, memory: &memory, began }.sample(resident_of(snapshot))?;
+        SampleSubject { snapshot, memory: &memory, began, time }.sample(resident_of(snapshot))?;
     let now = root.read(pid, "stat").ok().and_then(|text| stat::parse(&text).ok());
     match now {
         Some(now) if now.start_ticks == snapshot.process.start_ticks => {
@@ -97,6 +112,7 @@ struct SampleSubject<'a> {
     snapshot: &'a Snapshot,
     memory: &'a dyn Memory,
     began: Instant,
+    time: Duration,
 }
 
 impl SampleSubject<'_> {
@@ -109,7 +125,7 @@ impl SampleSubject<'_> {
                 || heap >= SMALLEST && resident.is_some_and(|resident| heap.0 >= resident.0 / 2)
         };
         let goes_on = |windows: u64| {
-            !memory.is_exhausted() && (windows < MIN_WINDOWS || self.began.elapsed() < TIME)
+            !memory.is_exhausted() && (windows < MIN_WINDOWS || self.began.elapsed() < self.time)
         };
         let found = glibc::sample(&memory, page_size, &is_large, &goes_on);
         if memory.is_exhausted() && found.is_err() {

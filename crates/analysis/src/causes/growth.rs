@@ -16,7 +16,7 @@ use super::leak_sites::leaking_function;
 use super::responsible::acts_for_its_caller;
 use super::trend::{
     GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most,
-    is_first_filling, no_growth, risk_of, time_to_limit, trend, works_through_input,
+    is_first_filling, no_growth, risk_of, slow_growth, time_to_limit, trend, works_through_input,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text, whole};
@@ -105,7 +105,10 @@ fn located_growth(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict
     let growth = match trend(evidence) {
         MemoryTrend::Steady(growth) => growth,
         MemoryTrend::Bounded(change, seconds) => {
-            return Err(Verdict::RuledOut(no_growth(change, seconds)));
+            return Err(match slow_growth(evidence) {
+                Some(growth) => too_slow(pid, growth),
+                None => Verdict::RuledOut(no_growth(change, seconds)),
+            });
         }
         MemoryTrend::Unknown => {
             return Err(Verdict::Unknown(
@@ -125,6 +128,19 @@ fn located_growth(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict
         other => other,
     };
     Ok(LocatedGrowth { growth, memory, kind })
+}
+
+/// Returns the verdict on steady growth that is too small to show its cause.
+fn too_slow(pid: u32, growth: SteadyGrowth) -> Verdict {
+    let seconds = growth.seconds;
+    Verdict::Unknown(
+        format!(
+            "private memory grew steadily, but only by {} KiB in {seconds:.0} s, which may be a warm-up",
+            growth.bytes.0 >> 10
+        )
+        .into(),
+        format!("pagewise diagnose {pid} --for 1m").into(),
+    )
 }
 
 /// Functions of language runtimes that map memory at the request of the program. A name that ends
@@ -255,10 +271,29 @@ const MANY_BEHIND_A_BLOCK: u64 = 500;
 /// registers and two other registers.
 const BLOCKS_IN_REGISTERS: u64 = 8;
 
-/// Returns the unreachable blocks. A scan of a running process lacks the registers. The result
-/// therefore excludes the largest leaked blocks, as many as the registers can point to.
+/// Maximum share of leaked bytes in blocks that changed after the scan, if the leaked blocks grow.
+/// A block that the program uses during the scan of a running process can look unreachable.
+const CHANGED_WHILE_GROWING: f64 = 0.2;
+/// Maximum share of leaked bytes in changed blocks if the leaked blocks do not grow: pointers in an
+/// encoded form explain unreachable blocks as well.
+const CHANGED_WITHOUT_GROWTH: f64 = 0.02;
+
+/// Returns the share of leaked bytes in blocks that changed after the scan; `None` if too few
+/// blocks were read again.
+fn changed_share(evidence: &CauseEvidence<'_>) -> Option<f64> {
+    const MIN_PARTS: u64 = 32;
+    let recheck = evidence.all.leak_recheck.value().filter(|it| it.parts >= MIN_PARTS)?;
+    Some(float(recheck.changed) / float(recheck.parts))
+}
+
+/// Returns the unreachable blocks; `None` if the program still changes many of them. A scan of a
+/// running process lacks the registers. The result therefore excludes the largest leaked blocks, as
+/// many as the registers can point to.
 fn unreachable(evidence: &CauseEvidence<'_>) -> Option<LiveAmount> {
     let scan = evidence.all.scan.value()?;
+    if changed_share(evidence).is_some_and(|share| share > CHANGED_WHILE_GROWING) {
+        return None;
+    }
     let graph = scan.graph.as_ref()?;
     Some(if knows_registers(scan) { graph.leaked } else { without_registers(evidence, graph) })
 }
@@ -429,7 +464,9 @@ fn by_gaps(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict
 fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     let (located, function) = match of_malloc(evidence) {
         Ok(found) => found,
-        Err(verdict) => return old_leak(evidence).map_or(verdict, Verdict::from),
+        Err(verdict) => {
+            return slow_leak(evidence).or_else(|| old_leak(evidence)).unwrap_or(verdict);
+        }
     };
     let growth = located.growth;
     let pid = evidence.pid();
@@ -451,19 +488,14 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             ]);
         }
         Some(leaked) if explains_growth(evidence, leaked, growth) => {
-            sentence.extend([
-                text(": the program has lost all pointers to "),
-                CellValue::Count(leaked.blocks),
-                text(" blocks of "),
-                CellValue::Bytes(leaked.bytes),
-            ]);
+            sentence.extend(lost_words(leaked));
             (Confidence::Certain, Some(leaked))
         }
         _ if works_through_input(evidence) => return work(evidence),
         None if is_first_filling(evidence, growth) => return filling(evidence),
         None if function.as_ref().is_some_and(|it| it.share() < MAIN_SHARE) => {
             return Verdict::Unknown(
-                "the heap was not scanned, and no function first touches half of the growth, as in a program that works through a large input".into(),
+                "reachability of the growth is unknown, and no function first touches half of it, as in a program that works through a large input".into(),
                 format!("pagewise heap scan {pid} --leaks --retained").into(),
             );
         }
@@ -473,36 +505,83 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             (Confidence::Possible(command.into()), other)
         }
     };
-    let is_recorded = evidence.allocating_function().is_some();
-    let by_size = leaked.filter(|_| !is_recorded).and_then(|_| leaking_function(evidence));
-    let by_size = by_size.filter(|it| function.is_none() || !acts_for_its_caller(it.frame));
-    let function = by_size.as_ref().or(function.as_ref());
-    if let Some(function) = function {
-        let verb = match by_size {
-            Some(_) => " allocates blocks of their sizes",
-            None if is_recorded => " allocates most of it",
-            None => " first touches most of it",
-        };
-        sentence.extend([text("; "), function_name(function), text(verb)]);
+    let leak = GrownLeak { growth, leaked, function };
+    leak.cause(evidence, confidence, sentence).into()
+}
+
+/// Returns the part of a sentence about blocks to which the program has lost all pointers.
+fn lost_words(leaked: LiveAmount) -> [CellValue; 4] {
+    [
+        text(": the program has lost all pointers to "),
+        CellValue::Count(leaked.blocks),
+        text(" blocks of "),
+        CellValue::Bytes(leaked.bytes),
+    ]
+}
+
+/// Growth that a leak explains.
+struct GrownLeak<'a> {
+    growth: SteadyGrowth,
+    /// Unreachable blocks; `None` if reachability is unknown.
+    leaked: Option<LiveAmount>,
+    /// The function that allocates or first touches most of the growth.
+    function: Option<FunctionShare<'a>>,
+}
+
+impl GrownLeak<'_> {
+    /// Builds the cause. `sentence` names the growth, and the leaked blocks if they are known.
+    fn cause(
+        self,
+        evidence: &CauseEvidence<'_>,
+        confidence: Confidence,
+        mut sentence: Vec<CellValue>,
+    ) -> Cause {
+        let GrownLeak { growth, leaked, function } = self;
+        let is_recorded = evidence.allocating_function().is_some();
+        let by_size = leaked.filter(|_| !is_recorded).and_then(|_| leaking_function(evidence));
+        let by_size = by_size.filter(|it| function.is_none() || !acts_for_its_caller(it.frame));
+        let function = by_size.as_ref().or(function.as_ref());
+        if let Some(function) = function {
+            let verb = match by_size {
+                Some(_) => " allocates blocks of their sizes",
+                None if is_recorded => " allocates most of it",
+                None => " first touches most of it",
+            };
+            sentence.extend([text("; "), function_name(function), text(verb)]);
+        }
+        sentence.push(text("."));
+        let object = function.map_or_else(|| heap_object(evidence), FunctionShare::object);
+        let mut found = cause("leak", object, confidence, sentence);
+        let taken = leaked.map_or(growth.bytes, |leaked| Bytes(leaked.bytes));
+        found.cost = growth_cost(evidence, growth, taken);
+        found.evidence = growth_facts(evidence, growth);
+        let facts = leaked.zip(graph(evidence)).map(|(leaked, graph)| leak_facts(leaked, graph));
+        found.evidence.extend(facts.into_iter().flatten());
+        found.evidence.extend(match by_size {
+            Some(by_size) => vec![fact(
+                "function_share",
+                "leaked bytes of the sizes that the function allocates",
+                CellValue::Share(by_size.share()),
+                "",
+            )],
+            None => function_facts(evidence, function),
+        });
+        leak_remedies(found, evidence.pid())
     }
-    sentence.push(text("."));
-    let object = function.map_or_else(|| heap_object(evidence), FunctionShare::object);
-    let mut found = cause("leak", object, confidence, sentence);
-    let taken = leaked.map_or(growth.bytes, |leaked| Bytes(leaked.bytes));
-    found.cost = growth_cost(evidence, growth, taken);
-    found.evidence = growth_facts(evidence, growth);
-    let facts = leaked.zip(graph(evidence)).map(|(leaked, graph)| leak_facts(leaked, graph));
-    found.evidence.extend(facts.into_iter().flatten());
-    found.evidence.extend(match by_size {
-        Some(by_size) => vec![fact(
-            "function_share",
-            "leaked bytes of the sizes that the function allocates",
-            CellValue::Share(by_size.share()),
-            "",
-        )],
-        None => function_facts(evidence, function),
-    });
-    leak_remedies(found, pid).into()
+}
+
+/// Returns the verdict if the private memory grows steadily but little, and unchanged unreachable
+/// blocks explain it.
+fn slow_leak(evidence: &CauseEvidence<'_>) -> Option<Verdict> {
+    let growth = slow_growth(evidence)?;
+    changed_share(evidence)?;
+    let leaked = unreachable(evidence).filter(|it| explains_growth(evidence, *it, growth))?;
+    let mut sentence = vec![text("Private memory")];
+    sentence.extend(growth_words(evidence, growth));
+    sentence.extend(lost_words(leaked));
+    let longer = format!("pagewise diagnose {} --for 1m", evidence.pid());
+    let leak = GrownLeak { growth, leaked: Some(leaked), function: None };
+    Some(leak.cause(evidence, Confidence::Likely(longer.into()), sentence).into())
 }
 
 /// Returns the verdict on growth of a small heap that has more than doubled, if no heap scan proves
@@ -545,15 +624,18 @@ fn leak_remedies(mut found: Cause, pid: u32) -> Cause {
     found
 }
 
-/// Returns the cause for unreachable blocks that take much memory but do not grow during the
+/// Returns the verdict on unreachable blocks that take much memory but do not grow during the
 /// observation.
-fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
-    let (graph, amount) = (graph(evidence)?, unreachable(evidence)?);
+fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Verdict> {
+    let graph = graph(evidence)?;
+    let changed = changed_share(evidence);
+    if changed.is_some_and(|share| share > CHANGED_WITHOUT_GROWTH) {
+        return has_many_lost_bytes(evidence, graph.leaked).then(|| encoded_pointers(evidence));
+    }
+    let amount = unreachable(evidence)?;
     let leaked = Bytes(amount.bytes);
     let resident = evidence.resident()?;
-    if Bytes(certainly_leaked(evidence, amount)) < LARGE
-        || leaked.fraction_of(resident).is_none_or(|part| part < PART_OF_RES)
-    {
+    if !has_many_lost_bytes(evidence, amount) {
         return None;
     }
     let pid = evidence.pid();
@@ -569,10 +651,29 @@ fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
     let recorded = super::responsible::responsible(&frames);
     let function = recorded.cloned().or_else(|| Some(leaking_function(evidence)?.frame.clone()));
     let object = function.map_or_else(|| heap_object(evidence), CauseObject::Function);
-    let mut found = cause("leak", object, Confidence::Certain, sentence);
+    // Pointers in an encoded form explain unreachable blocks as well, unless these become more.
+    let longer = format!("pagewise diagnose {pid} --for 1m");
+    let mut found = cause("leak", object, Confidence::Likely(longer.into()), sentence);
     found.cost = CauseCost::of_memory(leaked, resident);
     found.evidence = leak_facts(amount, graph);
-    Some(leak_remedies(found, pid))
+    found.evidence.extend(changed.map(|share| {
+        fact("changed", "leaked bytes in blocks that changed since", CellValue::Share(share), "")
+    }));
+    Some(leak_remedies(found, pid).into())
+}
+
+/// True if leaked blocks take so much memory that they are a trouble even without growth.
+fn has_many_lost_bytes(evidence: &CauseEvidence<'_>, amount: LiveAmount) -> bool {
+    let part = evidence.resident().and_then(|resident| Bytes(amount.bytes).fraction_of(resident));
+    Bytes(certainly_leaked(evidence, amount)) >= LARGE && part.is_some_and(|it| it >= PART_OF_RES)
+}
+
+/// Returns the verdict on blocks without a pointer that the program still changes.
+fn encoded_pointers(evidence: &CauseEvidence<'_>) -> Verdict {
+    Verdict::Unknown(
+        "the program changes blocks to which no pointer was found: it finds them by offsets, handles or encoded pointers, so reachability is unknown".into(),
+        format!("pagewise heap attach {} --for 10s", evidence.pid()).into(),
+    )
 }
 
 /// Returns the heap of the allocator as the object of a cause.
@@ -594,7 +695,11 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
     let pid = evidence.pid();
     let Some((graph, leaked)) = graph(evidence).zip(unreachable(evidence)) else {
         return Verdict::Unknown(
-            "the heap was not scanned, so reachability of the growth is unknown".into(),
+            match graph(evidence) {
+                Some(_) => "the program changes blocks to which no pointer was found, so reachability of the growth is unknown",
+                None => "the heap was not scanned, so reachability of the growth is unknown",
+            }
+            .into(),
             format!("pagewise heap scan {pid} --leaks --retained").into(),
         );
     };
@@ -758,7 +863,7 @@ fn mapping_function<'a>(
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::evidence::{CpuWaits, Evidence, Gathered};
+    use pagewise_model::evidence::{CpuWaits, Evidence, Gathered, LeakRecheck};
     use pagewise_model::heap_graph::LeakGroup;
     use pagewise_model::heap_sample::HeapSample;
     use pagewise_model::report::CellValue;
@@ -847,6 +952,50 @@ mod tests {
         assert_eq!(leak.confidence, Confidence::Certain);
         assert_eq!(leak.cost.bytes, Some(Bytes::mib(45)));
         assert!(matches!(verdict(&made, "unbounded-cache"), Verdict::RuledOut(_)));
+    }
+
+    fn with_recheck(mut made: Evidence, changed: u64) -> Evidence {
+        let recheck = LeakRecheck { parts: 256, changed, after_ns: 1_000_000_000 };
+        made.leak_recheck = Gathered::Value(recheck);
+        made
+    }
+
+    #[test]
+    fn blocks_that_the_program_still_changes_are_no_certain_leak() {
+        let growing = |changed| {
+            let made = with_graph(heap_of(|number| 50 + number), 45 * MIB);
+            with_recheck(made, changed)
+        };
+        assert_eq!(found(&growing(10), "leak").confidence, Confidence::Certain);
+        assert_eq!(found(&growing(100), "leak").confidence.key(), "possible");
+        assert!(matches!(verdict(&growing(100), "unbounded-cache"), Verdict::Unknown(..)));
+        let constant = |changed| with_recheck(with_graph(heap_of(|_| 100), 80 * MIB), changed);
+        assert_eq!(found(&constant(2), "leak").confidence.key(), "likely");
+        for changed in [10, 200] {
+            assert!(matches!(verdict(&constant(changed), "leak"), Verdict::Unknown(..)));
+        }
+        // Few changed blocks are no trouble that needs a sentence.
+        let few = with_recheck(with_graph(heap_of(|_| 100), MIB), 100);
+        assert!(matches!(verdict(&few, "leak"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn slow_growth_is_a_leak_only_if_unchanged_unreachable_blocks_explain_it() {
+        let slow = |kib: u64, leaked: u64| {
+            let mut made = with_graph(heap_of(|_| 100), leaked << 10);
+            made.activity = activity((0..40).map(|number| 100 * MIB + number * (kib << 10) / 39));
+            made
+        };
+        let leak = with_recheck(slow(800, 2000), 0);
+        assert_eq!(found(&leak, "leak").confidence.key(), "likely");
+        for other in
+            [slow(800, 2000), with_recheck(slow(800, 2000), 128), with_recheck(slow(800, 100), 0)]
+        {
+            let Verdict::Unknown(why, next) = verdict(&other, "leak") else { panic!("present") };
+            assert!(why.contains("only by 800 KiB") && next.contains("--for 1m"), "{why} {next}");
+        }
+        let hardly = with_recheck(slow(200, 2000), 0);
+        assert!(matches!(verdict(&hardly, "leak"), Verdict::RuledOut(_)));
     }
 
     #[test]

@@ -88,8 +88,8 @@ fn sample_of<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HeapSample, Verdict
     Err(Verdict::Unknown(why.into(), format!("pagewise heap scan {}", evidence.pid()).into()))
 }
 
-/// Returns the smaller of the amounts at the beginning and at the end of the observation. A program
-/// that allocates and frees its whole heap repeatedly needs the free memory in between.
+/// Returns the smallest of the amounts during the observation. A program that allocates and frees
+/// much of its heap repeatedly needs the free memory in between.
 fn lasting(
     evidence: &CauseEvidence<'_>,
     sample: &HeapSample,
@@ -97,7 +97,11 @@ fn lasting(
 ) -> BytesEstimate {
     let now = amount(sample);
     let first = evidence.all.first.heap_sample.as_ref().map(amount);
-    first.map_or(now, |first| if first.low < now.low { first } else { now })
+    let at_ends = first.map_or(now, |first| if first.low < now.low { first } else { now });
+    // The samples in between are less exact: their lower bounds alone do not show a smaller amount.
+    let between = evidence.all.heap_samples.iter().map(amount);
+    let is_smaller = |it: &BytesEstimate| it.high < at_ends.low;
+    between.filter(is_smaller).min_by_key(|it| it.high).unwrap_or(at_ends)
 }
 
 /// Returns the arenas of an allocator as the object of a cause.
@@ -261,6 +265,9 @@ fn trimmable(evidence: &CauseEvidence<'_>) -> Verdict {
 }
 
 fn fragmented(evidence: &CauseEvidence<'_>) -> Verdict {
+    if let Some(found) = fragmented_objects(evidence) {
+        return found.into();
+    }
     let sample = match sample_of(evidence) {
         Ok(sample) => sample,
         Err(verdict) => return verdict,
@@ -295,6 +302,53 @@ fn fragmented(evidence: &CauseEvidence<'_>) -> Verdict {
         "Allocate blocks that live long from a pool of their own, or copy the survivors after each phase.",
     )]);
     found.into()
+}
+
+/// Minimum share of free bytes in the arenas of Python objects for fragmentation.
+const MOSTLY_FREE_OBJECTS: f64 = 0.5;
+
+/// Returns the cause if most bytes in the arenas of Python objects are free, but share arenas with
+/// live objects. CPython returns an arena only if it contains no object.
+fn fragmented_objects(evidence: &CauseEvidence<'_>) -> Option<Cause> {
+    let heap = &evidence.all.scan.value()?.heap;
+    let allocator = heap.allocators.iter().position(|it| it.name == "CPython")?;
+    let arenas = || heap.arenas.iter().filter(|arena| arena.allocator == allocator);
+    let resident: Bytes = arenas().map(|arena| arena.resident).sum();
+    let live: Bytes = arenas().map(|arena| arena.live_chunks).sum();
+    let trimmable: Bytes = arenas().map(|arena| arena.trimmable).sum();
+    let pinned = resident.saturating_sub(live).saturating_sub(trimmable);
+    let is_constant = matches!(trend(evidence), MemoryTrend::Bounded(..));
+    let is_fragmented = is_constant
+        && is_large(evidence, pinned)
+        && pinned.fraction_of(resident).is_some_and(|share| share >= MOSTLY_FREE_OBJECTS);
+    if !is_fragmented {
+        return None;
+    }
+    let blocks = arenas().map(|arena| arena.live.blocks).sum();
+    let sentence = [
+        CellValue::Bytes(pinned.0),
+        text(" of the "),
+        CellValue::Bytes(resident.0),
+        text(
+            " in the arenas of Python objects are free, but CPython cannot return them: they share arenas with ",
+        ),
+        CellValue::Count(blocks),
+        text(" live objects."),
+    ];
+    // A program can fill the free memory again in its next phase.
+    let again = format!("pagewise heap scan {} --every 10s", evidence.pid());
+    let object = CauseObject::Heap("arenas of CPython (pymalloc)".into());
+    let mut found = cause("fragmented-heap", object, Confidence::Possible(again.into()), sentence);
+    found.cost = CauseCost::of_memory(pinned, evidence.resident().unwrap_or_default());
+    found.evidence = vec![
+        fact("resident_heap", "resident arenas", CellValue::Bytes(resident.0), ""),
+        fact("pinned", "pinned", CellValue::Bytes(pinned.0), ""),
+        fact("live", "live", CellValue::Bytes(live.0), ""),
+    ];
+    found.code = remedy_code([text(
+        "Run the phase that makes many objects in a child process, which returns all its memory when it ends, and send only the results back.",
+    )]);
+    Some(found)
 }
 
 /// Minimum ratio of pinned free bytes to trimmable bytes for fragmentation. With a lower ratio, the
@@ -474,6 +528,12 @@ fn oversized_runtime(
     if !is_large(evidence, zero.low) || zero.low.fraction_of(memory)? < MOSTLY_ZERO {
         return None;
     }
+    // Zero-filled arrays that the program keeps are objects of the old generation.
+    let kept = kept_objects(evidence).unwrap_or_default();
+    let unused = memory.saturating_sub(kept).min(zero.low);
+    if !is_large(evidence, unused) || unused.fraction_of(memory)? < MOSTLY_ZERO {
+        return None;
+    }
     // Locked memory is resident for another reason. Go clears memory before it allocates an object
     // in it, so objects whose bytes are all zero look like memory that was never written.
     if locks(evidence, zero.low) || runtime == LanguageRuntime::Go {
@@ -496,7 +556,7 @@ fn oversized_runtime(
     ];
     let object = CauseObject::Heap(format!("heap of {}", runtime.label()).into());
     let mut found = cause("foreign-heap", object, Confidence::Certain, sentence);
-    found.cost = CauseCost::of_memory(zero.low, evidence.resident().unwrap_or_default());
+    found.cost = CauseCost::of_memory(unused, evidence.resident().unwrap_or_default());
     found.evidence = vec![
         fact("zero", "zero-filled", CellValue::Bytes(zero.bytes.0), ""),
         fact("runtime", "memory of the runtime", CellValue::Bytes(memory.0), ""),
@@ -508,6 +568,12 @@ fn oversized_runtime(
         _ => "Start it with a smaller initial heap, and do not touch the heap beforehand.",
     })]);
     Some(found)
+}
+
+/// Bytes in the old generation at the end of the observation; `None` if the runtime does not count
+/// them.
+fn kept_objects(evidence: &CauseEvidence<'_>) -> Option<Bytes> {
+    evidence.all.collector.value()?.iter().rev().find_map(|point| point.old)
 }
 
 /// Number of bytes of the runtime's memory in huge pages; absent if it is unknown for any mapping.
@@ -721,6 +787,52 @@ mod tests {
     }
 
     #[test]
+    fn free_memory_that_the_program_uses_in_between_is_healthy() {
+        let with = |between: BytesEstimate| {
+            let mut made = evidence(with_sample(60, 0, 1), with_sample(50, 0, 1));
+            let mut sample = made.first.heap_sample.clone().unwrap();
+            sample.trimmable = between;
+            made.heap_samples = vec![sample];
+            verdict(&made, "trimmable-heap")
+        };
+        assert!(matches!(with(exactly(2)), Verdict::RuledOut(_)));
+        assert!(matches!(with(exactly(55)), Verdict::Present(_)));
+        let inexact = BytesEstimate { low: Bytes::mib(2), high: Bytes::mib(70) };
+        assert!(matches!(with(inexact), Verdict::Present(_)), "it shows no smaller amount");
+    }
+
+    #[test]
+    fn arenas_of_python_that_few_objects_pin_are_fragmented() {
+        let with = |live: u64, trimmable: u64, mib: fn(u64) -> u64| {
+            let python = || of_runtime("/usr/bin/python3", 90);
+            let mut made = evidence(python(), python());
+            made.activity = activity((0..40).map(|number| mib(number) * MIB));
+            add_graph(&mut made, HeapGraph::default());
+            let Gathered::Value(scan) = &mut made.scan else { panic!("it was made") };
+            let allocator = |name: &str| pagewise_model::heap_scan::HeapAllocator {
+                name: name.to_owned(),
+                ..Default::default()
+            };
+            scan.heap.allocators = vec![allocator("glibc"), allocator("CPython")];
+            scan.heap.arenas = vec![pagewise_model::heap_scan::WalkedArena {
+                allocator: 1,
+                resident: Bytes::mib(80),
+                live: LiveAmount { blocks: 9000, bytes: live * MIB },
+                live_chunks: Bytes::mib(live),
+                trimmable: Bytes::mib(trimmable),
+                ..Default::default()
+            }];
+            verdict(&made, "fragmented-heap")
+        };
+        let Verdict::Present(cause) = with(4, 0, |_| 90) else { panic!("most of it is free") };
+        assert_eq!(cause.cost.bytes, Some(Bytes::mib(76)));
+        assert_eq!(cause.confidence.key(), "possible");
+        for other in [with(60, 0, |_| 90), with(4, 70, |_| 90), with(4, 0, |at| 90 + at)] {
+            assert!(!matches!(other, Verdict::Present(_)), "{other:?}");
+        }
+    }
+
+    #[test]
     fn scattered_survivors_are_one_cause_with_the_free_pages_between() {
         let made = evidence(with_sample(55, 52, 1), with_sample(55, 52, 1));
         let cause = present(&made, "fragmented-heap");
@@ -928,6 +1040,16 @@ mod tests {
         assert!(matches!(sample(&mut large, 900), Verdict::RuledOut(_)), "huge pages explain them");
         let mut unknown = with_counters(&[rss]);
         assert!(matches!(sample(&mut unknown, 900), Verdict::RuledOut(_)), "they may explain them");
+        // Zero-filled arrays that survived collections are objects.
+        let mut arrays = small.clone();
+        let mut with_old = |mib| {
+            let old = Some(Bytes::mib(mib));
+            let point = CollectorPoint { at_ns: 0, collections: None, old, classes: None };
+            arrays.collector = Gathered::Value(vec![point]);
+            sample(&mut arrays, 900)
+        };
+        assert!(matches!(with_old(20), Verdict::Present(_)));
+        assert!(matches!(with_old(250), Verdict::RuledOut(_)));
         // Zero-filled objects of Go lie in memory that the runtime cleared.
         made.first.process.exe = Ok("/usr/bin/app".into());
         made.first.objects.push(crate::causes::made::go_program());

@@ -34,6 +34,8 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         zero_pages: Gathered::NotNeeded,
         collector: Gathered::NotNeeded,
         scan: Gathered::NotNeeded,
+        leak_recheck: Gathered::NotNeeded,
+        heap_samples: Vec::new(),
         faults: Gathered::NotNeeded,
         shootdowns: Gathered::NotNeeded,
         calls: Gathered::NotNeeded,

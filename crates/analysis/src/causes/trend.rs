@@ -19,6 +19,8 @@ const PARTS: usize = 4;
 const MIN_RATE: f64 = 65536.0;
 /// Minimum growth in bytes: smaller growth may be one arena of CPython, or a few buffers.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
+/// Minimum growth in bytes for which leaked blocks of at least the same size show a leak.
+const MIN_SLOW_GROWTH: Bytes = Bytes::kib(256);
 /// Minimum growth of each part of the observation, as a share of the average growth of the parts.
 /// One part may grow less.
 const STEADY: f64 = 0.25;
@@ -78,6 +80,20 @@ pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
         Some(growth) => MemoryTrend::Steady(growth),
         None => MemoryTrend::Bounded(whole(values[values.len() - 1] - values[0]), seconds),
     }
+}
+
+/// Returns the growth of the private memory if it is steady but too small for
+/// [`MemoryTrend::Steady`].
+pub(super) fn slow_growth(evidence: &CauseEvidence<'_>) -> Option<SteadyGrowth> {
+    let values: Vec<f64> =
+        evidence.all.activity.iter().map(|point| float(private(point).0)).collect();
+    let seconds = evidence.seconds().filter(|it| *it >= MIN_SECONDS)?;
+    let change = values.last()? - values.first()?;
+    let is_slow = values.len() > 2 * PARTS
+        && (float(MIN_SLOW_GROWTH.0)..float(MIN_GROWTH.0)).contains(&change)
+        && change / seconds >= MIN_RATE
+        && is_steady(&values);
+    is_slow.then(|| SteadyGrowth { bytes: Bytes(whole(change).unsigned_abs()), seconds })
 }
 
 /// Returns the growth of the private memory if it grows in a few large steps.

@@ -1,0 +1,121 @@
+//! Leaked blocks that are read twice: in a heap scan, and again later. A program cannot change a
+//! block that it has lost.
+
+use pagewise_model::evidence::LeakRecheck;
+use pagewise_model::heap_graph::LeakedBlock;
+use pagewise_model::{Absent, Reading, Snapshot};
+use pagewise_proc::ProcRoot;
+
+use crate::blocks::BlockTable;
+use crate::graph::HeapLeaks;
+use crate::memory::Memory;
+use crate::running::RunningMemory;
+
+/// Number of equal parts of the leaked bytes; one block is chosen for each part.
+const PARTS: u64 = 256;
+/// Maximum number of leading bytes of a block that are compared.
+const COMPARED: u64 = 256;
+
+/// Chooses heads of leaks in proportion to the bytes of their leaks, with their contents.
+pub(crate) fn leak_sample(
+    memory: &dyn Memory,
+    blocks: &BlockTable,
+    leaks: &HeapLeaks,
+) -> Vec<LeakedBlock> {
+    let mut sample = Vec::new();
+    let (mut sum, mut part) = (0_u64, 0_u64);
+    for leak in &leaks.leaks {
+        sum = sum.saturating_add(leak.bytes);
+        // A leak gets one part for each multiple of a 256th of all bytes within its bytes.
+        let end = u128::from(sum) * u128::from(PARTS) / u128::from(leaks.bytes.max(1));
+        let end = u64::try_from(end).unwrap_or(PARTS).min(PARTS);
+        let weight = end.saturating_sub(part);
+        part = part.max(end);
+        let Some(block) = blocks.get(leak.head as usize).filter(|_| weight > 0) else { continue };
+        let length = usize::try_from(block.size.min(COMPARED)).unwrap_or(0);
+        let mut bytes = vec![0; length];
+        if memory.read(block.start, &mut bytes) {
+            sample.push(LeakedBlock { address: block.start, bytes, weight });
+        }
+    }
+    sample
+}
+
+/// Reads leaked blocks of the running process again, and counts the changed ones. `mappings` of
+/// `snapshot` need not be current. `after_ns` is the time since the scan in nanoseconds.
+///
+/// # Errors
+/// The reason why the memory of the process cannot be read.
+pub fn recheck(
+    root: &ProcRoot,
+    snapshot: &Snapshot,
+    sample: &[LeakedBlock],
+    after_ns: u64,
+) -> Reading<LeakRecheck> {
+    let pid = snapshot.process.pid;
+    let memory = RunningMemory::open(root, pid, snapshot.provenance.page_size, &[])
+        .map_err(|error| Absent::NotSupported(format!("its memory: {error}").into()))?;
+    Ok(count_changed(&|address, into| memory.read_present(address, into), sample, after_ns))
+}
+
+/// Reads bytes at an address. Returns false if they cannot be read.
+type ReadBytes<'a> = dyn Fn(u64, &mut [u8]) -> bool + 'a;
+
+fn count_changed(read: &ReadBytes<'_>, sample: &[LeakedBlock], after_ns: u64) -> LeakRecheck {
+    let mut found = LeakRecheck { after_ns, ..LeakRecheck::default() };
+    for block in sample {
+        let mut now = vec![0; block.bytes.len()];
+        // Pages that are in swap by now, or unmapped, are not counted.
+        if read(block.address, &mut now) {
+            found.parts += block.weight;
+            found.changed += if now == block.bytes { 0 } else { block.weight };
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::LiveBlock;
+    use crate::graph::HeapLeak;
+    use crate::made::{MadeProcess, MemoryPiece};
+
+    #[test]
+    fn blocks_are_chosen_in_proportion_to_the_bytes_of_their_leaks() {
+        let mut blocks = BlockTable::default();
+        let mut leaks = HeapLeaks::default();
+        // The third of three leaks has half of the bytes, most of them behind its head.
+        for (head, bytes) in [(0, 1 << 20), (1, 1 << 20), (2, 2 << 20)] {
+            assert!(blocks.push(LiveBlock { start: 0x1000 + 0x1000 * u64::from(head), size: 600 }));
+            leaks.leaks.push(HeapLeak { head, blocks: 9, bytes });
+            leaks.bytes += bytes;
+        }
+        let piece = |number: u8| MemoryPiece {
+            start: 0x1000 + 0x1000 * u64::from(number),
+            bytes: vec![number; 600],
+        };
+        let memory = MadeProcess {
+            mappings: Vec::new(),
+            threads: Vec::new(),
+            pieces: (0..3).map(piece).collect(),
+        };
+        let sample = leak_sample(&memory, &blocks, &leaks);
+        let found: Vec<_> =
+            sample.iter().map(|it| (it.address, it.bytes.len(), it.bytes[0], it.weight)).collect();
+        assert_eq!(found, [(0x1000, 256, 0, 64), (0x2000, 256, 1, 64), (0x3000, 256, 2, 128)]);
+        assert_eq!(leak_sample(&memory, &blocks, &HeapLeaks::default()), []);
+    }
+
+    #[test]
+    fn changed_blocks_count_by_their_bytes_and_unread_ones_do_not_count() {
+        let block = |address, weight| LeakedBlock { address, bytes: vec![7; 16], weight };
+        let sample = [block(0x1000, 3), block(0x2000, 2), block(0x3000, 5)];
+        let read = |address: u64, into: &mut [u8]| {
+            into.fill(if address == 0x2000 { 8 } else { 7 });
+            address != 0x3000
+        };
+        let found = count_changed(&read, &sample, 9);
+        assert_eq!(found, LeakRecheck { parts: 5, changed: 2, after_ns: 9 });
+    }
+}
