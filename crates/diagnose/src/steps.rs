@@ -522,7 +522,7 @@ fn has_many_leaks(scan: Option<&HeapScan>) -> bool {
     leaked.is_some_and(|leaked| leaked.bytes >= MANY_LEAKED)
 }
 
-/// True if a sample of the heap shows so much free memory that it may be a cause.
+/// True if a sample of the heap shows at least [`MUCH_FREE`], which may be a cause.
 fn has_much_free(sample: &HeapSample) -> bool {
     sample.free.low >= MUCH_FREE
 }

@@ -39,8 +39,8 @@ pub struct HeapGraph {
     /// Types of the live blocks; `None` if they were not requested.
     #[serde(default)]
     pub types: Option<TypedBlocks>,
-    /// Leaked blocks with their contents, chosen in proportion to their bytes. A later reading shows
-    /// if the program still changes them. They are not saved.
+    /// Leaked blocks with their contents, chosen in proportion to their bytes. A later reading
+    /// shows if the program still changes them. They are not saved.
     #[serde(skip)]
     pub leak_sample: Vec<LeakedBlock>,
     /// Duration of the search in nanoseconds.

@@ -662,7 +662,8 @@ fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Verdict> {
     Some(leak_remedies(found, pid).into())
 }
 
-/// True if leaked blocks take so much memory that they are a trouble even without growth.
+/// True if leaked blocks take at least [`LARGE`] and [`PART_OF_RES`], which is a trouble even
+/// without growth.
 fn has_many_lost_bytes(evidence: &CauseEvidence<'_>, amount: LiveAmount) -> bool {
     let part = evidence.resident().and_then(|resident| Bytes(amount.bytes).fraction_of(resident));
     Bytes(certainly_leaked(evidence, amount)) >= LARGE && part.is_some_and(|it| it >= PART_OF_RES)
@@ -974,7 +975,7 @@ mod tests {
         for changed in [10, 200] {
             assert!(matches!(verdict(&constant(changed), "leak"), Verdict::Unknown(..)));
         }
-        // Few changed blocks are no trouble that needs a sentence.
+        // Such blocks of less than 16 MiB are not reported.
         let few = with_recheck(with_graph(heap_of(|_| 100), MIB), 100);
         assert!(matches!(verdict(&few, "leak"), Verdict::RuledOut(_)));
     }
