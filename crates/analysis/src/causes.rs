@@ -124,3 +124,19 @@ fn remedy_now(
 fn remedy_code(change: impl Into<Vec<CellValue>>) -> Option<Remedy> {
     Some(Remedy { change: change.into(), command: "".into(), effect: Vec::new(), reversible: None })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_has_each_cause() {
+        let document = include_str!("../../../docs/diagnose.md");
+        let is_row = |line: &&str| line.starts_with("| `");
+        let rows: Vec<&str> = document.lines().filter(is_row).collect();
+        let expected: Vec<String> = causes()
+            .map(|row| format!("| `{}` | {} | {} |", row.id, row.title, row.meaning))
+            .collect();
+        assert_eq!(rows, expected);
+    }
+}
