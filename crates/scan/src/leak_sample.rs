@@ -7,7 +7,7 @@ use pagewise_model::{Absent, Reading, Snapshot};
 use pagewise_proc::ProcRoot;
 
 use crate::blocks::BlockTable;
-use crate::graph::HeapLeaks;
+use crate::graph::{HeapLeak, HeapLeaks};
 use crate::memory::Memory;
 use crate::running::RunningMemory;
 
@@ -15,6 +15,9 @@ use crate::running::RunningMemory;
 const PARTS: u64 = 256;
 /// Maximum number of leading bytes of a block that are compared.
 const COMPARED: u64 = 256;
+/// Maximum number of blocks of a leak. A larger leak may be a container that the program uses: the
+/// scan of a running process can miss the pointer to it.
+const MAX_BLOCKS: u64 = 500;
 
 /// Chooses heads of leaks in proportion to the bytes of their leaks, with their contents.
 pub(crate) fn leak_sample(
@@ -24,10 +27,12 @@ pub(crate) fn leak_sample(
 ) -> Vec<LeakedBlock> {
     let mut sample = Vec::new();
     let (mut sum, mut part) = (0_u64, 0_u64);
-    for leak in &leaks.leaks {
+    let is_small = |leak: &&HeapLeak| leak.blocks < MAX_BLOCKS;
+    let all: u64 = leaks.leaks.iter().filter(is_small).map(|leak| leak.bytes).sum();
+    for leak in leaks.leaks.iter().filter(is_small) {
         sum = sum.saturating_add(leak.bytes);
         // A leak gets one part for each multiple of a 256th of all bytes within its bytes.
-        let end = u128::from(sum) * u128::from(PARTS) / u128::from(leaks.bytes.max(1));
+        let end = u128::from(sum) * u128::from(PARTS) / u128::from(all.max(1));
         let end = u64::try_from(end).unwrap_or(PARTS).min(PARTS);
         let weight = end.saturating_sub(part);
         part = part.max(end);
@@ -78,7 +83,6 @@ fn count_changed(read: &ReadBytes<'_>, sample: &[LeakedBlock], after_ns: u64) ->
 mod tests {
     use super::*;
     use crate::blocks::LiveBlock;
-    use crate::graph::HeapLeak;
     use crate::made::{MadeProcess, MemoryPiece};
 
     #[test]
@@ -89,7 +93,6 @@ mod tests {
         for (head, bytes) in [(0, 1 << 20), (1, 1 << 20), (2, 2 << 20)] {
             assert!(blocks.push(LiveBlock { start: 0x1000 + 0x1000 * u64::from(head), size: 600 }));
             leaks.leaks.push(HeapLeak { head, blocks: 9, bytes });
-            leaks.bytes += bytes;
         }
         let piece = |number: u8| MemoryPiece {
             start: 0x1000 + 0x1000 * u64::from(number),
@@ -100,6 +103,9 @@ mod tests {
             threads: Vec::new(),
             pieces: (0..3).map(piece).collect(),
         };
+        // The blocks of a large leak are not chosen.
+        assert!(blocks.push(LiveBlock { start: 0x9000, size: 600 }));
+        leaks.leaks.push(HeapLeak { head: 3, blocks: 1000, bytes: 64 << 20 });
         let sample = leak_sample(&memory, &blocks, &leaks);
         let found: Vec<_> =
             sample.iter().map(|it| (it.address, it.bytes.len(), it.bytes[0], it.weight)).collect();
