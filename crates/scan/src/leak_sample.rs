@@ -19,7 +19,8 @@ const COMPARED: u64 = 256;
 /// scan of a running process can miss the pointer to it.
 const MAX_BLOCKS: u64 = 500;
 
-/// Chooses heads of leaks in proportion to the bytes of their leaks, with their contents.
+/// Chooses heads of leaks in proportion to the bytes of their leaks, with their contents. Returns
+/// none if most leaked bytes are in leaks of more than [`MAX_BLOCKS`] blocks.
 pub(crate) fn leak_sample(
     memory: &dyn Memory,
     blocks: &BlockTable,
@@ -29,6 +30,9 @@ pub(crate) fn leak_sample(
     let (mut sum, mut part) = (0_u64, 0_u64);
     let is_small = |leak: &&HeapLeak| leak.blocks < MAX_BLOCKS;
     let all: u64 = leaks.leaks.iter().filter(is_small).map(|leak| leak.bytes).sum();
+    if all < leaks.bytes / 2 {
+        return sample;
+    }
     for leak in leaks.leaks.iter().filter(is_small) {
         sum = sum.saturating_add(leak.bytes);
         // A leak gets one part for each multiple of a 256th of all bytes within its bytes.
@@ -105,11 +109,14 @@ mod tests {
         };
         // The blocks of a large leak are not chosen.
         assert!(blocks.push(LiveBlock { start: 0x9000, size: 600 }));
-        leaks.leaks.push(HeapLeak { head: 3, blocks: 1000, bytes: 64 << 20 });
+        leaks.leaks.push(HeapLeak { head: 3, blocks: 1000, bytes: 4 << 20 });
+        leaks.bytes = 8 << 20;
         let sample = leak_sample(&memory, &blocks, &leaks);
         let found: Vec<_> =
             sample.iter().map(|it| (it.address, it.bytes.len(), it.bytes[0], it.weight)).collect();
         assert_eq!(found, [(0x1000, 256, 0, 64), (0x2000, 256, 1, 64), (0x3000, 256, 2, 128)]);
+        leaks.bytes = 9 << 20;
+        assert_eq!(leak_sample(&memory, &blocks, &leaks), [], "most bytes are in the large leak");
         assert_eq!(leak_sample(&memory, &blocks, &HeapLeaks::default()), []);
     }
 
