@@ -98,10 +98,16 @@ fn lasting(
     let now = amount(sample);
     let first = evidence.all.first.heap_sample.as_ref().map(amount);
     let at_ends = first.map_or(now, |first| if first.low < now.low { first } else { now });
-    // The samples in between are less exact: their lower bounds alone do not show a smaller amount.
-    let between = evidence.all.heap_samples.iter().map(amount);
-    let is_smaller = |it: &BytesEstimate| it.high < at_ends.low;
-    between.filter(is_smaller).min_by_key(|it| it.high).unwrap_or(at_ends)
+    // The samples in between are less exact: their lower bounds do not show a smaller amount, so the
+    // middle of the bounds is used.
+    let between = evidence
+        .all
+        .heap_samples
+        .iter()
+        .map(amount)
+        .map(|it| BytesEstimate { low: Bytes(it.low.0.midpoint(it.high.0)), high: it.high });
+    let smallest = between.min_by_key(|it| it.low);
+    smallest.filter(|it| it.low < at_ends.low).unwrap_or(at_ends)
 }
 
 /// Returns the arenas of an allocator as the object of a cause.
@@ -797,8 +803,9 @@ mod tests {
         };
         assert!(matches!(with(exactly(2)), Verdict::RuledOut(_)));
         assert!(matches!(with(exactly(55)), Verdict::Present(_)));
-        let inexact = BytesEstimate { low: Bytes::mib(2), high: Bytes::mib(70) };
-        assert!(matches!(with(inexact), Verdict::Present(_)), "it shows no smaller amount");
+        let from = |low, high| BytesEstimate { low: Bytes::mib(low), high: Bytes::mib(high) };
+        assert!(matches!(with(from(2, 70)), Verdict::Present(_)), "it shows no smaller amount");
+        assert!(matches!(with(from(0, 24)), Verdict::RuledOut(_)));
     }
 
     #[test]
